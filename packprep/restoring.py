@@ -15,7 +15,7 @@ import numpy as np
 from packprep.building.plan import Plan
 from packprep.building.removal import last_pieces, removed_segments
 from packprep.building.render import render
-from packprep.building.segments import SegmentTable, cut, table_of, with_kept_pivots
+from packprep.building.segments import SegmentTable, cut, table_of
 from packprep.dataset.boundaries import boundaries
 from packprep.dataset.shard import Shard
 from packprep.documents.reading import Documents, read_documents
@@ -66,22 +66,17 @@ def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> SegmentTabl
         ends = (ends & documents.eos_after_document) | documents.eos_after_segment
         eos = np.where(later, ends, extra)
         copy = np.where(later, extra - eos, 0)
-    table = SegmentTable(
+    return SegmentTable(
         document=everywhere, start=arrays["segment_start"], n=n, task=arrays["segment_task"].astype(np.int64), bos=bos, eos=eos,
         key=key, copy=copy, first_trained=_first_trained(plan, arrays, slots, bos, eos), slots=slots, row=row, first_slot=begin,
     )  # fmt: skip
-    return (
-        with_kept_pivots(plan.tasks, table, np.diff(arrays["trained_offsets"]))
-        if "trained_offsets" in arrays
-        else table
-    )
 
 
 def _first_trained(
     plan: Plan, arrays: Mapping[str, np.ndarray], slots: np.ndarray, bos: np.ndarray, eos: np.ndarray
 ) -> np.ndarray:
     """int64[segments]: the first body slot of the trained ranges; −1 where all of the body may be trained, be it by ranges that
-    touch, of unequal weight."""
+    touch, of unequal weight. Ranges of a supervised segment with a prefix never hold all of it: no pivot is drawn for it."""
     first = np.full(len(slots), -1, np.int64)
     if "trained_offsets" not in arrays:
         return first
@@ -391,10 +386,9 @@ def _difference(
             at = int(wrong[0])
             return f"{name} at slot {begin + at} of row {row} is {found[at]} and should be {made[name][0][at]}"
     is_segment = np.arange(len(stored.n)) == g
-    first_trained = one.first_trained[0] if one.first_trained[0] >= 0 else stored.first_trained
     exact = stored._replace(
         copy=np.where(is_segment, one.copy[0], stored.copy),
-        first_trained=np.where(is_segment, first_trained, stored.first_trained),
+        first_trained=np.where(is_segment, one.first_trained[0], stored.first_trained),
     )
     restored, _, fits = restore(plan, arrays, exact, np.array([g]), epoch)
     if not fits[0]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from packprep.building.segments import SegmentTable, expected_prefix, trained_in, with_kept_pivots
+from packprep.building.segments import SegmentTable, expected_prefix, trained_in
 from packprep.dataset import noise
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import ranks
@@ -51,8 +51,8 @@ def _next_token(first_slot, slots, prefix, pad, tokens, labels, loss_mask, train
 
 @kernel
 def _mark(
-    supervised, body, mode, n, eos, start, copy, span_begin, span_end, spans, span_weights, turns, last, eos_weight, pivot,
-    shift, trainable, weights,
+    supervised, body, mode, n, eos, start, copy, span_begin, span_end, spans, span_weights, turns, last, eos_weight,
+    has_prefix, pivot, shift, trainable, weights,
 ):  # fmt: skip
     """Set the trainable slots: all of the body and eos, and the mode token of next-token kinds, as in a shard
     without supervised documents; of a supervised segment its trained tokens, what is added at its pivot, and eos where the
@@ -61,7 +61,10 @@ def _mark(
     spans only those that reach into the segment are walked: it may have a million, and be cut into many.
 
     weights: float32, 1 each, takes those of the trained slots of supervised segments; of no slots where all are 1. What is added
-    weighs as much as the trained token behind it, or before it where that one is not trained."""
+    weighs as much as the trained token behind it, or before it where that one is not trained.
+
+    has_prefix: whether the task's prefix holds each segment's first token. Where all of a supervised segment's tokens are
+    trained, its range then begins after that token, which tells the segment from those of other documents."""
     weighted = weights.shape[0] > 0
     for i in range(n.shape[0]):
         end = body[i] + n[i] + shift[i]
@@ -69,7 +72,7 @@ def _mark(
             for t in range(body[i] - mode, end + eos[i]):
                 trainable[t] = 1
             continue
-        k, above = span_begin[i], span_end[i]
+        k, above, marked = span_begin[i], span_end[i], np.int64(0)
         while k < above:  # the first that ends behind the segment's begin
             middle = (k + above) >> 1
             if spans[middle, 1] <= start[i]:
@@ -86,6 +89,7 @@ def _mark(
                 ):
                     slot = body[i] + token + (shift[i] if token >= pivot[i] else 0)
                     trainable[slot] = 1
+                    marked += 1
                     if weighted:
                         weights[slot] = span_weights[k]
             k += 1
@@ -94,6 +98,8 @@ def _mark(
             if weighted:
                 behind = body[i] + pivot[i] + shift[i]
                 weights[slot] = weights[behind if trainable[behind] else body[i] + pivot[i] - 1]
+        if has_prefix and marked == n[i]:
+            trainable[body[i]] = 0
         if last[i]:
             end_weight = eos_weight[i] if trained_in(turns, span_end[i] - 1, start[i]) else np.float32(0)
         if eos[i] and end_weight > 0:
@@ -268,7 +274,7 @@ def _mark_trained(
         training.supervised[d], first_slot + segments.bos + task.mode, 0 if task.in_place else task.mode,
         bodies.n, eos, segments.start, segments.copy,
         training.span_offsets[d], training.span_offsets[d + 1], training.spans, training.weights, training.turns,
-        last, training.eos_weight[d],
+        last, training.eos_weight[d], RULES[task.objective.attention].ahead == "prefix",
         np.ascontiguousarray(pivot), np.ascontiguousarray(shift), trainable, weights,
     )  # fmt: skip
 
@@ -320,9 +326,6 @@ def render(
     begin, ids = body_tokens(documents, table)
     texts = begin, ids, documents.training, seq_length, documents.ids.dtype
     last = table.start + table.n == np.diff(documents.offsets)[document]
-    if epoch and documents.training is not None:
-        stored = render_rows(tasks, table, *texts, last=last)
-        table = with_kept_pivots(tasks, table, np.diff(stored["trained_offsets"]))
     arrays = render_rows(tasks, table, *texts, epoch, last)
     arrays["row_offsets"] = row_offsets
     arrays["segment_doc"] = documents.position[document]

@@ -32,7 +32,7 @@ class SegmentTable(NamedTuple):
     eos: np.ndarray  # int64: 0 or 1
     key: np.ndarray  # uint64
     copy: np.ndarray  # int64: tokens of the document's system message that are repeated before the content
-    first_trained: np.ndarray  # int64: first body token that may be trained; −1 where all may
+    first_trained: np.ndarray  # int64: first trained body token of a supervised document; −1 of others
     slots: np.ndarray  # int64: by the length law
     row: np.ndarray  # int64: of `concat`, which cuts where rows end; else packing gives it
     first_slot: np.ndarray  # int64: in the row
@@ -44,17 +44,6 @@ class SegmentTable(NamedTuple):
     def bodies(self, epoch: int = 0) -> Bodies:
         """What decides the form of their bodies in an epoch."""
         return Bodies(self.n + self.copy, self.key, self.first_trained, epoch)
-
-
-def with_kept_pivots(tasks: Sequence[Task], table: SegmentTable, ranges: np.ndarray) -> SegmentTable:
-    """The table for later epochs, in which segments of more than one trained range keep the pivot of epoch 0: those that are all
-    trained, with several weights, have one drawn there. ranges: int64[m], how many each has."""
-    first_trained = table.first_trained.copy()
-    for t, task in enumerate(tasks):
-        kept = np.flatnonzero((table.task == t) & (table.first_trained < 0) & (ranges > 1))
-        if len(kept) and task.objective.token_slots is not None:
-            first_trained[kept] = task.objective.token_slots(task, table.of(kept).bodies())[:, 0]
-    return table._replace(first_trained=first_trained)
 
 
 def expected_prefix(task: Task, bodies: Bodies, bos: np.ndarray, slots: np.ndarray) -> np.ndarray:
@@ -87,6 +76,7 @@ class CutLimits(NamedTuple):
     capacity: np.ndarray  # int64[lengths, tasks, 2], by row length and bos: the most tokens of a document's last piece
     inner: np.ndarray  # int64[lengths, tasks, 2], by bos: of those before it
     random_length: np.ndarray  # int64[tasks]: how probably a segment is cut to a random length, · 2⁵³
+    unpredicted: np.ndarray  # int64[tasks, 2], by bos: leading tokens of a supervised body that nothing predicts
 
 
 def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
@@ -96,13 +86,22 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
     capacity = np.ascontiguousarray(last[..., int(recipe.documents.eos_after_document)])
     random_length = np.array([int(task.parameters.get("random_length", 0.0) * 2**53) for task in tasks], np.int64)
     drawn, drawn_supervised = thresholds(recipe), thresholds(recipe, supervised=True)
-    return CutLimits(drawn, drawn_supervised, capacity, inner, random_length)
+    unpredicted = np.array([[_unpredicted(task, bos) for bos in (0, 1)] for task in tasks], np.int64)
+    return CutLimits(drawn, drawn_supervised, capacity, inner, random_length, unpredicted)
+
+
+def _unpredicted(task: Task, bos: int) -> int:
+    """Return how many leading tokens of a supervised body nothing predicts: 1 where the body begins the
+    segment, or a prefix, which holds its first token. In-place tasks predict each token at its own slot."""
+    if task.in_place:
+        return 0
+    return int(RULES[task.objective.attention].ahead == "prefix" or bos + task.mode == 0)
 
 
 class LeftOut(NamedTuple):
     """Tokens of documents that are in no segment, or in one where they should be trained and are not; int64[D] each."""
 
-    untrained: np.ndarray  # of segments of supervised documents that are left out, for none of their tokens is trained
+    untrained: np.ndarray  # of segments of supervised documents that are left out, for nothing in them is trained
     apart: np.ndarray  # of answers in pieces without the message that they answer, left out or not
     elsewhere: np.ndarray  # that the datasets of other row lengths have
     unfit: np.ndarray  # of a document's longest place of media, where one fits into no segment; 0: all do
@@ -216,17 +215,18 @@ def trained_in(turns, span, at):
 
 @kernel
 def _cut_supervised(
-    offsets, position, repeat, source, file_key, wanted, limits, capacity, inner, min_tail, long, bos_on, eos_last,
-    eos_inner, has_sides, span_offsets, spans, turns, cut_offsets, cuts, ranks, system, place_offsets, places, write,
+    offsets, position, repeat, source, file_key, wanted, limits, capacity, inner, unpredicted, min_tail, long, bos_on,
+    eos_last, eos_inner, has_sides, span_offsets, spans, turns, eos_weight, cut_offsets, cuts, ranks, system, place_offsets,
+    places, write,
     document, start, n, task, bos, eos, key, copy, first_trained, untrained, apart, unfit,
 ):  # fmt: skip
-    """Cut the wanted documents, at the last message of the highest rank in reach, else inside; segments without a trained token
-    are left out, and of rows of two sides those of `too_short`, which has but one.
+    """Cut the wanted documents, at the last message of the highest rank in reach, else inside; segments without a trained token,
+    or whose only one nothing predicts, are left out, and of rows of two sides those of `too_short`, which has but one.
 
     A cut that would fall into a place falls before it, or behind one with which its piece begins; where that does not fit, the
     document is turned away. Later pieces repeat the system message where that leaves room for two tails and any place. Gives the
-    number of segments. capacity, inner: as for `_cut`, of the dataset's row length. apart: tokens of trained spans that are not
-    trained where they stand. places: int64[k, 2], of media.
+    number of segments. capacity, inner: as for `_cut`, of the dataset's row length. unpredicted: as in CutLimits. apart: tokens
+    of trained spans that are not trained where they stand. places: int64[k, 2], of media.
     """
     count = np.int64(0)
     too_short = capacity.shape[0] - 1
@@ -273,23 +273,24 @@ def _cut_supervised(
                         t = np.int64(too_short)
             while span < span_offsets[d + 1] and spans[span, 1] <= at:
                 span += 1
-            inside, first, reached = span, np.int64(-1), np.int64(-1)
+            inside, first, last = span, np.int64(-1), np.int64(-1)
             while inside < span_offsets[d + 1] and spans[inside, 0] < at + take:
                 begin, end = max(spans[inside, 0], at), min(spans[inside, 1], at + take)
                 if trained_in(turns, inside, at):
-                    if first < 0:
-                        first = reached = begin
-                    reached = end if begin == reached else reached  # from `first` on all is trained up to here
+                    first, last = (begin if first < 0 else first), end - 1
                 elif write:
                     apart[d] += end - begin
                 inside += 1
-            if first >= 0 and not (has_sides and t == too_short):
+            if take == rest:
+                is_end_trained = eos_weight[d] > 0 and trained_in(turns, span_offsets[d + 1] - 1, at)
+            else:
+                is_end_trained = last == at + take - 1
+            is_trained = first >= 0 and (repeated + last - at >= unpredicted[t, b] or (e > 0 and is_end_trained))
+            if is_trained and not (has_sides and t == too_short):
                 if write and count < document.shape[0]:  # of a document that is turned away later, there may be no room
                     document[count], start[count], n[count], task[count] = d, at, take, t
                     bos[count], eos[count], key[count] = b, e, k
                     copy[count], first_trained[count] = repeated, repeated + first - at
-                    if repeated == 0 and first == at and reached == at + take:
-                        first_trained[count] = -1  # all of it is trained
                 count += 1
             elif write:
                 untrained[d] += take
@@ -392,11 +393,11 @@ def cut(
         return table_of(tasks, plain), lost
     wanted = ((supervised != 0) & ~others).astype(np.uint8)
     supervision = (
-        training.span_offsets, training.spans, training.turns,
+        training.span_offsets, training.spans, training.turns, training.eos_weight,
         training.cut_offsets, training.cuts, training.ranks, training.system,
         training.place_offsets, training.places.spans,
     )  # fmt: skip
-    of_one_length = limits.drawn_supervised, limits.capacity[own], limits.inner[own]
+    of_one_length = limits.drawn_supervised, limits.capacity[own], limits.inner[own], limits.unpredicted
     of_lost = lost.untrained, lost.apart, lost.unfit
     of_supervised = (
         *of_documents, wanted, *of_one_length, *policy, int(recipe.packing.sides is not None), *supervision

@@ -155,7 +155,9 @@ def make_shard(
             dropped[PLACE_TOO_LONG] = dropped.get(PLACE_TOO_LONG, 0) + n
             continue
         if recipe.documents.long != "drop":
-            detail = "each of its answers is in another piece than what it answers"
+            detail = "nothing predicts what is trained of it"
+            if lost.apart[d]:
+                detail = "each of its answers is in another piece than what it answers"
             if recipe.documents.long == "truncate":
                 detail = 'none of the tokens that documents.long = "truncate" keeps is trained'
             documents.rejected.add(*at, UNTRAINED, detail)

@@ -284,6 +284,9 @@ def redrawn(
             laws, own, epochs[which], made["tokens"], made["loss_mask"], "loss_weights" in columns, kernels
         )
         if laws.moved.any():
+            if not every:
+                segments.changed["prefix"] = prefix = segments.column("prefix").copy()
+                prefix[np.isin(segments.row, which)] = own.column("prefix")
             if "labels" in columns:
                 made["labels"] = _next_tokens(laws, own, made["tokens"], columns["labels"][which])
             if "prefix_ends" in columns:

@@ -454,9 +454,9 @@ def gather(
 def look_ahead(segments: Segments, name: str, source: np.ndarray, values: np.ndarray) -> None:
     """Write a column of AHEAD into [B, T]: what `source`, its column of the next slot, says k − 1 slots on.
 
-    labels have the pad id, the others 0, where the segment ends before, on padding, and in segments that predict in place. Where
-    prefixes are seen both ways, only slots that train the next one train another: heads that read the tokens between, as
-    DeepSeek-V3's do, would see their label from inside of the prefix.
+    labels have the pad id, the others 0, where the segment ends before, on padding, and in segments that predict in place. In a
+    prefix that is seen both ways, only its last slot trains another: heads that read the tokens between, as DeepSeek-V3's do,
+    would see their label from inside of the prefix.
     """
     next_slot, distance = AHEAD[name]
     steps, length = distance - 1, values.shape[1]
@@ -467,8 +467,9 @@ def look_ahead(segments: Segments, name: str, source: np.ndarray, values: np.nda
         in_place = segments.at_slots(segments.looked_up("task", segments.facts.in_place), False)
         values[in_place.reshape(values.shape)] = none
     if next_slot != "labels" and segments.facts.two_way_prefix.any():
-        two_way = segments.at_slots(segments.looked_up("task", segments.facts.two_way_prefix), False)
-        values[two_way.reshape(values.shape) & (source == 0)] = 0
+        two_way = segments.looked_up("task", segments.facts.two_way_prefix)
+        inside = np.clip(segments.column("prefix") - 1, 0, segments.slots) * two_way
+        values[fill_slots(segments.at, inside, two_way, False, segments.size).reshape(values.shape)] = 0
 
 
 # One row

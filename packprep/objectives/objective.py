@@ -108,7 +108,7 @@ class Bodies(NamedTuple):
 
     n: np.ndarray  # int64: tokens of the body: content, and a system message that is repeated
     key: np.ndarray  # uint64
-    first_trained: np.ndarray  # int64: the first token that may be trained; −1 where all may
+    first_trained: np.ndarray  # int64: the first trained token of a supervised document; −1 of others
     epoch: int = 0
 
 

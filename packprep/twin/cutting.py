@@ -222,10 +222,10 @@ def cut_supervised(n_tokens, trained, recipe):
 
     trained: as tokens.Trained. Cuts fall on messages' begins where one lies in reach, else as in other documents: where roles
     are known on a user's, or on another's that no answer behind it looks back over. Later pieces repeat `copy` tokens of the
-    system message where that leaves room for two tails and any place of media. Pieces without a trained token are left out, and
-    of rows of two sides those of fewer than 3 tokens.
+    system message where that leaves room for two tails and any place of media. Pieces are left out that train no token, or one
+    alone that no slot predicts, and of rows of two sides those of fewer than 3 tokens.
     No cut falls into a place: it falls before it, or behind one with which the piece begins; [] where that does not fit.
-    first_trained: number in the body, None where all of it is trained.
+    first_trained: number in the body.
     """
     rest_trained = recipe["long_answers"] == "continue"
     users = {first for first, role in trained.messages if role == "user"}
@@ -267,14 +267,33 @@ def cut_supervised(n_tokens, trained, recipe):
                     task = len(recipe["tasks"])
         spans = trained_in(trained, start, n, rest_trained)
         if spans and not (recipe.get("sides") and task == len(recipe["tasks"])):
-            first = copy + spans[0][0] - start
-            if first == 0 and sum(end - begin for begin, end, _ in spans) == n:
-                first = None
-            segments.append((start, n, task, bos, eos, copy, first))
+            ends_trained = eos and eos_weight(trained, spans, start, n, n_tokens, rest_trained)
+            only_first = copy == 0 and spans[-1][1] == start + 1 and not ends_trained
+            if not (only_first and is_unpredicted(recipe, task, bos)):
+                segments.append((start, n, task, bos, eos, copy, copy + spans[0][0] - start))
         start += n
         if recipe["long"] == "truncate":
             break
     return segments
+
+
+def is_unpredicted(recipe, task, bos):
+    """Whether no slot predicts the first token of a body, if it is trained."""
+    facts = segment_facts([*recipe["tasks"], {"objective": "too_short"}][task], -1 if bos else None)
+    if objectives.is_in_place(facts["objective"]):
+        return False
+    _, inputs = objectives.of(facts["objective"]).body([0] * 3, {**facts, "first_trained": 0})
+    return inputs > 0 or objectives.head_and_tail(facts)[0] == []
+
+
+def eos_weight(trained, spans, start, n, n_tokens, rest_trained):
+    """Return the weight of a piece's eos, 0 where it is not trained: its document's end, or the token before.
+
+    spans: (begin, end, weight) of the tokens that the piece trains.
+    """
+    if start + n < n_tokens:
+        return spans[-1][2] if spans and spans[-1][1] == start + n else 0.0
+    return trained.eos if trains(trained, trained.spans[-1][1] - 1, start, rest_trained) else 0.0
 
 
 def trains(trained, token, start, rest_trained):
@@ -315,12 +334,13 @@ def looked_back_over(trained, cut):
     return following is not None and not trains(trained, following, cut, rest_trained=False)
 
 
-def trainable(slots, head, mode, n, eos, segment, pivot, shift):
+def trainable(slots, head, mode, n, eos, segment, pivot, shift, has_prefix):
     """The weight of each of the segment's slots as a target; 0 where its token may be none.
 
     head: slots before the body, the last `mode` of which are a mode token that may be predicted; n: tokens of the body;
     eos: the weight of an eos that may be trained, 0 without one; segment: (start, copy, ranges of tokens that it trains), None
-    for these where the document says nothing; token i of the body stands `shift` slots later from `pivot` on.
+    for these where the document says nothing; token i of the body stands `shift` slots later from `pivot` on. has_prefix: whether
+    the first token is never predicted: then it is left out where all of the segment's are trained.
     """
     start, copy, spans = segment
     weights = [0.0] * slots
@@ -334,6 +354,8 @@ def trainable(slots, head, mode, n, eos, segment, pivot, shift):
     # What is added at the pivot weighs what the token behind it does; or, where that is not trained, the one before it.
     for t in range(head + pivot, head + pivot + shift):
         weights[t] = weights[head + pivot + shift] or weights[head + pivot - 1] or 1.0
+    if has_prefix and sum(end - begin for begin, end, _ in spans) == n:
+        weights[head] = 0.0
     if eos:
         weights[head + n + shift] = eos
     return weights

@@ -364,10 +364,6 @@ def _render(
     if twin.sides and hasattr(objectives.of(facts["objective"]), "PREFIX_MOVES"):
         epoch = 0
     facts["epoch"] = epoch
-    if epoch and document.trained is not None and not objectives.is_in_place(facts["objective"]):
-        stored = _render(twin, segment, in_row, number_in_row, supervised, 0)
-        if len(stored.trainable) != 1:  # of several weights, or in parts: these slots are in the shard for good
-            return stored
     content = document.tokens[segment.start : segment.start + segment.n]
     body = document.tokens[: segment.copy] + content
     head, tail = objectives.head_and_tail(facts)
@@ -389,10 +385,14 @@ def _render(
         if document.trained is not None:
             rest = twin.cutting["long_answers"] == "continue"
             spans = cutting.trained_in(document.trained, segment.start, segment.n, rest)
-            of_end = _weight_of_eos(segment, spans, rest) if eos else 0.0
+            piece = segment.start, segment.n, len(document.tokens)
+            of_end = cutting.eos_weight(document.trained, spans, *piece, rest) if eos else 0.0
         of_document = (segment.start, segment.copy, spans)
         pivot = prefix - len(head) - len(task["parameters"].get("input_eos", ())) if shift else 0
-        trainable = cutting.trainable(len(slots), len(head), mode, len(body), of_end, of_document, pivot, shift)
+        has_prefix = not in_place and prefix > 0
+        trainable = cutting.trainable(
+            len(slots), len(head), mode, len(body), of_end, of_document, pivot, shift, has_prefix
+        )
     level, weight = 0.0, 1.0
     blocks: list[tuple[float, float]] = []
     if in_place:
@@ -416,19 +416,6 @@ def _render(
         media.append((len(head) + i + (added if i >= pivot else 0), place))
     ranges = tokens.runs(trainable) if trainable is not None else []
     return Rendered(slots, loss, labels, prefix, level, weight, blocks, ranges, media)
-
-
-def _weight_of_eos(segment: Segment, spans: Sequence[tuple[int, int, float]], rest_trained: bool) -> float:
-    """The weight of a supervised segment's eos: its document's end, or, inside a document, the token before it.
-
-    spans: (begin, end, weight) of the tokens that the segment trains.
-    """
-    trained, stop = segment.document.trained, segment.start + segment.n
-    assert trained is not None
-    if stop < len(segment.document.tokens):
-        return spans[-1][2] if spans and spans[-1][1] == stop else 0.0
-    last = trained.spans[-1][1] - 1
-    return trained.eos if cutting.trains(trained, last, segment.start, rest_trained) else 0.0
 
 
 def places_in(segment: Segment) -> list[Spot]:

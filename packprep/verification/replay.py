@@ -77,8 +77,7 @@ def replay_shard(
         return len(made.table.n), made.documents.text_bytes
     table, documents = made.table, made.documents
     stored_table = stored_segments(plan, arrays)
-    first_trained = np.where(table.first_trained < 0, stored_table.first_trained, table.first_trained)
-    exact = stored_table._replace(bos=table.bos, eos=table.eos, copy=table.copy, first_trained=first_trained)
+    exact = stored_table._replace(bos=table.bos, eos=table.eos, copy=table.copy, first_trained=table.first_trained)
     restored, offsets, _ = restore(plan, arrays, exact, np.arange(len(table.n)), epoch)
     first = documents.offsets[table.document] + table.start
     within = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], table.n)

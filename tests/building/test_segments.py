@@ -115,12 +115,13 @@ def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, 
         told[d, 0] = sum(end - begin for begin, end in trained.spans)
         for *segment, first in cutting.cut_supervised(size, trained, {**twin, "key": key}):
             start, copy = segment[0], segment.pop()
-            expected.append((d, *map(int, segment), key(start), copy, -1 if first is None else first))
+            expected.append((d, *map(int, segment), key(start), copy, first))
             kept = cutting.trained_in(trained, *segment[:2], recipe.documents.long_answers == "continue")
             told[d, 1] += sum(end - begin for begin, end, _ in kept)
     assert list(zip(*(column.tolist() for column in segments[:9]), strict=True)) == expected
     if recipe.documents.long == "split":
-        assert np.array_equal(told[:, 0] - told[:, 1], lost.apart)
+        unpredicted = told[:, 0] - told[:, 1] - lost.apart  # trained first tokens of pieces that are left out
+        assert ((unpredicted >= 0) & (unpredicted <= lost.untrained)).all()
         assert law == 3 or not lost.apart.any()
 
 

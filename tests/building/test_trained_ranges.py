@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import packprep
+from packprep.errors import PackprepError
 from packprep.verification import verify_dataset
 from tests import golden, made
 
@@ -52,6 +53,89 @@ def test_a_piece_whose_last_token_alone_is_not_trained_keeps_its_pivot(tmp_path)
     assert arrays["segment_tokens"][first] == 127 and arrays["segment_prefix"][first] == 1
     report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent())
     assert report["listed"] == []
+
+
+WHOLE = [
+    {"prompt": "Q: tell me all. A:", "completion": " a word and another" * 12},
+    {"text": "all of it is trained " * 9, "loss_spans": [[0, 189]]},
+    {"text": "with several weights " * 9, "loss_spans": [[0, 100, 2], [100, 189]]},
+    {"text": "nothing is said of this text " * 9},
+]
+
+
+@pytest.mark.parametrize("task", [{}, {"sentinel": True}, {"mode_token": "[S2S]", "eos_after_inputs": True}])
+def test_no_pivot_is_drawn_for_a_supervised_segment_that_is_all_trained(tmp_path, task):
+    """Its prefix holds the first content token, in each epoch; a plain segment beside it has a pivot of each epoch."""
+    made.write(tmp_path / "a.jsonl", b"\n".join(json.dumps(line).encode() for line in WHOLE))
+    table = made.table("a.jsonl", seq_length=64, tasks=[{"objective": "prefix_lm", **task}])
+    made.build(table, tmp_path, tmp_path / "out")
+    dataset = packprep.open_dataset(tmp_path / "out")
+    added = ("mode_token" in task) + task.get("eos_after_inputs", False)
+    prompt = len(WHOLE[0]["prompt"])
+    moved = 0
+    for row in map(dataset.row, range(len(dataset))):
+        again = dataset.batch([row.index], columns=["loss_mask", "prefix_ends", "tokens"], epochs=[5])
+        for k, (document, start) in enumerate(zip(row.segments["doc"], row.segments["start"], strict=True)):
+            begin, end = int(row.segments["begin"][k]), int(row.segments["end"][k])
+            if document == sum(len(json.dumps(line)) + 1 for line in WHOLE[:3]):
+                moved += not np.array_equal(again["prefix_ends"][0, begin:end], row.prefix_ends[begin:end])
+                continue
+            in_prefix = prompt if document == 0 and start == 0 else 1
+            assert row.segments["prefix"][k] == in_prefix + added
+            assert row.loss_mask[begin:end].sum() == end - begin - in_prefix - added
+            for name, column in again.items():
+                assert np.array_equal(column[0, begin:end], getattr(row, name)[begin:end])
+    assert moved
+    for epoch in (0, 5):
+        report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True, epoch=epoch)
+        assert report["listed"] == [] and report["twin"] == report["segments"]
+
+
+FIRST_ALONE = {"text": "abcdefgh", "loss_spans": [[0, 1]]}
+
+
+@pytest.mark.parametrize(
+    "task, bos, is_kept",
+    [
+        ({"objective": "causal"}, False, False),
+        ({"objective": "causal"}, True, True),
+        ({"objective": "causal", "mode_token": "[NLG]"}, False, True),
+        ({"objective": "prefix_lm", "mode_token": "[S2S]", "sentinel": True}, True, False),
+        ({"objective": "masked_diffusion"}, False, True),
+    ],
+)
+def test_a_segment_whose_only_trained_token_nothing_predicts_is_dropped_and_counted(tmp_path, task, bos, is_kept):
+    """A document of it alone is a reject, `untrained`; of a longer one only that segment is left out."""
+    first = 16 - bos - ("mode_token" in task) - ("sentinel" in task)  # tokens of a long document's first piece
+    lines = [FIRST_ALONE, {"text": "x" * first + "y" * 9, "loss_spans": [[3, 5], [first, first + 1]]}]
+    made.write(tmp_path / "a.jsonl", b"\n".join(json.dumps(line).encode() for line in lines))
+    documents = {"prepend_bos": bos, "max_bad_fraction": 1.0}
+    table = made.table("a.jsonl", seq_length=16, tasks=[task], documents=documents)
+    outcome = made.build(table, tmp_path, tmp_path / "out")
+    ledger = outcome.manifest["ledger"]["sources"]["source0"]
+    in_place = task["objective"] == "masked_diffusion"
+    has_mode = task == {"objective": "causal", "mode_token": "[NLG]"}
+    assert ledger["documents"]["rejected"] == ({} if is_kept else {"untrained": 1})
+    dropped = (0 if is_kept else 8) + (0 if in_place or has_mode else 9)
+    assert ledger["tokens"]["dropped"] == ({"untrained_segment": dropped} if dropped else {})
+    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
+    assert report["listed"] == [] and report["twin"] == report["segments"] == 1 + is_kept + (in_place or has_mode)
+    dataset = packprep.open_dataset(tmp_path / "out")
+    for row in map(dataset.row, range(0 if in_place else len(dataset))):
+        for begin, end in zip(row.segments["begin"], row.segments["end"], strict=True):
+            assert row.loss_mask[begin:end].any()
+
+
+def test_a_segment_whose_first_token_and_eos_alone_are_trained_stays(tmp_path):
+    made.write(tmp_path / "a.jsonl", json.dumps({"text": "a", "loss_spans": [[0, 1]]}).encode())
+    for append_eos, rows in ((True, 1), (False, 0)):
+        table = made.table("a.jsonl", seq_length=16, tasks=[{"preset": "causal"}], documents={"append_eos": append_eos})
+        if rows:
+            made.build(table, tmp_path, tmp_path / "out")
+            assert packprep.open_dataset(tmp_path / "out").row(0).loss_mask.tolist() == [1] + [0] * 15
+        else:
+            with pytest.raises(PackprepError, match="nothing predicts what is trained of it"):
+                made.build(table, tmp_path, tmp_path / "none")
 
 
 def test_a_plain_segment_has_the_same_loss_beside_supervised_documents(tmp_path):

@@ -170,14 +170,15 @@ def make_dataset(directory, rows_per_shard=(5, 0, 7), seed=0, seq_length=64, tok
     return shards
 
 
-def slots_ahead(values, segment_ids, distance, dataset, rows, none):
+def slots_ahead(values, segment_ids, distance, dataset, rows, none, prefix_ends):
     """[B, T]: what `values` has distance − 1 slots on, by a walk; `none` beyond the segment, on padding and in place.
 
-    none None: that is 0, and so it is where `values` is 0 in segments with a two-way prefix.
+    none None: that is 0, and so it is in a two-way prefix before its last slot.
     """
     in_place = slots_of_tasks(dataset, rows, lambda task: task["label_alignment"] == "same_slot")
     two_way = slots_of_tasks(dataset, rows, lambda task: task["attention"] == "prefix")
-    left_out, none = (in_place, none) if none is not None else (in_place | (two_way & (values == 0)), 0)
+    in_prefix = two_way & (np.arange(values.shape[1]) < prefix_ends - 1)
+    left_out, none = (in_place, none) if none is not None else (in_place | in_prefix, 0)
     found = np.full_like(values, none)
     for r, t in np.ndindex(values.shape):
         there = t + distance - 1

@@ -308,8 +308,10 @@ def test_labels_masks_and_weights_k_slots_ahead_are_those_of_the_slots_there(mad
     for ds in (whole, whole.with_loss_on(source="web")):
         rows = range(11, -1, -1)
         batch = ds.batch(rows, columns=["tokens", "segment_ids", *own, *names])
+        ends = ds.batch(rows, columns=["prefix_ends", "block_lengths"])["prefix_ends"].astype(int)
         for name, next_slot in zip(names, own, strict=True):
-            expected = slots_ahead(batch[next_slot], batch["segment_ids"], k, ds, rows, {"labels": PAD}.get(next_slot))
+            none = {"labels": PAD}.get(next_slot)
+            expected = slots_ahead(batch[next_slot], batch["segment_ids"], k, ds, rows, none, ends)
             assert batch[name].dtype == batch[next_slot].dtype and np.array_equal(batch[name], expected), name
             assert np.array_equal(ds.batch(rows, columns=[name])[name], expected)
             assert np.array_equal([getattr(ds.row(i), name) for i in rows], expected)
@@ -318,7 +320,7 @@ def test_labels_masks_and_weights_k_slots_ahead_are_those_of_the_slots_there(mad
         trained, by_law = batch[names[1]] == 1, {"distance": k, "in_place": in_place, "ignore_index": -1}
         law = attention.next_token_labels(batch["tokens"], batch["segment_ids"], batch["loss_mask"], **by_law)
         assert (
-            np.array_equal(trained, (law >= 0) & ~(two_way & (batch["loss_mask"] == 0)))
+            np.array_equal(trained, (law >= 0) & ~(two_way & (np.arange(ds.seq_length) < ends - 1)))
             and (batch[names[0]] == law)[trained].all()
             and trained.any()
         )
@@ -342,6 +344,19 @@ def test_fault_14_no_head_sees_its_label_from_inside_a_two_way_prefix(tmp_path):
             assert (last_seen[heads] + k - 1 < heads + k).all()
             trained += len(heads)
     assert trained > 500
+
+
+def test_heads_are_trained_before_a_second_answer_behind_a_two_way_prefix(tmp_path):
+    """As in causal, except in the prefix before its last slot."""
+    line = {"text": "Q1 A1 Q2 A2", "loss_spans": [[3, 5], [9, 11]]}
+    builds.write(tmp_path / "a.jsonl", json.dumps(line).encode())
+    found = {}
+    for task in ("causal", "prefix_lm"):
+        recipe = builds.table("a.jsonl", seq_length=16, tasks=[{"preset": task}])
+        builds.build(recipe, tmp_path, tmp_path / task)
+        batch = packprep.open_dataset(tmp_path / task).batch([0], columns=["loss_mask_2", "loss_mask_3"])
+        found[task] = [np.flatnonzero(column[0]).tolist() for column in batch.values()]
+    assert found == {"causal": [[1, 2, 7, 8, 9], [0, 1, 6, 7, 8]], "prefix_lm": [[2, 7, 8, 9], [6, 7, 8]]}
 
 
 def test_a_distance_beyond_the_row_leaves_nothing(tmp_path):

@@ -265,8 +265,10 @@ def test_labels_ahead_are_those_of_the_epoch(datasets, kind):
     ds, own = datasets(kind), ("labels", "loss_mask", "loss_weights")
     rows, epochs = range(len(ds)), [0, 1, 2] * (len(ds) // 3) + [1] * (len(ds) % 3)
     batch = ds.batch(rows, columns=["segment_ids", *own], epochs=epochs)
+    ends = ds.batch(rows, columns=["prefix_ends"], epochs=epochs)["prefix_ends"]
     for name in own:
-        expected = slots_ahead(batch[name], batch["segment_ids"], 3, ds, rows, ds.pad_id if name == "labels" else None)
+        none = ds.pad_id if name == "labels" else None
+        expected = slots_ahead(batch[name], batch["segment_ids"], 3, ds, rows, none, ends)
         for given in (epochs, epochs[::-1]):
             found = ds.batch(rows, columns=[f"{name}_3"], epochs=given)[f"{name}_3"]
             assert np.array_equal(found, expected) == (given is epochs), name

@@ -59,7 +59,6 @@ class Columns(NamedTuple):
     prefix: np.ndarray  # int64
     level: np.ndarray  # float32
     trainable: np.ndarray | None  # uint8, flat: slots inside trained ranges; None: the shard has no ranges
-    whole: np.ndarray  # bool: all of the body may be trained
     block_level: np.ndarray | None  # float32[blocks]
     block_offsets: np.ndarray | None  # int64[m + 1]
     removed: np.ndarray  # bool: with their documents
@@ -135,8 +134,10 @@ class Figures:
                 continue
             if task.in_place:
                 self._add_noise(t, task, c, which)
-            elif len(which := which[c.whole[which]]):
-                self._add_spans(shard, stored, t, int(shard.arrays["row_offsets"][rows.start]) + which)
+                continue
+            which += int(shard.arrays["row_offsets"][rows.start])
+            if len(which := which[stored.first_trained[which] < 0]):
+                self._add_spans(shard, stored, t, which)
 
     def _before(self, task: Task, c: Columns, which: np.ndarray) -> np.ndarray:
         """int64: slots of bos and mode token."""
@@ -237,14 +238,13 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
         loss = arrays["loss_mask"][first:end].reshape(-1)
     else:
         loss = segments.next_token_loss_mask()
-    trainable, whole = None, np.ones(len(at), np.bool_)
+    trainable = None
     if "trained_offsets" in arrays:
         offsets, ranges = arrays["trained_offsets"][begin : last + 1], arrays["trained_ranges"].astype(np.int64)
         many = np.diff(offsets)
         ranges = ranges[offsets[0] : offsets[-1]]
         begins = np.repeat(at, many) + ranges[:, 0]
         trainable = fill_slots(begins, ranges[:, 1] - ranges[:, 0], np.ones(len(ranges), np.uint8), 0, size)
-        whole = _sums(trainable, at, at + slots) >= n
     blocks = arrays["block_offsets"][begin : last + 1] if "block_offsets" in arrays else None
     return Columns(
         tokens,
@@ -258,7 +258,6 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
         prefix,
         arrays["segment_noise"][chosen],
         trainable,
-        whole,
         None if blocks is None else arrays["block_noise"][blocks[0] : blocks[-1]],
         None if blocks is None else blocks - blocks[0],
         segments.removed,

@@ -27,7 +27,7 @@ def body(tokens, facts):
 
 
 def pivot_of(n, key, first_trained=None, epoch=0):
-    """1 … n − 1: how many content tokens a prefix holds. Where one is the first trained, no epoch has another."""
+    """1 … n − 1: how many content tokens a prefix holds. Where a document says what is trained, no epoch has another."""
     if first_trained is not None:
         return max(first_trained, 1)
     return 1 + chance.integers(key, chance.purpose_in(epoch, chance.PIVOT), 0, n - 1, epoch)
