@@ -86,6 +86,9 @@ _ADVICE = {
         "the documents are"
     ),
     "too_large": "cut its documents",
+    "bad_weight": (
+        'write numbers of at least 0 as weight, rename the field, or set documents.loss_spans = "ignore" to read the texts alone'
+    ),
     "not_tokens": "give lists of token ids without nulls",
     "id_out_of_range": "give the tokenizer that its ids are of",
     "tokenizer_error": "give a tokenizer that takes any text: one with an unknown token, or of bytes",
