@@ -1125,15 +1125,6 @@ INPUTS = [
         before=writes("data/c.jsonl", lines(*[{"prompt": "p", "chosen": "c", "rejected": "r"}] * 20)),
         mended=lambda project: (project / "data/c.jsonl").unlink(),
     ),
-    Mistake(
-        "loss_spans that count bytes",
-        "reach to 8 of a text of 4 characters and 8 bytes",
-        "'source0': /project/data/c.jsonl",
-        "loss_spans count characters",
-        {"*": "c"},
-        before=writes("data/c.jsonl", lines(*[{"text": "äöüß", "loss_spans": [[2, 8]]}] * 20)),
-        mended=writes("data/c.jsonl", lines(*[{"text": "äöüß", "loss_spans": [[1, 4]]}] * 20)),
-    ),
 ]
 
 OUTPUTS = [

@@ -55,9 +55,9 @@ def _mark(
     has_prefix, pivot, shift, trainable, weights,
 ):  # fmt: skip
     """Set the trainable slots: all of the body and eos, and the mode token of next-token kinds, as in a shard
-    without supervised documents; of a supervised segment its trained tokens, what is added at its pivot, and eos where the
-    last span reaches the end and is trained. The eos of a segment that is not its document's last is trained like the token
-    before it. mode: how many slots before the body hold such a mode token. Of a document's
+    without supervised documents, with the document's weight; of a supervised segment its trained tokens, what is added at
+    its pivot, and eos where the last span reaches the end and is trained. The eos of a segment that is not its document's
+    last is trained like the token before it. mode: how many slots before the body hold such a mode token. Of a document's
     spans only those that reach into the segment are walked: it may have a million, and be cut into many.
 
     weights: float32, 1 each, takes those of the trained slots of supervised segments; of no slots where all are 1. What is added
@@ -71,6 +71,8 @@ def _mark(
         if not supervised[i]:
             for t in range(body[i] - mode, end + eos[i]):
                 trainable[t] = 1
+                if weighted and span_begin[i] < span_end[i]:  # the document has a weight
+                    weights[t] = span_weights[span_begin[i]]
             continue
         k, above, marked = span_begin[i], span_end[i], np.int64(0)
         while k < above:  # the first that ends behind the segment's begin

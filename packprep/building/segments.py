@@ -413,7 +413,7 @@ def _columns_of_concat(
     recipe: Recipe, tasks: Sequence[Task], documents: Documents
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """(columns of the table, row int64[m]) of `concat`."""
-    if documents.training is not None:
+    if documents.training is not None and documents.training.supervised.any():
         raise RecipeError('concat cuts where rows end, and so through messages; use packing.algorithm = "best_fit"')
     if recipe.documents.long != "split":
         raise RecipeError(f'documents.long = "{recipe.documents.long}": concat cuts documents at row ends; use "split"')

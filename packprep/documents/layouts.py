@@ -324,11 +324,7 @@ def _parsed(text: str) -> Any:
     """The value of a JSON text; ValueError if it is none."""
     if nested_too_deep(text.encode("utf-8", "surrogatepass")):
         raise ValueError
-    return json.loads(text, parse_constant=_refuse, parse_int=read_integer)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
+    return json.loads(text, parse_int=read_integer)
 
 
 def _weight(of: Mapping[str, Any], what: str) -> float:

@@ -20,6 +20,7 @@ import numpy as np
 from packprep.dataset.boundaries import ranks
 from packprep.errors import RecipeError
 from packprep.sources.formats.batch import MAX_DOCUMENT_TOKENS, SURROGATE
+from packprep.sources.formats.fields import whole_number
 from packprep.tokenizer.encoding import Tokens
 from packprep.tokenizer.engines.engine import offsets_of
 from packprep.tokenizer.file import texts_of_ids
@@ -91,15 +92,16 @@ def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[MediaPlac
     for i, entry in enumerate(entries):
         if not isinstance(entry, dict):
             raise BadMedia(f"entry {i} is no object of at, tokens, ref and kind")
-        at, kind = entry.get("at"), entry.get("kind")
-        if type(at) is not int or not 0 <= at <= len(text):
-            raise BadMedia(f"entry {i}: at is {_shown(at)}; a character of the text, 0 … {len(text)}, is wanted")
+        at, kind = whole_number(entry.get("at")), entry.get("kind")
+        if at is None or not 0 <= at <= len(text):
+            where = shown(entry.get("at"))
+            raise BadMedia(f"entry {i}: at is {where}; a character of the text, 0 … {len(text)}, is wanted")
         if found and at < found[-1].at:
             raise BadMedia(
                 f"entry {i}: at is {at}, before the one before it, {found[-1].at}: write them in the text's order"
             )
         if not isinstance(kind, str) or kind not in kinds:
-            raise BadMedia(f"entry {i}: kind is {_shown(kind)}; specials.media has {', '.join(kinds)}")
+            raise BadMedia(f"entry {i}: kind is {shown(kind)}; specials.media has {', '.join(kinds)}")
         found.append(MediaPlace(kind, *read_slots(entry, f"entry {i}"), at))
     refuse_many(found)
     return tuple(found)
@@ -107,11 +109,12 @@ def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[MediaPlac
 
 def read_slots(entry: Mapping[str, Any], where: str) -> tuple[int, str]:
     """(tokens, ref) of an entry of media or of a message's part. Raises BadMedia."""
-    tokens, ref = entry.get("tokens"), entry.get("ref")
-    if type(tokens) is not int or not 1 <= tokens <= MAX_DOCUMENT_TOKENS:
-        raise BadMedia(f"{where}: tokens is {_shown(tokens)}; a count, 1 … {MAX_DOCUMENT_TOKENS}, is wanted")
+    tokens, ref = whole_number(entry.get("tokens")), entry.get("ref")
+    if tokens is None or not 1 <= tokens <= MAX_DOCUMENT_TOKENS:
+        count = shown(entry.get("tokens"))
+        raise BadMedia(f"{where}: tokens is {count}; a count, 1 … {MAX_DOCUMENT_TOKENS}, is wanted")
     if not isinstance(ref, str) or not (ref.isascii() or not SURROGATE.search(ref)):
-        raise BadMedia(f"{where}: ref is {_shown(ref)}; a text of whole characters is wanted")
+        raise BadMedia(f"{where}: ref is {shown(ref)}; a text of whole characters is wanted")
     return tokens, ref
 
 
@@ -126,9 +129,12 @@ def slots_of(places: Sequence[MediaPlace]) -> int:
     return sum([place.tokens for place in places])
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return what a reject's detail says of a value that is not the wanted one."""
     if value is None:
         return "null or missing"
+    if type(value) is float:
+        return f"{value:g}"
     if isinstance(value, str):
         return ascii(value[:40])
     return str(value) if type(value) is int and abs(value) < 1 << 64 else f"a {type(value).__name__}"

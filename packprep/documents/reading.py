@@ -531,7 +531,7 @@ def _tokenized(
     if engine.reference is not None:
         with clock.stage("compare"):
             for i in compared(file_key, batch.positions, use).tolist():
-                if i not in conversations:
+                if i not in conversations or not conversations[i].limited:
                     differs = difference(engine, batch.texts[i], found[0], i, special_text, vocabulary)
                 elif conversations[i].trains_all and (places := conversations[i].places):
                     differs = None

@@ -159,7 +159,7 @@ def look_at_lines(
             places_ = [
                 Place(text, conversation, at) for (text, conversation), (_, at) in zip(whole, lines, strict=True)
             ]
-            supervised |= any(place.conversation is not None for place in places_)
+            supervised |= any(_is_limited(place.conversation) for place in places_)
             chat |= any(place.conversation is not None and place.conversation.chat for place in places_)
             tokens = count(places_)
             sizes = [_size(place.text, place.conversation) for place in places_]
@@ -188,8 +188,13 @@ def _document(decode: Callable[[bytes], Outcome], line: bytes, supervise: Superv
     if isinstance(outcome, Supervision) and supervise is not None:
         alone = Batch([outcome.text or ""], np.zeros(1, np.int32), np.zeros(1, np.int64), [], {0: outcome})
         batch, conversations = supervise(alone)
-        return (batch.texts[0], conversations[0]) if batch.texts else None
+        return (batch.texts[0], conversations.get(0)) if batch.texts else None
     return (outcome, None) if isinstance(outcome, str) else None
+
+
+def _is_limited(conversation: Any) -> bool:
+    """Whether a document says which part of it is trained, which limits the tasks that it may draw."""
+    return conversation is not None and conversation.limited
 
 
 def _texts_and_conversations(found: Sequence[tuple[str, Any] | None]) -> Look:
@@ -301,7 +306,7 @@ def _at_places(looks: Sequence[_Piece], distance: float, count: Count) -> tuple[
     text_bytes, all_bytes, next_place = [0] * len(looks), 0, distance / 2
     for k, look in enumerate(looks):
         for texts, conversations in look.texts:
-            supervised |= any(conversation is not None for conversation in conversations)
+            supervised |= any(map(_is_limited, conversations))
             chat |= any(conversation is not None and conversation.chat for conversation in conversations)
             sizes = np.array([*map(_size, texts, conversations)], np.int64)
             if first is None and sizes.any():

@@ -25,6 +25,10 @@ Where a document has places of media, k of them, also
 
     place_offsets, place_ref_offsets   i64 [S + 1], i64 [k + 1]
     place_spans i64 [k, 2], place_first, place_tokens, place_kind i64 [k], place_refs u8: as `media.MediaPlaces`
+
+Where a document has a weight and does not say which part of it is trained, it is one of S, too, and there is also
+
+    limited             u8 [S]         1 where the document says which part of it is trained
 """
 
 import errno
@@ -79,11 +83,12 @@ _MEDIA_TYPES = {
     **dict.fromkeys((f"place_{name}" for name in _OF_PLACES), "<i8"),
     "place_refs": "u1",
 }
-_ALL_TYPES = {**_TYPES, **_MEDIA_TYPES}
+_WEIGHT_TYPES = {"limited": "u1"}
+_ALL_TYPES = {**_TYPES, **_MEDIA_TYPES, **_WEIGHT_TYPES}
 DOCUMENT_BYTES = 28
 """A document's in these arrays, without its tokens and what is trained of them."""
 _PAIRS = ("spans", "turns", "place_spans")
-_OF_TRAINED = ("spans", "weights", "turns", "cuts", "ranks", "system", "eos_weight")
+_OF_TRAINED = ("spans", "weights", "turns", "cuts", "ranks", "system", "eos_weight", "limited")
 
 
 class _Noted(Choice):
@@ -169,7 +174,8 @@ def stored(
         n_read[source.name] += columns.documents - first
         n_tokens[source.name] += sum(len(read.tokens.ids) for read in reads)
     has_media = any(map(len, columns.of.get("place_first", ())))
-    arrays = {name: columns.array(name) for name in (_ALL_TYPES if has_media else _TYPES)}
+    has_weights = not np.all(columns.array("limited"))
+    arrays = {name: columns.array(name) for name in _names(has_media, has_weights)}
     if plan.token_dtype == np.uint16:
         arrays["tokens"] = arrays["tokens"].astype("<u2")
     said = {name: digest.hexdigest() for name, digest in digests.items()}
@@ -233,8 +239,13 @@ def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.n
     return positions - numbers.start, len(numbers)
 
 
+def _names(has_media: bool, has_weights: bool) -> list[str]:
+    """Return the names of a shard's arrays in their order."""
+    return [*_TYPES, *(_MEDIA_TYPES if has_media else ()), *(_WEIGHT_TYPES if has_weights else ())]
+
+
 def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
-    """The bytes of a store's shard as buffers, `_TYPES`' arrays in its order, and then those of media that there are."""
+    """The bytes of a store's shard as buffers, its arrays in the order of `_names`."""
     return encoded({name: arrays[name] for name in _ALL_TYPES if name in arrays}, METADATA)
 
 
@@ -249,8 +260,8 @@ _HEAD_BYTES = 16 << 10
 
 
 def _layout(head: bytes, size: int, where: str) -> Places:
-    has_media = b'"place_offsets"' in head
-    layout = places_in(head, size, where, METADATA, list(_ALL_TYPES if has_media else _TYPES))
+    names = _names(b'"place_offsets"' in head, b'"limited"' in head)
+    layout = places_in(head, size, where, METADATA, names)
     for name, (dtype, shape, _) in layout.items():
         good = dtype == _ALL_TYPES[name] or (name == "tokens" and dtype == np.uint16)
         if not good or len(shape) != 1 + (name in _PAIRS):
@@ -504,7 +515,9 @@ def _trained(arrays: Mapping[str, np.ndarray], s: int) -> Trained:
     columns = {name: arrays[name][spans].copy() for name in ("spans", "weights", "turns")}
     columns |= {name: arrays[name][cuts].copy() for name in ("cuts", "ranks")}
     system, eos_weight = int(arrays["system"][s]), float(arrays["eos_weight"][s])
-    return Trained(**columns, system=system, eos_weight=eos_weight, places=_places(arrays, s))
+    limited = bool(arrays["limited"][s]) if "limited" in arrays else True
+    places = _places(arrays, s)
+    return Trained(**columns, system=system, eos_weight=eos_weight, places=places, limited=limited)
 
 
 def _places(arrays: Mapping[str, np.ndarray], s: int) -> MediaPlaces:

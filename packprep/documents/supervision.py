@@ -41,6 +41,7 @@ from packprep.documents.media import (
     read_media,
     refuse_other_beginnings,
     refuse_strays,
+    shown,
     slots_of,
 )
 from packprep.documents.turns import NotIncremental, Turns, find_turns, strings_of, texts_of
@@ -49,7 +50,7 @@ from packprep.format.json_files import LAW_VERSION
 from packprep.recipe import DocumentKeys, Source
 from packprep.sources.formats import Batch, Decoders, Keep, Reject, Slice, read
 from packprep.sources.formats.batch import MAX_DETAIL, MEDIA, SURROGATE, Supervision
-from packprep.sources.formats.fields import Fields
+from packprep.sources.formats.fields import Fields, whole_number
 from packprep.tokenizer.encoding import Tokens, tokenize
 from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.roles import Vocabulary
@@ -73,6 +74,7 @@ class Conversation:
     weights     one for each span, above 0, as float32 holds it; (): 1 each
     blocks      ascending: the characters at which trained {% generation %} blocks begin
     places      of media, in the text's order
+    limited     the document says which part of it is trained; False: it only has a weight, and may draw any task
     """
 
     text: str
@@ -85,6 +87,7 @@ class Conversation:
     weights: tuple[float, ...] = ()
     blocks: tuple[int, ...] = ()
     places: tuple[MediaPlace, ...] = ()
+    limited: bool = True
 
     @property
     def trains_all(self) -> bool:
@@ -114,7 +117,8 @@ def supervise(
                 rejects.append(Reject(int(batch.files[i]), position, reason, detail[:MAX_DETAIL]))
                 continue
             text = found.text
-            conversations[len(texts)] = found
+            if found.limited or not found.spans or found.weights:  # otherwise its weight is 1, as without one
+                conversations[len(texts)] = found
         texts.append(text)
         used.append(i)
     rejects.sort(key=lambda reject: reject.position)
@@ -218,32 +222,38 @@ def _with_media(given: Supervision, law: int) -> Conversation | Problem:
         places = read_media(given.record.get(MEDIA), given.text, given.kinds) if given.kinds else ()
     except BadMedia as bad:
         return BAD_MEDIA, str(bad)
-    if given.loss_spans is None and given.text and "weight" not in given.record:
+    weight = given.record.get("weight")
+    if given.loss_spans is None and given.text and weight is None:
         return Conversation(given.text, ((0, len(given.text)),), places=places)
-    spans = given.loss_spans if given.loss_spans is not None else [[0, len(given.text)]]
-    return _with_spans(given.text, spans, given.record.get("weight"), law, places)
+    of_document = 1.0 if weight is None else weight_of(weight)
+    if of_document is None:
+        return "bad_weight", (
+            f"weight is {shown(weight)}; a finite number of at least 0 in float32 is wanted; "
+            'documents.loss_spans = "ignore" reads the text alone'
+        )
+    if given.loss_spans is None:
+        ranges = [(0, len(given.text), of_document)]
+        return weighted(given.text, ranges, places=places, limited=bool(places))
+    return _with_spans(given.text, given.loss_spans, of_document, law, places)
 
 
 def _with_spans(
-    text: str, spans: Any, document_weight: Any, law: int, places: tuple[MediaPlace, ...] = ()
+    text: str, spans: Any, of_document: float, law: int, places: tuple[MediaPlace, ...] = ()
 ) -> Conversation | Problem:
     """The characters inside any of the spans, in whatever order those stand, overlap, are empty or reach beyond the text.
 
-    document_weight: what the record has as its weight, by which those of the spans are multiplied; None: 1. Spans of unequal
-    weight do not overlap. law: 2 knows no weights.
+    of_document: the document's weight, by which those of the spans are multiplied. Spans of unequal weight do not overlap.
+    law: 2 knows no weights.
     """
     if not isinstance(spans, list):
         return "bad_loss_spans", "a list of [begin, end] is wanted"
     if len(spans) > MAX_SPANS:
         return "bad_loss_spans", f"{len(spans)} entries; at most {MAX_SPANS}"
-    of_document = 1.0 if document_weight is None else weight_of(document_weight)
-    if of_document is None:
-        return "bad_loss_spans", "the document's weight is no finite number of at least 0 in float32"
     ranges: list[tuple[int, int, float]] = []
     for k, span in enumerate(spans):
-        if law > 2 and _is_of_floats(span):
-            span = [int(span[0]), int(span[1]), span[2]]
-        if not isinstance(span, list) or len(span) not in (2, 3) or not all(type(bound) is int for bound in span[:2]):
+        bounds = [whole_number(bound) for bound in span[:2]] if isinstance(span, list) else []
+        begin, end = bounds if len(bounds) == 2 and len(span) <= 3 else (None, None)
+        if begin is None or end is None or (law < 3 and float in map(type, span[:2])):
             return "bad_loss_spans", f"entry {k} is not [begin, end] in whole numbers"
         if law < 3 and len(span) == 3 and (type(span[2]) not in (int, float) or span[2] != 1):
             return "bad_loss_spans", f"entry {k} has a weight, and weights other than 1 are not supported yet"
@@ -252,10 +262,9 @@ def _with_spans(
             return "bad_loss_spans", f"entry {k} has a weight that is no finite number of at least 0 in float32"
         if weight_of(weight * of_document) is None:
             return "bad_loss_spans", f"entry {k}: its weight times the document's is not finite in float32"
-        begin, end = span[:2]
         if not 0 <= begin <= end:
-            shown = f"[{begin}, {end}]" if max(abs(begin), abs(end)) < 1 << 63 else "of huge numbers"
-            return "bad_loss_spans", f"entry {k} is {shown}; 0 <= begin <= end"
+            numbers = f"[{begin}, {end}]" if max(abs(begin), abs(end)) < 1 << 63 else "of huge numbers"
+            return "bad_loss_spans", f"entry {k} is {numbers}; 0 <= begin <= end"
         if begin < min(end, len(text)):
             ranges.append((begin, min(end, len(text)), weight))
     united: list[tuple[int, int, float]] = []
@@ -267,11 +276,6 @@ def _with_spans(
             begin, end = first, max(end, last)
         united.append((begin, end, weight))
     return weighted(text, ((begin, end, weight * of_document) for begin, end, weight in united), places=places)
-
-
-def _is_of_floats(span: Any) -> bool:
-    """Whether it is [begin, end, weight] as a table's column of numbers holds it, whose entries are all floats."""
-    return isinstance(span, list) and len(span) == 3 and all(type(v) is float and v.is_integer() for v in span[:2])
 
 
 def rendered_turns(dialogue: Dialogue, template: str | None, settings: DocumentKeys, law: int) -> Turns | Problem:
@@ -360,7 +364,7 @@ class Training(NamedTuple):
     the message that the span's answers stands in it, at least in part, or the answer was cut inside, and this is its rest.
     """
 
-    supervised: np.ndarray  # uint8[D]: 1 where the document says what is trained of it; all of the others is
+    supervised: np.ndarray  # uint8[D]: 1 where the document says which part of it is trained; of the others all is
     span_offsets: np.ndarray  # int64[D + 1]
     spans: np.ndarray  # int64[k, 2]: half-open trained ranges, ascending; apart, or of other messages or weights
     weights: np.ndarray  # float32[k]: of the spans, above 0
@@ -375,7 +379,7 @@ class Training(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """One supervised document's part of `Training`."""
+    """One document's part of `Training`; limited: as in its conversation."""
 
     spans: np.ndarray  # int64[k, 2]
     weights: np.ndarray  # float32[k]
@@ -385,6 +389,7 @@ class Trained(NamedTuple):
     system: int
     eos_weight: float
     places: MediaPlaces = NO_PLACES
+    limited: bool = True
 
 
 def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
@@ -452,8 +457,8 @@ def _all_trained(
     weights, turns = np.repeat(of_document, count), np.repeat(np.stack((lengths, lengths), 1), count, axis=0)
     cuts, ranks = np.zeros(0, np.int64), np.zeros(0, np.uint8)
     return [
-        Trained(ranges[a:b], weights[a:b], turns[a:b], cuts, ranks, 0, weight, own)
-        for a, b, weight, own in zip(bounds, bounds[1:], of_document.tolist(), places, strict=False)
+        Trained(ranges[a:b], weights[a:b], turns[a:b], cuts, ranks, 0, weight, own, one.limited)
+        for a, b, weight, own, one in zip(bounds, bounds[1:], of_document.tolist(), places, conversations, strict=False)
     ]
 
 
@@ -471,7 +476,7 @@ def tokenize_supervised(
     if not conversations:
         tokens = tokenize(engine, texts, special_text, vocabulary)
         return (refuse_strays(tokens, vocabulary) if vocabulary.media else tokens), {}
-    whole = {i for i, found in conversations.items() if found.places and found.trains_all}
+    whole = {i for i, found in conversations.items() if (found.places or not found.limited) and found.trains_all}
     plain = [i for i in range(len(texts)) if i not in conversations or i in whole]
     chats = [i for i in sorted(conversations) if conversations[i].chat]
     spans = [i for i in sorted(conversations) if not conversations[i].chat and i not in whole]
@@ -511,7 +516,8 @@ def tokenize_supervised(
         used = [(k, i) for k, i in enumerate(group) if i in conversations and k not in turned_away]
         if tokens.characters is None:
             of_group = np.diff(tokens.offsets)[[k for k, _ in used]]
-            all_trained = _all_trained([conversations[i] for _, i in used], of_group, [places_of[i] for _, i in used])
+            own_places = [places_of.get(i, NO_PLACES) for _, i in used]
+            all_trained = _all_trained([conversations[i] for _, i in used], of_group, own_places)
             trained |= {i: own for (_, i), own in zip(used, all_trained, strict=True)}
             continue
         bounds = tokens.offsets.tolist()
@@ -524,7 +530,7 @@ def tokenize_supervised(
 def training_columns(
     trained: Mapping[int, Trained], documents: int, law: int = LAW_VERSION, long_answers: str = "continue"
 ) -> Training | None:
-    """The columns of `documents` documents; None when none of them is supervised.
+    """The columns of `documents` documents; None when none of them says something of its training.
 
     law: 2 knows no roles: all places to cut are alike, and all that a document says is trained in any piece. long_answers: as
     in a recipe; "untrained": the rest of an answer that was cut inside is not.
@@ -540,7 +546,7 @@ def training_columns(
         turns[:, 1], ranks[:] = _EVERYWHERE, ANYWHERE
     if long_answers == "untrained":
         turns[:, 0] = _EVERYWHERE
-    supervised[order] = 1
+    supervised[order] = [row.limited for row in rows]
     eos_weight[order] = [row.eos_weight for row in rows]
     system[order] = [row.system for row in rows]
     n_spans[order] = [len(row.spans) for row in rows]

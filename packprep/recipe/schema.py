@@ -279,7 +279,7 @@ class DocumentKeys:
         _key('what "<pad>" in a document\'s text is: text, the special token, a reject'),
     ] = "text"
     loss_spans: Annotated[
-        Literal["use", "ignore"], _key("whether a document's loss_spans and messages limit its loss")
+        Literal["use", "ignore"], _key("whether a document's loss_spans, messages and weight decide its loss")
     ] = "use"
     chat_template: Annotated[
         str,

@@ -88,6 +88,9 @@ _ADVICE = {
         "the documents are"
     ),
     "too_large": "cut its documents",
+    "bad_weight": (
+        'write numbers of at least 0 as weight, rename the field, or set documents.loss_spans = "ignore" to read the texts alone'
+    ),
     "not_tokens": "give lists of token ids without nulls",
     "id_out_of_range": "give the tokenizer that its ids are of",
     "tokenizer_error": "give a tokenizer that takes any text: one with an unknown token, or of bytes",
@@ -163,18 +166,19 @@ def first_look(source: Source, files: Files, messages: bool, template: str = "",
     """
     filled = np.flatnonzero(files.sizes)
     chosen = filled[np.linspace(0, len(filled) - 1, min(FILES, len(filled))).astype(np.int64)]
-    first, mistaken = None, 0
+    first, mistaken, beyond = None, 0, _Beyond()
     looked_at = list(dict.fromkeys(chosen.tolist()))
     for i in looked_at:
         settings: dict[str, str] = {}
-        found = _mistake(source, files, i, messages, settings, template, kinds)
+        found = _mistake(source, files, i, messages, settings, template, kinds, beyond)
         if not found and is_url(files.root):
-            return  # each look is a request
+            return beyond.report(source.name)  # each look is a request
         if found:
             message = f"{os.path.join(files.root, files.names[i])}: {found}"
             first, mistaken = first or (message, settings), mistaken + 1
     if first and mistaken == len(looked_at):
         raise SourceError(f"source {source.name!r}: {first[0]}", first[1])
+    beyond.report(source.name)
     if first:
         say(
             f"warning: source {source.name!r}: {mistaken} of {len(looked_at)} files that were looked at cannot be read as the "
@@ -190,8 +194,10 @@ def _mistake(
     settings: dict[str, str],
     template: str,
     kinds: tuple[str, ...],
+    beyond: "_Beyond",
 ) -> str:
-    """What is mistaken about a file, and what to do; "" if nothing is known to be. settings: gets the keys that it advises."""
+    """What is mistaken about a file, and what to do; "" if nothing is known to be. settings: gets the keys that it advises;
+    beyond: counts documents, as for `_mistake_beside_texts`."""
     format, compression = files.formats[i]
     is_text = FORMATS[format].position == "whole"
     path = os.path.join(files.root, files.names[i])
@@ -220,7 +226,8 @@ def _mistake(
                 'or set format = "jsonl"; or format = "text" if that is meant'
             )
         return ""
-    return _mistake_of_lines(source, begin.removeprefix(BOM).lstrip(), whole, messages, path, settings, template, kinds)
+    lines = begin.removeprefix(BOM).lstrip()
+    return _mistake_of_lines(source, lines, whole, messages, path, settings, template, kinds, beyond)
 
 
 def _are_objects(begin: bytes, whole: bool) -> bool:
@@ -291,9 +298,43 @@ def _instead_of_content(messages: Any, template: str) -> str:
     return ""
 
 
-def _mistake_beside_texts(lines: Sequence[bytes], text_key: str, kinds: tuple[str, ...]) -> str:
-    """What is mistaken about media that would not be read, or about media and loss_spans that count the bytes of texts; "" where
-    nothing is seen to be."""
+class _Beyond:
+    """The looked-at documents whose loss_spans or media reach beyond their text, as they do if they count its bytes."""
+
+    def __init__(self) -> None:
+        self.documents: Counter[str] = Counter()  # by field
+        self.beyond: Counter[str] = Counter()
+        self.first: dict[str, str] = {}
+
+    def add(self, field: str, end: Any, text: str, path: str) -> None:
+        """Count a document whose field reaches to `end`."""
+        size = len(text.encode())
+        self.documents[field] += 1
+        if isinstance(end, int | float) and len(text) + 1 < end <= size:
+            self.beyond[field] += 1
+            reach = f"{path}: its {field} reach to {end:.0f} of a text of {len(text)} characters and {size} bytes"
+            self.first.setdefault(field, reach)
+
+    def report(self, source: str) -> None:
+        """Warn of such documents, once for each field; raise SourceError where all documents with media are such."""
+        for field, count in self.beyond.items():
+            name, more = ("end", ", each begin too") if field == LOSS_SPANS else ("at", "")
+            fate = "are cut to its end" if field == LOSS_SPANS else "are rejected as bad_media"
+            found = (
+                f"source {source!r}: {field} of {count} of {self.documents[field]} documents that were looked at reach beyond "
+                f"their text. The first is {self.first[field]}. If {field} count bytes, let each {name} be "
+                f"len(text[:{name}].decode()) of the bytes{more}"
+            )
+            if field == MEDIA and count == self.documents[field]:
+                raise SourceError(found)
+            say(f"warning: {found}; otherwise they {fate}")
+
+
+def _mistake_beside_texts(
+    lines: Sequence[bytes], text_key: str, kinds: tuple[str, ...], path: str, beyond: _Beyond
+) -> str:
+    """What is mistaken about media that would not be read; "" where nothing is seen to be. beyond: counts what reaches beyond
+    texts."""
     beside = LOSS_SPANS.encode(), MEDIA.encode()
     for line in islice((line for line in lines if any(key in line for key in beside)), LINES):
         try:
@@ -301,18 +342,12 @@ def _mistake_beside_texts(lines: Sequence[bytes], text_key: str, kinds: tuple[st
             text, spans, media = field_at(document, text_key), document.get(LOSS_SPANS), document.get(MEDIA)
             if not kinds and text_key != MEDIA and media and all(entry.keys() >= OF_PLACE for entry in media):
                 return UNREAD_MEDIA
-            size = len(text.encode())
-            of_spans = (LOSS_SPANS, "end", max((span[1] for span in spans or ()), default=0))
-            of_media = (MEDIA, "at", max((entry["at"] for entry in media or ()), default=0) if kinds else 0)
+            if spans:
+                beyond.add(LOSS_SPANS, max(span[1] for span in spans), text, path)
+            if media and kinds:
+                beyond.add(MEDIA, max(entry["at"] for entry in media), text, path)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             continue
-        for key, name, end in (of_spans, of_media):
-            if isinstance(end, int) and len(text) + 1 < end <= size:
-                return (
-                    f"its {key} reach to {end} of a text of {len(text)} characters and {size} bytes: they seem to count bytes, "
-                    f"and {key} count characters: let each {name} be len(text[:{name}].decode()) of the bytes"
-                    f"{', each begin too' if key == LOSS_SPANS else ''}"
-                )
     return ""
 
 
@@ -325,13 +360,15 @@ def _mistake_of_lines(
     settings: dict[str, str],
     template: str,
     kinds: tuple[str, ...],
+    beyond: _Beyond,
 ) -> str:
     if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{":
         return "it is one JSON array, and JSONL is one object a line: rewrite it, as by jq -c '.[]' FILE > FILE.jsonl"
     if begin.split(b"\n", 1)[0].strip() == b"{":
         return "its objects take several lines, and JSONL is one object a line: rewrite it, as by jq -c . FILE > FILE.jsonl"
     lines, text_key, fields = begin.split(b"\n"), source.text_key, Fields.of(source)
-    if messages and (beside := _mistake_beside_texts(lines if whole else lines[:-1], text_key, kinds)):
+    beside_texts = text_key, kinds, path, beyond
+    if messages and (beside := _mistake_beside_texts(lines if whole else lines[:-1], *beside_texts)):
         return beside
     first: dict[str, Any] = {}
     layouts: list[Layout] = []  # that are no texts, and not read

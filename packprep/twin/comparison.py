@@ -63,7 +63,7 @@ def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done, epoch: int
         return found, count
     if (found := _differing_names(twin, documents, of_rows, arrays)) or (found := _differing_counts(of_rows, arrays)):
         return found, count
-    supervised = any(document.trained is not None for document in documents)
+    supervised = any(document.has_ranges() for document in documents)
     reported: dict[str, int] = {}
     columns: dict[str, list[Any]] = {name: [] for name in arrays if name not in (*ROW_ARRAYS, LOSS_WEIGHTS)}
     for name in ("row_offsets", "block_offsets", "trained_offsets", "media_offsets", "media_ref_offsets"):
@@ -206,7 +206,7 @@ def _differing_names(
 ) -> list[Difference]:
     """Arrays that are there and should not be, or the other way round."""
     has_media = any(places_in(segment) and not twin.is_removed(segment.document) for row in of_rows for segment in row)
-    supervised = any(document.trained is not None for document in documents)
+    supervised = any(document.has_ranges() for document in documents)
     compact = twin.recipe["output"]["columns"] != "full"
     expected = {
         "tokens": True,
@@ -287,8 +287,8 @@ def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment, 
     alike = [h for h in members if arrays["segment_task"][h] == arrays["segment_task"][g]]
     in_row = [int(arrays["segment_key"][h]) for h in alike]
     supervised = "trained_offsets" in arrays
-    if segment.document.trained is not None and not supervised:
-        yield Difference("its document says what is trained, and the shard has no trained ranges", row)
+    if segment.document.has_ranges() and not supervised:
+        yield Difference("its document says how it is trained, and the shard has no trained ranges", row)
         return
     reported: dict[str, int] = {}
     if segment.task != arrays["segment_task"][g] or segment.key != arrays["segment_key"][g]:

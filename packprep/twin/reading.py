@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from packprep.errors import SourceError
 from packprep.twin import chance, records
-from packprep.twin.records import MAX_TEXT, Keys, Passage, Picture, Talk, at, pictures_of, ranges_of
+from packprep.twin.records import MAX_TEXT, Keys, Passage, Picture, Talk, at, in_float32, pictures_of, ranges_of
 
 PIECE_BYTES = 4 * 2**20
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
@@ -205,6 +205,7 @@ class Text(NamedTuple):
     strings     of a chat: all that is not the template's
     blocks      of a chat: the characters at which trained {% generation %} blocks begin
     media       places of media, in the text's order
+    weight      of a document that says nothing else of its training
     """
 
     text: str
@@ -216,6 +217,7 @@ class Text(NamedTuple):
     strings: Sequence[str] = ()
     blocks: Sequence[int] = ()
     media: Sequence[Picture] = ()
+    weight: float = 1.0
 
 
 class TextReader(NamedTuple):
@@ -410,7 +412,8 @@ def text_of(record: dict[str, Any], keys: Keys, reader: TextReader) -> Text | No
     if media is None:
         return None
     if spans is None and not media:
-        return Text(text)
+        of_document = in_float32(1 if weight is None or not reader.weights else weight)
+        return None if of_document is None else Text(text, weight=of_document)
     spans = [[0, len(text)]] if spans is None else spans
     ranges = ranges_of(spans, len(text), weight if reader.weights else None, reader.weights)
     return None if ranges is None else Text(text, ranges, media=media)
@@ -423,7 +426,7 @@ def _rows(
     for position, record in _records(path, format, part, keys, reader, wanted):
         decoded = _decoded(record)
         if decoded is not None and keys.law > 2:
-            decoded = records.without_nulls(decoded)
+            decoded = records.of_table(decoded)
         if decoded is not None and (found := text_of(decoded, keys, reader)) is not None:
             yield position, found
 

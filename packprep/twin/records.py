@@ -127,7 +127,7 @@ def parsed(source: str) -> Any:
     if too_deep(source):
         raise ValueError
     try:
-        return json.loads(source, parse_constant=int, parse_int=_integer)  # int refuses NaN and Infinity
+        return json.loads(source, parse_int=_integer)
     except RecursionError:
         raise ValueError from None
 
@@ -241,13 +241,20 @@ def _talk(messages: list[Any], answers_from: int, system: Any, found: dict[str, 
 
 def _slots(entry: dict[str, Any]) -> tuple[int, str]:
     """How many slots an entry of media asks for, and its ref."""
-    slots, ref = entry.get("tokens"), entry.get("ref")
+    slots, ref = _whole(entry.get("tokens")), entry.get("ref")
     try:
-        if type(slots) is int and 1 <= slots <= MOST_SLOTS and isinstance(ref, str) and ref.encode() is not None:
+        if 1 <= slots <= MOST_SLOTS and isinstance(ref, str) and ref.encode() is not None:
             return slots, ref
     except UnicodeEncodeError:
         pass
     raise _BadRecord
+
+
+def _whole(number: Any) -> int:
+    """A whole number, be it written as 3 or as 3.0."""
+    _need(isinstance(number, int | float) and not isinstance(number, bool))
+    _need(isinstance(number, int) or number.is_integer())
+    return int(number)
 
 
 def pictures_of(media: Any, text: str, kinds: tuple[str, ...]) -> list[Picture] | None:
@@ -257,8 +264,7 @@ def pictures_of(media: Any, text: str, kinds: tuple[str, ...]) -> list[Picture] 
         _need(media is None or isinstance(media, list))
         for entry in media or []:
             _need(isinstance(entry, dict) and entry.get("kind") in kinds)
-            at = entry.get("at")
-            _need(isinstance(at, int) and not isinstance(at, bool))
+            at = _whole(entry.get("at"))
             _need((found[-1][3] if found else 0) <= at <= len(text))
             found.append((entry["kind"], *_slots(entry), at))
         _need(sum(slots for _, slots, *_ in found) <= MOST_SLOTS)
@@ -341,18 +347,34 @@ def _old(messages: Any) -> Talk:
     return Talk(own, None, {}, (None,) * len(own), (1.0,) * len(own))
 
 
+def of_table(row: dict[str, Any]) -> dict[str, Any]:
+    """A table's row as a line has it: no nulls, and no weight where null or NaN stands for none."""
+    record = without_nulls({**row, "weight": _unless_nan(row.get("weight"))})
+    spans = record.get(SPANS)
+    if isinstance(spans, list):
+        for i, span in enumerate(spans):
+            if isinstance(span, list) and len(span) == 3 and _unless_nan(span[2]) is None:
+                spans[i] = span[:2]
+    return record
+
+
 def without_nulls(value: Any) -> Any:
     """A table's value, where null stands for a key that is not there, but at a message's content."""
     if isinstance(value, list):
         return list(map(without_nulls, value))
     if not isinstance(value, dict):
         return value
-    is_message = "role" in value
-    return {
-        key: without_nulls(inner)
-        for key, inner in value.items()
-        if inner is not None or (is_message and key == "content")
-    }
+    made = {}
+    for key, inner in value.items():
+        if key == "weight" and ("role" in value or "from" in value):
+            inner = _unless_nan(inner)
+        if inner is not None or (key == "content" and "role" in value):
+            made[key] = without_nulls(inner)
+    return made
+
+
+def _unless_nan(number: Any) -> Any:
+    return None if isinstance(number, float) and math.isnan(number) else number
 
 
 def too_deep(source: str) -> bool:
@@ -430,12 +452,16 @@ def _span(span: Any, weights: bool) -> Span | None:
     if not isinstance(span, list) or not 2 <= len(span) <= 3:
         return None
     *bounds, weight = span if len(span) == 3 else [*span, 1]
-    kinds = [type(bound) for bound in bounds]
-    as_in_a_column = weights and len(span) == 3 and kinds == [float, float] and all(bound % 1 == 0 for bound in bounds)
-    if (kinds != [int, int] and not as_in_a_column) or not 0 <= bounds[0] <= bounds[1]:
+    if not weights and not all(type(bound) is int for bound in bounds):
+        return None
+    try:
+        begin, end = map(_whole, bounds)
+    except _BadRecord:
         return None
     kept = in_float32(weight)
-    return None if kept is None or (weight != 1 and not weights) else Span(int(bounds[0]), int(bounds[1]), kept)
+    if kept is None or (weight != 1 and not weights) or not 0 <= begin <= end:
+        return None
+    return Span(begin, end, kept)
 
 
 def in_float32(weight: Any) -> float | None:
@@ -443,6 +469,6 @@ def in_float32(weight: Any) -> float | None:
     if type(weight) not in (int, float) or not 0 <= weight < math.inf:
         return None
     try:
-        return struct.unpack("f", struct.pack("f", weight))[0]
+        return struct.unpack("<f", struct.pack("<f", weight))[0]  # the native form gives infinity instead of an error
     except OverflowError:
         return None

@@ -28,10 +28,15 @@ class Document(NamedTuple):
     tokens: list[int]
     trained: Trained | None
     file_key: int
+    weight: float = 1.0  # of all of it, where `trained` is None
 
     def location(self) -> tuple[int, int, int, int]:
         """What tells it from all others."""
         return self.source, self.file, self.position, self.use
+
+    def has_ranges(self) -> bool:
+        """Return whether its shard stores trained ranges because of it."""
+        return self.trained is not None or self.weight != 1
 
 
 class Segment(NamedTuple):
@@ -218,18 +223,20 @@ def documents_of(twin: Twin, shard: int, locations: set[tuple[int, int, int, int
                 return reading.is_kept(source, part, position, listed)  # noqa: B023
 
             key = reading.file_key(source, part.file)
-            for position, ids, trained in _token_documents(twin, source, part, wanted):
+            for position, ids, trained, weight in _token_documents(twin, source, part, wanted):
                 if trained is not None and twin.plan["law_version"] == 2:  # which knows no roles
                     trained = trained._replace(messages=[])
-                if len(ids) >= max(1, twin.cutting["min_tokens"]) and (trained is None or trained.spans):
-                    found.append(Document(s, file, position, part.use, ids, trained, key))
+                is_trained = weight > 0 if trained is None else trained.spans
+                if len(ids) >= max(1, twin.cutting["min_tokens"]) and is_trained:
+                    found.append(Document(s, file, position, part.use, ids, trained, key, weight))
     return found
 
 
 def _token_documents(
     twin: Twin, source: dict[str, Any], part: reading.Slice, wanted: Callable[[int], bool]
-) -> Iterator[tuple[int, list[int], Trained | None]]:
-    """(position, content ids, what is trained) of a slice's wanted documents that are not turned away."""
+) -> Iterator[tuple[int, list[int], Trained | None, float]]:
+    """(position, content ids, what is trained, the weight of all of it where this is None) of a slice's wanted documents that
+    are not turned away."""
     name = source["files"][part.file][0]
     if reading.format_of(source, name)[0] in reading.TOKEN_FORMATS:
         forbidden = twin.tokenizer.forbidden_ids if twin.recipe["documents"]["special_text"] == "reject" else set()
@@ -241,12 +248,12 @@ def _token_documents(
         for position, ids in reading.token_documents(source, part, wanted):
             content = tokens.content(ids, twin.vocab_size, forbidden, eos, bos)
             if content is not None:
-                yield position, content, None
+                yield position, content, None, 1.0
         return
     for position, text in reading.documents(source, part, twin.reader, wanted):
         encoded = twin.tokenizer.encode(text)
         if encoded is not None:
-            yield position, *encoded
+            yield position, *encoded, text.weight
 
 
 def segments_of(twin: Twin, document: Document) -> list[Segment]:
@@ -357,8 +364,7 @@ def _render(
     """A segment's slots in an epoch.
 
     in_row: the keys of its row's segments of its task, in row order, of which it is number `number_in_row`. supervised:
-    whether the
-    shard has a document that says what of it is trained.
+    whether the shard has trained ranges.
     """
     facts, document = facts_of(twin, segment), segment.document
     if twin.sides and hasattr(objectives.of(facts["objective"]), "PREFIX_MOVES"):
@@ -393,6 +399,8 @@ def _render(
         trainable = cutting.trainable(
             len(slots), len(head), mode, len(body), of_end, of_document, pivot, shift, has_prefix
         )
+        if document.trained is None:
+            trainable = [document.weight * weight for weight in trainable]
     level, weight = 0.0, 1.0
     blocks: list[tuple[float, float]] = []
     if in_place:

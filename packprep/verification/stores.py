@@ -54,8 +54,9 @@ def check_store_shard(
         faults.add("P17", file, f"source {name!r} changed since the store was made: its text has another digest")
     if changed:
         return 0, None
-    for name, again in made.arrays.items():
-        if not np.array_equal(arrays[name].view("u1"), again.view("u1")):
+    for name in {**arrays, **made.arrays}:
+        stored, again = (of.get(name, np.zeros(0, "u1")).view("u1") for of in (arrays, made.arrays))
+        if not np.array_equal(stored, again):
             faults.add("P17", file, f"array {name!r} made again is another")
     if receipt is not None:
         if receipt["ledger"] != made.ledger:
@@ -83,6 +84,8 @@ def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: F
         offsets = arrays[name]
         if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
             faults.add("P4", file, f"{name} does not rise from 0 to {end} in {count} steps")
+    if len(arrays.get("limited", arrays["supervised"])) != len(arrays["supervised"]):
+        faults.add("P4", file, "limited has not one entry for each supervised document")
     for name in ("supervised", "rejected"):
         if len(arrays[name]) and (
             int(arrays[name].max()) >= documents or (np.diff(arrays[name].astype(np.int64)) <= 0).any()

@@ -152,6 +152,30 @@ def test_a_packed_rows_weighted_loss_is_that_of_its_documents_alone(tmp_path):
     assert float(packed) == pytest.approx(float(total), rel=1e-12) and float(total) > 0
 
 
+@pytest.mark.parametrize("missing", [None, float("nan"), "absent"])
+def test_a_column_of_spans_with_and_without_weights_is_read_as_its_lines_are(tmp_path, missing):
+    spans = [[0, 2], [18, 44, 0.5]]
+    lines = [
+        {"text": "Q: What is abc? A: A module of base classes.", "loss_spans": spans, "weight": 2},
+        {"text": "none"},
+    ]
+    rows = [dict(line, weight=line.get("weight", None if missing == "absent" else missing)) for line in lines]
+    for row in rows[:1] if missing != "absent" else ():
+        row["loss_spans"] = [[0, 2, missing], [18, 44, 0.5]]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    made.write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+    weights = []
+    for name in ("a.jsonl", "a.parquet"):
+        table = made.table(name, tasks=[TASKS["causal"]], seq_length=128)
+        made.build(table, tmp_path, tmp_path / f"out-{name}")
+        report = verify_dataset(tmp_path / f"out-{name}", -1, {}, (0, 1), 0, made.Silent(), twin=True)
+        assert report["listed"] == [] and report["twin"] == 2
+        row = packprep.open_dataset(tmp_path / f"out-{name}").row(0)
+        begin, end = (int(row.segments[name][list(row.segments["tokens"]).index(44)]) for name in ("begin", "end"))
+        weights.append(row.loss_weights[begin:end].tolist())
+    assert weights[0] == weights[1] and set(weights[0]) == {0, 1, 2}
+
+
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_a_column_of_floats_holds_spans_with_weights(tmp_path, compression):
     lines = [
@@ -211,3 +235,81 @@ def test_weights_of_messages_multiply_with_their_conversation_s(tmp_path, templa
                     seen.add(float(own))
                 assert int(row.labels[slot]) != ord("z")
     assert len(seen) > 12
+
+
+EVERY_TASK = [
+    *({"objective": name} for name in ("causal", "prefix_lm", "fill_in_the_middle", "masked_diffusion")),
+    {"objective": "span_corruption", "random_roll": True},
+    *({"objective": name} for name in ("uniform_diffusion", "block_diffusion")),
+    {"name": "random_length", "objective": "masked_diffusion", "random_length": 0.3},
+]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "store"])
+def test_a_document_s_weight_holds_for_every_task_that_it_may_draw_without_it(tmp_path, form):
+    chance = random.Random(7)
+    lines = [{"text": text, "weight": chance.choice([0.25, 1, 3, None])} for text in made.texts(120, 7, 90)]
+    positions, at = {}, 0
+    for i, line in enumerate(lines):
+        positions[i if form == "parquet" else at] = np.float32(1 if line["weight"] is None else line["weight"])
+        at += len(json.dumps(line)) + 1
+    datasets = []
+    for key in ("weight", "unread"):
+        folder = tmp_path / key
+        of_key = [{"text": line["text"], key: line["weight"]} for line in lines]
+        made.write(folder / "a.jsonl", "".join(json.dumps(line) + "\n" for line in of_key).encode())
+        pq.write_table(pa.Table.from_pylist(of_key), folder / "a.parquet")
+        table = made.table(
+            [{"name": "s", "paths": ["a.parquet" if form == "parquet" else "a.jsonl"]}],
+            tasks=EVERY_TASK, seq_length=128, specials={"missing": "add"},
+        )  # fmt: skip
+        if form == "store":
+            made.build(table, folder, folder / "store", is_store=True)
+            report = verify_dataset(folder / "store", -1, {}, (0, 1), 0, made.Silent())
+            assert report["listed"] == []
+            table["sources"] = [{"name": "s", "paths": ["store"], "format": "store"}]
+        made.build(table, folder, folder / "out")
+        report = verify_dataset(folder / "out", -1, {}, (0, 1), 0, made.Silent(), twin=form != "store")
+        assert report["listed"] == []
+        datasets.append(packprep.open_dataset(folder / "out"))
+    weighted, plain = datasets
+    assert {int(task) for i in range(len(plain)) for task in plain.row(i).segments["task"]} >= set(range(8))
+    for epoch in (0, 2):
+        names = ["tokens", "labels", "segment_ids", "loss_mask", "loss_weights"]
+        every, epochs = range(len(plain)), {"epochs": [epoch] * len(plain)} if epoch else {}
+        found, expected = (of.batch(every, columns=names, **epochs) for of in (weighted, plain))
+        for i in every:
+            segments = plain.row(i).segments
+            for begin, end, position in zip(*(segments[name] for name in ("begin", "end", "doc")), strict=True):
+                expected["loss_weights"][i, int(begin) : int(end)] *= positions[int(position)]
+        for name in names:
+            assert np.array_equal(found[name], expected[name]), (epoch, name)
+
+
+def test_a_document_of_weight_0_is_dropped_as_untrained(tmp_path):
+    lines = [{"text": "left out", "weight": 0}, {"text": "trained", "weight": 1.0}, {"text": "also"}]
+    outcome = build(tmp_path, lines, [TASKS["causal"]], seq_length=64)
+    assert outcome.manifest["ledger"]["sources"]["source0"]["documents"]["rejected"] == {"untrained": 1}
+    assert "trained_ranges" not in packprep.open_dataset(tmp_path / "out").row(0)._shard.layout
+
+
+def test_weights_alone_may_be_packed_by_concat(tmp_path):
+    lines = [{"text": "abcdefgh" * 9, "weight": 1 + i % 2} for i in range(30)]
+    build(tmp_path, lines, [TASKS["causal"]], seq_length=64, packing={"algorithm": "concat"})
+    assert verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"] == []
+    dataset = packprep.open_dataset(tmp_path / "out")
+    found = dataset.batch(range(len(dataset)), columns=["loss_weights"])["loss_weights"]
+    assert set(np.unique(found)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("weight", ["3 kg", -1, True, [1], float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_rejected_with_the_key_and_a_way_out(tmp_path, weight):
+    lines = [{"text": "heavy", "weight": weight}, {"text": "light"}]
+    made.write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+    table = made.table("a.jsonl", tasks=[TASKS["causal"]], seq_length=64)
+    made.build({**table, "documents": {"max_bad_fraction": 1.0}}, tmp_path, tmp_path / "out")
+    (path,) = (tmp_path / "out" / "rejects").rglob("*.jsonl")
+    reject = json.loads(path.read_text())
+    assert reject["reason"] == "bad_weight" and 'documents.loss_spans = "ignore"' in reject["detail"]
+    assert verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"] == []
+    made.build({**table, "documents": {"loss_spans": "ignore"}}, tmp_path, tmp_path / "all")

@@ -51,7 +51,7 @@ def record(text, media, **more):
 @pytest.mark.parametrize("media, words", [
     ({}, "a list of"), ("x", "a list of"), ([1], "entry 0 is no object"), ([{}], "entry 0: at is null or missing"),
     ([{**GOOD, "at": 5}], "at is 5; a character of the text, 0 … 4"), ([{**GOOD, "at": -1}], "at is -1"),
-    ([{**GOOD, "at": True}], "at is a bool"), ([{**GOOD, "at": 1.0}], "at is a float"), ([{**GOOD, "at": 10**30}], "at is a int"),
+    ([{**GOOD, "at": True}], "at is a bool"), ([{**GOOD, "at": 1.5}], "at is 1.5"), ([{**GOOD, "at": 10**30}], "at is a int"),
     ([GOOD, {**GOOD, "at": 0}], "entry 1: at is 0, before the one before it, 1"),
     ([{**GOOD, "tokens": 0}], "tokens is 0; a count"), ([{**GOOD, "tokens": -5}], "tokens is -5"),
     ([{**GOOD, "tokens": 1 << 40}], "tokens is 1099511627776; a count, 1 … 8388608"),
@@ -74,10 +74,15 @@ def test_what_says_nothing_of_media_is_a_text():
         b'{"text": "a"}',
         b'{"text": "a", "media": []}',
         b'{"text": "a", "media": null}',
-        b'{"text": "a", "weight": 3}',
+        b'{"text": "a", "weight": null}',
     ):
         assert line_decoder("text", Fields(kinds=KINDS))(line) == "a"
     assert line_decoder("text", Fields())(b'{"text": "a", "media": [1]}') == "a"  # no kind, nothing is looked at
+
+
+def test_whole_numbers_of_any_type_are_places():
+    places = record("abcd", [{**GOOD, "at": 2.0, "tokens": 3.0}]).places
+    assert [(place.at, place.tokens) for place in places] == [(2, 3)] and type(places[0].tokens) is int
 
 
 @pytest.mark.parametrize("ref", media_made.REFS)

@@ -276,7 +276,7 @@ def test_weighted_spans_are_those_of_the_twin(spans, weight, law):
     found = conversation(Supervision("x" * 12, spans, record), None, law=law)
     twin = ranges_of(spans, 12, record.get("weight"), law > 2)
     if isinstance(found, tuple):
-        assert found[0] == "bad_loss_spans" and twin is None
+        assert found[0] == ("bad_weight" if weight == -1 and record else "bad_loss_spans") and twin is None
     else:
         weights = found.weights or (1.0,) * len(found.spans)
         assert twin == [(*span, weight) for span, weight in zip(found.spans, weights, strict=True)]
@@ -301,7 +301,8 @@ def test_a_document_s_weight_multiplies_those_of_its_spans(weight, weights):
 
 @pytest.mark.parametrize("weight", [-1, True, "1", float("nan"), float("inf"), 1e39, 10**400, [1]])
 def test_a_document_s_weight_is_a_number_that_float32_holds(weight):
-    assert conversation(Supervision("ab", [[0, 1]], {"weight": weight}), None)[0] == "bad_loss_spans"
+    assert conversation(Supervision("ab", [[0, 1]], {"weight": weight}), None)[0] == "bad_weight"
+    assert conversation(Supervision("ab", None, {"weight": weight}), None)[0] == "bad_weight"
 
 
 def test_weights_that_multiply_to_more_than_float32_holds_are_rejected():
@@ -330,17 +331,23 @@ def test_as_many_loss_spans_as_may_be_in_any_order():
 @pytest.mark.parametrize(
     "spans",
     [
-        "0-2", {"a": 1}, [0, 2], [[0]], [[0, 1, 1, 1]], [[0, 1.0]], [[False, True]], [["0", "1"]], [None], [(0, 1)],
+        "0-2", {"a": 1}, [0, 2], [[0]], [[0, 1, 1, 1]], [[0, 1.5]], [[False, True]], [["0", "1"]], [None], [(0, 1)],
         [[-1, 2]], [[-1, -1]], [[-(10**30), 2]], [[3, 2]], [[9, 8]], [[10**30, 7]], [[0, 1], [0, None]],
         [[0, 1, True]], [[0, 1, "1"]], [[0, 1, None]], [[0, 0, -1]], [[0, 1, -0.5]], [[0, 1, float("nan")]],
         [[0, 1, float("inf")]], [[0, 1, 10**400]], [[0, 1, 1e39]], [[0, 2], [1, 3, 2]], [[0, 2, 0], [1, 3]],
-        [[0, 3, 0.5], [3, 4, 0.5], [1, 2, 0.25]], [[0.0, 1.0]], [[0.0, 1, 0.5]], [[0.0, 1.5, 0.5]],
+        [[0, 3, 0.5], [3, 4, 0.5], [1, 2, 0.25]], [[0.5, 1.0]], [[0.0, 1.5, 0.5]],
         [[0.0, float("nan"), 0.5]], [[0.0, float("inf"), 0.5]],
     ],
 )  # fmt: skip
 def test_bad_loss_spans_are_rejected(spans):
     reason, detail = marked(None, None, "text", spans)
     assert reason == "bad_loss_spans" and detail.isascii() and len(detail) < 150
+
+
+@pytest.mark.parametrize("span", [[0, 3], [0.0, 3.0], [0, 3.0], [0.0, 3, 1], [0.0, 1e300, 1.0]])
+def test_whole_numbers_of_any_type_are_bounds(span):
+    assert conversation(Supervision("abc", [span]), None) == Conversation("abc", ((0, 3),))
+    assert ranges_of([span], 3) == [(0, 3, 1.0)]
 
 
 @pytest.mark.parametrize("weight", [0, 2, 0.5, 1 + 1e-12, True, "1", None])

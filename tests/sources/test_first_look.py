@@ -92,17 +92,23 @@ def test_a_message_s_text_at_another_key_than_content(tmp_path):
     first_look(Source(name="web", paths=("*",)), files, True, "{{ message.text }}")
 
 
-def test_loss_spans_that_count_bytes(tmp_path):
-    said = look(tmp_path, {"a.jsonl": line(text="äöüß", loss_spans=[[2, 8]])})
-    assert "reach to 8 of a text of 4 characters and 8 bytes" in said
+def test_loss_spans_that_seem_to_count_bytes_are_warned_of_once_with_a_count(tmp_path, capsys):
+    of_bytes = [line(text="äöüß", loss_spans=[[2, 8]]), line(text="one", loss_spans=[[0, 1]])] * 3
+    assert look(tmp_path, {name: b"".join(of_bytes) for name in ("a.jsonl", "b.jsonl")}) == ""
+    said = capsys.readouterr().err
+    assert said.count("warning") == 1 and "loss_spans of 6 of 12 documents" in said
+    assert f"{tmp_path}/a.jsonl: its loss_spans reach to 8 of a text of 4 characters and 8 bytes" in said
     for end in (4, 5, 9, 1 << 40):  # all of it, eos too, or all there may be
         assert look(tmp_path, {"a.jsonl": line(text="äöüß", loss_spans=[[0, end]])}) == ""
+    assert capsys.readouterr().err == ""
 
 
-def test_media_that_count_bytes_or_that_no_kind_reads(tmp_path):
+def test_media_that_count_bytes_in_all_documents_or_that_no_kind_reads(tmp_path, capsys):
     media = [{"at": at, "tokens": 3, "ref": "r", "kind": "image"} for at in (2, 8)]
     of_bytes = {"a.jsonl": line(text="one") + line(text="äöüß", media=media)}
     assert "its media reach to 8 of a text of 4 characters" in look(tmp_path, of_bytes, kinds=("image",))
+    assert look(tmp_path, {**of_bytes, "b.jsonl": line(text="äöüß", media=media[:1])}, kinds=("image",)) == ""
+    assert "media of 1 of 2 documents that were looked at" in capsys.readouterr().err
     of_characters = {"a.jsonl": line(text="one") + line(text="äöüß", media=media[:1])}
     assert look(tmp_path, of_characters, kinds=("image",)) == ""
     assert "would be trained without: name their kinds in specials.media" in look(tmp_path, of_characters)

@@ -83,6 +83,7 @@ BAD_REASONS = (
     "not_tokens",
     "id_out_of_range",
     "bad_loss_spans",
+    "bad_weight",
     "bad_messages",
     "template_error",
     "template_not_incremental",

@@ -1,7 +1,7 @@
 """Which fields of a record are read, and which layout its fields show: of conversations, of answers to prompts, or of none.
 
 ```
-{"text": …}                                     a text: whatever else it has says nothing, but for loss_spans and messages
+{"text": …}                                     a text: all else says nothing, except loss_spans, weight and messages
 {"messages": […], "tools": […]}                 messages
 {"conversations": [{"from": …, "value": …}]}    sharegpt
 {"prompt": …, "completion": …}                  prompt_completion
@@ -11,6 +11,7 @@
 A record with a text and no messages is a text, unless `messages_format` says which layout is meant.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -125,7 +126,8 @@ class Fields:
             LOSS_SPANS,
             self.messages_key,
             self.messages_key.split(".")[0],
-            *((MEDIA, "weight") if self.kinds else ()),
+            *((MEDIA,) if self.kinds else ()),
+            *(("weight",) if self.law > 2 else ()),
         )
         return [key for key in dict.fromkeys(keys) if key != text_key]
 
@@ -159,10 +161,9 @@ class Fields:
 
     def of_text(self, text: str, spans: Any, value: Callable[[str], Any]) -> str | Supervision:
         """What a record of no layout is: its text; with loss_spans or media, these and what may stand beside them."""
-        media = value(MEDIA) if self.kinds else None
-        if spans is None and (media is None or media == []):
+        media, weight = value(MEDIA) if self.kinds else None, value("weight") if self.law > 2 else None
+        if spans is None and weight is None and (media is None or media == []):
             return text
-        weight = value("weight") if self.law > 2 else None
         beside = {"weight": weight, MEDIA: media}
         return Supervision(
             text, spans, {key: given for key, given in beside.items() if given is not None}, kinds=self.kinds
@@ -199,10 +200,31 @@ def _named(layout: Layout) -> str:
     return layout.name if layout.needs == (layout.name,) else f"{layout.name} ({', '.join(layout.needs)})"
 
 
+def of_table(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table's row as a line's record would be: without nulls, and without numbers that stand for a missing weight."""
+    record = {key: without_nulls(value) for key, value in row.items() if key != "weight" or not _is_missing(value)}
+    if isinstance(spans := record.get(LOSS_SPANS), list):
+        record[LOSS_SPANS] = [
+            span[:2] if isinstance(span, list) and len(span) == 3 and _is_missing(span[2]) else span for span in spans
+        ]
+    return record
+
+
 def without_nulls(value: Any) -> Any:
     """A value of an Arrow column, in which null is a key that is not there, as each object has every key; but a message's
-    content may be null."""
+    content may be null. A message's weight that is NaN is not there either."""
     if isinstance(value, Mapping):
-        kept = ((key, without_nulls(inner)) for key, inner in value.items())
-        return {k: inner for k, inner in kept if inner is not None or (k == "content" and "role" in value)}
+        is_message = "role" in value or "from" in value
+        kept = {k: without_nulls(v) for k, v in value.items() if not (is_message and k == "weight" and _is_missing(v))}
+        return {k: inner for k, inner in kept.items() if inner is not None or (k == "content" and "role" in value)}
     return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a table's number is null or NaN, which pandas and NumPy write where there is none."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a whole number of any type, such as 3 or 3.0, as an int; None for any other value."""
+    return int(value) if type(value) in (int, float) and value % 1 == 0 else None

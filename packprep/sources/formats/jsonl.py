@@ -64,8 +64,8 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
     names = fields.beside_text(text_key) if fields else []
     decoder = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
     fast, others = decoder.decode if decoder else _refuse, [attrgetter(f"field{i}") for i in range(len(names))]
-    of_media = others[names.index(MEDIA)] if MEDIA in names else None
-    without_media = [get for get in others if get is not of_media]
+    alone = {name: get for name, get in zip(names, others, strict=True) if name in (MEDIA, "weight")}
+    of_layouts = [get for name, get in zip(names, others, strict=True) if name not in alone]
     if fields and fields.format != "auto":
         fast = _refuse
 
@@ -74,17 +74,13 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
             record = fast(line)
             text: str = record.text
             nests = len(line) - len(text) >= MIN_NESTED_BYTES and nested_too_deep(line)
-            media = of_media(record) if of_media else None
-            if nests or any(get(record) for get in (without_media if media else others)):
+            if nests or any(get(record) for get in of_layouts):
                 return decode_slowly(line, text_key, fields)
             # msgspec does not look at the UTF-8 of what it skips.
             if not line.isascii():
                 line.decode()
-            if not media:
-                return text
-            places = _places.decode(str(media, "utf-8"))
-            assert fields
-            return fields.of_text(text, None, {MEDIA: places}.get)
+            beside = {name: _values.decode(str(raw, "utf-8")) for name, get in alone.items() if (raw := get(record))}
+            return fields.of_text(text, None, beside.get) if fields and beside else text
         except (ValueError, msgspec.MsgspecError, RecursionError):
             return decode_slowly(line, text_key, fields)
 
@@ -118,8 +114,8 @@ def read_integer(digits: str) -> int:
     return int(digits) if len(digits) <= _MAX_DIGITS else -(1 << 64) if digits[0] == "-" else 1 << 64
 
 
-_places = json.JSONDecoder(parse_constant=_refuse, parse_int=read_integer)
-"""Of what stands at media, as `decode_slowly` reads it."""
+_values = json.JSONDecoder(parse_int=read_integer)
+"""Reads what stands at media and weight, as `decode_slowly` does."""
 
 
 def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> Outcome:
@@ -133,7 +129,7 @@ def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> O
     try:
         # Numbers are not read where none is needed: Python refuses very long ones.
         read_int, read_float = (read_integer, float) if fields else (len, len)
-        record = json.loads(source, parse_constant=_refuse, parse_int=read_int, parse_float=read_float)
+        record = json.loads(source, parse_int=read_int, parse_float=read_float)
     except ValueError:
         return "malformed_json", f"not JSON; the line begins {ascii(source[:60])}"
     if not isinstance(record, dict):

@@ -40,8 +40,8 @@ from packprep.sources.formats.fields import (
     Layout,
     instead_of_text,
     is_message,
+    of_table,
     refused,
-    without_nulls,
 )
 
 SLICE_ROWS = 1 << 14  # rows that are looked at together
@@ -102,7 +102,7 @@ def find_columns(
     if not fields.kinds and text_key != MEDIA and _has_places(schema):
         raise SourceError(f"{path}: {UNREAD_MEDIA}")
     media = [MEDIA] if fields.kinds and _column(path, schema, MEDIA, text_key) else []
-    for key in map(fields.key_of, [*names, *media, *(["weight"] if spans or media else [])]):
+    for key in map(fields.key_of, [*names, *media, "weight"]):
         if at := _column(path, schema, key, text_key):
             found[key] = at
     return found
@@ -430,7 +430,7 @@ def _document(
     if fields is None:
         return ("not_a_string", "the value is null") if text is None else text
     if fields.law > 2:
-        record = without_nulls(record)
+        record = of_table(record)
     spans, value_at = record.get(LOSS_SPANS), record.get
     layout = fields.layout_of(value_at, text is not None or spans is not None)
     if layout and layout.advice:

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packprep.documents.supervision import conversation
 from packprep.sources.formats import BAD_REASONS
+from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import MAX_NESTING, decode_slowly, line_decoder, nested_too_deep
 from packprep.twin.records import MAX_DEPTH
 
@@ -49,7 +51,8 @@ def test_a_good_line_gives_its_text(line, text):
         (b'{"text": "a"} x', "malformed_json"),
         (b'{"other": 1} x', "malformed_json"),
         (b'{"text": "a",}', "malformed_json"),
-        (b'{"text": "a", "x": NaN}', "malformed_json"),
+        (b'{"text": NaN}', "not_a_string"),
+        (b'{"text": "a", "x": nan}', "malformed_json"),
         (b'{"text": "a\tb"}', "malformed_json"),
         (b'{"text": "a\0b"}', "malformed_json"),
         (b'{"text": "\\x"}', "malformed_json"),
@@ -88,6 +91,22 @@ def test_a_bad_line_gives_a_reason_and_never_raises(line, reason):
     found, detail = decode(line)
     assert found == reason in BAD_REASONS
     assert detail.isascii()
+
+
+def test_numbers_that_only_python_writes_beside_a_text_are_read_as_python_reads_them():
+    for number in (b"NaN", b"Infinity", b"-Infinity", b'{"a": [NaN]}'):
+        for fields in (None, Fields(), Fields(kinds=("image",))):
+            assert line_decoder("text", fields)(b'{"text": "a", "score": ' + number + b"}") == "a"
+
+
+@pytest.mark.parametrize(
+    ("beside", "reason"),
+    [('"weight": NaN', "bad_weight"), ('"weight": Infinity', "bad_weight"), ('"loss_spans": [[0, NaN]]', "bad_loss_spans"),
+     ('"loss_spans": [[0, 1, NaN]]', "bad_loss_spans"), ('"media": [{"at": NaN}]', "bad_media")],
+)  # fmt: skip
+def test_numbers_that_only_python_writes_in_a_field_of_ours_are_rejected_by_its_name(beside, reason):
+    outcome = line_decoder("text", Fields(kinds=("image",)))(f'{{"text": "a", {beside}}}'.encode())
+    assert conversation(outcome, None)[0] == reason
 
 
 @pytest.mark.parametrize("opening, closing", [(b"[", b"]"), (b'{"a":', b"}")])
