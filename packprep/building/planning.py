@@ -36,6 +36,7 @@ from packprep.documents.chat_template import (
     named_templates,
 )
 from packprep.documents.reading import MOST_DOCUMENTS
+from packprep.documents.sample import Supervise
 from packprep.documents.store import STEP_BYTES, STORE, TokenStore, estimates_as_json, estimates_from_json
 from packprep.documents.supervision import supervise
 from packprep.errors import RecipeError
@@ -50,7 +51,7 @@ from packprep.objectives.tasks import (
     task_table,
     whole_recipe,
 )
-from packprep.recipe import Recipe, fingerprint, normalised, without_places
+from packprep.recipe import DocumentKeys, Recipe, fingerprint, normalised, without_places
 from packprep.sources.files import Files, find_files
 from packprep.sources.first_look import first_look
 from packprep.sources.slices import (
@@ -62,7 +63,7 @@ from packprep.sources.slices import (
     step_bytes,
 )
 from packprep.tokenizer.engines import ENGINES, candidates, engine_facts, loaded, refused
-from packprep.tokenizer.engines.engine import EngineFault, EngineRefusal
+from packprep.tokenizer.engines.engine import Engine, EngineFault, EngineRefusal
 from packprep.tokenizer.file import texts_of_ids
 from packprep.tokenizer.proof import prove, prove_on_nasty_text
 from packprep.tokenizer.roles import Needs, Vocabulary, resolve_vocabulary
@@ -174,6 +175,8 @@ TWO_ENDS = (
     "warning: the chat template ends conversations in {}, which is eos, and documents.append_eos puts eos behind them once more: "
     "set documents.append_eos = false, unless texts beside them need it"
 )
+UNSAMPLED: Mapping[str, Any] = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
+"""What is resolved of a source before its calibration sample is taken."""
 LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash", "jinja2")
 
 
@@ -224,13 +227,7 @@ def make_plan(
                 "prefix": planned.prefix,
                 "patterns": patterns_of(planned.source, recipe.base, inputs.stores),
                 "store": inputs.stores[planned.name].digest if planned.name in inputs.stores else None,
-                "ratios": estimate.ratios,
-                "tokens_per_byte": estimate.tokens_per_byte,
-                "documents": (
-                    round(resolved["text_bytes"] / estimate.document_bytes) if estimate.document_bytes else 0
-                ),
-                "relative_error": estimate.error_of(planned),
-                **({"estimates": known} if known else {}),
+                **stored_estimates(estimate, planned, resolved["text_bytes"], known),
             }
             for planned, estimate, resolved, known in zip(sources, estimates, derived["sources"], both, strict=True)
         ],
@@ -327,12 +324,11 @@ def _proven_and_calibrated(
     RecipeError if an engine that is asked for by name fails its proof.
     """
     recipe, vocabulary, special_text = inputs.recipe, inputs.vocabulary, inputs.recipe.documents.special_text
-    names, looks = candidates(recipe.engine, vocabulary), recipe.documents.loss_spans == "use"
+    names = candidates(recipe.engine, vocabulary)
     first = np.cumsum([0, *map(len, inputs.files)]).tolist()
-    unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}  # what a sample tells
     sources = [
         PlannedSource(
-            source, i, inputs.prefixes[i], inputs.files[i], first[i], dict(unresolved), recipe.seed,
+            source, i, inputs.prefixes[i], inputs.files[i], first[i], UNSAMPLED, recipe.seed,
             in_order=inputs.is_store, kinds=tuple(vocabulary.media),
         )
         for i, source in enumerate(recipe.sources)
@@ -341,11 +337,10 @@ def _proven_and_calibrated(
     if not in_files:  # no text is read but by who replays, with the engine that the first store was made with
         before = inputs.stores[sources[0].name].plan.stored["engine"]["name"]
         names = [before] if before in names else names[-1:]
-    supervised = partial(supervise, template=inputs.chat_template, settings=recipe.documents) if looks else None
     texts: list[str] = []
     for source in in_files if any(ENGINES[name].proven for name in names) else ():
         with _named(source, recipe):
-            texts += first_texts(source, supervised)
+            texts += first_texts(source, _supervise_of(recipe.documents, inputs.chat_template, LAW_VERSION))
     for name in names:
         try:
             engine = loaded(name, vocabulary, special_text) if in_files else None
@@ -354,14 +349,15 @@ def _proven_and_calibrated(
             estimates: list[Estimates] = []
             both: list[Any] = []
             for source in sources:
+                known: list[dict[str, Any]] = []
                 if engine is None or source.name in inputs.stores:
-                    estimates.append(_estimated(source, inputs.stores))
-                    both.append(None)
+                    estimate = estimates_in(inputs.stores[source.name], source)
                 else:
-                    sample = partial(calibrate, source, engine, vocabulary, recipe.documents, supervised)
                     with _named(source, recipe):
-                        estimates.append(sample(source.source.share is not None))
-                        both.append(_both(source, estimates[-1], sample) if inputs.is_store else None)
+                        settings, template = recipe.documents, inputs.chat_template
+                        estimate, known = sampled(source, engine, vocabulary, settings, template, inputs.is_store)
+                estimates.append(estimate)
+                both.append(known)
                 if estimates[-1].supervised and not inputs.is_store:
                     check_supervised(recipe, source.index)
             if engine is not None:
@@ -374,18 +370,55 @@ def _proven_and_calibrated(
     raise AssertionError("the reference engine takes every tokenizer and needs no proof")
 
 
-def _both(source: PlannedSource, plain: Estimates, sample: Callable[[bool], Estimates]) -> list[dict[str, Any]]:
-    """What a token store keeps for datasets: what its samples told, and what more precise ones tell, for shares."""
+def sampled(
+    source: PlannedSource,
+    engine: Engine,
+    vocabulary: Vocabulary,
+    settings: DocumentKeys,
+    template: str | None,
+    is_store: bool,
+) -> tuple[Estimates, list[dict[str, Any]]]:
+    """Return the estimates of a source's calibration sample, and what a token store keeps of them for datasets.
+
+    Both depend on the arguments and the source's files only, so that verification can work them out again.
+    """
+    supervised = _supervise_of(settings, template, source.law)
+    sample = partial(calibrate, source, engine, vocabulary, settings, supervised)
+    estimates = sample(source.source.share is not None)
+    if not is_store:
+        return estimates, []
     noted = dict(source.files.piece_bytes)
-    precise = sample(True)
-    found = [estimates_as_json(plain, noted), estimates_as_json(precise, source.files.piece_bytes)]
+    known = [estimates_as_json(estimates, noted), estimates_as_json(sample(True), source.files.piece_bytes)]
     source.files.forget(noted)
-    return found
+    return estimates, known
 
 
-def _estimated(source: PlannedSource, stores: Mapping[str, TokenStore]) -> Estimates:
-    """What the samples told that were looked at when a source's token store was planned."""
-    kept = planned_in(stores[source.name], source.name)["estimates"]
+def _supervise_of(settings: DocumentKeys, template: str | None, law: int) -> Supervise | None:
+    """Return how the sample makes texts of supervised documents; None where the recipe ignores what supervises."""
+    if settings.loss_spans != "use":
+        return None
+    return partial(supervise, template=template, settings=settings, law=law)
+
+
+def stored_estimates(
+    estimates: Estimates, source: PlannedSource, text_bytes: int, known: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return what a plan stores of a source's calibration sample.
+
+    source: with its repeat. text_bytes: as the plan has them. known: what a token store keeps, as `sampled` gives it.
+    """
+    return {
+        "ratios": estimates.ratios,
+        "tokens_per_byte": estimates.tokens_per_byte,
+        "documents": round(text_bytes / estimates.document_bytes) if estimates.document_bytes else 0,
+        "relative_error": estimates.error_of(source),
+        **({"estimates": known} if known else {}),
+    }
+
+
+def estimates_in(store: TokenStore, source: PlannedSource) -> Estimates:
+    """Return the estimates that a token store keeps of a source, and note in its files what its pieces hold."""
+    kept = planned_in(store, source.name)["estimates"]
     estimates, piece_bytes = estimates_from_json(kept[source.source.share is not None])
     for i, held in piece_bytes.items():
         source.files.note(i, held)

@@ -85,6 +85,8 @@ def calibrate(
     precise: look until the tokens are known to some thousandths; what compressed files hold is noted in
     `source.files.piece_bytes` then.
     """
+    tables = [i for i in source.files.piece_bytes if position_of(*source.formats[i]) == "number"]
+    source.files.forget({i: source.files.piece_bytes[i] for i in tables})  # what an earlier sample noted
     count = partial(_tokens_of, engine=engine, vocabulary=vocabulary, special_text=settings.special_text)
     ratios: dict[str, int] = {}
     seen: list[Looked] = []

@@ -189,7 +189,6 @@ class Documents:
     read: dict[str, int] = field(default_factory=dict)  # source → documents
     dropped_tokens: dict[str, dict[str, int]] = field(default_factory=dict)  # source → reason → tokens
     text_digests: dict[str, str] = field(default_factory=dict)  # source → digest
-    text_bytes: dict[str, int] = field(default_factory=dict)  # source → bytes
 
 
 def is_bad(reason: str) -> bool:
@@ -312,7 +311,7 @@ def read_documents(
     counts = {source.name: 0 for source in sources}
     dropped: dict[str, dict[str, int]] = {source.name: {} for source in sources}
     digests = {source.name: xxhash.xxh3_128() for source in sources}
-    text_bytes = {source.name: 0 for source in sources}
+    text_bytes = 0
     file_keys: dict[int, np.uint64] = {}
     fewest = recipe.documents.min_tokens
     trained: dict[int, Trained] = {}
@@ -366,9 +365,9 @@ def read_documents(
             same = (part.file, source.index, part.use, file_keys[part.file])
             documents.append((lengths[used], positions[used], *(np.repeat(value, count) for value in same)))
             counts[source.name] += len(positions) + len(rejects)
-            text_bytes[source.name] += int(batch_bytes.sum())
+            text_bytes += int(batch_bytes.sum())
             if most_bytes is not None:
-                refuse_beyond(part.path, sum(counts.values()), sum(text_bytes.values()), most_bytes)
+                refuse_beyond(part.path, sum(counts.values()), text_bytes, most_bytes)
             if progress:
                 read_now = len(positions) + len(rejects)
                 progress(read_now, int(batch_bytes.sum()), int(lengths.sum()), len(rejected) - before)
@@ -393,7 +392,6 @@ def read_documents(
         counts,
         dropped,
         {source.name: _said(digests[source.name], source) for source in sources},
-        text_bytes,
     )
 
 

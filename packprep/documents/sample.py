@@ -35,7 +35,6 @@ from packprep.sources.formats.compressed import decompressed, said_bytes
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import BOM, Outcome
 from packprep.sources.slices import PlannedSource
-from packprep.storage import is_url
 from packprep.tokenizer.roles import Vocabulary
 
 WINDOWS, WINDOW_BYTES, PLACES = 128, 32 << 10, 4
@@ -225,7 +224,7 @@ def _windows(
 ) -> Iterator[list[tuple[_Line, float]]]:
     """The lines at the places of each window of a round, as `_lines_at` gives them: windows lie at even distances, each
     shifted by its key."""
-    remote = is_url(source.prefix)
+    remote = source.planned_at_url  # wherever the files lie now: the sample is the plan's
     windows, n_bytes, places = (
         (REMOTE_WINDOWS, REMOTE_WINDOW_BYTES, REMOTE_PLACES) if remote else (WINDOWS, WINDOW_BYTES, PLACES)
     )

@@ -24,6 +24,7 @@ from packprep.randomness import PIECE_ORDER, bits64, permute, text_key
 from packprep.recipe import Source
 from packprep.sources.files import Files, Pieces
 from packprep.sources.formats import FORMATS, PIECE_BYTES, Slice, position_of
+from packprep.storage import is_url
 
 _WEIGHT_BITS = 16  # the kept part of a piece is an integer per 2¹⁶
 _AT_ONCE = 1 << 18  # pieces: millions of them are worked on in parts that stay in the processor's cache
@@ -60,13 +61,14 @@ class PlannedSource:
         open_store: Callable[[str], Any] | None = None,
         kinds: tuple[str, ...] = (),
     ):
-        """resolved: the plan's ratios, repeat and step_bytes. law: the plan's law_version. in_order: the pieces stay in the
-        files' order, as in a token store. open_store: a store's place → the store. kinds: of media, by name."""
+        """resolved: the plan's ratios, repeat, step_bytes and prefix. law: the plan's law_version. in_order: the pieces stay in
+        the files' order, as in a token store. open_store: a store's place → the store. kinds: of media, by name."""
         self.kinds = kinds
         self.in_order = in_order
         self._open_store = open_store
         self.source, self.index, self.prefix, self.files, self.first_file = source, index, prefix, files, first_file
         self.name, self.seed, self.law = source.name, seed, law
+        self.planned_at_url = is_url(resolved.get("prefix", prefix))
         self.ratios: Mapping[str, int] = resolved["ratios"]
         self.repeat: float = resolved["repeat"]
         self.step_bytes: int = resolved.get("step_bytes", 1 << 20)

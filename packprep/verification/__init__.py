@@ -51,6 +51,7 @@ from packprep.verification.arrays import (
 from packprep.verification.coverage import Runs, check_apart, check_documents, read_rejects
 from packprep.verification.faults import Faults, line_of
 from packprep.verification.on_disk import (
+    check_estimates,
     check_foundations,
     check_inputs,
     check_listing,
@@ -62,7 +63,6 @@ from packprep.verification.on_disk import (
     check_reject_limit,
     check_shard_files,
     check_sum,
-    check_text_bytes,
     sound_ledgers,
 )
 from packprep.verification.replay import check_twin, plan_for_twin, replay_shard, replay_some, twin_of
@@ -119,12 +119,11 @@ class Result(NamedTuple):
 
     faults: Faults
     ledger: dict[str, Any] | None
-    replayed: int
+    replayed: int | None  # None: its sources changed, so nothing was built again
     runs: Runs | None  # parts of files that it read; None: its arrays do not tell
     twin: tuple[
         int, int
     ]  # segments that the twin recomputed; places in conversations of which it took the build's word
-    read: dict[str, int] | None  # source → bytes of the text that was read again; None: not all of it was
 
 
 def verify_dataset(
@@ -208,12 +207,11 @@ def verify_dataset(
                 check_recipe(plan, recipe, moved, faults)
             if replay == ALL:
                 check_law(stored, PLAN_NAME)
-                check_inputs(plan, faults)
+                files = check_inputs(plan, faults)
             ledgers += sound_ledgers(local.out, manifest, plan, sorted(set(range(shards)).difference(share)))
         items = _items(manifest, share, replay, twin, replay_seed)
         runs = []
-        read: list[Mapping[str, int]] = []
-        replayed, by_twin = 0, (0, 0)
+        replayed, by_twin, sources_changed = 0, (0, 0), False
         progress.begin(sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items))
         try:
             arguments = (local, prefixes, manifest["plan"]["digest"], epoch % EPOCHS)
@@ -222,12 +220,11 @@ def verify_dataset(
             for item, result in in_processes(_setup, arguments, items, workers, progress.add):
                 progress.done(item)
                 faults.join(result.faults)
-                replayed += result.replayed
+                replayed += result.replayed or 0
+                sources_changed |= result.replayed is None
                 if result.runs is not None:
                     runs.append((item.number, result.runs))
                 by_twin = by_twin[0] + result.twin[0], by_twin[1] + result.twin[1]
-                if result.read is not None:
-                    read.append(result.read)
                 if result.ledger is not None:
                     ledgers.append(result.ledger)
         finally:
@@ -236,9 +233,8 @@ def verify_dataset(
             total = add_ledgers(ledgers)
             check_sum(manifest, total, faults)
             check_reject_limit(plan, total, faults)
-            if len(read) == plan.shards:
-                sums = {source.name: sum(of_shard[source.name] for of_shard in read) for source in plan.sources}
-                check_text_bytes(plan, total, sums, faults)
+        if array[0] == 0 and replay == ALL and not sources_changed:  # else P17 says so
+            check_estimates(plan, files, faults)
         check_apart(plan, sorted(runs, key=lambda own: own[0]), len(runs) == plan.shards, faults)
         report = _report(local, manifest, epoch, share, replayed, by_twin, faults)
         return report if replay in (None, ALL) else {**report, "replay_seed": replay_seed}
@@ -311,8 +307,8 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
     def check_files(item: ShardToVerify, report: Report) -> Result:
         faults = Faults()
         is_there, receipt = check_shard_files(directory, item.number, item.entry, plan_digest, plan, faults)
-        replayed, recomputed = 0, (0, 0)
-        runs = read = None
+        replayed: int | None = 0
+        recomputed, runs = (0, 0), None
         reported = [0, 0]  # bytes and tokens
 
         def report_progress(done: int, of: int) -> None:
@@ -322,9 +318,9 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
 
         if plan.is_store:
             if is_there:
-                replayed, read = check_store_shard(plan, directory, item.number, receipt, item.whole, decoders, faults)
+                replayed = check_store_shard(plan, directory, item.number, receipt, item.whole, decoders, faults)
             report_progress(1, 1)
-            return Result(faults, None if receipt is None else receipt["ledger"], replayed, None, (0, 0), read)
+            return Result(faults, None if receipt is None else receipt["ledger"], replayed, None, (0, 0))
         arrays = _arrays_of(directory, dataset, plan, item, epoch, faults) if is_there else None
         if arrays is not None:
             rejects = None
@@ -335,18 +331,18 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
                 runs = check_documents(plan, item.number, arrays, rejects, receipt, faults)
             try:
                 if item.whole:
-                    replayed, read = replay_shard(plan, item.number, arrays, receipt, rejects, decoders, faults, epoch)
+                    replayed = replay_shard(plan, item.number, arrays, receipt, rejects, decoders, faults, epoch)
                 elif item.replay is not None:
                     replayed = replay_some(plan, item.number, arrays, item.replay, receipt, decoders, faults, epoch)
                 # Where the sources changed nothing was replayed, and the twin would find that at every segment.
-                if item.twin and (replayed or (item.whole and not item.entry["segments"])):
+                if item.twin and replayed is not None and (replayed or (item.whole and not item.entry["segments"])):
                     chosen = None if item.whole or item.replay is None else item.replay.tolist()
                     file = shard_name(item.number)
                     recomputed = check_twin(twin(), item.number, arrays, chosen, file, faults, report_progress, epoch)
             except SourceError as error:
                 faults.add("P17", shard_name(item.number), f"cannot be built again: {error}")
         report_progress(1, 1)
-        return Result(faults, None if receipt is None else receipt["ledger"], replayed, runs, recomputed, read)
+        return Result(faults, None if receipt is None else receipt["ledger"], replayed, runs, recomputed)
 
     return one_by_one(check_item)
 

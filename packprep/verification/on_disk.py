@@ -1,23 +1,31 @@
 """P1, P2 and P22: the files of a dataset, what its JSON files say of each other, and what its plan follows from.
 
 From its recipe, tokenizer.json and its estimates everything else of a plan is worked out again, by what made it. With
-`--replay all` the patterns list the files again, the files' pieces are counted, and the text that was read is compared with
-the estimates. A recipe from elsewhere says whether the stored one is the user's.
+`--replay all` the patterns list the files again, the files' pieces are counted, and the estimates are worked out again from
+the keyed calibration sample. A recipe from elsewhere says whether the stored one is the user's.
 """
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from packprep.building.commit import REJECTS_KEYS, bad_documents, make_manifest, read_receipt, too_many_bad
 from packprep.building.ledger import imbalances, is_ledger
-from packprep.building.plan import Plan, ids_of, plan_digests
-from packprep.building.planning import changed_keys, follows, repeats
+from packprep.building.plan import Plan, ids_of, open_store, plan_digests
+from packprep.building.planning import (
+    UNSAMPLED,
+    changed_keys,
+    estimates_in,
+    follows,
+    repeats,
+    sampled,
+    stored_estimates,
+)
 from packprep.building.removal import encode_removed
-from packprep.building.stores import in_stores, of_store, patterns_of, template_of
+from packprep.building.stores import files_in, in_stores, of_store, patterns_of, template_of
 from packprep.dataset.manifest import LATER
 from packprep.documents.calibration import highest_ratio
 from packprep.documents.chat_template import find_template
@@ -261,10 +269,6 @@ def check_sum(manifest: Mapping[str, Any], total: Mapping[str, Any], faults: Fau
 
 TOLERANCE = 4e-9
 """Of thresholds and rates: libraries of mathematics differ in their last digits, and law 1 interpolated to 2e-9."""
-STANDARD_ERRORS, LEAST_PART = 3, 0.01
-"""How far the text that was read may be from the plan's, the larger of both."""
-FEWEST = 1000
-"""Documents of which a coin for each, as `sample` throws, keeps a part evenly enough for that."""
 
 
 def check_plan_follows(plan: Plan, faults: Faults) -> None:
@@ -367,10 +371,16 @@ def check_reject_limit(plan: Plan, total: Mapping[str, Any], faults: Faults) -> 
         faults.add("P22", MANIFEST_NAME, message)
 
 
-def check_inputs(plan: Plan, faults: Faults) -> None:
-    """P22 of plan.json, from the sources: its files are those that its patterns find, with the pieces that they have."""
+def check_inputs(plan: Plan, faults: Faults) -> list[Files | None]:
+    """P22 of plan.json, from the sources: its files are those that its patterns find, with the pieces that they have.
+
+    Gives each source's files as they are now; None where they have not the plan's names and sizes.
+    """
+    found_files: list[Files | None] = []
     for source, planned in zip(plan.sources, plan.stored["sources"], strict=True):
+        found_files.append(None)
         if source.in_store:
+            found_files[-1] = files_in(source.store, source.name, source.index)
             continue
         try:
             _, found = find_below(source.source, source.index, source.prefix, planned["patterns"])
@@ -380,13 +390,15 @@ def check_inputs(plan: Plan, faults: Faults) -> None:
                     "its patterns find {!r}, which is not in it" if name in here else "its patterns do not find {!r}"
                 )
                 faults.add("P22", PLAN_NAME, f"source {source.name}: {which.format(name)}")
-            _check_pieces(source, [name for name, size in there.items() if here.get(name) == size], faults)
+            own = _check_pieces(source, [name for name, size in there.items() if here.get(name) == size], faults)
+            found_files[-1] = own if here == there else None
         except PackprepError as error:
             faults.add("P22", PLAN_NAME, f"source {source.name}: {error}")
+    return found_files
 
 
-def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -> None:
-    """The pieces of these files, which have the plan's sizes, and of tables what each holds, are the plan's."""
+def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -> Files:
+    """The pieces of these files, which have the plan's sizes, and of tables what each holds, are the plan's. Gives the files."""
     at = {name: i for i, name in enumerate(source.files.names)}
     sizes = source.files.sizes[[at[name] for name in names]]
     own = Files(source.index, names, sizes, source.source.format, source.prefix, text_key=source.source.text_key)
@@ -399,28 +411,56 @@ def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -
             source.files.piece_bytes.get(i, ())
         ):
             faults.add("P22", PLAN_NAME, f"{message}, which do not hold what the plan says")
+    return own
 
 
-def check_text_bytes(plan: Plan, total: Mapping[str, Any], read: Mapping[str, int], faults: Faults) -> None:
-    """P22 of plan.json, once all shards were read again: each source has about the text that the plan expects of it.
+def check_estimates(plan: Plan, files: Sequence[Files | None], faults: Faults) -> None:
+    """Check P22 of plan.json from the sources: its estimates are those of the keyed calibration sample.
 
-    total: the ledgers' sum. read: source → bytes of text in all shards.
+    The sample is taken again, so that nothing compares an estimate with the data. files: as `check_inputs` gives them.
     """
-    for source, planned in zip(plan.sources, plan.stored["sources"], strict=True):
-        documents = total["sources"][source.name]["documents"]["read"]
-        by_chance = tuple(source.source.sample) != (0.0, 1.0)
-        ratios, expected = source.ratios.values(), planned["text_bytes"]
-        if not planned["documents"]:  # the sample met none
+    for source, planned, own in zip(plan.sources, plan.stored["sources"], files, strict=True):
+        if own is None:  # P17 or P22 names the files that are not the plan's
             continue
-        if (by_chance and documents < FEWEST) or max(ratios, default=0) >= highest_ratio(source):
+        try:
+            again = list(_sampled_again(plan, source, planned, own))
+        except PackprepError as error:
+            faults.add("P22", PLAN_NAME, f"source {source.name}: {error}")
             continue
-        least = min(ratios, default=1)  # 1 also stands for less
-        rounding = 0.5 / least if least > 1 else 1.0
-        part = max(STANDARD_ERRORS * (planned["relative_error"] or 0.0), LEAST_PART) + rounding
-        rounded = 2 * len(source.pieces) * source.uses
-        if abs(read[source.name] - expected) > part * expected + rounded:
-            message = f"source {source.name}: the shards have {read[source.name]} bytes of its text"
-            faults.add("P22", PLAN_NAME, f"{message}; the plan expects {expected}, to {part:.1%}", value=expected)
+        stored = {key: planned[key] for key in again[0] if key != "piece_bytes"}
+        stored["piece_bytes"] = {i: list(held) for i, held in source.files.piece_bytes.items()}
+        if stored not in again:
+            words = "{} is {} by the calibration sample, and {} in the plan"
+            for message in changed_keys(again[0], stored, words, f"sources[{source.index}]"):
+                faults.add("P22", PLAN_NAME, message)
+
+
+def _sampled_again(
+    plan: Plan, source: PlannedSource, planned: Mapping[str, Any], files: Files
+) -> Iterator[dict[str, Any]]:
+    """Give what a plan may store of a source's calibration sample, with what the pieces of its files hold."""
+    store, in_store = None, planned["prefix"].startswith(IN_STORE)
+    if source.in_store:
+        store = source.store
+    elif in_store:
+        with contextlib.suppress(PackprepError):
+            store = open_store(planned["prefix"].removeprefix(IN_STORE))
+    resolved = {**UNSAMPLED, "repeat": source.repeat, "prefix": planned["prefix"]}
+    again = PlannedSource(
+        source.source, source.index, source.prefix, files, source.first_file, resolved, source.seed, source.law,
+        plan.is_store, kinds=source.kinds,
+    )  # fmt: skip
+    # Without its token store nothing tells whether the text lay at a URL, where a sample has fewer windows.
+    for at_url in (False, True) if in_store and store is None else (again.planned_at_url,):
+        again.planned_at_url = at_url
+        known: list[dict[str, Any]] = []
+        if store is not None:
+            estimates = estimates_in(store, again)
+        else:
+            settings, template = plan.recipe.documents, plan.stored["chat_template"]
+            estimates, known = sampled(again, plan.engine, plan.vocabulary, settings, template, plan.is_store)
+        found = stored_estimates(estimates, again, planned["text_bytes"], known)
+        yield {**found, "piece_bytes": {i: list(held) for i, held in again.files.piece_bytes.items()}}
 
 
 def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: Faults) -> None:

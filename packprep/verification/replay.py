@@ -38,11 +38,11 @@ def replay_shard(
     decoders: Decoders,
     faults: Faults,
     epoch: int = 0,
-) -> tuple[int, dict[str, int] | None]:
+) -> int | None:
     """P17 and P21 of a whole shard: made again, it is the same; inverted, it gives the documents' tokens. epoch: whose chance
     the arrays have.
 
-    Gives (how many segments were made again, source → bytes of the text that was read); (0, None) where a source changed.
+    Gives how many segments were made again; None where a source changed.
     """
     file, before = shard_name(number), faults.total
     made = make_shard(plan, number, decoders, epoch=epoch)
@@ -51,7 +51,7 @@ def replay_shard(
         for message in changed:
             faults.add("P17", file, message)
         if changed:
-            return 0, None
+            return None
         if receipt["ledger"] != made.ledger:
             faults.add("P17", receipt_name(number), "the ledger is not that of the shard made again")
         rejected = encode_rejects(made)
@@ -74,7 +74,7 @@ def replay_shard(
             where = "" if len(at) == 2 else f"[{at[0]}]"
             faults.add("P17", file, f"{name}{where} made again is {again[at]}", row, slot, stored[at].item())
     if faults.total > before:
-        return len(made.table.n), made.documents.text_bytes
+        return len(made.table.n)
     table, documents = made.table, made.documents
     stored_table = stored_segments(plan, arrays)
     exact = stored_table._replace(bos=table.bos, eos=table.eos, copy=table.copy, first_trained=table.first_trained)
@@ -86,7 +86,7 @@ def replay_shard(
     for g in np.unique(np.searchsorted(offsets, differs[:MAX_LISTED], "right") - 1):
         message = f"segment {g}: inverting it does not give the document's tokens"
         faults.add("P17", file, message, int(exact.row[g]))
-    return len(table.n), made.documents.text_bytes
+    return len(table.n)
 
 
 def replay_some(

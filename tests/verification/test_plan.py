@@ -204,7 +204,7 @@ OF_THE_SOURCES = {
     "fewer pieces of a Parquet file": (fewer_pieces("rows.parquet"), "'rows.parquet' has 3 pieces"),
     "fewer pieces of an Arrow file": (fewer_pieces("batches.arrow"), "'batches.arrow' has 3 pieces"),
     "pieces that hold something else": (another_weight, "do not hold what the plan says"),
-    "a ratio that makes a source larger": (source(1, ratios={"parquet": 2048}), "source rows: the shards have"),
+    "a ratio that makes a source larger": (source(1, ratios={"parquet": 2048}), "sources[1].ratios.parquet is"),
 }
 
 
@@ -225,7 +225,7 @@ def test_ratios_that_end_a_source_early_are_found(shared, tmp_path):
     change.tokenizer = (shared / "tokenizer.json").read_bytes()
     directory = forged(shared, tmp_path / "forged", change)
     assert faults_of(directory) == []
-    assert any("source rows: the shards have" in fault["message"] for fault in faults_of(directory, ALL))
+    assert any("sources[1].ratios.parquet is" in fault["message"] for fault in faults_of(directory, ALL))
 
 
 OF_THE_RECIPE = {
@@ -253,13 +253,10 @@ def test_a_stored_recipe_that_was_changed_is_found_by_the_users_own(dataset, tmp
 
 
 def test_other_patterns_are_found_by_the_users_recipe(dataset, tmp_path):
-    def change(plan):
-        plan["sources"][0]["patterns"] = ["a.jsonl"]
-        without_a_file(plan)
-
-    change = consistent(change)
-    change.tokenizer = (dataset / "tokenizer.json").read_bytes()
-    directory = forged(dataset, tmp_path / "forged", change)
+    table = recipe_table()
+    table["sources"][0] = {"name": "lines", "paths": ["lines/a.jsonl"]}
+    directory = tmp_path / "out"
+    made.build(table, dataset.parent / "in", directory)
     assert faults_of(directory, ALL) == []
     own = complete(read_recipe(recipe_table(), dataset.parent / "in"))
     (fault,) = verify_dataset(directory, None, {}, (0, 1), 0, made.Silent(), recipe=own)["listed"]
@@ -348,4 +345,4 @@ def test_a_megatron_pair_listed_without_its_pieces_is_found(dataset, tmp_path):
     change.tokenizer = (tmp_path / "out/tokenizer.json").read_bytes()
     directory = forged(tmp_path / "out", tmp_path / "forged", change)
     assert faults_of(directory) == []
-    assert [f["message"] for f in faults_of(directory, ALL)] == ["source pair: 'pair.bin' has 1 pieces"]
+    assert "source pair: 'pair.bin' has 1 pieces" in [f["message"] for f in faults_of(directory, ALL)]
