@@ -14,7 +14,7 @@ import numpy as np
 
 from packprep.building.removal import Removed
 from packprep.building.segments import CutLimits, cut_limits
-from packprep.dataset.manifest import removed_digest, replaced
+from packprep.dataset.manifest import is_count, removed_digest, replaced
 from packprep.dataset.mixture import mixture_of
 from packprep.dataset.noise import LAWS
 from packprep.documents.store import STORE, TokenStore
@@ -453,18 +453,36 @@ def refuse_others(out: Folder) -> None:
 
 
 def datasets_in(place: str | os.PathLike | Folder) -> list[str]:
-    """The folders of the datasets in an output folder: itself; or of a build of several seq_lengths, which its mixture.json
-    names, or else a plan of one of them, begun or not."""
+    """Return the folders of the datasets in an output folder: itself, those of a build of several seq_lengths, begun or
+    not, or those that its mixture.json names."""
     out = folder_at(place)
     if out.exists(PLAN_NAME) or out.exists(MANIFEST_NAME):
         return [str(out)]
-    if out.exists(MIXTURE_NAME):
-        names = mixture_of(out.read(MIXTURE_NAME), out.path_of(MIXTURE_NAME))["datasets"]
-    else:
-        plans = (stored_plan(f"{out}/{name}") for name in out.others() if name.startswith("seq_"))
-        lengths = next((plan["recipe"].get("seq_lengths") for plan in plans if plan is not None), None)
-        names = [f"seq_{length}" for length in lengths or ()]
+    names = [f"seq_{length}" for length in lengths_in(out)] or _mixed_in(out)
     return [f"{out}/{name}" for name in names] or [str(out)]
+
+
+def lengths_in(out: Folder) -> list[int]:
+    """Return the seq_lengths of the build whose datasets lie in seq_N below a folder; none where it is no such folder.
+
+    Where plans differ in them, those of most plans count. A plan that cannot be read is left to whoever opens it.
+    """
+    found = []
+    for name in [*out.others()] or _mixed_in(out):  # objects of a store are not listed
+        if name.startswith("seq_") and "/" not in name:
+            with contextlib.suppress(PackprepError):
+                lengths = (stored_plan(f"{out}/{name}") or {"recipe": {}})["recipe"].get("seq_lengths")
+                if isinstance(lengths, list) and all(map(is_count, lengths)):
+                    found.append(lengths)
+    return max(found, key=found.count, default=[])
+
+
+def _mixed_in(out: Folder) -> list[str]:
+    """Return the datasets that the mixture.json of a folder names; none where there is no such file."""
+    if not out.exists(MIXTURE_NAME):
+        return []
+    names: list[str] = mixture_of(out.read(MIXTURE_NAME), out.path_of(MIXTURE_NAME))["datasets"]
+    return names
 
 
 def stored_plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, Any], str] | None:

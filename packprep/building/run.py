@@ -186,8 +186,7 @@ def build_lengths(recipe: Recipe, out: str | os.PathLike | Folder, progress: Pro
     ]
     manifests = [outcome.manifest for outcome in outcomes if outcome.manifest is not None]
     if len(manifests) == len(names):
-        shares = [[0, [manifest["ledger"]["row_slots"] for manifest in manifests]]]
-        data = mixture_file(Path(MIXTURE_NAME).absolute(), names, shares=shares)
+        data = lengths_mixture(manifests)
         if not out.create(MIXTURE_NAME, data) and out.read(MIXTURE_NAME) != data:
             progress.say(
                 f"{out.path_of(MIXTURE_NAME)} has other datasets or shares than this build's, and is left as it is: remove it, "
@@ -195,6 +194,13 @@ def build_lengths(recipe: Recipe, out: str | os.PathLike | Folder, progress: Pro
             )
         out.flush()
     return outcomes
+
+
+def lengths_mixture(manifests: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return the mixture.json of a build of several seq_lengths, from the manifests of its datasets."""
+    names = [f"seq_{manifest['seq_length']}" for manifest in manifests]
+    shares = [[0, [manifest["ledger"]["row_slots"] for manifest in manifests]]]
+    return mixture_file(Path(MIXTURE_NAME).absolute(), names, shares=shares)
 
 
 def pace(

@@ -57,6 +57,7 @@ def verify(
     from packprep.building.processes import available_cpus
     from packprep.errors import RecipeError
     from packprep.verification import print_report, verify_dataset
+    from packprep.verification.lengths import verify_lengths
 
     position = array_position(array_index, array_count, os.environ)
     bar = Bar()
@@ -80,6 +81,8 @@ def verify(
         )
         for one in datasets_in(directory)
     ]
+    if across := verify_lengths(directory, reports, position, count):
+        reports.append(across)
     put_each(reports, as_json, print_report)
     if any(report["faults"] for report in reports):
         raise typer.Exit(1)
