@@ -60,6 +60,7 @@ from packprep.verification.on_disk import (
     check_plan_follows,
     check_recipe,
     check_reject_limit,
+    check_replaced,
     check_shard_files,
     check_sum,
     check_text_bytes,
@@ -205,6 +206,7 @@ def verify_dataset(
         ledgers: list[Mapping[str, Any]] = []
         if array[0] == 0:
             check_manifest(folder, plan, manifest, faults)
+            check_replaced(stored, plan, faults)
             check_plan_follows(plan, faults)
             if recipe is not None:
                 own = [one for one in recipe.by_length() if one.seq_length == plan.recipe.seq_length]

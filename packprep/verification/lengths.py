@@ -4,7 +4,6 @@ Each dataset is checked alone first. Here their plans, the text that they read, 
 compared. Shard b of each dataset reads the same parts of the sources, so array tasks compare their own shards.
 """
 
-import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import numpy as np
 
 from packprep.building.array_tasks import share_of
 from packprep.building.commit import read_receipt
-from packprep.building.plan import Plan, lengths_in, open_plan
+from packprep.building.plan import Plan, lengths_in, open_plan, stored_plan
 from packprep.building.planning import changed_keys
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.removal import REMOVED
@@ -141,7 +140,7 @@ def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> N
 
 def _check_plans(opened: Sequence[_Opened], faults: Faults) -> None:
     """P2 of the plans: but for their row length they are of one recipe, one tokenizer, and the same source files."""
-    shared = [_alike(one.plan) for one in opened]
+    shared = [_alike(stored_plan(one.local.folder) or {}) for one in opened]
     for one, own in zip(opened[1:], shared[1:], strict=True):
         for message in changed_keys(own, shared[0], f"{{}} is {{}} here, and {{}} in {opened[0].name}"):
             faults.add("P2", f"{one.name}/{PLAN_NAME}", message)
@@ -150,9 +149,9 @@ def _check_plans(opened: Sequence[_Opened], faults: Faults) -> None:
             faults.add("P2", f"{one.name}/{PLAN_NAME}", "it is of another row length", value=one.plan.recipe.seq_length)
 
 
-def _alike(plan: Plan) -> dict[str, Any]:
+def _alike(stored: dict[str, Any]) -> dict[str, Any]:
     """Return the keys and values of plan.json that all datasets of a build share."""
-    shared = copy.deepcopy({key: value for key, value in plan.stored.items() if key not in _OF_ONE_PLAN})
+    shared = {key: value for key, value in stored.items() if key not in _OF_ONE_PLAN}
     del shared["recipe"]["seq_length"]
     shared["recipe"].get("documents", {}).pop("max_bad_fraction", None)  # may change while a build goes on
     for source in shared["sources"]:
