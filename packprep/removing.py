@@ -18,7 +18,15 @@ import numpy as np
 
 from packprep.building.commit import commit_files, missing_shards, publish, read_receipt
 from packprep.building.ledger import check
-from packprep.building.plan import LATER, Plan, check_law, open_plan, refuse_others, stored_plan_and_digest
+from packprep.building.plan import (
+    LATER,
+    Plan,
+    check_law,
+    open_plan,
+    refuse_others,
+    stored_plan_and_digest,
+    with_removed,
+)
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.removal import DETAIL, REMOVED, encode_removed, store_without, without
 from packprep.building.run import Progress
@@ -28,7 +36,7 @@ from packprep.documents.store import open_arrays
 from packprep.errors import DatasetError, PlanError, RecipeError
 from packprep.exporting.export import refuse_nested
 from packprep.format import read_file
-from packprep.format.digests import digest_of, digest_of_file, own_digest
+from packprep.format.digests import digest_of, digest_of_file
 from packprep.format.json_files import (
     MANIFEST_NAME,
     PLAN_NAME,
@@ -44,7 +52,6 @@ from packprep.format.json_files import (
 from packprep.inspection.document import place_of
 from packprep.inspection.text import counted
 from packprep.messages import put_line
-from packprep.recipe import fingerprint
 from packprep.restoring import sound_segments
 from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, local_copy
 
@@ -87,7 +94,11 @@ def remove_documents(
         plan = open_plan(local.folder, found=found)
         listed = read_list(Path(documents), plan)
         data = encode_removed(_joined(plan.removed.documents, listed))
-        planned = encode(as_stored(_plan_without(found[0], plan, manifest, digest_of(data)), LATER))
+        before = {"fingerprint": manifest["fingerprint"], "digest": manifest["digest"], "plan": plan.digest}
+        if plan.removed_digest:
+            before["removed"] = plan.removed_digest
+        lists = {"digest": digest_of(data), "replaces": [*replaced(found[0]), before]}
+        planned = encode(as_stored(with_removed(found[0], plan, lists), LATER))
         lost = _Lost(local, manifest, plan, listed)
         lost.search()
         if not lost.shards:
@@ -175,19 +186,6 @@ def _joined(one: Mapping[str, Mapping[str, list[int]]], other: Mapping[str, Mapp
             for file, positions in files.items():
                 joined.setdefault(source, {}).setdefault(file, []).extend(positions)
     return joined
-
-
-def _plan_without(stored: Mapping[str, Any], plan: Plan, manifest: Manifest, removed: str) -> dict[str, Any]:
-    """The plan of the new dataset. removed: the digest of its removed.json."""
-    files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
-    tokenizer, template = stored["tokenizer"]["digest"], stored["chat_template"]
-    before = {"fingerprint": manifest["fingerprint"], "digest": manifest["digest"], "plan": plan.digest}
-    made = {
-        **{key: value for key, value in stored.items() if key != "digest"},
-        "fingerprint": fingerprint(plan.recipe, files, tokenizer, template, plan.law, removed),
-        "removed": {"digest": removed, "replaces": [*replaced(stored), before]},
-    }
-    return {**made, "digest": own_digest(as_stored(made, LATER))}
 
 
 def _begin(out: Folder, planned: bytes, removed: bytes, plan: Plan) -> None:

@@ -56,6 +56,7 @@ def inside(*arguments: object, **changes: str) -> Said:
             mock.patch.object(processes, "_may_be_forked", lambda: True),
             mock.patch("packprep.building.run.in_processes", _one_of_them_here),
             mock.patch("packprep.verification.in_processes", _one_of_them_here),
+            mock.patch("packprep.verification.lengths.in_processes", _one_of_them_here),
             mock.patch("packprep.exporting.export.in_processes", _one_of_them_here),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import os
+import re
 import resource
+import shutil
 
 import pytest
 
@@ -147,6 +149,25 @@ def test_a_folder_that_cannot_be_used_fails_and_says_why(recipe, tmp_path, monke
     assert "no packprep's: mine.txt" in checks(recipe, "--out", tmp_path / "full", status=1)["out"][1]
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 10)
     assert checks(recipe, "--out", tmp_path / "new", status=1)["room"][1].endswith("make room, or choose another --out")
+
+
+def test_a_folder_of_several_lengths_is_in_order_as_long_as_the_build_takes_it(recipe, tmp_path):
+    several = recipe.with_name("several.toml")
+    whole = re.sub(r"(?m)^seq_length = .*$", "", recipe.read_text())
+    several.write_text(f"seq_lengths = [64, 128]\n{whole}")
+    out = tmp_path / "several"
+    assert "to come" in checks(several, "--out", out)["room"][1]
+    assert inside("build", several, "--out", out).status == 0
+    found = checks(several, "--out", out)
+    assert found["out"][0] == "ok" and "to come" not in found["room"][1]
+    shutil.rmtree(out / "seq_128/shards")  # to be made again
+    assert "to come" in checks(several, "--out", out)["room"][1]
+    said = checks(several, "--out", out / "seq_64", status=1)["out"][1]
+    assert "is a dataset, and seq_lengths make several" in said
+    assert "is a dataset, and seq_lengths make several" in refused("plan", several, "--out", out / "seq_64")
+    several.write_text(f"seq_lengths = [64, 256]\n{whole}")
+    assert "begun with something else" in checks(several, "--out", out, status=1)["out"][1]
+    assert inside("plan", several, "--out", tmp_path / "new").out.count("nothing was begun") == 2
 
 
 def test_a_slow_disk_and_one_without_links_are_told(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ import numpy as np
 from packprep.building.removal import Removed
 from packprep.building.segments import CutLimits, cut_limits
 from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
-from packprep.dataset.manifest import check_manifest, removed_digest, replaced
+from packprep.dataset.manifest import check_manifest, is_count, removed_digest, replaced
 from packprep.dataset.mixture import mixture_of
 from packprep.dataset.noise import LAWS
 from packprep.documents.store import STORE, TokenStore
@@ -41,7 +41,7 @@ from packprep.format.json_files import (
 )
 from packprep.objectives.objective import Ids, Task
 from packprep.objectives.tasks import complete, resolve, task_table
-from packprep.recipe import Recipe, from_normalised
+from packprep.recipe import Recipe, fingerprint, from_normalised
 from packprep.sources.files import Files, absolute_prefix
 from packprep.sources.formats import check_format
 from packprep.sources.slices import IN_STORE, MOST_PIECES, PlannedSource, format_name, pieces_of_all_uses
@@ -135,11 +135,12 @@ class FileForm(_Part):
 
 
 class ReplacedForm(_Part):
-    """A dataset that has what this one lost: its fingerprint, and the digests of its manifest and plan."""
+    """A dataset that has what this one lost: its fingerprint, and the digests of its manifest, plan and removed.json."""
 
     fingerprint: Digest
     digest: Digest
     plan: Digest
+    removed: Digest | None = None
 
 
 class RemovedForm(_Part):
@@ -419,6 +420,31 @@ def plan_digests(stored: Mapping[str, Any], digest: str) -> tuple[str, ...]:
     return digest, *(entry["plan"] for entry in replaced(stored))
 
 
+def with_removed(stored: Mapping[str, Any], plan: "Plan", removed: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a stored plan whose dataset has lost other documents and is otherwise the same.
+
+    plan: made of `stored`. removed: the digest of removed.json and what is replaced; None where no document was removed.
+    """
+    files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
+    kept = {key: value for key, value in stored.items() if key != "digest"}
+    digest = None if removed is None else removed["digest"]
+    own = fingerprint(plan.recipe, files, stored["tokenizer"]["digest"], stored["chat_template"], plan.law, digest)
+    made = {**kept, "fingerprint": own, "removed": removed}
+    return {**made, "digest": own_digest(as_stored(made, LATER))}
+
+
+def plan_replaced(stored: Mapping[str, Any], plan: "Plan", number: int) -> tuple[str, str]:
+    """Return the fingerprint and the plan's digest of a dataset that this one replaces, as they follow from its own plan.
+
+    Documents that were removed change nothing else in a plan. number: its place in `replaced`.
+    """
+    entries = replaced(stored)
+    digest = entries[number].get("removed")
+    before = {"digest": digest, "replaces": entries[:number]} if digest else None
+    again = with_removed(stored, plan, before)
+    return again["fingerprint"], digest_of(encode(as_stored(again, LATER)))
+
+
 def open_store(location: str) -> TokenStore:
     """Open the token store at a path or URL, once in a process as long as its manifest stays the same.
 
@@ -471,18 +497,36 @@ def refuse_others(out: Folder) -> None:
 
 
 def datasets_in(place: str | os.PathLike | Folder) -> list[str]:
-    """The folders of the datasets in an output folder: itself; or of a build of several seq_lengths, which its mixture.json
-    names, or else a plan of one of them, begun or not."""
+    """Return the folders of the datasets in an output folder: itself, those of a build of several seq_lengths, begun or
+    not, or those that its mixture.json names."""
     out = folder_at(place)
     if out.exists(PLAN_NAME) or out.exists(MANIFEST_NAME):
         return [str(out)]
-    if out.exists(MIXTURE_NAME):
-        names = mixture_of(out.read(MIXTURE_NAME), out.path_of(MIXTURE_NAME))["datasets"]
-    else:
-        plans = (stored_plan(f"{out}/{name}") for name in out.others() if name.startswith("seq_"))
-        lengths = next((plan["recipe"].get("seq_lengths") for plan in plans if plan is not None), None)
-        names = [f"seq_{length}" for length in lengths or ()]
+    names = [f"seq_{length}" for length in lengths_in(out)] or _mixed_in(out)
     return [f"{out}/{name}" for name in names] or [str(out)]
+
+
+def lengths_in(out: Folder) -> list[int]:
+    """Return the seq_lengths of the build whose datasets lie in seq_N below a folder; none where it is no such folder.
+
+    Where plans differ in them, those of most plans count. A plan that cannot be read is left to whoever opens it.
+    """
+    found = []
+    for name in [*out.others()] or _mixed_in(out):  # objects of a store are not listed
+        if name.startswith("seq_") and "/" not in name:
+            with contextlib.suppress(PackprepError):
+                lengths = (stored_plan(f"{out}/{name}") or {"recipe": {}})["recipe"].get("seq_lengths")
+                if isinstance(lengths, list) and all(map(is_count, lengths)):
+                    found.append(lengths)
+    return max(found, key=found.count, default=[])
+
+
+def _mixed_in(out: Folder) -> list[str]:
+    """Return the datasets that the mixture.json of a folder names; none where there is no such file."""
+    if not out.exists(MIXTURE_NAME):
+        return []
+    names: list[str] = mixture_of(out.read(MIXTURE_NAME), out.path_of(MIXTURE_NAME))["datasets"]
+    return names
 
 
 def stored_plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, Any], str] | None:

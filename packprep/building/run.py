@@ -173,21 +173,10 @@ def build_lengths(recipe: Recipe, out: str | os.PathLike | Folder, progress: Pro
     Shares are the slots that each has. So where steps have as many slots in each, one epoch of each is one of the mixture.
     """
     out = folder_at(out)
-    names = [f"seq_{one.seq_length}" for one in recipe.by_length()]
-    if out.exists(PLAN_NAME):
-        raise PlanError(f"{out} is a dataset, and seq_lengths make several: give --out another folder")
-    is_begun = any(out.exists(f"{name}/{PLAN_NAME}") for name in names)
-    if not is_begun and (others := [name for name in out.others() if name not in names]):
-        raise PlanError(
-            f"{out} holds files that are none of this build's: {listed(others)}. Give --out a folder that is new or empty"
-        )
-    outcomes = [
-        build(one, f"{out}/{name}", progress, **options) for name, one in zip(names, recipe.by_length(), strict=True)
-    ]
+    outcomes = [build(one, folder, progress, **options) for one, folder in folders_of_lengths(recipe, out)]
     manifests = [outcome.manifest for outcome in outcomes if outcome.manifest is not None]
-    if len(manifests) == len(names):
-        shares = [[0, [manifest["ledger"]["row_slots"] for manifest in manifests]]]
-        data = mixture_file(Path(MIXTURE_NAME).absolute(), names, shares=shares)
+    if len(manifests) == len(outcomes):
+        data = lengths_mixture(manifests)
         if not out.create(MIXTURE_NAME, data) and out.read(MIXTURE_NAME) != data:
             progress.say(
                 f"{out.path_of(MIXTURE_NAME)} has other datasets or shares than this build's, and is left as it is: remove it, "
@@ -195,6 +184,30 @@ def build_lengths(recipe: Recipe, out: str | os.PathLike | Folder, progress: Pro
             )
         out.flush()
     return outcomes
+
+
+def folders_of_lengths(recipe: Recipe, out: Folder) -> list[tuple[Recipe, str]]:
+    """Return the recipe and the folder of each dataset that `build_lengths` makes below `out`.
+
+    Raises:
+        PlanError: If `out` is a dataset, or has files of something else and no dataset of the recipe is begun there.
+    """
+    folders = {f"seq_{one.seq_length}": one for one in recipe.by_length()}
+    if out.exists(PLAN_NAME):
+        raise PlanError(f"{out} is a dataset, and seq_lengths make several: give --out another folder")
+    is_begun = any(out.exists(f"{name}/{PLAN_NAME}") for name in folders)
+    if not is_begun and (others := [name for name in out.others() if name not in folders]):
+        raise PlanError(
+            f"{out} holds files that are none of this build's: {listed(others)}. Give --out a folder that is new or empty"
+        )
+    return [(one, f"{out}/{name}") for name, one in folders.items()]
+
+
+def lengths_mixture(manifests: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return the mixture.json of a build of several seq_lengths, from the manifests of its datasets."""
+    names = [f"seq_{manifest['seq_length']}" for manifest in manifests]
+    shares = [[0, [manifest["ledger"]["row_slots"] for manifest in manifests]]]
+    return mixture_file(Path(MIXTURE_NAME).absolute(), names, shares=shares)
 
 
 def pace(

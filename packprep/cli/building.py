@@ -141,10 +141,13 @@ def plan(
     from packprep.cli.printing import print_forecast
 
     recipe = recipe_of(inputs, tokenizer, seq_length, tasks, text_key, seed, set_)
-    results = []
-    for one in recipe.by_length():
-        below = out if out is None or recipe.seq_length else f"{out}/seq_{one.seq_length}"
-        results.append(_planned(one, below, moved_of(source), workers))
+    folders = [(one, out) for one in recipe.by_length()]
+    if out is not None and not recipe.seq_length:
+        from packprep.building.run import folders_of_lengths
+        from packprep.storage import folder_at
+
+        folders = [*folders_of_lengths(recipe, folder_at(out))]
+    results = [_planned(one, folder, moved_of(source), workers) for one, folder in folders]
     put_each(results, as_json, print_forecast)
 
 
@@ -277,7 +280,7 @@ def doctor(
     if recipe is not None and not recipe.endswith(".toml"):
         raise RecipeError(f"{recipe}: expected a RECIPE.toml, or nothing to look at this machine alone")
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
-    result = examine(given and given.by_length()[-1], out)
+    result = examine(given, out)
     put(result, as_json, print_findings)
     if result["result"] == FAILS:
         raise typer.Exit(1)

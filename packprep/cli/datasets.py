@@ -57,6 +57,7 @@ def verify(
     from packprep.building.processes import available_cpus
     from packprep.errors import RecipeError
     from packprep.verification import print_report, verify_dataset
+    from packprep.verification.lengths import verify_lengths
 
     position = array_position(array_index, array_count, os.environ)
     bar = Bar()
@@ -80,6 +81,8 @@ def verify(
         )
         for one in datasets_in(directory)
     ]
+    if across := verify_lengths(directory, reports, position, count):
+        reports.append(across)
     put_each(reports, as_json, print_report)
     if any(report["faults"] for report in reports):
         raise typer.Exit(1)
@@ -112,11 +115,14 @@ def export(
     """Export a dataset for another tool, or go on with an export that stopped: run the same command again."""
     one_thread()
     from packprep.building.processes import available_cpus
-    from packprep.exporting.export import export_dataset, print_export
+    from packprep.exporting.export import export_dataset, folders_to_export, print_export
     from packprep.inspection.card import card_at
 
-    result = export_dataset(directory, to, out, Bar(), workers or available_cpus(), card_at, **options)
-    put(result, as_json, print_export)
+    folders = folders_to_export(directory, out, to, options)
+    results = [
+        export_dataset(one, to, into, Bar(), workers or available_cpus(), card_at, **options) for one, into in folders
+    ]
+    put_each(results, as_json, print_export)
 
 
 def remove(
@@ -208,7 +214,7 @@ def inspect(
     one_thread()
     name, moved = named_and_moved(source)
     check_view(
-        {
+        given := {
             "--row": row is not None, "--segment": segment is not None, "--epoch": epoch is not None, "--doc": doc is not None,
             "--grep": grep is not None, "--limit": limit is not None, "--diff": diff is not None, "--html": html is not None,
             "--card": card is not None,
@@ -216,7 +222,12 @@ def inspect(
             "--from-plan": from_plan,
         }
     )  # fmt: skip
-    if segment is not None:
+    from packprep.building.plan import datasets_in
+
+    names = datasets_in(directory)
+    if len(names) > 1:
+        _inspect_several(directory, names, [view for view in VIEWS if given[view]], as_json)
+    elif segment is not None:
         from packprep.inspection.row import describe_segment, print_segment
 
         assert row is not None
@@ -248,6 +259,19 @@ def inspect(
         from packprep.inspection.summary import describe_dataset, print_summary
 
         put(describe_dataset(directory), as_json, print_summary)
+
+
+def _inspect_several(directory: str, names: list[str], views: list[str], as_json: bool) -> None:
+    """Print a summary of several datasets in a folder, and of each; RecipeError for a view, which is of one dataset."""
+    from packprep.errors import RecipeError
+    from packprep.inspection.summary import describe_dataset, describe_several, print_summary
+
+    if views:
+        raise RecipeError(
+            f"{directory} holds {len(names)} datasets, and {views[0]} shows one: give its folder, as {names[0]}"
+        )
+    summaries = [describe_dataset(name) for name in names]
+    put_each([describe_several(directory, summaries), *summaries], as_json, print_summary)
 
 
 def check_view(given: dict[str, bool]) -> None:

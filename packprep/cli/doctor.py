@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from packprep.building.forecast import ROWS_MB_S, forecast, outlook
 from packprep.building.plan import plan_digests
 from packprep.building.planning import Inputs, look_up, made_with, make_plan
 from packprep.building.processes import available_cpus, free_addresses, free_memory
-from packprep.building.run import begun, workers_for
+from packprep.building.run import begun, folders_of_lengths, workers_for
 from packprep.cache import cache_folders, is_kept
 from packprep.errors import PackprepError, StorageError
 from packprep.kernel import compiling
@@ -57,16 +57,23 @@ def examine(recipe: Recipe | None, out: str | None) -> dict[str, Any]:
     if recipe is None or any(finding.result == FAILS for finding in stores):
         found += [_engines(), *stores, _memory(None)]
         if output is not None:
-            found += _output(output, None, None)
+            found += _output(output, None, [])
     else:
-        inputs, samples = look_up(recipe, {}), list[Any]()
-        plan = make_plan(inputs, say, samples)
-        figures = forecast(plan, inputs, samples)
+        *shorter, longest = recipe.by_length()
+        plan, inputs, figures = _planned(longest, say)
         found += [_engine_of(plan, inputs), *stores, _memory(figures)]
         if output is not None:
-            found += _output(output, inputs, figures)
+            others = [_planned(one, lambda message: None) for one in shorter]
+            found += _output(output, recipe, [*others, (plan, inputs, figures)])
     worst = max((finding.result for finding in found), key=_RESULTS.index)
     return {"result": worst, "checks": [finding._asdict() for finding in found]}
+
+
+def _planned(recipe: Recipe, tell: Callable[[str], None]) -> tuple[Mapping[str, Any], Inputs, Mapping[str, Any]]:
+    """Return the plan of one dataset, the inputs that it is made from, and its `forecast`."""
+    inputs, samples = look_up(recipe, {}), list[Any]()
+    plan = make_plan(inputs, tell, samples)
+    return plan, inputs, forecast(plan, inputs, samples)
 
 
 def _versions() -> Finding:
@@ -150,15 +157,23 @@ def _memory(figures: Mapping[str, Any] | None) -> Finding:
     return Finding("memory", FAILS, says, "give --workers 1 and a smaller output.shard_text_bytes")
 
 
-def _output(out: Folder, inputs: Inputs | None, figures: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """Whether a build can go on there, write there, how fast, and whether it has room. figures: of `forecast`."""
+def _output(
+    out: Folder, recipe: Recipe | None, planned: Sequence[tuple[Mapping[str, Any], Inputs, Mapping[str, Any]]]
+) -> Iterator[Finding]:
+    """Check whether a build can go on there, write there, how fast, and whether it has room.
+
+    planned: what `_planned` gave for each dataset that the recipe makes; nothing where there is no recipe.
+    """
     needed = 0
     try:
-        if inputs is not None and figures is not None:
-            missing, standing = figures["shards"], begun(inputs, out)
+        folders = [out]
+        if recipe is not None and not recipe.seq_length:
+            folders = [folder_at(folder) for _, folder in folders_of_lengths(recipe, out)]
+        for (_, inputs, figures), folder in zip(planned, folders, strict=recipe is not None):
+            missing, standing = figures["shards"], begun(inputs, folder)
             if standing is not None:
-                missing = len(missing_shards(out, plan_digests(*standing), range(missing)))
-            needed = outlook(figures, 1, missing, 1)["output_bytes"]
+                missing = len(missing_shards(folder, plan_digests(*standing), range(missing)))
+            needed += outlook(figures, 1, missing, 1)["output_bytes"]
     except PackprepError as error:
         yield Finding("out", FAILS, str(error))
         return

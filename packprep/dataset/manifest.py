@@ -194,7 +194,9 @@ def _is_removal(value: Any) -> bool:
         is_digest(value["digest"])
         and isinstance(entries, list)
         and all(
-            isinstance(entry, dict) and entry.keys() == keys and all(map(is_digest, entry.values()))
+            isinstance(entry, dict)
+            and keys <= entry.keys() <= {*keys, "removed"}
+            and all(map(is_digest, entry.values()))
             for entry in entries
         )
     )
@@ -288,7 +290,8 @@ def _check(
 
 
 def replaced(of: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The datasets that the one of this plan or manifest replaces, {fingerprint, digest, plan}: of which it lost documents."""
+    """The datasets that the one of this plan or manifest replaces, of which it lost documents: {fingerprint, digest, plan},
+    and removed, the digest of the removed.json of one that had lost some."""
     found: list[dict[str, str]] = (of.get("removed") or {"replaces": []})["replaces"]
     return found
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from packprep.building.ledger import is_ledger
-from packprep.building.plan import Plan, open_plan
+from packprep.building.plan import Plan, lengths_in, open_plan
 from packprep.building.processes import Do, in_processes
 from packprep.building.removal import REMOVED
 from packprep.building.run import Progress
@@ -101,6 +101,31 @@ def export_dataset(
             finish(target, receipt)
         located = getattr(module, "located", lambda receipt, out: receipt)
         return {**located(receipt, target), "out": str(target)}
+
+
+def folders_to_export(directory: str, out: str, to: str, options: Mapping[str, str | None]) -> list[tuple[str, str]]:
+    """Return each dataset to export, and the folder of its export: `out`, or of several row lengths seq_N below it.
+
+    Raises:
+        RecipeError: If `out` lies in a folder of several row lengths, or if these have documents only in parts and
+            documents are asked for.
+    """
+    source = folder_at(directory)
+    lengths = [] if source.exists(MANIFEST_NAME) else lengths_in(source)
+    if not lengths:
+        return [(directory, out)]
+    refuse_nested(source, folder_at(out))
+    names = [f"seq_{length}" for length in lengths]
+    cut = False
+    for name in names:  # all, so that nothing is written where one is not finished
+        with local_copy(folder_at(f"{source}/{name}")) as local:
+            cut |= sound_manifest(local)["recipe"].get("documents", {}).get("long") == "decompose"
+    if cut and "documents" in chosen_form(to, options).values():
+        raise RecipeError(
+            f'{directory}: documents.long = "decompose" divides documents among its {len(names)} datasets, so none has '
+            f"them whole: give --what rows"
+        )
+    return [(f"{source}/{name}", f"{folder_at(out)}/{name}") for name in names]
 
 
 def print_export(result: dict[str, Any]) -> None:

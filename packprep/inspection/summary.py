@@ -17,6 +17,8 @@ from packprep.inspection.terminal import HEAD, Page, page
 from packprep.inspection.text import counted, sides_in_words, size_of
 from packprep.storage import Folder, LocalCopy, folder_at, local_copy
 
+SEVERAL = "several"
+"""The kind of a summary of a folder that holds several datasets."""
 MOST_SHARDS = 32  # that are read for lengths and loss
 
 
@@ -28,6 +30,34 @@ def describe_dataset(directory: str | os.PathLike | Folder) -> dict[str, Any]:
         if "kind" in manifest:
             return describe_manifest(str(local.out), manifest)
         return {**describe_manifest(str(local.out), manifest), **_lengths(local, manifest)}
+
+
+def describe_several(directory: str, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures of several datasets in one folder as plain values: of all, and a few of each.
+
+    Args:
+        directory: The folder, or its URL.
+        summaries: What `describe_dataset` gave for each dataset.
+    """
+    slots, tokens = sum(one["row_slots"] for one in summaries), sum(one["tokens"]["used"] for one in summaries)
+    return {
+        "directory": directory,
+        "kind": SEVERAL,
+        "published": True,
+        **{key: sum(one[key] for one in summaries) for key in ("shards", "bytes", "rows", "segments")},
+        "row_slots": slots,
+        "tokens": {"used": tokens},
+        "datasets": [
+            {
+                **{key: one[key] for key in ("directory", "seq_length", "rows", "segments")},
+                "documents": one["documents"]["used"],
+                "tokens": one["tokens"]["used"],
+                "token_share": _share(one["tokens"]["used"], tokens),
+                "slot_share": _share(one["row_slots"], slots),
+            }
+            for one in summaries
+        ],
+    }
 
 
 def describe_build(outcome: Outcome) -> dict[str, Any]:
@@ -246,14 +276,39 @@ def _draw_store(page: Page, s: Mapping[str, Any]) -> None:
     page.wrap(f'to build of it: [[sources]] paths = ["{s["directory"]}"], format = "store"')
 
 
+def _draw_several(page: Page, s: Mapping[str, Any]) -> None:
+    where = f"{s['directory']}: {counted(len(s['datasets']), 'dataset')} of {counted(s['rows'], 'row')}"
+    page.wrap(f"{where} in {counted(s['shards'], 'shard')}, {size_of(s['bytes'])}", HEAD)
+    page.put()
+    columns = ("dataset", "row slots", "rows", "share of slots", "documents", "segments", "tokens", "share of tokens")
+    page.table(
+        columns,
+        [
+            (
+                one["directory"].removeprefix(s["directory"]).lstrip("/"),
+                *(f"{one[key]:,}" for key in ("seq_length", "rows")),
+                percent(one["slot_share"]),
+                *(f"{one[key]:,}" for key in ("documents", "segments", "tokens")),
+                percent(one["token_share"]),
+            )
+            for one in s["datasets"]
+        ],
+        text_columns=1,
+    )
+
+
+_OTHERS = {"store": _draw_store, SEVERAL: _draw_several}
+"""What is no dataset: its kind → what draws its summary."""
+
+
 def _draw(page: Page, s: Mapping[str, Any]) -> None:
     if not s["published"]:
         done = f"{s['done']:,} of {counted(s['shards'], 'shard')} done, {s['missing']:,} missing"
         page.put(f"{s['directory']}: not published yet; {done}")
         page.put(s["next"])
         return
-    if s["kind"] == "store":
-        _draw_store(page, s)
+    if s["kind"] in _OTHERS:
+        _OTHERS[s["kind"]](page, s)
         return
     rows = counted(s["rows"], "row")
     where = f"{s['directory']}: {rows} of {s['seq_length']:,} slots in {counted(s['shards'], 'shard')}"

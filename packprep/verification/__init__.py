@@ -61,6 +61,7 @@ from packprep.verification.on_disk import (
     check_plan_follows,
     check_recipe,
     check_reject_limit,
+    check_replaced,
     check_shard_files,
     check_sum,
     sound_ledgers,
@@ -98,6 +99,8 @@ PROMISES = {
 """Number → sentence. `docs/format.md` says each at length; a check in this room holds each."""
 
 ALL = -1
+LENGTHS = "lengths"
+"""The kind of a report on what holds across the datasets of several row lengths."""
 MOST_PLACES = 20  # of sources that are said before they are read
 
 
@@ -202,6 +205,7 @@ def verify_dataset(
         ledgers: list[Mapping[str, Any]] = []
         if array[0] == 0:
             check_manifest(folder, plan, manifest, faults)
+            check_replaced(stored, plan, faults)
             check_plan_follows(plan, faults)
             if recipe is not None:
                 check_recipe(plan, recipe, moved, faults)
@@ -449,6 +453,12 @@ def print_report(report: dict[str, Any]) -> None:
         put_line(line_of(fault))
     if report["faults"] > len(report["listed"]):
         put_line(f"… and {report['faults'] - len(report['listed'])} more")
+    faults = some(report["faults"], "fault")
+    verdict = faults if report["faults"] else "every promise holds"
+    if report["kind"] == LENGTHS:
+        of = f"{some(report['datasets'], 'dataset')}, {some(report['documents'], 'document')} compared"
+        put_line(f"{report['directory']}: across its row lengths {verdict} ({of})")
+        return
     done = ", ".join(some(report[f"{what}s"], what) for what in ("shard", "row", "segment", "token"))
     done = done if report["shards"] else "no shard was looked at"
     unit = "document" if report["kind"] == STORE else "segment"
@@ -459,8 +469,6 @@ def print_report(report: dict[str, Any]) -> None:
         again += f", {report['twin']:,} by the plain twin too"
     if report["twin_taken"]:
         again += f" ({some(report['twin_taken'], 'place')} in conversations as the build found them)"
-    faults = some(report["faults"], "fault")
-    verdict = faults if report["faults"] else "every promise holds"
     if report["epoch"]:
         verdict += f" in epoch {report['epoch']:,}"
     put_line(f"{report['directory']}: {verdict} ({done}{again})")

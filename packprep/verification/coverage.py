@@ -83,9 +83,14 @@ def used_documents(arrays: Mapping[str, np.ndarray]) -> Locations:
 
 
 def read_rejects(
-    directory: Path, shard: int, plan: Plan, receipt: Mapping[str, Any], faults: Faults
+    directory: Path,
+    shard: int,
+    plan: Plan,
+    receipt: Mapping[str, Any],
+    faults: Faults,
+    reason: str | None = None,
 ) -> Locations | None:
-    """The documents that a shard's rejects name; None if the file is none, which P1 or P2 tells.
+    """The documents that a shard's rejects name, all or those with a reason; None if the file is none, which P1 or P2 tells.
 
     A record of no document of the plan, or without a reason, is a fault.
     """
@@ -109,7 +114,7 @@ def read_rejects(
                 wrong = f"has the reason {record['reason']!r:.40}, which is none"
             if wrong:
                 faults.add("P21", name, f"record {i} {wrong}")
-            else:
+            elif reason in (None, record["reason"]):
                 file = numbers[record["source"], record["file"]]
                 found.append((file, record["repeat"], record["position"]))
     except (OSError, DatasetError, AttributeError):
@@ -134,10 +139,10 @@ def check_documents(
             message = f"source {source.name}: the ledger says that documents were used: {said}; in segments are {found}"
             faults.add("P21", receipt_name(shard), message)
     for i in np.flatnonzero(_repeated(rejects))[:MAX_LISTED]:
-        faults.add("P21", rejects_name(shard), f"{_words(plan, rejects, i)} is listed twice")
+        faults.add("P21", rejects_name(shard), f"{in_words(plan, rejects, i)} is listed twice")
     every = _sorted(*(np.concatenate(columns) for columns in zip(used, rejects.at(~_repeated(rejects)), strict=True)))
     for i in np.flatnonzero(_repeated(every))[:MAX_LISTED]:
-        faults.add("P21", rejects_name(shard), f"{_words(plan, every, i)} is in segments and among the rejects")
+        faults.add("P21", rejects_name(shard), f"{in_words(plan, every, i)} is in segments and among the rejects")
     every = every.at(~_repeated(every))
     inside = np.zeros(len(every.file), np.bool_)
     keys = np.unique(_uses_of_files(every.file, every.use))
@@ -149,7 +154,7 @@ def check_documents(
         _check_texts(plan, shard, every, extents, faults)
     foreign = ~inside
     for i in np.flatnonzero(foreign)[:MAX_LISTED]:
-        message = f"{_words(plan, every, i)} is not of what the plan gives this shard"
+        message = f"{in_words(plan, every, i)} is not of what the plan gives this shard"
         faults.add("P21", shard_name(shard), message)
     _check_kept(plan, shard, every, faults)
     parts = dict(zip(keys.tolist(), counts.tolist(), strict=True))
@@ -170,11 +175,11 @@ def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, fault
     tables = np.array([_is_table(plan, int(f)) for f in file], np.bool_)
     keeps_all = np.array([_keeps_all(plan, int(f), int(u)) for f, u in zip(file, use, strict=True)], np.bool_)
     for i in np.flatnonzero(first <= before)[:MAX_LISTED]:
-        location = _words(plan, Locations(file, use, first), i)
+        location = in_words(plan, Locations(file, use, first), i)
         neighbour = shard_name(int(shards[order[i - 1]]))
         faults.add("P21", shard_name(int(shards[order[i]])), f"{location} lies among the documents of {neighbour}, too")
     for i in np.flatnonzero(tables & keeps_all & (first > before + 1))[:MAX_LISTED] if whole else ():
-        location = _words(plan, Locations(file, use, first - 1), i)
+        location = in_words(plan, Locations(file, use, first - 1), i)
         faults.add("P21", shard_name(int(shards[order[i]])), f"{location} is in no shard and among no rejects")
 
 
@@ -201,7 +206,7 @@ def check_read(
         is_stored = _inside(odd, _Extents(*stored, stored.position + 1))
         for i in range(min(len(odd.file), MAX_LISTED)):
             message = f"is {what}, and should not be" if is_stored[i] else f"should be {what}, and is not"
-            faults.add("P21", file, f"{_words(plan, odd, i)} {message}")
+            faults.add("P21", file, f"{in_words(plan, odd, i)} {message}")
 
 
 def _owners(plan: Plan) -> np.ndarray:
@@ -227,7 +232,7 @@ def _keeps_all(plan: Plan, file: int, use: int) -> bool:
     return keeps_all(_source_of(plan, file), use)
 
 
-def _words(plan: Plan, locations: Locations, i: int) -> str:
+def in_words(plan: Plan, locations: Locations, i: int) -> str:
     """One place, for people."""
     file, use, position = (int(column[i]) for column in locations)
     source = _source_of(plan, file)
@@ -329,7 +334,7 @@ def _check_kept(plan: Plan, shard: int, every: Locations, faults: Faults) -> Non
         is_kept = kept_by_plan(_source_of(plan, file), use, file, every.position[which])
         for i in np.flatnonzero(~is_kept)[:MAX_LISTED] + which.start:
             faults.add(
-                "P21", shard_name(shard), f"{_words(plan, every, i)} is left out by the source's sample or repeat"
+                "P21", shard_name(shard), f"{in_words(plan, every, i)} is left out by the source's sample or repeat"
             )
 
 
@@ -347,7 +352,7 @@ def _check_texts(plan: Plan, shard: int, every: Locations, extents: _Extents, fa
         file, use = int(lacking.file[i]), int(lacking.use[i])
         if kept_by_plan(_source_of(plan, file), use, file, start)[0]:
             faults.add(
-                "P21", shard_name(shard), f"{_words(plan, lacking, i)} is in no segment and not among the rejects"
+                "P21", shard_name(shard), f"{in_words(plan, lacking, i)} is in no segment and not among the rejects"
             )
             found += 1
         if found == MAX_LISTED:
@@ -368,7 +373,7 @@ def _runs(plan: Plan, shard: int, every: Locations, parts: Mapping[int, int], fa
         gaps = np.flatnonzero(np.diff(position) > 1)
         if _is_table(plan, file) and len(gaps) >= count and _keeps_all(plan, file, use):
             lost = Locations(*(np.array([value], np.int64) for value in (file, use, position[gaps[0]] + 1)))
-            message = f"{_words(plan, lost, 0)}, or another of its rows, is in no segment and not among the rejects"
+            message = f"{in_words(plan, lost, 0)}, or another of its rows, is in no segment and not among the rejects"
             faults.add("P21", shard_name(shard), message)
         elif count == 1:
             found.append((file, use, position[0], position[-1]))

@@ -14,7 +14,7 @@ from typing import Any
 
 from packprep.building.commit import REJECTS_KEYS, bad_documents, make_manifest, read_receipt, too_many_bad
 from packprep.building.ledger import imbalances, is_ledger
-from packprep.building.plan import Plan, ids_of, open_store, plan_digests
+from packprep.building.plan import Plan, ids_of, open_store, plan_digests, plan_replaced
 from packprep.building.planning import (
     UNSAMPLED,
     changed_keys,
@@ -26,7 +26,7 @@ from packprep.building.planning import (
 )
 from packprep.building.removal import encode_removed
 from packprep.building.stores import files_in, in_stores, of_store, patterns_of, template_of
-from packprep.dataset.manifest import LATER
+from packprep.dataset.manifest import LATER, replaced
 from packprep.documents.calibration import highest_ratio
 from packprep.documents.chat_template import find_template
 from packprep.errors import DatasetError, PackprepError, PlanError
@@ -99,6 +99,15 @@ def check_manifest(directory: Path, plan: Plan, manifest: Mapping[str, Any], fau
                 faults.add("P2", PLAN_NAME, f"{file.name} has not so many pieces", value=file.pieces)
     if len(manifest["shards"]) != plan.shards:
         faults.add("P2", MANIFEST_NAME, f"it lists {len(manifest['shards'])} shards and the plan has {plan.shards}")
+
+
+def check_replaced(stored: Mapping[str, Any], plan: Plan, faults: Faults) -> None:
+    """P2 of the datasets that this one replaces: each is this one before it lost documents. stored: what `plan` is of."""
+    for i, entry in enumerate(replaced(stored)):
+        for key, value in zip(("fingerprint", "plan"), plan_replaced(stored, plan, i), strict=True):
+            if entry[key] != value:
+                message = f"removed.replaces[{i}].{key} is not that of this dataset before it lost documents, {value}"
+                faults.add("P2", PLAN_NAME, message, value=entry[key])
 
 
 def _named(manifest: Mapping[str, Any]) -> set[str]:

@@ -69,7 +69,7 @@ def test_each_document_is_whole_in_the_first_length_that_holds_it_and_in_no_othe
             assert len(parts) == 1 or length == LENGTHS[-1]
             assert tokens[use] > shorter / 2  # sentinels take the rest of a row
     verified = packprep("verify", tmp_path / "all", "--replay", "all", "--twin", "--json", at=folder)
-    assert [report["faults"] for report in verified.json] == [0, 0, 0]
+    assert [report["faults"] for report in verified.json] == [0, 0, 0, 0]
     ledgers = [open_dataset(tmp_path / "all" / f"seq_{n}").manifest["ledger"]["sources"] for n in LENGTHS]
     for source in sources:
         kept, read = (sum(ledger[source["name"]]["tokens"][what] for ledger in ledgers) for what in ("used", "read"))
@@ -225,9 +225,6 @@ def test_what_does_not_go_with_lengths_is_refused(corpus, tmp_path):
     whole = written(folder, recipe(sources, tasks=[{"objective": "causal"}]))
     go_on = "build", whole, "--out", tmp_path / "all"
     assert inside(*go_on).status == 0
-    for view in ([], ["--row", 0], ["--doc", 0], ["--html", tmp_path / "report.html"]):
-        assert "name one of them" in refused("inspect", tmp_path / "all", *view)
-    assert "name one of them" in refused("export", tmp_path / "all", "--to", "parquet", "--out", tmp_path / "rows")
     made.write(tmp_path / "all" / "README.md", b"")
     mixture = tmp_path / "all" / "mixture.json"
     mixture.write_bytes(mixture.read_bytes().replace(b"seq_1024", b"seq_2048"))

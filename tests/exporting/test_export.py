@@ -292,3 +292,47 @@ def test_a_dataset_at_a_url_and_parquet_into_one(known, tmp_path):
         export_dataset(remote.url, "megatron", "memory://exporting/m", made.Silent())
     with pytest.raises(RecipeError, match="lies in the dataset"):
         export_dataset(remote.url, "parquet", f"{remote.url}/more", made.Silent())
+
+
+@pytest.fixture(scope="module")
+def lengths(tmp_path_factory):
+    """Folders of two row lengths, with documents whole, or in pieces."""
+    folder = tmp_path_factory.mktemp("lengths")
+    made.write_lines(folder / "a.jsonl", made.texts(40))
+    for long in ("split", "decompose"):
+        table = made.table("a.jsonl", documents={"long": long}, seq_lengths=[64, 256], tasks=[{"preset": "causal"}])
+        del table["seq_length"]
+        made.build_lengths(table, folder, folder / long)
+    return folder
+
+
+def test_a_folder_of_several_lengths_is_exported_one_by_one(lengths, tmp_path):
+    out = tmp_path / "out"
+    command = "export", lengths / "split", "--to", "jsonl", "--workers", 1, "--json", "--out", out
+    said = inside(*command)
+    assert said.status == 0, said
+    assert [one["out"] for one in said.json] == [f"{out}/seq_64", f"{out}/seq_256"]
+    lines = [line for data in made.contents(out).values() for line in data.splitlines() if b'"text"' in line]
+    assert len(lines) == len({decode(line, "", canonical=False)["position"] for line in lines}) == 40
+    alone = inside("export", lengths / "split/seq_64", *command[2:-1], tmp_path / "alone")
+    assert made.contents(tmp_path / "alone") == made.contents(out / "seq_64") and alone.status == 0
+    assert inside(*command).err.count("nothing to make") == 2
+    assert "lies in the dataset" in refused(*command[:-1], lengths / "split/rows")
+
+
+def test_documents_in_pieces_of_several_lengths_are_refused_and_their_rows_exported(lengths, tmp_path):
+    out = tmp_path / "out"
+    for to in ("jsonl", "megatron"):
+        command = "export", lengths / "decompose", "--to", to, "--workers", 1, "--out", out / to
+        assert 'documents.long = "decompose" divides documents' in refused(*command)
+        assert not out.exists()
+    for to in (("jsonl", "--what", "rows"), ("parquet", "--columns", "full")):
+        said = inside("export", lengths / "decompose", "--to", *to, "--workers", 1, "--out", out / to[0])
+        assert said.status == 0 and said.out.count(" rows, ") == 2, said
+
+
+def test_an_unfinished_folder_of_several_lengths_is_refused_before_anything_is_written(lengths, tmp_path):
+    unfinished = shutil.copytree(lengths / "split", tmp_path / "unfinished")
+    (unfinished / "seq_256/dataset.json").unlink()
+    command = "export", unfinished, "--to", "jsonl", "--workers", 1, "--out", tmp_path / "out"
+    assert "seq_256 is not finished" in refused(*command) and not (tmp_path / "out").exists()

@@ -10,6 +10,7 @@ from packprep.inspection import summary
 from packprep.inspection.summary import describe_build, describe_dataset, print_summary
 from packprep.recipe import read_recipe
 from tests import made
+from tests.command_line import inside, refused
 from tests.dataset.synthetic import make_dataset
 from tests.inspection.conftest import Silent, built, write_corpus
 
@@ -208,3 +209,25 @@ def test_a_finished_build_reads_no_shard(folder, monkeypatch, capsys):
     assert s == {**{key: whole[key] for key in s if key != "made"}, "made": 0}
     print_summary(s)
     assert "utilisation" in capsys.readouterr().out
+
+
+def test_a_folder_of_several_datasets_is_shown_whole_and_one_by_one(tmp_path):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(40))
+    table = made.table("a.jsonl", seq_lengths=[64, 256], tasks=[{"preset": "causal"}])
+    del table["seq_length"]
+    out = tmp_path / "all"
+    made.build_lengths(table, tmp_path, out)
+    said = inside("inspect", out, "--json")
+    assert said.status == 0, said
+    whole, *each = said.json
+    assert [one["directory"] for one in each] == [f"{out}/seq_64", f"{out}/seq_256"]
+    assert each == json.loads(json.dumps([describe_dataset(one["directory"]) for one in each]))
+    assert whole["rows"] == sum(one["rows"] for one in each) and len(whole["datasets"]) == 2
+    assert sum(one["documents"] for one in whole["datasets"]) == 40
+    assert sum(one["slot_share"] for one in whole["datasets"]) == pytest.approx(1)
+    text = inside("inspect", out).out
+    assert text.startswith(f"{out}: 2 datasets of ") and text.count("row slots") == 1 and text.count("fingerprint") == 2
+    for view in (["--row", 0], ["--doc", 0], ["--grep", "x"], ["--diff", out], ["--html", tmp_path / "h.html"]):
+        assert f"holds 2 datasets, and {view[0]} shows one: give its folder, as {out}/seq_64" in refused(
+            "inspect", out, *view
+        )

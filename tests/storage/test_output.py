@@ -100,7 +100,7 @@ def test_datasets_of_several_lengths_at_a_url_are_the_local_ones(tmp_path, url):
         said = command_line.inside(*several.command(out))
         assert said.status == 0, said.err
     assert objects(url) == made.contents(tmp_path / "here")
-    assert command_line.inside("verify", url, "--replay", "all").out.count("every promise holds") == 2
+    assert command_line.inside("verify", url, "--replay", "all").out.count("every promise holds") == 3
     assert [one["published"] for one in command_line.inside("status", url, "--json").json] == [True, True]
 
 

@@ -1,0 +1,254 @@
+"""P1, P2 and P21 across the datasets of a build of several row lengths, and of the mixture.json beside them.
+
+Each dataset is checked alone first. Here their plans, the text that they read, and the documents of their shards are
+compared. Shard b of each dataset reads the same parts of the sources, so array tasks compare their own shards.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.building.array_tasks import share_of
+from packprep.building.commit import read_receipt
+from packprep.building.plan import Plan, lengths_in, open_plan, stored_plan
+from packprep.building.planning import changed_keys
+from packprep.building.processes import Do, Report, in_processes, one_by_one
+from packprep.building.removal import REMOVED
+from packprep.building.run import lengths_mixture
+from packprep.building.work import OTHER_LENGTH
+from packprep.dataset.manifest import Manifest, read_manifest
+from packprep.dataset.mixture import mixture_of
+from packprep.dataset.shard import shard_in
+from packprep.errors import DatasetError
+from packprep.format.json_files import (
+    MANIFEST_NAME,
+    MIXTURE_NAME,
+    PLAN_NAME,
+    REMOVED_NAME,
+    TOKENIZER_NAME,
+    encode,
+    receipt_name,
+    rejects_name,
+    shard_name,
+)
+from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, local_copy
+from packprep.verification import LENGTHS
+from packprep.verification.coverage import Locations, in_words, read_rejects
+from packprep.verification.faults import MAX_LISTED, Faults
+
+_OF_ONE_PLAN = ("digest", "engine", "fingerprint", "law_version", "made_with", "removed")
+"""Keys of plan.json in which the plans of one build may differ."""
+
+
+class _Opened(NamedTuple):
+    """One of the datasets, by its name in the folder."""
+
+    name: str
+    local: LocalCopy
+    manifest: Manifest
+    plan: Plan
+
+
+class _ShardToCompare(NamedTuple):
+    """One shard of each of the datasets."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"comparison of shard {self.number} across row lengths"
+
+
+def verify_lengths(
+    place: str | Folder, reports: Sequence[dict[str, Any]], array: tuple[int, int], workers: int
+) -> dict[str, Any] | None:
+    """Check what holds across the datasets of a folder of several row lengths.
+
+    Args:
+        place: The folder, or its URL.
+        reports: What `verify_dataset` gave for each of its datasets, in their order.
+        array: Index and count of this array task. Task 0 checks mixture.json and the plans.
+        workers: Number of processes. 0 runs in this process.
+
+    Returns:
+        A report like those of `verify_dataset`, with the number of `datasets` and of `documents` that were compared.
+        Documents are compared where each dataset alone has no fault. None where the folder is no such folder.
+    """
+    out, faults = folder_at(place), Faults()
+    if not lengths_in(out):
+        return None
+    documents = 0
+    with ExitStack() as stack:
+        sound = not any(report["faults"] for report in reports)
+        opened = [_open(stack, report["directory"]) for report in reports] if sound else []
+        _check_plans(opened, unlike := Faults())
+        if array[0] == 0:
+            _check_mixture(out, [report["directory"] for report in reports], faults)
+            faults.join(unlike)
+        if opened and not unlike.total:
+            items = [_ShardToCompare(b) for b in share_of(*array, opened[0].plan.shards)]
+            for _, (found, count) in in_processes(_setup, (opened,), items, min(workers, len(items)), _unreported):
+                faults.join(found)
+                documents += count
+    faults.listed.sort(key=lambda fault: (fault["file"], int(fault["promise"][1:])))
+    sums = {key: sum(report[key] for report in reports) for key in ("shards", "rows", "segments", "tokens")}
+    return {
+        "directory": str(out),
+        "kind": LENGTHS,
+        "datasets": len(reports),
+        **sums,
+        "documents": documents,
+        "faults": faults.total,
+        "listed": faults.listed,
+    }
+
+
+def _unreported(*_: int) -> None:
+    """Report no progress: the shards were counted as each dataset was verified."""
+
+
+def _open(stack: ExitStack, directory: str) -> _Opened:
+    local = stack.enter_context(local_copy(folder_at(directory)))
+    local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
+    name = directory.rstrip("/").rpartition("/")[2]
+    return _Opened(name, local, read_manifest(local.folder), open_plan(local.folder))
+
+
+def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> None:
+    """P1 and P2 of mixture.json: it is there, and lists the datasets of the build with the slots of each as its share."""
+    manifests = []
+    for directory in directories:
+        with local_copy(folder_at(directory)) as local:
+            local.fetch(MANIFEST_NAME)
+            manifests.append(read_manifest(local.folder))
+    if not out.exists(MIXTURE_NAME):
+        if not any("removed" in manifest for manifest in manifests):  # `remove` makes one dataset and no mixture
+            faults.add("P1", MIXTURE_NAME, "is missing: run the command of the build again, which writes it")
+        return
+    try:
+        stored = mixture_of(out.read(MIXTURE_NAME), out.path_of(MIXTURE_NAME))
+    except (OSError, DatasetError) as error:
+        faults.add("P1", MIXTURE_NAME, f"cannot be read: {error}")
+        return
+    expected = mixture_of(lengths_mixture(manifests), MIXTURE_NAME)
+    for key in sorted(stored.keys() | expected.keys()):
+        if encode(stored.get(key)) != encode(expected.get(key)):
+            message = f"{key} is {stored.get(key)!r:.200}, and by the datasets it is {expected.get(key)!r:.200}"
+            faults.add("P2", MIXTURE_NAME, f"{message}: remove the file, and run the command of the build again")
+
+
+def _check_plans(opened: Sequence[_Opened], faults: Faults) -> None:
+    """P2 of the plans: but for their row length they are of one recipe, one tokenizer, and the same source files."""
+    shared = [_alike(stored_plan(one.local.folder) or {}) for one in opened]
+    for one, own in zip(opened[1:], shared[1:], strict=True):
+        for message in changed_keys(own, shared[0], f"{{}} is {{}} here, and {{}} in {opened[0].name}"):
+            faults.add("P2", f"{one.name}/{PLAN_NAME}", message)
+    for one in opened:
+        if one.name != f"seq_{one.plan.recipe.seq_length}":
+            faults.add("P2", f"{one.name}/{PLAN_NAME}", "it is of another row length", value=one.plan.recipe.seq_length)
+
+
+def _alike(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys and values of plan.json that all datasets of a build share."""
+    shared = {key: value for key, value in stored.items() if key not in _OF_ONE_PLAN}
+    del shared["recipe"]["seq_length"]
+    shared["recipe"].get("documents", {}).pop("max_bad_fraction", None)  # may change while a build goes on
+    for source in shared["sources"]:
+        del source["prefix"]
+    for task in shared["tasks"]:
+        task.pop("resolved", None)
+    return shared
+
+
+def _setup(opened: Sequence[_Opened]) -> Do:
+    def compare(item: _ShardToCompare, report: Report) -> tuple[Faults, int]:
+        b, faults = item.number, Faults()
+        with ExitStack() as stack:
+            for one in opened:
+                stack.enter_context(one.local.fetched(shard_name(b), rejects_name(b), receipt_name(b)))
+            return faults, _compare_shard(opened, b, faults)
+
+    return one_by_one(compare)
+
+
+def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
+    """Check P2 and P21 of shard b of all datasets. Return the number of documents, each use counted.
+
+    Without "decompose" a document is in one dataset, or rejected there, and `other_length` in all others. With it, a
+    document's pieces in all datasets follow one another without gap or overlap.
+    """
+    receipts, columns, in_segments, left_out, present = [], [], [], [], []
+    for one in opened:
+        found = read_receipt(LocalFolder(one.local.folder), b)
+        assert found is not None
+        receipts.append(found[0])
+        arrays = shard_in(one.local.folder, one.manifest, b).arrays
+        names = ("file", "repeat", "doc", "start", "tokens")
+        columns.append(np.stack([arrays[f"segment_{name}"].astype(np.int64) for name in names]))
+        of_reason = (None, OTHER_LENGTH)
+        rejected, elsewhere = (
+            read_rejects(one.local.folder, b, one.plan, found[0], faults, reason) for reason in of_reason
+        )
+        assert rejected is not None and elsewhere is not None
+        used = columns[-1][:3]
+        in_segments.append(np.unique(used, axis=1))
+        left_out.append(np.stack(elsewhere))
+        present.append(np.unique(np.concatenate([used, np.stack(rejected)], axis=1), axis=1))
+    for one, receipt in zip(opened[1:], receipts[1:], strict=True):
+        if receipt["text_digests"] != receipts[0]["text_digests"]:
+            message = f"its text_digests are not those of {opened[0].name}: the sources changed between both"
+            faults.add("P2", f"{one.name}/{receipt_name(b)}", message)
+    every, number = np.unique(np.concatenate([*present, *in_segments, *left_out], axis=1), axis=1, return_inverse=True)
+    ends = np.cumsum([part.shape[1] for part in (*present, *in_segments, *left_out)])
+    by_part = np.split(number.reshape(-1), ends[:-1])
+    counts = np.zeros(
+        (3, every.shape[1]), np.int64
+    )  # of datasets: that know it, have segments of it, leave it to others
+    for i, part in enumerate(by_part):
+        counts[i // len(opened)] += np.bincount(part, minlength=every.shape[1])
+    there, holding, elsewhere_in = counts
+    decomposed = opened[0].plan.recipe.documents.long == "decompose"
+    if decomposed:
+        whole = (holding > 0) & (holding + elsewhere_in == len(opened))
+    else:
+        whole = (holding <= 1) & (elsewhere_in == len(opened) - 1)
+    wrong = (there != len(opened)) | ~(whole | (holding + elsewhere_in == 0))
+    plan, places = opened[0].plan, Locations(*every)
+    for i in np.flatnonzero(wrong)[:MAX_LISTED]:
+        message = f"{in_words(plan, places, i)} is in segments of {holding[i]} of {len(opened)} datasets, and left"
+        faults.add("P21", _named(shard_name(b)), f"{message} to other row lengths by {elsewhere_in[i]}")
+    if decomposed:
+        _check_pieces(opened, b, np.concatenate(columns, axis=1), receipts, faults)
+    return every.shape[1]
+
+
+def _check_pieces(
+    opened: Sequence[_Opened], b: int, columns: np.ndarray, receipts: Sequence[dict[str, Any]], faults: Faults
+) -> None:
+    """P21 of decomposed documents: no token lies between two pieces or in both, and the ledgers count those of others.
+
+    columns: int64[5, segments of all datasets]: file, use, position, start and tokens.
+    """
+    columns = columns[:, np.lexsort(columns[3::-1])]
+    same = np.zeros(columns.shape[1], np.bool_)
+    same[1:] = (columns[:3, 1:] == columns[:3, :-1]).all(axis=0)
+    expected = np.where(same, np.roll(columns[3] + columns[4], 1), 0)
+    for i in np.flatnonzero(columns[3] != expected)[:MAX_LISTED]:
+        message = f"{in_words(opened[0].plan, Locations(*columns[:3]), i)}: a piece starts at token {columns[3, i]}"
+        faults.add("P21", _named(shard_name(b)), f"{message}, and those before it end at {expected[i]}")
+    for source in opened[0].plan.sources:
+        tokens = [receipt["ledger"]["sources"][source.name]["tokens"] for receipt in receipts]
+        own = [counts["used"] + counts["dropped"].get(REMOVED, 0) for counts in tokens]
+        for one, counts, used in zip(opened, tokens, own, strict=True):
+            left = counts["dropped"].get(OTHER_LENGTH, 0)
+            if left != sum(own) - used:
+                message = (
+                    f"source {source.name}: {left} tokens are left to other row lengths, which have {sum(own) - used}"
+                )
+                faults.add("P21", f"{one.name}/{receipt_name(b)}", message)
+
+
+def _named(name: str) -> str:
+    """Return the name of a file of all datasets."""
+    return f"seq_*/{name}"
