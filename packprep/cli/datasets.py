@@ -107,7 +107,16 @@ def _with_exports(command: Callable[..., None]) -> Callable[..., None]:
 
 @_with_exports
 def export(
-    directory: Directory, to: str, out: Out, workers: Workers = None, as_json: Json = False, **options: str | None
+    directory: Directory,
+    to: str,
+    out: Out,
+    loss_weights: Annotated[
+        Literal["refuse", "ignore"],
+        typer.Option(help="Weights that documents give, in a format without them: refuse, or train all of it alike."),
+    ] = "refuse",
+    workers: Workers = None,
+    as_json: Json = False,
+    **options: str | None,
 ) -> None:
     """Export a dataset for another tool, or go on with an export that stopped: run the same command again."""
     one_thread()
@@ -115,7 +124,8 @@ def export(
     from packprep.exporting.export import export_dataset, print_export
     from packprep.inspection.card import card_at
 
-    result = export_dataset(directory, to, out, Bar(), workers or available_cpus(), card_at, **options)
+    count = workers or available_cpus()
+    result = export_dataset(directory, to, out, Bar(), count, card_at, loss_weights, **options)
     put(result, as_json, print_export)
 
 
