@@ -21,8 +21,9 @@ def main(directory: str) -> None:
     batches = dataset.batches(BATCH_SIZE, seed=1, rank=0, world_size=WORLD_SIZE)
     for _ in range(3):
         batch = next(batches)
-        # loss = (cross_entropy(model(batch["tokens"]), batch["labels"]) * batch["loss_mask"]).sum() / mask.sum()
         trained = int(batch["loss_mask"].sum())
+        # losses = cross_entropy(model(batch["tokens"]), batch["labels"]); the divisor is of all ranks
+        # loss = (losses * batch["loss_mask"]).sum() / max(trained, 1)
         print(f"tokens {batch['tokens'].dtype}{list(batch['tokens'].shape)}, {trained} slots trained")
 
     # The state is a few numbers; one rank's serves all, at any world size and batch size.

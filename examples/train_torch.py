@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
         batch = next(batches)
         loading += time.perf_counter() - before
         # With several ranks, the sums of all ranks: all_reduce a tensor of them.
-        denominator = max(batch["loss_weight_sum"], 1e-6)
+        denominator = batch["loss_weight_sum"]
         batch = {
             name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()

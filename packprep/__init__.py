@@ -11,8 +11,10 @@ What a trainer types:
     ds = packprep.open_dataset("packed/")
     for batch in ds.batches(batch_size=8, seed=0, rank=0, world_size=1): ...
 
-`import packprep` itself imports nothing; `open_dataset` brings numpy and `packprep.dataset`, no more.
+`import packprep` itself imports no library; `open_dataset` brings numpy and `packprep.dataset`, no more.
 """
+
+from packprep.forking import unforked
 
 TYPE_CHECKING = False  # typing's, which takes as long to import as all else of this package
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ __all__ = ["open_dataset"]
 
 def __getattr__(name: str):
     if name == "open_dataset":
-        from packprep.dataset.loader import open_dataset
-
+        with unforked():
+            from packprep.dataset.loader import open_dataset
         return open_dataset
     raise AttributeError(f"module 'packprep' has no attribute {name!r}")
 

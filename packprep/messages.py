@@ -59,9 +59,8 @@ def without_secret(url: str) -> str:
 def say(message: str, once: bool = False) -> None:
     """Tell the user. once: not again in this command, nor by another of its workers; nothing in a pool of somebody else's."""
     if once:
-        import multiprocessing  # which commands that have nothing to say may do without
-
-        if message in _said or not (_listeners or multiprocessing.parent_process() is None):
+        starter = sys.modules.get("multiprocessing.process")  # None: this is no process of a pool
+        if message in _said or (starter and not _listeners and starter.parent_process() is not None):
             return
         _said.add(message)
     if _listeners:

@@ -13,7 +13,7 @@ SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path i
 
 # room → the rooms that it may import, besides itself
 LEVELS = [
-    ("errors",),
+    ("errors", "forking"),
     ("format", "messages", "randomness"),
     ("dataset",),
     ("cache", "clock", "kernel", "recipe", "storage"),
@@ -28,17 +28,17 @@ LEVELS = [
 BESIDE = {
     "kernel": {"cache"},
     "__main__": {"cli"},
-    "__init__": {"dataset"},
+    "__init__": {"dataset", "forking"},
 }
 ALLOWED = {
     room: {below for lower in LEVELS[:i] for below in lower} | BESIDE.get(room, set())
     for i, level in enumerate(LEVELS)
     for room in level
 } | {
-    "__init__": {"dataset"},
+    "__init__": {"dataset", "forking"},
     "adapters": {"dataset", "format", "randomness", "errors", "storage"},  # the last for datasets at URLs
     "recipe": {"format", "errors"},
-    "objectives": {"kernel", "recipe", "dataset", "format", "randomness", "errors"},  # arrays in, arrays out
+    "objectives": {"kernel", "recipe", "dataset", "format", "randomness", "errors", "forking"},  # arrays in, arrays out
     "twin": {"errors"},  # it shares no code with what it checks
 }
 IN_TRAINERS = ("dataset", "format")  # rooms that have numpy and the standard library alone
@@ -178,6 +178,20 @@ def test_this_test_can_fail(name, source):
 )
 def test_what_is_allowed_passes(name, source):
     assert violations(name, source) == []
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if room_of(name) in (*IN_TRAINERS, "kernel", "objectives")])
+def test_what_readers_run_has_no_lock(name):
+    """A fork while a thread reads would leave it locked in the child; packprep/forking.py has what to use instead."""
+    locks = {"functools.cached_property", "threading.Lock", "threading.RLock", "threading.Condition", "queue.Queue"}
+    tree = ast.parse(SOURCES[name])
+    named = {
+        f"{n.value.id}.{n.attr}"
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
+    }
+    taken = {f"{n.module}.{a.name}" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert not locks & (named | taken)
 
 
 def test_no_file_is_a_bag():

@@ -63,6 +63,11 @@ def weights_spans(dataset: Dataset | Mixture) -> bool:
     return any(has_weighted_spans(each.manifest) for each in datasets_of(dataset))
 
 
+def weighted_tasks(dataset: Dataset | Mixture) -> list[StoredTask]:
+    """Return the tasks whose noise weights what is trained of a segment."""
+    return [t for t in tasks_of(dataset) if is_in_place(t) and t["parameters"].get("weighting") != "none"]
+
+
 def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
     """All that a trainer needs for the tasks of every dataset: prefix_ends, loss_weights where tasks or documents have some, and
     block_lengths with block diffusion."""

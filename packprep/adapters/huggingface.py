@@ -23,11 +23,10 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from packprep.adapters import opened, tasks_of, weights_spans
+from packprep.adapters import opened, tasks_of, weighted_tasks, weights_spans
 from packprep.adapters.tokenizer_match import check_tokenizer
 from packprep.adapters.torch_attention import flex_block_mask, sdpa_mask, transformers_kwargs
 from packprep.dataset.loader import Dataset
-from packprep.dataset.manifest import is_in_place
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
@@ -75,8 +74,7 @@ class Collator:
                 f"task {_names(in_place)} predicts in place, and a model that shifts its labels would train it on the "
                 "next slot; use labels='shift_labels' with a model whose loss takes them, or another loss"
             )
-        noised = [task for task in tasks if is_in_place(task)]
-        weighted = [task for task in noised if task["parameters"].get("weighting") != "none"]
+        weighted = weighted_tasks(dataset)
         if weighted and loss_weights == "refuse":
             raise ArgumentError(
                 f"task {_names(weighted)} weights its loss, which Transformers' loss cannot; use masked_loss of "

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from packprep.adapters import opened, opened_alone, weights_spans
+from packprep.adapters import opened, opened_alone, weighted_tasks, weights_spans
 from packprep.adapters.torch import DTYPES, loader
 from packprep.adapters.torch_attention import varlen_causal
 from packprep.dataset import attention
@@ -133,6 +133,11 @@ def check_for_torchtitan(dataset: Dataset | Mixture, prefix_bidirectional: bool)
         raise ArgumentError(
             "documents of this dataset give weights to what is trained of them, which torchtitan's loss does not read; use "
             "masked_loss of packprep.adapters.torch_loss, or take the weights out of the documents"
+        )
+    if weighted := weighted_tasks(dataset):
+        raise ArgumentError(
+            f"task {weighted[0]['name']!r} weights its loss, which torchtitan's loss does not read; use masked_loss of "
+            "packprep.adapters.torch_loss, or build with weighting = 'none'"
         )
 
 

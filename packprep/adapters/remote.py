@@ -36,10 +36,26 @@ def _locked(path: Path, shared: bool = False) -> Iterator[None]:
     """A lock between processes and threads: it goes when its process ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
+        _locks.add(descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a copy in a forked process would keep it
+        _locks.discard(descriptor)
         os.close(descriptor)
+
+
+_locks: set[int] = set()  # the descriptors of locks that this process holds or waits for
+
+
+def _close_copies() -> None:
+    """Let go of the parent's locks, which this process, if it asks for one, would wait for itself."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+if fcntl is not None:
+    os.register_at_fork(after_in_child=_close_copies)
 
 
 @dataclass(frozen=True)

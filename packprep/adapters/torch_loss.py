@@ -31,8 +31,8 @@ def masked_loss(logits: torch.Tensor, batch: Mapping[str, Any], denominator: Any
 
     logits: float[B, T, vocab], or [n, vocab] of the n trained slots alone, in order (what a head that is applied to
     `hidden[loss_mask]` gives, which saves its work on the rest). loss_weights: 1 where the batch has none.
-    denominator: by default the trained slots of this batch, at least 1. Over ranks and accumulated batches give the sum
-    of all their `n_trained`; then add the losses up.
+    denominator: by default the trained slots of this batch. Over ranks and accumulated batches give the sum of all their
+    `n_trained`; then add the losses up. Where it is 0, as on a rank without rows, the loss is 0 and has a gradient.
 
     Slots that are not trained are left out before the cross entropy: 0 · NaN is NaN, and kernels may leave anything in
     a slot outside every segment. Their gradient is exactly 0.
@@ -44,4 +44,7 @@ def masked_loss(logits: torch.Tensor, batch: Mapping[str, Any], denominator: Any
     losses = functional.cross_entropy(chosen, labels, reduction="none")
     if "loss_weights" in batch:
         losses = losses * torch.as_tensor(batch["loss_weights"], device=logits.device)[mask]
-    return losses.sum() / (max(1, len(labels)) if denominator is None else denominator)
+    divisor = len(labels) if denominator is None else denominator
+    if torch.is_tensor(divisor):
+        return losses.sum() / torch.where(divisor == 0, 1, divisor)
+    return losses.sum() / (divisor or 1)

@@ -110,7 +110,16 @@ def _with_exports(command: Callable[..., None]) -> Callable[..., None]:
 
 @_with_exports
 def export(
-    directory: Directory, to: str, out: Out, workers: Workers = None, as_json: Json = False, **options: str | None
+    directory: Directory,
+    to: str,
+    out: Out,
+    loss_weights: Annotated[
+        Literal["refuse", "ignore"],
+        typer.Option(help="Weights that documents give, in a format without them: refuse, or train all of it alike."),
+    ] = "refuse",
+    workers: Workers = None,
+    as_json: Json = False,
+    **options: str | None,
 ) -> None:
     """Export a dataset for another tool, or go on with an export that stopped: run the same command again."""
     one_thread()
@@ -118,10 +127,8 @@ def export(
     from packprep.exporting.export import export_dataset, folders_to_export, print_export
     from packprep.inspection.card import card_at
 
-    folders = folders_to_export(directory, out, to, options)
-    results = [
-        export_dataset(one, to, into, Bar(), workers or available_cpus(), card_at, **options) for one, into in folders
-    ]
+    folders, count = folders_to_export(directory, out, to, options), workers or available_cpus()
+    results = [export_dataset(one, to, into, Bar(), count, card_at, loss_weights, **options) for one, into in folders]
     put_each(results, as_json, print_export)
 
 

@@ -13,3 +13,5 @@ attention.py                    attention rules, layouts for attention kernels
 encoder_decoder.py              a row as an encoder's and a decoder's
 ```
 """
+
+import numpy.ma  # noqa: F401 - np.unique imports it at its first call, and a fork at that moment leaves the import locked

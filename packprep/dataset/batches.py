@@ -1,5 +1,6 @@
 """What a trainer reads: rows, batches, and an iteration over batches that is taken up exactly, at any number of ranks."""
 
+import html
 import operator
 import warnings
 from collections import deque
@@ -136,8 +137,6 @@ class Reader:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: `str` of it."""
-        import html
-
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def _with(self, **changes: Any) -> Any:

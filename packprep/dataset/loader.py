@@ -13,7 +13,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
@@ -42,6 +42,7 @@ from packprep.dataset.row_media import Media, kinds_of, media_of
 from packprep.dataset.rows import COLUMNS, Facts, Place, Row, Segments, gather
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
+from packprep.forking import lazy
 from packprep.format.json_files import MANIFEST_NAME, MIXTURE_NAME, TOKENIZER_NAME
 
 try:
@@ -124,7 +125,7 @@ class Dataset(Reader):
     def tasks(self) -> list[StoredTask]:
         return self.manifest["tasks"]
 
-    @cached_property
+    @lazy
     def task_params(self) -> np.ndarray:
         """float32[n_tasks, 4]: mode_token, noise_density, mean_span_length, random_roll (0 or 1); NaN: it has none."""
         values = [{**task["parameters"], "mode_token": task["mode_token"]} for task in self.tasks]
@@ -132,7 +133,7 @@ class Dataset(Reader):
         table = [[v if isinstance(v, int | float) else np.nan for v in own] for own in numbers]
         return read_only(np.array(table, np.float32))
 
-    @cached_property
+    @lazy
     def _laws(self) -> Laws:
         return laws_of(self.manifest, Path(self.directory, TOKENIZER_NAME).read_bytes)
 
@@ -207,7 +208,7 @@ class Dataset(Reader):
                 whole = tuple(name for name in self._laws.written if name not in read)
             gather(self.facts, found, batch, partial(self.redraw, epochs=epochs, accelerate=accelerate), whole)
 
-    @cached_property
+    @lazy
     def kinds(self) -> tuple[str, ...]:  # type: ignore[override]
         """The kinds of media, by name."""
         return kinds_of(self.manifest)
@@ -374,7 +375,7 @@ class RowInEpoch(Row):
         batch = self.dataset.batch([self.index], columns=[name], epochs=[self.epoch])
         return read_only(batch[name][0])
 
-    @cached_property
+    @lazy
     def _segments(self) -> Segments:
         segments = Segments(self.dataset.facts, [(self._shard, self._row)])
         tokens = np.array(self._shard.row("tokens", self._row))[None]

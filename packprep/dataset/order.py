@@ -31,7 +31,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ import numpy as np
 
 from packprep import randomness
 from packprep.errors import ArgumentError
+from packprep.forking import lazy
 
 LONGEST_CYCLE = 1000
 _PLACES_AT_ONCE = 1 << 16
@@ -344,7 +345,7 @@ class Schedule:
         up_to = [float(Fraction(slope + 2 * square * x, self._curves[0])) for _, slope, square in curves]
         return np.diff(up_to)
 
-    @cached_property
+    @lazy
     def _curves(self) -> tuple[int, list[list[tuple[int, int, int]]]]:
         """(common, [[(a, b, c)] of the first 0 … D datasets] of each point): x samples after it their integrals are, together,
         (a + b·x + c·x²) / common."""

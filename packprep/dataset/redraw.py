@@ -24,6 +24,7 @@ from packprep.dataset.rows import Segments, fill, own_dtype
 from packprep.dataset.token_slots import EOS_AFTER_INPUTS, ROLES, SPECIAL, SpecialIds, Stretches, TokenLaw, misfit
 from packprep.dataset.token_slots import LAWS as TOKEN_LAWS
 from packprep.errors import ArgumentError, DatasetError, RecipeError
+from packprep.forking import unforked
 from packprep.format.json_files import LAWS_MADE, other_law, unknown_key
 from packprep.format.tokenizer_json import continuing, flags_of
 
@@ -240,7 +241,8 @@ def _read_parameters(law: noise.NoiseLaw | TokenLaw, task: StoredTask, made_with
 
 def _kernels() -> Any:
     """`draw_of` and `move` of objectives/tasks.py, which need numba; by name, since trainers may have this room alone."""
-    return import_module("packprep.objectives.tasks")
+    with unforked():
+        return import_module("packprep.objectives.tasks")
 
 
 @cache

@@ -10,7 +10,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,6 +29,7 @@ from packprep.dataset.noise import levels_by_block
 from packprep.dataset.row_media import Media, media_of
 from packprep.dataset.shard import Shard
 from packprep.errors import DatasetError
+from packprep.forking import lazy
 
 Place = tuple[Shard, int]
 """A row: its shard, and which of the shard's rows it is."""
@@ -50,27 +50,27 @@ class Facts:
     tasks: list[StoredTask]
     loss_on: tuple[np.ndarray, np.ndarray] | None = None
 
-    @cached_property
+    @lazy
     def in_blocks(self) -> np.ndarray:
         """bool[tasks]: those of block diffusion."""
         return np.array([attention.RULES[task["attention"]].in_blocks for task in self.tasks])
 
-    @cached_property
+    @lazy
     def in_place(self) -> np.ndarray:
         """bool[tasks]: those whose tokens are noised where they stand."""
         return np.array([is_in_place(task) for task in self.tasks])
 
-    @cached_property
+    @lazy
     def shift(self) -> np.ndarray:
         """bool[tasks]: those of which a slot predicts what is noised at the next one."""
         return np.array([task["label_alignment"] == "next_slot" for task in self.tasks])
 
-    @cached_property
+    @lazy
     def two_way_prefix(self) -> np.ndarray:
         """bool[tasks]: those whose slots see each other up to where the prefix ends."""
         return np.array([attention.RULES[task["attention"]].ahead == "prefix" for task in self.tasks])
 
-    @cached_property
+    @lazy
     def levels_by_block(self) -> np.ndarray:
         """bool[tasks]: those whose blocks have levels and weights of their own."""
         return self.in_blocks & np.array([levels_by_block(task["parameters"]) for task in self.tasks])
@@ -106,7 +106,7 @@ class Segments:
         self.changed: dict[str, np.ndarray] = {}
         self.size = len(places) * facts.seq_length
 
-    @cached_property
+    @lazy
     def _ranges(self) -> list[tuple[int, int]]:
         return [shard.segment_range(row) for shard, row in self.places]
 
@@ -117,7 +117,7 @@ class Segments:
             for (shard, row), (begin, end) in zip(self.places, self._ranges, strict=True)
         ]
 
-    @cached_property
+    @lazy
     def _laid(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         real = physical = np.concatenate(self.parts("cu_seqlens", 1, 1), dtype=np.int64)
         if padded := "cu_seqlens_padded" in self.places[0][0].layout:
@@ -155,7 +155,7 @@ class Segments:
         parts = self.parts(f"segment_{name}")
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    @cached_property
+    @lazy
     def removed(self) -> np.ndarray:
         """bool[m]: the segments of documents that were removed."""
         found = np.zeros(len(self), np.bool_)
@@ -177,7 +177,7 @@ class Segments:
         """[size], of the dtype of `values`: each slot's value of its segment, and `elsewhere` between segments."""
         return fill_slots(self.at, self.slots, values, elsewhere, self.size)
 
-    @cached_property
+    @lazy
     def gaps(self) -> np.ndarray:
         """int64: the flat slots of no segment, ascending."""
         begin = np.concatenate((np.zeros(1, np.int64), self.at + self.slots))
@@ -202,7 +202,7 @@ class Segments:
             return np.zeros(len(self), np.int64)
         return self.looked_up("task", self.facts.block_lengths())
 
-    @cached_property
+    @lazy
     def task(self) -> np.ndarray:
         """int64[m]: the segments' tasks."""
         return self.looked_up("task", np.arange(len(self.facts.tasks)))
@@ -557,7 +557,7 @@ class Row:
     def _shard(self) -> Shard:
         return self._opened[2]
 
-    @cached_property
+    @lazy
     def _segments(self) -> Segments:
         return Segments(self.dataset.facts, [(self._shard, self._row)])
 
@@ -565,11 +565,11 @@ class Row:
         _ = self._segments.at  # they are sound
         return self._segments.parts(name, 1, 1)[0]
 
-    @cached_property
+    @lazy
     def cu_seqlens(self) -> np.ndarray:
         return self._offsets("cu_seqlens")
 
-    @cached_property
+    @lazy
     def cu_seqlens_padded(self) -> np.ndarray | None:
         return self._offsets("cu_seqlens_padded") if "cu_seqlens_padded" in self._shard.layout else None
 
@@ -593,17 +593,17 @@ class Row:
         """Σn² over the segments of n slots: what attention costs, as the column row_cost."""
         return int(self._segments.costs()[0])
 
-    @cached_property
+    @lazy
     def segments(self) -> dict[str, np.ndarray]:
         columns = {name: self._segments.column(name) for name in HEADER}
         physical = self.cu_seqlens if self.cu_seqlens_padded is None else self.cu_seqlens_padded
         return {**columns, "begin": physical[:-1], "end": read_only(physical[:-1] + np.diff(self.cu_seqlens))}
 
-    @cached_property
+    @lazy
     def media(self) -> Media:
         return media_of([(self._shard, self._row)], self.dataset.kinds)
 
-    @cached_property
+    @lazy
     def weighted_ranges(self) -> list[tuple[int, int, int, float]]:
         """(segment, first slot, end, weight) of what a document gives another weight than 1: ranges of the tokens themselves."""
         if "trained_weights" not in self._shard.layout:

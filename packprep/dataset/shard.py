@@ -23,7 +23,6 @@ import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +30,7 @@ import numpy as np
 
 from packprep.dataset.manifest import Manifest, stored_columns
 from packprep.errors import DatasetError
+from packprep.forking import lazy
 from packprep.format import open_file
 from packprep.format.json_files import FORMAT, VERSION, no_duplicates, shard_name
 
@@ -372,7 +372,7 @@ class Shard:
     size: int = field(repr=False)
     io: IO = "mmap"
 
-    @cached_property
+    @lazy
     def _map(self) -> mmap.mmap:
         try:
             with open_file(self.path) as file:
@@ -382,7 +382,7 @@ class Shard:
         except OSError as error:
             raise DatasetError(f"{self.path}: cannot be mapped: {error}") from error
 
-    @cached_property
+    @lazy
     def arrays(self) -> dict[str, np.ndarray]:
         """name → read-only array, all of them views of one map of the file that is made at first use."""
         return {
@@ -390,7 +390,7 @@ class Shard:
             for name, begin in self.begins.items()
         }
 
-    @cached_property
+    @lazy
     def begins(self) -> dict[str, int]:
         """name → the byte of the file at which the array begins."""
         begins, begin = {}, self.data_begin
@@ -399,14 +399,14 @@ class Shard:
             begin += _n_bytes(dtype, shape)
         return begins
 
-    @cached_property
+    @lazy
     def read_arrays(self) -> dict[str, FileArray]:
         """name → the array as it is read with io "pread"; the file is opened at first use."""
         file = ShardBytes(self.path, self.size)
         file.open()
         return {name: FileArray(file, name, *self.layout[name], begin) for name, begin in self.begins.items()}
 
-    @cached_property
+    @lazy
     def tokens(self) -> np.ndarray | FileArray:
         """What gives a row's tokens as tokens[row], at hand: every row that is read asks for it."""
         return self.arrays["tokens"] if self.io == "mmap" else self.read_arrays["tokens"]

@@ -19,6 +19,7 @@ class Export:
 
     files    what is written, in a word or two, for `--help`.
     option   the option that chooses a form of it, choices: its values → what each is; the first is the default.
+    weighted the choices that have loss_weights; "" where there is no choice.
 
     Its file, imported when it is asked for, has
     check    (Exporting): RecipeError for what cannot be exported so; what is lost is said.
@@ -30,6 +31,7 @@ class Export:
     files: str
     option: str = ""
     choices: Mapping[str, str] = field(default_factory=dict)
+    weighted: tuple[str, ...] = ()
 
 
 EXPORTS = {
@@ -38,14 +40,14 @@ EXPORTS = {
     ),
     "parquet": Export(
         "Parquet", "columns",
-        {"nemo": "NeMo's packed sequences", "trl": "TRL's", "full": "the loader's columns"},
+        {"nemo": "NeMo's packed sequences", "trl": "TRL's", "full": "the loader's columns"}, ("full",),
     ),
     "hf": Export(
         "a Hugging Face dataset", "trainer",
         {"trl": "TRL", "llamafactory": "LLaMA-Factory", "axolotl": "Axolotl", "swift": "ms-swift"},
     ),
     "jsonl": Export("JSON lines", "what", {"documents": "documents as they were", "rows": "packed rows"}),
-    "mds": Export("a StreamingDataset"),
+    "mds": Export("a StreamingDataset", weighted=("",)),
 }  # fmt: skip
 
 

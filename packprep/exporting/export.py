@@ -1,6 +1,6 @@
 """A published dataset in, a folder in another tool's format out.
 
-    empty ─► export-begun.json ─► files, each whole or not at all ─► export.json, and the note goes
+    empty ─► .export-begun.json ─► files, each whole or not at all ─► .export.json, and the note goes
 
 Both notes name the dataset and the form, so that a folder is only ever filled by one export; the same command goes on. A
 shard is compared with its digest before anything is read from it.
@@ -19,7 +19,7 @@ from packprep.building.run import Progress
 from packprep.dataset.manifest import LATER, Manifest, read_manifest
 from packprep.dataset.shard import Shard, shard_of
 from packprep.errors import DatasetError, PlanError, RecipeError
-from packprep.exporting import chosen_form, export_module
+from packprep.exporting import EXPORTS, chosen_form, export_module
 from packprep.format.digests import digest_of_file, own_digest
 from packprep.format.json_files import (
     MANIFEST_NAME,
@@ -35,9 +35,11 @@ from packprep.messages import put_line
 from packprep.restoring import RestoredDocuments, restored_documents
 from packprep.storage import Folder, LocalCopy, LocalFolder, Remote, folder_at, local_copy
 
-RECEIPT = "export.json"
-BEGUN = "export-begun.json"
+RECEIPT = ".export.json"
+BEGUN = ".export-begun.json"
 FORMAT, VERSION = "packprep export", 1
+LOSS_WEIGHTS = ("refuse", "ignore")
+"""What may become of weights that a form does not have."""
 
 
 class Exporting(NamedTuple):
@@ -68,12 +70,14 @@ def export_dataset(
     progress: Progress,
     workers: int = 0,
     card: Callable[[LocalCopy, str], str] | None = None,
+    loss_weights: str = "refuse",
     **options: str | None,
 ) -> dict[str, Any]:
     """Export a dataset, or find that it stands in `out` already; gives the receipt, with `out` and what the export adds.
 
     to: a name of EXPORTS; options: its own, as `what="rows"`. workers: processes that may write; 0: this one.
     card: gives the data card of a published dataset, as `packprep.inspection.card.card_at`; the Hugging Face export adds it.
+    loss_weights: "refuse" what would lose the weights that documents give; "ignore": all that is trained counts alike.
     Raises RecipeError for what cannot be exported so, and for an `out` that holds something else; DatasetError for a damaged
     dataset; BuildError for what cannot be written; Stopped after a signal.
     """
@@ -87,6 +91,8 @@ def export_dataset(
         identity = {"format": FORMAT, "version": VERSION, **form, "dataset": dataset}
         exporting = Exporting(local, manifest, "".join([*form.values()][1:]), target, workers, progress, card)
         module.check(exporting)
+        if loses_weights(exporting, to, loss_weights):
+            identity["loss_weights"] = "ignore"
         if any(source["slots"].get("media") for source in manifest["ledger"]["sources"].values()):
             progress.say(
                 "warning: the export has the slots of media and none of their refs: packprep's loader gives both, as column media"
@@ -126,6 +132,26 @@ def folders_to_export(directory: str, out: str, to: str, options: Mapping[str, s
             f"them whole: give --what rows"
         )
     return [(f"{source}/{name}", f"{folder_at(out)}/{name}") for name in names]
+
+
+def loses_weights(exporting: Exporting, to: str, loss_weights: str) -> bool:
+    """Return whether the export ignores weights that documents give. RecipeError unless `loss_weights` says that it may."""
+    if loss_weights not in LOSS_WEIGHTS:
+        raise RecipeError(f"--loss-weights {loss_weights}: expected {' or '.join(LOSS_WEIGHTS)}")
+    if exporting.form in EXPORTS[to].weighted:
+        if loss_weights == "ignore":
+            raise RecipeError("--loss-weights ignore: this export has the column loss_weights; leave the option out")
+        return False
+    sources = exporting.manifest["ledger"]["sources"].items()
+    weighted = [name for name, source in sources if source["slots"].get("weighted")]
+    if weighted and loss_weights == "refuse":
+        form = f"--{EXPORTS[to].option} {exporting.form}"
+        raise RecipeError(
+            f"--to {to} {form} has no weights, and documents of {', '.join(weighted)} give weights other than 1. Give --to "
+            "parquet --columns full or --to mds, which have loss_weights, train from the dataset by packprep's loader, or say "
+            "--loss-weights ignore: all that is trained then counts alike"
+        )
+    return bool(weighted)
 
 
 def print_export(result: dict[str, Any]) -> None:

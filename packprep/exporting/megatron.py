@@ -124,13 +124,18 @@ def write(exporting: Exporting) -> dict[str, Any]:
     names = prefixes([source["name"] for source in manifest["sources"]]) if of_documents else [ROWS_PREFIX]
     pairs = [Pair(out.path / name, dtype_for(manifest["vocab_size"])) for name in names]
     try:
-        for _ in each_shard(exporting, _documents if of_documents else _rows, pairs):
-            pass
+        made = each_shard(exporting, _documents if of_documents else _rows, pairs)
+        in_part = sum(count for _, count in made)
         written = [(name, pair) for name, pair in zip(names, pairs, strict=True) if pair.documents]
         files = [file for _, pair in written for file in pair.commit()]
     finally:
         for pair in pairs:
             pair.discard()
+    if in_part:
+        exporting.progress.say(
+            f"warning: {in_part:,} documents are trained in part, by loss_spans or messages, which a .bin does not "
+            "say: a trainer trains on all of them"
+        )
     return {
         "dtype": dtype_for(manifest["vocab_size"]).name,
         "documents": sum(pair.documents for pair in pairs),
@@ -155,7 +160,7 @@ def said(result: Mapping[str, Any]) -> list[str]:
 def _documents(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
     plan = plan_of(local, manifest)
 
-    def append(item: ShardToExport, report: Report) -> None:
+    def append(item: ShardToExport, report: Report) -> int:
         with sound_shard(local, manifest, item.number) as shard:
             documents = restored(plan, manifest, shard)
         first = np.searchsorted(documents.source, np.arange(len(pairs) + 1))
@@ -164,6 +169,7 @@ def _documents(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> D
             if begin < end:
                 pair.add(documents.tokens[offsets[begin] : offsets[end]], documents.lengths[begin:end])
         report(len(documents.lengths), shard.size, len(documents.tokens), 0)
+        return int(documents.in_part.sum())
 
     return one_by_one(append)
 
@@ -171,10 +177,11 @@ def _documents(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> D
 def _rows(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
     [pair] = pairs
 
-    def append(item: ShardToExport, report: Report) -> None:
+    def append(item: ShardToExport, report: Report) -> int:
         with sound_shard(local, manifest, item.number) as shard:
             pair.add(shard.arrays["tokens"].reshape(-1), np.full(shard.rows, shard.seq_length, np.int64))
         report(0, shard.size, shard.rows * shard.seq_length, 0)
+        return 0  # `check` says what rows lack
 
     return one_by_one(append)
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, has_weighted_spans, is_in_place
+from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, is_in_place
 from packprep.dataset.rows import Segments
 from packprep.dataset.shard import Shard
 from packprep.errors import RecipeError
@@ -188,11 +188,6 @@ def check(exporting: Exporting) -> None:
             f"--columns nemo: its readers predict the next token, and {', '.join(in_place)} predict in place. Give "
             "--columns full, which has labels at the slot that predicts them, or train from the dataset by packprep's loader"
         )
-    if has_weighted_spans(exporting.manifest):
-        exporting.progress.say(
-            "warning: the readers of these columns know no weights: what documents give other weights than 1 is trained with 1; "
-            "--columns full has loss_weights"
-        )
     if prefix:
         exporting.progress.say(
             f"warning: the readers of these columns attend causally, also inside the prefixes of {', '.join(prefix)}"
@@ -200,20 +195,14 @@ def check(exporting: Exporting) -> None:
 
 
 def refuse_for_trl(exporting: Exporting, option: str, told: str) -> None:
-    """RecipeError for what TRL_COLUMNS cannot say, by the names of tasks or sources; a warning where rows hold several documents.
+    """RecipeError for what TRL_COLUMNS cannot say, by the names of tasks; a warning where rows hold several documents.
     option: what asked for them; told: how their reader is told to keep documents apart."""
     in_place, prefix = _not_causal(exporting.manifest)
-    sources = exporting.manifest["ledger"]["sources"].items()
-    weighted = [name for name, source in sources if source["slots"].get("weighted")]
-    for names, what in (
-        (in_place, "predict in place"),
-        (prefix, "see their prefixes both ways"),
-        (weighted, "give weights other than 1"),
-    ):
+    for names, what in ((in_place, "predict in place"), (prefix, "see their prefixes both ways")):
         if names:
             raise RecipeError(
-                f"{option}: its readers predict the next token, attend causally and know no weights, and {', '.join(names)} "
-                f"{what}. Give --to parquet --columns full, which has all that by slot, or train from the dataset by "
+                f"{option}: its readers predict the next token and attend causally, and {', '.join(names)} {what}. "
+                "Give --to parquet --columns full, which has all that by slot, or train from the dataset by "
                 "packprep's loader"
             )
     if any(entry["segments"] > entry["rows"] for entry in exporting.manifest["shards"]):

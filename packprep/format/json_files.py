@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from packprep.errors import DatasetError
+from packprep.forking import unforked
 
 FORMAT = "packprep"
 VERSION = 1  # of the format on disk
@@ -94,7 +95,8 @@ def newer_version(key: str) -> str:
 
 
 def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # here, as it takes long
+    with unforked():
+        from importlib.metadata import PackageNotFoundError, version  # here, as it takes long
 
     try:
         return version("packprep")

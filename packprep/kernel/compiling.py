@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from packprep.cache import cache_folders, code_digest, is_kept, keep, kept
+from packprep.forking import hold_at_forks, lazy, unforked
 from packprep.messages import say
 
 seconds = 10
@@ -39,14 +40,19 @@ class Kernel:
     def __call__(self, *arguments: Any) -> Any:
         return self.compiled(*arguments)
 
-    @functools.cached_property
+    @lazy
     def compiled(self) -> Any:
         """numba's dispatcher."""
         if "numba" not in sys.modules and not is_kept(f"{self.function.__module__}.{self.function.__qualname__}"):
             self._say_compiling()  # before an import that takes a second
+        with unforked():
+            if "packprep.kernel.overloads" not in sys.modules:
+                from numba.core.compiler_lock import global_compiler_lock
+
+                importlib.import_module("packprep.kernel.overloads")  # what numba is told of kernel/memory.py
+                hold_at_forks(global_compiler_lock)
         import numba
 
-        importlib.import_module("packprep.kernel.overloads")  # what numba is told of kernel/memory.py
         decorate: Any = numba.njit(nogil=True, error_model="numpy", forceinline=self._inline)
         dispatcher = decorate(self.function)
         # Kernels take numbers and arrays alone: numba need not import what teaches it other types, as awkward, .3 s, which

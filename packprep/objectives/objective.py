@@ -6,7 +6,6 @@ an objective says how many slots its body takes (the length law), writes the bod
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from packprep.dataset.attention import RULES
 from packprep.dataset.manifest import Parameter
 from packprep.dataset.noise import Noised, NoiseIds, ordinary_ids
+from packprep.forking import lazy
 from packprep.format.json_files import LAW_VERSION
 
 __all__ = ["Bodies", "BodySlots", "Ids", "Objective", "Parameter", "Task"]
@@ -35,7 +35,7 @@ class Ids:
     """uint8[vocab_size]: 1 where a token begins inside a character of UTF-8; empty: none does."""
     law: int = LAW_VERSION  # by which noise is weighted
 
-    @cached_property
+    @lazy
     def for_noise(self) -> NoiseIds:
         """The ids that in-place noise writes."""
         return NoiseIds(self.mask, *ordinary_ids(self.vocab_size, np.array(self.special, np.int64)), self.law)

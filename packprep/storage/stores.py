@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from packprep.errors import StorageError
+from packprep.forking import unforked
 from packprep.storage.local import TEMPORARIES, create_file, write_temporary
 
 Buffer: TypeAlias = bytes | bytearray | memoryview  # contiguous
@@ -57,8 +58,8 @@ def connect(scheme: str, folder: str) -> Store:
     if scheme == "s3":
         return _s3(folder.split("/")[0])
     if scheme == "gs":
-        from pyarrow.fs import GcsFileSystem
-
+        with unforked():
+            from pyarrow.fs import GcsFileSystem
         return _Arrow(GcsFileSystem(retry_time_limit=timedelta(seconds=5)), lambda: _put_if_none("GCSStore", folder))
     if scheme == "file":
         return _Local()
@@ -66,8 +67,8 @@ def connect(scheme: str, folder: str) -> Store:
 
 
 def _s3(bucket: str) -> "_Arrow":
-    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem, resolve_s3_region
-
+    with unforked():
+        from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem, resolve_s3_region
     options: dict[str, Any] = {}
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
@@ -269,10 +270,11 @@ class _Fsspec:
     """A file system of fsspec."""
 
     def __init__(self, scheme: str):
-        import fsspec
-
         try:
-            self._files = fsspec.filesystem(scheme)
+            with unforked():
+                import fsspec
+
+                self._files = fsspec.filesystem(scheme)
         except (ImportError, ValueError) as error:  # a library that is not installed; a scheme that nobody knows
             raise StorageError(f"{scheme}:// cannot be read: {error}") from error
         self._scheme = scheme

@@ -176,3 +176,9 @@ def test_weights_that_documents_give_are_in_megatron_s_loss_mask_and_refused_for
     assert np.array_equal(np.stack([rows[i]["loss_mask"].numpy() for i in range(4)]), own) and len(np.unique(own)) > 3
     with pytest.raises(ArgumentError, match="documents of this dataset give weights"):
         megatron.torchtitan(tmp_path / "out", 2)
+
+
+def test_a_task_that_weights_its_loss_is_refused_for_torchtitan(tmp_path):
+    build(tmp_path, [{"text": "abcdefgh" * 20}], [TASKS["masked"]], seq_length=64)
+    with pytest.raises(ArgumentError, match="task 'm' weights its loss, which torchtitan's loss does not read"):
+        megatron.torchtitan(tmp_path / "out", 2, prefix_bidirectional=False)

@@ -52,6 +52,11 @@ def test_fault_29_what_a_kernel_leaves_outside_every_segment_reaches_neither_los
     torch.testing.assert_close(loss, by_hand(logits, batch) / batch["loss_mask"].sum())
 
 
-def test_a_batch_without_trained_slots_has_loss_0():
+@pytest.mark.parametrize("denominator", [None, 0, 0.0, torch.tensor(0), torch.tensor(0.0)])
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_batch_without_trained_slots_has_loss_0(rows, denominator):
     batch, logits = made([[], []])
-    assert masked_loss(logits, batch) == 0
+    batch, logits = {name: values[:rows] for name, values in batch.items()}, logits[:rows]
+    loss = masked_loss(logits, batch, denominator)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert loss == 0 and gradient.shape == logits.shape and not gradient.any()

@@ -9,6 +9,7 @@ import signal
 import sys
 from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 
 from packprep import open_dataset
@@ -19,7 +20,7 @@ from packprep.exporting.export import each_shard, export_dataset, sound_shard
 from packprep.format.digests import digest_of
 from packprep.format.json_files import decode, shard_name
 from packprep.storage import Remote
-from tests import made
+from tests import made, weights_made
 from tests.command_line import inside, packprep, refused
 from tests.crash import disturbed
 from tests.exporting.plain import documents_of
@@ -42,18 +43,31 @@ def own(known, tmp_path):
 @pytest.mark.parametrize("form", FORMS)
 def test_the_command_as_a_user_types_it(known, tmp_path, form):
     said = packprep(*command(known("repeated"), tmp_path / "out", form))
-    assert said.status == 0 and "export.json" in said.out
+    assert said.status == 0 and ".export.json" in said.out
     before = made.contents(tmp_path / "out")
     again = packprep(*command(known("repeated"), tmp_path / "out", form, "--json"))
     assert again.status == 0 and "nothing to make" in again.err and again.json["to"] == form[0]
-    assert made.contents(tmp_path / "out") == before and "export-begun.json" not in before
+    assert made.contents(tmp_path / "out") == before and ".export-begun.json" not in before
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form[0] in ("parquet", "jsonl")])
+def test_a_folder_of_data_is_read_whole_by_the_libraries_of_its_format(known, tmp_path, form):
+    """They take each file of a folder for data, but for those whose names begin with a dot."""
+    datasets = pytest.importorskip("datasets")
+    assert inside(*command(known("repeated"), tmp_path / "out", form)).status == 0
+    files = [path for path in (tmp_path / "out").iterdir() if path.suffix == f".{form[0]}"]
+    loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))["train"]
+    if form[0] == "jsonl":
+        assert len(loaded) == sum(path.read_bytes().count(b"\n") for path in files)
+    else:
+        assert len(loaded) == pq.read_table(tmp_path / "out").num_rows == len(known("repeated").dataset)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_receipt_names_all_files_and_what_they_were_made_of(known, tmp_path, form):
     assert inside(*command(known("repeated"), tmp_path / "out", form)).status == 0
     files = made.contents(tmp_path / "out")
-    receipt, manifest = decode(files.pop("export.json"), "export.json"), known("repeated").dataset.manifest
+    receipt, manifest = decode(files.pop(".export.json"), ".export.json"), known("repeated").dataset.manifest
     assert receipt["dataset"] == {"digest": manifest["digest"], "fingerprint": manifest["fingerprint"]}
     assert receipt["to"] == form[0] and receipt[form[1][2:]] == form[2]
     named = {file["file"]: (file["bytes"], file["digest"]) for file in receipt["files"]}
@@ -93,6 +107,31 @@ def test_an_out_that_holds_something_else_is_refused(known, tmp_path):
     assert "holds no export" in refused(*command(known("repeated"), known("bos").out, FORMS[0]))
 
 
+@pytest.mark.parametrize("to, form", [(to, form) for to, own in EXPORTS.items() for form in own.choices or ("",)])
+def test_weights_that_documents_give_are_exported_refused_or_ignored_as_asked(tmp_path, to, form):
+    weights_made.build(tmp_path, weights_made.records(1, 60), [weights_made.TASKS["causal"]], seq_length=64)
+    options = {EXPORTS[to].option: form} if form else {}
+    out = tmp_path / "exported"
+    if form in EXPORTS[to].weighted:
+        receipt = export_dataset(tmp_path / "out", to, out, made.Silent(), **options)
+        assert "loss_weights" not in receipt
+        with pytest.raises(RecipeError, match="this export has the column loss_weights; leave the option out"):
+            export_dataset(tmp_path / "out", to, out, made.Silent(), loss_weights="ignore", **options)
+        return
+    with pytest.raises(RecipeError, match="documents of source0 give weights other than 1.* say --loss-weights ignore"):
+        export_dataset(tmp_path / "out", to, out, made.Silent(), **options)
+    assert not out.exists()
+    receipt = export_dataset(tmp_path / "out", to, out, made.Silent(), loss_weights="ignore", **options)
+    assert receipt["loss_weights"] == "ignore" and receipt["files"]
+
+
+def test_loss_weights_is_refuse_or_ignore(known, tmp_path):
+    with pytest.raises(RecipeError, match="--loss-weights all: expected refuse or ignore"):
+        export_dataset(known("repeated").out, "mds", tmp_path / "out", made.Silent(), loss_weights="all")
+    receipt = known("repeated").export(tmp_path / "out", "megatron", loss_weights="ignore")  # none give weights
+    assert "loss_weights" not in receipt
+
+
 @pytest.mark.parametrize("place", ["", "export", "shards/000", "../out/shards"])
 def test_an_out_inside_the_dataset_is_refused(known, place):
     before = made.contents(known("repeated").out)
@@ -110,7 +149,7 @@ def test_a_damaged_shard_is_refused_before_anything_is_exported_from_it(own, tmp
         DatasetError, match=r"000001\.safetensors: its digest is .* `packprep verify` says what is wrong"
     ):
         export_dataset(own, form[0], tmp_path / "out", made.Silent(), **{form[1][2:]: form[2]})
-    assert "export.json" not in made.contents(tmp_path / "out") and not made.temporaries(tmp_path / "out")
+    assert ".export.json" not in made.contents(tmp_path / "out") and not made.temporaries(tmp_path / "out")
     data[-3] ^= 1
     path.write_bytes(data)
     export_dataset(own, form[0], tmp_path / "out", made.Silent(), **{form[1][2:]: form[2]})
@@ -203,7 +242,7 @@ def test_an_export_that_a_signal_stops_leaves_no_temporary_and_goes_on(known, tm
         signal.signal(signal.SIGTERM, before)
     assert progress.ended == 1
     left = made.contents(tmp_path / "out")
-    assert not made.temporaries(tmp_path / "out") and "export.json" not in left
+    assert not made.temporaries(tmp_path / "out") and ".export.json" not in left
     assert len(left) in ((1,) if form[0] == "megatron" else (2, 3))  # a worker may end a file while the signal is heard
     known("repeated").export(tmp_path / "out", form[0], **options)
     assert made.contents(tmp_path / "out") == made.contents(tmp_path / "whole")
@@ -221,7 +260,7 @@ def test_an_export_killed_at_any_call_goes_on_to_the_same_bytes(known, tmp_path,
         assert killed.status == -signal.SIGKILL, killed
         if out.exists():
             there = {name: data for name, data in made.contents(out).items() if not name.endswith(".tmp")}
-            there.pop("export-begun.json", None)
+            there.pop(".export-begun.json", None)
             assert there.items() <= expected.items()
         again = inside(*command(known("repeated"), out, form))
         assert again.status == 0, again.err
@@ -256,7 +295,7 @@ def test_a_file_that_is_gone_is_made_again(known, tmp_path, form):
     expected = made.contents(tmp_path / "out")
     for name in expected:
         (tmp_path / "out" / name).unlink()
-        if name == "export.json":
+        if name == ".export.json":
             assert "holds no export" in refused(*run)
             (tmp_path / "out" / name).write_bytes(expected[name])
         else:
@@ -264,7 +303,7 @@ def test_a_file_that_is_gone_is_made_again(known, tmp_path, form):
         assert made.contents(tmp_path / "out") == expected
 
 
-@pytest.mark.parametrize("note", ["export.json", "export-begun.json"])
+@pytest.mark.parametrize("note", [".export.json", ".export-begun.json"])
 @pytest.mark.parametrize("data", [b"{}\n", b"[]\n", b"nonsense", b'{"files":1}\n'])
 def test_a_damaged_note_is_refused(known, tmp_path, note, data):
     made.write(tmp_path / "out" / note, data)

@@ -69,7 +69,7 @@ def test_the_command_writes_a_card_and_names_all_files(known, tmp_path, trainer,
     run = ["export", known("causal").out, "--to", "hf", "--out", tmp_path / "out", "--workers", 1, "--trainer", trainer]
     assert "for datasets.load_from_disk" in inside(*run).out
     files = made.contents(tmp_path / "out")
-    receipt = json.loads(files.pop("export.json"))
+    receipt = json.loads(files.pop(".export.json"))
     named = {file["file"]: (file["bytes"], file["digest"]) for file in receipt["files"]}
     assert named == {name: (len(data), digest_of(data)) for name, data in files.items()}
     card = DatasetCard(files["README.md"].decode())
@@ -79,7 +79,7 @@ def test_the_command_writes_a_card_and_names_all_files(known, tmp_path, trainer,
     for name in named:
         (tmp_path / "out" / name).unlink()
         assert inside(*run).status == 0
-        assert {k: v for k, v in made.contents(tmp_path / "out").items() if k != "export.json"} == files
+        assert {k: v for k, v in made.contents(tmp_path / "out").items() if k != ".export.json"} == files
 
 
 def test_an_export_that_stopped_goes_on_and_workers_do_not_show(known, tmp_path, monkeypatch):
@@ -90,7 +90,7 @@ def test_an_export_that_stopped_goes_on_and_workers_do_not_show(known, tmp_path,
     whole = made.contents(tmp_path / "whole")
     assert made.contents(begun) == whole
     first, cut, short, empty, *_ = sorted(begun.glob("*.arrow"))
-    (begun / "export.json").rename(begun / "export-begun.json")
+    (begun / ".export.json").rename(begun / ".export-begun.json")
     before = first.stat().st_ino
     (begun / "state.json").unlink()
     cut.write_bytes(cut.read_bytes()[:-100])
@@ -122,7 +122,7 @@ def test_datasets_without_rows_and_with_empty_shards(without_rows, tmp_path):
 
 def test_another_trainer_takes_another_folder(known, tmp_path):
     known("causal").export(tmp_path / "out", "hf")
-    with pytest.raises(RecipeError, match="another export: trainer is 'trl' in export.json and 'axolotl' here"):
+    with pytest.raises(RecipeError, match="another export: trainer is 'trl' in .export.json and 'axolotl' here"):
         known("causal").export(tmp_path / "out", "hf", trainer="axolotl")
     with pytest.raises(
         RecipeError, match="--columns goes with --to parquet: with --to hf give --trainer trl or --trainer"

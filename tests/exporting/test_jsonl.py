@@ -123,7 +123,7 @@ def test_what_texts_cannot_say_is_counted_and_what_stopped_goes_on(known, tmp_pa
     assert places <= one.supervised and len(progress.said) == 3
     for line in found:
         assert one.texts[line["source"], line["position"]].decode().find(line["text"].strip("\ufffd")) >= 0
-    (tmp_path / "out/export.json").rename(tmp_path / "out/export-begun.json")
+    (tmp_path / "out/.export.json").rename(tmp_path / "out/.export-begun.json")
     (tmp_path / "out/000001.jsonl").unlink()
     before = (tmp_path / "out/000000.jsonl").stat().st_ino
     one.export(tmp_path / "out", "jsonl")

@@ -73,7 +73,7 @@ def test_an_export_that_stopped_goes_on_and_workers_and_urls_do_not_show(known, 
     whole = made.contents(tmp_path / "whole")
     assert made.contents(begun) == whole
     first, cut, other, *_ = sorted(begun.glob("*.mds"))
-    (begun / "export.json").rename(begun / "export-begun.json")
+    (begun / ".export.json").rename(begun / ".export-begun.json")
     before = first.stat().st_ino
     cut.write_bytes(cut.read_bytes()[:-1])
     other.write_bytes(bytes(other.stat().st_size))

@@ -105,7 +105,10 @@ def test_what_lies_between_two_segments_that_were_kept_parts_a_document(tmp_path
     made.write(tmp_path / "a.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in lines))
     table = made.table("a.jsonl", seq_length=256, tasks=[{"preset": "causal"}], documents={"prepend_bos": True})
     made.build(table, tmp_path, tmp_path / "dataset")
-    export_dataset(tmp_path / "dataset", "megatron", tmp_path / "out", made.Silent())
+    said = made.Silent()
+    said.say = (lines := []).append
+    export_dataset(tmp_path / "dataset", "megatron", tmp_path / "out", said)
+    assert [line for line in lines if "3 documents are trained in part" in line]
     first, last, inside = documents_of(tmp_path / "out/source0_document")
     whole = [*text.encode()]
     assert first == [BOS, *whole[: len(first) - 1]] and 50 <= len(first) < 300
@@ -138,7 +141,7 @@ def test_the_dtype_is_the_one_that_megatron_takes_for_the_vocabulary(known, tmp_
 def test_datasets_without_rows_and_with_empty_shards(without_rows, with_empty_shards, tmp_path):
     receipt = export_dataset(without_rows, "megatron", tmp_path / "none", made.Silent())
     assert (receipt["documents"], receipt["files"], receipt["data_path"]) == (0, [], [])
-    assert sorted(made.contents(tmp_path / "none")) == ["export.json"]
+    assert sorted(made.contents(tmp_path / "none")) == [".export.json"]
     export_dataset(with_empty_shards, "megatron", tmp_path / "some", made.Silent())
     wanted = [(*b"one document", EOS), (*b"x" * 3000, EOS), (*b"another", EOS)]
     assert sorted(map(tuple, documents_of(tmp_path / "some/source0_document"))) == sorted(wanted)

@@ -83,12 +83,10 @@ def test_trl_is_given_each_token_its_own_label_and_no_padding(known, tmp_path, k
 
 @pytest.mark.parametrize("to, option", [("parquet", "--columns trl"), ("hf", "--to hf")])
 def test_what_trl_cannot_train_is_refused_by_name(known, tmp_path, to, option):
-    build(tmp_path, records(1, 60), [TASKS["causal"]], seq_length=64)
     columns = {"columns": "trl"} if to == "parquet" else {}
     for dataset, names in (
         (known("mixed").out, "llada, mdlm, mlm, dllm, duo, bd3, quiet, counted predict in place"),
         (known("repeated").out, "r, x-long, .* see their prefixes both ways"),
-        (tmp_path / "out", "source0 give weights other than 1"),
     ):
         with pytest.raises(RecipeError, match=f"{option}: .* and {names}. Give --to parquet --columns full"):
             export_dataset(dataset, to, tmp_path / "exported", made.Silent(), **columns)
@@ -200,13 +198,9 @@ def test_workers_do_not_show(known, tmp_path):
     assert made.contents(tmp_path / "1") == made.contents(tmp_path / "2")
 
 
-def test_weights_that_documents_give_are_exported_in_full_and_missed_by_nemo_readers(tmp_path):
+def test_weights_that_documents_give_are_exported_in_full(tmp_path):
     build(tmp_path, records(1, 60), [TASKS["causal"]], seq_length=64)
-    said = made.Silent()
-    said.say = (lines := []).append
-    for columns in ("full", "nemo"):
-        export_dataset(tmp_path / "out", "parquet", tmp_path / columns, said, columns=columns)
-    assert [line for line in lines if "know no weights" in line]
+    export_dataset(tmp_path / "out", "parquet", tmp_path / "full", made.Silent(), columns="full")
     dataset = open_dataset(tmp_path / "out")
     own = dataset.batch(range(len(dataset)), columns=["loss_weights"])["loss_weights"]
     assert np.array_equal([row["loss_weights"] for row in parquet_rows(tmp_path / "full")], own)

@@ -3,7 +3,9 @@
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from packprep.errors import ArgumentError, DatasetError
 from packprep.storage import Remote
 from tests import made
 from tests.storage.conftest import BUCKET
+from tests.test_forking import ended
 
 pytestmark = pytest.mark.xdist_group("s3")
 
@@ -134,6 +137,50 @@ def test_a_shard_is_fetched_once_by_threads_that_ask_at_once(built, url, tmp_pat
     for thread in threads:
         thread.join()
     assert sorted(opened) == sorted(entry["file"] for entry in datasets[0].manifest["shards"])
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_process_that_forks_while_a_thread_fetches_leaves_no_lock_to_the_child(
+    built, url, tmp_path, monkeypatch, dies
+):
+    """A child has copies of the open files that the parent has locked, and would wait for itself."""
+    fetching, go_on, fetch = threading.Event(), threading.Event(), Remote.open
+    remote = open_remote(url, cache=tmp_path / "cache")
+    context = multiprocessing.get_context("fork")
+
+    def slowly(self, name, size):
+        fetching.set()
+        assert go_on.wait(60)
+        return fetch(self, name, size)
+
+    def parent():
+        monkeypatch.setattr(Remote, "open", slowly)
+        threading.Thread(target=remote.batch, args=([0],), daemon=True).start()
+        fetching.wait(60)
+        monkeypatch.setattr(Remote, "open", fetch)
+        child = os.fork()
+        if child == 0:
+            remote.batch([0])
+            os._exit(0)
+        if dies:  # its locks go with it
+            print(child, file=(tmp_path / "child").open("w"), flush=True)
+            os._exit(0)
+        go_on.set()
+        os._exit(0 if ended(child) else 1)
+
+    process = context.Process(target=parent)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    if dies:
+        child = int((tmp_path / "child").read_text())
+        end = time.monotonic() + 20
+        while time.monotonic() < end and os.path.exists(f"/proc/{child}/fd/0"):
+            time.sleep(0.01)
+        left = os.path.exists(f"/proc/{child}/fd/0")
+        if left:
+            os.kill(child, signal.SIGKILL)
+        assert not left
 
 
 def test_what_a_killed_process_left_is_fetched_anew(built, url, tmp_path):
