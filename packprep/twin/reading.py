@@ -261,8 +261,8 @@ def documents(
                     yield position, text
         elif format == "text":
             data = _whole(path, compression) if wanted(0) else b""
-            if wanted(0) and len(data) <= MAX_TEXT and (text := _text_of_bytes(data)) is not None:
-                yield 0, Text(text.removeprefix("\ufeff"))
+            if wanted(0) and len(data) <= MAX_TEXT and (whole := _text_of_bytes(data)) is not None:
+                yield 0, Text(whole.removeprefix("\ufeff"))
         else:
             yield from _rows(path, format, part, source["keys"], reader, wanted)
     except OSError as error:
