@@ -126,7 +126,7 @@ def test_a_line_of_50_mb_is_one_reject(tmp_path):
     assert said.status == 0 and said.json["documents"]["rejected"] == {"too_large": 1}, said
     assert said.json["documents"]["used"] == 2
     (record,) = rejects_of(tmp_path / "out")
-    assert record["reason"] == "too_large" and record["detail"] == "more than 8388608 bytes"
+    assert record["reason"] == "too_large" and record["detail"] == "a line of more than 33554432 bytes"
     assert_good(tmp_path / "out")
 
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from packprep.documents.media import BAD_MEDIA, OF_PART, BadMedia, MediaPlace, read_slots, refuse_many
 from packprep.recipe.schema import OF_PACKPREP
-from packprep.sources.formats import batch as limits
-from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, SURROGATE, Supervision, too_large
+from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, SURROGATE, Supervision, large_text
 from packprep.sources.formats.fields import OLD_MESSAGES
 from packprep.sources.formats.jsonl import nested_too_deep, read_integer
 
@@ -139,8 +138,8 @@ def _of_prompt_and_completion(record: Mapping[str, Any], kinds: Sequence[str]) -
         text = prompt + completion
         if found := SURROGATE.search(text):
             return "lone_surrogate", f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}"
-        if (size := len(text.encode())) > limits.MAX_DOCUMENT_BYTES:
-            return too_large(size)
+        if too_large := large_text(text):
+            return too_large
         beside = {key: record[key] for key in ("weight", MEDIA) if key in record}
         return Supervision(text, [[len(prompt), len(text)]], beside, kinds=tuple(kinds))
     if not (isinstance(prompt, list) and isinstance(completion, list)):

@@ -22,7 +22,6 @@ from packprep.randomness import CALIBRATION, permute, uniforms
 from packprep.recipe import DocumentKeys
 from packprep.sources.formats import (
     FORMATS,
-    MAX_DOCUMENT_BYTES,
     TOKEN_TEXT_BYTES,
     Batch,
     Slice,
@@ -30,7 +29,7 @@ from packprep.sources.formats import (
     position_of,
     read,
 )
-from packprep.sources.formats.batch import Supervision, open_source
+from packprep.sources.formats.batch import MAX_LINE_BYTES, Supervision, open_source
 from packprep.sources.formats.compressed import decompressed, said_bytes
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import BOM, Outcome
@@ -183,7 +182,7 @@ def look_at_lines(
 
 def _document(decode: Callable[[bytes], Outcome], line: bytes, supervise: Supervise | None) -> tuple[str, Any] | None:
     """(the text of a line, its conversation or None); None where it is blank, bad or too large."""
-    outcome = decode(line) if line and len(line) <= MAX_DOCUMENT_BYTES and not line.isspace() else None
+    outcome = decode(line) if line and len(line) <= MAX_LINE_BYTES and not line.isspace() else None
     if isinstance(outcome, Supervision) and supervise is not None:
         alone = Batch([outcome.text or ""], np.zeros(1, np.int32), np.zeros(1, np.int64), [], {0: outcome})
         batch, conversations = supervise(alone)
@@ -208,7 +207,7 @@ def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, n
 
 
 class _Line(NamedTuple):
-    """A line of a file, from `begin` to `end`; of one beyond MAX_DOCUMENT_BYTES what lies around a place."""
+    """A line of a file, from `begin` to `end`; of one beyond MAX_LINE_BYTES what lies around a place."""
 
     path: str
     begin: int
@@ -271,12 +270,12 @@ def _line_at(file: BinaryIO, path: str, size: int, place: int) -> _Line:
         file.seek(begin)
         data = file.read(place - begin + WINDOW_BYTES)
         first = data.rfind(b"\n", 0, place - begin) + 1
-        if first or not begin or back > MAX_DOCUMENT_BYTES:
+        if first or not begin or back > MAX_LINE_BYTES:
             break
         back *= 4
     end = data.find(b"\n", place - begin)
     if end < 0 and begin + len(data) < size:
-        data += file.readline(MAX_DOCUMENT_BYTES)
+        data += file.readline(MAX_LINE_BYTES)
         end = data.find(b"\n", place - begin)
     end = end if end >= 0 else len(data)
     line = data[first:end]
@@ -465,7 +464,7 @@ def _begin_of_stream(path: str, size: int, compression: str) -> tuple[bytes, flo
             blocks.append(block.data)
             n_bytes, fed = n_bytes + len(block.data), min((block.label + 1) * _STEP_BYTES, size)
             ends |= b"\n" in block.data
-        elif n_bytes >= MAX_DOCUMENT_BYTES or (ends and block.label * _STEP_BYTES >= PIECE_TEXT_BYTES):
+        elif n_bytes >= MAX_LINE_BYTES or (ends and block.label * _STEP_BYTES >= PIECE_TEXT_BYTES):
             break
     else:
         return b"".join(blocks), size  # all of it

@@ -49,7 +49,7 @@ from packprep.errors import PackprepError
 from packprep.format.json_files import LAW_VERSION
 from packprep.recipe import DocumentKeys, Source
 from packprep.sources.formats import Batch, Decoders, Keep, Reject, Slice, read
-from packprep.sources.formats.batch import MAX_DETAIL, MEDIA, SURROGATE, Supervision
+from packprep.sources.formats.batch import MAX_DETAIL, MEDIA, SURROGATE, Supervision, large_text
 from packprep.sources.formats.fields import Fields, whole_number
 from packprep.tokenizer.encoding import Tokens, tokenize
 from packprep.tokenizer.engines.engine import Engine
@@ -319,6 +319,8 @@ def _rendered(turns: Turns, dialogue: Dialogue, settings: DocumentKeys, has_bloc
         return "template_error", "the template leaves every message's content out"
     if found := SURROGATE.search(text):
         return "lone_surrogate", f"character {found.start()} of the rendered text is {ascii(found[0])}"
+    if too_large := large_text(text):
+        return too_large
     boundaries = tuple(sorted(set(begins.values())))
     weights = dialogue.weights or (1.0,) * len(dialogue.messages)
     blocks = (

@@ -14,7 +14,18 @@ from typing import Any, NamedTuple
 
 from packprep.errors import SourceError
 from packprep.twin import chance, records
-from packprep.twin.records import MAX_TEXT, Keys, Passage, Picture, Talk, at, in_float32, pictures_of, ranges_of
+from packprep.twin.records import (
+    MAX_LINE,
+    MAX_TEXT,
+    Keys,
+    Passage,
+    Picture,
+    Talk,
+    at,
+    in_float32,
+    pictures_of,
+    ranges_of,
+)
 
 PIECE_BYTES = 4 * 2**20
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
@@ -249,8 +260,9 @@ def documents(
                 if wanted(position) and (text := _text_of_line(line, source["keys"], reader)) is not None:
                     yield position, text
         elif format == "text":
-            if wanted(0) and (data := _text_of_bytes(_whole(path, compression))) is not None:
-                yield 0, Text(data.removeprefix("\ufeff"))
+            data = _whole(path, compression) if wanted(0) else b""
+            if wanted(0) and len(data) <= MAX_TEXT and (whole := _text_of_bytes(data)) is not None:
+                yield 0, Text(whole.removeprefix("\ufeff"))
         else:
             yield from _rows(path, format, part, source["keys"], reader, wanted)
     except OSError as error:
@@ -281,7 +293,7 @@ def sizes(source: dict[str, Any], file: int, part: int, reader: TextReader) -> l
         return [(0, size)]
     if format == "jsonl":
         lines = _lines(path, size, compression, source["step_bytes"], whole)
-        return [(position, MAX_TEXT + 1 if line is None else len(line)) for position, line in lines]
+        return [(position, MAX_TEXT + 1 if line is None else min(len(line), MAX_TEXT + 1)) for position, line in lines]
     found = []
     for position, record in _records(path, format, whole, source["keys"], reader, lambda position: True):
         found.append((position, records.size(record, source["keys"])))
@@ -292,7 +304,7 @@ def _lines(path: str, size: int, compression: str, step_bytes: int, part: Slice)
     """(position, line) of the lines that begin in the slice and are not blank; None for one that is too large."""
     found = _compressed_lines(path, size, compression, step_bytes, part)
     for position, line in found if compression else _plain_lines(path, size, part):
-        if len(line) > MAX_TEXT:
+        if len(line) > MAX_LINE:
             yield position, None
             continue
         line = line.removeprefix(BOM) if position == 0 else line
@@ -378,7 +390,7 @@ def _whole(path: str, compression: str) -> bytes:
 
 def _text_of_bytes(data: bytes) -> str | None:
     try:
-        return data.decode() if len(data) <= MAX_TEXT else None
+        return data.decode()
     except UnicodeDecodeError:
         return None
 
@@ -398,14 +410,16 @@ def text_of(record: dict[str, Any], keys: Keys, reader: TextReader) -> Text | No
     """A document of these fields; None where it cannot be used. A field that is the text's is the text and nothing else."""
     found = records.read(record, keys) if reader.supervision else Passage(at(record, keys.text))
     if isinstance(found, Talk):
-        return reader.conversation(found)
+        talk = reader.conversation(found)
+        return None if talk is None or len(talk.text.encode()) > MAX_TEXT else talk
     if found is None:
         return None
     text, spans, weight, media = found
     if not isinstance(text, str):
         return None
     try:
-        text.encode()
+        if len(text.encode()) > MAX_TEXT:
+            return None
     except UnicodeEncodeError:  # half of a surrogate pair
         return None
     media = pictures_of(media if keys.kinds else None, text, keys.kinds)
@@ -432,7 +446,7 @@ def _rows(
 
 
 def _decoded(record: dict[str, Any]) -> dict[str, Any] | None:
-    """A row's bytes as texts; None where some are too many, or no UTF-8."""
+    """A row's bytes as texts; None where some are no UTF-8."""
     made = {key: _text_of_bytes(value) if isinstance(value, bytes) else value for key, value in record.items()}
     return None if any(made[key] is None and value is not None for key, value in record.items()) else made
 

@@ -14,7 +14,8 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 MAX_DEPTH = 256
-MAX_TEXT = 8 * 2**20  # bytes of a document, as it stands in its file
+MAX_TEXT = 8 * 2**20  # bytes of a document's text
+MAX_LINE = 4 * MAX_TEXT
 SPANS, MESSAGES, MEDIA = "loss_spans", "messages", "media"
 MOST_SLOTS = 8 * 2**20  # of media of a document
 LARGEST = 3.4028234663852886e38  # of float32

@@ -162,6 +162,14 @@ def test_a_system_message_that_is_written_later_is_not_repeated():
     assert (found.text, found.boundaries[0], found.system_end) == ("<s>q;a;", 3, 0)
 
 
+def test_the_limit_of_a_document_counts_the_rendered_text(monkeypatch):
+    text = marked(chats.turns("q", "数" * 9)).text
+    size = len(text.encode())
+    monkeypatch.setattr("packprep.sources.formats.batch.MAX_DOCUMENT_BYTES", size)
+    assert marked(chats.turns("q", "数" * 9)).text == text
+    assert marked(chats.turns("q", "数" * 9 + "!")) == ("too_large", f"{size + 1} bytes; at most {size} bytes")
+
+
 def test_a_lone_surrogate_in_a_message_is_rejected():
     assert marked(chats.turns("q\ud800", "a"))[0] == "lone_surrogate"
 

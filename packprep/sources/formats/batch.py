@@ -58,8 +58,11 @@ class Choice:
 
 PIECE_BYTES = 4 << 20  # a piece of an uncompressed line file
 MAX_DOCUMENT_BYTES = 8 << 20
-"""Of a line, a text file or a table's text: a longer one is rejected, and never held in memory whole. The reference engine's
-encoding of one takes some 50 times its bytes of prose, and 200 times where each byte is a token."""
+"""Of a document's text in UTF-8: a longer one is rejected. The reference engine's encoding of one takes some 50 times its bytes
+of prose, and 200 times where each byte is a token."""
+MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES
+"""Of a line of JSON, whose escapes take up to three times the bytes of a text that is not ASCII: a longer line is rejected, and
+never held in memory whole."""
 MAX_DOCUMENT_TOKENS = 8 << 20  # of a document of a source of tokens
 TOKEN_TEXT_BYTES = 4
 """What a token of a source of tokens counts as text: about what a token of English makes with a vocabulary of 50,000 or
@@ -249,6 +252,13 @@ def too_large(n_bytes: int | None = None) -> tuple[str, str]:
     """Reason and detail of a document beyond MAX_DOCUMENT_BYTES."""
     size = "more than" if n_bytes is None else f"{n_bytes} bytes; at most"
     return "too_large", f"{size} {MAX_DOCUMENT_BYTES} bytes"
+
+
+def large_text(text: str) -> tuple[str, str] | None:
+    """Return the reason and detail of a text beyond MAX_DOCUMENT_BYTES; None for any other."""
+    if 4 * len(text) <= MAX_DOCUMENT_BYTES or (size := len(text.encode())) <= MAX_DOCUMENT_BYTES:
+        return None
+    return too_large(size)
 
 
 def are_too_long(lengths: np.ndarray) -> np.ndarray:

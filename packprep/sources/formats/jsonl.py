@@ -37,8 +37,8 @@ from packprep.sources.formats.batch import (
     Supervision,
     invalid_utf8,
     kept,
+    large_text,
     open_source,
-    too_large,
 )
 from packprep.sources.formats.compressed import AT_ONCE_BYTES, Block, Cursor, Decoders
 from packprep.sources.formats.fields import Fields, field_at, refused
@@ -74,7 +74,7 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
             record = fast(line)
             text: str = record.text
             nests = len(line) - len(text) >= MIN_NESTED_BYTES and nested_too_deep(line)
-            if nests or any(get(record) for get in of_layouts):
+            if nests or any(get(record) for get in of_layouts) or large_text(text):
                 return decode_slowly(line, text_key, fields)
             # msgspec does not look at the UTF-8 of what it skips.
             if not line.isascii():
@@ -150,6 +150,8 @@ def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> O
         return "not_a_string", f"the value of {ascii(text_key[:40])} is {_kind(text)}"
     if not text.isascii() and (found := SURROGATE.search(text)):
         return "lone_surrogate", f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}"
+    if too_large := large_text(text):
+        return too_large
     if fields and layout:
         return fields.of_layout(layout, text, spans, value)
     return text if fields is None else fields.of_text(text, spans, value)
@@ -201,7 +203,8 @@ def block_decoder(
     """A function from n lines to their n texts, or to None: look at them one by one.
 
     It takes data, starts: int64[n], sizes: int64[n]: line i is data[starts[i] : starts[i] + sizes[i]], and nothing but
-    blank lines lies between two lines. None is given if any line has no text, or a size of −1, or some of the `fields`.
+    blank lines lies between two lines. None is given if any line has no text, or a size of −1 or one that a text may not have,
+    or some of the `fields`.
     """
     names = fields.beside_text(text_key) if fields else []
     skipping = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
@@ -213,7 +216,7 @@ def block_decoder(
 
     def decode(data: bytes, starts: np.ndarray, sizes: np.ndarray) -> list[str] | None:
         nonlocal whole, has_learnt
-        if skipping is None or sizes.min() <= 0:
+        if skipping is None or sizes.min() <= 0 or sizes.max() > limits.MAX_DOCUMENT_BYTES:
             return None
         # Each line begins with "{" and ends with "}" (and "\r"). Then no record can reach over a line's end: "}" with a "{"
         # behind it is JSON in a string alone, and a string has no line's end in it. So as many records as lines are one record
@@ -302,8 +305,9 @@ class Lines(NamedTuple):
         return self.data[start : start + size] if size >= 0 else None
 
     def stored_sizes(self) -> np.ndarray:
-        """int64[n]: sizes; of what is too large, one that is."""
-        return np.where(self.sizes < 0, limits.MAX_DOCUMENT_BYTES + 1, self.sizes)
+        """int64[n]: sizes; of lines that are longer than a text may be, the least of such sizes."""
+        least = limits.MAX_DOCUMENT_BYTES + 1
+        return np.where(self.sizes < 0, least, np.minimum(self.sizes, least))
 
     def at(self, which: np.ndarray | slice) -> "Lines":
         """The lines at a slice, or where a mask is true; `data` stays."""
@@ -346,7 +350,7 @@ def _add_one_by_one(
     for i, position in enumerate(lines.positions.tolist()):
         line = lines.line(i)
         if line is None:
-            batch.reject(position, *too_large())
+            batch.reject(position, "too_large", f"a line of more than {limits.MAX_LINE_BYTES} bytes")
         elif isinstance(outcome := decode(line), tuple):
             batch.reject(position, *outcome)
         else:
@@ -357,7 +361,7 @@ def _add_one_by_one(
 
 def _part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[Lines]:
     """The lines of a part. A Choice is asked for those of its piece that lie before it."""
-    most = limits.MAX_DOCUMENT_BYTES
+    most = limits.MAX_LINE_BYTES
     if not part.compression:
         first = part.piece * part.piece_bytes
         begin, end = part.range(min(part.piece_bytes, part.size - first))
