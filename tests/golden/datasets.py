@@ -43,7 +43,7 @@ def check_read(folder: Path, to: Path) -> None:
     assert len(rows) and dataset.batch(rows)["tokens"].shape == (len(rows), dataset.seq_length)
     assert sum(len(batch["loss_mask"]) for batch in dataset.batches(4, seed=1, epochs=1)) == len(rows)
     assert describe_row(folder / "dataset", 0, moved(folder))["segments"]
-    documents = export_dataset(folder / "dataset", "megatron", to / "megatron", made.Silent())
+    documents = export_dataset(folder / "dataset", "megatron", to / "bin", made.Silent(), loss_weights="ignore")
     parquet = export_dataset(folder / "dataset", "parquet", to / "parquet", made.Silent(), columns="full")
     assert documents["documents"] > 0 and parquet["rows"] == len(rows)
 
