@@ -86,8 +86,9 @@ def test_shares_and_rates(capsys):
     assert described["stages"][1]["text_bytes_per_s"] == 3e6
     print_profile(described)
     assert capsys.readouterr().out.splitlines() == [
-        "2.00 s with 2 workers: 10 documents, 2,000,000 tokens, 6.0 MB of text: 1.00 M tokens/s, 3.0 MB/s",
-        "stage        seconds   share      MB/s  M tokens/s   (of all workers; rates of one)",
+        "2.00 s with 2 workers, from plan to publication: 10 documents, 2,000,000 tokens, 6.0 MB of text: 1.00 M tokens/s, "
+        "3.0 MB/s of text",
+        "stage        seconds   share      MB/s  M tokens/s   (seconds of all workers; rates of one, in this stage alone)",
         "read            1.00   25.0%         6         2.0",
         "write           2.00   50.0%         3         1.0",
         "waiting         1.00   25.0%",
@@ -101,8 +102,8 @@ def test_a_build_of_nothing_has_no_rates(capsys):
     assert {described["tokens_per_s"], *(stage["text_bytes_per_s"] for stage in described["stages"])} == {None}
     print_profile(described)
     assert capsys.readouterr().out.splitlines() == [
-        "1.00 s with 1 worker: nothing was read",
-        "stage        seconds   share      MB/s  M tokens/s   (of all workers; rates of one)",
+        "1.00 s with 1 worker, from plan to publication: nothing was read",
+        "stage        seconds   share      MB/s  M tokens/s   (seconds of all workers; rates of one, in this stage alone)",
         "plan            0.50   50.0%",
         "waiting         0.50   50.0%",
     ]

@@ -110,6 +110,11 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
                     f"{fill:.0%} of a row; "
                     "more sentinels make longer ones"
                 )
+    of_text: dict[str, list[float]] = {"read": [], "tokenize": []}  # a core's seconds, by source
+    for source, sample in zip(plan["sources"], samples, strict=True):
+        is_stored = source["name"] in inputs.stores
+        of_text["read"].append(source["text_bytes"] * (1e-6 / STORE_MB_S if is_stored else sample.read_s_per_byte))
+        of_text["tokenize"].append(0.0 if is_stored else source["text_bytes"] * sample.tokenize_s_per_byte)
     sources = []
     errors = [source["tokens"] * source["relative_error"] for source in plan["sources"]]  # in tokens
     all_errors = sum(error**2 for error in errors)
@@ -156,6 +161,9 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         "output_bytes": round(packed.file_bytes),
         "store": None if inputs.stores else _of_store(plan, recipe),
         "worker_bytes": PROCESS_BYTES + round(per_shard * 3 * item + slots_per_shard * slot_bytes * 2),
+        "read_s": sum(of_text["read"]),
+        "tokenize_s": sum(of_text["tokenize"]),
+        "renders": any(sample.chat for sample in samples),
         "engine": plan["engine"],
         "fingerprint": plan["fingerprint"],
         "sources": sources,
@@ -177,23 +185,27 @@ def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     return {**counts, "token_error": math.hypot(*errors) / max(1, sum(tokens))}
 
 
-def outlook(found: Mapping[str, Any], rate: int, missing: int, workers: int) -> dict[str, Any]:
-    """How much is to come of a build that `forecast` found, and about how long it takes: {missing, output_bytes, seconds, …}.
+def outlook(found: Mapping[str, Any], missing: int, workers: int) -> dict[str, Any]:
+    """Return how much is to come of a build that `forecast` found, and about how long it takes.
 
-    rate: the engine's. missing: shards that are not done. workers: processes. The seconds rest on the other figures: the text of
-    these shards, what a core does (engine_mb_s of text, rows_mb_s of the output), and the kernels that are not compiled yet.
+    missing: shards that are not done. workers: processes. The seconds rest on what a core took for the calibration sample here
+    (read_mb_s and tokenize_mb_s of text, None where nothing is), on rows_mb_s of output, and on kernels that are not compiled.
     """
     text_bytes, output_bytes = (found[key] * missing // found["shards"] for key in ("text_bytes", "output_bytes"))
+    seconds = found["read_s"], found["tokenize_s"]
+    read_mb_s, tokenize_mb_s = (found["text_bytes"] / 1e6 / of_all if of_all else None for of_all in seconds)
     workers = max(1, min(workers, missing))
     compile_s = 0 if is_kept("packprep.building.render.*") else compiling.seconds
-    of_one_shard = (text_bytes / rate + output_bytes / ROWS_MB_S) / 1e6 / max(missing, 1)
+    of_one_shard = sum(seconds) / found["shards"] + output_bytes / ROWS_MB_S / 1e6 / max(missing, 1)
     return {
         "missing": missing,
         "output_bytes": output_bytes,
         "seconds": START_S + compile_s + of_one_shard * math.ceil(missing / workers) if missing else 0.0,
         "workers": workers,
         "text_bytes": text_bytes,
-        "engine_mb_s": rate,
+        "read_mb_s": read_mb_s,
+        "tokenize_mb_s": tokenize_mb_s,
+        "renders": found["renders"],
         "rows_mb_s": ROWS_MB_S,
         "compile_s": compile_s,
     }

@@ -154,7 +154,7 @@ def plan(
 def _planned(recipe: Any, out: str | None, moved: dict[str, str], workers: int | None) -> dict[str, Any]:
     """What a build of a recipe into a folder, or into any, would make."""
     from packprep.building.commit import missing_shards
-    from packprep.building.forecast import STORE_MB_S, forecast, outlook
+    from packprep.building.forecast import forecast, outlook
     from packprep.building.plan import plan_digests
     from packprep.building.planning import look_up, make_plan
     from packprep.building.run import begun, pace, workers_for
@@ -177,7 +177,7 @@ def _planned(recipe: Any, out: str | None, moved: dict[str, str], workers: int |
     if output is not None and standing is not None:
         missing = len(missing_shards(output, plan_digests(*standing), range(shards)))
     count = workers or workers_for(result["text_bytes"] * missing // shards)
-    to_come = result["to_come"] = outlook(result, engine.rate if engine else STORE_MB_S, missing, count)
+    to_come = result["to_come"] = outlook(result, missing, count)
     if output is not None:
         free = output.free_bytes()
         result["out"] = {"folder": str(output), "begun": standing is not None, "free_bytes": free}

@@ -61,7 +61,7 @@ def examine(recipe: Recipe | None, out: str | None) -> dict[str, Any]:
     else:
         *shorter, longest = recipe.by_length()
         plan, inputs, figures = _planned(longest, say)
-        found += [_engine_of(plan, inputs), *stores, _memory(figures)]
+        found += [_engine_of(plan, inputs, figures), *stores, _memory(figures)]
         if output is not None:
             others = [_planned(one, lambda message: None) for one in shorter]
             found += _output(output, recipe, [*others, (plan, inputs, figures)])
@@ -91,12 +91,14 @@ def _engines() -> Finding:
     return Finding("engines", OK, says, "name a RECIPE.toml: its tokenizer tells which of them it needs")
 
 
-def _engine_of(plan: Mapping[str, Any], inputs: Inputs) -> Finding:
+def _engine_of(plan: Mapping[str, Any], inputs: Inputs, figures: Mapping[str, Any]) -> Finding:
+    """Say which engine tokenizes, and what a core took for this recipe's sample. figures: of `forecast`."""
     vocabulary, documents = inputs.vocabulary, inputs.recipe.documents
     engine = load_engine(plan["engine"], vocabulary, documents.special_text)
-    says = (
-        f"{engine_in_words(engine, inputs.recipe.engine, vocabulary)}: {1000 / engine.rate:,.0f} s of a core for 1 GB"
-    )
+    says = engine_in_words(engine, inputs.recipe.engine, vocabulary)
+    if seconds := (figures["read_s"] + figures["tokenize_s"]) * 1e9 / max(1, figures["text_bytes"]):
+        act = "read, render and tokenize" if figures["renders"] else "read and tokenize"
+        says += f"; to {act} 1 GB as in this recipe's sample takes a core {seconds:,.0f} s here"
     faster = [
         kind.package
         for kind in ENGINES.values()
@@ -173,7 +175,7 @@ def _output(
             missing, standing = figures["shards"], begun(inputs, folder)
             if standing is not None:
                 missing = len(missing_shards(folder, plan_digests(*standing), range(missing)))
-            needed += outlook(figures, 1, missing, 1)["output_bytes"]
+            needed += outlook(figures, missing, 1)["output_bytes"]
     except PackprepError as error:
         yield Finding("out", FAILS, str(error))
         return

@@ -93,10 +93,15 @@ def print_forecast(f: dict[str, Any]) -> None:
 def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] | None) -> None:
     """How long a build takes, and what it finds in its folder."""
     if come["missing"]:
-        rests_on = f"{come['engine_mb_s']} MB/s of text a core by the engine, {come['rows_mb_s']} MB/s of rows"
+        steps = [("reads and renders" if come["renders"] else "reads", come["read_mb_s"], "text")]
+        steps += [("tokenizes", come["tokenize_mb_s"], "text"), ("packs and writes", come["rows_mb_s"], "rows")]
+        rates = [f"{what} {rate:,.3g} MB/s of {of}" for what, rate, of in steps if rate is not None]
         compiling = f", {come['compile_s']} s to compile kernels" if come["compile_s"] else ""
         workers = f"{come['workers']} worker{'s' * (come['workers'] > 1)}"
-        put_line(f"about {duration(come['seconds'])} with {workers}: {rests_on}, if the disk keeps up{compiling}")
+        put_line(
+            f"about {duration(come['seconds'])} with {workers}, by the time that the sample took here: a core "
+            f"{', '.join(rates[:-1])} and {rates[-1]}, if the disk keeps up{compiling}"
+        )
     if out is None:
         return
     done = f"{shards - come['missing']} of {shards} shards are done" if out["begun"] else "nothing was begun"
@@ -148,12 +153,13 @@ def _lines(profile: Mapping[str, Any]) -> Iterator[str]:
     made = f"{profile['documents']:,} documents, {profile['tokens']:,} tokens, {profile['text_bytes'] / 1e6:,.1f} MB of text"
     rates = [
         f"{profile[name] / 1e6:.{digits}f} {unit}"
-        for name, digits, unit in (("tokens_per_s", 2, "M tokens/s"), ("text_bytes_per_s", 1, "MB/s"))
+        for name, digits, unit in (("tokens_per_s", 2, "M tokens/s"), ("text_bytes_per_s", 1, "MB/s of text"))
         if profile[name] is not None
     ]
     said = f"{made}: {', '.join(rates)}" if rates else made if profile["documents"] else "nothing was read"
-    yield f"{profile['wall_s']:.2f} s with {workers}: {said}"
-    yield f"{'stage':<10} {'seconds':>9} {'share':>7} {'MB/s':>9} {'M tokens/s':>11}   (of all workers; rates of one)"
+    yield f"{profile['wall_s']:.2f} s with {workers}, from plan to publication: {said}"
+    means = "(seconds of all workers; rates of one, in this stage alone)"
+    yield f"{'stage':<10} {'seconds':>9} {'share':>7} {'MB/s':>9} {'M tokens/s':>11}   {means}"
     for stage in profile["stages"]:
         text, tokens = (
             None if stage["stage"] == WAITING else stage[name] for name in ("text_bytes_per_s", "tokens_per_s")

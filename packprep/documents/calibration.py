@@ -1,16 +1,19 @@
 """What a keyed sample of a source tells: text bytes per byte that its pieces hold, tokens per text byte, documents' lengths.
 
-The figures are stored in the plan and only ever used as estimates: no document depends on them but through the number of
-shards and `share`. Where sources have shares, they are looked at until their tokens are known well enough (`precise`).
+The figures are only ever used as estimates: no document depends on them but through the number of shards and `share`. The plan
+stores them, but for the time that the sample took. Where sources have shares, they are looked at until their tokens are known
+well enough (`precise`).
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
+from packprep.clock import Clock
 from packprep.documents.sample import (
     Looked,
     Place,
@@ -24,6 +27,7 @@ from packprep.documents.supervision import Conversation, tokenize_supervised
 from packprep.randomness import CALIBRATION, bits64, text_key
 from packprep.recipe import DocumentKeys
 from packprep.sources.formats import FORMATS, position_of
+from packprep.sources.formats.batch import Batch
 from packprep.sources.slices import PlannedSource, format_name
 from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.roles import Vocabulary
@@ -47,6 +51,8 @@ class Estimates:
     lengths: np.ndarray  # int64[k]: tokens of the documents that were looked at
     length_weights: np.ndarray  # float64[k]: how many documents of the source each stands for
     sizes: np.ndarray  # int64[k]: their text bytes
+    read_s_per_byte: float = 0.0  # of that text: what a core took for the sample; never stored
+    tokenize_s_per_byte: float = 0.0  # the same to tokenize it
 
     def error_of(self, source: PlannedSource) -> float:
         """The standard error of the tokens that are used, as a part of them: chance also decides which documents those are.
@@ -87,16 +93,20 @@ def calibrate(
     """
     tables = [i for i in source.files.piece_bytes if position_of(*source.formats[i]) == "number"]
     source.files.forget({i: source.files.piece_bytes[i] for i in tables})  # what an earlier sample noted
-    count = partial(_tokens_of, engine=engine, vocabulary=vocabulary, special_text=settings.special_text)
+    clock, counted = Clock(), list[int]()
+    how: dict[str, Any] = {"engine": engine, "vocabulary": vocabulary, "special_text": settings.special_text}
+    count = partial(_tokens_of, **how, clock=clock, counted=counted)
+    if supervise is not None:
+        supervise = _warmed(supervise, clock)
     ratios: dict[str, int] = {}
     seen: list[Looked] = []
     for name, (format, compression), own, key in _kinds(source):
         if FORMATS[format].holds == "tokens":
-            looked = look_at_tokens(source, own, key, settings, vocabulary, precise)
+            looked = look_at_tokens(source, own, key, settings, vocabulary, precise, clock)
         elif (position := position_of(format, compression)) == "byte":
-            looked = look_at_lines(source, own, format, key, supervise, count, precise)
+            looked = look_at_lines(source, own, format, key, supervise, count, precise, clock)
         else:
-            looked = look_at_pieces(source, own, position == "stream", key, supervise, count, precise, precise)
+            looked = look_at_pieces(source, own, position == "stream", key, supervise, count, precise, precise, clock)
         ratio = round(1024 * looked.text_bytes / looked.held) if looked.held and looked.text_bytes else 1024
         ratios[name] = min(max(ratio, 1), highest_ratio(source))
         seen.append(looked)
@@ -108,6 +118,7 @@ def calibrate(
         for name in ("sizes", "tokens", "weights")
     )
     filled = np.rint(lengths) > 0
+    tokenize_s = tokens * clock.seconds.get("tokenize", 0.0) / max(1, sum(counted))
     return Estimates(
         ratios,
         tokens / as_planned if tokens and as_planned else 1.0,
@@ -118,6 +129,8 @@ def calibrate(
         np.rint(lengths[filled]).astype(np.int64),
         weights[filled],
         sizes[filled].astype(np.int64),
+        sum(look.read_s for look in seen) / max(1.0, as_planned),
+        tokenize_s / max(1.0, as_planned),
     )
 
 
@@ -149,8 +162,33 @@ def _kinds(source: PlannedSource) -> Iterator[tuple[str, tuple[str, str], np.nda
         yield name, source.files.kinds[kind], source.pieces_of_kind(kind), key
 
 
-def _tokens_of(places: Sequence[Place], engine: Engine, vocabulary: Vocabulary, special_text: str) -> np.ndarray:
-    """float64[n]: the tokens of documents; of long ones in proportion to those of a window around the place."""
+def _warmed(supervise: Supervise, clock: Clock) -> Supervise:
+    """Return `supervise`, whose first document also runs once outside of the timed stages: loading a template takes long."""
+    cold = [True]
+
+    def timed(batch: Batch) -> tuple[Batch, dict[int, Any]]:
+        if cold and batch.supervision:
+            cold.clear()
+            first = {0: next(iter(batch.supervision.values()))}
+            with clock.stage("warm-up"):
+                supervise(Batch([first[0].text or ""], np.zeros(1, np.int32), np.zeros(1, np.int64), [], first))
+        return supervise(batch)
+
+    return timed
+
+
+def _tokens_of(
+    places: Sequence[Place],
+    engine: Engine,
+    vocabulary: Vocabulary,
+    special_text: str,
+    clock: Clock,
+    counted: list[int],
+) -> np.ndarray:
+    """float64[n]: the tokens of documents; of long ones in proportion to those of a window around the place.
+
+    clock: gets the seconds of the stage tokenize. counted: gets how many tokens these were spent on.
+    """
     windows, conversations, parts, slots = [], {}, np.ones(len(places)), np.zeros(len(places))
     for i, (text, conversation, at) in enumerate(places):
         if conversation is not None and conversation.places:
@@ -167,5 +205,11 @@ def _tokens_of(places: Sequence[Place], engine: Engine, vocabulary: Vocabulary, 
         windows.append(text)
         if conversation is not None:
             conversations[i] = conversation
-    tokens, _ = tokenize_supervised(engine, windows, conversations, special_text, vocabulary)
+    if not counted and windows:  # the first call of a library takes longer
+        first = {0: conversations[0]} if 0 in conversations else {}
+        with clock.stage("warm-up"):
+            tokenize_supervised(engine, windows[:1], first, special_text, vocabulary)
+    with clock.stage("tokenize"):
+        tokens, _ = tokenize_supervised(engine, windows, conversations, special_text, vocabulary)
+    counted.append(len(tokens.ids))
     return np.diff(tokens.offsets) * parts + slots

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from packprep.clock import Clock
 from packprep.documents.media import slots_of
 from packprep.documents.reading import take_tokens
 from packprep.randomness import CALIBRATION, permute, uniforms
@@ -65,6 +66,7 @@ class Looked(NamedTuple):
     weights: np.ndarray  # float64: how many documents each stands for
     supervised: bool = False
     chat: bool = False
+    read_s: float = 0.0  # a core's seconds to read and render all of them, as the sample took
 
     @property
     def all_tokens(self) -> float:
@@ -132,27 +134,34 @@ def look_at_lines(
     supervise: Supervise | None,
     count: Count,
     precise: bool,
+    clock: Clock,
 ) -> Looked:
     """What places in windows all over files of lines tell of all. precise: windows until the tokens are known well enough. Of
     files that are small, or read in some seconds where it is to be precise, all are read."""
     starts, files = _starts_of(source, pieces)
     held = int(starts[-1])
     if held <= (READ_BYTES if precise else WHOLE_BYTES):
-        return look_at_pieces(source, pieces, False, key, supervise, count, precise, True)
+        return look_at_pieces(source, pieces, False, key, supervise, count, precise, True, clock)
     decode = FORMATS[format].module.line_decoder(source.source.text_key, _fields(source, supervise))
     rates: list[float] = []  # tokens per byte, by window
     documents: list[tuple[int, float, float]] = []  # text bytes, tokens, bytes of the line
     text_rates: list[float] = []
+    read_rates: list[float] = []  # seconds per byte
     supervised = chat = False
-    looked_at, last, document = 0, _NO_LINE, None
+    looked_at, last, document, read_s = 0, _NO_LINE, None, 0.0
     for round_ in range(ROUNDS if precise else 1):
         for lines in _windows(source, starts, files, key, round_):
             found: list[tuple[str, Any] | None] = []
+            seconds: list[float] = []
             for line, _ in lines:
                 if line is not last:
-                    last, document = line, _document(decode, line.data, supervise)
+                    before = clock.seconds.get("read", 0.0)
+                    with clock.stage("read"):
+                        last, document = line, _document(decode, line.data, supervise)
+                    read_s = clock.seconds["read"] - before
                     looked_at += len(line.data)
                 found.append(document)
+                seconds.append(read_s)
             whole = [document or ("", None) for document in found]
             places_ = [
                 Place(text, conversation, at) for (text, conversation), (_, at) in zip(whole, lines, strict=True)
@@ -164,6 +173,7 @@ def look_at_lines(
             stored = np.array([len(line.data) + 1.0 for line, _ in lines])
             rates.append(float((tokens / stored).mean()))
             text_rates.append(float((sizes / stored).mean()))
+            read_rates.append(float((np.array(seconds) / stored).mean()))
             documents += [
                 (size, float(n), float(line_bytes))
                 for size, n, line_bytes, document in zip(sizes, tokens, stored, found, strict=True)
@@ -177,7 +187,8 @@ def look_at_lines(
     places = len(rates) * len(lines)
     sizes_, tokens_, stored_ = np.array(documents, np.float64).reshape(-1, 3).T
     weights = held / places / stored_
-    return Looked(held, held * float(np.mean(text_rates)), held * error, sizes_, tokens_, weights, supervised, chat)
+    text_bytes, read_all_s = (held * float(np.mean(rates_)) for rates_ in (text_rates, read_rates))
+    return Looked(held, text_bytes, held * error, sizes_, tokens_, weights, supervised, chat, read_all_s)
 
 
 def _document(decode: Callable[[bytes], Outcome], line: bytes, supervise: Supervise | None) -> tuple[str, Any] | None:
@@ -293,7 +304,7 @@ class _Piece(NamedTuple):
     texts: Iterator[Look]
 
 
-def _at_places(looks: Sequence[_Piece], distance: float, count: Count) -> tuple[Looked, list[int]]:
+def _at_places(looks: Sequence[_Piece], distance: float, count: Count, clock: Clock) -> tuple[Looked, list[int]]:
     """(documents at places of the texts of pieces, `distance` bytes apart; 0: all documents; the text bytes of each piece).
 
     They stand for what was read, and the error is that of chance, as a part of the tokens.
@@ -303,7 +314,7 @@ def _at_places(looks: Sequence[_Piece], distance: float, count: Count) -> tuple[
     supervised = chat = False
     text_bytes, all_bytes, next_place = [0] * len(looks), 0, distance / 2
     for k, look in enumerate(looks):
-        for texts, conversations in look.texts:
+        for texts, conversations in clock.steps("read", look.texts):
             supervised |= any(map(_is_limited, conversations))
             chat |= any(conversation is not None and conversation.chat for conversation in conversations)
             sizes = np.array([*map(_size, texts, conversations)], np.int64)
@@ -364,28 +375,34 @@ def look_at_pieces(
     count: Count,
     precise: bool,
     whole: bool,
+    clock: Clock,
 ) -> Looked:
     """What pieces of one kind, whole or the begins of a few, tell of all. compressed: they are compressed files of lines.
     precise: `whole`, and many places in them."""
     chosen = _chosen(source, pieces, key, whole)  # whole: as many as are read in some seconds
+    before = clock.seconds.get("read", 0.0)
     if whole:
         looks = [
             _Piece(held_by(source, [piece]), True, _read(source, source.slices_of(piece), supervise))
             for piece in chosen
         ]
     else:
-        looks = [_begin(source, piece, supervise) for piece in chosen]
+        with clock.stage("read"):
+            looks = [_begin(source, piece, supervise) for piece in chosen]
     expected = sum(look.held for look in looks) * (4 if compressed else 1)  # about what text expands to
     few = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
-    found, text_bytes = _at_places(looks, 0.0 if few else expected / (4 * SPACING if precise else SPACING), count)
+    found, text_bytes = _at_places(
+        looks, 0.0 if few else expected / (4 * SPACING if precise else SPACING), count, clock
+    )
     noted = compressed and precise and len(pieces) > 0
     looked_at = _note(source, pieces, key, text_bytes) if noted else [look.held for look in looks]
     held, of_all, error = held_by(source, pieces), found.text_bytes, found.error
     if len(looks) < len(pieces) or not all(look.whole for look in looks):
         of_all = held if noted else held * sum(text_bytes) / max(sum(looked_at), 1.0)
         error = math.hypot(_error_of_ratio(text_bytes, looked_at), error)
-    weights = found.weights * (of_all / found.text_bytes if found.text_bytes else 1.0)
-    found = found._replace(held=held, text_bytes=of_all, weights=weights)
+    part = of_all / found.text_bytes if found.text_bytes else 1.0
+    read_s = (clock.seconds.get("read", 0.0) - before) * part
+    found = found._replace(held=held, text_bytes=of_all, weights=found.weights * part, read_s=read_s)
     return found._replace(error=error * found.all_tokens)
 
 
@@ -495,6 +512,7 @@ def look_at_tokens(
     settings: DocumentKeys,
     vocabulary: Vocabulary,
     precise: bool,
+    clock: Clock,
 ) -> Looked:
     """What some pieces of one kind say, or the begins of a few. The bytes of a begin are those of the ids that are read, so
     that a few long documents do not mislead."""
@@ -502,13 +520,14 @@ def look_at_tokens(
     n_read: list[float] = []
     lengths: list[np.ndarray] = []
     whole, documents = True, 0
+    before = clock.seconds.get("read", 0.0)
     for piece in _chosen(source, pieces, key, precise):
         found = source.pieces.at(np.array([piece]))
         stored, weight = max(1, int(found.bytes[0])), 1 << 20
         hi = weight if precise or stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
         (part,) = source.slices_of(piece, 0, 0, hi, weight)
         count = 0
-        for batch in read(part, source.source.text_key):
+        for batch in clock.steps("read", read(part, source.source.text_key)):
             if batch.tokens is not None and documents < HELD_DOCUMENTS:
                 count, documents = count + len(batch.tokens.ids), documents + len(batch.positions)
                 lengths.append(np.diff(take_tokens(batch.tokens, settings, vocabulary).offsets))
@@ -523,6 +542,8 @@ def look_at_tokens(
     all_read = whole and len(looked_at) == len(pieces)
     text_bytes = held * sum(n_read) / sum(looked_at) if sum(looked_at) else 0.0
     found_lengths = np.concatenate([np.zeros(0, np.int64), *lengths])
-    weights = np.full(len(found_lengths), text_bytes / sum(n_read) if sum(n_read) else 1.0)
+    stand_for = text_bytes / sum(n_read) if sum(n_read) else 1.0
+    weights, read_s = np.full(len(found_lengths), stand_for), (clock.seconds.get("read", 0.0) - before) * stand_for
     looked = Looked(held, text_bytes, 0.0, TOKEN_TEXT_BYTES * found_lengths, found_lengths.astype(float), weights)
+    looked = looked._replace(read_s=read_s)
     return looked._replace(error=0.0 if all_read else looked.all_tokens * _error_of_ratio(n_read, looked_at))

@@ -272,7 +272,8 @@ def _layout(head: bytes, size: int, where: str) -> Places:
 def estimates_as_json(estimates: Estimates, piece_bytes: Mapping[int, Sequence[int]]) -> dict[str, Any]:
     """What a sample of a source told, as a store's plan keeps it; piece_bytes: of `Files`, as it noted them."""
     columns = {name: getattr(estimates, name).tolist() for name in ("lengths", "length_weights", "sizes")}
-    return {**asdict(estimates), **columns, "piece_bytes": {str(i): list(held) for i, held in piece_bytes.items()}}
+    kept = {key: value for key, value in asdict(estimates).items() if not key.endswith("_s_per_byte")}
+    return {**kept, **columns, "piece_bytes": {str(i): list(held) for i, held in piece_bytes.items()}}
 
 
 def estimates_from_json(value: Mapping[str, Any]) -> tuple[Estimates, dict[int, Sequence[int]]]:

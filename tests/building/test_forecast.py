@@ -1,13 +1,16 @@
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from packprep import clock
 from packprep.building import forecast as module
 from packprep.building.forecast import forecast, outlook
 from packprep.building.planning import look_up, make_plan
 from packprep.cli.printing import duration, print_forecast
+from packprep.documents import calibration, sample, supervision
 from packprep.inspection.summary import describe_manifest
 from packprep.recipe import read_recipe
 from tests import made
@@ -155,16 +158,56 @@ def test_a_forecast_is_printed_as_text(folder, capsys):
     assert capsys.readouterr().out.startswith("1 shard of about 64 MiB of text, 1 file\n")
 
 
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+
+
+def conversations(folder, count):
+    """Conversations of the same size."""
+    turns = [
+        [{"role": "user", "content": f"{k:05}"}, {"role": "assistant", "content": "so" * 99}] for k in range(count)
+    ]
+    made.write(folder / "chats.jsonl", "".join(json.dumps({"messages": own}) + "\n" for own in turns).encode())
+    made.write(folder / "chat.jinja", CHAT.encode())
+    return {"name": "chats", "paths": ["chats.jsonl"]}
+
+
+@pytest.mark.parametrize("whole_bytes", [1 << 20, 1000])
+def test_time_is_what_the_sample_took_rendering_included(tmp_path, monkeypatch, whole_bytes):
+    now = [0.0]
+
+    def slower(name, module, seconds):
+        act = getattr(module, name)
+
+        def slow(*arguments):
+            now[0] += seconds(arguments)
+            return act(*arguments)
+
+        monkeypatch.setattr(module, name, slow)
+
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(sample, "WHOLE_BYTES", whole_bytes)
+    slower("rendered_turns", supervision, lambda given: 0.5)
+    slower("tokenize_supervised", calibration, lambda given: 0.25 * len(given[1]))
+    sources = [{**conversations(tmp_path, 400), "repeat": 2}]
+    found = forecast_of(tmp_path, sources, tasks=[{"preset": "causal"}], documents={"chat_template": "chat.jinja"})
+    assert found["renders"]
+    assert found["read_s"] == pytest.approx(400, rel=0.01) and found["tokenize_s"] == pytest.approx(200, rel=0.01)
+    come = outlook(found, found["shards"], 1)
+    assert come["seconds"] > 600 and come["read_mb_s"] == pytest.approx(come["tokenize_mb_s"] / 2)
+    print_forecast({**found, "to_come": come})
+
+
 def test_time_is_that_of_the_worker_with_most_shards_and_of_the_kernels_that_are_not_compiled(monkeypatch, capsys):
-    found = {"text_bytes": 8e9, "output_bytes": 15e9, "shards": 10}
+    found = {"text_bytes": 8e9, "output_bytes": 15e9, "shards": 10, "read_s": 500, "tokenize_s": 1500, "renders": True}
     monkeypatch.setattr(module, "is_kept", lambda what: True)
-    seconds = [outlook(found, 4, 10, workers)["seconds"] for workers in (1, 4, 10, 99)]
+    seconds = [outlook(found, 10, workers)["seconds"] for workers in (1, 4, 10, 99)]
     assert seconds == [1 + 2100, 1 + 3 * 210, 1 + 210, 1 + 210]
-    half = outlook(found, 4, 5, 1)
+    half = outlook(found, 5, 1)
     assert (half["seconds"], half["output_bytes"], half["text_bytes"]) == (1 + 1050, 7.5e9, 4e9)
     monkeypatch.setattr(module, "is_kept", lambda what: False)
-    assert outlook(found, 4, 5, 1)["seconds"] == 11 + 1050
-    assert outlook(found, 4, 0, 1)["seconds"] == 0
+    assert outlook(found, 5, 1)["seconds"] == 11 + 1050
+    assert outlook(found, 0, 1)["seconds"] == 0
+    assert (half["read_mb_s"], half["tokenize_mb_s"]) == (16, 8e3 / 1500)
     assert [duration(s) for s in (1.2, 119, 150, 3000, 7200, 90000)] == [
         "1 s",
         "119 s",

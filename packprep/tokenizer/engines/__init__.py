@@ -143,11 +143,11 @@ _loading: dict[tuple[EngineKind, Vocabulary, str], Future[Engine]] = {}
 
 
 def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> str:
-    """Which engine, its rate, why it is none that is faster, and what would change that.
+    """Which engine, its rate in tokenizing alone, why it is none that is faster, and what would change that.
 
     requested: the recipe's `engine`.
     """
-    said = f"engine {engine.name} {engine.version}, about {engine.rate} MB/s of text a core"
+    said = f"engine {engine.name} {engine.version}, by itself about {engine.rate} MB/s of text a core"
     if isinstance(engine, ReferenceEngine) and engine.in_place_of:
         return f"{said}, in place of the plan's {engine.in_place_of}"
     if requested == engine.name:

@@ -163,15 +163,15 @@ def test_an_engine_is_told_with_its_rate_and_with_what_would_be_faster(
         return engine_in_words(loaded(candidates(requested, vocabulary)[0], vocabulary, "text"), requested, vocabulary)
 
     version = tokenizers.__version__
-    assert told("auto", bytes_vocabulary) == "engine bytes 1, about 600 MB/s of text a core"
-    assert told("auto", llama).endswith(", about 150 MB/s of text a core")
-    assert told("auto", sentencepiece).endswith(", about 35 MB/s of text a core")
+    assert told("auto", bytes_vocabulary) == "engine bytes 1, by itself about 600 MB/s of text a core"
+    assert told("auto", llama).endswith(", by itself about 150 MB/s of text a core")
+    assert told("auto", sentencepiece).endswith(", by itself about 35 MB/s of text a core")
     assert (
         told("reference", llama)
-        == f'engine reference {version}, about 4 MB/s of text a core, as engine = "reference" asks'
+        == f'engine reference {version}, by itself about 4 MB/s of text a core, as engine = "reference" asks'
     )
     why = "its model is Unigram, not BPE, and nothing faster is exact for that"
-    assert told("auto", t5) == f"engine reference {version}, about 4 MB/s of text a core: {why}"
+    assert told("auto", t5) == f"engine reference {version}, by itself about 4 MB/s of text a core: {why}"
     without = dataclasses.replace(ENGINES["nanotoken"], version=lambda: None)
     monkeypatch.setitem(ENGINES, "nanotoken", without)
     assert "; nanotoken is faster with this tokenizer: pip install 'packprep[nanotoken]', then" in told("auto", bert)
@@ -184,7 +184,7 @@ def test_an_engine_is_told_with_its_rate_and_with_what_would_be_faster(
 
 def test_an_engine_is_told_as_its_plan_has_it_where_the_recipe_asks_for_another_or_a_faster_one_failed(llama):
     said = engine_in_words(loaded("fastokens", llama, "text"), "reference", llama)
-    assert said.endswith(", about 150 MB/s of text a core")
+    assert said.endswith(", by itself about 150 MB/s of text a core")
     said = engine_in_words(loaded("reference", llama, "text"), "auto", llama)
     assert said.endswith(" a core, as fastokens failed, or was not there or not wanted, when the plan was made")
 
