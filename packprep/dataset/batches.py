@@ -43,7 +43,8 @@ _INSTEAD = {
     "digest": "a dataset that was built again may hold other rows; open the one whose dataset.json has that digest. If you know "
     "that the rows are the same, take digest out of the state: it is not checked then",
     "redraw": "later epochs would hold other rows; give the redraw that it was taken with",
-    "balance": "going on would repeat and skip rows; give the balance and window that it was taken with",
+    "balance": "going on would repeat and skip rows; give the balance and window that it was taken with, and the same "
+    "max_epochs",
     "step_rows": "going on would repeat and skip rows; give batch_size · world_size that come to as many rows of a step",
 }
 _WHERE_GIVEN = frozenset(("balance", "step_rows"))  # keys of a state that only some iterations have
@@ -334,9 +335,8 @@ class Reader:
         if batches._balance is not None and batches._step_rows is not None:
             raise ArgumentError("balance is for rows of one seq_length, and this mixture has several: leave it out")
         batches._exhaustion = self.exhaustion(batches._seed, batches._shuffle, batches._step_rows)
-        if batches._exhaustion is not None and batches._balance is not None:  # of its window any row may come first
-            sample, which = batches._exhaustion
-            batches._exhaustion = order.window_of(sample, batches._balance.window, None)[0], which
+        if batches._exhaustion is not None and batches._balance is not None:  # no row beyond may come before
+            batches._balance = order.ending_at(batches._balance, batches._exhaustion[0])
         if batches.end is not None:
             batches.refuse_exhausted(batches.end)
         batches._redraw, batches._accelerate = _true_or_false("redraw", redraw), accelerate
@@ -445,7 +445,9 @@ class Batches:
         flat, plain = samples.ravel(), np.empty(samples.size, np.int64)
         left = np.ones(flat.size, bool)
         while left.any():
-            begin, end = order.window_of(int(flat[np.argmax(left)]), self._balance.window, self.dataset.epoch_rows)
+            begin, end = order.window_of(
+                int(flat[np.argmax(left)]), self._balance.window, self.dataset.epoch_rows, self._balance.end
+            )
             here = (begin <= flat) & (flat < end)
             plain[here] = self._window(begin, end)[flat[here] - begin]
             left &= ~here
@@ -480,7 +482,7 @@ class Batches:
             rows = max(self._rows, min(rows, self.end))
         of: dict[str, Any] = {"fingerprint": self.dataset.fingerprint, "digest": self.dataset.digest}
         if self._balance is not None:
-            of["balance"] = {**self._balance._asdict()}
+            of["balance"] = {key: value for key, value in self._balance._asdict().items() if value is not None}
         if self._step_rows is not None:
             of["step_rows"] = {str(length): rows for length, rows in sorted(self._step_rows.items())}
         return {**of, "seed": self._seed, "shuffle": self._shuffle, "redraw": self._redraw, "rows": rows}
@@ -491,11 +493,26 @@ class Batches:
         A state of a dataset that has since lost documents is taken: no row moved. A state without digest or redraw, of an older
         packprep, is taken with a warning; the next one has them.
         """
-        check_state(state, self.state_dict(), self.dataset)
+        check_state(self._with_own_end(state), self.state_dict(), self.dataset)
         rows = state["rows"]
         if type(rows) is not int or not 0 <= rows < _MOST_ROWS:
             raise StateError(f"the state's rows is {rows!r} and should be an integer of at least 0")
         self._restart(rows)
+
+    def _with_own_end(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a state with this order's end of balanced windows, where the rows that it has delivered are the same by it.
+
+        They are not inside a window that only one of the two orders cuts.
+        """
+        balance, rows = (state.get(key) for key in ("balance", "rows")) if isinstance(state, Mapping) else (None, None)
+        if self._balance is None or not isinstance(balance, Mapping) or type(rows) is not int:
+            return state
+        own, window = {"end": self._balance.end}, self._balance.window
+        for end in (own["end"], balance.get("end")):
+            if type(end) is int and end // window == rows // window and rows % window:
+                return state
+        kept = {key: value for key, value in balance.items() if key != "end"}
+        return {**state, "balance": {**kept, **(own if own["end"] is not None else {})}}
 
 
 def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Reader) -> None:

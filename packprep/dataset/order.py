@@ -95,23 +95,35 @@ def n_steps(rows: int, end: int, batch_size: int, world_size: int) -> int:
 class Balance(NamedTuple):
     """How steps are made even: rows cost attention · Σn² + linear · Σn over their segments of n slots.
 
-    group: rows of a step over all ranks. window: rows that are sorted together, a multiple of group.
+    group: rows of a step over all ranks. window: rows that are sorted together, a multiple of group. end: the sample before
+    which a window ends, whatever its size, as a dataset of a mixture is exhausted there; None: there is no such sample.
     """
 
     attention: float
     linear: float
     group: int
     window: int
+    end: int | None = None
 
 
-def window_of(sample: int, window: int, epoch_rows: int | None) -> tuple[int, int]:
-    """The samples [begin, end) among which sample `sample` of the balanced order lies: of one epoch, if there are such."""
+def window_of(sample: int, window: int, epoch_rows: int | None, last: int | None = None) -> tuple[int, int]:
+    """Return the samples [begin, end) among which sample `sample` of the balanced order lies.
+
+    Its window is cut where an epoch of `epoch_rows` rows begins or ends, and before sample `last`; None: it is not.
+    """
     begin = sample // window * window
     end = begin + window
+    if last is not None and begin < last < end:
+        begin, end = (begin, last) if sample < last else (last, end)
     if epoch_rows is not None:
         epoch_begin = sample // epoch_rows * epoch_rows
         begin, end = max(begin, epoch_begin), min(end, epoch_begin + epoch_rows)
     return begin, end
+
+
+def ending_at(balance: Balance, sample: int) -> Balance:
+    """Return how steps are made even where no sample from `sample` on may come before it."""
+    return balance._replace(end=sample if sample % balance.window else None)
 
 
 def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.ndarray:

@@ -219,15 +219,57 @@ def test_max_epochs_end_a_mixture_where_the_first_dataset_is_exhausted(shares, i
     assert numbered([50, 40], shares, interpolate=interpolate, max_epochs=[None, None]).exhausted_at() is None
 
 
-def test_balanced_a_mixture_ends_before_the_window_in_which_it_is_exhausted():
-    mixed, unbound = (numbered([50, 40], [1, 2], max_epochs=most) for most in ([None, 2], None))
-    for one in (mixed, unbound):
-        one.costs = lambda rows, attention, linear: (rows * 7 % 31).astype(float)
-    assert 64 < mixed.exhausted_at() < 128
-    it, free = (one.batches(1, balance=("attention", 8), window=64) for one in (mixed, unbound))
-    assert [next(it)["tokens"] for _ in range(64)] == [next(free)["tokens"] for _ in range(64)]  # the order is not its
-    with pytest.raises(Exhausted, match="before sample 64: end by samples = 64"):
-        next(it)
+def costly(most):
+    """A mixture whose rows cost differently, with these max_epochs."""
+    mixed = numbered([50, 40], [1, 2], max_epochs=most)
+    mixed.costs = lambda rows, attention, linear: (rows * 7 % 31).astype(float)
+    return mixed
+
+
+@pytest.mark.parametrize("window", [8, 64, 1024])
+def test_balanced_a_mixture_gives_as_many_samples_as_without_balance(window):
+    mixed, unbound = costly([None, 2]), costly(None)
+    end = mixed.exhausted_at()
+    assert end % 64 and end < 1024
+    balance = {"balance": ("attention", 8), "window": window}
+    given = np.concatenate([batch["tokens"] for batch in mixed.batches(8, samples=end, **balance)])
+    assert sorted(given) == sorted(mixed.rows_of_samples(np.arange(end), 0, True)[0])
+    assert np.bincount(given, minlength=90)[50:].tolist() == [2] * 40
+    whole = end // window * window  # windows before the last are those of a mixture without an end
+    free = unbound.batches(1, **balance)
+    assert [next(free)["tokens"] for _ in range(whole)] == given[:whole].tolist()
+    for rank in range(2):
+        run = mixed.batches(4, 0, rank, 2, **balance)
+        own = [next(run)["tokens"] for _ in range(end // 8)]
+        assert np.array_equal(own, given[: end // 8 * 8].reshape(-1, 2, 4)[:, rank])
+        with pytest.raises(Exhausted, match=f"before sample {end}: end by samples = {end}"):
+            next(run)
+        assert sum(mixed.delivered(run.state_dict())) == end // 8 * 8
+    with pytest.raises(Exhausted):
+        mixed.batches(8, samples=end + 1, **balance)
+
+
+def test_balanced_states_go_on_with_other_max_epochs_where_the_rows_before_are_the_same():
+    mixed, unbound, longer = costly([None, 2]), costly(None), costly([None, 4])
+    balance = {"balance": ("attention", 8), "window": 64}
+    end, run = mixed.exhausted_at(), mixed.batches(4, **balance)
+    window = end // 64 * 64
+    for step in range(end // 4):
+        state = json.loads(json.dumps(run.state_dict()))
+        assert state["balance"]["end"] == end
+        for other in (unbound, longer):
+            again = other.batches(4, **balance)
+            back = mixed.batches(4, **balance)
+            if step * 4 <= window:
+                again.load_state_dict(state)
+                back.load_state_dict(json.loads(json.dumps(again.state_dict())))
+                assert back.state_dict() == state
+            else:  # in another order of the same window rows would come twice
+                with pytest.raises(StateError, match="give the balance and window .* and the same max_epochs"):
+                    again.load_state_dict(state)
+        back = mixed.batches(4, **balance)
+        back.load_state_dict(state)
+        assert np.array_equal(next(run)["tokens"], next(back)["tokens"])
 
 
 @pytest.mark.parametrize(
