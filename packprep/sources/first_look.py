@@ -91,6 +91,7 @@ _ADVICE = {
     "tokenizer_error": "give a tokenizer that takes any text: one with an unknown token, or of bytes",
     "template_error": "mend the chat template, or give another in documents.chat_template",
     "special_text": 'set documents.special_text = "text"',
+    "sentinel_in_text": "take these tokens out of its documents, or the tasks that write them out of its tasks",
     "untrained": 'mend its loss_spans or roles, or set documents.loss_spans = "ignore"',
     "empty": "if another key holds the text, name it as text_key (--text-key)",
     "below_min_tokens": "lower documents.min_tokens",
