@@ -296,6 +296,7 @@ def documents_at(plan: Plan, source: PlannedSource, file: int, use: int, positio
         plan.token_dtype,
         template=plan.stored["chat_template"],
         only={file: wanted},
+        marks=plan.marks,
     )
     missing = np.setdiff1d(wanted, found.position)
     if len(missing):

@@ -150,7 +150,8 @@ def test_special_ids_in_documents_disturb_no_promise(tmp_path, special_text):
         ids = chance.integers(0, 256, chance.integers(0, 400))
         if i % 3:
             where = chance.random(len(ids)) < 0.3
-            ids[where] = chance.choice([256, BOS, EOS, MASK, 260, 261, 262, 263, 264, 265, 266, 267, 300], where.sum())
+            special = [256, BOS, EOS, MASK, 260, 261, 262, *([263, 264, 265, 266, 267, 300] if i % 3 == 2 else [])]
+            ids[where] = chance.choice(special, where.sum())
         lists.append([*([BOS] if i % 2 else []), *ids.tolist(), *([EOS] if i % 5 else [])])
     tokens_made.write_megatron(tmp_path / "a.bin", lists)
     tokens_made.write_parquet(tmp_path / "a.parquet", lists)
@@ -163,6 +164,64 @@ def test_special_ids_in_documents_disturb_no_promise(tmp_path, special_text):
         holds(out)
         rejected = json.loads((out / "dataset.json").read_text())["ledger"]["sources"]["m"]["documents"]["rejected"]
         assert ("special_text" in rejected) == (special_text == "reject")
+        assert ("sentinel_in_text" in rejected) == (special_text != "reject" and not packing)
+
+
+SENTINEL, FIM_SUFFIX, PLAIN = 266, 265, list(b"no such token here")
+WRITE_THEM = {
+    "spans": ([{"preset": "t5"}], [SENTINEL]),
+    "pivots": ([{"objective": "prefix_lm", "sentinel": True}, {"preset": "causal"}], [SENTINEL]),
+    "middles": ([{"objective": "fill_in_the_middle"}], [FIM_SUFFIX]),
+    "none": ([{"preset": "causal"}, {"preset": "prefix_lm"}, {"preset": "llada"}], []),
+    "no_middles": ([{"objective": "fill_in_the_middle", "rate": 0.0}], []),
+}
+
+
+def kept_beside(directory, source="source0"):
+    """How many documents of a source a dataset has, and how many it rejects for tokens that its tasks write."""
+    counts = json.loads((directory / "dataset.json").read_text())["ledger"]["sources"][source]["documents"]
+    assert counts["rejected"].keys() <= {"sentinel_in_text"}
+    return counts["used"], sum(counts["rejected"].values())
+
+
+@pytest.mark.parametrize("name", WRITE_THEM)
+def test_a_document_with_a_token_that_its_tasks_write_is_rejected(tmp_path, name):
+    """Sentinels and role tokens stand once each in a segment, so no document may bring its own."""
+    tasks, marks = WRITE_THEM[name]
+    lists = [PLAIN, [*PLAIN, SENTINEL, *PLAIN], [FIM_SUFFIX, *PLAIN], PLAIN, [*PLAIN, 300]]
+    written = [bool(set(marks) & {*ids, *([SENTINEL] if 300 in ids else [])}) for ids in lists]  # 300 is a sentinel too
+    tokens_made.write_megatron(tmp_path / "a.bin", lists)
+    table = made.table("a.bin", tasks=tasks, seq_length=64, documents={"max_bad_fraction": 1.0})
+    made.build(table, tmp_path, tmp_path / "out")
+    assert kept_beside(tmp_path / "out") == (written.count(False), written.count(True))
+    holds(tmp_path / "out")
+    if any(written):
+        rejects = [json.loads(line) for line in (tmp_path / "out/rejects/000/000000.jsonl").read_text().splitlines()]
+        assert [reject["position"] for reject in rejects] == np.flatnonzero(written).tolist()
+        with pytest.raises(SourceError, match="sentinel_in_text: token .* is the special id"):
+            fail = {**table, "documents": {"bad_documents": "fail"}}
+            made.build(fail, tmp_path, tmp_path / "fail")
+
+
+def test_a_text_with_a_sentinel_is_rejected_where_its_source_draws_a_task_that_writes_sentinels(tmp_path):
+    """Not where no task does, where the text stays text, or where the document is supervised and cannot draw the task."""
+    text = "with <extra_id_0> in it"
+    lines = [{"text": text}, {"text": "without"}, {"text": text, "loss_spans": [[6, 18]]}]
+    made.write(tmp_path / "a.jsonl", b"\n".join(json.dumps(line).encode() for line in lines))
+    tasks = [{"name": "spans", "objective": "span_corruption"}, {"name": "plain", "objective": "causal"}]
+    sources = [{"name": "both", "paths": ["a.jsonl"]}, {"name": "one", "paths": ["a.jsonl"], "tasks": ["plain"]}]
+    for special_text, expected in (("special", (2, 1)), ("text", (3, 0))):
+        documents = {"special_text": special_text, "max_bad_fraction": 1.0}
+        table = made.table(sources, tasks=tasks, seq_length=64, documents=documents)
+        out = tmp_path / special_text
+        made.build(table, tmp_path, out)
+        assert (kept_beside(out, "both"), kept_beside(out, "one")) == (expected, (3, 0))
+        holds(out)
+        made.build(table, tmp_path, tmp_path / f"{special_text}_store", is_store=True)
+        stored = [{**source, "paths": [f"{special_text}_store"], "format": "store"} for source in sources]
+        made.build({**table, "sources": stored}, tmp_path, out / "of_store")
+        found, wanted = made.contents(out / "of_store/shards"), made.contents(out / "shards")
+        assert found == wanted
 
 
 def test_the_ends_of_documents_are_neither_doubled_nor_lost(tmp_path):

@@ -40,7 +40,7 @@ from packprep.format.json_files import (
     with_defaults,
 )
 from packprep.objectives.objective import Ids, Task
-from packprep.objectives.tasks import complete, resolve, task_table
+from packprep.objectives.tasks import Marks, complete, marks_of_sources, resolve, task_table
 from packprep.recipe import Recipe, fingerprint, from_normalised
 from packprep.sources.files import Files, absolute_prefix
 from packprep.sources.formats import check_format
@@ -412,6 +412,11 @@ class Plan:
     def cut_limits(self) -> CutLimits:
         """By which `cut` cuts."""
         return cut_limits(self.recipe, self.tasks)
+
+    @cached_property
+    def marks(self) -> list[Marks]:
+        """The ids that no document may hold, by source."""
+        return marks_of_sources(self.recipe, self.tasks)
 
 
 def plan_digests(stored: Mapping[str, Any], digest: str) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ def read_shard(
     slices = slices_of(plan, shard)
     return read_documents(
         plan.recipe, plan.sources, slices, plan.text_engine, plan.vocabulary, plan.token_dtype, decoders, progress,
-        template=plan.stored["chat_template"], clock=clock, most_bytes=_most_bytes(plan),
+        template=plan.stored["chat_template"], clock=clock, most_bytes=_most_bytes(plan), marks=plan.marks,
     )  # fmt: skip
 
 

@@ -455,8 +455,7 @@ def look_ahead(segments: Segments, name: str, source: np.ndarray, values: np.nda
     """Write a column of AHEAD into [B, T]: what `source`, its column of the next slot, says k − 1 slots on.
 
     labels have the pad id, the others 0, where the segment ends before, on padding, and in segments that predict in place. In a
-    prefix that is seen both ways, only its last slot trains another: heads that read the tokens between, as DeepSeek-V3's do,
-    would see their label from inside of the prefix.
+    two-way prefix only the last slot trains another: heads that read the tokens between, as DeepSeek-V3's do, would see theirs.
     """
     next_slot, distance = AHEAD[name]
     steps, length = distance - 1, values.shape[1]

@@ -100,7 +100,8 @@ def _forbidden(vocabulary: Vocabulary) -> np.ndarray:
 EMPTY = "empty"
 BELOW_MIN_TOKENS = "below_min_tokens"
 UNTRAINED = "untrained"
-DROP_REASONS = (EMPTY, BELOW_MIN_TOKENS, UNTRAINED)
+SENTINEL_IN_TEXT = "sentinel_in_text"
+DROP_REASONS = (EMPTY, BELOW_MIN_TOKENS, UNTRAINED, SENTINEL_IN_TEXT)
 """Why a document that was read has nothing to use."""
 MOST_DOCUMENTS = 1 << 22
 """Of one shard: a document, used or rejected, takes up to some 200 bytes in memory beside its text."""
@@ -193,7 +194,7 @@ class Documents:
 
 def is_bad(reason: str) -> bool:
     """Whether a reject counts against `max_bad_fraction`: a damaged document, not one that the recipe leaves out."""
-    return reason in BAD_REASONS or reason in TEXT_REASONS
+    return reason in BAD_REASONS or reason in TEXT_REASONS or reason == SENTINEL_IN_TEXT
 
 
 def in_sample(source: PlannedSource, file: int, positions: np.ndarray) -> np.ndarray:
@@ -292,6 +293,7 @@ def read_documents(
     only: Mapping[int, np.ndarray] | None = None,
     clock: Clock | None = None,
     most_bytes: int | None = None,
+    marks: Sequence[tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> Documents:
     """Read and tokenize the documents of `slices`, in order.
 
@@ -301,6 +303,7 @@ def read_documents(
     progress: called with (documents, text bytes, tokens, rejects) of each batch.
     clock: gets the seconds of the stages read and tokenize.
     most_bytes: SourceError once the text is more than that, or there are more than MOST_DOCUMENTS; None: any amount.
+    marks: by source, as `objectives.tasks.Marks`: a document that holds one of these ids is rejected; None: none is.
     A bad document is a reject; with bad_documents = "fail" it is a SourceError that names file and position.
     """
     clock = clock or Clock()
@@ -336,12 +339,13 @@ def read_documents(
                 rejected.add(source, part.use, reject.file, reject.position, reject.reason, reject.detail)
             for i, reason, detail in tokens.rejected:
                 rejected.add(source, part.use, part.file, positions[i], reason, detail)
-            if recipe.documents.bad_documents == "fail":
-                fail_on_bad(rejected.records(range(before, len(rejected))), part.path)
             lengths = np.diff(tokens.offsets)
             used = lengths >= fewest
             untrained = [i for i, part_trained in trained_here.items() if used[i] and not len(part_trained.spans)]
             used[untrained] = False
+            marked = {} if marks is None else _marked(tokens, trained_here, *marks[source.index])
+            marked = {i: detail for i, detail in marked.items() if used[i]}
+            used[list(marked)] = False
             if not used.all():
                 turned_away = {i for i, _, _ in tokens.rejected}
                 for i in map(int, np.flatnonzero(~used)):
@@ -352,9 +356,13 @@ def read_documents(
                     detail = f"{n} tokens; documents.min_tokens = {fewest}" if n else "no text, or no token of it"
                     if i in untrained:
                         reason, detail = UNTRAINED, "none of its tokens begins inside of what is trained"
+                    if i in marked:
+                        reason, detail = SENTINEL_IN_TEXT, marked[i]
                     rejected.add(source, part.use, part.file, positions[i], reason, detail)
                     if n:
                         dropped[source.name][reason] = dropped[source.name].get(reason, 0) + n
+            if recipe.documents.bad_documents == "fail":
+                fail_on_bad(rejected.records(range(before, len(rejected))), part.path)
             used_ids = tokens.ids if used.all() else tokens.ids[np.repeat(used, lengths)]
             ids.append(used_ids.astype(token_dtype))
             count = int(used.sum())
@@ -393,6 +401,28 @@ def read_documents(
         dropped,
         {source.name: _said(digests[source.name], source) for source in sources},
     )
+
+
+def _marked(
+    tokens: Tokens, trained: Mapping[int, Trained], of_plain: np.ndarray, of_supervised: np.ndarray
+) -> dict[int, str]:
+    """Return document → what is wrong, of the documents that hold an id which only a task may write.
+
+    of_plain, of_supervised: such ids, as `objectives.tasks.Marks`; what is supervised draws among fewer tasks.
+    """
+    ids, offsets = tokens.ids, tokens.offsets
+    if not (len(of_plain) and len(ids)) or ids.max() < of_plain[0] or ids.min() > of_plain[-1]:
+        return {}
+    places = np.flatnonzero(np.isin(ids, of_plain))
+    supervised = np.zeros(len(offsets) - 1, np.bool_)
+    supervised[list(trained)] = True
+    owner = np.searchsorted(offsets, places, side="right") - 1
+    places = places[~supervised[owner] | np.isin(ids[places], of_supervised)]
+    what = "which a task that its source draws writes itself"
+    return {
+        i: f"token {place - int(offsets[i])} is the special id {int(ids[place])}, {what}"
+        for i, place in _firsts(places, offsets)
+    }
 
 
 def refuse_beyond(path: str, documents: int, text_bytes: int, most_bytes: int) -> None:

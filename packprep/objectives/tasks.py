@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from packprep.dataset.noise import Noised
+from packprep.dataset.token_slots import ROLES as FIM_ROLES
 from packprep.dataset.token_slots import SPECIAL, SpecialIds, Stretches, TokenLaw, misfit
 from packprep.errors import RecipeError
 from packprep.format.json_files import as_stored, unknown_key, with_defaults
@@ -235,6 +236,32 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
             rows[source.tasks] = [(sum_ << 53) // total if total else 0 for sum_ in accumulate(weights)]
         table[s] = rows[source.tasks]
     return table
+
+
+def own_marks(recipe: Recipe, task: Task) -> np.ndarray:
+    """Return the ids that the task alone may write into its segments, int64[k]: sentinels, and the role tokens
+    of fill_in_the_middle. Another such token in a text would be read as one of the task's."""
+    objective, ids = task.objective, []
+    if objective.sentinels and objective.sentinels(task.parameters, recipe.lengths[-1]):
+        ids += task.ids.sentinels.tolist()
+    if objective.roles:
+        ids += [role_id(task.ids, role) for role in sorted(objective.roles(task.parameters)) if role in FIM_ROLES]
+    return np.array(ids, np.int64)
+
+
+Marks = tuple[np.ndarray, np.ndarray]
+"""Ascending ids of `own_marks` that no document of a source may hold, and those that no supervised document may."""
+
+
+def marks_of_sources(recipe: Recipe, tasks: Sequence[Task]) -> list[Marks]:
+    """Return for each source the ids of `own_marks` of the tasks that its documents may draw."""
+
+    def joined(cumulative: np.ndarray) -> np.ndarray:
+        drawn = np.flatnonzero(np.diff(cumulative, prepend=0)).tolist()
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *(own_marks(recipe, tasks[t]) for t in drawn)]))
+
+    tables = thresholds(recipe), thresholds(recipe, supervised=True)
+    return [(joined(plain), joined(supervised)) for plain, supervised in zip(*tables, strict=True)]
 
 
 def check_supervised(recipe: Recipe, source: int) -> None:

@@ -100,6 +100,7 @@ _ADVICE = {
         'set documents.special_text = "special": the text of a special token in a message then becomes that token, as in '
         "Transformers"
     ),
+    "sentinel_in_text": "take these tokens out of its documents, or the tasks that write them out of its tasks",
     "untrained": 'mend its loss_spans or roles, or set documents.loss_spans = "ignore"',
     "empty": "if another key holds the text, name it as text_key (--text-key)",
     "below_min_tokens": "lower documents.min_tokens",

@@ -164,6 +164,7 @@ class Twin:
             for t, task in enumerate(self.tasks)
             if named is None or any(task["name"] == name or task["name"].startswith(name + "-") for name in named)
         }
+        supervised = {t for t in allowed if hasattr(objectives.of(self.tasks[t]["objective"]), "SUPERVISED")}
         return {
             **{key: given[key] for key in ("name", "sample", "format")},
             "keys": Keys(
@@ -182,8 +183,19 @@ class Twin:
             "piece_bytes": {f: file["piece_bytes"] for f, file in enumerate(files) if file.get("piece_bytes")},
             "first_file": next((f for f, file in enumerate(self.plan["files"]) if file["source"] == i), 0),
             "allowed": allowed,
-            "supervised": {t for t in allowed if hasattr(objectives.of(self.tasks[t]["objective"]), "SUPERVISED")},
+            "supervised": supervised,
+            "marks": self._marks(allowed),
+            "supervised_marks": self._marks(supervised),
         }
+
+    def _marks(self, tasks: set[int]) -> set[int]:
+        """The ids that tasks write between tokens, of which no document that may draw them has one."""
+        found: set[int] = set()
+        for task in (self.tasks[t] for t in tasks):
+            kind = objectives.of(task["objective"])
+            if task["weight"] > 0 and hasattr(kind, "marks"):
+                found |= set(kind.marks(task["parameters"]))
+        return found
 
 
 def check(plan: Mapping[str, Any]) -> None:
@@ -226,6 +238,9 @@ def documents_of(twin: Twin, shard: int, locations: set[tuple[int, int, int, int
             for position, ids, trained, weight in _token_documents(twin, source, part, wanted):
                 if trained is not None and twin.plan["law_version"] == 2:  # which knows no roles
                     trained = trained._replace(messages=[])
+                marks = source["marks" if trained is None else "supervised_marks"]
+                if not marks.isdisjoint(ids):
+                    continue
                 is_trained = weight > 0 if trained is None else trained.spans
                 if len(ids) >= max(1, twin.cutting["min_tokens"]) and is_trained:
                     found.append(Document(s, file, position, part.use, ids, trained, key, weight))

@@ -31,12 +31,13 @@ from packprep.documents.reading import keeps_all, kept_by_plan
 from packprep.objectives.objective import Task
 from packprep.objectives.tasks import SHORTEST, in_place_rules, thresholds
 from packprep.randomness import TASK, bits64, segment_key, text_key
-from packprep.restoring import FITTING_TOKENS, fitting, restore, segment_slots, stored_segments
+from packprep.restoring import FITTING_TOKENS, restore, segment_slots, stored_segments
 from packprep.verification.faults import MAX_LISTED, Faults
 from packprep.verification.slots import (
     WEIGHTS,
     check_media,
     check_removed,
+    check_sentinels,
     check_sides,
     check_slots,
     seen_before,
@@ -317,8 +318,7 @@ def _check_law(
     for g in np.flatnonzero(prefix != arrays["segment_prefix"]):
         message = f"segment {g}: segment_prefix should be {prefix[g]}"
         faults.add("P13", file, message, int(row[g]), int(begin[g]), int(arrays["segment_prefix"][g]))
-    for g in np.flatnonzero(~fitting(plan, arrays, stored, epoch)):
-        faults.add("P14", file, f"segment {g}: a sentinel is missing or out of order", int(row[g]), int(begin[g]))
+    check_sentinels(plan, arrays, stored, file, faults, epoch)
     return faults.total == before
 
 

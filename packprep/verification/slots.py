@@ -1,4 +1,4 @@
-"""P6 to P10: every slot of a shard, walked once; P23 to P25, what rows and slots of some segments hold.
+"""P6 to P10: every slot of a shard, walked once; P14 and P23 to P25, what rows and slots of some segments hold.
 
 Nearly all segments are good, so a segment is first summed up: the differences of its slots from what they should be are
 joined by OR, and its largest token is taken, in loops without a branch, which the compiler turns into vector code. Only a
@@ -10,11 +10,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from packprep.building.ledger import added_slots
 from packprep.building.plan import Plan
 from packprep.building.removal import removed_segments
 from packprep.building.segments import SegmentTable
 from packprep.dataset.boundaries import fill_slots, ranks
 from packprep.kernel import kernel, read_only
+from packprep.objectives import OWN
+from packprep.objectives.tasks import own_marks
+from packprep.restoring import fitting
 from packprep.verification.faults import MAX_LISTED, Faults
 
 WEIGHTS = "loss_weights"
@@ -243,6 +247,33 @@ def check_removed(
             for t in np.flatnonzero(values != should)[:1]:
                 message = f"segment {g}: {name} of a document that was removed"
                 faults.add("P23", file, message, int(row[g]), part.start + int(t), values[t].item())
+
+
+def check_sentinels(
+    plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults, epoch: int
+) -> None:
+    """P14: sentinels and role tokens stand where a segment's task writes them, and the segment has no others."""
+    fits, row, begin = fitting(plan, arrays, stored, epoch), stored.row, stored.first_slot
+    for g in np.flatnonzero(~fits):
+        faults.add("P14", file, f"segment {g}: a sentinel is missing or out of order", int(row[g]), int(begin[g]))
+    which = fits & ~removed_segments(arrays)
+    tokens, length = arrays["tokens"].reshape(-1), plan.recipe.seq_length
+    written, is_mark = added_slots(plan.tasks, stored), {}
+    for t, task in enumerate(plan.tasks):
+        marks = own_marks(plan.recipe, task)
+        of_task = np.flatnonzero((arrays["segment_task"] == t) & which)
+        if not len(marks) or not len(of_task) or task.objective.name not in OWN:
+            continue
+        begins = row[of_task] * length + begin[of_task]
+        bounds = np.stack((begins, begins + stored.slots[of_task]), axis=1).reshape(-1)
+        if marks.tobytes() not in is_mark:
+            is_mark[marks.tobytes()] = np.append(np.isin(tokens, marks), False)
+        found = np.add.reduceat(is_mark[marks.tobytes()], bounds, dtype=np.int64)[::2]
+        should = (written["sentinel"] + written["fim"])[of_task]
+        for i in np.flatnonzero(found != should)[:MAX_LISTED]:
+            g = of_task[i]
+            message = f"segment {g}: it holds {found[i]} sentinels or role tokens, and its task writes {should[i]}"
+            faults.add("P14", file, message, int(row[g]), int(begin[g]))
 
 
 def check_sides(

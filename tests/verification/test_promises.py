@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from packprep.building import plan as plans
 from packprep.building.plan import open_plan
 from packprep.format.digests import digest_of
 from packprep.format.json_files import rejects_name, shard_name
@@ -656,6 +657,17 @@ def test_fault_8_p14_a_sentinel_used_twice(directory):
         for slot in (slots[1], slots[half + 1]):
             arrays["tokens"][row, slot] = FIRST_SENTINEL
     assert_only(faults_of(directory), "P14", row=row, slot=begin)
+
+
+@pytest.mark.parametrize("task", [{"preset": "t5"}, {"objective": "fill_in_the_middle", "rate": 1.0}])
+def test_p14_a_text_with_a_sentinel_or_role_token_of_its_own(tmp_path, monkeypatch, task):
+    builds.write_lines(tmp_path / "a.jsonl", ["number <extra_id_0> has <fim_suffix> here", "this one has none of them"])
+    table = builds.table("a.jsonl", tasks=[task], seq_length=64, documents={"special_text": "special"})
+    none = np.zeros(0, np.int64)
+    monkeypatch.setattr(plans, "marks_of_sources", lambda recipe, tasks: [(none, none)])
+    builds.build(table, tmp_path, tmp_path / "out")
+    (fault,) = faults_of(tmp_path / "out")
+    assert fault["promise"] == "P14" and "sentinels or role tokens, and its task writes" in fault["message"]
 
 
 # P15, P16, P17

@@ -32,6 +32,7 @@ and, where they are needed,
     fits(n, parameters)             whether n tokens need no more than there is
     sides(n, facts)                 the most slots of a body's prefix, and of what follows it
     differences(task, drawable)     what is wrong with what the plan worked out for a task
+    marks(parameters)               the ids that it writes between tokens, which no document may have
 """
 
 import importlib

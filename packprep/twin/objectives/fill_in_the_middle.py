@@ -12,6 +12,10 @@ def with_ids(parameters, roles, tokenizer):
     return {**parameters, "fim": ids, "inside": tokenizer.continuing()}
 
 
+def marks(parameters):
+    return parameters["fim"] if parameters["rate"] > 0 else []
+
+
 def law(n, facts):
     return n + _added(facts["parameters"], facts.get("key"))
 

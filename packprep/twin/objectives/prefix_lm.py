@@ -10,6 +10,10 @@ SUPERVISED = True
 PREFIX_MOVES = True  # from epoch to epoch
 
 
+def marks(parameters):
+    return parameters["sentinels"] if parameters["sentinel"] else []
+
+
 def law(n, facts):
     return n + len(_input_eos(facts)) + (1 if facts.get("parameters", {}).get("sentinel") else 0)
 

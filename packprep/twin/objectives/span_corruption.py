@@ -34,6 +34,10 @@ def _of_roll(parameters):
     return 1 if parameters.get("random_roll") else 0
 
 
+def marks(parameters):
+    return parameters["sentinels"]
+
+
 def law(n, facts):
     """Without a key the most it can take: a roll that cuts a span in two."""
     parameters = facts["parameters"]
