@@ -7,11 +7,12 @@ shards and `share`. Where sources have shares, they are looked at until their to
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 import numpy as np
 
 from packprep.documents.sample import (
+    Count,
     Looked,
     Place,
     Supervise,
@@ -85,7 +86,7 @@ def calibrate(
     precise: look until the tokens are known to some thousandths; what compressed files hold is noted in
     `source.files.piece_bytes` then.
     """
-    count = partial(_tokens_of, engine=engine, vocabulary=vocabulary, special_text=settings.special_text)
+    count = _counter(engine, vocabulary, settings.special_text)
     ratios: dict[str, int] = {}
     seen: list[Looked] = []
     for name, (format, compression), own, key in _kinds(source):
@@ -147,23 +148,41 @@ def _kinds(source: PlannedSource) -> Iterator[tuple[str, tuple[str, str], np.nda
         yield name, source.files.kinds[kind], source.pieces_of_kind(kind), key
 
 
-def _tokens_of(places: Sequence[Place], engine: Engine, vocabulary: Vocabulary, special_text: str) -> np.ndarray:
-    """float64[n]: the tokens of documents; of long ones in proportion to those of a window around the place."""
-    windows, conversations, parts, slots = [], {}, np.ones(len(places)), np.zeros(len(places))
-    for i, (text, conversation, at) in enumerate(places):
-        if conversation is not None and conversation.places:
-            slots[i] = sum(place.tokens - 1 for place in conversation.places)
-            conversation = replace(
-                conversation, places=tuple(place._replace(tokens=1) for place in conversation.places)
-            )
-        if at >= 0 and len(text) > 2 * TOKENIZED_CHARACTERS:
-            begin = int(at * (len(text) - TOKENIZED_CHARACTERS))
-            whole, text = text, text[begin : begin + TOKENIZED_CHARACTERS]
-            parts[i] = len(whole) / len(text)
-            # Its tokens are counted, no more.
-            conversation = Conversation(text, (), chat=True) if conversation is not None and conversation.chat else None
-        windows.append(text)
-        if conversation is not None:
-            conversations[i] = conversation
-    tokens, _ = tokenize_supervised(engine, windows, conversations, special_text, vocabulary)
-    return np.diff(tokens.offsets) * parts + slots
+def _counter(engine: Engine, vocabulary: Vocabulary, special_text: str) -> Count:
+    """Return a function that gives float64[n]: the tokens of documents, of long ones in proportion to those of a window around
+    the place. A document with a conversation that lies at several places in turn is tokenized once: it may have many spans."""
+    last: Any = None  # the last conversation of the call before, and its tokens
+    last_tokens = 0
+
+    def count(places: Sequence[Place]) -> np.ndarray:
+        nonlocal last, last_tokens
+        windows: list[str] = []
+        conversations: dict[int, Conversation] = {}
+        parts, slots, number = np.ones(len(places)), np.zeros(len(places)), np.zeros(len(places), np.int64)
+        whole = {id(last): -1}  # conversation → the number of its window, which is all of its text
+        for i, (text, conversation, at) in enumerate(places):
+            number[i], window, own = len(windows), text, conversation
+            if conversation is not None:
+                slots[i] = conversation.slots - len(conversation.places)
+            if at >= 0 and len(text) > 2 * TOKENIZED_CHARACTERS:
+                begin = int(at * (len(text) - TOKENIZED_CHARACTERS))
+                window = text[begin : begin + TOKENIZED_CHARACTERS]
+                parts[i] = len(text) / len(window)
+                # Its tokens are counted, no more.
+                own = Conversation(window, (), chat=True) if conversation is not None and conversation.chat else None
+            elif conversation is not None:
+                number[i] = whole.setdefault(id(conversation), len(windows))
+                if number[i] == len(windows) and conversation.places:
+                    own = replace(conversation, places=tuple(one._replace(tokens=1) for one in conversation.places))
+            if number[i] == len(windows):
+                if own is not None:
+                    conversations[len(windows)] = own
+                windows.append(window)
+        tokens, _ = tokenize_supervised(engine, windows, conversations, special_text, vocabulary)
+        found = np.append(np.diff(tokens.offsets), last_tokens)[number]
+        if len(places):
+            last = places[-1].conversation if id(places[-1].conversation) in whole else None
+            last_tokens = int(found[-1])
+        return found * parts + slots
+
+    return count
