@@ -8,13 +8,13 @@ well enough (`precise`).
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from packprep.clock import Clock
 from packprep.documents.sample import (
+    Count,
     Looked,
     Place,
     Supervise,
@@ -94,8 +94,7 @@ def calibrate(
     tables = [i for i in source.files.piece_bytes if position_of(*source.formats[i]) == "number"]
     source.files.forget({i: source.files.piece_bytes[i] for i in tables})  # what an earlier sample noted
     clock, counted = Clock(), list[int]()
-    how: dict[str, Any] = {"engine": engine, "vocabulary": vocabulary, "special_text": settings.special_text}
-    count = partial(_tokens_of, **how, clock=clock, counted=counted)
+    count = _counter(engine, vocabulary, settings.special_text, clock, counted)
     if supervise is not None:
         supervise = _warmed(supervise, clock)
     ratios: dict[str, int] = {}
@@ -177,39 +176,50 @@ def _warmed(supervise: Supervise, clock: Clock) -> Supervise:
     return timed
 
 
-def _tokens_of(
-    places: Sequence[Place],
-    engine: Engine,
-    vocabulary: Vocabulary,
-    special_text: str,
-    clock: Clock,
-    counted: list[int],
-) -> np.ndarray:
-    """float64[n]: the tokens of documents; of long ones in proportion to those of a window around the place.
+def _counter(engine: Engine, vocabulary: Vocabulary, special_text: str, clock: Clock, counted: list[int]) -> Count:
+    """Return a function that gives float64[n]: the tokens of documents, of long ones in proportion to those of a window around
+    the place. A document with a conversation that lies at several places in turn is tokenized once: it may have many spans.
 
     clock: gets the seconds of the stage tokenize. counted: gets how many tokens these were spent on.
     """
-    windows, conversations, parts, slots = [], {}, np.ones(len(places)), np.zeros(len(places))
-    for i, (text, conversation, at) in enumerate(places):
-        if conversation is not None and conversation.places:
-            slots[i] = sum(place.tokens - 1 for place in conversation.places)
-            conversation = replace(
-                conversation, places=tuple(place._replace(tokens=1) for place in conversation.places)
-            )
-        if at >= 0 and len(text) > 2 * TOKENIZED_CHARACTERS:
-            begin = int(at * (len(text) - TOKENIZED_CHARACTERS))
-            whole, text = text, text[begin : begin + TOKENIZED_CHARACTERS]
-            parts[i] = len(whole) / len(text)
-            # Its tokens are counted, no more.
-            conversation = Conversation(text, (), chat=True) if conversation is not None and conversation.chat else None
-        windows.append(text)
-        if conversation is not None:
-            conversations[i] = conversation
-    if not counted and windows:  # the first call of a library takes longer
-        first = {0: conversations[0]} if 0 in conversations else {}
-        with clock.stage("warm-up"):
-            tokenize_supervised(engine, windows[:1], first, special_text, vocabulary)
-    with clock.stage("tokenize"):
-        tokens, _ = tokenize_supervised(engine, windows, conversations, special_text, vocabulary)
-    counted.append(len(tokens.ids))
-    return np.diff(tokens.offsets) * parts + slots
+    last: Any = None  # the last conversation of the call before, and its tokens
+    last_tokens = 0
+
+    def count(places: Sequence[Place]) -> np.ndarray:
+        nonlocal last, last_tokens
+        windows: list[str] = []
+        conversations: dict[int, Conversation] = {}
+        parts, slots, number = np.ones(len(places)), np.zeros(len(places)), np.zeros(len(places), np.int64)
+        whole = {id(last): -1}  # conversation → the number of its window, which is all of its text
+        for i, (text, conversation, at) in enumerate(places):
+            number[i], window, own = len(windows), text, conversation
+            if conversation is not None:
+                slots[i] = conversation.slots - len(conversation.places)
+            if at >= 0 and len(text) > 2 * TOKENIZED_CHARACTERS:
+                begin = int(at * (len(text) - TOKENIZED_CHARACTERS))
+                window = text[begin : begin + TOKENIZED_CHARACTERS]
+                parts[i] = len(text) / len(window)
+                # Its tokens are counted, no more.
+                own = Conversation(window, (), chat=True) if conversation is not None and conversation.chat else None
+            elif conversation is not None:
+                number[i] = whole.setdefault(id(conversation), len(windows))
+                if number[i] == len(windows) and conversation.places:
+                    own = replace(conversation, places=tuple(one._replace(tokens=1) for one in conversation.places))
+            if number[i] == len(windows):
+                if own is not None:
+                    conversations[len(windows)] = own
+                windows.append(window)
+        if not counted and windows:  # the first call of a library takes longer
+            first = {0: conversations[0]} if 0 in conversations else {}
+            with clock.stage("warm-up"):
+                tokenize_supervised(engine, windows[:1], first, special_text, vocabulary)
+        with clock.stage("tokenize"):
+            tokens, _ = tokenize_supervised(engine, windows, conversations, special_text, vocabulary)
+        counted.append(len(tokens.ids))
+        found = np.append(np.diff(tokens.offsets), last_tokens)[number]
+        if len(places):
+            last = places[-1].conversation if id(places[-1].conversation) in whole else None
+            last_tokens = int(found[-1])
+        return found * parts + slots
+
+    return count

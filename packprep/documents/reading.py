@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from packprep.clock import Clock
-from packprep.documents.media import content_of, pieces_of, refuse_strays, slots_of
+from packprep.documents.media import content_of, pieces_of, refuse_strays
 from packprep.documents.supervision import (
     Conversation,
     Trained,
@@ -512,7 +512,7 @@ def _add_content(
         sizes[i] = len(encoded)
         if i in conversations and (places := conversations[i].places):
             digest.update(content_of(places))
-            sizes[i] += TOKEN_TEXT_BYTES * slots_of(places)
+            sizes[i] += TOKEN_TEXT_BYTES * conversations[i].slots
     return sizes
 
 

@@ -17,7 +17,6 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from packprep.clock import Clock
-from packprep.documents.media import slots_of
 from packprep.documents.reading import take_tokens
 from packprep.randomness import CALIBRATION, permute, uniforms
 from packprep.recipe import DocumentKeys
@@ -355,7 +354,7 @@ def _fields(source: PlannedSource, supervise: Supervise | None) -> Fields | None
 
 def _size(text: str, conversation: Any) -> int:
     """The bytes of a document; a slot of media counts as a token of a source of tokens does."""
-    slots = slots_of(conversation.places) if conversation is not None else 0
+    slots = conversation.slots if conversation is not None else 0
     return len(text.encode()) + TOKEN_TEXT_BYTES * slots
 
 

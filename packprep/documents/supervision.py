@@ -21,6 +21,7 @@ transformers; law 2 leaves it out. Of a document with media all but its places i
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -94,6 +95,11 @@ class Conversation:
         """Whether all of the text is trained, so that it does not matter where tokens begin."""
         return not self.chat and self.spans == ((0, len(self.text)),)
 
+    @cached_property
+    def slots(self) -> int:
+        """The slots of its places of media."""
+        return slots_of(self.places)
+
 
 def supervise(
     batch: Batch, template: str | None, settings: DocumentKeys = DEFAULTS, law: int = LAW_VERSION
@@ -155,7 +161,7 @@ def _with_few_slots(
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
     """A batch in parts of about MOST_SLOTS slots of media."""
     slots = np.zeros(len(batch.texts), np.int64)
-    slots[[*conversations]] = [slots_of(found.places) for found in conversations.values()]
+    slots[[*conversations]] = [found.slots for found in conversations.values()]
     part = (np.cumsum(slots) - slots) // MOST_SLOTS
     if not part.any():
         yield batch, conversations

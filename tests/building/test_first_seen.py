@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+import packprep
 from packprep.building.plan import open_plan
 from packprep.building.planning import look_up
 from packprep.building.run import changed_files, done_shards_of, note_of
@@ -162,6 +163,20 @@ def test_a_file_that_changes_while_a_piece_of_it_is_read_stops_the_build(own):
     b = int(plan.sources[0].shards_of(np.arange(len(plan.sources[0].pieces)), plan.shards)[0])
     with pytest.raises(SourceError, match="it was written to while the build reads it"):
         make_shard(plan, b, progress=lambda *counts: [touch(own / name) for name in ("a.jsonl", "b.jsonl.gz")])
+
+
+@pytest.mark.parametrize("year", [1901, 1969, 1970, 2262, 2263, 2400])
+def test_a_file_may_be_dated_in_any_year(tmp_path, year):
+    made.write_lines(tmp_path / "a.jsonl", made.texts(20))
+    write_megatron(tmp_path / "d.bin", [list(range(40, 90))] * 10)
+    seconds = int((np.datetime64(f"{year}-06-01") - np.datetime64("1970-01-01")) / np.timedelta64(1, "s"))
+    for path in tmp_path.iterdir():
+        os.utime(path, ns=(seconds * 10**9, seconds * 10**9))
+    table = {**RECIPE, "sources": [{"paths": ["a.jsonl"]}, {"name": "ids", "paths": ["*.bin"]}]}
+    for i in range(2):
+        made.build(table, tmp_path, tmp_path / "out", array=(i, 2))
+    of_sources = packprep.open_dataset(tmp_path / "out").manifest["ledger"]["sources"].values()
+    assert sum(one["documents"]["used"] for one in of_sources) == 30
 
 
 def test_files_at_urls_have_no_times(own):

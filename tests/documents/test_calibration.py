@@ -1,5 +1,6 @@
 import gzip
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import zstandard
 from packprep.building.planning import look_up
 from packprep.documents import sample as sampling
 from packprep.documents.calibration import FIRST_CHARACTERS, calibrate, first_texts
+from packprep.documents.supervision import supervise, tokenize_supervised
 from packprep.recipe import DocumentKeys, read_recipe
 from packprep.sources.formats import Choice
 from packprep.sources.slices import PlannedSource
@@ -232,3 +234,36 @@ def test_no_more_texts_are_held_than_may_be(monkeypatch):
     looks = [(["aaa", "b"], [None, None]), (["cccc"], [None]), (["d"], [None])]
     assert sampling._some(iter(looks)) == ((["aaa", "b"], [None, None]), 4 / 9)
     assert sampling._some(iter(looks[1:])) == ((["cccc", "d"], [None, None]), 1.0)
+
+
+@pytest.mark.parametrize("beside", ["media", "loss_spans"])
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
+def test_a_document_of_many_spans_is_tokenized_once_however_many_places_lie_in_it(
+    tmp_path, monkeypatch, beside, ending
+):
+    count = 20_000
+    entries = {
+        "media": [{"at": i * 3000 // count, "tokens": 2, "ref": "a" * 9, "kind": "image"} for i in range(count)],
+        "loss_spans": [[i * 3000 // count, i * 3000 // count + 1, 1.000000000000000000000000001] for i in range(count)],
+    }
+    lines = json.dumps({"text": "abc" * 1000, "url": "x" * (1 << 20), beside: entries[beside]}).encode() + b"\n"
+    made.write(tmp_path / f"a.{ending}", gzip.compress(lines) if ending.endswith("gz") else lines)
+    table = made.table(f"a.{ending}", tasks=[{"objective": "causal"}])
+    table["specials"] = {"missing": "add", "media": {"image": ["<vs>", "<ip>", "<ve>"]}}
+    inputs = look_up(read_recipe(table, tmp_path), {})
+    unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
+    source = PlannedSource(
+        inputs.recipe.sources[0], 0, inputs.prefixes[0], inputs.files[0], 0, unresolved, 0, kinds=("image",)
+    )
+    seen = []
+
+    def tokenized(engine, texts, conversations, *more):
+        seen.extend(conversations.values())
+        return tokenize_supervised(engine, texts, conversations, *more)
+
+    monkeypatch.setattr("packprep.documents.calibration.tokenize_supervised", tokenized)
+    engine = load_engine(engine_facts(candidates("reference", inputs.vocabulary)[0]), inputs.vocabulary, "text")
+    found = calibrate(
+        source, engine, inputs.vocabulary, DocumentKeys(), partial(supervise, template=None, settings=DocumentKeys())
+    )
+    assert len(seen) == 1 and set(found.lengths.tolist()) == {3000 + (4 * count if beside == "media" else 0)}

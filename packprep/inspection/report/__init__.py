@@ -194,9 +194,11 @@ def _newest(prefix: str, names: Sequence[str]) -> str:
         return f"unknown: {'at a URL' if is_url(prefix) else 'too many'}"
     try:
         newest = max(os.stat(os.path.join(prefix, name)).st_mtime for name in names)
+        return datetime.fromtimestamp(newest, UTC).date().isoformat()
+    except (OverflowError, ValueError):
+        return "unknown: after the year 9999"
     except OSError as error:
         return f"unknown: {error.strerror}"
-    return datetime.fromtimestamp(newest, UTC).date().isoformat()
 
 
 def _sound(verification: Mapping[str, Any] | PackprepError, looked: Sequence[int]) -> list[int]:
