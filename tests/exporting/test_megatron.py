@@ -33,7 +33,8 @@ def exported(known, out):
 def dressed(known, text, begins=True, ends=True):
     documents = known.table.get("documents", {})
     bos = [BOS] * (begins and documents.get("prepend_bos", False))
-    return (*bos, *text, *[EOS] * (ends and bool(documents.get("append_eos", True))))
+    append_eos = documents.get("append_eos", True)
+    return (*bos, *text, *[EOS] * (append_eos == "segment" or (ends and append_eos)))
 
 
 @pytest.mark.long(beyond=3)
