@@ -8,11 +8,12 @@ made them: what is shown shows every character, and no secret.
 """
 
 import contextlib
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 Listener = Callable[[str, bool], None]
 """(message, whether it is said once in a command)."""
@@ -87,7 +88,20 @@ def write(message: str, error: bool = False) -> None:
     first, *others = map(visible, shown.split("\n"))
     when = f"{time.monotonic() - _begun:.2f} s: " if _shown == STAGES and not error else ""
     text = "\n".join([f"packprep: {when}{first}", *(f"  {line}".rstrip() for line in others)])
-    print(text, file=sys.stderr, flush=True)
+    if sys.stderr is None:  # it is closed, and print would take stdout instead
+        return
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # Nobody reads it any more, or its disk is full: the work goes on.
+        discard_output(sys.stderr)
+
+
+def discard_output(stream: TextIO) -> None:
+    """Send what is still to be written to a stream, which cannot be written, to /dev/null. Otherwise Python fails as it ends."""
+    with contextlib.suppress(OSError, ValueError):  # a stream of no file
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def say_error(message: str) -> None:
@@ -141,7 +155,7 @@ class Bar:
     def begin(self, text_bytes: int, shards: int, missing: int) -> None:
         if not missing:
             return
-        if not sys.stderr.isatty():
+        if sys.stderr is None or not sys.stderr.isatty():
             say(f"shards to do: {missing:,} of {shards:,}, {text_bytes / 1e6:,.1f} MB")
             return
         if not are_shown():

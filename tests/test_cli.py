@@ -702,6 +702,80 @@ def test_a_reader_that_goes_changes_no_exit_status(dataset, tmp_path):
         assert done.returncode == status and re.fullmatch(SHARDS_TO_DO, done.stderr)
 
 
+def with_streams(redirected, *arguments):
+    """A command by a shell that redirects its streams: (exit status, stderr)."""
+    words = shlex.join([sys.executable, "-m", "packprep", *map(str, arguments)])
+    done = subprocess.run(
+        f"{words} {redirected}", shell=True, env=environment(), capture_output=True, stdin=subprocess.DEVNULL,
+        text=True, timeout=120,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("redirected", ["<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_a_build_does_its_work_whatever_its_streams_are(corpus, tmp_path, redirected):
+    out = tmp_path / "out"
+    given = ["build", corpus / "recipe.toml", "--out", out, "--workers", 2]
+    assert with_streams(redirected, *given) == (0, "")
+    assert packprep("verify", out).status == 0
+
+
+@pytest.mark.long(beyond=3)
+@pytest.mark.parametrize("redirected", [">&-", "2>&-", ">/dev/full", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "command, work",
+    [
+        ("verify {dataset}", True),
+        ("tokenize {corpus}/recipe.toml --out {tmp}/store", True),
+        ("export {dataset} --to parquet --out {tmp}/export", True),
+        ("init {corpus} --out {tmp}/r.toml", True),
+        ("slurm {corpus}/recipe.toml --out {tmp}/out --array 2", True),
+        ("inspect {dataset} --card {tmp}/card.md", True),
+        ("warm {corpus}/recipe.toml", True),
+        ("plan {corpus}/recipe.toml", False),
+        ("inspect {dataset} --row 0", False),
+        ("status {dataset}", False),
+        ("schema", False),
+        ("doctor", False),
+        ("--help", False),
+        ("--version", False),
+    ],
+)
+def test_a_closed_stream_or_a_full_disk_behind_it_is_no_traceback(corpus, dataset, tmp_path, command, work, redirected):
+    arguments = command.format(dataset=dataset, corpus=corpus, tmp=tmp_path).split()
+    status, err = with_streams(redirected, *arguments)
+    full = "full" in redirected
+    assert status == (2 if full and not work else 0), err
+    assert ("No space left on device" in err) == full
+
+
+def test_what_is_closed_is_no_number_for_a_file(tmp_path):
+    code = (
+        "import os, sys\n"
+        "from packprep.cli import _open_closed_streams\n"
+        "_open_closed_streams()\n"
+        "file = open(sys.argv[1], 'wb')\n"
+        "print('to stdout'); print('to stderr', file=sys.stderr)\n"
+        "os.write(1, b'x'); os.write(2, b'x'); os.read(0, 1)\n"
+        "os._exit(file.fileno())\n"
+    )
+    words = shlex.join([sys.executable, "-c", code, str(tmp_path / "file")])
+    assert subprocess.run(f"{words} <&- >&- 2>&-", shell=True, env=environment(), timeout=60).returncode > 2
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_a_reader_of_messages_that_goes_stops_no_build(corpus, tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "packprep", "build", corpus / "recipe.toml", "--out", tmp_path / "out"],
+        env=environment(), stdout=write, stderr=write, timeout=120,
+    )  # fmt: skip
+    os.close(write)
+    assert done.returncode == 0 and packprep("verify", tmp_path / "out").status == 0
+
+
 def test_a_full_disk_behind_stdout_is_an_error(dataset):
     with open("/dev/full", "w") as full:
         done = subprocess.run(

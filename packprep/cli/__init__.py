@@ -59,12 +59,39 @@ def main() -> None:
         raise SystemExit(2) from None
 
 
+def _open_closed_streams() -> None:
+    """Open /dev/null as each of stdin, stdout and stderr that is closed.
+
+    Otherwise the next file that is opened, of a dataset perhaps, gets its number, and what is printed goes into that file.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
+def _end_output() -> None:
+    """Write out what stdout and stderr still hold, and discard what cannot be written: Python itself would fail at its end."""
+    from packprep.messages import discard_output
+
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            discard_output(stream)
+
+
 def entry() -> None:
     """`main`, as the command of a process, which from here on stops with a message and its status when a signal asks it to.
 
     While its modules are imported there is nothing to leave in order, and a signal ends it. Then a signal is raised, so that
     what is half written is removed; the next one ends it once _STAY_S are over, for the first may have been passed over.
     """
+    _open_closed_streams()
     _on_signals(_end)
     os.environ.setdefault(
         "NUMPY_MADVISE_HUGEPAGE", "0"
@@ -93,13 +120,14 @@ def entry() -> None:
             main()
         finally:
             _on_signals(signal.SIG_IGN)
+            _end_output()
             gc.freeze()  # at the end Python searches for garbage once more, .15 s where numba is loaded
     except SystemExit:
         raise
     except BaseException:  # what was raised may have become another error on its way
         if not asked:
             raise
-        os.write(2, _STOPPED)
+        _say_stopped()
         raise SystemExit(_STOPPED_STATUS) from None
 
 
@@ -122,5 +150,12 @@ def _on_signals(handler: object) -> None:
 
 
 def _end(*_: object) -> None:
-    os.write(2, _STOPPED)  # print cannot be entered twice
+    _say_stopped()
     os._exit(_STOPPED_STATUS)
+
+
+def _say_stopped() -> None:
+    try:
+        os.write(2, _STOPPED)  # print cannot be entered twice
+    except OSError:  # nobody reads it
+        return

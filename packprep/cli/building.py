@@ -90,7 +90,7 @@ def build(
             put_line()
             print_profile(result["profile"])
 
-    put_each(results, as_json, print_one)
+    put_each(results, as_json, print_one, after_work=True)
 
 
 def tokenize(
@@ -115,7 +115,7 @@ def tokenize(
     recipe = recipe_of(inputs, tokenizer, None, None, text_key, None, set_)
     position = array_position(array_index, array_count, os.environ)
     outcome = build_dataset(recipe, folder_at(out), Bar(), workers, moved_of(source), position, is_store=True)
-    put(describe_build(outcome), as_json, print_summary)
+    put(describe_build(outcome), as_json, print_summary, after_work=True)
 
 
 def plan(
@@ -242,7 +242,7 @@ def slurm(
         "--set": set_, "--source": source, "--replay": replay,
     }  # fmt: skip
     job = ArrayJob(command, arguments_of(command, given, flags), out, array, at_once, workers, tuple(words))
-    print_prepared(prepare(job, submit, say))
+    put(prepare(job, submit, say), False, print_prepared, after_work=True)
 
 
 def warm(
@@ -259,7 +259,7 @@ def warm(
     if recipe is not None and not recipe.endswith(".toml"):
         raise RecipeError(f"{recipe}: expected a RECIPE.toml, or nothing for all kernels")
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
-    put(compile_ahead(given and given.by_length()[-1]), as_json, print_compiled)
+    put(compile_ahead(given and given.by_length()[-1]), as_json, print_compiled, after_work=True)
 
 
 def doctor(
@@ -304,7 +304,7 @@ def init(
     from packprep.storage import expanded
 
     written = write_first_recipe(paths, tokenizer or "bytes", tasks or "causal", text_key, Path(expanded(out)), say)
-    put(written, as_json, print_first_recipe)
+    put(written, as_json, print_first_recipe, after_work=True)
 
 
 def schema() -> None:

@@ -83,7 +83,7 @@ def verify(
     ]
     if across := verify_lengths(directory, reports, position, count):
         reports.append(across)
-    put_each(reports, as_json, print_report)
+    put_each(reports, as_json, print_report, after_work=True)
     if any(report["faults"] for report in reports):
         raise typer.Exit(1)
 
@@ -129,7 +129,7 @@ def export(
 
     folders, count = folders_to_export(directory, out, to, options), workers or available_cpus()
     results = [export_dataset(one, to, into, Bar(), count, card_at, loss_weights, **options) for one, into in folders]
-    put_each(results, as_json, print_export)
+    put_each(results, as_json, print_export, after_work=True)
 
 
 def remove(
@@ -146,7 +146,8 @@ def remove(
     from packprep.building.processes import available_cpus
     from packprep.removing import print_removal, remove_documents
 
-    put(remove_documents(directory, documents, out, Bar(), workers or available_cpus()), as_json, print_removal)
+    removed = remove_documents(directory, documents, out, Bar(), workers or available_cpus())
+    put(removed, as_json, print_removal, after_work=True)
 
 
 MovedOrNamed = Annotated[
@@ -256,12 +257,12 @@ def inspect(
 
         put(describe_difference(directory, diff), as_json, print_difference)
     elif html is not None:
-        put(_report(directory, html, moved, from_plan), as_json, _print_written)
+        put(_report(directory, html, moved, from_plan), as_json, _print_written, after_work=True)
     elif card is not None:
         from packprep.inspection.card import print_written_card, write_card
         from packprep.storage import expanded
 
-        put(write_card(directory, expanded(card)), as_json, print_written_card)
+        put(write_card(directory, expanded(card)), as_json, print_written_card, after_work=True)
     else:
         from packprep.inspection.summary import describe_dataset, print_summary
 

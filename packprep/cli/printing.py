@@ -8,7 +8,7 @@ from typing import Any
 
 from packprep.building.array_tasks import ranges
 from packprep.clock import WAITING
-from packprep.messages import put_line
+from packprep.messages import discard_output, put_line, say_error
 
 
 def one_thread() -> None:
@@ -22,8 +22,11 @@ def _escaped(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
-def put(result: Any, as_json: bool, printer: Callable[[Any], None]) -> None:
-    """Print a result: as one JSON object, or by its printer."""
+def put(result: Any, as_json: bool, printer: Callable[[Any], None], after_work: bool = False) -> None:
+    """Print a result: as one JSON object, or by its printer.
+
+    after_work: the command's work is done, and its exit status does not depend on whether the result can be printed.
+    """
     try:
         if as_json:
             print(_escaped(json.dumps(result, ensure_ascii=False, sort_keys=True)))
@@ -31,11 +34,16 @@ def put(result: Any, as_json: bool, printer: Callable[[Any], None]) -> None:
             printer(result)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of stdout has read enough; the exit status stays that of the command
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output(sys.stdout)
+    except OSError as error:
+        discard_output(sys.stdout)
+        if not after_work:
+            raise
+        say_error(f"error: the work is done, and its result cannot be printed: {error.strerror}")
 
 
-def put_each(results: list[Any], as_json: bool, printer: Callable[[Any], None]) -> None:
-    """Print a result; or several, with a line between them, or as one JSON list."""
+def put_each(results: list[Any], as_json: bool, printer: Callable[[Any], None], after_work: bool = False) -> None:
+    """Print a result; or several, with a line between them, or as one JSON list. after_work: as for `put`."""
 
     def print_all(several: list[Any]) -> None:
         for i, result in enumerate(several):
@@ -44,9 +52,9 @@ def put_each(results: list[Any], as_json: bool, printer: Callable[[Any], None]) 
             printer(result)
 
     if len(results) == 1:
-        put(results[0], as_json, printer)
+        put(results[0], as_json, printer, after_work)
     else:
-        put(results, as_json, print_all)
+        put(results, as_json, print_all, after_work)
 
 
 SUMS = {"documents": "documents", "text_bytes": "bytes of text", "tokens": "tokens"}

@@ -5,16 +5,12 @@ million files are a few arrays and a list of names.
 """
 
 import contextlib
-import difflib
-import fnmatch
-import glob
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from itertools import combinations, islice, repeat
+from itertools import combinations, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -30,6 +26,14 @@ from packprep.sources.formats import (
     detect_format,
     format_of,
     position_of,
+)
+from packprep.sources.patterns import (
+    WILDCARD,
+    files_matched,
+    hidden_match,
+    matches,
+    nearby,
+    without_linked_copies,
 )
 from packprep.storage import Remote, expanded, is_url
 
@@ -251,9 +255,7 @@ class Pieces:
         return range(end - int(self._counts[run]), end)
 
 
-_LOOKED_AT, _SHOWN = 10_000, 6  # names of a folder, where a pattern matches nothing
 _SHOWN_TWICE = 3
-_WILDCARD = re.compile(r"[*?[]")
 
 
 def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
@@ -265,7 +267,7 @@ def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
     for pattern in patterns:
         parts = pattern.split(os.sep)
         literal = len(os.path.commonprefix([parts, base.split(os.sep)]))
-        wild = (i for i, part in enumerate(parts) if i >= literal and _WILDCARD.search(part))
+        wild = (i for i, part in enumerate(parts) if i >= literal and WILDCARD.search(part))
         folders.append(os.sep.join(parts[: next(wild, len(parts) - 1)]) or os.sep)
     return os.path.commonpath(folders)
 
@@ -288,6 +290,8 @@ def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -
     found = _find_remote(source, root, patterns) if is_url(root) else _find_local(source, root, patterns)
     if any(format.paired for format in FORMATS.values() if source.format in ("auto", format.name)):
         found = _in_pairs(source, root, found)
+    if not is_url(root):
+        found = without_linked_copies(root, found)
     for name in found:
         try:
             name.encode("utf-8")
@@ -439,7 +443,7 @@ def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
 def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str, Seen]:
     """name → what is found of the files below a URL that match the patterns, as glob would match them."""
     remote = Remote(root)
-    listed = dict(remote.list()) if any(map(_WILDCARD.search, patterns)) else {}
+    listed = dict(remote.list()) if any(map(WILDCARD.search, patterns)) else {}
     found: dict[str, Seen] = {}
     for pattern in patterns:
         size = listed[pattern] if pattern in listed else None if listed else remote.size(pattern)
@@ -447,7 +451,7 @@ def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str
             own = {pattern: Seen(size)}
         else:
             own = {name: Seen(listed[name]) for name in listed if matches(pattern.split("/"), name.split("/"))}
-        if not own and not _WILDCARD.search(pattern) and (listed or remote.list(pattern)):
+        if not own and not WILDCARD.search(pattern) and (listed or remote.list(pattern)):
             raise SourceError(
                 f"source {source.name!r}: {root}/{pattern} is a folder; say which files, as in {root}/{pattern}/**/*.jsonl"
             )
@@ -460,19 +464,6 @@ def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str
         if any(part in ("", ".", "..") for part in name.split("/")):
             raise SourceError(f"source {source.name!r}: {root}/{name} cannot be the name of a file; rename it")
     return found
-
-
-def matches(pattern: Sequence[str], name: Sequence[str]) -> bool:
-    """Whether glob, with `**`, would find a file by a pattern, both as parts: * and ** pass over what begins with a dot."""
-    if not pattern or not name:
-        return not pattern and not name
-    if pattern[0] == "**" and len(pattern) == 1:
-        return not any(part.startswith(".") for part in name)
-    if pattern[0] == "**":
-        deeper = not name[0].startswith(".") and matches(pattern, name[1:])
-        return deeper or matches(pattern[1:], name)
-    hidden = name[0].startswith(".") and not pattern[0].startswith(".")
-    return not hidden and fnmatch.fnmatchcase(name[0], pattern[0]) and matches(pattern[1:], name[1:])
 
 
 def _in_pairs(source: Source, root: str, files: dict[str, Seen]) -> dict[str, Seen]:
@@ -510,16 +501,16 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
     for i, name in enumerate(patterns):
         pattern = os.path.join(root, name)
         given = source.paths[i] if source.paths else name
-        if _WILDCARD.search(name) and not os.path.exists(pattern):
+        if WILDCARD.search(name) and not os.path.exists(pattern):
             matched = False
-            for found in glob.iglob(name, root_dir=root, recursive=True):
+            for found in files_matched(root, name.split(os.sep)):
                 file = seen(os.path.join(root, found))  # the one call for each file that the file system sees
                 if file is not None:
                     files[found], matched = file, True
             if not matched:
                 raise SourceError(
                     f"source {source.name!r}: {given} matches no file (looked for {pattern}){nearby(pattern)}"
-                    f"{_hidden(name, root)}; if its "
+                    f"{hidden_match(name, root)}; if its "
                     f"files have moved, --source {source.name}=FOLDER says where they lie now"
                 )
         elif os.path.isfile(os.path.join(pattern, "state.json")):
@@ -578,47 +569,3 @@ def seen(path: str, paired: bool = False) -> Seen | None:
 def _in_int64(time: int) -> int:
     """Return a time in ns modulo 2⁶⁴, since int64 ends in the year 2262. Times are only compared with one another."""
     return (time + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-def nearby(pattern: str) -> str:
-    """A message's part for a pattern that matches nothing: what lies in the deepest of its folders that there is."""
-    folder, *below = _deepest_folder(pattern)
-    try:
-        with os.scandir(folder) as entries:
-            there = sorted(entry.name + os.sep * entry.is_dir() for entry in islice(entries, _LOOKED_AT))
-    except OSError as error:
-        return f"; the folder {folder} cannot be looked into: {error.strerror}"
-    absent = f"; there is no folder {os.path.join(folder, below[0])}" if len(below) > 1 else ""
-    near = difflib.get_close_matches(below[0] if below else "", [name.rstrip(os.sep) for name in there], 1, 0.6)
-    more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
-    braces = "; {a,b} is no pattern: give each by itself" if "{" in pattern else ""
-    parts = pattern.split(os.sep)
-    literal = [n for n, part in enumerate(parts) if "[" in part and os.path.exists(os.sep.join(parts[: n + 1]))]
-    if literal:
-        escaped = os.sep.join(glob.escape(part) if n in literal else part for n, part in enumerate(parts))
-        braces += f"; [ begins a class of characters in a pattern: in a name write [[] for it, as in {escaped}"
-    return (
-        f"{absent}; {folder} holds {', '.join(there[:_SHOWN]) or 'nothing'}{more}"
-        + (f"; did you mean {near[0]}?" if near and not _WILDCARD.search(below[0]) else "")
-        + braces
-    )
-
-
-def _hidden(name: str, root: str) -> str:
-    """Return a message's part about the first file that a pattern would match if wildcards matched names with a dot."""
-    hidden = glob.iglob(name, root_dir=root, recursive=True, include_hidden=True)
-    first = next((found for found in hidden if os.path.isfile(os.path.join(root, found))), None)
-    if first is None:
-        return ""
-    parts = first.split(os.sep)
-    n = next(i for i, part in enumerate(parts) if part.startswith("."))
-    below = [] if n == len(parts) - 1 else ["**", os.path.basename(name)]
-    named = os.path.join(root, *parts[: n + 1], *below)
-    return f"; * and ** pass over names that begin with a dot, as {first}: write that name out, as in {named}"
-
-
-def _deepest_folder(pattern: str) -> list[str]:
-    """The longest begin of an absolute path that is a folder, and the parts behind it."""
-    parts = pattern.split(os.sep)
-    n = next(n for n in range(len(parts), 0, -1) if os.path.isdir(os.sep.join(parts[:n]) or os.sep))
-    return [os.sep.join(parts[:n]) or os.sep, *parts[n:]]
