@@ -358,7 +358,7 @@ def _is_near(stored: Any, expected: Any) -> bool:
 def check_reject_limit(plan: Plan, total: Mapping[str, Any], faults: Faults) -> None:
     """P22 of dataset.json: so many bad documents as the ledgers' sum has are let pass."""
     read, used, reasons = bad_documents(total)
-    bad, fraction = sum(reasons.values()), plan.recipe.documents.max_bad_fraction
+    bad, fraction = sum(reasons.values()), plan.max_bad_fraction
     if too_many_bad(bad, read, used, fraction, plan.law):
         message = f"{bad} of {read} documents are bad, more than documents.max_bad_fraction = {fraction:g} lets pass"
         faults.add("P22", MANIFEST_NAME, message)
@@ -424,6 +424,7 @@ def check_recipe(plan: Plan, recipe: Recipe, faults: Faults) -> None:
     """P22 by a recipe from elsewhere: it is the stored one, and plan and tokenizer are what it names."""
     words = "{} is {} in the recipe that was given, and {} in the stored one"
     now, stored = (json_value(without_places(whole_recipe(r))) for r in (normalised(recipe), plan.stored["recipe"]))
+    stored["documents"]["max_bad_fraction"] = plan.max_bad_fraction
     found = changed_keys(now, stored, words)
     for source in recipe.sources:
         patterns = below_one_folder(source, recipe.base)[1]
