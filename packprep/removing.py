@@ -108,6 +108,7 @@ def remove_documents(
             )
         _begin(new, planned, data, plan)
         without_them = open_plan(new)
+        without_them.max_bad_fraction = manifest.get("max_bad_fraction", plan.max_bad_fraction)
         missing = missing_shards(new, [without_them.digest], lost.shards)
         untouched = missing_shards(new, without_them.digests, sorted(set(range(plan.shards)).difference(lost.shards)))
         entries = manifest["shards"]

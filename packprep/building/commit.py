@@ -234,6 +234,7 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
         ledgers.append(receipt["ledger"])
     total = add_ledgers(ledgers)
     check(total, str(out))
+    plan.max_bad_fraction = _limit_of_published(out, plan)
     _refuse_unused_sources(out, plan, total)
     _refuse_too_many_bad(out, plan, total)
     _refuse_without_rows(out, plan, total)
@@ -249,6 +250,15 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
         out.remove(FIRST_SEEN_NAME)
         out.flush()
     return manifest
+
+
+def _limit_of_published(out: Folder, plan: Plan) -> float:
+    """Return the max_bad_fraction by which the dataset that stands here was published; the plan's where none does."""
+    with contextlib.suppress(OSError, DatasetError):
+        published = decode(out.read(MANIFEST_NAME), MANIFEST_NAME)
+        limit = published.get("max_bad_fraction") if isinstance(published, dict) else None
+        return limit if isinstance(limit, float) else plan.recipe.documents.max_bad_fraction
+    return plan.max_bad_fraction
 
 
 def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,6 +286,9 @@ def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mappi
         "fingerprint": stored["fingerprint"],
         **({"kind": STORE} if plan.is_store else {}),
         **({"removed": stored["removed"]} if plan.removed_digest else {}),
+        **(
+            {"max_bad_fraction": limit} if (limit := plan.max_bad_fraction) != recipe.documents.max_bad_fraction else {}
+        ),
         "engine": stored["engine"],
         "made_with": stored["made_with"],
         "shards": list(entries),
@@ -374,12 +387,13 @@ def too_many_bad(bad: int, read: int, used: int, fraction: float, law: int) -> b
 
 def _refuse_too_many_bad(out: Folder, plan: Plan, total: Mapping[str, Any]) -> None:
     read, used, reasons = bad_documents(total)
-    bad, fraction = sum(reasons.values()), plan.recipe.documents.max_bad_fraction
+    bad, fraction = sum(reasons.values()), plan.max_bad_fraction
     if too_many_bad(bad, read, used, fraction, plan.law):
         limit = f"documents.max_bad_fraction = {fraction:g} of them"
         few = f", and {MIN_BAD} are let pass only where {GOOD_FOR_BAD} times as many are used" if bad <= MIN_BAD else ""
         raise BuildError(
             f"{bad} of {read} documents are bad ({_listed(reasons)}), more than {limit}{few}; "
-            f"see {out.path_of('rejects')} for each one's place; mend the inputs, or, if that many may be left out, set a higher "
-            "documents.max_bad_fraction. The limit is part of the recipe: build into another folder"
+            f"see {out.path_of('rejects')} for each one's place. If that many may be left out, run the same command with a "
+            "higher documents.max_bad_fraction and the same --out: the shards are made. Otherwise mend the inputs, and build "
+            "into another folder"
         )

@@ -71,10 +71,15 @@ def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | 
     return found[0]
 
 
-def finish(out: str | os.PathLike) -> dict[str, Any]:
-    """Publish the dataset; gives its manifest. BuildError while a shard is missing, or where too many documents are bad."""
+def finish(out: str | os.PathLike, max_bad_fraction: float | None = None) -> dict[str, Any]:
+    """Publish the dataset; gives its manifest. BuildError while a shard is missing, or where too many documents are bad.
+
+    max_bad_fraction: another limit than the one with which the build began.
+    """
     output = folder_at(out)
     plan = open_plan(output)
+    if max_bad_fraction is not None:
+        plan.max_bad_fraction = max_bad_fraction
     check_law(plan.stored, output.path_of(PLAN_NAME))
     manifest = publish(output, plan)
     if manifest is None:

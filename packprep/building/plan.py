@@ -339,6 +339,8 @@ class Plan:
         self.law: int = stored["law_version"]
         self.is_store = stored.get("kind") == STORE
         self.recipe = recipe_of(stored)
+        self.max_bad_fraction = self.recipe.documents.max_bad_fraction
+        """The limit of publication. Another recipe may set it when the build is resumed."""
         vocabulary = stored["vocabulary"]
         self.vocabulary = Vocabulary(
             tokenizer_json=tokenizer_json,

@@ -9,7 +9,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -498,7 +498,10 @@ def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
 
 def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     """What keeps a plan from being gone on with under this recipe and these inputs, in words; empty if nothing does."""
-    law = plan["law_version"]
+    law, limit = plan["law_version"], plan["recipe"]["documents"]["max_bad_fraction"]
+    if inputs.recipe.documents.max_bad_fraction != limit:  # it decides whether to publish, not what is built
+        documents = replace(inputs.recipe.documents, max_bad_fraction=limit)
+        inputs = replace(inputs, recipe=replace(inputs.recipe, documents=documents))
     if plan["fingerprint"] == (inputs.fingerprint if law == LAW_VERSION else inputs.fingerprint_by(law)):
         return []
     found = []

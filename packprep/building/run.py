@@ -272,7 +272,9 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
     engine = found[0]["engine"]["name"]
     if inputs.recipe.engine not in ("auto", engine):
         say(f"the build goes on with engine {engine}, as its plan says")
-    return open_plan(out, inputs.prefixes, found)
+    plan = open_plan(out, inputs.prefixes, found)
+    plan.max_bad_fraction = inputs.recipe.documents.max_bad_fraction
+    return plan
 
 
 def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:

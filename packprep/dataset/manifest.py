@@ -230,6 +230,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "fingerprint": ("32 hex digits", is_digest),
     "kind": ("store, or absent", _one_of("store")),
     "removed": ("a digest and what is replaced, or absent", _is_removal),
+    "max_bad_fraction": ("a number from 0 to 1, or absent", lambda v: _is_number(v) and 0 <= v <= 1),
     "engine": ("a string or an object", _instance_of(str, dict)),
     "made_with": ("a string or an object", _instance_of(str, dict)),
     "shards": ("a list", _instance_of(list)),
@@ -263,8 +264,9 @@ _TASK_KEYS = {
 _TASK_MORE = ("resolved",)
 LATER: Later = {"": {}, "tasks": {}, "sources": {}}
 """Those of the keys above that joined later."""
-_OPTIONAL = {"continues", "kind", "removed"}
-"""Stand only where a task asks for it, in a token store, where documents were removed; what is absent is no default."""
+_OPTIONAL = {"continues", "kind", "removed", "max_bad_fraction"}
+"""Stand only where a task asks for it, in a token store, where documents were removed, where the limit is not the recipe's;
+what is absent is no default."""
 
 
 def _check(

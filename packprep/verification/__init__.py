@@ -185,6 +185,7 @@ def verify_dataset(
             locations = [f"{name} at {prefix}" for name, prefix in zip(names, prefixes, strict=True)]
             progress.say(f"reads the sources {listed(locations, MOST_PLACES)}")
         plan = open_plan(folder, prefixes)
+        plan.max_bad_fraction = manifest.get("max_bad_fraction", plan.max_bad_fraction)
         engine = None if replay is None else plan.text_engine
         if engine is not None and engine.name != stored["engine"]["name"]:
             progress.say(engine_in_words(engine, "auto", plan.vocabulary))

@@ -374,7 +374,7 @@ def _is_near(stored: Any, expected: Any) -> bool:
 def check_reject_limit(plan: Plan, total: Mapping[str, Any], faults: Faults) -> None:
     """P22 of dataset.json: so many bad documents as the ledgers' sum has are let pass."""
     read, used, reasons = bad_documents(total)
-    bad, fraction = sum(reasons.values()), plan.recipe.documents.max_bad_fraction
+    bad, fraction = sum(reasons.values()), plan.max_bad_fraction
     if too_many_bad(bad, read, used, fraction, plan.law):
         message = f"{bad} of {read} documents are bad, more than documents.max_bad_fraction = {fraction:g} lets pass"
         faults.add("P22", MANIFEST_NAME, message)
@@ -485,6 +485,7 @@ def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: F
     recipe, stores = in_stores(recipe, moved_stores, plan.is_store)
     words = "{} is {} in the recipe that was given, and {} in the stored one"
     now, stored = (json_value(without_places(whole_recipe(r))) for r in (normalised(recipe), plan.stored["recipe"]))
+    stored["documents"]["max_bad_fraction"] = plan.max_bad_fraction
     found = changed_keys(now, stored, words)
     for source in recipe.sources:
         planned = next((s for s in plan.stored["sources"] if s["name"] == source.name), None)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,9 +21,14 @@ from packprep.building.plan import open_plan, stored_plan
 from packprep.building.run import build as run_build
 from packprep.errors import BuildError, PlanError, RecipeError, SourceError
 from packprep.format.json_files import MANIFEST_NAME, receipt_name, shard_name
+from packprep.inspection.card import origin
+from packprep.objectives.tasks import complete
 from packprep.recipe import read_recipe
+from packprep.removing import remove_documents
 from packprep.storage import LocalFolder
+from packprep.verification import ALL, verify_dataset
 from tests import made
+from tests.verification.damage import edit_manifest
 
 # The same bytes
 
@@ -341,6 +347,47 @@ def test_too_many_bad_documents_are_no_dataset(tmp_path):
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
     allowed = made.table("a.jsonl", documents={"max_bad_fraction": 0.3})
     assert made.build(allowed, tmp_path, tmp_path / "out2").manifest is not None
+
+
+def limited(fraction):
+    return made.table("a.jsonl", documents={"max_bad_fraction": fraction})
+
+
+def test_a_higher_max_bad_fraction_publishes_what_was_built(tmp_path):
+    corpus_with_bad(tmp_path, 300, 101)
+    out, plan = tmp_path / "out", tmp_path / "out/plan.json"
+    with mock.patch("packprep.building.run.publish", lambda out, plan: None):
+        made.build(limited(0.5), tmp_path, out)
+    before = plan.read_bytes()
+    with pytest.raises(BuildError, match="101 of 401.*run the same command with a higher documents.max_bad_fraction"):
+        made.build(limited(0.001), tmp_path, out)
+    outcome = made.build(limited(0.3), tmp_path, out)
+    assert (outcome.made, outcome.manifest["max_bad_fraction"]) == (0, 0.3) and plan.read_bytes() == before
+    assert outcome.manifest["recipe"]["documents"]["max_bad_fraction"] == 0.5
+    for fraction in (0.3, 0.5, 0.001):  # what is published stays so
+        assert made.build(limited(fraction), tmp_path, out).manifest == outcome.manifest
+    same = made.build(limited(0.5), tmp_path, tmp_path / "same").manifest
+    assert "max_bad_fraction" not in same and same["fingerprint"] == outcome.manifest["fingerprint"]
+    # Verification, the card and what is made without some documents go by the limit that was used.
+    for fraction, faults in ((0.3, 0), (0.5, 1)):
+        recipe = complete(read_recipe(limited(fraction), tmp_path))
+        report = verify_dataset(out, ALL, {}, (0, 1), 0, made.Silent(), recipe=recipe)
+        assert len(report["listed"]) == faults, report
+    assert "max_bad_fraction = 0.3" in origin(outcome.manifest, None)["recipe"]
+    good = next(i for i, line in enumerate((tmp_path / "a.jsonl").read_bytes().split(b"\n")) if line != b"{broken")
+    position = sum(len(line) + 1 for line in (tmp_path / "a.jsonl").read_bytes().split(b"\n")[:good])
+    made.write(tmp_path / "list", json.dumps({"doc": position}).encode())
+    remove_documents(out, tmp_path / "list", tmp_path / "less", made.Silent())
+    assert packprep.open_dataset(tmp_path / "less").manifest["max_bad_fraction"] == 0.3
+
+
+def test_a_limit_in_dataset_json_counts_for_p22_and_is_not_written_where_it_is_the_recipe_s(tmp_path):
+    corpus_with_bad(tmp_path, 300, 101)
+    made.build(limited(0.5), tmp_path, tmp_path / "out")
+    for fraction, promise in ((0.1, "P22"), (0.5, "P2")):
+        edit_manifest(tmp_path / "out", lambda manifest, limit=fraction: manifest.update(max_bad_fraction=limit))
+        report = verify_dataset(tmp_path / "out", None, {}, (0, 1), 0, made.Silent())
+        assert [fault["promise"] for fault in report["listed"]] == [promise]
 
 
 # Faults that show in a built dataset
