@@ -27,7 +27,7 @@ from packprep.building.planning import (
 from packprep.building.removal import encode_removed
 from packprep.building.stores import files_in, in_stores, of_store, patterns_of, template_of
 from packprep.dataset.manifest import LATER, replaced
-from packprep.documents.calibration import highest_ratio
+from packprep.documents.calibration import Estimates, highest_ratio
 from packprep.documents.chat_template import find_template
 from packprep.errors import DatasetError, PackprepError, PlanError
 from packprep.format import read_file
@@ -388,10 +388,10 @@ def check_inputs(plan: Plan, faults: Faults) -> list[Files | None]:
     found_files: list[Files | None] = []
     for source, planned in zip(plan.sources, plan.stored["sources"], strict=True):
         found_files.append(None)
-        if source.in_store:
-            found_files[-1] = files_in(source.store, source.name, source.index)
-            continue
         try:
+            if source.in_store:
+                found_files[-1] = files_in(source.store, source.name, source.index)
+                continue
             _, found = find_below(source.source, source.index, source.prefix, planned["patterns"])
             here, there = (dict(zip(files.names, files.sizes.tolist(), strict=True)) for files in (found, source.files))
             for name in sorted(here.keys() ^ there.keys()):
@@ -431,45 +431,50 @@ def check_estimates(plan: Plan, files: Sequence[Files | None], faults: Faults) -
     for source, planned, own in zip(plan.sources, plan.stored["sources"], files, strict=True):
         if own is None:  # P17 or P22 names the files that are not the plan's
             continue
+        messages: list[list[str]] = []
+        words = "{} is {} by the calibration sample, and {} in the plan"
         try:
-            again = list(_sampled_again(plan, source, planned, own))
+            for again in _sampled_again(plan, source, planned, own):
+                held = {i: list(of_file) for i, of_file in source.files.piece_bytes.items()}
+                stored = {key: held if key == "piece_bytes" else planned[key] for key in again}
+                messages.append(changed_keys(again, stored, words, f"sources[{source.index}]"))
+                if not messages[-1]:
+                    break
         except PackprepError as error:
-            faults.add("P22", PLAN_NAME, f"source {source.name}: {error}")
-            continue
-        stored = {key: planned[key] for key in again[0] if key != "piece_bytes"}
-        stored["piece_bytes"] = {i: list(held) for i, held in source.files.piece_bytes.items()}
-        if stored not in again:
-            words = "{} is {} by the calibration sample, and {} in the plan"
-            for message in changed_keys(again[0], stored, words, f"sources[{source.index}]"):
-                faults.add("P22", PLAN_NAME, message)
+            messages.append([f"source {source.name}: {error}"])
+        for message in messages[0] if messages[-1] else ():
+            faults.add("P22", PLAN_NAME, message)
 
 
 def _sampled_again(
     plan: Plan, source: PlannedSource, planned: Mapping[str, Any], files: Files
 ) -> Iterator[dict[str, Any]]:
-    """Give what a plan may store of a source's calibration sample, with what the pieces of its files hold."""
-    store, in_store = None, planned["prefix"].startswith(IN_STORE)
-    if source.in_store:
-        store = source.store
-    elif in_store:
-        with contextlib.suppress(PackprepError):
-            store = open_store(planned["prefix"].removeprefix(IN_STORE))
+    """Give what a plan may store of a source's calibration sample, with what the pieces of its files hold.
+
+    A source that was planned in a token store has the store's estimates. Where its text is read instead, the store may be gone or
+    another by now, and nothing tells whether it was made of text at a URL, where a sample has fewer windows: each may hold.
+    """
     resolved = {**UNSAMPLED, "repeat": source.repeat, "prefix": planned["prefix"]}
     again = PlannedSource(
         source.source, source.index, source.prefix, files, source.first_file, resolved, source.seed, source.law,
         plan.is_store, kinds=source.kinds,
     )  # fmt: skip
-    # Without its token store nothing tells whether the text lay at a URL, where a sample has fewer windows.
-    for at_url in (False, True) if in_store and store is None else (again.planned_at_url,):
+
+    def found(estimates: Estimates, known: list[dict[str, Any]]) -> dict[str, Any]:
+        held = {i: list(of_file) for i, of_file in again.files.piece_bytes.items()}
+        return {**stored_estimates(estimates, again, planned["text_bytes"], known), "piece_bytes": held}
+
+    in_store = planned["prefix"].startswith(IN_STORE)
+    if source.in_store:
+        yield found(estimates_in(source.store, again), [])
+        return
+    if in_store:
+        with contextlib.suppress(PackprepError):
+            yield found(estimates_in(open_store(planned["prefix"].removeprefix(IN_STORE)), again), [])
+    for at_url in (False, True) if in_store else (again.planned_at_url,):
         again.planned_at_url = at_url
-        known: list[dict[str, Any]] = []
-        if store is not None:
-            estimates = estimates_in(store, again)
-        else:
-            settings, template = plan.recipe.documents, plan.stored["chat_template"]
-            estimates, known = sampled(again, plan.engine, plan.vocabulary, settings, template, plan.is_store)
-        found = stored_estimates(estimates, again, planned["text_bytes"], known)
-        yield {**found, "piece_bytes": {i: list(held) for i, held in again.files.piece_bytes.items()}}
+        settings, template = plan.recipe.documents, plan.stored["chat_template"]
+        yield found(*sampled(again, plan.engine, plan.vocabulary, settings, template, plan.is_store))
 
 
 def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: Faults) -> None:

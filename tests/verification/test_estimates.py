@@ -108,8 +108,20 @@ def test_random_honest_builds_have_no_fault(tmp_path, small_sample, part):
         output = {"shard_text_bytes": chance.choice([5_000, 20_000, "auto"])}
         table = table_of(sources, seed=chance.getrandbits(40), output=output, **total)
         out = tmp_path / f"out{k}"
-        made.build(table, tmp_path / "in", out)
-        assert faults_of(out, ALL) == [], table
+        how = chance.choice(["text", "text", "store", "lengths"])
+        if how == "store" and not any("share" in source for source in sources):
+            made.build(table, tmp_path / "in", tmp_path / f"store{k}", is_store=True)
+            assert faults_of(tmp_path / f"store{k}", ALL) == [], table
+            place = {"paths": [f"{tmp_path}/store{k}"], "format": "store"}
+            own = [{key: s[key] for key in ("repeat", "sample") if key in s} for s in sources]
+            table = {**table, "sources": [{**use, **place, "name": f"s{i}"} for i, use in enumerate(own)]}
+        if how == "lengths":
+            table.pop("seq_length")
+            found = made.build_lengths({**table, "seq_lengths": [256, 2048]}, tmp_path / "in", out)
+            assert all(faults_of(outcome.out, ALL) == [] for outcome in found), table
+        else:
+            made.build(table, tmp_path / "in", out)
+            assert faults_of(out, ALL) == [], table
 
 
 @pytest.mark.long
@@ -144,6 +156,10 @@ def test_a_token_store_and_its_datasets_have_no_fault(tmp_path, small_sample, na
         made.build(table_of([{**of_store, **keys}, other]), tmp_path, out)
         assert faults_of(out, ALL) == []
         assert faults_of(out, ALL, s0=f"store:{tmp_path}/store") == []
+    shutil.rmtree(tmp_path / "store")
+    text = made.write_lines(tmp_path / "other.jsonl", ["another text"] * 9)
+    made.build(table_of([{"paths": [text.name]}]), tmp_path, tmp_path / "store", is_store=True)
+    assert faults_of(tmp_path / "plain", ALL, s0=tmp_path) == []
     shutil.rmtree(tmp_path / "store")
     assert faults_of(tmp_path / "shares", ALL, s0=tmp_path) == []
 
