@@ -18,16 +18,14 @@ from packprep.dataset.shard import shard_in
 from packprep.documents.store import encode, open_arrays
 from packprep.errors import DatasetError, PackprepError, PlanError, RecipeError, StateError
 from packprep.exporting.export import export_dataset
-from packprep.format.digests import digest_of, own_digest
-from packprep.format.json_files import encode as encode_json
-from packprep.format.json_files import receipt_name, shard_name
+from packprep.format.json_files import shard_name
 from packprep.removing import remove_documents
 from packprep.storage import folder_at
 from packprep.verification import verify_dataset
 from tests import made, media_made
 from tests.command_line import inside, refused
 from tests.golden.builds import BUILDS, make
-from tests.verification.damage import edit_manifest, edit_receipt, put_shard, read_json, resigned
+from tests.verification.damage import edit_plan, put_shard, resigned
 
 ALL = -1
 
@@ -454,27 +452,7 @@ def test_a_foreign_dataset_among_those_that_are_replaced_is_found(twice, tmp_pat
     foreign = open_dataset(tmp_path / "foreign").manifest
     named = {"fingerprint": foreign["fingerprint"], "digest": foreign["digest"], "plan": foreign["plan"]["digest"]}
     assert sound(new, None) and own.keys() - named.keys() == ({"removed"} if number else set())
-    edit_removed(new, lambda removed: removed["replaces"][number].update(named))
+    edit_plan(new, lambda plan: plan["removed"]["replaces"][number].update(named))
     faults = verify_dataset(new, None, {}, (0, 1), 0, made.Silent())["listed"]
     for key in ("fingerprint", "plan"):
         assert ("P2", named[key]) in {(fault["promise"], fault["value"]) for fault in faults}
-
-
-def edit_removed(folder, change):
-    """Change what plan and manifest say of removed documents, and sign all that names the plan."""
-    path = folder / "plan.json"
-    before = digest_of(path.read_bytes())
-    plan = read_json(path)
-    change(plan["removed"])
-    path.write_bytes(encode_json({**plan, "digest": own_digest(plan)}))
-    after = digest_of(path.read_bytes())
-    manifest = read_json(folder / "dataset.json")
-    for b in range(len(manifest["shards"])):
-        receipt = read_json(folder / receipt_name(b))
-        if receipt["plan_digest"] == before:
-            edit_receipt(folder, lambda own: own.update(plan_digest=after), b)
-
-    def named(manifest):
-        manifest.update(removed=plan["removed"], plan={"file": "plan.json", "digest": after})
-
-    edit_manifest(folder, named)

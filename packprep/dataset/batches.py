@@ -328,7 +328,7 @@ class Reader:
             raise ArgumentError(f"{self!r} has no rows: no batch would ever come")
         # What cannot be used is refused now, not at a batch or after an epoch.
         batches.dataset, batches._columns = self, None if columns is None else self.checked_columns(columns)
-        batches._seed, batches._shuffle = integer("seed", seed, 0, 1 << 64), _true_or_false("shuffle", shuffle)
+        batches._seed, batches._shuffle = integer("seed", seed, 0, 1 << 64), true_or_false("shuffle", shuffle)
         batches._dtype = None if dtype is None else self._dtypes(dtype)
         batches._windows = {}
         batches._balance = order.balance_of(balance, window, batches._shuffle)
@@ -339,7 +339,7 @@ class Reader:
             batches._balance = order.ending_at(batches._balance, batches._exhaustion[0])
         if batches.end is not None:
             batches.refuse_exhausted(batches.end)
-        batches._redraw, batches._accelerate = _true_or_false("redraw", redraw), accelerate
+        batches._redraw, batches._accelerate = true_or_false("redraw", redraw), accelerate
         check_accelerate(accelerate)
         if redraw:
             self.check_redraw()
@@ -578,7 +578,7 @@ def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
             raise ArgumentError(f"task {', '.join(dict.fromkeys(task['name'] for task in refused))} {why}")
 
 
-def _true_or_false(name: str, value: Any) -> bool:
+def true_or_false(name: str, value: Any) -> bool:
     """A bool; ArgumentError for a text, of which "false" would be true, and for whatever else is none."""
     if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)

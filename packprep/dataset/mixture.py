@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from packprep.dataset import order
-from packprep.dataset.batches import Reader
+from packprep.dataset.batches import Reader, true_or_false
 from packprep.dataset.manifest import StoredTask
 from packprep.dataset.order import integer
 from packprep.dataset.row_media import Media, joined
 from packprep.dataset.rows import Row
-from packprep.errors import ArgumentError, DatasetError
+from packprep.errors import ArgumentError, DatasetError, StateError
 from packprep.format import read_file
 from packprep.format.json_files import FORMAT, VERSION, decode, encode
 
@@ -241,16 +241,29 @@ class Mixture(Reader):
 
     def delivered(self, state: Mapping[str, Any]) -> list[int]:
         """How many rows of each dataset the batches with this state have delivered, over all ranks: a closed form, but
-        for the window of balanced steps that was begun."""
-        rows, seed, shuffle, balance = state["rows"], state["seed"], state["shuffle"], state.get("balance")
+        for the window of balanced steps that was begun. StateError where it is no loader state."""
+        try:
+            return self._delivered(state)
+        except (ArgumentError, LookupError, TypeError, AttributeError) as error:
+            raise StateError(
+                f"this is no loader state of the mixture ({error!s:.200}): give what state_dict() gave"
+            ) from None
+
+    def _delivered(self, state: Mapping[str, Any]) -> list[int]:
+        rows, seed = integer("rows", state["rows"], 0, 1 << 62), integer("seed", state["seed"], 0, 1 << 64)
+        shuffle, balance = true_or_false("shuffle", state["shuffle"]), state.get("balance")
         if self.seq_lengths is not None:
+            sizes = [
+                integer(f"step_rows of {length}", state["step_rows"][str(length)], 1, 1 << 62)
+                for length in self.seq_lengths
+            ]
             steps = order.among_first(rows, self.counts, seed, shuffle).tolist()
-            return [n * state["step_rows"][str(length)] for n, length in zip(steps, self.seq_lengths, strict=True)]
+            return [n * size for n, size in zip(steps, sizes, strict=True)]
         if balance is None:
             return order.among_first(rows, self.counts, seed, shuffle).tolist()
-        begin, _ = order.window_of(rows, balance["window"], None)
         weights = balance["attention"], balance["linear"]
         batches = self.batches(1, seed, balance=(weights, balance["group"]), window=balance["window"])
+        begin, _ = order.window_of(rows, balance["window"], None)
         begun, _ = order.of_samples(batches.plain_samples(np.arange(begin, rows)), self.counts, seed, shuffle)
         whole = order.among_first(begin, self.counts, seed, shuffle)
         return (whole + np.bincount(begun, minlength=len(whole))).tolist()

@@ -27,6 +27,7 @@ Where shares change, each prefix has what their integrals say: see Schedule.
 """
 
 import math
+import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -201,8 +202,9 @@ def balance_of(balance: Any, window: Any, shuffle: bool) -> Balance | None:
 
 
 def _is_number(value: Any) -> bool:
+    """Return whether a value is a number of at least 0 that a float64 can hold."""
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    return number and 0 <= value < float("inf")
+    return number and 0 <= value <= sys.float_info.max
 
 
 # Several datasets
@@ -216,9 +218,8 @@ def counts_of(shares: Sequence[float]) -> np.ndarray:
     """
     given = list(shares)
     for i, share in enumerate(given):
-        number = isinstance(share, int | float | np.integer | np.floating) and not isinstance(share, bool)
-        if not number or not math.isfinite(share) or share <= 0:
-            raise ArgumentError(f"shares[{i}] is {share!r} and should be a number above 0")
+        if not _is_number(share) or share == 0:
+            raise ArgumentError(f"shares[{i}] is {share!r:.100} and should be a number above 0, of at most 1.8e308")
     exact = np.array(given, np.float64) / max(given)  # first: a sum of large numbers may be infinite
     exact /= exact.sum()
     lengths = np.arange(1, LONGEST_CYCLE + 1)[:, None]
@@ -442,7 +443,9 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
         exact = []
         for d, share in enumerate(given):
             if not _is_number(share):
-                raise ArgumentError(f"shares[{m}][1][{d}] is {share!r} and should be a number of at least 0")
+                raise ArgumentError(
+                    f"shares[{m}][1][{d}] is {share!r:.100} and should be a number of at least 0, and at most 1.8e308"
+                )
             exact.append(Fraction(int(share)) if isinstance(share, int | np.integer) else Fraction(repr(float(share))))
         if not any(exact):
             raise ArgumentError(

@@ -97,7 +97,14 @@ def export_dataset(
             progress.say(
                 "warning: the export has the slots of media and none of their refs: packprep's loader gives both, as column media"
             )
-        receipt = standing_export(target, identity)
+        located = getattr(module, "located", lambda receipt, out: receipt)
+        try:
+            receipt = standing_export(target, identity)
+            if receipt is not None:
+                [*module.said({**located(receipt, target), "out": str(target)})]
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            what = f"{target.path_of(RECEIPT)}: its keys and values are not those of an export ({error!s:.100})"
+            raise DatasetError(f"{what}; choose another folder, or remove that one") from None
         if receipt is not None:
             progress.say(f"nothing to make: {target} holds this export")
         else:
@@ -105,7 +112,6 @@ def export_dataset(
             shared = {key: manifest[key] for key in ("seq_length", "vocab_size", "pad_id")}
             receipt = {**identity, **shared, **module.write(exporting)}
             finish(target, receipt)
-        located = getattr(module, "located", lambda receipt, out: receipt)
         return {**located(receipt, target), "out": str(target)}
 
 

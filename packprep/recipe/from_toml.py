@@ -123,7 +123,7 @@ def _read_tasks(tables: Sequence[Any]) -> tuple[TaskEntry, ...]:
                     + (hint or "write its tasks out to change them"),
                     ("tasks", i, others[0]),
                 )
-            if preset not in presets():
+            if not isinstance(preset, str) or preset not in presets():
                 raise RecipeError(f"{where}: {unknown('preset', str(preset), list(presets()))}", ("tasks", i, "preset"))
             members, prefix = presets()[preset], f"{preset}."
             weight = read_value(KEYS["tasks"]["weight"], table.get("weight", 1.0), f"{where}.weight")

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import pickle
 import shutil
@@ -580,3 +581,59 @@ def test_seq_idx_and_labels_ahead_are_refused_by_the_tasks_of_all_datasets(three
     assert batch["loss_mask_2"][0].any() and not batch["loss_mask_2"][1].any() and (batch["labels_2"][1] == 1).all()
     with pytest.raises(ArgumentError, match="task m0, m1, m2, m3 predicts in place"):
         mixed.with_loss_on(dataset=0).batches(2, columns=["labels_2"])
+
+
+NASTY = [
+    10**400, -(10**400), 1 << 64, -1, 1e308, float("nan"), float("inf"), True, None, "", "x", [], {}, [[]], [None], [10**400],
+    [[0, [10**400, 1]]], {"a": 1},
+]  # fmt: skip
+
+
+def places_in(value, place=()):
+    """The place of each value inside a JSON value."""
+    yield place
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield from places_in(part, (*place, key))
+
+
+def replaced_at(value, place, by):
+    """A JSON value with another value at a place."""
+    if not place:
+        return by
+    made = dict(value) if isinstance(value, dict) else list(value)
+    made[place[0]] = replaced_at(value[place[0]], place[1:], by)
+    return made
+
+
+def test_whatever_a_mixture_says_of_shares_and_epochs_is_refused_by_name_or_read(three):
+    options = [
+        {"shares": [1, 2.5], "max_epochs": [1, None]},
+        {"shares": [[0, [1, 2]], [30, [0.5, 1]]], "interpolate": "linear", "max_epochs": [2, 3]},
+    ]
+    for told in options:
+        for place in places_in(told):
+            for value in NASTY if place else ():
+                try:
+                    mixed = packprep.open_dataset(three[:2], **replaced_at(told, place, value))
+                    mixed.exhausted_at(), str(mixed)
+                except (ArgumentError, DatasetError):
+                    pass
+    for bad in ([10**400, 1], [1, 1e309], [(0, [10**400, 1])]):
+        with pytest.raises(ArgumentError, match="at most 1.8e308"):
+            packprep.open_dataset(three[:2], shares=bad)
+
+
+def test_whatever_a_state_says_is_refused_by_name_or_read():
+    mixed = numbered([50, 40], [1, 2], max_epochs=[None, 4])
+    mixed.costs = lambda rows, attention, linear: rows.astype(float)
+    for balance in (None, ("attention", 4)):
+        run = mixed.batches(4, balance=balance)
+        next(run)
+        state = run.state_dict()
+        assert sum(mixed.delivered(state)) == 4
+        for place in places_in(state):
+            for value in NASTY:
+                for act in (mixed.batches(4, balance=balance).load_state_dict, mixed.delivered):
+                    with contextlib.suppress(StateError):
+                        act(replaced_at(state, place, value))

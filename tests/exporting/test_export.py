@@ -18,7 +18,7 @@ from packprep.errors import DatasetError, PlanError, RecipeError, Stopped
 from packprep.exporting import EXPORTS, Export
 from packprep.exporting.export import each_shard, export_dataset, sound_shard
 from packprep.format.digests import digest_of
-from packprep.format.json_files import decode, shard_name
+from packprep.format.json_files import decode, encode, shard_name
 from packprep.storage import Remote
 from tests import made, weights_made
 from tests.command_line import inside, packprep, refused
@@ -375,3 +375,21 @@ def test_an_unfinished_folder_of_several_lengths_is_refused_before_anything_is_w
     (unfinished / "seq_256/dataset.json").unlink()
     command = "export", unfinished, "--to", "jsonl", "--workers", 1, "--out", tmp_path / "out"
     assert "seq_256 is not finished" in refused(*command) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "form, change",
+    [
+        (("megatron", "--what", "documents"), {"data_path": 10**400}),
+        (("megatron", "--what", "documents"), {"documents": None}),
+        (("parquet", "--columns", "full"), {"rows": ""}),
+        (("mds",), {"columns": 7}),
+        (("jsonl", "--what", "rows"), {"files": [{"file": "\0", "bytes": 1}]}),
+    ],
+)
+def test_a_receipt_that_is_none_of_this_export_is_refused(known, tmp_path, form, change):
+    assert inside(*command(known("repeated"), tmp_path / "out", form)).status == 0
+    path = tmp_path / "out/export.json"
+    path.write_bytes(encode({**decode(path.read_bytes(), "export.json"), **change}))
+    said = refused(*command(known("repeated"), tmp_path / "out", form))
+    assert "its keys and values are not those of an export" in said

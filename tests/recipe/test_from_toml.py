@@ -107,6 +107,7 @@ def test_the_defaults_are_the_contract_s():
         ({"algorithm": "concat"}, "algorithm is a key of [packing]: put it under that header"),
         ({"xyzzy": 1}, "unknown key 'xyzzy'; known: documents, engine, output"),
         ({"tasks": [{"preset": "ul2rr"}]}, "unknown preset 'ul2rr'; did you mean 'ul2r'?"),
+        ({"tasks": [{"preset": ["ul2r"]}]}, "unknown preset \"['ul2r']\""),
         ({"tasks": [{"preset": "ul2r", "name": "x"}]}, "a preset takes only a weight, not name"),
         (
             {"sources": [{"paths": ["x"], "tasks": ["causl"]}]},

@@ -19,7 +19,7 @@ import zstandard
 from packprep.building.run import build
 from packprep.dataset.shard import encode as encode_shard
 from packprep.dataset.shard import open_shard
-from packprep.format.digests import digest_of
+from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import decode, encode, receipt_name, shard_name
 from packprep.recipe import read_recipe
 from packprep.verification import verify_dataset
@@ -125,6 +125,21 @@ def edit_receipt(directory: Path, change: Callable[[dict[str, Any]], None], shar
     change(receipt)
     path.write_bytes(encode(receipt))
     sign(directory)
+
+
+def edit_plan(directory: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Change the plan, or put what `change` gives in its place, and sign all that names it."""
+    path = directory / "plan.json"
+    before = digest_of(path.read_bytes())
+    plan = read_json(path)
+    plan = change(plan) or plan
+    path.write_bytes(encode({**plan, "digest": own_digest(plan)}))
+    after = digest_of(path.read_bytes())
+    for b in range(len(manifest_of(directory)["shards"])):
+        if read_json(directory / receipt_name(b))["plan_digest"] == before:
+            edit_receipt(directory, lambda receipt: receipt.update(plan_digest=after), b)
+    same = {key: plan[key] for key in ("fingerprint", "removed", "recipe", "tasks") if key in plan}
+    edit_manifest(directory, lambda manifest: manifest.update(same, plan={"file": "plan.json", "digest": after}))
 
 
 def arrays_of(directory: Path, shard: int = 0) -> dict[str, np.ndarray]:
