@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.plan import LATER, MOST_SHARDS, ids_of
+from packprep.building.plan import LATER, MOST_SHARDS, Plan, ids_of
 from packprep.building.removal import encode_removed
 from packprep.building.stores import (
     check_tokenizer,
@@ -168,6 +168,8 @@ TWO_ENDS = (
     "warning: the chat template ends conversations in {}, which is eos, and documents.append_eos puts eos behind them once more: "
     "set documents.append_eos = false, unless texts beside them need it"
 )
+_UNRESOLVED = {"ratios": {}, "repeat": 1.0, "step_bytes": STEP_BYTES}
+"""Of a source whose sample was not looked at."""
 LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash", "jinja2")
 
 
@@ -218,12 +220,7 @@ def make_plan(
                 "prefix": planned.prefix,
                 "patterns": patterns_of(planned.source, recipe.base, inputs.stores),
                 "store": inputs.stores[planned.name].digest if planned.name in inputs.stores else None,
-                "ratios": estimate.ratios,
-                "tokens_per_byte": estimate.tokens_per_byte,
-                "documents": (
-                    round(resolved["text_bytes"] / estimate.document_bytes) if estimate.document_bytes else 0
-                ),
-                "relative_error": estimate.error_of(planned),
+                **told_by(planned, estimate, resolved["text_bytes"]),
                 **({"estimates": known} if known else {}),
             }
             for planned, estimate, resolved, known in zip(sources, estimates, derived["sources"], both, strict=True)
@@ -241,6 +238,16 @@ def make_plan(
             ("output", "shard_text_bytes"),
         )
     return {**plan, "digest": own_digest(as_stored(plan, LATER))}
+
+
+def told_by(source: PlannedSource, estimate: Estimates, text_bytes: int) -> dict[str, Any]:
+    """Return what a plan keeps of the sample of a source. text_bytes: of all its uses, as the plan has them."""
+    return {
+        "ratios": estimate.ratios,
+        "tokens_per_byte": estimate.tokens_per_byte,
+        "documents": round(text_bytes / estimate.document_bytes) if estimate.document_bytes else 0,
+        "relative_error": estimate.error_of(source),
+    }
 
 
 def _end_of_text(template: ChatTemplate, vocabulary: Vocabulary) -> str:
@@ -320,10 +327,9 @@ def _proven_and_calibrated(
     recipe, vocabulary, special_text = inputs.recipe, inputs.vocabulary, inputs.recipe.documents.special_text
     names, looks = candidates(recipe.engine, vocabulary), recipe.documents.loss_spans == "use"
     first = np.cumsum([0, *map(len, inputs.files)]).tolist()
-    unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}  # what a sample tells
     sources = [
         PlannedSource(
-            source, i, inputs.prefixes[i], inputs.files[i], first[i], dict(unresolved), recipe.seed,
+            source, i, inputs.prefixes[i], inputs.files[i], first[i], _UNRESOLVED, recipe.seed,
             in_order=inputs.is_store, kinds=tuple(vocabulary.media),
         )
         for i, source in enumerate(recipe.sources)
@@ -372,6 +378,22 @@ def _both(source: PlannedSource, plain: Estimates, sample: Callable[[bool], Esti
     found = [estimates_as_json(plain, noted), estimates_as_json(precise, source.files.piece_bytes)]
     source.files.forget(noted)
     return found
+
+
+def sampled_again(plan: Plan, source: PlannedSource) -> tuple[Estimates, list[dict[str, Any]]]:
+    """Look at the sample of a token store's source again, as when the store was planned; gives what it tells, and what the
+    plan keeps for datasets."""
+    own, settings = source.source, plan.recipe.documents
+    names, sizes = source.files.names, source.files.sizes
+    files = Files(source.index, names, sizes, own.format, source.prefix, text_key=own.text_key)
+    place = own, source.index, source.prefix, files, source.first_file, _UNRESOLVED, source.seed, source.law
+    fresh = PlannedSource(*place, in_order=True, kinds=source.kinds)
+    supervised = None
+    if settings.loss_spans == "use":
+        supervised = partial(supervise, template=plan.stored["chat_template"], settings=settings)
+    sample = partial(calibrate, fresh, plan.engine, plan.vocabulary, settings, supervised)
+    plain = sample(False)
+    return plain, _both(fresh, plain, sample)
 
 
 def _estimated(source: PlannedSource, stores: Mapping[str, TokenStore]) -> Estimates:

@@ -66,7 +66,7 @@ from packprep.verification.on_disk import (
     sound_ledgers,
 )
 from packprep.verification.replay import check_twin, plan_for_twin, replay_shard, replay_some, twin_of
-from packprep.verification.stores import check_store_shard
+from packprep.verification.stores import check_samples, check_store_shard
 
 PROMISES = {
     "P1": "every file that the dataset names is there with its size and digest, and no other file is",
@@ -209,6 +209,8 @@ def verify_dataset(
             if replay == ALL:
                 check_law(stored, PLAN_NAME)
                 check_inputs(plan, faults)
+                if plan.is_store:
+                    check_samples(plan, faults)
             ledgers += sound_ledgers(local.out, manifest, plan, sorted(set(range(shards)).difference(share)))
         items = _items(manifest, share, replay, twin, replay_seed)
         runs = []

@@ -8,12 +8,13 @@ import numpy as np
 
 from packprep.building.commit import encode_rejects
 from packprep.building.plan import Plan
+from packprep.building.planning import sampled_again, told_by
 from packprep.building.work import make_store_shard
 from packprep.documents.store import open_arrays
-from packprep.errors import DatasetError, SourceError
+from packprep.errors import DatasetError, PackprepError, SourceError
 from packprep.format import read_file
 from packprep.format.digests import digest_of
-from packprep.format.json_files import receipt_name, rejects_name, shard_name
+from packprep.format.json_files import PLAN_NAME, json_value, receipt_name, rejects_name, shard_name
 from packprep.sources.formats import Decoders
 from packprep.verification.faults import Faults
 
@@ -66,6 +67,20 @@ def check_store_shard(
     return len(made.arrays["position"]), _by_source(plan, made.arrays, made.arrays["text_bytes"])
 
 
+def check_samples(plan: Plan, faults: Faults) -> None:
+    """Check P22 of a store's plan from its sources: what it keeps of their samples is what these tell again."""
+    for source, planned in zip(plan.sources, plan.stored["sources"], strict=True):
+        try:
+            sample, kept = sampled_again(plan, source)
+        except PackprepError as error:
+            faults.add("P22", PLAN_NAME, f"source {source.name}: its sample cannot be looked at again: {error}")
+            continue
+        again = json_value({**told_by(source, sample, planned["text_bytes"]), "estimates": kept})
+        for key, value in again.items():
+            if planned[key] != value:
+                faults.add("P22", PLAN_NAME, f"source {source.name}: its sample gives other {key}")
+
+
 def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
     """P4, P8, P21 and P23: whether offsets, numbers and ids are such that documents can be read by them."""
     before, documents = faults.total, len(arrays["position"])
@@ -110,6 +125,10 @@ def _check_counts(
 ) -> None:
     """P16: the ledger counts what the arrays hold."""
     tokens = _by_source(plan, arrays, np.where(_removed(plan, arrays), 0, np.diff(arrays["document_offsets"])))
+    if receipt["tokens"] != sum(tokens.values()):
+        faults.add(
+            "P16", receipt_name(number), f"the arrays hold {sum(tokens.values())} tokens", value=receipt["tokens"]
+        )
     read = _by_source(plan, arrays, np.ones(len(arrays["position"])))
     for name, has in tokens.items():
         said = receipt["ledger"]["sources"][name]
