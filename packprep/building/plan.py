@@ -5,6 +5,7 @@ What the keys must be is checked before anything is computed, opened or allocate
 
 import contextlib
 import os
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
@@ -18,7 +19,7 @@ from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
 from packprep.dataset.manifest import check_manifest, is_count, removed_digest, replaced
 from packprep.dataset.mixture import mixture_of
 from packprep.dataset.noise import LAWS
-from packprep.documents.store import STORE, TokenStore
+from packprep.documents.store import STORE, TokenStore, wrong_estimates
 from packprep.errors import DatasetError, PackprepError, PlanError, RecipeError
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import (
@@ -245,6 +246,12 @@ def _disagreement(plan: PlanForm) -> str:
         if not last <= file.source < len(plan.sources):
             return f"files[{i}]: source {file.source} is none, or out of order"
         last = file.source
+    for i, source in enumerate(plan.sources):
+        if source.store is not None and not source.prefix.startswith(IN_STORE):
+            return f"sources[{i}]: store is the digest of a token store, and its prefix names none"
+        first, end = (bisect_left(plan.files, n, key=lambda file: file.source) for n in (i, i + 1))
+        if plan.kind == STORE and (why := wrong_estimates(source.estimates, plan.files[first:end])):
+            return f"sources[{i}]: estimates: {why}"
     if sum(file.pieces for file in plan.files) > MOST_PIECES:
         return f"files: more than {MOST_PIECES} pieces, which no corpus has"
     return ""
@@ -477,7 +484,7 @@ def _opened_store(location: str, manifest_digest: str) -> TokenStore:
     path = folder.path_of(MANIFEST_NAME)
     manifest = check_manifest(decode(folder.read(MANIFEST_NAME), path), path)
     own = own_digest(as_stored(manifest, LATER_IN_MANIFEST))
-    if manifest["digest"] != own or manifest["plan"]["digest"] != found[1]:
+    if manifest["digest"] != own or manifest["plan"]["digest"] != found[1] or manifest.get("kind") != STORE:
         raise DatasetError(
             f"{path}: it or the plan beside it was changed or damaged: `packprep verify {location}` says where; put the file back"
         )

@@ -142,6 +142,7 @@ class Manifest(TypedDict):
     sources: list[dict[str, Any]]
     recipe: dict[str, Any]
     fingerprint: str
+    max_bad_fraction: NotRequired[float]  # where it was published by another limit than its plan names
     kind: NotRequired[str]  # "store": a token store, of which datasets are built
     removed: NotRequired[
         dict[str, Any]

@@ -38,8 +38,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -282,6 +283,42 @@ def estimates_from_json(value: Mapping[str, Any]) -> tuple[Estimates, dict[int, 
     for name, kind in (("lengths", np.int64), ("length_weights", np.float64), ("sizes", np.int64)):
         own[name] = np.array(own[name], kind)
     return Estimates(**own), {int(i): held for i, held in value["piece_bytes"].items()}
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 47)]
+_Number = Annotated[float, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class _Kept(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The form of what `estimates_as_json` gives."""
+
+    ratios: dict[str, _Count]
+    tokens_per_byte: Annotated[float, msgspec.Meta(gt=0, lt=1 << 31)]
+    document_bytes: _Number
+    supervised: bool
+    chat: bool
+    sampling_error: _Number
+    lengths: list[_Count]
+    length_weights: list[_Number]
+    sizes: list[_Count]
+    piece_bytes: dict[Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\Z")], list[_Count]]
+
+
+def wrong_estimates(estimates: Any, files: Sequence[Any]) -> str:
+    """Return what is wrong with the two samples that a store's plan keeps of a source with these files; "" where nothing is."""
+    try:
+        samples = msgspec.convert(estimates, list[_Kept])
+    except msgspec.ValidationError as error:
+        return str(error)
+    if len(samples) != 2:
+        return f"they are of {len(samples)} samples"
+    for one in samples:
+        if not len(one.lengths) == len(one.length_weights) == len(one.sizes):
+            return "lengths, length_weights and sizes are not as many"
+        for i, held in one.piece_bytes.items():
+            if [file.pieces for file in files[int(i) : int(i) + 1]] != [len(held)]:
+                return f"piece_bytes are not of the pieces of file {i}"
+    return ""
 
 
 class _TokensAtUrl:

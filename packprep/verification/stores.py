@@ -113,6 +113,10 @@ def _check_counts(
 ) -> None:
     """P16: the ledger counts what the arrays hold."""
     tokens = _by_source(plan, arrays, np.where(_removed(plan, arrays), 0, np.diff(arrays["document_offsets"])))
+    if receipt["tokens"] != sum(tokens.values()):
+        faults.add(
+            "P16", receipt_name(number), f"the arrays hold {sum(tokens.values())} tokens", value=receipt["tokens"]
+        )
     read = _by_source(plan, arrays, np.ones(len(arrays["position"])))
     for name, has in tokens.items():
         said = receipt["ledger"]["sources"][name]
