@@ -76,8 +76,10 @@ def test_spans_are_the_runs_between_sentinels_or_what_follows_the_pivot(counted)
                 np.flatnonzero(row.segments["begin"] == c["begin"])[0]
             )
             ranges = row._shard.arrays["trained_ranges"][slice(*row._shard.arrays["trained_offsets"][g : g + 2])]
-            if sum(int(b - a) for a, b in ranges) >= c["tokens"]:  # else the document decided where the prefix ends
-                pivot = c["prefix"] - (task["mode_token"] is not None)
+            mode = task["mode_token"] is not None
+            is_whole = ranges[0][0] <= mode and sum(int(b - a) for a, b in ranges) >= c["tokens"]
+            if is_whole:  # else the document decided where the prefix ends
+                pivot = c["prefix"] - mode
                 lengths.setdefault(c["task"], []).append(c["tokens"] - pivot)
         if task["objective"] == "span_corruption":
             targets = row.tokens[c["begin"] + c["prefix"] : c["end"]].tolist()
