@@ -150,3 +150,8 @@ def local_copy(out: Folder) -> Iterator[LocalCopy]:
         except PackprepError as error:
             error.args = (copy.named(str(error)),)
             raise
+
+
+def in_int64(time: int) -> int:
+    """Return a file's time in ns modulo 2⁶⁴, since int64 ends in the year 2262. Times are only compared with one another."""
+    return (time + (1 << 63)) % (1 << 64) - (1 << 63)
