@@ -23,7 +23,7 @@ from packprep.storage.local import LocalFolder
 from packprep.storage.remote import Remote, expanded, is_url, locate
 
 __all__ = [
-    "Folder", "LocalCopy", "LocalFolder", "Remote", "expanded", "folder_at", "is_url", "local_copy", "locate",
+    "Folder", "LocalCopy", "LocalFolder", "Remote", "expanded", "folder_at", "in_int64", "is_url", "local_copy", "locate",
 ]  # fmt: skip
 
 T = TypeVar("T")
