@@ -20,7 +20,7 @@ import numpy as np
 from packprep.dataset.boundaries import ranks
 from packprep.errors import RecipeError
 from packprep.sources.formats.batch import MAX_DOCUMENT_TOKENS, SURROGATE
-from packprep.sources.formats.fields import whole_number
+from packprep.sources.formats.fields import shown, whole_number
 from packprep.tokenizer.encoding import Tokens
 from packprep.tokenizer.engines.engine import offsets_of
 from packprep.tokenizer.file import texts_of_ids
@@ -127,17 +127,6 @@ def refuse_many(places: Sequence[MediaPlace]) -> None:
 def slots_of(places: Sequence[MediaPlace]) -> int:
     """The slots of a document's places, begins and ends not counted."""
     return sum([place.tokens for place in places])
-
-
-def shown(value: Any) -> str:
-    """Return what a reject's detail says of a value that is not the wanted one."""
-    if value is None:
-        return "null or missing"
-    if type(value) is float:
-        return f"{value:g}"
-    if isinstance(value, str):
-        return ascii(value[:40])
-    return str(value) if type(value) is int and abs(value) < 1 << 64 else f"a {type(value).__name__}"
 
 
 def ranges_beside(places: Sequence[MediaPlaces], lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,6 +17,7 @@ from packprep.documents.supervision import (
     Training,
     read_supervised,
     tokenize_supervised,
+    trained_by_weight,
     training_columns,
 )
 from packprep.errors import BuildError, SourceError
@@ -463,6 +464,9 @@ def tokenized(
         if batch.tokens is not None:
             with clock.stage("tokenize"):
                 tokens = take_tokens(batch.tokens, settings, vocabulary)
+            turned_away = {i for i, *_ in tokens.rejected}
+            weights = {i: weight for i, weight in batch.weights.items() if i not in turned_away}
+            trained = trained_by_weight(weights, np.diff(tokens.offsets)) if weights else {}
             sizes = _add_content(digest, batch, {}, tokens.ids)
         else:
             tokens, trained = _tokenized(batch, conversations, place, engine, settings.special_text, vocabulary, clock)

@@ -526,7 +526,8 @@ def look_at_tokens(
         hi = weight if precise or stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
         (part,) = source.slices_of(piece, 0, 0, hi, weight)
         count = 0
-        for batch in clock.steps("read", read(part, source.source.text_key)):
+        fields = Fields.of(source.source, source.law) if settings.loss_spans == "use" else None
+        for batch in clock.steps("read", read(part, source.source.text_key, fields=fields)):
             if batch.tokens is not None and documents < HELD_DOCUMENTS:
                 count, documents = count + len(batch.tokens.ids), documents + len(batch.positions)
                 lengths.append(np.diff(take_tokens(batch.tokens, settings, vocabulary).offsets))

@@ -42,7 +42,6 @@ from packprep.documents.media import (
     read_media,
     refuse_other_beginnings,
     refuse_strays,
-    shown,
     slots_of,
 )
 from packprep.documents.turns import NotIncremental, Turns, find_turns, strings_of, texts_of
@@ -51,14 +50,13 @@ from packprep.format.json_files import LAW_VERSION
 from packprep.recipe import DocumentKeys, Source
 from packprep.sources.formats import Batch, Decoders, Keep, Reject, Slice, read
 from packprep.sources.formats.batch import MAX_DETAIL, MEDIA, SURROGATE, Supervision, large_text
-from packprep.sources.formats.fields import Fields, whole_number
+from packprep.sources.formats.fields import Fields, bad_weight, weight_of, whole_number
 from packprep.tokenizer.encoding import Tokens, tokenize
 from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.roles import Vocabulary
 
 MAX_SPANS = 1 << 16  # of one document
 _MOST_SAID = 4096
-_BEYOND_FLOAT32 = 2.0**128 - 2.0**103  # the least number that float32 rounds to infinity
 DEFAULTS = DocumentKeys()
 
 
@@ -194,13 +192,6 @@ def conversation(
     return _rendered(turns, found, settings, has_blocks)
 
 
-def weight_of(value: Any) -> float | None:
-    """A weight of a document, a message or a span, as float32 holds it; None for what is no finite number of at least 0."""
-    if type(value) not in (int, float) or not 0 <= value < _BEYOND_FLOAT32:
-        return None
-    return float(np.float32(float(value)))
-
-
 def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -> Conversation:
     """The conversation of a text and its ranges of characters [begin, end) with a weight: ascending, apart or touching.
 
@@ -233,10 +224,7 @@ def _with_media(given: Supervision, law: int) -> Conversation | Problem:
         return Conversation(given.text, ((0, len(given.text)),), places=places)
     of_document = 1.0 if weight is None else weight_of(weight)
     if of_document is None:
-        return "bad_weight", (
-            f"weight is {shown(weight)}; a finite number of at least 0 in float32 is wanted; "
-            'documents.loss_spans = "ignore" reads the text alone'
-        )
+        return bad_weight(weight)
     if given.loss_spans is None:
         ranges = [(0, len(given.text), of_document)]
         return weighted(given.text, ranges, places=places, limited=bool(places))
@@ -468,6 +456,17 @@ def _all_trained(
         Trained(ranges[a:b], weights[a:b], turns[a:b], cuts, ranks, 0, weight, own, one.limited)
         for a, b, weight, own, one in zip(bounds, bounds[1:], of_document.tolist(), places, conversations, strict=False)
     ]
+
+
+def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict[int, Trained]:
+    """Return what is trained of token documents that have only a weight. weights: by number; lengths: int64[n], in tokens."""
+    own = [Conversation("", ((0, 0),), weights=(weight,), limited=False) for weight in weights.values()]
+    trained = _all_trained(own, lengths[[*weights]], [NO_PLACES] * len(own))
+    none = np.zeros(0, np.int64)
+    nothing = Trained(
+        none.reshape(0, 2), none.astype(np.float32), none.reshape(0, 2), none, none.astype(np.uint8), 0, 0.0
+    )
+    return {i: one if one.eos_weight else nothing for i, one in zip(weights, trained, strict=True)}
 
 
 def tokenize_supervised(

@@ -35,7 +35,7 @@ from packprep.sources.patterns import (
     nearby,
     without_linked_copies,
 )
-from packprep.storage import Remote, expanded, is_url
+from packprep.storage import Remote, expanded, in_int64, is_url
 
 _AT_ONCE = 16  # remote files that are looked at together
 
@@ -482,7 +482,7 @@ def _in_pairs(source: Source, root: str, files: dict[str, Seen]) -> dict[str, Se
                     f"source {source.name!r}: {path} is missing. Megatron's data are pairs of an .idx and a .bin file: put it "
                     f"beside {name!r}, or set the source's format if that is none of a pair"
                 )
-            both = Seen(file.size + beside.size, _in_int64(file.modified + beside.modified), file.identity)
+            both = Seen(file.size + beside.size, in_int64(file.modified + beside.modified), file.identity)
             found[name if ending.lower() == ".bin" else other] = both
     return found
 
@@ -523,7 +523,7 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
                 except OSError as error:
                     raise SourceError(f"source {source.name!r}: {path}: {error.strerror}") from None
                 identity = hash((status.st_dev, status.st_ino))
-                files[f"{name}/{part}"] = Seen(status.st_size, _in_int64(status.st_mtime_ns), identity)
+                files[f"{name}/{part}"] = Seen(status.st_size, in_int64(status.st_mtime_ns), identity)
         elif os.path.isfile(os.path.join(pattern, "dataset_dict.json")):
             raise SourceError(
                 f"source {source.name!r}: {given} is a folder of several splits; name one of them, as in "
@@ -563,9 +563,4 @@ def seen(path: str, paired: bool = False) -> Seen | None:
             return None
         found.append(status)
     identity = 0 if paired else hash((found[0].st_dev, found[0].st_ino))
-    return Seen(sum(one.st_size for one in found), _in_int64(sum(one.st_mtime_ns for one in found)), identity)
-
-
-def _in_int64(time: int) -> int:
-    """Return a time in ns modulo 2⁶⁴, since int64 ends in the year 2262. Times are only compared with one another."""
-    return (time + (1 << 63)) % (1 << 64) - (1 << 63)
+    return Seen(sum(one.st_size for one in found), in_int64(sum(one.st_mtime_ns for one in found)), identity)

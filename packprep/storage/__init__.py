@@ -23,7 +23,7 @@ from packprep.storage.local import LocalFolder
 from packprep.storage.remote import Remote, expanded, is_url, locate
 
 __all__ = [
-    "Folder", "LocalCopy", "LocalFolder", "Remote", "expanded", "folder_at", "is_url", "local_copy", "locate",
+    "Folder", "LocalCopy", "LocalFolder", "Remote", "expanded", "folder_at", "in_int64", "is_url", "local_copy", "locate",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -150,3 +150,8 @@ def local_copy(out: Folder) -> Iterator[LocalCopy]:
         except PackprepError as error:
             error.args = (copy.named(str(error)),)
             raise
+
+
+def in_int64(time: int) -> int:
+    """Return a file's time in ns modulo 2⁶⁴, since int64 ends in the year 2262. Times are only compared with one another."""
+    return (time + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -288,7 +288,7 @@ def sizes(source: dict[str, Any], file: int, part: int, reader: TextReader) -> l
     path, whole = os.path.join(source["prefix"], name), Slice(file, part, 0, 0, 1, 1)
     format, compression = format_of(source, name)
     if format in TOKEN_FORMATS:
-        return [(position, len(ids or [])) for position, ids in _lists(source, whole, lambda position: True)]
+        return [(position, len(ids or [])) for position, ids, _ in _lists(source, whole, lambda position: True)]
     if format == "text":
         return [(0, size)]
     if format == "jsonl":
@@ -512,23 +512,26 @@ def _values(column: Any) -> list[Any]:
 
 
 def token_documents(
-    source: dict[str, Any], part: Slice, wanted: Callable[[int], bool]
-) -> Iterator[tuple[int, list[int]]]:
-    """(position, ids as they stand in the source) of a slice's wanted documents that are lists of at most MOST_IDS integers."""
-    for position, ids in _lists(source, part, wanted):
-        if ids is not None and None not in ids and len(ids) <= MOST_IDS:
-            yield position, ids
+    source: dict[str, Any], part: Slice, weights: bool, wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, list[int], float]]:
+    """(position, ids as they stand in the source, weight) of a slice's wanted documents that are lists of at most MOST_IDS
+    integers and whose weights are such. weights: whether these are looked at."""
+    for position, ids, given in _lists(source, part, wanted):
+        weight = in_float32(1 if given is None or not weights else given)
+        if ids is not None and None not in ids and len(ids) <= MOST_IDS and weight is not None:
+            yield position, ids, weight
 
 
 def _lists(
     source: dict[str, Any], part: Slice, wanted: Callable[[int], bool]
-) -> Iterator[tuple[int, list[int] | None]]:
+) -> Iterator[tuple[int, list[int] | None, Any]]:
+    """(position, ids, what stands for a weight) of a slice's wanted documents."""
     name, size, count = source["files"][part.file]
     path = _path(source, name)
     format, _ = format_of(source, name)
     try:
         if format == "megatron":
-            yield from _of_pair(path, size, count, part, wanted)
+            yield from ((position, ids, None) for position, ids in _of_pair(path, size, count, part, wanted))
         else:
             yield from _of_table(path, size, format.removesuffix("_tokens"), part, source["keys"].text, wanted)
     except (OSError, struct.error) as error:
@@ -567,19 +570,20 @@ def _of_pair(
 
 def _of_table(
     path: str, size: int, format: str, part: Slice, text_key: str, wanted: Callable[[int], bool]
-) -> Iterator[tuple[int, list[int] | None]]:
+) -> Iterator[tuple[int, list[int] | None, Any]]:
     import pyarrow as pa
 
     _check_size(path, size)
     names = ["input_ids", "tokens"] if text_key == "text" else [text_key]
     try:
-        first, table = _table(path, format, part.piece, names)
+        first, table = _table(path, format, part.piece, [*names, "weight"])
     except pa.ArrowException as error:
         raise SourceError(f"{path}: not readable: {error}") from error
     present = [name for name in names if name in table.schema.names]
     if not present:
         raise SourceError(f"{path}: no column {' or '.join(map(repr, names))}")
     column = table.column(present[0])
+    of_rows = table.column("weight").to_pylist() if "weight" in table.schema.names and present[0] != "weight" else None
     for i in part.units(table.num_rows):
         if wanted(first + i):
-            yield first + i, column[i].as_py()
+            yield first + i, column[i].as_py(), of_rows and records.unless_nan(of_rows[i])

@@ -350,11 +350,11 @@ def _old(messages: Any) -> Talk:
 
 def of_table(row: dict[str, Any]) -> dict[str, Any]:
     """A table's row as a line has it: no nulls, and no weight where null or NaN stands for none."""
-    record = without_nulls({**row, "weight": _unless_nan(row.get("weight"))})
+    record = without_nulls({**row, "weight": unless_nan(row.get("weight"))})
     spans = record.get(SPANS)
     if isinstance(spans, list):
         for i, span in enumerate(spans):
-            if isinstance(span, list) and len(span) == 3 and _unless_nan(span[2]) is None:
+            if isinstance(span, list) and len(span) == 3 and unless_nan(span[2]) is None:
                 spans[i] = span[:2]
     return record
 
@@ -368,13 +368,14 @@ def without_nulls(value: Any) -> Any:
     made = {}
     for key, inner in value.items():
         if key == "weight" and ("role" in value or "from" in value):
-            inner = _unless_nan(inner)
+            inner = unless_nan(inner)
         if inner is not None or (key == "content" and "role" in value):
             made[key] = without_nulls(inner)
     return made
 
 
-def _unless_nan(number: Any) -> Any:
+def unless_nan(number: Any) -> Any:
+    """A table's number; None where NaN stands for none."""
     return None if isinstance(number, float) and math.isnan(number) else number
 
 

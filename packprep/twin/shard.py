@@ -260,10 +260,11 @@ def _token_documents(
             twin.roles[role] if twin.cutting[key] else None
             for role, key in (("eos", "append_eos"), ("bos", "prepend_bos"))
         )
-        for position, ids in reading.token_documents(source, part, wanted):
+        weights = twin.reader.supervision and twin.reader.weights
+        for position, ids, weight in reading.token_documents(source, part, weights, wanted):
             content = tokens.content(ids, twin.vocab_size, forbidden, eos, bos)
             if content is not None:
-                yield position, content, None, 1.0
+                yield position, content, None, weight
         return
     for position, text in reading.documents(source, part, twin.reader, wanted):
         encoded = twin.tokenizer.encode(text)

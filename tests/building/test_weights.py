@@ -245,24 +245,36 @@ EVERY_TASK = [
 ]
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet", "store"])
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "store", "tokens.parquet", "tokens.arrow"])
 def test_a_document_s_weight_holds_for_every_task_that_it_may_draw_without_it(tmp_path, form):
     chance = random.Random(7)
     lines = [{"text": text, "weight": chance.choice([0.25, 1, 3, None])} for text in made.texts(120, 7, 90)]
     positions, at = {}, 0
     for i, line in enumerate(lines):
-        positions[i if form == "parquet" else at] = np.float32(1 if line["weight"] is None else line["weight"])
+        positions[i if form not in ("jsonl", "store") else at] = np.float32(
+            1 if line["weight"] is None else line["weight"]
+        )
         at += len(json.dumps(line)) + 1
     datasets = []
     for key in ("weight", "unread"):
         folder = tmp_path / key
         of_key = [{"text": line["text"], key: line["weight"]} for line in lines]
-        made.write(folder / "a.jsonl", "".join(json.dumps(line) + "\n" for line in of_key).encode())
-        pq.write_table(pa.Table.from_pylist(of_key), folder / "a.parquet")
-        table = made.table(
-            [{"name": "s", "paths": ["a.parquet" if form == "parquet" else "a.jsonl"]}],
-            tasks=EVERY_TASK, seq_length=128, specials={"missing": "add"},
-        )  # fmt: skip
+        name = {"jsonl": "a.jsonl", "store": "a.jsonl"}.get(form, f"a.{form}")
+        rows = pa.Table.from_pylist(of_key)
+        if form.startswith("tokens"):
+            rows = rows.append_column(
+                "input_ids", pa.array([list(line["text"].encode()) for line in lines], pa.list_(pa.int32()))
+            )
+        folder.mkdir()
+        if name.endswith("jsonl"):
+            made.write(folder / name, "".join(json.dumps(line) + "\n" for line in of_key).encode())
+        elif name.endswith("parquet"):
+            pq.write_table(rows, folder / name, row_group_size=50)
+        else:
+            with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+                writer.write_table(rows, max_chunksize=50)
+        source = {"name": "s", "paths": [name], "format": "tokens" if form.startswith("tokens") else "auto"}
+        table = made.table([source], tasks=EVERY_TASK, seq_length=128, specials={"missing": "add"})
         if form == "store":
             made.build(table, folder, folder / "store", is_store=True)
             report = verify_dataset(folder / "store", -1, {}, (0, 1), 0, made.Silent())
@@ -313,3 +325,23 @@ def test_a_weight_that_is_no_number_is_rejected_with_the_key_and_a_way_out(tmp_p
     assert reject["reason"] == "bad_weight" and 'documents.loss_spans = "ignore"' in reject["detail"]
     assert verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"] == []
     made.build({**table, "documents": {"loss_spans": "ignore"}}, tmp_path, tmp_path / "all")
+
+
+def test_a_row_of_tokens_of_weight_0_or_of_none_is_left_out_by_name(tmp_path):
+    weights = [0, 0.5, None, float("nan"), -1, float("inf")]
+    ids = [[10 + i] * 4 for i in range(len(weights))]
+    pq.write_table(pa.table({"tokens": ids, "weight": pa.array(weights, pa.float64())}), tmp_path / "a.parquet")
+    table = made.table(
+        [{"name": "s", "paths": ["a.parquet"], "format": "tokens"}], tasks=[TASKS["causal"]], seq_length=64
+    )
+    table["documents"] = {"max_bad_fraction": 1.0}
+    outcome = made.build(table, tmp_path, tmp_path / "out")
+    rejected = outcome.manifest["ledger"]["sources"]["s"]["documents"]["rejected"]
+    assert rejected == {"untrained": 1, "bad_weight": 2}
+    assert verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"] == []
+    (row,) = packprep.open_dataset(tmp_path / "out").batch([0], columns=["tokens", "loss_weights"])["loss_weights"]
+    assert sorted(row[row > 0].tolist()) == [0.5] * 4 + [1] * 8
+    table["documents"] = {"loss_spans": "ignore"}
+    outcome = made.build(table, tmp_path, tmp_path / "all")
+    assert outcome.manifest["ledger"]["sources"]["s"]["documents"]["rejected"] == {}
+    assert verify_dataset(tmp_path / "all", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"] == []

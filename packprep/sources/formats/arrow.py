@@ -21,11 +21,10 @@ from packprep.sources.formats.batch import Batch, BatchBuilder, Choice, Keep, Sl
 from packprep.sources.formats.compressed import Decoders
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.table import (
-    Column,
     arrow_errors,
     check_block,
     find_columns,
-    find_token_column,
+    find_token_columns,
     list_lengths,
     read_lists,
     read_rows,
@@ -75,7 +74,8 @@ def read(
             batch = BatchBuilder(part.file)
             first = sum(index.rows[: part.piece])
             if part.format == "arrow_tokens":
-                yield from read_lists(part.file, columns[text_key], first + low, keep, batch_bytes, first + begin)
+                rows_of = columns[text_key], first + low, keep, batch_bytes, first + begin, columns.get("weight")
+                yield from read_lists(part.file, *rows_of)
                 return
             yield from read_rows(batch, columns, text_key, fields, first + low, keep, batch_bytes, first + begin)
             yield from batch.take()
@@ -107,7 +107,7 @@ def _columns(
     source.seek(0)  # of a URL it is one with the file that the index was read from
     schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
     if part.format == "arrow_tokens":
-        columns = {text_key: Column(find_token_column(part.path, schema, text_key))}
+        columns = find_token_columns(part.path, schema, text_key, fields)
     else:
 
         def sizes_of(keys: Sequence[str]) -> list[int]:

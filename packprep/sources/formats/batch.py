@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -142,6 +143,7 @@ class Batch(NamedTuple):
     supervision: document's number in the batch → its fields, of those that have loss_spans, messages or media and where
     somebody asked; one without a text of its own has the text "" here
     tokens: n documents of a source of tokens, whose batches have no texts and no supervision; None: a source of text
+    weights: document's number in a batch of tokens → its weight, of those that have one other than 1
     """
 
     texts: list[str]
@@ -150,6 +152,7 @@ class Batch(NamedTuple):
     rejects: list[Reject]
     supervision: dict[int, Supervision]
     tokens: IdLists | None = None
+    weights: Mapping[int, float] = MappingProxyType({})
 
 
 class Slice(NamedTuple):

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from packprep.format.json_files import LAW_VERSION
 from packprep.recipe import Source
 from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, MESSAGES, Supervision
@@ -202,10 +204,10 @@ def _named(layout: Layout) -> str:
 
 def of_table(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table's row as a line's record would be: without nulls, and without numbers that stand for a missing weight."""
-    record = {key: without_nulls(value) for key, value in row.items() if key != "weight" or not _is_missing(value)}
+    record = {key: without_nulls(value) for key, value in row.items() if key != "weight" or not is_missing(value)}
     if isinstance(spans := record.get(LOSS_SPANS), list):
         record[LOSS_SPANS] = [
-            span[:2] if isinstance(span, list) and len(span) == 3 and _is_missing(span[2]) else span for span in spans
+            span[:2] if isinstance(span, list) and len(span) == 3 and is_missing(span[2]) else span for span in spans
         ]
     return record
 
@@ -215,12 +217,12 @@ def without_nulls(value: Any) -> Any:
     content may be null. A message's weight that is NaN is not there either."""
     if isinstance(value, Mapping):
         is_message = "role" in value or "from" in value
-        kept = {k: without_nulls(v) for k, v in value.items() if not (is_message and k == "weight" and _is_missing(v))}
+        kept = {k: without_nulls(v) for k, v in value.items() if not (is_message and k == "weight" and is_missing(v))}
         return {k: inner for k, inner in kept.items() if inner is not None or (k == "content" and "role" in value)}
     return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
     """Whether a table's number is null or NaN, which pandas and NumPy write where there is none."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
@@ -228,3 +230,30 @@ def _is_missing(value: Any) -> bool:
 def whole_number(value: Any) -> int | None:
     """Return a whole number of any type, such as 3 or 3.0, as an int; None for any other value."""
     return int(value) if type(value) in (int, float) and value % 1 == 0 else None
+
+
+_BEYOND_FLOAT32 = 2.0**128 - 2.0**103  # the least number that float32 rounds to infinity
+
+
+def weight_of(value: Any) -> float | None:
+    """A weight of a document, a message or a span, as float32 holds it; None for what is no finite number of at least 0."""
+    if type(value) not in (int, float) or not 0 <= value < _BEYOND_FLOAT32:
+        return None
+    return float(np.float32(float(value)))
+
+
+def bad_weight(value: Any) -> tuple[str, str]:
+    """Return the reason and detail of a document whose weight `weight_of` refuses."""
+    wanted = "a finite number of at least 0 in float32 is wanted"
+    return "bad_weight", f'weight is {shown(value)}; {wanted}; documents.loss_spans = "ignore" reads the text alone'
+
+
+def shown(value: Any) -> str:
+    """Return what a reject's detail says of a value that is not the wanted one."""
+    if value is None:
+        return "null or missing"
+    if type(value) is float:
+        return f"{value:g}"
+    if isinstance(value, str):
+        return ascii(value[:40])
+    return str(value) if type(value) is int and abs(value) < 1 << 64 else f"a {type(value).__name__}"

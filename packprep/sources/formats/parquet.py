@@ -25,11 +25,10 @@ from packprep.sources.formats.table import (
     REPEATED_BYTES,
     SLICE_LISTS,
     SLICE_ROWS,
-    Column,
     arrow_errors,
     check_block,
     find_columns,
-    find_token_column,
+    find_token_columns,
     read_lists,
     read_rows,
 )
@@ -65,7 +64,7 @@ def read(
     with _opened(part.path, part.size) as (source, file):
         tokens = part.format == "parquet_tokens"
         if tokens:
-            columns = {text_key: Column(find_token_column(part.path, file.schema_arrow, text_key))}
+            columns = find_token_columns(part.path, file.schema_arrow, text_key, fields)
         else:
 
             def sizes_of(keys: Sequence[str]) -> list[int]:
@@ -92,7 +91,8 @@ def read(
                 values = {key: c.of(table.column(file.schema_arrow.names[c.number])) for key, c in columns.items()}
                 at = first + row + low
                 if tokens:
-                    yield from read_lists(part.file, values[text_key], at, keep, batch_bytes, first + begin)
+                    rows_of = values[text_key], at, keep, batch_bytes, first + begin, values.get("weight")
+                    yield from read_lists(part.file, *rows_of)
                 else:
                     yield from read_rows(batch, values, text_key, fields, at, keep, batch_bytes, first + begin)
             row += rows.num_rows

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,10 +38,13 @@ from packprep.sources.formats.fields import (
     UNREAD_MEDIA,
     Fields,
     Layout,
+    bad_weight,
     instead_of_text,
     is_message,
+    is_missing,
     of_table,
     refused,
+    weight_of,
 )
 
 SLICE_ROWS = 1 << 14  # rows that are looked at together
@@ -472,6 +475,13 @@ def find_token_column(path: str, schema: pa.Schema, text_key: str) -> int:
     return found[0]
 
 
+def find_token_columns(path: str, schema: pa.Schema, text_key: str, fields: Fields | None) -> dict[str, Column]:
+    """Return the columns that are read of a table of tokens, by key: the lists of ids, and weights where there are fields."""
+    found = {text_key: Column(find_token_column(path, schema, text_key))}
+    weight = _column(path, schema, "weight", text_key) if fields and fields.law > 2 else None
+    return {**found, "weight": weight} if weight else found
+
+
 def _is_tokens(kind: pa.DataType) -> bool:
     if pa.types.is_null(kind):
         return True
@@ -480,21 +490,31 @@ def _is_tokens(kind: pa.DataType) -> bool:
 
 
 def read_lists(
-    file: int, column: pa.Array, first: int, keep: Keep | None, batch_bytes: int, wanted_from: int = 0
+    file: int,
+    column: pa.Array,
+    first: int,
+    keep: Keep | None,
+    batch_bytes: int,
+    wanted_from: int = 0,
+    weights: pa.Array | None = None,
 ) -> Iterator[Batch]:
     """The rows of a column of lists, in batches of about `batch_bytes`, a token counted as TOKEN_TEXT_BYTES.
 
+    weights: of the rows; None: they have none
     first: position of the column's first row in the file; those before `wanted_from` are there for `keep` to see
     """
     for begin in range(0, len(column), SLICE_LISTS):
         rows = column.slice(begin, SLICE_LISTS)
+        of_rows = None if weights is None else weights.slice(begin, SLICE_LISTS)
         positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
         wanted = kept(keep, file, positions, partial(list_lengths, rows)) & (positions >= wanted_from)
         if not wanted.all():
             rows, positions = rows.filter(pa.array(wanted)), positions[wanted]
+            of_rows = None if of_rows is None else of_rows.filter(pa.array(wanted))
         lengths = list_lengths(rows)
         for some in slices(np.maximum(lengths * TOKEN_TEXT_BYTES, 1), batch_bytes):
-            yield _batch(file, rows[some], positions[some], lengths[some])
+            own = [] if of_rows is None else of_rows[some].to_pylist()
+            yield _batch(file, rows[some], positions[some], lengths[some], own)
 
 
 def list_lengths(rows: pa.Array) -> np.ndarray:
@@ -505,12 +525,14 @@ def list_lengths(rows: pa.Array) -> np.ndarray:
     return lengths
 
 
-def _batch(file: int, rows: pa.Array, positions: np.ndarray, lengths: np.ndarray) -> Batch:
-    """One batch of rows, those that are no tokens or too many among its rejects."""
-    refused: dict[int, tuple[str, str]] = {}
+def _batch(file: int, rows: pa.Array, positions: np.ndarray, lengths: np.ndarray, given: Sequence[Any]) -> Batch:
+    """One batch of rows, those that are no tokens or too many among its rejects. given: the rows' weights, if they have any."""
+    unlike_1 = {i: value for i, value in enumerate(given) if not is_missing(value) and (value != 1 or value is True)}
+    weights = {i: weight_of(value) for i, value in unlike_1.items()}
+    refused = {i: bad_weight(given[i]) for i, weight in weights.items() if weight is None}
     if rows.null_count:
         missing = np.flatnonzero(rows.is_null().to_numpy(zero_copy_only=False))
-        refused = dict.fromkeys(missing.tolist(), ("not_tokens", "the value is null"))
+        refused |= dict.fromkeys(missing.tolist(), ("not_tokens", "the value is null"))
     for i in np.flatnonzero(are_too_long(lengths)).tolist():
         refused[i] = too_many_tokens(int(lengths[i]))
     if refused:
@@ -531,7 +553,9 @@ def _batch(file: int, rows: pa.Array, positions: np.ndarray, lengths: np.ndarray
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[good])))
     rejects = [Reject(file, int(positions[i]), refused[i][0], refused[i][1][:MAX_DETAIL]) for i in sorted(refused)]
     count = int(good.sum())
-    return Batch([], np.full(count, file, np.int32), positions[good], rejects, {}, IdLists(ids, offsets))
+    number = np.cumsum(good) - 1
+    kept = {int(number[i]): weight for i, weight in weights.items() if good[i] and weight is not None}
+    return Batch([], np.full(count, file, np.int32), positions[good], rejects, {}, IdLists(ids, offsets), kept)
 
 
 def _ids(rows: pa.Array, numbers: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:
