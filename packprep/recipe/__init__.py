@@ -1,6 +1,7 @@
 """The recipe: what to build. Declared once (`schema`), read from TOML, stored and fingerprinted (`from_toml`). Presets are in
 presets.toml beside this file."""
 
+from packprep.recipe.editor_schema import json_schema
 from packprep.recipe.from_toml import (
     as_toml,
     fingerprint,
@@ -30,7 +31,6 @@ from packprep.recipe.schema import (
     Source,
     Specials,
     TaskEntry,
-    json_schema,
     parse_size,
 )
 

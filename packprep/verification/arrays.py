@@ -353,8 +353,7 @@ def _check_repeated(
 def _check_coverage(
     plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults
 ) -> None:
-    """P15: all segments of a document are in one shard, and tile it. P12: its last one, and no other, has its eos, unless each
-    segment has one, which the length law says."""
+    """P15: all segments of a document are in one shard, and tile it. P12: if eos ends documents only, their last ones have it."""
     start, n = arrays["segment_start"], arrays["segment_tokens"]
     columns = [arrays[f"segment_{name}"] for name in ("file", "repeat", "doc")]
     order = np.lexsort((start, columns[2], columns[1], columns[0]))
@@ -370,14 +369,12 @@ def _check_coverage(
     if plan.recipe.documents.long == "decompose":  # what is between them fills rows of other lengths
         wrong &= start[order] < should
     wrong = np.flatnonzero(wrong)
-    row = stored.row
+    row, documents = stored.row, plan.recipe.documents
     for i in wrong:
         g = order[i]
         message = f"segment {g}: it begins with token {start[g]} of its document and should with {should[i]}"
         faults.add("P15", file, message, int(row[g]), value=int(start[g]))
-    documents = plan.recipe.documents
-    only_the_last = documents.eos_after_document and not documents.eos_after_segment
-    if len(wrong) or not only_the_last or "trained_offsets" in arrays:
+    if len(wrong) or documents.eos_after_segment or not documents.eos_after_document or "trained_offsets" in arrays:
         return
     begin, slots, eos = stored.first_slot, stored.slots, stored.eos[order]
     lacking = (eos == 0) & ~goes_on & (documents.long not in ("truncate", "decompose"))

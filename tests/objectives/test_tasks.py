@@ -175,6 +175,20 @@ def test_pieces_that_end_before_the_row_does_divide_it():
         assert of(**changes) == (1, [200, 200])
 
 
+def test_pieces_that_end_with_eos_leave_it_a_slot():
+    def of(sentinels=3000, seq_length=512, task="causal", **documents):
+        documents["append_eos"] = "segment"
+        table = {"seq_length": seq_length, "tasks": [{"preset": task}], "documents": documents}
+        recipe, tasks = made.mix(table, made.ids(sentinels))
+        return pieces_of_a_row(recipe, tasks[0]), capacities(recipe, tasks)[1][0].tolist()
+
+    assert of() == (1, [511, 510])
+    assert of(100, 4096, "t5") == (2, [1861, 1860])
+    assert of(max_tokens=200) == (3, [169, 168])
+    # A sixteenth of a row would stay empty up to 479 tokens and their eos.
+    assert of(max_tokens=479) == (2, [255, 254]) and of(max_tokens=480) == (1, [480, 480])
+
+
 def test_a_row_whose_pieces_could_not_leave_two_tails_is_refused_only_where_no_piece_could():
     made.mix({"seq_length": 512, "documents": {"max_tokens": 199, "min_tokens": 100}})
     with pytest.raises(RecipeError, match="needs at least 199"):

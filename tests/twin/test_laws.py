@@ -367,6 +367,8 @@ def test_inner_pieces_divide_the_row_that_sentinels_or_max_tokens_leave():
     facts = recipe(seq_length=4096, tasks=[t5])
     assert cutting.capacity(facts, 0, False, False) == 2009  # 2209 slots
     assert [cutting.inner_capacity(facts, 0, bos) for bos in (False, True)] == [1862, 1861]
+    ended = recipe(seq_length=4096, tasks=[t5], append_eos="segment")
+    assert [cutting.inner_capacity(ended, 0, bos) for bos in (False, True)] == [1861, 1860]
     assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=200), 0, False) == 170
     assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=200, max_segments=2), 0, False) == 200
     assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=200, pad=128), 0, False) == 200
