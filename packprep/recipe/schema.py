@@ -283,7 +283,7 @@ class DocumentKeys:
     ] = "use"
     chat_template: Annotated[
         str,
-        _key("a Jinja file that makes text of messages; by default the one in the tokenizer's tokenizer_config.json"),
+        _key("a Jinja file that makes text of messages; by default the one beside the tokenizer"),
     ] = ""
     chat_template_kwargs: (
         Annotated[

@@ -24,6 +24,7 @@ from packprep.storage import expanded
 
 MOST_BYTES = 1 << 29
 HINT_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+_ADDING_FILES = ("tokenizer_config.json", "added_tokens.json")
 HINT_KEYS = {
     "eos": ("eos_token", "sep_token"),
     "bos": ("bos_token", "cls_token"),
@@ -60,6 +61,7 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
         return bytes_tokenizer_json(), []
     path = base / expanded(name)
     file = path / "tokenizer.json" if path.is_dir() else path
+    beside_it = functools.partial(read_beside, name, base)
     if file.is_file():
         if file.suffix == ".model":
             raise VocabularyError(
@@ -69,7 +71,9 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
         if file.name == "tekken.json":
             raise VocabularyError(f"tokenizer = {name!r}: {_TEKKEN.format(str(path.parent))}")
         say(f"reading tokenizer {file}", once=True)
-        return _read(file), _beside(lambda beside: read_beside(name, base, beside))
+        data = _read(file)
+        _refuse_unlisted(data, name, str(path if path.is_dir() else path.parent), beside_it)
+        return data, _beside(beside_it)
     if path.is_dir():
         if (path / "tekken.json").is_file():
             raise VocabularyError(
@@ -142,7 +146,9 @@ def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
             return None
 
     try:
-        return _read(Path(huggingface_hub.hf_hub_download(name, "tokenizer.json"))), _beside(optional)
+        data = _read(Path(huggingface_hub.hf_hub_download(name, "tokenizer.json")))
+        _refuse_unlisted(data, name, name, optional)
+        return data, _beside(optional)
     except VocabularyError:
         raise
     except Exception as error:  # the Hub's client raises errors of the HTTP library below it, which changes
@@ -164,6 +170,30 @@ def hints_in(name: str, data: bytes) -> Mapping[str, Any]:
             f"the {name} beside the tokenizer is not JSON ({error}); mend it or move it away"
         ) from None
     return parsed if isinstance(parsed, dict) else {}
+
+
+def _refuse_unlisted(data: bytes, name: str, place: str, read: Callable[[str], bytes | None]) -> None:
+    """Raise VocabularyError for added tokens that Transformers adds on load and that tokenizer.json does not list.
+
+    place: what Transformers loads the tokenizer by. read: gives the bytes of a file beside it, or None.
+    """
+    files = {file: hints_in(file, found) for file in _ADDING_FILES if (found := read(file)) is not None}
+    config = files.get("tokenizer_config.json", {})
+    decoder, named = config.get("added_tokens_decoder"), config.get("extra_special_tokens")
+    entries: list[Any] = list(decoder.values()) if isinstance(decoder, dict) else [*files.get("added_tokens.json", {})]
+    named = list(named.values()) if isinstance(named, dict) else named
+    for declared in (config.get("additional_special_tokens"), named):
+        entries += declared if isinstance(declared, list) else ()
+    texts = [entry.get("content") if isinstance(entry, dict) else entry for entry in entries]
+    listed = {entry["content"] for entry in parse_tokenizer_json(data, name)["added_tokens"]}
+    unlisted = [text for text in dict.fromkeys(texts) if isinstance(text, str) and text not in listed]
+    if unlisted:
+        raise VocabularyError(
+            f"tokenizer = {name!r}: tokenizer.json lacks {len(unlisted)} added tokens that the files beside it declare "
+            f"({_some([repr(text) for text in unlisted])}): Transformers adds them as it loads, and their text would become "
+            f"other ids here. Save it whole, AutoTokenizer.from_pretrained({place!r}).save_pretrained(FOLDER) in Python, and "
+            "give FOLDER"
+        )
 
 
 def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:

@@ -222,6 +222,28 @@ def test_what_nothing_uses_is_not_required(tmp_path):
     assert resolve(tmp_path, made.gpt2_like(), needs()).sentinels == ()
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"tokenizer_config": {"added_tokens_decoder": {"321": {"content": "<|im_end|>", "special": True}}}},
+        {"tokenizer_config": {"additional_special_tokens": ["<|endoftext|>", "<|im_end|>"]}},
+        {"tokenizer_config": {"extra_special_tokens": {"image_token": "<|im_end|>"}}},
+        {"tokenizer_config": {"extra_special_tokens": [{"content": "<|im_end|>"}]}},
+        {"added_tokens": {"<|im_end|>": 321}},
+    ],
+)
+def test_added_tokens_that_tokenizer_json_lacks_are_refused_by_name(tmp_path, beside):
+    message = fails(tmp_path, made.gpt2_like(), **beside)
+    assert "lacks 1 added tokens that the files beside it declare ('<|im_end|>')" in message
+    assert f"AutoTokenizer.from_pretrained('{tmp_path / 'tok'}').save_pretrained(FOLDER)" in message
+    assert resolve(tmp_path, made.byte_level("<|endoftext|>", "<|im_end|>"), **beside).roles["eos"] == 320
+
+
+def test_added_tokens_json_is_not_read_beside_a_newer_list(tmp_path):
+    config = {"added_tokens_decoder": {"320": {"content": "<|endoftext|>", "special": True}}}
+    assert resolve(tmp_path, made.gpt2_like(), tokenizer_config=config, added_tokens={"<|old|>": 9}).roles["eos"] == 320
+
+
 @pytest.mark.parametrize("name", ["tok", "tok/tekken.json"])
 def test_a_tekken_json_is_no_tokenizer_json(tmp_path, name):
     (tmp_path / "tok").mkdir()
