@@ -21,6 +21,7 @@ from packprep.documents.sample import (
     look_at_tokens,
 )
 from packprep.documents.supervision import Conversation, tokenize_supervised
+from packprep.documents.tally import Tally
 from packprep.randomness import CALIBRATION, bits64, text_key
 from packprep.recipe import DocumentKeys
 from packprep.sources.formats import FORMATS, position_of
@@ -47,6 +48,7 @@ class Estimates:
     lengths: np.ndarray  # int64[k]: tokens of the documents that were looked at
     length_weights: np.ndarray  # float64[k]: how many documents of the source each stands for
     sizes: np.ndarray  # int64[k]: their text bytes
+    tally: Tally | None = None  # of the bad ones; None where a token store's sample tells the rest
 
     def error_of(self, source: PlannedSource) -> float:
         """The standard error of the tokens that are used, as a part of them: chance also decides which documents those are.
@@ -88,13 +90,17 @@ def calibrate(
     count = partial(_tokens_of, engine=engine, vocabulary=vocabulary, special_text=settings.special_text)
     ratios: dict[str, int] = {}
     seen: list[Looked] = []
+    tally = Tally()
     for name, (format, compression), own, key in _kinds(source):
+        of_kind = Tally()
         if FORMATS[format].holds == "tokens":
-            looked = look_at_tokens(source, own, key, settings, vocabulary, precise)
+            looked = look_at_tokens(source, own, key, settings, vocabulary, precise, of_kind)
         elif (position := position_of(format, compression)) == "byte":
-            looked = look_at_lines(source, own, format, key, supervise, count, precise)
+            looked = look_at_lines(source, own, format, key, supervise, count, precise, of_kind)
         else:
-            looked = look_at_pieces(source, own, position == "stream", key, supervise, count, precise, precise)
+            streams = position == "stream"
+            looked = look_at_pieces(source, own, streams, key, supervise, count, precise, precise, of_kind)
+        tally.join(of_kind, float(looked.weights.sum()))
         ratio = round(1024 * looked.text_bytes / looked.held) if looked.held and looked.text_bytes else 1024
         ratios[name] = min(max(ratio, 1), highest_ratio(source))
         seen.append(looked)
@@ -116,6 +122,7 @@ def calibrate(
         np.rint(lengths[filled]).astype(np.int64),
         weights[filled],
         sizes[filled].astype(np.int64),
+        tally,
     )
 
 

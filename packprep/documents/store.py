@@ -30,7 +30,7 @@ Where a document has places of media, k of them, also
 import mmap
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -254,7 +254,9 @@ def _layout(head: bytes, size: int, where: str) -> Places:
 def estimates_as_json(estimates: Estimates, piece_bytes: Mapping[int, Sequence[int]]) -> dict[str, Any]:
     """What a sample of a source told, as a store's plan keeps it; piece_bytes: of `Files`, as it noted them."""
     columns = {name: getattr(estimates, name).tolist() for name in ("lengths", "length_weights", "sizes")}
-    return {**asdict(estimates), **columns, "piece_bytes": {str(i): list(held) for i, held in piece_bytes.items()}}
+    own = asdict(replace(estimates, tally=None))
+    del own["tally"]
+    return {**own, **columns, "piece_bytes": {str(i): list(held) for i, held in piece_bytes.items()}}
 
 
 def estimates_from_json(value: Mapping[str, Any]) -> tuple[Estimates, dict[int, Sequence[int]]]:
