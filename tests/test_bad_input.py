@@ -130,14 +130,25 @@ def test_a_line_of_50_mb_is_one_reject(tmp_path):
     assert_good(tmp_path / "out")
 
 
-def test_too_many_bad_documents_stop_the_build_before_it_is_published(tmp_path):
+def test_too_many_bad_documents_stop_the_build_before_it_begins(tmp_path):
     write(tmp_path / "in.jsonl", b"\n".join(GOOD + [b"bad"] * 101 + GOOD) + b"\n")
     message = stopped(tmp_path)
     assert "101 of 105 documents are bad (malformed_json 101)" in message
-    assert "documents.max_bad_fraction = 0.001" in message and str(tmp_path / "out/rejects") in message
+    assert "documents.max_bad_fraction = 0.001" in message and f"{tmp_path / 'in.jsonl'}: document at" in message
+    assert "101 of 105" in inside("plan", tmp_path / "in.jsonl").out
+
+
+def test_too_many_bad_documents_stop_the_build_before_it_is_published(tmp_path):
+    """Of special text the sample does not tell."""
+    write(tmp_path / "in.jsonl", b"\n".join(GOOD + [b'{"text": "a <pad> b"}'] * 101 + GOOD) + b"\n")
+    settings = {"documents.special_text": "reject"}
+    message = stopped(tmp_path, **settings)
+    assert "101 of 105 documents are bad (special_text 101)" in message and str(tmp_path / "out/rejects") in message
     before = contents(tmp_path / "out")
     assert len(rejects_of(tmp_path / "out")) == 101
-    assert "101 of 105" in stopped(tmp_path) and contents(tmp_path / "out") == before
+    assert "101 of 105" in stopped(tmp_path, **settings) and contents(tmp_path / "out") == before
+    said = inside(*command(tmp_path, **settings, **{"documents.max_bad_fraction": 1.0}))
+    assert said.status == 0 and said.json["documents"]["rejected"] == {"special_text": 101}
 
 
 def test_bad_documents_may_be_allowed(tmp_path):
@@ -181,6 +192,9 @@ def test_the_advice_on_special_tokens_in_messages_lets_them_be_built(tmp_path):
 def test_inputs_without_one_document_that_can_be_used(tmp_path):
     write(tmp_path / "in.jsonl", b'{"text": ""}\n' + b"bad\n" * 20)
     message = stopped(tmp_path)
+    assert "20 of 21 documents are bad (malformed_json 20)" in message
+    assert f"{tmp_path / 'in.jsonl'}: document at 13" in message and "Nothing was built" in message
+    message = stopped(tmp_path, **{"documents.max_bad_fraction": 1.0})
     assert "21 documents were read and none can be used (malformed_json 20, empty 1)" in message
     assert f"{tmp_path / 'in.jsonl'}: document at 13" in message and "build into another folder" in message
     assert len(rejects_of(tmp_path / "out")) == 21

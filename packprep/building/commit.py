@@ -345,7 +345,7 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Mapping[str, Any]) ->
         advice = advice_on(IN_MESSAGES if quoted else most, path or "FILE", begin)
         seen = f"; {path}: document at {record['position']}: {record['detail']}" if record else ""
         raise BuildError(
-            f"source {source.name!r}: {documents['read']} documents were read and none can be used ({_listed(reasons)})"
+            f"source {source.name!r}: {documents['read']} documents were read and none can be used ({listed_reasons(reasons)})"
             f"{seen}. {advice[0].upper()}{advice[1:]}; or take the source out of the recipe. Then build into another folder"
         )
 
@@ -361,7 +361,7 @@ def _first_reject(out: Folder, plan: Plan, source: str, reason: str) -> dict[str
     return None
 
 
-def _listed(reasons: Mapping[str, int]) -> str:
+def listed_reasons(reasons: Mapping[str, int]) -> str:
     """Reasons with their counts: "malformed_json 12, empty 1"."""
     return ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items(), key=lambda r: (-r[1], r[0])))
 
@@ -385,14 +385,18 @@ def too_many_bad(bad: int, read: int, used: int, fraction: float, law: int) -> b
     return bad > fraction * read and not few
 
 
+def limit_in_words(bad: int, fraction: float) -> str:
+    """Return what so many bad documents are more than."""
+    few = f", and {MIN_BAD} are let pass only where {GOOD_FOR_BAD} times as many are used" if bad <= MIN_BAD else ""
+    return f"documents.max_bad_fraction = {fraction:g} of them{few}"
+
+
 def _refuse_too_many_bad(out: Folder, plan: Plan, total: Mapping[str, Any]) -> None:
     read, used, reasons = bad_documents(total)
     bad, fraction = sum(reasons.values()), plan.max_bad_fraction
     if too_many_bad(bad, read, used, fraction, plan.law):
-        limit = f"documents.max_bad_fraction = {fraction:g} of them"
-        few = f", and {MIN_BAD} are let pass only where {GOOD_FOR_BAD} times as many are used" if bad <= MIN_BAD else ""
         raise BuildError(
-            f"{bad} of {read} documents are bad ({_listed(reasons)}), more than {limit}{few}; "
+            f"{bad} of {read} documents are bad ({listed_reasons(reasons)}), more than {limit_in_words(bad, fraction)}; "
             f"see {out.path_of('rejects')} for each one's place. If that many may be left out, run the same command with a "
             "higher documents.max_bad_fraction and the same --out: the shards are made. Otherwise mend the inputs, and build "
             "into another folder"

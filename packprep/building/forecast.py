@@ -5,12 +5,14 @@ shard at a time, under other keys than the build's.
 """
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.building.commit import limit_in_words, listed_reasons, too_many_bad
 from packprep.building.ledger import of_sides
 from packprep.building.packing import rows_of
 from packprep.building.planning import Inputs
@@ -23,6 +25,7 @@ from packprep.documents.media import NO_PLACES
 from packprep.documents.reading import Documents
 from packprep.documents.store import DOCUMENT_BYTES
 from packprep.documents.supervision import Training
+from packprep.documents.tally import Tally
 from packprep.kernel import compiling
 from packprep.objectives.tasks import (
     TOO_SHORT,
@@ -34,7 +37,8 @@ from packprep.objectives.tasks import (
 )
 from packprep.randomness import permute, text_key
 from packprep.recipe import Recipe
-from packprep.sources.files import named_twice, odd_files
+from packprep.sources.files import Files, named_twice, odd_files
+from packprep.sources.first_look import advice_on, begin_of
 
 FAR = 0.1
 """A realised figure this far from the wanted one, relatively, is worth a warning."""
@@ -135,6 +139,9 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
                 "share_error": math.hypot((1 - share) * error, share * others) / total,
             }
         )
+    bad, is_certain = bad_in_samples(plan, inputs, samples)
+    if bad:
+        warnings.append(f"{bad}; a build {'stops' if is_certain else 'may stop'} because of them")
     if twice := named_twice(recipe.sources, inputs.files):
         warnings.append(twice)
     warnings += odd_files(recipe.sources, inputs.files)
@@ -170,6 +177,48 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         "tasks": task_rows,
         "warnings": warnings,
     }
+
+
+def bad_in_samples(plan: Mapping[str, Any], inputs: Inputs, samples: Sequence[Estimates]) -> tuple[str, bool]:
+    """Return what is wrong where the samples have too many bad documents, "" where they have not, and whether it is certain."""
+    read = bad = least = 0.0
+    whole, advice = Tally(), ""
+    for i, (sample, source, planned) in enumerate(zip(samples, inputs.recipe.sources, plan["sources"], strict=True)):
+        if sample.tally is None:
+            continue
+        low, high = source.sample
+        uses = planned["repeat"] * (high - low)
+        documents, of_source = sample.tally.totals
+        read, bad = read + uses * documents, bad + uses * of_source
+        least += uses * sample.tally.least_bad(high - low < 1 or planned["repeat"] % 1 > 0)
+        whole.join(sample.tally, 0)
+        if not advice and of_source > documents / 2:
+            advice = _advice_on(sample.tally, inputs.prefixes[i], inputs.files[i])
+    documents_keys, law = inputs.recipe.documents, plan["law_version"]
+    limit = documents_keys.max_bad_fraction
+    too_many = too_many_bad(round(bad), round(read), round(read - bad), limit, law)
+    if not too_many or documents_keys.bad_documents == "fail":  # the build stops at the first, and names it
+        return "", False
+    count = whole.reasons.total()
+    found = f"{count} of {whole.looked_at} documents are bad"
+    if not whole.is_whole:
+        found = f"about {bad / read:.1%} of the documents are bad, {count} of a sample of {whole.looked_at}"
+    message = (
+        f"{found} ({listed_reasons(whole.reasons)}), more than {limit_in_words(round(bad), limit)}; {whole.example}"
+    )
+    certain = too_many_bad(math.floor(least), math.ceil(read), math.ceil(read - least), limit, law)
+    return message + advice, certain
+
+
+def _advice_on(tally: Tally, prefix: str, files: Files) -> str:
+    """Return what to do about a source that is bad for the most part, by the begin of the first file that is."""
+    places = [os.path.join(prefix, name) for name in files.names]
+    if tally.first_path not in places:
+        return ""
+    i = places.index(tally.first_path)
+    begin, _ = begin_of(tally.first_path, int(files.sizes[i]), files.kinds[files.kind[i]][1])
+    advice = advice_on(tally.reasons.most_common(1)[0][0], tally.first_path, begin)
+    return f". {advice[0].upper()}{advice[1:]}"
 
 
 def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import numpy as np
 
 from packprep.building.array_tasks import share_of
 from packprep.building.commit import commit_shard, done_receipt, missing_shards, publish
-from packprep.building.forecast import forecast
+from packprep.building.forecast import bad_in_samples, forecast
 from packprep.building.plan import (
     LATER,
     Plan,
@@ -44,7 +44,7 @@ from packprep.dataset.mixture import mixture_file
 from packprep.documents.calibration import Estimates
 from packprep.documents.reading import text_digest
 from packprep.documents.store import STORE
-from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
+from packprep.errors import BuildError, DatasetError, PlanError, RecipeError, SourceError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import (
     FIRST_SEEN_NAME,
@@ -255,7 +255,13 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
     if found is None:
         samples: list[Estimates] = []
         fresh = make_plan(inputs, say, samples)
-        for warning in () if inputs.is_store else forecast(fresh, inputs, samples)["warnings"]:
+        bad, is_certain = bad_in_samples(fresh, inputs, samples)
+        if is_certain:
+            raise BuildError(
+                f"{bad}. Nothing was built. Mend the inputs, or, if that many may be left out, set a higher "
+                "documents.max_bad_fraction"
+            )
+        for warning in [bad] * bool(bad) if inputs.is_store else forecast(fresh, inputs, samples)["warnings"]:
             say(f"warning: {warning}")
         first = out.create(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
         if not first and stored_plan(out) is None and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest:

@@ -24,6 +24,7 @@ from packprep.documents.sample import (
     look_at_tokens,
 )
 from packprep.documents.supervision import Conversation, tokenize_supervised
+from packprep.documents.tally import Tally
 from packprep.randomness import CALIBRATION, bits64, text_key
 from packprep.recipe import DocumentKeys
 from packprep.sources.formats import FORMATS, position_of
@@ -53,6 +54,7 @@ class Estimates:
     sizes: np.ndarray  # int64[k]: their text bytes
     read_s_per_byte: float = 0.0  # of that text: what a core took for the sample; never stored
     tokenize_s_per_byte: float = 0.0  # the same to tokenize it
+    tally: Tally | None = None  # of the bad ones; None where a token store's sample tells the rest
 
     def error_of(self, source: PlannedSource) -> float:
         """The standard error of the tokens that are used, as a part of them: chance also decides which documents those are.
@@ -99,13 +101,17 @@ def calibrate(
         supervise = _warmed(supervise, clock)
     ratios: dict[str, int] = {}
     seen: list[Looked] = []
+    tally = Tally()
     for name, (format, compression), own, key in _kinds(source):
+        of_kind = Tally()
         if FORMATS[format].holds == "tokens":
-            looked = look_at_tokens(source, own, key, settings, vocabulary, precise, clock)
+            looked = look_at_tokens(source, own, key, settings, vocabulary, precise, clock, of_kind)
         elif (position := position_of(format, compression)) == "byte":
-            looked = look_at_lines(source, own, format, key, supervise, count, precise, clock)
+            looked = look_at_lines(source, own, format, key, supervise, count, precise, clock, of_kind)
         else:
-            looked = look_at_pieces(source, own, position == "stream", key, supervise, count, precise, precise, clock)
+            streams = position == "stream"
+            looked = look_at_pieces(source, own, streams, key, supervise, count, precise, precise, clock, of_kind)
+        tally.join(of_kind, float(looked.weights.sum()))
         ratio = round(1024 * looked.text_bytes / looked.held) if looked.held and looked.text_bytes else 1024
         ratios[name] = min(max(ratio, 1), highest_ratio(source))
         seen.append(looked)
@@ -130,6 +136,7 @@ def calibrate(
         sizes[filled].astype(np.int64),
         sum(look.read_s for look in seen) / max(1.0, as_planned),
         tokenize_s / max(1.0, as_planned),
+        tally,
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from packprep.clock import Clock
 from packprep.documents.reading import take_tokens
+from packprep.documents.tally import Tally
 from packprep.randomness import CALIBRATION, permute, uniforms
 from packprep.recipe import DocumentKeys
 from packprep.sources.formats import (
@@ -29,7 +30,7 @@ from packprep.sources.formats import (
     position_of,
     read,
 )
-from packprep.sources.formats.batch import MAX_LINE_BYTES, Supervision, open_source
+from packprep.sources.formats.batch import MAX_LINE_BYTES, Reject, Supervision, open_source
 from packprep.sources.formats.compressed import decompressed, said_bytes
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import BOM, Outcome
@@ -134,33 +135,42 @@ def look_at_lines(
     count: Count,
     precise: bool,
     clock: Clock,
+    tally: Tally,
 ) -> Looked:
     """What places in windows all over files of lines tell of all. precise: windows until the tokens are known well enough. Of
     files that are small, or read in some seconds where it is to be precise, all are read."""
     starts, files = _starts_of(source, pieces)
     held = int(starts[-1])
     if held <= (READ_BYTES if precise else WHOLE_BYTES):
-        return look_at_pieces(source, pieces, False, key, supervise, count, precise, True, clock)
+        return look_at_pieces(source, pieces, False, key, supervise, count, precise, True, clock, tally)
+    tally.is_whole = False
     decode = FORMATS[format].module.line_decoder(source.source.text_key, _fields(source, supervise))
     rates: list[float] = []  # tokens per byte, by window
     documents: list[tuple[int, float, float]] = []  # text bytes, tokens, bytes of the line
     text_rates: list[float] = []
     read_rates: list[float] = []  # seconds per byte
     supervised = chat = False
-    looked_at, last, document, read_s = 0, _NO_LINE, None, 0.0
+    looked_at, last, document, bad, read_s = 0, _NO_LINE, None, 0, 0.0
     for round_ in range(ROUNDS if precise else 1):
         for lines in _windows(source, starts, files, key, round_):
             found: list[tuple[str, Any] | None] = []
             seconds: list[float] = []
+            stand_for, of_window, bad_places = 0.0, 0.0, 0
             for line, _ in lines:
                 if line is not last:
+                    rejects: list[Reject] = []
                     before = clock.seconds.get("read", 0.0)
                     with clock.stage("read"):
-                        last, document = line, _document(decode, line.data, supervise)
+                        last, document = line, _document(decode, line.data, supervise, rejects, line.begin)
                     read_s = clock.seconds["read"] - before
                     looked_at += len(line.data)
+                    bad = tally.count(int(document is not None or bool(rejects)), rejects, line.path)
                 found.append(document)
                 seconds.append(read_s)
+                bad_places += bad
+                stand_for += (document is not None or bad) / (len(line.data) + 1)
+                of_window += bad / (len(line.data) + 1)
+            tally.add_unit(len(lines), bad_places, stand_for, of_window)
             whole = [document or ("", None) for document in found]
             places_ = [
                 Place(text, conversation, at) for (text, conversation), (_, at) in zip(whole, lines, strict=True)
@@ -190,13 +200,23 @@ def look_at_lines(
     return Looked(held, text_bytes, held * error, sizes_, tokens_, weights, supervised, chat, read_all_s)
 
 
-def _document(decode: Callable[[bytes], Outcome], line: bytes, supervise: Supervise | None) -> tuple[str, Any] | None:
-    """(the text of a line, its conversation or None); None where it is blank, bad or too large."""
+def _document(
+    decode: Callable[[bytes], Outcome],
+    line: bytes,
+    supervise: Supervise | None,
+    rejects: list[Reject] | None = None,
+    position: int = -1,
+) -> tuple[str, Any] | None:
+    """(the text of a line, its conversation or None); None where it is blank, bad or too large. rejects: gets a bad one."""
     outcome = decode(line) if line and len(line) <= MAX_LINE_BYTES and not line.isspace() else None
     if isinstance(outcome, Supervision) and supervise is not None:
         alone = Batch([outcome.text or ""], np.zeros(1, np.int32), np.zeros(1, np.int64), [], {0: outcome})
         batch, conversations = supervise(alone)
-        return (batch.texts[0], conversations.get(0)) if batch.texts else None
+        if batch.texts:
+            return batch.texts[0], conversations.get(0)
+        outcome = batch.rejects[0].reason, batch.rejects[0].detail
+    if rejects is not None and isinstance(outcome, tuple):
+        rejects.append(Reject(0, position, *outcome))
     return (outcome, None) if isinstance(outcome, str) else None
 
 
@@ -358,11 +378,19 @@ def _size(text: str, conversation: Any) -> int:
     return len(text.encode()) + TOKEN_TEXT_BYTES * slots
 
 
-def _read(source: PlannedSource, parts: Iterable[Slice], supervise: Supervise | None) -> Iterator[Look]:
+def _read(
+    source: PlannedSource, parts: Iterable[Slice], supervise: Supervise | None, tally: Tally | None = None
+) -> Iterator[Look]:
+    documents = bad = 0
     for part in parts:
         for batch in read(part, source.source.text_key, fields=_fields(source, supervise)):
             batch, conversations = supervise(batch) if supervise else (batch, {})
+            if tally is not None:
+                of_batch = len(batch.texts) + len(batch.rejects)
+                documents, bad = documents + of_batch, bad + tally.count(of_batch, batch.rejects, part.path)
             yield batch.texts, [conversations.get(i) for i in range(len(batch.texts))]
+    if tally is not None:
+        tally.add_unit(documents, bad, documents, bad)
 
 
 def look_at_pieces(
@@ -375,6 +403,7 @@ def look_at_pieces(
     precise: bool,
     whole: bool,
     clock: Clock,
+    tally: Tally,
 ) -> Looked:
     """What pieces of one kind, whole or the begins of a few, tell of all. compressed: they are compressed files of lines.
     precise: `whole`, and many places in them."""
@@ -382,12 +411,12 @@ def look_at_pieces(
     before = clock.seconds.get("read", 0.0)
     if whole:
         looks = [
-            _Piece(held_by(source, [piece]), True, _read(source, source.slices_of(piece), supervise))
+            _Piece(held_by(source, [piece]), True, _read(source, source.slices_of(piece), supervise, tally))
             for piece in chosen
         ]
     else:
         with clock.stage("read"):
-            looks = [_begin(source, piece, supervise) for piece in chosen]
+            looks = [_begin(source, piece, supervise, tally) for piece in chosen]
     expected = sum(look.held for look in looks) * (4 if compressed else 1)  # about what text expands to
     few = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
     found, text_bytes = _at_places(
@@ -397,6 +426,7 @@ def look_at_pieces(
     looked_at = _note(source, pieces, key, text_bytes) if noted else [look.held for look in looks]
     held, of_all, error = held_by(source, pieces), found.text_bytes, found.error
     if len(looks) < len(pieces) or not all(look.whole for look in looks):
+        tally.is_whole = False
         of_all = held if noted else held * sum(text_bytes) / max(sum(looked_at), 1.0)
         error = math.hypot(_error_of_ratio(text_bytes, looked_at), error)
     part = of_all / found.text_bytes if found.text_bytes else 1.0
@@ -428,7 +458,7 @@ def _note(source: PlannedSource, pieces: np.ndarray, key: np.uint64, text_bytes:
     return [of_text * n_bytes for n_bytes in said[: len(text_bytes)]]
 
 
-def _begin(source: PlannedSource, piece: int, supervise: Supervise | None) -> _Piece:
+def _begin(source: PlannedSource, piece: int, supervise: Supervise | None, tally: Tally | None = None) -> _Piece:
     """The begin of a piece, PIECE_TEXT_BYTES of it on disk, or all."""
     found = source.pieces.at(np.array([piece]))
     stored, i = max(1, int(found.bytes[0])), int(found.file[0])
@@ -437,7 +467,7 @@ def _begin(source: PlannedSource, piece: int, supervise: Supervise | None) -> _P
         path = os.path.join(source.prefix, source.files.names[i])
         lines, looked = _begin_of_stream(path, int(source.files.sizes[i]), compression)
         decode = FORMATS[format].module.line_decoder(source.source.text_key, _fields(source, supervise))
-        texts, share = _texts_of(decode, lines, supervise)
+        texts, share = _texts_of(decode, lines, supervise, path, tally)
         return _Piece(looked * share, looked >= stored and share == 1.0, iter([texts]))
     weight = 1 << 20
     hi = weight if stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
@@ -445,7 +475,7 @@ def _begin(source: PlannedSource, piece: int, supervise: Supervise | None) -> _P
     held = held_by(source, [piece]) * hi / weight
     if position_of(format, compression) == "whole":  # whole files
         held = float(sum(part.size for part in parts))
-    texts_, share = _some(_read(source, parts, supervise))
+    texts_, share = _some(_read(source, parts, supervise, tally))
     return _Piece(held * share, hi == weight and share == 1.0, iter([texts_]))
 
 
@@ -463,12 +493,21 @@ def _some(found: Iterator[Look]) -> tuple[Look, float]:
     return (texts, conversations), held / n_bytes if n_bytes else 1.0
 
 
-def _texts_of(decode: Callable[[bytes], Outcome], lines: bytes, supervise: Supervise | None) -> tuple[Look, float]:
+def _texts_of(
+    decode: Callable[[bytes], Outcome], lines: bytes, supervise: Supervise | None, path: str, tally: Tally | None
+) -> tuple[Look, float]:
     """(the texts of whole lines, at most HELD_DOCUMENTS, and the part of the bytes that these lines are)."""
     *some, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
     share = 1 - len(rest) / len(lines) if len(some) == HELD_DOCUMENTS else 1.0
-    found = [_document(decode, line, supervise) for line in (some if share < 1 else [*some, rest])]
-    return _texts_and_conversations(found), share
+    rejects: list[Reject] = []
+    own = some if share < 1 else [*some, rest]
+    found = [_document(decode, line, supervise, rejects) for line in own]
+    texts, conversations = _texts_and_conversations(found)
+    if tally is not None:
+        documents = len(texts) + len(rejects)
+        bad = tally.count(documents, rejects, path)
+        tally.add_unit(documents, bad, documents, bad)
+    return (texts, conversations), share
 
 
 def _begin_of_stream(path: str, size: int, compression: str) -> tuple[bytes, float]:
@@ -512,6 +551,7 @@ def look_at_tokens(
     vocabulary: Vocabulary,
     precise: bool,
     clock: Clock,
+    tally: Tally,
 ) -> Looked:
     """What some pieces of one kind say, or the begins of a few. The bytes of a begin are those of the ids that are read, so
     that a few long documents do not mislead."""
@@ -525,12 +565,18 @@ def look_at_tokens(
         stored, weight = max(1, int(found.bytes[0])), 1 << 20
         hi = weight if precise or stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
         (part,) = source.slices_of(piece, 0, 0, hi, weight)
-        count = 0
+        count = of_piece = bad = 0
         fields = Fields.of(source.source, source.law) if settings.loss_spans == "use" else None
         for batch in clock.steps("read", read(part, source.source.text_key, fields=fields)):
             if batch.tokens is not None and documents < HELD_DOCUMENTS:
                 count, documents = count + len(batch.tokens.ids), documents + len(batch.positions)
-                lengths.append(np.diff(take_tokens(batch.tokens, settings, vocabulary).offsets))
+                taken = take_tokens(batch.tokens, settings, vocabulary)
+                lengths.append(np.diff(taken.offsets))
+                positions = batch.positions.tolist()
+                own = [Reject(0, positions[i], reason, detail) for i, reason, detail in taken.rejected]
+                of_batch = len(positions) + len(batch.rejects)
+                of_piece, bad = of_piece + of_batch, bad + tally.count(of_batch, [*batch.rejects, *own], part.path)
+        tally.add_unit(of_piece, bad, of_piece, bad)
         per_token, all_of_it = (
             bytes_per_token(part, source.source.text_key),
             documents < HELD_DOCUMENTS and hi == weight,
@@ -540,6 +586,7 @@ def look_at_tokens(
         whole &= all_of_it
     held = held_by(source, pieces)
     all_read = whole and len(looked_at) == len(pieces)
+    tally.is_whole &= all_read
     text_bytes = held * sum(n_read) / sum(looked_at) if sum(looked_at) else 0.0
     found_lengths = np.concatenate([np.zeros(0, np.int64), *lengths])
     stand_for = text_bytes / sum(n_read) if sum(n_read) else 1.0

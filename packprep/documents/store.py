@@ -36,7 +36,7 @@ import mmap
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
@@ -273,7 +273,8 @@ def _layout(head: bytes, size: int, where: str) -> Places:
 def estimates_as_json(estimates: Estimates, piece_bytes: Mapping[int, Sequence[int]]) -> dict[str, Any]:
     """What a sample of a source told, as a store's plan keeps it; piece_bytes: of `Files`, as it noted them."""
     columns = {name: getattr(estimates, name).tolist() for name in ("lengths", "length_weights", "sizes")}
-    kept = {key: value for key, value in asdict(estimates).items() if not key.endswith("_s_per_byte")}
+    own = asdict(replace(estimates, tally=None))
+    kept = {key: value for key, value in own.items() if key != "tally" and not key.endswith("_s_per_byte")}
     return {**kept, **columns, "piece_bytes": {str(i): list(held) for i, held in piece_bytes.items()}}
 
 

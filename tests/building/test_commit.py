@@ -299,7 +299,7 @@ def test_a_source_of_which_nothing_is_used_is_an_error_with_its_cause(tmp_path, 
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
 
 
-def test_encodings_that_the_first_look_missed_are_told_at_publication(tmp_path):
+def test_encodings_that_the_first_look_missed_are_told_by_the_sample(tmp_path):
     utf16 = '{"text": "é"}\n'.encode("utf-16")
     for i in range(9):
         made.write(tmp_path / f"{i}.jsonl", b'{"text": ""}\n' if i == 0 else utf16)
@@ -315,7 +315,7 @@ def test_a_hundred_bad_documents_are_let_pass_among_ten_times_as_many(tmp_path, 
         return
     few = ", and 100 are let pass only where 10 times as many are used" if bad == 1 else ""
     with pytest.raises(
-        BuildError, match=rf"{bad} of {bad + used} documents are bad.*= 0.001 of them{few}; .*another folder"
+        BuildError, match=rf"{bad} of {bad + used} documents are bad.*= 0.001 of them{few}; .*Nothing was built"
     ):
         made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
 

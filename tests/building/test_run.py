@@ -338,15 +338,39 @@ def test_bad_documents_fail_stops_the_build_and_names_the_first(tmp_path):
         assert not made.temporaries(tmp_path / f"out{workers}")
 
 
-def test_too_many_bad_documents_are_no_dataset(tmp_path):
+@pytest.mark.parametrize("is_store", [False, True])
+def test_too_many_bad_documents_stop_a_build_at_its_start(tmp_path, is_store):
     corpus_with_bad(tmp_path, 300, 101)
     with pytest.raises(
-        BuildError, match=r"101 of 401 documents are bad \(malformed_json 101\), more than documents.max_bad.*rejects"
+        BuildError,
+        match=r"101 of 401 documents are bad \(malformed_json 101\), more than documents.max_bad_fraction = 0.001 of them; "
+        r".*a.jsonl: document at \d+: malformed_json: not JSON.*Nothing was built",
     ):
-        made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
-    assert not (tmp_path / "out" / MANIFEST_NAME).exists()
+        made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out", is_store=is_store)
+    assert not (tmp_path / "out").exists() or not made.contents(tmp_path / "out")
     allowed = made.table("a.jsonl", documents={"max_bad_fraction": 0.3})
-    assert made.build(allowed, tmp_path, tmp_path / "out2").manifest is not None
+    assert made.build(allowed, tmp_path, tmp_path / "out", is_store=is_store).manifest is not None
+
+
+def test_a_sample_that_leaves_it_open_whether_too_many_are_bad_is_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr("packprep.documents.sample.WHOLE_BYTES", 1 << 10)
+    lines = [json.dumps({"text": text}) for text in made.texts(2000)]
+    lines[::50] = [json.dumps({"tex": "word " * 50})] * 40
+    made.write(tmp_path / "a.jsonl", "\n".join(lines * 5).encode())
+    said = made.Silent()
+    said.say = (messages := []).append
+    recipe = read_recipe(made.table("a.jsonl"), tmp_path)
+    with pytest.raises(BuildError, match=r"200 of 10000 documents are bad.*and the same --out: the shards are made"):
+        run_build(recipe, tmp_path / "out", said)
+    assert [m for m in messages if re.search(r"warning: about \d\.\d% of the documents are bad, \d+ of a sample of", m)]
+
+
+def test_a_sample_that_is_clear_stops_a_build_at_its_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("packprep.documents.sample.WHOLE_BYTES", 1 << 10)
+    lines = [json.dumps({"tex" if i % 4 == 0 else "text": text}) for i, text in enumerate(made.texts(2000))]
+    made.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
+    with pytest.raises(BuildError, match=r"about 2\d\.\d% of the documents are bad.*missing_text.*Nothing was built"):
+        made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
 
 
 def limited(fraction):
