@@ -432,7 +432,10 @@ def test_plan_says_what_stands_in_a_folder_and_what_is_to_come(corpus, dataset, 
         (half / f"receipts/000/{shard:06d}.json").unlink()
     before = contents(half)
     said = inside("plan", corpus / "recipe.toml", "--out", half, "--workers", 9).out
-    assert f"\n{half}: 3 of 5 shards are done; " in said and " s with 2 workers, by the time that the sample took here: a core " in said
+    assert (
+        f"\n{half}: 3 of 5 shards are done; " in said
+        and " s with 2 workers, by the time that the sample took here: a core " in said
+    )
     assert contents(half) == before
     assert planned(dataset)["to_come"]["seconds"] == planned(dataset)["to_come"]["output_bytes"] == 0
     other = refused("plan", corpus / "recipe.toml", "--out", half, "--seed", 7)

@@ -35,6 +35,7 @@ from packprep.tokenizer.roles import Vocabulary
 
 TOKENIZED_CHARACTERS = 4 << 10
 """Of a text longer than two of them, a window: how many tokens a byte makes hardly changes within a document."""
+WARM_UP_CHARACTERS = 256
 FIRST_CHARACTERS = 128 << 10
 MAX_RATIO = 1 << 24  # per 1024
 
@@ -217,9 +218,10 @@ def _counter(engine: Engine, vocabulary: Vocabulary, special_text: str, clock: C
                     conversations[len(windows)] = own
                 windows.append(window)
         if not counted and windows:  # the first call of a library takes longer
-            first = {0: conversations[0]} if 0 in conversations else {}
+            begin = windows[0][:WARM_UP_CHARACTERS]
+            first = {0: Conversation(begin, ((0, len(begin)),))} if conversations else {}
             with clock.stage("warm-up"):
-                tokenize_supervised(engine, windows[:1], first, special_text, vocabulary)
+                tokenize_supervised(engine, [begin], first, special_text, vocabulary)
         with clock.stage("tokenize"):
             tokens, _ = tokenize_supervised(engine, windows, conversations, special_text, vocabulary)
         counted.append(len(tokens.ids))
