@@ -114,11 +114,12 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
                     f"{fill:.0%} of a row; "
                     "more sentinels make longer ones"
                 )
-    of_text: dict[str, list[float]] = {"read": [], "tokenize": []}  # a core's seconds, by source
+    read_s, tokenize_s, renders = 0.0, 0.0, False  # a core's seconds
     for source, sample in zip(plan["sources"], samples, strict=True):
-        is_stored = source["name"] in inputs.stores
-        of_text["read"].append(source["text_bytes"] * (1e-6 / STORE_MB_S if is_stored else sample.read_s_per_byte))
-        of_text["tokenize"].append(0.0 if is_stored else source["text_bytes"] * sample.tokenize_s_per_byte)
+        in_store = source["name"] in inputs.stores
+        read_s += source["text_bytes"] * (1e-6 / STORE_MB_S if in_store else sample.read_s_per_byte)
+        tokenize_s += source["text_bytes"] * sample.tokenize_s_per_byte
+        renders |= sample.chat and not in_store
     sources = []
     errors = [source["tokens"] * source["relative_error"] for source in plan["sources"]]  # in tokens
     all_errors = sum(error**2 for error in errors)
@@ -168,9 +169,10 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         "output_bytes": round(packed.file_bytes),
         "store": None if inputs.stores else _of_store(plan, recipe),
         "worker_bytes": PROCESS_BYTES + round(per_shard * 3 * item + slots_per_shard * slot_bytes * 2),
-        "read_s": sum(of_text["read"]),
-        "tokenize_s": sum(of_text["tokenize"]),
-        "renders": any(sample.chat for sample in samples),
+        "sampled": inputs.has_text,
+        "renders": renders,
+        "read_s": read_s,
+        "tokenize_s": tokenize_s,
         "engine": plan["engine"],
         "fingerprint": plan["fingerprint"],
         "sources": sources,
@@ -239,6 +241,7 @@ def outlook(found: Mapping[str, Any], missing: int, workers: int) -> dict[str, A
 
     missing: shards that are not done. workers: processes. The seconds rest on what a core took for the calibration sample here
     (read_mb_s and tokenize_mb_s of text, None where nothing is), on rows_mb_s of output, and on kernels that are not compiled.
+    Token stores are read at STORE_MB_S.
     """
     text_bytes, output_bytes = (found[key] * missing // found["shards"] for key in ("text_bytes", "output_bytes"))
     seconds = found["read_s"], found["tokenize_s"]
@@ -254,6 +257,7 @@ def outlook(found: Mapping[str, Any], missing: int, workers: int) -> dict[str, A
         "text_bytes": text_bytes,
         "read_mb_s": read_mb_s,
         "tokenize_mb_s": tokenize_mb_s,
+        "sampled": found["sampled"],
         "renders": found["renders"],
         "rows_mb_s": ROWS_MB_S,
         "compile_s": compile_s,

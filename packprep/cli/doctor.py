@@ -96,7 +96,8 @@ def _engine_of(plan: Mapping[str, Any], inputs: Inputs, figures: Mapping[str, An
     vocabulary, documents = inputs.vocabulary, inputs.recipe.documents
     engine = load_engine(plan["engine"], vocabulary, documents.special_text)
     says = engine_in_words(engine, inputs.recipe.engine, vocabulary)
-    if seconds := (figures["read_s"] + figures["tokenize_s"]) * 1e9 / max(1, figures["text_bytes"]):
+    if figures["sampled"]:
+        seconds = (figures["read_s"] + figures["tokenize_s"]) * 1e9 / max(1, figures["text_bytes"])
         act = "read, render and tokenize" if figures["renders"] else "read and tokenize"
         says += f"; to {act} 1 GB as in this recipe's sample takes a core {seconds:,.0f} s here"
     faster = [

@@ -103,13 +103,12 @@ def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] 
     if come["missing"]:
         steps = [("reads and renders" if come["renders"] else "reads", come["read_mb_s"], "text")]
         steps += [("tokenizes", come["tokenize_mb_s"], "text"), ("packs and writes", come["rows_mb_s"], "rows")]
-        rates = [f"{what} {rate:,.3g} MB/s of {of}" for what, rate, of in steps if rate is not None]
+        rates = [f"{what} {float(f'{rate:.3g}'):,g} MB/s of {of}" for what, rate, of in steps if rate is not None]
         compiling = f", {come['compile_s']} s to compile kernels" if come["compile_s"] else ""
         workers = f"{come['workers']} worker{'s' * (come['workers'] > 1)}"
-        put_line(
-            f"about {duration(come['seconds'])} with {workers}, by the time that the sample took here: a core "
-            f"{', '.join(rates[:-1])} and {rates[-1]}, if the disk keeps up{compiling}"
-        )
+        by = ", by the time that the sample took here" if come["sampled"] else ""
+        core = f"{', '.join(rates[:-1])} and {rates[-1]}, if the disk keeps up{compiling}"
+        put_line(f"about {duration(come['seconds'])} with {workers}{by}: a core {core}")
     if out is None:
         return
     done = f"{shards - come['missing']} of {shards} shards are done" if out["begun"] else "nothing was begun"
