@@ -35,7 +35,6 @@ from tests.verification.damage import (
 
 ALL = -1
 NOT_FOUND = {
-    "removed: digest of a replaced dataset": "only that dataset's dataset.json tells its digest, and it may be gone",
     "removed: a document without segments": "`remove` lists such documents too, and the rows are the same",
 }
 
@@ -151,7 +150,7 @@ def forge_removed(out: Path, chance: random.Random) -> Forgery:
         arrays = arrays_of(out, b)
         here.update(arrays["segment_doc"][arrays["segment_source"] == number].tolist())
     every = sorted(here)
-    kind = chance.choice(["change", "leave out", "add", "swap", "form", "replaced", "replaced digest"])
+    kind = chance.choice(["change", "leave out", "add", "swap", "form", "replaced", "replaced"])
     if kind == "change":
         positions[chance.randrange(3)] = chance.choice([*every, positions[0] + 1, 1 << 40])
     elif kind == "leave out":
@@ -181,19 +180,25 @@ def forge_removed(out: Path, chance: random.Random) -> Forgery:
         else:
             positions[0] = chance.choice([float(positions[0]), True, [positions[0]], str(positions[0])])
     elif kind == "replaced":
-        what, i = chance.randrange(4), chance.randrange(2)
+        what, i = chance.randrange(6), chance.randrange(2)
         if what == 0:
             del replaces[i]
         elif what == 1:
             replaces.reverse()
         elif what == 2:
             replaces.insert(i, dict(chance.choice(replaces)))
+        elif what == 3:
+            shards = dict(replaces[i]["shards"])
+            number = chance.choice(sorted(shards))
+            entry = shards.pop(number)
+            if chance.random() < 0.5:
+                shards[number] = {**entry, "tokens": entry["tokens"] + 1}
+            replaces[i]["shards"] = shards
+        elif what == 4:
+            replaces[i]["ledger"] = {**replaces[i]["ledger"], "rows": 1}
         else:
-            key = chance.choice([key for key in sorted(replaces[i]) if key != "digest"])
+            key = chance.choice(["fingerprint", "digest", "plan", "removed"][: 3 + i])
             replaces[i][key] = f"{chance.getrandbits(128):032x}"
-    else:
-        kind = "digest of a replaced dataset"
-        replaces[chance.randrange(2)]["digest"] = f"{chance.getrandbits(128):032x}"
     for files in documents.values() if kind not in ("form", "leave out") else ():
         for name in files:
             files[name] = sorted(set(files[name]))
