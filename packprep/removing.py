@@ -94,11 +94,6 @@ def remove_documents(
         plan = open_plan(local.folder, found=found)
         listed = read_list(Path(documents), plan)
         data = encode_removed(_joined(plan.removed.documents, listed))
-        before = {"fingerprint": manifest["fingerprint"], "digest": manifest["digest"], "plan": plan.digest}
-        if plan.removed_digest:
-            before["removed"] = plan.removed_digest
-        lists = {"digest": digest_of(data), "replaces": [*replaced(found[0]), before]}
-        planned = encode(as_stored(with_removed(found[0], plan, lists), LATER))
         lost = _Lost(local, manifest, plan, listed)
         lost.search()
         if not lost.shards:
@@ -106,6 +101,8 @@ def remove_documents(
                 f"--documents {documents}: none of its documents has a segment in {old} ({why_nothing(lost.described())}): "
                 "there is nothing to remove"
             )
+        lists = {"digest": digest_of(data), "replaces": [*replaced(found[0]), _replaced(manifest, plan, lost.shards)]}
+        planned = encode(as_stored(with_removed(found[0], plan, lists), LATER))
         _begin(new, planned, data, plan)
         without_them = open_plan(new)
         without_them.max_bad_fraction = manifest.get("max_bad_fraction", plan.max_bad_fraction)
@@ -187,6 +184,18 @@ def _joined(one: Mapping[str, Mapping[str, list[int]]], other: Mapping[str, Mapp
             for file, positions in files.items():
                 joined.setdefault(source, {}).setdefault(file, []).extend(positions)
     return joined
+
+
+def _replaced(manifest: Manifest, plan: Plan, changed: list[int]) -> dict[str, Any]:
+    """Return how the new plan names the dataset that it replaces. changed: the shards that lose something."""
+    return {
+        "fingerprint": manifest["fingerprint"],
+        "digest": manifest["digest"],
+        "plan": plan.digest,
+        **({"removed": plan.removed_digest} if plan.removed_digest else {}),
+        "ledger": manifest["ledger"],
+        "shards": {f"{b}": manifest["shards"][b] for b in changed},
+    }
 
 
 def _begin(out: Folder, planned: bytes, removed: bytes, plan: Plan) -> None:

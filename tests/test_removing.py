@@ -454,5 +454,5 @@ def test_a_foreign_dataset_among_those_that_are_replaced_is_found(twice, tmp_pat
     assert sound(new, None) and own.keys() - named.keys() == ({"removed"} if number else set())
     edit_plan(new, lambda plan: plan["removed"]["replaces"][number].update(named))
     faults = verify_dataset(new, None, {}, (0, 1), 0, made.Silent())["listed"]
-    for key in ("fingerprint", "plan"):
+    for key in ("fingerprint", "plan", "digest"):
         assert ("P2", named[key]) in {(fault["promise"], fault["value"]) for fault in faults}

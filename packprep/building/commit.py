@@ -19,6 +19,7 @@ from packprep.building.removal import REMOVED
 from packprep.building.work import OTHER_LENGTH, Made, StoreShard
 from packprep.dataset import shard as shard_format
 from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
+from packprep.dataset.manifest import named_removal
 from packprep.dataset.token_slots import LAWS
 from packprep.documents import store
 from packprep.documents.reading import is_bad
@@ -285,7 +286,7 @@ def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mappi
         "recipe": stored["recipe"],
         "fingerprint": stored["fingerprint"],
         **({"kind": STORE} if plan.is_store else {}),
-        **({"removed": stored["removed"]} if plan.removed_digest else {}),
+        **({"removed": named_removal(stored)} if plan.removed_digest else {}),
         **(
             {"max_bad_fraction": limit} if (limit := plan.max_bad_fraction) != recipe.documents.max_bad_fraction else {}
         ),

@@ -136,11 +136,16 @@ class FileForm(_Part):
 
 
 class ReplacedForm(_Part):
-    """A dataset that has what this one lost: its fingerprint, and the digests of its manifest, plan and removed.json."""
+    """A dataset that has what this one lost: its fingerprint, and the digests of its manifest, plan and removed.json.
+
+    ledger, and shards by number: what its manifest says otherwise than that of its successor.
+    """
 
     fingerprint: Digest
     digest: Digest
     plan: Digest
+    ledger: dict[str, Any]
+    shards: dict[str, dict[str, Any]]
     removed: Digest | None = None
 
 
@@ -432,6 +437,19 @@ def plan_digests(stored: Mapping[str, Any], digest: str) -> tuple[str, ...]:
     """The digests of plans that receipts of an output may have: its plan's, and, of shards that lost no document, those of the
     datasets that it replaces."""
     return digest, *(entry["plan"] for entry in replaced(stored))
+
+
+def plan_digest_of(stored: Mapping[str, Any], digest: str, shard: int) -> str:
+    """Return the digest of the plan by which a shard was made: this one's, or that of the dataset since which it lost nothing.
+
+    digest: of the plan `stored`.
+    """
+    later = digest
+    for entry in reversed(replaced(stored)):
+        if f"{shard}" in entry["shards"]:
+            break
+        later = entry["plan"]
+    return later
 
 
 def with_removed(stored: Mapping[str, Any], plan: "Plan", removed: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -186,18 +186,20 @@ def _is_recipe(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(key, {}), dict) for key in ("documents", "output"))
 
 
+_REPLACED = ("fingerprint", "digest", "plan", "removed")
+"""What a manifest says of a dataset that it replaces; the last where that had lost documents, too."""
+
+
 def _is_removal(value: Any) -> bool:
     """Whether it has a digest, and lists datasets by their digests."""
     if not isinstance(value, dict) or value.keys() != {"digest", "replaces"}:
         return False
-    entries, keys = value["replaces"], {"fingerprint", "digest", "plan"}
+    entries, keys = value["replaces"], {*_REPLACED} - {"removed"}
     return (
         is_digest(value["digest"])
         and isinstance(entries, list)
         and all(
-            isinstance(entry, dict)
-            and keys <= entry.keys() <= {*keys, "removed"}
-            and all(map(is_digest, entry.values()))
+            isinstance(entry, dict) and keys <= entry.keys() <= {*_REPLACED} and all(map(is_digest, entry.values()))
             for entry in entries
         )
     )
@@ -292,11 +294,17 @@ def _check(
             raise DatasetError(f"{where}: {key} is {value[key]!r:.200} and should be {what}")
 
 
-def replaced(of: Mapping[str, Any]) -> list[dict[str, str]]:
+def replaced(of: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The datasets that the one of this plan or manifest replaces, of which it lost documents: {fingerprint, digest, plan},
-    and removed, the digest of the removed.json of one that had lost some."""
-    found: list[dict[str, str]] = (of.get("removed") or {"replaces": []})["replaces"]
+    and removed, the digest of the removed.json of one that had lost some; a plan's say more, as `plan.ReplacedForm`."""
+    found: list[dict[str, Any]] = (of.get("removed") or {"replaces": []})["replaces"]
     return found
+
+
+def named_removal(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a manifest says of removed documents. plan: as stored, which says more of what is replaced."""
+    entries = [{key: entry[key] for key in _REPLACED if key in entry} for entry in replaced(plan)]
+    return {"digest": plan["removed"]["digest"], "replaces": entries}
 
 
 def removed_digest(of: Mapping[str, Any]) -> str | None:

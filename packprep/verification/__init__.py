@@ -206,7 +206,7 @@ def verify_dataset(
         ledgers: list[Mapping[str, Any]] = []
         if array[0] == 0:
             check_manifest(folder, plan, manifest, faults)
-            check_replaced(stored, plan, faults)
+            check_replaced(stored, plan, manifest, faults)
             check_plan_follows(plan, faults)
             if recipe is not None:
                 check_recipe(plan, recipe, moved, faults)

@@ -14,7 +14,7 @@ from typing import Any
 
 from packprep.building.commit import REJECTS_KEYS, bad_documents, make_manifest, read_receipt, too_many_bad
 from packprep.building.ledger import imbalances, is_ledger
-from packprep.building.plan import Plan, ids_of, open_store, plan_digests, plan_replaced
+from packprep.building.plan import Plan, ids_of, open_store, plan_digest_of, plan_replaced
 from packprep.building.planning import (
     UNSAMPLED,
     changed_keys,
@@ -26,7 +26,7 @@ from packprep.building.planning import (
 )
 from packprep.building.removal import encode_removed
 from packprep.building.stores import files_in, in_stores, of_store, patterns_of, template_of
-from packprep.dataset.manifest import LATER, replaced
+from packprep.dataset.manifest import LATER, named_removal, replaced
 from packprep.documents.calibration import Estimates, highest_ratio
 from packprep.documents.chat_template import find_template
 from packprep.errors import DatasetError, PackprepError, PlanError
@@ -103,13 +103,30 @@ def check_manifest(directory: Path, plan: Plan, manifest: Mapping[str, Any], fau
         faults.add("P2", MANIFEST_NAME, f"it lists {len(manifest['shards'])} shards and the plan has {plan.shards}")
 
 
-def check_replaced(stored: Mapping[str, Any], plan: Plan, faults: Faults) -> None:
+def check_replaced(stored: Mapping[str, Any], plan: Plan, manifest: Mapping[str, Any], faults: Faults) -> None:
     """P2 of the datasets that this one replaces: each is this one before it lost documents. stored: what `plan` is of."""
-    for i, entry in enumerate(replaced(stored)):
-        for key, value in zip(("fingerprint", "plan"), plan_replaced(stored, plan, i), strict=True):
-            if entry[key] != value:
+    entries, shards = replaced(stored), dict(enumerate(manifest["shards"]))
+    for i in reversed(range(len(entries))):
+        shards |= {int(b): entry for b, entry in entries[i]["shards"].items() if b.isdecimal()}
+        own_fingerprint, plan_digest = plan_replaced(stored, plan, i)
+        before = {
+            **{key: value for key, value in manifest.items() if key != "removed"},
+            "fingerprint": own_fingerprint,
+            "plan": {**manifest["plan"], "digest": plan_digest},
+            "shards": [shards[b] for b in sorted(shards)],
+            "ledger": entries[i]["ledger"],
+        }
+        if digest := entries[i].get("removed"):
+            before["removed"] = named_removal({"removed": {"digest": digest, "replaces": entries[:i]}})
+        expected = {
+            "fingerprint": own_fingerprint,
+            "plan": plan_digest,
+            "digest": own_digest(as_stored(before, LATER)),
+        }
+        for key, value in expected.items():
+            if entries[i][key] != value:
                 message = f"removed.replaces[{i}].{key} is not that of this dataset before it lost documents, {value}"
-                faults.add("P2", PLAN_NAME, message, value=entry[key])
+                faults.add("P2", PLAN_NAME, message, value=entries[i][key])
 
 
 def _named(manifest: Mapping[str, Any]) -> set[str]:
@@ -180,7 +197,7 @@ def check_shard_files(
     if digest_of(data) != entry["receipt_digest"]:
         faults.add("P1", name, f"its digest is {digest_of(data)}", value=entry["receipt_digest"])
         return is_there, None
-    if receipt["plan_digest"] not in plan_digests(plan.stored, plan_digest):
+    if receipt["plan_digest"] != plan_digest_of(plan.stored, plan_digest, shard):
         faults.add("P2", name, "it is of another plan", value=receipt["plan_digest"])
     for key in ("file", "rows", "segments", "tokens", "bytes", "digest"):
         if receipt[key] != entry[key]:

@@ -17,6 +17,7 @@ import numpy as np
 import zstandard
 
 from packprep.building.run import build
+from packprep.dataset.manifest import named_removal
 from packprep.dataset.shard import encode as encode_shard
 from packprep.dataset.shard import open_shard
 from packprep.format.digests import digest_of, own_digest
@@ -138,7 +139,9 @@ def edit_plan(directory: Path, change: Callable[[dict[str, Any]], dict[str, Any]
     for b in range(len(manifest_of(directory)["shards"])):
         if read_json(directory / receipt_name(b))["plan_digest"] == before:
             edit_receipt(directory, lambda receipt: receipt.update(plan_digest=after), b)
-    same = {key: plan[key] for key in ("fingerprint", "removed", "recipe", "tasks") if key in plan}
+    same = {key: plan[key] for key in ("fingerprint", "recipe", "tasks")}
+    if "removed" in plan:
+        same["removed"] = named_removal(plan)
     edit_manifest(directory, lambda manifest: manifest.update(same, plan={"file": "plan.json", "digest": after}))
 
 

@@ -35,7 +35,7 @@ from tests.verification.damage import (
 
 ALL = -1
 NOT_FOUND = {
-    "removed: digest of a replaced dataset": "only that dataset's dataset.json tells its digest, and it may be gone",
+    "removed: a document without segments": "`remove` lists such documents too, and the rows are the same",
 }
 
 
@@ -144,8 +144,13 @@ def forge_removed(out: Path, chance: random.Random) -> Forgery:
     source = chance.choice(sorted(documents))
     (file,) = documents[source]
     positions = documents[source][file]
-    every = sorted({int(doc) for b in range(plan.shards) for doc in arrays_of(out, b)["segment_doc"]})
-    kind = chance.choice(["change", "leave out", "add", "swap", "form", "replaced", "replaced digest"])
+    number = [one.name for one in plan.sources].index(source)
+    here = set[int]()  # documents of this file that have segments
+    for b in range(plan.shards):
+        arrays = arrays_of(out, b)
+        here.update(arrays["segment_doc"][arrays["segment_source"] == number].tolist())
+    every = sorted(here)
+    kind = chance.choice(["change", "leave out", "add", "swap", "form", "replaced", "replaced"])
     if kind == "change":
         positions[chance.randrange(3)] = chance.choice([*every, positions[0] + 1, 1 << 40])
     elif kind == "leave out":
@@ -153,6 +158,8 @@ def forge_removed(out: Path, chance: random.Random) -> Forgery:
         del (positions, documents[source], documents)[what][(chance.randrange(3), file, source)[what]]
     elif kind == "add":
         positions.append(chance.choice([*every, 0, 7, 1 << 50]))
+        if positions[-1] not in here:
+            kind = "a document without segments"
     elif kind == "swap":
         other = next(name for name in documents if name != source)
         (others,) = documents[other]
@@ -173,20 +180,26 @@ def forge_removed(out: Path, chance: random.Random) -> Forgery:
         else:
             positions[0] = chance.choice([float(positions[0]), True, [positions[0]], str(positions[0])])
     elif kind == "replaced":
-        what, i = chance.randrange(4), chance.randrange(2)
+        what, i = chance.randrange(6), chance.randrange(2)
         if what == 0:
             del replaces[i]
         elif what == 1:
             replaces.reverse()
         elif what == 2:
             replaces.insert(i, dict(chance.choice(replaces)))
+        elif what == 3:
+            shards = dict(replaces[i]["shards"])
+            number = chance.choice(sorted(shards))
+            entry = shards.pop(number)
+            if chance.random() < 0.5:
+                shards[number] = {**entry, "tokens": entry["tokens"] + 1}
+            replaces[i]["shards"] = shards
+        elif what == 4:
+            replaces[i]["ledger"] = {**replaces[i]["ledger"], "rows": 1}
         else:
-            key = chance.choice([key for key in sorted(replaces[i]) if key != "digest"])
+            key = chance.choice(["fingerprint", "digest", "plan", "removed"][: 3 + i])
             replaces[i][key] = f"{chance.getrandbits(128):032x}"
-    else:
-        kind = "digest of a replaced dataset"
-        replaces[chance.randrange(2)]["digest"] = f"{chance.getrandbits(128):032x}"
-    for files in documents.values() if kind in ("change", "add", "swap") else ():
+    for files in documents.values() if kind not in ("form", "leave out") else ():
         for name in files:
             files[name] = sorted(set(files[name]))
     data = encode(value)
