@@ -218,10 +218,10 @@ def _counter(engine: Engine, vocabulary: Vocabulary, special_text: str, clock: C
                     conversations[len(windows)] = own
                 windows.append(window)
         if not counted and windows:  # the first call of a library takes longer
-            begin = windows[0][:WARM_UP_CHARACTERS]
-            first = {0: Conversation(begin, ((0, len(begin)),))} if conversations else {}
+            short = windows[0][:WARM_UP_CHARACTERS]
+            first = {0: Conversation(short, ((0, len(short)),))} if conversations else {}
             with clock.stage("warm-up"):
-                tokenize_supervised(engine, [begin], first, special_text, vocabulary)
+                tokenize_supervised(engine, [short], first, special_text, vocabulary)
         with clock.stage("tokenize"):
             tokens, _ = tokenize_supervised(engine, windows, conversations, special_text, vocabulary)
         counted.append(len(tokens.ids))
