@@ -92,8 +92,9 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
 
 def _unpredicted(task: Task, bos: int) -> int:
     """Return how many leading tokens of a supervised body nothing predicts: 1 where the body begins the
-    segment, or a prefix, which holds its first token. In-place tasks predict each token at its own slot."""
-    if task.in_place:
+    segment, or a prefix, which holds its first token. In-place tasks without shift predict each token at its
+    own slot."""
+    if task.in_place and not task.shift:
         return 0
     return int(RULES[task.objective.attention].ahead == "prefix" or bos + task.mode == 0)
 

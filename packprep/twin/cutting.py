@@ -280,10 +280,11 @@ def cut_supervised(n_tokens, trained, recipe):
 def is_unpredicted(recipe, task, bos):
     """Whether no slot predicts the first token of a body, if it is trained."""
     facts = segment_facts([*recipe["tasks"], {"objective": "too_short"}][task], -1 if bos else None)
+    no_head = objectives.head_and_tail(facts)[0] == []
     if objectives.is_in_place(facts["objective"]):
-        return False
+        return no_head and bool(facts["parameters"].get("shift"))
     _, inputs = objectives.of(facts["objective"]).body([0] * 3, {**facts, "first_trained": 0})
-    return inputs > 0 or objectives.head_and_tail(facts)[0] == []
+    return inputs > 0 or no_head
 
 
 def eos_weight(trained, spans, start, n, n_tokens, rest_trained):
