@@ -51,13 +51,13 @@ def _next_token(first_slot, slots, prefix, pad, tokens, labels, loss_mask, train
 
 @kernel
 def _mark(
-    supervised, body, mode, n, eos, start, copy, span_begin, span_end, spans, span_weights, turns, last, eos_weight, pivot,
-    shift, trainable, weights,
+    supervised, body, mode, n, eos, start, copy, span_begin, span_end, spans, span_weights, turns,
+    last, eos_weight, pivot, shift, trainable, weights,
 ):  # fmt: skip
     """Set the trainable slots: all of the body and eos, and the mode token of next-token kinds, as in a shard
     without supervised documents; of a supervised segment its trained tokens, what is added at its pivot, and eos where the
-    last span reaches the end and is trained. The eos of a segment that is not its document's last is trained like the token
-    before it. mode: how many slots before the body hold such a mode token. Of a document's
+    last span reaches the end and is trained. The eos of a segment that is not its document's last
+    is trained like the token before it. mode: how many slots before the body hold such a mode token. Of a document's
     spans only those that reach into the segment are walked: it may have a million, and be cut into many.
 
     weights: float32, 1 each, takes those of the trained slots of supervised segments; of no slots where all are 1. What is added
@@ -143,8 +143,8 @@ def render_rows(
     that follow from rendering.
 
     begin: int64[m], index of each body's first token in the flat tokens `ids`. training: of the documents that the table
-    names. epoch: whose chance the rows have, as redraw gives them; what is stored is 0's. last: bool[m], which segments are
-    their documents' last; None: all are.
+    names. epoch: whose chance the rows have, as redraw gives them; what is stored is 0's.
+    last: bool[m], which segments are their documents' last; None: all are.
     """
     with_labels, with_blocks = (
         any(task.in_place for task in tasks),

@@ -216,8 +216,9 @@ def trained_in(turns, span, at):
 
 @kernel
 def _cut_supervised(
-    offsets, position, repeat, source, file_key, wanted, limits, capacity, inner, min_tail, long, bos_on, eos_last,
-    eos_inner, has_sides, span_offsets, spans, turns, cut_offsets, cuts, ranks, system, place_offsets, places, write,
+    offsets, position, repeat, source, file_key, wanted, limits, capacity, inner, min_tail, long,
+    bos_on, eos_last, eos_inner, has_sides, span_offsets, spans, turns, cut_offsets, cuts, ranks,
+    system, place_offsets, places, write,
     document, start, n, task, bos, eos, key, copy, first_trained, untrained, apart, unfit,
 ):  # fmt: skip
     """Cut the wanted documents, at the last message of the highest rank in reach, else inside; segments without a trained token
@@ -301,8 +302,8 @@ def _cut_supervised(
 
 @kernel
 def _cut_at_row_ends(
-    offsets, position, repeat, source, file_key, limits, overhead, most, length, most_segments, bos_on, eos_last, eos_inner,
-    write,
+    offsets, position, repeat, source, file_key, limits, overhead, most, length, most_segments,
+    bos_on, eos_last, eos_inner, write,
     document, start, n, task, bos, eos, key, copy, first_trained, row,
 ):  # fmt: skip
     """`concat`: lay the documents end to end and cut where rows end; gives the number of segments.

@@ -419,8 +419,9 @@ def _render(
 
 
 def _weight_of_eos(segment: Segment, spans: Sequence[tuple[int, int, float]], rest_trained: bool) -> float:
-    """The weight of a supervised segment's eos: its document's end, or, inside a document, the token before it.
+    """Return the weight of a supervised segment's eos.
 
+    A document's last eos weighs what the end of the text does, any other what the token before it does.
     spans: (begin, end, weight) of the tokens that the segment trains.
     """
     trained, stop = segment.document.trained, segment.start + segment.n
