@@ -183,8 +183,8 @@ def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> Non
 def _eos(plan: Any, arrays: Mapping[str, np.ndarray], table: SegmentTable, which: np.ndarray) -> np.ndarray:
     """int64: of each segment `which` whether it has an eos, told without its tokens, so that a build says the same.
 
-    A later piece of a supervised document has an eos, or one token more that is repeated: the document's last one has an eos,
-    and with eos after each segment, every one.
+    A later piece of a supervised document has an eos, or one token more that is repeated: the document's last one has an eos.
+    With eos after each segment, every piece has one.
     """
     extra = (table.eos + table.copy)[which]
     if "trained_offsets" not in arrays:

@@ -151,8 +151,8 @@ def render_rows(
     that follow from rendering.
 
     begin: int64[m], index of each body's first token in the flat tokens `ids`. training: of the documents that the table
-    names. epoch: whose chance the rows have, as redraw gives them; what is stored is 0's. last: bool[m], which segments are
-    their documents' last; None: all are.
+    names. epoch: whose chance the rows have, as redraw gives them; what is stored is 0's.
+    last: bool[m], which segments are their documents' last; None: all are.
     """
     with_labels, with_blocks = (
         any(task.in_place for task in tasks),

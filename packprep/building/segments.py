@@ -303,8 +303,8 @@ def _cut_supervised(
 
 @kernel
 def _cut_at_row_ends(
-    offsets, position, repeat, source, file_key, limits, overhead, most, length, most_segments, bos_on, eos_last, eos_inner,
-    write,
+    offsets, position, repeat, source, file_key, limits, overhead, most, length, most_segments,
+    bos_on, eos_last, eos_inner, write,
     document, start, n, task, bos, eos, key, copy, first_trained, row,
 ):  # fmt: skip
     """`concat`: lay the documents end to end and cut where rows end; gives the number of segments.

@@ -2,7 +2,8 @@
 
 `recipe` is a dict:
 
-    seq_length, min_tokens, max_tokens (0: no limit), long ("split" | "truncate" | "drop" | "decompose"), prepend_bos
+    seq_length, min_tokens, max_tokens (0: no limit), prepend_bos
+    long         "split" | "truncate" | "drop" | "decompose"
     append_eos   True: eos ends each document, "segment": each segment, False: none
     lengths      row lengths of all datasets that share the documents, ascending; capacities_of: each → its capacities
     pad          pad_seq_to_mult; max_segments: of a row, 0: no limit

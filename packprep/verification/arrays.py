@@ -353,7 +353,7 @@ def _check_repeated(
 def _check_coverage(
     plan: Plan, arrays: Mapping[str, np.ndarray], stored: SegmentTable, file: str, faults: Faults
 ) -> None:
-    """P15: all segments of a document are in one shard, and tile it. P12: if eos ends documents only, their last ones have it."""
+    """P15: a document's segments are in one shard and tile it. P12: only its last one has eos."""
     start, n = arrays["segment_start"], arrays["segment_tokens"]
     columns = [arrays[f"segment_{name}"] for name in ("file", "repeat", "doc")]
     order = np.lexsort((start, columns[2], columns[1], columns[0]))

@@ -138,7 +138,7 @@ def test_arrays_are_those_that_seqio_makes_of_the_same_examples():
 
 
 def spans_of(documents):
-    """{(inputs, targets): how often} of span corruption with T5's lengths, and as T5's with eos after inputs and targets."""
+    """{(inputs, targets): how often} of span corruption with T5's lengths. Both end with eos, as T5's."""
     packing = {"encoder_length": 512, "decoder_length": 120}
     task = {"objective": "span_corruption", "eos_after_inputs": True}
     recipe, tasks = made.mix({"tasks": [task], "packing": packing, "documents": {"append_eos": "segment"}})
