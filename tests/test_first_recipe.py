@@ -60,6 +60,7 @@ def test_a_template_that_ends_in_eos_gets_no_second_one(tmp_path):
     assert "append_eos = false  # the chat template writes <|im_end|> itself\n" in text and "warning" not in text
 
 
+@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("kind", ["texts", "conversations", "conversations with bos", "both"])
 def test_bos_is_put_where_the_post_processor_puts_it_unless_a_template_does(tmp_path, kind):
     template = LLAMA if kind == "conversations with bos" else LLAMA.replace("{{ bos_token }}", "")
@@ -87,6 +88,7 @@ def test_conversations_and_texts_that_need_other_ends_are_not_in_one_recipe(tmp_
     assert not (tmp_path / "r.toml").exists()
 
 
+@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_of_several_columns_of_strings_the_longest_is_the_text(tmp_path, kind):
     table = pa.table({"path": ["a.txt"] * 30, "blob": [b"x" * 9999] * 30, "content": texts(30)})

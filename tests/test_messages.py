@@ -29,6 +29,17 @@ def test_once_is_once_and_other_messages_are_said_each_time(capfd):
     assert capfd.readouterr().err == "packprep: this\npackprep: that\npackprep: that\n"
 
 
+def test_messages_without_a_stderr_stop_nothing_and_are_not_written_to_stdout(capfd, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    say("this")
+    Bar().begin(1, 1, 1)
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        say("that")
+        say("more")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_processes_of_somebody_else_s_pool_say_nothing_that_is_said_once(capfd, monkeypatch):
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
     say("this", once=True)

@@ -137,13 +137,16 @@ def named_templates(tokenizer: str, base: Path) -> str:
 
 def _token_texts(source: str, tokenizer: str, configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Name, as eos_token → text, of the tokens that a template names, as far as they are known."""
-    texts = {f"{role}_token": text for role, text in BYTES_ROLES.items()} if tokenizer == "bytes" else {}
+    texts: dict[str, str | None] = {}
+    if tokenizer == "bytes":
+        texts |= {f"{role}_token": text for role, text in BYTES_ROLES.items()}
     for config in configs:
         for name, value in config.items():
             text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                texts.setdefault(name, text)
-    return {name: texts[name] for name in sorted(set(_TOKEN_NAME.findall(source))) if name in texts}
+            if text is None or isinstance(text, str):
+                texts.setdefault(name, text)  # null: there is no such token, whatever the next file says
+    named = {name: texts.get(name) for name in sorted(set(_TOKEN_NAME.findall(source)))}
+    return {name: text for name, text in named.items() if text is not None}
 
 
 def _with_tokens(source: str, texts: Mapping[str, str]) -> str:

@@ -335,6 +335,12 @@ def test_the_tokens_that_a_template_names_are_set_in_it(tmp_path):
     assert render(template, []) == '\n<"\\é🙂\n{%|</s>||True'
 
 
+def test_a_token_that_the_configuration_declares_null_is_not_set(tmp_path):
+    config = {"bos_token": None, "eos_token": "</s>", "chat_template": "{{ bos_token }}x{{ eos_token }}"}
+    beside(tmp_path, tokenizer_config=config, special_tokens_map={"bos_token": "<s>"})
+    assert compile_template(find_template("", tmp_path, "tok")).render([]) == "x</s>"
+
+
 def test_the_names_set_at_the_top_change_no_whitespace(tmp_path):
     for source in (
         "\nx{{ eos_token }}",
