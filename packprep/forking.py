@@ -1,7 +1,8 @@
 """What lets a process fork while its threads read a dataset.
 
-A fork copies only the thread that forks. A lock that another thread holds at that moment stays locked in the child, and the child
-waits for it for ever. So readers use no locks, and what cannot do without one, as an import, runs inside of `unforked`.
+A fork copies only the thread that forks. A lock that another thread holds at that moment stays
+locked in the child, which waits for it for ever. So readers use no locks. What cannot do without
+one, as an import, runs inside of `unforked`.
 """
 
 import os
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 else:
 
     class lazy:
-        """An attribute that is computed at its first use, without the lock that `functools.cached_property` has on Python 3.11.
+        """An attribute that is computed at its first use, without a lock.
 
-        Threads that ask at the same time may compute it several times; all get the same value.
+        `functools.cached_property` has one on Python 3.11. Threads that ask at the same time may
+        compute the value several times; all get the same one.
         """
 
         def __init__(self, function):

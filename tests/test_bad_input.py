@@ -146,6 +146,8 @@ def test_too_many_bad_documents_stop_the_build_before_it_is_published(tmp_path):
     assert "101 of 105 documents are bad (special_text 101)" in message and str(tmp_path / "out/rejects") in message
     before = contents(tmp_path / "out")
     assert len(rejects_of(tmp_path / "out")) == 101
+    status = inside("status", tmp_path / "out")
+    assert status.status == 1 and "complete, but not published: 101 of 105 documents are bad" in status.out
     assert "101 of 105" in stopped(tmp_path, **settings) and contents(tmp_path / "out") == before
     said = inside(*command(tmp_path, **settings, **{"documents.max_bad_fraction": 1.0}))
     assert said.status == 0 and said.json["documents"]["rejected"] == {"special_text": 101}

@@ -1,4 +1,4 @@
-"""Processes that fork while their threads read a dataset: as DataLoader starts workers while a prefetcher reads."""
+"""Processes that fork while their threads read, as DataLoader starts workers beside a prefetcher."""
 
 import os
 import signal

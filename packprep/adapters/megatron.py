@@ -136,8 +136,8 @@ def check_for_torchtitan(dataset: Dataset | Mixture, prefix_bidirectional: bool)
         )
     if weighted := weighted_tasks(dataset):
         raise ArgumentError(
-            f"task {weighted[0]['name']!r} weights its loss, which torchtitan's loss does not read; use masked_loss of "
-            "packprep.adapters.torch_loss, or build with weighting = 'none'"
+            f"task {weighted[0]['name']!r} weights its loss, which torchtitan's loss does not read; "
+            "use masked_loss of packprep.adapters.torch_loss, or build with weighting = 'none'"
         )
 
 

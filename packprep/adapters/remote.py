@@ -49,7 +49,7 @@ _locks: set[int] = set()  # the descriptors of locks that this process holds or 
 
 
 def _close_copies() -> None:
-    """Let go of the parent's locks, which this process, if it asks for one, would wait for itself."""
+    """Close copies of the parent's locks: this process would wait for itself."""
     while _locks:
         os.close(_locks.pop())
 

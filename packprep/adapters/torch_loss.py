@@ -31,8 +31,9 @@ def masked_loss(logits: torch.Tensor, batch: Mapping[str, Any], denominator: Any
 
     logits: float[B, T, vocab], or [n, vocab] of the n trained slots alone, in order (what a head that is applied to
     `hidden[loss_mask]` gives, which saves its work on the rest). loss_weights: 1 where the batch has none.
-    denominator: by default the trained slots of this batch. Over ranks and accumulated batches give the sum of all their
-    `n_trained`; then add the losses up. Where it is 0, as on a rank without rows, the loss is 0 and has a gradient.
+    denominator: by default the trained slots of this batch. Over ranks and accumulated batches
+    give the sum of all their `n_trained`; then add the losses up. Where it is 0, as on a rank
+    without rows, the loss is 0 and has a gradient.
 
     Slots that are not trained are left out before the cross entropy: 0 · NaN is NaN, and kernels may leave anything in
     a slot outside every segment. Their gradient is exactly 0.

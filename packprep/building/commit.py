@@ -254,7 +254,7 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
 
 
 def _limit_of_published(out: Folder, plan: Plan) -> float:
-    """Return the max_bad_fraction by which the dataset that stands here was published; the plan's where none does."""
+    """Return the max_bad_fraction by which the dataset in `out` was published; else the plan's."""
     with contextlib.suppress(OSError, DatasetError):
         published = decode(out.read(MANIFEST_NAME), MANIFEST_NAME)
         limit = published.get("max_bad_fraction") if isinstance(published, dict) else None
@@ -392,13 +392,19 @@ def limit_in_words(bad: int, fraction: float) -> str:
     return f"documents.max_bad_fraction = {fraction:g} of them{few}"
 
 
-def _refuse_too_many_bad(out: Folder, plan: Plan, total: Mapping[str, Any]) -> None:
+def bad_fault(total: Mapping[str, Any], fraction: float, law: int) -> str:
+    """Return what is wrong where a ledger has too many bad documents; "" where it has not."""
     read, used, reasons = bad_documents(total)
-    bad, fraction = sum(reasons.values()), plan.max_bad_fraction
-    if too_many_bad(bad, read, used, fraction, plan.law):
+    bad = sum(reasons.values())
+    if not too_many_bad(bad, read, used, fraction, law):
+        return ""
+    return f"{bad} of {read} documents are bad ({listed_reasons(reasons)}), more than {limit_in_words(bad, fraction)}"
+
+
+def _refuse_too_many_bad(out: Folder, plan: Plan, total: Mapping[str, Any]) -> None:
+    if fault := bad_fault(total, plan.max_bad_fraction, plan.law):
         raise BuildError(
-            f"{bad} of {read} documents are bad ({listed_reasons(reasons)}), more than {limit_in_words(bad, fraction)}; "
-            f"see {out.path_of('rejects')} for each one's place. If that many may be left out, run the same command with a "
-            "higher documents.max_bad_fraction and the same --out: the shards are made. Otherwise mend the inputs, and build "
-            "into another folder"
+            f"{fault}; see {out.path_of('rejects')} for each one's place. If that many may be left "
+            "out, run the same command with a higher documents.max_bad_fraction and the same --out: the "
+            "shards are made. Otherwise mend the inputs, and build into another folder"
         )

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from packprep.building.array_tasks import ranges, tasks_of
-from packprep.building.commit import done_receipt, missing_shards, publish
+from packprep.building.commit import bad_fault, done_receipt, missing_shards, publish
+from packprep.building.ledger import add_ledgers, is_ledger
 from packprep.building.plan import Plan, check_law, moved_prefixes, open_plan, plan_digests, stored_plan_and_digest
 from packprep.building.planning import look_up
 from packprep.building.processes import Do
@@ -72,7 +73,9 @@ def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | 
 
 
 def finish(out: str | os.PathLike, max_bad_fraction: float | None = None) -> dict[str, Any]:
-    """Publish the dataset; gives its manifest. BuildError while a shard is missing, or where too many documents are bad.
+    """Publish the dataset; gives its manifest.
+
+    BuildError while a shard is missing, or where too many documents are bad.
 
     max_bad_fraction: another limit than the one with which the build began.
     """
@@ -97,6 +100,7 @@ def status_of(
 
     missing: the shards that are not done. array: the array indices that would make what is missing, of `array_count`.
     jobs: [{script, job}] that `packprep slurm --submit` submitted, until the dataset is published.
+    refused: why a complete build is not published, where too many documents are bad.
     redo: the shell command that submits what is missing and the publication, if `packprep slurm` wrote scripts for this output.
     """
     out = folder_at(out)
@@ -117,6 +121,8 @@ def status_of(
         "missing": missing,
         "published": not missing and out.exists(MANIFEST_NAME),
     }
+    if not missing and not result["published"] and (fault := _refused(out, plan, digest)):
+        result["refused"] = fault
     if array_count is not None:
         result["array"] = ranges(tasks_of(missing, array_count, plan["shards"]))
     if not result["published"] and jobs:
@@ -124,6 +130,15 @@ def status_of(
     if not result["published"] and (redo := redo_command(str(out), missing, plan["shards"])):
         result["redo"] = redo
     return result
+
+
+def _refused(out: Folder, plan: Mapping[str, Any], digest: str) -> str:
+    """Return what publication says of bad documents, by the plan's limit; "" for nothing."""
+    names = [[entry["name"] for entry in plan[key]] for key in ("sources", "tasks")]
+    found = [done_receipt(out, shard, plan_digests(plan, digest)) for shard in range(plan["shards"])]
+    ledgers = [receipt["ledger"] for receipt, _ in filter(None, found) if is_ledger(receipt["ledger"], *names)]
+    limit = plan["recipe"]["documents"]["max_bad_fraction"]
+    return bad_fault(add_ledgers(ledgers), limit, plan["law_version"]) if ledgers else ""
 
 
 @functools.lru_cache(maxsize=1)

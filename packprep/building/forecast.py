@@ -182,7 +182,10 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
 
 
 def bad_in_samples(plan: Mapping[str, Any], inputs: Inputs, samples: Sequence[Estimates]) -> tuple[str, bool]:
-    """Return what is wrong where the samples have too many bad documents, "" where they have not, and whether it is certain."""
+    """Return what is wrong where the samples have too many bad documents, and whether it is certain.
+
+    The text is "" where they have not too many.
+    """
     read = bad = least = 0.0
     whole, advice = Tally(), ""
     for i, (sample, source, planned) in enumerate(zip(samples, inputs.recipe.sources, plan["sources"], strict=True)):
@@ -199,7 +202,7 @@ def bad_in_samples(plan: Mapping[str, Any], inputs: Inputs, samples: Sequence[Es
     documents_keys, law = inputs.recipe.documents, plan["law_version"]
     limit = documents_keys.max_bad_fraction
     too_many = too_many_bad(round(bad), round(read), round(read - bad), limit, law)
-    if not too_many or documents_keys.bad_documents == "fail":  # the build stops at the first, and names it
+    if not too_many or documents_keys.bad_documents == "fail":  # the build names the first
         return "", False
     count = whole.reasons.total()
     found = f"{count} of {whole.looked_at} documents are bad"
@@ -213,7 +216,7 @@ def bad_in_samples(plan: Mapping[str, Any], inputs: Inputs, samples: Sequence[Es
 
 
 def _advice_on(tally: Tally, prefix: str, files: Files) -> str:
-    """Return what to do about a source that is bad for the most part, by the begin of the first file that is."""
+    """Return what to do about a source that is mostly bad, by the start of its first bad file."""
     places = [os.path.join(prefix, name) for name in files.names]
     if tally.first_path not in places:
         return ""

@@ -499,7 +499,7 @@ def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
 def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     """What keeps a plan from being gone on with under this recipe and these inputs, in words; empty if nothing does."""
     law, limit = plan["law_version"], plan["recipe"]["documents"]["max_bad_fraction"]
-    if inputs.recipe.documents.max_bad_fraction != limit:  # it decides whether to publish, not what is built
+    if inputs.recipe.documents.max_bad_fraction != limit:  # it decides on publication alone
         documents = replace(inputs.recipe.documents, max_bad_fraction=limit)
         inputs = replace(inputs, recipe=replace(inputs.recipe, documents=documents))
     if plan["fingerprint"] == (inputs.fingerprint if law == LAW_VERSION else inputs.fingerprint_by(law)):

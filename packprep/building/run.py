@@ -258,8 +258,8 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
         bad, is_certain = bad_in_samples(fresh, inputs, samples)
         if is_certain:
             raise BuildError(
-                f"{bad}. Nothing was built. Mend the inputs, or, if that many may be left out, set a higher "
-                "documents.max_bad_fraction"
+                f"{bad}. Nothing was built. Mend the inputs, or, if that many may be left out, set a "
+                "higher documents.max_bad_fraction"
             )
         for warning in [bad] * bool(bad) if inputs.is_store else forecast(fresh, inputs, samples)["warnings"]:
             say(f"warning: {warning}")

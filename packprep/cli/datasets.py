@@ -115,7 +115,7 @@ def export(
     out: Out,
     loss_weights: Annotated[
         Literal["refuse", "ignore"],
-        typer.Option(help="Weights that documents give, in a format without them: refuse, or train all of it alike."),
+        typer.Option(help="Weights that documents give, where the format has none: refuse or ignore them."),
     ] = "refuse",
     workers: Workers = None,
     as_json: Json = False,

@@ -141,7 +141,12 @@ def print_status(result: dict[str, Any]) -> None:
         put_line(f"missing: {ranges(result['missing'])}")
     if result.get("array"):
         put_line(f"--array={result['array']}")
-    if not result["missing"] and not result["published"]:
+    if "refused" in result:
+        put_line(
+            f"complete, but not published: {result['refused']}; run the build's command once more, "
+            "with a higher documents.max_bad_fraction if that many may be left out"
+        )
+    elif not result["missing"] and not result["published"]:
         put_line("complete, but without a manifest: run the build's command once more anywhere to publish it")
     elif result["published"]:
         put_line("published")

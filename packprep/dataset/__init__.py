@@ -14,4 +14,5 @@ encoder_decoder.py              a row as an encoder's and a decoder's
 ```
 """
 
-import numpy.ma  # noqa: F401 - np.unique imports it at its first call, and a fork at that moment leaves the import locked
+# np.unique imports it at its first call. A fork at that moment leaves the import locked in the child.
+import numpy.ma  # noqa: F401

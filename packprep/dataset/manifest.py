@@ -268,8 +268,8 @@ _TASK_MORE = ("resolved",)
 LATER: Later = {"": {}, "tasks": {}, "sources": {}}
 """Those of the keys above that joined later."""
 _OPTIONAL = {"continues", "kind", "removed", "max_bad_fraction"}
-"""Stand only where a task asks for it, in a token store, where documents were removed, where the limit is not the recipe's;
-what is absent is no default."""
+"""Stand only where a task asks for it, in a token store, where documents were removed, where the
+limit is not the recipe's; what is absent is no default."""
 
 
 def _check(

@@ -207,7 +207,10 @@ def _document(
     rejects: list[Reject] | None = None,
     position: int = -1,
 ) -> tuple[str, Any] | None:
-    """(the text of a line, its conversation or None); None where it is blank, bad or too large. rejects: gets a bad one."""
+    """(the text of a line, its conversation or None); None where it is blank, bad or too large.
+
+    rejects: gets a bad one.
+    """
     outcome = decode(line) if line and len(line) <= MAX_LINE_BYTES and not line.isspace() else None
     if isinstance(outcome, Supervision) and supervise is not None:
         alone = Batch([outcome.text or ""], np.zeros(1, np.int32), np.zeros(1, np.int64), [], {0: outcome})

@@ -1,6 +1,7 @@
-"""How many of the documents that a plan's sample looks at are bad, and how many of all that lets expect.
+"""How many documents of a plan's sample are bad, and how many of all documents that lets expect.
 
-Documents near each other are often alike. So the bound counts windows or pieces, and not documents, as independent.
+Documents near each other are often alike. So the bound counts windows or pieces as independent, and
+not documents.
 """
 
 import math
@@ -21,9 +22,9 @@ UNLIKELY = 1e-4
 class Tally:
     """The documents of a source that were looked at.
 
-    looked_at: how many. reasons: why some are bad. units: (places, those in bad documents) of each window or piece. totals:
-    (all documents of the source, bad ones), about. is_whole: whether all were looked at. first_path, example: of the first bad
-    one, its file and what it is.
+    looked_at: how many. reasons: why some are bad. units: (places, those in bad documents) of each
+    window or piece. totals: (all documents of the source, bad ones), about. is_whole: whether all
+    were looked at. first_path, example: the file of the first bad one, and what is wrong there.
     """
 
     looked_at: int = 0
@@ -60,7 +61,8 @@ class Tally:
         self.looked_at += kind.looked_at
         self.reasons += kind.reasons
         self.is_whole &= kind.is_whole
-        self.first_path, self.example = self.first_path or kind.first_path, self.example or kind.example
+        self.first_path = self.first_path or kind.first_path
+        self.example = self.example or kind.example
 
     def least_bad(self, by_chance: bool) -> float:
         """Return how many documents are bad at least, but for a probability of UNLIKELY.
@@ -75,12 +77,13 @@ class Tally:
         part = bad.sum() / sizes.sum()
         independent = sizes.sum() if self.is_whole else sizes.sum() ** 2 / (sizes**2).sum()
         bound = self.totals[1] * lower_bound(float(part), float(independent)) / float(part)
-        met = 0.0 if by_chance else self.reasons.total() / 2  # there may be half as many documents as it seems
+        # There may be twice as many documents as it seems.
+        met = 0.0 if by_chance else self.reasons.total() / 2
         return max(bound, met)
 
 
 def lower_bound(part: float, count: float) -> float:
-    """Return what the part of all is at least where it is `part` of `count` independent ones, by Chernoff's bound."""
+    """Return the least part of all where `count` independent ones have `part`, by Chernoff's bound."""
     low, high = 0.0, part
     for _ in range(50):
         middle = (low + high) / 2

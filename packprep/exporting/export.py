@@ -77,7 +77,8 @@ def export_dataset(
 
     to: a name of EXPORTS; options: its own, as `what="rows"`. workers: processes that may write; 0: this one.
     card: gives the data card of a published dataset, as `packprep.inspection.card.card_at`; the Hugging Face export adds it.
-    loss_weights: "refuse" what would lose the weights that documents give; "ignore": all that is trained counts alike.
+    loss_weights: "refuse" what would lose the weights that documents give; "ignore": all that is
+    trained counts alike.
     Raises RecipeError for what cannot be exported so, and for an `out` that holds something else; DatasetError for a damaged
     dataset; BuildError for what cannot be written; Stopped after a signal.
     """
@@ -141,7 +142,10 @@ def folders_to_export(directory: str, out: str, to: str, options: Mapping[str, s
 
 
 def loses_weights(exporting: Exporting, to: str, loss_weights: str) -> bool:
-    """Return whether the export ignores weights that documents give. RecipeError unless `loss_weights` says that it may."""
+    """Return whether the export ignores weights that documents give.
+
+    RecipeError unless `loss_weights` says that it may.
+    """
     if loss_weights not in LOSS_WEIGHTS:
         raise RecipeError(f"--loss-weights {loss_weights}: expected {' or '.join(LOSS_WEIGHTS)}")
     if exporting.form in EXPORTS[to].weighted:
@@ -153,9 +157,10 @@ def loses_weights(exporting: Exporting, to: str, loss_weights: str) -> bool:
     if weighted and loss_weights == "refuse":
         form = f"--{EXPORTS[to].option} {exporting.form}"
         raise RecipeError(
-            f"--to {to} {form} has no weights, and documents of {', '.join(weighted)} give weights other than 1. Give --to "
-            "parquet --columns full or --to mds, which have loss_weights, train from the dataset by packprep's loader, or say "
-            "--loss-weights ignore: all that is trained then counts alike"
+            f"--to {to} {form} has no weights, and documents of {', '.join(weighted)} give weights other "
+            "than 1. Give --to parquet --columns full or --to mds, which have loss_weights, train from "
+            "the dataset by packprep's loader, or say --loss-weights ignore: all that is trained then "
+            "counts alike"
         )
     return bool(weighted)
 

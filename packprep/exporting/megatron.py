@@ -133,8 +133,8 @@ def write(exporting: Exporting) -> dict[str, Any]:
             pair.discard()
     if in_part:
         exporting.progress.say(
-            f"warning: {in_part:,} documents are trained in part, by loss_spans or messages, which a .bin does not "
-            "say: a trainer trains on all of them"
+            f"warning: {in_part:,} documents are trained in part, by loss_spans or messages, which a "
+            ".bin does not say: a trainer trains on all of them"
         )
     return {
         "dtype": dtype_for(manifest["vocab_size"]).name,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from packprep.building.commit import REJECTS_KEYS, bad_documents, make_manifest, read_receipt, too_many_bad
+from packprep.building.commit import REJECTS_KEYS, bad_fault, make_manifest, read_receipt
 from packprep.building.ledger import imbalances, is_ledger
 from packprep.building.plan import Plan, ids_of, open_store, plan_digest_of, plan_replaced
 from packprep.building.planning import (
@@ -392,11 +392,8 @@ def _is_near(stored: Any, expected: Any) -> bool:
 
 def check_reject_limit(plan: Plan, total: Mapping[str, Any], faults: Faults) -> None:
     """P22 of dataset.json: so many bad documents as the ledgers' sum has are let pass."""
-    read, used, reasons = bad_documents(total)
-    bad, fraction = sum(reasons.values()), plan.max_bad_fraction
-    if too_many_bad(bad, read, used, fraction, plan.law):
-        message = f"{bad} of {read} documents are bad, more than documents.max_bad_fraction = {fraction:g} lets pass"
-        faults.add("P22", MANIFEST_NAME, message)
+    if fault := bad_fault(total, plan.max_bad_fraction, plan.law):
+        faults.add("P22", MANIFEST_NAME, fault)
 
 
 def check_inputs(plan: Plan, faults: Faults) -> list[Files | None]:

@@ -383,6 +383,7 @@ def test_a_higher_max_bad_fraction_publishes_what_was_built(tmp_path):
     with mock.patch("packprep.building.run.publish", lambda out, plan: None):
         made.build(limited(0.5), tmp_path, out)
     before = plan.read_bytes()
+    assert "refused" not in status_of(out)  # by the limit of the plan they are let pass
     with pytest.raises(BuildError, match="101 of 401.*run the same command with a higher documents.max_bad_fraction"):
         made.build(limited(0.001), tmp_path, out)
     outcome = made.build(limited(0.3), tmp_path, out)
