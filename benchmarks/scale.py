@@ -24,7 +24,8 @@ import numpy as np
 
 import packprep
 from packprep.building import commit, distributed, planning, run
-from packprep.building.plan import LATER, open_plan, stored_plan, stored_plan_and_digest
+from packprep.building.plan import open_plan, stored_plan, stored_plan_and_digest
+from packprep.building.plan_form import LATER
 from packprep.dataset.manifest import read_manifest
 from packprep.documents import calibration
 from packprep.documents import sample as sampling

@@ -29,7 +29,7 @@ API = {
         (
             "packprep.open_dataset",
             "packprep.dataset.loader.Dataset",
-            "packprep.dataset.rows.Row",
+            "packprep.dataset.row.Row",
             "packprep.dataset.batches.Batches",
             "packprep.dataset.mixture.Mixture",
         ),

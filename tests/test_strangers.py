@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from packprep.building.plan import MOST_SHARDS
+from packprep.building.plan_form import MOST_SHARDS
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import encode
 from packprep.messages import say, visible

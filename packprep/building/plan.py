@@ -1,25 +1,21 @@
-"""A plan: the form of plan.json, and what every process makes of it and the dataset's tokenizer, once.
-
-What the keys must be is checked before anything is computed, opened or allocated from them.
-"""
+"""A plan: what every process makes of plan.json and the dataset's tokenizer, once."""
 
 import contextlib
 import os
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 
+from packprep.building.plan_form import LATER, check_plan
 from packprep.building.removal import Removed
 from packprep.building.segments import CutLimits, cut_limits
 from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
 from packprep.dataset.manifest import check_manifest, is_count, removed_digest, replaced
 from packprep.dataset.mixture import mixture_of
 from packprep.dataset.noise import LAWS
-from packprep.documents.store import STORE, TokenStore, wrong_estimates
+from packprep.documents.store import STORE, TokenStore
 from packprep.errors import DatasetError, PackprepError, PlanError, RecipeError
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import (
@@ -31,13 +27,11 @@ from packprep.format.json_files import (
     PLAN_NAME,
     REMOVED_NAME,
     VERSION,
-    Later,
     as_stored,
     decode,
     encode,
     json_value,
     other_law,
-    unknown_key,
     with_defaults,
 )
 from packprep.objectives.objective import Ids, Task
@@ -52,214 +46,6 @@ from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.file import continuing_tokens
 from packprep.tokenizer.missing_roles import listed
 from packprep.tokenizer.roles import Vocabulary
-
-MOST_SHARDS = 1 << 20
-"""Who asks how far a build is has a look at each."""
-MOST_USES = 1 << 16
-"""segment_repeat is 16-bit."""
-
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-Positive = Annotated[int, msgspec.Meta(gt=0, lt=1 << 62)]
-Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-IdOrNone = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
-Text = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*\Z")]
-RelativeName = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(?s:.*/)?\.\.(?:/|\Z))[^\x00]+\Z")]
-"""A relative path that stays below the folder that it is relative to."""
-
-
-class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A part of a plan. A key that joined later has a default, which plans from before it have: LATER."""
-
-
-class EngineForm(_Part):
-    """Its name and version, and the version of the reference that a proven one is compared with."""
-
-    name: Text
-    version: Text
-    reference: Text | msgspec.UnsetType = msgspec.UNSET
-
-
-class TokenizerForm(_Part):
-    """The file beside the plan."""
-
-    file: Literal["tokenizer.json"]
-    digest: Digest
-
-
-class BesideForm(_Part):
-    """A file that lay beside the tokenizer, and the token that it declares for each role; None where it declares null."""
-
-    file: RelativeName
-    digest: Digest
-    roles: dict[str, Text | None]
-
-
-class VocabularyForm(_Part):
-    """Ids, resolved once."""
-
-    vocab_size: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
-    roles: dict[str, Id]
-    sentinels: list[Id]
-    mode_tokens: dict[str, Id]
-    added_tokens: list[Any]
-    special_ids: list[Id]
-    media: dict[str, tuple[IdOrNone, Id, IdOrNone]] | None = None
-
-
-class SourceForm(_Part):
-    """A source, and what its sample told."""
-
-    name: Text
-    prefix: Text
-    repeat: Annotated[float, msgspec.Meta(gt=0, le=MOST_USES)]
-    ratios: dict[str, Id]
-    step_bytes: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
-    text_bytes: Count
-    tokens: Count
-    documents: Count
-    relative_error: float | None
-    tokens_per_byte: Annotated[float, msgspec.Meta(gt=0, lt=1 << 31)] | None = None
-    estimates: list[dict[str, Any]] | None = None
-    patterns: Annotated[list[RelativeName], msgspec.Meta(min_length=1)] | None = None
-    store: Digest | None = None
-
-
-class FileForm(_Part):
-    """An input file."""
-
-    source: Count
-    name: RelativeName
-    size: Count
-    pieces: Count
-    piece_bytes: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 47)]] | None = None
-
-
-class ReplacedForm(_Part):
-    """A dataset that has what this one lost: its fingerprint, and the digests of its manifest, plan and removed.json.
-
-    ledger, and shards by number: what its manifest says otherwise than that of its successor.
-    """
-
-    fingerprint: Digest
-    digest: Digest
-    plan: Digest
-    ledger: dict[str, Any]
-    shards: dict[str, dict[str, Any]]
-    removed: Digest | None = None
-
-
-class RemovedForm(_Part):
-    """The digest of removed.json, and the datasets of which documents were removed, the oldest first."""
-
-    digest: Digest
-    replaces: list[ReplacedForm]
-
-
-class PlanForm(_Part):
-    """A plan. Its recipe and tasks are for those who read them to check."""
-
-    format: Literal["packprep"]
-    version: Literal[1]
-    law_version: Positive
-    fingerprint: Digest
-    recipe: dict[str, Any]
-    engine: EngineForm
-    made_with: dict[str, Text]
-    tokenizer: TokenizerForm
-    vocabulary: VocabularyForm
-    chat_template: str | None
-    token_dtype: Literal["uint16", "int32"]
-    tasks: list[Any]
-    shards: Annotated[int, msgspec.Meta(gt=0, le=MOST_SHARDS)]
-    shard_text_bytes: Positive
-    sources: list[SourceForm]
-    files: list[FileForm]
-    digest: Digest
-    beside_tokenizer: list[BesideForm] | None = None
-    kind: Literal["dataset", "store"] = "dataset"
-    removed: RemovedForm | None = None
-
-
-_PARTS: dict[str, type[_Part]] = {
-    "": PlanForm,
-    "vocabulary": VocabularyForm,
-    "sources": SourceForm,
-    "files": FileForm,
-}
-
-
-def _later(form: type[_Part]) -> dict[str, Any]:
-    return {
-        field.name: field.default for field in msgspec.structs.fields(form) if field.default is not msgspec.NODEFAULT
-    }
-
-
-LATER: Later = {part: _later(form) for part, form in _PARTS.items()}
-"""Of the parts of a plan those keys that joined later, and what they were before."""
-_RESTORE = "put the file back as it was, or begin anew in another folder"
-
-
-def check_plan(plan: Mapping[str, Any], where: str) -> PlanForm:
-    """A plan as records; PlanError, with the place of the key, unless the value has the form of a plan."""
-    made_with, law = plan.get("made_with"), plan.get("law_version")
-    if type(law) is int and law > LAW_VERSION:
-        raise PlanError(f"{where} has {other_law(law, made_with)}")
-    try:
-        form = msgspec.convert(plan, PlanForm)
-    except msgspec.ValidationError as error:
-        why = _wrong_key(plan, made_with) or f"{error}; {_RESTORE}"
-        raise PlanError(f"{where}: {why}") from None
-    if why := _disagreement(form):
-        raise PlanError(f"{where}: {why}; {_RESTORE}")
-    return form
-
-
-def _wrong_key(plan: Mapping[str, Any], made_with: Any) -> str:
-    """Which key of a plan is unknown or missing, and what to do; "" where all are as they should be."""
-    parts: list[tuple[str, Any]] = [("", plan)]
-    for name in list(_PARTS)[1:]:
-        values = plan.get(name)
-        if isinstance(values, list):
-            parts += [(f"{name}[{i}]: ", value) for i, value in enumerate(values)]
-        else:
-            parts.append((f"{name}: ", values))
-    for place, value in parts:
-        name = place.partition("[")[0].rstrip(": ")
-        known = {field.name for field in msgspec.structs.fields(_PARTS[name])}
-        if isinstance(value, Mapping) and value.keys() - known:
-            return place + unknown_key(min(value.keys() - known), made_with)
-        if isinstance(value, Mapping) and (missing := known - value.keys() - LATER[name].keys()):
-            return f"{place}key {min(missing)!r} is missing; {_RESTORE}"
-    return ""
-
-
-def _disagreement(plan: PlanForm) -> str:
-    """What no type says: how the values of a plan do not go together; "" where they do."""
-    vocabulary, last = plan.vocabulary, 0
-    ids = [*vocabulary.roles.values(), *vocabulary.sentinels, *vocabulary.mode_tokens.values(), *vocabulary.special_ids]
-    ids += [id for of_kind in (vocabulary.media or {}).values() for id in of_kind]
-    if "pad" not in vocabulary.roles:
-        return "vocabulary: roles has no pad"
-    if max(ids) >= vocabulary.vocab_size:
-        return f"vocabulary: an id is not below vocab_size {vocabulary.vocab_size}"
-    if plan.token_dtype == "uint16" and vocabulary.vocab_size > 1 << 16:
-        return f"vocab_size {vocabulary.vocab_size} does not fit token_dtype uint16"
-    for i, file in enumerate(plan.files):
-        if file.piece_bytes is not None and len(file.piece_bytes) != file.pieces:
-            return f"files[{i}]: piece_bytes are not of its {file.pieces} pieces"
-        if not last <= file.source < len(plan.sources):
-            return f"files[{i}]: source {file.source} is none, or out of order"
-        last = file.source
-    for i, source in enumerate(plan.sources):
-        if source.store is not None and not source.prefix.startswith(IN_STORE):
-            return f"sources[{i}]: store is the digest of a token store, and its prefix names none"
-        first, end = (bisect_left(plan.files, n, key=lambda file: file.source) for n in (i, i + 1))
-        if plan.kind == STORE and (why := wrong_estimates(source.estimates, plan.files[first:end])):
-            return f"sources[{i}]: estimates: {why}"
-    if sum(file.pieces for file in plan.files) > MOST_PIECES:
-        return f"files: more than {MOST_PIECES} pieces, which no corpus has"
-    return ""
 
 
 def recipe_of(stored: Mapping[str, Any]) -> Recipe:

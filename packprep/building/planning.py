@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.plan import LATER, MOST_SHARDS, ids_of
+from packprep.building.plan import ids_of
+from packprep.building.plan_form import LATER, MOST_SHARDS
 from packprep.building.removal import encode_removed
 from packprep.building.stores import (
     check_tokenizer,

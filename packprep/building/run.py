@@ -27,7 +27,6 @@ from packprep.building.array_tasks import share_of
 from packprep.building.commit import commit_shard, done_receipt, missing_shards, publish
 from packprep.building.forecast import bad_in_samples, forecast
 from packprep.building.plan import (
-    LATER,
     Plan,
     check_law,
     open_plan,
@@ -36,6 +35,7 @@ from packprep.building.plan import (
     stored_plan,
     stored_plan_and_digest,
 )
+from packprep.building.plan_form import LATER
 from packprep.building.planning import Inputs, differences, look_up, make_plan, other_stores
 from packprep.building.processes import Do, Report, available_cpus, in_processes, one_by_one
 from packprep.building.work import make_shard, make_store_shard

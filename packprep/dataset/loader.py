@@ -38,8 +38,9 @@ from packprep.dataset.manifest import (
 from packprep.dataset.mixture import Mixture, mixed_opened, mixture_file, read_mixture
 from packprep.dataset.order import integer
 from packprep.dataset.redraw import EPOCHS, Laws, check_accelerate, laws_of, redrawn
+from packprep.dataset.row import Row
 from packprep.dataset.row_media import Media, kinds_of, media_of
-from packprep.dataset.rows import COLUMNS, Facts, Place, Row, Segments, gather
+from packprep.dataset.rows import COLUMNS, Facts, Place, Segments, gather
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
 from packprep.forking import lazy

@@ -20,8 +20,8 @@ from packprep.dataset import order
 from packprep.dataset.batches import Reader, true_or_false
 from packprep.dataset.manifest import StoredTask
 from packprep.dataset.order import integer
+from packprep.dataset.row import Row
 from packprep.dataset.row_media import Media, joined
-from packprep.dataset.rows import Row
 from packprep.errors import ArgumentError, DatasetError, StateError
 from packprep.format import read_file
 from packprep.format.json_files import FORMAT, VERSION, decode, encode

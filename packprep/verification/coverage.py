@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.building.plan import MOST_USES, Plan
+from packprep.building.plan import Plan
+from packprep.building.plan_form import MOST_USES
 from packprep.building.removal import REMOVED, removed_segments
 from packprep.building.work import OTHER_LENGTH, PLACE_TOO_LONG, TOO_LONG, Made
 from packprep.documents.reading import DROP_REASONS, in_sample, keeps_all, kept_by_plan

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from packprep.building.forecast import forecast
-from packprep.building.plan import LATER, Plan, check_law, check_plan, recipe_of
+from packprep.building.plan import Plan, check_law, recipe_of
+from packprep.building.plan_form import LATER, check_plan
 from packprep.building.planning import _shard_text_bytes, differences, look_up, make_plan, token_dtype
 from packprep.errors import PlanError, RecipeError
 from packprep.format.digests import own_digest

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import packprep
 from packprep.dataset import attention, loader, manifest, shard
 from packprep.dataset import batches as iteration
-from packprep.dataset.rows import SLOTS, Row
+from packprep.dataset.row import Row
+from packprep.dataset.rows import SLOTS
 from packprep.errors import ArgumentError, DatasetError, StateError
 from packprep.format import json_files
 from tests import made as builds

@@ -24,7 +24,8 @@ import zstandard
 from packprep import cache as remembered
 from packprep.building import planning
 from packprep.building.commit import done_receipt
-from packprep.building.plan import LATER, Plan, check_plan, open_plan
+from packprep.building.plan import Plan, open_plan
+from packprep.building.plan_form import LATER, check_plan
 from packprep.building.planning import look_up
 from packprep.building.work import make_shard
 from packprep.dataset.loader import open_dataset

@@ -7,7 +7,7 @@ import pytest
 import packprep
 from packprep.building.commit import _RECEIPT_KEYS, REJECTS_KEYS
 from packprep.building.ledger import ADDED
-from packprep.building.plan import _PARTS, LATER
+from packprep.building.plan_form import _PARTS, LATER
 from packprep.dataset import manifest
 from packprep.dataset.noise import LAWS
 from packprep.dataset.token_slots import LAWS as TOKEN_LAWS

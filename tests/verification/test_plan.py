@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from packprep.building import distributed
-from packprep.building.plan import LATER, recipe_of
+from packprep.building.plan import recipe_of
+from packprep.building.plan_form import LATER
 from packprep.exporting.megatron import Pair
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import as_stored, encode, shard_name

@@ -1,0 +1,167 @@
+"""One row of a dataset: views of its shard, and columns that are derived at their first use."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from packprep.dataset import attention
+from packprep.dataset.boundaries import read_only
+from packprep.dataset.row_media import Media, media_of
+from packprep.dataset.rows import AHEAD, HEADER, MADE_FROM, SLOTS, Segments, fill, look_ahead, own_dtype
+from packprep.dataset.shard import Shard
+from packprep.forking import lazy
+
+
+class Row:
+    """Row `index` of a dataset: views of the mapped shard, or read from it or derived at first use; read-only.
+
+        tokens        token_dtype[T]    loss_mask     uint8[T]     prefix_ends   int32[T]
+        labels        token_dtype[T]    loss_weights  float32[T]   block_lengths int32[T]
+        segment_ids   uint16[T]         position_ids  int32[T]     seq_idx       int32[T]
+        labels_k, loss_mask_k, loss_weights_k: as of `batch`
+        cu_seqlens, cu_seqlens_padded   int32[n_segments + 1]; the latter None where segments are contiguous
+        segments      the header's columns by their short names, [n_segments] each, and begin, end: physical slots
+        media         its places of media, a Media of one row
+
+    Made by Dataset.row. Reading a part that is damaged raises DatasetError with file and row.
+    """
+
+    __slots__ = ("__dict__", "_opened", "_row", "dataset", "index", "tokens")  # the dict: what is derived
+    dataset: Any
+    index: int
+    tokens: np.ndarray
+    labels: np.ndarray
+    segment_ids: np.ndarray
+    position_ids: np.ndarray
+    loss_mask: np.ndarray
+    loss_weights: np.ndarray
+    prefix_ends: np.ndarray
+    block_lengths: np.ndarray
+    seq_idx: np.ndarray
+    labels_2: np.ndarray
+    labels_3: np.ndarray
+    labels_4: np.ndarray
+    labels_5: np.ndarray
+    labels_6: np.ndarray
+    labels_7: np.ndarray
+    labels_8: np.ndarray
+    loss_mask_2: np.ndarray
+    loss_mask_3: np.ndarray
+    loss_mask_4: np.ndarray
+    loss_mask_5: np.ndarray
+    loss_mask_6: np.ndarray
+    loss_mask_7: np.ndarray
+    loss_mask_8: np.ndarray
+    loss_weights_2: np.ndarray
+    loss_weights_3: np.ndarray
+    loss_weights_4: np.ndarray
+    loss_weights_5: np.ndarray
+    loss_weights_6: np.ndarray
+    loss_weights_7: np.ndarray
+    loss_weights_8: np.ndarray
+    _opened: tuple[Any, int, Shard]  # what gives tokens, the shard's first row in the dataset, itself
+    _row: int  # in its shard
+
+    def __repr__(self) -> str:
+        return f"Row({self.index})"
+
+    if not TYPE_CHECKING:  # a type checker knows the columns by their declarations above
+
+        def __getattr__(self, name: str) -> np.ndarray:
+            if name not in SLOTS:
+                raise AttributeError(f"a Row has no {name!r}", name=name, obj=self)
+            values = self._column(name)
+            setattr(self, name, values)
+            return values
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *SLOTS})
+
+    def _column(self, name: str) -> np.ndarray:
+        """Return a column of slots, read-only: a view of the shard, or derived."""
+        facts, shard = self.dataset.facts, self._shard
+        if name in shard.layout and (name != "loss_mask" or facts.loss_on is None):
+            return shard.row(name, self._row)
+        self.dataset.checked_columns((name,))
+        made = np.empty((1, facts.seq_length), own_dtype(name, facts.token_dtype))
+        if name in AHEAD:
+            look_ahead(self._segments, name, getattr(self, MADE_FROM[name])[None], made)
+        else:
+            fill(self._segments, name, made)
+        return read_only(made[0])
+
+    @property
+    def _shard(self) -> Shard:
+        return self._opened[2]
+
+    @lazy
+    def _segments(self) -> Segments:
+        return Segments(self.dataset.facts, [(self._shard, self._row)])
+
+    def _offsets(self, name: str) -> np.ndarray:
+        _ = self._segments.at  # they are sound
+        return self._segments.parts(name, 1, 1)[0]
+
+    @lazy
+    def cu_seqlens(self) -> np.ndarray:
+        return self._offsets("cu_seqlens")
+
+    @lazy
+    def cu_seqlens_padded(self) -> np.ndarray | None:
+        return self._offsets("cu_seqlens_padded") if "cu_seqlens_padded" in self._shard.layout else None
+
+    @property
+    def n_segments(self) -> int:
+        begin, end = self._shard.segment_range(self._row)
+        return end - begin
+
+    @property
+    def n_tokens(self) -> int:
+        """Slots of segments: all but padding."""
+        return int(self.cu_seqlens[-1])
+
+    @property
+    def max_seqlen(self) -> int:
+        """Slots of the longest segment; 0 without one."""
+        return int(np.diff(self.cu_seqlens).max(initial=0))
+
+    @property
+    def cost(self) -> int:
+        """Σn² over the segments of n slots: what attention costs, as the column row_cost."""
+        return int(self._segments.costs()[0])
+
+    @lazy
+    def segments(self) -> dict[str, np.ndarray]:
+        columns = {name: self._segments.column(name) for name in HEADER}
+        physical = self.cu_seqlens if self.cu_seqlens_padded is None else self.cu_seqlens_padded
+        return {**columns, "begin": physical[:-1], "end": read_only(physical[:-1] + np.diff(self.cu_seqlens))}
+
+    @lazy
+    def media(self) -> Media:
+        return media_of([(self._shard, self._row)], self.dataset.kinds)
+
+    @lazy
+    def weighted_ranges(self) -> list[tuple[int, int, int, float]]:
+        """(segment, first slot, end, weight) of what a document gives another weight than 1: ranges of the tokens themselves."""
+        if "trained_weights" not in self._shard.layout:
+            return []
+        segment, ranges, parts = self._segments.trained()
+        weights = self._segments.weights_of_ranges(parts)
+        begins = self._segments.at[segment]
+        columns = (segment, begins + ranges[:, 0], begins + ranges[:, 1], weights)
+        return [found for found in zip(*(column.tolist() for column in columns), strict=True) if found[3] != 1]
+
+    def micro_sequences(self, size: int) -> Iterator[tuple[slice, attention.MicroSequence]]:
+        """The row in windows of at most `size` slots, in order: (slots of the queries, their layout).
+
+        Windows end where attention.cut_points allows it: not inside of a two-way prefix, and a longer one is refused.
+        The keys of a window are the slots from its first_document_begin to its end.
+        """
+        begin, prefix = 0, self.segments["prefix"]
+        for end in attention.cut_points(self, size).tolist():
+            yield (
+                slice(begin, end),
+                attention.micro_sequence(self.cu_seqlens, begin, end, prefix, self.cu_seqlens_padded),
+            )
+            begin = end
