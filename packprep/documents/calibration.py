@@ -1,8 +1,8 @@
 """What a keyed sample of a source tells: text bytes per byte that its pieces hold, tokens per text byte, documents' lengths.
 
-The figures are only ever used as estimates: no document depends on them but through the number of shards and `share`. The plan
-stores them, but for the time that the sample took. Where sources have shares, they are looked at until their tokens are known
-well enough (`precise`).
+The figures are only ever used as estimates: no document depends on them but through the number of
+shards and `share`. The plan stores them, except the time that the sample took. Where sources have
+shares, they are looked at until their tokens are known well enough (`precise`).
 """
 
 import math
@@ -163,7 +163,7 @@ def _kinds(source: PlannedSource) -> Iterator[tuple[str, tuple[str, str], np.nda
 
 
 def _warmed(supervise: Supervise, clock: Clock) -> Supervise:
-    """Return `supervise`, whose first document also runs once outside of the timed stages: loading a template takes long."""
+    """Return `supervise` that runs its first document once untimed: loading a template takes long."""
     cold = [True]
 
     def timed(batch: Batch) -> tuple[Batch, dict[int, Any]]:
@@ -187,7 +187,7 @@ def _tokens_of(
 ) -> np.ndarray:
     """float64[n]: the tokens of documents; of long ones in proportion to those of a window around the place.
 
-    clock: gets the seconds of the stage tokenize. counted: gets how many tokens these were spent on.
+    clock: gets the seconds of the stage tokenize. counted: gets the number of tokens they made.
     """
     windows, conversations, parts, slots = [], {}, np.ones(len(places)), np.zeros(len(places))
     for i, (text, conversation, at) in enumerate(places):
