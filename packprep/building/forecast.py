@@ -242,9 +242,9 @@ def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
 def outlook(found: Mapping[str, Any], missing: int, workers: int) -> dict[str, Any]:
     """Return how much is to come of a build that `forecast` found, and about how long it takes.
 
-    missing: shards that are not done. workers: processes. The seconds rest on what a core took for the calibration sample here
-    (read_mb_s and tokenize_mb_s of text, None where nothing is), on rows_mb_s of output, and on kernels that are not compiled.
-    Token stores are read at STORE_MB_S.
+    missing: shards that are not done. workers: processes. The seconds rest on what a core took for
+    the calibration sample here (read_mb_s and tokenize_mb_s of text, None where nothing is), on
+    rows_mb_s of output, and on kernels that are not compiled. Token stores are read at STORE_MB_S.
     """
     text_bytes, output_bytes = (found[key] * missing // found["shards"] for key in ("text_bytes", "output_bytes"))
     seconds = found["read_s"], found["tokenize_s"]

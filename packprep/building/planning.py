@@ -379,9 +379,9 @@ def sampled(
     template: str | None,
     is_store: bool,
 ) -> tuple[Estimates, list[dict[str, Any]]]:
-    """Return the estimates of a source's calibration sample, and what a token store keeps of them for datasets.
+    """Return the estimates of a source's calibration sample, and what a token store keeps of them.
 
-    Both depend on the arguments and the source's files only, so that verification can work them out again.
+    Both depend on the arguments and the source's files only, so that verification can repeat them.
     """
     supervised = _supervise_of(settings, template, source.law)
     sample = partial(calibrate, source, engine, vocabulary, settings, supervised)
@@ -395,7 +395,7 @@ def sampled(
 
 
 def _supervise_of(settings: DocumentKeys, template: str | None, law: int) -> Supervise | None:
-    """Return how the sample makes texts of supervised documents; None where the recipe ignores what supervises."""
+    """Return how the sample makes texts of supervised documents; None if the recipe ignores them."""
     if settings.loss_spans != "use":
         return None
     return partial(supervise, template=template, settings=settings, law=law)
@@ -406,7 +406,7 @@ def stored_estimates(
 ) -> dict[str, Any]:
     """Return what a plan stores of a source's calibration sample.
 
-    source: with its repeat. text_bytes: as the plan has them. known: what a token store keeps, as `sampled` gives it.
+    source: with its repeat. text_bytes: as the plan has them. known: what a token store keeps.
     """
     return {
         "ratios": estimates.ratios,
@@ -418,7 +418,7 @@ def stored_estimates(
 
 
 def estimates_in(store: TokenStore, source: PlannedSource) -> Estimates:
-    """Return the estimates that a token store keeps of a source, and note in its files what its pieces hold."""
+    """Return the estimates that a token store keeps of a source, and note what its pieces hold."""
     kept = planned_in(store, source.name)["estimates"]
     estimates, piece_bytes = estimates_from_json(kept[source.source.share is not None])
     for i, held in piece_bytes.items():

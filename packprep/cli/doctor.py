@@ -92,7 +92,7 @@ def _engines() -> Finding:
 
 
 def _engine_of(plan: Mapping[str, Any], inputs: Inputs, figures: Mapping[str, Any]) -> Finding:
-    """Say which engine tokenizes, and what a core took for this recipe's sample. figures: of `forecast`."""
+    """Say which engine tokenizes, and what a core took for the sample. figures: of `forecast`."""
     vocabulary, documents = inputs.vocabulary, inputs.recipe.documents
     engine = load_engine(plan["engine"], vocabulary, documents.special_text)
     says = engine_in_words(engine, inputs.recipe.engine, vocabulary)

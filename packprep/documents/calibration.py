@@ -1,8 +1,8 @@
 """What a keyed sample of a source tells: text bytes per byte that its pieces hold, tokens per text byte, documents' lengths.
 
-The figures are only ever used as estimates: no document depends on them but through the number of shards and `share`. The plan
-stores them, but for the time that the sample took. Where sources have shares, they are looked at until their tokens are known
-well enough (`precise`).
+The figures are only ever used as estimates: no document depends on them but through the number of
+shards and `share`. The plan stores them, except the time that the sample took. Where sources have
+shares, they are looked at until their tokens are known well enough (`precise`).
 """
 
 import math
@@ -170,7 +170,7 @@ def _kinds(source: PlannedSource) -> Iterator[tuple[str, tuple[str, str], np.nda
 
 
 def _warmed(supervise: Supervise, clock: Clock) -> Supervise:
-    """Return `supervise`, whose first document also runs once outside of the timed stages: loading a template takes long."""
+    """Return `supervise` that runs its first document once untimed: loading a template takes long."""
     cold = [True]
 
     def timed(batch: Batch) -> tuple[Batch, dict[int, Any]]:
@@ -188,7 +188,7 @@ def _counter(engine: Engine, vocabulary: Vocabulary, special_text: str, clock: C
     """Return a function that gives float64[n]: the tokens of documents, of long ones in proportion to those of a window around
     the place. A document with a conversation that lies at several places in turn is tokenized once: it may have many spans.
 
-    clock: gets the seconds of the stage tokenize. counted: gets how many tokens these were spent on.
+    clock: gets the seconds of the stage tokenize. counted: gets the number of tokens they made.
     """
     last: Any = None  # the last conversation of the call before, and its tokens
     last_tokens = 0

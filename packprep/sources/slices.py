@@ -61,8 +61,9 @@ class PlannedSource:
         open_store: Callable[[str], Any] | None = None,
         kinds: tuple[str, ...] = (),
     ):
-        """resolved: the plan's ratios, repeat, step_bytes and prefix. law: the plan's law_version. in_order: the pieces stay in
-        the files' order, as in a token store. open_store: a store's place → the store. kinds: of media, by name."""
+        """resolved: the plan's ratios, repeat, step_bytes and prefix. law: the plan's law_version.
+        in_order: the pieces stay in the files' order, as in a token store. open_store: a store's
+        place → the store. kinds: of media, by name."""
         self.kinds = kinds
         self.in_order = in_order
         self._open_store = open_store

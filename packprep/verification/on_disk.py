@@ -1,8 +1,8 @@
 """P1, P2 and P22: the files of a dataset, what its JSON files say of each other, and what its plan follows from.
 
 From its recipe, tokenizer.json and its estimates everything else of a plan is worked out again, by what made it. With
-`--replay all` the patterns list the files again, the files' pieces are counted, and the estimates are worked out again from
-the keyed calibration sample. A recipe from elsewhere says whether the stored one is the user's.
+`--replay all` the patterns list the files again, the files' pieces are counted, and the estimates
+are worked out again from the keyed calibration sample. A recipe from elsewhere says whether the stored one is the user's.
 """
 
 import contextlib
@@ -397,7 +397,7 @@ def check_reject_limit(plan: Plan, total: Mapping[str, Any], faults: Faults) -> 
 
 
 def check_inputs(plan: Plan, faults: Faults) -> list[Files | None]:
-    """P22 of plan.json, from the sources: its files are those that its patterns find, with the pieces that they have.
+    """Check P22 of plan.json from the sources: its patterns find its files, with their pieces.
 
     Gives each source's files as they are now; None where they have not the plan's names and sizes.
     """
@@ -423,7 +423,10 @@ def check_inputs(plan: Plan, faults: Faults) -> list[Files | None]:
 
 
 def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -> Files:
-    """The pieces of these files, which have the plan's sizes, and of tables what each holds, are the plan's. Gives the files."""
+    """Check that the pieces of these files, and of tables what each holds, are the plan's.
+
+    The files have the plan's sizes. Gives them as they are now.
+    """
     at = {name: i for i, name in enumerate(source.files.names)}
     sizes = source.files.sizes[[at[name] for name in names]]
     own = Files(source.index, names, sizes, source.source.format, source.prefix, text_key=source.source.text_key)
@@ -440,9 +443,10 @@ def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -
 
 
 def check_estimates(plan: Plan, files: Sequence[Files | None], faults: Faults) -> None:
-    """Check P22 of plan.json from the sources: its estimates are those of the keyed calibration sample.
+    """Check P22 of plan.json from the sources: its estimates are those of the keyed sample.
 
-    The sample is taken again, so that nothing compares an estimate with the data. files: as `check_inputs` gives them.
+    The calibration sample is taken again, so that nothing compares an estimate with the data.
+    files: as `check_inputs` gives them.
     """
     for source, planned, own in zip(plan.sources, plan.stored["sources"], files, strict=True):
         if own is None:  # P17 or P22 names the files that are not the plan's
@@ -465,10 +469,11 @@ def check_estimates(plan: Plan, files: Sequence[Files | None], faults: Faults) -
 def _sampled_again(
     plan: Plan, source: PlannedSource, planned: Mapping[str, Any], files: Files
 ) -> Iterator[dict[str, Any]]:
-    """Give what a plan may store of a source's calibration sample, with what the pieces of its files hold.
+    """Give what a plan may store of a source's sample, with what the pieces of its files hold.
 
-    A source that was planned in a token store has the store's estimates. Where its text is read instead, the store may be gone or
-    another by now, and nothing tells whether it was made of text at a URL, where a sample has fewer windows: each may hold.
+    A source that was planned in a token store has the store's estimates. Where its text is read
+    instead, the store may be gone or another by now, and nothing tells whether it was made of text
+    at a URL, where a sample has fewer windows. So any of these may be the plan's.
     """
     resolved = {**UNSAMPLED, "repeat": source.repeat, "prefix": planned["prefix"]}
     again = PlannedSource(

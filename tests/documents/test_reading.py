@@ -122,7 +122,8 @@ def test_rejects_are_in_the_order_of_their_places_however_the_work_was_batched()
 
 
 def test_progress_is_told_of_every_batch_and_its_sums_are_the_reading_s(tmp_path):
-    made.write_lines(tmp_path / "a.jsonl", [*made.texts(200), ""])
+    texts = made.texts(200)
+    made.write_lines(tmp_path / "a.jsonl", [*texts, ""])
     sums = np.zeros(4, np.int64)
 
     def progress(*counts):
@@ -130,7 +131,7 @@ def test_progress_is_told_of_every_batch_and_its_sums_are_the_reading_s(tmp_path
         sums = sums + counts
 
     reading = read(plan_of(tmp_path), progress=progress)
-    assert sums.tolist() == [201, sum(len(text.encode()) for text in texts_of(reading)), len(reading.ids), 1]
+    assert sums.tolist() == [201, len("".join(texts).encode()), len(reading.ids), 1]
 
 
 def test_text_digests_are_of_the_text_bytes_read(tmp_path):

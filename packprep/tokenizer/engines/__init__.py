@@ -143,7 +143,7 @@ _loading: dict[tuple[EngineKind, Vocabulary, str], Future[Engine]] = {}
 
 
 def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> str:
-    """Which engine, its rate in tokenizing alone, why it is none that is faster, and what would change that.
+    """Say which engine, its rate in tokenizing alone, why none is faster, and what would help.
 
     requested: the recipe's `engine`.
     """
