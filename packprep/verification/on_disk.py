@@ -14,9 +14,10 @@ from typing import Any
 
 from packprep.building.commit import REJECTS_KEYS, bad_documents, make_manifest, read_receipt, too_many_bad
 from packprep.building.ledger import imbalances, is_ledger
-from packprep.building.plan import Plan, ids_of, plan_digest_of, plan_replaced
+from packprep.building.plan import Plan, ids_of
 from packprep.building.planning import changed_keys, follows, repeats
 from packprep.building.removal import encode_removed
+from packprep.building.replaced import plan_digest_of, plan_replaced
 from packprep.dataset.manifest import LATER, named_removal, replaced
 from packprep.documents.calibration import highest_ratio
 from packprep.documents.chat_template import find_template
