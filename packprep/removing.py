@@ -18,10 +18,11 @@ import numpy as np
 
 from packprep.building.commit import commit_files, missing_shards, publish, read_receipt
 from packprep.building.ledger import check
-from packprep.building.plan import Plan, check_law, open_plan, refuse_others, stored_plan_and_digest, with_removed
+from packprep.building.plan import Plan, check_law, open_plan, refuse_others, stored_plan_and_digest
 from packprep.building.plan_form import LATER
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.removal import DETAIL, REMOVED, encode_removed, store_without, without
+from packprep.building.replaced import with_removed
 from packprep.building.run import Progress
 from packprep.dataset.manifest import Manifest, read_manifest, replaced
 from packprep.dataset.shard import shard_in

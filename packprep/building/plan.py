@@ -36,7 +36,7 @@ from packprep.format.json_files import (
 )
 from packprep.objectives.objective import Ids, Task
 from packprep.objectives.tasks import Marks, complete, marks_of_sources, resolve, task_table
-from packprep.recipe import Recipe, fingerprint, from_normalised
+from packprep.recipe import Recipe, from_normalised
 from packprep.sources.files import Files, absolute_prefix
 from packprep.sources.formats import check_format
 from packprep.sources.slices import IN_STORE, MOST_PIECES, PlannedSource, format_name, pieces_of_all_uses
@@ -223,44 +223,6 @@ def plan_digests(stored: Mapping[str, Any], digest: str) -> tuple[str, ...]:
     """The digests of plans that receipts of an output may have: its plan's, and, of shards that lost no document, those of the
     datasets that it replaces."""
     return digest, *(entry["plan"] for entry in replaced(stored))
-
-
-def plan_digest_of(stored: Mapping[str, Any], digest: str, shard: int) -> str:
-    """Return the digest of the plan by which a shard was made: this one's, or that of the dataset since which it lost nothing.
-
-    digest: of the plan `stored`.
-    """
-    later = digest
-    for entry in reversed(replaced(stored)):
-        if f"{shard}" in entry["shards"]:
-            break
-        later = entry["plan"]
-    return later
-
-
-def with_removed(stored: Mapping[str, Any], plan: "Plan", removed: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a stored plan whose dataset has lost other documents and is otherwise the same.
-
-    plan: made of `stored`. removed: the digest of removed.json and what is replaced; None where no document was removed.
-    """
-    files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
-    kept = {key: value for key, value in stored.items() if key != "digest"}
-    digest = None if removed is None else removed["digest"]
-    own = fingerprint(plan.recipe, files, stored["tokenizer"]["digest"], stored["chat_template"], plan.law, digest)
-    made = {**kept, "fingerprint": own, "removed": removed}
-    return {**made, "digest": own_digest(as_stored(made, LATER))}
-
-
-def plan_replaced(stored: Mapping[str, Any], plan: "Plan", number: int) -> tuple[str, str]:
-    """Return the fingerprint and the plan's digest of a dataset that this one replaces, as they follow from its own plan.
-
-    Documents that were removed change nothing else in a plan. number: its place in `replaced`.
-    """
-    entries = replaced(stored)
-    digest = entries[number].get("removed")
-    before = {"digest": digest, "replaces": entries[:number]} if digest else None
-    again = with_removed(stored, plan, before)
-    return again["fingerprint"], digest_of(encode(as_stored(again, LATER)))
 
 
 def open_store(location: str) -> TokenStore:

@@ -12,7 +12,7 @@ import numpy as np
 from packprep.dataset import order
 from packprep.dataset.attention import RULES
 from packprep.dataset.manifest import StoredTask, is_in_place
-from packprep.dataset.order import integer
+from packprep.dataset.order import integer, true_or_false
 from packprep.dataset.redraw import check_accelerate
 from packprep.dataset.row_media import Media
 from packprep.dataset.rows import (
@@ -576,13 +576,6 @@ def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
             why = f"predicts in place, and has no {name}: take {MADE_FROM[name]}, or a dataset with a next-token task"
         if refused:
             raise ArgumentError(f"task {', '.join(dict.fromkeys(task['name'] for task in refused))} {why}")
-
-
-def true_or_false(name: str, value: Any) -> bool:
-    """A bool; ArgumentError for a text, of which "false" would be true, and for whatever else is none."""
-    if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
-        return bool(value)
-    raise ArgumentError(f"{name} is {value!r} and should be True or False")
 
 
 def _sizes(batch_size: Any, lengths: tuple[int, ...] | None, length: Any) -> dict[Any, int]:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from packprep.dataset import order
-from packprep.dataset.batches import Reader, true_or_false
+from packprep.dataset.batches import Reader
 from packprep.dataset.manifest import StoredTask
-from packprep.dataset.order import integer
+from packprep.dataset.order import integer, true_or_false
 from packprep.dataset.row import Row
 from packprep.dataset.row_media import Media, joined
 from packprep.errors import ArgumentError, DatasetError, StateError

@@ -61,6 +61,13 @@ def integer(name: str, value: Any, least: int, below: int) -> int:
     return number
 
 
+def true_or_false(name: str, value: Any) -> bool:
+    """A bool; ArgumentError for a text, of which "false" would be true, and for whatever else is none."""
+    if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise ArgumentError(f"{name} is {value!r} and should be True or False")
+
+
 def permutation(seed: int, epoch: int | np.ndarray, n_rows: int, index: np.ndarray) -> np.ndarray:
     """int64: the rows at the places `index` (0 … n_rows − 1) of an epoch, or of one for each, shaped as `index`.
 

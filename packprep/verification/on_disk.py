@@ -14,7 +14,7 @@ from typing import Any
 
 from packprep.building.commit import REJECTS_KEYS, bad_fault, make_manifest, read_receipt
 from packprep.building.ledger import imbalances, is_ledger
-from packprep.building.plan import Plan, ids_of, open_store, plan_digest_of, plan_replaced
+from packprep.building.plan import Plan, ids_of, open_store
 from packprep.building.planning import (
     UNSAMPLED,
     changed_keys,
@@ -25,6 +25,7 @@ from packprep.building.planning import (
     stored_estimates,
 )
 from packprep.building.removal import encode_removed
+from packprep.building.replaced import plan_digest_of, plan_replaced
 from packprep.building.stores import files_in, in_stores, of_store, patterns_of, template_of
 from packprep.dataset.manifest import LATER, named_removal, replaced
 from packprep.documents.calibration import Estimates, highest_ratio

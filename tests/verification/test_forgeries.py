@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packprep.building.plan import datasets_in, open_plan, stored_plan, with_removed
+from packprep.building.plan import datasets_in, open_plan, stored_plan
+from packprep.building.replaced import with_removed
 from packprep.errors import PackprepError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode
