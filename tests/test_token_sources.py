@@ -207,15 +207,16 @@ def test_a_text_with_a_sentinel_is_rejected_where_its_source_draws_a_task_that_w
     """Not where no task does, where the text stays text, or where the document is supervised and cannot draw the task."""
     text = "with <extra_id_0> in it"
     lines = [{"text": text}, {"text": "without"}, {"text": text, "loss_spans": [[6, 18]]}]
+    lines += [{"text": text, "weight": 0.5}]  # which may draw any task
     made.write(tmp_path / "a.jsonl", b"\n".join(json.dumps(line).encode() for line in lines))
     tasks = [{"name": "spans", "objective": "span_corruption"}, {"name": "plain", "objective": "causal"}]
     sources = [{"name": "both", "paths": ["a.jsonl"]}, {"name": "one", "paths": ["a.jsonl"], "tasks": ["plain"]}]
-    for special_text, expected in (("special", (2, 1)), ("text", (3, 0))):
+    for special_text, expected in (("special", (2, 2)), ("text", (4, 0))):
         documents = {"special_text": special_text, "max_bad_fraction": 1.0}
         table = made.table(sources, tasks=tasks, seq_length=64, documents=documents)
         out = tmp_path / special_text
         made.build(table, tmp_path, out)
-        assert (kept_beside(out, "both"), kept_beside(out, "one")) == (expected, (3, 0))
+        assert (kept_beside(out, "both"), kept_beside(out, "one")) == (expected, (4, 0))
         holds(out)
         made.build(table, tmp_path, tmp_path / f"{special_text}_store", is_store=True)
         stored = [{**source, "paths": [f"{special_text}_store"], "format": "store"} for source in sources]

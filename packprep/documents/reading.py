@@ -416,7 +416,7 @@ def _marked(
         return {}
     places = np.flatnonzero(np.isin(ids, of_plain))
     supervised = np.zeros(len(offsets) - 1, np.bool_)
-    supervised[list(trained)] = True
+    supervised[[i for i, own in trained.items() if own.limited]] = True
     owner = np.searchsorted(offsets, places, side="right") - 1
     places = places[~supervised[owner] | np.isin(ids[places], of_supervised)]
     what = "which a task that its source draws writes itself"
