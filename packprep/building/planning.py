@@ -219,9 +219,9 @@ def make_plan(
                 **resolved,
                 "prefix": planned.prefix,
                 "patterns": patterns_of(planned.source, recipe.base, inputs.stores),
-                "store": inputs.stores[planned.name].digest if planned.name in inputs.stores else None,
                 **told_by(planned, estimate, resolved["text_bytes"]),
                 **({"estimates": known} if known else {}),
+                **({"store": inputs.stores[planned.name].digest} if planned.name in inputs.stores else {}),
             }
             for planned, estimate, resolved, known in zip(sources, estimates, derived["sources"], both, strict=True)
         ],
