@@ -241,7 +241,7 @@ def make_plan(
 
 
 def told_by(source: PlannedSource, estimate: Estimates, text_bytes: int) -> dict[str, Any]:
-    """Return what a plan keeps of the sample of a source. text_bytes: of all its uses, as the plan has them."""
+    """Return what a plan keeps of the sample of a source. text_bytes: of all its uses."""
     return {
         "ratios": estimate.ratios,
         "tokens_per_byte": estimate.tokens_per_byte,
@@ -381,8 +381,10 @@ def _both(source: PlannedSource, plain: Estimates, sample: Callable[[bool], Esti
 
 
 def sampled_again(plan: Plan, source: PlannedSource) -> tuple[Estimates, list[dict[str, Any]]]:
-    """Look at the sample of a token store's source again, as when the store was planned; gives what it tells, and what the
-    plan keeps for datasets."""
+    """Look at the sample of a token store's source again, as when the store was planned.
+
+    Gives what it tells, and what the plan keeps for datasets.
+    """
     own, settings = source.source, plan.recipe.documents
     names, sizes = source.files.names, source.files.sizes
     files = Files(source.index, names, sizes, own.format, source.prefix, text_key=own.text_key)
@@ -461,7 +463,7 @@ def _shard_text_bytes(recipe: Recipe, text_bytes: int, tokens_per_byte: float) -
 
 
 def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
-    """Say which sources of a plan do not lie where these inputs have them: in files, or in the same token store."""
+    """Say which sources of a plan do not lie where these inputs have them: in files or a store."""
     found = []
     for source, planned in zip(inputs.recipe.sources, plan["sources"], strict=True):
         store, was_stored = inputs.stores.get(source.name), planned["prefix"].startswith(IN_STORE)

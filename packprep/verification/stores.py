@@ -68,7 +68,7 @@ def check_store_shard(
 
 
 def check_samples(plan: Plan, faults: Faults) -> None:
-    """Check P22 of a store's plan from its sources: what it keeps of their samples is what these tell again."""
+    """Check P22 of a store's plan from its sources: their samples tell again what it keeps."""
     for source, planned in zip(plan.sources, plan.stored["sources"], strict=True):
         try:
             sample, kept = sampled_again(plan, source)
