@@ -226,9 +226,10 @@ def plan_digests(stored: Mapping[str, Any], digest: str) -> tuple[str, ...]:
 
 
 def open_store(location: str) -> TokenStore:
-    """Open the token store at a path or URL, once in a process as long as its manifest stays the same.
+    """Open the token store at a path or URL, once in a process while its manifest stays the same.
 
-    PlanError where there is none, or none that can be built from; DatasetError where its manifest is damaged.
+    PlanError where there is none, or none that can be built from. DatasetError where its manifest
+    is damaged.
     """
     manifest = b""
     with contextlib.suppress(OSError):  # what is missing is named below
@@ -252,7 +253,8 @@ def _opened_store(location: str, manifest_digest: str) -> TokenStore:
     own = own_digest(as_stored(manifest, LATER_IN_MANIFEST))
     if manifest["digest"] != own or manifest["plan"]["digest"] != found[1] or manifest.get("kind") != STORE:
         raise DatasetError(
-            f"{path}: it or the plan beside it was changed or damaged: `packprep verify {location}` says where; put the file back"
+            f"{path}: it or the plan beside it was changed or damaged: "
+            f"`packprep verify {location}` says where; put the file back"
         )
     return TokenStore(folder, open_plan(folder, found=found), manifest)
 

@@ -227,7 +227,7 @@ def make_plan(
                 **resolved,
                 "prefix": planned.prefix,
                 "patterns": patterns_of(planned.source, recipe.base, inputs.stores),
-                "store": inputs.stores[planned.name].digest if planned.name in inputs.stores else None,
+                **({"store": inputs.stores[planned.name].digest} if planned.name in inputs.stores else {}),
                 **stored_estimates(estimate, planned, resolved["text_bytes"], known),
             }
             for planned, estimate, resolved, known in zip(sources, estimates, derived["sources"], both, strict=True)
@@ -485,7 +485,7 @@ def _shard_text_bytes(recipe: Recipe, text_bytes: int, tokens_per_byte: float) -
 
 
 def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
-    """Say which sources of a plan do not lie where these inputs have them: in files, or in the same token store."""
+    """Say which sources of a plan do not lie where these inputs have them: in files or a store."""
     found = []
     for source, planned in zip(inputs.recipe.sources, plan["sources"], strict=True):
         store, was_stored = inputs.stores.get(source.name), planned["prefix"].startswith(IN_STORE)

@@ -183,7 +183,7 @@ def template_of(template: str | None, stores: Mapping[str, TokenStore]) -> str |
 
 
 def patterns_of(source: Source, base: Path, stores: Mapping[str, TokenStore]) -> list[str]:
-    """Return the patterns of a source's files; for a source in a token store, those of the files it was made of."""
+    """Return the patterns of a source's files, also of those that its token store was made of."""
     if source.name in stores:
         patterns: list[str] = planned_in(stores[source.name], source.name)["patterns"]
         return patterns

@@ -306,7 +306,10 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 def wrong_estimates(estimates: Any, files: Sequence[Any]) -> str:
-    """Return what is wrong with the two samples that a store's plan keeps of a source with these files; "" where nothing is."""
+    """Return what is wrong with the two samples that a store's plan keeps of a source; or "".
+
+    files: of the source, with their pieces.
+    """
     try:
         samples = msgspec.convert(estimates, list[_Kept])
     except msgspec.ValidationError as error:
@@ -337,14 +340,17 @@ class _TokensAtUrl:
 
 
 class _OpenShard:
-    """A shard of a store that is open: mapped; of a store at a URL all but the tokens, which are most of it.
+    """A shard of a store that is open: mapped, or at a URL fetched except for its tokens.
 
     state: changes when the file is replaced or written to.
     """
 
     def __init__(self, folder: Folder, entry: ShardEntry, checked: Hashable):
-        """entry: of the store's manifest, whose digest the bytes must have. checked: the state in which they had it; None: they
-        were not looked at before. SourceError where they cannot be read or are others."""
+        """Open a shard. SourceError where it cannot be read or has another digest than its entry.
+
+        entry: of the store's manifest. checked: the state in which the bytes had the digest; None:
+        they were not compared before.
+        """
         where, read = folder.path_of(entry["file"]), _fetched if isinstance(folder, Remote) else _mapped
         try:
             self.arrays, self.state = read(folder, entry, checked)
@@ -514,7 +520,9 @@ class TokenStore:
 MOST_IN_MEMORY = 32
 """Shards of stores at URLs that a process keeps."""
 _open_shards: dict[bool, OrderedDict[tuple[TokenStore, int], _OpenShard]] = {False: OrderedDict(), True: OrderedDict()}
-"""The shards that a process holds open, of all stores together, those used most recently last; by whether they are in memory."""
+"""The shards that a process holds open, of all stores, the most recently used last.
+
+By whether they are in memory."""
 
 
 def _documents(arrays: Mapping[str, np.ndarray], first: int, wanted: np.ndarray, file: int) -> ReadDocuments:
@@ -549,7 +557,7 @@ def _documents(arrays: Mapping[str, np.ndarray], first: int, wanted: np.ndarray,
 
 
 def _trained(arrays: Mapping[str, np.ndarray], s: int) -> Trained:
-    """Return copies, since views would keep the file of a shard open until all documents are read."""
+    """Return copies: views would keep a shard's file open until all documents are read."""
     spans, cuts = (slice(*arrays[name][s : s + 2].tolist()) for name in ("span_offsets", "cut_offsets"))
     columns = {name: arrays[name][spans].copy() for name in ("spans", "weights", "turns")}
     columns |= {name: arrays[name][cuts].copy() for name in ("cuts", "ranks")}

@@ -85,7 +85,10 @@ class PlannedSource:
 
     @cached_property
     def store(self) -> Any:
-        """The token store (`documents/store.py`), opened when it is first read. SourceError where it is not the plan's."""
+        """The token store (`documents/store.py`), opened when it is first read.
+
+        SourceError where it is not the plan's.
+        """
         assert self._open_store is not None
         found = self._open_store(self.prefix.removeprefix(IN_STORE))
         if self._store_digest not in (None, *found.digests):

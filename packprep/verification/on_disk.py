@@ -500,9 +500,11 @@ def _sampled_again(
 
 
 def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: Faults) -> None:
-    """Check P22 by a recipe from elsewhere: it is the stored one, and plan, stores and tokenizer are what it names.
+    """Check P22 by a recipe from elsewhere: it is the stored one, and plan, stores and tokenizer are
+    what it names.
 
-    moved: source name → where it lies now. Raises a PackprepError where a token store or the tokenizer cannot be looked at.
+    moved: source name → where it lies now. Raises a PackprepError where a token store or the
+    tokenizer cannot be looked at.
     """
     if plan.is_store:
         recipe = of_store(recipe)
