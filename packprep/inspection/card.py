@@ -53,7 +53,7 @@ def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]
         planned[source["name"]] = known
     sources = [{"name": s["name"], **planned.get(s["name"], unknown)} for s in manifest["sources"]]
     recipe, engine = manifest["recipe"], manifest["engine"]
-    limit = {key: manifest[key] for key in ("max_bad_fraction",) if key in manifest}
+    limit = {"max_bad_fraction": manifest["max_bad_fraction"]} if "max_bad_fraction" in manifest else {}
     recipe = {**recipe, "documents": {**recipe["documents"], **limit}}  # by which it is published again
     paths = {s["name"]: ["FILES"] for s in recipe["sources"]} | {s["name"]: s["paths"] for s in sources}
     return {
