@@ -4,6 +4,7 @@ Rows and bytes follow from lengths: documents as long as those of the plan's sam
 shard at a time, under other keys than the build's.
 """
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from packprep.documents.reading import Documents
 from packprep.documents.store import DOCUMENT_BYTES
 from packprep.documents.supervision import Training
 from packprep.documents.tally import Tally
+from packprep.errors import PackprepError
 from packprep.kernel import compiling
 from packprep.objectives.tasks import (
     TOO_SHORT,
@@ -221,7 +223,9 @@ def _advice_on(tally: Tally, prefix: str, files: Files) -> str:
     if tally.first_path not in places:
         return ""
     i = places.index(tally.first_path)
-    begin, _ = begin_of(tally.first_path, int(files.sizes[i]), files.kinds[files.kind[i]][1])
+    begin = b""
+    with contextlib.suppress(PackprepError):  # a pair of files, or one that has changed
+        begin, _ = begin_of(tally.first_path, int(files.sizes[i]), files.kinds[files.kind[i]][1])
     advice = advice_on(tally.reasons.most_common(1)[0][0], tally.first_path, begin)
     return f". {advice[0].upper()}{advice[1:]}"
 

@@ -147,7 +147,6 @@ class Manifest(TypedDict):
     removed: NotRequired[
         dict[str, Any]
     ]  # the digest of removed.json, and which datasets this one replaces, the oldest first
-    max_bad_fraction: NotRequired[float]  # by which it was published, where that is not the recipe's
     engine: Any
     made_with: Any
     shards: Sequence[ShardEntry]
