@@ -41,7 +41,7 @@ def test_messages_without_a_stderr_stop_nothing_and_are_not_written_to_stdout(ca
 
 
 def test_processes_of_somebody_else_s_pool_say_nothing_that_is_said_once(capfd, monkeypatch):
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
+    monkeypatch.setattr(multiprocessing.process, "parent_process", lambda: object())
     say("this", once=True)
     say("that")
     assert capfd.readouterr().err == "packprep: that\n"

@@ -389,7 +389,7 @@ def test_an_unfinished_folder_of_several_lengths_is_refused_before_anything_is_w
 )
 def test_a_receipt_that_is_none_of_this_export_is_refused(known, tmp_path, form, change):
     assert inside(*command(known("repeated"), tmp_path / "out", form)).status == 0
-    path = tmp_path / "out/export.json"
-    path.write_bytes(encode({**decode(path.read_bytes(), "export.json"), **change}))
+    path = tmp_path / "out/.export.json"
+    path.write_bytes(encode({**decode(path.read_bytes(), path.name), **change}))
     said = refused(*command(known("repeated"), tmp_path / "out", form))
     assert "its keys and values are not those of an export" in said

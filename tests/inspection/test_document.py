@@ -256,7 +256,7 @@ def test_document_1_is_the_first_with_tokens(one):
 def test_without_a_document_the_first_reject_shows(one):
     folder = one({"words": "no text"}, {"text": 5})
     with pytest.raises(BuildError, match="none can be used"):
-        lines_of(folder)
+        lines_of(folder, documents={"max_bad_fraction": 1})
     line = first_document(open_plan(folder / "out"))
     assert "shard 0 has no document that can be used; the first is source0 abc.jsonl at 0: missing_text: " in line
 
