@@ -1,4 +1,5 @@
-"""Sessions: tests, long, adapters, lint, types, docs, minimums, package; campaign and trainers, not by default.
+"""Sessions: tests, long, adapters, lint, types, docs, minimums, package; campaign and trainers, not
+by default.
 
 `nox -s lint`: one; `nox -s 'trainers(trl)'`: one trainer.
 """
@@ -24,7 +25,8 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def long(session: nox.Session) -> None:
-    """The rest of the suite: crashes, Slurm, damage by the hundred, the docs' blocks, and cases of the same kind."""
+    """The rest of the suite: crashes, Slurm, damage by the hundred, the docs' blocks, and cases of
+    the same kind."""
     session.install(".[test]")
     session.run("python", "-m", "pytest", "-n", "auto", "-m", "long", *session.posargs)
 
@@ -64,7 +66,8 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The site, and whether what the docs take from the code is current; `nox -s docs -- --write` rewrites that first."""
+    """The site, and whether what the docs take from the code is current; `nox -s docs -- --write`
+    rewrites that first."""
     session.install(".[test,trainers,docs]")
     session.run("python", "docs/make.py", *([] if "--write" in session.posargs else ["--check"]))
     session.run("python", "docs/website.py")
@@ -90,13 +93,15 @@ def minimums(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def package(session: nox.Session) -> None:
-    """The wheel and the sdist, each in an environment of its own; the loader, with numpy and nothing else."""
+    """The wheel and the sdist, each in an environment of its own; the loader, with numpy and
+    nothing else."""
     session.run(".ci/package", external=True)
 
 
 @nox.session
 def campaign(session: nox.Session) -> None:
-    """What takes hours, an hour of fuzzing with atheris included; `nox -s campaign -- -k signals` a part of it."""
+    """What takes hours, an hour of fuzzing with atheris included; `nox -s campaign -- -k signals` a
+    part of it."""
     session.install(".[test,trainers]", "atheris>=3.0")
     session.run("python", "-m", "pytest", "-m", "campaign", "-s", *session.posargs)
 
@@ -107,7 +112,9 @@ def campaign(session: nox.Session) -> None:
     [
         nox.param(None if no else version, path, no or None, id=path.stem)
         for path in TRAINERS
-        for version, _, no in [path.read_text().split("\n")[0].removeprefix("# Python ").partition("# not run: ")]
+        for version, _, no in [
+            path.read_text().split("\n")[0].removeprefix("# Python ").partition("# not run: ")
+        ]
     ],
 )
 def trainers(session: nox.Session, pins: Path, not_run: str | None) -> None:
@@ -115,7 +122,9 @@ def trainers(session: nox.Session, pins: Path, not_run: str | None) -> None:
     if not_run:
         print(f"{pins.stem}: not run: {not_run}")
         return
-    session.install("--no-deps", "-r", str(pins))  # what else a trainer says that it needs may exist for a GPU alone
+    session.install(
+        "--no-deps", "-r", str(pins)
+    )  # what else a trainer says that it needs may exist for a GPU alone
     session.install("--no-deps", ".")
     session.chdir("benchmarks")
     session.run("python", "-m", f"trainers.{pins.stem}")

@@ -3,8 +3,9 @@
 python benchmarks/chats.py FOLDER                        each FOLDER/*.jinja, 500 conversations of all shapes
 python benchmarks/chats.py FOLDER/qwen3.jinja --count 2000 --seed 7 --show 5
 
-For each template a dataset is built whose tokenizer has the template's special tokens, and each conversation (conversations.py)
-that lies in it is compared with `PreTrainedTokenizerFast.apply_chat_template`:
+For each template a dataset is built whose tokenizer has the template's special tokens, and each
+conversation (conversations.py) that lies in it is compared with
+`PreTrainedTokenizerFast.apply_chat_template`:
 
 ids      equal those of Transformers; of conversations with a special token's text under special_text = "special", for they
          are rejects under "text"
@@ -13,8 +14,8 @@ turns    of templates without: the trained characters are those that a regular e
          conversations where it can
 marks    the words that say whose a string is: all of assistants are trained, none of anybody else
 refused  the template itself fails or says no, in Transformers, or it knows texts alone and was given lists of parts, or the other
-         way round, and leaves them out or writes them as data. Where it fails because a message has no content, packprep
-         may take what it makes of null or an empty string there
+         way round, and leaves them out or writes them as data. Where it fails because a message has
+         no content, packprep may take what it makes of null or an empty string there
 rejects  what packprep rejects and the template does not, by reason
 
 Exit status 1 if anything differs, or if more than 1 % are rejected that the template takes.
@@ -53,15 +54,27 @@ SEQ_LENGTH = 1 << 15
 MOST_REJECTED = 0.01
 DATE = "2026-01-01"
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
-TOKEN = re.compile(r"<[|｜][^|｜<>\s{}'\"]+[|｜]>|<SPECIAL_\d+>|\[/?[A-Z_]+\]|<(?:start|end)_of_turn>")
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""As Llama 3 and Qwen split: several newlines are one token, which may reach over a turn's begin."""
+TOKEN = re.compile(
+    r"<[|｜][^|｜<>\s{}'\"]+[|｜]>|<SPECIAL_\d+>|\[/?[A-Z_]+\]|<(?:start|end)_of_turn>"
+)
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""As Llama 3 and Qwen split: several newlines are one token, which may reach over a turn's
+begin."""
 
 TURNS = {
-    "<|start_header_id|>": (r"<\|start_header_id\|>assistant<\|end_header_id\|>\n\n", r".*?<\|eo[tm]_id\|>"),
+    "<|start_header_id|>": (
+        r"<\|start_header_id\|>assistant<\|end_header_id\|>\n\n",
+        r".*?<\|eo[tm]_id\|>",
+    ),
     "<|im_start|>": (r"<\|im_start\|>assistant\n", r".*?<\|im_end\|>\n?"),
     "<start_of_turn>": (r"<start_of_turn>model\n", r".*?<end_of_turn>\n"),
-    "[/INST]": (r"(?:\[/INST\]|\[/TOOL_RESULTS\])(?!\[TOOL_RESULTS\]|\[INST\]|\[AVAILABLE_TOOLS\]|\Z)", r".*?</s> ?"),
+    "[/INST]": (
+        r"(?:\[/INST\]|\[/TOOL_RESULTS\])(?!\[TOOL_RESULTS\]|\[INST\]|\[AVAILABLE_TOOLS\]|\Z)",
+        r".*?</s> ?",
+    ),
     "<|channel|>": (
         r"<\|start\|>assistant",
         r"(?:<\|channel\|>analysis<\|message\|>(?:(?!<\|end\|>).)*<\|end\|><\|start\|>assistant)?"
@@ -81,7 +94,8 @@ TURNS = {
     ),
     "<|end|>": (r"<\|assistant\|>\n?", r".*?<\|end\|>\n(?:</s>\Z)?"),
 }
-"""What stands in a template of a family → expressions of what opens a turn and of what is trained. Checked by hand."""
+"""What stands in a template of a family → expressions of what opens a turn and of what is trained.
+Checked by hand."""
 SOUND = {"text": "so that a build has a row whatever is rejected", "loss_spans": [[0, 40]]}
 
 
@@ -122,9 +136,15 @@ def tokenizer_of(source: str, texts: Iterable[str]) -> Any:
     tokenizer.train_from_iterator(
         texts, trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, show_progress=False)
     )
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special_tokens(source)])
+    tokenizer.add_special_tokens(
+        [AddedToken(text, normalized=False, special=True) for text in special_tokens(source)]
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, chat_template=source
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        chat_template=source,
     )
 
 
@@ -134,13 +154,25 @@ def built(
     """Record → its document in a dataset, and record → why it was rejected."""
     folder.mkdir()
     (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str(), "utf-8")
-    named = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "chat_template": tokenizer.chat_template}
+    named = {
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "pad_token": PAD,
+        "chat_template": tokenizer.chat_template,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(named), "utf-8")
-    lines = [json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in (*records, SOUND)]
+    lines = [
+        json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in (*records, SOUND)
+    ]
     (folder / "chats.jsonl").write_bytes(b"".join(lines))
     begins = np.cumsum([0, *map(len, lines)]).tolist()
     number = {begin: i for i, begin in enumerate(begins)}
-    documents = {"append_eos": False, "special_text": special_text, "max_bad_fraction": 1.0, "template_date": DATE}
+    documents = {
+        "append_eos": False,
+        "special_text": special_text,
+        "max_bad_fraction": 1.0,
+        "template_date": DATE,
+    }
     recipe = {
         "seq_length": SEQ_LENGTH,
         "tokenizer": ".",
@@ -189,8 +221,9 @@ class _Date(datetime.datetime):
 class Judged:
     """A conversation as Transformers has it.
 
-    begins: int64[n]: the character at which each token begins. mask: bool[n]: Transformers' own; None where the template has no
-    blocks. refusal: why the template does not take it, if it does not.
+    begins: int64[n]: the character at which each token begins. mask: bool[n]: Transformers' own;
+    None where the template has no blocks. refusal: why the template does not take it, if it does
+    not.
     """
 
     refusal: str = ""
@@ -206,11 +239,17 @@ def judge(tokenizer: Any, record: dict[str, Any]) -> Judged:
     with mock.patch.object(chat_template_utils, "datetime", _Date):
         try:
             encoded = tokenizer.apply_chat_template(
-                record["messages"], return_dict=True, return_assistant_tokens_mask=has_blocks(tokenizer), **given
+                record["messages"],
+                return_dict=True,
+                return_assistant_tokens_mask=has_blocks(tokenizer),
+                **given,
             )
         except Exception as error:
             return Judged(refusal=f"{type(error).__name__}: {error}"[:100])
-        plain = [{key: value for key, value in m.items() if value is not None} for m in record["messages"]]
+        plain = [
+            {key: value for key, value in m.items() if value is not None}
+            for m in record["messages"]
+        ]
         judged = rendered(tokenizer, plain, given)
         if leaves_out(tokenizer, plain, given, judged.text):
             return Judged(refusal="contents are left out, or written as data")
@@ -219,11 +258,15 @@ def judge(tokenizer: Any, record: dict[str, Any]) -> Judged:
     return judged
 
 
-def leaves_out(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, Any], text: str) -> bool:
-    """Whether a template writes no content at all, as those do for texts that know lists of parts alone; or nothing of a list, of
-    whose text it writes something; or a list as Python or, but of a tool's, JSON have it."""
+def leaves_out(
+    tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, Any], text: str
+) -> bool:
+    """Whether a template writes no content at all, as those do for texts that know lists of parts
+    alone; or nothing of a list, of whose text it writes something; or a list as Python or, but of a
+    tool's, JSON have it."""
     marks = [
-        [mark[0] for said in strings(message.get("content")) for mark in MARK.finditer(said)] for message in messages
+        [mark[0] for said in strings(message.get("content")) for mark in MARK.finditer(said)]
+        for message in messages
     ]
     if any(marks) and not any(mark in text for own in marks for mark in own):
         return True
@@ -233,12 +276,19 @@ def leaves_out(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, 
             continue
         as_data = [repr(part) for part in parts]
         if message["role"] != "tool":
-            as_data += [json.dumps(part, ensure_ascii=escaped) for part in parts for escaped in (False, True)]
+            as_data += [
+                json.dumps(part, ensure_ascii=escaped)
+                for part in parts
+                for escaped in (False, True)
+            ]
         if any(written in text for written in as_data):
             return True
         if not any(mark in text for mark in marks[k]):
             as_text = {**message, "content": "".join(part["text"] for part in parts)}
-            if rendered(tokenizer, [*messages[:k], as_text, *messages[k + 1 :]], given).text != text:
+            if (
+                rendered(tokenizer, [*messages[:k], as_text, *messages[k + 1 :]], given).text
+                != text
+            ):
                 return True
     return False
 
@@ -269,38 +319,55 @@ def rendered(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, An
 
 
 def without_content(tokenizer: Any, record: dict[str, Any], judged: Judged) -> Judged:
-    """What a template that does not take messages without a content makes of them where it is null, or an empty string, if
-    it does not leave their calls out."""
+    """What a template that does not take messages without a content makes of them where it is null,
+    or an empty string, if it does not leave their calls out."""
     given = {"tools": record.get("tools"), **record.get("chat_template_kwargs", {})}
     for content in (None, ""):
-        messages = [{key: value for key, value in m.items() if value is not None} for m in record["messages"]]
+        messages = [
+            {key: value for key, value in m.items() if value is not None}
+            for m in record["messages"]
+        ]
         if all("content" in message for message in messages):
             return judged
         messages = [{"content": content, **message} for message in messages]
-        with mock.patch.object(chat_template_utils, "datetime", _Date), contextlib.suppress(Exception):
+        with (
+            mock.patch.object(chat_template_utils, "datetime", _Date),
+            contextlib.suppress(Exception),
+        ):
             found = rendered(tokenizer, messages, given)
-            if all(call["function"]["name"] in found.text for m in messages for call in m.get("tool_calls", ())):
+            if all(
+                call["function"]["name"] in found.text
+                for m in messages
+                for call in m.get("tool_calls", ())
+            ):
                 return found
     return judged
 
 
 def prompt_of(tokenizer: Any, record: dict[str, Any]) -> str:
     """What the template adds to ask for an answer; "" where that cannot be told."""
-    given = {"tools": record.get("tools"), **record.get("chat_template_kwargs", {}), "tokenize": False}
+    given = {
+        "tools": record.get("tools"),
+        **record.get("chat_template_kwargs", {}),
+        "tokenize": False,
+    }
     asking = [{"role": "user", "content": "2+2?"}]
     with mock.patch.object(chat_template_utils, "datetime", _Date), contextlib.suppress(Exception):
         unasked, asked = (
-            tokenizer.apply_chat_template(asking, add_generation_prompt=prompt, **given) for prompt in (False, True)
+            tokenizer.apply_chat_template(asking, add_generation_prompt=prompt, **given)
+            for prompt in (False, True)
         )
         return asked.removeprefix(os.path.commonprefix([unasked, asked]))
     return ""
 
 
 def turns_of(tokenizer: Any, text: str, record: dict[str, Any]) -> list[tuple[int, int]] | None:
-    """The characters of the turns by the table; None where no family is the template's, or where it does not find as many
-    turns as assistants' messages, as where a template opens one of two in a row without a header.
+    """The characters of the turns by the table; None where no family is the template's, or where it
+    does not find as many turns as assistants' messages, as where a template opens one of two in a
+    row without a header.
 
-    Of what opens a turn as far as it stands in the prompt nothing is trained, as `<think>` in some templates.
+    Of what opens a turn as far as it stands in the prompt nothing is trained, as `<think>` in some
+    templates.
     """
     found = next((turns for mark, turns in TURNS.items() if mark in tokenizer.chat_template), None)
     if found is None:
@@ -312,7 +379,9 @@ def turns_of(tokenizer: Any, text: str, record: dict[str, Any]) -> list[tuple[in
         begin, end = match.span(1)
         asked = os.path.commonprefix([text[match.start() : end], prompt])
         ranges.append((max(begin, match.start() + len(re.sub(r"<[^>]*\Z", "", asked))), end))
-    return ranges if len(ranges) == sum(m["role"] == "assistant" for m in record["messages"]) else None
+    return (
+        ranges if len(ranges) == sum(m["role"] == "assistant" for m in record["messages"]) else None
+    )
 
 
 def inside(ranges: Iterable[tuple[int, int]], begins: np.ndarray) -> np.ndarray:
@@ -333,20 +402,31 @@ def first_difference(expected: Judged, wanted: np.ndarray, given: np.ndarray) ->
 
 
 def compare(
-    found: Found, number: int, record: dict[str, Any], expected: Judged, given: Document, tokenizer: Any, is_plain: bool
+    found: Found,
+    number: int,
+    record: dict[str, Any],
+    expected: Judged,
+    given: Document,
+    tokenizer: Any,
+    is_plain: bool,
 ) -> None:
-    """Count what is equal of one conversation, and note what is not. is_plain: it quotes no special token."""
+    """Count what is equal of one conversation, and note what is not. is_plain: it quotes no special
+    token."""
     if not np.array_equal(expected.ids, given.ids):
         n = min(len(expected.ids), len(given.ids))
         i = int(np.argmax(np.append(expected.ids[:n] != given.ids[:n], True)))
         at = int(expected.begins[min(i, len(expected.begins) - 1)])
         return found.differs(
-            "ids", number, f"from token {i}: Transformers has {expected.text[max(0, at - 40) : at + 60]!r}"
+            "ids",
+            number,
+            f"from token {i}: Transformers has {expected.text[max(0, at - 40) : at + 60]!r}",
         )
     found.counts["ids"] += 1
     if expected.mask is not None:
         if not np.array_equal(expected.mask, given.trained):
-            return found.differs("mask", number, first_difference(expected, expected.mask, given.trained))
+            return found.differs(
+                "mask", number, first_difference(expected, expected.mask, given.trained)
+            )
         found.counts["mask"] += 1
         return None
     turns = turns_of(tokenizer, expected.text, record) if is_plain else None
@@ -360,7 +440,9 @@ def compare(
         tokens = slice(*np.searchsorted(expected.begins, match.span()))
         wanted = np.full_like(given.trained[tokens], match[1] == "a")
         if not np.array_equal(wanted, given.trained[tokens]):
-            return found.differs("marks", number, f"{match[0]} should {'' if match[1] == 'a' else 'not '}be trained")
+            return found.differs(
+                "marks", number, f"{match[0]} should {'' if match[1] == 'a' else 'not '}be trained"
+            )
     found.counts["marks"] += 1
     return None
 
@@ -377,7 +459,12 @@ def judge_template(source: str, records: Sequence[dict[str, Any]]) -> Found:
             documents, rejects = built(Path(folder) / "chats", tokenizer, records, special_text)
         for i, (record, expected) in enumerate(zip(records, judged, strict=True)):
             if special_text == "text" and i in quoting:
-                printed = [mark[0] for text in strings(record) if special.search(text) for mark in MARK.finditer(text)]
+                printed = [
+                    mark[0]
+                    for text in strings(record)
+                    if special.search(text)
+                    for mark in MARK.finditer(text)
+                ]
                 if i in documents and any(mark in expected.text for mark in printed):
                     found.differs("special text", i, "packprep takes it")
                 continue
@@ -386,8 +473,13 @@ def judge_template(source: str, records: Sequence[dict[str, Any]]) -> Found:
             found.counts["conversations"] += 1
             if expected.refusal and i not in documents:
                 found.counts["refused"] += 1
-            elif expected.refusal and (expected := without_content(tokenizer, record, expected)).refusal:
-                found.differs("refusals", i, f"Transformers says {expected.refusal}; packprep takes it")
+            elif (
+                expected.refusal
+                and (expected := without_content(tokenizer, record, expected)).refusal
+            ):
+                found.differs(
+                    "refusals", i, f"Transformers says {expected.refusal}; packprep takes it"
+                )
             elif i in rejects:
                 found.counts["rejects"] += 1
                 found.reasons[re.sub(r"\d+", "N", rejects[i])[:150]] += 1
@@ -397,7 +489,9 @@ def judge_template(source: str, records: Sequence[dict[str, Any]]) -> Found:
             else:
                 found.counts["untrained"] += 1
                 if expected.mask is None or expected.mask.any():
-                    found.differs("untrained documents", i, "nothing of it is trained, so that it is dropped")
+                    found.differs(
+                        "untrained documents", i, "nothing of it is trained, so that it is dropped"
+                    )
     return found
 
 
@@ -405,16 +499,24 @@ COLUMNS = ("conversations", "refused", "rejects", "ids", "mask", "turns", "marks
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("templates", nargs="+", type=Path, metavar="FOLDER or FILE.jinja")
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", type=int, default=0, help="so many differences of each template")
     options = parser.parse_args(arguments)
-    files = [file for path in options.templates for file in (sorted(path.glob("*.jinja")) if path.is_dir() else [path])]
+    files = [
+        file
+        for path in options.templates
+        for file in (sorted(path.glob("*.jinja")) if path.is_dir() else [path])
+    ]
     records = list(conversations(options.count, options.seed))
     width = max(len(file.stem) for file in files)
-    print(f"{'':{width}}", *(f"{name:>{max(6, len(name))}}" for name in COLUMNS), "differ", sep="  ")
+    print(
+        f"{'':{width}}", *(f"{name:>{max(6, len(name))}}" for name in COLUMNS), "differ", sep="  "
+    )
     failed = False
     for file in files:
         began = time.monotonic()
@@ -427,7 +529,10 @@ def main(arguments: list[str] | None = None) -> int:
         differing = {name: n for name, n in found.counts.items() if name.endswith(" differ")}
         failed |= bool(differing) or found.counts["rejects"] > MOST_REJECTED * len(records)
         cells = (f"{found.counts[name] or '·':>{max(6, len(name))}}" for name in COLUMNS)
-        said = ", ".join(f"{n} {name.removesuffix(' differ')}" for name, n in differing.items()) or "nothing"
+        said = (
+            ", ".join(f"{n} {name.removesuffix(' differ')}" for name, n in differing.items())
+            or "nothing"
+        )
         print(f"{file.stem:{width}}", *cells, said, sep="  ", flush=True)
         for reason, n in found.reasons.most_common(6):
             print(f"    {n} × {reason}")

@@ -1,10 +1,11 @@
-"""How much of packprep somebody has to know: functions by stage of a build, files, import circles, names with several meanings.
+"""How much of packprep somebody has to know: functions by stage of a build, files, import circles,
+names with several meanings.
 
 python benchmarks/concepts.py
 
-The build is UL2R with a byte-level BPE that no build has met, one JSONL file, one shard, in this process, so that parent and
-worker are counted together. Functions are those with a name, called at least once. RECORDS and BOUNDARIES are lists made by
-hand, of which each name is looked up.
+The build is UL2R with a byte-level BPE that no build has met, one JSONL file, one shard, in this
+process, so that parent and worker are counted together. Functions are those with a name, called at
+least once. RECORDS and BOUNDARIES are lists made by hand, of which each name is looked up.
 """
 
 import ast
@@ -20,7 +21,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the recipe and corpus are those of the tests
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # the recipe and corpus are those of the tests
 
 import packprep
 
@@ -30,11 +33,18 @@ STAGES = {
     "commit": ("packprep.building.run", "commit_shard"),
 }
 RECORDS = (
-    "sources.formats.batch.Slice", "sources.formats.compressed.Block",
-    "sources.formats.compressed.Cursor", "sources.formats.jsonl.Lines", "sources.formats.batch.BatchBuilder",
-    "sources.formats.batch.Batch", "tokenizer.encoding.Tokens", "documents.reading.Documents",
-    "building.segments.SegmentTable", "objectives.objective.BodySlots", "building.work.Made",
-)  # fmt: skip
+    "sources.formats.batch.Slice",
+    "sources.formats.compressed.Block",
+    "sources.formats.compressed.Cursor",
+    "sources.formats.jsonl.Lines",
+    "sources.formats.batch.BatchBuilder",
+    "sources.formats.batch.Batch",
+    "tokenizer.encoding.Tokens",
+    "documents.reading.Documents",
+    "building.segments.SegmentTable",
+    "objectives.objective.BodySlots",
+    "building.work.Made",
+)
 """Records that a document goes through on its way from a file's bytes to a shard."""
 BOUNDARIES = (
     "dataset.boundaries", "verification.arrays", "twin.comparison",
@@ -53,7 +63,11 @@ def stages(recipe: dict[str, Any], folder: Path, out: Path) -> dict[str, dict[st
 
     def note(frame: Any, event: str, argument: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(root) and not code.co_name.startswith("<"):
+        if (
+            event == "call"
+            and code.co_filename.startswith(root)
+            and not code.co_name.startswith("<")
+        ):
             seen[stage[0]][f"{code.co_filename[len(root) :]}:{code.co_qualname}"] += 1
 
     def marked(name: str, function: Callable) -> Callable:
@@ -94,7 +108,8 @@ def modules() -> dict[str, Path]:
 
 
 def imports_of(name: str, every: dict[str, Path]) -> set[str]:
-    """The package's modules that one imports, wherever in it: in functions, for types alone, and by importlib too."""
+    """The package's modules that one imports, wherever in it: in functions, for types alone, and by
+    importlib too."""
     found = set()
     for node in ast.walk(ast.parse(every[name].read_text("utf-8"))):
         names: list[str] = []
@@ -103,7 +118,11 @@ def imports_of(name: str, every: dict[str, Path]) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
-            names = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            names = [
+                a.value
+                for a in node.args
+                if isinstance(a, ast.Constant) and isinstance(a.value, str)
+            ]
         for wanted in names:
             while wanted and wanted not in every:
                 wanted = wanted.rpartition(".")[0]
@@ -161,18 +180,36 @@ def main() -> None:
         specials |= {f"[{name}]": reserved[k] for k, name in enumerate(("NLU", "NLG", "S2S"))}
         recipe = made.table("in.jsonl", tokenizer="tokenizer.json", specials=specials, output={})
         recipe["tokenizer"] = str(base)
-        tokenizers_made.write(base, tokenizers_made.byte_level("<pad>", "<eos>", *reserved, secrets.token_hex(8)))
-        first = multiprocessing.get_context("fork").Process(target=stages, args=(recipe, base, base / "first"))
+        tokenizers_made.write(
+            base, tokenizers_made.byte_level("<pad>", "<eos>", *reserved, secrets.token_hex(8))
+        )
+        first = multiprocessing.get_context("fork").Process(
+            target=stages, args=(recipe, base, base / "first")
+        )
         first.start()  # compiles kernels, which is done once on a machine
         first.join()
-        tokenizers_made.write(base, tokenizers_made.byte_level("<pad>", "<eos>", *reserved, secrets.token_hex(8)))
+        tokenizers_made.write(
+            base, tokenizers_made.byte_level("<pad>", "<eos>", *reserved, secrets.token_hex(8))
+        )
         counted = stages(recipe, base, base / "out")
     for stage, calls in counted.items():
-        print(f"{stage:28} {len(calls):4} functions in {len({name.split(':')[0] for name in calls}):3} files")
+        print(
+            f"{stage:28} {len(calls):4} functions in"
+            f" {len({name.split(':')[0] for name in calls}):3} files"
+        )
     per_shard = set().union(*(counted[stage] for stage in STAGES))
-    print(f"{'per shard':28} {len(per_shard):4} functions in {len({name.split(':')[0] for name in per_shard}):3} files")
-    print(f"{len(RECORDS)} records from bytes to shard, {len(BOUNDARIES)} places that work out segments' boundaries")
-    print(f"{sum(path.read_text('utf-8').count(chr(10)) for path in every.values()):,} lines in {len(every)} files")
+    print(
+        f"{'per shard':28} {len(per_shard):4} functions in"
+        f" {len({name.split(':')[0] for name in per_shard}):3} files"
+    )
+    print(
+        f"{len(RECORDS)} records from bytes to shard, {len(BOUNDARIES)} places that work out"
+        " segments' boundaries"
+    )
+    print(
+        f"{sum(path.read_text('utf-8').count(chr(10)) for path in every.values()):,} lines in"
+        f" {len(every)} files"
+    )
     for circle in circles(every):
         print("import circle:", ", ".join(circle))
     several = classes_of_one_name(every)

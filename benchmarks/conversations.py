@@ -1,6 +1,7 @@
 """Conversations of all shapes, made by a script: what chat templates and chat data are tried on.
 
-Each string of a conversation holds a word of its own that says whose it is, so that it is found again in a text:
+Each string of a conversation holds a word of its own that says whose it is, so that it is found
+again in a text:
 
     zq17azq        the 17th string, an assistant's; s system, u user, t tool's result, d of a tool's description
 
@@ -16,14 +17,55 @@ from typing import Any
 
 MARK = re.compile(r"zq\d+([suatd])zq")
 WORDS = (
-    "the", "weather", "in", "Zürich", "is", "fine", "today", "and", "Ελλάδα", "数据", "🙂", "👩‍👩‍👧",
-    "naïve", "שלום", "e\u0301", "x = 3;",
-    "it's", "12345", "(see", "below)", "**bold**", "C:\\temp", '"quoted"', "<b>", "&amp;", "100%", "tab\there", "don't",
-)  # fmt: skip
+    "the",
+    "weather",
+    "in",
+    "Zürich",
+    "is",
+    "fine",
+    "today",
+    "and",
+    "Ελλάδα",
+    "数据",
+    "🙂",
+    "👩‍👩‍👧",
+    "naïve",
+    "שלום",
+    "e\u0301",
+    "x = 3;",
+    "it's",
+    "12345",
+    "(see",
+    "below)",
+    "**bold**",
+    "C:\\temp",
+    '"quoted"',
+    "<b>",
+    "&amp;",
+    "100%",
+    "tab\there",
+    "don't",
+)
 ODD = (
-    "{{ messages }}", "{% generation %}", "{# no #}", "\ufdd0", "\ufeffmark", "\u200b", "\r\n", "```py\nprint(1)\n```",
-    "\u2028", "</s", "<|not_special", "assistant", "user\n", "[INST", "function", "null", "None", "<tool_call>",
-)  # fmt: skip
+    "{{ messages }}",
+    "{% generation %}",
+    "{# no #}",
+    "\ufdd0",
+    "\ufeffmark",
+    "\u200b",
+    "\r\n",
+    "```py\nprint(1)\n```",
+    "\u2028",
+    "</s",
+    "<|not_special",
+    "assistant",
+    "user\n",
+    "[INST",
+    "function",
+    "null",
+    "None",
+    "<tool_call>",
+)
 SPECIAL = (
     "<|im_end|>",
     "<|im_start|>assistant\n",
@@ -53,7 +95,9 @@ class Strings:
         chance.shuffle(words)
         words.insert(chance.randint(0, len(words)), f"zq{self.count}{whose}zq")
         self.count += 1
-        text = "".join(word + chance.choice((" ", " ", " ", " ", "\n", "\n\n", "  ")) for word in words)
+        text = "".join(
+            word + chance.choice((" ", " ", " ", " ", "\n", "\n\n", "  ")) for word in words
+        )
         edge = chance.random()
         return text.strip() if edge < 0.8 else text if edge < 0.99 else f" \n{text}"
 
@@ -66,13 +110,19 @@ def conversation(chance: random.Random) -> dict[str, Any]:
 
     text = Strings(chance, some(0.06))
     has_tools, calls_differ = some(0.4), some(0.3)
-    thinks = "" if some(0.6) else chance.choice(("reasoning_content", "reasoning_content", "thinking", "<think>"))
+    thinks = (
+        ""
+        if some(0.6)
+        else chance.choice(("reasoning_content", "reasoning_content", "thinking", "<think>"))
+    )
     as_parts, with_nulls = some(0.015), some(0.06)
     names = chance.sample(NAMES, chance.randint(1, 3))
     messages: list[dict[str, Any]] = []
 
     def say(role: str, content: str | None, **more: Any) -> None:
-        given: Any = [{"type": "text", "text": content}] if as_parts and content is not None else content
+        given: Any = (
+            [{"type": "text", "text": content}] if as_parts and content is not None else content
+        )
         nulls = {"name": None, "tool_calls": None, "tool_call_id": None} if with_nulls else {}
         messages.append({"role": role, "content": given, **nulls, **more})
 
@@ -89,13 +139,18 @@ def conversation(chance: random.Random) -> dict[str, Any]:
         calls = []
         for _ in range(chance.choice((1, 1, 1, 2, 3))):
             arguments: Any = {
-                key: _value(chance, text) for key in chance.sample(("city", "n", "units", "öl"), chance.randint(0, 3))
+                key: _value(chance, text)
+                for key in chance.sample(("city", "n", "units", "öl"), chance.randint(0, 3))
             }
             if calls_differ:
                 arguments = json.dumps(arguments, ensure_ascii=False)
             id = "".join(chance.choices("abcdefghijkmnpqrstuvwxyzABCDEFGH123456789", k=9))
             calls.append(
-                {"id": id, "type": "function", "function": {"name": chance.choice(names), "arguments": arguments}}
+                {
+                    "id": id,
+                    "type": "function",
+                    "function": {"name": chance.choice(names), "arguments": arguments},
+                }
             )
         content = chance.choice((None, None, None, "", text("a")))
         say(
@@ -133,13 +188,24 @@ def conversation(chance: random.Random) -> dict[str, Any]:
         record["tools"] = [_tool(name, text) for name in names]
     if some(0.08):
         record["chat_template_kwargs"] = chance.choice(
-            ({"enable_thinking": False}, {"enable_thinking": True}, {"thinking": True}, {"reasoning_effort": "high"})
+            (
+                {"enable_thinking": False},
+                {"enable_thinking": True},
+                {"thinking": True},
+                {"reasoning_effort": "high"},
+            )
         )
     return record
 
 
 def _value(chance: random.Random, text: Strings) -> Any:
-    kinds = (lambda: text("a", 5), lambda: chance.randint(-5, 10**6), lambda: None, lambda: True, lambda: 0.5)
+    kinds = (
+        lambda: text("a", 5),
+        lambda: chance.randint(-5, 10**6),
+        lambda: None,
+        lambda: True,
+        lambda: 0.5,
+    )
     value = chance.choice((kinds[0], *kinds))()
     return chance.choice((value, value, value, [value], {"inner": value}))
 
@@ -150,7 +216,10 @@ def _tool(name: str, text: Strings) -> dict[str, Any]:
         "n": {"type": "integer", "description": text("d", 3)},
     }
     parameters = {"type": "object", "properties": properties, "required": ["city"]}
-    return {"type": "function", "function": {"name": name, "description": text("d", 8), "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": text("d", 8), "parameters": parameters},
+    }
 
 
 def conversations(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -172,7 +241,9 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

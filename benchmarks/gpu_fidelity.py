@@ -1,12 +1,14 @@
-"""Whether kernels on a GPU give packed rows what each document has alone, and what packing gains there.
+"""Whether kernels on a GPU give packed rows what each document has alone, and what packing gains
+there.
 
 python benchmarks/gpu_fidelity.py                     on a GPU; without one it says so, and ends with status 0
 python benchmarks/gpu_fidelity.py --device cpu        the same by a dense mask: the logic, not a figure
 
-A dataset of Python's own sources is built, and a small decoder of random weights runs over its rows, in bfloat16 on a GPU. Its
-logits and gradients are compared with those of each document alone in float32. Tokens a second are those of a step forward and
-back over packed rows, and over the same documents a row each, padded to the longest. Exit status 1 where a way is further from
-the documents alone than the kernels' own rounding.
+A dataset of Python's own sources is built, and a small decoder of random weights runs over its
+rows, in bfloat16 on a GPU. Its logits and gradients are compared with those of each document alone
+in float32. Tokens a second are those of a step forward and back over packed rows, and over the same
+documents a row each, padded to the longest. Exit status 1 where a way is further from the documents
+alone than the kernels' own rounding.
 """
 
 import argparse
@@ -52,11 +54,17 @@ def dense(batch: Batch, device: str) -> Attend:
 
 def _flat(attend: Callable[..., torch.Tensor], keywords: Mapping[str, Any], device: str) -> Attend:
     """A varlen kernel, which takes rows one after the other."""
-    there = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in keywords.items()}
+    there = {
+        name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in keywords.items()
+    }
 
     def rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
-        return attend(*flat, **there).reshape(q.shape[0], q.shape[2], *q.shape[1:2], -1).transpose(1, 2)
+        return (
+            attend(*flat, **there)
+            .reshape(q.shape[0], q.shape[2], *q.shape[1:2], -1)
+            .transpose(1, 2)
+        )
 
     return rows
 
@@ -79,13 +87,16 @@ def flex(batch: Batch, device: str) -> Attend:
     """FlexAttention, compiled, with the block mask."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    blocks = torch_attention.flex_block_mask({name: values.to(device) for name, values in batch.items()})
+    blocks = torch_attention.flex_block_mask(
+        {name: values.to(device) for name, values in batch.items()}
+    )
     compiled = torch.compile(flex_attention)
     return lambda q, k, v: compiled(q, k, v, block_mask=blocks)
 
 
 def transformer_engine(batch: Batch, device: str) -> Attend:
-    """TransformerEngine's THD layout with padding between segments: lengths are real, places physical."""
+    """TransformerEngine's THD layout with padding between segments: lengths are real, places
+    physical."""
     from transformer_engine.pytorch import DotProductAttention
 
     ids = batch["segment_ids"].numpy()
@@ -104,12 +115,18 @@ def transformer_engine(batch: Batch, device: str) -> Attend:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **keywords: Any) -> torch.Tensor:
         kernel = kernels.setdefault(
             q.shape[1],
-            DotProductAttention(q.shape[1], q.shape[2], qkv_format="thd", attn_mask_type="padding_causal"),
+            DotProductAttention(
+                q.shape[1], q.shape[2], qkv_format="thd", attn_mask_type="padding_causal"
+            ),
         )
         return kernel(q, k, v, max_seqlen_q=longest, max_seqlen_kv=longest, **keywords)
 
     keywords = {f"cu_seqlens_{name}": cu_seqlens for name in ("q", "kv")}
-    return _flat(attend, {**keywords, **{f"cu_seqlens_{name}_padded": cu_padded for name in ("q", "kv")}}, device)
+    return _flat(
+        attend,
+        {**keywords, **{f"cu_seqlens_{name}_padded": cu_padded for name in ("q", "kv")}},
+        device,
+    )
 
 
 class Way(NamedTuple):
@@ -156,7 +173,9 @@ def packed(model: Decoder, batch: Batch, attend: Attend, device: str) -> Outcome
         lambda _, q, k, v: torch.where(real[:, None, :, None], attend(q, k, v), 0),
     )
     gradients = torch.autograd.grad(masked_loss(logits, there), list(model.parameters()))
-    return Outcome(logits[real].detach().float(), torch.cat([g.flatten().float() for g in gradients]))
+    return Outcome(
+        logits[real].detach().float(), torch.cat([g.flatten().float() for g in gradients])
+    )
 
 
 def alone(model: Decoder, batch: Batch, device: str) -> Outcome:
@@ -199,8 +218,14 @@ def padded(batch: Batch) -> dict[str, torch.Tensor]:
     """The documents of a batch, a row each, padded to the longest: what is not packed."""
     found = spans(batch)
     longest = max(at.stop - at.start for _, at in found)
-    made = {name: torch.zeros(len(found), longest, dtype=batch[name].dtype) for name in ("tokens", "position_ids")}
-    made |= {name: torch.zeros(len(found), longest, dtype=batch[name].dtype) for name in ("labels", "loss_mask")}
+    made = {
+        name: torch.zeros(len(found), longest, dtype=batch[name].dtype)
+        for name in ("tokens", "position_ids")
+    }
+    made |= {
+        name: torch.zeros(len(found), longest, dtype=batch[name].dtype)
+        for name in ("labels", "loss_mask")
+    }
     made["segment_ids"] = torch.zeros(len(found), longest, dtype=batch["segment_ids"].dtype)
     for i, (row, at) in enumerate(found):
         for name, values in made.items():
@@ -228,18 +253,42 @@ def build(folder: Path, seq_length: int, documents: int) -> Path:
     """Rows of the standard library's definitions, some to a row, with padding between them."""
     texts: list[str] = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        texts += [text for text in re.split(r"\n\n+", path.read_text("utf-8")) if 20 < len(text) < seq_length // 3]
+        texts += [
+            text
+            for text in re.split(r"\n\n+", path.read_text("utf-8"))
+            if 20 < len(text) < seq_length // 3
+        ]
         if len(texts) > documents:
             break
-    (folder / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:documents]))
-    options = ["--tasks", "causal", "--seq-length", seq_length, "--set", f"packing.pad_seq_to_mult={PAD_TO}"]
-    command = [sys.executable, "-m", "packprep", "build", folder / "in.jsonl", *options, "--out", folder / "packed"]
+    (folder / "in.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts[:documents])
+    )
+    options = [
+        "--tasks",
+        "causal",
+        "--seq-length",
+        seq_length,
+        "--set",
+        f"packing.pad_seq_to_mult={PAD_TO}",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "packprep",
+        "build",
+        folder / "in.jsonl",
+        *options,
+        "--out",
+        folder / "packed",
+    ]
     subprocess.run(list(map(str, command)), check=True, capture_output=True, cwd=ROOT)
     return folder / "packed"
 
 
 def main(given: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seq-length", type=int, default=4096)
     parser.add_argument("--rows", type=int, default=8)
@@ -252,12 +301,22 @@ def main(given: list[str] | None = None) -> int:
         print("not measured: no CUDA device")
         return 0
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    name = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else platform.processor() or platform.machine()
+    )
     with tempfile.TemporaryDirectory() as folder:
-        packs = build(Path(folder), options.seq_length, documents=options.rows * options.seq_length // 20)
+        packs = build(
+            Path(folder), options.seq_length, documents=options.rows * options.seq_length // 20
+        )
         batches = loader(packs, options.rows)
         batch, vocab = next(batches), batches.dataset.vocab_size
-    batch = {name: values for name, values in batch.items() if torch.is_tensor(values) and values.ndim == 2}
+    batch = {
+        name: values
+        for name, values in batch.items()
+        if torch.is_tensor(values) and values.ndim == 2
+    }
     heads = options.width // HEAD_DIM
     model = Decoder(options.width, heads, options.layers, dtype, vocab=vocab).to(device)
     expected = alone(model, batch, device)
@@ -265,8 +324,8 @@ def main(given: list[str] | None = None) -> int:
     slots, real = batch["tokens"].numel(), int((batch["segment_ids"] > 0).sum())
     print(f"{name}, torch {torch.__version__}, {str(dtype).removeprefix('torch.')}")
     print(
-        f"{len(spans(batch))} documents: packed {real / slots:.1%} of {slots:,} slots filled, padded "
-        f"{real / unpacked['tokens'].numel():.1%} of {unpacked['tokens'].numel():,}"
+        f"{len(spans(batch))} documents: packed {real / slots:.1%} of {slots:,} slots filled,"
+        f" padded {real / unpacked['tokens'].numel():.1%} of {unpacked['tokens'].numel():,}"
     )
     plain = tokens_a_second(
         model,
@@ -280,19 +339,26 @@ def main(given: list[str] | None = None) -> int:
     for way, (attend_of, module, devices) in WAYS.items():
         if device not in devices or find_spec(module) is None:
             print(
-                f"{way}: not measured: " + ("it needs a GPU" if device not in devices else f"{module} is not installed")
+                f"{way}: not measured: "
+                + ("it needs a GPU" if device not in devices else f"{module} is not installed")
             )
             continue
         attend = attend_of(batch, device)
         its = packed(model, batch, attend, device)
-        logits, gradients = apart(its.logits, expected.logits), apart(its.gradients, expected.gradients)
+        logits, gradients = (
+            apart(its.logits, expected.logits),
+            apart(its.gradients, expected.gradients),
+        )
         rate = tokens_a_second(model, batch, attend, device, options.steps)
         print(
-            f"{way}: logits {logits:.1e}, gradients {gradients:.1e} from each document alone; {rate:,.0f} tokens/s, "
-            f"{rate / plain:.2f} × padded"
+            f"{way}: logits {logits:.1e}, gradients {gradients:.1e} from each document alone;"
+            f" {rate:,.0f} tokens/s, {rate / plain:.2f} × padded"
         )
         wrong += max(logits, gradients) > TOLERANCE[dtype]
-    print("TransformerEngine, context parallelism: not measured: it needs a process for each of several GPUs")
+    print(
+        "TransformerEngine, context parallelism: not measured: it needs a process for each of"
+        " several GPUs"
+    )
     return 1 if wrong else 0
 
 

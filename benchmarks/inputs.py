@@ -1,4 +1,5 @@
-"""What the contenders read, made from the corpus once and kept: cuts of it, their formats, their tokens."""
+"""What the contenders read, made from the corpus once and kept: cuts of it, their formats, their
+tokens."""
 
 import json
 import os
@@ -36,11 +37,17 @@ def split_lines(lines: Path, count: int, folder: Path) -> None:
 
 
 def prepare(corpus_folder: Path, size: int, workers: int, seq_length: int, folder: Path) -> Config:
-    """The configuration of contenders for the first `size` bytes of the corpus; makes in `folder` what is missing."""
+    """The configuration of contenders for the first `size` bytes of the corpus; makes in `folder`
+    what is missing."""
     lines = folder / f"{size}.jsonl"
     if not lines.exists():
         cut_lines(corpus_folder / "corpus.jsonl", size, lines)
-    config: Config = {"jsonl": str(lines), "workers": workers, "seq_length": seq_length, "work": str(folder)}
+    config: Config = {
+        "jsonl": str(lines),
+        "workers": workers,
+        "seq_length": seq_length,
+        "work": str(folder),
+    }
     for suffix, write in corpus.FORMATS.items():
         path = folder / f"{size}{suffix}"
         if not path.exists():
@@ -61,14 +68,17 @@ def prepare(corpus_folder: Path, size: int, workers: int, seq_length: int, folde
     config["eos"] = next(text for text in (corpus.EOS, "<eos>", "</s>") if text in added)
     config["eos_id"] = added[config["eos"]]
     config["vocab_size"] = 1 + max(*parsed["model"]["vocab"].values(), *added.values())
-    config["tokens"], config["offsets"] = str(folder / f"{size}-tokens.npy"), str(folder / f"{size}-offsets.npy")
+    config["tokens"], config["offsets"] = (
+        str(folder / f"{size}-tokens.npy"),
+        str(folder / f"{size}-offsets.npy"),
+    )
     config["rows"] = str(folder / f"{size}-rows.npy")
     return config
 
 
 def prepare_tokens(config: Config) -> None:
-    """Token ids of the input (int32[tokens], documents' bounds int64[documents + 1], int32[rows, seq_length] without
-    the rest), for the contenders that begin there."""
+    """Token ids of the input (int32[tokens], documents' bounds int64[documents + 1], int32[rows,
+    seq_length] without the rest), for the contenders that begin there."""
     import numpy as np
     from tokenizers import Tokenizer
 
@@ -78,7 +88,9 @@ def prepare_tokens(config: Config) -> None:
     ids, lengths = [], []
     with open(config["jsonl"], encoding="utf-8") as file:
         while lines := file.readlines(1 << 22):
-            for encoded in tokenizer.encode_batch_fast([json.loads(line)["text"] for line in lines]):
+            for encoded in tokenizer.encode_batch_fast(
+                [json.loads(line)["text"] for line in lines]
+            ):
                 ids.append(np.array(encoded.ids, np.int32))
                 lengths.append(len(encoded.ids))
     tokens = np.concatenate(ids)

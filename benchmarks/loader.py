@@ -1,11 +1,13 @@
-"""How fast a trainer is served: opening, rows, batches and items of a synthetic dataset, in the page cache.
+"""How fast a trainer is served: opening, rows, batches and items of a synthetic dataset, in the
+page cache.
 
 python benchmarks/loader.py
 python benchmarks/loader.py --seq-length 2048 --dtype int32
 
-Every figure is CPU time, the median of rounds in one process; what packprep is compared with (bare ndarrays over the same maps,
-and np.memmap) is measured in the same rounds, so that ratios hold on a noisy machine. `make_dataset`, `measured` and
-`reading_rows` may be imported to measure other formats in the same way.
+Every figure is CPU time, the median of rounds in one process; what packprep is compared with (bare
+ndarrays over the same maps, and np.memmap) is measured in the same rounds, so that ratios hold on a
+noisy machine. `make_dataset`, `measured` and `reading_rows` may be imported to measure other
+formats in the same way.
 """
 
 import argparse
@@ -29,8 +31,11 @@ ROWS = 8000  # of each dataset: more than a processor's cache holds
 PAD, VOCAB_SIZE, SEGMENT_TOKENS = 0, 50_000, 400  # mean tokens of a segment
 
 
-def make_rows(chance: np.random.Generator, rows: int, seq_length: int, token_dtype: str) -> dict[str, np.ndarray]:
-    """The arrays of a shard of causal segments, exponential in length, whose last slots are padding."""
+def make_rows(
+    chance: np.random.Generator, rows: int, seq_length: int, token_dtype: str
+) -> dict[str, np.ndarray]:
+    """The arrays of a shard of causal segments, exponential in length, whose last slots are
+    padding."""
     lengths, counts = [], []
     for _ in range(rows):
         row = []
@@ -43,7 +48,11 @@ def make_rows(chance: np.random.Generator, rows: int, seq_length: int, token_dty
     ids, mask = np.zeros((rows, seq_length), np.uint16), np.zeros((rows, seq_length), np.uint8)
     for r, own in enumerate(lengths):
         used, ends = int(own.sum()), np.cumsum(own)
-        tokens[r, used:], ids[r, :used], mask[r, :used] = PAD, np.repeat(np.arange(1, len(own) + 1), own), 1
+        tokens[r, used:], ids[r, :used], mask[r, :used] = (
+            PAD,
+            np.repeat(np.arange(1, len(own) + 1), own),
+            1,
+        )
         mask[r, ends - 1] = 0
     values = {
         "tokens": tokens,
@@ -56,10 +65,15 @@ def make_rows(chance: np.random.Generator, rows: int, seq_length: int, token_dty
         "segment_loss_weight": np.ones(segments),
     }
     layout = shard.layout(rows, segments, seq_length, token_dtype)
-    return {name: np.array(values.get(name, np.zeros(shape)), dtype) for name, (dtype, shape) in layout.items()}
+    return {
+        name: np.array(values.get(name, np.zeros(shape)), dtype)
+        for name, (dtype, shape) in layout.items()
+    }
 
 
-def write_manifest(directory: Path, entries: Sequence[dict], seq_length: int, token_dtype: str, compact: bool) -> None:
+def write_manifest(
+    directory: Path, entries: Sequence[dict], seq_length: int, token_dtype: str, compact: bool
+) -> None:
     """The manifest of shards with these entries."""
     nothing = "0" * 32
     task = {
@@ -97,7 +111,12 @@ def write_manifest(directory: Path, entries: Sequence[dict], seq_length: int, to
 
 
 def make_dataset(
-    directory: Path, shards: int, rows: int, seq_length: int, token_dtype: str, compact: bool = False
+    directory: Path,
+    shards: int,
+    rows: int,
+    seq_length: int,
+    token_dtype: str,
+    compact: bool = False,
 ) -> None:
     """Write a dataset of `shards` shards of `rows` rows each, in the format's own encoding."""
     chance, entries, nothing = np.random.default_rng(0), [], "0" * 32
@@ -122,8 +141,11 @@ def make_dataset(
     write_manifest(directory, entries, seq_length, token_dtype, compact)
 
 
-def measured(ways: Mapping[str, Callable[[], object]], calls: int, rounds: int = 15) -> dict[str, float]:
-    """CPU seconds a call of each way: the median over rounds, each of which runs all ways in turn, `calls` calls each."""
+def measured(
+    ways: Mapping[str, Callable[[], object]], calls: int, rounds: int = 15
+) -> dict[str, float]:
+    """CPU seconds a call of each way: the median over rounds, each of which runs all ways in turn,
+    `calls` calls each."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
         way()
@@ -156,7 +178,9 @@ def reading_views(dataset: Dataset, order: Sequence[int], buffer: np.ndarray) ->
     return read
 
 
-def reading_places(shards: Sequence[Any], order: Sequence[tuple[int, int]], buffer: np.ndarray) -> Callable[[], None]:
+def reading_places(
+    shards: Sequence[Any], order: Sequence[tuple[int, int]], buffer: np.ndarray
+) -> Callable[[], None]:
     """The same of shards[number][place], for each (number, place) of `order`."""
 
     def read() -> None:
@@ -178,10 +202,14 @@ print(opened - begin, time.thread_time() - begin)
 
 
 def first_batch(directory: Path, rounds: int = 9) -> tuple[float, float]:
-    """(seconds to open, seconds until the first shuffled batch of 8), in a fresh process each, after import."""
+    """(seconds to open, seconds until the first shuffled batch of 8), in a fresh process each,
+    after import."""
     lines = [
         subprocess.run(
-            [sys.executable, "-c", FIRST_BATCH, directory], capture_output=True, text=True, check=True
+            [sys.executable, "-c", FIRST_BATCH, directory],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for _ in range(rounds)
     ]
@@ -206,17 +234,25 @@ print(opened - begin, drawn - begin, int(peak.split()[1]) * 1024)
 
 
 def far_batch(directory: Path, rounds: int = 9) -> tuple[float, float, float]:
-    """(seconds to open, seconds until the rows of the millionth batch are known, bytes of the process at most), of
-    50 000 shards and 4 · 10⁹ rows that a manifest claims, in a fresh process each, after import."""
+    """(seconds to open, seconds until the rows of the millionth batch are known, bytes of the
+    process at most), of 50 000 shards and 4 · 10⁹ rows that a manifest claims, in a fresh process
+    each, after import."""
     directory.mkdir()
     sizes = {"rows": 80_000, "segments": 900_000, "tokens": 327_000_000, "bytes": 10**9}
     entries = [
-        {"file": json_files.shard_name(b), **sizes, "digest": f"{b:032x}", "receipt_digest": f"{b:032x}"}
+        {
+            "file": json_files.shard_name(b),
+            **sizes,
+            "digest": f"{b:032x}",
+            "receipt_digest": f"{b:032x}",
+        }
         for b in range(50_000)
     ]
     write_manifest(directory, entries, 4096, "uint16", False)
     lines = [
-        subprocess.run([sys.executable, "-c", FAR_BATCH, directory], capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", FAR_BATCH, directory], capture_output=True, text=True, check=True
+        ).stdout
         for _ in range(rounds)
     ]
     opened, all_of_it, peak = zip(*(map(float, line.split()) for line in lines), strict=True)
@@ -224,7 +260,8 @@ def far_batch(directory: Path, rounds: int = 9) -> tuple[float, float, float]:
 
 
 def bare_rows(directory: Path, shards: int) -> list[np.ndarray]:
-    """The tokens of each shard as a plain ndarray over a map of its file: as few steps to a row as numpy has."""
+    """The tokens of each shard as a plain ndarray over a map of its file: as few steps to a row as
+    numpy has."""
     value = manifest.read_manifest(directory)
     opened = (
         shard.open_shard(directory / entry["file"], value["seq_length"], value["token_dtype"])
@@ -240,7 +277,9 @@ def as_memmap(directory: Path, seq_length: int, token_dtype: str) -> np.memmap:
     return np.memmap(path, token_dtype, "r", one.data_begin, one.tokens.shape)
 
 
-def measure_rows(directory: Path, seq_length: int, token_dtype: str, n_rows: int = 4000) -> dict[str, float]:
+def measure_rows(
+    directory: Path, seq_length: int, token_dtype: str, n_rows: int = 4000
+) -> dict[str, float]:
     """Seconds a random row, copied into a reused buffer."""
     dataset, buffer = open_dataset(directory), np.empty(seq_length, token_dtype)
     bare = bare_rows(directory, len(dataset.manifest["shards"]))
@@ -251,7 +290,9 @@ def measure_rows(directory: Path, seq_length: int, token_dtype: str, n_rows: int
     if len(bare) == 1:
         ways = {
             "bare ndarray": reading_rows(bare[0], rows.tolist(), buffer),
-            "np.memmap": reading_rows(as_memmap(directory, seq_length, token_dtype), rows.tolist(), buffer),
+            "np.memmap": reading_rows(
+                as_memmap(directory, seq_length, token_dtype), rows.tolist(), buffer
+            ),
         }
     else:
         ways = {"bare ndarrays": reading_places(bare, places, buffer)}
@@ -284,16 +325,24 @@ def measure_batches(full: Path, compact: Path, batch_size: int = 8) -> dict[str,
     for name, directory in (("full", full), ("compact", compact)):
         dataset = open_dataset(directory)
         rows = np.random.default_rng(3).integers(0, len(dataset), batch_size).tolist()
-        tokens, stored = dataset.with_columns(["tokens"]), dataset.with_columns(["tokens", "segment_ids", "loss_mask"])
+        tokens, stored = (
+            dataset.with_columns(["tokens"]),
+            dataset.with_columns(["tokens", "segment_ids", "loss_mask"]),
+        )
         states, ahead = (
-            dataset.with_columns(names) for names in (("tokens", "seq_idx"), (*COLUMNS, "labels_2", "loss_mask_2"))
+            dataset.with_columns(names)
+            for names in (("tokens", "seq_idx"), (*COLUMNS, "labels_2", "loss_mask_2"))
         )
         ways |= {
             f"{name}: tokens": lambda tokens=tokens, rows=rows: tokens.batch(rows),
-            f"{name}: tokens, segment_ids, loss_mask": lambda stored=stored, rows=rows: stored.batch(rows),
+            f"{name}: tokens, segment_ids, loss_mask": lambda stored=stored, rows=rows: (
+                stored.batch(rows)
+            ),
             f"{name}: all five columns": lambda dataset=dataset, rows=rows: dataset.batch(rows),
             f"{name}: tokens, seq_idx": lambda states=states, rows=rows: states.batch(rows),
-            f"{name}: all five, labels_2, loss_mask_2": lambda ahead=ahead, rows=rows: ahead.batch(rows),
+            f"{name}: all five, labels_2, loss_mask_2": lambda ahead=ahead, rows=rows: ahead.batch(
+                rows
+            ),
         }
     return measured(ways, 20)
 
@@ -324,7 +373,10 @@ def main() -> None:
         make_dataset(one, 1, ROWS, *shape)
         make_dataset(full, given.shards, ROWS // given.shards, *shape)
         make_dataset(compact, given.shards, ROWS // given.shards, *shape, compact=True)
-        print(f"{ROWS} rows of {given.seq_length} {given.dtype}, in the page cache, in {given.shards} shards")
+        print(
+            f"{ROWS} rows of {given.seq_length} {given.dtype}, in the page cache, in {given.shards}"
+            " shards"
+        )
         opened, first = first_batch(full)
         print(f"  {'open_dataset':42}{opened * 1e3:10.2f} ms")
         print(f"  {'open_dataset and first batch of 8':42}{first * 1e3:10.2f} ms")

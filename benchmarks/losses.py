@@ -1,19 +1,22 @@
-"""Whether a model's loss over packprep's rows is the one that TRL's SFTTrainer computes from the same records.
+"""Whether a model's loss over packprep's rows is the one that TRL's SFTTrainer computes from the
+same records.
 
 python benchmarks/losses.py                                   the templates that TRL has, 40 records of all shapes each
 python benchmarks/losses.py FOLDER FILE.jinja --count 200 --seed 7
 
-TRL renders, tokenizes, masks and collates by itself: its loss is that of one step over padded batches of records. packprep's is
-that of a dataset's rows, which hold several, and which the model takes through `adapters.huggingface`. Both are a mean over all
-trained tokens; the model is small, of random weights, in double precision. The records are those of `conversations.py`:
+TRL renders, tokenizes, masks and collates by itself: its loss is that of one step over padded
+batches of records. packprep's is that of a dataset's rows, which hold several, and which the model
+takes through `adapters.huggingface`. Both are a mean over all trained tokens; the model is small,
+of random weights, in double precision. The records are those of `conversations.py`:
 
 messages     with tools, calls and reasoning; assistant_only_loss=True, under templates with {% generation %} blocks
 completion   prompt and completion as messages, the last answer; completion_only_loss, under the other templates
 texts        prompt and completion as texts; completion_only_loss, without a template
 
-Left out are records that the template does not take or writes no answer of, rejects, and those longer than a row; and where the
-prompt alone is written or tokenized otherwise than before its completion: TRL warns of that, and trains the rest of the prompt.
-Exit status 1 if a loss or a count of trained tokens differs.
+Left out are records that the template does not take or writes no answer of, rejects, and those
+longer than a row; and where the prompt alone is written or tokenized otherwise than before its
+completion: TRL warns of that, and trains the rest of the prompt. Exit status 1 if a loss or a count
+of trained tokens differs.
 """
 
 import argparse
@@ -57,7 +60,11 @@ class Loss(NamedTuple):
 
 def records_of(kind: str, count: int, seed: int) -> list[dict[str, Any]]:
     """`count` records of one kind, as both read them."""
-    return [record for record in (_record_as(kind, made) for made in conversations(4 * count, seed)) if record][:count]
+    return [
+        record
+        for record in (_record_as(kind, made) for made in conversations(4 * count, seed))
+        if record
+    ][:count]
 
 
 def _record_as(kind: str, record: dict[str, Any]) -> dict[str, Any] | None:
@@ -75,14 +82,21 @@ def _record_as(kind: str, record: dict[str, Any]) -> dict[str, Any] | None:
             "completion": [last],
         }
     question, answer = (next(strings(message["content"])).strip() for message in messages[-2:])
-    return {"prompt": f"Q: {question}\nA:", "completion": f" {answer}"} if question and answer else None
+    return (
+        {"prompt": f"Q: {question}\nA:", "completion": f" {answer}"}
+        if question and answer
+        else None
+    )
 
 
 def usable(tokenizer: Any, kind: str, record: dict[str, Any]) -> bool:
-    """Whether a record has ids, an answer among them, and fits into a row; and of a prompt, whether it is the same alone."""
+    """Whether a record has ids, an answer among them, and fits into a row; and of a prompt, whether
+    it is the same alone."""
     if kind == "texts":
         return len(tokenizer(record["prompt"] + record["completion"])["input_ids"]) < SEQ_LENGTH
-    messages = record["messages"] if kind == "messages" else [*record["prompt"], *record["completion"]]
+    messages = (
+        record["messages"] if kind == "messages" else [*record["prompt"], *record["completion"]]
+    )
     found = chats.judge(tokenizer, {**record, "messages": messages})
     if found.refusal or len(found.ids) > SEQ_LENGTH or not (found.mask is None or found.mask.any()):
         return False
@@ -90,7 +104,8 @@ def usable(tokenizer: Any, kind: str, record: dict[str, Any]) -> bool:
 
 
 def _is_same_alone(tokenizer: Any, record: dict[str, Any], found: chats.Judged) -> bool:
-    """Whether a prompt alone has the text that it has before its completion, and no token of that is of both."""
+    """Whether a prompt alone has the text that it has before its completion, and no token of that
+    is of both."""
     kwargs = record.get("chat_template_kwargs", {})
     alone, asked = (
         chats.judge(
@@ -113,16 +128,21 @@ def model_of(vocab_size: int) -> LlamaForCausalLM:
     """The model that both losses are of."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
         max_position_embeddings=SEQ_LENGTH,
-    )  # fmt: skip
+    )
     return LlamaForCausalLM(config).double()
 
 
 def packed_loss(
     folder: Path, tokenizer: Any, records: Sequence[dict[str, Any]], kind: str
 ) -> tuple[Loss, list[dict[str, Any]]]:
-    """(the loss over the rows of a dataset of the records, those that it has: others are rejects)."""
+    """(the loss over the rows of a dataset of the records, those that it has: others are
+    rejects)."""
     (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str(), "utf-8")
     named = {"bos_token": chats.BOS, "eos_token": chats.EOS, "pad_token": chats.PAD}
     (folder / "tokenizer_config.json").write_text(
@@ -187,7 +207,9 @@ def trl_loss(folder: Path, tokenizer: Any, records: Sequence[dict[str, Any]], ki
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
-    trained = sum(label != -100 for example in trainer.train_dataset for label in example["labels"][1:])
+    trained = sum(
+        label != -100 for example in trainer.train_dataset for label in example["labels"][1:]
+    )
     return Loss(trainer.train().training_loss, trained)
 
 
@@ -204,25 +226,42 @@ def both_losses(source: str, kind: str, count: int, seed: int) -> tuple[int, Los
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     of_trl = Path(trl.__file__).parent / "chat_templates"
-    parser.add_argument("templates", nargs="*", type=Path, default=[of_trl], metavar="FOLDER or FILE.jinja")
+    parser.add_argument(
+        "templates", nargs="*", type=Path, default=[of_trl], metavar="FOLDER or FILE.jinja"
+    )
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    files = [file for path in options.templates for file in (sorted(path.glob("*.jinja")) if path.is_dir() else [path])]
+    files = [
+        file
+        for path in options.templates
+        for file in (sorted(path.glob("*.jinja")) if path.is_dir() else [path])
+    ]
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    print(f"{'':32}  kind        records  trained  of TRL  packprep's loss   TRL's loss        relative difference")
+    print(
+        f"{'':32}  kind        records  trained  of TRL  packprep's loss   TRL's loss       "
+        " relative difference"
+    )
     failed = False
     for file in files:
         source = file.read_text("utf-8")
-        kinds = ["messages" if "generation %}" in source else "completion", *(["texts"] if file == files[0] else [])]
+        kinds = [
+            "messages" if "generation %}" in source else "completion",
+            *(["texts"] if file == files[0] else []),
+        ]
         for kind in kinds:
             records, own, trls = both_losses(source, kind, options.count, options.seed)
             difference = abs(own.mean - trls.mean) / trls.mean if records else 0.0
             failed |= own.trained != trls.trained or difference > TOLERANCE
-            cells = f"{own.trained:7}  {trls.trained:6}  {own.mean:<16.12f}  {trls.mean:<16.12f}  {difference:.1e}"
+            cells = (
+                f"{own.trained:7}  {trls.trained:6}  {own.mean:<16.12f}  {trls.mean:<16.12f} "
+                f" {difference:.1e}"
+            )
             print(f"{file.stem:32}  {kind:10}  {records:7}  {cells}", flush=True)
     return int(failed)
 

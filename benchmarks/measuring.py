@@ -19,7 +19,9 @@ from inputs import SOURCES
 from peers.contender import RESULT, Config, Contender, Work
 
 HERE = Path(__file__).resolve().parent
-THREADS = {"TOKENIZERS_PARALLELISM": "false"}  # as with worker processes; each tool sets its own processes
+THREADS = {
+    "TOKENIZERS_PARALLELISM": "false"
+}  # as with worker processes; each tool sets its own processes
 
 
 @dataclass
@@ -55,10 +57,13 @@ class Process:
 
 
 def run_process(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> Process:
-    """Run a command to its end; output goes through a file, so that nobody has to read it meanwhile."""
+    """Run a command to its end; output goes through a file, so that nobody has to read it
+    meanwhile."""
     with (folder / "output").open("w+b") as output:
         began, begin = time.time(), time.perf_counter()
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=HERE)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=HERE
+        )
         status = process.wait()
         seconds = time.perf_counter() - begin
         output.seek(0)
@@ -91,7 +96,8 @@ def available(
 
 
 def environment() -> dict[str, str]:
-    """This process's, with packprep's checkout on the path, whose modules are kept compiled as those of an installed one."""
+    """This process's, with packprep's checkout on the path, whose modules are kept compiled as
+    those of an installed one."""
     paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**own, **THREADS, "PYTHONPATH": os.pathsep.join(paths)}
@@ -118,7 +124,13 @@ def measure(line: Line, contender: Contender, config: Config, python: str, paren
         if contender.command is not None:
             command = contender.command(config)
         else:
-            command = [python, "-m", f"peers.{line.group}", contender.name, str(folder / "config.json")]
+            command = [
+                python,
+                "-m",
+                f"peers.{line.group}",
+                contender.name,
+                str(folder / "config.json"),
+            ]
         ended = run_process(command, environment(), folder)
         if ended.status != 0:
             raise RuntimeError(f"exit status {ended.status}: …{ended.output[-2000:]}")
@@ -147,16 +159,24 @@ def in_turn(
     folder: Path,
     say: Callable[[str], None],
 ) -> None:
-    """Run all lines once, then all once more, …: what slows the machine for a while slows all of them.
+    """Run all lines once, then all once more, …: what slows the machine for a while slows all of
+    them.
 
-    Each time in another order, the same in every run of the table: a machine remembers what ran before, as gigabytes of
-    memory that a host has taken back, and no line is to have the same one before it each time.
+    Each time in another order, the same in every run of the table: a machine remembers what ran
+    before, as gigabytes of memory that a host has taken back, and no line is to have the same one
+    before it each time.
     """
     for turn in range(max((repeats(contender) for _, contender, _, _ in lines), default=0)):
-        for line, contender, config, python in random.Random(turn).sample(lines, len(lines)) if turn else lines:
+        for line, contender, config, python in (
+            random.Random(turn).sample(lines, len(lines)) if turn else lines
+        ):
             if line.status == "measured" and turn < repeats(contender):
                 measure(line, contender, config, python, folder)
-                said = f"{line.seconds[-1]:.2f} s" if line.status == "measured" else f"{line.status}: {line.why}"
+                said = (
+                    f"{line.seconds[-1]:.2f} s"
+                    if line.status == "measured"
+                    else f"{line.status}: {line.why}"
+                )
                 say(f"{turn + 1}  {line.group}: {line.name}: {said}")
 
 
@@ -165,7 +185,12 @@ def machine() -> str:
     model = platform.processor()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        model = next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{model}, {cores} cores, {memory:.0f} GiB, {platform.system()}, Python {platform.python_version()}"
+    return (
+        f"{model}, {cores} cores, {memory:.0f} GiB, {platform.system()}, Python"
+        f" {platform.python_version()}"
+    )

@@ -1,4 +1,5 @@
-"""Objectives, timed: tokens in, the slots of their segments out; and the whole of a shard's rendering.
+"""Objectives, timed: tokens in, the slots of their segments out; and the whole of a shard's
+rendering.
 
 python benchmarks/objectives.py                         16.8 million tokens in segments of 2048, shards of rows of 4096
 python benchmarks/objectives.py --tokens 1000000
@@ -7,8 +8,8 @@ spans     the bodies of span corruption, against the usual numpy collator, which
 noise     in-place noise with its levels, as rendering writes it, against the numpy law that redraw uses in a trainer
 render    lengths packed → arrays: `placement` and `render` of documents of lognormal lengths (mean 500), by preset
 
-Ratios are to the copy bound, np.copyto of the tokens (of all arrays for `render`), in the same run. Medians of --repeats.
-Seconds are the processor's, on one core: what else runs does not count.
+Ratios are to the copy bound, np.copyto of the tokens (of all arrays for `render`), in the same run.
+Medians of --repeats. Seconds are the processor's, on one core: what else runs does not count.
 """
 
 import argparse
@@ -33,8 +34,16 @@ from packprep.randomness import bits64
 from packprep.recipe import read_recipe
 
 VOCABULARY, TEXT = 32_768, 28_000  # ids below TEXT are text
-IDS = Ids(VOCABULARY, TEXT, TEXT + 1, TEXT + 2, TEXT + 3, np.arange(VOCABULARY - 4000, VOCABULARY, dtype=np.int32),
-          (TEXT + 4, TEXT + 5, TEXT + 6), tuple(range(TEXT, VOCABULARY)))  # fmt: skip
+IDS = Ids(
+    VOCABULARY,
+    TEXT,
+    TEXT + 1,
+    TEXT + 2,
+    TEXT + 3,
+    np.arange(VOCABULARY - 4000, VOCABULARY, dtype=np.int32),
+    (TEXT + 4, TEXT + 5, TEXT + 6),
+    tuple(range(TEXT, VOCABULARY)),
+)
 MODE_TOKENS = {"[NLU]": TEXT + 7, "[NLG]": TEXT + 8, "[S2S]": TEXT + 9}
 SPANS = ((0.15, 3.0, False), (0.15, 3.0, True), (0.5, 3.0, False), (0.15, 64.0, False))
 NOISE: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -48,8 +57,11 @@ NOISE: tuple[tuple[str, dict[str, Any]], ...] = (
 PRESETS = ("causal", "prefix_lm", "ul2r", "llada", "duo", "bd3")
 
 
-def median_s(work: Callable[[], object], repeats: int, before: Callable[[], object] = lambda: None) -> float:
-    """Median processor seconds of a call, after one that is not counted: it compiles. `before` runs off the clock."""
+def median_s(
+    work: Callable[[], object], repeats: int, before: Callable[[], object] = lambda: None
+) -> float:
+    """Median processor seconds of a call, after one that is not counted: it compiles. `before` runs
+    off the clock."""
     seconds = []
     for _ in range(repeats + 1):
         before()
@@ -63,7 +75,8 @@ def median_s(work: Callable[[], object], repeats: int, before: Callable[[], obje
 
 
 def segment_lengths(items: int, parts: int, chance: np.random.Generator) -> np.ndarray:
-    """`items` cut into `parts` non-empty parts: shuffled flags of where a part begins, summed and counted."""
+    """`items` cut into `parts` non-empty parts: shuffled flags of where a part begins, summed and
+    counted."""
     begins = np.arange(items - 1) < parts - 1
     chance.shuffle(begins)
     part = np.cumsum(np.concatenate(([False], begins)))
@@ -97,7 +110,11 @@ def filtered(tokens: np.ndarray, sentinels: np.ndarray) -> np.ndarray:
 
 
 def collate(
-    tokens: np.ndarray, density: float, mean: float, first_sentinel: int, chance: np.random.Generator
+    tokens: np.ndarray,
+    density: float,
+    mean: float,
+    first_sentinel: int,
+    chance: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(inputs, targets) of one example."""
     mask = spans_mask(len(tokens), density, mean, chance)
@@ -118,7 +135,9 @@ def task_of(objective: str, parameters: dict[str, Any]) -> Task:
 
 
 def text_tokens(count: int) -> np.ndarray:
-    return (bits64(np.uint64(1), 0, np.arange(-(-count // 4))).view(np.uint16)[:count] % TEXT).astype(np.uint16)
+    return (
+        bits64(np.uint64(1), 0, np.arange(-(-count // 4))).view(np.uint16)[:count] % TEXT
+    ).astype(np.uint16)
 
 
 def spans(tokens: np.ndarray, length: int, repeats: int) -> list[dict[str, Any]]:
@@ -130,7 +149,10 @@ def spans(tokens: np.ndarray, length: int, repeats: int) -> list[dict[str, Any]]
     bound = used.size / median_s(lambda: np.copyto(copied, used), repeats)
     lines = []
     for density, mean, roll in SPANS:
-        task = task_of("span_corruption", {"noise_density": density, "mean_span_length": mean, "random_roll": roll})
+        task = task_of(
+            "span_corruption",
+            {"noise_density": density, "mean_span_length": mean, "random_roll": roll},
+        )
         slots = task.body_slots(bodies)
         columns, rows = (
             BodySlots(np.arange(m) * length, bodies, np.cumsum(slots) - slots),
@@ -141,7 +163,10 @@ def spans(tokens: np.ndarray, length: int, repeats: int) -> list[dict[str, Any]]
         ours = used.size / median_s(lambda: write(task, columns, used, rows), repeats)  # noqa: B023
         examples = used.reshape(m, length)[: max(m // 64, 1)].astype(np.int64)
         chance = np.random.default_rng(0)
-        of_collator = median_s(lambda: [collate(e, density, mean, VOCABULARY, chance) for e in examples], repeats)  # noqa: B023
+        of_collator = median_s(
+            lambda: [collate(e, density, mean, VOCABULARY, chance) for e in examples],  # noqa: B023
+            repeats,
+        )
         lines.append(
             {
                 "what": f"({density}, {mean:g}){' with roll' if roll else ''}",
@@ -160,7 +185,10 @@ def in_place(tokens: np.ndarray, length: int, repeats: int) -> list[dict[str, An
     made, loss_mask = used.copy(), np.zeros(used.size, np.uint8)
     bound = used.size / median_s(lambda: np.copyto(made, used), repeats)
     own = noise.Candidates(
-        bits64(np.uint64(3), 0, np.arange(m)), np.arange(m) * length, np.full(m, length), np.arange(m) // 8
+        bits64(np.uint64(3), 0, np.arange(m)),
+        np.arange(m) * length,
+        np.full(m, length),
+        np.arange(m) // 8,
     )
     target = noise.Target(own, np.zeros(m, np.int64), np.full(m, length), None, made, loss_mask)
 
@@ -177,13 +205,20 @@ def in_place(tokens: np.ndarray, length: int, repeats: int) -> list[dict[str, An
             work = lambda: write(0, task.parameters, task.resolved, ids, target, 0)  # noqa: B023, E731
             speed.append(used.size / median_s(work, repeats, clean))
         what = ", ".join([objective, *(f"{name} {value}" for name, value in parameters.items())])
-        lines.append({"what": what, "tokens_per_s": speed[0], "copy_per_s": bound, "other_per_s": speed[1]})
+        lines.append(
+            {"what": what, "tokens_per_s": speed[0], "copy_per_s": bound, "other_per_s": speed[1]}
+        )
     return lines
 
 
 def shards(tokens: np.ndarray, seq_length: int, repeats: int) -> list[dict[str, Any]]:
     """Rendering of a whole shard by preset."""
-    drawn = np.random.default_rng(4).lognormal(np.log(500) - 0.5, 1.0, len(tokens) // 500 + 1).astype(np.int64) + 1
+    drawn = (
+        np.random.default_rng(4)
+        .lognormal(np.log(500) - 0.5, 1.0, len(tokens) // 500 + 1)
+        .astype(np.int64)
+        + 1
+    )
     n = drawn[: max(int(np.searchsorted(np.cumsum(drawn), len(tokens))), 1)]
     offsets = np.concatenate(([0], np.minimum(np.cumsum(n), len(tokens))))
     zeros, place = np.zeros(len(n), np.int64), np.arange(len(n))
@@ -192,7 +227,11 @@ def shards(tokens: np.ndarray, seq_length: int, repeats: int) -> list[dict[str, 
     )  # fmt: skip
     lines = []
     for preset in PRESETS:
-        given = {"tokenizer": "bytes", "seq_length": seq_length, "sources": [{"paths": ["x.jsonl"]}]}
+        given = {
+            "tokenizer": "bytes",
+            "seq_length": seq_length,
+            "sources": [{"paths": ["x.jsonl"]}],
+        }
         recipe = complete(read_recipe(given | {"tasks": [{"preset": preset}]}, Path()))
         tasks = resolve(recipe, IDS, MODE_TOKENS)
         segments, _ = cut(recipe, tasks, documents)
@@ -207,14 +246,25 @@ def shards(tokens: np.ndarray, seq_length: int, repeats: int) -> list[dict[str, 
         arrays = list(work().values())
         copies = median_s(lambda: [np.copyto(np.empty_like(a), a) for a in arrays], repeats)  # noqa: B023
         size = int(offsets[-1])
-        lines.append({"what": preset, "tokens_per_s": size / seconds, "copy_per_s": size / copies, "other_per_s": None})
+        lines.append(
+            {
+                "what": preset,
+                "tokens_per_s": size / seconds,
+                "copy_per_s": size / copies,
+                "other_per_s": None,
+            }
+        )
     return lines
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=1 << 24)
-    parser.add_argument("--length", type=int, default=2048, help="tokens of a segment of spans and noise")
+    parser.add_argument(
+        "--length", type=int, default=2048, help="tokens of a segment of spans and noise"
+    )
     parser.add_argument("--seq-length", type=int, default=4096, help="of the rows of render")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
@@ -234,7 +284,10 @@ def main(arguments: list[str] | None = None) -> None:
         for line in lines:
             against = ""
             if line["other_per_s"]:
-                against = f"{line['other_per_s'] / 1e6:9.1f}  × {line['tokens_per_s'] / line['other_per_s']:.1f}"
+                against = (
+                    f"{line['other_per_s'] / 1e6:9.1f}  ×"
+                    f" {line['tokens_per_s'] / line['other_per_s']:.1f}"
+                )
             share = line["tokens_per_s"] / line["copy_per_s"]
             print(f"{line['what']:69}  {line['tokens_per_s'] / 1e6:8.1f}  {share:13.1%}  {against}")
 

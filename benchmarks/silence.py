@@ -4,10 +4,11 @@ python benchmarks/silence.py                                  with the built-in 
 python benchmarks/silence.py --tokenizer tokenizer.json       with a real one, whose proof is made anew each time
 python benchmarks/silence.py --runs 5 --megabytes 20
 
-Before each run all that packprep keeps is removed: compiled kernels, proofs of tokenizers. Of each command it prints the seconds
-to its first line, the longest silence between its begin, lines and end, with the line before it, and all; medians of --runs.
-What is built is --megabytes of Python's standard library, ul2r: so little that what is measured is the wait for the work, during
-which nothing is said off a terminal.
+Before each run all that packprep keeps is removed: compiled kernels, proofs of tokenizers. Of each
+command it prints the seconds to its first line, the longest silence between its begin, lines and
+end, with the line before it, and all; medians of --runs. What is built is --megabytes of Python's
+standard library, ul2r: so little that what is measured is the wait for the work, during which
+nothing is said off a terminal.
 """
 
 import argparse
@@ -36,10 +37,15 @@ class Heard(NamedTuple):
 
 
 def listen(command: list[str], environment: dict[str, str]) -> Heard:
-    """Run a command and note when each of its lines comes. SystemExit, with what it said, where it fails."""
+    """Run a command and note when each of its lines comes. SystemExit, with what it said, where it
+    fails."""
     begin = time.perf_counter()
     process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     assert process.stdout is not None
     lines = [(0.0, "its begin")]
@@ -49,7 +55,9 @@ def listen(command: list[str], environment: dict[str, str]) -> Heard:
     if status:
         raise SystemExit("\n".join([" ".join(command), *(line for _, line in lines[1:])]))
     times = [seconds for seconds, _ in lines] + [whole]
-    silence, last = max((after - before, i) for i, (before, after) in enumerate(zip(times, times[1:], strict=False)))
+    silence, last = max(
+        (after - before, i) for i, (before, after) in enumerate(zip(times, times[1:], strict=False))
+    )
     return Heard(times[1], silence, lines[last][1], whole)
 
 
@@ -69,7 +77,16 @@ def commands(folder: Path, recipe: Path) -> dict[str, list[str]]:
         "inspect --doc": ["inspect", dataset, "--doc", "0"],
         "inspect --html": ["inspect", dataset, "--html", f"{out}.html"],
         "export --to megatron": ["export", dataset, "--to", "megatron", "--out", out],
-        "export --to parquet": ["export", dataset, "--to", "parquet", "--columns", "full", "--out", out],
+        "export --to parquet": [
+            "export",
+            dataset,
+            "--to",
+            "parquet",
+            "--columns",
+            "full",
+            "--out",
+            out,
+        ],
         "slurm": ["slurm", str(recipe), "--out", out, "--array", "4"],
         "warm": ["warm"],
         "warm RECIPE.toml": ["warm", str(recipe)],
@@ -78,7 +95,9 @@ def commands(folder: Path, recipe: Path) -> dict[str, list[str]]:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokenizer", default="bytes", help="a tokenizer.json (default: bytes)")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=20)
@@ -90,7 +109,11 @@ def main(arguments: list[str]) -> None:
         cache = folder / "cache"
         environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "HF_HUB_OFFLINE": "1"}
         write_corpus(folder / "corpus.jsonl", standard_library(), options.megabytes * 10**6)
-        tokenizer = options.tokenizer if options.tokenizer == "bytes" else os.path.abspath(options.tokenizer)
+        tokenizer = (
+            options.tokenizer
+            if options.tokenizer == "bytes"
+            else os.path.abspath(options.tokenizer)
+        )
         recipe = folder / "recipe.toml"
         recipe.write_text(
             f'seq_length = 2048\ntokenizer = "{tokenizer}"\nspecials = {{missing = "add"}}\n'
@@ -98,9 +121,13 @@ def main(arguments: list[str]) -> None:
         )
         listen([*packprep, "build", str(recipe), "--out", str(folder / "dataset")], environment)
         print(
-            f"{machine()}; {options.megabytes} MB of text, tokenizer {Path(tokenizer).name}; seconds, medians of {options.runs}"
+            f"{machine()}; {options.megabytes} MB of text, tokenizer {Path(tokenizer).name};"
+            f" seconds, medians of {options.runs}"
         )
-        print(f"{'command':<22} {'first line':>10} {'silence':>8} {'all':>6}  the longest silence is after")
+        print(
+            f"{'command':<22} {'first line':>10} {'silence':>8} {'all':>6}  the longest silence is"
+            " after"
+        )
         late = 0
         for called, command in commands(folder, recipe).items():
             if options.only and not called.startswith(tuple(options.only)):
@@ -117,8 +144,14 @@ def main(arguments: list[str]) -> None:
             )
             late += first > TARGET_FIRST_S or silence > TARGET_SILENCE_S
             after = min(heard, key=lambda h: abs(h.silence - silence)).after
-            print(f"{called:<22} {first:>10.2f} {silence:>8.2f} {whole:>6.1f}  {after[:90]}", flush=True)
-    print(f"{late} commands above {TARGET_FIRST_S:g} s to the first line or {TARGET_SILENCE_S:g} s of silence")
+            print(
+                f"{called:<22} {first:>10.2f} {silence:>8.2f} {whole:>6.1f}  {after[:90]}",
+                flush=True,
+            )
+    print(
+        f"{late} commands above {TARGET_FIRST_S:g} s to the first line or {TARGET_SILENCE_S:g} s of"
+        " silence"
+    )
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ python benchmarks/table.py --corpus CORPUS --json RESULT.json          all group
 python benchmarks/table.py --corpus CORPUS --only builds --size 20MB
 python benchmarks/table.py --render RESULT.json                        rewrite the tables of docs/benchmarks.md
 
-packprep runs in the interpreter that runs this; its peers in the first of --peers-python that has their packages (see
-requirements-peers.txt). A peer that no interpreter has is a line that says so.
+packprep runs in the interpreter that runs this; its peers in the first of --peers-python that has
+their packages (see requirements-peers.txt). A peer that no interpreter has is a line that says so.
 """
 
 import argparse
@@ -32,7 +32,10 @@ NEEDS_TOKENS = ("packers", "collators", "loaders")
 
 def absent(contender: Contender) -> str:
     """Why a line was not measured."""
-    return f"no interpreter given has {', '.join(contender.modules)} (pip install {contender.packages[0]})"
+    return (
+        f"no interpreter given has {', '.join(contender.modules)} (pip install"
+        f" {contender.packages[0]})"
+    )
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -54,7 +57,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         inputs.prepare_tokens(slow)
 
     def repeats(contender: Contender) -> int:
-        return min(arguments.repeats, arguments.slow_repeats) if contender.slow else arguments.repeats
+        return (
+            min(arguments.repeats, arguments.slow_repeats) if contender.slow else arguments.repeats
+        )
 
     lines: list[Line] = []
     for group in arguments.only:
@@ -77,8 +82,12 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if group == "builds":
             say("compiling kernels")
             warm = {**config, **dict.fromkeys(inputs.SOURCES, config["one"])}
-            own_runs = [(one, python) for _, one, _, python in runs if one.packages == ("packprep",)]
-            again = [(Line(group, one.name, "", "", 0), one, warm, python) for one, python in own_runs]
+            own_runs = [
+                (one, python) for _, one, _, python in runs if one.packages == ("packprep",)
+            ]
+            again = [
+                (Line(group, one.name, "", "", 0), one, warm, python) for one, python in own_runs
+            ]
             in_turn(again, lambda contender: 1, folder, say)
         in_turn(runs, repeats, folder, say)
     settings = {"size": size, "slow_size": slow_size, "repeats": arguments.repeats}
@@ -90,24 +99,54 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--corpus", type=Path, help="what benchmarks/corpus.py made")
     parser.add_argument(
-        "--only", nargs="+", choices=list(results.GROUPS), default=list(results.GROUPS), metavar="GROUP"
+        "--only",
+        nargs="+",
+        choices=list(results.GROUPS),
+        default=list(results.GROUPS),
+        metavar="GROUP",
     )
     parser.add_argument(
-        "--peers-python", type=Path, nargs="+", default=[], metavar="PYTHON", help="interpreters of peers"
+        "--peers-python",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="PYTHON",
+        help="interpreters of peers",
     )
-    parser.add_argument("--line", action="append", metavar="NAME", help="only this line of a group; may be given again")
+    parser.add_argument(
+        "--line",
+        action="append",
+        metavar="NAME",
+        help="only this line of a group; may be given again",
+    )
     parser.add_argument("--repeats", type=int, default=5, help="runs of each line (default: 5)")
-    parser.add_argument("--slow-repeats", type=int, default=3, help="runs of slow lines (default: 3)")
-    parser.add_argument("--size", type=parse_size, help="bytes of JSON lines (default: the whole corpus)")
-    parser.add_argument("--slow-size", type=parse_size, default=parse_size("100MB"), help="… for slow lines (100MB)")
-    parser.add_argument("--workers", type=int, default=2, help="processes of each contender (default: 2)")
-    parser.add_argument("--seq-length", type=int, default=4096, help="slots per row (default: 4096)")
-    parser.add_argument("--folder", type=Path, help="keep inputs there (default: a temporary folder)")
+    parser.add_argument(
+        "--slow-repeats", type=int, default=3, help="runs of slow lines (default: 3)"
+    )
+    parser.add_argument(
+        "--size", type=parse_size, help="bytes of JSON lines (default: the whole corpus)"
+    )
+    parser.add_argument(
+        "--slow-size", type=parse_size, default=parse_size("100MB"), help="… for slow lines (100MB)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=2, help="processes of each contender (default: 2)"
+    )
+    parser.add_argument(
+        "--seq-length", type=int, default=4096, help="slots per row (default: 4096)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="keep inputs there (default: a temporary folder)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
-    parser.add_argument("--render", type=Path, metavar="RESULT", help="only write docs/benchmarks.md from a result")
+    parser.add_argument(
+        "--render", type=Path, metavar="RESULT", help="only write docs/benchmarks.md from a result"
+    )
     arguments = parser.parse_args(argv)
     if arguments.render is None and arguments.corpus is None:
         parser.error("--corpus FOLDER is needed: python benchmarks/corpus.py FOLDER makes one")

@@ -1,10 +1,12 @@
-"""What DataLoader's worker processes cost: rows a second that packprep.adapters.torch delivers with 0, 1 and 2 of them.
+"""What DataLoader's worker processes cost: rows a second that packprep.adapters.torch delivers with
+0, 1 and 2 of them.
 
-packprep build "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/*.py" --out packed
-python benchmarks/torch_workers.py packed
+packprep build "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/*.py" --out
+packed python benchmarks/torch_workers.py packed
 
-Medians of --repeats runs, each after some batches that are not counted, with the files in the page cache. `copy` is
-numpy.copyto of as many bytes as the tokens of a batch are in int64: what no loader that gives tensors can beat.
+Medians of --repeats runs, each after some batches that are not counted, with the files in the page
+cache. `copy` is numpy.copyto of as many bytes as the tokens of a batch are in int64: what no loader
+that gives tensors can beat.
 """
 
 import argparse
@@ -46,7 +48,9 @@ def rate(make: Callable[[], Iterator[Any]], batches: int, batch_size: int, repea
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
     """Parse, run, print; what was measured → rows a second."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--batches", type=int, default=50)

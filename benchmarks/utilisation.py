@@ -1,11 +1,13 @@
-"""How full rows are of documents far longer than a row, by preset, number of sentinels and seq_length.
+"""How full rows are of documents far longer than a row, by preset, number of sentinels and
+seq_length.
 
 python benchmarks/utilisation.py                        docs/benchmarks.md has each preset's least
 python benchmarks/utilisation.py --seq-length 512 4096 --sentinels 100
 
-Documents of 100 to 130 rows each are cut and packed as a build does it, from their lengths alone. All rows count but the one
-that was filled last and those that hold a document's last piece. Where the longest piece of a task takes more than 15/16 of
-a row, and so has one to itself, its row counts as what that piece takes. Exit status 1 if less than 99.5 % is filled anywhere.
+Documents of 100 to 130 rows each are cut and packed as a build does it, from their lengths alone.
+All rows count but the one that was filled last and those that hold a document's last piece. Where
+the longest piece of a task takes more than 15/16 of a row, and so has one to itself, its row counts
+as what that piece takes. Exit status 1 if less than 99.5 % is filled anywhere.
 """
 
 import argparse
@@ -39,7 +41,12 @@ WITHOUT = {
 
 def resolved(task: dict[str, Any], sentinels: int, seq_length: int) -> tuple[Recipe, list[Task]]:
     """A recipe of one task or preset, and its tasks."""
-    table = {"tokenizer": "bytes", "sources": [{"paths": ["x"]}], "seq_length": seq_length, "tasks": [task]}
+    table = {
+        "tokenizer": "bytes",
+        "sources": [{"paths": ["x"]}],
+        "seq_length": seq_length,
+        "tasks": [task],
+    }
     recipe = complete(read_recipe(table, Path()))
     names = np.arange(SENTINELS, SENTINELS + sentinels, dtype=np.int32)
     return recipe, resolve(recipe, Ids(VOCABULARY, 256, 257, 258, 259, names), MODE_TOKENS)
@@ -49,16 +56,22 @@ def longest_slots(recipe: Recipe, task: Task) -> int:
     """The slots that an inner piece has: its own where it stands alone in a row, else the row's."""
     if pieces_of_a_row(recipe, task) > 1:
         return recipe.seq_length
-    return task.objective.copies * (task.most_body_slots(inner_capacity(recipe, task, 0)) + task.mode)
+    return task.objective.copies * (
+        task.most_body_slots(inner_capacity(recipe, task, 0)) + task.mode
+    )
 
 
 def filled(recipe: Recipe, tasks: list[Task]) -> tuple[float, int]:
     """(what is filled of the rows that count, all rows)."""
     few, most = (rows * recipe.seq_length for rows in ROWS)
-    lengths = few + integers(text_key("utilisation"), 0, np.arange(DOCUMENTS), most - few).astype(np.int64)
+    lengths = few + integers(text_key("utilisation"), 0, np.arange(DOCUMENTS), most - few).astype(
+        np.int64
+    )
     zeros, offsets = np.zeros(DOCUMENTS, np.int64), np.concatenate(([0], np.cumsum(lengths)))
     keys = np.full(DOCUMENTS, text_key("documents"))
-    documents = Documents(np.zeros(0, np.uint16), offsets, np.arange(DOCUMENTS), zeros, zeros, zeros, keys)
+    documents = Documents(
+        np.zeros(0, np.uint16), offsets, np.arange(DOCUMENTS), zeros, zeros, zeros, keys
+    )
     segments, _ = cut(recipe, tasks, documents)
     row, _ = pack(segments.slots, recipe.seq_length, recipe.packing.algorithm, FORMAT_MAX_SEGMENTS)
     rows = int(row.max()) + 1
@@ -68,7 +81,9 @@ def filled(recipe: Recipe, tasks: list[Task]) -> tuple[float, int]:
     counts[rows - 1] = False
     slots = np.bincount(row, segments.slots, rows)
     room = np.zeros(rows, np.int64)
-    np.maximum.at(room, row, np.array([longest_slots(recipe, task) for task in tasks])[segments.task])
+    np.maximum.at(
+        room, row, np.array([longest_slots(recipe, task) for task in tasks])[segments.task]
+    )
     return float(slots[counts].sum() / room[counts].sum()), rows
 
 
@@ -89,7 +104,9 @@ def table(seq_lengths: list[int], sentinels: list[int]) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seq-length", type=int, nargs="+", default=[512 << i for i in range(7)])
     parser.add_argument("--sentinels", type=int, nargs="+", default=[64, 100, 245, 256])
     parser.add_argument("--json", action="store_true")

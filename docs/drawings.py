@@ -1,7 +1,8 @@
-"""The drawings of the docs, made from what the package does, its calls on small inputs, and from the table of builds.
+"""The drawings of the docs, made from what the package does, its calls on small inputs, and from
+the table of builds.
 
-Written by docs/make.py into docs/drawings/. They take the colour of the text around them; where a drawing stands alone, its
-colour follows the reader's light or dark scheme.
+Written by docs/make.py into docs/drawings/. They take the colour of the text around them; where a
+drawing stands alone, its colour follows the reader's light or dark scheme.
 """
 
 import contextlib
@@ -27,13 +28,24 @@ TEXTS = (
     "Rows are mapped, not parsed.",
     "Every token is used once, or counted.",
 )
-SHORT = ("Rows are full.", "Chance is keyed.", "No token is lost.", "Lengths are exact.", "Files are mapped.")
+SHORT = (
+    "Rows are full.",
+    "Chance is keyed.",
+    "No token is lost.",
+    "Lengths are exact.",
+    "Files are mapped.",
+)
 RECIPE = {
     "seed": 3,
     "seq_length": SEQ_LENGTH,
     "tokenizer": "bytes",
     "tasks": [
-        {"name": "r", "objective": "span_corruption", "noise_density": 0.25, "mean_span_length": 4.0},
+        {
+            "name": "r",
+            "objective": "span_corruption",
+            "noise_density": 0.25,
+            "mean_span_length": 4.0,
+        },
         {"name": "s", "objective": "prefix_lm", "mode_token": "[S2S]"},
         {"name": "causal", "objective": "causal"},
     ],
@@ -52,7 +64,9 @@ class _Silent:
 
 
 @contextlib.contextmanager
-def _built(table: dict[str, Any], files: dict[str, Sequence[str]]) -> Iterator[tuple[Path, list[str]]]:
+def _built(
+    table: dict[str, Any], files: dict[str, Sequence[str]]
+) -> Iterator[tuple[Path, list[str]]]:
     """(output of a build of some files, names in the order in which they appeared in it)."""
     from packprep.building.run import build
     from packprep.recipe import read_recipe
@@ -61,7 +75,9 @@ def _built(table: dict[str, Any], files: dict[str, Sequence[str]]) -> Iterator[t
         base, out = Path(folder), Path(folder) / "packed"
         for name, texts in files.items():
             (base / name).parent.mkdir(parents=True, exist_ok=True)
-            (base / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
+            (base / name).write_text(
+                "".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8"
+            )
         appeared: list[str] = []
 
         def noting(function: Callable) -> Callable:
@@ -81,26 +97,39 @@ def _built(table: dict[str, Any], files: dict[str, Sequence[str]]) -> Iterator[t
 # Marks
 
 
-def _cell(x: float, y: float, w: float, h: float, text: str = "", colour: str = "", more: str = "") -> str:
+def _cell(
+    x: float, y: float, w: float, h: float, text: str = "", colour: str = "", more: str = ""
+) -> str:
     """A box with a text in its middle."""
     fill = f'fill="{colour}" fill-opacity=".32"' if colour else 'fill="none"'
-    box = f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" {fill} stroke="currentColor" stroke-opacity=".35" {more}/>'
+    box = (
+        f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" {fill} stroke="currentColor"'
+        f' stroke-opacity=".35" {more}/>'
+    )
     size = 10.5 if len(text) > 2 and w < 24 else 13
     return box + (_text(x + w / 2, y + h / 2 + size / 3, text, "middle", size) if text else "")
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", size: float = 13, more: str = "") -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size:g}" {more}>{escape(text)}</text>'
+def _text(
+    x: float, y: float, text: str, anchor: str = "start", size: float = 13, more: str = ""
+) -> str:
+    return (
+        f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size:g}"'
+        f" {more}>{escape(text)}</text>"
+    )
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str = "currentColor", more: str = "") -> str:
+def _line(
+    x1: float, y1: float, x2: float, y2: float, colour: str = "currentColor", more: str = ""
+) -> str:
     return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{colour}" {more}/>'
 
 
 def _svg(width: float, height: float, says: str, marks: Sequence[str]) -> str:
     body = "\n".join(marks)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}"'
+        f' width="{width:g}" height="{height:g}" '
         'role="img" font-family="ui-monospace, Menlo, Consolas, monospace" fill="currentColor">\n'
         f"<title>{escape(says)}</title>\n"
         "<style>:root{color:#1f2328}@media(prefers-color-scheme:dark){:root{color:#e6edf3}}</style>\n"
@@ -127,9 +156,13 @@ def row() -> str:
     with _built({**RECIPE, "sources": [{"paths": ["a.jsonl"]}]}, {"a.jsonl": SHORT}) as (out, _):
         dataset = open_dataset(out)
         rows = [dataset.row(i) for i in range(len(dataset))]
-        row = max(rows, key=lambda row: (len(set(row.segments["task"].tolist())), row.n_segments, -row.index))
+        row = max(
+            rows,
+            key=lambda row: (len(set(row.segments["task"].tolist())), row.n_segments, -row.index),
+        )
         columns = {
-            name: np.array(getattr(row, name)) for name in ("tokens", "segment_ids", "position_ids", "loss_mask")
+            name: np.array(getattr(row, name))
+            for name in ("tokens", "segment_ids", "position_ids", "loss_mask")
         }
         tasks = [dataset.tasks[task]["name"] for task in row.segments["task"]]
         begins = row.segments["begin"].tolist()
@@ -152,10 +185,19 @@ def row() -> str:
                 marks.append(_cell(left + j * w, top + k * h, w, h, shown, colour))
                 if k == 0 and slot in begins:
                     marks.append(
-                        _text(left + j * w + 1, top - 7, tasks[begins.index(slot)], size=12, more='font-weight="bold"')
+                        _text(
+                            left + j * w + 1,
+                            top - 7,
+                            tasks[begins.index(slot)],
+                            size=12,
+                            more='font-weight="bold"',
+                        )
                     )
     return _svg(
-        left + across * w + 2, 3 * 140 + 4, "A row of 72 slots with its segments, positions and loss mask", marks
+        left + across * w + 2,
+        3 * 140 + 4,
+        "A row of 72 slots with its segments, positions and loss mask",
+        marks,
     )
 
 
@@ -192,7 +234,10 @@ def corruption() -> str:
     says = f"{len(document)} tokens, {len(spans)} spans: {end} slots"
     assert end == len(document) + 2 * len(spans) + 1
     marks, top = [_text(left, 14, f"{says} = tokens + 2 · spans + eos", size=12)], 24
-    lines = (("document", document, [colour_of.get(span, "") for span in of], []), ("slots", slots, colours, mask))
+    lines = (
+        ("document", document, [colour_of.get(span, "") for span in of], []),
+        ("slots", slots, colours, mask),
+    )
     for name, tokens, fills, trained in lines:
         for begin in range(0, len(tokens), per_line):
             marks.append(_text(left - 10, top + 18, name, "end", 12))
@@ -201,7 +246,15 @@ def corruption() -> str:
             for j, slot in enumerate(range(begin, min(begin + per_line, len(tokens)))):
                 marks.append(_cell(left + j * w, top, w, h, _shown(tokens[slot]), fills[slot]))
                 if trained:
-                    marks.append(_text(left + j * w + w / 2, top + h + 16, "▲" if trained[slot] else "·", "middle", 10))
+                    marks.append(
+                        _text(
+                            left + j * w + w / 2,
+                            top + h + 16,
+                            "▲" if trained[slot] else "·",
+                            "middle",
+                            10,
+                        )
+                    )
             top += h + (28 if trained else 6)
         top += 14
     return _svg(left + per_line * w + 2, top - 20, f"Span corruption: {says}", marks)
@@ -220,14 +273,24 @@ def packing() -> str:
         row, offset = pack(lengths, capacity, algorithm)
         rows = int(row.max()) + 1
         used = lengths.sum() / (rows * capacity)
-        marks.append(_text(left, top + 18, f"{algorithm}: {rows} rows, {used:.1%} of the slots used", size=13))
+        marks.append(
+            _text(
+                left, top + 18, f"{algorithm}: {rows} rows, {used:.1%} of the slots used", size=13
+            )
+        )
         for r in range(rows):
-            marks.append(_cell(left, top + 28 + r * 22, capacity * scale, 18, more='stroke-dasharray="3 3"'))
+            marks.append(
+                _cell(left, top + 28 + r * 22, capacity * scale, 18, more='stroke-dasharray="3 3"')
+            )
         for i in range(count):
             x, y = left + offset[i] * scale, top + 28 + row[i] * 22
-            marks.append(_cell(x, y, lengths[i] * scale, 18, str(lengths[i]), COLOURS[i % len(COLOURS)]))
+            marks.append(
+                _cell(x, y, lengths[i] * scale, 18, str(lengths[i]), COLOURS[i % len(COLOURS)])
+            )
         top += 28 + rows * 22 + 14
-    return _svg(left + capacity * scale + 8, top, "The same segments in rows by two algorithms", marks)
+    return _svg(
+        left + capacity * scale + 8, top, "The same segments in rows by two algorithms", marks
+    )
 
 
 def attention() -> str:
@@ -241,7 +304,10 @@ def attention() -> str:
         "causal": (ids, dense_mask(ids, prefix_ends(cu, [0, 0], length))),
         "prefix of 5, of 3": (ids, dense_mask(ids, prefix_ends(cu, [5, 3], length))),
         "in place": (ids, dense_mask(ids, prefix_ends(cu, [9, 5], length))),
-        "block diffusion": (np.ones(16, int), block_mask(np.ones(16), np.tile(np.arange(8), 2), half, 4)),
+        "block diffusion": (
+            np.ones(16, int),
+            block_mask(np.ones(16), np.tile(np.arange(8), 2), half, 4),
+        ),
     }
     assert position_ids(cu, length)[9] == 0
     size, marks = 10.5, []
@@ -251,26 +317,39 @@ def attention() -> str:
         side = size - 1.5
         cells: dict[str, str] = {}
         for q, k in np.ndindex(length, length):
-            colour = COLOURS[(int(segments[q]) - 1) % len(COLOURS)] if mask[q, k] and segments[q] else ""
+            colour = (
+                COLOURS[(int(segments[q]) - 1) % len(COLOURS)] if mask[q, k] and segments[q] else ""
+            )
             cells[colour] = (
-                f"{cells.get(colour, '')}M{left + k * size:g} {top + q * size:g}h{side:g}v{side:g}h-{side:g}z"
+                f"{cells.get(colour, '')}M{left + k * size:g}"
+                f" {top + q * size:g}h{side:g}v{side:g}h-{side:g}z"
             )
         for colour, path in cells.items():
-            fill = f'fill="{colour}" fill-opacity=".7"' if colour else 'fill="currentColor" fill-opacity=".07"'
+            fill = (
+                f'fill="{colour}" fill-opacity=".7"'
+                if colour
+                else 'fill="currentColor" fill-opacity=".07"'
+            )
             marks.append(f'<path d="{path}" {fill}/>')
     return _svg(
-        8 + 4 * (length * size + 18), 30 + length * size + 8, "Attention: rows are queries, columns are keys", marks
+        8 + 4 * (length * size + 18),
+        30 + length * size + 8,
+        "Attention: rows are queries, columns are keys",
+        marks,
     )
 
 
 def shards() -> str:
-    """Two sources, their pieces in keyed order, and what each shard and each array task takes of them."""
+    """Two sources, their pieces in keyed order, and what each shard and each array task takes of
+    them."""
     from packprep.building.array_tasks import share_of
     from packprep.building.plan import open_plan
 
     sizes = {"web": (9, 4, 6, 2, 7), "code": (3, 5, 2)}
     files = {
-        f"{source}/{i}.jsonl": ["a line of text"] * 10 * n for source, ns in sizes.items() for i, n in enumerate(ns)
+        f"{source}/{i}.jsonl": ["a line of text"] * 10 * n
+        for source, ns in sizes.items()
+        for i, n in enumerate(ns)
     }
     table = {
         **RECIPE,
@@ -282,7 +361,9 @@ def shards() -> str:
         plan = open_plan(out)
         count, tasks = plan.shards, 3
         taken = {
-            source.name: [list(source.taken(b, count, source.places(b, count))) for b in range(count)]
+            source.name: [
+                list(source.taken(b, count, source.places(b, count))) for b in range(count)
+            ]
             for source in plan.sources
         }
     task_of = {b: task for task in range(tasks) for b in share_of(task, tasks, count)}
@@ -304,20 +385,38 @@ def shards() -> str:
         for b in range(1, count):
             marks.append(
                 _line(
-                    left + b * width / count, top - 4, left + b * width / count, top + 60, more='stroke-dasharray="3 3"'
+                    left + b * width / count,
+                    top - 4,
+                    left + b * width / count,
+                    top + 60,
+                    more='stroke-dasharray="3 3"',
                 )
             )
     top = 8 + 2 * 62
     marks.append(_text(left - 8, top + 19, "shards", "end"))
     for b in range(count):
-        marks.append(_cell(left + b * width / count, top, width / count, 28, str(b), COLOURS[task_of[b]]))
+        marks.append(
+            _cell(left + b * width / count, top, width / count, 28, str(b), COLOURS[task_of[b]])
+        )
     marks.append(_text(left - 8, top + 57, "tasks", "end"))
     for task in range(tasks):
         own = share_of(task, tasks, count)
         w = len(own) * width / count
-        marks.append(_cell(left + own.start * width / count, top + 38, w, 28, f"array task {task}", COLOURS[task]))
+        marks.append(
+            _cell(
+                left + own.start * width / count,
+                top + 38,
+                w,
+                28,
+                f"array task {task}",
+                COLOURS[task],
+            )
+        )
     return _svg(
-        left + width + 8, top + 74, "Pieces of two sources, cut into shards, shared by three array tasks", marks
+        left + width + 8,
+        top + 74,
+        "Pieces of two sources, cut into shards, shared by three array tasks",
+        marks,
     )
 
 
@@ -346,30 +445,51 @@ def commit() -> str:
         if n:
             marks.append(_line(16, top - 20, 16, top + 12, more='stroke-opacity=".5"'))
         marks.append(f'<circle cx="16" cy="{top + 13}" r="4"/>')
-    return _svg(700, 8 + len(appeared) * 34, "The order in which files appear; each whole or not at all", marks)
+    return _svg(
+        700,
+        8 + len(appeared) * 34,
+        "The order in which files appear; each whole or not at all",
+        marks,
+    )
 
 
 def rates() -> str:
-    """Tokens a second from text to disk, a bar for each line of the table of builds in benchmarks.md."""
+    """Tokens a second from text to disk, a bar for each line of the table of builds in
+    benchmarks.md."""
     page = (Path(__file__).parent / "benchmarks.md").read_text("utf-8")
     table = page.split("<!-- measured: builds -->")[1].split("<!-- /measured -->")[0]
     cells = [
-        [cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines() if line.startswith("|")
+        [cell.strip() for cell in line.strip("| ").split("|")]
+        for line in table.splitlines()
+        if line.startswith("|")
     ]
     names, at = [row[0] for row in cells[2:]], cells[0].index("tokens/s")
-    found = {name: int(row[at].replace(",", "")) for name, row in zip(names, cells[2:], strict=True)}
+    found = {
+        name: int(row[at].replace(",", "")) for name, row in zip(names, cells[2:], strict=True)
+    }
     found.pop("packprep ul2r, one document")  # what starting costs
     most, left, wide, high = max(found.values()), 230, 380, 22
     marks = []
     for i, (name, rate) in enumerate(found.items()):
         y, length = 8 + i * high, wide * rate / most
         marks.append(_text(left - 8, y + 14, name, "end"))
-        marks.append(_cell(left, y, length, high - 5, colour=COLOURS[0] if name.startswith("packprep") else COLOURS[1]))
+        marks.append(
+            _cell(
+                left,
+                y,
+                length,
+                high - 5,
+                colour=COLOURS[0] if name.startswith("packprep") else COLOURS[1],
+            )
+        )
         marks.append(_text(left + length + 8, y + 14, f"{rate / 1e6:.1f} M tokens/s"))
-    says = "Tokens a second on two cores: packprep's builds, a bare loop, and tools that only tokenize"
+    says = (
+        "Tokens a second on two cores: packprep's builds, a bare loop, and tools that only tokenize"
+    )
     return _svg(left + wide + 130, 16 + len(found) * high, says, marks)
 
 
 DRAWINGS: dict[str, Callable[[], str]] = {
-    function.__name__: function for function in (row, corruption, packing, attention, shards, commit, rates)
+    function.__name__: function
+    for function in (row, corruption, packing, attention, shards, commit, rates)
 }

@@ -1,4 +1,5 @@
-"""Writes the parts of the docs that follow from the code, between `<!-- made: NAME -->` and `<!-- /made -->`, and whole
+"""Writes the parts of the docs that follow from the code, between `<!-- made: NAME -->` and `<!--
+/made -->`, and whole
 files: drawings, the JSON schema of the recipe.
 
 python docs/make.py            rewrites what is out of date
@@ -50,7 +51,9 @@ def slurm_script() -> str:
     from packprep.building.slurm import ArrayJob, scripts
 
     options = ("--time=4:00:00", "--cpus-per-task=2", "--mem=8G")
-    job = ArrayJob("build", ("/data/recipe.toml",), Path("/data/packed"), count=8, at_once=4, options=options)
+    job = ArrayJob(
+        "build", ("/data/recipe.toml",), Path("/data/packed"), count=8, at_once=4, options=options
+    )
     text = scripts(job, Path("/data/packed.slurm"))["build.sh"]
     for ours, theirs in (
         (f"cd -- {shlex.quote(os.getcwd())} ", "cd -- /data "),
@@ -82,7 +85,13 @@ def parameters(objective: str) -> str:
     """The table of the keys of `[[tasks]]` that an objective reads."""
     from packprep.objectives import REGISTRY
 
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", tuple: ""}
+    kinds = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        tuple: "",
+    }
     rows = []
     for parameter in REGISTRY[objective].parameters:
         kind, limits = kinds[type(parameter.default)], parameter.range_text()
@@ -91,7 +100,11 @@ def parameters(objective: str) -> str:
         elif limits:
             kind += f" in {limits}"
         rows.append((f"`{parameter.name}`", kind, _toml(parameter.default), parameter.meaning))
-    return _table(("key", "type and range", "default", "meaning"), rows) if rows else "It reads no keys of its own.\n"
+    return (
+        _table(("key", "type and range", "default", "meaning"), rows)
+        if rows
+        else "It reads no keys of its own.\n"
+    )
 
 
 def presets() -> str:
@@ -102,10 +115,21 @@ def presets() -> str:
     for preset, tasks in read_presets().items():
         whole = sum(task.get("weight", 1.0) for task in tasks)
         for i, task in enumerate(tasks):
-            settings = [f"{k} = {_toml(v, quote='')}" for k, v in task.items() if k not in _TASK_KEYS]
+            settings = [
+                f"{k} = {_toml(v, quote='')}" for k, v in task.items() if k not in _TASK_KEYS
+            ]
             share = f"{task.get('weight', 1.0) / whole:.4g}"
             mode = f"`{task['mode_token']}`" if "mode_token" in task else ""
-            rows.append(("" if i else f"`{preset}`", task["name"], task["objective"], share, mode, ", ".join(settings)))
+            rows.append(
+                (
+                    "" if i else f"`{preset}`",
+                    task["name"],
+                    task["objective"],
+                    share,
+                    mode,
+                    ", ".join(settings),
+                )
+            )
     return _table(("preset", "task", "objective", "share", "mode token", "parameters"), rows)
 
 
@@ -130,7 +154,9 @@ def _toml(value: Any, quote: str = "`") -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return "".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
+    )
 
 
 # objectives.md
@@ -140,7 +166,12 @@ FIM = (91, 92, 93)
 
 
 def example(
-    objective: str, n: int, key: int, mode: bool = True, spans: Sequence[tuple[int, int]] = (), **given: Any
+    objective: str,
+    n: int,
+    key: int,
+    mode: bool = True,
+    spans: Sequence[tuple[int, int]] = (),
+    **given: Any,
 ) -> str:
     """One segment of an objective, slot by slot: what render writes and what `restore` gives back.
 
@@ -162,7 +193,18 @@ def example(
     bodies = Bodies(one * n, np.array([key], np.uint64), one * (spans[0][0] if spans else -1))
     slots = task.slots(bodies, none, one)
     table = SegmentTable(
-        none, none, bodies.n, none, none, one, bodies.key, none, bodies.first_trained, slots, none, none
+        none,
+        none,
+        bodies.n,
+        none,
+        none,
+        one,
+        bodies.key,
+        none,
+        bodies.first_trained,
+        slots,
+        none,
+        none,
     )
     width = int(slots[0])
     made = render_rows([task], table, none, tokens, training, width, np.dtype(np.uint16))
@@ -183,7 +225,9 @@ def example(
     prefix = int(made["segment_prefix"][0])
     noise = set(row[prefix:].tolist())  # span corruption's: the tokens that are among the targets
     trained = [f"{label}" if on else "." for label, on in zip(targets, loss, strict=True)]
-    named = ", ".join(f"{name} = {_toml(value, '')}" for name, value in settings.items() if name in given)
+    named = ", ".join(
+        f"{name} = {_toml(value, '')}" for name, value in settings.items() if name in given
+    )
     head = f"{objective}{': ' + named if named else ''}   ({n} tokens, key {key})"
     lines = [head, "", line("document", tokens)]
     if objective == "span_corruption":
@@ -204,7 +248,10 @@ def example(
         )
         lines.append(f"levels of the blocks {levels}")
     elif task.in_place:
-        lines.append(f"level {made['segment_noise'][0]:.3f}, loss weight {made['segment_loss_weight'][0]:.3f}")
+        lines.append(
+            f"level {made['segment_noise'][0]:.3f}, loss weight"
+            f" {made['segment_loss_weight'][0]:.3f}"
+        )
     lines.append(f"{width} slots, prefix {prefix}, restored: {' '.join(map(str, restored))}")
     return _fenced("\n".join(line.rstrip() for line in lines))
 
@@ -238,16 +285,35 @@ def block_laws() -> str:
     ):
         task = _task("block_diffusion", False, {"block_length": 6, **given})
         table = SegmentTable(
-            none, none, one * n, none, none, one, np.array([key], np.uint64), none, -one, one * 2 * (n + 1), none, none
+            none,
+            none,
+            one * n,
+            none,
+            none,
+            one,
+            np.array([key], np.uint64),
+            none,
+            -one,
+            one * 2 * (n + 1),
+            none,
+            none,
         )
         for epoch in epochs:
-            made = render_rows([task], table, none, tokens, None, 2 * (n + 1), np.dtype(np.uint16), epoch)
-            named = ", ".join(f"{name} = {_toml(value, '')}" for name, value in given.items()) or "as above"
-            row, labels, loss = (made[name][0][: n + 1] for name in ("tokens", "labels", "loss_mask"))
+            made = render_rows(
+                [task], table, none, tokens, None, 2 * (n + 1), np.dtype(np.uint16), epoch
+            )
+            named = (
+                ", ".join(f"{name} = {_toml(value, '')}" for name, value in given.items())
+                or "as above"
+            )
+            row, labels, loss = (
+                made[name][0][: n + 1] for name in ("tokens", "labels", "loss_mask")
+            )
             trained = [f"{label}" if on else "." for label, on in zip(labels, loss, strict=True)]
             of = "block" if len(made["block_noise"]) else "segment"
             levels, weights = (
-                ", ".join(f"{number:.3f}" for number in made[f"{of}_{name}"]) for name in ("noise", "loss_weight")
+                ", ".join(f"{number:.3f}" for number in made[f"{of}_{name}"])
+                for name in ("noise", "loss_weight")
             )
             in_epoch = f", epoch {epoch}" if len(epochs) > 1 else ""
             lines += [f"{named}{in_epoch}: levels {levels}, weights {weights}"]
@@ -269,8 +335,12 @@ def lengths(objective: str, sizes: Sequence[int], settings: Sequence[Mapping[str
         for size in sizes:
             n = max_tokens_for(size, d, m)
             noise, spans = span_counts(n, d, m)
-            rows.append((f"{d:g}, {m:g}", str(size), str(n), str(noise), str(spans), str(1 + n + 2 * spans)))
-    return _table(("density, mean", "row", "longest segment", "noise tokens", "spans", "slots"), rows)
+            rows.append(
+                (f"{d:g}, {m:g}", str(size), str(n), str(noise), str(spans), str(1 + n + 2 * spans))
+            )
+    return _table(
+        ("density, mean", "row", "longest segment", "noise tokens", "spans", "slots"), rows
+    )
 
 
 # format.md, promises.md
@@ -294,8 +364,18 @@ def promises() -> str:
 
 
 def vectors() -> str:
-    """Numbers of the generator: the authors' test vectors, and numbers as packprep asks for them."""
-    from packprep.randomness import bits64, integers, permute, philox, segment_key, text_key, uniforms, words
+    """Numbers of the generator: the authors' test vectors, and numbers as packprep asks for
+    them."""
+    from packprep.randomness import (
+        bits64,
+        integers,
+        permute,
+        philox,
+        segment_key,
+        text_key,
+        uniforms,
+        words,
+    )
 
     lines = ["key               counter words 0 … 3                 → Philox4x32-10"]
     ones = 2**32 - 1
@@ -313,11 +393,17 @@ def vectors() -> str:
         "",
         f'text_key(0, "source0", "a.jsonl")       = {int(key):#018x}',
         f"segment_key(that, 4096, repeat 0, 17)   = {int(segment):#018x}    call it k",
-        f"words(k, purpose 6, index 0 … 3)        = {' '.join(f'{int(w):08x}' for w in words(segment, 6, np.arange(4)))}",
+        (
+            "words(k, purpose 6, index 0 … 3)        ="
+            f" {' '.join(f'{int(w):08x}' for w in words(segment, 6, np.arange(4)))}"
+        ),
         f"bits64(k, purpose 2)                    = {int(bits64(segment, 2)):#018x}",
         f"uniforms(k, purpose 17, index 0)        = {float(uniforms(segment, 17, 0))!r}",
         f"integers(k, purpose 4, 0, bound 10)     = {int(integers(segment, 4, 0, 10))}",
-        f"permute(0 … 9, size 10, key 7)          = {' '.join(map(str, permute(np.arange(10), 10, 7)))}",
+        (
+            "permute(0 … 9, size 10, key 7)          ="
+            f" {' '.join(map(str, permute(np.arange(10), 10, 7)))}"
+        ),
     ]
     return _fenced("\n".join(lines))
 
@@ -330,23 +416,46 @@ def arrays() -> str:
     names |= {11: "rows + 1", 21: "segments + 1", 30: "segments + rows"}
     names |= {50: "places", 51: "places + 1", 60: "bytes"}
     full = layout(
-        10, 20, 8, "u2", labels=True, padded=True, blocks=40, trained=70, weighted=True, media=(50, 60), removed=True
+        10,
+        20,
+        8,
+        "u2",
+        labels=True,
+        padded=True,
+        blocks=40,
+        trained=70,
+        weighted=True,
+        media=(50, 60),
+        removed=True,
     )
     rows = []
     for name, (dtype, shape) in full.items():
         kind = "u16 or i32" if name in ("tokens", "labels") else f"{dtype.kind}{8 * dtype.itemsize}"
-        rows.append((f"`{name}`", f"{kind} [{', '.join(names[n] for n in shape)}]", _MEANINGS[name]))
+        rows.append(
+            (f"`{name}`", f"{kind} [{', '.join(names[n] for n in shape)}]", _MEANINGS[name])
+        )
     assert set(_MEANINGS) == set(full)
     return _table(("array", "dtype and shape", "meaning"), rows)
 
 
 _MEANINGS = {
-    "tokens": "what the model reads: the text, corrupted where the task corrupts; `pad_id` on padding",
-    "labels": "the target of the prediction made at this slot; only if a task of the recipe predicts in place, else derived",
+    "tokens": (
+        "what the model reads: the text, corrupted where the task corrupts; `pad_id` on padding"
+    ),
+    "labels": (
+        "the target of the prediction made at this slot; only if a task of the recipe predicts in"
+        " place, else derived"
+    ),
     "segment_ids": "1, 2, … in row order; 0 is padding; not in [compact](#compact-shards) shards",
-    "loss_mask": "1 where the prediction made at this slot is trained; in compact shards only where the header does not tell",
+    "loss_mask": (
+        "1 where the prediction made at this slot is trained; in compact shards only where the"
+        " header does not tell"
+    ),
     "row_offsets": "how many segments stand before each row",
-    "segment_doc": "position of the document in its file: the byte at which its line begins, or its row number; 0 in a text file",
+    "segment_doc": (
+        "position of the document in its file: the byte at which its line begins, or its row"
+        " number; 0 in a text file"
+    ),
     "segment_start": "the first content token of the document that the segment uses",
     "segment_key": "the key of the segment's chance",
     "block_offsets": "block diffusion: which of the blocks below belong to each segment",
@@ -357,16 +466,23 @@ _MEANINGS = {
     "media_tokens": "how many slots it has",
     "media_kind": "its kind: number in the recipe's `specials.media`, by name",
     "media_ref": "the refs, in UTF-8, one after the other",
-    "cu_seqlens": "for row r the slice `[row_offsets[r] + r : row_offsets[r+1] + r + 1]`: 0 and the running sum of real lengths",
+    "cu_seqlens": (
+        "for row r the slice `[row_offsets[r] + r : row_offsets[r+1] + r + 1]`: 0 and the running"
+        " sum of real lengths"
+    ),
     "cu_seqlens_padded": "the same in physical slots; only with `pad_seq_to_mult` above 1",
     "segment_tokens": "content tokens used, without bos and eos",
-    "segment_prefix": "leading slots that see each other both ways; 0: causal; −1: another rule holds",
+    "segment_prefix": (
+        "leading slots that see each other both ways; 0: causal; −1: another rule holds"
+    ),
     "segment_noise": "noise level t; 0 where there is none",
     "segment_loss_weight": "weight of the segment's loss; 1 where there is none",
     "segment_file": "index into the files of plan.json",
     "block_noise": "block diffusion: level of each block",
     "block_loss_weight": "block diffusion: weight of each block",
-    "trained_ranges": "[begin, end) pairs of slots, relative to the segment's begin, that may be trained",
+    "trained_ranges": (
+        "[begin, end) pairs of slots, relative to the segment's begin, that may be trained"
+    ),
     "trained_weights": "weight of each range, above 0; only where one is not 1",
     "segment_task": "index into the manifest's tasks; the last is `too_short`",
     "segment_source": "index into the manifest's sources",
@@ -384,14 +500,22 @@ RECEIPT_BYTES, ENTRY_BYTES = 1010, 190
 
 
 def scale(part: str) -> str:
-    """What corpora of some sizes take: ul2r, seq_length 4096, ids of four bytes, measured constants (docs/benchmarks.md)."""
+    """What corpora of some sizes take: ul2r, seq_length 4096, ids of four bytes, measured constants
+    (docs/benchmarks.md)."""
     from packprep.building.forecast import PROCESS_BYTES
     from packprep.building.planning import _shard_text_bytes
     from packprep.recipe import read_recipe
 
-    recipe = read_recipe({"tokenizer": "bytes", "seq_length": 4096, "sources": [{"paths": ["x.jsonl"]}]}, DOCS)
+    recipe = read_recipe(
+        {"tokenizer": "bytes", "seq_length": 4096, "sources": [{"paths": ["x.jsonl"]}]}, DOCS
+    )
     rows = []
-    for tokens, name in ((10**10, "10 B"), (10**11, "100 B"), (10**12, "1 T"), (15 * 10**12, "15 T")):
+    for tokens, name in (
+        (10**10, "10 B"),
+        (10**11, "100 B"),
+        (10**12, "1 T"),
+        (15 * 10**12, "15 T"),
+    ):
         text = int(tokens * TEXT_BYTES_PER_TOKEN)
         shard = _shard_text_bytes(recipe, text, 1 / TEXT_BYTES_PER_TOKEN)
         shards = -(-text // shard)
@@ -402,24 +526,53 @@ def scale(part: str) -> str:
         stored = text * STORED_BYTES_PER_TEXT_BYTE
         cells = {
             "shards": (
-                _bytes(text), f"{shard / 2**20:,.0f} MiB", f"{shards:,}", f"{tokens * SLOTS_PER_TOKEN / 4096:,.0f}",
-                f"{3 * shards + 3:,}", _bytes(shards * ENTRY_BYTES), _bytes(shards * RECEIPT_BYTES), _bytes(worker),
+                _bytes(text),
+                f"{shard / 2**20:,.0f} MiB",
+                f"{shards:,}",
+                f"{tokens * SLOTS_PER_TOKEN / 4096:,.0f}",
+                f"{3 * shards + 3:,}",
+                _bytes(shards * ENTRY_BYTES),
+                _bytes(shards * RECEIPT_BYTES),
+                _bytes(worker),
             ),
             "time": (
-                f"{core_s / 3600:,.1f}", _time(core_s / 16), _time(core_s / 256), _time(core_s / 4096), _bytes(stored),
-                _bytes(full), _bytes(compact), _time((stored + full) / 1e10), _time((stored + compact) / 1e10),
+                f"{core_s / 3600:,.1f}",
+                _time(core_s / 16),
+                _time(core_s / 256),
+                _time(core_s / 4096),
+                _bytes(stored),
+                _bytes(full),
+                _bytes(compact),
+                _time((stored + full) / 1e10),
+                _time((stored + compact) / 1e10),
             ),
-        }  # fmt: skip
+        }
         rows.append((name, *cells[part]))
     head = {
         "shards": (
-            "tokens", "text", "shard", "shards", "rows of 4096", "files, at most", "dataset.json", "receipts", "a worker",
+            "tokens",
+            "text",
+            "shard",
+            "shards",
+            "rows of 4096",
+            "files, at most",
+            "dataset.json",
+            "receipts",
+            "a worker",
         ),
         "time": (
-            "tokens", "core hours", "16 cores", "256 cores", "4096 cores", "read, zstd", "written, full", "compact",
-            "at 10 GB/s, full", "compact",
+            "tokens",
+            "core hours",
+            "16 cores",
+            "256 cores",
+            "4096 cores",
+            "read, zstd",
+            "written, full",
+            "compact",
+            "at 10 GB/s, full",
+            "compact",
         ),
-    }  # fmt: skip
+    }
     return _table(head[part], rows)
 
 
@@ -439,13 +592,15 @@ def _time(seconds: float) -> str:
 
 
 IN_PLACE = ("masked_diffusion", "uniform_diffusion", "block_diffusion")
-DENSITIES = tuple({"noise_density": d, "mean_span_length": m} for d, m in ((0.15, 3), (0.15, 32), (0.5, 3)))
+DENSITIES = tuple(
+    {"noise_density": d, "mean_span_length": m} for d, m in ((0.15, 3), (0.15, 32), (0.5, 3))
+)
 
 
 PARTS: dict[str, Callable[[], str]] = {
     "cli": help_of,
     **{
-        f"cli {name}": (lambda name=name: help_of(name))
+        f"cli {name}": lambda name=name: help_of(name)
         for name in (
             "init",
             "doctor",
@@ -464,24 +619,30 @@ PARTS: dict[str, Callable[[], str]] = {
     },
     "slurm script": slurm_script,
     **{
-        f"keys {name or 'top'}": (lambda name=name: keys(name))
+        f"keys {name or 'top'}": lambda name=name: keys(name)
         for name in ("", "sources", "documents", "packing", "specials", "tasks", "output")
     },
     **{
-        f"parameters {name}": (lambda name=name: parameters(name))
+        f"parameters {name}": lambda name=name: parameters(name)
         for name in ("causal", "prefix_lm", "span_corruption", "fill_in_the_middle", *IN_PLACE)
     },
     "presets": presets,
-    **{f"scale {part}": (lambda part=part: scale(part)) for part in ("shards", "time")},
+    **{f"scale {part}": lambda part=part: scale(part) for part in ("shards", "time")},
     "example causal": lambda: example("causal", 12, 0, mode=False),
     "example prefix_lm": lambda: example("prefix_lm", 12, 5),
     "example prefix_lm sentinel": lambda: example("prefix_lm", 11, 5, sentinel=True),
-    "example span_corruption": lambda: example("span_corruption", 10, 3, noise_density=0.4, mean_span_length=2.0),
+    "example span_corruption": lambda: example(
+        "span_corruption", 10, 3, noise_density=0.4, mean_span_length=2.0
+    ),
     "example span_corruption roll": lambda: example(
         "span_corruption", 10, 4, noise_density=0.4, mean_span_length=2.0, random_roll=True
     ),
-    "example fill_in_the_middle": lambda: example("fill_in_the_middle", 10, 15, mode=False, rate=1.0, spm_rate=0.0),
-    "example fill_in_the_middle spm": lambda: example("fill_in_the_middle", 10, 2, mode=False, rate=1.0, spm_rate=1.0),
+    "example fill_in_the_middle": lambda: example(
+        "fill_in_the_middle", 10, 15, mode=False, rate=1.0, spm_rate=0.0
+    ),
+    "example fill_in_the_middle spm": lambda: example(
+        "fill_in_the_middle", 10, 2, mode=False, rate=1.0, spm_rate=1.0
+    ),
     "example masked_diffusion": lambda: example("masked_diffusion", 12, 2, mode=False),
     "example masked_diffusion mlm": lambda: example(
         "masked_diffusion",
@@ -494,16 +655,20 @@ PARTS: dict[str, Callable[[], str]] = {
         weighting="none",
         noise_eos=False,
     ),
-    "example uniform_diffusion": lambda: example("uniform_diffusion", 12, 3, schedule="flip", noise_range=(0.2, 0.4)),
+    "example uniform_diffusion": lambda: example(
+        "uniform_diffusion", 12, 3, schedule="flip", noise_range=(0.2, 0.4)
+    ),
     "example block_diffusion": lambda: example("block_diffusion", 6, 4, mode=False, block_length=3),
     "block laws": block_laws,
-    "example supervised causal": lambda: example("causal", 12, 0, mode=False, spans=((3, 5), (9, 12))),
+    "example supervised causal": lambda: example(
+        "causal", 12, 0, mode=False, spans=((3, 5), (9, 12))
+    ),
     "example supervised prefix_lm": lambda: example("prefix_lm", 12, 0, spans=((3, 5), (9, 12))),
     "example supervised masked_diffusion": lambda: example(
         "masked_diffusion", 12, 2, mode=False, spans=((3, 5), (9, 12))
     ),
     "lengths": lambda: lengths("span_corruption", (512, 2048, 4096), DENSITIES),
-    **{f"p{i}": (lambda i=i: promise(f"P{i}")) for i in range(1, 26)},
+    **{f"p{i}": lambda i=i: promise(f"P{i}") for i in range(1, 26)},
     "promises": promises,
     "vectors": vectors,
     "arrays": arrays,
@@ -521,8 +686,13 @@ def find_parts(text: str) -> list[re.Match[str]]:
 
 
 def stale_parts(path: Path) -> list[str]:
-    """The parts of a page that are out of date. Layout does not count: libraries wrap the help in different places."""
-    return [m["name"] for m in find_parts(path.read_text("utf-8")) if PARTS[m["name"]]().split() != m["text"].split()]
+    """The parts of a page that are out of date. Layout does not count: libraries wrap the help in
+    different places."""
+    return [
+        m["name"]
+        for m in find_parts(path.read_text("utf-8"))
+        if PARTS[m["name"]]().split() != m["text"].split()
+    ]
 
 
 def pages() -> list[Path]:
@@ -531,14 +701,22 @@ def pages() -> list[Path]:
 
 
 def words() -> dict[str, int]:
-    """page → the words that somebody has to read: of README and docs, without code blocks, made parts, format.md, promises.md."""
+    """page → the words that somebody has to read: of README and docs, without code blocks, made
+    parts, format.md, promises.md."""
     found = {}
     for path in (DOCS.parent / "README.md", *pages()):
         name = path.relative_to(DOCS.parent).as_posix()
         if name not in ("docs/format.md", "docs/promises.md"):
-            text = re.sub(r"<!-- made: .*?<!-- /made -->|^```.*?^```$", " ", path.read_text("utf-8"), flags=re.S | re.M)
+            text = re.sub(
+                r"<!-- made: .*?<!-- /made -->|^```.*?^```$",
+                " ",
+                path.read_text("utf-8"),
+                flags=re.S | re.M,
+            )
             text = re.sub(r"<!--.*?-->|<[^>]+>", " ", text, flags=re.S)
-            found[name] = sum(any(map(str.isalnum, word)) for word in text.split())  # no bars and rules of tables
+            found[name] = sum(
+                any(map(str.isalnum, word)) for word in text.split()
+            )  # no bars and rules of tables
     return found
 
 
@@ -556,11 +734,16 @@ def main(arguments: Sequence[str]) -> int:
 
     status = 0
     files = {f"drawings/{name}.svg": draw for name, draw in DRAWINGS.items()}
-    files["recipe.schema.json"] = lambda: json.dumps(recipe_schema(formats_asked()), indent=2) + "\n"
+    files["recipe.schema.json"] = lambda: (
+        json.dumps(recipe_schema(formats_asked()), indent=2) + "\n"
+    )
     for name, content in files.items():
         path, text = DOCS / name, content()
         if not path.exists() or path.read_text("utf-8") != text:
-            print(f"{path.relative_to(DOCS.parent)} is {'out of date' if '--check' in arguments else 'made anew'}")
+            print(
+                f"{path.relative_to(DOCS.parent)} is"
+                f" {'out of date' if '--check' in arguments else 'made anew'}"
+            )
             if "--check" in arguments:
                 status = 1
             else:
@@ -569,7 +752,8 @@ def main(arguments: Sequence[str]) -> int:
         stale = stale_parts(path)
         for name in stale:
             print(
-                f"{path.relative_to(DOCS.parent)}: {name} is {'out of date' if '--check' in arguments else 'made anew'}"
+                f"{path.relative_to(DOCS.parent)}: {name} is"
+                f" {'out of date' if '--check' in arguments else 'made anew'}"
             )
         if stale and "--check" in arguments:
             status = 1

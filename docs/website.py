@@ -1,9 +1,10 @@
 """Builds the site of the docs into site/: python docs/website.py
 
-The pages of docs/ are plain Markdown that reads well where it lies. A site holds nothing else of the repository, so they are
-first copied to .site/ with what only a site needs: a page for each file outside of docs/ that a page links to, and the pages of
-the API, made from docstrings. mkdocs.yml says the rest. Zensical then builds them; warnings, such as of a link that leads
-nowhere, are errors. Nothing is fetched.
+The pages of docs/ are plain Markdown that reads well where it lies. A site holds nothing else of
+the repository, so they are first copied to .site/ with what only a site needs: a page for each file
+outside of docs/ that a page links to, and the pages of the API, made from docstrings. mkdocs.yml
+says the rest. Zensical then builds them; warnings, such as of a link that leads nowhere, are
+errors. Nothing is fetched.
 """
 
 import posixpath
@@ -21,11 +22,15 @@ _DRAWING = re.compile(r"^!\[.*?\]\((?P<target>drawings/\w+\.svg)\)$", re.M)
 _STYLE = re.compile(r"<style>.*?</style>\n")
 _COMMENT = re.compile(r"^ *<!--.*?-->\n?", re.S | re.M)
 
-# page of the API → (its title, what it is, the objects it shows). A module shows what its __all__ or its names say.
+# page of the API → (its title, what it is, the objects it shows). A module shows what its __all__
+# or its names say.
 API = {
     "datasets": (
         "Datasets",
-        "What a trainer opens, and what it gives. Numpy and the standard library only. In prose: [loader](../loader.md).",
+        (
+            "What a trainer opens, and what it gives. Numpy and the standard library only. In"
+            " prose: [loader](../loader.md)."
+        ),
         (
             "packprep.open_dataset",
             "packprep.dataset.loader.Dataset",
@@ -38,7 +43,11 @@ API = {
     "torch": (
         "torch",
         "In prose: [torch](../guides/torch.md).",
-        ("packprep.adapters.torch", "packprep.adapters.torch_attention", "packprep.adapters.torch_loss"),
+        (
+            "packprep.adapters.torch",
+            "packprep.adapters.torch_attention",
+            "packprep.adapters.torch_loss",
+        ),
     ),
     "jax": (
         "JAX",
@@ -51,7 +60,11 @@ API = {
         ("packprep.adapters.huggingface",),
     ),
     "megatron": ("Megatron-LM", "", ("packprep.adapters.megatron",)),
-    "remote": ("Datasets at URLs", "In prose: [object stores](../guides/storage.md).", ("packprep.adapters.remote",)),
+    "remote": (
+        "Datasets at URLs",
+        "In prose: [object stores](../guides/storage.md).",
+        ("packprep.adapters.remote",),
+    ),
     "engines": ("Builds by other engines", "", ("packprep.building.distributed",)),
     "errors": ("Errors", "", ("packprep.errors",)),
 }
@@ -90,15 +103,18 @@ def stage() -> None:
     for name, (title, words, objects) in API.items():
         _write(
             f"api/{name}.md",
-            "\n\n".join((f"# {title}", *filter(None, [words]), *(f"::: {shown}" for shown in objects))),
+            "\n\n".join(
+                (f"# {title}", *filter(None, [words]), *(f"::: {shown}" for shown in objects))
+            ),
         )
 
 
 def page(text: str, origin: str, name: str, linked: set[str]) -> str:
-    """A page for the site: without comments, with drawings in place, and with links out of docs/ led to pages that show
-    what they lead to.
+    """A page for the site: without comments, with drawings in place, and with links out of docs/
+    led to pages that show what they lead to.
 
-    origin: its path in the repository; name: its path in .site/. What it links to outside of docs/ is added to `linked`.
+    origin: its path in the repository; name: its path in .site/. What it links to outside of docs/
+    is added to `linked`.
     """
 
     def lead(match: re.Match[str]) -> str:
@@ -138,9 +154,16 @@ def _source(target: str, linked: set[str]) -> str:
     path = ROOT / target
     unsearched = "---\nhide: [toc]\nsearch:\n  exclude: true\n---\n"
     if path.is_dir():
-        files = sorted(file.name for file in path.iterdir() if file.is_file() and not file.name.startswith((".", "_")))
+        files = sorted(
+            file.name
+            for file in path.iterdir()
+            if file.is_file() and not file.name.startswith((".", "_"))
+        )
         linked |= {f"{target}/{file}" for file in files}
-        links = (f"- [{file}]({posixpath.basename(target)}/{file.removesuffix('.md')}.md)\n" for file in files)
+        links = (
+            f"- [{file}]({posixpath.basename(target)}/{file.removesuffix('.md')}.md)\n"
+            for file in files
+        )
         return f"{unsearched}# {target}/\n\n{''.join(links)}"
     text = path.read_text("utf-8")
     if path.suffix == ".md":

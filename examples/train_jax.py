@@ -1,7 +1,7 @@
 """A small decoder trained in JAX from a packed dataset, on whatever devices JAX finds.
 
-    packprep build examples/quickstart.toml --out packed --set 'tasks=[{preset="ul2r"}, {preset="llada"}]'
-    python examples/train_jax.py packed --steps 200 --checkpoint small.npz
+    packprep build examples/quickstart.toml --out packed --set 'tasks=[{preset="ul2r"},
+    {preset="llada"}]' python examples/train_jax.py packed --steps 200 --checkpoint small.npz
 
 Kill it and start it again: it goes on from the checkpoint with the losses that it would have had.
 """
@@ -52,12 +52,14 @@ def rotated(x: jax.Array, position_ids: jax.Array) -> jax.Array:
     half = x.shape[-1] // 2
     angles = position_ids[..., None, None] * 10_000.0 ** (-jnp.arange(half) / half)
     a, b = x[..., :half], x[..., half:]
-    return jnp.concatenate((a * jnp.cos(angles) - b * jnp.sin(angles), a * jnp.sin(angles) + b * jnp.cos(angles)), -1)
+    return jnp.concatenate(
+        (a * jnp.cos(angles) - b * jnp.sin(angles), a * jnp.sin(angles) + b * jnp.cos(angles)), -1
+    )
 
 
 def decoder(weights: dict, batch: dict, attention: str) -> jax.Array:
-    """Logits [B, T, vocabulary]. Segments see themselves alone, by causal, prefix and two-way attention as their tasks
-    want it: prefix_ends says so."""
+    """Logits [B, T, vocabulary]. Segments see themselves alone, by causal, prefix and two-way
+    attention as their tasks want it: prefix_ends says so."""
     ids, ends = batch["segment_ids"], batch["prefix_ends"]
     if attention == "splash":
         attend = partial(splash_attention, segment_ids=ids, prefix_ends=ends)
@@ -66,7 +68,9 @@ def decoder(weights: dict, batch: dict, attention: str) -> jax.Array:
     x = weights["embedding"][batch["tokens"]]
     for block in weights["blocks"]:
         h = normalized(x)
-        query, key, value = (jnp.einsum("btd,dhk->bthk", h, block[name]) for name in ("query", "key", "value"))
+        query, key, value = (
+            jnp.einsum("btd,dhk->bthk", h, block[name]) for name in ("query", "key", "value")
+        )
         query, key = rotated(query, batch["position_ids"]), rotated(key, batch["position_ids"])
         x = x + attend(query, key, value).reshape(x.shape) @ block["output"]
         x = x + jax.nn.gelu(normalized(x) @ block["up"]) @ block["down"]
@@ -74,8 +78,11 @@ def decoder(weights: dict, batch: dict, attention: str) -> jax.Array:
 
 
 @partial(jax.jit, static_argnames=("attention", "learning_rate"), donate_argnums=0)
-def train_step(state: dict, batch: dict, attention: str, learning_rate: float) -> tuple[dict, jax.Array]:
-    """One step of Adam; the loss is the weighted mean over trained slots, of all devices' rows together."""
+def train_step(
+    state: dict, batch: dict, attention: str, learning_rate: float
+) -> tuple[dict, jax.Array]:
+    """One step of Adam; the loss is the weighted mean over trained slots, of all devices' rows
+    together."""
 
     def loss(weights: dict) -> jax.Array:
         logits = decoder(weights, batch, attention)
@@ -115,22 +122,30 @@ def load(path: Path, state: dict) -> tuple[dict, dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=8, help="rows, over all devices together")
-    parser.add_argument("--checkpoint", type=Path, help="written every --save-every steps, and gone on from")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="written every --save-every steps, and gone on from"
+    )
     parser.add_argument("--save-every", type=int, default=20)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--attention", choices=("dense", "splash"), default="dense", help="splash: made for TPUs")
+    parser.add_argument(
+        "--attention", choices=("dense", "splash"), default="dense", help="splash: made for TPUs"
+    )
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
 
     mesh = Mesh(np.array(jax.devices()), ("data",))
-    rows_over_devices, on_every_device = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
+    rows_over_devices, on_every_device = (
+        NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ())
+    )
     dataset = packprep.open_dataset(given.dataset)
     batches = loader(dataset, rows_over_devices, batch_size=given.batch_size, seed=given.seed)
 
@@ -143,7 +158,10 @@ def main() -> None:
     first_step = int(state["step"])
     state = jax.device_put(state, on_every_device)
 
-    print(f"{len(dataset)} rows of {dataset.seq_length} slots, on {jax.devices()[0].device_kind}", flush=True)
+    print(
+        f"{len(dataset)} rows of {dataset.seq_length} slots, on {jax.devices()[0].device_kind}",
+        flush=True,
+    )
     for step in range(first_step + 1, given.steps + 1):
         state, loss = train_step(state, next(batches), given.attention, given.learning_rate)
         print(f"step {step} loss {float(loss):.9g}", flush=True)

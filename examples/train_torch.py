@@ -1,13 +1,15 @@
-"""Train a small decoder on a packed dataset, on the GPU if there is one; stop it anywhere and start it again.
+"""Train a small decoder on a packed dataset, on the GPU if there is one; stop it anywhere and start
+it again.
 
     packprep build examples/quickstart.toml --out packed
     python examples/train_torch.py packed --checkpoint model.pt
 
-Any mix of tasks works, `--tasks llada` in the first command too: which slots see each other, which are trained and with
-what weight all come with the batch. A run that was killed goes on from its checkpoint with the rows, and so the losses,
-that it would have had.
+Any mix of tasks works, `--tasks llada` in the first command too: which slots see each other, which
+are trained and with what weight all come with the batch. A run that was killed goes on from its
+checkpoint with the rows, and so the losses, that it would have had.
 
-Datasets of several seq_lengths are trained together by their mixture.json, each step on rows of one length:
+Datasets of several seq_lengths are trained together by their mixture.json, each step on rows of one
+length:
 
     python examples/train_torch.py mixture.json --batch-tokens 8192
 """
@@ -32,19 +34,30 @@ class Layer(nn.Module):
         super().__init__()
         self.heads = heads
         self.norms = nn.ModuleList([nn.RMSNorm(width), nn.RMSNorm(width)])
-        self.mix, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mix, self.out = (
+            nn.Linear(width, 3 * width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x, angles, attend):
-        q, k, v = self.mix(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        x = x + self.out(attend(rotated(q, angles), rotated(k, angles), v).transpose(1, 2).flatten(2))
+        q, k, v = (
+            self.mix(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )
+        x = x + self.out(
+            attend(rotated(q, angles), rotated(k, angles), v).transpose(1, 2).flatten(2)
+        )
         return x + self.mlp(self.norms[1](x))
 
 
 def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """Rotary positions. They begin again in every segment, as position_ids do."""
     a, b = x.chunk(2, -1)
-    return torch.cat((a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), -1).type_as(x)
+    return torch.cat(
+        (a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), -1
+    ).type_as(x)
 
 
 class Decoder(nn.Module):
@@ -66,7 +79,8 @@ class Decoder(nn.Module):
 
 
 def attention_of(batch, compiled_flex):
-    """How this batch attends: a dense mask, or on a GPU FlexAttention, which skips the blocks that nothing sees."""
+    """How this batch attends: a dense mask, or on a GPU FlexAttention, which skips the blocks that
+    nothing sees."""
     if compiled_flex is None:
         mask = sdpa_mask(batch)
         return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -85,14 +99,20 @@ def save(path: Path, checkpoint: dict) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", help="of a dataset, or a mixture.json")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument(
-        "--batch-tokens", type=int, help="slots of a step in place of its rows, for rows of several lengths"
+        "--batch-tokens",
+        type=int,
+        help="slots of a step in place of its rows, for rows of several lengths",
     )
-    parser.add_argument("--checkpoint", type=Path, help="written every --save-every steps, and gone on from")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="written every --save-every steps, and gone on from"
+    )
     parser.add_argument("--save-every", type=int, default=20)
     parser.add_argument("--device", default="auto", help="auto: the GPU if there is one")
     parser.add_argument("--width", type=int, default=192)
@@ -100,7 +120,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     given = parser.parse_args(arguments)
-    device = given.device if given.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    device = (
+        given.device if given.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    )
     on_gpu = device.startswith("cuda")
 
     torch.manual_seed(0)
@@ -159,7 +181,10 @@ def main(arguments: list[str] | None = None) -> None:
             )
     if step > first:
         whole = time.perf_counter() - begin
-        print(f"{1000 * whole / (step - first):.1f} ms a step, {100 * loading / whole:.2f} % of it for its batch")
+        print(
+            f"{1000 * whole / (step - first):.1f} ms a step, {100 * loading / whole:.2f} % of it"
+            " for its batch"
+        )
 
 
 if __name__ == "__main__":

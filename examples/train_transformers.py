@@ -3,8 +3,9 @@
     packprep build examples/quickstart.toml --out packed
     python examples/train_transformers.py packed --out trained
 
-The model is told by position_ids and a mask which slots belong together, and by shift_labels what to predict where.
-The Trainer keeps its own order of rows and its own checkpoints; run the same command again and it goes on.
+The model is told by position_ids and a mask which slots belong together, and by shift_labels what
+to predict where. The Trainer keeps its own order of rows and its own checkpoints; run the same
+command again and it goes on.
 """
 
 import argparse
@@ -18,7 +19,9 @@ from packprep.adapters.torch import Rows
 
 def main(arguments: list[str] | None = None) -> list[float]:
     """The losses, by logged step."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory")
     parser.add_argument("--out", required=True, help="folder of checkpoints")
     parser.add_argument("--steps", type=int, default=100)

@@ -1,4 +1,5 @@
-"""packprep turns text corpora into training rows, once, offline, so that a trainer only maps files and reads.
+"""packprep turns text corpora into training rows, once, offline, so that a trainer only maps files
+and reads.
 
 ```
 text ─► documents ─► token documents ─► planned segments ─► packed rows ─► shard ─► dataset
@@ -11,7 +12,8 @@ What a trainer types:
     ds = packprep.open_dataset("packed/")
     for batch in ds.batches(batch_size=8, seed=0, rank=0, world_size=1): ...
 
-`import packprep` itself imports no library; `open_dataset` brings numpy and `packprep.dataset`, no more.
+`import packprep` itself imports no library; `open_dataset` brings numpy and `packprep.dataset`, no
+more.
 """
 
 from packprep.forking import unforked

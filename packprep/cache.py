@@ -1,7 +1,9 @@
-"""What one run of packprep keeps for the next, because it takes long to make: compiled kernels, facts of tokenizers.
+"""What one run of packprep keeps for the next, because it takes long to make: compiled kernels,
+facts of tokenizers.
 
-It is code that will run, or decides which ids a text has. So the folder is one that nobody else but root can write or replace,
-a file of another user's is not read, and neither is one that is not as it was written, as after a power cut, or that other code
+It is code that will run, or decides which ids a text has. So the folder is one that nobody else but
+root can write or replace, a file of another user's is not read, and neither is one that is not as
+it was written, as after a power cut, or that other code
 made: it is made anew.
 """
 
@@ -32,16 +34,21 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
     """Keep bytes for `kept`, in place of what was kept of the same; whether they could be written.
 
-    what: a word for its name. depends_on: all that it depends on, but for the code that made it; code: that code's digest.
+    what: a word for its name. depends_on: all that it depends on, but for the code that made it;
+    code: that code's digest.
     """
     folder = cache_folders().own
     if folder is None:
         return False
     path = os.path.join(folder, f"{what}-{digest_of(depends_on)}")
-    temporary = os.path.join(folder, f".{os.path.basename(path)}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = os.path.join(
+        folder, f".{os.path.basename(path)}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    )
     try:
         try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with open(
+                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+            ) as file:
                 file.write(data + digest_of_buffers([code.encode(), data]).encode())
             os.replace(temporary, path)
         finally:
@@ -49,7 +56,8 @@ def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
                 os.unlink(temporary)
     except OSError as error:
         say(
-            f"not everything is kept in {folder}: {error.strerror}; what is not is made anew by every command",
+            f"not everything is kept in {folder}: {error.strerror}; what is not is made anew by"
+            " every command",
             once=True,
         )
         return False
@@ -57,7 +65,8 @@ def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
 
 
 def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
-    """What was kept; None where there is nothing, not what was written, what others can write, or what other code made."""
+    """What was kept; None where there is nothing, not what was written, what others can write, or
+    what other code made."""
     for folder in cache_folders().to_read:
         try:
             with open_file(os.path.join(folder, f"{what}-{digest_of(depends_on)}")) as file:
@@ -74,12 +83,17 @@ def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
 
 
 def is_kept(what: str) -> bool:
-    """Whether there is anything under this word, or a pattern of such, for whatever it may depend on."""
-    return any(glob.glob(os.path.join(glob.escape(folder), f"{what}-*")) for folder in cache_folders().to_read)
+    """Whether there is anything under this word, or a pattern of such, for whatever it may depend
+    on."""
+    return any(
+        glob.glob(os.path.join(glob.escape(folder), f"{what}-*"))
+        for folder in cache_folders().to_read
+    )
 
 
 class CacheFolders(NamedTuple):
-    """Where what is kept lies: in all folders that are read, of which this process can write the last or none."""
+    """Where what is kept lies: in all folders that are read, of which this process can write the
+    last or none."""
 
     to_read: tuple[str, ...]
     own: str | None  # which it can write
@@ -87,8 +101,10 @@ class CacheFolders(NamedTuple):
 
 @functools.cache
 def cache_folders() -> CacheFolders:
-    """The first of $NUMBA_CACHE_DIR, $XDG_CACHE_HOME, ~/.cache and the folder of temporaries that can be written, and by
-    nobody else but root; before it those in which something is kept that cannot be written, as in an image."""
+    """The first of $NUMBA_CACHE_DIR, $XDG_CACHE_HOME, ~/.cache and the folder of temporaries that
+    can be written, and by nobody else but root; before it those in which something is kept that
+    cannot be written, as in an image.
+    """
     candidates = [
         os.environ.get("NUMBA_CACHE_DIR"),
         os.environ.get("XDG_CACHE_HOME"),
@@ -104,8 +120,8 @@ def cache_folders() -> CacheFolders:
         try:
             if reason := _make_own(folder):
                 say(
-                    f"nothing is kept in {candidate} or read from there: {reason}, whose code would run; set NUMBA_CACHE_DIR "
-                    "to a folder that only you can write",
+                    f"nothing is kept in {candidate} or read from there: {reason}, whose code would"
+                    " run; set NUMBA_CACHE_DIR to a folder that only you can write",
                     once=True,
                 )
                 continue
@@ -120,8 +136,8 @@ def cache_folders() -> CacheFolders:
         return CacheFolders((*read_only, folder), folder)
     if not read_only:
         say(
-            f"kernels are compiled anew by every command, for none of {', '.join(tried)} can be written; set NUMBA_CACHE_DIR to "
-            "a folder that you can write, and only you",
+            f"kernels are compiled anew by every command, for none of {', '.join(tried)} can be"
+            " written; set NUMBA_CACHE_DIR to a folder that you can write, and only you",
             once=True,
         )
     return CacheFolders(tuple(read_only), None)
@@ -129,9 +145,11 @@ def cache_folders() -> CacheFolders:
 
 @functools.cache
 def code_digest(path: str) -> str:
-    """The digest of a Python file and of the files of packprep that it names, they name, and so on: of all that it may run.
+    """The digest of a Python file and of the files of packprep that it names, they name, and so on:
+    of all that it may run.
 
-    A module is named wherever its dotted name stands, or its own name after `from … import`. OSError for what is no file.
+    A module is named wherever its dotted name stands, or its own name after `from … import`.
+    OSError for what is no file.
     """
     files, waiting = {path}, [path]
     while waiting:
@@ -149,18 +167,21 @@ def _read(path: str) -> tuple[str, frozenset[str]]:
     for base, names in _NAMED.findall(data):
         modules.update([base, *(b"%s.%s" % (base, name) for name in re.findall(rb"\w+", names))])
     places = [root + os.fsdecode(module).replace(".", os.sep) for module in modules if module]
-    files = (file for place in places for file in (place + ".py", os.path.join(place, "__init__.py")))
+    files = (
+        file for place in places for file in (place + ".py", os.path.join(place, "__init__.py"))
+    )
     return digest_of(data), frozenset(filter(os.path.isfile, files))
 
 
 def _trusted() -> set[int]:
-    """Users who may have written what is read: this one, and who owns the root folder, and so Python, too: user 0, or another
-    where a container maps users."""
+    """Users who may have written what is read: this one, and who owns the root folder, and so
+    Python, too: user 0, or another where a container maps users."""
     return {0, os.geteuid(), os.stat("/").st_uid}
 
 
 def _make_own(folder: str) -> str:
-    """Make a folder, and those above it, where absent; why others could write or replace it, "" where they cannot.
+    """Make a folder, and those above it, where absent; why others could write or replace it, ""
+    where they cannot.
 
     folder: its real path. In a folder with the sticky bit nobody replaces what is another's.
     """
@@ -181,10 +202,14 @@ def _make_own(folder: str) -> str:
 T = TypeVar("T")
 
 
-def remembered(kind: Any, depends_on: Callable[..., tuple | None]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """A function that gives what it gave before, in another process too, where it would give the same again.
+def remembered(
+    kind: Any, depends_on: Callable[..., tuple | None]
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """A function that gives what it gave before, in another process too, where it would give the
+    same again.
 
-    kind: the type that it gives. depends_on: (its arguments) → all that it depends on; None: this is found out each time.
+    kind: the type that it gives. depends_on: (its arguments) → all that it depends on; None: this
+    is found out each time.
     """
 
     def with_memory(function: Callable[..., T]) -> Callable[..., T]:
@@ -193,7 +218,10 @@ def remembered(kind: Any, depends_on: Callable[..., tuple | None]) -> Callable[[
             facts = depends_on(*arguments, **named)
             if facts is None:
                 return function(*arguments, **named)
-            what, key = f"{function.__module__}.{function.__qualname__}", msgspec.msgpack.encode(facts)
+            what, key = (
+                f"{function.__module__}.{function.__qualname__}",
+                msgspec.msgpack.encode(facts),
+            )
             code = code_digest(function.__code__.co_filename)
             data = kept(what, key, code)
             if data is not None:

@@ -1,4 +1,5 @@
-"""Where the time of a build goes: seconds by stage, and what a person who asks for a profile is told of them."""
+"""Where the time of a build goes: seconds by stage, and what a person who asks for a profile is
+told of them."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,9 @@ class Clock:
 
     seconds: dict[str, float] = field(default_factory=dict)
     _began: float = field(default_factory=time.perf_counter)
-    _inner: list[float] = field(default_factory=lambda: [0.0])  # seconds of finished stages inside of each open one
+    _inner: list[float] = field(
+        default_factory=lambda: [0.0]
+    )  # seconds of finished stages inside of each open one
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -64,7 +67,8 @@ WAITING = "waiting"
 
 @dataclass(frozen=True)
 class Profile:
-    """One call of `build`. seconds: stage → seconds, of all processes together; wall_s: as a clock on the wall has it."""
+    """One call of `build`. seconds: stage → seconds, of all processes together; wall_s: as a clock
+    on the wall has it."""
 
     wall_s: float
     workers: int
@@ -75,7 +79,8 @@ class Profile:
 
 
 def describe_profile(profile: Profile) -> dict[str, Any]:
-    """The profile as plain values: rates over the wall's time, and each stage's share and rate of one worker alone."""
+    """The profile as plain values: rates over the wall's time, and each stage's share and rate of
+    one worker alone."""
     whole = profile.wall_s * profile.workers
     seconds = {**profile.seconds, WAITING: max(0.0, whole - sum(profile.seconds.values()))}
     return {

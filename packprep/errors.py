@@ -19,8 +19,9 @@ A message says what is wrong, where (file, row, key, values) and what to do.
 """
 
 NO_MEMORY = (
-    "memory ran out: free some, raise the limit of a process (ulimit -v) or a job's, give fewer --workers, or, in another "
-    "folder, a smaller output.shard_text_bytes; the same command goes on with what is committed"
+    "memory ran out: free some, raise the limit of a process (ulimit -v) or a job's, give fewer"
+    " --workers, or, in another folder, a smaller output.shard_text_bytes; the same command goes on"
+    " with what is committed"
 )
 
 
@@ -33,7 +34,8 @@ class PackprepError(Exception):
 class RecipeError(PackprepError):
     """A key, a value or a combination in the recipe or on the command line cannot be used.
 
-    key: where in the recipe, as ("tasks", 0, "weight"), a task by number or by name; () where it is no one key.
+    key: where in the recipe, as ("tasks", 0, "weight"), a task by number or by name; () where it is
+    no one key.
     """
 
     def __init__(self, message: str, key: tuple[str | int, ...] = ()):
@@ -64,7 +66,8 @@ class SourceError(PackprepError):
 
 
 class StorageError(PackprepError):
-    """What a URL names cannot be reached, read or written: permissions, no such bucket, or tries that came to nothing."""
+    """What a URL names cannot be reached, read or written: permissions, no such bucket, or tries
+    that came to nothing."""
 
 
 class PlanError(PackprepError):
@@ -80,7 +83,8 @@ class DatasetError(PackprepError):
 
 
 class TokenizerMismatch(PackprepError):
-    """A trainer's tokenizer has another token at an id, or other ids for a text, than the one that a dataset's ids come from."""
+    """A trainer's tokenizer has another token at an id, or other ids for a text, than the one that
+    a dataset's ids come from."""
 
 
 class StateError(PackprepError):

@@ -41,7 +41,9 @@ _no_fork = threading.RLock()
 def hold_at_forks(lock: "Any") -> None:
     """Make each fork wait for this lock, so that it is free in the child."""
     if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+        os.register_at_fork(
+            before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+        )
 
 
 hold_at_forks(_no_fork)

@@ -1,10 +1,11 @@
-"""What a user sees, from any room and any process: results on stdout; messages on stderr while work goes on, and a bar there.
+"""What a user sees, from any room and any process: results on stdout; messages on stderr while work
+goes on, and a bar there.
 
 cache, kernel, storage, … ─► say ─┬─ in the command: stderr, where a bar makes room for the line
                                   └─ in a worker: `say` of its parent
 
-How much of it is shown is one setting of the command's process: `show`. Names of files, sources and tasks are whatever somebody
-made them: what is shown shows every character, and no secret.
+How much of it is shown is one setting of the command's process: `show`. Names of files, sources and
+tasks are whatever somebody made them: what is shown shows every character, and no secret.
 """
 
 import contextlib
@@ -20,7 +21,8 @@ Listener = Callable[[str, bool], None]
 
 
 def visible(text: str) -> str:
-    """The text with every character showing: ↵ for a line feed, as PICTURES says, \\u{200b} for what has no picture."""
+    """The text with every character showing: ↵ for a line feed, as PICTURES says, \\u{200b} for
+    what has no picture."""
     return text if text.isprintable() else "".join(map(_visible, text))
 
 
@@ -54,14 +56,21 @@ def without_secrets(text: str) -> str:
 def without_secret(url: str) -> str:
     """A URL with … for its password and its signature."""
     scheme, there, rest = url.partition("://")
-    return scheme + there + _SIGNATURE.sub(r"\1…", PASSWORD.sub("…@", rest, 1) if PASSWORD.match(rest) else rest)
+    return (
+        scheme
+        + there
+        + _SIGNATURE.sub(r"\1…", PASSWORD.sub("…@", rest, 1) if PASSWORD.match(rest) else rest)
+    )
 
 
 def say(message: str, once: bool = False) -> None:
-    """Tell the user. once: not again in this command, nor by another of its workers; nothing in a pool of somebody else's."""
+    """Tell the user. once: not again in this command, nor by another of its workers; nothing in a
+    pool of somebody else's."""
     if once:
         starter = sys.modules.get("multiprocessing.process")  # None: this is no process of a pool
-        if message in _said or (starter and not _listeners and starter.parent_process() is not None):
+        if message in _said or (
+            starter and not _listeners and starter.parent_process() is not None
+        ):
             return
         _said.add(message)
     if _listeners:
@@ -77,8 +86,8 @@ def say_stage(message: str) -> None:
 
 
 def write(message: str, error: bool = False) -> None:
-    """The message on stderr, without the secrets of URLs. Its lines after the first are indented, so that none passes for another
-    message.
+    """The message on stderr, without the secrets of URLs. Its lines after the first are indented,
+    so that none passes for another message.
 
     error: it is shown to who asked for errors alone, too.
     """
@@ -97,7 +106,8 @@ def write(message: str, error: bool = False) -> None:
 
 
 def discard_output(stream: TextIO) -> None:
-    """Send what is still to be written to a stream, which cannot be written, to /dev/null. Otherwise Python fails as it ends."""
+    """Send what is still to be written to a stream, which cannot be written, to /dev/null.
+    Otherwise Python fails as it ends."""
     with contextlib.suppress(OSError, ValueError):  # a stream of no file
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
@@ -110,7 +120,8 @@ def say_error(message: str) -> None:
 
 
 ERRORS, USUAL, STAGES = "errors", "usual", "stages"
-"""What a user may ask to see: errors alone; what takes long; that and each stage, with the seconds since the begin."""
+"""What a user may ask to see: errors alone; what takes long; that and each stage, with the seconds
+since the begin."""
 _shown = USUAL
 _begun = time.monotonic()
 
@@ -141,10 +152,11 @@ def heard_by(listener: Listener) -> Iterator[None]:
 
 
 class Bar:
-    """Progress on stderr: tokens, MB/s, documents, rejects, time left; off a terminal one line at the begin.
+    """Progress on stderr: tokens, MB/s, documents, rejects, time left; off a terminal one line at
+    the begin.
 
-    How much text there is to do is an estimate where files are compressed or documents rejected. So the whole grows with what is
-    done beyond it, and is what was done once the last item is.
+    How much text there is to do is an estimate where files are compressed or documents rejected. So
+    the whole grows with what is done beyond it, and is what was done once the last item is.
     """
 
     def __init__(self) -> None:
@@ -164,15 +176,23 @@ class Bar:
         from tqdm import tqdm
 
         tqdm.monitor_interval = 0  # its thread would keep workers from being forked
-        self._bar = tqdm(total=text_bytes, unit="B", unit_scale=True, file=sys.stderr, dynamic_ncols=True)
+        self._bar = tqdm(
+            total=text_bytes, unit="B", unit_scale=True, file=sys.stderr, dynamic_ncols=True
+        )
         self._listening.enter_context(heard_by(self._make_room))
 
     def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None:
         self._documents, self._tokens = self._documents + documents, self._tokens + tokens
         self._rejects += rejects
         if self._bar is not None:
-            counts = {"tokens": self._tokens, "documents": self._documents, "rejects": self._rejects}
-            known = [f"{n:,} {what}" for what, n in counts.items() if n]  # who counts no documents reports none
+            counts = {
+                "tokens": self._tokens,
+                "documents": self._documents,
+                "rejects": self._rejects,
+            }
+            known = [
+                f"{n:,} {what}" for what, n in counts.items() if n
+            ]  # who counts no documents reports none
             self._bar.set_postfix_str(", ".join(known), refresh=False)
             self._bar.total = max(self._bar.total, self._bar.n + text_bytes)
             self._bar.update(text_bytes)
@@ -181,7 +201,9 @@ class Bar:
         say_stage(f"{item}: done")
         self._left -= 1
         if self._bar is not None and not self._left:
-            self._bar.total = self._bar.n = self._bar.n or self._bar.total  # of rejects alone no text is counted
+            self._bar.total = self._bar.n = (
+                self._bar.n or self._bar.total
+            )  # of rejects alone no text is counted
             self._bar.refresh()
 
     def say(self, message: str) -> None:

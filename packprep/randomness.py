@@ -1,14 +1,15 @@
 """The only source of chance: every random number is a pure function of a 64-bit key and a purpose.
 
-The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011),
-the counter-based generator of TensorFlow, PyTorch and cuRAND, with the test vectors of its authors.
-A 64-bit key is Philox's key. The 128-bit counter says which number is asked for:
+The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1,
+2, 3", SC 2011), the counter-based generator of TensorFlow, PyTorch and cuRAND, with the test
+vectors of its authors. A 64-bit key is Philox's key. The 128-bit counter says which number is asked
+for:
 
     counter word    0            1          2          3
                     index // 4   attempt    purpose    epoch
 
-Number `index` is word `index % 4` of that block. There is no state: any number can be computed at any time, in any order.
-`kernel/chance.py` holds the compiled twins of these functions.
+Number `index` is word `index % 4` of that block. There is no state: any number can be computed at
+any time, in any order. `kernel/chance.py` holds the compiled twins of these functions.
 """
 
 import hashlib
@@ -16,7 +17,8 @@ import json
 
 import numpy as np
 
-# What a number is for. A purpose names one independent stream under each key; values are part of the law.
+# What a number is for. A purpose names one independent stream under each key; values are part of
+# the law.
 SEGMENT_KEY = 1  # document → segment
 TASK = 2  # which task a segment draws
 SEGMENT_LENGTH = 3  # random_length's cut
@@ -41,7 +43,9 @@ NOISE_LOW = 21  # the low words of NOISE
 PROOF = 22  # which documents an engine is compared with the reference on
 MIXTURE_CYCLE = 24  # which dataset each sample of a mixture's cycle is of
 MIXTURE_SEED = 25  # the seed of each dataset of a mixture but the first
-REDRAWN_ROLL = 26  # what ROLL, PIVOT, NOISE_SPANS, TEXT_SPANS and CUT_POINTS are for, in later epochs
+REDRAWN_ROLL = (
+    26  # what ROLL, PIVOT, NOISE_SPANS, TEXT_SPANS and CUT_POINTS are for, in later epochs
+)
 REDRAWN_PIVOT = 27
 REDRAWN_NOISE_SPANS = 28
 REDRAWN_TEXT_SPANS = 29
@@ -63,7 +67,9 @@ def philox(key, c0, c1, c2, c3):
     key: uint64, broadcast against the counter words c0 … c3 (each below 2³²).
     Gives four uint32 arrays of the broadcast shape.
     """
-    inputs = np.broadcast_arrays(*(np.asarray(x).astype(np.uint64, copy=False) for x in (key, c0, c1, c2, c3)))
+    inputs = np.broadcast_arrays(
+        *(np.asarray(x).astype(np.uint64, copy=False) for x in (key, c0, c1, c2, c3))
+    )
     shape, flat = inputs[0].shape, [x.reshape(-1) for x in inputs]
     out = np.empty((4, flat[0].size), np.uint32)
     for begin in range(0, out.shape[1], _BLOCKS_AT_ONCE):
@@ -95,13 +101,16 @@ def _rounds(key, *counter):
 def words(key, purpose, index, epoch=0, attempt=0):
     """uint32, uniform: number `index` (array, below 2³⁴) of `purpose` under `key`."""
     index = np.asarray(index).astype(np.uint64)
-    block = np.stack(np.broadcast_arrays(*philox(key, index >> np.uint64(2), attempt, purpose, epoch)))
+    block = np.stack(
+        np.broadcast_arrays(*philox(key, index >> np.uint64(2), attempt, purpose, epoch))
+    )
     lane = np.broadcast_to((index & np.uint64(3)).astype(np.intp), block.shape[1:])
     return np.take_along_axis(block, lane[None], axis=0)[0]
 
 
 def bits64(key, purpose, index=0, epoch=0):
-    """uint64, uniform: words 0 and 1 of block `index` (array, below 2³²) of `purpose` under `key`."""
+    """uint64, uniform: words 0 and 1 of block `index` (array, below 2³²) of `purpose` under
+    `key`."""
     w0, w1, _, _ = philox(key, index, 0, purpose, epoch)
     return w0.astype(np.uint64) | (w1.astype(np.uint64) << _32)
 
@@ -117,7 +126,9 @@ def integers(key, purpose, index, bound, epoch=0):
     Lemire, "Fast random integer generation in an interval" (2019): the high half of word · bound,
     drawn anew (`attempt` + 1) while the low half is below 2³² mod bound.
     """
-    key, index, bound = np.broadcast_arrays(np.asarray(key, np.uint64), np.asarray(index), np.asarray(bound))
+    key, index, bound = np.broadcast_arrays(
+        np.asarray(key, np.uint64), np.asarray(index), np.asarray(bound)
+    )
     bound = bound.astype(np.uint64)
     product = np.asarray(words(key, purpose, index, epoch).astype(np.uint64) * bound)
     threshold = (np.uint64(1) << _32) % bound
@@ -125,33 +136,43 @@ def integers(key, purpose, index, bound, epoch=0):
     attempt = 0
     while again.any():
         attempt += 1
-        drawn = words(key[again], purpose, index[again], epoch, attempt).astype(np.uint64) * bound[again]
+        drawn = (
+            words(key[again], purpose, index[again], epoch, attempt).astype(np.uint64)
+            * bound[again]
+        )
         product[again] = drawn
         again[again] = (drawn & _LOW) < threshold[again]
     return (product >> _32).astype(np.int64)
 
 
 def text_key(*parts):
-    """uint64 key of names and numbers, such as (seed, source name, file name): BLAKE2b-64 of their JSON list."""
+    """uint64 key of names and numbers, such as (seed, source name, file name): BLAKE2b-64 of their
+    JSON list."""
     encoded = json.dumps(parts, ensure_ascii=True, separators=(",", ":")).encode()
     return np.uint64(int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little"))
 
 
 def segment_key(file_key, document, repeat, start):
-    """uint64 key of the segment that begins with content token `start` of the document at position `document`.
+    """uint64 key of the segment that begins with content token `start` of the document at position
+    `document`.
 
-    file_key: uint64, `text_key(seed, source name, file name)`. The counter is (document's low and high word, start,
-    repeat · 2⁸ + purpose), so that different segments never ask for one block.
+    file_key: uint64, `text_key(seed, source name, file name)`. The counter is (document's low and
+    high word, start, repeat · 2⁸ + purpose), so that different segments never ask for one block.
     """
     document = np.asarray(document).astype(np.uint64)
     w0, w1, _, _ = philox(
-        file_key, document & _LOW, document >> _32, start, np.asarray(repeat).astype(np.uint64) * 256 + SEGMENT_KEY
+        file_key,
+        document & _LOW,
+        document >> _32,
+        start,
+        np.asarray(repeat).astype(np.uint64) * 256 + SEGMENT_KEY,
     )
     return w0.astype(np.uint64) | (w1.astype(np.uint64) << _32)
 
 
 def _mix(x):
-    """uint64 → uint64, a bijection: the finaliser of SplitMix64 (Steele, Lea, Flood 2014; Stafford's variant 13)."""
+    """uint64 → uint64, a bijection: the finaliser of SplitMix64 (Steele, Lea, Flood 2014;
+    Stafford's variant 13)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -162,11 +183,13 @@ _POWERS_OF_4 = np.array([4**k for k in range(1, 32)], np.uint64)
 
 
 def permute(index, size, key):
-    """int64: where a keyed permutation of range(size) takes `index` (array, 0 … size − 1), in O(1) memory.
+    """int64: where a keyed permutation of range(size) takes `index` (array, 0 … size − 1), in O(1)
+    memory.
 
     size, key: one permutation, or arrays of as many dimensions as index, which broadcast to it.
-    A balanced Feistel network over the least 4ᵏ ≥ size, walked until it lands inside (Black and Rogaway,
-    "Ciphers with Arbitrary Finite Domains", 2002): fewer than 4 steps on average. Round keys are `bits64(key, 0, round)`.
+    A balanced Feistel network over the least 4ᵏ ≥ size, walked until it lands inside (Black and
+    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002): fewer than 4 steps on average. Round
+    keys are `bits64(key, 0, round)`.
     """
     index = np.atleast_1d(np.asarray(index)).astype(np.uint64)
     size, key = np.asarray(size).astype(np.uint64), np.asarray(key).astype(np.uint64)
@@ -183,7 +206,9 @@ def permute(index, size, key):
     result = step(index, half, round_keys)
     outside = result >= size
     while outside.any():
-        some = [np.broadcast_to(x, outside.shape)[outside] if x.ndim else x for x in (half, *round_keys)]
+        some = [
+            np.broadcast_to(x, outside.shape)[outside] if x.ndim else x for x in (half, *round_keys)
+        ]
         result[outside] = step(result[outside], some[0], some[1:])
         outside = result >= size
     return result.astype(np.int64)
@@ -193,7 +218,8 @@ LN_2 = 0.6931471805599453
 
 
 def exponentials(words: np.ndarray) -> np.ndarray:
-    """float64: −ln((2 w + 1) / 2³³) of 32-bit words, to 1e-11, by + − × ÷ alone: the same on every machine."""
+    """float64: −ln((2 w + 1) / 2³³) of 32-bit words, to 1e-11, by + − × ÷ alone: the same on every
+    machine."""
     mantissa, exponent = np.frexp(2.0 * words + 1.0)
     z = (mantissa - 1.0) / (mantissa + 1.0)  # ln m = 2 (z + z³/3 + z⁵/5 + …), |z| ≤ 1/3
     square, series = z * z, np.zeros(len(z))

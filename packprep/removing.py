@@ -1,10 +1,12 @@
-"""Documents removed from a dataset or a token store: another one without them, in which no other slot moves.
+"""Documents removed from a dataset or a token store: another one without them, in which no other
+slot moves.
 
     list of documents ─► removed.json ─┬─ shards that hold one ─► the same without it (building/removal.py), receipt, rejects
     dataset ─► plan, with its digest ──┴─ all others ──────────► linked, or copied
                                                                  └─► dataset.json, last
 
-The sources are not read: their text may be gone. A command that was killed goes on where it stopped, as a build does.
+The sources are not read: their text may be gone. A command that was killed goes on where it
+stopped, as a build does.
 """
 
 import json
@@ -66,15 +68,17 @@ def remove_documents(
     progress: Progress,
     workers: int = 0,
 ) -> dict[str, Any]:
-    """Make a dataset or token store of another, without some documents; or go on with one that stopped.
+    """Make a dataset or token store of another, without some documents; or go on with one that
+    stopped.
 
-    documents: a file of JSON lines, {"source", "file", "doc"} each, doc being a document's position; source may be left out where
-    there is one, and file where the source has one, or doc is "FILE:POSITION". workers: processes; 0: this one.
-    Gives {directory, out, listed: documents, removed: those that had something here, segments, tokens, shards, changed: the
-    numbers of the shards that lost something, rejected, elsewhere: documents that had nothing here, and examples of them,
-    fingerprint}. Raises RecipeError for a list that cannot be used, DatasetError for a damaged or unfinished dataset, PlanError
-    for an `out` that was begun with something else; then nothing was written. BuildError for what cannot be written, Stopped
-    after a signal.
+    documents: a file of JSON lines, {"source", "file", "doc"} each, doc being a document's
+    position; source may be left out where there is one, and file where the source has one, or doc
+    is "FILE:POSITION". workers: processes; 0: this one. Gives {directory, out, listed: documents,
+    removed: those that had something here, segments, tokens, shards, changed: the numbers of the
+    shards that lost something, rejected, elsewhere: documents that had nothing here, and examples
+    of them, fingerprint}. Raises RecipeError for a list that cannot be used, DatasetError for a
+    damaged or unfinished dataset, PlanError for an `out` that was begun with something else; then
+    nothing was written. BuildError for what cannot be written, Stopped after a signal.
     """
     old, new = folder_at(directory), folder_at(out)
     refuse_nested(old, new)
@@ -83,7 +87,10 @@ def remove_documents(
         manifest = read_manifest(local.folder, stores=True)
         found = stored_plan_and_digest(local.folder)
         if found is None or found[1] != manifest["plan"]["digest"]:
-            raise PlanError(f"{old.path_of(PLAN_NAME)} is not the plan that the dataset names: put the right file back")
+            raise PlanError(
+                f"{old.path_of(PLAN_NAME)} is not the plan that the dataset names: put the right"
+                " file back"
+            )
         check_law(found[0], old.path_of(PLAN_NAME))
         plan = open_plan(local.folder, found=found)
         listed = read_list(Path(documents), plan)
@@ -92,44 +99,62 @@ def remove_documents(
         lost.search()
         if not lost.shards:
             raise RecipeError(
-                f"--documents {documents}: none of its documents has a segment in {old} ({why_nothing(lost.described())}): "
-                "there is nothing to remove"
+                f"--documents {documents}: none of its documents has a segment in {old}"
+                f" ({why_nothing(lost.described())}): there is nothing to remove"
             )
-        lists = {"digest": digest_of(data), "replaces": [*replaced(found[0]), _replaced(manifest, plan, lost.shards)]}
+        lists = {
+            "digest": digest_of(data),
+            "replaces": [*replaced(found[0]), _replaced(manifest, plan, lost.shards)],
+        }
         planned = encode(as_stored(with_removed(found[0], plan, lists), LATER))
         _begin(new, planned, data, plan)
         without_them = open_plan(new)
         without_them.max_bad_fraction = manifest.get("max_bad_fraction", plan.max_bad_fraction)
         missing = missing_shards(new, [without_them.digest], lost.shards)
-        untouched = missing_shards(new, without_them.digests, sorted(set(range(plan.shards)).difference(lost.shards)))
+        untouched = missing_shards(
+            new, without_them.digests, sorted(set(range(plan.shards)).difference(lost.shards))
+        )
         entries = manifest["shards"]
         progress.begin(
-            sum(entries[b]["bytes"] for b in (*missing, *untouched)), plan.shards, len(missing) + len(untouched)
+            sum(entries[b]["bytes"] for b in (*missing, *untouched)),
+            plan.shards,
+            len(missing) + len(untouched),
         )
         try:
-            items = [ShardToTake(b, True) for b in missing] + [ShardToTake(b, False) for b in untouched]
+            items = [ShardToTake(b, True) for b in missing] + [
+                ShardToTake(b, False) for b in untouched
+            ]
             arguments = (local, manifest, new)
-            for item, _ in in_processes(_setup, arguments, items, workers, progress.add, new.remove_temporaries):
+            for item, _ in in_processes(
+                _setup, arguments, items, workers, progress.add, new.remove_temporaries
+            ):
                 progress.done(item)
             made = publish(new, without_them)
         finally:
             progress.end()
         assert made is not None
-        return {"directory": str(old), "out": str(new), **lost.described(), "fingerprint": made["fingerprint"]}
+        return {
+            "directory": str(old),
+            "out": str(new),
+            **lost.described(),
+            "fingerprint": made["fingerprint"],
+        }
 
 
 def print_removal(result: Mapping[str, Any]) -> None:
     """What was removed, and of what is listed what had nothing here."""
     put_line(
-        f"{result['out']}: removed {counted(result['removed'], 'document')} of {counted(result['tokens'], 'token')}; "
-        f"{len(result['changed']):,} of {counted(result['shards'], 'shard')} changed"
+        f"{result['out']}: removed {counted(result['removed'], 'document')} of"
+        f" {counted(result['tokens'], 'token')}; {len(result['changed']):,} of"
+        f" {counted(result['shards'], 'shard')} changed"
     )
     if nothing := why_nothing(result):
         put_line(f"had nothing here: {nothing}")
 
 
 def read_list(path: Path, plan: Plan) -> Documents:
-    """The documents that a file of JSON lines names. RecipeError, with the line's number, for one that names none of the plan."""
+    """The documents that a file of JSON lines names. RecipeError, with the line's number, for one
+    that names none of the plan."""
     try:
         lines = read_file(path).splitlines()
     except OSError as error:
@@ -143,7 +168,10 @@ def read_list(path: Path, plan: Plan) -> Documents:
                 raise RecipeError(f"{path}, line {number}: {error}; nothing was removed") from None
             documents.setdefault(source, {}).setdefault(file, []).append(position)
     if not documents:
-        raise RecipeError(f'{path}: it lists no document: give lines as {{"source":"web","file":"a.jsonl","doc":4096}}')
+        raise RecipeError(
+            f"{path}: it lists no document: give lines as"
+            ' {"source":"web","file":"a.jsonl","doc":4096}'
+        )
     return documents
 
 
@@ -151,7 +179,8 @@ def _document(plan: Plan, line: bytes) -> tuple[str, str, int]:
     record = json.loads(line)
     if not isinstance(record, dict) or "doc" not in record or record.keys() - _KEYS:
         raise RecipeError(
-            f"expected an object of source, file and doc, and it is {line.decode(errors='replace')[:100]!r}"
+            "expected an object of source, file and doc, and it is"
+            f" {line.decode(errors='replace')[:100]!r}"
         )
     name, file, doc = record.get("source"), record.get("file"), record["doc"]
     by_name = {source.name: source for source in plan.sources}
@@ -159,19 +188,30 @@ def _document(plan: Plan, line: bytes) -> tuple[str, str, int]:
         (name,) = by_name
     if not isinstance(name, str) or name not in by_name:
         raise RecipeError(f"source is {name!r:.100} and should be one of {', '.join(by_name)}")
-    place = doc if isinstance(doc, str) and file is None else f"{file}:{doc}" if file is not None else f"{doc}"
+    place = (
+        doc
+        if isinstance(doc, str) and file is None
+        else f"{file}:{doc}"
+        if file is not None
+        else f"{doc}"
+    )
     if isinstance(doc, bool) or not isinstance(doc, int | str) or not isinstance(file, str | None):
-        raise RecipeError(f"doc is {doc!r:.100} and file {file!r:.100}: expected a position, and a file's name")
+        raise RecipeError(
+            f"doc is {doc!r:.100} and file {file!r:.100}: expected a position, and a file's name"
+        )
     source = by_name[name]
     i, position = place_of(source, place, "doc")
     if i is None and len(source.files) > 1:
         raise RecipeError(
-            f"doc {place}: of which of the {len(source.files):,} files of source {name!r}? name it in file"
+            f"doc {place}: of which of the {len(source.files):,} files of source {name!r}? name it"
+            " in file"
         )
     return name, source.files.names[i or 0], position
 
 
-def _joined(one: Mapping[str, Mapping[str, list[int]]], other: Mapping[str, Mapping[str, list[int]]]) -> Documents:
+def _joined(
+    one: Mapping[str, Mapping[str, list[int]]], other: Mapping[str, Mapping[str, list[int]]]
+) -> Documents:
     joined: Documents = {}
     for documents in (one, other):
         for source, files in documents.items():
@@ -181,7 +221,8 @@ def _joined(one: Mapping[str, Mapping[str, list[int]]], other: Mapping[str, Mapp
 
 
 def _replaced(manifest: Manifest, plan: Plan, changed: list[int]) -> dict[str, Any]:
-    """Return how the new plan names the dataset that it replaces. changed: the shards that lose something."""
+    """Return how the new plan names the dataset that it replaces. changed: the shards that lose
+    something."""
     return {
         "fingerprint": manifest["fingerprint"],
         "digest": manifest["digest"],
@@ -193,37 +234,45 @@ def _replaced(manifest: Manifest, plan: Plan, changed: list[int]) -> dict[str, A
 
 
 def _begin(out: Folder, planned: bytes, removed: bytes, plan: Plan) -> None:
-    """Write the plan of the new dataset, and what it names first; PlanError where another stands."""
+    """Write the plan of the new dataset, and what it names first; PlanError where another
+    stands."""
     standing = stored_plan_and_digest(out)
     if standing is not None:
         if standing[1] != digest_of(planned):
             raise PlanError(
-                f"{out} was begun with another list, or of another dataset: give the list and the DIR that it was begun with, or "
-                "choose another --out"
+                f"{out} was begun with another list, or of another dataset: give the list and the"
+                " DIR that it was begun with, or choose another --out"
             )
         return
     refuse_others(out)
     if out.exists(MANIFEST_NAME) or out.exists("receipts"):
-        raise PlanError(f"{out} has files of a build and no plan.json: put it back, or choose another --out")
+        raise PlanError(
+            f"{out} has files of a build and no plan.json: put it back, or choose another --out"
+        )
     out.write(TOKENIZER_NAME, [plan.vocabulary.tokenizer_json])
     out.write(REMOVED_NAME, [removed])
     out.create(PLAN_NAME, planned)
 
 
 class _Lost:
-    """What a dataset has of the documents of a list that it has not lost before: where, and how much."""
+    """What a dataset has of the documents of a list that it has not lost before: where, and how
+    much."""
 
     def __init__(self, local: LocalCopy, manifest: Manifest, plan: Plan, listed: Documents):
         self._local, self._manifest, self._plan = local, manifest, plan
         self.shards: list[int] = []  # that lose something
-        self._of_file: dict[int, tuple[str, str, np.ndarray]] = {}  # file of the plan → source, name, positions
+        self._of_file: dict[
+            int, tuple[str, str, np.ndarray]
+        ] = {}  # file of the plan → source, name, positions
         for source in plan.sources:
             for i, file in enumerate(source.files.names if source.name in listed else ()):
                 if file in listed[source.name]:
                     positions = np.unique(listed[source.name][file])
                     self._of_file[source.first_file + i] = source.name, file, positions
         self._found = {file: np.zeros(len(own[2]), np.bool_) for file, own in self._of_file.items()}
-        self._rejected = {file: np.zeros(len(own[2]), np.bool_) for file, own in self._of_file.items()}
+        self._rejected = {
+            file: np.zeros(len(own[2]), np.bool_) for file, own in self._of_file.items()
+        }
         self._segments = self._tokens = 0
 
     def search(self) -> None:
@@ -236,7 +285,9 @@ class _Lost:
                 if name == source.name
             ]
             if pieces:
-                candidates.update(source.shards_of(np.unique(np.concatenate(pieces)), plan.shards).tolist())
+                candidates.update(
+                    source.shards_of(np.unique(np.concatenate(pieces)), plan.shards).tolist()
+                )
         for b in sorted(candidates):
             with self._local.fetched(shard_name(b), rejects_name(b)):
                 self._look(b)
@@ -270,8 +321,12 @@ class _Lost:
     def described(self) -> dict[str, Any]:
         """What `remove_documents` gives of it."""
         none = {
-            "rejected": {file: self._rejected[file] & ~found for file, found in self._found.items()},
-            "elsewhere": {file: ~self._rejected[file] & ~found for file, found in self._found.items()},
+            "rejected": {
+                file: self._rejected[file] & ~found for file, found in self._found.items()
+            },
+            "elsewhere": {
+                file: ~self._rejected[file] & ~found for file, found in self._found.items()
+            },
         }
         examples = {key: list(islice(self._said(left), _SHOWN)) for key, left in none.items()}
         return {
@@ -281,7 +336,10 @@ class _Lost:
             "tokens": self._tokens,
             "shards": self._plan.shards,
             "changed": self.shards,
-            **{key: sum(int(of_file.sum()) for of_file in left.values()) for key, left in none.items()},
+            **{
+                key: sum(int(of_file.sum()) for of_file in left.values())
+                for key, left in none.items()
+            },
             "examples": examples,
         }
 
@@ -339,7 +397,8 @@ def _setup(local: LocalCopy, manifest: Manifest, new: Folder) -> Do:
 
 
 def _same(old: Folder, new: Folder, name: str) -> None:
-    """Have a file of the old dataset in the new one: linked where both lie in one file system, else copied."""
+    """Have a file of the old dataset in the new one: linked where both lie in one file system, else
+    copied."""
     size = old.size(name)
     if size is None or new.size(name) == size:
         return
@@ -348,12 +407,18 @@ def _same(old: Folder, new: Folder, name: str) -> None:
 
 
 def _change(folder: Path, manifest: Manifest, b: int, old: Plan, plan: Plan, new: Folder) -> None:
-    """Write a shard without what it loses, its rejects and receipt. DatasetError where it is not as the manifest says."""
+    """Write a shard without what it loses, its rejects and receipt. DatasetError where it is not as
+    the manifest says."""
     name, entry = shard_name(b), manifest["shards"][b]
     found = read_receipt(LocalFolder(folder), b)
-    if digest_of_file(folder / name) != entry["digest"] or not found or digest_of(found[1]) != entry["receipt_digest"]:
+    if (
+        digest_of_file(folder / name) != entry["digest"]
+        or not found
+        or digest_of(found[1]) != entry["receipt_digest"]
+    ):
         raise DatasetError(
-            f"{folder / name}: it or its receipt is not what the manifest names: `packprep verify` says what is damaged"
+            f"{folder / name}: it or its receipt is not what the manifest names: `packprep verify`"
+            " says what is damaged"
         )
     receipt = found[0]
     if plan.is_store:
@@ -363,13 +428,21 @@ def _change(folder: Path, manifest: Manifest, b: int, old: Plan, plan: Plan, new
     else:
         shard = shard_in(folder, manifest, b)
         which = plan.removed.segments(shard.arrays) & ~old.removed.segments(shard.arrays)
-        arrays, ledger, uses = without(plan, shard.arrays, sound_segments(plan, shard), which, receipt["ledger"])
+        arrays, ledger, uses = without(
+            plan, shard.arrays, sound_segments(plan, shard), which, receipt["ledger"]
+        )
     check(ledger, name)
     records = _records(folder / rejects_name(b))
     for s, use, file, position in uses.tolist():
         source = plan.sources[s]
-        record = {"source": source.name, "file": source.files.names[file - source.first_file], "position": position}
+        record = {
+            "source": source.name,
+            "file": source.files.names[file - source.first_file],
+            "position": position,
+        }
         records.append({**record, "repeat": use, "reason": REMOVED, "detail": DETAIL})
-    records.sort(key=lambda record: (record["source"], record["file"], record["repeat"], record["position"]))
+    records.sort(
+        key=lambda record: (record["source"], record["file"], record["repeat"], record["position"])
+    )
     rejects = b"".join(map(encode, records)), len(records)
     commit_files(new, plan, b, arrays, ledger, rejects, receipt["text_digests"])

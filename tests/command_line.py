@@ -1,4 +1,5 @@
-"""The command line as a user types it: in a process of its own, or, where many ways to be wrong are tried, in this one."""
+"""The command line as a user types it: in a process of its own, or, where many ways to be wrong are
+tried, in this one."""
 
 import contextlib
 import io
@@ -15,7 +16,12 @@ from packprep.building import processes
 from packprep.cli import main
 from tests.made import environment
 
-_ARRAY = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_COUNT")
+_ARRAY = (
+    "SLURM_ARRAY_TASK_ID",
+    "SLURM_ARRAY_TASK_MIN",
+    "SLURM_ARRAY_TASK_MAX",
+    "SLURM_ARRAY_TASK_COUNT",
+)
 
 
 class Said(NamedTuple):
@@ -32,7 +38,8 @@ class Said(NamedTuple):
 
 
 def packprep(*arguments: object, at: Path | None = None, **changes: str) -> Said:
-    """Run `packprep ARGUMENTS` in the folder `at`; `changes` of the environment, in which no array is to be found else.
+    """Run `packprep ARGUMENTS` in the folder `at`; `changes` of the environment, in which no array
+    is to be found else.
 
     No traceback may ever be seen, whatever the command is given.
     """
@@ -45,9 +52,12 @@ def packprep(*arguments: object, at: Path | None = None, **changes: str) -> Said
 
 
 def inside(*arguments: object, **changes: str) -> Said:
-    """The same in this process, without its start, and without that of its worker where there is one alone. Several are forked,
-    whatever threads pytest-xdist has: they only wait."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    """The same in this process, without its start, and without that of its worker where there is
+    one alone. Several are forked, whatever threads pytest-xdist has: they only wait."""
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    }
     out, err = io.StringIO(), io.StringIO()
     try:
         with (
@@ -71,18 +81,24 @@ def inside(*arguments: object, **changes: str) -> Said:
     return Said(status, out.getvalue(), err.getvalue())
 
 
-def _one_of_them_here(setup: Any, arguments: Any, items: Any, workers: int, *rest: Any, **named: Any) -> Any:
-    return processes.in_processes(setup, arguments, items, 0 if workers == 1 else workers, *rest, **named)
+def _one_of_them_here(
+    setup: Any, arguments: Any, items: Any, workers: int, *rest: Any, **named: Any
+) -> Any:
+    return processes.in_processes(
+        setup, arguments, items, 0 if workers == 1 else workers, *rest, **named
+    )
 
 
 def refused(*arguments: object, **changes: str) -> str:
-    """The message of a command that ends with an error: exit status 2, nothing on stdout, the error last on stderr."""
+    """The message of a command that ends with an error: exit status 2, nothing on stdout, the error
+    last on stderr."""
     said = inside(*arguments, **changes)
     assert said.status == 2 and said.out == "" and said.err.count("packprep: error: ") == 1, said
     return said.err.partition("packprep: error: ")[2]
 
 
 def _environment(changes: dict[str, str]) -> dict[str, str]:
-    """One process, so that a small command does not wait for others to start, and no array but that of `changes`."""
+    """One process, so that a small command does not wait for others to start, and no array but that
+    of `changes`."""
     whole = environment(**{"SLURM_CPUS_PER_TASK": "1", **changes})
     return {name: value for name, value in whole.items() if name in changes or name not in _ARRAY}

@@ -16,7 +16,8 @@ settings.load_profile("packprep")
 
 
 class Built(NamedTuple):
-    """A small dataset: its corpus' folder, its recipe's table, its output and what the build came to. Read only."""
+    """A small dataset: its corpus' folder, its recipe's table, its output and what the build came
+    to. Read only."""
 
     base: Path
     table: dict
@@ -26,7 +27,8 @@ class Built(NamedTuple):
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory) -> Built:
-    """ul2r over three sources of all formats, one of them used 1.5 times; several shards, some rejects."""
+    """ul2r over three sources of all formats, one of them used 1.5 times; several shards, some
+    rejects."""
     base = tmp_path_factory.mktemp("built")
     sources = made.mixed_corpus(base)
     table = made.table(sources, documents={"prepend_bos": True})
@@ -57,7 +59,8 @@ def pytest_collection_modifyitems(items) -> None:
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """What tests counted with `record_property("kill points", n)`, summed over all processes of the run."""
+    """What tests counted with `record_property("kill points", n)`, summed over all processes of the
+    run."""
     counts: dict[str, int] = {}
     for report in terminalreporter.stats.get("passed", []):
         for name, value in report.user_properties if report.when == "call" else ():

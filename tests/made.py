@@ -1,4 +1,5 @@
-"""Small corpora, recipes, builds and segments, made on the spot. Everything is a function of its arguments."""
+"""Small corpora, recipes, builds and segments, made on the spot. Everything is a function of its
+arguments."""
 
 import gzip
 import json
@@ -29,7 +30,10 @@ from packprep.twin import reading
 from packprep.twin.records import Keys
 
 ROOT = Path(__file__).parents[1]
-_COMPRESS = {".gz": lambda data: gzip.compress(data, mtime=0), ".zst": zstandard.ZstdCompressor().compress}
+_COMPRESS = {
+    ".gz": lambda data: gzip.compress(data, mtime=0),
+    ".zst": zstandard.ZstdCompressor().compress,
+}
 _WORDS = (
     "the",
     "corpus",
@@ -62,7 +66,10 @@ def texts(count: int, seed: int = 0, mean_bytes: int = 300) -> list[str]:
         words: list[str] = []
         size = 0
         while size < wanted:
-            words.append(chance.choice(_WORDS) + (f"{chance.randint(0, 10**9)}" if chance.random() < 0.3 else ""))
+            words.append(
+                chance.choice(_WORDS)
+                + (f"{chance.randint(0, 10**9)}" if chance.random() < 0.3 else "")
+            )
             size += len(words[-1]) + 1
         made.append(" ".join(words) or "one")
     return made
@@ -70,7 +77,9 @@ def texts(count: int, seed: int = 0, mean_bytes: int = 300) -> list[str]:
 
 def write_lines(path: Path, documents: Sequence[str], text_key: str = "text") -> Path:
     """A JSONL file, compressed if its name says so."""
-    data = b"".join(json.dumps({text_key: text}, ensure_ascii=False).encode() + b"\n" for text in documents)
+    data = b"".join(
+        json.dumps({text_key: text}, ensure_ascii=False).encode() + b"\n" for text in documents
+    )
     return write(path, _COMPRESS.get(path.suffix, bytes)(data))
 
 
@@ -120,11 +129,21 @@ def mixed_corpus(folder: Path, seed: int = 0, scale: int = 1) -> list[dict[str, 
 
 
 def uses_of(source: PlannedSource) -> Counter:
-    """(file name, position, use) of what a source delivers, by the twin: every document in each whole use, and in the last
-    one those of each piece that its fraction takes."""
-    resolved = {key: getattr(source, key) for key in ("name", "seed", "prefix", "repeat", "step_bytes")}
-    asked = {"sample": source.source.sample, "format": source.source.format, "keys": Keys(source.source.text_key)}
-    plain = {**resolved, **asked, "files": [(file.name, file.size, file.pieces) for file in source.files]}
+    """(file name, position, use) of what a source delivers, by the twin: every document in each
+    whole use, and in the last one those of each piece that its fraction takes."""
+    resolved = {
+        key: getattr(source, key) for key in ("name", "seed", "prefix", "repeat", "step_bytes")
+    }
+    asked = {
+        "sample": source.source.sample,
+        "format": source.source.format,
+        "keys": Keys(source.source.text_key),
+    }
+    plain = {
+        **resolved,
+        **asked,
+        "files": [(file.name, file.size, file.pieces) for file in source.files],
+    }
     reader = reading.TextReader(False, lambda messages: ())
 
     def listed(file: int, part: int) -> list[tuple[int, int]]:
@@ -136,7 +155,11 @@ def uses_of(source: PlannedSource) -> Counter:
             if reading.kept_of_use(plain, use) < 1:
                 taken = reading.chosen_of_piece(plain, piece, use, listed)
             else:
-                every = ((file, position) for file in piece.files for position, _ in listed(file, piece.part))
+                every = (
+                    (file, position)
+                    for file in piece.files
+                    for position, _ in listed(file, piece.part)
+                )
                 taken = {place for place in every if reading.is_sampled(plain, *place)}
             found.update((plain["files"][file][0], position, use) for file, position in taken)
     return found
@@ -159,7 +182,8 @@ def table(sources: Sequence[dict[str, Any]] | str, **changes: Any) -> dict[str, 
 
 
 class Silent:
-    """A progress that shows nothing and remembers: `said`, `begun` (text bytes, shards, missing), and sums."""
+    """A progress that shows nothing and remembers: `said`, `begun` (text bytes, shards, missing),
+    and sums."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -184,13 +208,17 @@ class Silent:
         self.ended += 1
 
 
-def build(recipe: dict[str, Any], base: Path, out: Path, workers: int = 0, **options: Any) -> Outcome:
+def build(
+    recipe: dict[str, Any], base: Path, out: Path, workers: int = 0, **options: Any
+) -> Outcome:
     """Build a recipe's table into `out`; options as of `building.run.build`."""
     progress = options.pop("progress", None) or Silent()
     return run_build(read_recipe(recipe, base), out, progress, workers, **options)
 
 
-def build_lengths(recipe: dict[str, Any], base: Path, out: Path, workers: int = 0, **options: Any) -> list[Outcome]:
+def build_lengths(
+    recipe: dict[str, Any], base: Path, out: Path, workers: int = 0, **options: Any
+) -> list[Outcome]:
     """Build a recipe's table with seq_lengths into `out`; options as of `building.run.build`."""
     return run_build_lengths(read_recipe(recipe, base), out, Silent(), workers=workers, **options)
 
@@ -205,7 +233,8 @@ def build_without_rows(folder: Path) -> Path:
 
 
 def contents(folder: Path, under: str = "") -> dict[str, bytes]:
-    """Relative name → bytes of all files of a folder, hidden ones too; `under`: only those whose names begin so."""
+    """Relative name → bytes of all files of a folder, hidden ones too; `under`: only those whose
+    names begin so."""
     names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     return {name: (folder / name).read_bytes() for name in names if name.startswith(under)}
 
@@ -234,11 +263,25 @@ if __name__ == "__main__":
 def start_build(
     folder: Path, recipe: dict[str, Any], out: Path, workers: int = 1, before: str = ""
 ) -> subprocess.Popen:
-    """A build in a process group of its own; its corpus and recipe lie in `folder`. `before`: code that it runs first.
-    An error is printed as "Class: message", and gives its exit status."""
-    command = [sys.executable, "-c", BUILD, json.dumps(recipe), str(folder), str(out), str(workers), before]
+    """A build in a process group of its own; its corpus and recipe lie in `folder`. `before`: code
+    that it runs first. An error is printed as "Class: message", and gives its exit status."""
+    command = [
+        sys.executable,
+        "-c",
+        BUILD,
+        json.dumps(recipe),
+        str(folder),
+        str(out),
+        str(workers),
+        before,
+    ]
     return subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -248,13 +291,17 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def run_python(code: str, cwd: Path = ROOT, **changes: str) -> subprocess.CompletedProcess:
-    """Run code in another Python, which finds packprep in `cwd`; `changes` of its environment. Not checked."""
+    """Run code in another Python, which finds packprep in `cwd`; `changes` of its environment. Not
+    checked."""
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=cwd, env=environment(**changes), capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, cwd=cwd, env=environment(**changes), capture_output=True, text=True, timeout=120
+    )
 
 
 def run_copied(folder: Path, code: str) -> str:
-    """What code prints in another Python that finds packprep, and what it keeps from run to run, in `folder`."""
+    """What code prints in another Python that finds packprep, and what it keeps from run to run, in
+    `folder`."""
     done = run_python(code, folder, PYTHONPATH=str(folder), NUMBA_CACHE_DIR=str(folder / "cache"))
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -278,27 +325,36 @@ def ids(sentinels: Sequence[int] | int = 3000) -> Ids:
 
 
 def mix(changes: dict[str, Any], vocabulary: Ids | None = None) -> tuple[Recipe, list[Task]]:
-    """(recipe with its tasks completed, tasks with too_short last) of a recipe's table without files."""
+    """(recipe with its tasks completed, tasks with too_short last) of a recipe's table without
+    files."""
     given = {"tokenizer": "bytes", "sources": [{"paths": ["x.jsonl"]}], **changes}
     recipe = complete(read_recipe(given, Path()))
     return recipe, resolve(recipe, vocabulary or ids(), MODE_TOKENS)
 
 
 def in_place_task(vocabulary: Ids | None = None) -> Task:
-    """A task that predicts in place; in a list of tasks it makes rows have labels, even where no segment draws it."""
+    """A task that predicts in place; in a list of tasks it makes rows have labels, even where no
+    segment draws it."""
     return mix({"tasks": [{"objective": "masked_diffusion"}]}, vocabulary)[1][0]
 
 
 def documents(lengths: Sequence[int] | np.ndarray, seed: int = 0) -> Documents:
-    """Token documents of these lengths, ordinary tokens 0 … 255, each at its own place and of its own use."""
+    """Token documents of these lengths, ordinary tokens 0 … 255, each at its own place and of its
+    own use."""
     n = np.asarray(lengths, np.int64)
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(n)))
     key = text_key("made", seed)
     position = np.cumsum(1 + integers(key, 1, np.arange(len(n)), 1000)) * 7919
     repeat = integers(key, 2, np.arange(len(n)), 3)
-    tokens = (bits64(key, 3, np.arange(-(-int(offsets[-1]) // 8)))).view(np.uint8)[: int(offsets[-1])].astype(np.uint16)
+    tokens = (
+        (bits64(key, 3, np.arange(-(-int(offsets[-1]) // 8))))
+        .view(np.uint8)[: int(offsets[-1])]
+        .astype(np.uint16)
+    )
     zeros = np.zeros(len(n), np.int64)
-    file_key = np.array([text_key(seed, "source0", f"{i % 5}.jsonl") for i in range(len(n))], np.uint64)
+    file_key = np.array(
+        [text_key(seed, "source0", f"{i % 5}.jsonl") for i in range(len(n))], np.uint64
+    )
     return Documents(tokens, offsets, position, zeros, zeros, repeat, file_key)
 
 
@@ -312,15 +368,26 @@ def twin_task(task: Task) -> dict[str, Any]:
     """A task as packprep/twin takes it."""
     parameters = {**task.parameters, "sentinels": task.ids.sentinels.tolist()}
     if task.objective.name == "fill_in_the_middle":
-        parameters |= {"fim": task.ids.fim, "inside": set(np.flatnonzero(task.ids.continues).tolist())}
+        parameters |= {
+            "fim": task.ids.fim,
+            "inside": set(np.flatnonzero(task.ids.continues).tolist()),
+        }
     if task.parameters.get("eos_after_inputs"):
         parameters["input_eos"] = [task.ids.eos]
     mode = task.mode_token if task.mode_token >= 0 else None
-    return {"objective": task.objective.name, "weight": task.weight, "mode": mode, "parameters": parameters}
+    return {
+        "objective": task.objective.name,
+        "weight": task.weight,
+        "mode": mode,
+        "parameters": parameters,
+    }
 
 
-def twin_recipe(recipe: Recipe, tasks: Sequence[Task], allowed: set[int] | None = None) -> dict[str, Any]:
-    """A recipe as packprep/twin/cutting.py takes it, without its key; `tasks` end with too_short."""
+def twin_recipe(
+    recipe: Recipe, tasks: Sequence[Task], allowed: set[int] | None = None
+) -> dict[str, Any]:
+    """A recipe as packprep/twin/cutting.py takes it, without its key; `tasks` end with
+    too_short."""
     documents = recipe.documents
     return {
         "seq_length": recipe.seq_length,
@@ -339,11 +406,14 @@ def twin_recipe(recipe: Recipe, tasks: Sequence[Task], allowed: set[int] | None 
 
 
 def two_sided(folder: Path, encoder_length: int = 128, decoder_length: int = 32) -> Path:
-    """A dataset of T5's spans in rows of an encoder's side and a decoder's; segments of several lengths, up to five in a row."""
+    """A dataset of T5's spans in rows of an encoder's side and a decoder's; segments of several
+    lengths, up to five in a row."""
     chance = random.Random(0)
     documents = ["".join(chance.choices("abcdefgh", k=(20, 33, 47)[i % 3])) for i in range(90)]
     write_lines(folder / "two.jsonl", documents)
     packing = {"encoder_length": encoder_length, "decoder_length": decoder_length}
-    recipe = table("two.jsonl", seq_length=sum(packing.values()), tasks=[{"preset": "t5"}], packing=packing)
+    recipe = table(
+        "two.jsonl", seq_length=sum(packing.values()), tasks=[{"preset": "t5"}], packing=packing
+    )
     build(recipe, folder, folder / "two")
     return folder / "two"

@@ -13,9 +13,10 @@ SPECIALS = {
     "media": {"image": ["<|begin|>", "<|image|>", "<|end|>"], "film": ["", "<|film|>", ""]},
 }
 TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-    "{% if p.type == 'image' %}<|begin|><|image|><|end|>{% elif p.type == 'film' %}<|film|>{% else %}{{ p.text }}{% endif %}"
-    "{% endfor %}{% endif %}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}{%"
+    " for p in m.content %}{% if p.type == 'image' %}<|begin|><|image|><|end|>{% elif p.type =="
+    " 'film' %}<|film|>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}{% if"
+    " add_generation_prompt %}<|assistant|>{% endif %}"
 )
 REFS = ("cat.jpg", "a\nb\0c", "ünï 🙂", "", "s3://bucket/x.png")
 
@@ -38,7 +39,12 @@ def texts(count: int, seed: int = 0, most: int = 90, mean_bytes: int = 120) -> l
 
 def entry(chance: random.Random, at: int, most: int) -> dict[str, Any]:
     tokens = chance.choice([1, 2, chance.randint(1, most)])
-    return {"at": at, "tokens": tokens, "ref": chance.choice(REFS), "kind": chance.choice(["image", "film"])}
+    return {
+        "at": at,
+        "tokens": tokens,
+        "ref": chance.choice(REFS),
+        "kind": chance.choice(["image", "film"]),
+    }
 
 
 def chats(count: int, seed: int = 0, most: int = 60) -> list[dict[str, Any]]:
@@ -62,7 +68,9 @@ def chats(count: int, seed: int = 0, most: int = 60) -> list[dict[str, Any]]:
 
 def write(folder: Path, name: str, records: list[dict[str, Any]]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
+    (folder / name).write_text(
+        "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8"
+    )
     return folder / name
 
 
@@ -73,8 +81,15 @@ def corpus(folder: Path, seed: int = 0) -> None:
     (folder / "t.jinja").write_text(TEMPLATE)
     tokenizers_made.write(
         folder / "bpe",
-        tokenizers_made.byte_level("<pad>", "<bos>", "<eos>", "<mask>", "[S2S]", "<extra_id_0>", *tokens()),
-        tokenizer_config={"eos_token": "<eos>", "bos_token": "<bos>", "pad_token": "<pad>", "mask_token": "<mask>"},
+        tokenizers_made.byte_level(
+            "<pad>", "<bos>", "<eos>", "<mask>", "[S2S]", "<extra_id_0>", *tokens()
+        ),
+        tokenizer_config={
+            "eos_token": "<eos>",
+            "bos_token": "<bos>",
+            "pad_token": "<pad>",
+            "mask_token": "<mask>",
+        },
     )
 
 
@@ -84,7 +99,8 @@ def tokens() -> list[str]:
 
 
 def table(**changes: Any) -> dict[str, Any]:
-    """A recipe's table of the corpus: rows of 128, all objectives that take media and one that does not."""
+    """A recipe's table of the corpus: rows of 128, all objectives that take media and one that does
+    not."""
     tasks = [
         {"objective": "causal"},
         {"objective": "prefix_lm", "sentinel": True, "mode_token": "[S2S]"},
@@ -92,7 +108,10 @@ def table(**changes: Any) -> dict[str, Any]:
         {"objective": "span_corruption"},
     ]
     takers = ["causal", "prefix_lm", "masked_diffusion"]
-    sources = [{"name": "texts", "paths": ["a.jsonl"]}, {"name": "chats", "paths": ["b.jsonl"], "tasks": takers}]
+    sources = [
+        {"name": "texts", "paths": ["a.jsonl"]},
+        {"name": "chats", "paths": ["b.jsonl"], "tasks": takers},
+    ]
     # Random places are longer than rows on purpose: rejects of theirs are not few.
     documents = {"prepend_bos": True, "chat_template": "t.jinja", "max_bad_fraction": 1.0}
     given = {"seq_length": 128, "documents": documents, "specials": SPECIALS, "tasks": tasks}

@@ -1,4 +1,5 @@
-"""Mistakes that people make on the command line, each made in a small project, with the words that its message must hold.
+"""Mistakes that people make on the command line, each made in a small project, with the words that
+its message must hold.
 
 `tests/test_mistakes.py` makes each of them.
 """
@@ -34,7 +35,8 @@ CAUSAL = {'preset = "ul2r"': 'objective = "causal"'}
 
 @dataclass(frozen=True)
 class Mistake:
-    """One mistake, made in the folder of a project, and what a tired reader of its message must find there.
+    """One mistake, made in the folder of a project, and what a tired reader of its message must
+    find there.
 
     change    what of RECIPE is written otherwise; more is written behind it
     before    what else is done to the project first
@@ -94,7 +96,9 @@ def typed(folder: Path, command: str, environment: Mapping[str, str] | None = No
 
 
 def writes(name: str, text: str | bytes) -> Callable[[Path], Any]:
-    return lambda project: made.write(project / name, text.encode() if isinstance(text, str) else text)
+    return lambda project: made.write(
+        project / name, text.encode() if isinstance(text, str) else text
+    )
 
 
 def lines(*documents: dict[str, Any]) -> str:
@@ -126,9 +130,12 @@ def builds_other(project: Path) -> None:
 
 
 def edits(path: Path, **changes: Any) -> None:
-    """Edit a file of a dataset as a newer version could have written it; without changes, as an editor saves it."""
+    """Edit a file of a dataset as a newer version could have written it; without changes, as an
+    editor saves it."""
     value = json.loads(path.read_bytes())
-    path.write_bytes(encode({**value, **changes}) if changes else json.dumps(value, indent=2).encode())
+    path.write_bytes(
+        encode({**value, **changes}) if changes else json.dumps(value, indent=2).encode()
+    )
 
 
 def moves(project: Path) -> None:
@@ -163,10 +170,12 @@ def pastes(words: str) -> Callable[[Path], Any]:
     return paste
 
 
-MESSAGES = lines({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "good day"}]})
+MESSAGES = lines(
+    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "good day"}]}
+)
 TEMPLATE = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
-    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{%"
+    " endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
 BAD = lines(*({"text": text} for text in made.texts(5))) + "no JSON\n" * 150
 CHAT = '[documents]\nchat_template = "chat.jinja"\n'

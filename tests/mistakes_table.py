@@ -37,14 +37,44 @@ SHARE = {"paths =": "share = 0.5\npaths ="}
 SPANS = {'preset = "ul2r"': 'objective = "span_corruption"'}
 
 COMMAND_LINE = [
-    Mistake("no such command", "'biuld'", "packprep", "Did you mean 'build'?", typed="biuld recipe.toml"),
-    Mistake("no such option", "No such option", "--ouput", "--out", typed="build recipe.toml --ouput out"),
-    Mistake("no --out", "Missing option '--out'", "packprep build", "give --out DIR", typed="build recipe.toml"),
     Mistake(
-        "--out without a folder", "requires an argument", "'--out'", "give --out DIR", typed="build recipe.toml --out"
+        "no such command", "'biuld'", "packprep", "Did you mean 'build'?", typed="biuld recipe.toml"
     ),
-    Mistake("no recipe", "Missing argument", "packprep build", "name a RECIPE.toml, or files", typed="build --out out"),
-    Mistake("a number with a unit", "valid int", "--seq-length", "'4k'", typed=BUILD + " --seq-length 4k"),
+    Mistake(
+        "no such option",
+        "No such option",
+        "--ouput",
+        "--out",
+        typed="build recipe.toml --ouput out",
+    ),
+    Mistake(
+        "no --out",
+        "Missing option '--out'",
+        "packprep build",
+        "give --out DIR",
+        typed="build recipe.toml",
+    ),
+    Mistake(
+        "--out without a folder",
+        "requires an argument",
+        "'--out'",
+        "give --out DIR",
+        typed="build recipe.toml --out",
+    ),
+    Mistake(
+        "no recipe",
+        "Missing argument",
+        "packprep build",
+        "name a RECIPE.toml, or files",
+        typed="build --out out",
+    ),
+    Mistake(
+        "a number with a unit",
+        "valid int",
+        "--seq-length",
+        "'4k'",
+        typed=BUILD + " --seq-length 4k",
+    ),
     Mistake("no workers", "--workers", "packprep build", "'0'", typed=BUILD + " --workers 0"),
     Mistake(
         "a recipe of another name",
@@ -65,7 +95,9 @@ COMMAND_LINE = [
         "is YAML, and a recipe is TOML",
         "recipe.yaml",
         "write seq_length = 512",
-        before=writes("recipe.yaml", "seq_length: 512\ntokenizer: bytes\nsources:\n  - paths: data/*.jsonl\n"),
+        before=writes(
+            "recipe.yaml", "seq_length: 512\ntokenizer: bytes\nsources:\n  - paths: data/*.jsonl\n"
+        ),
         typed="build recipe.yaml --out out",
     ),
     Mistake(
@@ -294,7 +326,11 @@ RECIPES = [
         more="[documents]\nappend_eos = True\n",
     ),
     Mistake(
-        "no TOML: twice", "Cannot overwrite", "at line 3", "take one out", {'"bytes"\n': '"bytes"\nseq_length = 8\n'}
+        "no TOML: twice",
+        "Cannot overwrite",
+        "at line 3",
+        "take one out",
+        {'"bytes"\n': '"bytes"\nseq_length = 8\n'},
     ),
     Mistake(
         "a key misspelt",
@@ -341,7 +377,11 @@ RECIPES = [
         'text_key = "text"\n',
     ),
     Mistake(
-        "one bracket", "expected [[tasks]] tables", "recipe.toml, line 7", "two brackets", {"[[tasks]]": "[tasks]"}
+        "one bracket",
+        "expected [[tasks]] tables",
+        "recipe.toml, line 7",
+        "two brackets",
+        {"[[tasks]]": "[tasks]"},
     ),
     Mistake(
         "a table of another name",
@@ -358,10 +398,26 @@ RECIPES = [
         more="[[documents]]\nmin_tokens = 3\n",
     ),
     Mistake(
-        "a number in quotes", "seq_length = '512'", "recipe.toml, line 1", "write 512, without quotes", {"512": '"512"'}
+        "a number in quotes",
+        "seq_length = '512'",
+        "recipe.toml, line 1",
+        "write 512, without quotes",
+        {"512": '"512"'},
     ),
-    Mistake("true for a number", "seq_length = true", "recipe.toml, line 1", "a whole number, 8 …", {"512": "true"}),
-    Mistake("a number with a point", "seq_length = 512.0", "recipe.toml, line 1", "write 512", {"512": "512.0"}),
+    Mistake(
+        "true for a number",
+        "seq_length = true",
+        "recipe.toml, line 1",
+        "a whole number, 8 …",
+        {"512": "true"},
+    ),
+    Mistake(
+        "a number with a point",
+        "seq_length = 512.0",
+        "recipe.toml, line 1",
+        "write 512",
+        {"512": "512.0"},
+    ),
     Mistake(
         "a choice misspelt",
         "'bestfit'",
@@ -370,10 +426,18 @@ RECIPES = [
         more='[packing]\nalgorithm = "bestfit"\n',
     ),
     Mistake(
-        "no tokenizer", "tokenizer is missing", "recipe.toml: ", "add a line tokenizer =", {'tokenizer = "bytes"\n': ""}
+        "no tokenizer",
+        "tokenizer is missing",
+        "recipe.toml: ",
+        "add a line tokenizer =",
+        {'tokenizer = "bytes"\n': ""},
     ),
     Mistake(
-        "no paths", "paths is missing", "recipe.toml, line 4", "add a line paths =", {'paths = ["data/*.jsonl"]\n': ""}
+        "no paths",
+        "paths is missing",
+        "recipe.toml, line 4",
+        "add a line paths =",
+        {'paths = ["data/*.jsonl"]\n': ""},
     ),
     Mistake(
         "a length that is no multiple of 8",
@@ -382,9 +446,19 @@ RECIPES = [
         "as 496 and 504 are",
         {"512": "500"},
     ),
-    Mistake("a length too small for a task", "seq_length = 8 holds 4", "task 'r'", "raise seq_length", {"512": "8"}),
     Mistake(
-        "a preset misspelt", "unknown preset 'ul2rr'", "recipe.toml, line 8", "did you mean 'ul2r'?", {"ul2r": "ul2rr"}
+        "a length too small for a task",
+        "seq_length = 8 holds 4",
+        "task 'r'",
+        "raise seq_length",
+        {"512": "8"},
+    ),
+    Mistake(
+        "a preset misspelt",
+        "unknown preset 'ul2rr'",
+        "recipe.toml, line 8",
+        "did you mean 'ul2r'?",
+        {"ul2r": "ul2rr"},
     ),
     Mistake(
         "a preset with parameters",
@@ -423,9 +497,19 @@ RECIPES = [
         SPANS,
         "noise_density = 15\n",
     ),
-    Mistake("a weight of 0", "weight = 0", "recipe.toml, line 9", "expected a number above 0", more="weight = 0\n"),
     Mistake(
-        "a weight below 0", "weight = -1", "recipe.toml, line 9", "expected a number above 0", more="weight = -1\n"
+        "a weight of 0",
+        "weight = 0",
+        "recipe.toml, line 9",
+        "expected a number above 0",
+        more="weight = 0\n",
+    ),
+    Mistake(
+        "a weight below 0",
+        "weight = -1",
+        "recipe.toml, line 9",
+        "expected a number above 0",
+        more="weight = -1\n",
     ),
     Mistake(
         "a weight that is no number",
@@ -435,7 +519,11 @@ RECIPES = [
         more="weight = nan\n",
     ),
     Mistake(
-        "an endless weight", "weight = inf", "recipe.toml, line 9", "expected a number above 0", more="weight = inf\n"
+        "an endless weight",
+        "weight = inf",
+        "recipe.toml, line 9",
+        "expected a number above 0",
+        more="weight = inf\n",
     ),
     Mistake(
         "two tasks of one name",
@@ -547,7 +635,10 @@ RECIPES = [
         "70000 tasks",
         "recipe.toml, line 2: ",
         "at most 65535; leave some out",
-        {'[[tasks]]\npreset = "ul2r"': "", "seq_length = 512": "seq_length = 512\ntasks = [" + "{}," * 70_000 + "]"},
+        {
+            '[[tasks]]\npreset = "ul2r"': "",
+            "seq_length = 512": "seq_length = 512\ntasks = [" + "{}," * 70_000 + "]",
+        },
     ),
     Mistake(
         "very many sources",
@@ -571,7 +662,10 @@ RECIPES = [
         "use each of its documents",
         "'source0': its share of total_tokens = 9000000000000000000",
         "ask for fewer tokens",
-        {"paths =": "share = 1.0\npaths =", "seq_length": "total_tokens = 9000000000000000000\nseq_length"},
+        {
+            "paths =": "share = 1.0\npaths =",
+            "seq_length": "total_tokens = 9000000000000000000\nseq_length",
+        },
     ),
     Mistake(
         "an engine that is none",
@@ -796,7 +890,8 @@ TOKENIZERS = [
         "documents.chat_template",
         "mend it",
         before=both(
-            writes("data/c.jsonl", MESSAGES * 20), writes("chat.jinja", "{% for m in messages %}{{ m.content }")
+            writes("data/c.jsonl", MESSAGES * 20),
+            writes("chat.jinja", "{% for m in messages %}{{ m.content }"),
         ),
         more=CHAT,
         mended=both(writes("recipe.toml", RECIPE + CHAT), writes("chat.jinja", TEMPLATE)),
@@ -807,7 +902,8 @@ TOKENIZERS = [
         "documents.chat_template = 'chat.jinja'",
         "the text of its chat_template into a file by itself",
         before=both(
-            writes("data/c.jsonl", MESSAGES * 20), writes("chat.jinja", json.dumps({"chat_template": TEMPLATE}))
+            writes("data/c.jsonl", MESSAGES * 20),
+            writes("chat.jinja", json.dumps({"chat_template": TEMPLATE})),
         ),
         more=CHAT,
         mended=both(writes("recipe.toml", RECIPE + CHAT), writes("chat.jinja", TEMPLATE)),
@@ -838,8 +934,20 @@ INPUTS = [
         "did you mean data?",
         {"data/": "dta/"},
     ),
-    Mistake("a file misspelt", "no such file", "/project/data/aa.jsonl", "did you mean a.jsonl?", {"*": "aa"}),
-    Mistake("a folder for files", "data is a folder", "'source0'", "as in data/**/*.jsonl", {"data/*.jsonl": "data"}),
+    Mistake(
+        "a file misspelt",
+        "no such file",
+        "/project/data/aa.jsonl",
+        "did you mean a.jsonl?",
+        {"*": "aa"},
+    ),
+    Mistake(
+        "a folder for files",
+        "data is a folder",
+        "'source0'",
+        "as in data/**/*.jsonl",
+        {"data/*.jsonl": "data"},
+    ),
     Mistake("braces", "no such file", "data/{a,b}.jsonl", "give each by itself", {"*": "{a,b}"}),
     Mistake(
         "a text_key that no document has",
@@ -847,7 +955,10 @@ INPUTS = [
         "'source0': /project/data/c.jsonl",
         'text_key = "content"',
         {"*": "c"},
-        before=writes("data/c.jsonl", lines(*({"id": i, "content": text} for i, text in enumerate(made.texts(40))))),
+        before=writes(
+            "data/c.jsonl",
+            lines(*({"id": i, "content": text} for i, text in enumerate(made.texts(40)))),
+        ),
         then="build data/c.jsonl --out out --text-key content",
     ),
     Mistake(
@@ -922,7 +1033,8 @@ INPUTS = [
         "too many bad documents",
         "150 of 155 documents are bad (malformed_json 150)",
         "/project/data/c.jsonl: document at",
-        "Mend the inputs, or, if that many may be left out, set a higher documents.max_bad_fraction",
+        "Mend the inputs, or, if that many may be left out, set a higher"
+        " documents.max_bad_fraction",
         {"*": "c"},
         before=writes("data/c.jsonl", BAD),
         mended=lambda project: (project / "data/c.jsonl").unlink(),
@@ -957,7 +1069,10 @@ INPUTS = [
         "/project/c.parquet",
         "Fetch the file again",
         {"data/*.jsonl": "c.parquet"},
-        before=lambda project: (table(project / "c.parquet"), os.truncate(project / "c.parquet", 200)),
+        before=lambda project: (
+            table(project / "c.parquet"),
+            os.truncate(project / "c.parquet", 200),
+        ),
     ),
     Mistake(
         "a pointer for Parquet",
@@ -999,7 +1114,10 @@ INPUTS = [
         'set format = "jsonl"',
         {"*.jsonl": "c.txt"},
         before=writes("data/c.txt", lines(*({"text": text} for text in made.texts(40)))),
-        then="build recipe.toml --out out --set sources.0.format=jsonl --set sources.0.paths=data/c.txt",
+        then=(
+            "build recipe.toml --out out --set sources.0.format=jsonl --set"
+            " sources.0.paths=data/c.txt"
+        ),
     ),
     Mistake(
         "a table by the name of JSONL",
@@ -1061,7 +1179,10 @@ INPUTS = [
         "/project/data/c.jsonl",
         "set text_key (--text-key)",
         {"*": "c", "paths =": 'text_key = "id"\npaths ='},
-        before=writes("data/c.jsonl", lines(*({"id": i, "text": text} for i, text in enumerate(made.texts(40))))),
+        before=writes(
+            "data/c.jsonl",
+            lines(*({"id": i, "text": text} for i, text in enumerate(made.texts(40)))),
+        ),
     ),
     Mistake(
         "a dataset for an input",
@@ -1094,7 +1215,8 @@ INPUTS = [
         "rename that key to content",
         {"*": "c"},
         before=both(
-            writes("data/c.jsonl", MESSAGES.replace("content", "contents") * 20), writes("chat.jinja", TEMPLATE)
+            writes("data/c.jsonl", MESSAGES.replace("content", "contents") * 20),
+            writes("chat.jinja", TEMPLATE),
         ),
         more=CHAT,
         mended=both(writes("recipe.toml", RECIPE + CHAT), writes("data/c.jsonl", MESSAGES * 20)),
@@ -1106,7 +1228,9 @@ INPUTS = [
         "take the source out of the recipe. Then build into another folder",
         {"*": "c"},
         before=both(
-            writes("data/c.jsonl", lines(*[{"conversations": [{"from": "Alice", "value": "hi"}]}] * 20)),
+            writes(
+                "data/c.jsonl", lines(*[{"conversations": [{"from": "Alice", "value": "hi"}]}] * 20)
+            ),
             writes("chat.jinja", TEMPLATE),
         ),
         more=CHAT,
@@ -1120,7 +1244,9 @@ INPUTS = [
         "'source0': /project/data/c.jsonl",
         "write prompt and chosen as messages",
         {"*": "c"},
-        before=writes("data/c.jsonl", lines(*[{"prompt": "p", "chosen": "c", "rejected": "r"}] * 20)),
+        before=writes(
+            "data/c.jsonl", lines(*[{"prompt": "p", "chosen": "c", "rejected": "r"}] * 20)
+        ),
         mended=lambda project: (project / "data/c.jsonl").unlink(),
     ),
 ]
@@ -1170,7 +1296,8 @@ OUTPUTS = [
         "build into another folder",
         {**LLAMA_RECIPE, **CAUSAL},
         before=both(
-            builds(recipe=RECIPE.replace('preset = "ul2r"', 'objective = "causal"')), writes("llama.json", LLAMA)
+            builds(recipe=RECIPE.replace('preset = "ul2r"', 'objective = "causal"')),
+            writes("llama.json", LLAMA),
         ),
         mended=writes("recipe.toml", RECIPE.replace('preset = "ul2r"', 'objective = "causal"')),
     ),

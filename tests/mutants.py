@@ -1,12 +1,14 @@
-"""Mutants: copies of packprep with one line changed. Each should be found, by `verify --replay all --twin` or by a test.
+"""Mutants: copies of packprep with one line changed. Each should be found, by `verify --replay all
+--twin` or by a test.
 
     python tests/mutants.py --count 500
     python tests/mutants.py --lines packprep/building/run.py:12
 
-prints each with what found it. It is judged first by small builds that its own code verifies, then by the tests of its mirror
-file, then by those of other files that name its module and by some that build. A survivor is a hole in the tests, or changes
-nothing that anybody can see: mutants_equivalent.toml lists the latter with the reason. `--folder` keeps compiled kernels for
-the next run.
+prints each with what found it. It is judged first by small builds that its own code verifies, then
+by the tests of its mirror file, then by those of other files that name its module and by some that
+build. A survivor is a hole in the tests, or changes nothing that anybody can see:
+mutants_equivalent.toml lists the latter with the reason. `--folder` keeps compiled kernels for the
+next run.
 """
 
 import argparse
@@ -37,15 +39,27 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("sources", "tokenizer", "documents", "building", "objectives", "dataset")
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.toml")
 LIBRARIES = (
-    "numba", "pyarrow.parquet", "tokenizers", "fastokens", "msgspec", "zstandard", "xxhash", "jinja2", "rich.console", "typer",
-    "fsspec", "scipy.special", "hypothesis"
-)  # fmt: skip
+    "numba",
+    "pyarrow.parquet",
+    "tokenizers",
+    "fastokens",
+    "msgspec",
+    "zstandard",
+    "xxhash",
+    "jinja2",
+    "rich.console",
+    "typer",
+    "fsspec",
+    "scipy.special",
+    "hypothesis",
+)
 """Imported once: each mutant is judged in children that are forked with them."""
 READING = ("test_attention", "test_reading", "test_loader", "test_mixture", "test_redraw")
 WIDER = {
     "dataset": [*(f"tests/dataset/{name}.py" for name in READING), "tests/golden/test_datasets.py"],
     **dict.fromkeys(
-        ROOMS[:5], ["tests/golden/test_datasets.py", "tests/test_bad_input.py", "tests/building/test_run.py"]
+        ROOMS[:5],
+        ["tests/golden/test_datasets.py", "tests/test_bad_input.py", "tests/building/test_run.py"],
     ),
 }
 """Room → tests of what is made of it."""
@@ -56,7 +70,8 @@ MAX_BYTES = 6 << 30
 
 
 class Mutant(NamedTuple):
-    """One line of a file that becomes another. names: what a kernel would name if it depended on it."""
+    """One line of a file that becomes another. names: what a kernel would name if it depended on
+    it."""
 
     file: str
     line: int
@@ -66,18 +81,44 @@ class Mutant(NamedTuple):
     becomes: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} ({self.what})\n    - {self.was.strip()}\n    + {self.becomes.strip()}"
+        return (
+            f"{self.file}:{self.line} ({self.what})\n    - {self.was.strip()}\n    +"
+            f" {self.becomes.strip()}"
+        )
 
 
 _COMPARED: dict[type, type] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
 _CALCULATED: dict[type, type] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
-    ast.Mod: ast.FloorDiv, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
-}  # fmt: skip
-_CALLED = {"min": "max", "max": "min", "any": "all", "all": "any", "minimum": "maximum", "maximum": "minimum"}
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult,
+    ast.Div: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+}
+_CALLED = {
+    "min": "max",
+    "max": "min",
+    "any": "all",
+    "all": "any",
+    "minimum": "maximum",
+    "maximum": "minimum",
+}
 _UNSEEN = {"annotation", "returns", "decorator_list"}
 
 
@@ -87,7 +128,10 @@ def _mutations(node: ast.AST) -> Iterator[tuple[str, ast.AST | str]]:
         case ast.Compare(left, [operator], [right]) if type(operator) in _COMPARED:
             yield "comparison", ast.Compare(left, [_COMPARED[type(operator)]()], [right])
         case ast.BoolOp(operator, values):
-            yield "and, or", ast.BoolOp(ast.Or() if isinstance(operator, ast.And) else ast.And(), values)
+            yield (
+                "and, or",
+                ast.BoolOp(ast.Or() if isinstance(operator, ast.And) else ast.And(), values),
+            )
         case ast.UnaryOp(ast.Not(), operand):
             yield "not", operand
         case ast.BinOp(left, operator, right):
@@ -99,7 +143,10 @@ def _mutations(node: ast.AST) -> Iterator[tuple[str, ast.AST | str]]:
             yield "constant", ast.Constant(not value)
         case ast.Constant(int(value)):
             yield "constant", ast.Constant(value + 1)
-            yield "constant", ast.UnaryOp(ast.USub(), ast.Constant(1)) if value == 0 else ast.Constant(value - 1)
+            yield (
+                "constant",
+                ast.UnaryOp(ast.USub(), ast.Constant(1)) if value == 0 else ast.Constant(value - 1),
+            )
         case ast.Constant(float(value)):
             yield "constant", ast.Constant(value * 2 or 1.0)
         case ast.Call(function, [first, second, *rest], keywords) if _may_swap(node):
@@ -108,7 +155,14 @@ def _mutations(node: ast.AST) -> Iterator[tuple[str, ast.AST | str]]:
             yield "result", ast.Return(ast.Constant(None))
         case ast.If(test) | ast.While(test) | ast.IfExp(test):
             yield "condition", test
-        case ast.Expr(ast.Call()) | ast.AugAssign() | ast.Raise() | ast.Continue() | ast.Break() | ast.Delete():
+        case (
+            ast.Expr(ast.Call())
+            | ast.AugAssign()
+            | ast.Raise()
+            | ast.Continue()
+            | ast.Break()
+            | ast.Delete()
+        ):
             yield "statement dropped", "pass"
         case ast.Assign([ast.Attribute() | ast.Subscript()]):
             yield "statement dropped", "pass"
@@ -116,17 +170,30 @@ def _mutations(node: ast.AST) -> Iterator[tuple[str, ast.AST | str]]:
         case ast.Call(ast.Name(name), arguments, keywords) if name in _CALLED:
             yield "min, max, any, all", ast.Call(ast.Name(_CALLED[name]), arguments, keywords)
         case ast.Call(ast.Attribute(value, name), arguments, keywords) if name in _CALLED:
-            yield "min, max, any, all", ast.Call(ast.Attribute(value, _CALLED[name]), arguments, keywords)
+            yield (
+                "min, max, any, all",
+                ast.Call(ast.Attribute(value, _CALLED[name]), arguments, keywords),
+            )
 
 
 def _may_swap(call: ast.Call) -> bool:
-    """Whether the first two arguments differ, and, swapped, are not a TypeError at once, which any test finds."""
-    typed = ast.unparse(call.func).partition(".")[0] in ("np", "isinstance", "getattr", "hasattr", "zip", "max", "min")
+    """Whether the first two arguments differ, and, swapped, are not a TypeError at once, which any
+    test finds."""
+    typed = ast.unparse(call.func).partition(".")[0] in (
+        "np",
+        "isinstance",
+        "getattr",
+        "hasattr",
+        "zip",
+        "max",
+        "min",
+    )
     return not typed and ast.unparse(call.args[0]) != ast.unparse(call.args[1])
 
 
 def _seen(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and what is in it; without annotations, decorators, asserts, texts of messages, and functions of their own."""
+    """A node and what is in it; without annotations, decorators, asserts, texts of messages, and
+    functions of their own."""
     yield node
     for name, value in ast.iter_fields(node):
         if name in _UNSEEN or (isinstance(node, ast.Raise) and name in ("exc", "cause")):
@@ -169,8 +236,14 @@ def mutants_of(file: str) -> dict[str, list[Mutant]]:
                     text = f"({text})"
                 line = lines[target.lineno - 1]
                 becomes = line[: target.col_offset] + text.encode() + line[target.end_col_offset :]
-                names = re.findall(r"\w+", line.decode().partition("=")[0]) if function == "<module>" else [function]
-                mutant = Mutant(file, target.lineno, frozenset(names), kind, line.decode(), becomes.decode())
+                names = (
+                    re.findall(r"\w+", line.decode().partition("=")[0])
+                    if function == "<module>"
+                    else [function]
+                )
+                mutant = Mutant(
+                    file, target.lineno, frozenset(names), kind, line.decode(), becomes.decode()
+                )
                 found.setdefault(f"{function}:{getattr(place, 'lineno', 0)}", []).append(mutant)
     return found
 
@@ -185,17 +258,22 @@ def mutated(mutant: Mutant) -> bytes:
 def _differs(mutant: Mutant) -> bool:
     """Whether it is Python, and another program."""
     try:
-        return ast.dump(ast.parse(mutated(mutant))) != ast.dump(ast.parse((ROOT / mutant.file).read_bytes()))
+        return ast.dump(ast.parse(mutated(mutant))) != ast.dump(
+            ast.parse((ROOT / mutant.file).read_bytes())
+        )
     except SyntaxError:
         return False
 
 
 def drawn(seed: int) -> Iterator[Mutant]:
-    """Mutants, of one room after another, one of each function before a second of any, of each kind of mutation alike."""
+    """Mutants, of one room after another, one of each function before a second of any, of each kind
+    of mutation alike."""
 
     def of_room(room: str) -> Iterator[Mutant]:
         chance = random.Random(f"{seed} {room}")
-        files = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "packprep" / room).rglob("*.py"))
+        files = sorted(
+            path.relative_to(ROOT).as_posix() for path in (ROOT / "packprep" / room).rglob("*.py")
+        )
         functions = [function for file in files for function in mutants_of(file).values()]
         chance.shuffle(functions)
         while functions:
@@ -213,8 +291,11 @@ def drawn(seed: int) -> Iterator[Mutant]:
 # Judges
 
 
-def _judge(corpus: Path, recipes: Sequence[dict[str, Any]], out: Path) -> tuple[str, str, list[str]]:
-    """(what finds a fault in builds of these recipes: "replay", "twin" or nothing, digest of what was built, modules)."""
+def _judge(
+    corpus: Path, recipes: Sequence[dict[str, Any]], out: Path
+) -> tuple[str, str, list[str]]:
+    """(what finds a fault in builds of these recipes: "replay", "twin" or nothing, digest of what
+    was built, modules)."""
     from packprep.format.digests import digest_of
     from packprep.verification import verify_dataset
     from tests import made
@@ -229,38 +310,72 @@ def _judge(corpus: Path, recipes: Sequence[dict[str, Any]], out: Path) -> tuple[
             return "twin" if by_twin else "replay", "", []
         assert found["twin"] == found["segments"] > 0
         digests += [digest_of(data) for data in made.contents(out).values()]
-    return "", digest_of("".join(digests).encode()), [name for name in sys.modules if name.startswith("packprep.")]
+    return (
+        "",
+        digest_of("".join(digests).encode()),
+        [name for name in sys.modules if name.startswith("packprep.")],
+    )
 
 
 def _recipes(file: str) -> list[dict[str, Any]]:
-    """Recipes that together have every kind of source, task, cutting and packing. Those that integrate flips take seconds."""
+    """Recipes that together have every kind of source, task, cutting and packing. Those that
+    integrate flips take seconds."""
     from tests.random_recipes import SOURCES
     from tests.twin.shards_made import EVERY_KIND
 
-    flips = [task for task in EVERY_KIND if task.get("preset") == "duo" or task.get("objective") == "uniform_diffusion"]
+    flips = [
+        task
+        for task in EVERY_KIND
+        if task.get("preset") == "duo" or task.get("objective") == "uniform_diffusion"
+    ]
     every = [task for task in EVERY_KIND if _is_slow(file) or task not in flips]
-    sources = {name: {"name": name, **source} for name, source in SOURCES.items() if name != "several"}
+    sources = {
+        name: {"name": name, **source} for name, source in SOURCES.items() if name != "several"
+    }
     spoken = [sources.pop("spans"), sources.pop("chats")]
     sources["lines"] |= {"repeat": 2.25}
     sources["zstd"] |= {"sample": [0.2, 0.9]}
     sources["parquet"] |= {"repeat": 0.5, "tasks": ["causal"]}
     common = {"seq_length": 128, "seed": 3, "tokenizer": "bytes"}
     loose = {"max_bad_fraction": 1.0, "prepend_bos": True}
-    in_order = [task for task in EVERY_KIND if task.get("objective") in ("causal", "prefix_lm")] + [{"preset": "llada"}]
+    in_order = [task for task in EVERY_KIND if task.get("objective") in ("causal", "prefix_lm")] + [
+        {"preset": "llada"}
+    ]
     return [
-        {**common, "sources": list(sources.values()), "tasks": every, "documents": loose,
-         "output": {"shard_text_bytes": 3000}},
-        {**common, "sources": spoken, "tokenizer": "bpe", "documents": {**loose, "chat_template": "t.jinja"},
-         "tasks": [{"preset": "causal"}, {"preset": "prefix_lm"}, {"preset": "mlm"}, {"preset": "bd3"}],
-         "output": {"shard_text_bytes": 2000, "columns": "compact"}},
-        {**common, "sources": [{**sources["gzip"], "share": 0.4}, {**sources["id_arrow"], "share": 0.8}], "tasks": in_order,
-         "packing": {"algorithm": "concat", "max_segments_per_row": 5}, "output": {"shard_text_bytes": 800},
-         "documents": {**loose, "min_tokens": 5, "max_tokens": 90}},
-    ]  # fmt: skip
+        {
+            **common,
+            "sources": list(sources.values()),
+            "tasks": every,
+            "documents": loose,
+            "output": {"shard_text_bytes": 3000},
+        },
+        {
+            **common,
+            "sources": spoken,
+            "tokenizer": "bpe",
+            "documents": {**loose, "chat_template": "t.jinja"},
+            "tasks": [
+                {"preset": "causal"},
+                {"preset": "prefix_lm"},
+                {"preset": "mlm"},
+                {"preset": "bd3"},
+            ],
+            "output": {"shard_text_bytes": 2000, "columns": "compact"},
+        },
+        {
+            **common,
+            "sources": [{**sources["gzip"], "share": 0.4}, {**sources["id_arrow"], "share": 0.8}],
+            "tasks": in_order,
+            "packing": {"algorithm": "concat", "max_segments_per_row": 5},
+            "output": {"shard_text_bytes": 800},
+            "documents": {**loose, "min_tokens": 5, "max_tokens": 90},
+        },
+    ]
 
 
 class _Watch:
-    """A plugin of pytest: stops after some CPU time, keeps what failed, and lets hypothesis shrink nothing."""
+    """A plugin of pytest: stops after some CPU time, keeps what failed, and lets hypothesis shrink
+    nothing."""
 
     def __init__(self, seconds: float):
         self.end, self.failed = time.process_time() + seconds, list[str]()
@@ -268,7 +383,9 @@ class _Watch:
     def pytest_collection(self) -> None:
         from hypothesis import Phase, settings
 
-        settings.register_profile("mutants", settings.get_profile("packprep"), phases=[Phase.explicit, Phase.generate])
+        settings.register_profile(
+            "mutants", settings.get_profile("packprep"), phases=[Phase.explicit, Phase.generate]
+        )
         settings.load_profile("mutants")
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -285,13 +402,19 @@ class _Watch:
 
 
 def _run_tests(tests: Sequence[str], seconds: float) -> str:
-    """The test that failed, or nothing; some tests may not have been run when the CPU time is up."""
+    """The test that failed, or nothing; some tests may not have been run when the CPU time is
+    up."""
     watch = _Watch(seconds)
     status = pytest.main(
-        ["-x", "-q", "-p", "no:cacheprovider", "-m", "not long and not campaign", *tests], plugins=[watch]
+        ["-x", "-q", "-p", "no:cacheprovider", "-m", "not long and not campaign", *tests],
+        plugins=[watch],
     )
     return (
-        watch.failed[0] if watch.failed else "" if status in (0, 5) else f"{tests[0]}: pytest ends with {int(status)}"
+        watch.failed[0]
+        if watch.failed
+        else ""
+        if status in (0, 5)
+        else f"{tests[0]}: pytest ends with {int(status)}"
     )
 
 
@@ -317,11 +440,13 @@ class Bench:
                 shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy2(source, target)
-        # Kernels of the copy stay what they are until `cache_of` removes those that a mutant changes.
+        # Kernels of the copy stay what they are until `cache_of` removes those that a mutant
+        # changes.
         with open(self.copy / "packprep" / "cache.py", "a") as file:
             file.write('\n\ncode_digest = lambda path: "mutants"\n')
         self.sources = {
-            path.relative_to(self.copy).as_posix(): path.read_text("utf-8") for path in self.copy.rglob("*.py")
+            path.relative_to(self.copy).as_posix(): path.read_text("utf-8")
+            for path in self.copy.rglob("*.py")
         }
         self.sound, self._changes = set[str](), 0  # tests that hold for the package as it is
         if not self.corpus.exists():
@@ -332,8 +457,11 @@ class Bench:
 
         write_corpus(self.corpus)
 
-    def in_child(self, do: Callable[[], Any], cache: Path, seconds: float) -> tuple[Any, str, float]:
-        """(what `do` gives, or how it failed, CPU seconds) in a process of its own that finds the copy."""
+    def in_child(
+        self, do: Callable[[], Any], cache: Path, seconds: float
+    ) -> tuple[Any, str, float]:
+        """(what `do` gives, or how it failed, CPU seconds) in a process of its own that finds the
+        copy."""
         result, log = self.folder / "result.json", self.folder / "log.txt"
         result.unlink(missing_ok=True)
         pid = os.fork()
@@ -357,7 +485,9 @@ class Bench:
                 tempfile.tempdir = None
                 os.chdir(self.copy)
                 sys.path.insert(0, str(self.copy))
-                for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "packprep")]:
+                for name in [
+                    name for name in sys.modules if name.split(".")[0] in ("tests", "packprep")
+                ]:
                     del sys.modules[name]
                 sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
                 try:
@@ -381,7 +511,9 @@ class Bench:
             _, _, usage = os.wait4(pid, 0)
         assert usage is not None
         spent = usage.ru_utime + usage.ru_stime
-        given, error = json.loads(result.read_text()) if result.exists() else (None, "died or took too long")
+        given, error = (
+            json.loads(result.read_text()) if result.exists() else (None, "died or took too long")
+        )
         return given, error, spent
 
     # What is judged by what
@@ -396,17 +528,31 @@ class Bench:
         """Test files that name a module, small ones first."""
         module = module_of(file)
         package, _, name = module.rpartition(".")
-        named = re.compile(rf"\b{re.escape(module)}\b|\bfrom {re.escape(package)} import [^\n]*\b{name}\b")
-        tests = (t for t in self.sources if t.startswith("tests/") and t.rpartition("/")[2].startswith("test_"))
-        return sorted((t for t in tests if named.search(self.sources[t])), key=lambda t: len(self.sources[t]))
+        named = re.compile(
+            rf"\b{re.escape(module)}\b|\bfrom {re.escape(package)} import [^\n]*\b{name}\b"
+        )
+        tests = (
+            t
+            for t in self.sources
+            if t.startswith("tests/") and t.rpartition("/")[2].startswith("test_")
+        )
+        return sorted(
+            (t for t in tests if named.search(self.sources[t])), key=lambda t: len(self.sources[t])
+        )
 
-    def found(self, tests: Sequence[str], seconds: float, mutant: Mutant, cache: Path) -> tuple[str, float]:
+    def found(
+        self, tests: Sequence[str], seconds: float, mutant: Mutant, cache: Path
+    ) -> tuple[str, float]:
         """(the test that fails with the mutant and not without, or nothing; CPU seconds)."""
         with self.changed(mutant):
-            failed, error, spent = self.in_child(lambda: _run_tests(tests, seconds), cache, 3 * seconds + 60)
+            failed, error, spent = self.in_child(
+                lambda: _run_tests(tests, seconds), cache, 3 * seconds + 60
+            )
         failed = error or failed
         if not error and failed and failed not in self.sound:
-            holds = self.in_child(lambda: _run_tests([failed], seconds), self.kernels, 3 * seconds + 60)
+            holds = self.in_child(
+                lambda: _run_tests([failed], seconds), self.kernels, 3 * seconds + 60
+            )
             if holds[:2] != ("", ""):
                 print(f"{failed} fails without a mutant, too: {holds}", flush=True)
                 return "", spent
@@ -422,12 +568,21 @@ class Bench:
         for file, source in self.sources.items():
             if "@kernel" in source and file.startswith("packprep/"):
                 for node in ast.walk(ast.parse(source)):
-                    if isinstance(node, ast.FunctionDef) and "kernel" in map(_decorator, node.decorator_list):
-                        kernels[node.name] = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        while more := {name for name, names in kernels.items() if name not in changed and names & changed}:
+                    if isinstance(node, ast.FunctionDef) and "kernel" in map(
+                        _decorator, node.decorator_list
+                    ):
+                        kernels[node.name] = {
+                            n.id for n in ast.walk(node) if isinstance(n, ast.Name)
+                        }
+        while more := {
+            name for name, names in kernels.items() if name not in changed and names & changed
+        }:
             changed |= more
         shutil.copytree(self.kernels, cache, copy_function=os.link)
-        facts = mutant.file.split("/")[1] in ("tokenizer", "dataset")  # what is kept of tokenizers follows from them
+        facts = mutant.file.split("/")[1] in (
+            "tokenizer",
+            "dataset",
+        )  # what is kept of tokenizers follows from them
         for path in cache.glob("packprep/*"):
             what = path.name.rpartition("-")[0]
             if what.rpartition(".")[2] in changed if what.startswith("packprep.") else facts:
@@ -435,7 +590,8 @@ class Bench:
         return cache
 
     def usual(self, file: str) -> tuple[str, list[str], float]:
-        """(digest, modules, CPU seconds) of the builds by which a file's mutants are judged, of the package as it is."""
+        """(digest, modules, CPU seconds) of the builds by which a file's mutants are judged, of the
+        package as it is."""
         key = repr(_is_slow(file))
         for _ in range(2):
             if key not in self.digests:
@@ -454,29 +610,40 @@ class Bench:
         before, stamp = path.read_bytes(), path.stat().st_mtime
         path.write_bytes(mutated(mutant))
         self._changes += 1
-        os.utime(path, (stamp, stamp - 10 * self._changes))  # no two alike: by it Python knows what it has compiled
+        os.utime(
+            path, (stamp, stamp - 10 * self._changes)
+        )  # no two alike: by it Python knows what it has compiled
         try:
             yield
         finally:
             path.write_bytes(before)
             os.utime(path, (stamp, stamp))
 
-    def judge(self, mutant: Mutant, nearest_seconds: float, wider_seconds: float) -> tuple[str, str, float]:
+    def judge(
+        self, mutant: Mutant, nearest_seconds: float, wider_seconds: float
+    ) -> tuple[str, str, float]:
         """(the stage that finds a mutant, or nothing; by what; CPU seconds)."""
         digest, modules, usual = self.usual(mutant.file)
         cache = self.cache_of(mutant)
         found, built, total = "", digest, 0.0
         if module_of(mutant.file) in modules:
             with self.changed(mutant):
-                given, error, total = self.in_child(lambda: self._judged(mutant.file), cache, 4 * usual + 60)
+                given, error, total = self.in_child(
+                    lambda: self._judged(mutant.file), cache, 4 * usual + 60
+                )
             found, built, _ = given or (error, "", [])
         if found:
             return "builds", found, total
         others = list(dict.fromkeys([*self.naming(mutant.file), *WIDER[mutant.file.split("/")[1]]]))
         nearest = self.nearest(mutant.file) or others[:4]
         wider = [test for test in others if test not in nearest]
-        for stage, tests, seconds in (("nearest", nearest, nearest_seconds), ("wider", wider, wider_seconds)):
-            by, spent = self.found(tests, seconds, mutant, cache) if tests and seconds else ("", 0.0)
+        for stage, tests, seconds in (
+            ("nearest", nearest, nearest_seconds),
+            ("wider", wider, wider_seconds),
+        ):
+            by, spent = (
+                self.found(tests, seconds, mutant, cache) if tests and seconds else ("", 0.0)
+            )
             total += spent
             if by:
                 return stage, by, total
@@ -506,21 +673,34 @@ def _decorator(node: ast.expr) -> str:
 def equivalent() -> dict[tuple[str, str, str], str]:
     """(file, line, what it becomes) → why nobody can see it."""
     table = tomllib.loads(EQUIVALENT.read_text("utf-8"))
-    return {(entry["file"], entry["was"], entry["becomes"]): entry["why"] for entry in table.get("equivalent", [])}
+    return {
+        (entry["file"], entry["was"], entry["becomes"]): entry["why"]
+        for entry in table.get("equivalent", [])
+    }
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--count", type=int, default=500)
     arguments.add_argument("--first", type=int, default=0)
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument(
-        "--lines", nargs="+", metavar="FILE:LINE", help="all mutants of these lines, in place of any"
+        "--lines",
+        nargs="+",
+        metavar="FILE:LINE",
+        help="all mutants of these lines, in place of any",
     )
     arguments.add_argument(
-        "--nearest", type=float, default=90.0, help="CPU seconds after which none of its tests begins"
+        "--nearest",
+        type=float,
+        default=90.0,
+        help="CPU seconds after which none of its tests begins",
     )
-    arguments.add_argument("--wider", type=float, default=45.0, help="the same of the tests of other files")
+    arguments.add_argument(
+        "--wider", type=float, default=45.0, help="the same of the tests of other files"
+    )
     arguments.add_argument("--folder", type=Path)
     given = arguments.parse_args()
     for name in LIBRARIES:
@@ -532,7 +712,9 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         bench = Bench(folder)
         wanted = (
-            of_lines(given.lines) if given.lines else islice(drawn(given.seed), given.first, given.first + given.count)
+            of_lines(given.lines)
+            if given.lines
+            else islice(drawn(given.seed), given.first, given.first + given.count)
         )
         for number, mutant in enumerate(wanted, 0 if given.lines else given.first):
             if (mutant.file, mutant.was.strip(), mutant.becomes.strip()) in known:

@@ -3,8 +3,8 @@
     python tests/random_recipes.py --count 2000 --first 0 --processes 2
 
 prints each seed that fails with its recipe; `--first SEED --show` runs it again. A build is stopped
-halfway and resumed. Half of the recipes with several lengths build all of them, and a quarter of the
-others builds from a token store too, which has to give the same shards.
+halfway and resumed. Half of the recipes with several lengths build all of them, and a quarter of
+the others builds from a token store too, which has to give the same shards.
 """
 
 import argparse
@@ -71,7 +71,20 @@ LARGE: dict[str, dict[str, Any]] = {
     "large_several": {"paths": ["large/*.jsonl*"]},
 }
 """Sources of more text than a calibration sample reads, whose parts differ."""
-PRESETS = ["causal", "prefix_lm", "t5", "ul2r", "ul2", "fim", "mlm", "llada", "mdlm", "dllm", "duo", "bd3"]
+PRESETS = [
+    "causal",
+    "prefix_lm",
+    "t5",
+    "ul2r",
+    "ul2",
+    "fim",
+    "mlm",
+    "llada",
+    "mdlm",
+    "dllm",
+    "duo",
+    "bd3",
+]
 
 
 def write_corpus(folder: Path) -> None:
@@ -90,11 +103,17 @@ def write_corpus(folder: Path) -> None:
     made.write_arrow(folder / "large" / "d.arrow", large[::-1], 700)
     made.write_texts(folder / "notes", ["", *made.texts(4, 9, 150), "é"])
     lists = tokens_made.ids_of(made.texts(9, 10, 100))
-    tokens_made.write_megatron(folder / "m" / "a.bin", lists, "<i4", [1 + i % 2 for i in range(len(lists))])
+    tokens_made.write_megatron(
+        folder / "m" / "a.bin", lists, "<i4", [1 + i % 2 for i in range(len(lists))]
+    )
     tokens_made.write_parquet(folder / "ids.parquet", lists, 5)
     tokens_made.write_arrow(folder / "ids.arrow", lists, 4, name="tokens")
-    made.write(folder / "spans.jsonl", "\n".join(map(json.dumps, _with_spans(random.Random(1)))).encode())
-    made.write(folder / "chats.jsonl", "\n".join(map(json.dumps, _chats(random.Random(2)))).encode())
+    made.write(
+        folder / "spans.jsonl", "\n".join(map(json.dumps, _with_spans(random.Random(1)))).encode()
+    )
+    made.write(
+        folder / "chats.jsonl", "\n".join(map(json.dumps, _chats(random.Random(2)))).encode()
+    )
     made.write(folder / "t.jinja", TEMPLATE.encode())
     made.write(folder / "shown.jinja", media_made.TEMPLATE.encode())
     media_made.write(folder, "media.jsonl", media_made.texts(12, 12, 40, 90))
@@ -102,7 +121,12 @@ def write_corpus(folder: Path) -> None:
     tokenizers_made.write(
         folder / "bpe",
         tokenizers_made.byte_level(*ROLES, *(f"<extra_id_{k}>" for k in range(40))),
-        tokenizer_config={"eos_token": "<eos>", "bos_token": "<bos>", "pad_token": "<pad>", "mask_token": "<mask>"},
+        tokenizer_config={
+            "eos_token": "<eos>",
+            "bos_token": "<bos>",
+            "pad_token": "<pad>",
+            "mask_token": "<mask>",
+        },
     )
 
 
@@ -111,7 +135,9 @@ def _with_spans(chance: random.Random) -> list[dict[str, Any]]:
     for i, text in enumerate(["x", "so", *made.texts(9, 11, 120)]):
         count = 2 * min(chance.randint(0, 3), len(text) // 2)
         bounds = sorted(chance.sample(range(len(text) + 1), count))
-        spans = [[*bounds[k : k + 2], *chance.choice(([], [0.3], [2], [0]))] for k in range(0, count, 2)]
+        spans = [
+            [*bounds[k : k + 2], *chance.choice(([], [0.3], [2], [0]))] for k in range(0, count, 2)
+        ]
         if i % 3 == 1 and count == 4:  # two that touch
             spans[1][0] = bounds[1]
         records.append({"text": text} if i % 5 == 4 else {"text": text, "loss_spans": spans})
@@ -124,12 +150,15 @@ def _chats(chance: random.Random) -> list[dict[str, Any]]:
         shape = chance.choice([["user", "assistant"], ["user", "assistant", "tool", "assistant"]])
         turns = ["system"] * (i % 2) + shape * chance.randint(1, 4)
         texts = made.texts(len(turns), 100 + i, chance.choice([8, 60]))
-        records.append({"messages": [{"role": r, "content": t} for r, t in zip(turns, texts, strict=True)]})
+        records.append(
+            {"messages": [{"role": r, "content": t} for r, t in zip(turns, texts, strict=True)]}
+        )
     return records
 
 
 def recipe_of(seed: int) -> dict[str, Any]:
-    """Return a recipe over write_corpus' folder; a fourth have media too, an eighth a large source."""
+    """Return a recipe over write_corpus' folder; a fourth have media too, an eighth a large
+    source."""
     recipe = _with_media(_recipe_of(seed), random.Random(f"media {seed}"))
     chance = random.Random(f"large {seed}")
     if chance.random() < 0.125:
@@ -147,15 +176,27 @@ def _with_media(recipe: dict[str, Any], chance: random.Random) -> dict[str, Any]
     share = {"share": 0.5} if "share" in recipe["sources"][0] else {}
     own = {"name": name, "paths": [f"{name}.jsonl"], **share}
     given = chance.choice(
-        [media_made.SPECIALS["media"], {"image": "<|image|>", "film": ["<|begin|>", "<|film|>", "<|end|>"]}]
+        [
+            media_made.SPECIALS["media"],
+            {"image": "<|image|>", "film": ["<|begin|>", "<|film|>", "<|end|>"]},
+        ]
     )
     documents = {**recipe["documents"], "loss_spans": "use", "chat_template": "shown.jinja"}
     if chance.random() < 0.9:  # or else it is refused, mostly
         recipe["packing"] = {**recipe["packing"], "algorithm": "best_fit"}
-        takers = ["prefix_lm"] if "encoder_length" in recipe["packing"] else ["causal", "prefix_lm", "llada", "mlm"]
+        takers = (
+            ["prefix_lm"]
+            if "encoder_length" in recipe["packing"]
+            else ["causal", "prefix_lm", "llada", "mlm"]
+        )
         recipe["tasks"] = [*recipe["tasks"], {"preset": chance.choice(takers)}]
     specials = {**recipe.get("specials", {}), "missing": "add", "media": given}
-    return {**recipe, "sources": [*recipe["sources"], own], "documents": documents, "specials": specials}
+    return {
+        **recipe,
+        "sources": [*recipe["sources"], own],
+        "documents": documents,
+        "specials": specials,
+    }
 
 
 def _recipe_of(seed: int) -> dict[str, Any]:
@@ -164,7 +205,11 @@ def _recipe_of(seed: int) -> dict[str, Any]:
     tasks = [_task(chance, i) for i in range(chance.choice([1, 1, 2, 2, 3, 5]))]
     algorithm = chance.choice(["best_fit", "best_fit", "first_fit", "next_fit", "concat"])
     if algorithm == "concat" and chance.random() < 0.8:  # or else it is refused, mostly
-        kept = [task for task in tasks if task.get("objective", task.get("preset")) in ("causal", "prefix_lm")]
+        kept = [
+            task
+            for task in tasks
+            if task.get("objective", task.get("preset")) in ("causal", "prefix_lm")
+        ]
         tasks = kept or [{"preset": "causal"}]
     seq_length = chance.choice([16, 64, 64, 96, 128, 200, 256])
     by_share = chance.random() < 0.15
@@ -172,7 +217,11 @@ def _recipe_of(seed: int) -> dict[str, Any]:
     is_supervised = bool({"spans", "chats"} & set(names)) and chance.random() < 0.9
     if is_supervised:  # or else it is refused, mostly
         tasks.append(
-            {"preset": chance.choice(["causal", "prefix_lm", "llada", "mlm"][: 2 if algorithm == "concat" else 4])}
+            {
+                "preset": chance.choice(
+                    ["causal", "prefix_lm", "llada", "mlm"][: 2 if algorithm == "concat" else 4]
+                )
+            }
         )
     named = [] if is_supervised else [task["name"] for task in tasks if "name" in task]
     sources = []
@@ -182,12 +231,22 @@ def _recipe_of(seed: int) -> dict[str, Any]:
             {
                 "name": name,
                 **SOURCES[name],
-                **({"share": chance.choice([0.1, 0.5, 1])} if by_share else some("repeat", [0.4, 1.5, 2, 2.25])),
+                **(
+                    {"share": chance.choice([0.1, 0.5, 1])}
+                    if by_share
+                    else some("repeat", [0.4, 1.5, 2, 2.25])
+                ),
                 **some("sample", [[low / 10, high / 10]], 0.2),
-                **(some("tasks", [chance.sample(named, chance.randint(1, len(named)))], 0.3) if named else {}),
+                **(
+                    some("tasks", [chance.sample(named, chance.randint(1, len(named)))], 0.3)
+                    if named
+                    else {}
+                ),
             }
         )
-    multiple = 1 if algorithm == "concat" and chance.random() < 0.9 else chance.choice([1, 1, 2, 4, 8])
+    multiple = (
+        1 if algorithm == "concat" and chance.random() < 0.9 else chance.choice([1, 1, 2, 4, 8])
+    )
     documents = {
         "max_bad_fraction": 1.0,
         **some("append_eos", [False, "segment"]),
@@ -198,9 +257,17 @@ def _recipe_of(seed: int) -> dict[str, Any]:
         **some("special_text", ["text", "special", "reject"]),
         **some("loss_spans", ["ignore"], 0.1),
         **some("long_answers", ["untrained"]),
-        **({"chat_template": "t.jinja"} if any(source["name"] == "chats" for source in sources) else {}),
+        **(
+            {"chat_template": "t.jinja"}
+            if any(source["name"] == "chats" for source in sources)
+            else {}
+        ),
     }
-    packing = {"algorithm": algorithm, "pad_seq_to_mult": multiple, **some("max_segments_per_row", [1, 2, 5, 60])}
+    packing = {
+        "algorithm": algorithm,
+        "pad_seq_to_mult": multiple,
+        **some("max_segments_per_row", [1, 2, 5, 60]),
+    }
     output = {
         "shard_text_bytes": chance.choice([800, 2000, 50_000]),
         **some("columns", ["compact", "least"]),
@@ -217,10 +284,13 @@ def _recipe_of(seed: int) -> dict[str, Any]:
         kept = [
             t
             for t in tasks
-            if t.get("objective", t.get("preset")) in ("prefix_lm", "span_corruption", "t5", "ul2", "ul2r")
+            if t.get("objective", t.get("preset"))
+            in ("prefix_lm", "span_corruption", "t5", "ul2", "ul2r")
         ]
         tasks = kept or [{"preset": "t5"}]
-        sides = {f"{side}_length": chance.choice([32, 48, 64, 128]) for side in ("encoder", "decoder")}
+        sides = {
+            f"{side}_length": chance.choice([32, 48, 64, 128]) for side in ("encoder", "decoder")
+        }
         packing |= {**sides, "algorithm": "best_fit", "pad_seq_to_mult": 1}
         documents["min_tokens"] = max(3, documents.get("min_tokens", 3))
         seq_length, lengths, sources = (
@@ -234,7 +304,11 @@ def _recipe_of(seed: int) -> dict[str, Any]:
         **lengths,
         "seed": seed_of_all,
         "tokenizer": tokenizer,
-        **({"total_tokens": chance.choice([500, 5000])} if by_share and chance.random() < 0.5 else {}),
+        **(
+            {"total_tokens": chance.choice([500, 5000])}
+            if by_share and chance.random() < 0.5
+            else {}
+        ),
         "sources": sources,
         "tasks": tasks,
         "documents": documents,
@@ -244,7 +318,9 @@ def _recipe_of(seed: int) -> dict[str, Any]:
     }
 
 
-def _maybe(chance: random.Random, key: str, values: list[Any], probability: float = 0.4) -> dict[str, Any]:
+def _maybe(
+    chance: random.Random, key: str, values: list[Any], probability: float = 0.4
+) -> dict[str, Any]:
     return {key: chance.choice(values)} if chance.random() < probability else {}
 
 
@@ -253,7 +329,12 @@ def _specials(chance: random.Random, tokenizer: str) -> dict[str, Any]:
         return {}
     first = 266 if tokenizer == "bytes" else 320 + len(ROLES)
     count = chance.choice([1, 2, 3, 10, 30])
-    listed = [{"first": first, "count": count}, [f"<extra_id_{k}>" for k in range(count)], "<extra_id_{}>", "auto"]
+    listed = [
+        {"first": first, "count": count},
+        [f"<extra_id_{k}>" for k in range(count)],
+        "<extra_id_{}>",
+        "auto",
+    ]
     sentinels = chance.choice(listed)
     return {"sentinels": sentinels, **({"missing": "add"} if sentinels == "auto" else {})}
 
@@ -305,7 +386,13 @@ def _task(chance: random.Random, number: int) -> dict[str, Any]:
                     **levels,
                     **eos,
                     **some("epsilon", [0, 0.1]),
-                    **chance.choice([{}, {"stratified": True}, {"exact_count": True, "noise_range": [low or 0.1, 1]}]),
+                    **chance.choice(
+                        [
+                            {},
+                            {"stratified": True},
+                            {"exact_count": True, "noise_range": [low or 0.1, 1]},
+                        ]
+                    ),
                     **some("replace", [[0.8, 0.1, 0.1], [0, 1, 0], [0.5, 0, 0.5]]),
                     **some("random_length", [0.01, 0.5, 1]),
                     **some("weighting", ["1/p", "none"]),
@@ -338,7 +425,8 @@ def _task(chance: random.Random, number: int) -> dict[str, Any]:
 
 
 def try_recipe(seed: int, corpus: Path) -> str:
-    """Return what a seed's recipe came to, "built" or "refused: …"; raise any other error, and any fault."""
+    """Return what a seed's recipe came to, "built" or "refused: …"; raise any other error, and any
+    fault."""
     table, chance = recipe_of(seed), random.Random(f"form {seed}")
     is_small = not any(source["name"] in LARGE for source in table["sources"])
     if "seq_lengths" in table and chance.random() < 0.5:
@@ -375,11 +463,15 @@ def _build_in_two_parts(table: dict[str, Any], corpus: Path, out: Path) -> None:
     build(table, corpus, out)
 
 
-def _verify(table: dict[str, Any], corpus: Path, out: Path, replay: int | None, twin: bool, epoch: int) -> None:
+def _verify(
+    table: dict[str, Any], corpus: Path, out: Path, replay: int | None, twin: bool, epoch: int
+) -> None:
     """Assert that a dataset, or each of several lengths, has no fault and is that of its recipe."""
     recipe, segments = complete(read_recipe(table, corpus)), 0
     for dataset in datasets_in(out):
-        found = verify_dataset(dataset, replay, {}, (0, 1), 0, made.Silent(), twin, recipe=recipe, epoch=epoch)
+        found = verify_dataset(
+            dataset, replay, {}, (0, 1), 0, made.Silent(), twin, recipe=recipe, epoch=epoch
+        )
         assert found["faults"] == 0, [fault["message"] for fault in found["listed"]]
         assert not twin or found["twin"] == found["replayed"] == found["segments"]
         segments += found["segments"]
@@ -390,7 +482,8 @@ def _from_store(table: dict[str, Any], store: Path) -> dict[str, Any]:
     """Return the recipe with all of its sources in a token store."""
     kept = ("name", "repeat", "share", "sample", "tasks")
     sources = [
-        {key: source[key] for key in kept if key in source} | {"paths": [str(store)], "format": "store"}
+        {key: source[key] for key in kept if key in source}
+        | {"paths": [str(store)], "format": "store"}
         for source in table["sources"]
     ]
     return {**table, "sources": sources}
@@ -409,17 +502,23 @@ def _tried(corpus: Path, seed: int) -> tuple[int, str]:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--count", type=int, default=1)
     arguments.add_argument("--first", type=int, default=0)
     arguments.add_argument("--processes", type=int, default=1)
-    arguments.add_argument("--show", action="store_true", help="print each recipe and what became of it")
+    arguments.add_argument(
+        "--show", action="store_true", help="print each recipe and what became of it"
+    )
     given = arguments.parse_args()
     became: Counter = Counter()
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(given.processes) as pool:
         corpus = Path(folder) / "corpus"
         write_corpus(corpus)
-        for seed, result in pool.map(partial(_tried, corpus), range(given.first, given.first + given.count)):
+        for seed, result in pool.map(
+            partial(_tried, corpus), range(given.first, given.first + given.count)
+        ):
             became[result.partition(":")[0]] += 1
             if given.show or result.startswith("FAILED"):
                 print(f"seed {seed}: {result}\n{json.dumps(recipe_of(seed))}", flush=True)

@@ -1,5 +1,7 @@
-"""Inputs as they come: what one document spoils is a counted reject, what a file or a recipe spoils ends with exit status 2
-and a message that names the place and the remedy. Nothing is lost, nothing is half written, no traceback is seen."""
+"""Inputs as they come: what one document spoils is a counted reject, what a file or a recipe spoils
+ends with exit status 2 and a message that names the place and the remedy. Nothing is lost, nothing
+is half written, no traceback is seen.
+"""
 
 import base64
 import gzip
@@ -22,7 +24,8 @@ GOOD = [b'{"text": "one good line"}', b'{"text": "and another one, longer than t
 
 
 def build(folder, *inputs, **settings):
-    """Build inputs of a folder into its `out`, whatever part of the documents is bad; gives what was said."""
+    """Build inputs of a folder into its `out`, whatever part of the documents is bad; gives what
+    was said."""
     return inside(*command(folder, *inputs, **{"documents.max_bad_fraction": 1.0, **settings}))
 
 
@@ -52,7 +55,9 @@ def assert_whole(out):
 def rejects_of(out):
     """All records of the rejects files."""
     return [
-        json.loads(line) for path in sorted(out.glob("rejects/*/*.jsonl")) for line in path.read_bytes().splitlines()
+        json.loads(line)
+        for path in sorted(out.glob("rejects/*/*.jsonl"))
+        for line in path.read_bytes().splitlines()
     ]
 
 
@@ -96,7 +101,11 @@ def test_a_document_that_cannot_be_used_is_a_counted_reject(tmp_path, line, reas
     assert (documents["read"], documents["used"], documents["rejected"]) == (3, 2, {reason: 1})
     (record,) = rejects_of(tmp_path / "out")
     assert record["reason"] == reason and record["detail"]
-    assert (record["source"], record["file"], record["position"]) == ("source0", "in.jsonl", len(GOOD[0]) + 1)
+    assert (record["source"], record["file"], record["position"]) == (
+        "source0",
+        "in.jsonl",
+        len(GOOD[0]) + 1,
+    )
     ledger = json.loads((tmp_path / "out/dataset.json").read_text())["ledger"]
     assert ledger["sources"]["source0"]["documents"]["rejected"] == {reason: 1}
     assert_good(tmp_path / "out")
@@ -126,7 +135,9 @@ def test_a_line_of_50_mb_is_one_reject(tmp_path):
     assert said.status == 0 and said.json["documents"]["rejected"] == {"too_large": 1}, said
     assert said.json["documents"]["used"] == 2
     (record,) = rejects_of(tmp_path / "out")
-    assert record["reason"] == "too_large" and record["detail"] == "a line of more than 33554432 bytes"
+    assert (
+        record["reason"] == "too_large" and record["detail"] == "a line of more than 33554432 bytes"
+    )
     assert_good(tmp_path / "out")
 
 
@@ -134,7 +145,10 @@ def test_too_many_bad_documents_stop_the_build_before_it_begins(tmp_path):
     write(tmp_path / "in.jsonl", b"\n".join(GOOD + [b"bad"] * 101 + GOOD) + b"\n")
     message = stopped(tmp_path)
     assert "101 of 105 documents are bad (malformed_json 101)" in message
-    assert "documents.max_bad_fraction = 0.001" in message and f"{tmp_path / 'in.jsonl'}: document at" in message
+    assert (
+        "documents.max_bad_fraction = 0.001" in message
+        and f"{tmp_path / 'in.jsonl'}: document at" in message
+    )
     assert "101 of 105" in inside("plan", tmp_path / "in.jsonl").out
 
 
@@ -143,11 +157,17 @@ def test_too_many_bad_documents_stop_the_build_before_it_is_published(tmp_path):
     write(tmp_path / "in.jsonl", b"\n".join(GOOD + [b'{"text": "a <pad> b"}'] * 101 + GOOD) + b"\n")
     settings = {"documents.special_text": "reject"}
     message = stopped(tmp_path, **settings)
-    assert "101 of 105 documents are bad (special_text 101)" in message and str(tmp_path / "out/rejects") in message
+    assert (
+        "101 of 105 documents are bad (special_text 101)" in message
+        and str(tmp_path / "out/rejects") in message
+    )
     before = contents(tmp_path / "out")
     assert len(rejects_of(tmp_path / "out")) == 101
     status = inside("status", tmp_path / "out")
-    assert status.status == 1 and "complete, but not published: 101 of 105 documents are bad" in status.out
+    assert (
+        status.status == 1
+        and "complete, but not published: 101 of 105 documents are bad" in status.out
+    )
     assert "101 of 105" in stopped(tmp_path, **settings) and contents(tmp_path / "out") == before
     said = inside(*command(tmp_path, **settings, **{"documents.max_bad_fraction": 1.0}))
     assert said.status == 0 and said.json["documents"]["rejected"] == {"special_text": 101}
@@ -198,7 +218,10 @@ def test_inputs_without_one_document_that_can_be_used(tmp_path):
     assert f"{tmp_path / 'in.jsonl'}: document at 13" in message and "Nothing was built" in message
     message = stopped(tmp_path, **{"documents.max_bad_fraction": 1.0})
     assert "21 documents were read and none can be used (malformed_json 20, empty 1)" in message
-    assert f"{tmp_path / 'in.jsonl'}: document at 13" in message and "build into another folder" in message
+    assert (
+        f"{tmp_path / 'in.jsonl'}: document at 13" in message
+        and "build into another folder" in message
+    )
     assert len(rejects_of(tmp_path / "out")) == 21
     assert inside("plan", tmp_path / "in.jsonl").status == 0
 
@@ -222,7 +245,9 @@ def test_a_truncated_compressed_file(tmp_path, kind, keep):
 
 @pytest.mark.parametrize("kind", ["zst", "gz"])
 def test_a_corrupt_compressed_file(tmp_path, kind):
-    path = write(tmp_path / f"in.jsonl.{kind}", b"this is no compressed data at all, and long enough")
+    path = write(
+        tmp_path / f"in.jsonl.{kind}", b"this is no compressed data at all, and long enough"
+    )
     message = stopped(tmp_path, path.name)
     assert str(path) in message and "corrupt" in message and "Fetch the file again" in message
 
@@ -230,8 +255,11 @@ def test_a_corrupt_compressed_file(tmp_path, kind):
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("kind", ["zst", "gz"])
 def test_what_was_committed_before_a_truncated_file_was_met_stays(tmp_path, kind):
-    """The truncation lies at the file's end, so the first shards are made; then the build stops, as often as it is tried."""
-    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts(6000, mean_bytes=400))
+    """The truncation lies at the file's end, so the first shards are made; then the build stops, as
+    often as it is tried."""
+    lines = b"".join(
+        json.dumps({"text": text}).encode() + b"\n" for text in texts(6000, mean_bytes=400)
+    )
     path = write(tmp_path / f"in.jsonl.{kind}", compressed(kind, lines)[:-30])
     settings = {"output.shard_text_bytes": 200_000}
     assert "truncated" in stopped(tmp_path, path.name, **settings)
@@ -277,7 +305,10 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_a_folder_instead_of_files(tmp_path):
     write(tmp_path / "data/in.jsonl", GOOD[0])
     message = stopped(tmp_path, "data")
-    assert f"{tmp_path / 'data'} is a folder; say which files, as in {tmp_path / 'data'}/**/*.jsonl" in message
+    assert (
+        f"{tmp_path / 'data'} is a folder; say which files, as in {tmp_path / 'data'}/**/*.jsonl"
+        in message
+    )
 
 
 def test_a_folder_among_what_a_pattern_matches_is_passed_over(tmp_path):
@@ -312,7 +343,8 @@ def test_a_file_that_changed_its_size_under_the_build(tmp_path):
 
 
 def test_a_file_whose_text_changed_between_two_commits_of_one_shard(tmp_path):
-    """The size is the same, so only a second commit of a shard that stands can tell: here there is none, and replay tells."""
+    """The size is the same, so only a second commit of a shard that stands can tell: here there is
+    none, and replay tells."""
     path = write_lines(tmp_path / "in.jsonl", texts(30))
     assert build(tmp_path).status == 0
     path.write_bytes(path.read_bytes().replace(b"corpus", b"CORPUS"))
@@ -321,7 +353,8 @@ def test_a_file_whose_text_changed_between_two_commits_of_one_shard(tmp_path):
 
 
 def test_a_parquet_footer_that_contradicts_its_schema_does_not_end_the_process(tmp_path):
-    """A column that may be null is said to be none that may; pyarrow's metadata would end the process by SIGABRT."""
+    """A column that may be null is said to be none that may; pyarrow's metadata would end the
+    process by SIGABRT."""
     path = tmp_path / "in.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", None]}), path, store_schema=False)
     optional, required = (b"\x25" + bytes([repetition]) + b"\x18\x04text" for repetition in (2, 0))
@@ -345,12 +378,20 @@ def test_an_encrypted_parquet_file_does_not_end_the_process(tmp_path, readable_f
         footer_key="one", column_keys={"other": ["text"]}, plaintext_footer=readable_footer
     )
     factory = pyarrow.parquet.encryption.CryptoFactory(lambda configuration: KeysInTheClear())
-    keys = factory.file_encryption_properties(pyarrow.parquet.encryption.KmsConnectionConfig(), settings)
+    keys = factory.file_encryption_properties(
+        pyarrow.parquet.encryption.KmsConnectionConfig(), settings
+    )
     table = pyarrow.table({"text": ["secret"] * 9})
-    with pyarrow.parquet.ParquetWriter(tmp_path / "in.parquet", table.schema, encryption_properties=keys) as writer:
+    with pyarrow.parquet.ParquetWriter(
+        tmp_path / "in.parquet", table.schema, encryption_properties=keys
+    ) as writer:
         writer.write_table(table)
     said = packprep(*command(tmp_path, "in.parquet"))
-    assert said.status == 2 and f"{tmp_path / 'in.parquet'}: " in said.err and "It is encrypted" in said.err, said
+    assert (
+        said.status == 2
+        and f"{tmp_path / 'in.parquet'}: " in said.err
+        and "It is encrypted" in said.err
+    ), said
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
@@ -390,7 +431,10 @@ def test_nulls_in_a_text_column_are_rejects(tmp_path):
     table = pyarrow.table({"text": ["good", None, "also good"]})
     pyarrow.parquet.write_table(table, tmp_path / "in.parquet")
     said = build(tmp_path, "in.parquet")
-    assert said.json["documents"]["used"] == 2 and sum(said.json["documents"]["rejected"].values()) == 1
+    assert (
+        said.json["documents"]["used"] == 2
+        and sum(said.json["documents"]["rejected"].values()) == 1
+    )
     assert rejects_of(tmp_path / "out")[0]["position"] == 1
 
 
@@ -422,9 +466,16 @@ def word_tokenizer(folder):
     vocabulary = {"[UNK]": 0, "one": 1, "two": 2}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
     table = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None, "model": model,
-    }  # fmt: skip
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": model,
+    }
     return write(folder / "words.json", json.dumps(table).encode())
 
 
@@ -432,8 +483,17 @@ def without_unknown(folder):
     """word_tokenizer without its [UNK]: it fails on any other word."""
     table = json.loads(word_tokenizer(folder).read_bytes())
     table["model"]["vocab"] = {"<s>": 0, "one": 1, "two": 2}
-    table["added_tokens"] = [{"id": 0, "content": "<s>", "single_word": False, "lstrip": False, "rstrip": False,
-                              "normalized": False, "special": True}]  # fmt: skip
+    table["added_tokens"] = [
+        {
+            "id": 0,
+            "content": "<s>",
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+    ]
     return write(folder / "words.json", json.dumps(table).encode())
 
 
@@ -463,7 +523,9 @@ def test_a_tokenizer_that_fails_on_everything_is_one_error(tmp_path):
     )
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"not json", b"\xff\xfe\x00", b'{"model": {"type": "BPE"}}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[1]", b"not json", b"\xff\xfe\x00", b'{"model": {"type": "BPE"}}']
+)
 def test_a_file_that_is_no_tokenizer(tmp_path, data):
     write_lines(tmp_path / "in.jsonl", texts(3))
     path = write(tmp_path / "tokenizer.json", data)
@@ -484,17 +546,31 @@ def test_a_folder_without_a_tokenizer(tmp_path):
 @pytest.mark.parametrize("length", [1, 100, 4095])
 def test_a_seq_length_that_is_no_multiple_of_8(tmp_path, length):
     write(tmp_path / "in.jsonl", GOOD[0])
-    message = refused("build", tmp_path / "in.jsonl", "--out", tmp_path / "out", "--seq-length", length)
-    assert f"seq_length = {length}" in message and ("a multiple of 8" in message or "whole number" in message)
+    message = refused(
+        "build", tmp_path / "in.jsonl", "--out", tmp_path / "out", "--seq-length", length
+    )
+    assert f"seq_length = {length}" in message and (
+        "a multiple of 8" in message or "whole number" in message
+    )
 
 
 @pytest.mark.parametrize(
-    "length, tasks", [(8, "ul2r"), (8, "prefix_lm"), (8, "t5"), (0, "causal"), (2**31, "causal"), (-8, "causal")]
+    "length, tasks",
+    [(8, "ul2r"), (8, "prefix_lm"), (8, "t5"), (0, "causal"), (2**31, "causal"), (-8, "causal")],
 )
 def test_a_seq_length_that_is_too_small_or_too_large_for_the_task(tmp_path, length, tasks):
     write(tmp_path / "in.jsonl", GOOD[0])
     settings = ["--set", "documents.min_tokens=3", "--set", "documents.prepend_bos=true"]
-    arguments = ["build", tmp_path / "in.jsonl", "--out", tmp_path / "out", "--seq-length", length, "--tasks", tasks]
+    arguments = [
+        "build",
+        tmp_path / "in.jsonl",
+        "--out",
+        tmp_path / "out",
+        "--seq-length",
+        length,
+        "--tasks",
+        tasks,
+    ]
     said = inside(*arguments, *settings)
     if said.status == 0:  # 8 slots are enough for some
         assert_good(tmp_path / "out")
@@ -520,15 +596,22 @@ def test_pad_seq_to_mult_that_does_not_divide_the_row(tmp_path):
 def test_an_output_in_a_folder_that_cannot_be(tmp_path):
     write(tmp_path / "in.jsonl", GOOD[0])
     write(tmp_path / "file", b"")
-    message = refused("build", tmp_path / "in.jsonl", "--out", tmp_path / "file/out", "--seq-length", 128)
+    message = refused(
+        "build", tmp_path / "in.jsonl", "--out", tmp_path / "file/out", "--seq-length", 128
+    )
     assert str(tmp_path / "file") in message
 
 
 def test_a_message_is_what_a_user_sees_of_all_this(tmp_path):
-    """Once in a process of its own, with workers: the same message, and no traceback of any of them."""
-    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts(6000, mean_bytes=400))
+    """Once in a process of its own, with workers: the same message, and no traceback of any of
+    them."""
+    lines = b"".join(
+        json.dumps({"text": text}).encode() + b"\n" for text in texts(6000, mean_bytes=400)
+    )
     write(tmp_path / "in.jsonl.gz", gzip.compress(lines)[:-30])
-    said = packprep(*command(tmp_path, "in.jsonl.gz", **{"output.shard_text_bytes": 200_000}), "--workers", 2)
+    said = packprep(
+        *command(tmp_path, "in.jsonl.gz", **{"output.shard_text_bytes": 200_000}), "--workers", 2
+    )
     assert said.status == 2 and said.out == "" and "the gzip data is truncated" in said.err
     assert [line for line in said.err.splitlines() if not line.startswith("packprep: ")] == []
     assert_whole(tmp_path / "out")

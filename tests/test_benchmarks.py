@@ -26,7 +26,9 @@ def script(name: str) -> ModuleType:
     return module
 
 
-end_to_end, packing, objectives, readers = map(script, ("end_to_end", "packing", "objectives", "readers"))
+end_to_end, packing, objectives, readers = map(
+    script, ("end_to_end", "packing", "objectives", "readers")
+)
 engine_exactness, verify, utilisation = map(script, ("engine_exactness", "verify", "utilisation"))
 
 
@@ -35,7 +37,9 @@ def test_it_builds_all_of_the_text_and_leaves_nothing(tmp_path, capsys):
     end_to_end.main(["--size", "200KB", "--workers", "1", "--folder", str(tmp_path), "--json"])
     result = json.loads(capsys.readouterr().out)
     one = result["one"]
-    assert one["profile"]["text_bytes"] >= 200_000 and one["tokens_used"] == one["profile"]["tokens"]
+    assert (
+        one["profile"]["text_bytes"] >= 200_000 and one["tokens_used"] == one["profile"]["tokens"]
+    )
     assert one["tokens_used"] == one["profile"]["text_bytes"]  # bytes are its tokens
     assert result["many"] is None and not list(tmp_path.iterdir())
 
@@ -57,7 +61,18 @@ def test_the_readers_benchmark_has_a_rate_for_every_format(capsys):
 
 
 def test_packing_is_measured_for_each_capacity_and_algorithm(capsys):
-    few = ["--documents", "3000", "--capacity", "512", "1000", "--algorithm", "best_fit", "next_fit", "--repeats", "1"]
+    few = [
+        "--documents",
+        "3000",
+        "--capacity",
+        "512",
+        "1000",
+        "--algorithm",
+        "best_fit",
+        "next_fit",
+        "--repeats",
+        "1",
+    ]
     packing.main([*few, "--json"])
     lines = json.loads(capsys.readouterr().out)
     assert [(line["algorithm"], line["capacity"]) for line in lines] == [
@@ -70,7 +85,12 @@ def test_packing_is_measured_for_each_capacity_and_algorithm(capsys):
 
 
 def test_pieces_of_long_documents_fill_rows_whatever_the_sentinels(capsys):
-    assert utilisation.main(["--seq-length", "512", "4096", "32768", "--sentinels", "64", "100", "245", "--json"]) == 0
+    assert (
+        utilisation.main(
+            ["--seq-length", "512", "4096", "32768", "--sentinels", "64", "100", "245", "--json"]
+        )
+        == 0
+    )
     lines = json.loads(capsys.readouterr().out)
     assert len(lines) == 3 * 3 + 4 and all(line["fewest_rows"] >= 1000 for line in lines)
     assert all(share > 0.995 for line in lines for share in line["filled"].values())
@@ -100,11 +120,23 @@ def test_objectives_are_measured_beside_what_others_do(capsys):
 @pytest.mark.long
 def test_scale_measures_planning_starting_and_publishing(tmp_path, capsys):
     script("scale").main(
-        ["--files", "50", "--file-bytes", "30MB", "--shards", "12", "--folder", str(tmp_path), "--json"]
+        [
+            "--files",
+            "50",
+            "--file-bytes",
+            "30MB",
+            "--shards",
+            "12",
+            "--folder",
+            str(tmp_path),
+            "--json",
+        ]
     )
     result = json.loads(capsys.readouterr().out)
     assert len(result) == 7 and not list(tmp_path.iterdir())
-    assert all(line["seconds"] >= 0 and line["peak_mib"] > 0 for lines in result.values() for line in lines)
+    assert all(
+        line["seconds"] >= 0 and line["peak_mib"] > 0 for lines in result.values() for line in lines
+    )
     assert [line["note"] for line in result["starting:.jsonl"]][:2] == ["50 files", "400 pieces"]
 
 
@@ -129,17 +161,31 @@ def test_exactness_tells_equal_refused_and_different_apart(tmp_path, capsys, mon
         "bert": tokenizers_made.bert_like(),
         "hole": tokenizers_made.with_hole(),
     }
-    paths = [str(tokenizers_made.write(tmp_path / name, made) / "tokenizer.json") for name, made in files.items()]
+    paths = [
+        str(tokenizers_made.write(tmp_path / name, made) / "tokenizer.json")
+        for name, made in files.items()
+    ]
     assert engine_exactness.main([*paths, "--texts", "50"]) == 0
     said = [line.partition(": ") for line in capsys.readouterr().out.splitlines()]
-    assert [words.partition(":")[0] for *_, words in said if ": no difference" in words] == ["fastokens", "nanotoken"]
+    assert [words.partition(":")[0] for *_, words in said if ": no difference" in words] == [
+        "fastokens",
+        "nanotoken",
+    ]
     assert said[-1][2].startswith("no tokenizer that packprep")
     corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in tokenizers_made.SENTENCES))
+    corpus.write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in tokenizers_made.SENTENCES)
+    )
     assert engine_exactness.main([paths[0], "--texts", "50", "--documents", str(corpus)]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"no difference in 4 documents, ([\d,]+ texts with added tokens, )?50 nasty texts; ", out), out
-    monkeypatch.setattr(FastEngine, "encode", lambda engine, texts: engine.reference.encode([t + "a" for t in texts]))
+    assert re.search(
+        r"no difference in 4 documents, ([\d,]+ texts with added tokens, )?50 nasty texts; ", out
+    ), out
+    monkeypatch.setattr(
+        FastEngine,
+        "encode",
+        lambda engine, texts: engine.reference.encode([t + "a" for t in texts]),
+    )
     assert engine_exactness.main([paths[0], "--texts", "50"]) == 1
     assert "it differs from the reference: the text" in capsys.readouterr().out
 
@@ -165,7 +211,9 @@ def test_torch_workers_measures_all_that_it_names(tmp_path, capsys):
     from tests.dataset import synthetic
 
     synthetic.make_dataset(tmp_path, (9,))
-    figures = script("torch_workers").main([str(tmp_path), "--batch-size", "4", "--batches", "2", "--repeats", "1"])
+    figures = script("torch_workers").main(
+        [str(tmp_path), "--batch-size", "4", "--batches", "2", "--repeats", "1"]
+    )
     assert len(figures) == 7 and all(value > 0 for value in figures.values())
     assert capsys.readouterr().out.count("rows/s") == 7
 
@@ -173,7 +221,9 @@ def test_torch_workers_measures_all_that_it_names(tmp_path, capsys):
 def test_verification_is_measured_beside_the_digest_of_the_same_bytes(built, capsys):
     verify.main([str(built.out), "--repeats", "2", "--json"])
     result = json.loads(capsys.readouterr().out)
-    assert result["bytes"] == sum(path.stat().st_size for path in built.out.rglob("*") if path.is_file())
+    assert result["bytes"] == sum(
+        path.stat().st_size for path in built.out.rglob("*") if path.is_file()
+    )
     assert [len(result[name]) for name in ("digest", "verify")] == [2, 2]
     verify.main([str(built.out), "--repeats", "1"])
     assert "times as long as the digest" in capsys.readouterr().out

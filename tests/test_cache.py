@@ -61,7 +61,10 @@ def test_fault_27_what_is_kept_is_by_all_the_code_that_a_file_names_and_by_no_ot
     sound = made.run_copied(copied, CODE).split()
     assert len(set(sound)) == 3 and digests_with("errors.py", "") == sound
     same = {
-        name: [one == other for one, other in zip(digests_with(name, "\n# changed\n"), sound, strict=True)]
+        name: [
+            one == other
+            for one, other in zip(digests_with(name, "\n# changed\n"), sound, strict=True)
+        ]
         for name in (
             "building/packing.py",
             "errors.py",
@@ -139,14 +142,32 @@ def links_from_a_place_of_all_to_another_s(place):
 
 
 NEED_NO_ROOT = {
-    "the place is of the group": (lambda place: (kernels_folder(place), place.chmod(0o770)), "NUMBA_CACHE_DIR can be"),
-    "the place is of all": (lambda place: (kernels_folder(place), place.chmod(0o777)), "NUMBA_CACHE_DIR can be"),
-    "the folder is of the group": (lambda place: kernels_folder(place).chmod(0o720), "can be written"),
-    "the folder is of all and sticky": (lambda place: kernels_folder(place).chmod(0o1777), "can be written"),
-    "absent in a folder of all": (lambda place: (place.mkdir(), place.chmod(0o777)), "NUMBA_CACHE_DIR can be"),
+    "the place is of the group": (
+        lambda place: (kernels_folder(place), place.chmod(0o770)),
+        "NUMBA_CACHE_DIR can be",
+    ),
+    "the place is of all": (
+        lambda place: (kernels_folder(place), place.chmod(0o777)),
+        "NUMBA_CACHE_DIR can be",
+    ),
+    "the folder is of the group": (
+        lambda place: kernels_folder(place).chmod(0o720),
+        "can be written",
+    ),
+    "the folder is of all and sticky": (
+        lambda place: kernels_folder(place).chmod(0o1777),
+        "can be written",
+    ),
+    "absent in a folder of all": (
+        lambda place: (place.mkdir(), place.chmod(0o777)),
+        "NUMBA_CACHE_DIR can be",
+    ),
 }
 NEED_ROOT = {
-    "the place is another's": (lambda place: (kernels_folder(place), os.chown(place, OTHER, 0)), f"user {OTHER}"),
+    "the place is another's": (
+        lambda place: (kernels_folder(place), os.chown(place, OTHER, 0)),
+        f"user {OTHER}",
+    ),
     "the folder is another's, in a sticky one": (
         lambda place: (os.chown(kernels_folder(place), OTHER, 0), place.chmod(0o1777)),
         f"user {OTHER}",
@@ -178,7 +199,9 @@ def test_a_place_below_a_folder_of_all_is_passed_over_and_below_a_sticky_one_tak
     places[0].parent.chmod(0o777)
     assert find() is None  # all places lie below it
     *lines, last = capfd.readouterr().err.splitlines()
-    assert len(lines) == 4 and last.startswith("packprep: kernels are compiled anew by every command, for none ")
+    assert len(lines) == 4 and last.startswith(
+        "packprep: kernels are compiled anew by every command, for none "
+    )
     assert str(places[0]) in last
     places[0].parent.chmod(0o1777)
     assert find() == str(folder) and not capfd.readouterr().err
@@ -197,7 +220,9 @@ def test_a_link_to_a_folder_of_the_user_s_own_is_followed(places):
 
 
 @needs_root
-def test_folders_above_may_belong_to_root_and_to_whom_the_root_folder_belongs(places, monkeypatch, capfd):
+def test_folders_above_may_belong_to_root_and_to_whom_the_root_folder_belongs(
+    places, monkeypatch, capfd
+):
     folder = kernels_folder(places[0])
     for path in (places[0], folder.parent, folder):
         os.chown(path, OTHER, 0)
@@ -208,7 +233,9 @@ def test_folders_above_may_belong_to_root_and_to_whom_the_root_folder_belongs(pl
     assert find() != str(folder)
     stat = os.stat
     mapped = SimpleNamespace(st_uid=65534)  # as in a container in which root is nobody
-    monkeypatch.setattr(os, "stat", lambda path, *args, **kw: mapped if path == "/" else stat(path, *args, **kw))
+    monkeypatch.setattr(
+        os, "stat", lambda path, *args, **kw: mapped if path == "/" else stat(path, *args, **kw)
+    )
     assert find() == str(folder)
 
 
@@ -233,7 +260,10 @@ def test_bytes_are_kept_by_what_they_depend_on(folder):
     assert cache.kept("thing", b"a", "code") is None
     for data in (b"data", b"", b"other data"):
         cache.keep("thing", b"a", "code", data)
-        assert cache.kept("thing", b"a", "code") == data and only(folder).stat().st_mode & 0o777 == 0o600
+        assert (
+            cache.kept("thing", b"a", "code") == data
+            and only(folder).stat().st_mode & 0o777 == 0o600
+        )
     assert cache.kept("thing", b"b", "code") is None and cache.kept("other", b"a", "code") is None
     assert cache.kept("thing", b"a", "other code") is None
     cache.keep("thing", b"a", "other code", b"again")
@@ -249,7 +279,9 @@ def test_a_file_that_is_cut_or_has_any_other_bit_is_none_and_is_replaced(folder)
     path = only(folder)
     sound = path.read_bytes()
     flipped = [int.from_bytes(sound, "big") ^ 1 << i for i in range(8 * len(sound))]
-    damaged = [sound[:n] for n in range(len(sound))] + [bits.to_bytes(len(sound), "big") for bits in flipped]
+    damaged = [sound[:n] for n in range(len(sound))] + [
+        bits.to_bytes(len(sound), "big") for bits in flipped
+    ]
     for data in (*damaged, sound + b"x", bytes(len(sound)), b"x" + sound):
         path.write_bytes(data)
         assert cache.kept("thing", b"", "code") is None
@@ -274,7 +306,10 @@ def test_what_is_no_file_is_not_read(folder, put):
     put(path)
     assert cache.kept("thing", b"", "code") is None
     cache.keep("thing", b"", "code", b"data")
-    assert cache.kept("thing", b"", "code") == (None if path.is_dir() else b"data") and only(folder) == path
+    assert (
+        cache.kept("thing", b"", "code") == (None if path.is_dir() else b"data")
+        and only(folder) == path
+    )
 
 
 def test_who_writes_and_reads_at_once_sees_whole_files(folder):
@@ -301,7 +336,9 @@ def triple(x):
     return fresh(x), sum(fresh.compiled.stats.cache_hits.values()) == 1
 
 
-def test_it_is_said_that_kernels_are_compiled_and_where_they_are_kept_before_it_begins(folder, monkeypatch, capfd):
+def test_it_is_said_that_kernels_are_compiled_and_where_they_are_kept_before_it_begins(
+    folder, monkeypatch, capfd
+):
     from numba.core import dispatcher
 
     compiles = dispatcher._FunctionCompiler.compile
@@ -383,7 +420,10 @@ def test_code_in_another_s_file_does_not_run(folder, tmp_path):
 def small_build(folder, **changes):
     """What a build of few kernels said, and its files without their times."""
     made.write_lines(folder / "a.jsonl", made.texts(5))
-    recipe = 'seq_length = 256\ntokenizer = "bytes"\n[[sources]]\npaths = ["a.jsonl"]\n[[tasks]]\npreset = "causal"\n'
+    recipe = (
+        'seq_length = 256\ntokenizer = "bytes"\n[[sources]]\npaths = ["a.jsonl"]\n[[tasks]]\npreset'
+        ' = "causal"\n'
+    )
     made.write(folder / "r.toml", recipe.encode())
     shutil.rmtree(folder / "out", ignore_errors=True)
     said = packprep("build", "r.toml", "--out", "out", "--workers", 1, at=folder, **changes)
@@ -400,7 +440,10 @@ def test_a_build_where_another_user_s_code_lies_passes_it_over(tmp_path):
     files = sorted((own / "packprep").iterdir())
     for file in files:
         name = file.name.rpartition("-")[0].split(".")
-        places = [importlib.import_module(module) for module in ("packprep.kernel", ".".join(name[:-1]) or "packprep")]
+        places = [
+            importlib.import_module(module)
+            for module in ("packprep.kernel", ".".join(name[:-1]) or "packprep")
+        ]
         kernels = (getattr(place, name[-1], None) for place in places)
         kernel = next((found for found in kernels if hasattr(found, "compiled")), tripled)
         os.chown(made.write(hostile / file.name, forged(canary, kernel)), OTHER, 0)
@@ -409,7 +452,10 @@ def test_a_build_where_another_user_s_code_lies_passes_it_over(tmp_path):
     others = {"NUMBA_CACHE_DIR": str(tmp_path / "hostile"), "XDG_CACHE_HOME": str(own)}
     said, made_again = small_build(tmp_path, **others)
     assert made_again == expected and not canary.exists()
-    assert said.err.count("packprep: nothing is kept in ") == 1 and f"{hostile} belongs to user {OTHER}" in said.err
+    assert (
+        said.err.count("packprep: nothing is kept in ") == 1
+        and f"{hostile} belongs to user {OTHER}" in said.err
+    )
     for path in (hostile, *hostile.iterdir()):
         os.chown(path, 0, 0)
         path.chmod(0o700)  # whatever the umask
@@ -426,7 +472,11 @@ def test_commands_go_on_where_every_kept_file_is_damaged(tmp_path):
     def commands():
         """The shards of a build, and what other commands print of it."""
         _, files = small_build(tmp_path, **place)
-        others = (("verify", "out", "--replay", "all"), ("inspect", "out", "--row", 0), ("plan", "r.toml"))
+        others = (
+            ("verify", "out", "--replay", "all"),
+            ("inspect", "out", "--row", 0),
+            ("plan", "r.toml"),
+        )
         said = [packprep(*command, at=tmp_path, **place) for command in others]
         assert not any(one.status for one in said), said
         return files, [one.out for one in said[1:]]  # the first says how long it took
@@ -453,14 +503,18 @@ def test_processes_that_compile_at_once_give_the_same(tmp_path):
     )
     environment = made.environment(NUMBA_CACHE_DIR=str(tmp_path))
     started = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
+        )
         for _ in range(3)
     ]
     assert [process.communicate()[0] for process in started] == ["7\n"] * 3
     assert only(tmp_path / "packprep").name.startswith("packprep.kernel.memory.copy_ranges-")
 
 
-def test_kernels_are_read_where_they_cannot_be_written_and_others_kept_behind(places, capfd, monkeypatch):
+def test_kernels_are_read_where_they_cannot_be_written_and_others_kept_behind(
+    places, capfd, monkeypatch
+):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(places[0]))
     folders = [place / "packprep" for place in places[:2]]
     cache.cache_folders.cache_clear()
@@ -471,8 +525,14 @@ def test_kernels_are_read_where_they_cannot_be_written_and_others_kept_behind(pl
         assert cache.cache_folders() == ((*map(str, folders),), str(folders[1]))
         assert cache.kept("thing", b"", "code") == b"data" and cache.is_kept("thing")
         assert cache.kept("thing", b"", "new code") is None and not cache.is_kept("other")
-        assert cache.keep("thing", b"", "new code", b"new") and cache.kept("thing", b"", "new code") == b"new"
-        assert only(places[0] / "packprep").read_bytes().startswith(b"data") and not capfd.readouterr().err
+        assert (
+            cache.keep("thing", b"", "new code", b"new")
+            and cache.kept("thing", b"", "new code") == b"new"
+        )
+        assert (
+            only(places[0] / "packprep").read_bytes().startswith(b"data")
+            and not capfd.readouterr().err
+        )
     finally:
         cache.cache_folders.cache_clear()
 

@@ -83,7 +83,10 @@ def test_a_tilde_is_the_home_folder_wherever_a_place_is_named(corpus, tmp_path):
         assert inside("verify", out, "--replay", 1, "--source", "notes=~/notes", **home).status == 0
     assert inside("inspect", "~/out", "--html", "~/report.html", **home).status == 0
     assert (tmp_path / "home/report.html").exists() and not os.path.exists("~")
-    shards = [(tmp_path / "home" / name / "shards/000/000000.safetensors").read_bytes() for name in ("out", "other")]
+    shards = [
+        (tmp_path / "home" / name / "shards/000/000000.safetensors").read_bytes()
+        for name in ("out", "other")
+    ]
     assert shards[0] == shards[1]
     tokenizer = tmp_path / "home/tokenizer.json"
     tokenizer.write_bytes((tmp_path / "home/out/tokenizer.json").read_bytes())
@@ -98,7 +101,11 @@ def own(corpus, tmp_path):
 
 
 def contents(directory):
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+    return {
+        p.relative_to(directory).as_posix(): p.read_bytes()
+        for p in directory.rglob("*")
+        if p.is_file()
+    }
 
 
 # Build
@@ -128,7 +135,13 @@ def test_build_from_inputs(corpus, tmp_path):
     assert 'packprep: tokenizer: "bytes"' in said.err  # said aloud
     manifest = json.loads((tmp_path / "out/dataset.json").read_text())
     assert manifest["seq_length"] == 512 and manifest["recipe"]["seed"] == 7
-    assert [task["name"] for task in manifest["tasks"]] == ["r", "x-long", "x-dense", "s", "too_short"]
+    assert [task["name"] for task in manifest["tasks"]] == [
+        "r",
+        "x-long",
+        "x-dense",
+        "s",
+        "too_short",
+    ]
     assert [source["name"] for source in manifest["sources"]] == ["source0"]
 
 
@@ -137,11 +150,17 @@ def test_a_build_in_the_folder_of_its_inputs_and_from_elsewhere_are_the_same(cor
     packprep("build", "recipe.toml", "--out", tmp_path / "a", "--workers", 2, at=corpus)
     packprep("build", corpus / "recipe.toml", "--out", "b", "--workers", 1, at=tmp_path)
     assert contents(tmp_path / "a").keys() == contents(tmp_path / "b").keys()
-    different = [name for name, data in contents(tmp_path / "a").items() if contents(tmp_path / "b")[name] != data]
+    different = [
+        name
+        for name, data in contents(tmp_path / "a").items()
+        if contents(tmp_path / "b")[name] != data
+    ]
     assert different == []
 
 
-def test_the_first_build_prints_how_document_1_was_read_and_the_second_that_nothing_is_to_do(corpus, tmp_path):
+def test_the_first_build_prints_how_document_1_was_read_and_the_second_that_nothing_is_to_do(
+    corpus, tmp_path
+):
     arguments = ("build", corpus / "recipe.toml", "--out", tmp_path / "out")
     first = packprep(*arguments)
     before = contents(tmp_path / "out")
@@ -175,14 +194,21 @@ def test_a_build_without_a_manifest_is_published_by_the_same_command(corpus, dat
     [
         (["--seed", "1"], "seed is 1 here and 0 in the plan"),
         (["--seq-length", "512"], "seq_length is 512 here and 256 in the plan"),
-        (["--set", "packing.algorithm=next_fit"], "packing.algorithm is 'next_fit' here and 'best_fit' in the plan"),
+        (
+            ["--set", "packing.algorithm=next_fit"],
+            "packing.algorithm is 'next_fit' here and 'best_fit' in the plan",
+        ),
         (["--set", "sources.web.repeat=2"], "sources[0].repeat is 2.0 here and 1.0 in the plan"),
         (["--tasks", "causal"], "tasks is"),
     ],
 )
 def test_a_build_goes_on_with_its_own_recipe_only(corpus, dataset, arguments, words):
     message = refused("build", corpus / "recipe.toml", "--out", dataset, *arguments)
-    assert words in message and f"{dataset} was begun with something else" in message and "another folder" in message
+    assert (
+        words in message
+        and f"{dataset} was begun with something else" in message
+        and "another folder" in message
+    )
 
 
 @pytest.mark.long
@@ -194,7 +220,9 @@ def test_a_build_does_not_go_on_with_other_inputs(own, tmp_path):
     assert "input 'c.jsonl' of source 'web': no file in the plan, 16 bytes now" in message
     (own / "web/c.jsonl").unlink()
     (own / "notes/d0001.txt").write_text("longer or shorter")
-    assert "input 'd0001.txt' of source 'notes':" in refused("build", own / "recipe.toml", "--out", out)
+    assert "input 'd0001.txt' of source 'notes':" in refused(
+        "build", own / "recipe.toml", "--out", out
+    )
 
 
 @pytest.mark.long
@@ -207,14 +235,19 @@ def test_a_profile_is_printed_and_never_written(corpus, dataset, tmp_path):
     }
     assert contents(out) == contents(dataset)
     lines = packprep("build", corpus / "recipe.toml", "--out", out, "--profile").out.splitlines()
-    assert any(line.startswith("stage ") for line in lines) and any(line.startswith("plan ") for line in lines)
+    assert any(line.startswith("stage ") for line in lines) and any(
+        line.startswith("plan ") for line in lines
+    )
 
 
 @pytest.mark.long
 def test_json_is_all_that_stdout_holds(corpus, dataset, tmp_path):
     built = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", "--json")
     assert built.json["shards"] == SHARDS and built.json["published"] is True
-    assert packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", "--json").json["made"] == 0
+    assert (
+        packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", "--json").json["made"]
+        == 0
+    )
     assert packprep("plan", corpus / "recipe.toml", "--json").json["shards"] == SHARDS
     assert packprep("status", dataset, "--json").json["done"] == SHARDS
     assert packprep("verify", dataset, "--json").json["faults"] == 0
@@ -229,7 +262,9 @@ def test_no_bar_off_a_terminal(corpus, tmp_path):
     assert all(line.startswith("packprep: ") for line in said.err.splitlines())
     said = packprep("verify", tmp_path / "out", "--replay", "all")
     reads, shards = said.err.splitlines()
-    assert reads.startswith("packprep: reads the sources ") and shards.startswith("packprep: shards to do: 5 of 5, ")
+    assert reads.startswith("packprep: reads the sources ") and shards.startswith(
+        "packprep: shards to do: 5 of 5, "
+    )
 
 
 def test_what_is_no_packprep_output_is_not_touched(corpus, tmp_path):
@@ -246,7 +281,8 @@ def test_a_plan_that_was_removed_is_missed(corpus, dataset, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "data", ["", "{}", "[]\n", '{"format":"packprep","version":1}\n', '{"format":"other","version":1}\n']
+    "data",
+    ["", "{}", "[]\n", '{"format":"packprep","version":1}\n', '{"format":"other","version":1}\n'],
 )
 def test_a_plan_that_is_none(corpus, dataset, tmp_path, data):
     out = shutil.copytree(dataset, tmp_path / "out")
@@ -259,7 +295,9 @@ def test_a_plan_that_is_none(corpus, dataset, tmp_path, data):
 
 
 def test_a_recipe_and_inputs_together_are_refused(corpus):
-    message = refused("build", corpus / "recipe.toml", corpus / "web/a.jsonl", "--out", corpus / "never")
+    message = refused(
+        "build", corpus / "recipe.toml", corpus / "web/a.jsonl", "--out", corpus / "never"
+    )
     assert "recipe.toml is a recipe: give one recipe, or inputs, not both" in message
     assert "give one recipe" in refused("plan", corpus / "recipe.toml", corpus / "recipe.toml")
 
@@ -276,7 +314,10 @@ def test_an_unknown_preset_names_the_nearest(corpus):
     [
         ("seq_lenth=8", "did you mean 'seq_length'?"),
         ("packing.algoritm=best_fit", "did you mean 'algorithm'?"),
-        ("packing.algorithm=worst_fit", "packing.algorithm = 'worst_fit': expected best_fit | first_fit"),
+        (
+            "packing.algorithm=worst_fit",
+            "packing.algorithm = 'worst_fit': expected best_fit | first_fit",
+        ),
         ("append_eos=false", "append_eos is a key of [documents]"),
         ("sources.0.pathes=x", "did you mean 'paths'?"),
         ("sources.books.repeat=2", "there is no 'books' among 2"),
@@ -297,15 +338,23 @@ def test_set_refuses_what_cannot_be(corpus, assignment, words):
 
 def test_set_takes_toml_or_else_a_text(corpus, tmp_path):
     settings = [
-        "seed=5", "packing.algorithm=next_fit", "documents.append_eos=false", "sources.web.sample=[0.0, 0.5]",
-        'output.shard_text_bytes="8KB"', "sources.1.repeat=2", "output.token_dtype = int32",
-    ]  # fmt: skip
+        "seed=5",
+        "packing.algorithm=next_fit",
+        "documents.append_eos=false",
+        "sources.web.sample=[0.0, 0.5]",
+        'output.shard_text_bytes="8KB"',
+        "sources.1.repeat=2",
+        "output.token_dtype = int32",
+    ]
     arguments = [word for setting in settings for word in ("--set", setting)]
     said = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", *arguments)
     assert said.status == 0, said
     recipe = json.loads((tmp_path / "out/dataset.json").read_text())["recipe"]
     assert recipe["seed"] == 5 and recipe["packing"]["algorithm"] == "next_fit"
-    assert recipe["documents"]["append_eos"] is False and recipe["sources"][0]["sample"] == [0.0, 0.5]
+    assert recipe["documents"]["append_eos"] is False and recipe["sources"][0]["sample"] == [
+        0.0,
+        0.5,
+    ]
     assert recipe["output"]["shard_text_bytes"] == 8000 and recipe["sources"][1]["repeat"] == 2.0
 
 
@@ -337,7 +386,9 @@ def test_text_key_is_that_of_every_source(own):
 
 def test_text_key_with_sources_that_are_none(own):
     (own / "recipe.toml").write_text('tokenizer = "bytes"\nsources = "web"\n')
-    assert "expected [[sources]] tables" in refused("plan", own / "recipe.toml", "--text-key", "body")
+    assert "expected [[sources]] tables" in refused(
+        "plan", own / "recipe.toml", "--text-key", "body"
+    )
 
 
 @pytest.mark.parametrize(
@@ -348,7 +399,13 @@ def test_text_key_with_sources_that_are_none(own):
         ('tokenizer = "bytes"\n', "no [[sources]]"),
         ('tokenizer = "bytes"\n[[sources]]\n', "paths is missing"),
         ('tokenizer = "bytes"\n[[sources]]\npaths = []\n', "expected a text or a list of texts"),
-        ('tokenizer = "bytes"\n[[sources]]\npaths = ["web/*.jsonl"]\n[[tasks]]\nobjective = "causl"\n', "'causal'?"),
+        (
+            (
+                'tokenizer = "bytes"\n[[sources]]\npaths = ["web/*.jsonl"]\n[[tasks]]\nobjective ='
+                ' "causl"\n'
+            ),
+            "'causal'?",
+        ),
     ],
 )
 def test_a_recipe_that_cannot_be_used_is_refused_before_work_starts(own, text, words):
@@ -398,7 +455,8 @@ def test_source_says_where_the_files_lie_now(own, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "pair, words", [("web", "NAME=PREFIX"), ("=x", "NAME=PREFIX"), ("web=", "NAME=PREFIX"), ("wep=/", "web")]
+    "pair, words",
+    [("web", "NAME=PREFIX"), ("=x", "NAME=PREFIX"), ("web=", "NAME=PREFIX"), ("wep=/", "web")],
 )
 def test_a_source_that_cannot_be(corpus, dataset, pair, words):
     assert words in refused("plan", corpus / "recipe.toml", "--source", pair)
@@ -411,7 +469,11 @@ def test_a_source_that_cannot_be(corpus, dataset, pair, words):
 def test_plan_says_what_a_build_would_make_and_writes_nothing(corpus):
     before = contents(corpus)
     said = packprep("plan", corpus / "recipe.toml")
-    assert said.status == 0 and said.out.startswith(f"{SHARDS} shards of about") and contents(corpus) == before
+    assert (
+        said.status == 0
+        and said.out.startswith(f"{SHARDS} shards of about")
+        and contents(corpus) == before
+    )
     figures = packprep("plan", corpus / "recipe.toml", "--json").json
     assert [source["name"] for source in figures["sources"]] == ["web", "notes"]
     assert sum(source["share"] for source in figures["sources"]) == pytest.approx(1)
@@ -419,15 +481,23 @@ def test_plan_says_what_a_build_would_make_and_writes_nothing(corpus):
         assert figures[key] > 0
 
 
-def test_plan_says_what_stands_in_a_folder_and_what_is_to_come(corpus, dataset, tmp_path, monkeypatch):
+def test_plan_says_what_stands_in_a_folder_and_what_is_to_come(
+    corpus, dataset, tmp_path, monkeypatch
+):
     def planned(out, *more):
-        return inside("plan", corpus / "recipe.toml", "--out", out, "--workers", 2, "--json", *more).json
+        return inside(
+            "plan", corpus / "recipe.toml", "--out", out, "--workers", 2, "--json", *more
+        ).json
 
     fresh, half = planned(tmp_path / "new"), shutil.copytree(dataset, tmp_path / "half")
     assert not (tmp_path / "new").exists()
     assert fresh["out"]["begun"] is False and fresh["out"]["free_bytes"] > fresh["output_bytes"]
     come = fresh["to_come"]
-    assert (come["missing"], come["workers"], come["output_bytes"]) == (SHARDS, 2, fresh["output_bytes"])
+    assert (come["missing"], come["workers"], come["output_bytes"]) == (
+        SHARDS,
+        2,
+        fresh["output_bytes"],
+    )
     for shard in (1, 2):
         (half / f"receipts/000/{shard:06d}.json").unlink()
     before = contents(half)
@@ -437,9 +507,14 @@ def test_plan_says_what_stands_in_a_folder_and_what_is_to_come(corpus, dataset, 
         and " s with 2 workers, by the time that the sample took here: a core " in said
     )
     assert contents(half) == before
-    assert planned(dataset)["to_come"]["seconds"] == planned(dataset)["to_come"]["output_bytes"] == 0
+    assert (
+        planned(dataset)["to_come"]["seconds"] == planned(dataset)["to_come"]["output_bytes"] == 0
+    )
     other = refused("plan", corpus / "recipe.toml", "--out", half, "--seed", 7)
-    assert other == refused("build", corpus / "recipe.toml", "--out", half, "--seed", 7) and "seed" in other
+    assert (
+        other == refused("build", corpus / "recipe.toml", "--out", half, "--seed", 7)
+        and "seed" in other
+    )
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 10)
     assert "has room for 10 bytes" in planned(tmp_path / "new")["warnings"][-1]
 
@@ -460,7 +535,11 @@ def test_status_of_a_build_that_is_not_finished(dataset, tmp_path):
     (out / "dataset.json").unlink()
     said = packprep("status", out, "--array-count", SHARDS)
     assert said.status == 1
-    assert said.out.splitlines() == [f"{out}: 2 of 5 shards done", "missing: 1-2,4", "--array=1-2,4"]
+    assert said.out.splitlines() == [
+        f"{out}: 2 of 5 shards done",
+        "missing: 1-2,4",
+        "--array=1-2,4",
+    ]
     result = packprep("status", out, "--json", "--array-count", 2).json
     assert result == {
         "out": str(out), "shards": 5, "done": 2, "missing": [1, 2, 4], "published": False,
@@ -470,7 +549,10 @@ def test_status_of_a_build_that_is_not_finished(dataset, tmp_path):
 
 def test_status_of_a_published_dataset(dataset):
     said = packprep("status", dataset)
-    assert said.status == 0 and said.out.splitlines() == [f"{dataset}: 5 of 5 shards done", "published"]
+    assert said.status == 0 and said.out.splitlines() == [
+        f"{dataset}: 5 of 5 shards done",
+        "published",
+    ]
 
 
 def test_status_of_nothing(tmp_path):
@@ -485,7 +567,9 @@ def test_status_of_nothing(tmp_path):
 def test_verify_a_good_dataset(dataset):
     said = packprep("verify", dataset)
     assert said.status == 0 and "every promise holds (5 shards, " in said.out
-    assert re.fullmatch(SHARDS_TO_DO, re.sub(r".*: compiling .*\n", "", said.err))  # where it is the first to verify
+    assert re.fullmatch(
+        SHARDS_TO_DO, re.sub(r".*: compiling .*\n", "", said.err)
+    )  # where it is the first to verify
     for replay, workers in (("5", 1), ("all", 2)):
         said = packprep("verify", dataset, "--replay", replay, "--workers", workers)
         assert said.status == 0 and "built again from their sources" in said.out
@@ -496,10 +580,18 @@ def test_verify_a_damaged_dataset(dataset, tmp_path):
     path = out / "shards/000/000001.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\7")
     said = packprep("verify", out)
-    assert said.status == 1 and said.out.startswith("P1 shards/000/000001.safetensors: its digest is ")
+    assert said.status == 1 and said.out.startswith(
+        "P1 shards/000/000001.safetensors: its digest is "
+    )
     report = packprep("verify", out, "--json")
-    assert report.status == 1 and report.json["listed"][0]["promise"] == "P1" and re.fullmatch(SHARDS_TO_DO, report.err)
-    statuses = [inside("verify", out, "--array-index", i, "--array-count", 3).status for i in range(3)]
+    assert (
+        report.status == 1
+        and report.json["listed"][0]["promise"] == "P1"
+        and re.fullmatch(SHARDS_TO_DO, report.err)
+    )
+    statuses = [
+        inside("verify", out, "--array-index", i, "--array-count", 3).status for i in range(3)
+    ]
     assert statuses == [1, 0, 0]
 
 
@@ -533,11 +625,15 @@ SLURM = {"SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_MAX": "4", "SLURM_ARRAY_
 @pytest.mark.long
 def test_array_tasks_make_the_dataset_together(corpus, dataset, tmp_path):
     out = tmp_path / "out"
-    first = packprep("build", corpus / "recipe.toml", "--out", out, "--array-index", 1, "--array-count", 2)
+    first = packprep(
+        "build", corpus / "recipe.toml", "--out", out, "--array-index", 1, "--array-count", 2
+    )
     assert first.status == 0 and not (out / "dataset.json").exists()
     assert "this array task's 2 shards to make" in first.err
     assert packprep("status", out).status == 1
-    second = packprep("build", corpus / "recipe.toml", "--out", out, SLURM_ARRAY_TASK_ID="3", **SLURM)
+    second = packprep(
+        "build", corpus / "recipe.toml", "--out", out, SLURM_ARRAY_TASK_ID="3", **SLURM
+    )
     assert second.status == 0 and contents(out) == contents(dataset)
 
 
@@ -551,7 +647,9 @@ def test_an_array_task_that_waits_for_others_says_so_in_json(corpus, tmp_path):
 def test_flags_win_over_slurm(corpus, dataset):
     environment = {"SLURM_ARRAY_TASK_ID": "3", **SLURM, "SLURM_ARRAY_TASK_COUNT": "9"}
     arguments = ["--array-index", 2, "--array-count", 3, "--json"]
-    assert inside("verify", dataset, *arguments, **environment).json["shards"] == len(share_of(2, 3, SHARDS))
+    assert inside("verify", dataset, *arguments, **environment).json["shards"] == len(
+        share_of(2, 3, SHARDS)
+    )
     said = inside("verify", dataset, "--json", SLURM_ARRAY_TASK_ID="4", **SLURM)
     assert said.json["shards"] == len(share_of(1, 2, SHARDS))
 
@@ -559,7 +657,11 @@ def test_flags_win_over_slurm(corpus, dataset):
 def test_fault_30_a_sparse_redo_list_is_refused_with_the_flags_to_add(corpus, tmp_path):
     environment = {"SLURM_ARRAY_TASK_ID": "4", **SLURM, "SLURM_ARRAY_TASK_MAX": "9"}
     message = refused("build", corpus / "recipe.toml", "--out", tmp_path / "out", **environment)
-    assert "--array-index" in message and "--array-count" in message and not (tmp_path / "out").exists()
+    assert (
+        "--array-index" in message
+        and "--array-count" in message
+        and not (tmp_path / "out").exists()
+    )
 
 
 @pytest.mark.parametrize("missing", ["SLURM_ARRAY_TASK_ID", *SLURM])
@@ -597,7 +699,16 @@ def test_array_flags_that_cannot_be(dataset, flags, words):
 def test_more_array_tasks_than_shards(corpus, tmp_path):
     shares = {i: share_of(i, 7, SHARDS) for i in range(7)}
     i = next(i for i, share in shares.items() if not share)
-    arguments = ["build", corpus / "recipe.toml", "--out", tmp_path / "out", "--array-index", i, "--array-count", 7]
+    arguments = [
+        "build",
+        corpus / "recipe.toml",
+        "--out",
+        tmp_path / "out",
+        "--array-index",
+        i,
+        "--array-count",
+        7,
+    ]
     said = packprep(*arguments)
     assert said.status == 0 and "none of the 5 shards is this array task's" in said.err
 
@@ -608,31 +719,67 @@ def test_more_array_tasks_than_shards(corpus, tmp_path):
 def test_slurm_writes_scripts_that_build_with_these_options(corpus, tmp_path):
     out = tmp_path / "out"
     said = inside(
-        "slurm", corpus / "recipe.toml", "--out", out, "--array", 40, "--seed", 7, "--set", "documents.long=drop",
-        "--source", f"web={corpus / 'web'}", "--workers", 1, "--", "--mem", "4G", "-p", "x",
-    )  # fmt: skip
+        "slurm",
+        corpus / "recipe.toml",
+        "--out",
+        out,
+        "--array",
+        40,
+        "--seed",
+        7,
+        "--set",
+        "documents.long=drop",
+        "--source",
+        f"web={corpus / 'web'}",
+        "--workers",
+        1,
+        "--",
+        "--mem",
+        "4G",
+        "-p",
+        "x",
+    )
     assert said.status == 0 and f"{out}.slurm/build.sh: 40 tasks, 16 at a time" in said.out
     text = (tmp_path / "out.slurm" / "build.sh").read_text()
     assert "#SBATCH --mem 4G\n#SBATCH -p x\n" in text
-    options = f"--seed 7 --set documents.long=drop --source web={corpus / 'web'} --out {out} --workers 1"
+    options = (
+        f"--seed 7 --set documents.long=drop --source web={corpus / 'web'} --out {out} --workers 1"
+    )
     assert f"packprep build {corpus / 'recipe.toml'} {options} " in text
     assert not out.exists()
 
 
 def test_slurm_that_verifies_needs_no_recipe(tmp_path):
     said = inside(
-        "slurm", "--command", "verify", "--out", tmp_path / "out", "--array", 2, "--replay", 9, "--", "--mem=1G"
+        "slurm",
+        "--command",
+        "verify",
+        "--out",
+        tmp_path / "out",
+        "--array",
+        2,
+        "--replay",
+        9,
+        "--",
+        "--mem=1G",
     )
     assert said.status == 0 and "verify.sh: 2 tasks, 2 at a time" in said.out
-    assert f"packprep verify --replay 9 {tmp_path / 'out'}" in (tmp_path / "out.slurm" / "verify.sh").read_text()
+    assert (
+        f"packprep verify --replay 9 {tmp_path / 'out'}"
+        in (tmp_path / "out.slurm" / "verify.sh").read_text()
+    )
 
 
 def test_slurm_refuses_what_every_task_would(corpus, tmp_path):
     arguments = ["slurm", "--out", tmp_path / "out", "--array", 2]
     assert "paths" in refused(*arguments)
     assert "presett" in refused(*arguments, corpus / "recipe.toml", "--set", "tasks.0.presett=x")
-    assert "--seed does not go with --command verify" in refused(*arguments, "--command", "verify", "--seed", 1)
-    assert "--source web: expected NAME=PREFIX" in refused(*arguments, corpus / "recipe.toml", "--source", "web")
+    assert "--seed does not go with --command verify" in refused(
+        *arguments, "--command", "verify", "--seed", 1
+    )
+    assert "--source web: expected NAME=PREFIX" in refused(
+        *arguments, corpus / "recipe.toml", "--source", "web"
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -650,9 +797,21 @@ def started(*arguments):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_stops_a_build_with_75_and_the_same_command_goes_on(tmp_path, number):
     chance = random.Random(number)
-    lines = [json.dumps({"text": " ".join(map(str, chance.choices(range(10**6), k=200)))}) for _ in range(3000)]
+    lines = [
+        json.dumps({"text": " ".join(map(str, chance.choices(range(10**6), k=200)))})
+        for _ in range(3000)
+    ]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
-    arguments = ["build", tmp_path / "in.jsonl", "--out", tmp_path / "out", "--workers", 2, "--seq-length", 512]
+    arguments = [
+        "build",
+        tmp_path / "in.jsonl",
+        "--out",
+        tmp_path / "out",
+        "--workers",
+        2,
+        "--seq-length",
+        512,
+    ]
     arguments += ["--tasks", "ul2r", "--set", "output.shard_text_bytes=20KB"]
     process = started(*arguments)
     deadline = time.monotonic() + 60
@@ -661,11 +820,18 @@ def test_a_signal_stops_a_build_with_75_and_the_same_command_goes_on(tmp_path, n
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    assert out == "" and err.splitlines()[-1].startswith("packprep: stopped: by a signal") and "Traceback" not in err
+    assert (
+        out == ""
+        and err.splitlines()[-1].startswith("packprep: stopped: by a signal")
+        and "Traceback" not in err
+    )
     done = packprep("status", tmp_path / "out", "--json").json
     assert 0 < done["done"] < done["shards"]
     again = packprep(*arguments)
-    assert again.status == 0 and f"{done['shards'] - done['done']} of all {done['shards']} shards to make" in again.err
+    assert (
+        again.status == 0
+        and f"{done['shards'] - done['done']} of all {done['shards']} shards to make" in again.err
+    )
     assert packprep("verify", tmp_path / "out").status == 0
 
 
@@ -709,9 +875,14 @@ def with_streams(redirected, *arguments):
     """A command by a shell that redirects its streams: (exit status, stderr)."""
     words = shlex.join([sys.executable, "-m", "packprep", *map(str, arguments)])
     done = subprocess.run(
-        f"{words} {redirected}", shell=True, env=environment(), capture_output=True, stdin=subprocess.DEVNULL,
-        text=True, timeout=120,
-    )  # fmt: skip
+        f"{words} {redirected}",
+        shell=True,
+        env=environment(),
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=120,
+    )
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr
     return done.returncode, done.stderr
 
@@ -745,7 +916,9 @@ def test_a_build_does_its_work_whatever_its_streams_are(corpus, tmp_path, redire
         ("--version", False),
     ],
 )
-def test_a_closed_stream_or_a_full_disk_behind_it_is_no_traceback(corpus, dataset, tmp_path, command, work, redirected):
+def test_a_closed_stream_or_a_full_disk_behind_it_is_no_traceback(
+    corpus, dataset, tmp_path, command, work, redirected
+):
     arguments = command.format(dataset=dataset, corpus=corpus, tmp=tmp_path).split()
     status, err = with_streams(redirected, *arguments)
     full = "full" in redirected
@@ -764,7 +937,12 @@ def test_what_is_closed_is_no_number_for_a_file(tmp_path):
         "os._exit(file.fileno())\n"
     )
     words = shlex.join([sys.executable, "-c", code, str(tmp_path / "file")])
-    assert subprocess.run(f"{words} <&- >&- 2>&-", shell=True, env=environment(), timeout=60).returncode > 2
+    assert (
+        subprocess.run(
+            f"{words} <&- >&- 2>&-", shell=True, env=environment(), timeout=60
+        ).returncode
+        > 2
+    )
     assert (tmp_path / "file").read_bytes() == b""
 
 
@@ -772,9 +950,20 @@ def test_a_reader_of_messages_that_goes_stops_no_build(corpus, tmp_path):
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
-        [sys.executable, "-m", "packprep", "build", corpus / "recipe.toml", "--out", tmp_path / "out"],
-        env=environment(), stdout=write, stderr=write, timeout=120,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "packprep",
+            "build",
+            corpus / "recipe.toml",
+            "--out",
+            tmp_path / "out",
+        ],
+        env=environment(),
+        stdout=write,
+        stderr=write,
+        timeout=120,
+    )
     os.close(write)
     assert done.returncode == 0 and packprep("verify", tmp_path / "out").status == 0
 
@@ -785,14 +974,22 @@ def test_a_full_disk_behind_stdout_is_an_error(dataset):
             [sys.executable, "-m", "packprep", "status", dataset],
             env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
         )  # fmt: skip
-    assert done.returncode == 2 and "No space left on device" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and "No space left on device" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 @pytest.mark.long
 def test_a_terminal_that_knows_ascii_alone(corpus, dataset):
     said = packprep("verify", dataset.parent / "söme", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert said.status == 2
-    for arguments in (["inspect", dataset], ["plan", corpus / "recipe.toml"], ["inspect", dataset, "--row", 0]):
+    for arguments in (
+        ["inspect", dataset],
+        ["plan", corpus / "recipe.toml"],
+        ["inspect", dataset, "--row", 0],
+    ):
         assert packprep(*arguments, PYTHONIOENCODING="ascii", PYTHONUTF8="0").status == 0
 
 
@@ -817,8 +1014,12 @@ HOW = {
     "raised": "strike()",
     "again at once": "try: strike()\n        finally: strike()",
     "in a destructor": "Dropped()",
-    "printed by an extension module": "__import__('ctypes').pythonapi.PyRun_SimpleString(b'strike()')",
-    "made another error": "try: strike()\n        except BaseException: raise RuntimeError('of a library')",
+    "printed by an extension module": (
+        "__import__('ctypes').pythonapi.PyRun_SimpleString(b'strike()')"
+    ),
+    "made another error": (
+        "try: strike()\n        except BaseException: raise RuntimeError('of a library')"
+    ),
 }
 MODULES = ("packprep.cli.application", "typer", "packprep.building.run")
 
@@ -831,14 +1032,20 @@ MODULES = ("packprep.cli.application", "typer", "packprep.building.run")
         *((number, MODULES[-1], "raised") for number in ("SIGTERM", "SIGUSR1")),
     ],
 )
-def test_a_signal_while_modules_are_imported_is_one_line_and_exit_status_75(corpus, tmp_path, number, module, how):
+def test_a_signal_while_modules_are_imported_is_one_line_and_exit_status_75(
+    corpus, tmp_path, number, module, how
+):
     code = STRIKE.format(number=number, module=module, how=HOW[how])
     done = subprocess.run(
         [sys.executable, "-c", code, "build", corpus / "recipe.toml", "--out", tmp_path / "out"],
         env=environment(), capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 75 and done.stdout == "", done
-    assert done.stderr == "packprep: stopped: by a signal; nothing was lost, and the same command begins or goes on\n"
+    assert (
+        done.stderr
+        == "packprep: stopped: by a signal; nothing was lost, and the same command begins or goes"
+        " on\n"
+    )
 
 
 def test_the_command_line_heeds_the_signals_that_a_build_does():
@@ -853,7 +1060,9 @@ def test_version():
     assert said.status == 0 and said.out.startswith("packprep 0.") and said.err == ""
 
 
-def test_quiet_tells_of_errors_alone_and_verbose_of_stages_before_a_command_s_name_and_behind_it(corpus, tmp_path):
+def test_quiet_tells_of_errors_alone_and_verbose_of_stages_before_a_command_s_name_and_behind_it(
+    corpus, tmp_path
+):
     recipe, out = corpus / "recipe.toml", tmp_path / "out"
     for line in (["-q", "build"], ["build", "--quiet"]):
         shutil.rmtree(out, ignore_errors=True)
@@ -861,14 +1070,21 @@ def test_quiet_tells_of_errors_alone_and_verbose_of_stages_before_a_command_s_na
         assert said.status == 0 and said.err == "" and "5 shards" in said.out
         assert inside(*line, "no.toml", "--out", out).err.startswith("packprep: error: no.toml")
     shutil.rmtree(out)
-    for line in (["-v", "build", recipe, "--out", out], ["verify", out, "-v"], ["export", out, "--verbose", "--to",
-                 "parquet", "--out", tmp_path / "parquet"]):  # fmt: skip
+    for line in (
+        ["-v", "build", recipe, "--out", out],
+        ["verify", out, "-v"],
+        ["export", out, "--verbose", "--to", "parquet", "--out", tmp_path / "parquet"],
+    ):
         said = inside(*line)
         assert said.status == 0 and "shard 4: done\n" in said.err
-        assert all(re.match(r"packprep: \d+\.\d\d s: ", line) for line in said.err.splitlines()), said.err
+        assert all(re.match(r"packprep: \d+\.\d\d s: ", line) for line in said.err.splitlines()), (
+            said.err
+        )
         if "build" in line:
             assert re.search(r"of all workers: plan .* render \d\.\d\d s, .*publish", said.err)
-    assert re.match(r"packprep: shards? to do", inside("verify", out).err)  # one command's choice is not the next one's
+    assert re.match(
+        r"packprep: shards? to do", inside("verify", out).err
+    )  # one command's choice is not the next one's
 
 
 def test_help_names_every_command():
@@ -883,11 +1099,18 @@ def test_help_lists_options_by_what_they_are_of_and_names_every_preset():
     said = inside("build", "--help").out
     headings = [line[:-1] for line in said.splitlines() if re.fullmatch(r"\w.*:", line)]
     assert headings == ["Arguments", "Options", "Recipe", "Work", "Printing", "Examples"]
-    assert said.index("Recipe:") < said.index("--tasks") < said.index("Work:") < said.index("--workers")
+    assert (
+        said.index("Recipe:")
+        < said.index("--tasks")
+        < said.index("Work:")
+        < said.index("--workers")
+    )
     assert list(presets()) == PRESETS and f"{', '.join(PRESETS)}." in " ".join(said.split())
 
 
-@pytest.mark.parametrize("command", get_command(app).commands.values(), ids=lambda command: command.name)
+@pytest.mark.parametrize(
+    "command", get_command(app).commands.values(), ids=lambda command: command.name
+)
 def test_every_command_shows_examples_that_it_takes(command):
     for line in command.epilog.splitlines():
         program, name, *words = shlex.split(line.partition(" > ")[0])
@@ -898,9 +1121,15 @@ def test_every_command_shows_examples_that_it_takes(command):
 COMPLETE = "from packprep.cli import main\nmain()"
 
 
-@pytest.mark.parametrize("words, found", [("packprep bu", "build"), ("packprep build --tasks ul", "ul2r\nul2")])
+@pytest.mark.parametrize(
+    "words, found", [("packprep bu", "build"), ("packprep build --tasks ul", "ul2r\nul2")]
+)
 def test_a_shell_completes_commands_and_presets(words, found):
-    asked = {"_PACKPREP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    asked = {
+        "_PACKPREP_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
     done = made.run_python(COMPLETE, **asked)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, found, "")
 
@@ -911,9 +1140,21 @@ def test_help_pays_for_nothing_heavy():
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
     assert "Usage" in done.stdout
-    heavy = {"numpy", "numba", "pyarrow", "tokenizers", "zstandard", "msgspec", "xxhash", "tqdm", "multiprocessing"}
+    heavy = {
+        "numpy",
+        "numba",
+        "pyarrow",
+        "tokenizers",
+        "zstandard",
+        "msgspec",
+        "xxhash",
+        "tqdm",
+        "multiprocessing",
+    }
     assert set(done.stderr.split()) & heavy == set() and "typer" in done.stderr.split()
 
 
@@ -945,7 +1186,15 @@ def test_inspect_a_row_that_is_not_there(dataset, tmp_path):
 def test_what_is_not_installed_is_named_with_what_to_install(corpus, tmp_path, missing):
     """As in a trainer's image, where packprep was installed without its dependencies."""
     words = ["packprep", "build", str(corpus / "recipe.toml"), "--out", str(tmp_path / "out")]
-    code = f"import sys; sys.modules[{missing!r}] = None; sys.argv = {words!r}; from packprep.cli import entry; entry()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv = {words!r}; from packprep.cli"
+        " import entry; entry()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment()
+    )
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert f"error: {missing} is not installed" in done.stderr and "`pip install packprep`" in done.stderr
+    assert (
+        f"error: {missing} is not installed" in done.stderr
+        and "`pip install packprep`" in done.stderr
+    )

@@ -57,7 +57,19 @@ def test_clocks_add_up():
     assert measured.take() == {"read": 1.5, "write": 2.0}
 
 
-STAGES = ["plan", "start-up", "other", "read", "tokenize", "cut", "pack", "render", "ledger", "write", "publish"]
+STAGES = [
+    "plan",
+    "start-up",
+    "other",
+    "read",
+    "tokenize",
+    "cut",
+    "pack",
+    "render",
+    "ledger",
+    "write",
+    "publish",
+]
 
 
 @pytest.mark.long(beyond=1)
@@ -66,12 +78,16 @@ def test_a_build_says_where_its_time_went(tmp_path, workers):
     texts = made.texts(200)
     made.write_lines(tmp_path / "a.jsonl", texts)
     profile = made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out", workers=workers).profile
-    assert list(profile.seconds) == STAGES and all(seconds >= 0 for seconds in profile.seconds.values())
+    assert list(profile.seconds) == STAGES and all(
+        seconds >= 0 for seconds in profile.seconds.values()
+    )
     assert profile.workers == workers and profile.documents == len(texts)
     assert profile.text_bytes == sum(len(text.encode()) for text in texts) == profile.tokens
     assert sum(profile.seconds.values()) <= profile.wall_s * workers
     again = made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out", workers=workers).profile
-    assert again.documents == 0 and list(again.seconds) == ["plan", "publish"] and again.workers == 1
+    assert (
+        again.documents == 0 and list(again.seconds) == ["plan", "publish"] and again.workers == 1
+    )
 
 
 def test_shares_and_rates(capsys):
@@ -86,9 +102,14 @@ def test_shares_and_rates(capsys):
     assert described["stages"][1]["text_bytes_per_s"] == 3e6
     print_profile(described)
     assert capsys.readouterr().out.splitlines() == [
-        "2.00 s with 2 workers, from plan to publication: 10 documents, 2,000,000 tokens, 6.0 MB of text: 1.00 M tokens/s, "
-        "3.0 MB/s of text",
-        "stage        seconds   share      MB/s  M tokens/s   (seconds of all workers; rates of one, in this stage alone)",
+        (
+            "2.00 s with 2 workers, from plan to publication: 10 documents, 2,000,000 tokens, 6.0"
+            " MB of text: 1.00 M tokens/s, 3.0 MB/s of text"
+        ),
+        (
+            "stage        seconds   share      MB/s  M tokens/s   (seconds of all workers; rates of"
+            " one, in this stage alone)"
+        ),
         "read            1.00   25.0%         6         2.0",
         "write           2.00   50.0%         3         1.0",
         "waiting         1.00   25.0%",
@@ -99,18 +120,26 @@ def test_shares_and_rates(capsys):
 def test_a_build_of_nothing_has_no_rates(capsys):
     described = describe_profile(Profile(1.0, 1, {"plan": 0.5}, 0, 0, 0))
     assert [stage["share"] for stage in described["stages"]] == [0.5, 0.5]
-    assert {described["tokens_per_s"], *(stage["text_bytes_per_s"] for stage in described["stages"])} == {None}
+    assert {
+        described["tokens_per_s"],
+        *(stage["text_bytes_per_s"] for stage in described["stages"]),
+    } == {None}
     print_profile(described)
     assert capsys.readouterr().out.splitlines() == [
         "1.00 s with 1 worker, from plan to publication: nothing was read",
-        "stage        seconds   share      MB/s  M tokens/s   (seconds of all workers; rates of one, in this stage alone)",
+        (
+            "stage        seconds   share      MB/s  M tokens/s   (seconds of all workers; rates of"
+            " one, in this stage alone)"
+        ),
         "plan            0.50   50.0%",
         "waiting         0.50   50.0%",
     ]
     assert describe_profile(Profile(0.0, 1, {}, 0, 0, 0))["stages"][0]["share"] == 0.0
 
 
-@pytest.mark.parametrize(("text_bytes", "workers"), [(0, 1), (9 << 20, 1), (16 << 20, 2), (1 << 40, 4)])
+@pytest.mark.parametrize(
+    ("text_bytes", "workers"), [(0, 1), (9 << 20, 1), (16 << 20, 2), (1 << 40, 4)]
+)
 def test_a_worker_is_worth_some_text(monkeypatch, text_bytes, workers):
     monkeypatch.setattr(run, "available_cpus", lambda: 4)
     assert run.workers_for(text_bytes) == workers

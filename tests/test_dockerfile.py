@@ -1,7 +1,9 @@
-"""The Dockerfile, without an engine that could build it: its RUN steps as they stand, then its entrypoint as another user.
+"""The Dockerfile, without an engine that could build it: its RUN steps as they stand, then its
+entrypoint as another user.
 
-What stands for the rest: FROM, an empty virtual environment of this Python; COPY, the files of the clone that .dockerignore
-leaves; ENV, WORKDIR and USER, the same in folders of the test; read-only layers, a user who may not write there.
+What stands for the rest: FROM, an empty virtual environment of this Python; COPY, the files of the
+clone that .dockerignore leaves; ENV, WORKDIR and USER, the same in folders of the test; read-only
+layers, a user who may not write there.
 """
 
 import json
@@ -19,7 +21,8 @@ from tests import made
 
 ROOT = Path(__file__).resolve().parents[1]
 USER = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"]
-# The test's Python may lie in root's home: this lets the other user read it. What the image lets him read is asserted.
+# The test's Python may lie in root's home: this lets the other user read it. What the image lets
+# him read is asserted.
 USER += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
 
 
@@ -34,13 +37,18 @@ def copied_into(folder: Path) -> None:
     assert first == "*"
     for name in (line[1:] for line in rest if line.startswith("!")):
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
         else:
             shutil.copy(ROOT / name, folder / name)
 
 
 def can_be_another_user() -> bool:
-    return bool(shutil.which("setpriv")) and subprocess.run([*USER, "true"], capture_output=True).returncode == 0
+    return (
+        bool(shutil.which("setpriv"))
+        and subprocess.run([*USER, "true"], capture_output=True).returncode == 0
+    )
 
 
 def test_the_base_is_slim_and_the_user_is_not_root():
@@ -61,7 +69,9 @@ def test_its_steps_make_an_image_in_which_another_user_compiles_nothing():
         for instruction, words in instructions():
             match instruction:
                 case "ENV":
-                    environment |= {key: f"{image}{value}" for key, value in map(_pair, shlex.split(words))}
+                    environment |= {
+                        key: f"{image}{value}" for key, value in map(_pair, shlex.split(words))
+                    }
                 case "WORKDIR":
                     at = Path(f"{image}{words}")
                     at.mkdir()
@@ -69,13 +79,17 @@ def test_its_steps_make_an_image_in_which_another_user_compiles_nothing():
                     assert words == ". ."
                     copied_into(at)
                 case "RUN":
-                    done = subprocess.run(words, shell=True, cwd=at, env=environment, capture_output=True, text=True)
+                    done = subprocess.run(
+                        words, shell=True, cwd=at, env=environment, capture_output=True, text=True
+                    )
                     assert done.returncode == 0, (words, done.stdout, done.stderr)
                 case _:
                     assert instruction in ("FROM", "USER", "ENTRYPOINT")
 
         kernels = Path(environment["NUMBA_CACHE_DIR"])
-        modes = [(kept.is_dir(), kept.stat().st_mode & 0o777) for kept in (kernels, *kernels.rglob("*"))]
+        modes = [
+            (kept.is_dir(), kept.stat().st_mode & 0o777) for kept in (kernels, *kernels.rglob("*"))
+        ]
         assert len(modes) > 50 and set(modes) == {(True, 0o755), (False, 0o644)}
         (image / "tmp").mkdir()
         for writable in (at, image / "tmp"):  # the volume, and the folder of temporaries
@@ -86,12 +100,26 @@ def test_its_steps_make_an_image_in_which_another_user_compiles_nothing():
             subprocess.run(["chmod", "-R", "a-w", kernels], check=True)
         entrypoint = json.loads(dict(instructions())["ENTRYPOINT"])
         for more in (
-            ["build", "a.jsonl", "--tokenizer", "bytes", "--tasks", "ul2r", "--seq-length", "512", "--out", "packed"],
+            [
+                "build",
+                "a.jsonl",
+                "--tokenizer",
+                "bytes",
+                "--tasks",
+                "ul2r",
+                "--seq-length",
+                "512",
+                "--out",
+                "packed",
+            ],
             ["verify", "packed", "--replay", "all"],
         ):
             command = [*as_user, str(image / "venv/bin" / entrypoint[0]), *entrypoint[1:], *more]
             done = subprocess.run(command, cwd=at, env=environment, capture_output=True, text=True)
-            assert done.returncode == 0 and "compiling" not in done.stderr, (done.stdout, done.stderr)
+            assert done.returncode == 0 and "compiling" not in done.stderr, (
+                done.stdout,
+                done.stderr,
+            )
         assert (at / "packed").stat().st_uid == (1000 if as_user else os.geteuid())
 
 

@@ -25,7 +25,8 @@ def recipe(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(20))
     path = tmp_path / "r.toml"
     path.write_text(
-        'seq_length = 256\ntokenizer = "bytes"\n[[sources]]\npaths = ["a.jsonl"]\n[[tasks]]\npreset = "causal"\n'
+        'seq_length = 256\ntokenizer = "bytes"\n[[sources]]\npaths = ["a.jsonl"]\n[[tasks]]\npreset'
+        ' = "causal"\n'
     )
     return path
 
@@ -35,7 +36,9 @@ def checks(*arguments, status=0):
     said = inside("doctor", *arguments, "--json")
     assert said.status == status, said
     found = said.json["checks"]
-    assert said.json["result"] == max((f["result"] for f in found), key=["ok", "slow", "fails"].index)
+    assert said.json["result"] == max(
+        (f["result"] for f in found), key=["ok", "slow", "fails"].index
+    )
     return {f["check"]: (f["result"], f"{f['says']} ─► {f['advice']}") for f in found}
 
 
@@ -75,7 +78,11 @@ def test_without_a_place_for_kernels_it_says_what_that_costs(tmp_path, monkeypat
     finally:
         cache.cache_folders.cache_clear()
     line = next(line for line in said.out.splitlines() if line.split()[1] == "kernels")
-    assert line.startswith("slow") and str(tmp_path / "file") in line and "about 10 s in every command" in line
+    assert (
+        line.startswith("slow")
+        and str(tmp_path / "file") in line
+        and "about 10 s in every command" in line
+    )
     assert "set NUMBA_CACHE_DIR to a folder that you can write" in line and said.status == 0
 
 
@@ -94,45 +101,66 @@ def test_kernels_that_are_not_compiled_yet_or_lie_where_nothing_can_be_kept(monk
     assert kernels(("/image",), None, False).result == "slow"
 
 
-def test_an_engine_that_would_be_faster_is_slow_and_says_how_to_have_it(recipe, tmp_path, monkeypatch):
+def test_an_engine_that_would_be_faster_is_slow_and_says_how_to_have_it(
+    recipe, tmp_path, monkeypatch
+):
     made.write(tmp_path / "tok/tokenizer.json", json.dumps(gpt2_like()).encode())
     recipe.write_text(recipe.read_text().replace('"bytes"', '"tok"'))
     assert checks(recipe)["engine"][0] == "ok"
-    monkeypatch.setitem(ENGINES, "fastokens", dataclasses.replace(ENGINES["fastokens"], version=lambda: None))
+    monkeypatch.setitem(
+        ENGINES, "fastokens", dataclasses.replace(ENGINES["fastokens"], version=lambda: None)
+    )
     result, said = checks(recipe)["engine"]
-    assert result == "slow" and re.search(r"takes a core [\d,]+ s here ─► pip install fastokens", said)
+    assert result == "slow" and re.search(
+        r"takes a core [\d,]+ s here ─► pip install fastokens", said
+    )
     assert "not installed: fastokens" in checks()["engines"][1]
 
 
 def test_memory_that_workers_lack_fails_with_how_many_have_it(recipe, monkeypatch):
     needs = inside("plan", recipe, "--json").json["worker_bytes"]
-    for free, advice in ((needs, ""), (needs - 1, "--workers 1 and a smaller output.shard_text_bytes")):
+    for free, advice in (
+        (needs, ""),
+        (needs - 1, "--workers 1 and a smaller output.shard_text_bytes"),
+    ):
         monkeypatch.setattr(doctor, "free_memory", lambda free=free: free)
         result, said = checks(recipe, status=int(bool(advice)))["memory"]
         assert (result, said.partition("─► give ")[2]) == ("fails" if advice else "ok", advice)
     figures = {"text_bytes": 1 << 40, "shards": 64, "worker_bytes": 3}
     monkeypatch.setattr(doctor, "free_memory", lambda: 10)
     monkeypatch.setattr(doctor, "workers_for", lambda text_bytes: 9)
-    assert doctor._memory(figures).advice == "give --workers 3, or a smaller output.shard_text_bytes"
+    assert (
+        doctor._memory(figures).advice == "give --workers 3, or a smaller output.shard_text_bytes"
+    )
 
 
 def test_a_limit_of_a_process_that_a_worker_exceeds_fails(recipe, monkeypatch):
     """Of ulimit -v, which says nothing of the machine's memory."""
     monkeypatch.setattr(doctor, "free_addresses", lambda: 1 << 20)
     result, said = checks(recipe, status=1)["memory"]
-    assert result == "fails" and "a process may take 0.0 GiB more ─► raise its limit (ulimit -v), or" in said
-    for limit, least, most in ((1 << 60, (1 << 60) - (1 << 50), (1 << 60) - (1 << 20)), (1 << 20, -1, 1)):
+    assert (
+        result == "fails"
+        and "a process may take 0.0 GiB more ─► raise its limit (ulimit -v), or" in said
+    )
+    for limit, least, most in (
+        (1 << 60, (1 << 60) - (1 << 50), (1 << 60) - (1 << 20)),
+        (1 << 20, -1, 1),
+    ):
         monkeypatch.setattr(resource, "getrlimit", lambda what, limit=limit: (limit, limit))
         assert least < processes.free_addresses() < most
     monkeypatch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY,) * 2)
     assert processes.free_addresses() is None
 
 
-def test_a_small_disk_with_room_enough_is_in_order_and_a_full_one_says_how_much_is_free(recipe, tmp_path, monkeypatch):
+def test_a_small_disk_with_room_enough_is_in_order_and_a_full_one_says_how_much_is_free(
+    recipe, tmp_path, monkeypatch
+):
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 1 << 20)
     found = checks(recipe, "--out", tmp_path / "new")
     assert found["room"][0] == "ok" and "no room to measure MB/s" in found["out"][1]
-    monkeypatch.setattr(LocalFolder, "write", lambda *given: (_ for _ in ()).throw(BuildError("full")))
+    monkeypatch.setattr(
+        LocalFolder, "write", lambda *given: (_ for _ in ()).throw(BuildError("full"))
+    )
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 0)
     found = checks(recipe, "--out", tmp_path / "new", status=1)
     assert found["out"][0] == found["room"][0] == "fails" and not (tmp_path / "new").exists()
@@ -141,7 +169,11 @@ def test_a_small_disk_with_room_enough_is_in_order_and_a_full_one_says_how_much_
 def test_free_memory_is_what_the_machine_has_or_the_tightest_limit_leaves(tmp_path):
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < processes.free_memory() <= total
-    for folder, limit, stat in (("", "max", None), ("a", "900", "file 500\nanon 100\n"), ("a/b", "5000", "anon 100\n")):
+    for folder, limit, stat in (
+        ("", "max", None),
+        ("a", "900", "file 500\nanon 100\n"),
+        ("a/b", "5000", "anon 100\n"),
+    ):
         made.write(tmp_path / folder / "memory.max", limit.encode())
         if stat:
             made.write(tmp_path / folder / "memory.stat", stat.encode())
@@ -152,9 +184,13 @@ def test_a_folder_that_cannot_be_used_fails_and_says_why(recipe, tmp_path, monke
     made.write(tmp_path / "file", b"")
     assert "Not a directory" in checks("--out", tmp_path / "file/out", status=1)["out"][1]
     made.write(tmp_path / "full/mine.txt", b"")
-    assert "no packprep's: mine.txt" in checks(recipe, "--out", tmp_path / "full", status=1)["out"][1]
+    assert (
+        "no packprep's: mine.txt" in checks(recipe, "--out", tmp_path / "full", status=1)["out"][1]
+    )
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 10)
-    assert checks(recipe, "--out", tmp_path / "new", status=1)["room"][1].endswith("make room, or choose another --out")
+    assert checks(recipe, "--out", tmp_path / "new", status=1)["room"][1].endswith(
+        "make room, or choose another --out"
+    )
 
 
 def test_a_folder_of_several_lengths_is_in_order_as_long_as_the_build_takes_it(recipe, tmp_path):
@@ -170,7 +206,9 @@ def test_a_folder_of_several_lengths_is_in_order_as_long_as_the_build_takes_it(r
     assert "to come" in checks(several, "--out", out)["room"][1]
     said = checks(several, "--out", out / "seq_64", status=1)["out"][1]
     assert "is a dataset, and seq_lengths make several" in said
-    assert "is a dataset, and seq_lengths make several" in refused("plan", several, "--out", out / "seq_64")
+    assert "is a dataset, and seq_lengths make several" in refused(
+        "plan", several, "--out", out / "seq_64"
+    )
     several.write_text(f"seq_lengths = [64, 256]\n{whole}")
     assert "begun with something else" in checks(several, "--out", out, status=1)["out"][1]
     assert inside("plan", several, "--out", tmp_path / "new").out.count("nothing was begun") == 2
@@ -187,7 +225,9 @@ def test_a_slow_disk_and_one_without_links_are_told(tmp_path, monkeypatch):
     assert (by_file.result, by_rate.result, good.result) == ("slow", "slow", "ok")
     assert "safe after 200.0 ms" in by_file.says and ", 3 MB/s, no hard links" in by_rate.says
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(LocalFolder, "write", lambda *given: (_ for _ in ()).throw(BuildError("full")))
+    monkeypatch.setattr(
+        LocalFolder, "write", lambda *given: (_ for _ in ()).throw(BuildError("full"))
+    )
     with pytest.raises(BuildError):
         doctor._file_system(tmp_path / "out", None)
     assert not list(tmp_path.iterdir())

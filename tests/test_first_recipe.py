@@ -20,7 +20,9 @@ def init(folder, *arguments):
     text = (folder / "recipe.toml").read_text()
     built = packprep("build", folder / "recipe.toml", "--out", folder / "out", "--json")
     assert built.status == 0 and built.json["made"] > 0, built
-    warnings = [line.removeprefix("packprep: ") for line in built.err.splitlines() if "warning: " in line]
+    warnings = [
+        line.removeprefix("packprep: ") for line in built.err.splitlines() if "warning: " in line
+    ]
     assert all(f"# {warning}\n" in text for warning in warnings), warnings
     return text, tomllib.loads(text)
 
@@ -51,20 +53,31 @@ def chat_tokenizer(folder):
 
 def llama_tokenizer(folder, **config):
     """A tokenizer whose post-processor puts bos before a text."""
-    return tokenizers_made.write(folder / "llama", tokenizers_made.llama3_like(), tokenizer_config=config)
+    return tokenizers_made.write(
+        folder / "llama", tokenizers_made.llama3_like(), tokenizer_config=config
+    )
 
 
 def test_a_template_that_ends_in_eos_gets_no_second_one(tmp_path):
-    text, table = init(tmp_path, chats(tmp_path / "a.jsonl"), "--tokenizer", chat_tokenizer(tmp_path))
+    text, table = init(
+        tmp_path, chats(tmp_path / "a.jsonl"), "--tokenizer", chat_tokenizer(tmp_path)
+    )
     assert table["documents"] == {"append_eos": False}
-    assert "append_eos = false  # the chat template writes <|im_end|> itself\n" in text and "warning" not in text
+    assert (
+        "append_eos = false  # the chat template writes <|im_end|> itself\n" in text
+        and "warning" not in text
+    )
 
 
 @pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("kind", ["texts", "conversations", "conversations with bos", "both"])
 def test_bos_is_put_where_the_post_processor_puts_it_unless_a_template_does(tmp_path, kind):
     template = LLAMA if kind == "conversations with bos" else LLAMA.replace("{{ bos_token }}", "")
-    config = {"eos_token": "<|eot_id|>", "bos_token": "<|begin_of_text|>", "chat_template": template}
+    config = {
+        "eos_token": "<|eot_id|>",
+        "bos_token": "<|begin_of_text|>",
+        "chat_template": template,
+    }
     if kind == "both":
         config["eos_token"] = "<|end_of_text|>"
     paths = [chats(tmp_path / "a.jsonl")] if kind != "texts" else []
@@ -81,8 +94,15 @@ def test_conversations_and_texts_that_need_other_ends_are_not_in_one_recipe(tmp_
     out = ("--out", tmp_path / "r.toml")
     given = (chats(tmp_path / "a.jsonl"), tmp_path / "b.jsonl", *out)
     message = refused("init", *given, "--tokenizer", chat_tokenizer(tmp_path))
-    assert "writes <|im_end|> around the conversations of source 'a'" in message and "texts of source 'b'" in message
-    config = {"eos_token": "<|end_of_text|>", "bos_token": "<|begin_of_text|>", "chat_template": LLAMA}
+    assert (
+        "writes <|im_end|> around the conversations of source 'a'" in message
+        and "texts of source 'b'" in message
+    )
+    config = {
+        "eos_token": "<|end_of_text|>",
+        "bos_token": "<|begin_of_text|>",
+        "chat_template": LLAMA,
+    }
     message = refused("init", *given, "--tokenizer", llama_tokenizer(tmp_path, **config))
     assert "writes <|begin_of_text|>" in message and "documents.prepend_bos" in message
     assert not (tmp_path / "r.toml").exists()
@@ -104,7 +124,10 @@ def test_of_several_columns_of_strings_the_longest_is_the_text(tmp_path, kind):
 
 
 def test_a_given_text_key_is_of_the_sources_that_have_it(tmp_path):
-    write(tmp_path / "a.jsonl", b"".join(json.dumps({"body": text}).encode() + b"\n" for text in texts(30)))
+    write(
+        tmp_path / "a.jsonl",
+        b"".join(json.dumps({"body": text}).encode() + b"\n" for text in texts(30)),
+    )
     pq.write_table(pa.table({"path": ["a"] * 30, "content": texts(30, 1)}), tmp_path / "b.parquet")
     both = (tmp_path / "a.jsonl", tmp_path / "b.parquet")
     _, recipe = init(tmp_path, *both, "--text-key", "body")
@@ -122,13 +145,21 @@ def test_a_column_of_token_ids_is_read_as_such(tmp_path):
 
 def test_a_folder_gives_a_source_of_each_format_with_the_keys_that_find_its_texts(tmp_path):
     records = [{"id": str(i), "content": text, "url": "here"} for i, text in enumerate(texts(30))]
-    write(tmp_path / "data/a.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
+    write(
+        tmp_path / "data/a.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode()
+    )
     (tmp_path / "data/deep").mkdir()
-    pq.write_table(pa.table({"number": list(range(20)), "body": texts(20, 1)}), tmp_path / "data/deep/b.parquet")
+    pq.write_table(
+        pa.table({"number": list(range(20)), "body": texts(20, 1)}),
+        tmp_path / "data/deep/b.parquet",
+    )
     write(tmp_path / "data/notes.md", b"# Notes\n")
     write(tmp_path / "data/picture.png", b"\x89PNG")
     text, table = init(tmp_path, tmp_path / "data")
-    assert f"# warning: {tmp_path}/data: left out, as their names say no format: 1 .png; to read" in text
+    assert (
+        f"# warning: {tmp_path}/data: left out, as their names say no format: 1 .png; to read"
+        in text
+    )
     assert [(s["name"], s["paths"], s.get("text_key")) for s in table["sources"]] == [
         ("data-jsonl", ["data/**/*.jsonl"], "content"),
         ("data-parquet", ["data/**/*.parquet"], "body"),
@@ -138,7 +169,10 @@ def test_a_folder_gives_a_source_of_each_format_with_the_keys_that_find_its_text
     assert table["tokenizer"] == "bytes" and table["tasks"] == [{"preset": "causal"}]
     first, *_ = text.splitlines()
     assert first == "#:schema ./recipe.schema.json"
-    assert json.loads((tmp_path / "recipe.schema.json").read_text())["properties"].keys() >= table.keys()
+    assert (
+        json.loads((tmp_path / "recipe.schema.json").read_text())["properties"].keys()
+        >= table.keys()
+    )
 
 
 @pytest.mark.long(beyond=1)
@@ -147,7 +181,11 @@ def test_roles_that_a_tokenizer_lacks_are_given(tmp_path, preset):
     folder = write_tokenizer(tmp_path)
     write_lines(tmp_path / "a.jsonl", texts(30))
     text, table = init(tmp_path, tmp_path / "a.jsonl", "--tokenizer", folder, "--tasks", preset)
-    assert table["tokenizer"] == folder.name and table["tasks"] == [{"preset": preset}] and table["specials"]
+    assert (
+        table["tokenizer"] == folder.name
+        and table["tasks"] == [{"preset": preset}]
+        and table["specials"]
+    )
     assert all(name in text for name in presets())
 
 
@@ -159,7 +197,11 @@ def write_tokenizer(folder):
 def test_rows_are_longer_where_short_ones_would_stay_emptier(tmp_path):
     write_lines(tmp_path / "a.jsonl", ["x" * 300] * 99)
     text, table = init(tmp_path, tmp_path / "a.jsonl")
-    assert table["seq_length"] == 8192 and "rows of 512 would stay emptier" in text and "warning" not in text
+    assert (
+        table["seq_length"] == 8192
+        and "rows of 512 would stay emptier" in text
+        and "warning" not in text
+    )
 
 
 def test_a_folder_with_brackets_in_its_name_is_found_again(tmp_path):
@@ -174,7 +216,12 @@ def test_the_suggested_rows_hold_most_documents_whole(tmp_path):
     text, table = init(tmp_path, tmp_path / "a.jsonl")
     assert table["seq_length"] == 512 and "90 % up to 300; about 95% stay whole" in text
     write_lines(tmp_path / "b.jsonl", ["x" * n for n in (100_000, 200_000)])
-    assert inside("init", tmp_path / "b.jsonl", "--out", tmp_path / "b.toml", "--json").json["seq_length"] == 4096
+    assert (
+        inside("init", tmp_path / "b.jsonl", "--out", tmp_path / "b.toml", "--json").json[
+            "seq_length"
+        ]
+        == 4096
+    )
 
 
 def test_files_that_were_left_out_of_a_folder_are_read_by_the_pattern_that_it_names(tmp_path):
@@ -189,10 +236,15 @@ def test_files_that_were_left_out_of_a_folder_are_read_by_the_pattern_that_it_na
 
 
 def test_a_text_in_an_object_is_found(tmp_path):
-    lines = [json.dumps({"id": i, "data": {"lang": "en", "body": text}}) for i, text in enumerate(texts(30))]
+    lines = [
+        json.dumps({"id": i, "data": {"lang": "en", "body": text}})
+        for i, text in enumerate(texts(30))
+    ]
     write(tmp_path / "a.jsonl", "\n".join(lines).encode())
     text, table = init(tmp_path, tmp_path / "a.jsonl")
-    assert table["sources"][0]["text_key"] == "data.body" and "# of id, data.lang, data.body\n" in text
+    assert (
+        table["sources"][0]["text_key"] == "data.body" and "# of id, data.lang, data.body\n" in text
+    )
 
 
 def test_nothing_is_overwritten_and_what_no_key_mends_is_refused(tmp_path):
@@ -200,12 +252,18 @@ def test_nothing_is_overwritten_and_what_no_key_mends_is_refused(tmp_path):
     (tmp_path / "recipe.toml").write_text("mine")
     out = ("--out", tmp_path / "recipe.toml")
     assert "is there, and is not overwritten" in refused("init", tmp_path / "a.jsonl", *out)
-    assert (tmp_path / "recipe.toml").read_text() == "mine" and not (tmp_path / "recipe.schema.json").exists()
+    assert (tmp_path / "recipe.toml").read_text() == "mine" and not (
+        tmp_path / "recipe.schema.json"
+    ).exists()
     out = ("--out", tmp_path / "other.toml")
     assert "no such file" in refused("init", tmp_path / "none.jsonl", *out)
     (tmp_path / "empty").mkdir()
-    assert "a folder without files that are known by their names (.jsonl, " in refused("init", tmp_path / "empty", *out)
-    assert "there is no folder" in refused("init", tmp_path / "a.jsonl", "--out", tmp_path / "no/r.toml")
+    assert "a folder without files that are known by their names (.jsonl, " in refused(
+        "init", tmp_path / "empty", *out
+    )
+    assert "there is no folder" in refused(
+        "init", tmp_path / "a.jsonl", "--out", tmp_path / "no/r.toml"
+    )
     assert "unknown preset 'casual'; did you mean 'causal'?" in refused(
         "init", tmp_path / "a.jsonl", "--tasks", "casual", *out
     )

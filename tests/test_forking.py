@@ -1,4 +1,5 @@
-"""Processes that fork while their threads read, as DataLoader starts workers beside a prefetcher."""
+"""Processes that fork while their threads read, as DataLoader starts workers beside a
+prefetcher."""
 
 import os
 import signal
@@ -147,7 +148,9 @@ def test_reading_imports_nothing():
             mixed.delivered({{"rows": 12, "seed": 0, "shuffle": True}})
         print(sorted(set(sys.modules) - before))
     """
-    found = subprocess.run([sys.executable, "-c", script], check=True, timeout=60, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", script], check=True, timeout=60, capture_output=True, text=True
+    )
     assert found.stdout == "[]\n"
 
 

@@ -5,7 +5,18 @@ import sys
 
 import pytest
 
-HEAVY = {"numba", "pyarrow", "tokenizers", "torch", "jax", "zstandard", "msgspec", "xxhash", "tqdm", "typer"}
+HEAVY = {
+    "numba",
+    "pyarrow",
+    "tokenizers",
+    "torch",
+    "jax",
+    "zstandard",
+    "msgspec",
+    "xxhash",
+    "tqdm",
+    "typer",
+}
 
 
 def imported_by(code: str) -> set[str]:
@@ -31,7 +42,8 @@ def test_a_trainer_imports_nothing_heavy(code):
 
 def test_the_command_line_imports_no_trainer_s_library():
     assert (
-        imported_by("import packprep.cli.application, packprep.building.run") & {"torch", "jax", "transformers"}
+        imported_by("import packprep.cli.application, packprep.building.run")
+        & {"torch", "jax", "transformers"}
         == set()
     )
 
@@ -42,15 +54,20 @@ def test_the_command_line_imports_no_trainer_s_library():
     [
         "import packprep.cli.application, packprep.building.run",
         "from packprep.objectives.span_corruption import span_counts; span_counts(100, 0.15, 3.0)",
-        "import pathlib, packprep.building.planning as inputs; from packprep.recipe import read_recipe; "
-        "tables = {'sources': [{'paths': [__file__]}], 'tasks': [{'preset': 'ul2r'}], 'tokenizer': 'bytes', 'seq_length': 512}; "
-        "inputs.look_up(read_recipe(tables, pathlib.Path()), {})",
+        (
+            "import pathlib, packprep.building.planning as inputs; from packprep.recipe import"
+            " read_recipe; tables = {'sources': [{'paths': [__file__]}], 'tasks': [{'preset':"
+            " 'ul2r'}], 'tokenizer': 'bytes', 'seq_length': 512};"
+            " inputs.look_up(read_recipe(tables, pathlib.Path()), {})"
+        ),
     ],
 )
 def test_numba_comes_with_the_first_kernel_that_is_called_and_not_before(code):
     code = f"__file__ = {__file__!r}; {code}"
     assert "numba" not in imported_by(code)
-    assert "numba" in imported_by(f"{code}; from packprep.kernel import warm_kernels; warm_kernels()")
+    assert "numba" in imported_by(
+        f"{code}; from packprep.kernel import warm_kernels; warm_kernels()"
+    )
 
 
 def test_import_packprep_does_not_even_bring_numpy():

@@ -1,7 +1,9 @@
-"""Inputs made to hurt: small files that expand a thousandfold, lines and numbers without end, footers that lie, what is no file.
+"""Inputs made to hurt: small files that expand a thousandfold, lines and numbers without end,
+footers that lie, what is no file.
 
-Memory stays bounded, the rest of the file is read, and what cannot be used is a counted reject or an error that names
-the file. Memory is what a process of its own took at its peak, beside that of reading an ordinary file.
+Memory stays bounded, the rest of the file is read, and what cannot be used is a counted reject or
+an error that names the file. Memory is what a process of its own took at its peak, beside that of
+reading an ordinary file.
 """
 
 import gzip
@@ -33,7 +35,8 @@ from tests.tokenizer.tokenizers_made import gpt2_like
 GOOD = b'{"text": "one good line"}\n'
 MIB = 1 << 20
 ROOM = 200 * MIB
-"""What reading a bomb may take beyond an ordinary file: a document, its parts and copies, blocks of 16 MiB."""
+"""What reading a bomb may take beyond an ordinary file: a document, its parts and copies, blocks of
+16 MiB."""
 
 READ = """
 import json, os
@@ -59,7 +62,8 @@ print(json.dumps(dict(found, peak=peak)))
 
 
 def read(path):
-    """What reading a file gives, or the error by which it is refused, and the peak of memory of the process that did it."""
+    """What reading a file gives, or the error by which it is refused, and the peak of memory of the
+    process that did it."""
     done = run_python(READ.format(path=str(path)))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -165,11 +169,17 @@ def test_a_line_nested_100_000_deep_is_a_reject(tmp_path, line):
 
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
-    "digits", [b"-" + b"7" * 1_000_000, b"1e" + b"7" * 1_000_000, b"0." + b"7" * 1_000_000, b"7" * 1_000_000]
+    "digits",
+    [b"-" + b"7" * 1_000_000, b"1e" + b"7" * 1_000_000, b"0." + b"7" * 1_000_000, b"7" * 1_000_000],
 )
 def test_a_number_of_a_million_digits(tmp_path, digits):
-    """It is not read where it is not asked for; as a text it is none; as a bound it lies beyond the text, if it is whole."""
-    lines = [b'{"text": "good", "n": %s}', b'{"text": %s}', b'{"text": "a", "loss_spans": [[0, %s]]}']
+    """It is not read where it is not asked for; as a text it is none; as a bound it lies beyond the
+    text, if it is whole."""
+    lines = [
+        b'{"text": "good", "n": %s}',
+        b'{"text": %s}',
+        b'{"text": "a", "loss_spans": [[0, %s]]}',
+    ]
     write(tmp_path / "in.jsonl", b"".join(line % digits + b"\n" for line in lines) + GOOD)
     said = build(tmp_path)
     assert said.status == 0, said
@@ -202,7 +212,10 @@ def test_a_line_of_a_gibibyte(tmp_path, ordinary):
         ({"text": "a" * 65536, "loss_spans": [[i, i + 1] for i in range(0, 65536, 2)] * 2}, {}),
         ({"text": "a", "loss_spans": [[0, 1]] * 65536 + [[1, 0]]}, {"bad_loss_spans": 1}),
         ({"text": "a", "loss_spans": [[0, 1]] * 65536 + [[0, 1]]}, {"bad_loss_spans": 1}),
-        ({"text": "ab " * 300_000, "loss_spans": [[3 * i, 3 * i + 1] for i in range(300_000)]}, {"bad_loss_spans": 1}),
+        (
+            {"text": "ab " * 300_000, "loss_spans": [[3 * i, 3 * i + 1] for i in range(300_000)]},
+            {"bad_loss_spans": 1},
+        ),
         ({"text": "a", "keys": {f"{i}": i for i in range(100_000)}}, {}),
     ],
 )
@@ -217,7 +230,9 @@ def test_lists_of_very_many_entries(tmp_path, record, rejected):
 
 def repeated(value, rows):
     """A column of one value, by a dictionary."""
-    return pyarrow.DictionaryArray.from_arrays(pyarrow.array(np.zeros(rows, np.int32)), pyarrow.array([value]))
+    return pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array(np.zeros(rows, np.int32)), pyarrow.array([value])
+    )
 
 
 def test_a_dictionary_that_repeats_a_long_text(tmp_path, ordinary):
@@ -226,7 +241,9 @@ def test_a_dictionary_that_repeats_a_long_text(tmp_path, ordinary):
     assert (tmp_path / "in.parquet").stat().st_size < MIB
     found = read(tmp_path / "in.parquet")
     assert (found["documents"], found["text"]) == (300, 300 * 4 * MIB)
-    assert found["peak"] < ordinary["parquet"] + 4 * 256 * MIB  # the rows read at once, and copies of them
+    assert (
+        found["peak"] < ordinary["parquet"] + 4 * 256 * MIB
+    )  # the rows read at once, and copies of them
 
 
 @pytest.mark.long
@@ -243,7 +260,9 @@ def test_an_arrow_file_whose_dictionary_repeats_a_long_text(tmp_path, ordinary):
 @pytest.mark.parametrize("text", ["ab", ""])
 def test_a_row_group_of_millions_of_rows(tmp_path, ordinary, text):
     pyarrow.parquet.write_table(
-        pyarrow.table({"text": repeated(text, 2_000_000)}), tmp_path / "in.parquet", row_group_size=2_000_000
+        pyarrow.table({"text": repeated(text, 2_000_000)}),
+        tmp_path / "in.parquet",
+        row_group_size=2_000_000,
     )
     found = read(tmp_path / "in.parquet")
     assert found["documents"] == 2_000_000 and found["peak"] < ordinary["parquet"] + ROOM
@@ -272,15 +291,22 @@ def test_more_documents_than_a_shard_may_have_are_refused(tmp_path, monkeypatch)
 @pytest.mark.parametrize("form", ["parquet", "arrow", "stream"])
 @pytest.mark.parametrize("kind", ["plain", "dictionary"])
 def test_a_gibibyte_in_forty_texts(tmp_path, ordinary, form, kind):
-    """Compressed to some kilobytes. Each text is beyond what a document may have; where all are one page, the file is."""
+    """Compressed to some kilobytes. Each text is beyond what a document may have; where all are one
+    page, the file is."""
     long = "z" * (25 * MIB)
-    column = repeated(long, 40) if kind == "dictionary" else pyarrow.array([long] * 40, pyarrow.large_string())
+    column = (
+        repeated(long, 40)
+        if kind == "dictionary"
+        else pyarrow.array([long] * 40, pyarrow.large_string())
+    )
     path = write_compressed(tmp_path, pyarrow.table({"text": column}), form)
     assert path.stat().st_size < 2 * MIB
     found = read(path)
     assert found["peak"] < ordinary["parquet"] + 2 * ROOM
     assert (
-        found["rejects"] == {"too_large": 40} if kind == "dictionary" else "bytes once decompressed" in found["error"]
+        found["rejects"] == {"too_large": 40}
+        if kind == "dictionary"
+        else "bytes once decompressed" in found["error"]
     )
 
 
@@ -323,7 +349,8 @@ def varint(value):
 
 @pytest.mark.parametrize("rows", [1, 4_999, 5_001, 2**31, 2**62, 2**63 - 1])
 def test_a_footer_that_lies_of_its_rows(tmp_path, rows):
-    """Every number 5000 of the footer, rows and values of columns and row groups, becomes another. One that is less is
+    """Every number 5000 of the footer, rows and values of columns and row groups, becomes another.
+    One that is less is
     believed: then these are the rows."""
     path = tmp_path / "in.parquet"
     column = [f"row {i}" for i in range(5000)]
@@ -344,7 +371,9 @@ def test_a_footer_that_lies_of_its_rows(tmp_path, rows):
 
 def test_statistics_that_lie_are_not_looked_at(tmp_path):
     path = tmp_path / "in.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["aaaaaaaa", "zzzzzzzz"]}), path, compression="none")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": ["aaaaaaaa", "zzzzzzzz"]}), path, compression="none"
+    )
     data = path.read_bytes()
     at = data.rindex(b"zzzzzzzz")
     assert data.count(b"zzzzzzzz") >= 2
@@ -380,13 +409,17 @@ def ordinary_build(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ordinary_build")
     write_lines(folder / "in.jsonl", texts(200))
     write(folder / "tokenizer.json", json.dumps(gpt2_like()).encode())
-    return build_measured(folder, "--tokenizer", folder / "tokenizer.json", "--set", "engine=reference")[1]
+    return build_measured(
+        folder, "--tokenizer", folder / "tokenizer.json", "--set", "engine=reference"
+    )[1]
 
 
 def replacing(kind, *pairs):
     return {
         "type": "Sequence",
-        "normalizers": [{"type": "Replace", "pattern": {kind: old}, "content": new} for old, new in pairs],
+        "normalizers": [
+            {"type": "Replace", "pattern": {kind: old}, "content": new} for old, new in pairs
+        ],
     }
 
 
@@ -400,17 +433,27 @@ def replacing(kind, *pairs):
 )
 def test_a_normalizer_that_makes_a_gigabyte_of_a_word(tmp_path, ordinary_build, normalizer):
     write_lines(tmp_path / "in.jsonl", [*["a word of a few"] * 150, *["the one"] * 50])
-    write(tmp_path / "tokenizer.json", json.dumps({**gpt2_like(), "normalizer": normalizer}).encode())
+    write(
+        tmp_path / "tokenizer.json", json.dumps({**gpt2_like(), "normalizer": normalizer}).encode()
+    )
     said, peak = build_measured(tmp_path, "--tokenizer", tmp_path / "tokenizer.json")
-    assert said["documents"]["rejected"] == {"tokenizer_error": 150} and said["documents"]["used"] == 50
+    assert (
+        said["documents"]["rejected"] == {"tokenizer_error": 150}
+        and said["documents"]["used"] == 50
+    )
     assert peak < ordinary_build + ROOM
     assert inside("verify", tmp_path / "out", "--replay", "all", "--twin").status == 0
 
 
 def test_a_decoder_that_makes_a_gigabyte_of_a_token(tmp_path, ordinary_build):
     """It is asked for the tokens' texts, to prove an engine on and to show."""
-    steps = replacing("String", ("a", "b" * 1000), ("b", "c" * 1000), ("c", "d" * 1000))["normalizers"]
-    tokenizer = {**gpt2_like(), "decoder": {"type": "Sequence", "decoders": [gpt2_like()["decoder"], *steps]}}
+    steps = replacing("String", ("a", "b" * 1000), ("b", "c" * 1000), ("c", "d" * 1000))[
+        "normalizers"
+    ]
+    tokenizer = {
+        **gpt2_like(),
+        "decoder": {"type": "Sequence", "decoders": [gpt2_like()["decoder"], *steps]},
+    }
     write_lines(tmp_path / "in.jsonl", ["a word of a few"] * 50)
     write(tmp_path / "tokenizer.json", json.dumps(tokenizer).encode())
     said, peak = build_measured(tmp_path, "--tokenizer", tmp_path / "tokenizer.json")
@@ -425,26 +468,38 @@ def test_a_decoder_that_fails_proves_no_engine(tmp_path):
     write_lines(tmp_path / "in.jsonl", texts(50))
     write(tmp_path / "tokenizer.json", json.dumps(tokenizer).encode())
     said = inside(*command(tmp_path), "--tokenizer", tmp_path / "tokenizer.json")
-    assert said.status == 0 and "engine fastokens is not used: there is nothing to prove it on" in said.err
+    assert (
+        said.status == 0
+        and "engine fastokens is not used: there is nothing to prove it on" in said.err
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     "bomb",
     [
-        "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x == [n.x] }}",
+        (
+            "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{%"
+            " endfor %}{{ n.x == [n.x] }}"
+        ),
         "{{ range(9999) | join('x' * 99999) }}",
         "{{ [[1] * 99999] | tojson(indent=99999) }}",
         "{{ raise_exception }}",
     ],
 )
 def test_a_template_that_makes_much_of_a_long_conversation(tmp_path, ordinary_build, bomb):
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if messages | length > 2 %}" + bomb + "{% endif %}"
+    template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if messages | length > 2 %}"
+        + bomb
+        + "{% endif %}"
+    )
     write(tmp_path / "chat.jinja", template.encode())
     turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "that"}]
     lines = [{"messages": turns}, {"messages": turns * 2}] * 2
     write(tmp_path / "in.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-    said, peak = build_measured(tmp_path, "--set", f"documents.chat_template={tmp_path / 'chat.jinja'}")
+    said, peak = build_measured(
+        tmp_path, "--set", f"documents.chat_template={tmp_path / 'chat.jinja'}"
+    )
     assert said["documents"]["rejected"] == {"template_error": 2} and said["documents"]["used"] == 2
     assert peak < ordinary_build + ROOM
 
@@ -482,14 +537,22 @@ def test_a_shard_that_expands_beyond_measure_is_refused(tmp_path, monkeypatch):
     """As one whose compressed file holds in one step many times what the plan gives a shard."""
     monkeypatch.setattr(work, "LEAST_BOUND", 1 << 20)
     monkeypatch.setattr(work, "BEYOND_PLAN", 1)
-    path = compress(tmp_path / "in.jsonl.zst", [GOOD, *[json.dumps({"text": "0" * 99_000}).encode() + b"\n"] * 40])
+    path = compress(
+        tmp_path / "in.jsonl.zst",
+        [GOOD, *[json.dumps({"text": "0" * 99_000}).encode() + b"\n"] * 40],
+    )
     message = stopped(tmp_path, path.name, **{"output.shard_text_bytes": 500_000})
-    assert str(path) in message and "holds more than 1048576 bytes of text" in message and "shard_text_bytes" in message
+    assert (
+        str(path) in message
+        and "holds more than 1048576 bytes of text" in message
+        and "shard_text_bytes" in message
+    )
 
 
 def test_a_sample_of_what_expands_is_counted_and_not_held(tmp_path, monkeypatch):
     path = compress(
-        tmp_path / "in.jsonl.zst", [json.dumps({"text": text}).encode() + b"\n" for text in texts(3000)] * 30
+        tmp_path / "in.jsonl.zst",
+        [json.dumps({"text": text}).encode() + b"\n" for text in texts(3000)] * 30,
     )
     assert path.stat().st_size < sampling.PIECE_TEXT_BYTES * 4
     recipe = read_recipe(table("in.jsonl.zst"), tmp_path)
@@ -511,4 +574,8 @@ def test_a_reject_costs_the_bytes_of_its_line_and_few_more():
         rejected.add(Named, 0, 0, i, "malformed_json", f"not JSON; the line begins '{i:08}'")
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held < 50_000 * 120 and len(rejected) == 50_000 and rejected.counts("s") == {"malformed_json": 50_000}
+    assert (
+        held < 50_000 * 120
+        and len(rejected) == 50_000
+        and rejected.counts("s") == {"malformed_json": 50_000}
+    )

@@ -58,7 +58,13 @@ def compiled_run(target, at, source, begin, n, end):
     kernels.copy_run(target, at, source, begin, n, end)
 
 
-@given(KEYS, st.integers(1, 20), st.integers(0, 2**34 - 1), st.integers(0, 2**32 - 1), st.integers(0, 9))
+@given(
+    KEYS,
+    st.integers(1, 20),
+    st.integers(0, 2**34 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 9),
+)
 @settings(max_examples=200)
 def test_words_and_bits_equal_numpy_s_and_the_twin_s(key, purpose, index, epoch, attempt):
     found = int(compiled_words(np.uint64(key), purpose, index, epoch, attempt))
@@ -68,7 +74,9 @@ def test_words_and_bits_equal_numpy_s_and_the_twin_s(key, purpose, index, epoch,
     assert found == chance.bits64(key, purpose, index % 2**32, epoch)
 
 
-@given(KEYS, st.integers(0, 10**6), st.integers(1, 2**32 - 1) | st.integers(1, 50) | st.just(2**31 + 1))
+@given(
+    KEYS, st.integers(0, 10**6), st.integers(1, 2**32 - 1) | st.integers(1, 50) | st.just(2**31 + 1)
+)
 @settings(max_examples=300)
 def test_integers_equal_numpy_s_and_the_twin_s_rejections_included(key, index, bound):
     found = int(compiled_integer(np.uint64(key), randomness.PIVOT, index, bound, 0))
@@ -78,7 +86,9 @@ def test_integers_equal_numpy_s_and_the_twin_s_rejections_included(key, index, b
 
 def test_rejections_do_happen_in_that_test():
     bound = 2**31 + 1  # nearly every second word is drawn again
-    first = [chance.words(7, randomness.PIVOT, i) * bound % 2**32 < 2**32 % bound for i in range(100)]
+    first = [
+        chance.words(7, randomness.PIVOT, i) * bound % 2**32 < 2**32 % bound for i in range(100)
+    ]
     assert 20 < sum(first) < 80
     for i in range(100):
         found = int(compiled_integer(np.uint64(7), randomness.PIVOT, i, bound, 0))
@@ -112,7 +122,8 @@ def test_blocks_side_by_side_are_the_words_one_by_one(key, purpose, epoch, block
     out = np.zeros(4 * blocks + 28, np.uint32)
     kernels.philox_blocks(np.uint64(key), purpose, epoch, blocks, out)
     assert (
-        out[: 4 * blocks].tolist() == randomness.words(np.uint64(key), purpose, np.arange(4 * blocks), epoch).tolist()
+        out[: 4 * blocks].tolist()
+        == randomness.words(np.uint64(key), purpose, np.arange(4 * blocks), epoch).tolist()
     )
 
 
@@ -132,7 +143,9 @@ def test_flags_are_gathered_into_bits(flags, begin):
 
 
 @pytest.mark.long
-@given(st.data(), st.sampled_from(["uint16", "int32", "int64"]), st.sampled_from(["uint16", "int32"]))
+@given(
+    st.data(), st.sampled_from(["uint16", "int32", "int64"]), st.sampled_from(["uint16", "int32"])
+)
 def test_copies_are_exact_and_runs_write_nothing_beyond_their_end(data, source_type, target_type):
     n = data.draw(st.integers(0, 70))
     begin, behind, at, room = (data.draw(st.integers(0, 40)) for _ in range(4))
@@ -167,7 +180,9 @@ def test_fault_27_a_changed_callee_in_another_file_is_compiled_anew(copied):
     assert hits == "0" and made.run_copied(copied, PIVOTS) == f"{pivots} 1"  # found in the cache
     path = copied / "packprep" / "kernel" / "chance.py"
     text = path.read_text()
-    old = "    return below(word(key, purpose, index, epoch, 0), key, purpose, index, bound, epoch)\n"
+    old = (
+        "    return below(word(key, purpose, index, epoch, 0), key, purpose, index, bound, epoch)\n"
+    )
     assert old in text
     path.write_text(text.replace(old, "    return np.int64(bound) - 1\n"))
     assert made.run_copied(copied, PIVOTS) == f"{[8] * 20} 0"
@@ -191,18 +206,24 @@ def test_what_is_kept_is_loaded_without_what_compiles_and_others_can_be_compiled
         compiles == "True" and made.run_copied(copied, ROWS) == f"{rows} False"
     )  # where rows are made arrays are allocated
     then = made.run_copied(copied, ROWS + PIVOTS)
-    assert then.splitlines()[0] == f"{rows} False" and then.endswith(" 0")  # the latter was not kept
+    assert then.splitlines()[0] == f"{rows} False" and then.endswith(
+        " 0"
+    )  # the latter was not kept
     assert made.run_copied(copied, PIVOTS) == f"{then.splitlines()[1].rsplit(' ', 1)[0]} 1"
 
 
 def test_without_a_folder_that_can_be_written_kernels_are_compiled_in_every_process(copied):
     file = made.write(copied / "file", b"")  # a file is no folder
     done = made.run_python(
-        f"import tempfile; tempfile.tempdir = {str(file)!r}\n"
-        "from packprep.cache import cache_folders; import packprep.objectives.causal as c, numpy as np\n"
-        "a = np.zeros(1, np.int64); c.copy_ranges(a, a, a, a, a); print(cache_folders().own)",
-        copied, PYTHONPATH=str(copied), NUMBA_CACHE_DIR=str(file), XDG_CACHE_HOME=str(file), HOME=str(file),
-    )  # fmt: skip
+        f"import tempfile; tempfile.tempdir = {str(file)!r}\nfrom packprep.cache import"
+        " cache_folders; import packprep.objectives.causal as c, numpy as np\na = np.zeros(1,"
+        " np.int64); c.copy_ranges(a, a, a, a, a); print(cache_folders().own)",
+        copied,
+        PYTHONPATH=str(copied),
+        NUMBA_CACHE_DIR=str(file),
+        XDG_CACHE_HOME=str(file),
+        HOME=str(file),
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "None"
 

@@ -53,7 +53,9 @@ def test_who_listens_hears_instead(capfd):
         say("this")
         say("that", once=True)
     say("those")
-    assert heard == [("this", False), ("that", True)] and capfd.readouterr().err == "packprep: those\n"
+    assert (
+        heard == [("this", False), ("that", True)] and capfd.readouterr().err == "packprep: those\n"
+    )
 
 
 def test_what_is_shown_is_errors_alone_or_stages_with_their_seconds_too(capfd, monkeypatch):
@@ -67,7 +69,9 @@ def test_what_is_shown_is_errors_alone_or_stages_with_their_seconds_too(capfd, m
     assert said(messages.USUAL) == "packprep: this\npackprep: error: that\n"
     assert said(messages.ERRORS) == "packprep: error: that\n"
     seconds = r"packprep: \d+\.\d\d s: "
-    assert re.fullmatch(rf"{seconds}this\n{seconds}shard 1: done\npackprep: error: that\n", said(messages.STAGES))
+    assert re.fullmatch(
+        rf"{seconds}this\n{seconds}shard 1: done\npackprep: error: that\n", said(messages.STAGES)
+    )
 
 
 def speaks():
@@ -87,7 +91,10 @@ def test_what_workers_say_their_parent_says_once_where_it_is_once(capfd):
 
 
 def test_no_room_s_message_tells_a_secret(capfd):
-    say("cannot reach s3://me:hush@host/a?X-Amz-Signature=hush&part=1, nor 'https://host/b?token=hush'")
+    say(
+        "cannot reach s3://me:hush@host/a?X-Amz-Signature=hush&part=1, nor"
+        " 'https://host/b?token=hush'"
+    )
     said = "cannot reach s3://…@host/a?X-Amz-Signature=…&part=1, nor 'https://host/b?token=…'"
     assert capfd.readouterr().err == f"packprep: {said}\n"
 
@@ -127,17 +134,23 @@ def bar(monkeypatch, capsys):
     return ends
 
 
-def test_it_ends_at_100_percent_with_rejects_compressed_files_resumes_and_array_tasks(bar, tmp_path):
+def test_it_ends_at_100_percent_with_rejects_compressed_files_resumes_and_array_tasks(
+    bar, tmp_path
+):
     made.write_lines(tmp_path / "a.jsonl.zst", [*made.texts(60), *[""] * 300])
     made.write(tmp_path / "b.jsonl", b"no JSON\n" * 500)
     table = made.table(
-        [{"paths": ["a.jsonl.zst", "b.jsonl"]}], documents={"max_bad_fraction": 1.0}, output={"shard_text_bytes": 9000}
+        [{"paths": ["a.jsonl.zst", "b.jsonl"]}],
+        documents={"max_bad_fraction": 1.0},
+        output={"shard_text_bytes": 9000},
     )
     recipe, out = read_recipe(table, tmp_path), tmp_path / "out"
     for array in ((0, 2), (1, 2)):
         assert bar(lambda shown, array=array: build(recipe, out, shown, 0, array=array)) == ["100"]
     assert bar(lambda shown: verify_dataset(out, None, {}, (0, 1), 0, shown)) == ["100"]
-    assert bar(lambda shown: export_dataset(out, "parquet", tmp_path / "parquet", shown, 0)) == ["100"]
+    assert bar(lambda shown: export_dataset(out, "parquet", tmp_path / "parquet", shown, 0)) == [
+        "100"
+    ]
     assert bar(lambda shown: build(recipe, out, shown, 0)) == []  # nothing to make
     (out / "receipts/000/000001.json").unlink()
     (out / "dataset.json").unlink()

@@ -1,7 +1,9 @@
-"""Every objective in one row: what a mixed dataset holds, computed again from its sources' text alone.
+"""Every objective in one row: what a mixed dataset holds, computed again from its sources' text
+alone.
 
-The tokenizer is bytes and special-token text is text, so that a document's tokens are the bytes of its text. What is checked
-here is worked out from the corpus and the arrays; of the package it uses only what opens a dataset.
+The tokenizer is bytes and special-token text is text, so that a document's tokens are the bytes of
+its text. What is checked here is worked out from the corpus and the arrays; of the package it uses
+only what opens a dataset.
 """
 
 import json
@@ -54,7 +56,10 @@ def conversation(chance):
     """(messages, the document): the template by hand."""
     messages = [("system", words(chance, 12, PLAIN_WORDS))] if chance.random() < 0.6 else []
     for _ in range(chance.randint(1, 10)):
-        messages += [("user", words(chance, 18, PLAIN_WORDS)), ("assistant", words(chance, 18, PLAIN_WORDS))]
+        messages += [
+            ("user", words(chance, 18, PLAIN_WORDS)),
+            ("assistant", words(chance, 18, PLAIN_WORDS)),
+        ]
     text, trained, begins = b"", [], []
     for role, content in messages:
         begins.append(len(text))
@@ -62,7 +67,9 @@ def conversation(chance):
         text += head + body
         trained += [False] * len(head) + [role == "assistant"] * len(body)
     system = text[: begins[1]] if messages[0][0] == "system" else b""
-    return [{"role": r, "content": c} for r, c in messages], Document(text, trained, tuple(begins[1:]), system)
+    return [{"role": r, "content": c} for r, c in messages], Document(
+        text, trained, tuple(begins[1:]), system
+    )
 
 
 def write_corpus(folder):
@@ -99,7 +106,14 @@ def recipe(changes=None, **more):
     changes = changes or {}
     tasks = [{"preset": preset, "weight": 4 if preset == "ul2r" else 1} for preset in PRESETS]
     tasks.append({"name": "ps", "objective": "prefix_lm", "sentinel": True})
-    tasks.append({"name": "quiet", "objective": "masked_diffusion", "noise_eos": False, "mode_token": "[NLU]"})
+    tasks.append(
+        {
+            "name": "quiet",
+            "objective": "masked_diffusion",
+            "noise_eos": False,
+            "mode_token": "[NLU]",
+        }
+    )
     exact = {"exact_count": True, "noise_range": [0.05, 0.9]}
     tasks.append({"name": "counted", "objective": "masked_diffusion", **exact})
     chats = ["causal", "ps", "prefix_lm", "mdlm", "mlm", "quiet", "counted"]
@@ -159,7 +173,9 @@ class Segment(NamedTuple):
     document: Document
     start: int
     n: int
-    original: list[int]  # its slots before any objective: bos, mode, a repeated system message, content, eos
+    original: list[
+        int
+    ]  # its slots before any objective: bos, mode, a repeated system message, content, eos
     trainable: list[bool]  # which of them may be trained
     head: int  # bos and mode
     copied: int
@@ -183,7 +199,9 @@ def segments_of(mixed):
             start, n = int(columns["start"][i]), int(columns["tokens"][i])
             document = mixed.documents[sources[int(columns["source"][i])], int(columns["doc"][i])]
             text, trained = document.text, document.trained
-            head = [BOS] * (bos_on and start == 0) + [task["mode_token"]] * (task["mode_token"] is not None)
+            head = [BOS] * (bos_on and start == 0) + [task["mode_token"]] * (
+                task["mode_token"] is not None
+            )
             copied = document.system if start and trained else b""
             eos = [EOS] * (eos_on == "segment" or (eos_on and start + n == len(text)))
             said = [True] * n if trained is None else trained[start : start + n]
@@ -191,35 +209,54 @@ def segments_of(mixed):
             if not task["parameters"].get("noise_eos", True):
                 eos_trained = [False] * len(eos)
             yield Segment(
-                row, i + 1, int(columns["begin"][i]), int(columns["end"][i]), task, int(columns["prefix"][i]),
-                document, start, n,
+                row,
+                i + 1,
+                int(columns["begin"][i]),
+                int(columns["end"][i]),
+                task,
+                int(columns["prefix"][i]),
+                document,
+                start,
+                n,
                 [*head, *copied, *text[start : start + n], *eos],
                 [False] * (len(head) + len(copied)) + said + eos_trained,
-                len(head), len(copied),
-            )  # fmt: skip
+                len(head),
+                len(copied),
+            )
 
 
 @pytest.mark.long(beyond=2)
 def test_nothing_is_wrong_with_it(mixed):
     for replay in (-1, 50):
         report = verify_dataset(mixed.out, replay, {}, (0, 1), 0, made.Silent())
-        assert report["listed"] == [] and report["replayed"] == (report["segments"] if replay < 0 else 50)
+        assert report["listed"] == [] and report["replayed"] == (
+            report["segments"] if replay < 0 else 50
+        )
 
 
 def test_all_objectives_and_kinds_of_documents_meet_in_rows(mixed):
     segments = list(segments_of(mixed))
     assert len({s.task["objective"] for s in segments}) == 7
-    assert {s.task["name"] for s in segments} | {"too_short"} == {task["name"] for task in mixed.dataset.tasks}
+    assert {s.task["name"] for s in segments} | {"too_short"} == {
+        task["name"] for task in mixed.dataset.tasks
+    }
     assert {s.task["objective"] for s in segments if s.document.trained} == SUPERVISED
-    kinds = [{s.task["label_alignment"] for s in segments if s.row is row} for row in {s.row for s in segments}]
+    kinds = [
+        {s.task["label_alignment"] for s in segments if s.row is row}
+        for row in {s.row for s in segments}
+    ]
     assert sum(len(kind) == 2 for kind in kinds) > len(kinds) / 6
-    assert any(s.copied for s in segments) == (mixed.recipe["documents"].get("long", "split") == "split")
+    assert any(s.copied for s in segments) == (
+        mixed.recipe["documents"].get("long", "split") == "split"
+    )
 
 
 def test_what_is_no_segment_is_not_trained(mixed):
     for row in rows_of(mixed.dataset):
         padding = np.ones(512, np.bool_)
-        for number, (begin, end) in enumerate(zip(row.segments["begin"], row.segments["end"], strict=True), 1):
+        for number, (begin, end) in enumerate(
+            zip(row.segments["begin"], row.segments["end"], strict=True), 1
+        ):
             padding[begin:end] = False
             assert (row.segment_ids[begin:end] == number).all()
         assert (row.segment_ids[padding] == 0).all() and not row.loss_mask[padding].any()
@@ -227,7 +264,8 @@ def test_what_is_no_segment_is_not_trained(mixed):
 
 
 def test_next_token_segments_have_their_labels_and_their_loss(mixed):
-    """A slot is trained iff the next one is a target that may be trained; no label crosses a segment."""
+    """A slot is trained iff the next one is a target that may be trained; no label crosses a
+    segment."""
     seen = set()
     for s in segments_of(mixed):
         if s.task["label_alignment"] == "same_slot":
@@ -255,7 +293,8 @@ def test_next_token_segments_have_their_labels_and_their_loss(mixed):
 
 
 def of_prefix_lm(s):
-    """(slots, targets): the original, with the sentinel at the pivot, which is the first trained token where ranges are."""
+    """(slots, targets): the original, with the sentinel at the pivot, which is the first trained
+    token where ranges are."""
     assert s.head < s.prefix < s.head + s.copied + s.n
     body = s.trainable[s.head : s.head + s.copied + s.n]
     if not all(body):
@@ -305,7 +344,9 @@ def test_in_place_segments_have_their_labels_and_no_prompt_is_noised_or_trained(
             continue
         objective, copies = s.task["objective"], 1 + (s.task["objective"] == "block_diffusion")
         original, may = np.array(s.original * copies), np.array(s.trainable)
-        may = np.concatenate((may, np.zeros(len(may), np.bool_))) if copies == 2 else may  # x_0 is never noised
+        may = (
+            np.concatenate((may, np.zeros(len(may), np.bool_))) if copies == 2 else may
+        )  # x_0 is never noised
         tokens, loss = np.array(s.column("tokens")), np.array(s.column("loss_mask")) == 1
         assert s.column("labels") == original.tolist()
         assert s.prefix == (-1 if copies == 2 else len(tokens))
@@ -321,9 +362,14 @@ def test_in_place_segments_have_their_labels_and_no_prompt_is_noised_or_trained(
         if s.task["name"] == "dllm":
             assert loss.sum() >= 1
         weights = np.array(s.column("loss_weights"))
-        assert np.allclose(weights[loss], weight_of(s, tokens)[loss], rtol=1e-6) and not weights[~loss].any()
+        assert (
+            np.allclose(weights[loss], weight_of(s, tokens)[loss], rtol=1e-6)
+            and not weights[~loss].any()
+        )
         seen.add((s.task["name"], s.document.trained is None))
-    assert seen >= {(name, True) for name in ("llada", "mdlm", "mlm", "dllm", "duo", "bd3", "quiet", "counted")}
+    assert seen >= {
+        (name, True) for name in ("llada", "mdlm", "mlm", "dllm", "duo", "bd3", "quiet", "counted")
+    }
     assert seen >= {(name, False) for name in ("llada", "mdlm", "mlm", "dllm", "quiet", "counted")}
     assert masked > 1000 and flipped > 50
 
@@ -339,7 +385,9 @@ def weight_of(s, tokens):
             candidates = np.array(s.trainable) & (np.array(s.original) != MASK)
             many = int(np.array(s.column("loss_mask")).sum())
             return np.full(len(tokens), candidates.sum() / many if many else 1.0)
-        return np.full(len(tokens), 1 / ((1 - parameters["epsilon"]) * level + parameters["epsilon"]))
+        return np.full(
+            len(tokens), 1 / ((1 - parameters["epsilon"]) * level + parameters["epsilon"])
+        )
     if s.task["objective"] == "uniform_diffusion":
         return np.ones(len(tokens))
     arrays = s.row._shard.arrays
@@ -378,12 +426,17 @@ def test_no_trained_token_is_lost_and_none_is_there_twice(mixed):
         for begin, end in used.get(id(document), []):
             for i in range(begin, end):
                 covered[i] += 1
-        assert all(c == 1 or (c == 0 and document.trained and not document.trained[i]) for i, c in enumerate(covered))
+        assert all(
+            c == 1 or (c == 0 and document.trained and not document.trained[i])
+            for i, c in enumerate(covered)
+        )
 
 
 @pytest.mark.long
 def test_workers_do_not_show(mixed, tmp_path):
-    if mixed.recipe["documents"].get("prepend_bos") or not mixed.recipe["packing"]:  # one variant is enough
+    if (
+        mixed.recipe["documents"].get("prepend_bos") or not mixed.recipe["packing"]
+    ):  # one variant is enough
         return
     made.build(mixed.recipe, mixed.out.parent, tmp_path / "again", 2)
     assert made.contents(tmp_path / "again") == made.contents(mixed.out)
@@ -392,7 +445,9 @@ def test_workers_do_not_show(mixed, tmp_path):
 @pytest.mark.parametrize("preset", ["llada", "mlm", "dllm", "bd3"])
 def test_a_genuine_mask_in_the_text_is_not_trained_on(tmp_path, preset):
     """Masked slots are told by position: a mask that the text itself has is never one of them."""
-    made.write_lines(tmp_path / "a.jsonl", ["ab<mask>cd" * 20, "<mask>" * 40, "x<mask>y<eos>z" * 9] * 8)
+    made.write_lines(
+        tmp_path / "a.jsonl", ["ab<mask>cd" * 20, "<mask>" * 40, "x<mask>y<eos>z" * 9] * 8
+    )
     table = {"tokenizer": "bytes", "seq_length": 512, "sources": [{"paths": ["a.jsonl"]}]}
     table |= {"tasks": [{"preset": preset}], "documents": {"special_text": "special"}}
     made.build(table, tmp_path, tmp_path / "out")
@@ -409,7 +464,10 @@ def test_spans_without_a_task_for_them_are_refused_before_work_starts(tmp_path):
     write_corpus(tmp_path)
     table = recipe()
     table["sources"][1]["tasks"] = ["fim", "duo", "bd3"]
-    with pytest.raises(RecipeError, match="source 'spans' has documents with loss_spans or messages and none of its"):
+    with pytest.raises(
+        RecipeError,
+        match="source 'spans' has documents with loss_spans or messages and none of its",
+    ):
         made.build(table, tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     table["documents"]["loss_spans"] = "ignore"
@@ -426,13 +484,26 @@ def test_a_build_warns_of_a_task_that_weighs_next_to_nothing(tmp_path, weighting
     tasks[1] = {"name": "duo", "objective": "uniform_diffusion", "weighting": weighting}
     made.build(made.table("a.jsonl", tasks=tasks), tmp_path, tmp_path / "out", progress=progress)
     assert (
-        any("warning: a trained slot of task causal weighs 1, one of duo " in line for line in progress.said) == warned
+        any(
+            "warning: a trained slot of task causal weighs 1, one of duo " in line
+            for line in progress.said
+        )
+        == warned
     )
 
 
 def test_the_plan_says_the_flip_rate(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(20))
-    tasks = [{"name": "d", "objective": "uniform_diffusion", "schedule": "flip", "noise_range": [0.1, 0.3]}]
+    tasks = [
+        {
+            "name": "d",
+            "objective": "uniform_diffusion",
+            "schedule": "flip",
+            "noise_range": [0.1, 0.3],
+        }
+    ]
     inputs, samples = look_up(read_recipe(made.table("a.jsonl", tasks=tasks), tmp_path), {}), []
     figures = forecast(make_plan(inputs, samples=samples), inputs, samples)["tasks"][0]["figures"]
-    assert {name: round(figure["realised"], 3) for name, figure in figures.items()} == {"flip_rate": 0.2}
+    assert {name: round(figure["realised"], 3) for name, figure in figures.items()} == {
+        "flip_rate": 0.2
+    }

@@ -23,13 +23,24 @@ def f(a: int = 3, *, strict=True) -> int:
     return max(a, 1)
 '''
 BECOMES = {
-    "LIMIT = 257", "LIMIT = 255",
-    "def f(a: int = 4, *, strict=True) -> int:", "def f(a: int = 2, *, strict=True) -> int:",
+    "LIMIT = 257",
+    "LIMIT = 255",
+    "def f(a: int = 4, *, strict=True) -> int:",
+    "def f(a: int = 2, *, strict=True) -> int:",
     "def f(a: int = 3, *, strict=False) -> int:",
-    "if (not a and a >= LIMIT):", "if (a) or a >= LIMIT:", "if not a or (a > LIMIT):", "if (not (not a or a >= LIMIT)):",
-    "pass", "a += (g(2, a))", "a += g(a, 3)", "a += g(a, 1)",
-    "return None", "return (min(a, 1))", "return max(a, 2)", "return max(a, 0)",
-}  # fmt: skip
+    "if (not a and a >= LIMIT):",
+    "if (a) or a >= LIMIT:",
+    "if not a or (a > LIMIT):",
+    "if (not (not a or a >= LIMIT)):",
+    "pass",
+    "a += (g(2, a))",
+    "a += g(a, 3)",
+    "a += g(a, 1)",
+    "return None",
+    "return (min(a, 1))",
+    "return max(a, 2)",
+    "return max(a, 0)",
+}
 
 
 def test_mutants_are_of_what_a_program_does(tmp_path, monkeypatch):
@@ -37,7 +48,9 @@ def test_mutants_are_of_what_a_program_does(tmp_path, monkeypatch):
     monkeypatch.setattr(mutants, "ROOT", tmp_path)
     (tmp_path / "f.py").write_text(SOURCE)
     every = [mutant for found in mutants.mutants_of("f.py").values() for mutant in found]
-    assert {mutant.becomes.strip().replace("if ((not a", "if (not a") for mutant in every} == BECOMES
+    assert {
+        mutant.becomes.strip().replace("if ((not a", "if (not a") for mutant in every
+    } == BECOMES
     assert sum(mutant.becomes.strip() == "pass" for mutant in every) == 2
     for mutant in every:
         lines = mutants.mutated(mutant).decode().split("\n")
@@ -65,7 +78,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
 def test_mutants_of_some_lines_are_found_each_by_what_is_nearest_to_it():
     """A kernel, and what only tests can see."""
     lines = {
-        "packprep/objectives/prefix_lm.py": "out[i] = 1 + integer(key[i], purpose, 0, n[i] - 1, epoch)",
+        "packprep/objectives/prefix_lm.py": (
+            "out[i] = 1 + integer(key[i], purpose, 0, n[i] - 1, epoch)"
+        ),
         "packprep/sources/formats/jsonl.py": "MAX_NESTING = 256",
     }
     places = []

@@ -1,4 +1,5 @@
-"""Random recipes: built, replayed and computed again by the twin without a fault, or refused by an error of packprep's."""
+"""Random recipes: built, replayed and computed again by the twin without a fault, or refused by an
+error of packprep's."""
 
 import subprocess
 import sys

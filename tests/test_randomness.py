@@ -15,9 +15,21 @@ many = settings(max_examples=150, deadline=None)
 
 # Random123's kat_vectors, philox4x32 with 10 rounds: counter, key, result.
 KNOWN_ANSWERS = [
-    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    (
+        "00000000 00000000 00000000 00000000",
+        "00000000 00000000",
+        "6627e8d5 e169c58d bc57ac4c 9b00dbd8",
+    ),
+    (
+        "ffffffff ffffffff ffffffff ffffffff",
+        "ffffffff ffffffff",
+        "408f276d 41c83b0e a20bc7c6 6d5451fd",
+    ),
+    (
+        "243f6a88 85a308d3 13198a2e 03707344",
+        "a4093822 299f31d0",
+        "d16cfe09 94fdcceb 5001e420 24126ea1",
+    ),
 ]
 
 
@@ -35,8 +47,16 @@ def test_philox_gives_the_known_answers(counter, key, result):
 
 
 def test_purposes_are_distinct_and_those_of_the_twin():
-    numbers = {name: value for name, value in vars(randomness).items() if name.isupper() and isinstance(value, int)}
-    numbers = {name: value for name, value in numbers.items() if name[0] != "_" and name != "PERMUTATION_ROUNDS"}
+    numbers = {
+        name: value
+        for name, value in vars(randomness).items()
+        if name.isupper() and isinstance(value, int)
+    }
+    numbers = {
+        name: value
+        for name, value in numbers.items()
+        if name[0] != "_" and name != "PERMUTATION_ROUNDS"
+    }
     assert len(set(numbers.values())) == len(numbers) == 30
     assert 0 not in numbers.values()  # purpose 0 under a permutation's key is its round keys
     twins = [name for name in vars(chance) if name in numbers]
@@ -62,7 +82,9 @@ def test_words_of_an_index_array_agree_with_the_twin(key, purpose, index, epoch)
 @given(st.lists(keys, min_size=1, max_size=5), purposes, st.integers(0, 2**34 - 6))
 @many
 def test_words_broadcast_keys_against_indices(key, purpose, index):
-    found = randomness.words(np.array(key, np.uint64)[:, None], purpose, np.arange(index, index + 6)[None])
+    found = randomness.words(
+        np.array(key, np.uint64)[:, None], purpose, np.arange(index, index + 6)[None]
+    )
     assert found.tolist() == [[chance.words(k, purpose, index + i) for i in range(6)] for k in key]
 
 
@@ -76,7 +98,9 @@ def test_bits64_agree_with_the_twin(key, purpose, index, epoch):
 
 @given(keys, purposes, st.lists(st.integers(0, 2**34 - 1), max_size=9), epochs)
 @many
-def test_uniforms_agree_with_the_twin_and_are_multiples_of_two_to_the_minus_24(key, purpose, index, epoch):
+def test_uniforms_agree_with_the_twin_and_are_multiples_of_two_to_the_minus_24(
+    key, purpose, index, epoch
+):
     found = randomness.uniforms(key, purpose, np.array(index, np.int64), epoch)
     assert found.dtype == np.float64
     assert found.tolist() == [chance.uniforms(key, purpose, i, epoch) for i in index]
@@ -85,7 +109,9 @@ def test_uniforms_agree_with_the_twin_and_are_multiples_of_two_to_the_minus_24(k
 
 
 def test_uniforms_reach_both_ends(monkeypatch):
-    monkeypatch.setattr(randomness, "words", lambda *_: np.array([0, 255, 256, 2**32 - 1], np.uint32))
+    monkeypatch.setattr(
+        randomness, "words", lambda *_: np.array([0, 255, 256, 2**32 - 1], np.uint32)
+    )
     assert randomness.uniforms(0, 0, np.arange(4)).tolist() == [0.0, 0.0, 2.0**-24, 1 - 2.0**-24]
 
 
@@ -93,16 +119,30 @@ def test_uniforms_reach_both_ends(monkeypatch):
 BOUNDS = [1, 2, 3, 10, 2**16, 2**31, 2**31 + 1, 3 * 2**30 + 1, 2**32 - 2, 2**32 - 1]
 
 
-@given(keys, purposes, st.integers(0, 2**33), st.one_of(st.sampled_from(BOUNDS), st.integers(1, 2**32 - 1)), epochs)
+@given(
+    keys,
+    purposes,
+    st.integers(0, 2**33),
+    st.one_of(st.sampled_from(BOUNDS), st.integers(1, 2**32 - 1)),
+    epochs,
+)
 @many
 def test_integers_of_arrays_agree_with_the_twin(key, purpose, index, bound, epoch):
     found = randomness.integers(key, purpose, np.arange(index, index + 20), bound, epoch)
     assert found.dtype == np.int64
-    assert found.tolist() == [chance.integers(key, purpose, index + i, bound, epoch) for i in range(20)]
+    assert found.tolist() == [
+        chance.integers(key, purpose, index + i, bound, epoch) for i in range(20)
+    ]
     assert ((found >= 0) & (found < bound)).all()
 
 
-@given(keys, purposes, st.integers(0, 2**34 - 1), st.one_of(st.sampled_from(BOUNDS), st.integers(1, 2**32 - 1)), epochs)
+@given(
+    keys,
+    purposes,
+    st.integers(0, 2**34 - 1),
+    st.one_of(st.sampled_from(BOUNDS), st.integers(1, 2**32 - 1)),
+    epochs,
+)
 @many
 def test_integers_of_scalars_agree_with_the_twin(key, purpose, index, bound, epoch):
     assert int(randomness.integers(key, purpose, index, bound, epoch)) == chance.integers(
@@ -110,7 +150,12 @@ def test_integers_of_scalars_agree_with_the_twin(key, purpose, index, bound, epo
     )
 
 
-@given(st.lists(st.tuples(keys, st.integers(0, 2**34 - 1), st.sampled_from(BOUNDS)), min_size=1, max_size=12), purposes)
+@given(
+    st.lists(
+        st.tuples(keys, st.integers(0, 2**34 - 1), st.sampled_from(BOUNDS)), min_size=1, max_size=12
+    ),
+    purposes,
+)
 @many
 def test_integers_broadcast_keys_indices_and_bounds(draws, purpose):
     key, index, bound = (list(column) for column in zip(*draws, strict=True))
@@ -120,7 +165,8 @@ def test_integers_broadcast_keys_indices_and_bounds(draws, purpose):
 
 @pytest.mark.parametrize("bound", [3, 7, 1000, 2**31 + 1, 3 * 2**30 + 1, 2**32 - 1])
 def test_integers_are_exactly_uniform(bound, monkeypatch):
-    """Each value keeps exactly ⌊2³² / bound⌋ words: of those that give it, only the first can be drawn anew.
+    """Each value keeps exactly ⌊2³² / bound⌋ words: of those that give it, only the first can be
+    drawn anew.
 
     The words at both edges of many values are fed in; a word drawn anew becomes `fresh`.
     """
@@ -163,9 +209,21 @@ def test_text_key_agrees_with_the_twin(parts):
 
 
 def test_text_key_tells_parts_apart():
-    parts = [("a", "b"), ("ab",), ("a,b",), ('a","b',), (0, "a"), ("0", "a"), ("a\udc80",), ("😀\n\x7f\\",), ()]
+    parts = [
+        ("a", "b"),
+        ("ab",),
+        ("a,b",),
+        ('a","b',),
+        (0, "a"),
+        ("0", "a"),
+        ("a\udc80",),
+        ("😀\n\x7f\\",),
+        (),
+    ]
     assert len({int(randomness.text_key(*each)) for each in parts}) == len(parts)
-    assert [int(randomness.text_key(*each)) for each in parts] == [chance.text_key(*each) for each in parts]
+    assert [int(randomness.text_key(*each)) for each in parts] == [
+        chance.text_key(*each) for each in parts
+    ]
 
 
 @given(keys, st.integers(0, 2**63 - 1), st.integers(0, 2**24 - 1), st.integers(0, 2**32 - 1))
@@ -178,11 +236,15 @@ def test_segment_key_agrees_with_the_twin(file_key, document, repeat, start):
 
 def test_segment_key_of_columns_agrees_with_the_twin():
     document = np.array([0, 1, 2**32 - 1, 2**32, 2**40 + 5], np.int64)
-    start, repeat = np.array([0, 7, 0, 9, 2**31], np.int64), np.array([0, 1, 2, 255, 65535], np.uint16)
+    start, repeat = (
+        np.array([0, 7, 0, 9, 2**31], np.int64),
+        np.array([0, 1, 2, 255, 65535], np.uint16),
+    )
     file_key = np.arange(5, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     found = randomness.segment_key(file_key, document, repeat, start)
     expected = [
-        chance.segment_key(*(int(x) for x in row)) for row in zip(file_key, document, repeat, start, strict=True)
+        chance.segment_key(*(int(x) for x in row))
+        for row in zip(file_key, document, repeat, start, strict=True)
     ]
     assert found.tolist() == expected
 
@@ -200,13 +262,19 @@ def test_permute_is_a_bijection_for_every_size_to_5000():
 @many
 def test_permutations_with_a_key_each_broadcast(size, some_keys):
     found = randomness.permute(
-        np.broadcast_to(np.arange(size), (len(some_keys), size)), size, np.array(some_keys, "u8")[:, None]
+        np.broadcast_to(np.arange(size), (len(some_keys), size)),
+        size,
+        np.array(some_keys, "u8")[:, None],
     )
     for order, key in zip(found, some_keys, strict=True):
         assert order.tolist() == randomness.permute(np.arange(size), size, key).tolist()
 
 
-@given(st.one_of(st.integers(1, 70), st.sampled_from([4**5, 4**5 + 1, 4 * 10**9, 2**40 + 1])), keys, st.data())
+@given(
+    st.one_of(st.integers(1, 70), st.sampled_from([4**5, 4**5 + 1, 4 * 10**9, 2**40 + 1])),
+    keys,
+    st.data(),
+)
 @many
 def test_permute_agrees_with_the_twin(size, key, data):
     index = data.draw(st.lists(st.integers(0, size - 1), max_size=6))
@@ -217,12 +285,17 @@ def test_permute_agrees_with_the_twin(size, key, data):
 
 def test_permute_of_four_billion_keeps_apart_what_is_apart():
     size = 4 * 10**9
-    index = np.concatenate([np.arange(50_000), size - 1 - np.arange(50_000), np.arange(1, 50_000) * 79_999])
+    index = np.concatenate(
+        [np.arange(50_000), size - 1 - np.arange(50_000), np.arange(1, 50_000) * 79_999]
+    )
     index = np.unique(index)
     found = randomness.permute(index, size, 42)
     assert len(np.unique(found)) == len(index)
     assert found.min() >= 0 and found.max() < size
-    assert np.abs(np.bincount(found // (size // 16), minlength=16) - len(index) / 16).max() < 6 * len(index) ** 0.5 / 4
+    assert (
+        np.abs(np.bincount(found // (size // 16), minlength=16) - len(index) / 16).max()
+        < 6 * len(index) ** 0.5 / 4
+    )
 
 
 def test_permute_depends_on_its_key_and_keeps_the_shape_of_its_index():

@@ -1,4 +1,5 @@
-"""The README does what it says, and has its form: its commands run, as written but for where the corpus lies."""
+"""The README does what it says, and has its form: its commands run, as written but for where the
+corpus lies."""
 
 import os
 import re
@@ -22,7 +23,9 @@ def blocks(language: str, page: str = "README.md") -> list[str]:
 
 def steps() -> list[str]:
     """Every command of the README, those joined by && one by one."""
-    return [step.strip() for block in blocks("sh") for step in re.split(r"&&|\n", block) if step.strip()]
+    return [
+        step.strip() for block in blocks("sh") for step in re.split(r"&&|\n", block) if step.strip()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,9 @@ def folder(tmp_path_factory):
     for module in ("argparse", "ast", "bisect", "calendar", "dataclasses", "functools"):
         source = Path(sys.modules["os"].__file__).with_name(f"{module}.py")
         (folder / "lib" / source.name).write_bytes(source.read_bytes())
-    (library / "decoder.py").write_bytes(Path(sys.modules["json"].__file__).with_name("decoder.py").read_bytes())
+    (library / "decoder.py").write_bytes(
+        Path(sys.modules["json"].__file__).with_name("decoder.py").read_bytes()
+    )
     commands(folder / "bin")
     return folder
 
@@ -43,7 +48,9 @@ def run(folder: Path, step: str) -> str:
     """What one command in the shell prints."""
     path = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", "")])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "lib": str(folder / "lib")}
-    result = subprocess.run(["bash", "-euc", step], cwd=folder, env=environment, capture_output=True, text=True)
+    result = subprocess.run(
+        ["bash", "-euc", step], cwd=folder, env=environment, capture_output=True, text=True
+    )
     assert result.returncode == 0, f"{step}\n{result.stdout}\n{result.stderr}"
     return result.stdout
 
@@ -58,7 +65,9 @@ def test_commands_run_and_what_they_make_is_good(folder):
         if " verify " in command:
             assert "every promise holds" in said and "built again from their sources" in said
         if " build " in command:
-            assert set(re.findall(r"^[a-z]+", said, re.M)) <= set(re.findall(r"^[a-z]+", README, re.M)) | {"too_short"}
+            assert set(re.findall(r"^[a-z]+", said, re.M)) <= set(
+                re.findall(r"^[a-z]+", README, re.M)
+            ) | {"too_short"}
     legend = run(folder, "packprep inspect packed --row -1 --from-plan").splitlines()[-1]
     assert legend in README, "the README shows another legend under its row"
 
@@ -83,7 +92,9 @@ def test_the_readme_has_at_most_200_lines():
 
 def test_the_readme_begins_with_a_sentence_and_a_decoded_row():
     assert (
-        README.index("$ packprep inspect packed --row -1 --from-plan") < README.index("```python") < README.index("## ")
+        README.index("$ packprep inspect packed --row -1 --from-plan")
+        < README.index("```python")
+        < README.index("## ")
     )
 
 
@@ -103,10 +114,14 @@ def is_part(part: object, whole: object) -> bool:
 
 def test_the_quickstart_shows_the_example_as_it_is():
     (shown,) = blocks("toml", "docs/quickstart.md")
-    assert tomllib.loads(shown) == tomllib.loads((ROOT / "examples" / "quickstart.toml").read_text("utf-8"))
+    assert tomllib.loads(shown) == tomllib.loads(
+        (ROOT / "examples" / "quickstart.toml").read_text("utf-8")
+    )
 
 
-@pytest.mark.parametrize("script, command", [("run", "pip install '.[test]'"), ("package", "pip install . &&")])
+@pytest.mark.parametrize(
+    "script, command", [("run", "pip install '.[test]'"), ("package", "pip install . &&")]
+)
 def test_ci_takes_its_commands_from_the_readme(script, command):
     (line,) = [line for line in README.splitlines() if line.startswith(command)]
     path = ROOT / ".ci" / script

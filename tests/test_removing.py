@@ -1,4 +1,5 @@
-"""Documents that are removed: nothing of them is left, no other slot moves, and it can be proven as of a build."""
+"""Documents that are removed: nothing of them is left, no other slot moves, and it can be proven as
+of a build."""
 
 import json
 import os
@@ -39,11 +40,14 @@ def shards_of(folder):
 
 
 def documents_of(folder):
-    """The documents that a dataset's segments name, as a list names them; those in several segments first."""
+    """The documents that a dataset's segments name, as a list names them; those in several segments
+    first."""
     plan, counts = open_plan(folder), {}
     files = [(source.name, file.name) for source in plan.sources for file in source.files]
     for _, arrays in shards_of(folder):
-        for file, doc in zip(arrays["segment_file"].tolist(), arrays["segment_doc"].tolist(), strict=True):
+        for file, doc in zip(
+            arrays["segment_file"].tolist(), arrays["segment_doc"].tolist(), strict=True
+        ):
             counts[*files[file], doc] = counts.get((*files[file], doc), 0) + 1
     ordered = sorted(counts, key=lambda document: (-counts[document], document))
     return [dict(zip(("source", "file", "doc"), document, strict=True)) for document in ordered]
@@ -56,7 +60,9 @@ def write_list(path, documents):
 
 def sound(folder, replay=ALL, moved=None, twin=False, epoch=0):
     """Whether every promise of a dataset holds."""
-    report = verify_dataset(folder, replay, moved or {}, (0, 1), 0, made.Silent(), twin=twin, epoch=epoch)
+    report = verify_dataset(
+        folder, replay, moved or {}, (0, 1), 0, made.Silent(), twin=twin, epoch=epoch
+    )
     assert not report["faults"], report["listed"]
     return report
 
@@ -74,15 +80,21 @@ def built(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("name", [n if n == "ul2r" else pytest.param(n, marks=pytest.mark.long) for n in BUILDS])
+@pytest.mark.parametrize(
+    "name", [n if n == "ul2r" else pytest.param(n, marks=pytest.mark.long) for n in BUILDS]
+)
 def test_a_dataset_loses_documents_and_no_other_slot_moves(built, tmp_path, name):
     old, new = built(name), tmp_path / "new"
     documents = documents_of(old)
     gone = [documents[0], *random.Random(name).sample(documents[1:], 3)]
-    result = remove_documents(old, write_list(tmp_path / "list", [*gone, gone[0]]), new, made.Silent())
+    result = remove_documents(
+        old, write_list(tmp_path / "list", [*gone, gone[0]]), new, made.Silent()
+    )
     assert (result["listed"], result["removed"], result["elsewhere"]) == (4, 4, 0)
     plan = open_plan(new)
-    for b, ((before, arrays), (after, without)) in enumerate(zip(shards_of(old), shards_of(new), strict=True)):
+    for b, ((before, arrays), (after, without)) in enumerate(
+        zip(shards_of(old), shards_of(new), strict=True)
+    ):
         listed = plan.removed.segments(arrays)
         if b not in result["changed"]:
             assert not listed.any() and os.path.samefile(before.path, after.path)
@@ -96,15 +108,19 @@ def test_a_dataset_loses_documents_and_no_other_slot_moves(built, tmp_path, name
                 assert (without[name_of] == array)[~away].all()
                 if name_of != "segment_ids":
                     assert (
-                        without[name_of][away] == (0 if name_of == "loss_mask" else plan.vocabulary.roles["pad"])
+                        without[name_of][away]
+                        == (0 if name_of == "loss_mask" else plan.vocabulary.roles["pad"])
                     ).all()
             elif name_of != "segment_prefix" and not name_of.startswith("media_"):
                 assert (without[name_of] == array).all(), name_of
-    moved = {"web": str(old.parent / "sources")} if name == "duo" else {}  # whose plan is of another place
+    moved = (
+        {"web": str(old.parent / "sources")} if name == "duo" else {}
+    )  # whose plan is of another place
     for epoch in (0, 2):
         assert sound(new, moved=moved, twin=True, epoch=epoch)["replayed"] > 0
         before, after = (
-            sum(int(ds.row(i, epoch).loss_mask.sum()) for i in range(len(ds))) for ds in map(open_dataset, (old, new))
+            sum(int(ds.row(i, epoch).loss_mask.sum()) for i in range(len(ds)))
+            for ds in map(open_dataset, (old, new))
         )
         assert 0 < after < before
 
@@ -116,7 +132,10 @@ def segment_numbers(arrays):
     for r in range(len(numbers)):
         first, last = arrays["row_offsets"][r : r + 2].tolist()
         for g in range(first, last):
-            begin, real = int(physical[g + r]), int(arrays["cu_seqlens"][g + r + 1] - arrays["cu_seqlens"][g + r])
+            begin, real = (
+                int(physical[g + r]),
+                int(arrays["cu_seqlens"][g + r + 1] - arrays["cu_seqlens"][g + r]),
+            )
             numbers[r, begin : begin + real] = g
     return numbers
 
@@ -124,19 +143,26 @@ def segment_numbers(arrays):
 def test_removing_twice_is_removing_once_and_loader_states_stay_good(built, tmp_path):
     old = built("ul2r")
     documents = documents_of(old)[:5]
-    first, both = write_list(tmp_path / "first", documents[:2]), write_list(tmp_path / "both", documents[::-1])
+    first, both = (
+        write_list(tmp_path / "first", documents[:2]),
+        write_list(tmp_path / "both", documents[::-1]),
+    )
     rest = write_list(tmp_path / "rest", documents[1:])
     remove_documents(old, first, tmp_path / "once", made.Silent())
     remove_documents(tmp_path / "once", rest, tmp_path / "twice", made.Silent())
     remove_documents(old, both, tmp_path / "together", made.Silent())
     sound(tmp_path / "twice", twin=True)
     for under in ("shards", "rejects", "removed.json"):
-        assert made.contents(tmp_path / "twice", under) == made.contents(tmp_path / "together", under)
+        assert made.contents(tmp_path / "twice", under) == made.contents(
+            tmp_path / "together", under
+        )
     manifests = [
-        open_dataset(folder).manifest for folder in (old, tmp_path / "once", tmp_path / "twice", tmp_path / "together")
+        open_dataset(folder).manifest
+        for folder in (old, tmp_path / "once", tmp_path / "twice", tmp_path / "together")
     ]
     assert (
-        manifests[2]["ledger"] == manifests[3]["ledger"] and manifests[2]["fingerprint"] == manifests[3]["fingerprint"]
+        manifests[2]["ledger"] == manifests[3]["ledger"]
+        and manifests[2]["fingerprint"] == manifests[3]["fingerprint"]
     )
     replaced = [entry["fingerprint"] for entry in manifests[2]["removed"]["replaces"]]
     assert replaced == [manifest["fingerprint"] for manifest in manifests[:2]]
@@ -151,10 +177,15 @@ def test_removing_twice_is_removing_once_and_loader_states_stay_good(built, tmp_
     assert after.state_dict()["fingerprint"] == manifests[2]["fingerprint"]
     with pytest.raises(StateError, match="fingerprint"):
         batches(old).load_state_dict(after.state_dict())
-    mixed = [open_dataset([folder, folder], shares=[1, 2]).batches(2) for folder in (old, tmp_path / "once")]
+    mixed = [
+        open_dataset([folder, folder], shares=[1, 2]).batches(2)
+        for folder in (old, tmp_path / "once")
+    ]
     next(mixed[0])
     mixed[1].load_state_dict(mixed[0].state_dict())
-    with pytest.raises(RecipeError, match="none of its documents has a segment .*rejected or removed before"):
+    with pytest.raises(
+        RecipeError, match="none of its documents has a segment .*rejected or removed before"
+    ):
         remove_documents(tmp_path / "once", first, tmp_path / "again", made.Silent())
 
 
@@ -166,23 +197,32 @@ def test_exports_have_no_removed_document(built, tmp_path):
         export_dataset(folder, "jsonl", tmp_path / name, made.Silent(), what="documents")
     lines = {
         name: [
-            line for data in made.contents(tmp_path / name).values() for line in data.splitlines() if b'"text"' in line
+            line
+            for data in made.contents(tmp_path / name).values()
+            for line in data.splitlines()
+            if b'"text"' in line
         ]
         for name in ("before", "after")
     }
-    assert len(lines["before"]) - len(lines["after"]) == 2 and set(lines["after"]) < set(lines["before"])
+    assert len(lines["before"]) - len(lines["after"]) == 2 and set(lines["after"]) < set(
+        lines["before"]
+    )
 
 
 def test_a_token_store_loses_documents_and_datasets_of_it_are_those_that_lose_them(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(120, 1))
     made.write_parquet(tmp_path / "b.parquet", made.texts(80, 2))
-    sources = [{"name": "a", "paths": ["a.jsonl"]}, {"name": "b", "paths": ["b.parquet"], "repeat": 1.5}]
+    sources = [
+        {"name": "a", "paths": ["a.jsonl"]},
+        {"name": "b", "paths": ["b.parquet"], "repeat": 1.5},
+    ]
     table = made.table(sources, output={"shard_text_bytes": 15_000})
     made.build(table, tmp_path, tmp_path / "store", is_store=True)
     of_store = {**table, "sources": [{**s, "paths": ["store"], "format": "store"} for s in sources]}
     made.build(of_store, tmp_path, tmp_path / "old")
     gone = write_list(
-        tmp_path / "list", [*documents_of(tmp_path / "old")[:3], {"source": "b", "file": "b.parquet", "doc": 7}]
+        tmp_path / "list",
+        [*documents_of(tmp_path / "old")[:3], {"source": "b", "file": "b.parquet", "doc": 7}],
     )
     result = remove_documents(tmp_path / "store", gone, tmp_path / "less", made.Silent())
     assert result["removed"] == 4 and 0 < len(result["changed"]) < result["shards"]
@@ -192,7 +232,9 @@ def test_a_token_store_loses_documents_and_datasets_of_it_are_those_that_lose_th
     remove_documents(tmp_path / "old", gone, tmp_path / "new", made.Silent())
     store = {source["name"]: f"store:{tmp_path}/less" for source in sources}
     made.build(
-        {**of_store, "sources": [{**s, "paths": ["less"]} for s in of_store["sources"]]}, tmp_path, tmp_path / "built"
+        {**of_store, "sources": [{**s, "paths": ["less"]} for s in of_store["sources"]]},
+        tmp_path,
+        tmp_path / "built",
     )
     for under in ("shards", "rejects", "removed.json"):
         assert made.contents(tmp_path / "new", under) == made.contents(tmp_path / "built", under)
@@ -212,7 +254,8 @@ def test_a_token_store_loses_documents_and_datasets_of_it_are_those_that_lose_th
 
 
 def test_media_of_a_removed_document_go_with_it(tmp_path):
-    """From a dataset, from a store, and from what is built of that: its places and refs, and its slots in the ledger."""
+    """From a dataset, from a store, and from what is built of that: its places and refs, and its
+    slots in the ledger."""
     media_made.corpus(tmp_path)
     records, at, gone, refs = media_made.texts(60), 0, [], []
     for i, record in enumerate(records):
@@ -229,10 +272,14 @@ def test_media_of_a_removed_document_go_with_it(tmp_path):
     made.build({**table, "sources": of_store}, tmp_path, tmp_path / "old")
     changed = {}
     for name, out in (("store", "less"), ("old", "new")):
-        result = remove_documents(tmp_path / name, write_list(tmp_path / "list", gone), tmp_path / out, made.Silent())
+        result = remove_documents(
+            tmp_path / name, write_list(tmp_path / "list", gone), tmp_path / out, made.Silent()
+        )
         assert result["removed"] > 5
         changed[out] = result["changed"]
-        before, after = (b"".join(made.contents(tmp_path / folder, "shards").values()) for folder in (name, out))
+        before, after = (
+            b"".join(made.contents(tmp_path / folder, "shards").values()) for folder in (name, out)
+        )
         assert sum(ref in before for ref in refs) > 5 and not any(ref in after for ref in refs)
     of_less = [{**source, "paths": ["less"]} for source in of_store]
     made.build({**table, "sources": of_less}, tmp_path, tmp_path / "built")
@@ -249,7 +296,9 @@ def test_media_of_a_removed_document_go_with_it(tmp_path):
         is_text = was.segments["source"][segment] == 0
         stays = ~(is_text & np.isin(was.segments["doc"][segment], list(removed)))
         assert row.media.slot.tolist() == was.media.slot[stays].tolist()
-        assert row.media.refs == [ref for ref, kept in zip(was.media.refs, stays, strict=True) if kept]
+        assert row.media.refs == [
+            ref for ref, kept in zip(was.media.refs, stays, strict=True) if kept
+        ]
     moved = {name: str(tmp_path) for name in ("texts", "chats")}
     sound(tmp_path / "less")
     for name in ("new", "built"):
@@ -258,26 +307,50 @@ def test_media_of_a_removed_document_go_with_it(tmp_path):
     number = changed["less"][0]
     paths = [tmp_path / name / shard_name(number) for name in ("store", "less")]
     before, after = (open_arrays(path.read_bytes(), str(path)) for path in paths)
-    for names, left in ((("tokens",), "tokens"), (("place_ref_offsets", "place_refs"), "refs of media")):
-        put_shard(tmp_path / "less", b"".join(encode({**after, **{name: before[name] for name in names}})), number)
+    for names, left in (
+        (("tokens",), "tokens"),
+        (("place_ref_offsets", "place_refs"), "refs of media"),
+    ):
+        put_shard(
+            tmp_path / "less",
+            b"".join(encode({**after, **{name: before[name] for name in names}})),
+            number,
+        )
         (fault,) = verify_dataset(tmp_path / "less", None, {}, (0, 1), 0, made.Silent())["listed"]
-        assert (fault["promise"], fault["message"]) == ("P23", f"a document that was removed has {left}")
+        assert (fault["promise"], fault["message"]) == (
+            "P23",
+            f"a document that was removed has {left}",
+        )
     every = documents_of(tmp_path / "new")
-    remove_documents(tmp_path / "new", write_list(tmp_path / "list", every), tmp_path / "none", made.Silent())
+    remove_documents(
+        tmp_path / "new", write_list(tmp_path / "list", every), tmp_path / "none", made.Silent()
+    )
     sound(tmp_path / "none", moved=moved, twin=True)
-    assert "media" not in open_dataset(tmp_path / "none").manifest["ledger"]["sources"]["texts"]["slots"]
-    assert not any(name.startswith("media_") for _, arrays in shards_of(tmp_path / "none") for name in arrays)
+    assert (
+        "media"
+        not in open_dataset(tmp_path / "none").manifest["ledger"]["sources"]["texts"]["slots"]
+    )
+    assert not any(
+        name.startswith("media_") for _, arrays in shards_of(tmp_path / "none") for name in arrays
+    )
 
 
 def test_rows_of_two_sides_lose_pieces_of_which_all_is_trained(tmp_path):
-    """Their prefix stays, whose law asks for how many tokens there are, and so for eos, which is gone."""
+    """Their prefix stays, whose law asks for how many tokens there are, and so for eos, which is
+    gone."""
     spans = [{"text": text, "loss_spans": [[0, len(text)]]} for text in made.texts(30, 4, 300)]
     media_made.write(tmp_path, "a.jsonl", spans)
     packing, task = {"encoder_length": 64, "decoder_length": 64}, {"objective": "prefix_lm"}
     table = made.table("a.jsonl", packing=packing, tasks=[task])
-    made.build({key: value for key, value in table.items() if key != "seq_length"}, tmp_path, tmp_path / "old")
+    made.build(
+        {key: value for key, value in table.items() if key != "seq_length"},
+        tmp_path,
+        tmp_path / "old",
+    )
     gone = documents_of(tmp_path / "old")[:8]
-    remove_documents(tmp_path / "old", write_list(tmp_path / "list", gone), tmp_path / "new", made.Silent())
+    remove_documents(
+        tmp_path / "old", write_list(tmp_path / "list", gone), tmp_path / "new", made.Silent()
+    )
     for epoch in (0, 3):
         sound(tmp_path / "new", twin=True, epoch=epoch)
 
@@ -332,10 +405,14 @@ def test_a_removal_that_is_killed_at_any_write_opens_as_nothing_and_goes_on(buil
             open_dataset(new)
         if (new / "plan.json").exists():
             with pytest.raises(PlanError, match="was begun with another list"):
-                remove_documents(old, write_list(tmp_path / "other", documents_of(old)[:3]), new, made.Silent())
+                remove_documents(
+                    old, write_list(tmp_path / "other", documents_of(old)[:3]), new, made.Silent()
+                )
     assert status == 0 and kills > 3
     assert made.contents(new) == wanted
-    assert inside("remove", old, "--documents", gone, "--out", new).status == 0  # once more changes nothing
+    assert (
+        inside("remove", old, "--documents", gone, "--out", new).status == 0
+    )  # once more changes nothing
     assert made.contents(new) == wanted
 
 
@@ -345,7 +422,10 @@ def test_what_cannot_be_removed_is_refused_and_nothing_is_written(built, tmp_pat
         ("{", "line 2: "),
         ('{"doc": 1}', "line 2: source is None and should be one of web, books, notes"),
         ('{"source": "wep", "file": "a", "doc": 1}', "source is 'wep'"),
-        ('{"source": "web", "file": "other.jsonl", "doc": 1}', "source 'web' has no file 'other.jsonl'"),
+        (
+            '{"source": "web", "file": "other.jsonl", "doc": 1}',
+            "source 'web' has no file 'other.jsonl'",
+        ),
         ('{"source": "notes", "doc": 0}', "of which of the"),
         ('{"source": "web", "doc": -1}', "expected POSITION or FILE:POSITION"),
         ('{"source": "web", "doc": true}', "doc is True"),
@@ -353,23 +433,35 @@ def test_what_cannot_be_removed_is_refused_and_nothing_is_written(built, tmp_pat
         ("[]", "expected an object of source, file and doc"),
     ):
         (tmp_path / "list").write_text(f"{good}\n{line}\n")
-        assert message in refused("remove", old, "--documents", tmp_path / "list", "--out", tmp_path / "new"), line
+        assert message in refused(
+            "remove", old, "--documents", tmp_path / "list", "--out", tmp_path / "new"
+        ), line
     (tmp_path / "list").write_text("\n")
-    assert "lists no document" in refused("remove", old, "--documents", tmp_path / "list", "--out", tmp_path / "new")
+    assert "lists no document" in refused(
+        "remove", old, "--documents", tmp_path / "list", "--out", tmp_path / "new"
+    )
     (tmp_path / "list").write_text('{"source": "web", "doc": 3}\n')
-    assert "nothing to remove" in refused("remove", old, "--documents", tmp_path / "list", "--out", tmp_path / "new")
+    assert "nothing to remove" in refused(
+        "remove", old, "--documents", tmp_path / "list", "--out", tmp_path / "new"
+    )
     assert not (tmp_path / "new").exists()
     (tmp_path / "list").write_text(good)
     for out in (old, old / "inner"):
-        assert "lies in the dataset" in refused("remove", old, "--documents", tmp_path / "list", "--out", out)
+        assert "lies in the dataset" in refused(
+            "remove", old, "--documents", tmp_path / "list", "--out", out
+        )
     assert "holds files that are no packprep's" in refused(
         "remove", old, "--documents", tmp_path / "list", "--out", tmp_path
     )
     half = tmp_path / "half"
     shutil.copytree(old, half)
     (half / "dataset.json").unlink()
-    assert "is not finished" in refused("remove", half, "--documents", tmp_path / "list", "--out", tmp_path / "new")
-    assert "No such file" in refused("remove", old, "--documents", tmp_path / "none", "--out", tmp_path / "new")
+    assert "is not finished" in refused(
+        "remove", half, "--documents", tmp_path / "list", "--out", tmp_path / "new"
+    )
+    assert "No such file" in refused(
+        "remove", old, "--documents", tmp_path / "none", "--out", tmp_path / "new"
+    )
     assert not (tmp_path / "new").exists()
 
 
@@ -389,16 +481,22 @@ def test_a_damaged_shard_is_not_signed_again(built, tmp_path):
 
 def test_what_is_said_of_a_removed_document(built, tmp_path):
     old, new = built("ul2r"), tmp_path / "new"
-    (gone, *_) = documents_of(old)
+    gone, *_ = documents_of(old)
     lines = [{"doc": f"{gone['file']}:{gone['doc']}"}, {"doc": 1}]
     said = inside("remove", old, "--documents", write_list(tmp_path / "list", lines), "--out", new)
     assert said.status == 0 and "removed 1 document of" in said.out
-    assert "had nothing here: 1 not taken by sample or repeat, or no documents at all: web web.jsonl:1" in said.out
+    assert (
+        "had nothing here: 1 not taken by sample or repeat, or no documents at all: web web.jsonl:1"
+        in said.out
+    )
     shown = inside("inspect", new, "--doc", f"{gone['file']}:{gone['doc']}", "--json").json
     assert [use["outcome"] for use in shown["files"][0]["uses"]] == ["removed"]
     assert "rejected: " in inside("inspect", new).out and "removed 1" in inside("inspect", new).out
     number = next(
-        (i, int(k)) for b, (_, arrays) in enumerate(shards_of(new)) for i, k in [found(new, b, arrays)] if i is not None
+        (i, int(k))
+        for b, (_, arrays) in enumerate(shards_of(new))
+        for i, k in [found(new, b, arrays)]
+        if i is not None
     )
     shown = inside("inspect", new, "--row", number[0], "--segment", number[1], "--from-plan")
     assert "its document was removed" in shown.out
@@ -407,7 +505,8 @@ def test_what_is_said_of_a_removed_document(built, tmp_path):
 
 
 def found(folder, number, arrays):
-    """(row of the dataset, number from 1) of the first removed segment of a shard; None, 0 if there is none."""
+    """(row of the dataset, number from 1) of the first removed segment of a shard; None, 0 if there
+    is none."""
     removed = np.flatnonzero(arrays.get("segment_removed", np.zeros(0)))
     if not len(removed):
         return None, 0
@@ -419,7 +518,9 @@ def found(folder, number, arrays):
 @pytest.mark.parametrize("name, value", [("tokens", 65), ("segment_removed", 0), ("loss_mask", 1)])
 def test_p23_finds_what_is_left_of_a_removed_document(built, tmp_path, name, value):
     old, new = built("ul2r"), tmp_path / "new"
-    result = remove_documents(old, write_list(tmp_path / "list", documents_of(old)[:1]), new, made.Silent())
+    result = remove_documents(
+        old, write_list(tmp_path / "list", documents_of(old)[:1]), new, made.Silent()
+    )
     number = result["changed"][0]
     with resigned(new, number) as arrays:
         removed = int(np.flatnonzero(arrays["segment_removed"])[0])
@@ -437,8 +538,15 @@ def twice(built, tmp_path_factory):
     """A dataset that lost documents twice."""
     folder = tmp_path_factory.mktemp("twice")
     documents = documents_of(built("ul2r"))
-    remove_documents(built("ul2r"), write_list(folder / "first", documents[:1]), folder / "once", made.Silent())
-    remove_documents(folder / "once", write_list(folder / "next", documents[1:2]), folder / "twice", made.Silent())
+    remove_documents(
+        built("ul2r"), write_list(folder / "first", documents[:1]), folder / "once", made.Silent()
+    )
+    remove_documents(
+        folder / "once",
+        write_list(folder / "next", documents[1:2]),
+        folder / "twice",
+        made.Silent(),
+    )
     return folder / "twice"
 
 
@@ -450,7 +558,11 @@ def test_a_foreign_dataset_among_those_that_are_replaced_is_found(twice, tmp_pat
     made.build(made.table("a.jsonl"), tmp_path, tmp_path / "foreign")
     own = open_dataset(new).manifest["removed"]["replaces"][number]
     foreign = open_dataset(tmp_path / "foreign").manifest
-    named = {"fingerprint": foreign["fingerprint"], "digest": foreign["digest"], "plan": foreign["plan"]["digest"]}
+    named = {
+        "fingerprint": foreign["fingerprint"],
+        "digest": foreign["digest"],
+        "plan": foreign["plan"]["digest"],
+    }
     assert sound(new, None) and own.keys() - named.keys() == ({"removed"} if number else set())
     edit_plan(new, lambda plan: plan["removed"]["replaces"][number].update(named))
     faults = verify_dataset(new, None, {}, (0, 1), 0, made.Silent())["listed"]

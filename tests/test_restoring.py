@@ -4,7 +4,13 @@ import pytest
 from packprep.building.plan import open_plan
 from packprep.building.work import make_shard
 from packprep.errors import SourceError
-from packprep.restoring import documents_at, replay_segments, restore, slots_of_tokens, stored_segments
+from packprep.restoring import (
+    documents_at,
+    replay_segments,
+    restore,
+    slots_of_tokens,
+    stored_segments,
+)
 from tests import made
 
 
@@ -27,7 +33,11 @@ def test_stored_segments_tell_row_begin_and_length(plan):
     row, begin, slots = stored.row, stored.first_slot, stored.slots
     ids = arrays["segment_ids"]
     for r, b, n in zip(row, begin, slots, strict=True):
-        assert len(set(ids[r, b : b + n])) == 1 and ids[r, b] > 0 and (b + n == 512 or ids[r, b + n] != ids[r, b])
+        assert (
+            len(set(ids[r, b : b + n])) == 1
+            and ids[r, b] > 0
+            and (b + n == 512 or ids[r, b + n] != ids[r, b])
+        )
 
 
 @pytest.mark.parametrize("epoch", [0, 2])
@@ -41,7 +51,11 @@ def test_slots_of_tokens_are_known_where_cuts_keep_characters_whole(tmp_path, ep
     found = restore(plan, arrays, stored, chosen, epoch)
     slots = slots_of_tokens(plan, arrays, stored, chosen, found.ids, epoch)
     row = np.repeat(stored.row, arrays["segment_tokens"])
-    assert found.fits.all() and (slots >= 0).all() and np.array_equal(arrays["tokens"][row, slots], found.ids)
+    assert (
+        found.fits.all()
+        and (slots >= 0).all()
+        and np.array_equal(arrays["tokens"][row, slots], found.ids)
+    )
 
 
 def writable(plan, shard):
@@ -57,7 +71,11 @@ def test_every_segment_of_a_dataset_can_be_built_again_from_its_source(plan):
 @pytest.mark.parametrize("mult, algorithm", [(8, "best_fit"), (1, "concat")])
 def test_replay_of_padded_and_concatenated_segments(built, tmp_path, mult, algorithm):
     tasks = [{"preset": "prefix_lm"}]
-    table = {**built.table, "tasks": tasks, "packing": {"pad_seq_to_mult": mult, "algorithm": algorithm}}
+    table = {
+        **built.table,
+        "tasks": tasks,
+        "packing": {"pad_seq_to_mult": mult, "algorithm": algorithm},
+    }
     plan = made.build(table, built.base, tmp_path / "out").plan
     arrays = make_shard(plan, 0).arrays
     assert set(replay_segments(plan, arrays, np.arange(len(arrays["segment_key"])))) == {""}
@@ -66,15 +84,34 @@ def test_replay_of_padded_and_concatenated_segments(built, tmp_path, mult, algor
 @pytest.mark.parametrize(
     "name, change, said",
     [
-        ("tokens", lambda a, k, place: a["tokens"].__setitem__(place, a["tokens"][place] ^ 1), "tokens at slot"),
-        ("loss_mask", lambda a, k, place: a["loss_mask"].__setitem__(place, 1 - a["loss_mask"][place]), "loss_mask at"),
-        ("key", lambda a, k, place: a["segment_key"].__setitem__(k, 5), "segment_key is 5 and should be"),
-        ("prefix", lambda a, k, place: a["segment_prefix"].__setitem__(k, 1), "segment_prefix is 1 and should be"),
+        (
+            "tokens",
+            lambda a, k, place: a["tokens"].__setitem__(place, a["tokens"][place] ^ 1),
+            "tokens at slot",
+        ),
+        (
+            "loss_mask",
+            lambda a, k, place: a["loss_mask"].__setitem__(place, 1 - a["loss_mask"][place]),
+            "loss_mask at",
+        ),
+        (
+            "key",
+            lambda a, k, place: a["segment_key"].__setitem__(k, 5),
+            "segment_key is 5 and should be",
+        ),
+        (
+            "prefix",
+            lambda a, k, place: a["segment_prefix"].__setitem__(k, 1),
+            "segment_prefix is 1 and should be",
+        ),
         # another use is cut elsewhere, or drawn another task, or at least has another key
         (
             "repeat",
             lambda a, k, place: a["segment_repeat"].__setitem__(k, 7),
-            "segment_key is .* and should be|its document is not cut at token|slots and should take",
+            (
+                "segment_key is .* and should be|its document is not cut at token|slots and should"
+                " take"
+            ),
         ),
     ],
 )
@@ -92,7 +129,9 @@ def test_a_changed_segment_is_found_and_said(plan, name, change, said):
 
 def test_a_segment_that_claims_more_than_its_document_is_found(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["x" * 50, "y" * 70])
-    plan = made.build(made.table("a.jsonl", tasks=[{"preset": "causal"}]), tmp_path, tmp_path / "out").plan
+    plan = made.build(
+        made.table("a.jsonl", tasks=[{"preset": "causal"}]), tmp_path, tmp_path / "out"
+    ).plan
     arrays = writable(plan, 0)
     arrays["segment_tokens"] += 1  # and its eos would be a token
     found = replay_segments(plan, arrays, np.arange(2))
@@ -103,7 +142,9 @@ def test_a_segment_that_claims_more_than_its_document_is_found(tmp_path):
 
 
 def test_a_document_that_is_not_there_any_more_is_a_source_error(built, plan):
-    with pytest.raises(SourceError, match="source 'web': a.jsonl has no usable document at 3 any more"):
+    with pytest.raises(
+        SourceError, match="source 'web': a.jsonl has no usable document at 3 any more"
+    ):
         documents_at(plan, plan.sources[0], 0, 0, np.array([0, 3]))
     found = documents_at(plan, plan.sources[0], 0, 0, np.array([0]))
     assert bytes(found.ids.astype(np.uint8)).decode() == made.texts(250, 0)[0]
@@ -113,4 +154,7 @@ def test_a_text_file_in_a_shared_piece_is_found_by_its_name(built, plan):
     notes = plan.sources[2]
     for i in (1, 7, 30):
         found = documents_at(plan, notes, notes.first_file + i, 0, np.array([0]))
-        assert bytes(found.ids.astype(np.uint8)) == (built.base / "notes" / notes.files[i].name).read_bytes()
+        assert (
+            bytes(found.ids.astype(np.uint8))
+            == (built.base / "notes" / notes.files[i].name).read_bytes()
+        )

@@ -1,4 +1,5 @@
-"""Shares and repeats of whole builds, to the document: sources of very different documents, in every kind of file."""
+"""Shares and repeats of whole builds, to the document: sources of very different documents, in
+every kind of file."""
 
 import json
 import os
@@ -26,7 +27,8 @@ NAMES, WANTED = list(SHARES), np.array(list(SHARES.values()))
 
 @cache
 def texts(name):
-    """Documents of half to one and a half times the source's mean, which no compressor makes much of."""
+    """Documents of half to one and a half times the source's mean, which no compressor makes much
+    of."""
     size, count = SIZES[name]
     chance = random.Random(name)
     lengths = chance.choices(range(size // 2, size + size // 2), k=count)
@@ -41,7 +43,9 @@ WRITE = {
     ".jsonl": made.write_lines,
     ".jsonl.zst": made.write_lines,
     ".jsonl.gz": made.write_lines,
-    ".parquet": lambda path, documents: made.write_parquet(path, documents, max(1, len(documents) // 40)),
+    ".parquet": lambda path, documents: made.write_parquet(
+        path, documents, max(1, len(documents) // 40)
+    ),
 }
 
 
@@ -57,14 +61,17 @@ def corpora(tmp_path_factory):
 
 
 def table(shard_text_bytes, **changes):
-    sources = [{"name": name, "paths": [f"{name}/*"], "share": share} for name, share in SHARES.items()]
+    sources = [
+        {"name": name, "paths": [f"{name}/*"], "share": share} for name, share in SHARES.items()
+    ]
     tasks = [{"name": "c", "objective": "causal"}]
     output = {"shard_text_bytes": shard_text_bytes}
     return made.table(sources, tasks=tasks, output=output, seq_length=2048, **changes)
 
 
 def uses(out):
-    """(source, position) → Counter of uses, and tokens by [shard, source], from the shards alone."""
+    """(source, position) → Counter of uses, and tokens by [shard, source], from the shards
+    alone."""
     dataset = open_dataset(out)
     shards = dataset.manifest["shards"]
     found = Counter()
@@ -74,7 +81,9 @@ def uses(out):
             continue
         header = shard_of(dataset.directory / shard_name(b), dataset.manifest, b).arrays
         first = header["segment_start"] == 0
-        columns = (header[f"segment_{name}"][first].tolist() for name in ("source", "doc", "repeat"))
+        columns = (
+            header[f"segment_{name}"][first].tolist() for name in ("source", "doc", "repeat")
+        )
         found.update(zip(*columns, strict=True))
         tokens[b] = np.bincount(header["segment_source"], header["segment_tokens"], len(SHARES))
     return found, tokens
@@ -89,18 +98,23 @@ def expected_uses(out):
 
 
 def grain_of(plan, ending):
-    """The most tokens by which a shard's part of a source may be off, because documents, steps and blocks are whole."""
+    """The most tokens by which a shard's part of a source may be off, because documents, steps and
+    blocks are whole."""
     longest = max(own.max() for own in LENGTHS.values())
     if ending not in (".jsonl.zst", ".jsonl.gz"):
         return 2 * longest
-    steps = 4 * max(source["step_bytes"] for source in plan["sources"])  # hexadecimal digits: to a half, twice
+    steps = 4 * max(
+        source["step_bytes"] for source in plan["sources"]
+    )  # hexadecimal digits: to a half, twice
     return 2 * longest + max(steps, 256 << 10 if ending == ".jsonl.zst" else 0)  # blocks of zstd
 
 
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("total_tokens", [None, 2_000_000, 12_000_000])
 @pytest.mark.parametrize("ending", list(WRITE))
-def test_every_source_has_its_share_of_the_whole_and_of_every_shard(corpora, tmp_path, ending, total_tokens):
+def test_every_source_has_its_share_of_the_whole_and_of_every_shard(
+    corpora, tmp_path, ending, total_tokens
+):
     asked = {} if total_tokens is None else {"total_tokens": total_tokens}
     size = (total_tokens or int(LENGTHS["notes"].sum() / SHARES["notes"])) // 9
     outcome = made.build(table(size, **asked), corpora[ending], tmp_path, workers=2)
@@ -119,7 +133,9 @@ def test_every_source_has_its_share_of_the_whole_and_of_every_shard(corpora, tmp
     if total_tokens:
         assert abs(whole.sum() - total_tokens) <= 0.005 * total_tokens + 2 * longest
     for shard in tokens:
-        assert (abs(shard / shard.sum() - WANTED) <= 0.015 + grain_of(plan, ending) / shard.sum()).all(), tokens
+        assert (
+            abs(shard / shard.sum() - WANTED) <= 0.015 + grain_of(plan, ending) / shard.sum()
+        ).all(), tokens
 
     # No source ends before the others.
     assert (tokens[-1][:2] > 0).all() and (tokens[0][:2] > 0).all()
@@ -132,10 +148,16 @@ def test_what_was_resolved_and_what_was_achieved_is_reported(corpora, tmp_path):
     outcome = made.build(table(300_000), base, out, workers=2)
     _, tokens = uses(out)
     achieved = tokens.sum(0) / tokens.sum()
-    for figures in (describe_build(outcome), describe_dataset(out), inside("inspect", out, "--json").json):
+    for figures in (
+        describe_build(outcome),
+        describe_dataset(out),
+        inside("inspect", out, "--json").json,
+    ):
         assert [source["name"] for source in figures["sources"]] == list(SHARES)
         assert [source["token_share"] for source in figures["sources"]] == achieved.tolist()
-        assert [source["repeat"] for source in figures["sources"]] == [s.repeat for s in open_plan(out).sources]
+        assert [source["repeat"] for source in figures["sources"]] == [
+            s.repeat for s in open_plan(out).sources
+        ]
     said = inside("inspect", out).out
     for name, share in zip(SHARES, achieved, strict=True):
         (line,) = [line for line in said.splitlines() if line.startswith(f"{name} ")]
@@ -144,7 +166,8 @@ def test_what_was_resolved_and_what_was_achieved_is_reported(corpora, tmp_path):
     recipe.write_text(
         'seq_length = 512\ntokenizer = "bytes"\n'
         + "".join(
-            f'[[sources]]\nname = "{name}"\npaths = [{json.dumps(os.path.join(base, name, "*"))}]\nshare = {share}\n'
+            f'[[sources]]\nname = "{name}"\npaths ='
+            f" [{json.dumps(os.path.join(base, name, '*'))}]\nshare = {share}\n"
             for name, share in SHARES.items()
         )
         + '[[tasks]]\nname = "c"\nobjective = "causal"\n[output]\nshard_text_bytes = 300000\n'
@@ -160,7 +183,9 @@ def test_what_was_resolved_and_what_was_achieved_is_reported(corpora, tmp_path):
 def test_repeat_is_exact_for_every_document(corpora, tmp_path, ending, repeat):
     sources = [{"name": name, "paths": [f"{name}/*"], "repeat": repeat} for name in SHARES]
     tasks = [{"name": "c", "objective": "causal"}]
-    recipe = made.table(sources, tasks=tasks, output={"shard_text_bytes": 2_000_000}, seq_length=2048)
+    recipe = made.table(
+        sources, tasks=tasks, output={"shard_text_bytes": 2_000_000}, seq_length=2048
+    )
     made.build(recipe, corpora[ending], tmp_path, workers=2)
     found, tokens = uses(tmp_path)
     assert found == expected_uses(tmp_path)
@@ -178,9 +203,12 @@ def test_what_was_wanted_stands_beside_what_was_got_and_far_off_is_warned_of(tmp
     for min_tokens, warned in ((1, False), (10, True)):
         out = tmp_path / f"out{min_tokens}"
         made.build(made.table(sources, documents={"min_tokens": min_tokens}), tmp_path, out)
-        (first, second) = inside("inspect", out, "--json").json["sources"]
+        first, second = inside("inspect", out, "--json").json["sources"]
         assert first["wanted_share"] == second["wanted_share"] == 0.5
         said = " ".join(inside("inspect", out).out.split())
         assert "share wanted" in said
-        warning = f"warning: source a has {first['token_share']:.2%} of the tokens and the recipe asks for 50.00%"
+        warning = (
+            f"warning: source a has {first['token_share']:.2%} of the tokens and the recipe asks"
+            " for 50.00%"
+        )
         assert (warning in said) == warned

@@ -1,7 +1,7 @@
 """Datasets from strangers, and secrets, on the command line.
 
-What a plan claims is bounded, it leads to no folder and no host, names reach the terminal with every character visible, and
-no URL's password or signature is kept or shown.
+What a plan claims is bounded, it leads to no folder and no host, names reach the terminal with
+every character visible, and no URL's password or signature is kept or shown.
 """
 
 import contextlib
@@ -41,10 +41,22 @@ def forged(dataset, folder, change):
     plan = read_json(directory / "plan.json")
     change(plan)
     recipe = plan["recipe"]
-    kept = {**recipe, "documents": {k: v for k, v in recipe["documents"].items() if k != "chat_template"}}
-    files = [[[f["name"], f["size"]] for f in plan["files"] if f["source"] == i] for i in range(len(plan["sources"]))]
-    parts = {"law_version": plan["law_version"], "files": files, "tokenizer": plan["tokenizer"]["digest"]}
-    plan["fingerprint"] = digest_of(encode({**parts, "recipe": {k: v for k, v in kept.items() if k != "tokenizer"}}))
+    kept = {
+        **recipe,
+        "documents": {k: v for k, v in recipe["documents"].items() if k != "chat_template"},
+    }
+    files = [
+        [[f["name"], f["size"]] for f in plan["files"] if f["source"] == i]
+        for i in range(len(plan["sources"]))
+    ]
+    parts = {
+        "law_version": plan["law_version"],
+        "files": files,
+        "tokenizer": plan["tokenizer"]["digest"],
+    }
+    plan["fingerprint"] = digest_of(
+        encode({**parts, "recipe": {k: v for k, v in kept.items() if k != "tokenizer"}})
+    )
     del plan["digest"]
     data = encode({**plan, "digest": own_digest(plan)})
     (directory / "plan.json").write_bytes(data)
@@ -53,7 +65,9 @@ def forged(dataset, folder, change):
 
     def follow(manifest):
         manifest["plan"]["digest"] = digest_of(data)
-        manifest.update({key: plan[key] for key in ("recipe", "fingerprint", "tasks", "token_dtype")})
+        manifest.update(
+            {key: plan[key] for key in ("recipe", "fingerprint", "tasks", "token_dtype")}
+        )
         manifest["vocab_size"] = plan["vocabulary"]["vocab_size"]
         for own, source in zip(manifest["sources"], plan["sources"], strict=False):
             own.update(name=source["name"], repeat=source["repeat"])
@@ -90,9 +104,15 @@ def crossed(sources, tasks):
 
     def change(plan):
         recipe = plan["recipe"]
-        for own, like in ((plan["sources"], plan["sources"][1]), (recipe["sources"], recipe["sources"][1])):
+        for own, like in (
+            (plan["sources"], plan["sources"][1]),
+            (recipe["sources"], recipe["sources"][1]),
+        ):
             own += [{**like, "name": f"s{i}"} for i in range(sources)]
-        for own, like, at in ((plan["tasks"], plan["tasks"][0], -1), (recipe["tasks"], recipe["tasks"][0], None)):
+        for own, like, at in (
+            (plan["tasks"], plan["tasks"][0], -1),
+            (recipe["tasks"], recipe["tasks"][0], None),
+        ):
             own[at:at] = [{**like, "name": f"t{i}"} for i in range(tasks)]
 
     return change
@@ -101,11 +121,23 @@ def crossed(sources, tasks):
 CLAIMS = {
     "2²⁰ pieces, used a hundred times": (pieces(1 << 20, 100.0), "pieces, once for each use"),
     "2²⁴ pieces, used 60 000 times": (pieces(1 << 24, 60_000.0), "pieces, once for each use"),
-    "as many pieces as can be, used twice": (pieces(MOST_PIECES - 9, 2.0), "pieces, once for each use"),
+    "as many pieces as can be, used twice": (
+        pieces(MOST_PIECES - 9, 2.0),
+        "pieces, once for each use",
+    ),
     "the largest vocabulary": (vocabulary((1 << 31) - 1), "vocab_size is 2147483647"),
-    "shards without number": (lambda plan: plan.update(shards=1 << 61), f"`int` <= {MOST_SHARDS} - at `$.shards`"),
-    "one shard too many": (lambda plan: plan.update(shards=MOST_SHARDS + 1), f"`int` <= {MOST_SHARDS} - at `$.shards`"),
-    "thousands of sources by thousands of tasks": (crossed(2500, 2500), "a dataset has at most 4194304 pairs"),
+    "shards without number": (
+        lambda plan: plan.update(shards=1 << 61),
+        f"`int` <= {MOST_SHARDS} - at `$.shards`",
+    ),
+    "one shard too many": (
+        lambda plan: plan.update(shards=MOST_SHARDS + 1),
+        f"`int` <= {MOST_SHARDS} - at `$.shards`",
+    ),
+    "thousands of sources by thousands of tasks": (
+        crossed(2500, 2500),
+        "a dataset has at most 4194304 pairs",
+    ),
 }
 
 
@@ -114,37 +146,62 @@ CLAIMS = {
 def test_what_a_plan_claims_is_bounded_before_it_is_computed_with(dataset, tmp_path, claim):
     change, words = CLAIMS[claim]
     directory = forged(dataset, tmp_path, change)
-    limits = "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30)); import packprep.cli; "
+    limits = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30)); import"
+        " packprep.cli; "
+    )
     for command in ("verify", "status") if "shards" in claim else ("verify",):
-        code = f"{limits}import sys; sys.argv = ['packprep', {command!r}, {str(directory)!r}]; packprep.cli.main()"
+        code = (
+            f"{limits}import sys; sys.argv = ['packprep', {command!r}, {str(directory)!r}];"
+            " packprep.cli.main()"
+        )
         done = subprocess.run(
-            [sys.executable, "-c", code], env=made.environment(SLURM_CPUS_PER_TASK="1"), capture_output=True, text=True,
+            [sys.executable, "-c", code],
+            env=made.environment(SLURM_CPUS_PER_TASK="1"),
+            capture_output=True,
+            text=True,
             timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr[-2000:]
+        )
+        assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, (
+            done.stderr[-2000:]
+        )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("claim", ["pieces", "uses"])
 def test_what_a_plan_may_claim_takes_no_time_for_each_piece(dataset, tmp_path, claim):
     """A million pieces, and thousands of uses, that all go to the same shards."""
-    directory = forged(dataset, tmp_path, pieces(1 << 20, 1.0) if claim == "pieces" else pieces(1, 1000.0))
+    directory = forged(
+        dataset, tmp_path, pieces(1 << 20, 1.0) if claim == "pieces" else pieces(1, 1000.0)
+    )
     said = packprep("verify", directory)
     assert said.status == 1 and "P22 plan.json" in said.out
 
 
 def test_a_recipe_beyond_the_bounds_is_refused_before_anything_is_written(dataset, tmp_path):
     folder = dataset.parent / "in"
-    message = refused("build", folder / "a.jsonl", "--out", tmp_path / "out", "--set", "output.shard_text_bytes=1",
-                      "--set", "sources.0.repeat=1000")  # fmt: skip
-    assert "output.shard_text_bytes = 1 makes" in message and not (tmp_path / "out/plan.json").exists()
+    message = refused(
+        "build",
+        folder / "a.jsonl",
+        "--out",
+        tmp_path / "out",
+        "--set",
+        "output.shard_text_bytes=1",
+        "--set",
+        "sources.0.repeat=1000",
+    )
+    assert (
+        "output.shard_text_bytes = 1 makes" in message and not (tmp_path / "out/plan.json").exists()
+    )
 
 
 LEDGERS = {
     "no sources": lambda ledger: ledger.update(sources=None),
     "sources that are a list": lambda ledger: ledger.update(sources=[]),
     "a source of nothing": lambda ledger: ledger["sources"].update(web={}),
-    "rejects that are a list": lambda ledger: ledger["sources"]["web"]["documents"].update(rejected=[]),
+    "rejects that are a list": (
+        lambda ledger: ledger["sources"]["web"]["documents"].update(rejected=[])
+    ),
     "a count that no float holds": lambda ledger: ledger.update(row_padding=int("9" * 4300)),
 }
 
@@ -163,8 +220,8 @@ def test_a_ledger_that_is_none_is_refused_by_what_reads_it(dataset, tmp_path, ca
 
 
 def reached(arguments, below):
-    """(status, what a command says, the paths below a folder that it opens or lists and the hosts that it asks for), in a
-    child."""
+    """(status, what a command says, the paths below a folder that it opens or lists and the hosts
+    that it asks for), in a child."""
     code = """
 import json, sys
 below, seen = sys.argv.pop(1), []
@@ -228,9 +285,13 @@ def test_inspection_follows_no_place_that_only_the_plan_names(dataset, tmp_path,
 @pytest.mark.long
 def test_inspection_reads_what_is_named_and_with_from_plan_all(dataset, tmp_path):
     private = shutil.copytree(dataset.parent / "in", tmp_path / "private")
-    directory = forged(dataset, tmp_path, lambda plan: [s.update(prefix=str(private)) for s in plan["sources"]])
+    directory = forged(
+        dataset, tmp_path, lambda plan: [s.update(prefix=str(private)) for s in plan["sources"]]
+    )
     named = shutil.copytree(private, tmp_path / "named")
-    by_row = (inside("inspect", directory, "--row", r, "--from-plan", "--json").json for r in range(99))
+    by_row = (
+        inside("inspect", directory, "--row", r, "--from-plan", "--json").json for r in range(99)
+    )
     both = next(row for row in by_row if {s["source"] for s in row["segments"]} == {"web", "books"})
     assert {segment["rebuilt"] for segment in both["segments"]} == {"identical"}
     rows = ["inspect", directory, "--row", both["row"], "--json"]
@@ -283,7 +344,8 @@ def test_every_character_of_a_name_shows_wherever_it_is_printed(tmp_path):
     (tmp_path / "in" / name).open("a").write('{"text": 3}\n')
     table = {"name": "w\u202eeb\x9b", "paths": ["*.jsonl"]}
     recipe = (
-        f'tokenizer = "bytes"\nseq_length = 256\n[[sources]]\nname = {json.dumps(table["name"])}\npaths = ["*.jsonl"]\n'
+        'tokenizer = "bytes"\nseq_length = 256\n[[sources]]\nname ='
+        f' {json.dumps(table["name"])}\npaths = ["*.jsonl"]\n'
     )
     task = '[[tasks]]\nobjective = "causal"\nname = "t\\u202e"\n'
     (tmp_path / "in/recipe.toml").write_text(recipe + task)
@@ -308,8 +370,13 @@ def test_every_character_of_a_name_shows_wherever_it_is_printed(tmp_path):
                 assert said.status == 0, said
                 assert_all_shows(said)
                 assert not more or isinstance(said.json, dict)
-        for command in (["verify", f"no{ESCAPES}"], ["inspect", out, "--source", f"x{ESCAPES}=/", "--row", "0"],
-                        ["build", f"no{ESCAPES}.jsonl", "--out", "o"], ["status", f"{out}/no"], [f"x{ESCAPES}"]):  # fmt: skip
+        for command in (
+            ["verify", f"no{ESCAPES}"],
+            ["inspect", out, "--source", f"x{ESCAPES}=/", "--row", "0"],
+            ["build", f"no{ESCAPES}.jsonl", "--out", "o"],
+            ["status", f"{out}/no"],
+            [f"x{ESCAPES}"],
+        ):
             said = packprep(*command)
             assert said.status == 2
             assert_all_shows(said)
@@ -335,11 +402,15 @@ def test_names_that_a_stranger_chose(dataset, tmp_path):
     directory = forged(dataset, tmp_path, change)
     edit_manifest(directory, lambda manifest: manifest["sources"][0].update(name=f"web{ESCAPES}"))
     for command in (
-        ["verify", directory], ["verify", directory, "--replay", "all"], ["inspect", directory],
-        ["inspect", directory, "--row", "-1", "--from-plan"], ["inspect", directory, "--source", "web", "--doc", "0"],
-        ["inspect", directory, "--grep", "corpus"], ["inspect", dataset, "--diff", directory],
+        ["verify", directory],
+        ["verify", directory, "--replay", "all"],
+        ["inspect", directory],
+        ["inspect", directory, "--row", "-1", "--from-plan"],
+        ["inspect", directory, "--source", "web", "--doc", "0"],
+        ["inspect", directory, "--grep", "corpus"],
+        ["inspect", dataset, "--diff", directory],
         ["inspect", directory, "--row", "0", "--source", "no=/"],
-    ):  # fmt: skip
+    ):
         said = packprep(*command)
         assert_all_shows(said)
         assert "\npackprep: all is well" not in said.out + said.err
@@ -348,7 +419,10 @@ def test_names_that_a_stranger_chose(dataset, tmp_path):
 def test_lines_of_a_message_pass_for_no_other_message(capsys):
     say(f"one{ESCAPES}\npackprep: every promise holds\n")
     first, second, *_ = capsys.readouterr().err.split("\n")
-    assert first.startswith("packprep: one\\u{1b}]0;owned\\u{7}") and second == "  packprep: every promise holds"
+    assert (
+        first.startswith("packprep: one\\u{1b}]0;owned\\u{7}")
+        and second == "  packprep: every promise holds"
+    )
 
 
 # Secrets
@@ -364,9 +438,21 @@ URLS = {
 }
 PLACES = {
     "an input": lambda url: ["build", f"{url}/*.jsonl", "--out", "out"],
-    "the recipe's paths": lambda url: ["build", "recipe.toml", "--out", "out", "--set", f'sources.0.paths=["{url}"]'],
+    "the recipe's paths": lambda url: [
+        "build",
+        "recipe.toml",
+        "--out",
+        "out",
+        "--set",
+        f'sources.0.paths=["{url}"]',
+    ],
     "the recipe's tokenizer": lambda url: ["plan", "recipe.toml", "--set", f'tokenizer="{url}"'],
-    "the chat template": lambda url: ["plan", "recipe.toml", "--set", f'documents.chat_template="{url}"'],
+    "the chat template": lambda url: [
+        "plan",
+        "recipe.toml",
+        "--set",
+        f'documents.chat_template="{url}"',
+    ],
     "--tokenizer": lambda url: ["build", "recipe.toml", "--tokenizer", url, "--out", "out"],
     "--out": lambda url: ["build", "recipe.toml", "--out", url],
     "--source": lambda url: ["build", "recipe.toml", "--out", "out", "--source", f"web={url}"],
@@ -379,14 +465,34 @@ PLACES = {
     "--html": lambda url: ["inspect", "data", "--html", url],
     "export": lambda url: ["export", "data", "--to", "parquet", "--out", url],
     "slurm --out": lambda url: ["slurm", "recipe.toml", "--out", url, "--array", "2"],
-    "slurm's recipe": lambda url: ["slurm", "recipe.toml", "--out", "out", "--array", "2",
-                                   "--set", f'sources.0.paths=["{url}"]'],
-    "slurm --source": lambda url: ["slurm", "--command", "verify", "--out", "out", "--array", "2", "--source", f"web={url}"],
-}  # fmt: skip
+    "slurm's recipe": lambda url: [
+        "slurm",
+        "recipe.toml",
+        "--out",
+        "out",
+        "--array",
+        "2",
+        "--set",
+        f'sources.0.paths=["{url}"]',
+    ],
+    "slurm --source": lambda url: [
+        "slurm",
+        "--command",
+        "verify",
+        "--out",
+        "out",
+        "--array",
+        "2",
+        "--source",
+        f"web={url}",
+    ],
+}
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_url_with_a_secret_is_refused_wherever_a_place_is_named(dataset, tmp_path, monkeypatch, place):
+def test_a_url_with_a_secret_is_refused_wherever_a_place_is_named(
+    dataset, tmp_path, monkeypatch, place
+):
     shutil.copytree(dataset, tmp_path / "data")
     (tmp_path / "recipe.toml").write_text(
         'tokenizer = "bytes"\nseq_length = 256\n[[sources]]\nname = "web"\npaths = ["a.jsonl"]\n'
@@ -401,11 +507,21 @@ def test_a_url_with_a_secret_is_refused_wherever_a_place_is_named(dataset, tmp_p
 
 
 def test_urls_in_which_nothing_is_secret_are_taken(dataset):
-    for url in ("sftp://me@host:22/a@b", "hf://datasets/me/it@main/x", "s3://arn:aws:s3:eu:1:accesspoint/n/a@b"):
+    for url in (
+        "sftp://me@host:22/a@b",
+        "hf://datasets/me/it@main/x",
+        "s3://arn:aws:s3:eu:1:accesspoint/n/a@b",
+    ):
         assert "no source of that name" in refused("verify", dataset, "--source", f"none={url}")
 
 
 def test_a_message_of_a_library_shows_no_secret(capsys):
-    say("error: 's3://key:hunter2@bucket/x' and https://h/x?sig=hunter2: refused; see https://host:8080/a")
+    say(
+        "error: 's3://key:hunter2@bucket/x' and https://h/x?sig=hunter2: refused; see"
+        " https://host:8080/a"
+    )
     said = capsys.readouterr().err
-    assert said == "packprep: error: 's3://…@bucket/x' and https://h/x?sig=… refused; see https://host:8080/a\n"
+    assert (
+        said == "packprep: error: 's3://…@bucket/x' and https://h/x?sig=… refused; see"
+        " https://host:8080/a\n"
+    )

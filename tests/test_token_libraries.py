@@ -15,7 +15,8 @@ TEXTS = made.texts(120, 21)
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64])
 @pytest.mark.parametrize("append_eod", [True, False])
 def test_megatron_s_own_files(tmp_path, dtype, append_eod):
-    """As tools/preprocess_data.py makes them: sequences are sentences, documents have one or several."""
+    """As tools/preprocess_data.py makes them: sequences are sentences, documents have one or
+    several."""
     torch = pytest.importorskip("torch")
     indexed_dataset = pytest.importorskip("megatron.core.datasets.indexed_dataset")
     builder = indexed_dataset.IndexedDatasetBuilder(str(tmp_path / "a.bin"), dtype=dtype)
@@ -46,28 +47,48 @@ def test_the_tests_files_are_megatron_s(tmp_path):
     dataset = indexed_dataset.IndexedDataset(str(tmp_path / "a"))
     bounds = dataset.document_indices
     assert [
-        [int(id) for s in range(bounds[i], bounds[i + 1]) for id in dataset[s]] for i in range(len(bounds) - 1)
+        [int(id) for s in range(bounds[i], bounds[i + 1]) for id in dataset[s]]
+        for i in range(len(bounds) - 1)
     ] == lists
 
 
 def test_folders_of_hugging_face_datasets(tmp_path):
     datasets = pytest.importorskip("datasets")
     lists = ids_of(TEXTS)
-    whole = datasets.Dataset.from_dict({"input_ids": lists, "attention_mask": [[1] * len(ids) for ids in lists]})
+    whole = datasets.Dataset.from_dict(
+        {"input_ids": lists, "attention_mask": [[1] * len(ids) for ids in lists]}
+    )
     whole.save_to_disk(tmp_path / "one", num_shards=3)
-    made.build(made.table([{"paths": ["one"], "format": "tokens"}], **CAUSAL), tmp_path, tmp_path / "out")
+    made.build(
+        made.table([{"paths": ["one"], "format": "tokens"}], **CAUSAL), tmp_path, tmp_path / "out"
+    )
     expected = [list(text.encode()) for text in TEXTS]
     assert in_order(contents(tmp_path / "out")) == expected
     holds(tmp_path / "out")
-    splits = datasets.DatasetDict({"train": whole.select(range(100)), "test": whole.select(range(100, 120))})
+    splits = datasets.DatasetDict(
+        {"train": whole.select(range(100)), "test": whole.select(range(100, 120))}
+    )
     splits.save_to_disk(tmp_path / "splits")
-    with pytest.raises(SourceError, match="splits is a folder of several splits; name one of them, as in splits/train"):
-        made.build(made.table([{"paths": ["splits"], "format": "tokens"}]), tmp_path, tmp_path / "none")
-    made.build(made.table([{"paths": ["splits/train"], "format": "tokens"}], **CAUSAL), tmp_path, tmp_path / "train")
+    with pytest.raises(
+        SourceError,
+        match="splits is a folder of several splits; name one of them, as in splits/train",
+    ):
+        made.build(
+            made.table([{"paths": ["splits"], "format": "tokens"}]), tmp_path, tmp_path / "none"
+        )
+    made.build(
+        made.table([{"paths": ["splits/train"], "format": "tokens"}], **CAUSAL),
+        tmp_path,
+        tmp_path / "train",
+    )
     assert in_order(contents(tmp_path / "train")) == expected[:100]
     chosen = whole.shuffle(seed=1).filter(lambda row: len(row["input_ids"]) > 50)
     chosen.save_to_disk(tmp_path / "chosen")  # which writes the rows that are left, in their order
-    made.build(made.table([{"paths": ["chosen"], "format": "tokens"}], **CAUSAL), tmp_path, tmp_path / "of_chosen")
+    made.build(
+        made.table([{"paths": ["chosen"], "format": "tokens"}], **CAUSAL),
+        tmp_path,
+        tmp_path / "of_chosen",
+    )
     assert in_order(contents(tmp_path / "of_chosen")) == [
         ids[:-1] if ids[-1] == EOS else ids for ids in chosen["input_ids"]
     ]

@@ -31,7 +31,9 @@ def corpus(tmp_path_factory):
     lists = tokens_made.ids_of(TEXTS)
     made.write_lines(folder / "a.jsonl", TEXTS)
     tokens_made.write_megatron(folder / "m" / "a.bin", lists)
-    tokens_made.write_megatron(folder / "m" / "several.bin", lists, "<i4", [1 + i % 3 for i in range(len(lists))])
+    tokens_made.write_megatron(
+        folder / "m" / "several.bin", lists, "<i4", [1 + i % 3 for i in range(len(lists))]
+    )
     (folder / "p").mkdir()
     tokens_made.write_parquet(folder / "p" / "a.parquet", lists)
     tokens_made.write_arrow(folder / "p" / "a.arrow", lists, name="tokens")
@@ -47,7 +49,8 @@ def holds(directory, **moved):
 
 
 def contents(directory, eos=1):
-    """(file, position) → the content tokens of a dataset of causal segments; each of a document's ends has `eos` eos."""
+    """(file, position) → the content tokens of a dataset of causal segments; each of a document's
+    ends has `eos` eos."""
     dataset = packprep.open_dataset(directory)
     files = [file["name"] for file in json.loads((directory / "plan.json").read_text())["files"]]
     parts: dict = {}
@@ -88,7 +91,10 @@ def test_tokens_give_what_their_text_gives_token_by_token(corpus, of_text, form)
     outcome = made.build(made.table([FORMS[form]], **CAUSAL), corpus, out)
     assert in_order(contents(out)) == of_text[0]
     ledger = outcome.manifest["ledger"]["sources"]["source0"]
-    assert (ledger["documents"], ledger["tokens"]) == (of_text[1]["documents"], of_text[1]["tokens"])
+    assert (ledger["documents"], ledger["tokens"]) == (
+        of_text[1]["documents"],
+        of_text[1]["tokens"],
+    )
     assert ledger["slots"]["added"]["eos"] == len(TEXTS) == ledger["documents"]["used"]
     names = [file["name"] for file in json.loads((out / "plan.json").read_text())["files"]]
     assert {
@@ -98,7 +104,9 @@ def test_tokens_give_what_their_text_gives_token_by_token(corpus, of_text, form)
         "arrow": ["a.arrow"],
         "folder": [f"saved/data-0000{i}-of-00003.arrow" for i in range(3)],
     }[form] == names
-    assert first_document(outcome.plan).endswith("│‹eos›") and " tokens: " in first_document(outcome.plan)
+    assert first_document(outcome.plan).endswith("│‹eos›") and " tokens: " in first_document(
+        outcome.plan
+    )
     [position, file] = sorted(contents(out))[0][::-1]
     [described] = describe_document(out, None, f"{file}:{position}", {}, True)["files"]
     assert described["tokens"] == len(of_text[0][0]) and described["uses"][0]["outcome"] == "used"
@@ -107,7 +115,9 @@ def test_tokens_give_what_their_text_gives_token_by_token(corpus, of_text, form)
 @pytest.mark.long
 def test_a_mix_of_objectives_is_the_same_with_any_number_of_workers_and_verifies(corpus):
     """All forms at once, each in parts, with a fraction of a second use."""
-    sources = [form | {"name": name, "repeat": 1.4, "sample": [0.0, 0.8]} for name, form in FORMS.items()]
+    sources = [
+        form | {"name": name, "repeat": 1.4, "sample": [0.0, 0.8]} for name, form in FORMS.items()
+    ]
     recipe = made.table(sources, **SMALL)
     outs = [corpus / f"ul2r_{workers}" for workers in (1, 2, 5)]
     for workers, out in zip((1, 2, 5), outs, strict=True):
@@ -118,10 +128,19 @@ def test_a_mix_of_objectives_is_the_same_with_any_number_of_workers_and_verifies
 
 
 def test_text_and_tokens_share_a_dataset_at_the_shares_of_the_recipe(corpus):
-    sources = [{"name": name, "share": share, **form} for name, share, form in (
-        ("text", 0.5, {"paths": ["a.jsonl"]}), ("pairs", 0.3, FORMS["megatron"]), ("tables", 0.2, FORMS["parquet"]))]  # fmt: skip
+    sources = [
+        {"name": name, "share": share, **form}
+        for name, share, form in (
+            ("text", 0.5, {"paths": ["a.jsonl"]}),
+            ("pairs", 0.3, FORMS["megatron"]),
+            ("tables", 0.2, FORMS["parquet"]),
+        )
+    ]
     outcome = made.build(made.table(sources, **SMALL), corpus, corpus / "shared")
-    used = {name: source["tokens"]["used"] for name, source in outcome.manifest["ledger"]["sources"].items()}
+    used = {
+        name: source["tokens"]["used"]
+        for name, source in outcome.manifest["ledger"]["sources"].items()
+    }
     whole = sum(used.values())
     for name, share in (("text", 0.5), ("pairs", 0.3), ("tables", 0.2)):
         assert abs(used[name] / whole - share) < 0.05
@@ -143,26 +162,45 @@ EVERY_KIND = [
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("special_text", ["text", "special", "reject"])
 def test_special_ids_in_documents_disturb_no_promise(tmp_path, special_text):
-    """Sentinels, masks, mode tokens, bos, eos and pad inside of documents, at their begins and ends."""
+    """Sentinels, masks, mode tokens, bos, eos and pad inside of documents, at their begins and
+    ends."""
     chance = np.random.default_rng(5)
     lists = []
     for i in range(150):
         ids = chance.integers(0, 256, chance.integers(0, 400))
         if i % 3:
             where = chance.random(len(ids)) < 0.3
-            special = [256, BOS, EOS, MASK, 260, 261, 262, *([263, 264, 265, 266, 267, 300] if i % 3 == 2 else [])]
+            special = [
+                256,
+                BOS,
+                EOS,
+                MASK,
+                260,
+                261,
+                262,
+                *([263, 264, 265, 266, 267, 300] if i % 3 == 2 else []),
+            ]
             ids[where] = chance.choice(special, where.sum())
         lists.append([*([BOS] if i % 2 else []), *ids.tolist(), *([EOS] if i % 5 else [])])
     tokens_made.write_megatron(tmp_path / "a.bin", lists)
     tokens_made.write_parquet(tmp_path / "a.parquet", lists)
-    sources = [{"name": "m", "paths": ["a.bin"]}, {"name": "p", "paths": ["a.parquet"], "format": "tokens"}]
-    changes = {"documents": {"special_text": special_text, "prepend_bos": True, "max_bad_fraction": 1.0}}
+    sources = [
+        {"name": "m", "paths": ["a.bin"]},
+        {"name": "p", "paths": ["a.parquet"], "format": "tokens"},
+    ]
+    changes = {
+        "documents": {"special_text": special_text, "prepend_bos": True, "max_bad_fraction": 1.0}
+    }
     for packing in ({}, {"algorithm": "concat"}):
         tasks = EVERY_KIND if not packing else [{"preset": "causal"}, {"preset": "llada"}]
         out = tmp_path / f"out{len(packing)}"
-        made.build(made.table(sources, tasks=tasks, packing=packing, **SMALL, **changes), tmp_path, out)
+        made.build(
+            made.table(sources, tasks=tasks, packing=packing, **SMALL, **changes), tmp_path, out
+        )
         holds(out)
-        rejected = json.loads((out / "dataset.json").read_text())["ledger"]["sources"]["m"]["documents"]["rejected"]
+        rejected = json.loads((out / "dataset.json").read_text())["ledger"]["sources"]["m"][
+            "documents"
+        ]["rejected"]
         assert ("special_text" in rejected) == (special_text == "reject")
         assert ("sentinel_in_text" in rejected) == (special_text != "reject" and not packing)
 
@@ -178,8 +216,11 @@ WRITE_THEM = {
 
 
 def kept_beside(directory, source="source0"):
-    """How many documents of a source a dataset has, and how many it rejects for tokens that its tasks write."""
-    counts = json.loads((directory / "dataset.json").read_text())["ledger"]["sources"][source]["documents"]
+    """How many documents of a source a dataset has, and how many it rejects for tokens that its
+    tasks write."""
+    counts = json.loads((directory / "dataset.json").read_text())["ledger"]["sources"][source][
+        "documents"
+    ]
     assert counts["rejected"].keys() <= {"sentinel_in_text"}
     return counts["used"], sum(counts["rejected"].values())
 
@@ -189,28 +230,42 @@ def test_a_document_with_a_token_that_its_tasks_write_is_rejected(tmp_path, name
     """Sentinels and role tokens stand once each in a segment, so no document may bring its own."""
     tasks, marks = WRITE_THEM[name]
     lists = [PLAIN, [*PLAIN, SENTINEL, *PLAIN], [FIM_SUFFIX, *PLAIN], PLAIN, [*PLAIN, 300]]
-    written = [bool(set(marks) & {*ids, *([SENTINEL] if 300 in ids else [])}) for ids in lists]  # 300 is a sentinel too
+    written = [
+        bool(set(marks) & {*ids, *([SENTINEL] if 300 in ids else [])}) for ids in lists
+    ]  # 300 is a sentinel too
     tokens_made.write_megatron(tmp_path / "a.bin", lists)
     table = made.table("a.bin", tasks=tasks, seq_length=64, documents={"max_bad_fraction": 1.0})
     made.build(table, tmp_path, tmp_path / "out")
     assert kept_beside(tmp_path / "out") == (written.count(False), written.count(True))
     holds(tmp_path / "out")
     if any(written):
-        rejects = [json.loads(line) for line in (tmp_path / "out/rejects/000/000000.jsonl").read_text().splitlines()]
+        rejects = [
+            json.loads(line)
+            for line in (tmp_path / "out/rejects/000/000000.jsonl").read_text().splitlines()
+        ]
         assert [reject["position"] for reject in rejects] == np.flatnonzero(written).tolist()
         with pytest.raises(SourceError, match="sentinel_in_text: token .* is the special id"):
             fail = {**table, "documents": {"bad_documents": "fail"}}
             made.build(fail, tmp_path, tmp_path / "fail")
 
 
-def test_a_text_with_a_sentinel_is_rejected_where_its_source_draws_a_task_that_writes_sentinels(tmp_path):
-    """Not where no task does, where the text stays text, or where the document is supervised and cannot draw the task."""
+def test_a_text_with_a_sentinel_is_rejected_where_its_source_draws_a_task_that_writes_sentinels(
+    tmp_path,
+):
+    """Not where no task does, where the text stays text, or where the document is supervised and
+    cannot draw the task."""
     text = "with <extra_id_0> in it"
     lines = [{"text": text}, {"text": "without"}, {"text": text, "loss_spans": [[6, 18]]}]
     lines += [{"text": text, "weight": 0.5}]  # which may draw any task
     made.write(tmp_path / "a.jsonl", b"\n".join(json.dumps(line).encode() for line in lines))
-    tasks = [{"name": "spans", "objective": "span_corruption"}, {"name": "plain", "objective": "causal"}]
-    sources = [{"name": "both", "paths": ["a.jsonl"]}, {"name": "one", "paths": ["a.jsonl"], "tasks": ["plain"]}]
+    tasks = [
+        {"name": "spans", "objective": "span_corruption"},
+        {"name": "plain", "objective": "causal"},
+    ]
+    sources = [
+        {"name": "both", "paths": ["a.jsonl"]},
+        {"name": "one", "paths": ["a.jsonl"], "tasks": ["plain"]},
+    ]
     for special_text, expected in (("special", (2, 2)), ("text", (4, 0))):
         documents = {"special_text": special_text, "max_bad_fraction": 1.0}
         table = made.table(sources, tasks=tasks, seq_length=64, documents=documents)
@@ -219,7 +274,9 @@ def test_a_text_with_a_sentinel_is_rejected_where_its_source_draws_a_task_that_w
         assert (kept_beside(out, "both"), kept_beside(out, "one")) == (expected, (4, 0))
         holds(out)
         made.build(table, tmp_path, tmp_path / f"{special_text}_store", is_store=True)
-        stored = [{**source, "paths": [f"{special_text}_store"], "format": "store"} for source in sources]
+        stored = [
+            {**source, "paths": [f"{special_text}_store"], "format": "store"} for source in sources
+        ]
         made.build({**table, "sources": stored}, tmp_path, out / "of_store")
         found, wanted = made.contents(out / "of_store/shards"), made.contents(out / "shards")
         assert found == wanted
@@ -232,11 +289,16 @@ def test_the_ends_of_documents_are_neither_doubled_nor_lost(tmp_path):
     made.build(table, tmp_path, tmp_path / "eos")
     kept = {0: [BOS, 1, 2], 1: [3, 4], 2: [5, EOS], 4: [BOS], 6: [EOS, 6], 7: [7, BOS]}
     assert contents(tmp_path / "eos") == {("a.bin", i): ids for i, ids in kept.items()}
-    rejects = [json.loads(line) for line in (tmp_path / "eos/rejects/000/000000.jsonl").read_text().splitlines()]
+    rejects = [
+        json.loads(line)
+        for line in (tmp_path / "eos/rejects/000/000000.jsonl").read_text().splitlines()
+    ]
     assert [(r["position"], r["reason"]) for r in rejects] == [(3, "empty"), (5, "empty")]
     plain = {"documents": {"append_eos": False}}
     made.build(table | plain, tmp_path, tmp_path / "plain")
-    assert contents(tmp_path / "plain", 0) == {("a.bin", i): ids for i, ids in enumerate(lists) if ids}
+    assert contents(tmp_path / "plain", 0) == {
+        ("a.bin", i): ids for i, ids in enumerate(lists) if ids
+    }
     holds(tmp_path / "eos")
     holds(tmp_path / "plain")
 
@@ -253,13 +315,18 @@ def test_an_id_that_is_none_rejects_its_document_with_place_and_id(tmp_path, for
         tokens_made.write_parquet(tmp_path / "a.parquet", lists, kind=pa.list_(pa.int64()))
         source = {"paths": ["a.parquet"], "format": "tokens"}
     table = made.table([source], tasks=[{"preset": "causal"}])
-    outcome = made.build(table | {"documents": {"max_bad_fraction": 1.0}}, tmp_path, tmp_path / "out")
+    outcome = made.build(
+        table | {"documents": {"max_bad_fraction": 1.0}}, tmp_path, tmp_path / "out"
+    )
     assert outcome.manifest["ledger"]["sources"]["source0"]["documents"] == {
         "read": 5,
         "used": 2,
         "rejected": {"id_out_of_range": 3},
     }
-    rejects = [json.loads(line) for line in (tmp_path / "out/rejects/000/000000.jsonl").read_text().splitlines()]
+    rejects = [
+        json.loads(line)
+        for line in (tmp_path / "out/rejects/000/000000.jsonl").read_text().splitlines()
+    ]
     assert [(r["position"], r["detail"].split(";")[0]) for r in rejects] == [
         (1, "token 1 is 528"),
         (3, f"token 0 is {2**32 + 1}"),
@@ -275,10 +342,17 @@ def test_an_id_that_is_none_rejects_its_document_with_place_and_id(tmp_path, for
 
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
-    "documents", [{"long": "truncate", "min_tokens": 30}, {"long": "drop", "max_tokens": 90}, {"append_eos": False}]
+    "documents",
+    [
+        {"long": "truncate", "min_tokens": 30},
+        {"long": "drop", "max_tokens": 90},
+        {"append_eos": False},
+    ],
 )
 def test_every_rule_of_cutting_holds_for_tokens(corpus, tmp_path, documents):
-    recipe = made.table([FORMS["several"], FORMS["folder"]], documents=documents, seq_length=256, **SMALL)
+    recipe = made.table(
+        [FORMS["several"], FORMS["folder"]], documents=documents, seq_length=256, **SMALL
+    )
     made.build(recipe, corpus, tmp_path / "out")
     holds(tmp_path / "out")
 
@@ -298,7 +372,9 @@ def test_sources_that_moved_are_found_by_their_prefix(corpus, tmp_path):
     import shutil
 
     shutil.copytree(corpus / "saved", tmp_path / "here" / "saved")
-    made.build(made.table([FORMS["folder"] | {"name": "s"}], **SMALL), tmp_path / "here", tmp_path / "out")
+    made.build(
+        made.table([FORMS["folder"] | {"name": "s"}], **SMALL), tmp_path / "here", tmp_path / "out"
+    )
     os.rename(tmp_path / "here", tmp_path / "there")
     holds(tmp_path / "out", s=str(tmp_path / "there"))
 
@@ -308,7 +384,10 @@ def test_urls_give_the_bytes_of_the_files(corpus, tmp_path):
     places = {"pairs": "m/*.bin", "tables": "p/a.parquet", "saved": "saved/*.arrow"}
     for where, out in ((str(corpus), "local"), (f"file://{corpus}", "remote")):
         sources = [{"name": name, "paths": [f"{where}/{path}"]} for name, path in places.items()]
-        sources = [source | ({} if source["name"] == "pairs" else {"format": "tokens"}) for source in sources]
+        sources = [
+            source | ({} if source["name"] == "pairs" else {"format": "tokens"})
+            for source in sources
+        ]
         made.build(made.table(sources, **SMALL), tmp_path, tmp_path / out)
     for under in ("shards", "rejects"):
         assert made.contents(tmp_path / "local", under) == made.contents(tmp_path / "remote", under)
@@ -318,7 +397,10 @@ def test_urls_give_the_bytes_of_the_files(corpus, tmp_path):
 
 @pytest.mark.long
 def test_the_command_line_plans_builds_verifies_and_inspects(corpus, tmp_path):
-    for inputs, more in ((["m/a.bin", "m/several.idx"], []), (["saved"], ["--set", "sources.0.format=tokens"])):
+    for inputs, more in (
+        (["m/a.bin", "m/several.idx"], []),
+        (["saved"], ["--set", "sources.0.format=tokens"]),
+    ):
         out = tmp_path / inputs[0].replace("/", "_")
         common = ["--tokenizer", "bytes", "--seq-length", "256", "--tasks", "ul2r", *more]
         planned = json.loads(run_packprep("plan", *inputs, *common, "--json", at=corpus).out)
@@ -327,5 +409,9 @@ def test_the_command_line_plans_builds_verifies_and_inspects(corpus, tmp_path):
         said = run_packprep("build", *inputs, *common, "--out", out, at=corpus)
         assert said.status == 0 and "document 1: source0 " in said.err and "‹eos›" in said.err
         assert run_packprep("verify", out, "--replay", "all", "--twin", at=corpus).status == 0
-        row = json.loads(run_packprep("inspect", out, "--row", "0", "--from-plan", "--json", at=corpus).out)
-        assert {segment["rebuilt"] for segment in row["segments"]} == {"identical"}, row["segments"][0]
+        row = json.loads(
+            run_packprep("inspect", out, "--row", "0", "--from-plan", "--json", at=corpus).out
+        )
+        assert {segment["rebuilt"] for segment in row["segments"]} == {"identical"}, row[
+            "segments"
+        ][0]

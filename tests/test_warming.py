@@ -44,8 +44,13 @@ def test_a_recipe_s_kernels_are_compiled_ahead(tmp_path):
     (tmp_path / "recipe.toml").write_text(CAUSAL)
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     first, again = (packprep("warm", tmp_path / "recipe.toml", "--json", **cache) for _ in range(2))
-    assert first.err.startswith(f"packprep: compiling kernels that {tmp_path}/cache/packprep lacks, up to 10 s: they")
-    assert first.json["objectives"] == ["causal"] and first.json["folder"] == f"{tmp_path}/cache/packprep"
+    assert first.err.startswith(
+        f"packprep: compiling kernels that {tmp_path}/cache/packprep lacks, up to 10 s: they"
+    )
+    assert (
+        first.json["objectives"] == ["causal"]
+        and first.json["folder"] == f"{tmp_path}/cache/packprep"
+    )
     assert first.json["compiled"] > 5 and again.json["compiled"] == 0 and again.err == ""
     check_commands(tmp_path / "recipe.toml", tmp_path / "out", **cache)
     assert packprep("warm", tmp_path / "recipe.toml", **cache).out.startswith(
@@ -53,7 +58,9 @@ def test_a_recipe_s_kernels_are_compiled_ahead(tmp_path):
     )
     # Others may only read what is kept, as of an image.
     os.chmod(tmp_path / "cache/packprep", 0o555)
-    assert json.loads(without_compiling("plan", tmp_path / "recipe.toml", "--json", **cache).out)["shards"]
+    assert json.loads(without_compiling("plan", tmp_path / "recipe.toml", "--json", **cache).out)[
+        "shards"
+    ]
 
 
 @pytest.mark.long
@@ -71,7 +78,9 @@ def test_what_cannot_be_kept_is_an_error(tmp_path, monkeypatch):
         patch.setattr(warming, "cache_folders", lambda: CacheFolders((), None))
         with pytest.raises(BuildError, match="kernels would not be kept.*set NUMBA_CACHE_DIR"):
             warming.compile_ahead()
-    monkeypatch.setattr(warming, "build", lambda *given: compiling.COUNTS.update(compiled=3, kept=1))
+    monkeypatch.setattr(
+        warming, "build", lambda *given: compiling.COUNTS.update(compiled=3, kept=1)
+    )
     monkeypatch.setattr(warming, "verify_dataset", lambda *given: None)
     monkeypatch.setattr(warming, "write_report", lambda *given: None)
     monkeypatch.setattr(compiling, "COUNTS", compiling.COUNTS.copy())
@@ -80,5 +89,7 @@ def test_what_cannot_be_kept_is_an_error(tmp_path, monkeypatch):
 
 
 def test_what_is_no_recipe_is_refused(tmp_path):
-    assert "a.jsonl: expected a RECIPE.toml, or nothing for all kernels" in refused("warm", "a.jsonl")
+    assert "a.jsonl: expected a RECIPE.toml, or nothing for all kernels" in refused(
+        "warm", "a.jsonl"
+    )
     assert "no-such.toml" in refused("warm", tmp_path / "no-such.toml")

@@ -25,7 +25,8 @@ def write_megatron(
     sequences: Sequence[int] | None = None,
     modes: Sequence[int] | None = None,
 ) -> Path:
-    """A pair, as Megatron's builder writes it; gives the .bin. sequences: in how many each document is cut; None: one."""
+    """A pair, as Megatron's builder writes it; gives the .bin. sequences: in how many each document
+    is cut; None: one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parts: list[Sequence[int]] = []
     bounds = [0]
@@ -35,12 +36,15 @@ def write_megatron(
         parts += [ids[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
         bounds.append(len(parts))
     write_index(path.with_suffix(".idx"), [len(part) for part in parts], bounds, dtype, modes=modes)
-    path.with_suffix(".bin").write_bytes(b"".join(np.array(part, dtype).tobytes() for part in parts))
+    path.with_suffix(".bin").write_bytes(
+        b"".join(np.array(part, dtype).tobytes() for part in parts)
+    )
     return path.with_suffix(".bin")
 
 
 def write_index(path, lengths, bounds, dtype="<u2", pointers=None, modes=None, **head):
-    """An .idx; `pointers` None: one sequence after the other. head: magic, version, code, sequences, count as they shall be."""
+    """An .idx; `pointers` None: one sequence after the other. head: magic, version, code,
+    sequences, count as they shall be."""
     lengths = np.array(lengths, "<i4")
     if pointers is None:
         pointers = (np.cumsum(lengths, dtype="<i8") - lengths) * np.dtype(dtype).itemsize
@@ -52,7 +56,9 @@ def write_index(path, lengths, bounds, dtype="<u2", pointers=None, modes=None, *
         "count": len(bounds),
     }
     data = struct.pack("<9sQBQQ", *(said | head).values())
-    data += lengths.tobytes() + np.array(pointers, "<i8").tobytes() + np.array(bounds, "<i8").tobytes()
+    data += (
+        lengths.tobytes() + np.array(pointers, "<i8").tobytes() + np.array(bounds, "<i8").tobytes()
+    )
     if modes is not None:
         data += np.array(modes, "i1").tobytes()
     path.write_bytes(data)
@@ -60,7 +66,9 @@ def write_index(path, lengths, bounds, dtype="<u2", pointers=None, modes=None, *
 
 def id_table(documents, kind: pa.DataType | None = None, name: str = "input_ids") -> pa.Table:
     column = pa.array(documents, kind or pa.list_(pa.int32()))
-    return pa.table({"number": np.arange(len(documents)), name: column, "text": ["a text"] * len(documents)})
+    return pa.table(
+        {"number": np.arange(len(documents)), name: column, "text": ["a text"] * len(documents)}
+    )
 
 
 def write_parquet(
@@ -71,7 +79,12 @@ def write_parquet(
 
 
 def write_arrow(
-    path: Path, documents, rows: int = 50, kind: pa.DataType | None = None, name: str = "input_ids", stream: bool = True
+    path: Path,
+    documents,
+    rows: int = 50,
+    kind: pa.DataType | None = None,
+    name: str = "input_ids",
+    stream: bool = True,
 ) -> Path:
     table = id_table(documents, kind, name)
     new = pa.ipc.new_stream if stream else pa.ipc.new_file
@@ -88,7 +101,16 @@ def save_dataset(folder: Path, documents, files: int = 2, **state) -> Path:
         own = documents[i * len(documents) // files : (i + 1) * len(documents) // files]
         write_arrow(folder / name, own, 20)
     (folder / "dataset_info.json").write_text("{}")
-    listed = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "00", "_split": None}
-    listed |= {"_format_type": None, "_format_kwargs": {}, "_format_columns": None, "_output_all_columns": False}
+    listed = {
+        "_data_files": [{"filename": name} for name in names],
+        "_fingerprint": "00",
+        "_split": None,
+    }
+    listed |= {
+        "_format_type": None,
+        "_format_kwargs": {},
+        "_format_columns": None,
+        "_output_all_columns": False,
+    }
     (folder / "state.json").write_text(json.dumps(listed | state))
     return folder

@@ -18,7 +18,8 @@ WEIGHTS = (0, 0.1, 0.5, 1, 2, 1e-3, 3.75)
 
 
 def records(seed, count, weights=WEIGHTS, longest=120):
-    """Documents of letters; most say what is trained, by spans that are apart or touch; some have a weight of their own."""
+    """Documents of letters; most say what is trained, by spans that are apart or touch; some have a
+    weight of their own."""
     chance, made_of = random.Random(seed), []
     for _ in range(count):
         size = chance.randint(4, longest)
@@ -42,7 +43,9 @@ def build(folder: Path, lines, tasks, **more):
 def character_weights(record):
     """float32[characters + 1]: of each character and of the end; 0 where it is not trained."""
     text, spans = record["text"], record.get("loss_spans")
-    weights = np.ones(len(text) + 1, np.float32) if spans is None else np.zeros(len(text) + 1, np.float32)
+    weights = (
+        np.ones(len(text) + 1, np.float32) if spans is None else np.zeros(len(text) + 1, np.float32)
+    )
     for begin, end, weight in spans or ():
         own = float(np.float32(weight)) * float(np.float32(record.get("weight", 1)))
         weights[begin : end + (end == len(text))] = own

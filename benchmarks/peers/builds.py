@@ -1,6 +1,8 @@
-"""Text files to what a trainer reads: packprep's `build` beside the tools that tokenize, and a bare loop.
+"""Text files to what a trainer reads: packprep's `build` beside the tools that tokenize, and a bare
+loop.
 
-None of the others packs, corrupts, keeps a ledger or digests what it wrote; packprep does all of that in every line.
+None of the others packs, corrupts, keeps a ledger or digests what it wrote; packprep does all of
+that in every line.
 """
 
 import json
@@ -24,8 +26,9 @@ def recipe(config: Config, preset: str, source: str, top: str = "") -> str:
     """Write the recipe of one line; gives its path."""
     path = running(config, "recipe.toml")
     text = (
-        f"tokenizer = {json.dumps(config['tokenizer'])}\nseq_length = {config['seq_length']}\n{top}\n"
-        f"[[sources]]\npaths = {json.dumps(source)}\n[[tasks]]\npreset = {json.dumps(preset)}\n{SPECIALS}"
+        f"tokenizer = {json.dumps(config['tokenizer'])}\nseq_length ="
+        f" {config['seq_length']}\n{top}\n[[sources]]\npaths ="
+        f" {json.dumps(source)}\n[[tasks]]\npreset = {json.dumps(preset)}\n{SPECIALS}"
     )
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
@@ -37,7 +40,15 @@ def packprep_command(preset: str, source: str = "jsonl", top: str = "") -> Any:
 
     def command(config: Config) -> list[str]:
         path = recipe(config, preset, config[source], top)
-        command = [sys.executable, "-m", "packprep", "build", path, "--out", running(config, "dataset")]
+        command = [
+            sys.executable,
+            "-m",
+            "packprep",
+            "build",
+            path,
+            "--out",
+            running(config, "dataset"),
+        ]
         return [*command, "--workers", str(config["workers"])]
 
     return command
@@ -59,10 +70,14 @@ def packprep_work(config: Config) -> Work:
     )
 
 
-def packprep(name: str, what: str, preset: str, source: str = "jsonl", top: str = "", **more: Any) -> Contender:
+def packprep(
+    name: str, what: str, preset: str, source: str = "jsonl", top: str = "", **more: Any
+) -> Contender:
     """A line of packprep."""
     command = packprep_command(preset, source, top)
-    return Contender(name, what, ("packprep",), ("packprep",), command=command, read=packprep_work, **more)
+    return Contender(
+        name, what, ("packprep",), ("packprep",), command=command, read=packprep_work, **more
+    )
 
 
 # --- a bare loop: read, decode, encode, write
@@ -156,12 +171,17 @@ def datatrove(config: Config) -> Work:
         skip_completed=False,
     ).run()
     names = os.listdir(out)
-    documents = sum(os.path.getsize(os.path.join(out, name)) // 8 for name in names if name.endswith(".index"))
-    slots = sum(os.path.getsize(os.path.join(out, name)) // 4 for name in names if name.endswith(".ds"))
+    documents = sum(
+        os.path.getsize(os.path.join(out, name)) // 8 for name in names if name.endswith(".index")
+    )
+    slots = sum(
+        os.path.getsize(os.path.join(out, name)) // 4 for name in names if name.endswith(".ds")
+    )
     return Work(documents, slots - documents, output_bytes=bytes_below(out), began_at=began)
 
 
-# --- Megatron's preprocessing: its two tools are scripts of its repository, so the same steps stand here
+# --- Megatron's preprocessing: its two tools are scripts of its repository, so the same steps stand
+# here
 
 _tokenizer: Any = None
 
@@ -178,12 +198,15 @@ def _encode_line(line: str) -> list[int]:
 
 
 def megatron(config: Config) -> Work:
-    """A pool maps lines to ids, 32 lines a message; the parent adds documents to an IndexedDatasetBuilder."""
+    """A pool maps lines to ids, 32 lines a message; the parent adds documents to an
+    IndexedDatasetBuilder."""
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
     began = time.time()
     prefix = running(config, "megatron")
-    builder = IndexedDatasetBuilder(prefix + ".bin", dtype=DType.optimal_dtype(config["vocab_size"]))
+    builder = IndexedDatasetBuilder(
+        prefix + ".bin", dtype=DType.optimal_dtype(config["vocab_size"])
+    )
     documents = tokens = 0
     with (
         multiprocessing.Pool(config["workers"], _load_tokenizer, (config["tokenizer"],)) as pool,
@@ -198,7 +221,8 @@ def megatron(config: Config) -> Work:
 
 
 def megatron_fast(config: Config) -> Work:
-    """gigatoken reads and encodes the whole file on all cores; ids and lengths go to the builder in one piece."""
+    """gigatoken reads and encodes the whole file on all cores; ids and lengths go to the builder in
+    one piece."""
     import awkward as ak
     import gigatoken
     import numpy as np
@@ -208,7 +232,9 @@ def megatron_fast(config: Config) -> Work:
     with open(config["tokenizer"], encoding="utf-8") as file:
         tokenizer = gigatoken.Tokenizer.from_json(file.read())
     prefix = running(config, "megatron")
-    builder = IndexedDatasetBuilder(prefix + ".bin", dtype=DType.optimal_dtype(config["vocab_size"]))
+    builder = IndexedDatasetBuilder(
+        prefix + ".bin", dtype=DType.optimal_dtype(config["vocab_size"])
+    )
     documents = tokenizer.encode_files(gigatoken.JsonlFileSource([config["jsonl"]], "text"))
     flat = np.asarray(ak.flatten(documents)).astype(builder.dtype)
     lengths = np.asarray(ak.num(documents, axis=1))
@@ -260,8 +286,8 @@ def dolma_work(config: Config) -> Work:
 
 
 def stand_in_for_torchvision() -> None:
-    """`streaming` imports its image datasets, which want torchvision; where that does not fit the installed torch,
-    the names that they import stand empty. No image is read here."""
+    """`streaming` imports its image datasets, which want torchvision; where that does not fit the
+    installed torch, the names that they import stand empty. No image is read here."""
     import importlib.machinery
     import types
 
@@ -294,7 +320,9 @@ def _mds_part(arguments: tuple[Config, int, int, int]) -> tuple[int, int]:
     encode = Tokenizer.from_file(config["tokenizer"]).encode
     documents = tokens = 0
     with (
-        MDSWriter(out=running(config, f"mds/{number}"), columns={"tokens": "ndarray:int32"}) as writer,
+        MDSWriter(
+            out=running(config, f"mds/{number}"), columns={"tokens": "ndarray:int32"}
+        ) as writer,
         open(config["jsonl"], "rb") as file,
     ):
         file.seek(begin)
@@ -337,14 +365,22 @@ def hugging_face(config: Config) -> Work:
         return {"input_ids": [one.ids for one in encoded]}
 
     cache = running(config, "cache")
-    lines = datasets.load_dataset("json", data_files=config["jsonl"], split="train", cache_dir=cache)
+    lines = datasets.load_dataset(
+        "json", data_files=config["jsonl"], split="train", cache_dir=cache
+    )
     features = datasets.Features({"input_ids": datasets.List(datasets.Value("int32"))})
     made = lines.map(
-        encode, batched=True, num_proc=config["workers"], remove_columns=lines.column_names, features=features
+        encode,
+        batched=True,
+        num_proc=config["workers"],
+        remove_columns=lines.column_names,
+        features=features,
     )
     made.save_to_disk(running(config, "saved"))
     tokens = sum(len(chunk.flatten()) for chunk in made.data.column("input_ids").chunks)
-    return Work(len(made), tokens, output_bytes=bytes_below(running(config, "saved")), began_at=began)
+    return Work(
+        len(made), tokens, output_bytes=bytes_below(running(config, "saved")), began_at=began
+    )
 
 
 TOKENIZERS = {"slow": True, "kind": "tokenizers"}
@@ -355,41 +391,77 @@ CONTENDERS = [
     packprep("packprep ul2r, .jsonl.zst", "from one compressed file", "ul2r", "zst"),
     packprep("packprep ul2r, .jsonl.gz", "from one compressed file", "ul2r", "gz"),
     packprep("packprep ul2r, Parquet", "from one Parquet file, zstd", "ul2r", "parquet"),
-    packprep("packprep ul2r, reference", 'engine = "reference"', "ul2r", top='engine = "reference"\n', slow=True),
+    packprep(
+        "packprep ul2r, reference",
+        'engine = "reference"',
+        "ul2r",
+        top='engine = "reference"\n',
+        slow=True,
+    ),
     packprep("packprep ul2r, one document", "what starting costs", "ul2r", "one", kind="start-up"),
     Contender(
-        "bare loop", "read, decode, fastokens, write: no more",
-        ("fastokens", "msgspec"), ("fastokens._native", "msgspec"), scratch_loop,
+        "bare loop",
+        "read, decode, fastokens, write: no more",
+        ("fastokens", "msgspec"),
+        ("fastokens._native", "msgspec"),
+        scratch_loop,
     ),
     Contender(
-        "bare loop, gigatoken", "the same with gigatoken",
-        ("gigatoken", "msgspec"), ("gigatoken", "msgspec"), partial(scratch_loop, load=_gigatoken),
+        "bare loop, gigatoken",
+        "the same with gigatoken",
+        ("gigatoken", "msgspec"),
+        ("gigatoken", "msgspec"),
+        partial(scratch_loop, load=_gigatoken),
     ),
     Contender(
-        "Megatron-style, gigatoken", "as preprocess_data_fast.py: tokenize, index",
-        ("megatron-core", "gigatoken"), ("megatron.core", "gigatoken", "awkward"), megatron_fast,
+        "Megatron-style, gigatoken",
+        "as preprocess_data_fast.py: tokenize, index",
+        ("megatron-core", "gigatoken"),
+        ("megatron.core", "gigatoken", "awkward"),
+        megatron_fast,
     ),
     Contender(
-        "Megatron-style, tokenizers", "as preprocess_data.py: tokenize, index",
-        ("megatron-core", "tokenizers"), ("megatron.core", "tokenizers"), megatron, **TOKENIZERS,
+        "Megatron-style, tokenizers",
+        "as preprocess_data.py: tokenize, index",
+        ("megatron-core", "tokenizers"),
+        ("megatron.core", "tokenizers"),
+        megatron,
+        **TOKENIZERS,
     ),
     Contender(
-        "datatrove", "JsonlReader, DocumentTokenizer: tokenize, shuffle",
-        ("datatrove", "tokenizers"), ("datatrove", "tokenizers"), datatrove, **TOKENIZERS,
+        "datatrove",
+        "JsonlReader, DocumentTokenizer: tokenize, shuffle",
+        ("datatrove", "tokenizers"),
+        ("datatrove", "tokenizers"),
+        datatrove,
+        **TOKENIZERS,
     ),
     Contender(
-        "dolma", "dolma tokens: tokenize, shuffle",
-        ("dolma", "tokenizers"), ("dolma",), command=dolma_command, read=dolma_work, **TOKENIZERS,
+        "dolma",
+        "dolma tokens: tokenize, shuffle",
+        ("dolma", "tokenizers"),
+        ("dolma",),
+        command=dolma_command,
+        read=dolma_work,
+        **TOKENIZERS,
     ),
     Contender(
-        "MDS", "tokenize, MDSWriter, merge_index",
-        ("mosaicml-streaming", "tokenizers"), ("streaming", "tokenizers"), mds, **TOKENIZERS,
+        "MDS",
+        "tokenize, MDSWriter, merge_index",
+        ("mosaicml-streaming", "tokenizers"),
+        ("streaming", "tokenizers"),
+        mds,
+        **TOKENIZERS,
     ),
     Contender(
-        "Hugging Face datasets", "load_dataset, map, save_to_disk",
-        ("datasets", "tokenizers"), ("datasets", "tokenizers"), hugging_face, **TOKENIZERS,
+        "Hugging Face datasets",
+        "load_dataset, map, save_to_disk",
+        ("datasets", "tokenizers"),
+        ("datasets", "tokenizers"),
+        hugging_face,
+        **TOKENIZERS,
     ),
-]  # fmt: skip
+]
 
 if __name__ == "__main__":
     main(CONTENDERS, sys.argv[1:])

@@ -1,7 +1,8 @@
-"""Tokens in memory to corrupted ones: packprep's cutting, packing and rendering beside the usual collators.
+"""Tokens in memory to corrupted ones: packprep's cutting, packing and rendering beside the usual
+collators.
 
-packprep's lines make whole rows with segment ids, loss mask and headers; the others make inputs and targets of one
-segment or batch at a time. Tokens are those of the text.
+packprep's lines make whole rows with segment ids, loss mask and headers; the others make inputs and
+targets of one segment or batch at a time. Tokens are those of the text.
 """
 
 import os
@@ -31,19 +32,33 @@ def packprep(preset: str) -> Any:
         out = Path(running(config, "dataset"))
         # a task of an array without a shard of its own writes the plan and no more
         plan = [sys.executable, "-m", "packprep", "build", path, "--out", str(out)]
-        subprocess.run([*plan, "--array-index", "1", "--array-count", "2"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [*plan, "--array-index", "1", "--array-count", "2"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         plan = open_plan(out, [os.path.dirname(config["jsonl"])])
         documents = work.read_shard(plan, 0)
         width = plan.recipe.seq_length
 
         def corrupt() -> Any:
-            table, _ = work.place(work.cut(plan.recipe, plan.tasks, documents)[0], plan.recipe, plan.tasks)
-            return table.slots, int(table.row[-1]) + 1, work.render(plan.tasks, documents, table, width, 1)
+            table, _ = work.place(
+                work.cut(plan.recipe, plan.tasks, documents)[0], plan.recipe, plan.tasks
+            )
+            return (
+                table.slots,
+                int(table.row[-1]) + 1,
+                work.render(plan.tasks, documents, table, width, 1),
+            )
 
         seconds, (slots, rows, _) = second_of_two(corrupt)
         return Work(
-            len(documents.position), len(documents.ids), rows, int(slots.sum()) / (rows * width), seconds=seconds,
-        )  # fmt: skip
+            len(documents.position),
+            len(documents.ids),
+            rows,
+            int(slots.sum()) / (rows * width),
+            seconds=seconds,
+        )
 
     return run
 
@@ -52,7 +67,11 @@ def segments_of(config: Config) -> list[Any]:
     """The documents' tokens, cut to at most seq_length, int32 each."""
     import numpy as np
 
-    offsets, tokens, width = np.load(config["offsets"]), np.load(config["tokens"]), config["seq_length"]
+    offsets, tokens, width = (
+        np.load(config["offsets"]),
+        np.load(config["tokens"]),
+        config["seq_length"],
+    )
     segments = []
     for begin, end in zip(offsets, offsets[1:], strict=False):
         segments += [tokens[at : min(at + width, end)] for at in range(begin, end, width)]
@@ -71,8 +90,9 @@ def timed(config: Config, segments: list[Any], corrupt: Any, rows: int | None = 
 
 
 def numpy_spans(config: Config) -> Work:
-    """Span corruption as T5 collators in numpy do it, a segment at a time: lengths of noise and other spans by
-    shuffled boundaries, a mask, sentinels where spans begin, and two masked copies."""
+    """Span corruption as T5 collators in numpy do it, a segment at a time: lengths of noise and
+    other spans by shuffled boundaries, a mask, sentinels where spans begin, and two masked
+    copies."""
     import numpy as np
 
     chance, first = np.random.default_rng(0), config["vocab_size"] + 1000
@@ -115,7 +135,9 @@ def t5(config: Config) -> Work:
         dataset,
         {"inputs": feature, "targets": feature},
         noise_density=DENSITY,
-        noise_mask_fn=functools.partial(preprocessors.random_spans_noise_mask, mean_noise_span_length=MEAN_LENGTH),
+        noise_mask_fn=functools.partial(
+            preprocessors.random_spans_noise_mask, mean_noise_span_length=MEAN_LENGTH
+        ),
         inputs_fn=preprocessors.noise_span_to_unique_sentinel,
         targets_fn=preprocessors.nonnoise_span_to_unique_sentinel,
     )
@@ -131,7 +153,9 @@ def transformers_mlm(config: Config) -> Work:
     import numpy as np
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=config["tokenizer"], mask_token="<mask>", pad_token="<pad>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=config["tokenizer"], mask_token="<mask>", pad_token="<pad>"
+    )
     collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=DENSITY)
     rows = np.load(config["rows"]).astype(np.int64)
     batches = [[{"input_ids": row} for row in rows[i : i + 32]] for i in range(0, len(rows), 32)]
@@ -143,7 +167,8 @@ def transformers_mlm(config: Config) -> Work:
 
 
 def torch_masking(config: Config) -> Work:
-    """Masked diffusion as trainers do it: one level a row, a uniform a token, over batches of 32 full rows."""
+    """Masked diffusion as trainers do it: one level a row, a uniform a token, over batches of 32
+    full rows."""
     import numpy as np
     import torch
 
@@ -168,14 +193,34 @@ CONTENDERS = [
     Contender("packprep ul2r", "seven denoisers; cut, packed, rendered", *OWN, packprep("ul2r")),
     Contender("packprep mlm", "15 % masked; cut, packed, rendered", *OWN, packprep("mlm")),
     Contender("packprep llada", "masked diffusion; cut, packed, rendered", *OWN, packprep("llada")),
-    Contender("numpy, spans", "spans of 3, 15 %; a segment at a time", ("numpy",), ("numpy",), numpy_spans, slow=True),
-    Contender("T5, seqio", "denoise: spans of 3, 15 %", ("t5", "seqio", "tensorflow"), ("t5", "seqio"), t5, slow=True),
     Contender(
-        "transformers, MLM", "15 % masked; batches of 32 full rows",
-        ("transformers", "torch"), ("transformers", "torch"), transformers_mlm, slow=True,
+        "numpy, spans",
+        "spans of 3, 15 %; a segment at a time",
+        ("numpy",),
+        ("numpy",),
+        numpy_spans,
+        slow=True,
     ),
-    Contender("torch, masked diffusion", "batches of 32 full rows", ("torch",), ("torch",), torch_masking),
-]  # fmt: skip
+    Contender(
+        "T5, seqio",
+        "denoise: spans of 3, 15 %",
+        ("t5", "seqio", "tensorflow"),
+        ("t5", "seqio"),
+        t5,
+        slow=True,
+    ),
+    Contender(
+        "transformers, MLM",
+        "15 % masked; batches of 32 full rows",
+        ("transformers", "torch"),
+        ("transformers", "torch"),
+        transformers_mlm,
+        slow=True,
+    ),
+    Contender(
+        "torch, masked diffusion", "batches of 32 full rows", ("torch",), ("torch",), torch_masking
+    ),
+]
 
 if __name__ == "__main__":
     main(CONTENDERS, sys.argv[1:])

@@ -1,11 +1,12 @@
 """A contender: one way to do a piece of work, and what it says of the work it did.
 
-A contender runs in a process of its own, with the interpreter of an environment that has its packages:
+A contender runs in a process of its own, with the interpreter of an environment that has its
+packages:
 
     python -m peers.GROUP NAME CONFIG.json     (in the folder benchmarks)
 
-and prints its `Work` as the last line. A contender that is a command line is started as such, so that it costs what it
-costs a user.
+and prints its `Work` as the last line. A contender that is a command line is started as such, so
+that it costs what it costs a user.
 """
 
 import importlib.metadata
@@ -27,13 +28,17 @@ class Work:
     """What was done. None: it has no such number."""
 
     documents: int | None = None
-    tokens: int | None = None  # of text: what a tokenizer gave, without the special tokens put around it
+    tokens: int | None = (
+        None  # of text: what a tokenizer gave, without the special tokens put around it
+    )
     rows: int | None = None
     utilisation: float | None = None  # real slots of all slots in rows
     output_bytes: int | None = None
     seconds: float | None = None  # of the work alone; None: the whole process counts
     began_at: float | None = None  # time.time() at which imports were done
-    extra: dict[str, float] = field(default_factory=dict)  # other measurements: name with unit → value
+    extra: dict[str, float] = field(
+        default_factory=dict
+    )  # other measurements: name with unit → value
     versions: dict[str, str] = field(default_factory=dict)
 
 
@@ -47,7 +52,9 @@ class Contender:
     modules: tuple[str, ...]  # what has to be importable
     run: Callable[[Config], Work] | None = None
     command: Callable[[Config], list[str]] | None = None  # instead of run: a command line …
-    read: Callable[[Config], Work] | None = None  # … and how its output is read, outside of the time
+    read: Callable[[Config], Work] | None = (
+        None  # … and how its output is read, outside of the time
+    )
     slow: bool = False  # runs on a smaller input, fewer times
     kind: str = ""  # what the promises of the table are stated over: "tokenizers", …
 
@@ -59,7 +66,11 @@ def running(config: Config, name: str) -> str:
 
 def bytes_below(path: str) -> int:
     """Bytes of all files in a folder."""
-    return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)
+    return sum(
+        os.path.getsize(os.path.join(folder, name))
+        for folder, _, names in os.walk(path)
+        for name in names
+    )
 
 
 def count_lines(path: str) -> int:
@@ -72,7 +83,8 @@ def count_lines(path: str) -> int:
 
 
 def has(modules: Iterable[str]) -> bool:
-    """Whether this interpreter finds all of these modules, without importing more than their parents."""
+    """Whether this interpreter finds all of these modules, without importing more than their
+    parents."""
     try:
         return all(importlib.util.find_spec(module) is not None for module in modules)
     except ImportError:
@@ -91,7 +103,8 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def second_of_two(run: Callable[[], Any]) -> tuple[float, Any]:
-    """(seconds of the second run, its result): the first one compiles, imports, and fills caches."""
+    """(seconds of the second run, its result): the first one compiles, imports, and fills
+    caches."""
     run()
     begin = time.perf_counter()
     result = run()
@@ -99,10 +112,14 @@ def second_of_two(run: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def main(contenders: Iterable[Contender], argv: list[str]) -> None:
-    """Run the contender argv[0] with the configuration in the file argv[1]; or say which ones can run here."""
+    """Run the contender argv[0] with the configuration in the file argv[1]; or say which ones can
+    run here."""
     if argv == ["--available"]:
         print(
-            RESULT + json.dumps({one.name: versions(one.packages) for one in contenders if has(one.modules)}),
+            RESULT
+            + json.dumps(
+                {one.name: versions(one.packages) for one in contenders if has(one.modules)}
+            ),
             flush=True,
         )
         return

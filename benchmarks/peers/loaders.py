@@ -1,7 +1,8 @@
 """Random rows of seq_length int32 tokens from disk, in the page cache.
 
-A batch is BATCH random rows as one new int64 array [BATCH, seq_length]; a store gives it by its own batch call where it
-has one. Also measured: one random row, copied into a reused buffer, and opening plus the first batch in a new process.
+A batch is BATCH random rows as one new int64 array [BATCH, seq_length]; a store gives it by its own
+batch call where it has one. Also measured: one random row, copied into a reused buffer, and opening
+plus the first batch in a new process.
 """
 
 import itertools
@@ -29,9 +30,12 @@ def made(config: Config, name: str, make: Callable[[str], None]) -> str:
 
 
 def loaded(
-    config: Config, open_store: Callable[[], tuple[Callable[[int], Any], Batch, int]], own: bool = False
+    config: Config,
+    open_store: Callable[[], tuple[Callable[[int], Any], Batch, int]],
+    own: bool = False,
 ) -> Work:
-    """Open a store (row, batch, rows) and read it at random; slow stores read fewer rows. own: it has rows of its own."""
+    """Open a store (row, batch, rows) and read it at random; slow stores read fewer rows. own: it
+    has rows of its own."""
     import numpy as np
 
     began = time.perf_counter()
@@ -43,9 +47,17 @@ def loaded(
     if not own:
         expected = np.load(config["rows"], mmap_mode="r")
         indices = chance.integers(len(expected), size=BATCH).tolist()
-        assert count == len(expected) and np.array_equal(batch(indices), expected[indices]), "it read other rows"
-    order, buffer, deadline = chance.integers(count, size=ROWS).tolist(), np.empty(config["seq_length"], np.int32), 4.0
-    for i in range(count):  # the page cache, the process's own map of its pages, and whatever the store caches
+        assert count == len(expected) and np.array_equal(batch(indices), expected[indices]), (
+            "it read other rows"
+        )
+    order, buffer, deadline = (
+        chance.integers(count, size=ROWS).tolist(),
+        np.empty(config["seq_length"], np.int32),
+        4.0,
+    )
+    for i in range(
+        count
+    ):  # the page cache, the process's own map of its pages, and whatever the store caches
         buffer[:] = row(i)
     rows, begin = 0, time.perf_counter()
     while rows < ROWS and time.perf_counter() - begin < deadline:
@@ -72,7 +84,8 @@ def stacked(row: Callable[[int], Any]) -> Batch:
 
 
 def packprep(columns: tuple[str, ...] | None) -> Any:
-    """open_dataset; a causal dataset of the same text, whose rows have segment ids and loss masks too."""
+    """open_dataset; a causal dataset of the same text, whose rows have segment ids and loss masks
+    too."""
 
     def run(config: Config) -> Work:
         import numpy as np
@@ -111,7 +124,8 @@ def numpy_memmap(config: Config) -> Work:
 
 
 def hugging_face(format: str | None) -> Any:
-    """load_from_disk, rows as lists of one column. format: None gives rows as lists of Python's integers."""
+    """load_from_disk, rows as lists of one column. format: None gives rows as lists of Python's
+    integers."""
 
     def run(config: Config) -> Work:
         import datasets
@@ -211,7 +225,8 @@ def megatron(config: Config) -> Work:
 
 
 def megatron_gpt(config: Config) -> Work:
-    """GPTDataset over an IndexedDataset, a text a document: each row is cut from the documents that it crosses."""
+    """GPTDataset over an IndexedDataset, a text a document: each row is cut from the documents that
+    it crosses."""
     import numpy as np
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
@@ -232,14 +247,22 @@ def megatron_gpt(config: Config) -> Work:
         unique_identifiers: ClassVar[dict[str, str]] = {"class": "ids"}
 
     settings = GPTDatasetConfig(
-        random_seed=0, sequence_length=config["seq_length"], split="1,0,0", tokenizer=Tokenizer(),
-        path_to_cache=os.path.join(folder, "cache"), reset_position_ids=True, reset_attention_mask=False,
-        eod_mask_loss=True, create_attention_mask=False,
-    )  # fmt: skip
+        random_seed=0,
+        sequence_length=config["seq_length"],
+        split="1,0,0",
+        tokenizer=Tokenizer(),
+        path_to_cache=os.path.join(folder, "cache"),
+        reset_position_ids=True,
+        reset_attention_mask=False,
+        eod_mask_loss=True,
+        create_attention_mask=False,
+    )
 
     def open_store() -> Any:
         texts = IndexedDataset(os.path.join(folder, "texts"))
-        rows = GPTDataset(texts, folder, np.arange(len(texts), dtype=np.int32), None, Split.train, settings)
+        rows = GPTDataset(
+            texts, folder, np.arange(len(texts), dtype=np.int32), None, Split.train, settings
+        )
         return lambda i: rows[i]["tokens"], stacked(lambda i: rows[i]["tokens"].numpy()), len(rows)
 
     return loaded(config, open_store, own=True)
@@ -271,7 +294,9 @@ def array_record(config: Config) -> Work:
         reader = ArrayRecordReader(path)
 
         def batch(indices: Any) -> Any:
-            return np.stack([np.frombuffer(record, np.int32) for record in reader.read(indices)]).astype(np.int64)
+            return np.stack(
+                [np.frombuffer(record, np.int32) for record in reader.read(indices)]
+            ).astype(np.int64)
 
         return lambda i: np.frombuffer(reader.read([i])[0], np.int32), batch, reader.num_records()
 
@@ -298,22 +323,47 @@ CONTENDERS = [
     Contender("packprep, tokens", "open_dataset, batch of tokens", *OWN, packprep(("tokens",))),
     Contender("packprep, all columns", "labels, masks, positions too", *OWN, packprep(None)),
     Contender("numpy memmap", "one array", ("numpy",), ("numpy",), numpy_memmap),
-    Contender("Megatron IndexedDataset", "a document a row", ("megatron-core",), ("megatron.core",), megatron),
     Contender(
-        "Megatron GPTDataset", "a text a document; labels, masks, positions too",
-        ("megatron-core",), ("megatron.core",), megatron_gpt,
+        "Megatron IndexedDataset",
+        "a document a row",
+        ("megatron-core",),
+        ("megatron.core",),
+        megatron,
+    ),
+    Contender(
+        "Megatron GPTDataset",
+        "a text a document; labels, masks, positions too",
+        ("megatron-core",),
+        ("megatron.core",),
+        megatron_gpt,
     ),
     Contender("MDS", "StreamingDataset, local", ("mosaicml-streaming",), ("streaming",), mds),
     Contender("LitData", "StreamingDataset, TokensLoader", ("litdata",), ("litdata",), litdata),
-    Contender("ArrayRecord", "ArrayRecordReader", ("array-record",), ("array_record",), array_record),
-    Contender("Grain", "MapDataset over ArrayRecord", ("grain", "array-record"), ("grain", "array_record"), grain),
     Contender(
-        "Hugging Face datasets, numpy", "load_from_disk, with_format", ("datasets",), ("datasets",), hugging_face("numpy")
+        "ArrayRecord", "ArrayRecordReader", ("array-record",), ("array_record",), array_record
     ),
     Contender(
-        "Hugging Face datasets, lists", "load_from_disk, as it is", ("datasets",), ("datasets",), hugging_face(None)
+        "Grain",
+        "MapDataset over ArrayRecord",
+        ("grain", "array-record"),
+        ("grain", "array_record"),
+        grain,
     ),
-]  # fmt: skip
+    Contender(
+        "Hugging Face datasets, numpy",
+        "load_from_disk, with_format",
+        ("datasets",),
+        ("datasets",),
+        hugging_face("numpy"),
+    ),
+    Contender(
+        "Hugging Face datasets, lists",
+        "load_from_disk, as it is",
+        ("datasets",),
+        ("datasets",),
+        hugging_face(None),
+    ),
+]
 
 if __name__ == "__main__":
     main(CONTENDERS, sys.argv[1:])

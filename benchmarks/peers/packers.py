@@ -1,7 +1,7 @@
 """Documents of given lengths into rows: packprep's packers beside those of trainers.
 
-Lengths are those of the corpus's documents. A line says whether lengths alone are packed or tokens are moved too; where
-its tokens are fewer than the input's, the packer cut some away.
+Lengths are those of the corpus's documents. A line says whether lengths alone are packed or tokens
+are moved too; where its tokens are fewer than the input's, the packer cut some away.
 """
 
 import sys
@@ -12,7 +12,8 @@ from peers.contender import Config, Contender, Work, main, second_of_two
 
 
 def lengths_of(config: Config, split: bool = True, at_least: int = 0) -> Any:
-    """Tokens of documents, int64; split: as segments of at most seq_length; repeated until there are `at_least`."""
+    """Tokens of documents, int64; split: as segments of at most seq_length; repeated until there
+    are `at_least`."""
     import numpy as np
 
     lengths = np.diff(np.load(config["offsets"]))
@@ -69,8 +70,12 @@ def trl(strategy: str) -> Any:
         seconds = time.perf_counter() - begin
         kept = sum(len(chunk.flatten()) for chunk in made.data.column("input_ids").chunks)
         return Work(
-            len(dataset), kept, len(made), kept / (len(made) * config["seq_length"]), seconds=seconds,
-        )  # fmt: skip
+            len(dataset),
+            kept,
+            len(made),
+            kept / (len(made) * config["seq_length"]),
+            seconds=seconds,
+        )
 
     return run
 
@@ -82,7 +87,9 @@ def axolotl(config: Config) -> Work:
     lengths = lengths_of(config)
 
     def run() -> Any:
-        return pack_parallel(lengths, config["seq_length"], 100_000, 200, num_processes=config["workers"])
+        return pack_parallel(
+            lengths, config["seq_length"], 100_000, 200, num_processes=config["workers"]
+        )
 
     seconds, bins = second_of_two(run)
     return packed(config, lengths, len(bins), seconds)
@@ -98,7 +105,9 @@ def grain_first_fit(config: Config) -> Work:
     width = config["seq_length"]
     segments = [{"tokens": tokens[end - n : end]} for n, end in zip(lengths, ends, strict=True)]
     source = grain.MapDataset.source(segments).to_iter_dataset()
-    packer = grain.experimental.FirstFitPackIterDataset(source, length_struct={"tokens": width}, num_packing_bins=32)
+    packer = grain.experimental.FirstFitPackIterDataset(
+        source, length_struct={"tokens": width}, num_packing_bins=32
+    )
     begin = time.perf_counter()
     rows = sum(1 for _ in packer)
     return packed(config, lengths, rows, time.perf_counter() - begin)
@@ -106,18 +115,50 @@ def grain_first_fit(config: Config) -> Work:
 
 TRL = (("trl", "datasets"), ("trl", "datasets"))
 CONTENDERS = [
-    Contender("packprep best_fit", "lengths; best-fit decreasing", ("packprep",), ("packprep",), packprep("best_fit")),
-    Contender("packprep first_fit", "lengths; document order", ("packprep",), ("packprep",), packprep("first_fit")),
-    Contender("packprep next_fit", "lengths; keeps the order", ("packprep",), ("packprep",), packprep("next_fit")),
     Contender(
-        "axolotl", "lengths; first-fit decreasing by groups",
-        ("axolotl", "numba"), ("axolotl.utils.samplers", "numba", "torch"), axolotl,
+        "packprep best_fit",
+        "lengths; best-fit decreasing",
+        ("packprep",),
+        ("packprep",),
+        packprep("best_fit"),
+    ),
+    Contender(
+        "packprep first_fit",
+        "lengths; document order",
+        ("packprep",),
+        ("packprep",),
+        packprep("first_fit"),
+    ),
+    Contender(
+        "packprep next_fit",
+        "lengths; keeps the order",
+        ("packprep",),
+        ("packprep",),
+        packprep("next_fit"),
+    ),
+    Contender(
+        "axolotl",
+        "lengths; first-fit decreasing by groups",
+        ("axolotl", "numba"),
+        ("axolotl.utils.samplers", "numba", "torch"),
+        axolotl,
     ),
     Contender("TRL bfd", "tokens; cuts what is too long", *TRL, trl("bfd"), slow=True),
-    Contender("TRL bfd_split", "tokens; best-fit decreasing by 1000", *TRL, trl("bfd_split"), slow=True),
-    Contender("TRL wrapped", "tokens; end to end, cut at row ends", *TRL, trl("wrapped"), slow=True),
-    Contender("Grain first-fit", "tokens; 32 rows open", ("grain",), ("grain",), grain_first_fit, slow=True),
-]  # fmt: skip
+    Contender(
+        "TRL bfd_split", "tokens; best-fit decreasing by 1000", *TRL, trl("bfd_split"), slow=True
+    ),
+    Contender(
+        "TRL wrapped", "tokens; end to end, cut at row ends", *TRL, trl("wrapped"), slow=True
+    ),
+    Contender(
+        "Grain first-fit",
+        "tokens; 32 rows open",
+        ("grain",),
+        ("grain",),
+        grain_first_fit,
+        slow=True,
+    ),
+]
 
 if __name__ == "__main__":
     main(CONTENDERS, sys.argv[1:])

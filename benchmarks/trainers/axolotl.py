@@ -1,4 +1,5 @@
-"""Axolotl's own run, on an export of conversations: sdpa, eager, padding; and what it says to sample_packing and preparation."""
+"""Axolotl's own run, on an export of conversations: sdpa, eager, padding; and what it says to
+sample_packing and preparation."""
 
 import os
 from pathlib import Path
@@ -6,7 +7,9 @@ from pathlib import Path
 from trainers import made
 
 SETTINGS = {
-    "seed": 1,  # left out, each start draws one, and a run that is resumed reads rows in another order
+    "seed": (
+        1
+    ),  # left out, each start draws one, and a run that is resumed reads rows in another order
     "skip_prepare_dataset": True,
     "sample_packing": False,
     "sequence_len": made.SEQ_LENGTH,
@@ -44,7 +47,9 @@ def train(folder: Path, *settings: str) -> None:
         trainer.add_callback(made.saying_callback())
 
     Trainer.__init__ = saying  # the run builds its trainer and takes no callbacks
-    chosen = SETTINGS | {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in settings)}
+    chosen = SETTINGS | {
+        key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in settings)
+    }
     place = folder.parent
     paths = {
         "base_model": str(place / "model"),
@@ -67,7 +72,9 @@ def check(folder: Path) -> str:
         words = (f"attn_implementation={attention}", f"pad_to_sequence_len={padding}")
         losses = made.losses_of(folder / str(number), *words, "curriculum_sampling=true")
         made.assert_equal(" ".join(words), list(losses.values()), expected)
-    made.killed_and_resumed(folder / "undisturbed", folder / "disturbed", "attn_implementation=sdpa")
+    made.killed_and_resumed(
+        folder / "undisturbed", folder / "disturbed", "attn_implementation=sdpa"
+    )
     for setting, why in (
         ("sample_packing=true", "Column name ['length'] not in the dataset"),
         ("skip_prepare_dataset=false", "'NoneType' object has no attribute 'startswith'"),

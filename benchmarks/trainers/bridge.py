@@ -1,7 +1,8 @@
 """Megatron-Bridge's reader of packed Parquet on what `export --to parquet --columns nemo` writes.
 
-Run from a checkout, which PACKPREP_BRIDGE names: its package imports all of its models, for which there is nothing here. So
-the packages are left empty, and the tokenizer's type stands for itself; the reader and its collator are as they are.
+Run from a checkout, which PACKPREP_BRIDGE names: its package imports all of its models, for which
+there is nothing here. So the packages are left empty, and the tokenizer's type stands for itself;
+the reader and its collator are as they are.
 """
 
 import sys
@@ -62,7 +63,10 @@ def rows_read(dataset: Dataset, export: Path, multiple: int) -> tuple[int, int, 
         for i, number in enumerate(numbers):
             documents = made.documents(dataset, number)
             for begin, end, document in zip(bounds[i], bounds[i][1:], documents, strict=False):
-                n, at = len(document.tokens) - 1, slice(begin, begin + len(document.tokens) - 1)  # its last is a label
+                n, at = (
+                    len(document.tokens) - 1,
+                    slice(begin, begin + len(document.tokens) - 1),
+                )  # its last is a label
                 assert end - begin == -(-n // multiple) * multiple
                 assert np.array_equal(batch["tokens"][i][at], document.tokens[:-1])
                 assert np.array_equal(batch["labels"][i][at], document.tokens[1:])
@@ -72,7 +76,9 @@ def rows_read(dataset: Dataset, export: Path, multiple: int) -> tuple[int, int, 
                 assert np.array_equal(batch["position_ids"][i][begin:end], np.arange(end - begin))
                 segments += 1
                 trained += int(on.sum())
-            assert batch["loss_mask"][i].sum() == sum(int(document.trained.sum()) for document in documents)
+            assert batch["loss_mask"][i].sum() == sum(
+                int(document.trained.sum()) for document in documents
+            )
     return len(its), segments, trained
 
 

@@ -1,4 +1,5 @@
-"""Grain: packprep's batches with their own state, and a dataset as a source of Grain's own order, in a loop of torch."""
+"""Grain: packprep's batches with their own state, and a dataset as a source of Grain's own order,
+in a loop of torch."""
 
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from trainers import made
 
 
 def batches_of(path: Path, form: str) -> grain.DatasetIterator:
-    """Grain's iterator over batches; form: "batches" in packprep's order, or "source" in Grain's."""
+    """Grain's iterator over batches; form: "batches" in packprep's order, or "source" in
+    Grain's."""
     if form == "batches":
         return iter(grain_batches(path, made.BATCH, seed=1, dtype=DTYPES))
     dataset = open_dataset(path)
@@ -23,7 +25,8 @@ def batches_of(path: Path, form: str) -> grain.DatasetIterator:
 
 
 def train(folder: Path, name: str, form: str) -> tuple[list[float], list[list[int]]]:
-    """(losses, rows of each step) of the steps that are left of 20; Grain saves its own state, every 5."""
+    """(losses, rows of each step) of the steps that are left of 20; Grain saves its own state,
+    every 5."""
     handler, batches = PyGrainCheckpointHandler(), batches_of(folder.parent / name, form)
 
     def save(step: int) -> str:
@@ -35,7 +38,9 @@ def train(folder: Path, name: str, form: str) -> tuple[list[float], list[list[in
     def restore(at: str):
         return map(tensors, handler.restore(epath.Path(at), batches))
 
-    return made.trained_by_hand(folder, open_dataset(folder.parent / name), map(tensors, batches), save, restore)
+    return made.trained_by_hand(
+        folder, open_dataset(folder.parent / name), map(tensors, batches), save, restore
+    )
 
 
 def check(folder: Path) -> str:
@@ -46,7 +51,9 @@ def check(folder: Path) -> str:
             expected = made.reference(dataset, steps, made.llama(dataset.vocab_size))
             made.assert_equal(f"{make.__name__}, {form}", losses, expected)
     for form in ("batches", "source"):
-        made.killed_and_resumed(folder / f"{form}-undisturbed", folder / f"{form}-disturbed", "causal", form)
+        made.killed_and_resumed(
+            folder / f"{form}-undisturbed", folder / f"{form}-disturbed", "causal", form
+        )
     return made.TRAINED
 
 

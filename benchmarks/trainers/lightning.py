@@ -1,4 +1,5 @@
-"""Lightning's Trainer on `loader`, whose state it keeps in its checkpoints: exactly, if the loader has a length."""
+"""Lightning's Trainer on `loader`, whose state it keeps in its checkpoints: exactly, if the loader
+has a length."""
 
 import warnings
 from pathlib import Path
@@ -23,8 +24,14 @@ class Module(LightningModule):
         self._numbers, self._pad_id = made.numbers_of(dataset), dataset.pad_id
 
     def training_step(self, batch, _):
-        self.steps.append([self._numbers[made.key_of(row, self._pad_id)] for row in batch["tokens"]])
-        given = {"position_ids": batch["position_ids"], "attention_mask": sdpa_mask(batch), "use_cache": False}
+        self.steps.append(
+            [self._numbers[made.key_of(row, self._pad_id)] for row in batch["tokens"]]
+        )
+        given = {
+            "position_ids": batch["position_ids"],
+            "attention_mask": sdpa_mask(batch),
+            "use_cache": False,
+        }
         loss = masked_loss(self.llama(input_ids=batch["tokens"], **given).logits, batch)
         self.losses.append(loss.item())
         made.say_loss(self.global_step + 1, loss.item())
@@ -35,11 +42,14 @@ class Module(LightningModule):
 
 
 def train(folder: Path, name: str, *options: str) -> Module:
-    """The module after the steps that are left of 20; a checkpoint is made every 5, and the last is gone on from."""
+    """The module after the steps that are left of 20; a checkpoint is made every 5, and the last is
+    gone on from."""
     ends = {} if "endless" in options else {"epochs": 1}
     batches = loader(folder.parent / name, batch_size=made.BATCH, seed=1, **ends)
     module = Module(batches.dataset)
-    saved = ModelCheckpoint(folder, save_last=True, every_n_train_steps=5, save_on_train_epoch_end=False)
+    saved = ModelCheckpoint(
+        folder, save_last=True, every_n_train_steps=5, save_on_train_epoch_end=False
+    )
     last = folder / "last.ckpt"
     trainer = Trainer(
         max_steps=made.STEPS, accelerator="cpu", callbacks=[saved], logger=False,
@@ -53,7 +63,9 @@ def check(folder: Path) -> str:
     for make in (made.causal, made.prefixes):
         dataset = open_dataset(make(folder))
         module = train(folder / f"{make.__name__}-run", make.__name__)
-        expected = made.reference(dataset, module.steps[: made.STEPS], made.llama(dataset.vocab_size))
+        expected = made.reference(
+            dataset, module.steps[: made.STEPS], made.llama(dataset.vocab_size)
+        )
         made.assert_equal(make.__name__, module.losses, expected)
     made.killed_and_resumed(folder / "undisturbed", folder / "disturbed", "causal")
     whole = made.losses_of(folder / "undisturbed-endless", "causal", "endless")

@@ -1,4 +1,5 @@
-"""LLaMA-Factory's own run, on an export of conversations: neat_packing with sdpa and eager, and without it."""
+"""LLaMA-Factory's own run, on an export of conversations: neat_packing with sdpa and eager, and
+without it."""
 
 import sys
 import types
@@ -23,13 +24,16 @@ SETTINGS = {
 
 def train(folder: Path, attention: str, *switches: str) -> None:
     """The steps that are left of 20; switches are settings that are true."""
-    # imported for the sound of conversations, which these have not; no build of it loads beside torch's for a CPU
+    # imported for the sound of conversations, which these have not; no build of it loads beside
+    # torch's for a CPU
     sys.modules["torchaudio"] = types.ModuleType("torchaudio")
     sys.modules["torchaudio"].__spec__ = ModuleSpec("torchaudio", None)
     from llamafactory.train.tuner import run_exp
 
     paths = {"model_name_or_path": "model", "tokenized_path": "export"}
-    given = {key: str(folder.parent / name) for key, name in paths.items()} | {"output_dir": str(folder)}
+    given = {key: str(folder.parent / name) for key, name in paths.items()} | {
+        "output_dir": str(folder)
+    }
     run_exp(
         {**SETTINGS, **given, "flash_attn": attention, **dict.fromkeys(switches, True)},
         callbacks=[made.saying_callback()],

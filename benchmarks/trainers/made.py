@@ -1,16 +1,19 @@
-"""What the checks of trainers share: small datasets of real text, the losses that are right, and a child process to kill.
+"""What the checks of trainers share: small datasets of real text, the losses that are right, and a
+child process to kill.
 
     causal, conversations, prefixes, blocks
-                                        folder of a dataset, built by packprep's own commands and verified; tokenizer/ beside it
+                                        folder of a dataset, built by packprep's own commands and
+                                        verified; tokenizer/ beside it
     exported, exported_with_model       an export of it; and beside it a model for a trainer that reads folders
     documents, reference                each document of a row by itself, and 20 losses of a model that sees them one at a time
     SaysLosses, saying_callback         a Trainer that says its losses, and what makes one of another's
     trained_by_hand                     20 steps in a loop of torch over batches from elsewhere
-    main, losses_of, killed_and_resumed what a check is: its outcome is printed, and parts of it run in processes of their own
+    main, losses_of, killed_and_resumed what a check is: its outcome is printed, and parts of it run
+    in processes of their own
 
-A check is a module with a function `check(folder) -> outcome`, and, to be killed, one `train(folder, *words)` that calls
-`say_loss` after each step. numpy, tokenizers and packprep are there in every environment; torch and Transformers are
-imported where a function needs them.
+A check is a module with a function `check(folder) -> outcome`, and, to be killed, one
+`train(folder, *words)` that calls `say_loss` after each step. numpy, tokenizers and packprep are
+there in every environment; torch and Transformers are imported where a function needs them.
 """
 
 import ast
@@ -47,10 +50,10 @@ TOLERANCE = 1e-5
 TRAINED, READ = f"trained {STEPS} steps", "read by its own loader and collator"
 PAD, EOS, USER, ASSISTANT = SPECIALS = ("<|pad|>", "<|eos|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
-    "{%- for message in messages %}{%- if message.role == 'assistant' %}"
-    f"{{{{- '{ASSISTANT}' }}}}{{%- generation %}}{{{{- message.content + '{EOS}' }}}}{{%- endgeneration %}}"
-    f"{{%- else %}}{{{{- '{USER}' + message.content + '{EOS}' }}}}{{%- endif %}}{{%- endfor %}}"
-    f"{{%- if add_generation_prompt %}}{{{{- '{ASSISTANT}' }}}}{{%- endif %}}"
+    f"{{%- for message in messages %}}{{%- if message.role == 'assistant' %}}{{{{- '{ASSISTANT}'"
+    f" }}}}{{%- generation %}}{{{{- message.content + '{EOS}' }}}}{{%- endgeneration %}}{{%- else"
+    f" %}}{{{{- '{USER}' + message.content + '{EOS}' }}}}{{%- endif %}}{{%- endfor %}}{{%- if"
+    f" add_generation_prompt %}}{{{{- '{ASSISTANT}' }}}}{{%- endif %}}"
 )
 
 
@@ -58,13 +61,15 @@ CHAT_TEMPLATE = (
 
 
 def causal(folder: Path, *options: str) -> Path:
-    """A dataset of the standard library's docstrings, some to a row, for causal training. options: of the build."""
+    """A dataset of the standard library's docstrings, some to a row, for causal training. options:
+    of the build."""
     records = ({"text": f"{name}\n\n{words}"} for name, words in _docstrings())
     return _built(folder, "causal", records, "causal", *options)
 
 
 def conversations(folder: Path) -> Path:
-    """A dataset of questions about the standard library and what its docstrings answer, of which answers are trained."""
+    """A dataset of questions about the standard library and what its docstrings answer, of which
+    answers are trained."""
     records = (
         {
             "messages": [
@@ -80,17 +85,25 @@ def conversations(folder: Path) -> Path:
 
 
 def prefixes(folder: Path) -> Path:
-    """A dataset of the docstrings, of which each has a part that sees itself in both directions and is not trained."""
+    """A dataset of the docstrings, of which each has a part that sees itself in both directions and
+    is not trained."""
     return _built(folder, "prefixes", ({"text": words} for _, words in _docstrings()), "prefix_lm")
 
 
 def blocks(folder: Path) -> Path:
-    """A dataset of the docstrings for block diffusion, whose segments begin with a block of x_t where x_0 is left out."""
+    """A dataset of the docstrings for block diffusion, whose segments begin with a block of x_t
+    where x_0 is left out."""
     length = 16
     records = ({"text": words} for _, words in _docstrings())
     task = f'tasks=[{{name="bd3",objective="block_diffusion",block_length={length}}}]'
     options = (task, f"packing.pad_seq_to_mult={2 * length}", f'specials.mask="{USER}"')
-    return _built(folder, "blocks", records, "bd3", *(word for option in options for word in ("--set", option)))
+    return _built(
+        folder,
+        "blocks",
+        records,
+        "bd3",
+        *(word for option in options for word in ("--set", option)),
+    )
 
 
 def exported(dataset: Path, form: str, out: Path, *options: str) -> Path:
@@ -100,7 +113,8 @@ def exported(dataset: Path, form: str, out: Path, *options: str) -> Path:
 
 
 def exported_with_model(folder: Path, trainer: str) -> tuple[Dataset, Any]:
-    """(the conversations, the model) of which export/ and model/, with the tokenizer, are made for a trainer."""
+    """(the conversations, the model) of which export/ and model/, with the tokenizer, are made for
+    a trainer."""
     dataset = open_dataset(conversations(folder))
     exported(folder / "conversations", "hf", folder / "export", "--trainer", trainer)
     model = llama(dataset.vocab_size)
@@ -109,7 +123,9 @@ def exported_with_model(folder: Path, trainer: str) -> tuple[Dataset, Any]:
     return dataset, model
 
 
-def _built(folder: Path, name: str, records: Iterator[dict[str, Any]], task: str, *options: str) -> Path:
+def _built(
+    folder: Path, name: str, records: Iterator[dict[str, Any]], task: str, *options: str
+) -> Path:
     _write_tokenizer(folder / "tokenizer")
     lines = folder / f"{name}.jsonl"
     lines.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
@@ -137,11 +153,14 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.train_from_iterator((words for _, words in _docstrings()), trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": PAD, "eos_token": EOS}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**named, "chat_template": CHAT_TEMPLATE}), "utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**named, "chat_template": CHAT_TEMPLATE}), "utf-8"
+    )
 
 
 def _docstrings(most: int = 400_000) -> Iterator[tuple[str, str]]:
-    """(name, docstring) of what the standard library's modules define, in the order of their names, to `most` characters."""
+    """(name, docstring) of what the standard library's modules define, in the order of their names,
+    to `most` characters."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py")):
         kinds = (ast.ClassDef, ast.FunctionDef)
         for node in ast.walk(ast.parse(path.read_text("utf-8", errors="ignore"))):
@@ -154,7 +173,9 @@ def _docstrings(most: int = 400_000) -> Iterator[tuple[str, str]]:
 
 
 def _packprep(*words: object) -> None:
-    done = subprocess.run([sys.executable, "-m", "packprep", *map(str, words)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "packprep", *map(str, words)], capture_output=True, text=True
+    )
     assert done.returncode == 0, f"packprep {' '.join(map(str, words))}: {done.stderr}"
 
 
@@ -162,7 +183,8 @@ def _packprep(*words: object) -> None:
 
 
 class Document(NamedTuple):
-    """A segment of a row, as if it had never been packed. labels[t] is predicted at slot t where trained[t]."""
+    """A segment of a row, as if it had never been packed. labels[t] is predicted at slot t where
+    trained[t]."""
 
     tokens: np.ndarray  # int64[n]
     labels: np.ndarray  # int64[n]
@@ -182,7 +204,8 @@ def documents(dataset: Dataset, row: int) -> list[Document]:
 
 
 def numbers_of(dataset: Dataset) -> dict[bytes, int]:
-    """Row number by the key that `key_of` gives for its tokens, with or without the padding behind them."""
+    """Row number by the key that `key_of` gives for its tokens, with or without the padding behind
+    them."""
     return {key_of(dataset.row(row).tokens, dataset.pad_id): row for row in range(len(dataset))}
 
 
@@ -193,7 +216,8 @@ def key_of(tokens: Any, pad_id: int) -> bytes:
 
 
 class Noted:
-    """A collator that does what another does, and notes in `steps` which rows of the dataset each batch was made of."""
+    """A collator that does what another does, and notes in `steps` which rows of the dataset each
+    batch was made of."""
 
     def __init__(self, collate: Callable[[Any], Any], dataset: Dataset):
         self.steps: list[list[int]] = []
@@ -229,7 +253,8 @@ def llama(vocab_size: int, attention: str = "sdpa") -> Any:
 
 
 def llama_logits(model: Any, document: Document) -> Any:
-    """float32[n, vocab_size] of a document alone: position from 0, causal attention, or two-way below its prefix."""
+    """float32[n, vocab_size] of a document alone: position from 0, causal attention, or two-way
+    below its prefix."""
     import torch
 
     n = len(document.tokens)
@@ -237,7 +262,9 @@ def llama_logits(model: Any, document: Document) -> Any:
     if document.prefix:
         q, k = torch.arange(n)[:, None], torch.arange(n)
         options = {"attention_mask": ((k <= q) | (k < document.prefix))[None, None]}
-    return model(input_ids=torch.from_numpy(document.tokens)[None], use_cache=False, **options).logits[0]
+    return model(
+        input_ids=torch.from_numpy(document.tokens)[None], use_cache=False, **options
+    ).logits[0]
 
 
 def in_order() -> list[list[int]]:
@@ -249,7 +276,9 @@ def optimizer(model: Any) -> Any:
     """AdamW as every check has it: a constant rate, no decay of weights, and nothing is clipped."""
     import torch
 
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    return torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
+    )
 
 
 def reference(
@@ -258,7 +287,8 @@ def reference(
     model: Any,
     logits: Callable[[Any, Document], Any] = llama_logits,
 ) -> list[float]:
-    """The loss of each step of a plain loop of torch over these rows, every document alone: a mean over trained slots."""
+    """The loss of each step of a plain loop of torch over these rows, every document alone: a mean
+    over trained slots."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -281,7 +311,8 @@ def reference(
 
 
 def checkout(variable: str, source: str = ".") -> str:
-    """The commit of the checkout that an environment variable names; its folder `source` is then imported from.
+    """The commit of the checkout that an environment variable names; its folder `source` is then
+    imported from.
 
     Without one the check is not run, which its last line says.
     """
@@ -290,18 +321,24 @@ def checkout(variable: str, source: str = ".") -> str:
         print(f"{_module().rpartition('.')[2]} -: not run: {variable} names no checkout")
         sys.exit()
     sys.path.insert(0, str(Path(path, source).resolve()))
-    asked = subprocess.run(["git", "-C", path, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    asked = subprocess.run(
+        ["git", "-C", path, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    )
     assert asked.returncode == 0, f"{variable}={path}: {asked.stderr}"
     return asked.stdout.strip()
 
 
 def main(
-    package: str, check: Callable[[Path], str], train: Callable[..., None] | None = None, commit: str | None = None
+    package: str,
+    check: Callable[[Path], str],
+    train: Callable[..., None] | None = None,
+    commit: str | None = None,
 ) -> None:
-    """Run a check in a folder of its own and print what came of it: the last line of `python -m trainers.NAME`.
+    """Run a check in a folder of its own and print what came of it: the last line of `python -m
+    trainers.NAME`.
 
-    package: that of whose version is printed, if not the commit of a checkout. With arguments this is a child process, which
-    trains.
+    package: that of whose version is printed, if not the commit of a checkout. With arguments this
+    is a child process, which trains.
     """
     name = _module().rpartition(".")[2]
     if sys.argv[1:]:
@@ -325,7 +362,8 @@ def say(what: str, figure: object) -> None:
 
 
 class SaysLosses:
-    """A base that stands before a Trainer of Transformers or TRL, which then says and keeps the loss of each step."""
+    """A base that stands before a Trainer of Transformers or TRL, which then says and keeps the
+    loss of each step."""
 
     def training_step(self, *given: Any, **named: Any) -> Any:
         loss = super().training_step(*given, **named)
@@ -335,7 +373,8 @@ class SaysLosses:
 
 
 def saying_callback() -> Any:
-    """A TrainerCallback of Transformers that says the loss of each step, for a trainer that is made by its own run."""
+    """A TrainerCallback of Transformers that says the loss of each step, for a trainer that is made
+    by its own run."""
     from transformers import TrainerCallback
 
     class Saying(TrainerCallback):
@@ -355,7 +394,8 @@ ARGUMENTS = {
     "max_grad_norm": 0.0,
     "report_to": "none",
 }
-"""Of TrainingArguments, and of what is made of them: 20 steps by `optimizer`, with a checkpoint every 5."""
+"""Of TrainingArguments, and of what is made of them: 20 steps by `optimizer`, with a checkpoint
+every 5."""
 
 
 def trained_by_hand(
@@ -365,10 +405,11 @@ def trained_by_hand(
     save: Callable[[int], Any],
     restore: Callable[[Any], Iterator[Mapping[str, Any]]],
 ) -> tuple[list[float], list[list[int]]]:
-    """(losses, rows of each step) of the steps that are left of 20 in a loop of torch over another library's batches of tensors.
+    """(losses, rows of each step) of the steps that are left of 20 in a loop of torch over another
+    library's batches of tensors.
 
-    Model and optimizer are saved every 5 steps, and with them what `save(step)` gives of the library's own state; `restore` of
-    that gives the batches that follow.
+    Model and optimizer are saved every 5 steps, and with them what `save(step)` gives of the
+    library's own state; `restore` of that gives the batches that follow.
     """
     import torch
 
@@ -385,7 +426,11 @@ def trained_by_hand(
         batches, done = restore(state["batches"]), state["done"]
     for step, batch in zip(range(done + 1, STEPS + 1), batches, strict=False):
         steps.append([numbers[key_of(row, dataset.pad_id)] for row in batch["tokens"]])
-        given = {"position_ids": batch["position_ids"], "attention_mask": sdpa_mask(batch), "use_cache": False}
+        given = {
+            "position_ids": batch["position_ids"],
+            "attention_mask": sdpa_mask(batch),
+            "use_cache": False,
+        }
         loss = masked_loss(model(input_ids=batch["tokens"], **given).logits, batch)
         adam.zero_grad()
         loss.backward()
@@ -408,11 +453,20 @@ def assert_refused(what: str, make: Callable[[], Any]) -> None:
         raise AssertionError(f"{what}: not refused")
 
 
-def assert_equal(what: str, losses: Sequence[float], expected: Sequence[float], tolerance: float = TOLERANCE) -> None:
-    """Hold that losses are those expected, step by step, and that the model learnt; print the largest difference."""
-    assert len(losses) == len(expected) > 0, f"{what}: {len(losses)} losses, where {len(expected)} are expected"
+def assert_equal(
+    what: str, losses: Sequence[float], expected: Sequence[float], tolerance: float = TOLERANCE
+) -> None:
+    """Hold that losses are those expected, step by step, and that the model learnt; print the
+    largest difference."""
+    assert len(losses) == len(expected) > 0, (
+        f"{what}: {len(losses)} losses, where {len(expected)} are expected"
+    )
     apart = np.abs(np.subtract(losses, expected))
-    say(what, f"{losses[0]:.6f} to {losses[-1]:.6f} in {len(losses)} steps, {apart.max():.1e} apart at most")
+    say(
+        what,
+        f"{losses[0]:.6f} to {losses[-1]:.6f} in {len(losses)} steps, {apart.max():.1e} apart at"
+        " most",
+    )
     assert apart.max() <= tolerance, f"{what}: {apart.max():.3g} apart at step {apart.argmax() + 1}"
 
 
@@ -429,7 +483,8 @@ def say_loss(step: int, loss: float) -> None:
 
 
 def losses_of(folder: Path, *words: str, kill_at: int | None = None) -> dict[int, float]:
-    """Loss by step of this module's `train(folder, *words)` in a process of its own; SIGKILL ends it after step `kill_at`."""
+    """Loss by step of this module's `train(folder, *words)` in a process of its own; SIGKILL ends
+    it after step `kill_at`."""
     command = [sys.executable, "-m", _module(), str(folder), *words]
     said, losses, killed = [], {}, False
     with subprocess.Popen(
@@ -448,16 +503,24 @@ def losses_of(folder: Path, *words: str, kill_at: int | None = None) -> dict[int
     return losses
 
 
-def killed_and_resumed(undisturbed: Path, disturbed: Path, *words: str, kill_at: int = 13) -> list[float]:
-    """Hold that a run that is killed and started again has the losses of one that is not; gives these, all steps.
+def killed_and_resumed(
+    undisturbed: Path, disturbed: Path, *words: str, kill_at: int = 13
+) -> list[float]:
+    """Hold that a run that is killed and started again has the losses of one that is not; gives
+    these, all steps.
 
-    Both folders may hold what `train` needs; it saves at least once in `kill_at` steps, and goes on from what it finds saved.
+    Both folders may hold what `train` needs; it saves at least once in `kill_at` steps, and goes on
+    from what it finds saved.
     """
     whole = losses_of(undisturbed, *words)
-    assert sorted(whole) == list(range(1, STEPS + 1)), f"{sorted(whole)} are the steps of the undisturbed run"
+    assert sorted(whole) == list(range(1, STEPS + 1)), (
+        f"{sorted(whole)} are the steps of the undisturbed run"
+    )
     before = losses_of(disturbed, *words, kill_at=kill_at)
     after = losses_of(disturbed, *words)
-    assert 1 < min(after) <= kill_at + 1 and max(after) == STEPS, f"resumed at step {min(after)}, ended at {max(after)}"
+    assert 1 < min(after) <= kill_at + 1 and max(after) == STEPS, (
+        f"resumed at step {min(after)}, ended at {max(after)}"
+    )
     apart = max(abs(loss - whole[step]) for run in (before, after) for step, loss in run.items())
     say(
         "killed and resumed",

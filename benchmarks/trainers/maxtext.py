@@ -1,5 +1,5 @@
-"""MaxText's pre-training on packed rows, by examples/maxtext_input.py: causal, and its block diffusion, which asks for rows
-that are not packed by itself.
+"""MaxText's pre-training on packed rows, by examples/maxtext_input.py: causal, and its block
+diffusion, which asks for rows that are not packed by itself.
 
 What is right is its own model on each document alone, in a plain loop with optax's Adam.
 """
@@ -64,7 +64,11 @@ def arguments(folder: Path, kind: str) -> list[str]:
         "vocab_size": dataset.vocab_size,
     }
     if kind == "causal":
-        given |= {"dataset_type": "grain", "grain_train_files": packed, "max_target_length": dataset.seq_length}
+        given |= {
+            "dataset_type": "grain",
+            "grain_train_files": packed,
+            "max_target_length": dataset.seq_length,
+        }
     else:
         given |= {
             "dataset_type": "hf",
@@ -89,7 +93,8 @@ def example() -> Any:
 
 
 def train(folder: Path, kind: str) -> None:
-    """MaxText's own main, which goes on from its checkpoint; what its log is given is said in full."""
+    """MaxText's own main, which goes on from its checkpoint; what its log is given is said in
+    full."""
     write = metric_logger.MetricLogger.write_metrics
 
     def said(self: Any, metrics: Any, step: int, metric_type: str = "train") -> None:
@@ -101,8 +106,11 @@ def train(folder: Path, kind: str) -> None:
 
 
 def reference(folder: Path, kind: str) -> list[float]:
-    """The losses of a plain loop over the same rows, of which each document is by itself in a row."""
-    config, _ = pre_train.initialize(arguments(folder, kind))  # it also chooses the generator of random weights
+    """The losses of a plain loop over the same rows, of which each document is by itself in a
+    row."""
+    config, _ = pre_train.initialize(
+        arguments(folder, kind)
+    )  # it also chooses the generator of random weights
     mesh = maxtext_utils.get_mesh_from_config(config)
     create, _ = model_creation_utils.create_nnx_abstract_model(config, mesh)
     with jax.set_mesh(mesh), nnx.logical_axis_rules(config.logical_axis_rules):
@@ -126,7 +134,9 @@ def reference(folder: Path, kind: str) -> list[float]:
             trained = sum(int(document["trained"].sum()) for document in documents)
             total, gradient = 0.0, None
             for document in documents:
-                value, its = step(weights, {name: column[None] for name, column in document.items()}, trained)
+                value, its = step(
+                    weights, {name: column[None] for name, column in document.items()}, trained
+                )
                 total += float(value)
                 gradient = its if gradient is None else jax.tree.map(jnp.add, gradient, its)
             updates, state = adam.update(gradient, state, weights)
@@ -136,7 +146,8 @@ def reference(folder: Path, kind: str) -> list[float]:
 
 
 def steps(packed: Path) -> list[list[dict[str, np.ndarray]]]:
-    """Of each step the documents of its rows, each at the begin of a row of its own, from what is stored."""
+    """Of each step the documents of its rows, each at the begin of a row of its own, from what is
+    stored."""
     dataset = open_dataset(packed)
     blocks = dataset.tasks[0]["objective"] == "block_diffusion"
     order = dataset.batches(made.BATCH, seed=0, columns=["tokens"])
@@ -145,7 +156,11 @@ def steps(packed: Path) -> list[list[dict[str, np.ndarray]]]:
     for _ in range(made.STEPS):
         rows = [numbers[made.key_of(tokens, dataset.pad_id)] for tokens in next(order)["tokens"]]
         found.append(
-            [row_of(document, dataset.seq_length, blocks) for row in rows for document in made.documents(dataset, row)]
+            [
+                row_of(document, dataset.seq_length, blocks)
+                for row in rows
+                for document in made.documents(dataset, row)
+            ]
         )
     return found
 
@@ -160,7 +175,11 @@ def row_of(document: made.Document, length: int, blocks: bool) -> dict[str, np.n
         for name, column in row.items()
     }
     slots = np.arange(length, dtype=np.int32)
-    return {**row, "positions": np.where(slots < n, slots, 0), "segments": (slots < n).astype(np.int32)}
+    return {
+        **row,
+        "positions": np.where(slots < n, slots, 0),
+        "segments": (slots < n).astype(np.int32),
+    }
 
 
 def check(folder: Path) -> str:
@@ -174,11 +193,14 @@ def check(folder: Path) -> str:
         segments = np.asarray(next(batches)["inputs_segmentation"])
         made.say(
             f"{kind}: rows, segments",
-            f"{len(dataset)}, {sum(len(row.segments) for row in map(dataset.row, range(len(dataset))))}",
+            f"{len(dataset)},"
+            f" {sum(len(row.segments) for row in map(dataset.row, range(len(dataset))))}",
         )
         assert segments.max() > 1
         losses = made.killed_and_resumed(whole, killed, kind)
-        made.assert_equal(f"{kind}: packed rows in MaxText, each document alone", losses, reference(whole, kind))
+        made.assert_equal(
+            f"{kind}: packed rows in MaxText, each document alone", losses, reference(whole, kind)
+        )
     return made.TRAINED
 
 

@@ -1,4 +1,5 @@
-"""Ray Train's TorchTrainer, whose two workers read by `loader` and of which one is killed, and rows by Ray Data."""
+"""Ray Train's TorchTrainer, whose two workers read by `loader` and of which one is killed, and rows
+by Ray Data."""
 
 import os
 import signal
@@ -24,11 +25,14 @@ WORKERS, KILL_AT = 2, 13
 
 
 def work(config: dict) -> None:
-    """A worker: its part of each batch. One of them kills itself after a step, once; Ray begins again from its checkpoint."""
+    """A worker: its part of each batch. One of them kills itself after a step, once; Ray begins
+    again from its checkpoint."""
     torch.set_num_threads(1)
     at, lines = ray.train.get_context(), Path(config["folder"], "losses.txt")
     first = at.get_world_rank() == 0
-    batches = loader(config["dataset"], made.BATCH // WORKERS, at.get_world_rank(), at.get_world_size(), seed=1)
+    batches = loader(
+        config["dataset"], made.BATCH // WORKERS, at.get_world_rank(), at.get_world_size(), seed=1
+    )
     model = prepare_model(made.llama(batches.dataset.vocab_size))
     parts, done = {"model": model, "adam": made.optimizer(model), "batches": batches}, 0
     if checkpoint := ray.train.get_checkpoint():
@@ -39,12 +43,18 @@ def work(config: dict) -> None:
             part.load_state_dict(state[name])
     for step in range(done + 1, made.STEPS + 1):
         batch = next(batches)
-        given = {"position_ids": batch["position_ids"], "attention_mask": sdpa_mask(batch), "use_cache": False}
+        given = {
+            "position_ids": batch["position_ids"],
+            "attention_mask": sdpa_mask(batch),
+            "use_cache": False,
+        }
         trained = torch.tensor(batch["n_trained"])
         torch.distributed.all_reduce(
             trained
         )  # what the loss is divided by; DDP takes the mean of gradients, and means the sum
-        loss = masked_loss(model(input_ids=batch["tokens"], **given).logits, batch, trained) * WORKERS
+        loss = (
+            masked_loss(model(input_ids=batch["tokens"], **given).logits, batch, trained) * WORKERS
+        )
         parts["adam"].zero_grad()
         loss.backward()
         parts["adam"].step()
@@ -57,7 +67,8 @@ def work(config: dict) -> None:
             saved = None
             if step % 5 == 0 and first:
                 torch.save(
-                    {"done": step} | {name: part.state_dict() for name, part in parts.items()}, f"{folder}/state.pt"
+                    {"done": step} | {name: part.state_dict() for name, part in parts.items()},
+                    f"{folder}/state.pt",
                 )
                 saved = Checkpoint.from_directory(folder)
             if step % 5 == 0:
@@ -69,22 +80,37 @@ def work(config: dict) -> None:
 def check(folder: Path) -> str:
     path = made.causal(folder)
     dataset = open_dataset(path)
-    ray.init(num_cpus=WORKERS + 1, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    ray.init(
+        num_cpus=WORKERS + 1,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 << 20,
+    )
     TorchTrainer(
         work,
         train_loop_config={"dataset": str(path), "folder": str(folder)},
         scaling_config=ScalingConfig(num_workers=WORKERS),
-        run_config=RunConfig(name="run", storage_path=str(folder), failure_config=FailureConfig(max_failures=1)),
+        run_config=RunConfig(
+            name="run", storage_path=str(folder), failure_config=FailureConfig(max_failures=1)
+        ),
     ).fit()
     said = [line.split() for line in (folder / "losses.txt").read_text().splitlines()]
     steps = [int(step) for step, _ in said]
     again = steps[KILL_AT]
-    assert 1 < again <= 11 and steps == [*range(1, KILL_AT + 1), *range(again, made.STEPS + 1)], steps
+    assert 1 < again <= 11 and steps == [
+        *range(1, KILL_AT + 1),
+        *range(again, made.STEPS + 1),
+    ], steps
     numbers, batches = made.numbers_of(dataset), dataset.batches(made.BATCH, seed=1)
-    rows = [[numbers[made.key_of(row, dataset.pad_id)] for row in next(batches)["tokens"]] for _ in range(made.STEPS)]
+    rows = [
+        [numbers[made.key_of(row, dataset.pad_id)] for row in next(batches)["tokens"]]
+        for _ in range(made.STEPS)
+    ]
     expected = made.reference(dataset, rows, made.llama(dataset.vocab_size))
     what = f"two workers, one killed after step {KILL_AT}, from {again} on again"
-    made.assert_equal(what, [float(loss) for _, loss in said], [expected[step - 1] for step in steps])
+    made.assert_equal(
+        what, [float(loss) for _, loss in said], [expected[step - 1] for step in steps]
+    )
     by_ray_data(dataset)
     ray.shutdown()
     return made.TRAINED
@@ -92,12 +118,16 @@ def check(folder: Path) -> str:
 
 def by_ray_data(dataset) -> None:
     """Row numbers of Ray Data, of which each becomes its row."""
-    rows = ray.data.range(len(dataset)).map_batches(lambda batch: dataset.batch(batch["id"]), batch_size=64)
+    rows = ray.data.range(len(dataset)).map_batches(
+        lambda batch: dataset.batch(batch["id"]), batch_size=64
+    )
     read = [batch for batch in rows.iter_batches(batch_size=64, batch_format="numpy")]
     whole = dataset.batch(range(len(dataset)))
     for name, values in whole.items():
         found = np.concatenate([batch[name] for batch in read])
-        assert np.array_equal(found[np.lexsort(found.T[::-1])], values[np.lexsort(values.T[::-1])]), name
+        assert np.array_equal(
+            found[np.lexsort(found.T[::-1])], values[np.lexsort(values.T[::-1])]
+        ), name
     made.say("rows by Ray Data", f"{len(dataset)}, columns {', '.join(whole)}")
 
 

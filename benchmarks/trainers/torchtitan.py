@@ -1,4 +1,5 @@
-"""torchtitan's main branch, which its releases do not have: its Grain pipeline reads rows, and its model sees them packed.
+"""torchtitan's main branch, which its releases do not have: its Grain pipeline reads rows, and its
+model sees them packed.
 
 Run from a checkout, which PACKPREP_TORCHTITAN names; the pins are what that imports.
 """
@@ -34,7 +35,9 @@ def loader(dataset: Dataset, rank: int = 0, world: int = 1) -> GrainDataLoader:
     )
 
 
-def batches(given: GrainDataLoader, count: int) -> list[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+def batches(
+    given: GrainDataLoader, count: int
+) -> list[tuple[dict[str, torch.Tensor], torch.Tensor]]:
     found = []
     for batch in given:
         found.append(batch)
@@ -44,42 +47,59 @@ def batches(given: GrainDataLoader, count: int) -> list[tuple[dict[str, torch.Te
 
 
 def rows_read(dataset: Dataset, rank: int, world: int) -> list[int]:
-    """The rows of 20 batches, of which ids, labels and positions are compared with what is stored."""
+    """The rows of 20 batches, of which ids, labels and positions are compared with what is
+    stored."""
     numbers, rows = made.numbers_of(dataset), []
     for inputs, labels in batches(loader(dataset, rank, world), made.STEPS):
         columns = (inputs["input"], labels, inputs["positions"])
-        for ids, targets, positions in zip(*(c.reshape(-1, dataset.seq_length).numpy() for c in columns), strict=True):
+        for ids, targets, positions in zip(
+            *(c.reshape(-1, dataset.seq_length).numpy() for c in columns), strict=True
+        ):
             number = numbers[made.key_of(ids, dataset.pad_id)]
             row = dataset.row(number)
             trained, real = row.loss_mask > 0, row.segment_ids > 0
             assert np.array_equal(ids, row.tokens)
-            assert np.array_equal(targets[trained], row.labels[trained]) and (targets[~trained] == -100).all()
+            assert (
+                np.array_equal(targets[trained], row.labels[trained])
+                and (targets[~trained] == -100).all()
+            )
             assert np.array_equal(positions[real], row.position_ids[real])
             rows.append(number)
     return rows
 
 
 def losses(dataset: Dataset, steps: int = 3) -> tuple[list[float], list[float], list[float]]:
-    """The mean losses of torchtitan's Llama over batches of its loader: packed, of each document alone, and causal alone."""
+    """The mean losses of torchtitan's Llama over batches of its loader: packed, of each document
+    alone, and causal alone."""
     torch.manual_seed(0)
     model = llama3_configs["debugmodel"](attn_backend="flex").build().float()
     model.init_states()
     packed, alone, across = [], [], []
 
     def loss(tokens, positions, labels):
-        logits = model(tokens, attention_masks=model.get_attention_masks(positions=positions), positions=positions)
+        logits = model(
+            tokens,
+            attention_masks=model.get_attention_masks(positions=positions),
+            positions=positions,
+        )
         return cross_entropy(logits, labels, reduction="sum", ignore_index=-100).item()
 
     numbers = made.numbers_of(dataset)
     for inputs, labels in batches(loader(dataset), steps):
-        tokens, positions, trained = inputs["input"], inputs["positions"], int((labels != -100).sum())
+        tokens, positions, trained = (
+            inputs["input"],
+            inputs["positions"],
+            int((labels != -100).sum()),
+        )
         packed.append(loss(tokens, positions, labels) / trained)
         across.append(loss(tokens, torch.arange(len(tokens)), labels) / trained)
         total = 0.0
         for ids in tokens.reshape(-1, dataset.seq_length).numpy():
             for document in made.documents(dataset, numbers[made.key_of(ids, dataset.pad_id)]):
                 targets = torch.from_numpy(np.where(document.trained, document.labels, -100))
-                total += loss(torch.from_numpy(document.tokens), torch.arange(len(targets)), targets)
+                total += loss(
+                    torch.from_numpy(document.tokens), torch.arange(len(targets)), targets
+                )
         alone.append(total / trained)
     return packed, alone, across
 
@@ -88,21 +108,30 @@ def losses(dataset: Dataset, steps: int = 3) -> tuple[list[float], list[float], 
 def check(folder: Path) -> str:
     dataset = open_dataset(made.causal(folder))
     shares = [rows_read(dataset, rank, 2) for rank in range(2)]
-    assert len(set(shares[0] + shares[1])) == len(shares[0] + shares[1]) == 2 * made.STEPS * made.BATCH
-    made.say("rows read by two ranks", f"{len(shares[0])} each, equal to what is stored, none twice")
+    assert (
+        len(set(shares[0] + shares[1])) == len(shares[0] + shares[1]) == 2 * made.STEPS * made.BATCH
+    )
+    made.say(
+        "rows read by two ranks", f"{len(shares[0])} each, equal to what is stored, none twice"
+    )
 
     whole = batches(loader(dataset), made.STEPS)
     first = loader(dataset)
     batches(first, 13)
     again = loader(dataset)
     again.load_state_dict(first.state_dict())
-    for (inputs, labels), (expected, targets) in zip(batches(again, made.STEPS - 13), whole[13:], strict=True):
+    for (inputs, labels), (expected, targets) in zip(
+        batches(again, made.STEPS - 13), whole[13:], strict=True
+    ):
         assert torch.equal(inputs["input"], expected["input"]) and torch.equal(labels, targets)
     made.say("resumed after batch 13 by its own state", f"batches 14 to {made.STEPS} are the same")
 
     packed, alone, across = losses(dataset)
     apart = float(np.abs(np.subtract(packed, alone)).max())
-    made.say("losses of its model, packed and each document alone", f"{packed[0]:.6f}, {apart:.1e} apart at most")
+    made.say(
+        "losses of its model, packed and each document alone",
+        f"{packed[0]:.6f}, {apart:.1e} apart at most",
+    )
     made.say("without positions", f"{float(np.abs(np.subtract(across, alone)).max()):.1e} apart")
     assert apart <= made.TOLERANCE
 

@@ -1,9 +1,15 @@
-"""Transformers' Trainer on `Rows` by `Collator`: eager, sdpa, two-way prefixes, FlexAttention, and a checkpoint of its own."""
+"""Transformers' Trainer on `Rows` by `Collator`: eager, sdpa, two-way prefixes, FlexAttention, and
+a checkpoint of its own."""
 
 from pathlib import Path
 
 import torch
-from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast, Trainer, TrainingArguments
+from transformers import (
+    DataCollatorForLanguageModeling,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.trainer_utils import get_last_checkpoint
 
 from packprep.adapters.huggingface import Collator
@@ -17,7 +23,8 @@ class Saying(made.SaysLosses, Trainer):
 
 
 def train(folder: Path, name: str, attention: str) -> tuple[list[float], list[list[int]]]:
-    """(losses, rows of each step) of the steps that are left of 20; a checkpoint is made every 5."""
+    """(losses, rows of each step) of the steps that are left of 20; a checkpoint is made every
+    5."""
     rows = Rows(folder.parent / name)
     model = made.llama(rows.dataset.vocab_size, attention)
     noted = made.Noted(Collator(rows.dataset, model), rows.dataset)
@@ -36,8 +43,15 @@ def train(folder: Path, name: str, attention: str) -> tuple[list[float], list[li
 
 
 def check(folder: Path) -> str:
-    datasets = {make.__name__: make(folder) for make in (made.causal, made.conversations, made.prefixes)}
-    runs = (("causal", "sdpa"), ("causal", "eager"), ("conversations", "sdpa"), ("prefixes", "sdpa"))
+    datasets = {
+        make.__name__: make(folder) for make in (made.causal, made.conversations, made.prefixes)
+    }
+    runs = (
+        ("causal", "sdpa"),
+        ("causal", "eager"),
+        ("conversations", "sdpa"),
+        ("prefixes", "sdpa"),
+    )
     for name, attention in runs:
         dataset = Rows(datasets[name]).dataset
         losses, steps = train(folder / f"{name}-{attention}", name, attention)
@@ -64,17 +78,24 @@ def flex_attention(name: str, path: Path) -> None:
 def refuses_other_collators(path: Path, tokenizer: Path) -> None:
     """Transformers' own collators do not know packprep's columns, and must not train on them."""
     rows = Rows(path)
-    own = DataCollatorForLanguageModeling(PreTrainedTokenizerFast.from_pretrained(tokenizer), mlm=False)
+    own = DataCollatorForLanguageModeling(
+        PreTrainedTokenizerFast.from_pretrained(tokenizer), mlm=False
+    )
     for collate in (own, None):
         arguments = TrainingArguments(
             output_dir=str(path.parent / "refused"), max_steps=1, report_to="none", use_cpu=True
         )
         try:
             Trainer(
-                model=made.llama(made.VOCAB_SIZE), train_dataset=rows, data_collator=collate, args=arguments
+                model=made.llama(made.VOCAB_SIZE),
+                train_dataset=rows,
+                data_collator=collate,
+                args=arguments,
             ).train()
         except (ArgumentError, ValueError, KeyError, TypeError, IndexError) as error:
-            made.say(f"{type(collate).__name__} on Rows", f"{type(error).__name__}: {str(error)[:150]}")
+            made.say(
+                f"{type(collate).__name__} on Rows", f"{type(error).__name__}: {str(error)[:150]}"
+            )
         else:
             raise AssertionError(f"{type(collate).__name__} trained on Rows")
 

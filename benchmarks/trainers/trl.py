@@ -1,4 +1,5 @@
-"""TRL's SFTTrainer on an export of conversations, with padding_free and without, and on `Rows` by `Collator`."""
+"""TRL's SFTTrainer on an export of conversations, with padding_free and without, and on `Rows` by
+`Collator`."""
 
 from pathlib import Path
 
@@ -18,7 +19,8 @@ class Saying(made.SaysLosses, SFTTrainer):
 
 
 def numbered(rows: Rows) -> Dataset:
-    """Rows as SFTTrainer takes them, which wants a `Dataset` of its own: their numbers, of which each becomes its row."""
+    """Rows as SFTTrainer takes them, which wants a `Dataset` of its own: their numbers, of which
+    each becomes its row."""
 
     def each(batch):
         found = rows.__getitems__(batch["row"])
@@ -27,10 +29,17 @@ def numbered(rows: Rows) -> Dataset:
     return Dataset.from_dict({"row": range(len(rows))}).with_transform(each)
 
 
-def train(folder: Path, name: str, form: str, attention: str, *options: str) -> tuple[list[float], list[list[int]]]:
-    """(losses, rows of each step) of the steps that are left of 20; form: "export", or "rows" of the dataset itself."""
+def train(
+    folder: Path, name: str, form: str, attention: str, *options: str
+) -> tuple[list[float], list[list[int]]]:
+    """(losses, rows of each step) of the steps that are left of 20; form: "export", or "rows" of
+    the dataset itself."""
     dataset = open_dataset(folder.parent / name)
-    rows = load_from_disk(str(folder.parent / "export")) if form == "export" else numbered(Rows(dataset))
+    rows = (
+        load_from_disk(str(folder.parent / "export"))
+        if form == "export"
+        else numbered(Rows(dataset))
+    )
     arguments = SFTConfig(
         output_dir=str(folder),
         padding_free="padding_free" in options,
@@ -67,7 +76,9 @@ def check(folder: Path) -> str:
         ("conversations", "rows", "sdpa"),
         ("prefixes", "rows", "sdpa"),
     ):
-        losses, steps = train(folder / f"{name}-{form}-{attention}", name, form, attention, *options)
+        losses, steps = train(
+            folder / f"{name}-{form}-{attention}", name, form, attention, *options
+        )
         dataset = open_dataset(folder / name)
         expected = made.reference(dataset, steps, made.llama(dataset.vocab_size))
         made.assert_equal(", ".join((name, form, attention, *options)), losses, expected)

@@ -1,4 +1,5 @@
-"""Unsloth's model and its SFTTrainer on a CPU, on an export of conversations: with TRL's collator, and with its own choice."""
+"""Unsloth's model and its SFTTrainer on a CPU, on an export of conversations: with TRL's collator,
+and with its own choice."""
 
 import os
 from pathlib import Path
@@ -8,7 +9,8 @@ from trainers import made
 
 
 def train(folder: Path, collator: str) -> tuple[list[float], list[list[int]]]:
-    """(losses, rows of each step) of the steps that are left of 20; collator: "trl", or "own" with padding_free=True."""
+    """(losses, rows of each step) of the steps that are left of 20; collator: "trl", or "own" with
+    padding_free=True."""
     os.environ["UNSLOTH_COMPILE_LOCATION"] = str(folder.parent / "compiled")
     from unsloth import FastLanguageModel  # isort: skip
     import torch
@@ -41,7 +43,9 @@ def train(folder: Path, collator: str) -> tuple[list[float], list[list[int]]]:
         model,
         train_dataset=load_from_disk(str(folder.parent / "export")),
         processing_class=tokenizer,
-        data_collator=DataCollatorForLanguageModeling(0, padding_free=True) if collator == "trl" else None,
+        data_collator=(
+            DataCollatorForLanguageModeling(0, padding_free=True) if collator == "trl" else None
+        ),
         args=arguments,
     )
     trainer.data_collator = noted = made.Noted(trainer.data_collator, dataset)
@@ -57,7 +61,9 @@ def check(folder: Path) -> str:
     made.killed_and_resumed(folder / "undisturbed", folder / "disturbed", "trl")
     losses, steps = train(folder / "across", "own")
     right = made.reference(dataset, steps[:1], made.llama(dataset.vocab_size))
-    made.assert_apart("its own on a CPU turns padding_free off, and attends across documents", losses[0], right[0])
+    made.assert_apart(
+        "its own on a CPU turns padding_free off, and attends across documents", losses[0], right[0]
+    )
     return made.TRAINED
 
 

@@ -1,4 +1,5 @@
-"""What trainers type: batches and attention arguments in their library's own words, each module imported only on demand.
+"""What trainers type: batches and attention arguments in their library's own words, each module
+imported only on demand.
 
 ```
 torch.py ──────────── loader, iterable, Rows, BatchSampler        batches as tensors, with and without worker processes
@@ -11,8 +12,9 @@ torchtitan.py ─────── source, processor, collator                 
 remote.py ─────────── open_remote                                 datasets at a URL, through a local cache
 jax/ ──── loader, splash_attention, dense_mask, masked_loss       JAX, MaxText, Levanter, TransformerEngine, Grain
 ```
-Nothing here is imported by the rest of packprep, and only `packprep.dataset` and `packprep.format` are imported from it; by
-remote.py and tokenizer_match.py, storage, too. What they share stands here: what a trainer's adapter is given to read.
+Nothing here is imported by the rest of packprep, and only `packprep.dataset` and `packprep.format`
+are imported from it; by remote.py and tokenizer_match.py, storage, too. What they share stands
+here: what a trainer's adapter is given to read.
 """
 
 import os
@@ -25,7 +27,8 @@ from packprep.errors import ArgumentError
 
 
 def opened(directory: str | os.PathLike | Dataset | Mixture) -> Dataset | Mixture:
-    """The dataset in the directory, or the dataset or mixture itself; ArgumentError for a list of directories."""
+    """The dataset in the directory, or the dataset or mixture itself; ArgumentError for a list of
+    directories."""
     if isinstance(directory, list | tuple):
         raise ArgumentError(
             f"a list of {len(directory)} directories says no shares: open the mixture first, with "
@@ -35,15 +38,16 @@ def opened(directory: str | os.PathLike | Dataset | Mixture) -> Dataset | Mixtur
 
 
 def opened_alone(directory: str | os.PathLike | Dataset | Mixture, instead: str) -> Dataset:
-    """The dataset at a folder, or the one that is given, for rows drawn by number. ArgumentError for a mixture, whose shares
-    that would lose.
+    """The dataset at a folder, or the one that is given, for rows drawn by number. ArgumentError
+    for a mixture, whose shares that would lose.
 
     instead: what to do, for the message.
     """
     dataset = opened(directory)
     if isinstance(dataset, Mixture):
         raise ArgumentError(
-            f"{dataset!r} is a mixture, and rows that are drawn by number would pass its shares over; {instead}"
+            f"{dataset!r} is a mixture, and rows that are drawn by number would pass its shares"
+            f" over; {instead}"
         )
     return dataset
 
@@ -59,18 +63,23 @@ def tasks_of(dataset: Dataset | Mixture) -> list[StoredTask]:
 
 
 def weights_spans(dataset: Dataset | Mixture) -> bool:
-    """Whether documents of some of its datasets give weights other than 1 to what is trained of them."""
+    """Whether documents of some of its datasets give weights other than 1 to what is trained of
+    them."""
     return any(has_weighted_spans(each.manifest) for each in datasets_of(dataset))
 
 
 def weighted_tasks(dataset: Dataset | Mixture) -> list[StoredTask]:
     """Return the tasks whose noise weights what is trained of a segment."""
-    return [t for t in tasks_of(dataset) if is_in_place(t) and t["parameters"].get("weighting") != "none"]
+    return [
+        t
+        for t in tasks_of(dataset)
+        if is_in_place(t) and t["parameters"].get("weighting") != "none"
+    ]
 
 
 def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
-    """All that a trainer needs for the tasks of every dataset: prefix_ends, loss_weights where tasks or documents have some, and
-    block_lengths with block diffusion."""
+    """All that a trainer needs for the tasks of every dataset: prefix_ends, loss_weights where
+    tasks or documents have some, and block_lengths with block diffusion."""
     names, tasks = list(COLUMNS), tasks_of(dataset)
     if any(is_in_place(task) for task in tasks) or weights_spans(dataset):
         names.append("loss_weights")

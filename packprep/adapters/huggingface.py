@@ -1,18 +1,19 @@
-"""Batches as Transformers models and their Trainer take them: labels that are shifted once, masks that they understand.
+"""Batches as Transformers models and their Trainer take them: labels that are shifted once, masks
+that they understand.
 
     Trainer(model, train_dataset=Rows(dir), data_collator=Collator(dir, model), …)   Rows of adapters.torch
     model(**model_inputs(batch, dir, model))                                         a batch of torch.loader
     check_tokenizer(dir, tokenizer)                                                  whether ids mean the same
 
-A causal model of Transformers shifts `labels` by itself. packprep's labels stand at the predicting slot already, so
-they go into `shift_labels`, which such a model takes as it is:
+A causal model of Transformers shifts `labels` by itself. packprep's labels stand at the predicting
+slot already, so they go into `shift_labels`, which such a model takes as it is:
 
     tokens                  a   b   c | d   e   f          two segments
     shift_labels            b   c   . | e   f   .          . is -100
     labels                  .   b   c | .   e   f          the same targets where the model's own shift finds them
 
-Both are given. `labels` has to be there for a model to compute a loss at all; where a task predicts in place, which a
-shift cannot say, it is -100 throughout.
+Both are given. `labels` has to be there for a model to compute a loss at all; where a task predicts
+in place, which a shift cannot say, it is -100 throughout.
 """
 
 import inspect
@@ -38,14 +39,16 @@ _NEEDED = ("tokens", "labels", "loss_mask", "position_ids")
 
 
 class Collator:
-    """A Trainer's data_collator, and the inputs of a model from a batch; checked once against the dataset's tasks, or
-    against those of all datasets of a mixture.
+    """A Trainer's data_collator, and the inputs of a model from a batch; checked once against the
+    dataset's tasks, or against those of all datasets of a mixture.
 
-    attention: the model, or its attn_implementation; inputs made for another one than the model has train it wrongly, in
-    silence. A model that would not hand shift_labels to its loss is refused. labels: "shift_labels", or "shifted_by_model"
-    for a model whose loss does not know shift_labels; tasks that predict in place are refused there by name. loss_weights:
-    Transformers' loss has none, so a dataset whose tasks or documents weight theirs is refused, unless "ignore" says that
-    they should not count. prefix_bidirectional: False reads prefixes causally, which flash attention needs.
+    attention: the model, or its attn_implementation; inputs made for another one than the model has
+    train it wrongly, in silence. A model that would not hand shift_labels to its loss is refused.
+    labels: "shift_labels", or "shifted_by_model" for a model whose loss does not know shift_labels;
+    tasks that predict in place are refused there by name. loss_weights: Transformers' loss has
+    none, so a dataset whose tasks or documents weight theirs is refused, unless "ignore" says that
+    they should not count. prefix_bidirectional: False reads prefixes causally, which flash
+    attention needs.
     """
 
     def __init__(
@@ -65,65 +68,91 @@ class Collator:
             ("loss_weights", loss_weights, ("refuse", "ignore")),
         ):
             if value not in known:
-                raise ArgumentError(f"{name} is {value!r} and should be one of {', '.join(map(repr, known))}")
+                raise ArgumentError(
+                    f"{name} is {value!r} and should be one of {', '.join(map(repr, known))}"
+                )
         self.attention, self.labels, self.prefix_bidirectional = named, labels, prefix_bidirectional
         in_place = [task for task in tasks if task["label_alignment"] == "same_slot"]
         self.predicts_in_place = bool(in_place)
         if in_place and labels == "shifted_by_model":
             raise ArgumentError(
-                f"task {_names(in_place)} predicts in place, and a model that shifts its labels would train it on the "
-                "next slot; use labels='shift_labels' with a model whose loss takes them, or another loss"
+                f"task {_names(in_place)} predicts in place, and a model that shifts its labels"
+                " would train it on the next slot; use labels='shift_labels' with a model whose"
+                " loss takes them, or another loss"
             )
         weighted = weighted_tasks(dataset)
         if weighted and loss_weights == "refuse":
             raise ArgumentError(
-                f"task {_names(weighted)} weights its loss, which Transformers' loss cannot; use masked_loss of "
-                "packprep.adapters.torch_loss, build with weighting = 'none', or say loss_weights='ignore'"
+                f"task {_names(weighted)} weights its loss, which Transformers' loss cannot; use"
+                " masked_loss of packprep.adapters.torch_loss, build with weighting = 'none', or"
+                " say loss_weights='ignore'"
             )
         if loss_weights == "refuse" and weights_spans(dataset):
             raise ArgumentError(
-                "documents of this dataset give weights to what is trained of them, which Transformers' loss cannot; use "
-                "masked_loss of packprep.adapters.torch_loss, or say loss_weights='ignore'"
+                "documents of this dataset give weights to what is trained of them, which"
+                " Transformers' loss cannot; use masked_loss of packprep.adapters.torch_loss, or"
+                " say loss_weights='ignore'"
             )
 
     def __call__(self, rows: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
         """The model's inputs from rows of adapters.torch.Rows.
 
-        For FlexAttention they lie on the accelerator at once, if there is one: a BlockMask works where it was made, and
-        cannot be sent from a worker process either. Give the Trainer dataloader_pin_memory=False and no workers then.
+        For FlexAttention they lie on the accelerator at once, if there is one: a BlockMask works
+        where it was made, and cannot be sent from a worker process either. Give the Trainer
+        dataloader_pin_memory=False and no workers then.
         """
-        if not rows or not all(isinstance(row, Mapping) and torch.is_tensor(row.get("tokens")) for row in rows):
+        if not rows or not all(
+            isinstance(row, Mapping) and torch.is_tensor(row.get("tokens")) for row in rows
+        ):
             raise ArgumentError(
-                "the rows to collate are none of packprep.adapters.torch.Rows: give Rows(directory) as train_dataset, and set "
-                "remove_unused_columns=False"
+                "the rows to collate are none of packprep.adapters.torch.Rows: give Rows(directory)"
+                " as train_dataset, and set remove_unused_columns=False"
             )
-        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0] if torch.is_tensor(rows[0][name])}
+        batch = {
+            name: torch.stack([row[name] for row in rows])
+            for name in rows[0]
+            if torch.is_tensor(rows[0][name])
+        }
         if self.attention == "flex_attention":
             if get_worker_info() is not None:
-                raise ArgumentError("a BlockMask cannot be sent from a worker process; use dataloader_num_workers=0")
+                raise ArgumentError(
+                    "a BlockMask cannot be sent from a worker process; use dataloader_num_workers=0"
+                )
             if torch.accelerator.is_available():
-                batch = {name: values.to(torch.accelerator.current_accelerator()) for name, values in batch.items()}
+                batch = {
+                    name: values.to(torch.accelerator.current_accelerator())
+                    for name, values in batch.items()
+                }
         return self.inputs(batch)
 
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """input_ids, position_ids, labels, shift_labels int64[B, T], and what the attention takes.
 
-        sdpa, eager and flex_attention take attention_mask, which a model uses as it is: bool[B, 1, T, T], the same in
-        float32 with its least number where nothing is seen, or a BlockMask. Flash attention takes FlashAttentionKwargs,
-        all rows as one [1, B · T], and no cache, with which another attention would pass boundaries over in silence.
+        sdpa, eager and flex_attention take attention_mask, which a model uses as it is: bool[B, 1,
+        T, T], the same in float32 with its least number where nothing is seen, or a BlockMask.
+        Flash attention takes FlashAttentionKwargs, all rows as one [1, B · T], and no cache, with
+        which another attention would pass boundaries over in silence.
         """
         if lacking := [name for name in _NEEDED if name not in batch]:
             raise ArgumentError(
-                f"the batch has no {', '.join(lacking)}: leave columns out where it is read, or name these too, and set "
-                "remove_unused_columns=False"
+                f"the batch has no {', '.join(lacking)}: leave columns out where it is read, or"
+                " name these too, and set remove_unused_columns=False"
             )
-        inputs = {"input_ids": batch["tokens"], "position_ids": batch["position_ids"], **self._labels(batch)}
+        inputs = {
+            "input_ids": batch["tokens"],
+            "position_ids": batch["position_ids"],
+            **self._labels(batch),
+        }
         if self.attention == "flex_attention":
-            inputs["attention_mask"] = flex_block_mask(batch, prefix_bidirectional=self.prefix_bidirectional)
+            inputs["attention_mask"] = flex_block_mask(
+                batch, prefix_bidirectional=self.prefix_bidirectional
+            )
         elif self.attention in ("sdpa", "eager"):
             seen = sdpa_mask(batch, self.prefix_bidirectional)
             least = torch.finfo(torch.float32).min
-            inputs["attention_mask"] = seen if self.attention == "sdpa" else torch.where(seen, 0.0, least)
+            inputs["attention_mask"] = (
+                seen if self.attention == "sdpa" else torch.where(seen, 0.0, least)
+            )
         else:
             inputs = {name: values.reshape(1, -1) for name, values in inputs.items()}
             inputs |= transformers_kwargs(batch, self.prefix_bidirectional) | {"use_cache": False}
@@ -141,15 +170,22 @@ class Collator:
 
 
 def _attention_of(model: Any, labels: str) -> str:
-    """The model's attn_implementation; ArgumentError if it is no model of Transformers, or does not take shift_labels."""
+    """The model's attn_implementation; ArgumentError if it is no model of Transformers, or does not
+    take shift_labels."""
     own = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if not isinstance(own, str):
         raise ArgumentError(
-            f"attention is a {type(model).__name__} without a config that says its attn_implementation; name it, as 'sdpa'"
+            f"attention is a {type(model).__name__} without a config that says its"
+            " attn_implementation; name it, as 'sdpa'"
         )
     parameters = inspect.signature(model.forward).parameters.values()
-    if labels == "shift_labels" and not any(p.kind is p.VAR_KEYWORD or p.name == "shift_labels" for p in parameters):
-        raise ArgumentError(f"{type(model).__name__}.forward does not take shift_labels; use labels='shifted_by_model'")
+    if labels == "shift_labels" and not any(
+        p.kind is p.VAR_KEYWORD or p.name == "shift_labels" for p in parameters
+    ):
+        raise ArgumentError(
+            f"{type(model).__name__}.forward does not take shift_labels; use"
+            " labels='shifted_by_model'"
+        )
     return own
 
 
@@ -158,7 +194,11 @@ def _names(tasks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def model_inputs(
-    batch: Mapping[str, Any], directory: str | os.PathLike | Dataset | Mixture, attention: Any, **options: Any
+    batch: Mapping[str, Any],
+    directory: str | os.PathLike | Dataset | Mixture,
+    attention: Any,
+    **options: Any,
 ) -> dict[str, Any]:
-    """One batch of adapters.torch.loader as a model's keywords; options as of Collator, which is cheaper to keep."""
+    """One batch of adapters.torch.loader as a model's keywords; options as of Collator, which is
+    cheaper to keep."""
     return Collator(directory, attention, **options).inputs(batch)

@@ -5,8 +5,9 @@
     alignment_factor(…) ─── the pad_seq_to_mult that a parallel layout needs
     torchtitan(dir, …) ──── ({input, positions}, labels) with -100 where nothing is trained
 
-Both train on labels and a mask at the predicting slot, as packprep has them: nothing is shifted. Both attend causally
-inside boundaries, so a dataset with other rules is refused by the tasks' names unless it is read causally.
+Both train on labels and a mask at the predicting slot, as packprep has them: nothing is shifted.
+Both attend causally inside boundaries, so a dataset with other rules is refused by the tasks' names
+unless it is read causally.
 """
 
 import math
@@ -32,37 +33,43 @@ _MXFP8, _FP8 = 32, 16
 def alignment_factor(
     tp_size: int = 1, cp_size: int = 1, sequence_parallel: bool = False, fp8: str | None = None
 ) -> int:
-    """The least length that a segment's physical slots should be a multiple of; give it to pad_seq_to_mult.
+    """The least length that a segment's physical slots should be a multiple of; give it to
+    pad_seq_to_mult.
 
-    The least common multiple of what each part needs: context parallelism 2 · cp_size, with sequence parallelism
-    2 · cp_size · tp_size (tp_size alone without the former), fp8 16 ("mxfp8": 32).
+    The least common multiple of what each part needs: context parallelism 2 · cp_size, with
+    sequence parallelism 2 · cp_size · tp_size (tp_size alone without the former), fp8 16 ("mxfp8":
+    32).
     """
     if fp8 not in (None, "fp8", "mxfp8"):
         raise ArgumentError(f"fp8 is {fp8!r} and should be None, 'fp8' or 'mxfp8'")
     if tp_size < 1 or cp_size < 1:
         raise ArgumentError(f"tp_size {tp_size} and cp_size {cp_size} should be at least 1")
     chunks = 2 * cp_size if cp_size > 1 else 1
-    return math.lcm(chunks * (tp_size if sequence_parallel else 1), {None: 1, "fp8": _FP8, "mxfp8": _MXFP8}[fp8])
+    return math.lcm(
+        chunks * (tp_size if sequence_parallel else 1), {None: 1, "fp8": _FP8, "mxfp8": _MXFP8}[fp8]
+    )
 
 
 def _causal(dataset: Dataset | Mixture, prefix_bidirectional: bool) -> None:
     if not varlen_causal(dataset, prefix_bidirectional):
         raise ArgumentError(
-            "every task of this dataset sees its segments both ways, and this trainer's attention is causal; use "
-            "prefix_bidirectional=False for the causal reading"
+            "every task of this dataset sees its segments both ways, and this trainer's attention"
+            " is causal; use prefix_bidirectional=False for the causal reading"
         )
 
 
 class GPTRows(TorchDataset):
-    """A map-style dataset of rows with the keys of Megatron-core's GPTDataset, for its data loaders.
+    """A map-style dataset of rows with the keys of Megatron-core's GPTDataset, for its data
+    loaders.
 
         tokens labels position_ids   int64[T]     loss_mask    float32[T], at the predicting slot; loss_weights inside
         cu_seqlens   int32[max_segments + 2]      max_seqlen   int32[]
 
-    cu_seqlens are physical: a gap of pad_seq_to_mult counts as its segment's last slots, which nothing real sees under
-    causal attention, and the padding tail is one more segment, so that no slot is left unwritten. It has one width,
-    filled up with its last value. max_segments: what that width is for; by default the recipe's max_segments_per_row,
-    or else T, the most that there can be. A mixture is refused, since Megatron draws rows by number.
+    cu_seqlens are physical: a gap of pad_seq_to_mult counts as its segment's last slots, which
+    nothing real sees under causal attention, and the padding tail is one more segment, so that no
+    slot is left unwritten. It has one width, filled up with its last value. max_segments: what that
+    width is for; by default the recipe's max_segments_per_row, or else T, the most that there can
+    be. A mixture is refused, since Megatron draws rows by number.
     """
 
     def __init__(
@@ -72,17 +79,21 @@ class GPTRows(TorchDataset):
         prefix_bidirectional: bool = True,
     ):
         self.dataset = opened_alone(
-            directory, "make GPTRows of each dataset, and give their weights to Megatron's own blending"
+            directory,
+            "make GPTRows of each dataset, and give their weights to Megatron's own blending",
         )
         _causal(self.dataset, prefix_bidirectional)
         packing = self.dataset.manifest["recipe"].get("packing", {})
-        self.max_segments = max_segments or packing.get("max_segments_per_row") or self.dataset.seq_length
+        self.max_segments = (
+            max_segments or packing.get("max_segments_per_row") or self.dataset.seq_length
+        )
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int | None) -> dict[str, torch.Tensor]:
-        """One row; None gives row 0 without loss, which Megatron's samplers ask for to fill a batch."""
+        """One row; None gives row 0 without loss, which Megatron's samplers ask for to fill a
+        batch."""
         if index is None:
             row = self[0]
             return {**row, "loss_mask": torch.zeros_like(row["loss_mask"])}
@@ -91,9 +102,13 @@ class GPTRows(TorchDataset):
         view = self.dataset.row(index)
         physical = view.cu_seqlens if view.cu_seqlens_padded is None else view.cu_seqlens_padded
         try:
-            cu_seqlens = attention.pad_cu_seqlens(physical, self.max_segments + 2, self.dataset.seq_length, "segment")
+            cu_seqlens = attention.pad_cu_seqlens(
+                physical, self.max_segments + 2, self.dataset.seq_length, "segment"
+            )
         except ArgumentError as error:
-            raise ArgumentError(f"row {index}: {error}; raise max_segments = {self.max_segments}") from error
+            raise ArgumentError(
+                f"row {index}: {error}; raise max_segments = {self.max_segments}"
+            ) from error
         return {
             **{name: torch.from_numpy(arrays[name][0]) for name in columns[:3]},
             "loss_mask": torch.from_numpy(arrays["loss_weights"][0]),
@@ -103,10 +118,11 @@ class GPTRows(TorchDataset):
 
 
 def packed_seq_params(batch: Mapping[str, torch.Tensor]) -> Any:
-    """PackedSeqParams of a batch of GPTRows, [B, …] or one row; a dict of its fields where megatron is not installed.
+    """PackedSeqParams of a batch of GPTRows, [B, …] or one row; a dict of its fields where megatron
+    is not installed.
 
-    B rows count as one THD row of B · T slots, tokens as `tokens.view(1, -1)`: boundaries of later rows are moved
-    behind those of earlier ones.
+    B rows count as one THD row of B · T slots, tokens as `tokens.view(1, -1)`: boundaries of later
+    rows are moved behind those of earlier ones.
     """
     length = batch["tokens"].shape[-1]
     rows = torch.atleast_2d(batch["cu_seqlens"])
@@ -126,18 +142,19 @@ def packed_seq_params(batch: Mapping[str, torch.Tensor]) -> Any:
 
 
 def check_for_torchtitan(dataset: Dataset | Mixture, prefix_bidirectional: bool) -> None:
-    """ArgumentError for tasks that see ahead, unless they are read causally, and for weights, which torchtitan's loss does not
-    read."""
+    """ArgumentError for tasks that see ahead, unless they are read causally, and for weights, which
+    torchtitan's loss does not read."""
     _causal(dataset, prefix_bidirectional)
     if weights_spans(dataset):
         raise ArgumentError(
-            "documents of this dataset give weights to what is trained of them, which torchtitan's loss does not read; use "
-            "masked_loss of packprep.adapters.torch_loss, or take the weights out of the documents"
+            "documents of this dataset give weights to what is trained of them, which torchtitan's"
+            " loss does not read; use masked_loss of packprep.adapters.torch_loss, or take the"
+            " weights out of the documents"
         )
     if weighted := weighted_tasks(dataset):
         raise ArgumentError(
-            f"task {weighted[0]['name']!r} weights its loss, which torchtitan's loss does not read; "
-            "use masked_loss of packprep.adapters.torch_loss, or build with weighting = 'none'"
+            f"task {weighted[0]['name']!r} weights its loss, which torchtitan's loss does not read;"
+            " use masked_loss of packprep.adapters.torch_loss, or build with weighting = 'none'"
         )
 
 
@@ -150,15 +167,19 @@ def torchtitan(
     prefix_bidirectional: bool = True,
     **options: Any,
 ) -> "TitanBatches":
-    """({"input", "positions"}, labels) int64[B, T] each, as dataloaders of torchtitan up to 0.3.0 yield; labels are -100 where
-    nothing is trained. Positions begin again at each segment, which is what its document masks are made from.
+    """({"input", "positions"}, labels) int64[B, T] each, as dataloaders of torchtitan up to 0.3.0
+    yield; labels are -100 where nothing is trained. Positions begin again at each segment, which is
+    what its document masks are made from.
 
-    options: as of adapters.torch.loader, but for layout, columns and ignore_index. A dataset whose documents give weights is
+    options: as of adapters.torch.loader, but for layout, columns and ignore_index. A dataset whose
+    documents give weights is
     refused: torchtitan's loss has none.
     """
     dataset = opened(directory)
     check_for_torchtitan(dataset, prefix_bidirectional)
-    return TitanBatches(loader(dataset, batch_size, rank, world_size, columns=COLUMNS, ignore_index=-100, **options))
+    return TitanBatches(
+        loader(dataset, batch_size, rank, world_size, columns=COLUMNS, ignore_index=-100, **options)
+    )
 
 
 class TitanBatches:

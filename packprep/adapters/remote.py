@@ -1,9 +1,10 @@
-"""Datasets at a URL: their shards are fetched when they are first read, into a folder that the processes of a node share.
+"""Datasets at a URL: their shards are fetched when they are first read, into a folder that the
+processes of a node share.
 
     open_remote("s3://bucket/packed", cache="/local/ssd") ─► Dataset, whose shards are files of the cache
 
-A shard's file in the cache is named by its digest and is checked against it when it arrives. So datasets may share a
-cache, and a file in it is whole.
+A shard's file in the cache is named by its digest and is checked against it when it arrives. So
+datasets may share a cache, and a file in it is whole.
 """
 
 import os
@@ -60,7 +61,8 @@ if fcntl is not None:
 
 @dataclass(frozen=True)
 class ShardCache:
-    """A local folder of shards of at most about `max_bytes`, for any number of processes of one machine.
+    """A local folder of shards of at most about `max_bytes`, for any number of processes of one
+    machine.
 
     ```
     shards/DIGEST       a whole shard, checked
@@ -68,8 +70,8 @@ class ShardCache:
     locks/00 … ff       held while a shard is fetched, by the first byte of its digest: it is fetched once
     removing            shared while a shard is opened, alone while shards are removed
     ```
-    Those that were opened longest ago are removed first. What a process has mapped stays readable after that, and its
-    space is free when the last process lets go of it.
+    Those that were opened longest ago are removed first. What a process has mapped stays readable
+    after that, and its space is free when the last process lets go of it.
     """
 
     remote: Remote
@@ -87,7 +89,8 @@ class ShardCache:
             data = self.remote.read(MANIFEST_NAME)
         except FileNotFoundError as error:
             raise DatasetError(
-                f"{self.remote.url}: there is no {MANIFEST_NAME}: it is no dataset, or its build has not ended"
+                f"{self.remote.url}: there is no {MANIFEST_NAME}: it is no dataset, or its build"
+                " has not ended"
             ) from error
         folder = self.folder / "manifests" / digest_of(data)
         folder.mkdir(exist_ok=True)
@@ -100,7 +103,8 @@ class ShardCache:
     def held(self, entry: ShardEntry) -> Iterator[Path]:
         """The path of a shard, which is fetched if need be; it is not removed while this lasts.
 
-        Raises DatasetError if it is not there or not what the manifest says, StorageError if it cannot be fetched.
+        Raises DatasetError if it is not there or not what the manifest says, StorageError if it
+        cannot be fetched.
         """
         path = self.folder / "shards" / entry["digest"]
         removing = self.folder / "removing"
@@ -123,11 +127,13 @@ class ShardCache:
         size = self.remote.size(entry["file"])
         if size is None:
             raise DatasetError(
-                f"{where}: the manifest names this shard, and it is not there; publish the dataset again"
+                f"{where}: the manifest names this shard, and it is not there; publish the dataset"
+                " again"
             )
         if size != entry["bytes"]:
             raise DatasetError(
-                f"{where} has {size} bytes, and {entry['bytes']} in the manifest; publish the dataset again"
+                f"{where} has {size} bytes, and {entry['bytes']} in the manifest; publish the"
+                " dataset again"
             )
         with self.remote.open(entry["file"], size) as source, path.open("wb") as target:
 
@@ -140,8 +146,8 @@ class ShardCache:
         if digest != entry["digest"]:
             path.unlink()
             raise DatasetError(
-                f"{where} has the digest {digest}, and {entry['digest']} in the manifest: it is damaged, or of another "
-                "dataset; publish the dataset again"
+                f"{where} has the digest {digest}, and {entry['digest']} in the manifest: it is"
+                " damaged, or of another dataset; publish the dataset again"
             )
         return path
 
@@ -184,34 +190,53 @@ def open_remote(
     max_open: int | None = None,
 ) -> Mixture: ...
 def open_remote(
-    url, *, cache, max_bytes=None, shares=None, interpolate=None, max_epochs=None, io="mmap", max_open=None
+    url,
+    *,
+    cache,
+    max_bytes=None,
+    shares=None,
+    interpolate=None,
+    max_epochs=None,
+    io="mmap",
+    max_open=None,
 ):
-    """The dataset at a URL, as open_dataset gives one of a directory: rows, batches, state and workers are the same.
+    """The dataset at a URL, as open_dataset gives one of a directory: rows, batches, state and
+    workers are the same.
 
-    url: where dataset.json lies, "s3://bucket/packed"; or a list of URLs, which are mixed by `shares`, `interpolate`
-    and `max_epochs`, as in open_dataset. cache: a folder on a local disk; the processes of a machine and several datasets may
-    share it. max_bytes: of the cached shards; None: no bound. It should hold all shards that rows are drawn from at a time: a
-    smaller one fetches them again and again. io, max_open: as in open_dataset; by default no more shards stay open than the cache
-    holds. Raises DatasetError if there is no dataset or it cannot be used, StorageError if the store cannot be read,
-    ArgumentError for arguments that do not fit.
+    url: where dataset.json lies, "s3://bucket/packed"; or a list of URLs, which are mixed by
+    `shares`, `interpolate` and `max_epochs`, as in open_dataset. cache: a folder on a local disk;
+    the processes of a machine and several datasets may share it. max_bytes: of the cached shards;
+    None: no bound. It should hold all shards that rows are drawn from at a time: a smaller one
+    fetches them again and again. io, max_open: as in open_dataset; by default no more shards stay
+    open than the cache holds. Raises DatasetError if there is no dataset or it cannot be used,
+    StorageError if the store cannot be read, ArgumentError for arguments that do not fit.
     """
     if fcntl is None:
-        raise ArgumentError("a cache needs file locks, which this system does not have; copy the dataset instead")
+        raise ArgumentError(
+            "a cache needs file locks, which this system does not have; copy the dataset instead"
+        )
     if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
-        raise ArgumentError(f"max_bytes is {max_bytes!r} and should be a positive number of bytes, or None")
+        raise ArgumentError(
+            f"max_bytes is {max_bytes!r} and should be a positive number of bytes, or None"
+        )
     if io not in ("mmap", "pread"):
         raise ArgumentError(f"io is {io!r} and should be 'mmap' or 'pread'")
     urls = [url] if isinstance(url, str) else list(url)
     mixing = not (shares is None and interpolate is None and max_epochs is None)
     if not urls or mixing == isinstance(url, str):
-        raise ArgumentError("a list of URLs needs shares = […], one for each and at least one; a single URL has none")
+        raise ArgumentError(
+            "a list of URLs needs shares = […], one for each and at least one; a single URL has"
+            " none"
+        )
     counts = dealing_of(shares, urls, interpolate) if mixing else None
     caches = [ShardCache(Remote(one), Path(cache).absolute(), max_bytes) for one in urls]
     for one in caches:
         one.prepare()
     manifests = [one.manifest() for one in caches]
     if max_open is None:
-        largest = max((entry["bytes"] for manifest in manifests for entry in manifest["shards"]), default=1)
+        largest = max(
+            (entry["bytes"] for manifest in manifests for entry in manifest["shards"]), default=1
+        )
         limit = default_max_open()
         if max_bytes is not None:
             limit = max(1, min(limit, max_bytes // max(1, largest)))

@@ -1,12 +1,14 @@
 """Rows in torchtitan's own Grain pipeline, which its main branch has since August 2026.
 
     GrainDataLoader.Config(
-        dataset=SingleDatasetConfig(source=source("packed"), processor=processor()), collator=collator("packed")
+        dataset=SingleDatasetConfig(source=source("packed"), processor=processor()),
+        collator=collator("packed")
     )
 
-Order, shares among ranks and state are torchtitan's. Its trainer makes masks of the positions, which begin at 0 with each
-segment, and attends causally inside: a dataset with other rules is refused by the tasks' names unless it is read causally.
-Its releases up to 0.3.0 have no such pipeline, and take `packprep.adapters.megatron.torchtitan`.
+Order, shares among ranks and state are torchtitan's. Its trainer makes masks of the positions,
+which begin at 0 with each segment, and attends causally inside: a dataset with other rules is
+refused by the tasks' names unless it is read causally. Its releases up to 0.3.0 have no such
+pipeline, and take `packprep.adapters.megatron.torchtitan`.
 
     source     row i → {"input_ids", "labels", "positions"}: int64[seq_length] each, labels -100 where nothing is trained
     processor  that → torchtitan's TextSequence
@@ -27,7 +29,8 @@ IGNORE_INDEX = -100
 
 
 class RowSource:
-    """Rows by number, for `SingleDatasetConfig.source` of torchtitan; it is built before its pipeline, and so gives itself."""
+    """Rows by number, for `SingleDatasetConfig.source` of torchtitan; it is built before its
+    pipeline, and so gives itself."""
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
@@ -49,19 +52,25 @@ class RowSource:
             "input_ids": row["tokens"].astype(np.int64),
             "labels": np.where(row["loss_mask"] > 0, row["labels"].astype(np.int64), IGNORE_INDEX),
             # a run of padding is one document more, not one for each of its slots
-            "positions": np.where(padding, slots - after_padding - 1, row["position_ids"]).astype(np.int64),
+            "positions": (
+                np.where(padding, slots - after_padding - 1, row["position_ids"]).astype(np.int64)
+            ),
         }
 
 
-def source(directory: str | os.PathLike | Dataset, *, prefix_bidirectional: bool = True) -> RowSource:
-    """A dataset's rows for `SingleDatasetConfig.source`: a random-access source of {"input_ids", "labels", "positions"},
-    int64[seq_length] each.
+def source(
+    directory: str | os.PathLike | Dataset, *, prefix_bidirectional: bool = True
+) -> RowSource:
+    """A dataset's rows for `SingleDatasetConfig.source`: a random-access source of {"input_ids",
+    "labels", "positions"}, int64[seq_length] each.
 
     prefix_bidirectional False: prefixes and in-place segments are read causally.
-    ArgumentError for a mixture, for tasks that see ahead, and where documents weight what is trained of them, which
-    torchtitan's loss does not read.
+    ArgumentError for a mixture, for tasks that see ahead, and where documents weight what is
+    trained of them, which torchtitan's loss does not read.
     """
-    dataset = opened_alone(directory, "give torchtitan's DatasetMixConfig a source of each dataset, with its weight")
+    dataset = opened_alone(
+        directory, "give torchtitan's DatasetMixConfig a source of each dataset, with its weight"
+    )
     check_for_torchtitan(dataset, prefix_bidirectional)
     return RowSource(dataset)
 
@@ -74,7 +83,8 @@ class _Processor:
 
 
 def processor() -> Any:
-    """What `SingleDatasetConfig.processor` makes TextSequences of a source's rows with: they are shifted already."""
+    """What `SingleDatasetConfig.processor` makes TextSequences of a source's rows with: they are
+    shifted already."""
     return _Processor()
 
 
@@ -88,8 +98,9 @@ class _Collator:
         rows, rest = divmod(context.num_tokens_per_batch, self._seq_length)
         if rest or not rows:
             raise ArgumentError(
-                f"a batch of {context.num_tokens_per_batch} tokens does not hold whole rows of {self._seq_length}: set "
-                "torchtitan's local batch and sequence length to a multiple of the dataset's seq_length"
+                f"a batch of {context.num_tokens_per_batch} tokens does not hold whole rows of"
+                f" {self._seq_length}: set torchtitan's local batch and sequence length to a"
+                " multiple of the dataset's seq_length"
             )
 
         class RowCollator(TextCollator):
@@ -100,6 +111,6 @@ class _Collator:
 
 
 def collator(directory: str | os.PathLike | Dataset) -> Any:
-    """`GrainDataLoader.Config.collator` that fills a token batch with whole rows, and pads none. ArgumentError, as it is
-    built, where such a batch is no multiple of the dataset's seq_length."""
+    """`GrainDataLoader.Config.collator` that fills a token batch with whole rows, and pads none.
+    ArgumentError, as it is built, where such a batch is no multiple of the dataset's seq_length."""
     return _Collator(opened_alone(directory, "give the dataset with the longest rows").seq_length)

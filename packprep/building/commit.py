@@ -1,8 +1,8 @@
 """Shards that are committed, and the receipts that say which are done.
 
-A shard is done iff its receipt parses, carries the plan's digest, and the shard and rejects files have its sizes; the receipt
-is written last. A second commit of a shard compares digests and changes nothing. Whoever finds all receipts publishes: until
-then there is no manifest, and so no dataset.
+A shard is done iff its receipt parses, carries the plan's digest, and the shard and rejects files
+have its sizes; the receipt is written last. A second commit of a shard compares digests and changes
+nothing. Whoever finds all receipts publishes: until then there is no manifest, and so no dataset.
 """
 
 import contextlib
@@ -47,20 +47,32 @@ from packprep.storage import Folder
 from packprep.storage.local import write_error
 
 _RECEIPT_KEYS = {
-    "format", "version", "plan_digest", "shard", "file", "rows", "segments", "tokens", "bytes", "digest",
-    "rejects", "text_digests", "ledger",
-}  # fmt: skip
+    "format",
+    "version",
+    "plan_digest",
+    "shard",
+    "file",
+    "rows",
+    "segments",
+    "tokens",
+    "bytes",
+    "digest",
+    "rejects",
+    "text_digests",
+    "ledger",
+}
 LATER: Later = {"": {}, "rejects": {}}
 """The keys that joined later."""
 
 MIN_BAD, GOOD_FOR_BAD = 100, 10
-"""Bad documents that are let pass whatever their part is, and how many times as many have to be used for that."""
+"""Bad documents that are let pass whatever their part is, and how many times as many have to be
+used for that."""
 REJECTS_KEYS = {"file", "bytes", "digest", "documents"}
 
 
 def read_receipt(out: Folder, shard: int) -> tuple[dict[str, Any], bytes] | None:
-    """(receipt, its bytes) as it stands; None if there is none or it does not parse. PlanError for one that a newer version
-    wrote."""
+    """(receipt, its bytes) as it stands; None if there is none or it does not parse. PlanError for
+    one that a newer version wrote."""
     name = receipt_name(shard)
     try:
         data = out.read(name)
@@ -70,30 +82,42 @@ def read_receipt(out: Folder, shard: int) -> tuple[dict[str, Any], bytes] | None
     except DatasetError:
         return None
     except OSError as error:
-        raise BuildError(f"{out.path_of(name)}: {error.strerror}; see to it and run the same command again") from None
+        raise BuildError(
+            f"{out.path_of(name)}: {error.strerror}; see to it and run the same command again"
+        ) from None
     if not isinstance(receipt, dict) or not receipt.keys() >= _RECEIPT_KEYS:
         return None
     if receipt["format"] != FORMAT or receipt["version"] != VERSION or receipt["shard"] != shard:
         return None
     rejects = receipt["rejects"] if isinstance(receipt["rejects"], dict) else {}
-    for found, known, later in ((receipt, _RECEIPT_KEYS, LATER[""]), (rejects, REJECTS_KEYS, LATER["rejects"])):
+    for found, known, later in (
+        (receipt, _RECEIPT_KEYS, LATER[""]),
+        (rejects, REJECTS_KEYS, LATER["rejects"]),
+    ):
         if known <= found.keys() and (unknown := found.keys() - known - later.keys()):
             raise PlanError(f"{out.path_of(name)}: {newer_version(min(unknown))}")
     return with_defaults(receipt, LATER), data
 
 
 def _can_be_gone_on_with(receipt: dict[str, Any]) -> bool:
-    """Whether what publication reads of a receipt has its types; who damaged it may have left it canonical."""
+    """Whether what publication reads of a receipt has its types; who damaged it may have left it
+    canonical."""
     rejects = receipt["rejects"]
     return (
-        all(type(receipt[key]) is int and receipt[key] >= 0 for key in ("rows", "segments", "tokens", "bytes"))
+        all(
+            type(receipt[key]) is int and receipt[key] >= 0
+            for key in ("rows", "segments", "tokens", "bytes")
+        )
         and (rejects is None or (isinstance(rejects, dict) and rejects.keys() >= REJECTS_KEYS))
         and isinstance(receipt["ledger"], dict)
     )
 
 
-def done_receipt(out: Folder, shard: int, digests: Sequence[str]) -> tuple[dict[str, Any], bytes] | None:
-    """(receipt, its bytes) of a shard that is done; None if it is not. digests: as `plan_digests`."""
+def done_receipt(
+    out: Folder, shard: int, digests: Sequence[str]
+) -> tuple[dict[str, Any], bytes] | None:
+    """(receipt, its bytes) of a shard that is done; None if it is not. digests: as
+    `plan_digests`."""
     found = read_receipt(out, shard)
     if found is None or found[0]["plan_digest"] not in digests:
         return None
@@ -101,7 +125,9 @@ def done_receipt(out: Folder, shard: int, digests: Sequence[str]) -> tuple[dict[
     rejects = receipt["rejects"]
     if not _can_be_gone_on_with(receipt):
         return None
-    sizes = [(shard_name(shard), receipt["bytes"])] + ([(rejects_name(shard), rejects["bytes"])] if rejects else [])
+    sizes = [(shard_name(shard), receipt["bytes"])] + (
+        [(rejects_name(shard), rejects["bytes"])] if rejects else []
+    )
     for name, size in sizes:
         if out.size(name) != size:
             return None
@@ -129,9 +155,11 @@ def commit_files(
     rejects: tuple[bytes, int],
     text_digests: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Write a shard, its rejects, then its receipt; gives the receipt. rejects: their file's bytes, and how many there are.
+    """Write a shard, its rejects, then its receipt; gives the receipt. rejects: their file's bytes,
+    and how many there are.
 
-    If the shard is done already, nothing is written: BuildError with both digests where they differ.
+    If the shard is done already, nothing is written: BuildError with both digests where they
+    differ.
     """
     try:
         buffers = (store if plan.is_store else shard_format).encode(arrays)
@@ -181,13 +209,19 @@ class _Differs(BuildError):
 
 
 def _commit_receipt(out: Folder, plan: Plan, receipt: dict[str, Any]) -> None:
-    """Write the receipt of a shard that was written, unless another build was faster: an upload takes its time.
+    """Write the receipt of a shard that was written, unless another build was faster: an upload
+    takes its time.
 
-    BuildError where that build's differs; what was written here over its shard is removed then, and made again by it.
+    BuildError where that build's differs; what was written here over its shard is removed then, and
+    made again by it.
     """
     name, data = receipt_name(receipt["shard"]), encode(as_stored(receipt, LATER))
     try:
-        if not _stands(out, plan, receipt) and not out.create(name, data) and not _stands(out, plan, receipt):
+        if (
+            not _stands(out, plan, receipt)
+            and not out.create(name, data)
+            and not _stands(out, plan, receipt)
+        ):
             out.write(name, [data])  # over one that is no receipt of this plan
     except _Differs:
         with contextlib.suppress(OSError, PackprepError):
@@ -202,9 +236,9 @@ def _stands(out: Folder, plan: Plan, receipt: dict[str, Any]) -> bool:
     standing = done_receipt(out, shard, [plan.digest])
     if standing is not None and standing[0] != receipt:
         raise _Differs(
-            f"{shard_name(shard)}: made again with digest {receipt['digest']} and it stands with "
-            f"{standing[0]['digest']}: the input files changed under the build, or two builds differ; "
-            "begin anew in another folder and compare"
+            f"{shard_name(shard)}: made again with digest {receipt['digest']} and it stands with"
+            f" {standing[0]['digest']}: the input files changed under the build, or two builds"
+            " differ; begin anew in another folder and compare"
         )
     return standing is not None
 
@@ -216,19 +250,24 @@ def missing_shards(out: Folder, digests: Sequence[str], shards: Sequence[int]) -
 
 
 def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
-    """Write dataset.json if all shards are done; gives the manifest, or None while a shard is missing.
+    """Write dataset.json if all shards are done; gives the manifest, or None while a shard is
+    missing.
 
-    BuildError if a source's documents are all left out, too many are bad, there are no rows, or another manifest stands there.
+    BuildError if a source's documents are all left out, too many are bad, there are no rows, or
+    another manifest stands there.
     """
     entries, ledgers = [], []
     sources, tasks = [s.name for s in plan.sources], [t.name for t in plan.tasks]
-    for b, found in enumerate(out.each(partial(done_receipt, digests=plan.digests), range(plan.shards))):
+    for b, found in enumerate(
+        out.each(partial(done_receipt, digests=plan.digests), range(plan.shards))
+    ):
         if found is None:
             return None
         receipt, data = found
         if not is_ledger(receipt["ledger"], sources, tasks):
             raise BuildError(
-                f"{out.path_of(receipt_name(b))}: it has no ledger of this build: remove it, and run the command again"
+                f"{out.path_of(receipt_name(b))}: it has no ledger of this build: remove it, and"
+                " run the command again"
             )
         entry = {key: receipt[key] for key in ("rows", "segments", "tokens", "bytes", "digest")}
         entries.append({"file": shard_name(b), **entry, "receipt_digest": digest_of(data)})
@@ -245,7 +284,8 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
     out.flush()  # those who wrote the shards may have been killed before they had
     if not out.create(MANIFEST_NAME, data) and out.read(MANIFEST_NAME) != data:
         raise BuildError(
-            f"{out.path_of(MANIFEST_NAME)} stands there and differs from this build's: begin anew in another folder"
+            f"{out.path_of(MANIFEST_NAME)} stands there and differs from this build's: begin anew"
+            " in another folder"
         )
     if out.exists(FIRST_SEEN_NAME):  # else nothing is asked of a folder that can only be read
         out.remove(FIRST_SEEN_NAME)
@@ -262,7 +302,9 @@ def _limit_of_published(out: Folder, plan: Plan) -> float:
     return plan.max_bad_fraction
 
 
-def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> dict[str, Any]:
+def make_manifest(
+    plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mapping[str, Any]
+) -> dict[str, Any]:
     """The manifest as values, with its digest."""
     stored, recipe = plan.stored, plan.recipe
     manifest = {
@@ -273,7 +315,10 @@ def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mappi
         "token_dtype": stored["token_dtype"],
         "vocab_size": plan.vocabulary.vocab_size,
         "pad_id": plan.vocabulary.roles["pad"],
-        "specials": {**plan.vocabulary.specials(), "special_ids": list(plan.vocabulary.special_ids)},
+        "specials": {
+            **plan.vocabulary.specials(),
+            "special_ids": list(plan.vocabulary.special_ids),
+        },
         **_continues(plan),
         "added_tokens": list(plan.vocabulary.added_tokens),
         "tokenizer": stored["tokenizer"],
@@ -288,7 +333,9 @@ def make_manifest(plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mappi
         **({"kind": STORE} if plan.is_store else {}),
         **({"removed": named_removal(stored)} if plan.removed_digest else {}),
         **(
-            {"max_bad_fraction": limit} if (limit := plan.max_bad_fraction) != recipe.documents.max_bad_fraction else {}
+            {"max_bad_fraction": limit}
+            if (limit := plan.max_bad_fraction) != recipe.documents.max_bad_fraction
+            else {}
         ),
         "engine": stored["engine"],
         "made_with": stored["made_with"],
@@ -304,7 +351,11 @@ def _continues(plan: Plan) -> dict[str, str]:
         law = LAWS.get(task.objective.name)
         if law and law.whole(task.parameters):
             flags = task.ids.continues
-            return {"continues": text_of(flags if len(flags) else np.zeros(task.ids.vocab_size, np.uint8))}
+            return {
+                "continues": text_of(
+                    flags if len(flags) else np.zeros(task.ids.vocab_size, np.uint8)
+                )
+            }
     return {}
 
 
@@ -313,17 +364,24 @@ def _refuse_without_rows(out: Folder, plan: Plan, total: Mapping[str, Any]) -> N
         return
     if any(OTHER_LENGTH in source["documents"]["rejected"] for source in total["sources"].values()):
         others = [length for length in plan.recipe.lengths if length != plan.recipe.seq_length]
-        instead = "leave it out of seq_lengths" if len(others) > 1 else f"give seq_length = {others[0]}, no seq_lengths"
+        instead = (
+            "leave it out of seq_lengths"
+            if len(others) > 1
+            else f"give seq_length = {others[0]}, no seq_lengths"
+        )
         raise BuildError(
-            f"{out}: no document is for rows of {plan.recipe.seq_length}: {instead}, and build into another folder"
+            f"{out}: no document is for rows of {plan.recipe.seq_length}: {instead}, and build into"
+            " another folder"
         )
     read = sum(source["documents"]["read"] for source in total["sources"].values())
     why = (
-        "none has a token that is trained" if read else "sample and repeat keep none of so few, or the files hold none"
+        "none has a token that is trained"
+        if read
+        else "sample and repeat keep none of so few, or the files hold none"
     )
     raise BuildError(
-        f"{out}: the dataset would have no rows: {read} documents were read; {why}. Mend the recipe or the inputs, and "
-        "build into another folder"
+        f"{out}: the dataset would have no rows: {read} documents were read; {why}. Mend the recipe"
+        " or the inputs, and build into another folder"
     )
 
 
@@ -342,12 +400,17 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Mapping[str, Any]) ->
             path = source.path(i)
             with contextlib.suppress(PackprepError):
                 begin, _ = begin_of(path, int(source.files.sizes[i]), source.formats[i][1])
-        quoted = most == "special_text" and record is not None and record["detail"].endswith(" in a message")
+        quoted = (
+            most == "special_text"
+            and record is not None
+            and record["detail"].endswith(" in a message")
+        )
         advice = advice_on(IN_MESSAGES if quoted else most, path or "FILE", begin)
         seen = f"; {path}: document at {record['position']}: {record['detail']}" if record else ""
         raise BuildError(
-            f"source {source.name!r}: {documents['read']} documents were read and none can be used ({listed_reasons(reasons)})"
-            f"{seen}. {advice[0].upper()}{advice[1:]}; or take the source out of the recipe. Then build into another folder"
+            f"source {source.name!r}: {documents['read']} documents were read and none can be used"
+            f" ({listed_reasons(reasons)}){seen}. {advice[0].upper()}{advice[1:]}; or take the"
+            " source out of the recipe. Then build into another folder"
         )
 
 
@@ -355,7 +418,9 @@ def _first_reject(out: Folder, plan: Plan, source: str, reason: str) -> dict[str
     """The first reject of a source with this reason; None where the file cannot be read."""
     for b in range(plan.shards):
         with contextlib.suppress(OSError, ValueError, DatasetError):
-            for line in out.read(rejects_name(b)).splitlines() if out.exists(rejects_name(b)) else ():
+            for line in (
+                out.read(rejects_name(b)).splitlines() if out.exists(rejects_name(b)) else ()
+            ):
                 record = json.loads(line)
                 if (record["source"], record["reason"]) == (source, reason):
                     return record
@@ -364,11 +429,15 @@ def _first_reject(out: Folder, plan: Plan, source: str, reason: str) -> dict[str
 
 def listed_reasons(reasons: Mapping[str, int]) -> str:
     """Reasons with their counts: "malformed_json 12, empty 1"."""
-    return ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items(), key=lambda r: (-r[1], r[0])))
+    return ", ".join(
+        f"{reason} {count}"
+        for reason, count in sorted(reasons.items(), key=lambda r: (-r[1], r[0]))
+    )
 
 
 def bad_documents(total: Mapping[str, Any]) -> tuple[int, int, dict[str, int]]:
-    """(documents read, those used, be they removed since, reason → how many are bad) of a ledger."""
+    """(documents read, those used, be they removed since, reason → how many are bad) of a
+    ledger."""
     documents = [source["documents"] for source in total["sources"].values()]
     read, used = (sum(source[key] for source in documents) for key in ("read", "used"))
     used += sum(source["rejected"].get(REMOVED, 0) for source in documents)
@@ -381,14 +450,19 @@ def bad_documents(total: Mapping[str, Any]) -> tuple[int, int, dict[str, int]]:
 
 
 def too_many_bad(bad: int, read: int, used: int, fraction: float, law: int) -> bool:
-    """Whether so many documents are bad that nothing is published. Under law 1 few passed whatever was used beside them."""
+    """Whether so many documents are bad that nothing is published. Under law 1 few passed whatever
+    was used beside them."""
     few = bad <= MIN_BAD and (law == 1 or used >= GOOD_FOR_BAD * bad)
     return bad > fraction * read and not few
 
 
 def limit_in_words(bad: int, fraction: float) -> str:
     """Return what so many bad documents are more than."""
-    few = f", and {MIN_BAD} are let pass only where {GOOD_FOR_BAD} times as many are used" if bad <= MIN_BAD else ""
+    few = (
+        f", and {MIN_BAD} are let pass only where {GOOD_FOR_BAD} times as many are used"
+        if bad <= MIN_BAD
+        else ""
+    )
     return f"documents.max_bad_fraction = {fraction:g} of them{few}"
 
 
@@ -398,13 +472,16 @@ def bad_fault(total: Mapping[str, Any], fraction: float, law: int) -> str:
     bad = sum(reasons.values())
     if not too_many_bad(bad, read, used, fraction, law):
         return ""
-    return f"{bad} of {read} documents are bad ({listed_reasons(reasons)}), more than {limit_in_words(bad, fraction)}"
+    return (
+        f"{bad} of {read} documents are bad ({listed_reasons(reasons)}), more than"
+        f" {limit_in_words(bad, fraction)}"
+    )
 
 
 def _refuse_too_many_bad(out: Folder, plan: Plan, total: Mapping[str, Any]) -> None:
     if fault := bad_fault(total, plan.max_bad_fraction, plan.law):
         raise BuildError(
-            f"{fault}; see {out.path_of('rejects')} for each one's place. If that many may be left "
-            "out, run the same command with a higher documents.max_bad_fraction and the same --out: the "
-            "shards are made. Otherwise mend the inputs, and build into another folder"
+            f"{fault}; see {out.path_of('rejects')} for each one's place. If that many may be left"
+            " out, run the same command with a higher documents.max_bad_fraction and the same"
+            " --out: the shards are made. Otherwise mend the inputs, and build into another folder"
         )

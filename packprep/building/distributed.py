@@ -1,8 +1,10 @@
-"""One shard at a time, for whatever runs functions on many machines: a process pool, Dask, Ray, Spark, a queue of one's own.
+"""One shard at a time, for whatever runs functions on many machines: a process pool, Dask, Ray,
+Spark, a queue of one's own.
 
-`begin` once; `build_shard` for each number in any process of any machine, in any order, as often as it pleases; `finish` once.
-A shard is a pure function of the plan and its number: no process needs to know of another, and one that is killed leaves
-temporaries at most. All three go on with what `packprep build` began, and it with what they did.
+`begin` once; `build_shard` for each number in any process of any machine, in any order, as often as
+it pleases; `finish` once. A shard is a pure function of the plan and its number: no process needs
+to know of another, and one that is killed leaves temporaries at most. All three go on with what
+`packprep build` began, and it with what they did.
 """
 
 import functools
@@ -13,7 +15,14 @@ from typing import Any
 from packprep.building.array_tasks import ranges, tasks_of
 from packprep.building.commit import bad_fault, done_receipt, missing_shards, publish
 from packprep.building.ledger import add_ledgers, is_ledger
-from packprep.building.plan import Plan, check_law, moved_prefixes, open_plan, plan_digests, stored_plan_and_digest
+from packprep.building.plan import (
+    Plan,
+    check_law,
+    moved_prefixes,
+    open_plan,
+    plan_digests,
+    stored_plan_and_digest,
+)
 from packprep.building.planning import look_up
 from packprep.building.processes import Do
 from packprep.building.run import ShardToMake, compare_sources, planned, shard_maker
@@ -33,10 +42,12 @@ def begin(
     moved: Mapping[str, str] | None = None,
     say: Callable[[str], None] = say_on_stderr,
 ) -> Plan:
-    """Write the plan of a build into `out`, or read the one that stands there; `plan.shards` is the number of shards.
+    """Write the plan of a build into `out`, or read the one that stands there; `plan.shards` is the
+    number of shards.
 
     moved: source name → prefix where its files lie now. say: is told what a user should know.
-    Raises what is wrong with recipe and inputs; PlanError if the plan that stands there is another recipe's.
+    Raises what is wrong with recipe and inputs; PlanError if the plan that stands there is another
+    recipe's.
     """
     inputs, output = look_up(recipe, moved or {}), folder_at(out)
     plan = planned(inputs, output, say)
@@ -44,21 +55,27 @@ def begin(
     return plan
 
 
-def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Make shard `number` of the plan in `out`, 0 … shards − 1, and commit it; gives its receipt. Nothing if it is done.
+def build_shard(
+    out: str | os.PathLike, number: int, moved: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Make shard `number` of the plan in `out`, 0 … shards − 1, and commit it; gives its receipt.
+    Nothing if it is done.
 
-    The process keeps plan, engine and memory for the next call, so few long-lived processes are better than many short ones.
-    It may run twice, at the same time too: the second commit compares and changes nothing. One thread of a process at a time.
+    The process keeps plan, engine and memory for the next call, so few long-lived processes are
+    better than many short ones. It may run twice, at the same time too: the second commit compares
+    and changes nothing. One thread of a process at a time.
     moved: source name → prefix where its files lie on this machine.
-    Raises ArgumentError for another number, PlanError without a plan, SourceError for an input that cannot be read, BuildError
-    where a fast engine differs from the reference.
+    Raises ArgumentError for another number, PlanError without a plan, SourceError for an input that
+    cannot be read, BuildError where a fast engine differs from the reference.
     """
     output = folder_at(out)
     try:
         plan_digest = digest_of(output.read(PLAN_NAME))
     except FileNotFoundError:
         plan_digest = ""
-    plan, make = _maker(absolute_prefix(str(output)), plan_digest, tuple(sorted((moved or {}).items())))
+    plan, make = _maker(
+        absolute_prefix(str(output)), plan_digest, tuple(sorted((moved or {}).items()))
+    )
     if not 0 <= number < plan.shards:
         raise ArgumentError(f"shard {number}: {out} has the shards 0 … {plan.shards - 1}")
     found = done_receipt(output, number, plan.digests)
@@ -67,7 +84,8 @@ def build_shard(out: str | os.PathLike, number: int, moved: Mapping[str, str] | 
         found = done_receipt(output, number, plan.digests)
     if found is None:
         raise BuildError(
-            f"{out}: shard {number} was committed and is not there: see who removes files, and make it again"
+            f"{out}: shard {number} was committed and is not there: see who removes files, and make"
+            " it again"
         )
     return found[0]
 
@@ -88,29 +106,44 @@ def finish(out: str | os.PathLike, max_bad_fraction: float | None = None) -> dic
     if manifest is None:
         missing = missing_shards(output, plan.digests, range(plan.shards))
         listed = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
-        raise BuildError(f"{out}: {len(missing)} of {plan.shards} shards are missing ({listed}): make them first")
+        raise BuildError(
+            f"{out}: {len(missing)} of {plan.shards} shards are missing ({listed}): make them first"
+        )
     return manifest
 
 
 def status_of(
     out: str | os.PathLike | Folder, array_count: int | None = None, is_one_of_several: bool = False
 ) -> dict[str, Any]:
-    """{shards, done, missing, published, array, redo, jobs}; shards is None where there is no plan yet: the jobs wait, or other
-    seq_lengths of its build are made first.
+    """{shards, done, missing, published, array, redo, jobs}; shards is None where there is no plan
+    yet: the jobs wait, or other seq_lengths of its build are made first.
 
-    missing: the shards that are not done. array: the array indices that would make what is missing, of `array_count`.
+    missing: the shards that are not done. array: the array indices that would make what is missing,
+    of `array_count`.
     jobs: [{script, job}] that `packprep slurm --submit` submitted, until the dataset is published.
     refused: why a complete build is not published, where too many documents are bad.
-    redo: the shell command that submits what is missing and the publication, if `packprep slurm` wrote scripts for this output.
+    redo: the shell command that submits what is missing and the publication, if `packprep slurm`
+    wrote scripts for this output.
     """
     out = folder_at(out)
     found = stored_plan_and_digest(out)
     jobs = build_jobs(str(out))
     if found is None and (jobs or is_one_of_several):
-        return {"out": str(out), "shards": None, "done": 0, "missing": [], "published": False, "jobs": jobs}
+        return {
+            "out": str(out),
+            "shards": None,
+            "done": 0,
+            "missing": [],
+            "published": False,
+            "jobs": jobs,
+        }
     if found is None:
         command = first_command(str(out))
-        first = f"unless its jobs wait (squeue says so), {command}" if command else f"`packprep build … --out {out}`"
+        first = (
+            f"unless its jobs wait (squeue says so), {command}"
+            if command
+            else f"`packprep build … --out {out}`"
+        )
         raise PlanError(f"{out}: no plan.json: nothing was begun here; {first} begins a build")
     plan, digest = found
     missing = missing_shards(out, plan_digests(plan, digest), range(plan["shards"]))
@@ -135,8 +168,14 @@ def status_of(
 def _refused(out: Folder, plan: Mapping[str, Any], digest: str) -> str:
     """Return what publication says of bad documents, by the plan's limit; "" for nothing."""
     names = [[entry["name"] for entry in plan[key]] for key in ("sources", "tasks")]
-    found = [done_receipt(out, shard, plan_digests(plan, digest)) for shard in range(plan["shards"])]
-    ledgers = [receipt["ledger"] for receipt, _ in filter(None, found) if is_ledger(receipt["ledger"], *names)]
+    found = [
+        done_receipt(out, shard, plan_digests(plan, digest)) for shard in range(plan["shards"])
+    ]
+    ledgers = [
+        receipt["ledger"]
+        for receipt, _ in filter(None, found)
+        if is_ledger(receipt["ledger"], *names)
+    ]
     limit = plan["recipe"]["documents"]["max_bad_fraction"]
     return bad_fault(add_ledgers(ledgers), limit, plan["law_version"]) if ledgers else ""
 

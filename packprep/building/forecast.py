@@ -1,7 +1,7 @@
 """What a build would make, from its plan: shards, rows, bytes, memory, shares, spans.
 
-Rows and bytes follow from lengths: documents as long as those of the plan's sample are cut and packed as a build does it, a
-shard at a time, under other keys than the build's.
+Rows and bytes follow from lengths: documents as long as those of the plan's sample are cut and
+packed as a build does it, a shard at a time, under other keys than the build's.
 """
 
 import contextlib
@@ -47,11 +47,14 @@ FAR = 0.1
 FULL = 0.98
 """Rows that are less full than this are worth a warning."""
 PROCESS_BYTES = 220 << 20
-"""What a worker holds before it reads anything: the interpreter, numpy, numba, pyarrow, tokenizers."""
+"""What a worker holds before it reads anything: the interpreter, numpy, numba, pyarrow,
+tokenizers."""
 FEWEST, MOST, MOST_SHARDS = 20_000, 200_000, 32
-"""Segments and shards that are cut and packed for a forecast: a small corpus several times over, some shards of a large one."""
+"""Segments and shards that are cut and packed for a forecast: a small corpus several times over,
+some shards of a large one."""
 ROWS_MB_S = 150
-"""MB/s of the output that a core packs, renders and writes (docs/scale.md), where the disk keeps up."""
+"""MB/s of the output that a core packs, renders and writes (docs/scale.md), where the disk keeps
+up."""
 STORE_MB_S = 1000
 """MB/s of text whose tokens a core reads from a token store."""
 START_S = 1
@@ -65,7 +68,9 @@ class Packed(NamedTuple):
     rows: float
     slots: float  # of segments, with the padding inside
     content: float
-    without_last: float | None  # content over slots, without each shard's last row; None: there are no other rows
+    without_last: (
+        float | None
+    )  # content over slots, without each shard's last row; None: there are no other rows
     file_bytes: float
     inputs: float  # slots of prefixes; 0 where rows have one side
 
@@ -96,14 +101,17 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
                 "longest_inner": inner,
                 "longest_last": capacity(recipe, task, 0, int(recipe.documents.eos_after_document)),
                 "pieces_of_a_row": pieces_of_a_row(recipe, task),
-                "figures": {name: {"wanted": wanted, "realised": real} for name, (wanted, real) in figures.items()},
+                "figures": {
+                    name: {"wanted": wanted, "realised": real}
+                    for name, (wanted, real) in figures.items()
+                },
             }
         )
         for name, (wanted, real) in figures.items():
             if abs(real - wanted) > FAR * wanted:
-                few = task.objective.sentinels and task.objective.sentinels(task.parameters, inner) > len(
-                    task.ids.sentinels
-                )
+                few = task.objective.sentinels and task.objective.sentinels(
+                    task.parameters, inner
+                ) > len(task.ids.sentinels)
                 warnings.append(
                     f"task {task.name}: {name} will be {real:.3g} at full length, not {wanted:g}; "
                     f"{'more sentinels' if few else 'longer rows'} bring it nearer"
@@ -112,9 +120,8 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
             fill = task.most_body_slots(longest) / recipe.seq_length
             if fill < 1 - FAR:
                 warnings.append(
-                    f"task {task.name}: {len(task.ids.sentinels)} sentinels end its segments at {longest} tokens, "
-                    f"{fill:.0%} of a row; "
-                    "more sentinels make longer ones"
+                    f"task {task.name}: {len(task.ids.sentinels)} sentinels end its segments at"
+                    f" {longest} tokens, {fill:.0%} of a row; more sentinels make longer ones"
                 )
     read_s, tokenize_s, renders = 0.0, 0.0, False  # a core's seconds
     for source, sample in zip(plan["sources"], samples, strict=True):
@@ -123,14 +130,18 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         tokenize_s += source["text_bytes"] * sample.tokenize_s_per_byte
         renders |= sample.chat and not in_store
     sources = []
-    errors = [source["tokens"] * source["relative_error"] for source in plan["sources"]]  # in tokens
+    errors = [
+        source["tokens"] * source["relative_error"] for source in plan["sources"]
+    ]  # in tokens
     all_errors = sum(error**2 for error in errors)
     for source, error in zip(plan["sources"], errors, strict=True):
         share = source["tokens"] / total
         # Of a / (a + b), with independent a and b, to first order.
         others = math.sqrt(max(all_errors - error**2, 0.0))
         if source["repeat"] > 4:
-            warnings.append(f"source {source['name']}: each document is used {source['repeat']:g} times")
+            warnings.append(
+                f"source {source['name']}: each document is used {source['repeat']:g} times"
+            )
         sources.append(
             {
                 "name": source["name"],
@@ -150,8 +161,12 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
     warnings += odd_files(recipe.sources, inputs.files)
     shares = [source.share for source in recipe.sources if source.share is not None]
     if shares and abs(sum(shares) - 1) > 1e-6:
-        parts = ", ".join(f"{source.name} {(source.share or 0) / sum(shares):.1%}" for source in recipe.sources)
-        warnings.append(f"the shares of the sources sum to {sum(shares):g}, not 1, and are taken as {parts}")
+        parts = ", ".join(
+            f"{source.name} {(source.share or 0) / sum(shares):.1%}" for source in recipe.sources
+        )
+        warnings.append(
+            f"the shares of the sources sum to {sum(shares):g}, not 1, and are taken as {parts}"
+        )
     return {
         "shards": plan["shards"],
         "shard_text_bytes": plan["shard_text_bytes"],
@@ -170,7 +185,9 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         },
         "output_bytes": round(packed.file_bytes),
         "store": None if inputs.stores else _of_store(plan, recipe),
-        "worker_bytes": PROCESS_BYTES + round(per_shard * 3 * item + slots_per_shard * slot_bytes * 2),
+        "worker_bytes": (
+            PROCESS_BYTES + round(per_shard * 3 * item + slots_per_shard * slot_bytes * 2)
+        ),
         "sampled": inputs.has_text,
         "renders": renders,
         "read_s": read_s,
@@ -183,14 +200,19 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
     }
 
 
-def bad_in_samples(plan: Mapping[str, Any], inputs: Inputs, samples: Sequence[Estimates]) -> tuple[str, bool]:
-    """Return what is wrong where the samples have too many bad documents, and whether it is certain.
+def bad_in_samples(
+    plan: Mapping[str, Any], inputs: Inputs, samples: Sequence[Estimates]
+) -> tuple[str, bool]:
+    """Return what is wrong where the samples have too many bad documents, and whether it is
+    certain.
 
     The text is "" where they have not too many.
     """
     read = bad = least = 0.0
     whole, advice = Tally(), ""
-    for i, (sample, source, planned) in enumerate(zip(samples, inputs.recipe.sources, plan["sources"], strict=True)):
+    for i, (sample, source, planned) in enumerate(
+        zip(samples, inputs.recipe.sources, plan["sources"], strict=True)
+    ):
         if sample.tally is None:
             continue
         low, high = source.sample
@@ -209,9 +231,13 @@ def bad_in_samples(plan: Mapping[str, Any], inputs: Inputs, samples: Sequence[Es
     count = whole.reasons.total()
     found = f"{count} of {whole.looked_at} documents are bad"
     if not whole.is_whole:
-        found = f"about {bad / read:.1%} of the documents are bad, {count} of a sample of {whole.looked_at}"
+        found = (
+            f"about {bad / read:.1%} of the documents are bad, {count} of a sample of"
+            f" {whole.looked_at}"
+        )
     message = (
-        f"{found} ({listed_reasons(whole.reasons)}), more than {limit_in_words(round(bad), limit)}; {whole.example}"
+        f"{found} ({listed_reasons(whole.reasons)}), more than {limit_in_words(round(bad), limit)};"
+        f" {whole.example}"
     )
     certain = too_many_bad(math.floor(least), math.ceil(read), math.ceil(read - least), limit, law)
     return message + advice, certain
@@ -231,14 +257,21 @@ def _advice_on(tally: Tally, prefix: str, files: Files) -> str:
 
 
 def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """What a token store of a plan's sources would hold, each document once: {documents, tokens, token_error, bytes}."""
+    """What a token store of a plan's sources would hold, each document once: {documents, tokens,
+    token_error, bytes}."""
     uses = [
-        s["repeat"] * (one.sample[1] - one.sample[0]) for s, one in zip(plan["sources"], recipe.sources, strict=True)
+        s["repeat"] * (one.sample[1] - one.sample[0])
+        for s, one in zip(plan["sources"], recipe.sources, strict=True)
     ]
     tokens = [source["tokens"] / use for source, use in zip(plan["sources"], uses, strict=True)]
-    documents = sum(source["documents"] / use for source, use in zip(plan["sources"], uses, strict=True))
+    documents = sum(
+        source["documents"] / use for source, use in zip(plan["sources"], uses, strict=True)
+    )
     size = np.dtype(plan["token_dtype"]).itemsize * sum(tokens) + DOCUMENT_BYTES * documents
-    errors = [source["relative_error"] * count for source, count in zip(plan["sources"], tokens, strict=True)]
+    errors = [
+        source["relative_error"] * count
+        for source, count in zip(plan["sources"], tokens, strict=True)
+    ]
     counts = {"documents": round(documents), "tokens": round(sum(tokens)), "bytes": round(size)}
     return {**counts, "token_error": math.hypot(*errors) / max(1, sum(tokens))}
 
@@ -250,16 +283,22 @@ def outlook(found: Mapping[str, Any], missing: int, workers: int) -> dict[str, A
     the calibration sample here (read_mb_s and tokenize_mb_s of text, None where nothing is), on
     rows_mb_s of output, and on kernels that are not compiled. Token stores are read at STORE_MB_S.
     """
-    text_bytes, output_bytes = (found[key] * missing // found["shards"] for key in ("text_bytes", "output_bytes"))
+    text_bytes, output_bytes = (
+        found[key] * missing // found["shards"] for key in ("text_bytes", "output_bytes")
+    )
     seconds = found["read_s"], found["tokenize_s"]
-    read_mb_s, tokenize_mb_s = (found["text_bytes"] / 1e6 / of_all if of_all else None for of_all in seconds)
+    read_mb_s, tokenize_mb_s = (
+        found["text_bytes"] / 1e6 / of_all if of_all else None for of_all in seconds
+    )
     workers = max(1, min(workers, missing))
     compile_s = 0 if is_kept("packprep.building.render.*") else compiling.seconds
     of_one_shard = sum(seconds) / found["shards"] + output_bytes / ROWS_MB_S / 1e6 / max(missing, 1)
     return {
         "missing": missing,
         "output_bytes": output_bytes,
-        "seconds": START_S + compile_s + of_one_shard * math.ceil(missing / workers) if missing else 0.0,
+        "seconds": (
+            START_S + compile_s + of_one_shard * math.ceil(missing / workers) if missing else 0.0
+        ),
         "workers": workers,
         "text_bytes": text_bytes,
         "read_mb_s": read_mb_s,
@@ -273,7 +312,9 @@ def outlook(found: Mapping[str, Any], missing: int, workers: int) -> dict[str, A
 
 def _packed(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) -> Packed:
     recipe, tasks, shards = inputs.recipe, inputs.tasks, plan["shards"]
-    tokens, documents = (sum(source[name] for source in plan["sources"]) for name in ("tokens", "documents"))
+    tokens, documents = (
+        sum(source[name] for source in plan["sources"]) for name in ("tokens", "documents")
+    )
     piece = min(inner_capacity(recipe, task, 1) for task in tasks)
     segments = documents + tokens // piece + 1
     at_once = min(shards, MOST_SHARDS, max(1, shards * MOST // segments))
@@ -290,22 +331,27 @@ def _packed(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) 
     kept = kept[np.argsort(shard[kept], kind="stable")]
     zeros, offsets = np.zeros(len(kept), np.int64), np.concatenate(([0], np.cumsum(lengths[kept])))
     keys = np.full(len(kept), text_key(recipe.seed, "forecast"))
-    made_up = Documents(np.zeros(0, np.uint16), offsets, np.arange(len(kept)), zeros, source[kept], zeros, keys)
+    made_up = Documents(
+        np.zeros(0, np.uint16), offsets, np.arange(len(kept)), zeros, source[kept], zeros, keys
+    )
     supervised = np.array([estimate.supervised for estimate in samples], np.uint8)[source[kept]]
     if supervised.any():
         made_up = replace(made_up, training=_all_trained(supervised, lengths[kept]))
     sums = sum(_shards(plan, inputs, made_up, shard[kept]), np.zeros(8)) / (runs * part)
     made, rows, slots, content, in_others, others, size, of_prefixes = sums.tolist()
-    return Packed(made, rows, slots, content, in_others / others if others else None, size, of_prefixes)
+    return Packed(
+        made, rows, slots, content, in_others / others if others else None, size, of_prefixes
+    )
 
 
 def _drawn(
     estimate: Estimates, source: dict[str, Any], part: float, shards: int, run: int, key: np.uint64
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 lengths in tokens, int64 shards) of so many documents as `part` of a source's uses has.
+    """(int64 lengths in tokens, int64 shards) of so many documents as `part` of a source's uses
+    has.
 
-    The lengths lie evenly over the sample's, so that of a small corpus each comes as often as in the sample. shards: of a
-    run; those of the next run follow.
+    The lengths lie evenly over the sample's, so that of a small corpus each comes as often as in
+    the sample. shards: of a run; those of the next run follow.
     """
     count, wanted = max(1, round(source["documents"] * part)), source["tokens"] * part
     order = np.argsort(estimate.lengths, kind="stable")
@@ -321,17 +367,26 @@ def _drawn(
 
 
 def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
-    """What is trained of documents of which those that say so have all of it trained, and no messages."""
+    """What is trained of documents of which those that say so have all of it trained, and no
+    messages."""
     zeros, own = np.zeros(len(lengths), np.int64), np.flatnonzero(supervised)
     spans = np.stack((zeros[own], lengths[own]), 1)
-    offsets, none = np.concatenate(([0], np.cumsum(supervised, dtype=np.int64))), np.zeros(len(lengths) + 1, np.int64)
+    offsets, none = (
+        np.concatenate(([0], np.cumsum(supervised, dtype=np.int64))),
+        np.zeros(len(lengths) + 1, np.int64),
+    )
     weights, ends = np.ones(len(spans), np.float32), supervised.astype(np.float32)
     turns, cuts, ranks = np.repeat(spans[:, 1:], 2, 1), np.zeros(0, np.int64), np.zeros(0, np.uint8)
-    return Training(supervised, offsets, spans, weights, turns, none, cuts, ranks, zeros, ends, none, NO_PLACES)
+    return Training(
+        supervised, offsets, spans, weights, turns, none, cuts, ranks, zeros, ends, none, NO_PLACES
+    )
 
 
-def _shards(plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: np.ndarray) -> Iterator[np.ndarray]:
-    """Of each shard: segments, rows, slots, content, content and slots without the row that was filled last, bytes.
+def _shards(
+    plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Of each shard: segments, rows, slots, content, content and slots without the row that was
+    filled last, bytes.
 
     shard: int64[D], ascending: of each document.
     """
@@ -340,19 +395,29 @@ def _shards(plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: n
     if not is_concat:
         whole, _ = cut(recipe, tasks, documents)
         shard = shard[whole.document]
-    for begin, end in zip(*(np.searchsorted(shard, numbers, side) for side in ("left", "right")), strict=True):
+    for begin, end in zip(
+        *(np.searchsorted(shard, numbers, side) for side in ("left", "right")), strict=True
+    ):
         if is_concat:
             names = ("position", "file", "source", "repeat", "file_key")
             own = {name: getattr(documents, name)[begin:end] for name in names}
-            table, _ = cut(recipe, tasks, replace(documents, offsets=documents.offsets[begin : end + 1], **own))
+            table, _ = cut(
+                recipe, tasks, replace(documents, offsets=documents.offsets[begin : end + 1], **own)
+            )
         else:
             table = SegmentTable(*(column[begin:end] for column in whole))
         task, slots, row = table.task, table.slots, rows_of(table, recipe, tasks)
         physical = slots + -slots % recipe.packing.pad_seq_to_mult
         rows, content = int(row.max(initial=-1)) + 1, int(slots.sum())
         others, in_last = max(rows - 1, 0) * recipe.seq_length, int(slots[row == rows - 1].sum())
-        lengths = {t: found.parameters["block_length"] for t, found in enumerate(tasks) if found.objective.copies == 2}
-        blocks = sum(int((-(-slots[task == t] // 2 // length)).sum()) for t, length in lengths.items())
+        lengths = {
+            t: found.parameters["block_length"]
+            for t, found in enumerate(tasks)
+            if found.objective.copies == 2
+        }
+        blocks = sum(
+            int((-(-slots[task == t] // 2 // length)).sum()) for t, length in lengths.items()
+        )
         arrays = layout(
             rows,
             len(slots),
@@ -364,34 +429,51 @@ def _shards(plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: n
             trained=None if documents.training is None else len(slots),
             compact=recipe.output.columns != "full",
         )
-        size = DATA_ALIGNMENT + sum(dtype.itemsize * math.prod(shape) for dtype, shape in arrays.values())
+        size = DATA_ALIGNMENT + sum(
+            dtype.itemsize * math.prod(shape) for dtype, shape in arrays.values()
+        )
         in_others = content - in_last if others else 0
         of_prefixes = 0 if recipe.packing.sides is None else inputs_of(tasks, table).sum()
-        yield np.array([len(slots), rows, physical.sum(), content, in_others, others, size, of_prefixes], np.float64)
+        yield np.array(
+            [len(slots), rows, physical.sum(), content, in_others, others, size, of_prefixes],
+            np.float64,
+        )
 
 
 def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
-    """A warning if rows are less than FULL, apart from each shard's last; of two sides the fuller one."""
+    """A warning if rows are less than FULL, apart from each shard's last; of two sides the fuller
+    one."""
     if filled := of_sides(packed.inputs, packed.content, packed.rows, recipe.packing.sides):
         if max(filled.values()) >= FULL:
             return []
         return [
-            f"rows are only {filled['encoder']:.1%} full of inputs and {filled['decoder']:.1%} of targets: segments are of "
-            "lengths that do not fill them: choose others, or documents.max_tokens"
+            f"rows are only {filled['encoder']:.1%} full of inputs and {filled['decoder']:.1%} of"
+            " targets: segments are of lengths that do not fill them: choose others, or"
+            " documents.max_tokens"
         ]
     if packed.without_last is None or packed.without_last >= FULL:
         return []
     packing = recipe.packing
     if packed.slots - packed.content > packed.rows * recipe.seq_length - packed.slots:
         why = (
-            f"packing.pad_seq_to_mult = {packing.pad_seq_to_mult} pads segments: choose no more than the trainer needs"
+            f"packing.pad_seq_to_mult = {packing.pad_seq_to_mult} pads segments: choose no more"
+            " than the trainer needs"
         )
     elif packing.algorithm != "best_fit":
-        why = f'packing.algorithm = "{packing.algorithm}" leaves rows empty that "best_fit" would fill'
+        why = (
+            f'packing.algorithm = "{packing.algorithm}" leaves rows empty that "best_fit" would'
+            " fill"
+        )
     elif packing.max_segments_per_row:
         why = f"packing.max_segments_per_row = {packing.max_segments_per_row} ends them: allow more"
     elif recipe.seq_lengths and recipe.documents.long != "decompose":
-        why = 'the documents of one length leave gaps that shorter ones would fill: documents.long = "decompose" leaves none'
+        why = (
+            "the documents of one length leave gaps that shorter ones would fill: documents.long ="
+            ' "decompose" leaves none'
+        )
     else:
-        why = "segments are of lengths that do not fill them: choose another seq_length, or documents.max_tokens"
+        why = (
+            "segments are of lengths that do not fill them: choose another seq_length, or"
+            " documents.max_tokens"
+        )
     return [f"rows are only {packed.without_last:.1%} full: {why}"]

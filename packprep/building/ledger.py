@@ -2,7 +2,8 @@
 
 Per source:  documents read = used + rejected (by reason)
              tokens read = used + truncated + dropped (by reason)
-             slots = tokens used + added (bos, mode, sentinel, fim, eos, copy) + padding inside (pad_seq_to_mult)
+             slots = tokens used + added (bos, mode, sentinel, fim, eos, copy) + padding inside
+             (pad_seq_to_mult)
 In all:      rows · seq_length = Σ slots + row padding
 """
 
@@ -26,12 +27,13 @@ ADDED = ("bos", "mode", "sentinel", "fim", "eos", "copy")
 ADDED_LATER: tuple[str, ...] = ()
 """Kinds that joined later: they are written only where there are any."""
 APART = "answers_apart"
-"""Tokens, used or dropped, of answers that are not trained, for what they answer stands in another piece; where there are any."""
+"""Tokens, used or dropped, of answers that are not trained, for what they answer stands in another
+piece; where there are any."""
 ENCODER = "encoder_slots"
 """Slots of prefixes: where rows have two sides."""
 WEIGHTED, MEDIA = "weighted", "media"
-"""Of a source's slots those inside trained ranges of another weight than 1, and those of places of media: written only where
-there are any."""
+"""Of a source's slots those inside trained ranges of another weight than 1, and those of places of
+media: written only where there are any."""
 
 
 def shard_ledger(
@@ -44,8 +46,10 @@ def shard_ledger(
     recipe: Recipe,
     arrays: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
-    """The ledger of one shard. lost: what `cut` gives with the table, its segments left out being among what documents
-    dropped; last_row_padding: of the row that was packed last, at its end and inside its segments; arrays: the shard's."""
+    """The ledger of one shard. lost: what `cut` gives with the table, its segments left out being
+    among what documents dropped; last_row_padding: of the row that was packed last, at its end and
+    inside its segments; arrays: the shard's.
+    """
     seq_length = recipe.seq_length
     source, task, n, slots = documents.source[table.document], table.task, table.n, table.slots
     padding, added_by_kind = -slots % recipe.packing.pad_seq_to_mult, added_slots(tasks, table)
@@ -59,7 +63,10 @@ def shard_ledger(
         of_source, read = source == s, documents.source == s
         reasons = documents.rejected.counts(name)
         dropped = dict(documents.dropped_tokens[name])
-        added = {kind: int(slots_of_kind[of_source].sum()) for kind, slots_of_kind in added_by_kind.items()}
+        added = {
+            kind: int(slots_of_kind[of_source].sum())
+            for kind, slots_of_kind in added_by_kind.items()
+        }
         sources[name] = {
             "documents": {
                 "read": documents.read[name],
@@ -67,9 +74,11 @@ def shard_ledger(
                 "rejected": reasons,
             },
             "tokens": {
-                "read": int(lengths[read].sum())
-                + sum(documents.dropped_tokens[name].values())
-                - sum(dropped.get(reason, 0) for reason in AFTER_TOKENIZATION),
+                "read": (
+                    int(lengths[read].sum())
+                    + sum(documents.dropped_tokens[name].values())
+                    - sum(dropped.get(reason, 0) for reason in AFTER_TOKENIZATION)
+                ),
                 "used": int(n[of_source].sum()),
                 "truncated": int(truncated[s]),
                 "dropped": dropped,
@@ -80,7 +89,11 @@ def shard_ledger(
                 "used": int(n[of_source].sum()),
                 "added": {kind: count for kind, count in added.items() if count or kind in ADDED},
                 "padding": int(padding[of_source].sum()),
-                **{kind: count for kind, own in within.items() if (count := int(own[of_source].sum()))},
+                **{
+                    kind: count
+                    for kind, own in within.items()
+                    if (count := int(own[of_source].sum()))
+                },
             },
             "segments": int(of_source.sum()),
         }
@@ -101,7 +114,11 @@ def shard_ledger(
         "row_padding": rows * seq_length - int((slots + padding).sum()),
         "last_rows": min(rows, 1),
         "last_row_padding": last_row_padding,
-        **({} if recipe.packing.sides is None else {ENCODER: int(arrays["segment_prefix"].sum(dtype=np.int64))}),
+        **(
+            {}
+            if recipe.packing.sides is None
+            else {ENCODER: int(arrays["segment_prefix"].sum(dtype=np.int64))}
+        ),
     }
 
 
@@ -110,7 +127,10 @@ def added_slots(tasks: Sequence[Task], table: SegmentTable) -> dict[str, np.ndar
     task = table.task
     mode = np.array([t.mode for t in tasks])[task]
     once = table.slots // np.array([t.objective.copies for t in tasks])[task]
-    ends = table.eos + np.array([int(t.parameters.get("eos_after_inputs", False)) for t in tasks])[task]
+    ends = (
+        table.eos
+        + np.array([int(t.parameters.get("eos_after_inputs", False)) for t in tasks])[task]
+    )
     between = once - table.n - table.copy - table.bos - ends - mode
     kinds = np.array([t.objective.added for t in tasks])[task]
     return {
@@ -122,14 +142,20 @@ def added_slots(tasks: Sequence[Task], table: SegmentTable) -> dict[str, np.ndar
     }
 
 
-def of_sides(inputs: float, content: float, rows: float, sides: tuple[int, int] | None) -> dict[str, float]:
-    """The share of each side of rows that segments fill; none where rows have one side, or there are none.
+def of_sides(
+    inputs: float, content: float, rows: float, sides: tuple[int, int] | None
+) -> dict[str, float]:
+    """The share of each side of rows that segments fill; none where rows have one side, or there
+    are none.
 
     inputs: slots of their prefixes; content: all of theirs.
     """
     if sides is None or not rows:
         return {}
-    return {"encoder": inputs / (rows * sides[0]), "decoder": (content - inputs) / (rows * sides[1])}
+    return {
+        "encoder": inputs / (rows * sides[0]),
+        "decoder": (content - inputs) / (rows * sides[1]),
+    }
 
 
 def store_ledger(documents: StoredDocuments, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -140,7 +166,12 @@ def store_ledger(documents: StoredDocuments, tasks: Sequence[Task]) -> dict[str,
         sources[name] = {
             "documents": {"read": read, "used": read - sum(reasons.values()), "rejected": reasons},
             "tokens": {"read": tokens, "used": tokens, "truncated": 0, "dropped": {}},
-            "slots": {"total": tokens, "used": tokens, "added": dict.fromkeys(ADDED, 0), "padding": 0},
+            "slots": {
+                "total": tokens,
+                "used": tokens,
+                "added": dict.fromkeys(ADDED, 0),
+                "padding": 0,
+            },
             "segments": 0,
         }
     return {
@@ -155,7 +186,8 @@ def store_ledger(documents: StoredDocuments, tasks: Sequence[Task]) -> dict[str,
 
 
 def weighted_slots(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """int64[m]: the slots of each segment of a shard that lie inside trained ranges of another weight than 1."""
+    """int64[m]: the slots of each segment of a shard that lie inside trained ranges of another
+    weight than 1."""
     many = np.zeros(len(arrays["segment_key"]), np.int64)
     if "trained_weights" in arrays:
         segment = np.repeat(np.arange(len(many)), np.diff(arrays["trained_offsets"]))
@@ -168,7 +200,11 @@ def media_slots(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """int64[m]: the slots of places of media in each segment of a shard."""
     many = np.zeros(len(arrays["segment_key"]), np.int64)
     if "media_offsets" in arrays:
-        np.add.at(many, np.repeat(np.arange(len(many)), np.diff(arrays["media_offsets"])), arrays["media_tokens"])
+        np.add.at(
+            many,
+            np.repeat(np.arange(len(many)), np.diff(arrays["media_offsets"])),
+            arrays["media_tokens"],
+        )
     return many
 
 
@@ -203,13 +239,19 @@ def imbalances(ledger: Mapping[str, Any]) -> list[str]:
             (f"{name}: tokens used = tokens in slots", tokens["used"], slots["used"]),
         ]
     total = sum(source["slots"]["total"] for source in ledger["sources"].values())
-    pairs.append(("rows · seq_length = Σ slots + row padding", ledger["row_slots"], total + ledger["row_padding"]))
+    pairs.append(
+        (
+            "rows · seq_length = Σ slots + row padding",
+            ledger["row_slots"],
+            total + ledger["row_padding"],
+        )
+    )
     return [f"{what}: {left} ≠ {right}" for what, left, right in pairs if left != right]
 
 
 def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
-    """Whether a value read from a file has the form of a ledger of these sources and tasks. PlanError for a kind of count that
-    a newer version wrote."""
+    """Whether a value read from a file has the form of a ledger of these sources and tasks.
+    PlanError for a kind of count that a newer version wrote."""
     reasons = ("documents", "rejected"), ("tokens", "dropped")
     source = {
         "documents": {"read": 0, "used": 0, "rejected": {}},
@@ -219,16 +261,25 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
     }
     task = {"segments": 0, "tokens": 0, "slots": 0}
     counts = ("rows", "row_slots", "row_padding", "last_rows", "last_row_padding")
-    form = {"sources": dict.fromkeys(sources, source), "tasks": dict.fromkeys(tasks, task), **dict.fromkeys(counts, 0)}
+    form = {
+        "sources": dict.fromkeys(sources, source),
+        "tasks": dict.fromkeys(tasks, task),
+        **dict.fromkeys(counts, 0),
+    }
 
     def fits(part: Any, form: Any, path: tuple[str, ...]) -> bool:
         if not isinstance(form, dict):
             return is_count(part)
-        if not isinstance(part, dict) or (path[-2:] not in reasons and not form.keys() <= part.keys()):
+        if not isinstance(part, dict) or (
+            path[-2:] not in reasons and not form.keys() <= part.keys()
+        ):
             return False
-        later = {"": (ENCODER,), "added": ADDED_LATER, "slots": (WEIGHTED, MEDIA), "tokens": (APART,)}.get(
-            path[-1] if path else "", ()
-        )
+        later = {
+            "": (ENCODER,),
+            "added": ADDED_LATER,
+            "slots": (WEIGHTED, MEDIA),
+            "tokens": (APART,),
+        }.get(path[-1] if path else "", ())
         unknown = set() if path[-2:] in reasons else part.keys() - form.keys() - set(later)
         if unknown and path not in (("sources",), ("tasks",)):
             raise PlanError(f"ledger: {newer_version('.'.join((*path, min(unknown))))}")
@@ -244,5 +295,6 @@ def check(ledger: Mapping[str, Any], where: str) -> None:
     wrong = imbalances(ledger)
     if wrong:
         raise BuildError(
-            f"{where}: the ledger does not balance ({'; '.join(wrong)}): this is a fault of packprep; report it"
+            f"{where}: the ledger does not balance ({'; '.join(wrong)}): this is a fault of"
+            " packprep; report it"
         )

@@ -4,7 +4,8 @@ best_fit    best-fit decreasing: the longest first, each into the fullest row th
 first_fit   in the given order, each into the first row that holds it.
 next_fit    in the given order, never back to an earlier row. Keeps the order; most padding.
 
-Rows of two sides, inputs and targets, are filled one by one with what fits both best (`pack_sides`).
+Rows of two sides, inputs and targets, are filled one by one with what fits both best
+(`pack_sides`).
 """
 
 from collections.abc import Sequence
@@ -36,14 +37,16 @@ def _highest(bits, most):
 def assign(counts, capacity, max_segments):
     """Best fit of all documents of one length in bulk, from how many there are of each length.
 
-    Gives placements, int64[k, 5]. A placement takes the next documents, the longest first, to consecutive rows:
-    (first row, step ±1, rows, documents in each, fill before the first of them). Two placements of one turn may be of
-    one length: the full rows, and one row with the rest of the documents.
+    Gives placements, int64[k, 5]. A placement takes the next documents, the longest first, to
+    consecutive rows: (first row, step ±1, rows, documents in each, fill before the first of them).
+    Two placements of one turn may be of one length: the full rows, and one row with the rest of the
+    documents.
 
-    Rows of one fill form a stack, kept as runs of consecutive row numbers: (first row, step ±1, rows, segments in each).
-    A row taken for length L gets as many documents as fit, for it stays the fullest; its new fill is then beyond
-    capacity − L. So each fill that holds L is emptied once, fullest first, run by run, and a run moves to its new
-    fill in O(1), reversed, because what was on top is then lowest.
+    Rows of one fill form a stack, kept as runs of consecutive row numbers: (first row, step ±1,
+    rows, segments in each). A row taken for length L gets as many documents as fit, for it stays
+    the fullest; its new fill is then beyond capacity − L. So each fill that holds L is emptied
+    once, fullest first, run by run, and a run moves to its new fill in O(1), reversed, because what
+    was on top is then lowest.
     """
     placements, placed = np.empty((1024, 5), np.int64), np.int64(0)
     size = np.int64(1024)
@@ -76,7 +79,9 @@ def assign(counts, capacity, max_segments):
                 each = min(each, max_segments - many)
             full = min(n, left // each)
             left -= full * each
-            for part in range(2):  # the full rows of `each` documents; then one row with the rest of the documents
+            for part in range(
+                2
+            ):  # the full rows of `each` documents; then one row with the rest of the documents
                 if part == 0:
                     moved, docs = full, each
                 elif left > 0 and full < n:
@@ -89,7 +94,13 @@ def assign(counts, capacity, max_segments):
                 if placed == placements.shape[0]:
                     placements = _grow_rows(placements)
                 of_rows = placements[placed]
-                of_rows[0], of_rows[1], of_rows[2], of_rows[3], of_rows[4] = row_at, direction, moved, docs, fill
+                of_rows[0], of_rows[1], of_rows[2], of_rows[3], of_rows[4] = (
+                    row_at,
+                    direction,
+                    moved,
+                    docs,
+                    fill,
+                )
                 placed += 1
                 row_at += moved * direction
                 n -= moved
@@ -126,7 +137,8 @@ def assign(counts, capacity, max_segments):
                 top[new_fill] = new
                 filled[new_fill >> 6] |= np.uint64(1) << np.uint64(new_fill & 63)
             if run >= 0 and rows[run] == 0:
-                # rows pushed to another fill never lie above this run: its fill is the one being emptied
+                # rows pushed to another fill never lie above this run: its fill is the one being
+                # emptied
                 top[fill] = below[run]
                 if top[fill] < 0:
                     filled[fill >> 6] &= ~(np.uint64(1) << np.uint64(fill & 63))
@@ -137,7 +149,8 @@ def assign(counts, capacity, max_segments):
 
 @kernel(inline=True)
 def _grow(array):
-    """The int64 array in one of twice its length. A loop, as a slice's assignment takes seconds to compile."""
+    """The int64 array in one of twice its length. A loop, as a slice's assignment takes seconds to
+    compile."""
     grown = np.empty(2 * array.shape[0], np.int64)
     for i in range(array.shape[0]):
         grown[i] = array[i]
@@ -156,10 +169,12 @@ def _grow_rows(array):
 
 @kernel
 def _fill_rows(placements, counts, lengths, places, row, offset):
-    """Give every document its place: documents of one length take the places of that length in the given order.
+    """Give every document its place: documents of one length take the places of that length in the
+    given order.
 
-    places: uint64[n], overwritten: (row, offset) as high and low half, the longest documents' first. It is written and
-    read as one stream a length, where documents sorted by length would be written to all over `row` and `offset`.
+    places: uint64[n], overwritten: (row, offset) as high and low half, the longest documents'
+    first. It is written and read as one stream a length, where documents sorted by length would be
+    written to all over `row` and `offset`.
     """
     at = np.int64(0)
     begin = np.empty(counts.shape[0], np.int64)  # the next place of each length
@@ -188,7 +203,8 @@ def _fill_rows(placements, counts, lengths, places, row, offset):
 
 @kernel
 def _first_fit(lengths, capacity, max_segments, row, offset):
-    """A tournament over the rows' room: the first row that holds a document is found in O(log rows)."""
+    """A tournament over the rows' room: the first row that holds a document is found in O(log
+    rows)."""
     n = lengths.shape[0]
     leaves = np.int64(1)
     while leaves < n:
@@ -229,9 +245,10 @@ def _next_fit(lengths, capacity, max_segments, row, offset):
 def _pack_sides(order, parts, room, spare, listed, head, end, max_segments, row):
     """Fill rows of two sides, one after another, as `pack_sides` says; gives how many there are.
 
-    parts: int64[2, n], what segments take of each side. listed: int64[2, n], the segments by their part of a side, of equal ones
-    by the other; those of part v are left from head[side, v] to end[side, v], but for some that the other side's list gave. A
-    tournament over v has the least part of the other side among them, so that the largest v that fits is found in O(log room).
+    parts: int64[2, n], what segments take of each side. listed: int64[2, n], the segments by their
+    part of a side, of equal ones by the other; those of part v are left from head[side, v] to
+    end[side, v], but for some that the other side's list gave. A tournament over v has the least
+    part of the other side among them, so that the largest v that fits is found in O(log room).
     """
     n, leaves = order.shape[0], np.int64(1)
     while leaves <= max(room[0], room[1]):
@@ -276,30 +293,47 @@ def _pack_sides(order, parts, room, spare, listed, head, end, max_segments, row)
             while head[side, v] < end[side, v] and placed[listed[side, head[side, v]]]:
                 head[side, v] += 1
             node = leaves + v
-            least[side, node] = parts[1 - side, listed[side, head[side, v]]] if head[side, v] < end[side, v] else none
+            least[side, node] = (
+                parts[1 - side, listed[side, head[side, v]]]
+                if head[side, v] < end[side, v]
+                else none
+            )
             while node > 1:
                 node >>= 1
                 least[side, node] = min(least[side, 2 * node], least[side, 2 * node + 1])
     return rows
 
 
-def pack_sides(inputs: np.ndarray, targets: np.ndarray, sides: tuple[int, int], max_segments: int) -> np.ndarray:
+def pack_sides(
+    inputs: np.ndarray, targets: np.ndarray, sides: tuple[int, int], max_segments: int
+) -> np.ndarray:
     """int64[n]: the row of each segment, where a row holds so many slots of inputs and of targets.
 
-    A row begins with the largest segment that is left, by the larger share of a side that it takes; then, as long as one fits, it
-    takes the one with the largest part of the side of which a larger share is still to be filled; of equal ones that with the
-    least of the other. To be filled is the side of which all segments together need more, and of the other as much as they need
-    then. Equal segments are taken in the given order. inputs, targets: int64[n], each 1 … its side.
+    A row begins with the largest segment that is left, by the larger share of a side that it takes;
+    then, as long as one fits, it takes the one with the largest part of the side of which a larger
+    share is still to be filled; of equal ones that with the least of the other. To be filled is the
+    side of which all segments together need more, and of the other as much as they need then. Equal
+    segments are taken in the given order. inputs, targets: int64[n], each 1 … its side.
     """
-    row, parts, room = np.empty(len(inputs), np.int64), np.stack((inputs, targets)), np.array(sides, np.int64)
+    row, parts, room = (
+        np.empty(len(inputs), np.int64),
+        np.stack((inputs, targets)),
+        np.array(sides, np.int64),
+    )
     if not len(row):
         return row
     order = np.argsort(-np.maximum(inputs * room[1], targets * room[0]), kind="stable")
     listed = np.stack((np.lexsort((targets, inputs)), np.lexsort((inputs, targets))))
     counts = np.stack([np.bincount(part, minlength=int(room.max()) + 1) for part in parts])
-    end, needed, spare = np.cumsum(counts, axis=1), parts.sum(axis=1).tolist(), np.zeros(2, np.int64)
+    end, needed, spare = (
+        np.cumsum(counts, axis=1),
+        parts.sum(axis=1).tolist(),
+        np.zeros(2, np.int64),
+    )
     tighter = 0 if needed[0] * sides[1] >= needed[1] * sides[0] else 1
-    spare[1 - tighter] = sides[1 - tighter] - needed[1 - tighter] * sides[tighter] // needed[tighter]
+    spare[1 - tighter] = (
+        sides[1 - tighter] - needed[1 - tighter] * sides[tighter] // needed[tighter]
+    )
     _pack_sides(order, parts, room, spare, listed, end - counts, end, max_segments, row)
     return row
 
@@ -317,17 +351,22 @@ def rows_of(table: SegmentTable, recipe: Recipe, tasks: Sequence[Task]) -> np.nd
     return pack(physical, recipe.seq_length, packing.algorithm, most)[0]
 
 
-def pack(lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(row int64[n], offset int64[n]) of segments of `lengths` (int[n], each 1 … capacity) in rows of `capacity` slots.
+def pack(
+    lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """(row int64[n], offset int64[n]) of segments of `lengths` (int[n], each 1 … capacity) in rows
+    of `capacity` slots.
 
-    max_segments: the most segments of a row; 0: no limit. Rows are numbered by creation. Ties: best_fit takes equal
-    lengths in the given order, and among equally full rows the one that reached that fill last.
-    RecipeError for an unknown algorithm or a length that no row holds.
+    max_segments: the most segments of a row; 0: no limit. Rows are numbered by creation. Ties:
+    best_fit takes equal lengths in the given order, and among equally full rows the one that
+    reached that fill last. RecipeError for an unknown algorithm or a length that no row holds.
     """
     lengths = np.ascontiguousarray(lengths, np.int64)
     if len(lengths) and (lengths.min() < 1 or lengths.max() > capacity):
         worst = int(np.argmax((lengths < 1) | (lengths > capacity)))
-        raise RecipeError(f"segment {worst} has length {lengths[worst]}: a row holds lengths 1 … {capacity}")
+        raise RecipeError(
+            f"segment {worst} has length {lengths[worst]}: a row holds lengths 1 … {capacity}"
+        )
     row, offset = np.empty(lengths.shape, np.int64), np.empty(lengths.shape, np.int64)
     if algorithm == "best_fit":
         counts = np.bincount(lengths, minlength=capacity + 1)
@@ -338,12 +377,15 @@ def pack(lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int =
     elif algorithm == "next_fit":
         _next_fit(lengths, capacity, max_segments, row, offset)
     else:
-        raise RecipeError(f"algorithm {algorithm!r} does not pack by length: one of best_fit, first_fit, next_fit")
+        raise RecipeError(
+            f"algorithm {algorithm!r} does not pack by length: one of best_fit, first_fit, next_fit"
+        )
     return row, offset
 
 
 def place(table: SegmentTable, recipe: Recipe, tasks: Sequence[Task]) -> tuple[SegmentTable, int]:
-    """(the table in row order, with the row and first slot of each segment; the slots that the row packed last leaves free)."""
+    """(the table in row order, with the row and first slot of each segment; the slots that the row
+    packed last leaves free)."""
     packing, row = recipe.packing, rows_of(table, recipe, tasks)
     physical = table.slots + -table.slots % packing.pad_seq_to_mult
     free = recipe.seq_length - int(table.slots[row == row.max()].sum()) if len(row) else 0
@@ -354,9 +396,11 @@ def place(table: SegmentTable, recipe: Recipe, tasks: Sequence[Task]) -> tuple[S
 def placement(
     key: np.ndarray, physical: np.ndarray, row: np.ndarray, keep_order: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Put rows, and the segments inside a row, in keyed order. `keep_order` (next_fit) leaves both as packed.
+    """Put rows, and the segments inside a row, in keyed order. `keep_order` (next_fit) leaves both
+    as packed.
 
-    key: uint64[m]; physical: int64[m], slots with the padding inside; row: int64[m], as packed. Gives int64[m] each, in row
+    key: uint64[m]; physical: int64[m], slots with the padding inside; row: int64[m], as packed.
+    Gives int64[m] each, in row
     order: which segment stands there, its row, ascending, and its first slot in the row.
     """
     m, rows = len(row), int(row.max()) + 1 if len(row) else 0

@@ -39,7 +39,13 @@ from packprep.objectives.tasks import Marks, complete, marks_of_sources, resolve
 from packprep.recipe import Recipe, from_normalised
 from packprep.sources.files import Files, absolute_prefix
 from packprep.sources.formats import check_format
-from packprep.sources.slices import IN_STORE, MOST_PIECES, PlannedSource, format_name, pieces_of_all_uses
+from packprep.sources.slices import (
+    IN_STORE,
+    MOST_PIECES,
+    PlannedSource,
+    format_name,
+    pieces_of_all_uses,
+)
 from packprep.storage import Folder, LocalFolder, folder_at, is_url
 from packprep.tokenizer.engines import load_engine
 from packprep.tokenizer.engines.engine import Engine
@@ -49,7 +55,8 @@ from packprep.tokenizer.roles import Vocabulary
 
 
 def recipe_of(stored: Mapping[str, Any]) -> Recipe:
-    """The recipe of a stored plan, and its sources and tasks as many as the plan's; PlanError if it is none."""
+    """The recipe of a stored plan, and its sources and tasks as many as the plan's; PlanError if it
+    is none."""
     try:
         recipe = from_normalised(stored["recipe"], stored["engine"]["name"], stored["made_with"])
         for i, source in enumerate(recipe.sources):
@@ -57,7 +64,9 @@ def recipe_of(stored: Mapping[str, Any]) -> Recipe:
         recipe = complete(recipe, stored["made_with"])
     except RecipeError as error:
         raise PlanError(f"plan.json: recipe: {error}") from error
-    if [source.name for source in recipe.sources] != [source["name"] for source in stored["sources"]]:
+    if [source.name for source in recipe.sources] != [
+        source["name"] for source in stored["sources"]
+    ]:
         raise PlanError("plan.json: its sources are not those of its recipe")
     wanted = {entry.mode_token for entry in recipe.tasks if entry.mode_token is not None}
     if not wanted <= stored["vocabulary"]["mode_tokens"].keys():
@@ -70,7 +79,10 @@ def recipe_of(stored: Mapping[str, Any]) -> Recipe:
 def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, Any]]:
     """What the plan stored for each task; PlanError if it cannot be that."""
     if len(stored["tasks"]) != len(recipe.tasks) + 1:
-        raise PlanError(f"plan.json: it has {len(stored['tasks'])} tasks and its recipe needs {len(recipe.tasks) + 1}")
+        raise PlanError(
+            f"plan.json: it has {len(stored['tasks'])} tasks and its recipe needs"
+            f" {len(recipe.tasks) + 1}"
+        )
     resolved: list[Mapping[str, Any]] = []
     for task, entry in zip(stored["tasks"], recipe.tasks, strict=False):
         facts = task.get("resolved") if isinstance(task, dict) else None
@@ -79,17 +91,20 @@ def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, An
             why = law.unusable(facts)
         if not isinstance(facts, dict) or why:
             raise PlanError(
-                f"plan.json: task {entry.name!r}: resolved: {why if isinstance(facts, dict) else 'no object'}"
+                f"plan.json: task {entry.name!r}: resolved:"
+                f" {why if isinstance(facts, dict) else 'no object'}"
             )
         resolved.append(facts)
     return resolved
 
 
 def check_law(stored: Mapping[str, Any], where: str) -> None:
-    """PlanError unless shards, or segments, of a plan can be made here: those of an older law are read only."""
+    """PlanError unless shards, or segments, of a plan can be made here: those of an older law are
+    read only."""
     if stored["law_version"] not in LAWS_MADE:
         raise PlanError(
-            f"{where} has {other_law(stored['law_version'], stored['made_with'])}, or build into another folder"
+            f"{where} has {other_law(stored['law_version'], stored['made_with'])}, or build into"
+            " another folder"
         )
 
 
@@ -105,16 +120,20 @@ def ids_of(vocabulary: Vocabulary, law: int = LAW_VERSION) -> Ids:
         sentinels=np.array(vocabulary.sentinels, np.int32),
         fim=(roles.get("fim_prefix", -1), roles.get("fim_middle", -1), roles.get("fim_suffix", -1)),
         special=vocabulary.special_ids,
-        continues=np.frombuffer(continuing_tokens(vocabulary.tokenizer_json, vocabulary.vocab_size), np.uint8),
+        continues=np.frombuffer(
+            continuing_tokens(vocabulary.tokenizer_json, vocabulary.vocab_size), np.uint8
+        ),
         law=law,
     )
 
 
 class Plan:
-    """A plan made ready to work: sources, tasks, vocabulary and engine, from the plan and the dataset's tokenizer alone.
+    """A plan made ready to work: sources, tasks, vocabulary and engine, from the plan and the
+    dataset's tokenizer alone.
 
-    stored: the plan's values but for its files, which are in `sources`. digest: the plan's. law: its law_version; of
-    one that is not made here only what is stored can be read: there is no engine.
+    stored: the plan's values but for its files, which are in `sources`. digest: the plan's. law:
+    its law_version; of one that is not made here only what is stored can be read: there is no
+    engine.
     """
 
     def __init__(
@@ -125,12 +144,13 @@ class Plan:
         plan_digest: str | None = None,
         removed: bytes = b"",
     ):
-        """prefixes: where the sources' files lie now. plan_digest: of the plan's canonical JSON, where that is known. removed:
-        what removed.json holds, where the plan names it."""
+        """prefixes: where the sources' files lie now. plan_digest: of the plan's canonical JSON,
+        where that is known. removed: what removed.json holds, where the plan names it."""
         digest = digest_of(tokenizer_json)
         if digest != stored["tokenizer"]["digest"]:
             raise PlanError(
-                f"tokenizer.json has digest {digest} and the plan names {stored['tokenizer']['digest']}: put the right file back"
+                f"tokenizer.json has digest {digest} and the plan names"
+                f" {stored['tokenizer']['digest']}: put the right file back"
             )
         self.stored = {key: value for key, value in stored.items() if key != "files"}
         self.digest = plan_digest or digest_of(encode(as_stored(stored, LATER)))
@@ -150,7 +170,9 @@ class Plan:
             added_tokens=tuple(vocabulary["added_tokens"]),
             special_ids=tuple(vocabulary["special_ids"]),
             notes=(),
-            media={kind: tuple(ids) for kind, ids in sorted((vocabulary.get("media") or {}).items())},
+            media={
+                kind: tuple(ids) for kind, ids in sorted((vocabulary.get("media") or {}).items())
+            },
         )
         self.token_dtype = np.dtype(stored["token_dtype"])
         self.tasks: list[Task] = resolve(
@@ -160,30 +182,49 @@ class Plan:
             _resolved(stored, self.recipe),
         )
         if json_value(task_table(self.tasks)) != json_value(stored["tasks"]):
-            raise PlanError("plan.json: its tasks are not those of its recipe and vocabulary; put the right file back")
+            raise PlanError(
+                "plan.json: its tasks are not those of its recipe and vocabulary; put the right"
+                " file back"
+            )
         self.shards: int = stored["shards"]
-        self.seen: Sequence[np.ndarray | None] | None = None  # by source, `Files.seen` of files that must stay so
+        self.seen: Sequence[np.ndarray | None] | None = (
+            None  # by source, `Files.seen` of files that must stay so
+        )
         self.sources: list[PlannedSource] = []
         files = stored["files"]  # by source
         of_source = np.fromiter((file["source"] for file in files), np.int64, len(files))
-        for i, (source, resolved) in enumerate(zip(self.recipe.sources, stored["sources"], strict=True)):
+        for i, (source, resolved) in enumerate(
+            zip(self.recipe.sources, stored["sources"], strict=True)
+        ):
             first, end = map(int, np.searchsorted(of_source, [i, i + 1]))
             own = files[first:end]
-            sizes, pieces = (np.fromiter((file[key] for file in own), np.int64, len(own)) for key in ("size", "pieces"))
+            sizes, pieces = (
+                np.fromiter((file[key] for file in own), np.int64, len(own))
+                for key in ("size", "pieces")
+            )
             prefix = prefixes[i] if prefixes else resolved["prefix"]
-            known = {k: held for k, file in enumerate(own) if (held := file.get("piece_bytes")) is not None}
+            known = {
+                k: held
+                for k, file in enumerate(own)
+                if (held := file.get("piece_bytes")) is not None
+            }
             names, seed = [file["name"] for file in own], self.recipe.seed
             listed = Files(i, names, sizes, source.format, prefix, pieces, source.text_key, known)
             how = self.law, self.is_store, open_store, tuple(self.vocabulary.media)
-            self.sources.append(PlannedSource(source, i, prefix, listed, first, resolved, seed, *how))
+            self.sources.append(
+                PlannedSource(source, i, prefix, listed, first, resolved, seed, *how)
+            )
             for kind in listed.kinds:
                 if format_name(*kind) not in self.sources[-1].ratios:
-                    raise PlanError(f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, which its files are")
+                    raise PlanError(
+                        f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, which its"
+                        " files are"
+                    )
         self.removed = Removed(self.sources, removed, self.removed_digest)
         if (count := pieces_of_all_uses(self.sources)) > MOST_PIECES:
             raise PlanError(
-                f"plan.json: its sources come to {count:,} pieces, once for each use, and no plan has more than "
-                f"{MOST_PIECES:,}; put the right file back"
+                f"plan.json: its sources come to {count:,} pieces, once for each use, and no plan"
+                f" has more than {MOST_PIECES:,}; put the right file back"
             )
 
     @property
@@ -198,10 +239,14 @@ class Plan:
 
     @cached_property
     def engine(self) -> Engine:
-        """The plan's engine, or the reference in its place, loaded at first use; refused if this installation has another
-        version of what is believed, or makes another law: without it nothing is made, nor made again."""
+        """The plan's engine, or the reference in its place, loaded at first use; refused if this
+        installation has another version of what is believed, or makes another law: without it
+        nothing is made, nor made again.
+        """
         check_law(self.stored, PLAN_NAME)
-        return load_engine(self.stored["engine"], self.vocabulary, self.recipe.documents.special_text)
+        return load_engine(
+            self.stored["engine"], self.vocabulary, self.recipe.documents.special_text
+        )
 
     @property
     def text_engine(self) -> Engine | None:
@@ -220,8 +265,8 @@ class Plan:
 
 
 def plan_digests(stored: Mapping[str, Any], digest: str) -> tuple[str, ...]:
-    """The digests of plans that receipts of an output may have: its plan's, and, of shards that lost no document, those of the
-    datasets that it replaces."""
+    """The digests of plans that receipts of an output may have: its plan's, and, of shards that
+    lost no document, those of the datasets that it replaces."""
     return digest, *(entry["plan"] for entry in replaced(stored))
 
 
@@ -243,15 +288,21 @@ def _opened_store(location: str, manifest_digest: str) -> TokenStore:
     found = stored_plan_and_digest(folder)
     if found is None or found[0]["kind"] != STORE:
         raise PlanError(
-            f"{location} is no token store: `packprep tokenize RECIPE --out {location}` makes one; of one that has "
-            "moved --source NAME=store:PLACE says where it lies"
+            f"{location} is no token store: `packprep tokenize RECIPE --out {location}` makes one;"
+            " of one that has moved --source NAME=store:PLACE says where it lies"
         )
     if not folder.exists(MANIFEST_NAME):
-        raise PlanError(f"{location}: the token store is not finished: run the command that makes it again")
+        raise PlanError(
+            f"{location}: the token store is not finished: run the command that makes it again"
+        )
     path = folder.path_of(MANIFEST_NAME)
     manifest = check_manifest(decode(folder.read(MANIFEST_NAME), path), path)
     own = own_digest(as_stored(manifest, LATER_IN_MANIFEST))
-    if manifest["digest"] != own or manifest["plan"]["digest"] != found[1] or manifest.get("kind") != STORE:
+    if (
+        manifest["digest"] != own
+        or manifest["plan"]["digest"] != found[1]
+        or manifest.get("kind") != STORE
+    ):
         raise DatasetError(
             f"{path}: it or the plan beside it was changed or damaged: "
             f"`packprep verify {location}` says where; put the file back"
@@ -260,27 +311,30 @@ def _opened_store(location: str, manifest_digest: str) -> TokenStore:
 
 
 def stored_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:
-    """What plan.json of an output folder holds; None if there is none. PlanError if one byte of it is not as it was written."""
+    """What plan.json of an output folder holds; None if there is none. PlanError if one byte of it
+    is not as it was written."""
     found = stored_plan_and_digest(out)
     return found[0] if found else None
 
 
 def refuse_others(out: Folder) -> None:
-    """PlanError if a new build cannot begin in an output folder: it has other files, or is a link to nowhere."""
+    """PlanError if a new build cannot begin in an output folder: it has other files, or is a link
+    to nowhere."""
     if isinstance(out, LocalFolder) and out.path.is_symlink() and not out.path.exists():
         raise PlanError(
-            f"{out} is a link to {out.path.readlink()}, which is not there: make that folder, or remove the link"
+            f"{out} is a link to {out.path.readlink()}, which is not there: make that folder, or"
+            " remove the link"
         )
     if others := out.others():
         raise PlanError(
-            f"{out} holds files that are no packprep's: {listed(others)}. A dataset's folder holds nothing else: "
-            "give --out a folder that is new or empty"
+            f"{out} holds files that are no packprep's: {listed(others)}. A dataset's folder holds"
+            " nothing else: give --out a folder that is new or empty"
         )
 
 
 def datasets_in(place: str | os.PathLike | Folder) -> list[str]:
-    """Return the folders of the datasets in an output folder: itself, those of a build of several seq_lengths, begun or
-    not, or those that its mixture.json names."""
+    """Return the folders of the datasets in an output folder: itself, those of a build of several
+    seq_lengths, begun or not, or those that its mixture.json names."""
     out = folder_at(place)
     if out.exists(PLAN_NAME) or out.exists(MANIFEST_NAME):
         return [str(out)]
@@ -289,22 +343,27 @@ def datasets_in(place: str | os.PathLike | Folder) -> list[str]:
 
 
 def lengths_in(out: Folder) -> list[int]:
-    """Return the seq_lengths of the build whose datasets lie in seq_N below a folder; none where it is no such folder.
+    """Return the seq_lengths of the build whose datasets lie in seq_N below a folder; none where it
+    is no such folder.
 
-    Where plans differ in them, those of most plans count. A plan that cannot be read is left to whoever opens it.
+    Where plans differ in them, those of most plans count. A plan that cannot be read is left to
+    whoever opens it.
     """
     found = []
     for name in [*out.others()] or _mixed_in(out):  # objects of a store are not listed
         if name.startswith("seq_") and "/" not in name:
             with contextlib.suppress(PackprepError):
-                lengths = (stored_plan(f"{out}/{name}") or {"recipe": {}})["recipe"].get("seq_lengths")
+                lengths = (stored_plan(f"{out}/{name}") or {"recipe": {}})["recipe"].get(
+                    "seq_lengths"
+                )
                 if isinstance(lengths, list) and all(map(is_count, lengths)):
                     found.append(lengths)
     return max(found, key=found.count, default=[])
 
 
 def _mixed_in(out: Folder) -> list[str]:
-    """Return the datasets that the mixture.json of a folder names; none where there is no such file."""
+    """Return the datasets that the mixture.json of a folder names; none where there is no such
+    file."""
     if not out.exists(MIXTURE_NAME):
         return []
     names: list[str] = mixture_of(out.read(MIXTURE_NAME), out.path_of(MIXTURE_NAME))["datasets"]
@@ -312,7 +371,8 @@ def _mixed_in(out: Folder) -> list[str]:
 
 
 def stored_plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, Any], str] | None:
-    """(`stored_plan` of an output folder, the digest of its file); None if there is none. PlanError as there."""
+    """(`stored_plan` of an output folder, the digest of its file); None if there is none. PlanError
+    as there."""
     out = folder_at(out)
     path = out.path_of(PLAN_NAME)
     restore = "put the file back as it was, or begin anew in another folder"
@@ -326,15 +386,23 @@ def stored_plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, A
         raise PlanError(f"{error}; {restore}") from None
     except OSError as error:
         if isinstance(error, NotADirectoryError):
-            raise PlanError(f"{out} is a file, or lies below one, and an output is a folder: name another") from None
-        raise PlanError(f"{path}: {error.strerror}; see to it, or begin anew in another folder") from None
-    if not isinstance(stored, dict) or stored.get("format") != FORMAT or stored.get("version") != VERSION:
+            raise PlanError(
+                f"{out} is a file, or lies below one, and an output is a folder: name another"
+            ) from None
+        raise PlanError(
+            f"{path}: {error.strerror}; see to it, or begin anew in another folder"
+        ) from None
+    if (
+        not isinstance(stored, dict)
+        or stored.get("format") != FORMAT
+        or stored.get("version") != VERSION
+    ):
         raise PlanError(f"{path}: not a plan of this packprep; begin anew in another folder")
     digest = own_digest(stored)
     if stored.get("digest") != digest:
         raise PlanError(
-            f"{path}: it carries the digest {stored.get('digest')!r} and its own is {digest}: it was changed or damaged "
-            f"after it was written; {restore}"
+            f"{path}: it carries the digest {stored.get('digest')!r} and its own is {digest}: it"
+            f" was changed or damaged after it was written; {restore}"
         )
     check_plan(stored, path)
     return with_defaults(stored, LATER), digest_of(data)
@@ -345,34 +413,45 @@ def open_plan(
     prefixes: Sequence[str] | None = None,
     found: tuple[Mapping[str, Any], str] | None = None,
 ) -> Plan:
-    """The plan of an output folder, ready to work. found: its `stored_plan_and_digest`, where that was asked for."""
+    """The plan of an output folder, ready to work. found: its `stored_plan_and_digest`, where that
+    was asked for."""
     out = folder_at(out)
     found = found or stored_plan_and_digest(out)
     if found is None:
-        raise PlanError(f"{out}: no plan.json: this is no packprep output; `packprep build … --out {out}` begins one")
+        raise PlanError(
+            f"{out}: no plan.json: this is no packprep output; `packprep build … --out {out}`"
+            " begins one"
+        )
     stored, digest = found
     name = stored["tokenizer"]["file"]
     try:
         tokenizer_json = out.read(name)
     except OSError as error:
         raise PlanError(
-            f"{out.path_of(name)}: {error.strerror}; the plan needs it: put it back, or begin anew in another folder"
+            f"{out.path_of(name)}: {error.strerror}; the plan needs it: put it back, or begin anew"
+            " in another folder"
         ) from None
     removed = b""
     if removed_digest(stored):
         try:
             removed = out.read(REMOVED_NAME)
         except OSError as error:
-            raise PlanError(f"{out.path_of(REMOVED_NAME)}: {error.strerror}; the plan needs it: put it back") from None
+            raise PlanError(
+                f"{out.path_of(REMOVED_NAME)}: {error.strerror}; the plan needs it: put it back"
+            ) from None
     return Plan(stored, tokenizer_json, prefixes, digest, removed)
 
 
 def moved_prefixes(stored: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
-    """The sources' prefixes: the plan's, or where `moved` says that they lie now. RecipeError for a name that is no source."""
+    """The sources' prefixes: the plan's, or where `moved` says that they lie now. RecipeError for a
+    name that is no source."""
     names = [source["name"] for source in stored["sources"]]
     for name in moved:
         if name not in names:
-            raise RecipeError(f"--source {name}=…: the dataset has no source of that name; it has {', '.join(names)}")
+            raise RecipeError(
+                f"--source {name}=…: the dataset has no source of that name; it has"
+                f" {', '.join(names)}"
+            )
     return [prefix_of(moved.get(source["name"], source["prefix"])) for source in stored["sources"]]
 
 
@@ -380,11 +459,15 @@ _LOOKED_AT = 1000
 
 
 def at_text(name: str, prefix: str) -> str:
-    """The prefix of a source; of one that lies in a token store that of the text of which the store was made, where store and
-    text are at hand."""
+    """The prefix of a source; of one that lies in a token store that of the text of which the store
+    was made, where store and text are at hand."""
     if prefix.startswith(IN_STORE):
         with contextlib.suppress(PackprepError, OSError):
-            own = next(one for one in open_store(prefix.removeprefix(IN_STORE)).plan.sources if one.name == name)
+            own = next(
+                one
+                for one in open_store(prefix.removeprefix(IN_STORE)).plan.sources
+                if one.name == name
+            )
             paths = (os.path.join(own.prefix, file) for file in own.files.names[:_LOOKED_AT])
             if not is_url(own.prefix) and all(map(os.path.exists, paths)):
                 return own.prefix
@@ -392,7 +475,8 @@ def at_text(name: str, prefix: str) -> str:
 
 
 def prefix_of(prefix: str) -> str:
-    """The prefix of a source as a plan names it: where its files lie, or "store:" and where its token store does."""
+    """The prefix of a source as a plan names it: where its files lie, or "store:" and where its
+    token store does."""
     if prefix.startswith(IN_STORE):
         return IN_STORE + absolute_prefix(prefix.removeprefix(IN_STORE))
     return absolute_prefix(prefix)

@@ -30,7 +30,8 @@ RelativeName = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(?s:.*/)?\.\.(?:/|
 
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A part of a plan. A key that joined later has a default, which plans from before it have: LATER."""
+    """A part of a plan. A key that joined later has a default, which plans from before it have:
+    LATER."""
 
 
 class EngineForm(_Part):
@@ -49,7 +50,8 @@ class TokenizerForm(_Part):
 
 
 class BesideForm(_Part):
-    """A file that lay beside the tokenizer, and the token that it declares for each role; None where it declares null."""
+    """A file that lay beside the tokenizer, and the token that it declares for each role; None
+    where it declares null."""
 
     file: RelativeName
     digest: Digest
@@ -97,7 +99,8 @@ class FileForm(_Part):
 
 
 class ReplacedForm(_Part):
-    """A dataset that has what this one lost: its fingerprint, and the digests of its manifest, plan and removed.json.
+    """A dataset that has what this one lost: its fingerprint, and the digests of its manifest, plan
+    and removed.json.
 
     ledger, and shards by number: what its manifest says otherwise than that of its successor.
     """
@@ -111,7 +114,8 @@ class ReplacedForm(_Part):
 
 
 class RemovedForm(_Part):
-    """The digest of removed.json, and the datasets of which documents were removed, the oldest first."""
+    """The digest of removed.json, and the datasets of which documents were removed, the oldest
+    first."""
 
     digest: Digest
     replaces: list[ReplacedForm]
@@ -152,7 +156,9 @@ _PARTS: dict[str, type[_Part]] = {
 
 def _later(form: type[_Part]) -> dict[str, Any]:
     return {
-        field.name: field.default for field in msgspec.structs.fields(form) if field.default is not msgspec.NODEFAULT
+        field.name: field.default
+        for field in msgspec.structs.fields(form)
+        if field.default is not msgspec.NODEFAULT
     }
 
 
@@ -162,7 +168,8 @@ _RESTORE = "put the file back as it was, or begin anew in another folder"
 
 
 def check_plan(plan: Mapping[str, Any], where: str) -> PlanForm:
-    """A plan as records; PlanError, with the place of the key, unless the value has the form of a plan."""
+    """A plan as records; PlanError, with the place of the key, unless the value has the form of a
+    plan."""
     made_with, law = plan.get("made_with"), plan.get("law_version")
     if type(law) is int and law > LAW_VERSION:
         raise PlanError(f"{where} has {other_law(law, made_with)}")
@@ -177,7 +184,8 @@ def check_plan(plan: Mapping[str, Any], where: str) -> PlanForm:
 
 
 def _wrong_key(plan: Mapping[str, Any], made_with: Any) -> str:
-    """Which key of a plan is unknown or missing, and what to do; "" where all are as they should be."""
+    """Which key of a plan is unknown or missing, and what to do; "" where all are as they should
+    be."""
     parts: list[tuple[str, Any]] = [("", plan)]
     for name in list(_PARTS)[1:]:
         values = plan.get(name)
@@ -198,7 +206,12 @@ def _wrong_key(plan: Mapping[str, Any], made_with: Any) -> str:
 def _disagreement(plan: PlanForm) -> str:
     """What no type says: how the values of a plan do not go together; "" where they do."""
     vocabulary, last = plan.vocabulary, 0
-    ids = [*vocabulary.roles.values(), *vocabulary.sentinels, *vocabulary.mode_tokens.values(), *vocabulary.special_ids]
+    ids = [
+        *vocabulary.roles.values(),
+        *vocabulary.sentinels,
+        *vocabulary.mode_tokens.values(),
+        *vocabulary.special_ids,
+    ]
     ids += [id for of_kind in (vocabulary.media or {}).values() for id in of_kind]
     if "pad" not in vocabulary.roles:
         return "vocabulary: roles has no pad"

@@ -1,7 +1,10 @@
-"""A recipe and what it names, looked up, and the plan that is made of them: all that is resolved once, by whoever comes first.
+"""A recipe and what it names, looked up, and the plan that is made of them: all that is resolved
+once, by whoever comes first.
 
-A plan lists the input files and the rule by which pieces and shards follow from them, and stores what must not be worked out
-twice: ids, ratios, repeats, the engine and its version. A plan, its tokenizer and the input files make every shard.
+A plan lists the input files and the rule by which pieces and shards follow from them, and stores
+what must not be worked out
+twice: ids, ratios, repeats, the engine and its version. A plan, its tokenizer and the input files
+make every shard.
 """
 
 import contextlib
@@ -38,7 +41,13 @@ from packprep.documents.chat_template import (
 )
 from packprep.documents.reading import MOST_DOCUMENTS
 from packprep.documents.sample import Supervise
-from packprep.documents.store import STEP_BYTES, STORE, TokenStore, estimates_as_json, estimates_from_json
+from packprep.documents.store import (
+    STEP_BYTES,
+    STORE,
+    TokenStore,
+    estimates_as_json,
+    estimates_from_json,
+)
 from packprep.documents.supervision import supervise
 from packprep.errors import RecipeError
 from packprep.format.digests import digest_of, own_digest
@@ -72,7 +81,8 @@ from packprep.tokenizer.roles import Needs, Vocabulary, resolve_vocabulary
 
 @dataclass(frozen=True)
 class Inputs:
-    """A recipe with what it names: the completed recipe, its vocabulary, and each source's prefix and files."""
+    """A recipe with what it names: the completed recipe, its vocabulary, and each source's prefix
+    and files."""
 
     recipe: Recipe
     vocabulary: Vocabulary
@@ -90,23 +100,34 @@ class Inputs:
 
     @cached_property
     def tasks(self) -> list[Task]:
-        """The recipe's tasks, `too_short` last. RecipeError where one cannot work with these ids or this seq_length."""
+        """The recipe's tasks, `too_short` last. RecipeError where one cannot work with these ids or
+        this seq_length."""
         return resolve(self.recipe, ids_of(self.vocabulary), self.vocabulary.mode_tokens)
 
     @cached_property
     def fingerprint(self) -> str:
-        """The fingerprint of what determines the shards, computed once: of a million files it takes seconds."""
+        """The fingerprint of what determines the shards, computed once: of a million files it takes
+        seconds."""
         return self.fingerprint_by(LAW_VERSION)
 
     def fingerprint_by(self, law: int) -> str:
         """The same by a law that this packprep makes."""
-        files = [list(zip(source.names, source.sizes.tolist(), strict=True)) for source in self.files]
-        return fingerprint(self.recipe, files, self.vocabulary.digest, self.chat_template, law, self.removed_digest)
+        files = [
+            list(zip(source.names, source.sizes.tolist(), strict=True)) for source in self.files
+        ]
+        return fingerprint(
+            self.recipe, files, self.vocabulary.digest, self.chat_template, law, self.removed_digest
+        )
 
     @cached_property
     def removed(self) -> bytes:
-        """removed.json of the documents that were removed from the stores; empty where none were."""
-        found = {name: own for name, store in self.stores.items() if (own := store.plan.removed.documents.get(name))}
+        """removed.json of the documents that were removed from the stores; empty where none
+        were."""
+        found = {
+            name: own
+            for name, store in self.stores.items()
+            if (own := store.plan.removed.documents.get(name))
+        }
         return encode_removed(found) if found else b""
 
     @property
@@ -116,19 +137,23 @@ class Inputs:
 
 
 def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) -> Inputs:
-    """Check the recipe against its tokenizer and find its files. `moved`: source name → prefix where its files lie now.
+    """Check the recipe against its tokenizer and find its files. `moved`: source name → prefix
+    where its files lie now.
     is_store: of the recipe, what a token store of it needs."""
     recipe = complete(of_store(recipe) if is_store else recipe)
     if not recipe.seq_length:
         raise RecipeError(
-            f"seq_lengths = {list(recipe.lengths)} make several datasets: give seq_length, one of them, or let `packprep build` "
-            "make all"
+            f"seq_lengths = {list(recipe.lengths)} make several datasets: give seq_length, one of"
+            " them, or let `packprep build` make all"
         )
     recipe, stores = in_stores(recipe, moved, is_store)
     names = [source.name for source in recipe.sources]
     for name in moved:
         if name not in names:
-            raise RecipeError(f"--source {name}=…: the recipe has no source of that name; it has {', '.join(names)}")
+            raise RecipeError(
+                f"--source {name}=…: the recipe has no source of that name; it has"
+                f" {', '.join(names)}"
+            )
     found = []
     for i, source in enumerate(recipe.sources):
         if source.name in stores:
@@ -137,15 +162,22 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
         else:
             found.append(find_files(source, i, recipe.base, moved.get(source.name)))
     if not any(files.sizes.any() for _, files in found):
-        first = next((os.path.join(files.root, files.names[0]) for _, files in found if len(files)), "there is none")
-        raise RecipeError(
-            f"the inputs hold no bytes: every file that the sources name is empty, as {first} is; fetch them again, or name "
-            "others in paths"
+        first = next(
+            (os.path.join(files.root, files.names[0]) for _, files in found if len(files)),
+            "there is none",
         )
-    vocabulary = resolve_vocabulary(recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe)))
+        raise RecipeError(
+            f"the inputs hold no bytes: every file that the sources name is empty, as {first} is;"
+            " fetch them again, or name others in paths"
+        )
+    vocabulary = resolve_vocabulary(
+        recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe))
+    )
     template, documents = None, recipe.documents
     if documents.loss_spans == "use":
-        template = find_template(documents.chat_template, recipe.base, recipe.tokenizer, documents.template_date)
+        template = find_template(
+            documents.chat_template, recipe.base, recipe.tokenizer, documents.template_date
+        )
     check_tokenizer(recipe, vocabulary, stores)
     template = template_of(template, stores)
     prefixes, of_sources = tuple(p for p, _ in found), tuple(files for _, files in found)
@@ -156,7 +188,8 @@ def token_dtype(recipe: Recipe, vocab_size: int) -> np.dtype:
     """uint16 or int32; RecipeError if the recipe asks for uint16 and an id may not fit."""
     if recipe.output.token_dtype == "uint16" and vocab_size > 1 << 16:
         raise RecipeError(
-            f'output.token_dtype = "uint16": the vocabulary has {vocab_size} ids, and uint16 holds 65536; use "auto"'
+            f'output.token_dtype = "uint16": the vocabulary has {vocab_size} ids, and uint16 holds'
+            ' 65536; use "auto"'
         )
     narrow = vocab_size <= 1 << 16 and recipe.output.token_dtype != "int32"
     return np.dtype(np.uint16 if narrow else np.int32)
@@ -166,15 +199,17 @@ MIB = 1 << 20
 MOST_REPEAT = 100_000
 """Of what a share comes to: each use is an order of its own."""
 EVEN_SHARDS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Numbers of shards that 2, 4, … workers end with at the same time: of five, one worker makes three and another two."""
+"""Numbers of shards that 2, 4, … workers end with at the same time: of five, one worker makes three
+and another two."""
 UNKNOWN_TURNS = (
-    "warning: the chat template does not look at add_generation_prompt and has no {% generation %} blocks: what opens an "
-    "assistant's turn cannot be told from the turn, and is trained too. Let a copy of the template answer "
-    "add_generation_prompt, and give it in documents.chat_template"
+    "warning: the chat template does not look at add_generation_prompt and has no {% generation %}"
+    " blocks: what opens an assistant's turn cannot be told from the turn, and is trained too. Let"
+    " a copy of the template answer add_generation_prompt, and give it in documents.chat_template"
 )
 TWO_ENDS = (
-    "warning: the chat template ends conversations in {}, which is eos, and documents.append_eos puts eos behind them once more: "
-    "set documents.append_eos = false, unless texts beside them need it"
+    "warning: the chat template ends conversations in {}, which is eos, and documents.append_eos"
+    " puts eos behind them once more: set documents.append_eos = false, unless texts beside them"
+    " need it"
 )
 UNSAMPLED: Mapping[str, Any] = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
 """What is resolved of a source before its calibration sample is taken."""
@@ -182,12 +217,16 @@ LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", 
 
 
 def make_plan(
-    inputs: Inputs, say: Callable[[str], None] = lambda message: None, samples: list[Estimates] | None = None
+    inputs: Inputs,
+    say: Callable[[str], None] = lambda message: None,
+    samples: list[Estimates] | None = None,
 ) -> dict[str, Any]:
-    """The plan of a recipe and its inputs: canonical JSON values. Reads a sample of each source, no more.
+    """The plan of a recipe and its inputs: canonical JSON values. Reads a sample of each source, no
+    more.
 
-    say: is told of a fast engine that failed its proof, where engine = "auto" takes another one. samples: gets what the
-    sample of each source tells, of which the plan holds only what work needs.
+    say: is told of a fast engine that failed its proof, where engine = "auto" takes another one.
+    samples: gets what the sample of each source tells, of which the plan holds only what work
+    needs.
     """
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     tasks = inputs.tasks
@@ -204,7 +243,9 @@ def make_plan(
         template = compile_template(inputs.chat_template, recipe.documents.template_date)
         if not template.knows_turns:
             say(UNKNOWN_TURNS)
-        if recipe.documents.eos_after_document and (eos := written_by_template(template, vocabulary, "eos")):
+        if recipe.documents.eos_after_document and (
+            eos := written_by_template(template, vocabulary, "eos")
+        ):
             say(TWO_ENDS.format(eos))
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios
@@ -227,28 +268,40 @@ def make_plan(
                 **resolved,
                 "prefix": planned.prefix,
                 "patterns": patterns_of(planned.source, recipe.base, inputs.stores),
-                **({"store": inputs.stores[planned.name].digest} if planned.name in inputs.stores else {}),
+                **(
+                    {"store": inputs.stores[planned.name].digest}
+                    if planned.name in inputs.stores
+                    else {}
+                ),
                 **stored_estimates(estimate, planned, resolved["text_bytes"], known),
             }
-            for planned, estimate, resolved, known in zip(sources, estimates, derived["sources"], both, strict=True)
+            for planned, estimate, resolved, known in zip(
+                sources, estimates, derived["sources"], both, strict=True
+            )
         ],
         "files": [file for files in inputs.files for file in files.as_planned()],
         **({"kind": STORE} if inputs.is_store else {}),
-        **({"removed": {"digest": inputs.removed_digest, "replaces": []}} if inputs.removed else {}),
+        **(
+            {"removed": {"digest": inputs.removed_digest, "replaces": []}} if inputs.removed else {}
+        ),
     }
-    documents, text_bytes = (sum(source[key] for source in plan["sources"]) for key in ("documents", "text_bytes"))
+    documents, text_bytes = (
+        sum(source[key] for source in plan["sources"]) for key in ("documents", "text_bytes")
+    )
     of_one = documents / plan["shards"]
     if of_one > MOST_DOCUMENTS:  # before any is made
         raise RecipeError(
-            f"each of {plan['shards']} shards would have some {of_one:.0f} documents; at most {MOST_DOCUMENTS}. Set "
-            f"output.shard_text_bytes to {int(text_bytes * MOST_DOCUMENTS / documents * 0.8)} or less",
+            f"each of {plan['shards']} shards would have some {of_one:.0f} documents; at most"
+            f" {MOST_DOCUMENTS}. Set output.shard_text_bytes to"
+            f" {int(text_bytes * MOST_DOCUMENTS / documents * 0.8)} or less",
             ("output", "shard_text_bytes"),
         )
     return {**plan, "digest": own_digest(as_stored(plan, LATER))}
 
 
 def written_by_template(template: ChatTemplate, vocabulary: Vocabulary, role: str) -> str:
-    """Return the text of a token if a template writes it: bos before a conversation, or eos after it; otherwise ""."""
+    """Return the text of a token if a template writes it: bos before a conversation, or eos after
+    it; otherwise ""."""
     if role not in vocabulary.roles:
         return ""
     (token,) = texts_of_ids(vocabulary.tokenizer_json, [vocabulary.roles[role]]).values()
@@ -271,17 +324,22 @@ def follows(
     tokens_per_byte: Sequence[float],
     is_store: bool = False,
 ) -> dict[str, Any]:
-    """What of a plan follows from its recipe, vocabulary and files, and from what samples told; verification asks it, too.
+    """What of a plan follows from its recipe, vocabulary and files, and from what samples told;
+    verification asks it, too.
 
-    sources: with their ratios; their repeats are set here. tokens_per_byte: of each. is_store: the plan is a token store's.
+    sources: with their ratios; their repeats are set here. tokens_per_byte: of each. is_store: the
+    plan is a token store's.
     """
-    once = [int(source.weights().sum()) for source in sources]  # text bytes of one use of all documents
+    once = [
+        int(source.weights().sum()) for source in sources
+    ]  # text bytes of one use of all documents
     for source, repeat in zip(sources, repeats(recipe, once, tokens_per_byte), strict=True):
         source.repeat = repeat
     if (pieces := pieces_of_all_uses(sources)) > MOST_PIECES:
         raise RecipeError(
-            f"the sources come to {pieces:,} pieces, once for each use, and a dataset has at most {MOST_PIECES:,}: compress "
-            "line files (a compressed file is one piece), write larger row groups, lower repeat, or make several datasets"
+            f"the sources come to {pieces:,} pieces, once for each use, and a dataset has at most"
+            f" {MOST_PIECES:,}: compress line files (a compressed file is one piece), write larger"
+            " row groups, lower repeat, or make several datasets"
         )
     weights = [source.weight for source in sources]
     rate = sum(w * t for w, t in zip(weights, tokens_per_byte, strict=True)) / max(1, sum(weights))
@@ -289,12 +347,16 @@ def follows(
     shards = max(1, -(-sum(weights) // shard_text_bytes))
     if shards > MOST_SHARDS:
         raise RecipeError(
-            f"output.shard_text_bytes = {shard_text_bytes} makes {shards:,} shards, and a dataset has at most "
-            f"{MOST_SHARDS:,}: give at least {-(-sum(weights) // MOST_SHARDS)}",
+            f"output.shard_text_bytes = {shard_text_bytes} makes {shards:,} shards, and a dataset"
+            f" has at most {MOST_SHARDS:,}: give at least {-(-sum(weights) // MOST_SHARDS)}",
             ("output", "shard_text_bytes"),
         )
     compressed = [  # bytes
-        int(source.files.sizes[np.array([bool(by) for _, by in source.files.kinds])[source.files.kind]].sum())
+        int(
+            source.files.sizes[
+                np.array([bool(by) for _, by in source.files.kinds])[source.files.kind]
+            ].sum()
+        )
         for source in sources
     ]
     return {
@@ -311,7 +373,9 @@ def follows(
                 "text_bytes": weight,
                 "tokens": round(weight * tokens),
             }
-            for source, size, weight, tokens in zip(sources, compressed, weights, tokens_per_byte, strict=True)
+            for source, size, weight, tokens in zip(
+                sources, compressed, weights, tokens_per_byte, strict=True
+            )
         ],
     }
 
@@ -319,12 +383,16 @@ def follows(
 def _proven_and_calibrated(
     inputs: Inputs, say: Callable[[str], None]
 ) -> tuple[str, list[PlannedSource], list[Estimates], list[Any]]:
-    """(the name of the engine, the sources, what a sample of each tells, what a token store keeps of that), the engine proven on
-    nasty text and that sample.
+    """(the name of the engine, the sources, what a sample of each tells, what a token store keeps
+    of that), the engine proven on nasty text and that sample.
 
     RecipeError if an engine that is asked for by name fails its proof.
     """
-    recipe, vocabulary, special_text = inputs.recipe, inputs.vocabulary, inputs.recipe.documents.special_text
+    recipe, vocabulary, special_text = (
+        inputs.recipe,
+        inputs.vocabulary,
+        inputs.recipe.documents.special_text,
+    )
     names = candidates(recipe.engine, vocabulary)
     first = np.cumsum([0, *map(len, inputs.files)]).tolist()
     sources = [
@@ -335,13 +403,17 @@ def _proven_and_calibrated(
         for i, source in enumerate(recipe.sources)
     ]  # fmt: skip
     in_files = [source for source in sources if source.name not in inputs.stores]
-    if not in_files:  # no text is read but by who replays, with the engine that the first store was made with
+    if (
+        not in_files
+    ):  # no text is read but by who replays, with the engine that the first store was made with
         before = inputs.stores[sources[0].name].plan.stored["engine"]["name"]
         names = [before] if before in names else names[-1:]
     texts: list[str] = []
     for source in in_files if any(ENGINES[name].proven for name in names) else ():
         with _named(source, recipe):
-            texts += first_texts(source, _supervise_of(recipe.documents, inputs.chat_template, LAW_VERSION))
+            texts += first_texts(
+                source, _supervise_of(recipe.documents, inputs.chat_template, LAW_VERSION)
+            )
     for name in names:
         try:
             engine = loaded(name, vocabulary, special_text) if in_files else None
@@ -356,7 +428,9 @@ def _proven_and_calibrated(
                 else:
                     with _named(source, recipe):
                         settings, template = recipe.documents, inputs.chat_template
-                        estimate, known = sampled(source, engine, vocabulary, settings, template, inputs.is_store)
+                        estimate, known = sampled(
+                            source, engine, vocabulary, settings, template, inputs.is_store
+                        )
                 estimates.append(estimate)
                 both.append(known)
                 if estimates[-1].supervised and not inputs.is_store:
@@ -389,13 +463,17 @@ def sampled(
     if not is_store:
         return estimates, []
     noted = dict(source.files.piece_bytes)
-    known = [estimates_as_json(estimates, noted), estimates_as_json(sample(True), source.files.piece_bytes)]
+    known = [
+        estimates_as_json(estimates, noted),
+        estimates_as_json(sample(True), source.files.piece_bytes),
+    ]
     source.files.forget(noted)
     return estimates, known
 
 
 def _supervise_of(settings: DocumentKeys, template: str | None, law: int) -> Supervise | None:
-    """Return how the sample makes texts of supervised documents; None if the recipe ignores them."""
+    """Return how the sample makes texts of supervised documents; None if the recipe ignores
+    them."""
     if settings.loss_spans != "use":
         return None
     return partial(supervise, template=template, settings=settings, law=law)
@@ -411,7 +489,9 @@ def stored_estimates(
     return {
         "ratios": estimates.ratios,
         "tokens_per_byte": estimates.tokens_per_byte,
-        "documents": round(text_bytes / estimates.document_bytes) if estimates.document_bytes else 0,
+        "documents": (
+            round(text_bytes / estimates.document_bytes) if estimates.document_bytes else 0
+        ),
         "relative_error": estimates.error_of(source),
         **({"estimates": known} if known else {}),
     }
@@ -456,22 +536,27 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
         tokens.append(size * (high - low) * of_byte)
         if not tokens[-1]:
             raise RecipeError(
-                f"source {source.name!r} has a share of {source.share} and no tokens: give it files with text"
+                f"source {source.name!r} has a share of {source.share} and no tokens: give it files"
+                " with text"
             )
     parts = [share / whole for share in shares if share is not None]
     total = recipe.total_tokens or min(t / part for t, part in zip(tokens, parts, strict=True))
-    found = [max(1e-6, float(f"{total * part / t:.6g}")) for t, part in zip(tokens, parts, strict=True)]
+    found = [
+        max(1e-6, float(f"{total * part / t:.6g}")) for t, part in zip(tokens, parts, strict=True)
+    ]
     for source, repeat in zip(recipe.sources, found, strict=True):
         if repeat > MOST_REPEAT:
             raise RecipeError(
-                f"source {source.name!r}: its share of total_tokens = {recipe.total_tokens} would use each of its documents "
-                f"{repeat:g} times, and {MOST_REPEAT} is the most: ask for fewer tokens, or give it more text"
+                f"source {source.name!r}: its share of total_tokens = {recipe.total_tokens} would"
+                f" use each of its documents {repeat:g} times, and {MOST_REPEAT} is the most: ask"
+                " for fewer tokens, or give it more text"
             )
     return found
 
 
 def _shard_text_bytes(recipe: Recipe, text_bytes: int, tokens_per_byte: float) -> int:
-    """The recipe's, or by itself: 64 MiB, more for long rows (≥ 2000 rows) and to stay under 50 000 shards, at most 512 MiB.
+    """The recipe's, or by itself: 64 MiB, more for long rows (≥ 2000 rows) and to stay under 50 000
+    shards, at most 512 MiB.
 
     Then less, where that makes a few shards one of EVEN_SHARDS and leaves enough rows.
     """
@@ -491,30 +576,41 @@ def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
         store, was_stored = inputs.stores.get(source.name), planned["prefix"].startswith(IN_STORE)
         if (store is not None) != was_stored:
             places = ("a token store", "files") if store else ("files", "a token store")
-            found.append("source {!r} lies in {} here, and in {} in the plan".format(source.name, *places))
+            found.append(
+                "source {!r} lies in {} here, and in {} in the plan".format(source.name, *places)
+            )
         elif store is not None and planned["store"] not in (None, *store.digests):
             found.append(other_store(source.name, store, planned["store"]))
     return found
 
 
 def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
-    """What keeps a plan from being gone on with under this recipe and these inputs, in words; empty if nothing does."""
+    """What keeps a plan from being gone on with under this recipe and these inputs, in words; empty
+    if nothing does."""
     law, limit = plan["law_version"], plan["recipe"]["documents"]["max_bad_fraction"]
     if inputs.recipe.documents.max_bad_fraction != limit:  # it decides on publication alone
         documents = replace(inputs.recipe.documents, max_bad_fraction=limit)
         inputs = replace(inputs, recipe=replace(inputs.recipe, documents=documents))
-    if plan["fingerprint"] == (inputs.fingerprint if law == LAW_VERSION else inputs.fingerprint_by(law)):
+    if plan["fingerprint"] == (
+        inputs.fingerprint if law == LAW_VERSION else inputs.fingerprint_by(law)
+    ):
         return []
     found = []
     if plan["tokenizer"]["digest"] != inputs.vocabulary.digest:
         found.append(
-            f"the tokenizer changed (digest {inputs.vocabulary.digest}, in the plan {plan['tokenizer']['digest']})"
+            f"the tokenizer changed (digest {inputs.vocabulary.digest}, in the plan"
+            f" {plan['tokenizer']['digest']})"
         )
     if plan["chat_template"] != inputs.chat_template:
         found.append("the chat template changed")
-    now, planned = (json_value(without_places(whole_recipe(r))) for r in (normalised(inputs.recipe), plan["recipe"]))
+    now, planned = (
+        json_value(without_places(whole_recipe(r)))
+        for r in (normalised(inputs.recipe), plan["recipe"])
+    )
     found += changed_keys(now, planned, "{} is {} here and {} in the plan")
-    listed: dict[tuple[int, str], int] = {(f["source"], f["name"]): f["size"] for f in plan["files"]}
+    listed: dict[tuple[int, str], int] = {
+        (f["source"], f["name"]): f["size"] for f in plan["files"]
+    }
     here = {
         (files.source, name): size
         for files in inputs.files
@@ -524,12 +620,17 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     names |= {i: source.name for i, source in enumerate(inputs.recipe.sources)}
     if inputs.removed_digest != removed_digest(plan):
         found.append(
-            "documents were removed: `packprep remove` goes on with what it began, and a token store with its own"
+            "documents were removed: `packprep remove` goes on with what it began, and a token"
+            " store with its own"
         )
     for key in sorted(set(listed) | set(here)):
         if listed.get(key) != here.get(key):
-            before, after = ("no file" if d.get(key) is None else f"{d[key]} bytes" for d in (listed, here))
-            found.append(f"input {key[1]!r} of source {names[key[0]]!r}: {before} in the plan, {after} now")
+            before, after = (
+                "no file" if d.get(key) is None else f"{d[key]} bytes" for d in (listed, here)
+            )
+            found.append(
+                f"input {key[1]!r} of source {names[key[0]]!r}: {before} in the plan, {after} now"
+            )
     return found[:10] + (["…"] if len(found) > 10 else []) or ["the fingerprint differs"]
 
 
@@ -538,7 +639,9 @@ def changed_keys(now: Any, planned: Any, words: str, where: str = "") -> list[st
     if isinstance(now, dict) and isinstance(planned, dict):
         keys = sorted(set(now) | set(planned))
         places = [(k, f"{where}.{k}" if where else k) for k in keys]
-        return [c for k, place in places for c in changed_keys(now.get(k), planned.get(k), words, place)]
+        return [
+            c for k, place in places for c in changed_keys(now.get(k), planned.get(k), words, place)
+        ]
     if (
         isinstance(now, list)
         and isinstance(planned, list)
@@ -552,6 +655,10 @@ def changed_keys(now: Any, planned: Any, words: str, where: str = "") -> list[st
 
 def _short(value: Any) -> str:
     """A value of a recipe in a message; tables by their names."""
-    if isinstance(value, list) and value and all(isinstance(v, dict) and "name" in v for v in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(v, dict) and "name" in v for v in value)
+    ):
         return f"[{', '.join(v['name'] for v in value)}]"
     return f"{value!r:.200}"

@@ -1,8 +1,9 @@
 """Work spread over processes: items in, results out. The only file that forks.
 
-A worker is handed an item when it asks for one. Whoever is killed leaves temporaries at most; the parent notices and says so.
-Workers are forked from this process, with all that it has loaded, as long as it has one thread; else by a server without any.
-The parent does no work of its own, so that it hears a signal at once, whatever library a worker is in.
+A worker is handed an item when it asks for one. Whoever is killed leaves temporaries at most; the
+parent notices and says so. Workers are forked from this process, with all that it has loaded, as
+long as it has one thread; else by a server without any. The parent does no work of its own, so that
+it hears a signal at once, whatever library a worker is in.
 """
 
 import contextlib
@@ -32,7 +33,8 @@ from packprep.errors import NO_MEMORY, BuildError, PackprepError, Stopped
 Report = Callable[[int, int, int, int], None]
 """(documents, text bytes, tokens, rejects): what was done since the last report."""
 Do = Callable[[Iterable[Any], Report], Iterator[Any]]
-"""The result of each item, in their order. It may take the next item before it gives the result of the last one."""
+"""The result of each item, in their order. It may take the next item before it gives the result of
+the last one."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STOPPED = "by a signal; what is committed stays, and the same command goes on"
@@ -58,26 +60,35 @@ def available_cpus() -> int:
 
 
 def free_memory() -> int:
-    """The bytes of memory that this process and its workers may take: what the machine has free, or a job's limit leaves."""
+    """The bytes of memory that this process and its workers may take: what the machine has free, or
+    a job's limit leaves."""
     meminfo = Path("/proc/meminfo").read_text()
-    free = [int(found[1]) << 10 for found in re.finditer(r"^MemAvailable: *(\d+) kB$", meminfo, re.M)]
+    free = [
+        int(found[1]) << 10 for found in re.finditer(r"^MemAvailable: *(\d+) kB$", meminfo, re.M)
+    ]
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
-            free += _left_by_limits(Path("/sys/fs/cgroup", controllers), path, *_LIMITS[controllers])
+            free += _left_by_limits(
+                Path("/sys/fs/cgroup", controllers), path, *_LIMITS[controllers]
+            )
     return max(0, min(free))
 
 
 def free_addresses() -> int | None:
-    """The bytes that this process may still take below its limit, `ulimit -v`, which each worker has, too; None: no limit."""
+    """The bytes that this process may still take below its limit, `ulimit -v`, which each worker
+    has, too; None: no limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return None
-    return max(0, limit - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
+    return max(
+        0, limit - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    )
 
 
 _LIMITS = {"": ("memory.max", "anon"), "memory": ("memory.limit_in_bytes", "rss")}
-"""Of both versions of control groups: the file of a group's limit, and what counts of its memory.stat; the rest is given back."""
+"""Of both versions of control groups: the file of a group's limit, and what counts of its
+memory.stat; the rest is given back."""
 
 
 def _left_by_limits(root: Path, path: str, limit: str, used: str) -> Iterator[int]:
@@ -86,14 +97,17 @@ def _left_by_limits(root: Path, path: str, limit: str, used: str) -> Iterator[in
     for folder in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError, TypeError):  # no such file here, or "max"
             most = int((folder / limit).read_text())
-            found = re.search(rf"^(?:total_)?{used} (\d+)$", (folder / "memory.stat").read_text(), re.M)
+            found = re.search(
+                rf"^(?:total_)?{used} (\d+)$", (folder / "memory.stat").read_text(), re.M
+            )
             yield most - int(found[1])  # type: ignore[index]
         if folder == root:
             return
 
 
 def _context() -> Any:
-    """How processes begin: by a fork, so that they have what this process has loaded; by a server where threads run here.
+    """How processes begin: by a fork, so that they have what this process has loaded; by a server
+    where threads run here.
 
     A fork copies one thread: a lock that another holds is never released in the copy.
     """
@@ -104,7 +118,8 @@ def _context() -> Any:
 
 
 def _keep_sockets_near() -> None:
-    """Have multiprocessing make the server's socket where its path is short enough, however long TMPDIR is.
+    """Have multiprocessing make the server's socket where its path is short enough, however long
+    TMPDIR is.
 
     BuildError where no such folder can be written.
     """
@@ -118,16 +133,20 @@ def _keep_sockets_near() -> None:
                 tempfile.tempdir = before
             return
     raise BuildError(
-        f"TMPDIR is {given}, and worker processes need a socket, whose path ends at 107 bytes: set TMPDIR to a folder of at "
-        f"most {_MOST_FOLDER_BYTES} bytes, or give --workers 1"
+        f"TMPDIR is {given}, and worker processes need a socket, whose path ends at 107 bytes: set"
+        f" TMPDIR to a folder of at most {_MOST_FOLDER_BYTES} bytes, or give --workers 1"
     )
 
 
 def _may_be_forked() -> bool:
-    """Whether this process has no threads but such as are prepared for a fork: pyarrow's allocator stops its own."""
+    """Whether this process has no threads but such as are prepared for a fork: pyarrow's allocator
+    stops its own."""
     for _ in range(_ENDING_MS):  # a thread that was waited for is gone a moment later
         try:
-            names = [Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir(_THREADS)]
+            names = [
+                Path(f"/proc/self/task/{thread}/comm").read_text().strip()
+                for thread in os.listdir(_THREADS)
+            ]
         except FileNotFoundError:
             names = []
         if len(names) - names.count("jemalloc_bg_thd") == 1:
@@ -148,10 +167,11 @@ def in_processes(
 ) -> Generator[tuple[Any, Any], None, None]:
     """(item, result) of each item, as they come; `setup(*arguments)` gives a process its function.
 
-    workers: how many processes, one for each item at most; 0: all is done here, and signals are the caller's.
-    clean(pid) removes what an ended worker may have left behind. on_start: called once the workers are at work, or before
-    this process is. say: told of a worker that reports nothing for SILENT_S, and that it goes on.
-    Raises what a worker raised, BuildError for one that was killed, Stopped after SIGTERM, SIGINT or SIGUSR1.
+    workers: how many processes, one for each item at most; 0: all is done here, and signals are the
+    caller's. clean(pid) removes what an ended worker may have left behind. on_start: called once
+    the workers are at work, or before this process is. say: told of a worker that reports nothing
+    for SILENT_S, and that it goes on. Raises what a worker raised, BuildError for one that was
+    killed, Stopped after SIGTERM, SIGINT or SIGUSR1.
     """
     if not workers or not items:
         on_start()
@@ -166,7 +186,9 @@ def in_processes(
             here, there = context.Pipe()
             is_forked = context.get_start_method() == "fork"
             ours, environment = ([here, *everyone], None) if is_forked else ([], dict(os.environ))
-            process = context.Process(target=_work, args=(there, ours, environment, setup, arguments), daemon=True)
+            process = context.Process(
+                target=_work, args=(there, ours, environment, setup, arguments), daemon=True
+            )
             process.start()
             there.close()
             everyone[here] = _Worker(process, deque([waiting.popleft()]))
@@ -201,13 +223,15 @@ def in_processes(
                 elif kind == "error":
                     raise value
                 else:
-                    raise BuildError(f"{worker}a worker failed; this is a fault of packprep, report it:\n{value}")
+                    raise BuildError(
+                        f"{worker}a worker failed; this is a fault of packprep, report it:\n{value}"
+                    )
             for worker in at_work.values():
                 if time.monotonic() - worker.heard >= SILENT_S:
                     worker.heard = math.inf
                     say(
-                        f"{worker}worker process {worker.process.pid} has reported nothing for {SILENT_S:g} s; "
-                        "waiting for it"
+                        f"{worker}worker process {worker.process.pid} has reported nothing for"
+                        f" {SILENT_S:g} s; waiting for it"
                     )
 
 
@@ -215,8 +239,8 @@ def in_processes(
 class _Worker:
     """A worker process as its parent knows it; as text, what an error begins with.
 
-    handed: the items of which it has given no result. is_last: it was told that there are no more. heard: when it reported
-    last; infinite once its silence was noticed.
+    handed: the items of which it has given no result. is_last: it was told that there are no more.
+    heard: when it reported last; infinite once its silence was noticed.
     """
 
     process: Any
@@ -232,18 +256,27 @@ class _Worker:
         return f"{' and '.join(map(str, self.handed))}: " if self.handed else ""
 
     def lost(self) -> PackprepError:
-        """The error for one that ended without a word: Stopped where a signal to the whole group reached it first."""
+        """The error for one that ended without a word: Stopped where a signal to the whole group
+        reached it first."""
         self.process.join(STOP_S)
         code = self.process.exitcode
         if code in _STOPPED_CODES:
             return Stopped(STOPPED)
-        how = f"killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
+        how = (
+            f"killed by signal {-code}"
+            if code is not None and code < 0
+            else f"ended with status {code}"
+        )
         hint = ""
         if code == -signal.SIGKILL:
-            hint = " (the kernel kills what uses too much memory: try fewer --workers or a smaller output.shard_text_bytes)"
+            hint = (
+                " (the kernel kills what uses too much memory: try fewer --workers or a smaller"
+                " output.shard_text_bytes)"
+            )
         whose = "its" if self.handed else "a"
         return BuildError(
-            f"{self}{whose} worker process was {how}{hint}; run the same command again: what is committed stays"
+            f"{self}{whose} worker process was {how}{hint}; run the same command again: what is"
+            " committed stays"
         )
 
 
@@ -287,7 +320,8 @@ def _work(
     setup: Callable[..., Do],
     arguments: Sequence[Any],
 ) -> None:
-    """inherited: the parent's ends of pipes, of which a fork leaves copies: they would hide that the parent is gone.
+    """inherited: the parent's ends of pipes, of which a fork leaves copies: they would hide that
+    the parent is gone.
 
     environment: the parent's, for a server of forks keeps the one that it began with.
     """
@@ -301,7 +335,9 @@ def _work(
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
-    sending = threading.Lock()  # shards are written by a thread of their own, which may have something to say
+    sending = (
+        threading.Lock()
+    )  # shards are written by a thread of their own, which may have something to say
 
     def send(kind: str, value: Any) -> None:
         with sending:
@@ -331,9 +367,11 @@ def _work(
 
 
 def _keep_memory() -> None:
-    """Have the memory of one shard serve the next: fresh pages cost more than what is written to them.
+    """Have the memory of one shard serve the next: fresh pages cost more than what is written to
+    them.
 
-    glibc, where it is that, gives large blocks from its heap and not from new pages, and leaves the heap's end as it is.
+    glibc, where it is that, gives large blocks from its heap and not from new pages, and leaves the
+    heap's end as it is.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

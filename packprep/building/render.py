@@ -36,7 +36,8 @@ def _frame(first_slot, slots, bos, mode, eos, number, bos_id, mode_id, eos_id, t
 
 @kernel
 def _next_token(first_slot, slots, prefix, pad, tokens, labels, loss_mask, trainable):
-    """Labels and loss of next-token kinds: trained is the prediction of what follows the prefix, where it is trainable."""
+    """Labels and loss of next-token kinds: trained is the prediction of what follows the prefix,
+    where it is trainable."""
     for i in range(first_slot.shape[0]):
         begin, n, seen = first_slot[i], slots[i], max(prefix[i] - 1, 0)
         if trainable.shape[0] > 0:
@@ -51,20 +52,41 @@ def _next_token(first_slot, slots, prefix, pad, tokens, labels, loss_mask, train
 
 @kernel
 def _mark(
-    supervised, body, mode, n, eos, start, copy, span_begin, span_end, spans, span_weights, turns, last, eos_weight,
-    has_prefix, pivot, shift, trainable, weights,
-):  # fmt: skip
-    """Set the trainable slots: all of the body and eos, and the mode token of next-token kinds, as in a shard
-    without supervised documents, with the document's weight; of a supervised segment its trained tokens, what is added at
-    its pivot, and eos where the last span reaches the end and is trained. The eos of a segment that is not its document's
-    last is trained like the token before it. mode: how many slots before the body hold such a mode token. Of a document's
-    spans only those that reach into the segment are walked: it may have a million, and be cut into many.
+    supervised,
+    body,
+    mode,
+    n,
+    eos,
+    start,
+    copy,
+    span_begin,
+    span_end,
+    spans,
+    span_weights,
+    turns,
+    last,
+    eos_weight,
+    has_prefix,
+    pivot,
+    shift,
+    trainable,
+    weights,
+):
+    """Set the trainable slots: all of the body and eos, and the mode token of next-token kinds, as
+    in a shard without supervised documents, with the document's weight; of a supervised segment its
+    trained tokens, what is added at its pivot, and eos where the last span reaches the end and is
+    trained. The eos of a segment that is not its document's last is trained like the token before
+    it. mode: how many slots before the body hold such a mode token. Of a document's spans only
+    those that reach into the segment are walked: it may have a million, and be cut into many.
 
-    weights: float32, 1 each, takes those of the trained slots of supervised segments; of no slots where all are 1. What is added
-    weighs as much as the trained token behind it, or before it where that one is not trained.
+    weights: float32, 1 each, takes those of the trained slots of supervised segments; of no slots
+    where all are 1. What is added weighs as much as the trained token behind it, or before it where
+    that one is not trained.
 
-    has_prefix: whether the task's prefix holds each segment's first token. Where all of a supervised segment's tokens are
-    trained, its range then begins after that token, which tells the segment from those of other documents."""
+    has_prefix: whether the task's prefix holds each segment's first token. Where all of a
+    supervised segment's tokens are trained, its range then begins after that token, which tells the
+    segment from those of other documents.
+    """
     weighted = weights.shape[0] > 0
     for i in range(n.shape[0]):
         end = body[i] + n[i] + shift[i]
@@ -87,7 +109,8 @@ def _mark(
                 if spans[k, 1] >= stop:
                     end_weight = span_weights[k]
                 for token in range(
-                    max(spans[k, 0] - start[i], 0) + copy[i], min(spans[k, 1] - start[i] + copy[i], n[i])
+                    max(spans[k, 0] - start[i], 0) + copy[i],
+                    min(spans[k, 1] - start[i] + copy[i], n[i]),
                 ):
                     slot = body[i] + token + (shift[i] if token >= pivot[i] else 0)
                     trainable[slot] = 1
@@ -103,7 +126,9 @@ def _mark(
         if has_prefix and marked == n[i]:
             trainable[body[i]] = 0
         if last[i]:
-            end_weight = eos_weight[i] if trained_in(turns, span_end[i] - 1, start[i]) else np.float32(0)
+            end_weight = (
+                eos_weight[i] if trained_in(turns, span_end[i] - 1, start[i]) else np.float32(0)
+            )
         if eos[i] and end_weight > 0:
             trainable[end] = 1
             if weighted:
@@ -112,7 +137,8 @@ def _mark(
 
 @kernel
 def _runs(first_slot, slots, trainable, weights, offsets, ranges):
-    """The runs of `trainable` of one weight in each segment, relative to its begin; only counts them if `ranges` is empty.
+    """The runs of `trainable` of one weight in each segment, relative to its begin; only counts
+    them if `ranges` is empty.
 
     weights: float32, of the slots; of no slots where all are 1."""
     count, weighted = np.int64(0), weights.shape[0] > 0
@@ -147,18 +173,23 @@ def render_rows(
     epoch: int = 0,
     last: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Write every segment of a table in row order to its slots; gives the shard's arrays of slots, and the columns of segments
-    that follow from rendering.
+    """Write every segment of a table in row order to its slots; gives the shard's arrays of slots,
+    and the columns of segments that follow from rendering.
 
-    begin: int64[m], index of each body's first token in the flat tokens `ids`. training: of the documents that the table
-    names. epoch: whose chance the rows have, as redraw gives them; what is stored is 0's.
+    begin: int64[m], index of each body's first token in the flat tokens `ids`. training: of the
+    documents that the table names. epoch: whose chance the rows have, as redraw gives them; what is
+    stored is 0's.
     last: bool[m], which segments are their documents' last; None: all are.
     """
     with_labels, with_blocks = (
         any(task.in_place for task in tasks),
         any(RULES[task.objective.attention].in_blocks for task in tasks),
     )
-    m, pad, rows = len(table.task), tasks[0].ids.pad, int(table.row[-1]) + 1 if len(table.row) else 0
+    m, pad, rows = (
+        len(table.task),
+        tasks[0].ids.pad,
+        int(table.row[-1]) + 1 if len(table.row) else 0,
+    )
     size, first_slot = rows * seq_length, table.row * seq_length + table.first_slot
     number = np.arange(m) - np.searchsorted(table.row, table.row) + 1
     tokens, labels = (np.full(n, pad, token_dtype) for n in (size, size if with_labels else 0))
@@ -172,11 +203,18 @@ def render_rows(
         chosen = np.flatnonzero(table.task == t)
         if not len(chosen):
             continue
-        segments, first_slots, begins, numbers = table.of(chosen), first_slot[chosen], begin[chosen], number[chosen]
+        segments, first_slots, begins, numbers = (
+            table.of(chosen),
+            first_slot[chosen],
+            begin[chosen],
+            number[chosen],
+        )
         bodies = segments.bodies(epoch)
         prefixes[chosen] = prefix = expected_prefix(task, bodies, segments.bos, segments.slots)
         if training is not None:
-            _mark_trained(task, segments, bodies, last[chosen], first_slots, training, trainable, weights)
+            _mark_trained(
+                task, segments, bodies, last[chosen], first_slots, training, trainable, weights
+            )
         body = first_slots + segments.bos + task.mode
         half = segments.slots // task.objective.copies
         facts = (task.ids.bos, task.mode_token, task.ids.eos)
@@ -201,7 +239,12 @@ def render_rows(
             else:
                 copy_ranges(tokens, first_slots, segments.slots, labels, first_slots)
             target = target_of(
-                task, segments, first_slots, tokens, loss_mask, trainable if training is not None else None
+                task,
+                segments,
+                first_slots,
+                tokens,
+                loss_mask,
+                trainable if training is not None else None,
             )
             noised = draw_noise(t, task, target, epoch)
             level[chosen], weight[chosen] = noised.level, noised.weight
@@ -212,14 +255,27 @@ def render_rows(
             assert task.objective.render is not None
             task.objective.render(task, BodySlots(begins, bodies, body), ids, tokens)
             _frame(
-                first_slots, segments.slots, segments.bos, task.mode, segments.eos, numbers, *facts, tokens, segment_ids
+                first_slots,
+                segments.slots,
+                segments.bos,
+                task.mode,
+                segments.eos,
+                numbers,
+                *facts,
+                tokens,
+                segment_ids,
             )
-            _next_token(first_slots, segments.slots, prefix, pad, tokens, labels, loss_mask, trainable)
+            _next_token(
+                first_slots, segments.slots, prefix, pad, tokens, labels, loss_mask, trainable
+            )
     shape = (rows, seq_length)
     arrays: dict[str, np.ndarray] = {"tokens": tokens.reshape(shape)}
     if with_labels:
         arrays["labels"] = labels.reshape(shape)
-    arrays["segment_ids"], arrays["loss_mask"] = segment_ids.reshape(shape), loss_mask.reshape(shape)
+    arrays["segment_ids"], arrays["loss_mask"] = (
+        segment_ids.reshape(shape),
+        loss_mask.reshape(shape),
+    )
     arrays["segment_prefix"] = prefixes.astype(np.int32)
     arrays["segment_noise"], arrays["segment_loss_weight"] = level, weight
     if with_blocks:
@@ -238,20 +294,28 @@ def target_of(
     loss_mask: np.ndarray,
     trainable: np.ndarray | None,
 ) -> Target:
-    """Where a task's in-place noise goes: its candidates are the body and, unless noise_eos is off, eos.
+    """Where a task's in-place noise goes: its candidates are the body and, unless noise_eos is off,
+    eos.
 
     segments: the task's; first_slot: int64[m], of each in the flat rows.
     """
     before = segments.bos + task.mode
-    count = segments.n + segments.copy + (segments.eos if task.parameters.get("noise_eos", True) else 0)
+    count = (
+        segments.n + segments.copy + (segments.eos if task.parameters.get("noise_eos", True) else 0)
+    )
     candidates = noise.Candidates(segments.key, first_slot + before, count, segments.row)
-    return Target(candidates, before, segments.slots // task.objective.copies, trainable, tokens, loss_mask)
+    return Target(
+        candidates, before, segments.slots // task.objective.copies, trainable, tokens, loss_mask
+    )
 
 
 def draw_noise(index: int, task: Task, target: Target, epoch: int = 0) -> Noised:
-    """Noise one in-place task's segments as the stored rows have it, or as redraw gives it in a later epoch."""
+    """Noise one in-place task's segments as the stored rows have it, or as redraw gives it in a
+    later epoch."""
     assert task.objective.noise is not None
-    return task.objective.noise(index, task.parameters, task.resolved, task.ids.for_noise, target, epoch)
+    return task.objective.noise(
+        index, task.parameters, task.resolved, task.ids.for_noise, target, epoch
+    )
 
 
 def _mark_trained(
@@ -273,17 +337,34 @@ def _mark_trained(
     d = segments.document
     eos = segments.eos if task.parameters.get("noise_eos", True) else np.zeros_like(segments.eos)
     _mark(
-        training.supervised[d], first_slot + segments.bos + task.mode, 0 if task.in_place else task.mode,
-        bodies.n, eos, segments.start, segments.copy,
-        training.span_offsets[d], training.span_offsets[d + 1], training.spans, training.weights, training.turns,
-        last, training.eos_weight[d], RULES[task.objective.attention].ahead == "prefix",
-        np.ascontiguousarray(pivot), np.ascontiguousarray(shift), trainable, weights,
-    )  # fmt: skip
+        training.supervised[d],
+        first_slot + segments.bos + task.mode,
+        0 if task.in_place else task.mode,
+        bodies.n,
+        eos,
+        segments.start,
+        segments.copy,
+        training.span_offsets[d],
+        training.span_offsets[d + 1],
+        training.spans,
+        training.weights,
+        training.turns,
+        last,
+        training.eos_weight[d],
+        RULES[task.objective.attention].ahead == "prefix",
+        np.ascontiguousarray(pivot),
+        np.ascontiguousarray(shift),
+        trainable,
+        weights,
+    )
 
 
 def _is_weighted(training: Training) -> bool:
     """Whether a trained token has another weight than 1."""
-    return bool((training.weights != 1).any() or ((training.eos_weight != 1) & (training.eos_weight != 0)).any())
+    return bool(
+        (training.weights != 1).any()
+        or ((training.eos_weight != 1) & (training.eos_weight != 0)).any()
+    )
 
 
 def _trained_ranges(
@@ -322,9 +403,12 @@ def render(
     pad_seq_to_mult: int,
     epoch: int = 0,
 ) -> dict[str, np.ndarray]:
-    """All arrays of a shard, by name, as `dataset/shard.py` lists them. table: in row order. epoch: as in `render_rows`."""
+    """All arrays of a shard, by name, as `dataset/shard.py` lists them. table: in row order. epoch:
+    as in `render_rows`."""
     row, document = table.row, table.document
-    row_offsets = np.searchsorted(row, np.arange(int(row[-1]) + 2 if len(row) else 1)).astype(np.int64)
+    row_offsets = np.searchsorted(row, np.arange(int(row[-1]) + 2 if len(row) else 1)).astype(
+        np.int64
+    )
     begin, ids = body_tokens(documents, table)
     texts = begin, ids, documents.training, seq_length, documents.ids.dtype
     last = table.start + table.n == np.diff(documents.offsets)[document]
@@ -352,7 +436,9 @@ def _media(
 ) -> dict[str, np.ndarray]:
     """The arrays of places of media; none where no segment has a place."""
     places, many = training.places, np.diff(training.place_offsets)
-    first = places.first + np.repeat(documents.offsets[:-1], many)  # ascending: in all documents' tokens
+    first = places.first + np.repeat(
+        documents.offsets[:-1], many
+    )  # ascending: in all documents' tokens
     begin = documents.offsets[table.document] + table.start
     low, high = np.searchsorted(first, begin), np.searchsorted(first, begin + table.n)
     count = high - low
@@ -381,7 +467,8 @@ def _media(
 
 
 def body_tokens(documents: Documents, segments: SegmentTable) -> tuple[np.ndarray, np.ndarray]:
-    """(begin int64[m], flat ids): where each body's tokens lie. Bodies that repeat a system message are laid behind the ids."""
+    """(begin int64[m], flat ids): where each body's tokens lie. Bodies that repeat a system message
+    are laid behind the ids."""
     begin = documents.offsets[segments.document] + segments.start
     repeating = np.flatnonzero(segments.copy)
     if not len(repeating):
@@ -390,7 +477,10 @@ def body_tokens(documents: Documents, segments: SegmentTable) -> tuple[np.ndarra
     for g in repeating:
         first = documents.offsets[segments.document[g]]
         content = first + segments.start[g]
-        parts += [documents.ids[first : first + segments.copy[g]], documents.ids[content : content + segments.n[g]]]
+        parts += [
+            documents.ids[first : first + segments.copy[g]],
+            documents.ids[content : content + segments.n[g]],
+        ]
         begin[g] = at
         at += int(segments.copy[g] + segments.n[g])
     return begin, np.concatenate(parts)

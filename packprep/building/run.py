@@ -1,13 +1,16 @@
 """Progress and resume: a recipe and an output folder in, a published dataset out.
 
-Every process makes whole shards and commits them; the parent hands out shard numbers and shows progress. A process that is
-killed leaves nothing but temporaries, and the same command makes what is missing.
+Every process makes whole shards and commits them; the parent hands out shard numbers and shows
+progress. A process that is killed leaves nothing but temporaries, and the same command makes what
+is missing.
 
-No source file may change meanwhile. The times of their last changes are noted beside the plan as the build first saw them:
+No source file may change meanwhile. The times of their last changes are noted beside the plan as
+the build first saw them:
 
     another time ─► what done shards read of the file is read again ─► the same: noted anew  ·  another: SourceError
 
-Within a process `work.unchanged_slices` looks before and after a piece is read. Publication removes the note.
+Within a process `work.unchanged_slices` looks before and after a piece is read. Publication removes
+the note.
 """
 
 import contextlib
@@ -76,7 +79,8 @@ WORKER_TEXT_BYTES = 8 << 20
 
 
 class Progress(Protocol):
-    """What the work reports to: `begin` once, `add` for every batch, `done` for every item, `say` for messages, `end` at last."""
+    """What the work reports to: `begin` once, `add` for every batch, `done` for every item, `say`
+    for messages, `end` at last."""
 
     def begin(self, text_bytes: int, shards: int, missing: int) -> None: ...
     def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None: ...
@@ -109,12 +113,15 @@ def build(
 ) -> Outcome:
     """Build a recipe into `out`, a folder or its URL, or go on with a build that stopped there.
 
-    workers: processes; 0: this one, which handles no signal; None: one for each CPU that this process may use, and fewer for
-    little text. moved: source name → prefix where its files lie now. array: (index, count) of this array task.
-    on_start: called once with the plan: while the workers make the first shards, or before this process does.
+    workers: processes; 0: this one, which handles no signal; None: one for each CPU that this
+    process may use, and fewer for
+    little text. moved: source name → prefix where its files lie now. array: (index, count) of this
+    array task.
+    on_start: called once with the plan: while the workers make the first shards, or before this
+    process does.
     is_store: make a token store of the recipe's sources.
-    Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or SIGUSR1 while processes
-    make shards.
+    Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or
+    SIGUSR1 while processes make shards.
     """
     clock, out = Clock(), folder_at(out)
     clean = out.remove_temporaries
@@ -123,15 +130,20 @@ def build(
         if not out.exists(MANIFEST_NAME):
             if inputs.has_text:
                 begin_loading(recipe.engine, inputs.vocabulary, recipe.documents.special_text)
-            warm_kernels()  # meanwhile; the forecast and the workers, which are forked from here, have kernels
+            # meanwhile; the forecast and the workers, which are forked from here, have kernels
+            warm_kernels()
         plan = planned(inputs, out, progress.say)
-        compare_sources(out, plan, inputs, progress.say, available_cpus() if workers is None else workers)
+        compare_sources(
+            out, plan, inputs, progress.say, available_cpus() if workers is None else workers
+        )
     share = share_of(*array, plan.shards)
     missing = missing_shards(out, plan.digests, share)
     to_do = sum(source.weight for source in plan.sources) * len(missing) // plan.shards
     asked, workers = workers, min(workers_for(to_do) if workers is None else workers, len(missing))
     if missing:
-        with clock.stage("start-up"):  # loaded once, and shared by the workers that are forked from here
+        with clock.stage(
+            "start-up"
+        ):  # loaded once, and shared by the workers that are forked from here
             engine = plan.text_engine
         progress.say(pace(plan.stored, engine, inputs, asked, array[1]))
     if len(missing) < plan.shards:
@@ -147,9 +159,13 @@ def build(
         items = [ShardToMake(b) for b in missing]
         arguments = (out, inputs.prefixes, plan.seen)
         started = partial(on_start, plan)
-        made = in_processes(shard_maker, arguments, items, workers, report, clean, started, progress.say)
+        made = in_processes(
+            shard_maker, arguments, items, workers, report, clean, started, progress.say
+        )
         with _at_hand(out, plan), contextlib.closing(made):
-            for item, seconds in islice(made, max(1, len(items))):  # `started` is called where there are none, too
+            for item, seconds in islice(
+                made, max(1, len(items))
+            ):  # `started` is called where there are none, too
                 clock.add(seconds)
                 progress.done(item)
             with clock.stage("publish"):  # while workers end, who have much memory to give back
@@ -161,26 +177,35 @@ def build(
         progress.end()
     others = len(missing_shards(out, plan.digests, range(plan.shards))) if manifest is None else 0
     documents, text_bytes, tokens, _ = map(int, counts)
-    say_stage(f"of all workers: {', '.join(f'{stage} {spent:.2f} s' for stage, spent in clock.seconds.items())}")
+    say_stage(
+        "of all workers:"
+        f" {', '.join(f'{stage} {spent:.2f} s' for stage, spent in clock.seconds.items())}"
+    )
     profile = Profile(clock.elapsed(), max(workers, 1), clock.take(), documents, text_bytes, tokens)
     return Outcome(out.location, plan, manifest, len(missing), others, profile)
 
 
-def build_lengths(recipe: Recipe, out: str | os.PathLike | Folder, progress: Progress, **options: Any) -> list[Outcome]:
-    """Build the dataset of each of a recipe's seq_lengths into seq_N below `out`, and once all are there the mixture.json beside
-    them, or go on with it. options: as of `build`, which gives the outcome of each and raises.
+def build_lengths(
+    recipe: Recipe, out: str | os.PathLike | Folder, progress: Progress, **options: Any
+) -> list[Outcome]:
+    """Build the dataset of each of a recipe's seq_lengths into seq_N below `out`, and once all are
+    there the mixture.json beside them, or go on with it. options: as of `build`, which gives the
+    outcome of each and raises.
 
-    Shares are the slots that each has. So where steps have as many slots in each, one epoch of each is one of the mixture.
+    Shares are the slots that each has. So where steps have as many slots in each, one epoch of each
+    is one of the mixture.
     """
     out = folder_at(out)
-    outcomes = [build(one, folder, progress, **options) for one, folder in folders_of_lengths(recipe, out)]
+    outcomes = [
+        build(one, folder, progress, **options) for one, folder in folders_of_lengths(recipe, out)
+    ]
     manifests = [outcome.manifest for outcome in outcomes if outcome.manifest is not None]
     if len(manifests) == len(outcomes):
         data = lengths_mixture(manifests)
         if not out.create(MIXTURE_NAME, data) and out.read(MIXTURE_NAME) != data:
             progress.say(
-                f"{out.path_of(MIXTURE_NAME)} has other datasets or shares than this build's, and is left as it is: remove it, "
-                "and the same command writes its own"
+                f"{out.path_of(MIXTURE_NAME)} has other datasets or shares than this build's, and"
+                " is left as it is: remove it, and the same command writes its own"
             )
         out.flush()
     return outcomes
@@ -190,30 +215,40 @@ def folders_of_lengths(recipe: Recipe, out: Folder) -> list[tuple[Recipe, str]]:
     """Return the recipe and the folder of each dataset that `build_lengths` makes below `out`.
 
     Raises:
-        PlanError: If `out` is a dataset, or has files of something else and no dataset of the recipe is begun there.
+        PlanError: If `out` is a dataset, or has files of something else and no dataset of the
+        recipe is begun there.
     """
     folders = {f"seq_{one.seq_length}": one for one in recipe.by_length()}
     if out.exists(PLAN_NAME):
-        raise PlanError(f"{out} is a dataset, and seq_lengths make several: give --out another folder")
+        raise PlanError(
+            f"{out} is a dataset, and seq_lengths make several: give --out another folder"
+        )
     is_begun = any(out.exists(f"{name}/{PLAN_NAME}") for name in folders)
     if not is_begun and (others := [name for name in out.others() if name not in folders]):
         raise PlanError(
-            f"{out} holds files that are none of this build's: {listed(others)}. Give --out a folder that is new or empty"
+            f"{out} holds files that are none of this build's: {listed(others)}. Give --out a"
+            " folder that is new or empty"
         )
     return [(one, f"{out}/{name}") for name, one in folders.items()]
 
 
 def lengths_mixture(manifests: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return the mixture.json of a build of several seq_lengths, from the manifests of its datasets."""
+    """Return the mixture.json of a build of several seq_lengths, from the manifests of its
+    datasets."""
     names = [f"seq_{manifest['seq_length']}" for manifest in manifests]
     shares = [[0, [manifest["ledger"]["row_slots"] for manifest in manifests]]]
     return mixture_file(Path(MIXTURE_NAME).absolute(), names, shares=shares)
 
 
 def pace(
-    plan: Mapping[str, Any], engine: Engine | None, inputs: Inputs, workers: int | None, array_count: int = 1
+    plan: Mapping[str, Any],
+    engine: Engine | None,
+    inputs: Inputs,
+    workers: int | None,
+    array_count: int = 1,
 ) -> str:
-    """How fast a build goes, in one line: its engine, and shards that give each worker work where there are too few.
+    """How fast a build goes, in one line: its engine, and shards that give each worker work where
+    there are too few.
 
     plan: as stored. engine: None where all sources lie in token stores. workers: as for `build`.
     """
@@ -226,8 +261,9 @@ def pace(
     if shards >= at_work:
         return said
     return (
-        f"{said}; {shards} {'shards' if shards > 1 else 'shard'} for {at_work} workers: "
-        f"--set output.shard_text_bytes={-(-text_bytes // at_work)} and another folder give each one work"
+        f"{said}; {shards} {'shards' if shards > 1 else 'shard'} for {at_work} workers: --set"
+        f" output.shard_text_bytes={-(-text_bytes // at_work)} and another folder give each one"
+        " work"
     )
 
 
@@ -241,11 +277,16 @@ def _to_do(share: int, missing: int, shards: int) -> str:
     if not share:
         return f"nothing to make: none of the {shards} shards is this array task's"
     whose = f"all {share}" if share == shards else f"this array task's {share}"
-    return f"{missing} of {whose} shards to make" if missing else f"nothing to make: {whose} shards are done"
+    return (
+        f"{missing} of {whose} shards to make"
+        if missing
+        else f"nothing to make: {whose} shards are done"
+    )
 
 
 def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
-    """The plan that stands in `out`, written first if there is none; PlanError if it is another recipe's.
+    """The plan that stands in `out`, written first if there is none; PlanError if it is another
+    recipe's.
 
     say: is told what a user should know.
     """
@@ -258,16 +299,22 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
         bad, is_certain = bad_in_samples(fresh, inputs, samples)
         if is_certain:
             raise BuildError(
-                f"{bad}. Nothing was built. Mend the inputs, or, if that many may be left out, set a "
-                "higher documents.max_bad_fraction"
+                f"{bad}. Nothing was built. Mend the inputs, or, if that many may be left out, set"
+                " a higher documents.max_bad_fraction"
             )
-        for warning in [bad] * bool(bad) if inputs.is_store else forecast(fresh, inputs, samples)["warnings"]:
+        for warning in (
+            [bad] * bool(bad) if inputs.is_store else forecast(fresh, inputs, samples)["warnings"]
+        ):
             say(f"warning: {warning}")
         first = out.create(TOKENIZER_NAME, inputs.vocabulary.tokenizer_json)
-        if not first and stored_plan(out) is None and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest:
+        if (
+            not first
+            and stored_plan(out) is None
+            and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest
+        ):
             raise PlanError(
-                f"{out.path_of(TOKENIZER_NAME)} is another tokenizer, left there without a plan: remove it, or build into "
-                "another folder"
+                f"{out.path_of(TOKENIZER_NAME)} is another tokenizer, left there without a plan:"
+                " remove it, or build into another folder"
             )
         if inputs.removed:
             out.create(REMOVED_NAME, inputs.removed)
@@ -284,10 +331,11 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
 
 
 def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
-    """The plan that stands in `out`, as stored, and its digest; None where a build would begin. Nothing is written.
+    """The plan that stands in `out`, as stored, and its digest; None where a build would begin.
+    Nothing is written.
 
-    PlanError if it is another recipe's, or files of something else lie there; RecipeError if a source would find what a build
-    writes there.
+    PlanError if it is another recipe's, or files of something else lie there; RecipeError if a
+    source would find what a build writes there.
     """
     _refuse_own_inputs(inputs, out)
     found = stored_plan_and_digest(out)
@@ -295,7 +343,8 @@ def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
         found = stored_plan_and_digest(out)  # another process may have written it in the meantime
         if found is None:
             raise PlanError(
-                f"{out} has files of a build and no plan.json: put it back, or begin anew in another folder"
+                f"{out} has files of a build and no plan.json: put it back, or begin anew in"
+                " another folder"
             )
     if found is None:
         refuse_others(out)
@@ -304,8 +353,9 @@ def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
     check_law(plan, out.path_of(PLAN_NAME))
     if (plan["kind"] == STORE) != inputs.is_store:
         raise PlanError(
-            f"{out} is a {'dataset' if inputs.is_store else 'token store'}: give --out another folder, or go on with what stands "
-            f"there by `packprep {'build' if inputs.is_store else 'tokenize'}`"
+            f"{out} is a {'dataset' if inputs.is_store else 'token store'}: give --out another"
+            " folder, or go on with what stands there by `packprep"
+            f" {'build' if inputs.is_store else 'tokenize'}`"
         )
     changed = differences(inputs, plan)
     if not changed and not out.exists(MANIFEST_NAME):  # else nothing is made any more
@@ -321,23 +371,35 @@ def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
 
 def _refuse_own_inputs(inputs: Inputs, out: Folder) -> None:
     """RecipeError where a source would find what the build writes."""
-    written = [PLAN_NAME, TOKENIZER_NAME, MANIFEST_NAME, rejects_name(0), receipt_name(0), shard_name(0)]
+    written = [
+        PLAN_NAME,
+        TOKENIZER_NAME,
+        MANIFEST_NAME,
+        rejects_name(0),
+        receipt_name(0),
+        shard_name(0),
+    ]
     for source, files in zip(inputs.recipe.sources, inputs.files, strict=True):
         if source.name in inputs.stores:
             continue
         name = match_below(source, inputs.recipe.base, files, str(out), written)
         if name is not None:
             raise RecipeError(
-                f"--out {out}: source {source.name!r} would find {name} there, which the build writes: its paths are "
-                f"{', '.join(source.paths)}, and a build whose inputs change cannot be gone on with. Choose an --out that "
-                "they do not reach, or paths that end before it"
+                f"--out {out}: source {source.name!r} would find {name} there, which the build"
+                f" writes: its paths are {', '.join(source.paths)}, and a build whose inputs change"
+                " cannot be gone on with. Choose an --out that they do not reach, or paths that"
+                " end before it"
             )
 
 
-def compare_sources(out: Folder, plan: Plan, inputs: Inputs, say: Callable[[str], None], workers: int = 0) -> None:
-    """Let `plan` hold its sources to what they are now, after what done shards read of changed files was compared.
+def compare_sources(
+    out: Folder, plan: Plan, inputs: Inputs, say: Callable[[str], None], workers: int = 0
+) -> None:
+    """Let `plan` hold its sources to what they are now, after what done shards read of changed
+    files was compared.
 
-    SourceError for a file whose text is not what a done shard read of it. say: is told what is read again.
+    SourceError for a file whose text is not what a done shard read of it. say: is told what is read
+    again.
     """
     plan.seen = [files.seen for files in inputs.files]
     if out.exists(MANIFEST_NAME):
@@ -349,8 +411,9 @@ def compare_sources(out: Folder, plan: Plan, inputs: Inputs, say: Callable[[str]
     items = done_shards_of(out, plan, changed)
     if items:
         say(
-            f"{count} source {'files were' if count > 1 else 'file was'} written to since the build began: what "
-            f"{len(items)} done {'shards' if len(items) > 1 else 'shard'} read of {'them' if count > 1 else 'it'} is compared"
+            f"{count} source {'files were' if count > 1 else 'file was'} written to since the build"
+            f" began: what {len(items)} done {'shards' if len(items) > 1 else 'shard'} read of"
+            f" {'them' if count > 1 else 'it'} is compared"
         )
     arguments = out, inputs.prefixes
     with _at_hand(out, plan):
@@ -360,7 +423,9 @@ def compare_sources(out: Folder, plan: Plan, inputs: Inputs, say: Callable[[str]
                 for s in sources:
                     refuse(plan, item, s, changed[s])
     out.remove(FIRST_SEEN_NAME)
-    out.create(FIRST_SEEN_NAME, note_of(inputs.files))  # which goes on where another build removes its temporary
+    out.create(
+        FIRST_SEEN_NAME, note_of(inputs.files)
+    )  # which goes on where another build removes its temporary
 
 
 def shard_comparer(out: Folder, prefixes: Sequence[str]) -> Do:
@@ -382,8 +447,11 @@ def _at_hand(out: Folder, plan: Plan) -> Iterator[None]:
         del _plans[str(out)]
 
 
-def shard_maker(out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray | None] | None = None) -> Do:
-    """What a process needs to make shards: the plan, read once, and decoders that go on from one shard to the next.
+def shard_maker(
+    out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray | None] | None = None
+) -> Do:
+    """What a process needs to make shards: the plan, read once, and decoders that go on from one
+    shard to the next.
 
     seen: by source, `Files.seen` of files that must stay so; None: nothing is known of them.
     """
@@ -397,7 +465,8 @@ def shard_maker(out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray 
     make = make_store_shard if plan.is_store else make_shard
 
     def make_all(items: Iterable[ShardToMake], report: Report) -> Iterator[dict[str, float]]:
-        # A shard is written beside the making of the next one, for which the disk, or a store, need not be waited for.
+        # A shard is written beside the making of the next one, for which the disk, or a store, need
+        # not be waited for.
         with ThreadPoolExecutor(1) as writer:
             written: Future[Any] | None = None
             for item in chain(items, (None,)):  # after the last one
@@ -428,7 +497,8 @@ _SHOWN = 3
 
 
 class DoneShard(NamedTuple):
-    """A done shard whose sources are read again: digests of their text, as its receipt has them, by source's index."""
+    """A done shard whose sources are read again: digests of their text, as its receipt has them, by
+    source's index."""
 
     number: int
     digests: Mapping[int, str]
@@ -438,12 +508,16 @@ class DoneShard(NamedTuple):
 
 
 def note_of(files: Sequence[Files]) -> bytes:
-    """The note: for each source the times of its files in ns, in the plan's order; null for files at URLs."""
-    return encode({"modified": [None if own.seen is None else own.seen[:, 1].tolist() for own in files]})
+    """The note: for each source the times of its files in ns, in the plan's order; null for files
+    at URLs."""
+    return encode(
+        {"modified": [None if own.seen is None else own.seen[:, 1].tolist() for own in files]}
+    )
 
 
 def changed_files(out: Folder, files: Sequence[Files]) -> list[np.ndarray]:
-    """By source, int64: the files that are not known to be as they were first seen. Without a note that are all local ones."""
+    """By source, int64: the files that are not known to be as they were first seen. Without a note
+    that are all local ones."""
     try:
         note = decode(out.read(FIRST_SEEN_NAME), out.path_of(FIRST_SEEN_NAME))
     except (OSError, DatasetError):
@@ -472,14 +546,20 @@ def done_shards_of(out: Folder, plan: Plan, changed: Sequence[np.ndarray]) -> li
         own: Iterable[int] = range(plan.shards)
         if len(files) < len(source.files):
             pieces = [np.asarray(source.pieces.of_file(i), np.int64) for i in files.tolist()]
-            own = source.shards_of(np.unique(np.concatenate([*pieces, np.zeros(0, np.int64)])), plan.shards).tolist()
+            own = source.shards_of(
+                np.unique(np.concatenate([*pieces, np.zeros(0, np.int64)])), plan.shards
+            ).tolist()
         for b in own:
             sources.setdefault(b, []).append(source.index)
     shards = sorted(sources)
     found = out.each(lambda near, b: done_receipt(near, b, plan.digests), shards)
-    receipts = {b: receipt[0] for b, receipt in zip(shards, found, strict=True) if receipt is not None}
+    receipts = {
+        b: receipt[0] for b, receipt in zip(shards, found, strict=True) if receipt is not None
+    }
     return [
-        DoneShard(b, {s: str(receipt["text_digests"].get(plan.sources[s].name)) for s in sources[b]})
+        DoneShard(
+            b, {s: str(receipt["text_digests"].get(plan.sources[s].name)) for s in sources[b]}
+        )
         for b, receipt in receipts.items()
     ]
 
@@ -505,10 +585,12 @@ def refuse(plan: Plan, item: DoneShard, source: int, changed: np.ndarray) -> Non
     """SourceError that names the files of a done shard whose text is another than it read."""
     own = plan.sources[source]
     parts = own.slices(item.number, plan.shards)
-    paths = {part.path: None for part in parts if part.file - own.first_file in set(changed.tolist())}
+    paths = {
+        part.path: None for part in parts if part.file - own.first_file in set(changed.tolist())
+    }
     more = f" or {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     raise SourceError(
-        f"{' or '.join(list(paths)[:_SHOWN])}{more}: its bytes changed since {item} read it, though not its size: some of its "
-        "documents would be in the dataset as they were, others as they are. Put the file back as it was, or build into "
-        "another folder"
+        f"{' or '.join(list(paths)[:_SHOWN])}{more}: its bytes changed since {item} read it, though"
+        " not its size: some of its documents would be in the dataset as they were, others as they"
+        " are. Put the file back as it was, or build into another folder"
     )

@@ -1,7 +1,9 @@
-"""Many machines by Slurm: plain sbatch scripts, which a site can read and change, and their submission.
+"""Many machines by Slurm: plain sbatch scripts, which a site can read and change, and their
+submission.
 
-An array of tasks makes the shards, several tasks to each that may run at once: Slurm gives the next to whoever is free, so
-that slow machines get fewer and a dead one's is run again. No other scheduler is needed. A job after it publishes and verifies.
+An array of tasks makes the shards, several tasks to each that may run at once: Slurm gives the next
+to whoever is free, so that slow machines get fewer and a dead one's is run again. No other
+scheduler is needed. A job after it publishes and verifies.
 """
 
 import contextlib
@@ -41,9 +43,11 @@ MAKE = ("build", "tokenize")
 class ArrayJob:
     """An array that shares one command's work.
 
-    command: `build`, `tokenize` or `verify`. arguments: what follows it (`arguments_of`). out: the output folder, or its URL.
+    command: `build`, `tokenize` or `verify`. arguments: what follows it (`arguments_of`). out: the
+    output folder, or its URL.
     count: array tasks. at_once: how many of them may run at a time; None: `default_at_once`.
-    workers: processes of each; None: the CPUs that Slurm gives it. options: of sbatch, word by word.
+    workers: processes of each; None: the CPUs that Slurm gives it. options: of sbatch, word by
+    word.
     """
 
     command: str
@@ -66,12 +70,19 @@ class ArrayJob:
 
 
 def arguments_of(command: str, inputs: Sequence[str], flags: Mapping[str, Any]) -> tuple[str, ...]:
-    """What follows a command: its inputs and flags, without --out, --workers and the array's own; paths are absolute.
+    """What follows a command: its inputs and flags, without --out, --workers and the array's own;
+    paths are absolute.
 
-    inputs: a recipe, or files and patterns, which stay as they are: the script goes to this folder first.
-    flags: flag → value, list of values, or None. RecipeError for a flag that the command does not take.
+    inputs: a recipe, or files and patterns, which stay as they are: the script goes to this folder
+    first.
+    flags: flag → value, list of values, or None. RecipeError for a flag that the command does not
+    take.
     """
-    arguments = [absolute_prefix(name) if name.endswith(".toml") else name for name in inputs if command in MAKE]
+    arguments = [
+        absolute_prefix(name) if name.endswith(".toml") else name
+        for name in inputs
+        if command in MAKE
+    ]
     for flag, value in flags.items():
         if value is None or value == []:
             continue
@@ -90,37 +101,57 @@ def arguments_of(command: str, inputs: Sequence[str], flags: Mapping[str, Any]) 
 
 _FLAGS = {
     "tokenize": ("--tokenizer", "--text-key", "--set", "--source"),
-    "build": ("--tokenizer", "--seq-length", "--tasks", "--text-key", "--seed", "--set", "--source"),
+    "build": (
+        "--tokenizer",
+        "--seq-length",
+        "--tasks",
+        "--text-key",
+        "--seed",
+        "--set",
+        "--source",
+    ),
     "verify": ("--replay", "--source"),
 }
 
 
 def default_at_once(count: int) -> int:
-    """How many of `count` array tasks run at a time: all of up to 16, else a quarter, and no fewer than 16.
+    """How many of `count` array tasks run at a time: all of up to 16, else a quarter, and no fewer
+    than 16.
 
-    Four tasks to each that runs keep the last of them short where machines differ, and leave room for others.
+    Four tasks to each that runs keep the last of them short where machines differ, and leave room
+    for others.
     """
     return min(count, max(FEW_TASKS, -(-count // TASKS_PER_RUNNING)))
 
 
 def slurm_folder(out: str | os.PathLike) -> Path:
-    """Where scripts and logs of an output folder lie: beside it, with .slurm at its name's end. RecipeError for /.
+    """Where scripts and logs of an output folder lie: beside it, with .slurm at its name's end.
+    RecipeError for /.
 
     Those of a URL lie in the folder that one is in, under the URL's last name.
     """
     place = os.fspath(out)
-    whole = Path.cwd() / place.rstrip("/").rpartition("/")[2] if is_url(place) else Path(os.path.abspath(place))
+    whole = (
+        Path.cwd() / place.rstrip("/").rpartition("/")[2]
+        if is_url(place)
+        else Path(os.path.abspath(place))
+    )
     if not whole.name:
-        raise RecipeError(f"--out {out}: the scripts go beside the output folder, and beside this there is no room")
+        raise RecipeError(
+            f"--out {out}: the scripts go beside the output folder, and beside this there is no"
+            " room"
+        )
     return whole.with_name(whole.name + ".slurm")
 
 
 def prepare(job: ArrayJob, submitted: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Write the scripts of an array, and submit them if asked to; gives {out, folder, scripts, array, at_once, jobs, submit}.
+    """Write the scripts of an array, and submit them if asked to; gives {out, folder, scripts,
+    array, at_once, jobs, submit}.
 
-    jobs: [{script, job}] of what was submitted. submit: the shell command that submits what was not, or null.
-    say: is told what else there is to know. RecipeError for an array that this site cannot take, PlanError for
-    an output that cannot be begun.
+    jobs: [{script, job}] of what was submitted. submit: the shell command that submits what was
+    not, or null.
+    say: is told what else there is to know. RecipeError for an array that this site cannot take,
+    PlanError for an output that cannot be begun.
     """
     job = replace(job, out=absolute_prefix(os.fspath(job.out)))
     _check_size(job, say)
@@ -138,7 +169,11 @@ def prepare(job: ArrayJob, submitted: bool, say: Callable[[str], None]) -> dict[
         "array": job.count,
         "at_once": job.throttle,
         "jobs": [{"script": name, "job": number} for name, number in jobs],
-        "submit": None if submitted else _submission([str(folder / job.script)], folder / FINISH, FINISH in names),
+        "submit": (
+            None
+            if submitted
+            else _submission([str(folder / job.script)], folder / FINISH, FINISH in names)
+        ),
     }
 
 
@@ -147,9 +182,13 @@ def print_prepared(result: Mapping[str, Any]) -> None:
     out = shlex.quote(result["out"])
     for name in result["scripts"]:
         about = (
-            "publishes and verifies" if name == FINISH else f"{result['array']} tasks, {result['at_once']} at a time"
+            "publishes and verifies"
+            if name == FINISH
+            else f"{result['array']} tasks, {result['at_once']} at a time"
         )
-        number = next((f"job {job['job']}, " for job in result["jobs"] if job["script"] == name), "")
+        number = next(
+            (f"job {job['job']}, " for job in result["jobs"] if job["script"] == name), ""
+        )
         put_line(f"{result['folder']}/{name}: {number}{about}")
     if result["submit"]:
         put_line(f"submit: {result['submit']}")
@@ -158,15 +197,19 @@ def print_prepared(result: Mapping[str, Any]) -> None:
 
 def _check_size(job: ArrayJob, say: Callable[[str], None]) -> None:
     if job.at_once is not None and job.at_once > job.count:
-        raise RecipeError(f"--at-once {job.at_once} is more than the {job.count} tasks of --array {job.count}")
+        raise RecipeError(
+            f"--at-once {job.at_once} is more than the {job.count} tasks of --array {job.count}"
+        )
     limit = max_array_size()
     fewer = "a task makes many shards, so that fewer tasks do the same work"
     if limit is not None and job.count > limit:
-        raise RecipeError(f"--array {job.count} is beyond this site's MaxArraySize of {limit}: {fewer}")
+        raise RecipeError(
+            f"--array {job.count} is beyond this site's MaxArraySize of {limit}: {fewer}"
+        )
     if limit is None and job.count > COMMON_MAX_ARRAY_SIZE:
         say(
-            f"--array {job.count}: no Slurm here tells its MaxArraySize, which is often {COMMON_MAX_ARRAY_SIZE}; if sbatch "
-            f"refuses, take a smaller N: {fewer}"
+            f"--array {job.count}: no Slurm here tells its MaxArraySize, which is often"
+            f" {COMMON_MAX_ARRAY_SIZE}; if sbatch refuses, take a smaller N: {fewer}"
         )
 
 
@@ -179,10 +222,13 @@ def _submission(array: Sequence[str], finish: Path, finishes: bool) -> str:
 
 
 def max_array_size() -> int | None:
-    """The most tasks that an array of this site may have; None where Slurm is not there to be asked."""
+    """The most tasks that an array of this site may have; None where Slurm is not there to be
+    asked."""
     if shutil.which("scontrol") is None:
         return None
-    asked = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, errors="replace")
+    asked = subprocess.run(
+        ["scontrol", "show", "config"], capture_output=True, text=True, errors="replace"
+    )
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", asked.stdout, re.M)
     return int(found[1]) if found else None
 
@@ -196,7 +242,8 @@ def scripts(job: ArrayJob, folder: Path) -> dict[str, str]:
 
 
 def write_scripts(job: ArrayJob) -> list[str]:
-    """Write the scripts; gives the names of those that stood there with other text, which is kept as NAME.old."""
+    """Write the scripts; gives the names of those that stood there with other text, which is kept
+    as NAME.old."""
     folder, replaced = slurm_folder(job.out), []
     made = scripts(job, folder)
     try:
@@ -213,7 +260,8 @@ def write_scripts(job: ArrayJob) -> list[str]:
 
 
 def submit(job: ArrayJob) -> list[tuple[str, str]]:
-    """Submit the array and, where it builds, the job after it; gives (script's name, job id) of each, and keeps them."""
+    """Submit the array and, where it builds, the job after it; gives (script's name, job id) of
+    each, and keeps them."""
     folder = slurm_folder(job.out)
     array = _sbatch([str(folder / job.script)])
     jobs = [(job.script, array)]
@@ -224,28 +272,40 @@ def submit(job: ArrayJob) -> list[tuple[str, str]]:
     try:
         jobs.append((FINISH, _sbatch(after)))
     except BuildError as error:
-        raise BuildError(f"the array is job {array}; what comes after it is not submitted: {error}") from None
+        raise BuildError(
+            f"the array is job {array}; what comes after it is not submitted: {error}"
+        ) from None
     _keep_jobs(folder, jobs)
     return jobs
 
 
 def _keep_jobs(folder: Path, jobs: Sequence[tuple[str, str]]) -> None:
-    LocalFolder(folder).write(JOBS, [encode([{"script": name, "job": number} for name, number in jobs])])
+    LocalFolder(folder).write(
+        JOBS, [encode([{"script": name, "job": number} for name, number in jobs])]
+    )
 
 
 def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
-    """[{script, job}] of the build that was submitted last for an output folder, as `submit` kept them; none without one."""
+    """[{script, job}] of the build that was submitted last for an output folder, as `submit` kept
+    them; none without one."""
     try:
         path = slurm_folder(out) / JOBS
         jobs = decode(path.read_bytes(), str(path))
         found = [{"script": str(job["script"]), "job": str(job["job"])} for job in jobs]
-    except (OSError, RecipeError, DatasetError, TypeError, KeyError):  # RecipeError: beside / there is nothing
+    except (
+        OSError,
+        RecipeError,
+        DatasetError,
+        TypeError,
+        KeyError,
+    ):  # RecipeError: beside / there is nothing
         return []
     return found if any(job["script"].removesuffix(".sh") in MAKE for job in found) else []
 
 
 def first_command(out: str | os.PathLike) -> str | None:
-    """The shell command that submits the whole build, by the scripts in `DIR.slurm/`; None without them."""
+    """The shell command that submits the whole build, by the scripts in `DIR.slurm/`; None without
+    them."""
     with contextlib.suppress(RecipeError):  # beside / there is nothing
         array, finish = _array_script(slurm_folder(out)), slurm_folder(out) / FINISH
         if array.exists() and finish.exists():
@@ -255,13 +315,18 @@ def first_command(out: str | os.PathLike) -> str | None:
 
 def _array_script(folder: Path) -> Path:
     """The script of the array that makes an output: of a dataset, or of a token store."""
-    return next((folder / f"{name}.sh" for name in MAKE if (folder / f"{name}.sh").exists()), folder / "build.sh")
+    return next(
+        (folder / f"{name}.sh" for name in MAKE if (folder / f"{name}.sh").exists()),
+        folder / "build.sh",
+    )
 
 
 def redo_command(out: str | os.PathLike, missing: Sequence[int], shards: int) -> str | None:
-    """The shell command that makes the missing shards, then publishes, with the scripts in `DIR.slurm/`; None without any.
+    """The shell command that makes the missing shards, then publishes, with the scripts in
+    `DIR.slurm/`; None without any.
 
-    The redo list's tasks have the numbers of the whole array, by whose size, which stands in the script, they go.
+    The redo list's tasks have the numbers of the whole array, by whose size, which stands in the
+    script, they go.
     """
     folder = slurm_folder(out)
     array, finish = _array_script(folder), folder / FINISH
@@ -282,7 +347,9 @@ def _sbatch(arguments: Sequence[str]) -> str:
     """The id of the job that sbatch queues; BuildError with what it says if it refuses."""
     again = shlex.join(["sbatch", *arguments])
     try:
-        done = subprocess.run(["sbatch", "--parsable", *arguments], capture_output=True, text=True, errors="replace")
+        done = subprocess.run(
+            ["sbatch", "--parsable", *arguments], capture_output=True, text=True, errors="replace"
+        )
     except FileNotFoundError:
         raise BuildError(f"there is no sbatch here: where there is, run {again}") from None
     if done.returncode:
@@ -291,12 +358,17 @@ def _sbatch(arguments: Sequence[str]) -> str:
 
 
 def _script(job: ArrayJob, folder: Path, name: str, body: str) -> str:
-    """One script: options of sbatch, those that were given last so that they win; then what runs."""
+    """One script: options of sbatch, those that were given last so that they win; then what
+    runs."""
     array = name == job.command
     log, to_log = _log(folder, f"{name}-%a.log" if array else f"{name}.log")
     options = [
         f"--job-name=packprep-{name}",
-        *([f"--array=0-{job.count - 1}%{job.throttle}"] if array else ["--kill-on-invalid-dep=yes"]),
+        *(
+            [f"--array=0-{job.count - 1}%{job.throttle}"]
+            if array
+            else ["--kill-on-invalid-dep=yes"]
+        ),
         f"--output={log}",
         "--open-mode=append",
         "--requeue",
@@ -305,7 +377,9 @@ def _script(job: ArrayJob, folder: Path, name: str, body: str) -> str:
     lines = [f"#SBATCH {_word(option)}" for option in options]
     lines += [f"#SBATCH {' '.join(map(_word, words))}" for words in _by_option(job.options)]
     head = "\n".join(lines)
-    return f"#!/bin/bash\n{head}\n\n{to_log}cd -- {shlex.quote(os.getcwd())} || exit\n{_SAY}\n{body}"
+    return (
+        f"#!/bin/bash\n{head}\n\n{to_log}cd -- {shlex.quote(os.getcwd())} || exit\n{_SAY}\n{body}"
+    )
 
 
 _SAY = """\
@@ -371,7 +445,8 @@ def _by_option(words: Sequence[str]) -> list[list[str]]:
     for line in lines:
         if re.match(r"(--array(=|$)|-a)", line[0]):
             raise RecipeError(
-                f"{' '.join(line)}: the array's size is that of --array N before the --, its throttle --at-once K"
+                f"{' '.join(line)}: the array's size is that of --array N before the --, its"
+                " throttle --at-once K"
             )
     return lines
 

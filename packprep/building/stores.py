@@ -3,7 +3,8 @@
     recipe ─ of_store ─► the recipe of a store: each document once
     a source with format = "store" ─ in_stores ─► the source that the store was made of, its files, and where the store is
 
-So a dataset of a store has the recipe, the files and the fingerprint of one that is built from the text.
+So a dataset of a store has the recipe, the files and the fingerprint of one that is built from the
+text.
 """
 
 import contextlib
@@ -25,28 +26,43 @@ from packprep.sources.slices import IN_STORE
 from packprep.tokenizer.roles import Needs, Vocabulary, resolve_vocabulary
 
 _FIXED = (
-    "special_text", "loss_spans", "chat_template_kwargs", "template_date", "trained_turns", "trained_roles",
+    "special_text",
+    "loss_spans",
+    "chat_template_kwargs",
+    "template_date",
+    "trained_turns",
+    "trained_roles",
     "train_on_tool_calls",
-)  # fmt: skip
+)
 _FIXED_OF_TOKENS = ("append_eos", "prepend_bos")
 _OF_USE = ("name", "paths", "format", "repeat", "share", "sample", "tasks")
 
 
 def of_store(recipe: Recipe) -> Recipe:
     """The recipe of a token store, of a dataset's: the same, with each document once."""
-    sources = tuple(replace(s, repeat=1.0, share=None, sample=(0.0, 1.0), tasks=None) for s in recipe.sources)
+    sources = tuple(
+        replace(s, repeat=1.0, share=None, sample=(0.0, 1.0), tasks=None) for s in recipe.sources
+    )
     whole = replace(recipe, total_tokens=0, sources=sources)
     if not recipe.seq_lengths:
         return whole
     documents = replace(recipe.documents, long="split")
-    return replace(whole, documents=documents, seq_length=recipe.seq_length or recipe.lengths[-1], seq_lengths=None)
+    return replace(
+        whole,
+        documents=documents,
+        seq_length=recipe.seq_length or recipe.lengths[-1],
+        seq_lengths=None,
+    )
 
 
-def in_stores(recipe: Recipe, moved: Mapping[str, str], is_store: bool) -> tuple[Recipe, dict[str, TokenStore]]:
-    """(the recipe with the sources that its stores were made of in place of those with format = "store", source → its store).
+def in_stores(
+    recipe: Recipe, moved: Mapping[str, str], is_store: bool
+) -> tuple[Recipe, dict[str, TokenStore]]:
+    """(the recipe with the sources that its stores were made of in place of those with format =
+    "store", source → its store).
 
-    moved: source → where it lies now, "store:" and a place for a store. RecipeError by key for what a store does not hold, or
-    what it fixed otherwise.
+    moved: source → where it lies now, "store:" and a place for a store. RecipeError by key for what
+    a store does not hold, or what it fixed otherwise.
     """
     sources, stores = [], {}
     for i, source in enumerate(recipe.sources):
@@ -56,7 +72,8 @@ def in_stores(recipe: Recipe, moved: Mapping[str, str], is_store: bool) -> tuple
             continue
         if is_store:
             raise RecipeError(
-                f'sources[{i}].format = "store": a token store is made of files, and not of another store',
+                f'sources[{i}].format = "store": a token store is made of files, and not of another'
+                " store",
                 ("sources", i),
             )
         location = _location(source, i, recipe, place)
@@ -73,17 +90,25 @@ def _location(source: Source, i: int, recipe: Recipe, place: str) -> str:
     if place.startswith(IN_STORE):
         return absolute_prefix(place.removeprefix(IN_STORE))
     if place:
-        raise RecipeError(f"--source {source.name}={place}: the source is in a token store: say {IN_STORE}{place}")
+        raise RecipeError(
+            f"--source {source.name}={place}: the source is in a token store: say {IN_STORE}{place}"
+        )
     if len(source.paths) != 1:
-        raise RecipeError(f'sources[{i}].paths: with format = "store" it is one token store', ("sources", i, "paths"))
+        raise RecipeError(
+            f'sources[{i}].paths: with format = "store" it is one token store',
+            ("sources", i, "paths"),
+        )
     default = Source(paths=source.paths)
     for key in KEYS_OF_FILES:
         if getattr(source, key) != getattr(default, key):
             raise RecipeError(
-                f'sources[{i}].{key}: with format = "store" it is the store\'s: leave it out', ("sources", i, key)
+                f'sources[{i}].{key}: with format = "store" it is the store\'s: leave it out',
+                ("sources", i, key),
             )
     (path,) = source.paths
-    return absolute_prefix(path if "://" in path else os.path.join(recipe.base, os.path.expanduser(path)))
+    return absolute_prefix(
+        path if "://" in path else os.path.join(recipe.base, os.path.expanduser(path))
+    )
 
 
 KEYS_OF_FILES = tuple(key for key in Source.__dataclass_fields__ if key not in _OF_USE)
@@ -91,14 +116,16 @@ KEYS_OF_FILES = tuple(key for key in Source.__dataclass_fields__ if key not in _
 
 
 def _source_in(store: TokenStore, source: Source, i: int) -> Source:
-    """A source that lies in a store, as the store's recipe has it, in the use that the recipe makes of it."""
+    """A source that lies in a store, as the store's recipe has it, in the use that the recipe makes
+    of it."""
     own = {one.name: one for one in store.plan.recipe.sources}
     name = source.name
     if name not in own and name == f"source{i}" and len(own) == 1:
         (name,) = own
     if name not in own:
         raise RecipeError(
-            f"sources[{i}].name = {name!r}: the token store {store} has the sources {', '.join(own)}: name one of them",
+            f"sources[{i}].name = {name!r}: the token store {store} has the sources"
+            f" {', '.join(own)}: name one of them",
             ("sources", i, "name"),
         )
     use = {key: getattr(source, key) for key in _OF_USE if key not in ("name", "paths", "format")}
@@ -109,27 +136,36 @@ def _refuse_other_keys(recipe: Recipe, store: TokenStore) -> None:
     made, law = store.plan.recipe, store.plan.law
     if law != LAW_VERSION:
         raise RecipeError(
-            f"the token store {store} has {other_law(law, store.plan.stored['made_with'])}, or make it anew"
+            f"the token store {store} has {other_law(law, store.plan.stored['made_with'])}, or make"
+            " it anew"
         )
-    of_tokens = any(FORMATS[format].holds == "tokens" for one in store.plan.sources for format, _ in one.files.kinds)
+    of_tokens = any(
+        FORMATS[format].holds == "tokens"
+        for one in store.plan.sources
+        for format, _ in one.files.kinds
+    )
     for key in (*_FIXED, *(_FIXED_OF_TOKENS if of_tokens else ())):
         here, there = getattr(recipe.documents, key), getattr(made.documents, key)
         if (bool(here) != bool(there)) if key in _FIXED_OF_TOKENS else (here != there):
             raise RecipeError(
-                f"documents.{key} is {here!r} here, and {there!r} in the token store {store}, whose tokens depend on it: say the "
-                "same, or make a store with it",
+                f"documents.{key} is {here!r} here, and {there!r} in the token store {store}, whose"
+                " tokens depend on it: say the same, or make a store with it",
                 ("documents", key),
             )
     if recipe.specials.media != made.specials.media:
         raise RecipeError(
-            f"specials.media is {recipe.specials.media!r} here, and {made.specials.media!r} in the token store {store}, whose "
-            "tokens depend on it: say the same, or make a store with it",
+            f"specials.media is {recipe.specials.media!r} here, and {made.specials.media!r} in the"
+            f" token store {store}, whose tokens depend on it: say the same, or make a store"
+            " with it",
             ("specials", "media"),
         )
 
 
-def check_tokenizer(recipe: Recipe, vocabulary: Vocabulary, stores: Mapping[str, TokenStore]) -> None:
-    """RecipeError unless each store's tokens are those of the recipe's tokenizer, in which roles may be others."""
+def check_tokenizer(
+    recipe: Recipe, vocabulary: Vocabulary, stores: Mapping[str, TokenStore]
+) -> None:
+    """RecipeError unless each store's tokens are those of the recipe's tokenizer, in which roles
+    may be others."""
     for store in stores.values():
         made = store.plan.recipe
         needs = Needs(*needs_of(made))
@@ -138,16 +174,16 @@ def check_tokenizer(recipe: Recipe, vocabulary: Vocabulary, stores: Mapping[str,
             digest = resolve_vocabulary(recipe.tokenizer, recipe.base, made.specials, needs).digest
         if digest != store.plan.vocabulary.digest:
             raise RecipeError(
-                f"tokenizer = {recipe.tokenizer!r} is not the one of the token store {store}: name that one, or make a store "
-                "with this one",
+                f"tokenizer = {recipe.tokenizer!r} is not the one of the token store {store}: name"
+                " that one, or make a store with this one",
                 ("tokenizer",),
             )
         _refuse_other_specials(vocabulary, store)
 
 
 def _refuse_other_specials(vocabulary: Vocabulary, store: TokenStore) -> None:
-    """RecipeError where from the text of a special token something else may come than the store has. What documents have of
-    that is for `TokenStore.read` to refuse."""
+    """RecipeError where from the text of a special token something else may come than the store
+    has. What documents have of that is for `TokenStore.read` to refuse."""
     here, there = special_texts(vocabulary), special_texts(store.plan.vocabulary)
     if here == there:
         return
@@ -156,26 +192,30 @@ def _refuse_other_specials(vocabulary: Vocabulary, store: TokenStore) -> None:
     why = ""
     if special_text != "text":
         why = f'documents.special_text = "{special_text}" rejects or takes documents by them'
-    elif any(one["estimates"][0]["chat"] for one in store.plan.stored["sources"]) and not here <= there:
+    elif (
+        any(one["estimates"][0]["chat"] for one in store.plan.stored["sources"])
+        and not here <= there
+    ):
         why = "which of its conversations are rejected depends on them"
     elif before := sorted(id for id, _ in there - here if id not in own):
         why = f"ids {before[:5]} are special in it, and not here"
     if why:
         raise RecipeError(
-            f"the token store {store} was made with other special tokens than this recipe has, and {why}: make a store with "
-            "these roles and tasks, or build from the text",
+            f"the token store {store} was made with other special tokens than this recipe has, and"
+            f" {why}: make a store with these roles and tasks, or build from the text",
             ("specials",),
         )
 
 
 def template_of(template: str | None, stores: Mapping[str, TokenStore]) -> str | None:
-    """The chat template of a recipe with stores: its own, or theirs. RecipeError where these are not one."""
+    """The chat template of a recipe with stores: its own, or theirs. RecipeError where these are
+    not one."""
     for store in stores.values():
         made = store.plan.stored["chat_template"]
         if template is not None and made != template:
             raise RecipeError(
-                f"the chat template is another than that of the token store {store}: name that one's tokenizer, or make a store "
-                "with this one",
+                f"the chat template is another than that of the token store {store}: name that"
+                " one's tokenizer, or make a store with this one",
                 ("documents", "chat_template"),
             )
         template = made
@@ -196,10 +236,18 @@ def planned_in(store: TokenStore, name: str) -> Mapping[str, Any]:
 
 
 def files_in(store: TokenStore, name: str, index: int) -> Files:
-    """The files of a source that lies in a store, as its plan lists them. index: the source's number in the recipe."""
+    """The files of a source that lies in a store, as its plan lists them. index: the source's
+    number in the recipe."""
     found = next(one for one in store.plan.sources if one.name == name)
     files, source = found.files, found.source
     root = f"{IN_STORE}{store}"
     return Files(
-        index, files.names, files.sizes, source.format, root, files.pieces, source.text_key, dict(files.piece_bytes)
+        index,
+        files.names,
+        files.sizes,
+        source.format,
+        root,
+        files.pieces,
+        source.text_key,
+        dict(files.piece_bytes),
     )

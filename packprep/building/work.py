@@ -1,4 +1,5 @@
-"""One shard's work: a pure function of (plan, shard number). Read → tokenize → cut and draw tasks → pack → render."""
+"""One shard's work: a pure function of (plan, shard number). Read → tokenize → cut and draw tasks →
+pack → render."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -27,7 +28,8 @@ UNTRAINED_SEGMENT = "untrained_segment"
 OTHER_LENGTH = "other_length"
 PLACE_TOO_LONG = "place_too_long"
 LEAST_BOUND, BEYOND_PLAN = 1 << 30, 16
-"""Text bytes at which a shard is refused: what it may always have, and how many times what the plan gives it."""
+"""Text bytes at which a shard is refused: what it may always have, and how many times what the plan
+gives it."""
 
 
 class Made(NamedTuple):
@@ -57,9 +59,19 @@ def read_shard(
     """The documents of shard number `shard`; arguments as in `make_shard`."""
     slices = slices_of(plan, shard)
     return read_documents(
-        plan.recipe, plan.sources, slices, plan.text_engine, plan.vocabulary, plan.token_dtype, decoders, progress,
-        template=plan.stored["chat_template"], clock=clock, most_bytes=_most_bytes(plan), marks=plan.marks,
-    )  # fmt: skip
+        plan.recipe,
+        plan.sources,
+        slices,
+        plan.text_engine,
+        plan.vocabulary,
+        plan.token_dtype,
+        decoders,
+        progress,
+        template=plan.stored["chat_template"],
+        clock=clock,
+        most_bytes=_most_bytes(plan),
+        marks=plan.marks,
+    )
 
 
 def slices_of(plan: Plan, shard: int) -> Iterator[tuple[PlannedSource, Slice]]:
@@ -70,18 +82,26 @@ def slices_of(plan: Plan, shard: int) -> Iterator[tuple[PlannedSource, Slice]]:
             yield source, part
 
 
-def unchanged_slices(source: PlannedSource, shard: int, shards: int, seen: np.ndarray | None) -> Iterator[Slice]:
-    """What a shard takes from a source; each file is looked at before and after. seen: as `Files.seen`; None: nothing known.
+def unchanged_slices(
+    source: PlannedSource, shard: int, shards: int, seen: np.ndarray | None
+) -> Iterator[Slice]:
+    """What a shard takes from a source; each file is looked at before and after. seen: as
+    `Files.seen`; None: nothing known.
 
     SourceError for a file that changes while the build runs.
     """
     for part in source.slices(shard, shards):
         for to_read in (True, False):
             now = None if seen is None else seen_file(part.path, FORMATS[part.format].paired)
-            if now is not None and seen is not None and now.modified != seen[part.file - source.first_file, 1]:
+            if (
+                now is not None
+                and seen is not None
+                and now.modified != seen[part.file - source.first_file, 1]
+            ):
                 raise SourceError(
-                    f"{part.path}: it was written to while the build reads it. Leave the inputs alone, and run the same "
-                    "command again: it compares what it read of the file with what stands there now"
+                    f"{part.path}: it was written to while the build reads it. Leave the inputs"
+                    " alone, and run the same command again: it compares what it read of the file"
+                    " with what stands there now"
                 )
             if to_read:
                 yield part
@@ -101,7 +121,9 @@ def make_store_shard(
 ) -> StoreShard:
     """Shard number `shard` of a token store; arguments as in `make_shard`."""
     parts = slices_of(plan, shard)
-    documents = stored(plan, parts, decoders or Decoders(), progress, clock or Clock(), _most_bytes(plan))
+    documents = stored(
+        plan, parts, decoders or Decoders(), progress, clock or Clock(), _most_bytes(plan)
+    )
     balance = store_ledger(documents, plan.tasks)
     if plan.removed:
         arrays, balance, uses = store_without(plan, documents.arrays, Removed(()), balance)
@@ -112,7 +134,8 @@ def make_store_shard(
 
 
 def _note_removed(plan: Plan, rejected: Rejected, uses: np.ndarray) -> None:
-    """Note documents that were removed. uses: int64[k, 4], source, use, file and position of each."""
+    """Note documents that were removed. uses: int64[k, 4], source, use, file and position of
+    each."""
     for s, use, file, position in uses.tolist():
         rejected.add(plan.sources[s], use, file, position, REMOVED, DETAIL)
 
@@ -125,10 +148,11 @@ def make_shard(
     clock: Clock | None = None,
     epoch: int = 0,
 ) -> Made:
-    """Everything of shard number `shard`. `decoders` only saves time; `progress` as in `read_documents`.
+    """Everything of shard number `shard`. `decoders` only saves time; `progress` as in
+    `read_documents`.
 
-    clock: gets the seconds of the stages read, tokenize, cut, pack, render and ledger. epoch: whose chance the rows have, as
-    redraw gives them; what is stored is 0's.
+    clock: gets the seconds of the stages read, tokenize, cut, pack, render and ledger. epoch: whose
+    chance the rows have, as redraw gives them; what is stored is 0's.
     """
     recipe, clock = plan.recipe, clock or Clock()
     documents = read_shard(plan, shard, decoders, progress, clock)
@@ -137,20 +161,28 @@ def make_shard(
     with clock.stage("pack"):
         table, last_row_padding = place(table, recipe, plan.tasks)
     for reason, tokens in ((UNTRAINED_SEGMENT, lost.untrained), (OTHER_LENGTH, lost.elsewhere)):
-        for s, n in enumerate(np.bincount(documents.source, tokens, len(plan.sources)).astype(np.int64).tolist()):
+        for s, n in enumerate(
+            np.bincount(documents.source, tokens, len(plan.sources)).astype(np.int64).tolist()
+        ):
             if n:
                 dropped = documents.dropped_tokens[plan.sources[s].name]
                 dropped[reason] = dropped.get(reason, 0) + n
     nowhere = np.flatnonzero(np.bincount(table.document, minlength=len(documents.position)) == 0)
     for d in nowhere:  # documents without a segment are rejects
-        source, n = plan.sources[documents.source[d]], int(documents.offsets[d + 1] - documents.offsets[d])
+        source, n = (
+            plan.sources[documents.source[d]],
+            int(documents.offsets[d + 1] - documents.offsets[d]),
+        )
         at = source, int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d])
         if lost.elsewhere[d]:
             documents.rejected.add(*at, OTHER_LENGTH, f"{n} tokens")
             continue
         dropped = documents.dropped_tokens[source.name]
         if lost.unfit[d]:
-            detail = f"a place of media of up to {int(lost.unfit[d])} tokens fits into no segment that may be cut there"
+            detail = (
+                f"a place of media of up to {int(lost.unfit[d])} tokens fits into no segment that"
+                " may be cut there"
+            )
             documents.rejected.add(*at, PLACE_TOO_LONG, detail)
             dropped[PLACE_TOO_LONG] = dropped.get(PLACE_TOO_LONG, 0) + n
             continue
@@ -162,13 +194,19 @@ def make_shard(
                 detail = 'none of the tokens that documents.long = "truncate" keeps is trained'
             documents.rejected.add(*at, UNTRAINED, detail)
             continue
-        documents.rejected.add(*at, TOO_LONG, f'{n} tokens do not fit in one segment; documents.long = "drop"')
+        documents.rejected.add(
+            *at, TOO_LONG, f'{n} tokens do not fit in one segment; documents.long = "drop"'
+        )
         dropped[TOO_LONG] = dropped.get(TOO_LONG, 0) + n
     with clock.stage("render"):
-        arrays = render(plan.tasks, documents, table, recipe.seq_length, recipe.packing.pad_seq_to_mult, epoch)
+        arrays = render(
+            plan.tasks, documents, table, recipe.seq_length, recipe.packing.pad_seq_to_mult, epoch
+        )
     with clock.stage("ledger"):
         names = [source.name for source in plan.sources]
-        balance = shard_ledger(documents, names, plan.tasks, table, lost, last_row_padding, recipe, arrays)
+        balance = shard_ledger(
+            documents, names, plan.tasks, table, lost, last_row_padding, recipe, arrays
+        )
         if (listed := plan.removed.segments(arrays)).any():
             arrays, balance, uses = without(plan, arrays, table, listed, balance)
             _note_removed(plan, documents.rejected, uses)

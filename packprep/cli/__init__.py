@@ -1,6 +1,8 @@
-"""The commands. Each parses, calls one function, prints. Results on stdout, progress and messages on stderr.
+"""The commands. Each parses, calls one function, prints. Results on stdout, progress and messages
+on stderr.
 
-Exit status: 0 good · 1 `verify` found faults, `status` shards missing, `doctor` what fails · 2 an error · 75 stopped by a signal.
+Exit status: 0 good · 1 `verify` found faults, `status` shards missing, `doctor` what fails · 2 an
+error · 75 stopped by a signal.
 """
 
 import gc
@@ -17,13 +19,16 @@ __all__ = ["entry", "main"]
 
 # Nothing else is imported here: a signal before `entry` is Python's own affair.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_STOPPED = b"packprep: stopped: by a signal; nothing was lost, and the same command begins or goes on\n"
+_STOPPED = (
+    b"packprep: stopped: by a signal; nothing was lost, and the same command begins or goes on\n"
+)
 _STOPPED_STATUS = 75
 _STAY_S = 2.0
 
 
 class _Asked(BaseException):
-    """A signal asks the process to stop: no error, not even to code that takes every error for its input's."""
+    """A signal asks the process to stop: no error, not even to code that takes every error for its
+    input's."""
 
 
 def main() -> None:
@@ -37,10 +42,14 @@ def main() -> None:
     from packprep.messages import USUAL, say_error, show
 
     show(USUAL)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may hold what the terminal's encoding does not
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # a file's name may hold what the terminal's encoding does not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = get_command(app)(prog_name="packprep", standalone_mode=False)  # app itself would set sys.excepthook
+        status = get_command(app)(
+            prog_name="packprep", standalone_mode=False
+        )  # app itself would set sys.excepthook
         if status:
             raise SystemExit(status)
     except UsageError as error:
@@ -62,7 +71,8 @@ def main() -> None:
 def _open_closed_streams() -> None:
     """Open /dev/null as each of stdin, stdout and stderr that is closed.
 
-    Otherwise the next file that is opened, of a dataset perhaps, gets its number, and what is printed goes into that file.
+    Otherwise the next file that is opened, of a dataset perhaps, gets its number, and what is
+    printed goes into that file.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -75,7 +85,8 @@ def _open_closed_streams() -> None:
 
 
 def _end_output() -> None:
-    """Write out what stdout and stderr still hold, and discard what cannot be written: Python itself would fail at its end."""
+    """Write out what stdout and stderr still hold, and discard what cannot be written: Python
+    itself would fail at its end."""
     from packprep.messages import discard_output
 
     for stream in (sys.stdout, sys.stderr):
@@ -86,10 +97,12 @@ def _end_output() -> None:
 
 
 def entry() -> None:
-    """`main`, as the command of a process, which from here on stops with a message and its status when a signal asks it to.
+    """`main`, as the command of a process, which from here on stops with a message and its status
+    when a signal asks it to.
 
-    While its modules are imported there is nothing to leave in order, and a signal ends it. Then a signal is raised, so that
-    what is half written is removed; the next one ends it once _STAY_S are over, for the first may have been passed over.
+    While its modules are imported there is nothing to leave in order, and a signal ends it. Then a
+    signal is raised, so that what is half written is removed; the next one ends it once _STAY_S are
+    over, for the first may have been passed over.
     """
     _open_closed_streams()
     _on_signals(_end)
@@ -110,8 +123,9 @@ def entry() -> None:
         if time.monotonic() - asked[0] > _STAY_S:
             _end()
 
-    # Python prints what is raised in a callback, as in a destructor or where an import ends, and goes on; an extension module
-    # prints what is raised while it imports numpy, and says that numpy cannot be imported.
+    # Python prints what is raised in a callback, as in a destructor or where an import ends, and
+    # goes on; an extension module prints what is raised while it imports numpy, and says that numpy
+    # cannot be imported.
     sys.unraisablehook = lambda what: _end() if asked else sys.__unraisablehook__(what)
     sys.excepthook = lambda *what: _end() if asked else sys.__excepthook__(*what)
     _on_signals(stop)
@@ -121,7 +135,8 @@ def entry() -> None:
         finally:
             _on_signals(signal.SIG_IGN)
             _end_output()
-            gc.freeze()  # at the end Python searches for garbage once more, .15 s where numba is loaded
+            # at the end Python searches for garbage once more, .15 s where numba is loaded
+            gc.freeze()
     except SystemExit:
         raise
     except BaseException:  # what was raised may have become another error on its way
@@ -132,13 +147,15 @@ def entry() -> None:
 
 
 def _say_missing(error: ModuleNotFoundError) -> "NoReturn":
-    """End where a package is missing, as where packprep was installed for a trainer, without what its command needs."""
+    """End where a package is missing, as where packprep was installed for a trainer, without what
+    its command needs."""
     name = str(error.name).partition(".")[0]
     if name == "packprep":
         raise error
     print(
-        f"packprep: error: {name} is not installed, which this command needs: `pip install packprep` adds all that is missing "
-        "here; opening and reading datasets, `packprep.open_dataset`, needs numpy alone",
+        f"packprep: error: {name} is not installed, which this command needs: `pip install"
+        " packprep` adds all that is missing here; opening and reading datasets,"
+        " `packprep.open_dataset`, needs numpy alone",
         file=sys.stderr,
     )
     raise SystemExit(2)

@@ -1,4 +1,5 @@
-"""The application with its commands, in the order in which its help lists them, and what is said of a wrong command line."""
+"""The application with its commands, in the order in which its help lists them, and what is said of
+a wrong command line."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -19,7 +20,8 @@ def _show(what: str) -> Any:
 
 
 def _loudness() -> list[TyperOption]:
-    """The options that say how much is told on stderr, which stand before a command's name or behind it."""
+    """The options that say how much is told on stderr, which stand before a command's name or
+    behind it."""
     return [
         TyperOption(
             param_decls=[f"-{name[0]}", f"--{name}"],
@@ -37,7 +39,8 @@ def _loudness() -> list[TyperOption]:
 
 
 class Command(TyperCommand):
-    """A command with the options that all have, a help that lists them by their panels, and examples as its epilog."""
+    """A command with the options that all have, a help that lists them by their panels, and
+    examples as its epilog."""
 
     def __init__(self, *arguments: Any, params: list[Any], **named: Any):
         super().__init__(*arguments, params=[*params, *_loudness()], **named)
@@ -53,7 +56,9 @@ class Command(TyperCommand):
                 else "Options"
             )
             record = param.get_help_record(ctx)
-            panels.setdefault(getattr(param, "rich_help_panel", None) or named, []).extend([record] if record else [])
+            panels.setdefault(getattr(param, "rich_help_panel", None) or named, []).extend(
+                [record] if record else []
+            )
         for panel, records in panels.items():
             if records:
                 with formatter.section(panel):
@@ -84,7 +89,8 @@ app = typer.Typer(
 
 
 UsageError: Any = typer.BadParameter.__base__
-"""What typer raises for a command line that it cannot read. Its own name for it depends on typer's version."""
+"""What typer raises for a command line that it cannot read. Its own name for it depends on typer's
+version."""
 _WANTED = {
     "--out": "give --out DIR, the folder to build into",
     "--array": "give --array N, how many tasks the array has",
@@ -103,13 +109,20 @@ def say_usage(error: Any, words: Sequence[str]) -> None:
         return
     command = error.ctx.command_path if error.ctx else "packprep"
     parameter = getattr(error, "param", None)
-    names = [getattr(error, "option_name", "")] if parameter is None else [*parameter.opts, str(parameter.metavar)]
+    names = (
+        [getattr(error, "option_name", "")]
+        if parameter is None
+        else [*parameter.opts, str(parameter.metavar)]
+    )
     given = next((w for option, w in zip(words, words[1:], strict=False) if option in names), None)
     if given is not None and message.startswith("Invalid value") and repr(given) not in message:
         message += f", and {given!r} is given"
     known = not message.startswith(("Invalid", "No such"))
     wanted = next((_WANTED[name] for name in names if name in _WANTED), None) if known else None
-    say_error(f"error: {command}: {message}; {wanted + '; ' if wanted else ''}`{command} -h` lists what there is")
+    say_error(
+        f"error: {command}: {message}; {wanted + '; ' if wanted else ''}`{command} -h` lists what"
+        " there is"
+    )
 
 
 def _version(wanted: bool) -> None:
@@ -130,46 +143,72 @@ def _packprep(
 
 
 EXAMPLES: dict[Callable[..., None], str] = {
-    init: """\
+    init: (
+        """\
 packprep init data/*.jsonl --tokenizer tokenizer/
-packprep init s3://bucket/web/ --tokenizer meta-llama/Llama-3.1-8B --tasks ul2r --out web.toml""",
-    doctor: """\
+packprep init s3://bucket/web/ --tokenizer meta-llama/Llama-3.1-8B --tasks ul2r --out web.toml"""
+    ),
+    doctor: (
+        """\
 packprep doctor
-packprep doctor recipe.toml --out /data/packed""",
-    build: """\
+packprep doctor recipe.toml --out /data/packed"""
+    ),
+    build: (
+        """\
 packprep build recipe.toml --out packed
-packprep build 'docs/**/*.txt' --tokenizer tokenizer/ --tasks ul2r --seq-length 2048 --out packed""",
-    tokenize: """\
+packprep build 'docs/**/*.txt' --tokenizer tokenizer/ --tasks ul2r --seq-length 2048 --out packed"""
+    ),
+    tokenize: (
+        """\
 packprep tokenize recipe.toml --out store
-packprep tokenize 'data/**/*.jsonl' --tokenizer tokenizer/ --out s3://bucket/store""",
-    plan: """\
+packprep tokenize 'data/**/*.jsonl' --tokenizer tokenizer/ --out s3://bucket/store"""
+    ),
+    plan: (
+        """\
 packprep plan recipe.toml --out packed --workers 16
-packprep plan recipe.toml --seq-length 8192 --set packing.algorithm=concat""",
-    status: """\
+packprep plan recipe.toml --seq-length 8192 --set packing.algorithm=concat"""
+    ),
+    status: (
+        """\
 packprep status packed
-packprep status packed --array-count 64""",
-    verify: """\
+packprep status packed --array-count 64"""
+    ),
+    verify: (
+        """\
 packprep verify packed
-packprep verify packed --replay 1000 --source web=/mnt/web""",
-    inspect: """\
+packprep verify packed --replay 1000 --source web=/mnt/web"""
+    ),
+    inspect: (
+        """\
 packprep inspect packed --row -1
 packprep inspect packed --html report.html --from-plan
-packprep inspect packed --source web --doc 4096""",
-    export: """\
+packprep inspect packed --source web --doc 4096"""
+    ),
+    export: (
+        """\
 packprep export packed --to megatron --out megatron/
 packprep export packed --to parquet --columns full --out parquet/
 packprep export packed --to hf --out hf/
-packprep export packed --to jsonl --what rows --out lines/""",
-    remove: """\
-packprep remove packed --documents withdrawn.jsonl --out packed2""",
-    slurm: """\
+packprep export packed --to jsonl --what rows --out lines/"""
+    ),
+    remove: (
+        """\
+packprep remove packed --documents withdrawn.jsonl --out packed2"""
+    ),
+    slurm: (
+        """\
 packprep slurm recipe.toml --out packed --array 64 --submit -- --time=4:00:00 --mem=8G
-packprep slurm --command verify --out packed --array 16""",
-    warm: """\
+packprep slurm --command verify --out packed --array 16"""
+    ),
+    warm: (
+        """\
 packprep warm
-packprep warm recipe.toml""",
-    schema: """\
-packprep schema > recipe.schema.json""",
+packprep warm recipe.toml"""
+    ),
+    schema: (
+        """\
+packprep schema > recipe.schema.json"""
+    ),
 }
 """The commands, in the order of the help, and what its epilog shows."""
 

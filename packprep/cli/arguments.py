@@ -12,43 +12,73 @@ RECIPE_PANEL, WORK_PANEL, PRINTING_PANEL = "Recipe", "Work", "Printing"
 """Under which headings the help lists options, behind those that have none."""
 
 _presets_file = Path(__file__).parents[1] / "recipe" / "presets.toml"
-PRESETS = list(dict.fromkeys(re.findall(r"^\[\[(\w+)\]\]$", _presets_file.read_text("utf-8"), re.M)))
+PRESETS = list(
+    dict.fromkeys(re.findall(r"^\[\[(\w+)\]\]$", _presets_file.read_text("utf-8"), re.M))
+)
 """Their names, without what reads recipes, for which no help and no completion of a word waits."""
 
-Inputs = Annotated[list[str], typer.Argument(metavar="RECIPE.toml | INPUT...", help="A recipe, or files and patterns.")]
-Out = Annotated[
-    str, typer.Option("--out", metavar="DIR", help="The output folder, or its URL: s3://…", show_default=False)
+Inputs = Annotated[
+    list[str],
+    typer.Argument(metavar="RECIPE.toml | INPUT...", help="A recipe, or files and patterns."),
 ]
-Directory = Annotated[str, typer.Argument(metavar="DIR", help="A dataset, or the output of a build; or its URL.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=PRINTING_PANEL)]
+Out = Annotated[
+    str,
+    typer.Option(
+        "--out", metavar="DIR", help="The output folder, or its URL: s3://…", show_default=False
+    ),
+]
+Directory = Annotated[
+    str, typer.Argument(metavar="DIR", help="A dataset, or the output of a build; or its URL.")
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=PRINTING_PANEL)
+]
 
 
 def _of_recipe(*names: str, help: str, **named: Any) -> Any:
-    return typer.Option(*names, help=help, show_default=False, rich_help_panel=RECIPE_PANEL, **named)
+    return typer.Option(
+        *names, help=help, show_default=False, rich_help_panel=RECIPE_PANEL, **named
+    )
 
 
-Tokenizer = Annotated[str | None, _of_recipe(help='A tokenizer.json, its folder, a Hub name, or "bytes".')]
+Tokenizer = Annotated[
+    str | None, _of_recipe(help='A tokenizer.json, its folder, a Hub name, or "bytes".')
+]
 SeqLength = Annotated[int | None, _of_recipe(metavar="N", help="Slots per row.")]
 Tasks = Annotated[
-    str | None, _of_recipe(metavar="PRESET", help=f"{', '.join(PRESETS)}.", autocompletion=lambda: PRESETS)
+    str | None,
+    _of_recipe(metavar="PRESET", help=f"{', '.join(PRESETS)}.", autocompletion=lambda: PRESETS),
 ]
-TextKey = Annotated[str | None, _of_recipe(metavar="K", help="The field or column that holds the text.")]
+TextKey = Annotated[
+    str | None, _of_recipe(metavar="K", help="The field or column that holds the text.")
+]
 Seed = Annotated[int | None, _of_recipe(metavar="N", help="The seed of all chance.")]
 Set = Annotated[
-    list[str] | None, _of_recipe("--set", metavar="KEY=VALUE", help="Set a key of the recipe; TOML, or else a text.")
+    list[str] | None,
+    _of_recipe("--set", metavar="KEY=VALUE", help="Set a key of the recipe; TOML, or else a text."),
 ]
 Moved = Annotated[
     list[str] | None,
-    _of_recipe("--source", metavar="NAME=PREFIX", help="Where a source's files lie now, if they have moved."),
+    _of_recipe(
+        "--source",
+        metavar="NAME=PREFIX",
+        help="Where a source's files lie now, if they have moved.",
+    ),
 ]
 Replay = Annotated[
     str | None,
-    typer.Option(metavar="N|all", help="Build N segments, or all shards, again and compare.", show_default=False),
+    typer.Option(
+        metavar="N|all",
+        help="Build N segments, or all shards, again and compare.",
+        show_default=False,
+    ),
 ]
 
 
 def _of_work(metavar: str, least: int, help: str) -> Any:
-    return typer.Option(metavar=metavar, min=least, help=help, show_default=False, rich_help_panel=WORK_PANEL)
+    return typer.Option(
+        metavar=metavar, min=least, help=help, show_default=False, rich_help_panel=WORK_PANEL
+    )
 
 
 Workers = Annotated[int | None, _of_work("N", 1, "Processes. Default: the CPUs it may use.")]
@@ -65,9 +95,16 @@ def recipe_of(
     seed: int | None,
     assignments: list[str] | None,
 ) -> Any:
-    """The recipe that the arguments of a command give. RecipeError that names the file and line, or the option."""
+    """The recipe that the arguments of a command give. RecipeError that names the file and line, or
+    the option."""
     from packprep.errors import RecipeError
-    from packprep.recipe import load_recipe, read_recipe, refuse_other_formats, set_value, split_assignment
+    from packprep.recipe import (
+        load_recipe,
+        read_recipe,
+        refuse_other_formats,
+        set_value,
+        split_assignment,
+    )
     from packprep.storage import expanded
 
     for assignment in assignments or ():
@@ -75,14 +112,19 @@ def recipe_of(
     inputs = [expanded(name) for name in inputs]
     recipes = [name for name in inputs if name.endswith(".toml")]
     if not inputs:
-        raise RecipeError("no recipe and no inputs are given: name a RECIPE.toml, or files and patterns as its paths")
+        raise RecipeError(
+            "no recipe and no inputs are given: name a RECIPE.toml, or files and patterns as its"
+            " paths"
+        )
     if len(recipes) > 1:
-        raise RecipeError(f"{', '.join(recipes)} are {len(recipes)} recipes: give one recipe at a time")
+        raise RecipeError(
+            f"{', '.join(recipes)} are {len(recipes)} recipes: give one recipe at a time"
+        )
     if recipes and len(inputs) > 1:
         others = ", ".join([name for name in inputs if name not in recipes][:3])
         raise RecipeError(
-            f"{recipes[0]} is a recipe: give one recipe, or inputs, not both (beside it: {others}); "
-            "inputs of a recipe are the paths in its [[sources]]"
+            f"{recipes[0]} is a recipe: give one recipe, or inputs, not both (beside it: {others});"
+            " inputs of a recipe are the paths in its [[sources]]"
         )
     for name in inputs:
         refuse_other_formats(Path(name))
@@ -109,7 +151,8 @@ def recipe_of(
             raise RecipeError(f"{option} and --set {assignment} both say {key}: give one of them")
     if tasks is not None and "," in tasks:
         raise RecipeError(
-            f"--tasks {tasks}: expected one preset; several are [[tasks]] of a recipe, each with its weight"
+            f"--tasks {tasks}: expected one preset; several are [[tasks]] of a recipe, each with"
+            " its weight"
         )
     if tasks is not None:
         table["tasks"] = [{"preset": tasks}]
@@ -117,7 +160,8 @@ def recipe_of(
     sources = table.get("sources")
     if text_key is not None and isinstance(sources, list):
         table["sources"] = [
-            {**source, "text_key": text_key} if isinstance(source, dict) else source for source in sources
+            {**source, "text_key": text_key} if isinstance(source, dict) else source
+            for source in sources
         ]
     for assignment in assignments or ():
         typed[set_value(table, assignment)] = f"--set {assignment}"
@@ -143,7 +187,11 @@ def _refuse_secrets(recipe: Any) -> None:
         (("tokenizer",), recipe.tokenizer),
         (("documents", "chat_template"), recipe.documents.chat_template),
     ]
-    places += [(("sources", i, "paths"), path) for i, source in enumerate(recipe.sources) for path in source.paths]
+    places += [
+        (("sources", i, "paths"), path)
+        for i, source in enumerate(recipe.sources)
+        for path in source.paths
+    ]
     for key, place in places:
         try:
             expanded(place)
@@ -151,12 +199,20 @@ def _refuse_secrets(recipe: Any) -> None:
             raise RecipeError(str(error), key) from None
 
 
-def _place(key: tuple[str | int, ...], typed: dict[tuple[str | int, ...], str], recipes: list[str]) -> str:
-    """What a message about a key begins with: the option that set it, or the recipe's file and line."""
+def _place(
+    key: tuple[str | int, ...], typed: dict[tuple[str | int, ...], str], recipes: list[str]
+) -> str:
+    """What a message about a key begins with: the option that set it, or the recipe's file and
+    line."""
     from packprep.recipe import line_of, recipe_text
 
     option = next(
-        (words for k, words in reversed(typed.items()) if key[: len(k)] == k or k[: len(key)] == key != ()), ""
+        (
+            words
+            for k, words in reversed(typed.items())
+            if key[: len(k)] == k or k[: len(key)] == key != ()
+        ),
+        "",
     )
     if option or not recipes:
         return f"{option}: " if option else ""
@@ -173,7 +229,9 @@ def moved_of(pairs: list[str] | None) -> dict[str, str]:
     for pair in pairs or ():
         name, equals, prefix = pair.partition("=")
         if not equals or not name or not prefix:
-            raise RecipeError(f"--source {pair}: expected NAME=PREFIX, as in --source web=/data/web")
+            raise RecipeError(
+                f"--source {pair}: expected NAME=PREFIX, as in --source web=/data/web"
+            )
         expanded(prefix)  # which refuses a secret in it
         moved[name] = prefix
     return moved

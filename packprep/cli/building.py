@@ -1,4 +1,5 @@
-"""The commands that make a dataset: build, plan, status, slurm; init and schema, for recipes; warm, for kernels; doctor."""
+"""The commands that make a dataset: build, plan, status, slurm; init and schema, for recipes; warm,
+for kernels; doctor."""
 
 import os
 from typing import Annotated, Any, Literal
@@ -43,7 +44,10 @@ def build(
     array_index: ArrayIndex = None,
     array_count: ArrayCount = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Print where the time went.", rich_help_panel=PRINTING_PANEL)
+        bool,
+        typer.Option(
+            "--profile", help="Print where the time went.", rich_help_panel=PRINTING_PANEL
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -66,7 +70,12 @@ def build(
         if fresh and job.recipe.seq_length in (recipe.seq_length, recipe.lengths[0]):
             bar.say(first_document(job))
 
-    options: dict[str, Any] = {"workers": workers, "moved": moved_of(source), "array": position, "on_start": on_start}
+    options: dict[str, Any] = {
+        "workers": workers,
+        "moved": moved_of(source),
+        "array": position,
+        "on_start": on_start,
+    }
     if recipe.seq_length:
         outcomes = [build_dataset(recipe, output, bar, **options)]
     else:
@@ -105,7 +114,8 @@ def tokenize(
     array_count: ArrayCount = None,
     as_json: Json = False,
 ) -> None:
-    """Tokenize once, for many datasets: make a token store, from which build reads in place of the text, or go on with one."""
+    """Tokenize once, for many datasets: make a token store, from which build reads in place of the
+    text, or go on with one."""
     one_thread()
     from packprep.building.array_tasks import array_position
     from packprep.building.run import build as build_dataset
@@ -114,7 +124,9 @@ def tokenize(
 
     recipe = recipe_of(inputs, tokenizer, None, None, text_key, None, set_)
     position = array_position(array_index, array_count, os.environ)
-    outcome = build_dataset(recipe, folder_at(out), Bar(), workers, moved_of(source), position, is_store=True)
+    outcome = build_dataset(
+        recipe, folder_at(out), Bar(), workers, moved_of(source), position, is_store=True
+    )
     put(describe_build(outcome), as_json, print_summary, after_work=True)
 
 
@@ -123,7 +135,10 @@ def plan(
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", metavar="DIR", help="Where it is to be built: what stands there, and the room.", show_default=False
+            "--out",
+            metavar="DIR",
+            help="Where it is to be built: what stands there, and the room.",
+            show_default=False,
         ),
     ] = None,
     tokenizer: Tokenizer = None,
@@ -136,7 +151,8 @@ def plan(
     source: Moved = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a build would make: shards, tokens, bytes, time, memory, shares, spans. Reads almost nothing, writes nothing."""
+    """Say what a build would make: shards, tokens, bytes, time, memory, shares, spans. Reads almost
+    nothing, writes nothing."""
     one_thread()
     from packprep.cli.printing import print_forecast
 
@@ -151,7 +167,9 @@ def plan(
     put_each(results, as_json, print_forecast)
 
 
-def _planned(recipe: Any, out: str | None, moved: dict[str, str], workers: int | None) -> dict[str, Any]:
+def _planned(
+    recipe: Any, out: str | None, moved: dict[str, str], workers: int | None
+) -> dict[str, Any]:
     """What a build of a recipe into a folder, or into any, would make."""
     from packprep.building.commit import missing_shards
     from packprep.building.forecast import forecast, outlook
@@ -170,7 +188,11 @@ def _planned(recipe: Any, out: str | None, moved: dict[str, str], workers: int |
     planned = make_plan(found, say, samples)
     if standing is not None:
         planned = standing[0]
-    engine = load_engine(planned["engine"], found.vocabulary, recipe.documents.special_text) if found.has_text else None
+    engine = (
+        load_engine(planned["engine"], found.vocabulary, recipe.documents.special_text)
+        if found.has_text
+        else None
+    )
     say(pace(planned, engine, found, workers))
     result = forecast(planned, found, samples)
     shards = missing = planned["shards"]
@@ -183,14 +205,15 @@ def _planned(recipe: Any, out: str | None, moved: dict[str, str], workers: int |
         result["out"] = {"folder": str(output), "begun": standing is not None, "free_bytes": free}
         if free is not None and free < to_come["output_bytes"]:
             result["warnings"].append(
-                f"{output} has room for {free:,} bytes, and {to_come['output_bytes']:,} are to come: make room, or choose "
-                "another --out"
+                f"{output} has room for {free:,} bytes, and {to_come['output_bytes']:,} are to"
+                " come: make room, or choose another --out"
             )
     return result
 
 
 def status(directory: Directory, array_count: ArrayCount = None, as_json: Json = False) -> None:
-    """Say which shards are done and which are missing, and the --array= list that would make them."""
+    """Say which shards are done and which are missing, and the --array= list that would make
+    them."""
     from packprep.building.distributed import status_of
     from packprep.building.plan import datasets_in
     from packprep.cli.printing import print_status
@@ -204,18 +227,26 @@ def status(directory: Directory, array_count: ArrayCount = None, as_json: Json =
 
 def slurm(
     out: Out,
-    array: Annotated[int, typer.Option("--array", metavar="N", min=1, help="Array tasks.", show_default=False)],
+    array: Annotated[
+        int, typer.Option("--array", metavar="N", min=1, help="Array tasks.", show_default=False)
+    ],
     inputs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RECIPE.toml | INPUT... [-- SBATCH OPTIONS]", help="As for build, and options of sbatch."
+            metavar="RECIPE.toml | INPUT... [-- SBATCH OPTIONS]",
+            help="As for build, and options of sbatch.",
         ),
     ] = None,
-    command: Annotated[Literal["build", "tokenize", "verify"], typer.Option(help="What the array does.")] = "build",
+    command: Annotated[
+        Literal["build", "tokenize", "verify"], typer.Option(help="What the array does.")
+    ] = "build",
     at_once: Annotated[
         int | None,
         typer.Option(
-            metavar="K", min=1, help="Tasks that run at a time. Default: N/4, at least 16.", show_default=False
+            metavar="K",
+            min=1,
+            help="Tasks that run at a time. Default: N/4, at least 16.",
+            show_default=False,
         ),
     ] = None,
     submit: Annotated[bool, typer.Option("--submit", help="Submit the scripts, too.")] = False,
@@ -229,29 +260,44 @@ def slurm(
     source: Moved = None,
     replay: Replay = None,
 ) -> None:
-    """Write the scripts of a Slurm array that builds or verifies, into DIR.slurm/; submit them with --submit."""
+    """Write the scripts of a Slurm array that builds or verifies, into DIR.slurm/; submit them with
+    --submit."""
     from packprep.building.slurm import ArrayJob, arguments_of, prepare, print_prepared
 
     first = next((i for i, word in enumerate(inputs or ()) if word.startswith("-")), None)
     given, words = (inputs or [])[:first], [] if first is None else (inputs or [])[first:]
     if command != "verify":
-        recipe_of(given, tokenizer, seq_length, tasks, text_key, seed, set_)  # refused here, and not in every task
+        recipe_of(
+            given, tokenizer, seq_length, tasks, text_key, seed, set_
+        )  # refused here, and not in every task
         moved_of(source)
     flags = {
-        "--tokenizer": tokenizer, "--seq-length": seq_length, "--tasks": tasks, "--text-key": text_key, "--seed": seed,
-        "--set": set_, "--source": source, "--replay": replay,
-    }  # fmt: skip
-    job = ArrayJob(command, arguments_of(command, given, flags), out, array, at_once, workers, tuple(words))
+        "--tokenizer": tokenizer,
+        "--seq-length": seq_length,
+        "--tasks": tasks,
+        "--text-key": text_key,
+        "--seed": seed,
+        "--set": set_,
+        "--source": source,
+        "--replay": replay,
+    }
+    job = ArrayJob(
+        command, arguments_of(command, given, flags), out, array, at_once, workers, tuple(words)
+    )
     put(prepare(job, submit, say), False, print_prepared, after_work=True)
 
 
 def warm(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE.toml]", help="Only what this recipe needs.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE.toml]", help="Only what this recipe needs.", show_default=False
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compile all kernels ahead, which otherwise the first command that needs them does: for images and arrays of jobs."""
+    """Compile all kernels ahead, which otherwise the first command that needs them does: for images
+    and arrays of jobs."""
     one_thread()
     from packprep.cli.warming import compile_ahead, print_compiled
     from packprep.errors import RecipeError
@@ -264,21 +310,32 @@ def warm(
 
 def doctor(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE.toml]", help="Look at what this recipe needs.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE.toml]", help="Look at what this recipe needs.", show_default=False
+        ),
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="DIR", help="Look at this output folder, or its URL, too.", show_default=False),
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Look at this output folder, or its URL, too.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Look for what stands in the way of a build here, or slows it: a line each, what it costs, what to do."""
+    """Look for what stands in the way of a build here, or slows it: a line each, what it costs,
+    what to do."""
     one_thread()
     from packprep.cli.doctor import FAILS, examine, print_findings
     from packprep.errors import RecipeError
 
     if recipe is not None and not recipe.endswith(".toml"):
-        raise RecipeError(f"{recipe}: expected a RECIPE.toml, or nothing to look at this machine alone")
+        raise RecipeError(
+            f"{recipe}: expected a RECIPE.toml, or nothing to look at this machine alone"
+        )
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
     result = examine(given, out)
     put(result, as_json, print_findings)
@@ -288,22 +345,28 @@ def doctor(
 
 def init(
     paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Files, patterns, folders or URLs of the data.")
+        list[str],
+        typer.Argument(metavar="PATH...", help="Files, patterns, folders or URLs of the data."),
     ],
     tokenizer: Tokenizer = None,
     tasks: Tasks = None,
     text_key: TextKey = None,
-    out: Annotated[str, typer.Option("--out", metavar="FILE", help="The recipe to write.")] = "recipe.toml",
+    out: Annotated[
+        str, typer.Option("--out", metavar="FILE", help="The recipe to write.")
+    ] = "recipe.toml",
     as_json: Json = False,
 ) -> None:
-    """Look at some of the data and write a first recipe, with the reasons for its keys; nothing is overwritten."""
+    """Look at some of the data and write a first recipe, with the reasons for its keys; nothing is
+    overwritten."""
     one_thread()
     from pathlib import Path
 
     from packprep.cli.first_recipe import print_first_recipe, write_first_recipe
     from packprep.storage import expanded
 
-    written = write_first_recipe(paths, tokenizer or "bytes", tasks or "causal", text_key, Path(expanded(out)), say)
+    written = write_first_recipe(
+        paths, tokenizer or "bytes", tasks or "causal", text_key, Path(expanded(out)), say
+    )
     put(written, as_json, print_first_recipe, after_work=True)
 
 

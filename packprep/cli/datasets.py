@@ -32,17 +32,25 @@ def verify(
     replay_seed: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=0, help="Which segments --replay N takes. Default: by the clock.", show_default=False
+            metavar="N",
+            min=0,
+            help="Which segments --replay N takes. Default: by the clock.",
+            show_default=False,
         ),
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Compare with this recipe, too.", show_default=False)
+        str | None,
+        typer.Option(metavar="FILE", help="Compare with this recipe, too.", show_default=False),
     ] = None,
     epoch: Annotated[
-        int, typer.Option(metavar="E", min=0, help="Look at the rows as redraw gives them in this epoch.")
+        int,
+        typer.Option(
+            metavar="E", min=0, help="Look at the rows as redraw gives them in this epoch."
+        ),
     ] = 0,
     twin: Annotated[
-        bool, typer.Option("--twin", help="Recompute what --replay chooses in plain Python too. Slow.")
+        bool,
+        typer.Option("--twin", help="Recompute what --replay chooses in plain Python too. Slow."),
     ] = False,
     source: Moved = None,
     workers: Workers = None,
@@ -50,7 +58,8 @@ def verify(
     array_count: ArrayCount = None,
     as_json: Json = False,
 ) -> None:
-    """Recompute every promise of a dataset; exit status 1 and a line for each fault if one does not hold."""
+    """Recompute every promise of a dataset; exit status 1 and a line for each fault if one does not
+    hold."""
     one_thread()
     from packprep.building.array_tasks import array_position
     from packprep.building.plan import datasets_in
@@ -63,7 +72,9 @@ def verify(
     bar = Bar()
     count = workers or available_cpus()
     if recipe is not None and not recipe.endswith(".toml"):
-        raise RecipeError(f"--recipe {recipe}: expected a RECIPE.toml, that which the dataset was built from")
+        raise RecipeError(
+            f"--recipe {recipe}: expected a RECIPE.toml, that which the dataset was built from"
+        )
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
     seed = time.time_ns() % 1_000_000 if replay_seed is None else replay_seed
     reports = [
@@ -96,7 +107,9 @@ def _with_exports(command: Callable[..., None]) -> Callable[..., None]:
     kind = Annotated[Literal[*EXPORTS], typer.Option("--to", help=says, show_default=False)]  # type: ignore[valid-type]
     own["to"] = own["to"].replace(annotation=kind)
     chosen = []
-    for name, choices in {export.option: export.choices for export in EXPORTS.values() if export.option}.items():
+    for name, choices in {
+        export.option: export.choices for export in EXPORTS.values() if export.option
+    }.items():
         first, *others = choices.values()
         help = f"{exports_with(name)}: {', or '.join([f'{first} (default)', *others])}."
         option = Annotated[Literal[*choices] | None, typer.Option(help=help, show_default=False)]  # type: ignore
@@ -115,33 +128,45 @@ def export(
     out: Out,
     loss_weights: Annotated[
         Literal["refuse", "ignore"],
-        typer.Option(help="Weights that documents give, where the format has none: refuse or ignore them."),
+        typer.Option(
+            help="Weights that documents give, where the format has none: refuse or ignore them."
+        ),
     ] = "refuse",
     workers: Workers = None,
     as_json: Json = False,
     **options: str | None,
 ) -> None:
-    """Export a dataset for another tool, or go on with an export that stopped: run the same command again."""
+    """Export a dataset for another tool, or go on with an export that stopped: run the same command
+    again."""
     one_thread()
     from packprep.building.processes import available_cpus
     from packprep.exporting.export import export_dataset, folders_to_export, print_export
     from packprep.inspection.card import card_at
 
     folders, count = folders_to_export(directory, out, to, options), workers or available_cpus()
-    results = [export_dataset(one, to, into, Bar(), count, card_at, loss_weights, **options) for one, into in folders]
+    results = [
+        export_dataset(one, to, into, Bar(), count, card_at, loss_weights, **options)
+        for one, into in folders
+    ]
     put_each(results, as_json, print_export, after_work=True)
 
 
 def remove(
     directory: Directory,
     documents: Annotated[
-        str, typer.Option(metavar="FILE", help="JSON lines of source, file and doc, a position.", show_default=False)
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="JSON lines of source, file and doc, a position.",
+            show_default=False,
+        ),
     ],
     out: Out,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Make a dataset, or token store, of another, without some documents: no other slot moves. Or go on where that stopped."""
+    """Make a dataset, or token store, of another, without some documents: no other slot moves. Or
+    go on where that stopped."""
     one_thread()
     from packprep.building.processes import available_cpus
     from packprep.removing import print_removal, remove_documents
@@ -175,61 +200,92 @@ def inspect(
     directory: Directory,
     row: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Show this row. −1: the first with a segment of each task.", show_default=False),
+        typer.Option(
+            metavar="N",
+            help="Show this row. −1: the first with a segment of each task.",
+            show_default=False,
+        ),
     ] = None,
     segment: Annotated[
         int | None,
-        typer.Option(metavar="K", help="Show the K-th segment of --row whole, from 1.", show_default=False),
+        typer.Option(
+            metavar="K", help="Show the K-th segment of --row whole, from 1.", show_default=False
+        ),
     ] = None,
     epoch: Annotated[
         int | None,
         typer.Option(
-            metavar="E", min=0, help="Show --row and --segment as redraw gives them in this epoch.", show_default=False
+            metavar="E",
+            min=0,
+            help="Show --row and --segment as redraw gives them in this epoch.",
+            show_default=False,
         ),
     ] = None,
     doc: Annotated[
         str | None,
         typer.Option(
-            metavar="[FILE:]POSITION", help="Say where this document of --source NAME went.", show_default=False
+            metavar="[FILE:]POSITION",
+            help="Say where this document of --source NAME went.",
+            show_default=False,
         ),
     ] = None,
     grep: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="List the rows that hold this text.", show_default=False)
+        str | None,
+        typer.Option(metavar="TEXT", help="List the rows that hold this text.", show_default=False),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Matches to list. Default: 100.", show_default=False)
+        int | None,
+        typer.Option(metavar="N", min=0, help="Matches to list. Default: 100.", show_default=False),
     ] = None,
     diff: Annotated[
-        str | None, typer.Option(metavar="OTHER", help="Say what differs in another dataset.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="OTHER", help="Say what differs in another dataset.", show_default=False
+        ),
     ] = None,
     html: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write a report of it all, with rows to page through.", show_default=False),
+        typer.Option(
+            metavar="FILE",
+            help="Write a report of it all, with rows to page through.",
+            show_default=False,
+        ),
     ] = None,
     card: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Write a new file: a data card for the Hugging Face Hub.", show_default=False
+            metavar="FILE",
+            help="Write a new file: a data card for the Hugging Face Hub.",
+            show_default=False,
         ),
     ] = None,
     source: MovedOrNamed = None,
     from_plan: Annotated[
-        bool, typer.Option("--from-plan", help="Read the sources where the dataset says that they lie.")
+        bool,
+        typer.Option("--from-plan", help="Read the sources where the dataset says that they lie."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show a dataset: totals, utilisation, task and source mix, lengths; or what one of the options asks for."""
+    """Show a dataset: totals, utilisation, task and source mix, lengths; or what one of the options
+    asks for."""
     one_thread()
     name, moved = named_and_moved(source)
     check_view(
         given := {
-            "--row": row is not None, "--segment": segment is not None, "--epoch": epoch is not None, "--doc": doc is not None,
-            "--grep": grep is not None, "--limit": limit is not None, "--diff": diff is not None, "--html": html is not None,
+            "--row": row is not None,
+            "--segment": segment is not None,
+            "--epoch": epoch is not None,
+            "--doc": doc is not None,
+            "--grep": grep is not None,
+            "--limit": limit is not None,
+            "--diff": diff is not None,
+            "--html": html is not None,
             "--card": card is not None,
-            "--source NAME": name is not None, "--source NAME=PREFIX": bool(moved),
+            "--source NAME": name is not None,
+            "--source NAME=PREFIX": bool(moved),
             "--from-plan": from_plan,
         }
-    )  # fmt: skip
+    )
     from packprep.building.plan import datasets_in
 
     names = datasets_in(directory)
@@ -239,7 +295,11 @@ def inspect(
         from packprep.inspection.row import describe_segment, print_segment
 
         assert row is not None
-        put(describe_segment(directory, row, segment, moved, from_plan, epoch or 0), as_json, print_segment)
+        put(
+            describe_segment(directory, row, segment, moved, from_plan, epoch or 0),
+            as_json,
+            print_segment,
+        )
     elif row is not None:
         from packprep.inspection.row import describe_row, print_row
 
@@ -251,7 +311,11 @@ def inspect(
     elif grep is not None:
         from packprep.inspection.search import describe_matches, print_matches
 
-        put(describe_matches(directory, grep, 100 if limit is None else limit), as_json, print_matches)
+        put(
+            describe_matches(directory, grep, 100 if limit is None else limit),
+            as_json,
+            print_matches,
+        )
     elif diff is not None:
         from packprep.inspection.difference import describe_difference, print_difference
 
@@ -270,13 +334,15 @@ def inspect(
 
 
 def _inspect_several(directory: str, names: list[str], views: list[str], as_json: bool) -> None:
-    """Print a summary of several datasets in a folder, and of each; RecipeError for a view, which is of one dataset."""
+    """Print a summary of several datasets in a folder, and of each; RecipeError for a view, which
+    is of one dataset."""
     from packprep.errors import RecipeError
     from packprep.inspection.summary import describe_dataset, describe_several, print_summary
 
     if views:
         raise RecipeError(
-            f"{directory} holds {len(names)} datasets, and {views[0]} shows one: give its folder, as {names[0]}"
+            f"{directory} holds {len(names)} datasets, and {views[0]} shows one: give its folder,"
+            f" as {names[0]}"
         )
     summaries = [describe_dataset(name) for name in names]
     put_each([describe_several(directory, summaries), *summaries], as_json, print_summary)
@@ -291,12 +357,16 @@ def check_view(given: dict[str, bool]) -> None:
 
     views = [option for option in VIEWS if given[option]]
     if len(views) > 1:
-        raise RecipeError(f"{' and '.join(views)}: inspect shows one thing at a time; give one of them")
+        raise RecipeError(
+            f"{' and '.join(views)}: inspect shows one thing at a time; give one of them"
+        )
     view = views[0] if views else None
     for option in (option for option, there in given.items() if there and option not in VIEWS):
         if view is None or option not in VIEWS[view]:
             goes_with = [name for name, options in VIEWS.items() if option in options]
-            raise RecipeError(f"{option} goes with {' or '.join(goes_with)}; {_instead(view, option, goes_with)}")
+            raise RecipeError(
+                f"{option} goes with {' or '.join(goes_with)}; {_instead(view, option, goes_with)}"
+            )
 
 
 def _instead(view: str | None, option: str, goes_with: list[str]) -> str:
@@ -313,7 +383,9 @@ def named_and_moved(values: list[str] | None) -> tuple[str | None, dict[str, str
 
     names = [value for value in values or () if "=" not in value]
     if len(names) > 1:
-        raise RecipeError(f"--source {names[1]}: {names[0]} is named already, and a document is of one source")
+        raise RecipeError(
+            f"--source {names[1]}: {names[0]} is named already, and a document is of one source"
+        )
     if names == [""]:
         raise RecipeError("--source: expected NAME, or NAME=PREFIX as in --source web=/data/web")
     return names[0] if names else None, moved_of([value for value in values or () if "=" in value])
@@ -332,7 +404,9 @@ def _report(directory: str, html: str, moved: dict[str, str], from_plan: bool) -
     only = shards_shown(directory)
     verification: dict[str, Any] | PackprepError
     try:
-        verification = verify_dataset(directory, None, moved, (0, 1), available_cpus(), Bar(), only=only)
+        verification = verify_dataset(
+            directory, None, moved, (0, 1), available_cpus(), Bar(), only=only
+        )
     except (
         DatasetError,
         PlanError,
@@ -346,6 +420,12 @@ def _print_written(written: Mapping[str, Any]) -> None:
     from packprep.inspection.text import counted
 
     faults = written["faults"]
-    found = "not verified" if faults is None else "every promise holds" if not faults else counted(faults, "fault")
+    found = (
+        "not verified"
+        if faults is None
+        else "every promise holds"
+        if not faults
+        else counted(faults, "fault")
+    )
     rows = f"{written['shown_rows']:,} of {counted(written['rows'], 'row')}"
     put_line(f"{written['html']}: {written['bytes']:,} bytes, {rows}; {found}")

@@ -1,7 +1,8 @@
-"""What stands in the way of a good build here: versions, engines, kernels, stores, room, memory, each looked at by itself.
+"""What stands in the way of a good build here: versions, engines, kernels, stores, room, memory,
+each looked at by itself.
 
-A check gives a Finding: `ok`; `slow`, where work goes on and takes longer than it need; `fails`, where it would end in an error.
-What is written to find out is removed again.
+A check gives a Finding: `ok`; `slow`, where work goes on and takes longer than it need; `fails`,
+where it would end in an error. What is written to find out is removed again.
 """
 
 import os
@@ -38,7 +39,8 @@ _FILES, _PROBE_BYTES = 3, 32 << 20
 
 
 class Finding(NamedTuple):
-    """What a check found. says: what is there, and what it costs. advice: what to do, "" where nothing is to be done."""
+    """What a check found. says: what is there, and what it costs. advice: what to do, "" where
+    nothing is to be done."""
 
     check: str
     result: str
@@ -47,7 +49,8 @@ class Finding(NamedTuple):
 
 
 def examine(recipe: Recipe | None, out: str | None) -> dict[str, Any]:
-    """All checks, of a recipe and of an output folder where they are given: {result: the worst, checks: [Finding as a dict]}.
+    """All checks, of a recipe and of an output folder where they are given: {result: the worst,
+    checks: [Finding as a dict]}.
 
     Raises what is wrong with the recipe and its inputs, but for stores that cannot be reached.
     """
@@ -69,7 +72,9 @@ def examine(recipe: Recipe | None, out: str | None) -> dict[str, Any]:
     return {"result": worst, "checks": [finding._asdict() for finding in found]}
 
 
-def _planned(recipe: Recipe, tell: Callable[[str], None]) -> tuple[Mapping[str, Any], Inputs, Mapping[str, Any]]:
+def _planned(
+    recipe: Recipe, tell: Callable[[str], None]
+) -> tuple[Mapping[str, Any], Inputs, Mapping[str, Any]]:
     """Return the plan of one dataset, the inputs that it is made from, and its `forecast`."""
     inputs, samples = look_up(recipe, {}), list[Any]()
     plan = make_plan(inputs, tell, samples)
@@ -77,18 +82,28 @@ def _planned(recipe: Recipe, tell: Callable[[str], None]) -> tuple[Mapping[str, 
 
 
 def _versions() -> Finding:
-    return Finding("versions", OK, ", ".join(f"{name} {version}" for name, version in made_with().items()))
+    return Finding(
+        "versions", OK, ", ".join(f"{name} {version}" for name, version in made_with().items())
+    )
 
 
 def _engines() -> Finding:
     """Which engines are installed, where no recipe tells which of them is wanted."""
     fast = {name: kind for name, kind in ENGINES.items() if kind.proven}
-    here = ", ".join(f"{name} {kind.version()}" for name, kind in fast.items() if kind.version()) or "none"
+    here = (
+        ", ".join(f"{name} {kind.version()}" for name, kind in fast.items() if kind.version())
+        or "none"
+    )
     missing = {name: kind.package for name, kind in fast.items() if kind.version() is None}
     if not missing:
         return Finding("engines", OK, f"all that are fast: {here}")
-    says = f"of those that are fast: {here}; not installed: {', '.join(missing)}, in whose place others do the same work slowly"
-    return Finding("engines", OK, says, "name a RECIPE.toml: its tokenizer tells which of them it needs")
+    says = (
+        f"of those that are fast: {here}; not installed: {', '.join(missing)}, in whose place"
+        " others do the same work slowly"
+    )
+    return Finding(
+        "engines", OK, says, "name a RECIPE.toml: its tokenizer tells which of them it needs"
+    )
 
 
 def _engine_of(plan: Mapping[str, Any], inputs: Inputs, figures: Mapping[str, Any]) -> Finding:
@@ -108,7 +123,12 @@ def _engine_of(plan: Mapping[str, Any], inputs: Inputs, figures: Mapping[str, An
     if faster:
         return Finding("engine", SLOW, says, f"pip install {faster[0]}, before a build begins")
     if engine.reference is None and engine.name == "reference":
-        return Finding("engine", SLOW, says, "nothing faster is exact for this tokenizer: give the build more workers")
+        return Finding(
+            "engine",
+            SLOW,
+            says,
+            "nothing faster is exact for this tokenizer: give the build more workers",
+        )
     return Finding("engine", OK, says)
 
 
@@ -119,25 +139,38 @@ def _kernels() -> Finding:
         folders = cache_folders()
     if folders.own is not None:
         if is_kept("packprep.building.render.*"):
-            return Finding("kernels", OK, "; ".join([f"compiled ones are kept in {folders.own}", *heard]))
-        first = f"the first command takes about {compiling.seconds} s more, and keeps them in {folders.own}"
+            return Finding(
+                "kernels", OK, "; ".join([f"compiled ones are kept in {folders.own}", *heard])
+            )
+        first = (
+            f"the first command takes about {compiling.seconds} s more, and keeps them in"
+            f" {folders.own}"
+        )
         says = "; ".join([f"none is compiled yet: {first}", *heard])
         return Finding("kernels", OK, says, "packprep warm compiles them ahead")
     if is_kept("packprep.building.render.*"):
-        says = f"compiled ones are read from {', '.join(folders.to_read)}; others cannot be kept, and take their time each time"
+        says = (
+            f"compiled ones are read from {', '.join(folders.to_read)}; others cannot be kept, and"
+            " take their time each time"
+        )
         return Finding("kernels", OK, says)
     why = "; ".join(heard) or (  # what is heard says what to do
-        f"none lie in {', '.join(folders.to_read)}, where none can be kept; set NUMBA_CACHE_DIR to a folder that you can write"
+        f"none lie in {', '.join(folders.to_read)}, where none can be kept; set NUMBA_CACHE_DIR to"
+        " a folder that you can write"
     )
     return Finding("kernels", SLOW, f"about {compiling.seconds} s in every command: {why}")
 
 
 def _stores(recipe: Recipe) -> Iterator[Finding]:
     """Whether each store that the sources name can be listed."""
-    for root in dict.fromkeys(below_one_folder(source, recipe.base)[0] for source in recipe.sources):
+    for root in dict.fromkeys(
+        below_one_folder(source, recipe.base)[0] for source in recipe.sources
+    ):
         if is_url(root):
             try:
-                yield Finding("store", OK, f"{root}: listed in {_seconds(Remote(root).reach):.2f} s")
+                yield Finding(
+                    "store", OK, f"{root}: listed in {_seconds(Remote(root).reach):.2f} s"
+                )
             except StorageError as error:
                 yield Finding("store", FAILS, str(error))
 
@@ -148,24 +181,43 @@ def _memory(figures: Mapping[str, Any] | None) -> Finding:
     there = f"{free / 2**30:.1f} GiB of memory free, {cpus} CPU{'s' * (cpus > 1)}"
     if figures is None:
         return Finding("memory", OK, there)
-    workers, of_one = min(workers_for(figures["text_bytes"]), figures["shards"]), figures["worker_bytes"]
-    says = f"{there}; {workers} worker{'s take' if workers > 1 else ' takes'} {workers * of_one / 2**30:.1f} GiB"
+    workers, of_one = (
+        min(workers_for(figures["text_bytes"]), figures["shards"]),
+        figures["worker_bytes"],
+    )
+    says = (
+        f"{there}; {workers} worker{'s take' if workers > 1 else ' takes'}"
+        f" {workers * of_one / 2**30:.1f} GiB"
+    )
     if (left := free_addresses()) is not None and left < of_one:
         says += f"; a process may take {left / 2**30:.1f} GiB more"
-        return Finding("memory", FAILS, says, "raise its limit (ulimit -v), or give a smaller output.shard_text_bytes")
+        return Finding(
+            "memory",
+            FAILS,
+            says,
+            "raise its limit (ulimit -v), or give a smaller output.shard_text_bytes",
+        )
     if workers * of_one <= free:
         return Finding("memory", OK, says)
     if of_one <= free:
-        return Finding("memory", FAILS, says, f"give --workers {free // of_one}, or a smaller output.shard_text_bytes")
+        return Finding(
+            "memory",
+            FAILS,
+            says,
+            f"give --workers {free // of_one}, or a smaller output.shard_text_bytes",
+        )
     return Finding("memory", FAILS, says, "give --workers 1 and a smaller output.shard_text_bytes")
 
 
 def _output(
-    out: Folder, recipe: Recipe | None, planned: Sequence[tuple[Mapping[str, Any], Inputs, Mapping[str, Any]]]
+    out: Folder,
+    recipe: Recipe | None,
+    planned: Sequence[tuple[Mapping[str, Any], Inputs, Mapping[str, Any]]],
 ) -> Iterator[Finding]:
     """Check whether a build can go on there, write there, how fast, and whether it has room.
 
-    planned: what `_planned` gave for each dataset that the recipe makes; nothing where there is no recipe.
+    planned: what `_planned` gave for each dataset that the recipe makes; nothing where there is no
+    recipe.
     """
     needed = 0
     try:
@@ -203,7 +255,11 @@ def _store(out: Remote) -> Finding:
     finally:
         with suppress(PackprepError):
             out.remove(name)
-    return Finding("out", OK, f"{out}: an object is created, read and removed in {time.perf_counter() - begin:.2f} s")
+    return Finding(
+        "out",
+        OK,
+        f"{out}: an object is created, read and removed in {time.perf_counter() - begin:.2f} s",
+    )
 
 
 def _file_system(path: Path, free: int | None) -> Finding:
@@ -224,18 +280,26 @@ def _file_system(path: Path, free: int | None) -> Finding:
         try:
             os.link(folder / "small", folder / "linked")
         except OSError:
-            links = "no hard links (so begin a build by one command, not by several in the same moment)"
+            links = (
+                "no hard links (so begin a build by one command, not by several in the same moment)"
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     rate = "no room to measure MB/s" if mb_s is None else f"{mb_s:,.0f} MB/s"
     says = f"{whole}: a file is safe after {file_s * 1000:.1f} ms, {rate}, {links}"
     if file_s > SLOW_FILE_S:
         return Finding(
-            "out", SLOW, f"{says}; each shard writes two, or three", "choose a nearer disk, or larger shards"
+            "out",
+            SLOW,
+            f"{says}; each shard writes two, or three",
+            "choose a nearer disk, or larger shards",
         )
     if mb_s is not None and mb_s < ROWS_MB_S:
         return Finding(
-            "out", SLOW, f"{says}; a core makes {ROWS_MB_S} MB/s", "choose a faster disk, or fewer --workers"
+            "out",
+            SLOW,
+            f"{says}; a core makes {ROWS_MB_S} MB/s",
+            "choose a faster disk, or fewer --workers",
         )
     return Finding("out", OK, says)
 

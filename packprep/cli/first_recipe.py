@@ -1,4 +1,5 @@
-"""A first recipe for data and a tokenizer: what is wrong at first is mended as its message advises, and each key says why.
+"""A first recipe for data and a tokenizer: what is wrong at first is mended as its message advises,
+and each key says why.
 
 ```
 paths ─► sources ─► plan ─┬─ an error with settings ─► these keys, and again
@@ -34,7 +35,8 @@ from packprep.tokenizer.file import first_put_by_processor
 SCHEMA_NAME = "recipe.schema.json"
 _SEQ_LENGTHS = (512, 1024, 2048, 4096, 8192)
 _WHOLE = 0.9
-"""Of the documents: so many stay whole in a row of the suggested seq_length, where one of the above has room for them."""
+"""Of the documents: so many stay whole in a row of the suggested seq_length, where one of the above
+has room for them."""
 _MOST_NAMES = 100_000
 _WARNING = "warning: "
 
@@ -48,22 +50,31 @@ class _SourceKeys:
 
 
 def write_first_recipe(
-    paths: Sequence[str], tokenizer: str, preset: str, text_key: str | None, out: Path, say: Callable[[str], None]
+    paths: Sequence[str],
+    tokenizer: str,
+    preset: str,
+    text_key: str | None,
+    out: Path,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Look at some of the data and write a recipe that builds it, and the schema for editors beside it.
+    """Look at some of the data and write a recipe that builds it, and the schema for editors beside
+    it.
 
-    paths: files, patterns, folders or URLs; each becomes a source, a folder one for each format in it.
-    Gives {recipe, schema: paths, sources: names, seq_length, warnings}. RecipeError where `out` is there; the errors of a plan
-    for what no setting mends.
+    paths: files, patterns, folders or URLs; each becomes a source, a folder one for each format in
+    it. Gives {recipe, schema: paths, sources: names, seq_length, warnings}. RecipeError where `out`
+    is there; the errors of a plan for what no setting mends.
     """
     schema = out.with_name(SCHEMA_NAME)
     if out.exists():
-        raise RecipeError(f"{out} is there, and is not overwritten: give another --out, or move it away")
+        raise RecipeError(
+            f"{out} is there, and is not overwritten: give another --out, or move it away"
+        )
     if not out.parent.is_dir():
         raise RecipeError(f"{out}: there is no folder {out.parent}: make it")
     if recipe := next((path for path in paths if path.endswith(".toml")), None):
         raise RecipeError(
-            f"{recipe} is a recipe, and packprep build builds it: name files, patterns or folders of data"
+            f"{recipe} is a recipe, and packprep build builds it: name files, patterns or folders"
+            " of data"
         )
     base = out.parent.resolve()
     place = Path(expanded(tokenizer))
@@ -71,7 +82,10 @@ def write_first_recipe(
     table: dict[str, Any] = {"tokenizer": tokenizer, "tasks": [{"preset": preset}]}
     specials: tuple[str, ...] = ()
     left_out: list[str] = []
-    sources = [_SourceKeys({"name": name, "paths": found}) for name, found in _sources(paths, base, left_out)]
+    sources = [
+        _SourceKeys({"name": name, "paths": found})
+        for name, found in _sources(paths, base, left_out)
+    ]
     samples: list[Estimates] = []
     looked_up: list[Inputs] = []
     lacks_key: list[SourceError] = []  # of sources without the given text_key
@@ -86,7 +100,11 @@ def write_first_recipe(
                 looked_up.append(inputs)
                 break
             except SourceError as error:
-                if "text_key" in error.settings and source.keys.get("text_key", "") == text_key and len(sources) > 1:
+                if (
+                    "text_key" in error.settings
+                    and source.keys.get("text_key", "") == text_key
+                    and len(sources) > 1
+                ):
                     lacks_key.append(error)
                     del source.keys["text_key"]
                 if not error.settings or error.settings.keys() <= source.keys.keys():
@@ -99,7 +117,10 @@ def write_first_recipe(
                 specials = error.settings
     if len(lacks_key) == len(sources):
         raise lacks_key[0]
-    lengths, weights = (np.concatenate([getattr(s, name) for s in samples]) for name in ("lengths", "length_weights"))
+    lengths, weights = (
+        np.concatenate([getattr(s, name) for s in samples])
+        for name in ("lengths", "length_weights")
+    )
     table["seq_length"], why = _seq_length(lengths, weights)
     documents = _ends_of_documents(looked_up, samples)
     table["documents"] = {key: value for key, (value, _) in documents.items()}
@@ -132,7 +153,9 @@ def _forecast(table: dict[str, Any], base: Path) -> dict[str, Any]:
     samples: list[Estimates] = []
     inputs = look_up(complete(read_recipe(table, base)), {})
     planned = forecast(make_plan(inputs, said.append, samples), inputs, samples)
-    planned["warnings"] += [message.removeprefix(_WARNING) for message in said if message.startswith(_WARNING)]
+    planned["warnings"] += [
+        message.removeprefix(_WARNING) for message in said if message.startswith(_WARNING)
+    ]
     return planned
 
 
@@ -143,34 +166,42 @@ def _are_full(planned: dict[str, Any]) -> bool:
 
 
 def _without_warnings(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return `say` for what is no warning: the recipe is not finished, and may do what a warning advises."""
+    """Return `say` for what is no warning: the recipe is not finished, and may do what a warning
+    advises."""
     return lambda message: None if message.startswith(_WARNING) else say(message)
 
 
-def _ends_of_documents(looked_up: Sequence[Inputs], samples: Sequence[Estimates]) -> dict[str, tuple[bool, str]]:
-    """Return the keys of [documents] that say what stands around a document, each with its value and the reason.
+def _ends_of_documents(
+    looked_up: Sequence[Inputs], samples: Sequence[Estimates]
+) -> dict[str, tuple[bool, str]]:
+    """Return the keys of [documents] that say what stands around a document, each with its value
+    and the reason.
 
-    looked_up, samples: of each source alone. A chat template may write bos and eos itself. RecipeError where it does, and
-    documents without a template need the same token.
+    looked_up, samples: of each source alone. A chat template may write bos and eos itself.
+    RecipeError where it does, and documents without a template need the same token.
     """
     vocabulary, template = looked_up[-1].vocabulary, looked_up[-1].chat_template
     chats = [sample.chat for sample in samples]
     compiled = compile_template(template) if template is not None and any(chats) else None
-    bos, eos = (compiled and written_by_template(compiled, vocabulary, role) for role in ("bos", "eos"))
+    bos, eos = (
+        compiled and written_by_template(compiled, vocabulary, role) for role in ("bos", "eos")
+    )
     first = first_put_by_processor(vocabulary.tokenizer_json)
     puts_bos = first is not None and first == vocabulary.roles.get("bos")
     texts = [
         inputs.recipe.sources[0].name
         for inputs, is_chat in zip(looked_up, chats, strict=True)
-        if not is_chat and any(FORMATS[format].holds != "tokens" for format, _ in inputs.files[0].kinds)
+        if not is_chat
+        and any(FORMATS[format].holds != "tokens" for format, _ in inputs.files[0].kinds)
     ]
     if texts and (eos or (bos and puts_bos)):
         chat = looked_up[chats.index(True)].recipe.sources[0].name
         written, key = (eos, "append_eos") if eos else (bos, "prepend_bos")
         raise RecipeError(
-            f"the chat template writes {written} around the conversations of source {chat!r}, and the texts of source "
-            f"{texts[0]!r} get it from documents.{key} alone: no value of that key suits both. Run packprep init for each "
-            "of them, and mix their datasets while training"
+            f"the chat template writes {written} around the conversations of source {chat!r}, and"
+            f" the texts of source {texts[0]!r} get it from documents.{key} alone: no value of that"
+            " key suits both. Run packprep init for each of them, and mix their datasets while"
+            " training"
         )
     keys: dict[str, tuple[bool, str]] = {}
     if puts_bos and (texts or not any(chats)):
@@ -186,12 +217,17 @@ def _below(path: Path, base: Path) -> str:
     return path.relative_to(base).as_posix() if path.is_relative_to(base) else str(path)
 
 
-def _sources(paths: Sequence[str], base: Path, left_out: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """(name, patterns) of each source. left_out: gets what is said of folders whose files are not all read."""
+def _sources(
+    paths: Sequence[str], base: Path, left_out: list[str]
+) -> Iterator[tuple[str, list[str]]]:
+    """(name, patterns) of each source. left_out: gets what is said of folders whose files are not
+    all read."""
     taken: set[str] = set()
 
     def named(path: str, more: str = "") -> str:
-        words = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(path.rstrip("/")).split(".")[0]).strip("-")
+        words = re.sub(
+            r"[^A-Za-z0-9_-]+", "-", os.path.basename(path.rstrip("/")).split(".")[0]
+        ).strip("-")
         name = wanted = f"{words or 'source'}{more}"
         number = 2
         while name in taken:
@@ -204,7 +240,11 @@ def _sources(paths: Sequence[str], base: Path, left_out: list[str]) -> Iterator[
             yield named(path), [path]
             continue
         place = Path(os.path.abspath(path))
-        if not place.is_dir() or (place / "state.json").is_file() or (place / "dataset_dict.json").is_file():
+        if (
+            not place.is_dir()
+            or (place / "state.json").is_file()
+            or (place / "dataset_dict.json").is_file()
+        ):
             stem = place.parent if "*" in place.name else place
             yield named(stem.name), [_below(place, base)]
             continue
@@ -212,23 +252,26 @@ def _sources(paths: Sequence[str], base: Path, left_out: list[str]) -> Iterator[
         if not found:
             known = ", ".join(dict.fromkeys(s for f in FORMATS.values() for s in f.suffixes))
             raise RecipeError(
-                f"{path}: a folder without files that are known by their names ({known}, .txt, .md; .gz and .zst "
-                "behind those of lines): name the files, as a pattern"
+                f"{path}: a folder without files that are known by their names ({known}, .txt, .md;"
+                " .gz and .zst behind those of lines): name the files, as a pattern"
             )
         if others:
             listed = ", ".join(f"{count:,} {ending}" for ending, count in others.most_common(5))
             which = f"{glob.escape(_below(place, base))}/**/*{others.most_common(1)[0][0]}"
             left_out.append(
-                f"{path}: left out, as their names say no format: {listed}; to read them as text, name {which}"
+                f"{path}: left out, as their names say no format: {listed}; to read them as text,"
+                f" name {which}"
             )
         for format, endings in found.items():
-            patterns = [f"{glob.escape(_below(place, base))}/**/*{ending}" for ending in sorted(endings)]
+            patterns = [
+                f"{glob.escape(_below(place, base))}/**/*{ending}" for ending in sorted(endings)
+            ]
             yield named(place.name, f"-{format}" if len(found) > 1 else ""), patterns
 
 
 def _formats_below(folder: Path) -> tuple[dict[str, set[str]], Counter[str]]:
-    """(format → endings of the names of its files below a folder, ending → files that have none); of the first names where it
-    holds very many."""
+    """(format → endings of the names of its files below a folder, ending → files that have none);
+    of the first names where it holds very many."""
     found: dict[str, set[str]] = {}
     others: Counter[str] = Counter()
     seen = 0
@@ -268,9 +311,12 @@ def _seq_length(lengths: np.ndarray, weights: np.ndarray) -> tuple[int, str]:
 
     chosen = next((n for n in _SEQ_LENGTHS if n >= of_part(_WHOLE) + 2), 4096)
     stays = float(weights[lengths + 2 <= chosen].sum() / weights.sum())
-    return chosen, (
-        f"half of the documents have up to {of_part(0.5):,} tokens, 90 % up to {of_part(0.9):,}; about {stays:.0%} stay whole, "
-        "longer ones are cut"
+    return (
+        chosen,
+        (
+            f"half of the documents have up to {of_part(0.5):,} tokens, 90 % up to"
+            f" {of_part(0.9):,}; about {stays:.0%} stay whole, longer ones are cut"
+        ),
     )
 
 
@@ -285,11 +331,21 @@ def _text(
     """The recipe."""
     lines = [
         f"#:schema ./{SCHEMA_NAME}",
-        f"# About {planned['documents']:,} documents, {planned['text_bytes']:,} bytes of text, {planned['tokens']:,} tokens:",
-        f"# {planned['output_bytes']:,} bytes in rows. `packprep plan` says more; docs/recipe.md has all keys.",
+        (
+            f"# About {planned['documents']:,} documents, {planned['text_bytes']:,} bytes of text,"
+            f" {planned['tokens']:,} tokens:"
+        ),
+        (
+            f"# {planned['output_bytes']:,} bytes in rows. `packprep plan` says more;"
+            " docs/recipe.md has all keys."
+        ),
         "",
         f"tokenizer = {as_toml(table['tokenizer'])}"
-        + ("  # built in; or your tokenizer.json, its folder, a Hub name" if table["tokenizer"] == "bytes" else ""),
+        + (
+            "  # built in; or your tokenizer.json, its folder, a Hub name"
+            if table["tokenizer"] == "bytes"
+            else ""
+        ),
         f"seq_length = {table['seq_length']}  # {why}",
         "seed = 0  # another one draws everything anew",
         "",
@@ -302,7 +358,11 @@ def _text(
             reason = source.why.get(key)
             lines.append(f"{key} = {as_toml(value)}" + (f"  # {reason}" if reason else ""))
     if documents:
-        lines += ["", "[documents]", *(f"{key} = {as_toml(v)}  # {reason}" for key, (v, reason) in documents.items())]
+        lines += [
+            "",
+            "[documents]",
+            *(f"{key} = {as_toml(v)}  # {reason}" for key, (v, reason) in documents.items()),
+        ]
     if specials:
         lines += ["", "[specials]  # roles that the tokenizer's own files do not name", *specials]
     lines += [f"\n# warning: {warning}" for warning in planned["warnings"]]
@@ -311,7 +371,10 @@ def _text(
 
 def print_first_recipe(result: dict[str, Any]) -> None:
     """What was written, and what comes next."""
-    put_line(f"{result['recipe']}: {', '.join(result['sources'])}, in rows of {result['seq_length']} slots")
+    put_line(
+        f"{result['recipe']}: {', '.join(result['sources'])}, in rows of {result['seq_length']}"
+        " slots"
+    )
     for warning in result["warnings"]:
         put_line(f"warning: {warning}")
     put_line(f"next: look at {result['recipe']}, then packprep build {result['recipe']} --out DIR")

@@ -1,4 +1,5 @@
-"""How each command begins and prints: plain values as one JSON object, or forecasts, states of builds, profiles as text."""
+"""How each command begins and prints: plain values as one JSON object, or forecasts, states of
+builds, profiles as text."""
 
 import json
 import os
@@ -12,20 +13,29 @@ from packprep.messages import discard_output, put_line, say_error
 
 
 def one_thread() -> None:
-    """No threads of libraries, before they are imported: processes scale, and only a process of one thread may be forked."""
+    """No threads of libraries, before they are imported: processes scale, and only a process of one
+    thread may be forked."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _escaped(text: str) -> str:
-    """JSON that says the same, with escapes for all that does not show: names and texts may hold what a terminal obeys."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    """JSON that says the same, with escapes for all that does not show: names and texts may hold
+    what a terminal obeys."""
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    )
 
 
-def put(result: Any, as_json: bool, printer: Callable[[Any], None], after_work: bool = False) -> None:
+def put(
+    result: Any, as_json: bool, printer: Callable[[Any], None], after_work: bool = False
+) -> None:
     """Print a result: as one JSON object, or by its printer.
 
-    after_work: the command's work is done, and its exit status does not depend on whether the result can be printed.
+    after_work: the command's work is done, and its exit status does not depend on whether the
+    result can be printed.
     """
     try:
         if as_json:
@@ -33,7 +43,9 @@ def put(result: Any, as_json: bool, printer: Callable[[Any], None], after_work: 
         else:
             printer(result)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of stdout has read enough; the exit status stays that of the command
+    except (
+        BrokenPipeError
+    ):  # the reader of stdout has read enough; the exit status stays that of the command
         discard_output(sys.stdout)
     except OSError as error:
         discard_output(sys.stdout)
@@ -42,8 +54,11 @@ def put(result: Any, as_json: bool, printer: Callable[[Any], None], after_work: 
         say_error(f"error: the work is done, and its result cannot be printed: {error.strerror}")
 
 
-def put_each(results: list[Any], as_json: bool, printer: Callable[[Any], None], after_work: bool = False) -> None:
-    """Print a result; or several, with a line between them, or as one JSON list. after_work: as for `put`."""
+def put_each(
+    results: list[Any], as_json: bool, printer: Callable[[Any], None], after_work: bool = False
+) -> None:
+    """Print a result; or several, with a line between them, or as one JSON list. after_work: as for
+    `put`."""
 
     def print_all(several: list[Any]) -> None:
         for i, result in enumerate(several):
@@ -64,9 +79,13 @@ def print_forecast(f: dict[str, Any]) -> None:
     """The figures as text."""
     from packprep.inspection.text import sides_in_words
 
-    shards, files = (f"{f[name]:,} {name if f[name] != 1 else name[:-1]}" for name in ("shards", "files"))
+    shards, files = (
+        f"{f[name]:,} {name if f[name] != 1 else name[:-1]}" for name in ("shards", "files")
+    )
     put_line(f"{shards} of about {f['shard_text_bytes'] / 2**20:.3g} MiB of text, {files}")
-    sums = [f"{f[name]:,} {what}" for name, what in SUMS.items() if f[name]]  # a sample may have seen no document
+    sums = [
+        f"{f[name]:,} {what}" for name, what in SUMS.items() if f[name]
+    ]  # a sample may have seen no document
     put_line(f"about {', '.join(sums)} ({f['engine']['name']} engine)")
     put_line(
         f"about {f['rows']:,} rows of {f['seq_length']}, {f['output_bytes']:,} bytes on disk, "
@@ -82,19 +101,30 @@ def print_forecast(f: dict[str, Any]) -> None:
     put_line()
     put_line(f"{'source':<16} {'repeat':>7} {'tokens':>15} {'share':>8} {'± s.e.':>7}")
     for s in f["sources"]:
-        put_line(f"{s['name']:<16} {s['repeat']:>7g} {s['tokens']:>15,} {s['share']:>8.2%} {s['share_error']:>7.2%}")
+        put_line(
+            f"{s['name']:<16} {s['repeat']:>7g} {s['tokens']:>15,} {s['share']:>8.2%}"
+            f" {s['share_error']:>7.2%}"
+        )
     put_line()
     longest = f"{'longest inner':>14} {'last piece':>11} {'in a row':>9}"
     put_line(f"{'task':<16} {'objective':<18} {'weight':>7} {longest}  an inner piece's")
     for t in f["tasks"]:
-        figures = ", ".join(f"{name} {v['realised']:.3g} (wanted {v['wanted']:g})" for name, v in t["figures"].items())
+        figures = ", ".join(
+            f"{name} {v['realised']:.3g} (wanted {v['wanted']:g})"
+            for name, v in t["figures"].items()
+        )
         longest = f"{t['longest_inner']:>14,} {t['longest_last']:>11,} {t['pieces_of_a_row']:>9}"
-        put_line(f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {longest}  {figures}".rstrip())
+        put_line(
+            f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {longest}  {figures}".rstrip()
+        )
     for warning in f["warnings"]:
         put_line(f"warning: {warning}")
     if f["store"] is not None:
         s = f["store"]
-        held = f"{s['documents']:,} documents, {s['tokens']:,} tokens (± {s['token_error']:.2%}), {s['bytes']:,} bytes"
+        held = (
+            f"{s['documents']:,} documents, {s['tokens']:,} tokens (± {s['token_error']:.2%}),"
+            f" {s['bytes']:,} bytes"
+        )
         put_line(f"as a token store about {held}")
 
 
@@ -102,8 +132,15 @@ def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] 
     """How long a build takes, and what it finds in its folder."""
     if come["missing"]:
         steps = [("reads and renders" if come["renders"] else "reads", come["read_mb_s"], "text")]
-        steps += [("tokenizes", come["tokenize_mb_s"], "text"), ("packs and writes", come["rows_mb_s"], "rows")]
-        rates = [f"{what} {float(f'{rate:.3g}'):,g} MB/s of {of}" for what, rate, of in steps if rate is not None]
+        steps += [
+            ("tokenizes", come["tokenize_mb_s"], "text"),
+            ("packs and writes", come["rows_mb_s"], "rows"),
+        ]
+        rates = [
+            f"{what} {float(f'{rate:.3g}'):,g} MB/s of {of}"
+            for what, rate, of in steps
+            if rate is not None
+        ]
         compiling = f", {come['compile_s']} s to compile kernels" if come["compile_s"] else ""
         workers = f"{come['workers']} worker{'s' * (come['workers'] > 1)}"
         by = ", by the time that the sample took here" if come["sampled"] else ""
@@ -111,7 +148,11 @@ def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] 
         put_line(f"about {duration(come['seconds'])} with {workers}{by}: a core {core}")
     if out is None:
         return
-    done = f"{shards - come['missing']} of {shards} shards are done" if out["begun"] else "nothing was begun"
+    done = (
+        f"{shards - come['missing']} of {shards} shards are done"
+        if out["begun"]
+        else "nothing was begun"
+    )
     free = "" if out["free_bytes"] is None else f", {out['free_bytes']:,} free"
     put_line(f"{out['folder']}: {done}; {come['output_bytes']:,} bytes to come{free}")
 
@@ -120,7 +161,11 @@ def duration(seconds: float) -> str:
     """About how long, in words."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
+            return (
+                f"{seconds / size:.3g} {unit}"
+                if seconds < 10 * size
+                else f"{seconds / size:.0f} {unit}"
+            )
     return f"{seconds:.0f} s"
 
 
@@ -131,8 +176,14 @@ def print_status(result: dict[str, Any]) -> None:
         put_line(f"{result['out']}: nothing is written yet")
         return
     if result["shards"] is None:
-        put_line(f"{result['out']}: nothing is written yet; submitted as jobs {jobs}, which wait or have just begun")
-        put_line(f"squeue --jobs={','.join(job['job'].partition(';')[0] for job in result['jobs'])} says which")
+        put_line(
+            f"{result['out']}: nothing is written yet; submitted as jobs {jobs}, which wait or have"
+            " just begun"
+        )
+        put_line(
+            f"squeue --jobs={','.join(job['job'].partition(';')[0] for job in result['jobs'])} says"
+            " which"
+        )
         return
     put_line(f"{result['out']}: {result['done']} of {result['shards']} shards done")
     if jobs:
@@ -147,7 +198,10 @@ def print_status(result: dict[str, Any]) -> None:
             "with a higher documents.max_bad_fraction if that many may be left out"
         )
     elif not result["missing"] and not result["published"]:
-        put_line("complete, but without a manifest: run the build's command once more anywhere to publish it")
+        put_line(
+            "complete, but without a manifest: run the build's command once more anywhere to"
+            " publish it"
+        )
     elif result["published"]:
         put_line("published")
     if "redo" in result:
@@ -162,20 +216,39 @@ def print_profile(profile: Mapping[str, Any]) -> None:
 
 def _lines(profile: Mapping[str, Any]) -> Iterator[str]:
     workers = f"{profile['workers']} worker{'s' if profile['workers'] > 1 else ''}"
-    made = f"{profile['documents']:,} documents, {profile['tokens']:,} tokens, {profile['text_bytes'] / 1e6:,.1f} MB of text"
+    made = (
+        f"{profile['documents']:,} documents, {profile['tokens']:,} tokens,"
+        f" {profile['text_bytes'] / 1e6:,.1f} MB of text"
+    )
     rates = [
         f"{profile[name] / 1e6:.{digits}f} {unit}"
-        for name, digits, unit in (("tokens_per_s", 2, "M tokens/s"), ("text_bytes_per_s", 1, "MB/s of text"))
+        for name, digits, unit in (
+            ("tokens_per_s", 2, "M tokens/s"),
+            ("text_bytes_per_s", 1, "MB/s of text"),
+        )
         if profile[name] is not None
     ]
-    said = f"{made}: {', '.join(rates)}" if rates else made if profile["documents"] else "nothing was read"
+    said = (
+        f"{made}: {', '.join(rates)}"
+        if rates
+        else made
+        if profile["documents"]
+        else "nothing was read"
+    )
     yield f"{profile['wall_s']:.2f} s with {workers}, from plan to publication: {said}"
     means = "(seconds of all workers; rates of one, in this stage alone)"
     yield f"{'stage':<10} {'seconds':>9} {'share':>7} {'MB/s':>9} {'M tokens/s':>11}   {means}"
     for stage in profile["stages"]:
         text, tokens = (
-            None if stage["stage"] == WAITING else stage[name] for name in ("text_bytes_per_s", "tokens_per_s")
+            None if stage["stage"] == WAITING else stage[name]
+            for name in ("text_bytes_per_s", "tokens_per_s")
         )
-        columns = ("" if text is None else f"{text / 1e6:,.0f}", "" if tokens is None else f"{tokens / 1e6:,.1f}")
-        line = f"{stage['stage']:<10} {stage['seconds']:>9.2f} {stage['share']:>7.1%} {columns[0]:>9} {columns[1]:>11}"
+        columns = (
+            "" if text is None else f"{text / 1e6:,.0f}",
+            "" if tokens is None else f"{tokens / 1e6:,.1f}",
+        )
+        line = (
+            f"{stage['stage']:<10} {stage['seconds']:>9.2f} {stage['share']:>7.1%} {columns[0]:>9}"
+            f" {columns[1]:>11}"
+        )
         yield line.rstrip()

@@ -1,6 +1,8 @@
-"""Kernels compiled ahead, for images, read-only installs and arrays of jobs: tiny datasets are built, verified and replayed.
+"""Kernels compiled ahead, for images, read-only installs and arrays of jobs: tiny datasets are
+built, verified and replayed.
 
-A kernel is compiled for the types of its arguments: these depend on objectives, token_dtype and how rows are packed.
+A kernel is compiled for the types of its arguments: these depend on objectives, token_dtype and how
+rows are packed.
 """
 
 import json
@@ -22,7 +24,10 @@ from packprep.verification import ALL, PROMISES, verify_dataset
 
 _ALL_S = 30
 _SIDES: dict[str, Any] = {"encoder_length": 256, "decoder_length": 256}
-_PACKINGS = (*({"algorithm": name} for name in ("best_fit", "first_fit", "next_fit", "concat")), _SIDES)
+_PACKINGS = (
+    *({"algorithm": name} for name in ("best_fit", "first_fit", "next_fit", "concat")),
+    _SIDES,
+)
 _TOKEN_DTYPES = ("uint16", "int32")
 
 
@@ -37,19 +42,25 @@ class _Silent:
 
 
 def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
-    """Compile the kernels of build, verify, inspect and export of which none is kept; of a recipe: those that it needs.
+    """Compile the kernels of build, verify, inspect and export of which none is kept; of a recipe:
+    those that it needs.
 
-    Gives {folder: where they are kept, objectives, compiled: how many, seconds}. BuildError where they cannot be kept.
+    Gives {folder: where they are kept, objectives, compiled: how many, seconds}. BuildError where
+    they cannot be kept.
     """
     begun, before = time.perf_counter(), compiling.COUNTS.copy()
     if (folder := cache_folders().own) is None:
         raise BuildError(
-            "kernels would not be kept, since no folder can be written: set NUMBA_CACHE_DIR to one that you can write, and "
-            "only you"
+            "kernels would not be kept, since no folder can be written: set NUMBA_CACHE_DIR to one"
+            " that you can write, and only you"
         )
     if recipe is None:
         compiling.seconds = _ALL_S
-    objectives = [name for name in REGISTRY if recipe is None or name in {task.objective for task in recipe.tasks}]
+    objectives = [
+        name
+        for name in REGISTRY
+        if recipe is None or name in {task.objective for task in recipe.tasks}
+    ]
     warm_kernels()
     with tempfile.TemporaryDirectory(prefix="packprep-") as name:
         base = Path(name)
@@ -62,11 +73,16 @@ def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
     counts = compiling.COUNTS - before
     if counts["kept"] < counts["compiled"]:
         raise BuildError(
-            f"{counts['compiled'] - counts['kept']} of {counts['compiled']} kernels could not be kept in {folder}: see to its "
-            "disk, and run the same command again"
+            f"{counts['compiled'] - counts['kept']} of {counts['compiled']} kernels could not be"
+            f" kept in {folder}: see to its disk, and run the same command again"
         )
     seconds = time.perf_counter() - begun
-    return {"folder": folder, "objectives": objectives, "compiled": counts["compiled"], "seconds": seconds}
+    return {
+        "folder": folder,
+        "objectives": objectives,
+        "compiled": counts["compiled"],
+        "seconds": seconds,
+    }
 
 
 def _tables(objectives: list[str], recipe: Recipe | None) -> Iterator[dict[str, Any]]:
@@ -108,12 +124,14 @@ def _write_corpus(folder: Path) -> None:
         ("texts", [{"text": text} for text in texts]),
         ("spans", [{"text": text, "loss_spans": [[2, 7, 0.5], [9, 12]]} for text in texts]),
     ):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps(record) + "\n" for record in records), "utf-8"
+        )
 
 
 def print_compiled(result: dict[str, Any]) -> None:
     """Where the kernels lie, of what, and how long it took."""
     put_line(
-        f"kernels of {', '.join(result['objectives'])} are in {result['folder']}: {result['compiled']} compiled in "
-        f"{result['seconds']:.1f} s"
+        f"kernels of {', '.join(result['objectives'])} are in {result['folder']}:"
+        f" {result['compiled']} compiled in {result['seconds']:.1f} s"
     )

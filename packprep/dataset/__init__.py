@@ -1,4 +1,5 @@
-"""ON DISK ↔ TRAINER: the files of a dataset and what reads them; numpy and the standard library only.
+"""ON DISK ↔ TRAINER: the files of a dataset and what reads them; numpy and the standard library
+only.
 
 ```
 manifest.py                     dataset.json
@@ -14,5 +15,6 @@ encoder_decoder.py              a row as an encoder's and a decoder's
 ```
 """
 
-# np.unique imports it at its first call. A fork at that moment leaves the import locked in the child.
+# np.unique imports it at its first call. A fork at that moment leaves the import locked in the
+# child.
 import numpy.ma  # noqa: F401

@@ -1,4 +1,5 @@
-"""Layouts for attention kernels, made from lengths and ids alone; O(T) unless a function says otherwise.
+"""Layouts for attention kernels, made from lengths and ids alone; O(T) unless a function says
+otherwise.
 
 A row of T slots with segments of 3, 2 and 4 slots, T = 11:
 
@@ -7,8 +8,9 @@ A row of T slots with segments of 3, 2 and 4 slots, T = 11:
     position_ids   0  1  2  0  1  0  1  2  3  0  0
     cu_seqlens     0        3     5           9
 
-Where segments are physically padded (pad_seq_to_mult), cu_seqlens counts real slots only, and cu_seqlens_padded says
-where segments lie: starts are physical, lengths real, and the gaps between are padding.
+Where segments are physically padded (pad_seq_to_mult), cu_seqlens counts real slots only, and
+cu_seqlens_padded says where segments lie: starts are physical, lengths real, and the gaps between
+are padding.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,21 +45,24 @@ __all__ = [
 
 
 Keys = list[tuple[Any, Any]]
-"""Ranges of keys that queries see: (begin, end) of each, shaped as the queries; a query may have an empty one."""
+"""Ranges of keys that queries see: (begin, end) of each, shaped as the queries; a query may have an
+empty one."""
 
 
 class Rule(NamedTuple):
-    """Which keys of its segment a query sees, and what says so. `RULES` has all that a task may have.
+    """Which keys of its segment a query sees, and what says so. `RULES` has all that a task may
+    have.
 
     ahead        the keys behind a query that it sees: "never" any, and segment_prefix is 0; "prefix": the slots of the prefix
-                 (bos, mode and the objective's) see each other, and segment_prefix counts them; "segment": all do, and
-                 segment_prefix is all slots; "blocks": those of block diffusion, and segment_prefix is −1; "own": what no
-                 prefix says, be it less than all so far, and segment_prefix is −1 too.
+                 (bos, mode and the objective's) see each other, and segment_prefix counts them;
+                 "segment": all do, and segment_prefix is all slots; "blocks": those of block
+                 diffusion, and segment_prefix is −1; "own": what no prefix says, be it less than
+                 all so far, and segment_prefix is −1 too.
     copies       how often bos, mode, body and eos are written: 2 for [x_t ; x_0].
     columns      what `keys` reads of a batch.
     keys         (query, begin, end, columns, where) → Keys, exact and in slots of the row. query: slots; begin, end: of the
-                 run of its segment's id, as `boundaries.runs` gives; where: numpy's, torch's or jax.numpy's, whose arrays all
-                 of these are.
+                 run of its segment's id, as `boundaries.runs` gives; where: numpy's, torch's or
+                 jax.numpy's, whose arrays all of these are.
     """
 
     ahead: str
@@ -82,7 +87,8 @@ def _keys_of_prefix(query, begin, end, columns, where) -> Keys:
 
 
 def _keys_of_blocks(query, begin, end, columns, where) -> Keys:
-    """Of a query in x_t its own block, and x_0 before that block; of one in x_0 x_0 up to the end of its block."""
+    """Of a query in x_t its own block, and x_0 before that block; of one in x_0 x_0 up to the end
+    of its block."""
     middle, length = (begin + end) // 2, columns["block_lengths"]
     length = where(length > 0, length, 1)
     block_begin = columns["position_ids"] // length * length
@@ -98,7 +104,9 @@ RULES = {
     "causal": Rule("never", (), _keys_so_far),
     "prefix": Rule("prefix", ("prefix_ends",), _keys_of_prefix),
     "bidirectional": Rule("segment", ("prefix_ends",), _keys_of_prefix),
-    "block_diffusion": Rule("blocks", ("prefix_ends", "position_ids", "block_lengths"), _keys_of_blocks, copies=2),
+    "block_diffusion": Rule(
+        "blocks", ("prefix_ends", "position_ids", "block_lengths"), _keys_of_blocks, copies=2
+    ),
 }
 """A task's attention → its rule."""
 
@@ -111,7 +119,11 @@ def _spans(cu_seqlens, cu_seqlens_padded=None, length=None) -> tuple[np.ndarray,
     physical = cu
     if cu_seqlens_padded is not None:
         physical = np.asarray(cu_seqlens_padded, np.int64)
-        if physical.shape != cu.shape or physical[0] != 0 or (np.diff(physical) < np.diff(cu)).any():
+        if (
+            physical.shape != cu.shape
+            or physical[0] != 0
+            or (np.diff(physical) < np.diff(cu)).any()
+        ):
             raise ArgumentError(
                 f"cu_seqlens_padded {_some(physical)} should start at 0 and give each segment of "
                 f"cu_seqlens {_some(cu)} at least its length"
@@ -144,11 +156,15 @@ def position_ids(cu_seqlens, length, cu_seqlens_padded=None) -> np.ndarray:
     return np.where(segment < 0, 0, slots - _of_slots(begin, segment, 0)).astype(np.int32)
 
 
-def next_token_labels(tokens, segment_ids, loss_mask, distance=1, in_place=None, ignore_index=-100) -> np.ndarray:
-    """int64[T]: tokens[i + distance] where that slot is in slot i's segment and its prediction is trained.
+def next_token_labels(
+    tokens, segment_ids, loss_mask, distance=1, in_place=None, ignore_index=-100
+) -> np.ndarray:
+    """int64[T]: tokens[i + distance] where that slot is in slot i's segment and its prediction is
+    trained.
 
-    tokens, segment_ids, loss_mask: [T] or [B, T]; trained means loss_mask[i + distance − 1] is 1. in_place: bool[T],
-    the slots of segments that predict in place. Elsewhere, and there, ignore_index. distance ≥ 1: k-step heads.
+    tokens, segment_ids, loss_mask: [T] or [B, T]; trained means loss_mask[i + distance − 1] is 1.
+    in_place: bool[T], the slots of segments that predict in place. Elsewhere, and there,
+    ignore_index. distance ≥ 1: k-step heads.
     """
     tokens, segment_ids, loss_mask = (np.asarray(a) for a in (tokens, segment_ids, loss_mask))
     if distance < 1:
@@ -166,10 +182,12 @@ def next_token_labels(tokens, segment_ids, loss_mask, distance=1, in_place=None,
 
 
 def pad_cu_seqlens(cu_seqlens, entries, length=None, tail="none") -> np.ndarray:
-    """int32[entries]: cu_seqlens with its last value repeated, for CUDA graphs and XLA, which need one shape.
+    """int32[entries]: cu_seqlens with its last value repeated, for CUDA graphs and XLA, which need
+    one shape.
 
-    tail: what becomes of the slots up to `length`. "none": they stay outside every segment (kernels leave such slots
-    unwritten, and 0 · NaN is NaN); "segment": they are one more segment; "fold": they join the last one.
+    tail: what becomes of the slots up to `length`. "none": they stay outside every segment (kernels
+    leave such slots unwritten, and 0 · NaN is NaN); "segment": they are one more segment; "fold":
+    they join the last one.
     """
     cu = np.asarray(cu_seqlens, np.int64)
     _spans(cu, None, length)
@@ -179,7 +197,11 @@ def pad_cu_seqlens(cu_seqlens, entries, length=None, tail="none") -> np.ndarray:
         if length is None:
             raise ArgumentError(f"tail {tail!r} needs length")
         if cu[-1] < length:
-            cu = np.append(cu, length) if tail == "segment" or len(cu) == 1 else np.append(cu[:-1], length)
+            cu = (
+                np.append(cu, length)
+                if tail == "segment" or len(cu) == 1
+                else np.append(cu[:-1], length)
+            )
     if len(cu) > entries:
         raise ArgumentError(f"{len(cu)} entries ({len(cu) - 1} segments) do not fit into {entries}")
     return np.append(cu, np.full(entries - len(cu), cu[-1])).astype(np.int32)
@@ -191,21 +213,25 @@ def _check_prefix(segment_prefix, begin, end) -> np.ndarray:
         raise ArgumentError(f"segment_prefix has {prefix.size} entries for {begin.size} segments")
     if (prefix == -1).any():
         raise ArgumentError(
-            f"segment {int(np.argmax(prefix == -1))} has prefix -1: another attention rule holds there "
-            "(block diffusion), see block_mask"
+            f"segment {int(np.argmax(prefix == -1))} has prefix -1: another attention rule holds"
+            " there (block diffusion), see block_mask"
         )
     wrong = (prefix < 0) | (prefix > end - begin)
     if wrong.any():
         i = int(np.argmax(wrong))
-        raise ArgumentError(f"segment {i} has prefix {prefix[i]}, which is not in 0 … {end[i] - begin[i]}, its length")
+        raise ArgumentError(
+            f"segment {i} has prefix {prefix[i]}, which is not in 0 … {end[i] - begin[i]}, its"
+            " length"
+        )
     return prefix
 
 
 def prefix_ends(cu_seqlens, segment_prefix, length, cu_seqlens_padded=None) -> np.ndarray:
     """int32[length]: the slot at which the prefix of this slot's segment ends; padding 0.
 
-    allowed(q, k) = same segment and (k ≤ q or k < prefix_ends[q]): causal (prefix 0), prefix LM, and fully both ways
-    (prefix = length). segment_prefix: int[segments]; −1, another rule, is refused by name.
+    allowed(q, k) = same segment and (k ≤ q or k < prefix_ends[q]): causal (prefix 0), prefix LM,
+    and fully both ways (prefix = length). segment_prefix: int[segments]; −1, another rule, is
+    refused by name.
     """
     begin, end = _spans(cu_seqlens, cu_seqlens_padded, length)
     prefix = _check_prefix(segment_prefix, begin, end)
@@ -213,10 +239,11 @@ def prefix_ends(cu_seqlens, segment_prefix, length, cu_seqlens_padded=None) -> n
 
 
 def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
-    """bool[T, T], [q, k], O(T²): same segment and (k ≤ q or k < prefix_ends[q]); for tests and small rows.
+    """bool[T, T], [q, k], O(T²): same segment and (k ≤ q or k < prefix_ends[q]); for tests and
+    small rows.
 
-    Padding (id 0) attends padding, so that no query's row is empty. window: a MicroSequence, which gives its queries
-    and keys only.
+    Padding (id 0) attends padding, so that no query's row is empty. window: a MicroSequence, which
+    gives its queries and keys only.
     """
     ids = np.asarray(segment_ids)
     keys = np.arange(len(ids))
@@ -225,7 +252,10 @@ def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
         end = window.first_document_begin + len(window.document_index_k)
         if end > len(ids):
             raise ArgumentError(f"the window ends at slot {end}, beyond the {len(ids)} segment_ids")
-        queries, keys = keys[end - len(window.document_index_q) : end], keys[window.first_document_begin : end]
+        queries, keys = (
+            keys[end - len(window.document_index_q) : end],
+            keys[window.first_document_begin : end],
+        )
     allowed = keys <= queries[:, None]
     if prefix_ends is not None:
         allowed |= keys < np.asarray(prefix_ends)[queries, None]
@@ -235,9 +265,9 @@ def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
 def block_mask(segment_ids, position_ids, half, block_length) -> np.ndarray:
     """bool[T, T], [q, k], O(T²): block diffusion's rule inside each segment of [x_t ; x_0].
 
-    position_ids count 0 … L − 1 in both halves; half: 0 in x_t, 1 in x_0; block = position // block_length. Allowed:
-    same block and half; or q in x_t, k in x_0 and an earlier block; or both in x_0 and no later block
-    (Arriola et al., "Block Diffusion", 2025).
+    position_ids count 0 … L − 1 in both halves; half: 0 in x_t, 1 in x_0; block = position //
+    block_length. Allowed: same block and half; or q in x_t, k in x_0 and an earlier block; or both
+    in x_0 and no later block (Arriola et al., "Block Diffusion", 2025).
     """
     ids, half = np.asarray(segment_ids), np.asarray(half).astype(bool)
     block = np.asarray(position_ids) // block_length
@@ -249,15 +279,17 @@ def block_mask(segment_ids, position_ids, half, block_length) -> np.ndarray:
 
 
 def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """cu_seqlens int32[n + 1], max_seqlen int, block_origins and block_lengths int32[n] of a batch's flat slots, rows one behind
-    the other: for kernels that count blocks inside documents.
+    """cu_seqlens int32[n + 1], max_seqlen int, block_origins and block_lengths int32[n] of a
+    batch's flat slots, rows one behind the other: for kernels that count blocks inside documents.
 
-    batch: segment_ids, position_ids and block_lengths, [B, T] each. x_t and x_0 of a block-diffusion segment are a sequence each,
-    as are other segments and runs of padding, with block_lengths 0. Slot s of sequence i is in block
-    (s − block_origins[i]) // block_lengths[i] of its copy.
+    batch: segment_ids, position_ids and block_lengths, [B, T] each. x_t and x_0 of a
+    block-diffusion segment are a sequence each, as are other segments and runs of padding, with
+    block_lengths 0. Slot s of sequence i is in block (s − block_origins[i]) // block_lengths[i] of
+    its copy.
     """
     ids, positions, lengths = (
-        np.atleast_2d(np.asarray(batch[name])) for name in ("segment_ids", "position_ids", "block_lengths")
+        np.atleast_2d(np.asarray(batch[name]))
+        for name in ("segment_ids", "position_ids", "block_lengths")
     )
     begins = (positions == 0) & (lengths > 0)
     begins[:, :1] = True
@@ -285,15 +317,19 @@ class MicroSequence(NamedTuple):
     position_ids: np.ndarray  # int32[q]: in the whole segment; padding 0
 
 
-def micro_sequence(cu_seqlens, begin, end, segment_prefix=None, cu_seqlens_padded=None) -> MicroSequence:
-    """The layout of queries [begin, end) and of keys [first_document_begin, end), for sequences worked in windows.
+def micro_sequence(
+    cu_seqlens, begin, end, segment_prefix=None, cu_seqlens_padded=None
+) -> MicroSequence:
+    """The layout of queries [begin, end) and of keys [first_document_begin, end), for sequences
+    worked in windows.
 
         segments 3 5 4, window [4, 8)  →  q 0 4   k 0 5   first 3   positions 1 2 3 4
 
-    cu_seqlens_k starts at 0: keys are sliced from first_document_begin on (attention backends corrupt gradients
-    otherwise). Right only with bottom-right causal alignment: a top-left backend must refuse it when
-    first_document_begin < begin. A window that ends inside a two-way prefix needs later keys and is refused; cut_points
-    gives ends that are not. A segment's gap counts as its last slots, and slots after the last segment as one more.
+    cu_seqlens_k starts at 0: keys are sliced from first_document_begin on (attention backends
+    corrupt gradients otherwise). Right only with bottom-right causal alignment: a top-left backend
+    must refuse it when first_document_begin < begin. A window that ends inside a two-way prefix
+    needs later keys and is refused; cut_points gives ends that are not. A segment's gap counts as
+    its last slots, and slots after the last segment as one more.
     """
     segment_begin, segment_end = _spans(cu_seqlens, cu_seqlens_padded)
     physical = np.asarray(cu_seqlens if cu_seqlens_padded is None else cu_seqlens_padded, np.int64)
@@ -305,8 +341,9 @@ def micro_sequence(cu_seqlens, begin, end, segment_prefix=None, cu_seqlens_padde
         if cut.any():
             i = int(np.argmax(cut))
             raise ArgumentError(
-                f"the window ends at slot {end}, inside the prefix [{segment_begin[i]}, {prefix_end[i]}) of segment "
-                f"{i}, whose slots see each other both ways; end it where cut_points says"
+                f"the window ends at slot {end}, inside the prefix [{segment_begin[i]},"
+                f" {prefix_end[i]}) of segment {i}, whose slots see each other both ways; end it"
+                " where cut_points says"
             )
     segment = _segment_of_slot(segment_begin, segment_end, max(end, int(physical[-1])))
     if end > physical[-1]:
@@ -320,7 +357,9 @@ def micro_sequence(cu_seqlens, begin, end, segment_prefix=None, cu_seqlens_padde
     keys = segment[k_begin:end]
     document_index_k = np.where(keys < 0, 0, ordinal[keys]).astype(np.int32)
     queries = segment[begin:end]
-    positions = np.where(queries < 0, 0, np.arange(begin, end) - _of_slots(segment_begin, queries, 0))
+    positions = np.where(
+        queries < 0, 0, np.arange(begin, end) - _of_slots(segment_begin, queries, 0)
+    )
     return MicroSequence(
         cu_q.astype(np.int32),
         cu_k.astype(np.int32),
@@ -334,10 +373,11 @@ def micro_sequence(cu_seqlens, begin, end, segment_prefix=None, cu_seqlens_padde
 
 
 def cut_points(row, size) -> np.ndarray:
-    """int64: ends of windows [0, e₀), [e₀, e₁), … of at most `size` slots, the last at the row's end.
+    """int64: ends of windows [0, e₀), [e₀, e₁), … of at most `size` slots, the last at the row's
+    end.
 
-    row: a loader's Row. No end lies inside a two-way prefix, so that micro_sequence takes them all; a prefix of more
-    than `size` slots is refused.
+    row: a loader's Row. No end lies inside a two-way prefix, so that micro_sequence takes them all;
+    a prefix of more than `size` slots is refused.
     """
     length = len(row.tokens)
     if size < 1:
@@ -347,7 +387,9 @@ def cut_points(row, size) -> np.ndarray:
     ends, at = [], 0
     while at < length:
         cut = min(at + size, length)
-        i = int(np.searchsorted(begin, cut, side="left")) - 1  # the last segment that begins before the cut
+        i = (
+            int(np.searchsorted(begin, cut, side="left")) - 1
+        )  # the last segment that begins before the cut
         if i >= 0 and cut < begin[i] + prefix[i]:
             if begin[i] <= at:
                 raise ArgumentError(
@@ -363,17 +405,22 @@ def cut_points(row, size) -> np.ndarray:
 def context_parallel(
     cu_seqlens, cp_size, rank, tp_size=1, cu_seqlens_padded=None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(indices int64, cu_seqlens int32, cu_seqlens_padded int32) of one rank of load-balanced context parallelism.
+    """(indices int64, cu_seqlens int32, cu_seqlens_padded int32) of one rank of load-balanced
+    context parallelism.
 
-    Each segment is padded to a multiple of 2 · cp_size · tp_size (cp_size 1: of tp_size) and cut in 2 · cp_size chunks;
-    rank r holds chunks r and 2 · cp_size − 1 − r. indices are slots of the padded whole, cu_seqlens counts the rank's
-    real slots, cu_seqlens_padded is the whole's (a rank's is it // cp_size). With cu_seqlens_padded given, the whole
-    is the row as it lies, whose segments must have such lengths already.
+    Each segment is padded to a multiple of 2 · cp_size · tp_size (cp_size 1: of tp_size) and cut in
+    2 · cp_size chunks; rank r holds chunks r and 2 · cp_size − 1 − r. indices are slots of the
+    padded whole, cu_seqlens counts the rank's real slots, cu_seqlens_padded is the whole's (a
+    rank's is it // cp_size). With cu_seqlens_padded given, the whole is the row as it lies, whose
+    segments must have such lengths already.
 
         lengths 3 2 4, cp_size 2  →  padded 0 4 8 12   rank 0: slots 0 3 4 7 8 11, cu_seqlens 0 1 2 4
     """
     if cp_size < 1 or tp_size < 1 or not 0 <= rank < cp_size:
-        raise ArgumentError(f"cp_size {cp_size}, tp_size {tp_size}, rank {rank}: should be ≥ 1, ≥ 1, 0 … cp_size − 1")
+        raise ArgumentError(
+            f"cp_size {cp_size}, tp_size {tp_size}, rank {rank}: should be ≥ 1, ≥ 1, 0 …"
+            " cp_size − 1"
+        )
     begin, end = _spans(cu_seqlens, cu_seqlens_padded)
     lengths = end - begin
     multiple = tp_size if cp_size == 1 else 2 * cp_size * tp_size
@@ -385,11 +432,15 @@ def context_parallel(
         if wrong.any():
             i = int(np.argmax(wrong))
             raise ArgumentError(
-                f"segment {i} lies on {padded[i + 1] - padded[i]} slots, no multiple of {multiple}; "
-                f"build with pad_seq_to_mult = {multiple}"
+                f"segment {i} lies on {padded[i + 1] - padded[i]} slots, no multiple of {multiple};"
+                f" build with pad_seq_to_mult = {multiple}"
             )
     if cp_size == 1:
-        return np.arange(padded[-1]), np.append(0, np.cumsum(lengths)).astype(np.int32), padded.astype(np.int32)
+        return (
+            np.arange(padded[-1]),
+            np.append(0, np.cumsum(lengths)).astype(np.int32),
+            padded.astype(np.int32),
+        )
     chunk = np.diff(padded) // (2 * cp_size)
     chunk_of = np.array([rank, 2 * cp_size - 1 - rank])
     starts = (padded[:-1, None] + chunk[:, None] * chunk_of).ravel()
@@ -402,10 +453,11 @@ def context_parallel(
 def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, int]:
     """(flat columns, cu_seqlens int32, max_seqlen): a batch of B rows as one THD row.
 
-    batch: name → [B, T, …], with segment_ids. tail "segment": every run of padding is a segment too, so that
-    cu_seqlens[-1] = B · T; "drop": padding slots are left out of all columns. In the flat columns segment_ids count on
-    through the rows (int32, padding 0), and prefix_ends, if there, are slots of the flat row. What has one number a row,
-    [B], stays as it is. seq_idx, if there, are the slots' places in cu_seqlens.
+    batch: name → [B, T, …], with segment_ids. tail "segment": every run of padding is a segment
+    too, so that cu_seqlens[-1] = B · T; "drop": padding slots are left out of all columns. In the
+    flat columns segment_ids count on through the rows (int32, padding 0), and prefix_ends, if
+    there, are slots of the flat row. What has one number a row, [B], stays as it is. seq_idx, if
+    there, are the slots' places in cu_seqlens.
     """
     if tail not in ("segment", "drop"):
         raise ArgumentError(f"tail is {tail!r} and should be 'segment' or 'drop'")
@@ -416,13 +468,17 @@ def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, i
     kept = np.ones(ids.shape, bool) if tail == "segment" else ids != 0
     flat_kept = kept.ravel()
     columns = {
-        name: np.asarray(values).reshape(n_rows * length, *np.shape(values)[2:])[flat_kept]
-        if np.ndim(values) > 1
-        else values
+        name: (
+            np.asarray(values).reshape(n_rows * length, *np.shape(values)[2:])[flat_kept]
+            if np.ndim(values) > 1
+            else values
+        )
         for name, values in batch.items()
     }
     real_starts = starts & (ids != 0)
-    columns["segment_ids"] = np.where(ids != 0, np.cumsum(real_starts).reshape(ids.shape), 0)[kept].astype(np.int32)
+    columns["segment_ids"] = np.where(ids != 0, np.cumsum(real_starts).reshape(ids.shape), 0)[
+        kept
+    ].astype(np.int32)
     if "seq_idx" in batch:
         columns["seq_idx"] = (np.cumsum((starts & kept)[kept]) - 1).astype(np.int32)
     before = np.append(0, np.cumsum(flat_kept))  # kept slots before each slot
@@ -441,18 +497,25 @@ def label_counts(loss_mask, cu_seqlens, cu_seqlens_padded=None) -> np.ndarray:
     trained = np.asarray(loss_mask) != 0
     begin, end = _spans(cu_seqlens, cu_seqlens_padded, len(trained))
     before = np.append(0, np.cumsum(trained))
-    return _of_slots(before[end] - before[begin], _segment_of_slot(begin, end, len(trained)), 0).astype(np.int32)
+    return _of_slots(
+        before[end] - before[begin], _segment_of_slot(begin, end, len(trained)), 0
+    ).astype(np.int32)
 
 
 def micro_windows(length, splits, cp_size=1, rank=0) -> np.ndarray:
-    """int64[splits, 2]: a rank's half-open windows over `length` slots, cut in `splits`, each cut in cp_size parts.
+    """int64[splits, 2]: a rank's half-open windows over `length` slots, cut in `splits`, each cut
+    in cp_size parts.
 
     16, 2 → [0, 8), [8, 16); 16, 2, 2, rank 1 → [4, 8), [12, 16).
     """
     if splits < 1 or cp_size < 1 or not 0 <= rank < cp_size:
-        raise ArgumentError(f"splits {splits}, cp_size {cp_size}, rank {rank}: should be ≥ 1, ≥ 1, 0 … cp_size − 1")
+        raise ArgumentError(
+            f"splits {splits}, cp_size {cp_size}, rank {rank}: should be ≥ 1, ≥ 1, 0 … cp_size − 1"
+        )
     if length % (splits * cp_size):
-        raise ArgumentError(f"length {length} is no multiple of splits · cp_size = {splits * cp_size}")
+        raise ArgumentError(
+            f"length {length} is no multiple of splits · cp_size = {splits * cp_size}"
+        )
     part = length // (splits * cp_size)
     begin = (np.arange(splits) * cp_size + rank) * part
     return np.stack((begin, begin + part), axis=1)

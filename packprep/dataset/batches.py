@@ -1,4 +1,5 @@
-"""What a trainer reads: rows, batches, and an iteration over batches that is taken up exactly, at any number of ranks."""
+"""What a trainer reads: rows, batches, and an iteration over batches that is taken up exactly, at
+any number of ranks."""
 
 import html
 import operator
@@ -29,9 +30,16 @@ from packprep.dataset.rows import (
 )
 from packprep.errors import ArgumentError, Exhausted, StateError
 
-_AHEAD = (1, 64, 4096)  # the order is drawn for about so many samples at once: at first, then, and from then on
+_AHEAD = (
+    1,
+    64,
+    4096,
+)  # the order is drawn for about so many samples at once: at first, then, and from then on
 _LIMITED = frozenset(("seq_idx", *AHEAD))  # columns that not every task can serve
-_CAUSALLY = "packprep.dataset.attention.seq_idx(row.cu_seqlens, seq_length, row.cu_seqlens_padded) of each row"
+_CAUSALLY = (
+    "packprep.dataset.attention.seq_idx(row.cu_seqlens, seq_length, row.cu_seqlens_padded) of"
+    " each row"
+)
 _MOST_ROWS = 1 << 62  # what a state may count
 _COUNTS = ("rows", "steps")  # of a state, which differ
 _WINDOWS = 4  # whose order is kept
@@ -40,24 +48,34 @@ _JOINED = {  # keys that joined later, and what nobody knows without them
     "redraw": "whether later epochs were drawn anew",
 }
 _INSTEAD = {
-    "digest": "a dataset that was built again may hold other rows; open the one whose dataset.json has that digest. If you know "
-    "that the rows are the same, take digest out of the state: it is not checked then",
+    "digest": (
+        "a dataset that was built again may hold other rows; open the one whose dataset.json has"
+        " that digest. If you know that the rows are the same, take digest out of the state: it is"
+        " not checked then"
+    ),
     "redraw": "later epochs would hold other rows; give the redraw that it was taken with",
-    "balance": "going on would repeat and skip rows; give the balance and window that it was taken with, and the same "
-    "max_epochs",
-    "step_rows": "going on would repeat and skip rows; give batch_size · world_size that come to as many rows of a step",
+    "balance": (
+        "going on would repeat and skip rows; give the balance and window that it was taken with,"
+        " and the same max_epochs"
+    ),
+    "step_rows": (
+        "going on would repeat and skip rows; give batch_size · world_size that come to as many"
+        " rows of a step"
+    ),
 }
 _WHERE_GIVEN = frozenset(("balance", "step_rows"))  # keys of a state that only some iterations have
 _MAY_LACK = _WHERE_GIVEN.union(_JOINED)
 
 
 class Reader:
-    """The face of a Dataset and of a Mixture. They have what a batch needs to know, a fingerprint, a digest, a length, `row`, and
+    """The face of a Dataset and of a Mixture. They have what a batch needs to know, a fingerprint,
+    a digest, a length, `row`, and
 
     fingerprint_at(digest)                                    whose loader states are taken
     _find(rows), _fill(found, batch, epochs, accelerate)      where rows lie; write them into arrays, column → [B, T]
     kinds, _media(found)                                      of media; the places in rows
-    rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw(), tasks_with_loss()
+    rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw(),
+    tasks_with_loss()
     costs(rows, attention, linear), epoch_rows                what balanced steps need
     rows_of_steps(…)                                          what steps of several row lengths need
     """
@@ -67,9 +85,13 @@ class Reader:
     token_dtype: np.dtype
     encoder_length: int = 0
     what = "dataset"
-    seq_lengths: tuple[int, ...] | None = None  # of each dataset, where they differ: then each step is of one
+    seq_lengths: tuple[int, ...] | None = (
+        None  # of each dataset, where they differ: then each step is of one
+    )
     kinds: tuple[str, ...] = ()  # of media, by name
-    samples_at_once: int | None = None  # how far to look ahead where that takes time; None: as far as one likes
+    samples_at_once: int | None = (
+        None  # how far to look ahead where that takes time; None: as far as one likes
+    )
     _columns: tuple[str, ...] = COLUMNS
     _dtype: Any = None
 
@@ -90,13 +112,21 @@ class Reader:
     def _find(self, rows: np.ndarray) -> Any:
         raise NotImplementedError
 
-    def _fill(self, found: Any, batch: dict[str, np.ndarray], epochs: Sequence[int] | None, accelerate: str) -> None:
+    def _fill(
+        self,
+        found: Any,
+        batch: dict[str, np.ndarray],
+        epochs: Sequence[int] | None,
+        accelerate: str,
+    ) -> None:
         raise NotImplementedError
 
     def _media(self, found: Any) -> Media:
         raise NotImplementedError
 
-    def rows_of_samples(self, samples: np.ndarray, seed: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
+    def rows_of_samples(
+        self, samples: np.ndarray, seed: int, shuffle: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         raise NotImplementedError
 
     def samples_of_epochs(self, epochs: int) -> int:
@@ -109,12 +139,21 @@ class Reader:
     def epoch_rows(self) -> int | None:
         raise NotImplementedError
 
-    def exhaustion(self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None) -> tuple[int, str] | None:
-        """(the first sample that cannot be given, which dataset is exhausted); None: all can be given."""
+    def exhaustion(
+        self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None
+    ) -> tuple[int, str] | None:
+        """(the first sample that cannot be given, which dataset is exhausted); None: all can be
+        given."""
         return None
 
     def rows_of_steps(
-        self, steps: np.ndarray, seed: int, shuffle: bool, step_rows: Mapping[int, int], rank: int, world_size: int
+        self,
+        steps: np.ndarray,
+        seed: int,
+        shuffle: bool,
+        step_rows: Mapping[int, int],
+        rank: int,
+        world_size: int,
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         raise NotImplementedError
 
@@ -129,7 +168,8 @@ class Reader:
         raise NotImplementedError
 
     def checked_columns(self, columns: Iterable[str]) -> tuple[str, ...]:
-        """The names as a tuple; ArgumentError if one is no column, or if a task cannot serve it, as `refuse_tasks` says."""
+        """The names as a tuple; ArgumentError if one is no column, or if a task cannot serve it, as
+        `refuse_tasks` says."""
         names = (columns,) if isinstance(columns, str) else tuple(columns)
         refuse_columns(names)
         if not _LIMITED.isdisjoint(names):
@@ -147,8 +187,8 @@ class Reader:
         return again
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """tokens, labels, segment_ids, position_ids, loss_mask of one row, or the columns of `with_columns`: [T] each,
-        writable copies."""
+        """tokens, labels, segment_ids, position_ids, loss_mask of one row, or the columns of
+        `with_columns`: [T] each, writable copies."""
         batch = self.batch([self._place(index)])
         return {name: batch[name][0] for name in self._columns}
 
@@ -170,7 +210,9 @@ class Reader:
     def _places(self, indices: Any) -> np.ndarray:
         given, n = np.asarray(indices, None if len(indices) else np.int64), len(self)
         if given.ndim != 1 or given.dtype.kind not in "iu":
-            raise ArgumentError(f"row indices should be a list of integers, not {given.dtype}{list(given.shape)}")
+            raise ArgumentError(
+                f"row indices should be a list of integers, not {given.dtype}{list(given.shape)}"
+            )
         outside = (given < -n) | (given >= n)
         if outside.any():
             raise IndexError(f"row {given[outside][0]} of a {self.what} of {n} rows")
@@ -187,15 +229,17 @@ class Reader:
         epochs: Sequence[int] | np.ndarray | None = None,
         accelerate: str = "numpy",
     ) -> dict[str, Any]:
-        """Rows `indices` as a dict of [B, T] arrays; n_trained (slots with loss), loss_weight_sum and row_cost
-        (Σn² over the row's segments of n slots) are [B]. encoder_length: an int beside them, where the dataset has it, for
-        `packprep.dataset.encoder_decoder.split`.
+        """Rows `indices` as a dict of [B, T] arrays; n_trained (slots with loss), loss_weight_sum
+        and row_cost (Σn² over the row's segments of n slots) are [B]. encoder_length: an int beside
+        them, where the dataset has it, for `packprep.dataset.encoder_decoder.split`.
 
-        columns: names of COLUMNS (all, the default) and of MORE_COLUMNS; labels_k, loss_mask_k and loss_weights_k
-        (k = 2 … 8) say of the token k slots ahead what labels, loss_mask and loss_weights say of the next one. dtype: of tokens,
-        labels, labels_k, segment_ids, position_ids and prefix_ends, or a mapping column → dtype. out: name → [B, T] array to
-        write into, whose dtypes then decide; its arrays are returned. epochs: one for each row; above 0 it is drawn anew, as
-        `redraw` and `accelerate` of `batches` say. "media": the rows' places of media, a Media of flat arrays, in no `out`.
+        columns: names of COLUMNS (all, the default) and of MORE_COLUMNS; labels_k, loss_mask_k and
+        loss_weights_k (k = 2 … 8) say of the token k slots ahead what labels, loss_mask and
+        loss_weights say of the next one. dtype: of tokens,
+        labels, labels_k, segment_ids, position_ids and prefix_ends, or a mapping column → dtype.
+        out: name → [B, T] array to write into, whose dtypes then decide; its arrays are returned.
+        epochs: one for each row; above 0 it is drawn anew, as `redraw` and `accelerate` of
+        `batches` say. "media": the rows' places of media, a Media of flat arrays, in no `out`.
         """
         names = self._columns  # known to be columns
         if columns is not None:
@@ -218,7 +262,9 @@ class Reader:
             elif name not in out:
                 raise ArgumentError(f"out has no array for column {name!r}")
             elif out[name].shape != shape:
-                raise ArgumentError(f"out[{name!r}] has shape {list(out[name].shape)} and should have {list(shape)}")
+                raise ArgumentError(
+                    f"out[{name!r}] has shape {list(out[name].shape)} and should have {list(shape)}"
+                )
             else:
                 self._check_holds(name, out[name].dtype)
                 batch[name] = out[name]
@@ -227,16 +273,27 @@ class Reader:
             batch[MEDIA] = self._media(found)
         return {**batch, "encoder_length": self.encoder_length} if self.encoder_length else batch
 
-    def _dtypes(self, dtype: Any, names: Sequence[str] = COLUMNS + MORE_COLUMNS) -> dict[str, np.dtype]:
-        """Column → dtype, where `dtype` is asked for: one for all ids, or a mapping column → dtype."""
+    def _dtypes(
+        self, dtype: Any, names: Sequence[str] = COLUMNS + MORE_COLUMNS
+    ) -> dict[str, np.dtype]:
+        """Column → dtype, where `dtype` is asked for: one for all ids, or a mapping column →
+        dtype."""
         by_name = isinstance(dtype, Mapping)
         if by_name and not dtype.keys() <= KNOWN:
             refuse_columns([*dtype])
         dtypes = {}
         for name in names:
-            asked = dtype.get(name) if by_name else dtype if name in SLOTS and SLOTS[name].cast else None
+            asked = (
+                dtype.get(name)
+                if by_name
+                else dtype
+                if name in SLOTS and SLOTS[name].cast
+                else None
+            )
             try:
-                dtypes[name] = own_dtype(name, self.token_dtype) if asked is None else np.dtype(asked)
+                dtypes[name] = (
+                    own_dtype(name, self.token_dtype) if asked is None else np.dtype(asked)
+                )
             except TypeError as error:
                 what = f"the dtype of {name!r} is {asked!r} and should be one of numpy's: {error}"
                 raise ArgumentError(what) from error
@@ -245,7 +302,8 @@ class Reader:
         return dtypes
 
     def _check_holds(self, name: str, dtype: np.dtype) -> None:
-        """ArgumentError unless a dtype holds every value that a column may have: numpy would wrap ids and cut weights."""
+        """ArgumentError unless a dtype holds every value that a column may have: numpy would wrap
+        ids and cut weights."""
         of = AHEAD[name][0] if name in AHEAD else name
         most = {
             "tokens": self.vocab_size - 1,
@@ -262,12 +320,20 @@ class Reader:
         else:
             holds = dtype.kind != "b" or most == 1
         if not holds:
-            values = "weights, which are no whole numbers" if name.startswith("loss_weight") else f"values up to {most}"
-            raise ArgumentError(f"the dtype of {name!r} is {dtype}, which cannot hold its {values}: give a wider one")
+            values = (
+                "weights, which are no whole numbers"
+                if name.startswith("loss_weight")
+                else f"values up to {most}"
+            )
+            raise ArgumentError(
+                f"the dtype of {name!r} is {dtype}, which cannot hold its {values}: give a"
+                " wider one"
+            )
 
     def with_columns(self, columns: Iterable[str] = COLUMNS, dtype: Any = None) -> Any:
-        """A dataset of which ds[i], ds.__getitems__, batch and batches give these columns in this dtype, unless they are asked
-        for others; both as in `batch`. A torch DataLoader over it reads no more than it needs:
+        """A dataset of which ds[i], ds.__getitems__, batch and batches give these columns in this
+        dtype, unless they are asked for others; both as in `batch`. A torch DataLoader over it
+        reads no more than it needs:
 
             DataLoader(ds.with_columns(["tokens", "loss_mask"], dtype=np.int64), batch_size=8)
         """
@@ -289,22 +355,26 @@ class Reader:
         balance: tuple[str | tuple[float, float], int] | None = None,
         window: int | None = None,
     ) -> "Batches":
-        """An iterator over `batch`es, in the order of packprep.dataset.order; without `epochs` it never ends.
+        """An iterator over `batch`es, in the order of packprep.dataset.order; without `epochs` it
+        never ends.
 
-        batch_size: rows of a rank's step. A mixture of several seq_lengths takes {seq_length: rows}: each step is of one dataset,
-        and is what its shares, `samples` and max_epochs call a sample.
+        batch_size: rows of a rank's step. A mixture of several seq_lengths takes {seq_length:
+        rows}: each step is of one dataset, and is what its shares, `samples` and max_epochs call a
+        sample.
 
-        samples: an end in place of `epochs`, after so many rows over all ranks; a mixture has no `epochs`, since its
-        datasets do not end together, and raises Exhausted if one of them reaches its max_epochs before. redraw: epoch 0 is the
-        stored rows, in later ones spans, pivots, cuts and noise are drawn anew, by the same law. accelerate: what draws:
-        "numpy"; "numba", by the kernels of a build, which is refused where numba is not installed; "auto": numba where it is. The
-        rows are the same.
+        samples: an end in place of `epochs`, after so many rows over all ranks; a mixture has no
+        `epochs`, since its datasets do not end together, and raises Exhausted if one of them
+        reaches its max_epochs before. redraw: epoch 0 is the stored rows, in later ones spans,
+        pivots, cuts and noise are drawn anew, by the same law. accelerate: what draws: "numpy";
+        "numba", by the kernels of a build, which is refused where numba is not installed; "auto":
+        numba where it is. The rows are the same.
 
-        balance: ("attention", group): steps whose ranks cost nearly the same, Σn² over a row's segments of n slots; or ((a, b),
-        group), a · Σn² + b · Σn. group: the rows of a step over all ranks, batch_size · world_size; with others rows and state
-        are the same, and steps less even. Each `window` rows of the shuffled order (a multiple of group; default: 64 groups) are
-        sorted by cost and cut into groups, which come in a drawn order: a step's rows have documents of like length. Every rank
-        reads the boundaries of all rows.
+        balance: ("attention", group): steps whose ranks cost nearly the same, Σn² over a row's
+        segments of n slots; or ((a, b), group), a · Σn² + b · Σn. group: the rows of a step over
+        all ranks, batch_size · world_size; with others rows and state are the same, and steps less
+        even. Each `window` rows of the shuffled order (a multiple of group; default: 64 groups) are
+        sorted by cost and cut into groups, which come in a drawn order: a step's rows have
+        documents of like length. Every rank reads the boundaries of all rows.
         """
         batches = Batches()
         world_size = batches._world_size = integer("world_size", world_size, 1, 1 << 31)
@@ -318,7 +388,8 @@ class Reader:
             batches._step_rows = {length: rows * world_size for length, rows in sizes.items()}
         if epochs is not None and samples is not None:
             raise ArgumentError(
-                f"epochs = {epochs!r} and samples = {samples!r} both say where to end: give one of them"
+                f"epochs = {epochs!r} and samples = {samples!r} both say where to end: give one of"
+                " them"
             )
         if epochs is not None:
             batches.end = self.samples_of_epochs(integer("epochs", epochs, 0, 1 << 31))
@@ -327,15 +398,25 @@ class Reader:
         if len(self) == 0 and batches.end != 0:
             raise ArgumentError(f"{self!r} has no rows: no batch would ever come")
         # What cannot be used is refused now, not at a batch or after an epoch.
-        batches.dataset, batches._columns = self, None if columns is None else self.checked_columns(columns)
-        batches._seed, batches._shuffle = integer("seed", seed, 0, 1 << 64), true_or_false("shuffle", shuffle)
+        batches.dataset, batches._columns = (
+            self,
+            None if columns is None else self.checked_columns(columns),
+        )
+        batches._seed, batches._shuffle = (
+            integer("seed", seed, 0, 1 << 64),
+            true_or_false("shuffle", shuffle),
+        )
         batches._dtype = None if dtype is None else self._dtypes(dtype)
         batches._windows = {}
         batches._balance = order.balance_of(balance, window, batches._shuffle)
         if batches._balance is not None and batches._step_rows is not None:
-            raise ArgumentError("balance is for rows of one seq_length, and this mixture has several: leave it out")
+            raise ArgumentError(
+                "balance is for rows of one seq_length, and this mixture has several: leave it out"
+            )
         batches._exhaustion = self.exhaustion(batches._seed, batches._shuffle, batches._step_rows)
-        if batches._exhaustion is not None and batches._balance is not None:  # no row beyond may come before
+        if (
+            batches._exhaustion is not None and batches._balance is not None
+        ):  # no row beyond may come before
             batches._balance = order.ending_at(batches._balance, batches._exhaustion[0])
         if batches.end is not None:
             batches.refuse_exhausted(batches.end)
@@ -358,8 +439,12 @@ class Batches:
     _batch_size: int
     _world_size: int
     _rank: int
-    _share: tuple[int, int]  # rank and world size; the above are those of a mixture's steps where a sample is one
-    _step_rows: dict[int, int] | None  # seq_length → rows of a step over all ranks, where a sample is a step
+    _share: tuple[
+        int, int
+    ]  # rank and world size; the above are those of a mixture's steps where a sample is one
+    _step_rows: (
+        dict[int, int] | None
+    )  # seq_length → rows of a step over all ranks, where a sample is a step
     _first: int = 0  # of the steps, only every `_every`-th from this one on is made
     _every: int = 1
     _seed: int
@@ -370,12 +455,16 @@ class Batches:
     _accelerate: str
     _balance: order.Balance | None
     _exhaustion: tuple[int, str] | None
-    _windows: dict[int, np.ndarray]  # a window's first sample → the samples of the plain order, as they come
+    _windows: dict[
+        int, np.ndarray
+    ]  # a window's first sample → the samples of the plain order, as they come
 
     def _restart(self, rows: int) -> None:
         self._rows = rows  # delivered over all ranks before `_step` 0
         self._step = 0
-        self._ahead: deque[tuple[np.ndarray, np.ndarray]] = deque()  # rows and epochs of the next steps
+        self._ahead: deque[tuple[np.ndarray, np.ndarray]] = (
+            deque()
+        )  # rows and epochs of the next steps
         self._draws = 0
 
     def __iter__(self) -> "Batches":
@@ -387,7 +476,9 @@ class Batches:
         if not self._ahead:
             raise StopIteration
         rows, epochs = self._ahead[0]
-        anew: dict[str, Any] = {"epochs": epochs, "accelerate": self._accelerate} if self._redraw else {}
+        anew: dict[str, Any] = (
+            {"epochs": epochs, "accelerate": self._accelerate} if self._redraw else {}
+        )
         batch = self.dataset.batch(rows, columns=self._columns, dtype=self._dtype, **anew)
         self._ahead.popleft()  # only now: a batch that could not be read is not delivered
         self._step += 1
@@ -396,7 +487,9 @@ class Batches:
     def _draw(self) -> None:
         """Rows and epochs of the next steps; of none at the end."""
         size, world = self._batch_size, self._world_size
-        most_rows = size if self._step_rows is None else max(self._step_rows.values()) // self._share[1]
+        most_rows = (
+            size if self._step_rows is None else max(self._step_rows.values()) // self._share[1]
+        )
         steps = max(1, _AHEAD[min(self._draws, len(_AHEAD) - 1)] // most_rows)
         self._draws += 1
         window = self.dataset.samples_at_once if self._balance is None else self._balance.window
@@ -404,14 +497,28 @@ class Batches:
             steps = min(steps, max(1, window // (self.step_samples * self._every)))
         next_step = self._first + self._step * self._every
         if self.end is not None:
-            steps = min(steps, -(-(order.n_steps(self._rows, self.end, size, world) - next_step) // self._every))
-        elif self._exhaustion is not None:  # a step is whole or none, so all ranks end at the same one
+            steps = min(
+                steps,
+                -(-(order.n_steps(self._rows, self.end, size, world) - next_step) // self._every),
+            )
+        elif (
+            self._exhaustion is not None
+        ):  # a step is whole or none, so all ranks end at the same one
             self.refuse_exhausted(self._rows + (next_step + 1) * self.step_samples)
-            steps = min(steps, -(-((self._exhaustion[0] - self._rows) // self.step_samples - next_step) // self._every))
+            steps = min(
+                steps,
+                -(
+                    -((self._exhaustion[0] - self._rows) // self.step_samples - next_step)
+                    // self._every
+                ),
+            )
         if steps <= 0:
             return
         numbers = range(next_step, next_step + steps * self._every, self._every)
-        samples = np.array([order.samples_of_step(self._rows, n, size, self._rank, world) for n in numbers], np.int64)
+        samples = np.array(
+            [order.samples_of_step(self._rows, n, size, self._rank, world) for n in numbers],
+            np.int64,
+        )
         if self._step_rows is not None:
             of = (self._seed, self._shuffle, self._step_rows, *self._share)
             self._ahead.extend(self.dataset.rows_of_steps(samples[:, 0], *of))
@@ -430,11 +537,13 @@ class Batches:
         if self._exhaustion is not None and end > self._exhaustion[0]:
             sample, which = self._exhaustion
             raise Exhausted(
-                f"{which} before sample {sample}: end by samples = {sample}, or give it less of the shares, or more max_epochs"
+                f"{which} before sample {sample}: end by samples = {sample}, or give it less of the"
+                " shares, or more max_epochs"
             )
 
     def rows_of_samples(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0 of this order, balanced or not."""
+        """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0 of this order, balanced
+        or not."""
         return self.dataset.rows_of_samples(self.plain_samples(samples), self._seed, self._shuffle)
 
     def plain_samples(self, samples: np.ndarray) -> np.ndarray:
@@ -446,7 +555,10 @@ class Batches:
         left = np.ones(flat.size, bool)
         while left.any():
             begin, end = order.window_of(
-                int(flat[np.argmax(left)]), self._balance.window, self.dataset.epoch_rows, self._balance.end
+                int(flat[np.argmax(left)]),
+                self._balance.window,
+                self.dataset.epoch_rows,
+                self._balance.end,
             )
             here = (begin <= flat) & (flat < end)
             plain[here] = self._window(begin, end)[flat[here] - begin]
@@ -466,13 +578,16 @@ class Batches:
         return known
 
     def part(self, first: int, every: int, made: int) -> None:
-        """From here on make of all steps only `first`, `first` + `every`, …, and of these go on after `made`."""
+        """From here on make of all steps only `first`, `first` + `every`, …, and of these go on
+        after `made`."""
         self._restart(self._rows)
         self._first, self._every, self._step = first, every, made
 
     def state_dict(self) -> dict[str, Any]:
-        """{fingerprint, digest, seed, shuffle, redraw, rows}, for json: where all ranks stand after the steps made so far; with
-        `balance` that, too; of a mixture of several seq_lengths `rows` counts steps, and step_rows says what they hold."""
+        """{fingerprint, digest, seed, shuffle, redraw, rows}, for json: where all ranks stand after
+        the steps made so far; with `balance` that, too; of a mixture of several seq_lengths `rows`
+        counts steps, and step_rows says what they hold.
+        """
         return self.state_after(0)
 
     def state_after(self, steps: int) -> dict[str, Any]:
@@ -480,18 +595,32 @@ class Batches:
         rows = self._rows + (self._step + steps) * self.step_samples
         if self.end is not None:
             rows = max(self._rows, min(rows, self.end))
-        of: dict[str, Any] = {"fingerprint": self.dataset.fingerprint, "digest": self.dataset.digest}
+        of: dict[str, Any] = {
+            "fingerprint": self.dataset.fingerprint,
+            "digest": self.dataset.digest,
+        }
         if self._balance is not None:
-            of["balance"] = {key: value for key, value in self._balance._asdict().items() if value is not None}
+            of["balance"] = {
+                key: value for key, value in self._balance._asdict().items() if value is not None
+            }
         if self._step_rows is not None:
-            of["step_rows"] = {str(length): rows for length, rows in sorted(self._step_rows.items())}
-        return {**of, "seed": self._seed, "shuffle": self._shuffle, "redraw": self._redraw, "rows": rows}
+            of["step_rows"] = {
+                str(length): rows for length, rows in sorted(self._step_rows.items())
+            }
+        return {
+            **of,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "redraw": self._redraw,
+            "rows": rows,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the rows that `state` has delivered; StateError if it is another dataset's, seed's or order's.
+        """Go on after the rows that `state` has delivered; StateError if it is another dataset's,
+        seed's or order's.
 
-        A state of a dataset that has since lost documents is taken: no row moved. A state without digest or redraw, of an older
-        packprep, is taken with a warning; the next one has them.
+        A state of a dataset that has since lost documents is taken: no row moved. A state without
+        digest or redraw, of an older packprep, is taken with a warning; the next one has them.
         """
         check_state(self._with_own_end(state), self.state_dict(), self.dataset)
         rows = state["rows"]
@@ -500,11 +629,16 @@ class Batches:
         self._restart(rows)
 
     def _with_own_end(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a state with this order's end of balanced windows, where the rows that it has delivered are the same by it.
+        """Return a state with this order's end of balanced windows, where the rows that it has
+        delivered are the same by it.
 
         They are not inside a window that only one of the two orders cuts.
         """
-        balance, rows = (state.get(key) for key in ("balance", "rows")) if isinstance(state, Mapping) else (None, None)
+        balance, rows = (
+            (state.get(key) for key in ("balance", "rows"))
+            if isinstance(state, Mapping)
+            else (None, None)
+        )
         if self._balance is None or not isinstance(balance, Mapping) or type(rows) is not int:
             return state
         own, window = {"end": self._balance.end}, self._balance.window
@@ -516,27 +650,40 @@ class Batches:
 
 
 def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Reader) -> None:
-    """StateError unless `state` has the keys of `mine`, and their values where they are no counts; a warning for keys that
-    joined later and are absent. dataset: may be what another was before, by whose fingerprint and digest the state goes."""
-    if not isinstance(state, Mapping) or not mine.keys() - _MAY_LACK <= state.keys() <= mine.keys() | _WHERE_GIVEN:
+    """StateError unless `state` has the keys of `mine`, and their values where they are no counts;
+    a warning for keys that joined later and are absent. dataset: may be what another was before, by
+    whose fingerprint and digest the state goes.
+    """
+    if (
+        not isinstance(state, Mapping)
+        or not mine.keys() - _MAY_LACK <= state.keys() <= mine.keys() | _WHERE_GIVEN
+    ):
         keys = sorted(state) if isinstance(state, Mapping) else type(state).__name__
-        raise StateError(f"a loader state has the keys {sorted(mine)}, not {keys}: give what state_dict() gave")
-    if isinstance(digest := state.get("digest"), str) and (before := dataset.fingerprint_at(digest)):
+        raise StateError(
+            f"a loader state has the keys {sorted(mine)}, not {keys}: give what state_dict() gave"
+        )
+    if isinstance(digest := state.get("digest"), str) and (
+        before := dataset.fingerprint_at(digest)
+    ):
         mine = {**mine, "fingerprint": before, "digest": digest}
     for key in dict.fromkeys((*mine, *state)):
         ours, theirs = mine.get(key), state.get(key)
         checked = key not in _COUNTS and (key in state or key in _WHERE_GIVEN)
         if checked and (type(theirs), theirs) != (type(ours), ours):
-            instead = "going on would repeat and skip rows; open that dataset, with that seed and shuffle"
+            instead = (
+                "going on would repeat and skip rows; open that dataset, with that seed and shuffle"
+            )
             raise StateError(
-                f"the state's {key} is {theirs!r}, this loader's is {ours!r}: {_INSTEAD.get(key, instead)}"
+                f"the state's {key} is {theirs!r}, this loader's is {ours!r}:"
+                f" {_INSTEAD.get(key, instead)}"
             )
     absent = [key for key in _JOINED if key in mine and key not in state]
     if absent:
         unknown = ", and ".join(_JOINED[key] for key in absent)
         warnings.warn(
-            f"the loader state has no {' and no '.join(absent)}, as an older packprep left it: it is taken, and nothing tells "
-            f"{unknown}; the next state has {'it' if len(absent) == 1 else 'both'}",
+            f"the loader state has no {' and no '.join(absent)}, as an older packprep left it: it"
+            f" is taken, and nothing tells {unknown}; the next state has"
+            f" {'it' if len(absent) == 1 else 'both'}",
             stacklevel=3,
         )
 
@@ -546,36 +693,61 @@ def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
     known = KNOWN.difference(without) if without else KNOWN
     for name in names:
         if name not in known:
-            there = [column for column in (*COLUMNS, *MORE_COLUMNS, MEDIA) if column in known and column not in AHEAD]
-            ahead = f"labels_k, loss_mask_k and loss_weights_k with k = {DISTANCES[0]} … {DISTANCES[-1]}"
+            there = [
+                column
+                for column in (*COLUMNS, *MORE_COLUMNS, MEDIA)
+                if column in known and column not in AHEAD
+            ]
+            ahead = (
+                f"labels_k, loss_mask_k and loss_weights_k with k = {DISTANCES[0]} …"
+                f" {DISTANCES[-1]}"
+            )
             layout = ""
             if name in ("cu_seqlens", "max_seqlen"):
-                layout = f". {name} is of a batch laid as one row: packprep.dataset.attention.flatten(batch) gives it"
-            raise ArgumentError(f"no column is called {name!r}; there are {', '.join(there)}, and {ahead}{layout}")
+                layout = (
+                    f". {name} is of a batch laid as one row:"
+                    " packprep.dataset.attention.flatten(batch) gives it"
+                )
+            raise ArgumentError(
+                f"no column is called {name!r}; there are {', '.join(there)}, and {ahead}{layout}"
+            )
 
 
 def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
-    """ArgumentError, by the tasks' names, if `tasks`, those with loss, cannot serve one of the columns.
+    """ArgumentError, by the tasks' names, if `tasks`, those with loss, cannot serve one of the
+    columns.
 
-    seq_idx: for layers that see the past alone, so a task that sees ahead is refused. labels_k and the masks and weights beside
-    them: refused where every task predicts in place, which has no labels ahead; where only some do, their segments have none.
+    seq_idx: for layers that see the past alone, so a task that sees ahead is refused. labels_k and
+    the masks and weights beside
+    them: refused where every task predicts in place, which has no labels ahead; where only some do,
+    their segments have none.
     """
     for name in names:
         refused, why = [], ""
         if name == "seq_idx":
             refused = [task for task in tasks if RULES[task["attention"]].ahead != "never"]
             names_refused = {task["name"] for task in refused}
-            others = [*dict.fromkeys(task["name"] for task in tasks if task["name"] not in names_refused)]
+            others = [
+                *dict.fromkeys(task["name"] for task in tasks if task["name"] not in names_refused)
+            ]
             ways = [f"keep loss on the others by with_loss_on(task={others})"] if others else []
             ways.append("take a dataset of causal tasks")
             if all(RULES[task["attention"]].ahead == "prefix" for task in refused):
                 ways.append(f"read prefixes causally on purpose: {_CAUSALLY}")
-            why = f"sees ahead in its segments, and layers that need seq_idx see the past alone: {', or '.join(ways)}"
+            why = (
+                "sees ahead in its segments, and layers that need seq_idx see the past alone:"
+                f" {', or '.join(ways)}"
+            )
         elif name in AHEAD and all(is_in_place(task) for task in tasks):
             refused = [*tasks]
-            why = f"predicts in place, and has no {name}: take {MADE_FROM[name]}, or a dataset with a next-token task"
+            why = (
+                f"predicts in place, and has no {name}: take {MADE_FROM[name]}, or a dataset with a"
+                " next-token task"
+            )
         if refused:
-            raise ArgumentError(f"task {', '.join(dict.fromkeys(task['name'] for task in refused))} {why}")
+            raise ArgumentError(
+                f"task {', '.join(dict.fromkeys(task['name'] for task in refused))} {why}"
+            )
 
 
 def _sizes(batch_size: Any, lengths: tuple[int, ...] | None, length: Any) -> dict[Any, int]:
@@ -583,11 +755,16 @@ def _sizes(batch_size: Any, lengths: tuple[int, ...] | None, length: Any) -> dic
     if not isinstance(batch_size, Mapping):
         if lengths is not None:
             example = ", ".join(f"{own}: …" for own in sorted(set(lengths)))
-            raise ArgumentError(f"batch_size is {batch_size!r}, and rows differ in seq_length: give {{{example}}}")
+            raise ArgumentError(
+                f"batch_size is {batch_size!r}, and rows differ in seq_length: give {{{example}}}"
+            )
         return {None: integer("batch_size", batch_size, 1, 1 << 31)}
     own = {length()} if lengths is None else {*lengths}
     if batch_size.keys() != own:
         raise ArgumentError(
-            f"batch_size has rows for seq_length {sorted(batch_size)}, and it is {sorted(own)}: name these"
+            f"batch_size has rows for seq_length {sorted(batch_size)}, and it is {sorted(own)}:"
+            " name these"
         )
-    return {key: integer(f"batch_size[{key}]", rows, 1, 1 << 31) for key, rows in batch_size.items()}
+    return {
+        key: integer(f"batch_size[{key}]", rows, 1, 1 << 31) for key, rows in batch_size.items()
+    }

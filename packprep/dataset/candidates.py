@@ -1,4 +1,5 @@
-"""The slots that in-place noise may take, and the numbers that they draw: what the laws of `noise.py` are written with.
+"""The slots that in-place noise may take, and the numbers that they draw: what the laws of
+`noise.py` are written with.
 
 segment       [bos]? [mode]?  c c c c c c  [eos]?     candidates: neighbouring slots, one range a segment
 window        from the first candidate of some segments to their last, which a writer goes through at once
@@ -25,12 +26,18 @@ class Candidates(NamedTuple):
 
 
 def runs(kept: np.ndarray, dropped: np.ndarray) -> np.ndarray:
-    """bool[Σ (kept + dropped)]: kept[0] times True, dropped[0] times False, kept[1] times True, …"""
-    return np.repeat(np.tile(np.array([True, False]), len(kept)), np.stack((kept, dropped), axis=1).reshape(-1))
+    """bool[Σ (kept + dropped)]: kept[0] times True, dropped[0] times False, kept[1] times True,
+    …"""
+    return np.repeat(
+        np.tile(np.array([True, False]), len(kept)), np.stack((kept, dropped), axis=1).reshape(-1)
+    )
 
 
-def words_of(key: np.ndarray, count: np.ndarray, purpose: int, dtype: str, epoch: int) -> np.ndarray:
-    """dtype[Σ count]: count[i] numbers of each key, consecutive bytes ("u1") or words ("<u4") of its blocks."""
+def words_of(
+    key: np.ndarray, count: np.ndarray, purpose: int, dtype: str, epoch: int
+) -> np.ndarray:
+    """dtype[Σ count]: count[i] numbers of each key, consecutive bytes ("u1") or words ("<u4") of
+    its blocks."""
     a_block = 16 // np.dtype(dtype).itemsize
     blocks = -(-count // a_block)
     total = int(blocks.sum())
@@ -41,7 +48,9 @@ def words_of(key: np.ndarray, count: np.ndarray, purpose: int, dtype: str, epoch
     return data[runs(count, unused)] if unused.any() else data
 
 
-def below(key: np.ndarray, count: np.ndarray, threshold: np.ndarray, length: np.ndarray, epoch: int) -> np.ndarray:
+def below(
+    key: np.ndarray, count: np.ndarray, threshold: np.ndarray, length: np.ndarray, epoch: int
+) -> np.ndarray:
     """bool[Σ count]: whether each candidate's 40-bit uniform lies below its threshold.
 
     threshold: uint64[k], that of the next length[k] candidates each; Σ length = Σ count.
@@ -77,7 +86,8 @@ def in_chunks(segments: Candidates, width: int = 1) -> list[slice]:
 
 
 class Window(NamedTuple):
-    """The slots from the first candidate of some segments to their last, and which of them are candidates."""
+    """The slots from the first candidate of some segments to their last, and which of them are
+    candidates."""
 
     here: slice
     inside: np.ndarray | None  # bool; None: all
@@ -106,7 +116,8 @@ def window_of(segments: Candidates) -> Window:
 
 
 def put(slots: np.ndarray, where: np.ndarray, value: int) -> None:
-    """slots[where] = value, without a branch: the processor would guess random ones wrong half the time."""
+    """slots[where] = value, without a branch: the processor would guess random ones wrong half the
+    time."""
     bits = np.negative(where.astype(slots.dtype))  # 0, or −1: all bits
     bits &= slots ^ slots.dtype.type(value)
     slots ^= bits

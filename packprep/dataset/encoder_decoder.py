@@ -24,7 +24,10 @@ READ = ("tokens", "segment_ids", "prefix_ends", "loss_mask")
 """The columns that `split` needs; it reads loss_weights where there are some."""
 NAMES = (
     *(f"encoder_{name}" for name in ("input_tokens", "segment_ids", "positions")),
-    *(f"decoder_{name}" for name in ("target_tokens", "input_tokens", "segment_ids", "positions", "loss_weights")),
+    *(
+        f"decoder_{name}"
+        for name in ("target_tokens", "input_tokens", "segment_ids", "positions", "loss_weights")
+    ),
 )
 
 
@@ -32,29 +35,34 @@ def check_length(encoder_length: int | None) -> None:
     """DatasetError if this, of a dataset, mixture or batch, says that it has no encoder's side."""
     if not encoder_length:
         raise DatasetError(
-            "there is no encoder_length, so where the encoder's side ends is not known: build the dataset with "
-            "packing.encoder_length and packing.decoder_length; datasets of a mixture have to have the same"
+            "there is no encoder_length, so where the encoder's side ends is not known: build the"
+            " dataset with packing.encoder_length and packing.decoder_length; datasets of a mixture"
+            " have to have the same"
         )
 
 
 def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """seqio's arrays of a batch of numpy arrays: encoder_… int32[B, E], decoder_… int32[B, T − E], E its encoder_length.
+    """seqio's arrays of a batch of numpy arrays: encoder_… int32[B, E], decoder_… int32[B, T − E],
+    E its encoder_length.
 
-    The encoder gets the slots of each segment's prefix, the decoder those behind it, both without the gaps of padding between
-    segments. decoder_input_tokens are the targets shifted right inside each segment, 0 where one begins, and so is all
-    padding. Segments keep their ids; positions count from 0 in each segment on either side. decoder_loss_weights, float32:
-    loss_mask, times loss_weights where the batch has them, at the slot before the target.
-    Raises DatasetError for a batch without encoder_length or one of the columns of READ, for one with places of media, for a
+    The encoder gets the slots of each segment's prefix, the decoder those behind it, both without
+    the gaps of padding between segments. decoder_input_tokens are the targets shifted right inside
+    each segment, 0 where one begins, and so is all padding. Segments keep their ids; positions
+    count from 0 in each segment on either side. decoder_loss_weights, float32: loss_mask, times
+    loss_weights where the batch has them, at the slot before the target. Raises DatasetError for a
+    batch without encoder_length or one of the columns of READ, for one with places of media, for a
     segment of no prefix task, and for a row that has more inputs or targets than fit.
     """
     check_length(batch.get("encoder_length"))
     if lacking := [name for name in READ if name not in batch]:
         raise DatasetError(
-            f"the batch has no {', '.join(lacking)}, which an encoder and a decoder need: name these, too"
+            f"the batch has no {', '.join(lacking)}, which an encoder and a decoder need: name"
+            " these, too"
         )
     if MEDIA in batch:
         raise DatasetError(
-            "the batch has media, whose slots count along whole rows, and an encoder and a decoder have others: leave media out"
+            "the batch has media, whose slots count along whole rows, and an encoder and a decoder"
+            " have others: leave media out"
         )
     tokens, ids, ends, trained = (np.asarray(batch[name]) for name in READ)
     slot = np.arange(ids.shape[1])
@@ -63,9 +71,9 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if wrong.any():
         row, at = (int(i[0]) for i in np.nonzero(wrong))
         raise DatasetError(
-            f"row {row} of the batch, segment {ids[row, at]}: its prefix ends at slot {ends[row, at]} of [{begin[row, at]}, "
-            f"{end[row, at]}), so it has not inputs and then targets, as prefix tasks have; build a "
-            "dataset of prefix tasks alone"
+            f"row {row} of the batch, segment {ids[row, at]}: its prefix ends at slot"
+            f" {ends[row, at]} of [{begin[row, at]}, {end[row, at]}), so it has not inputs and then"
+            " targets, as prefix tasks have; build a dataset of prefix tasks alone"
         )
     made = {}
     for side, of_side, length in (
@@ -76,8 +84,9 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         if many.max(initial=0) > length:
             row = int(np.argmax(many > length))
             raise DatasetError(
-                f"row {row} of the batch has {many[row]} slots for the {side}, which takes {length}: the rows were not packed "
-                f"for encoder_length = {batch['encoder_length']}; build them with it"
+                f"row {row} of the batch has {many[row]} slots for the {side}, which takes"
+                f" {length}: the rows were not packed for encoder_length ="
+                f" {batch['encoder_length']}; build them with it"
             )
         rows, slots = np.nonzero(of_side)
         place = rows, (np.cumsum(of_side, axis=1) - 1)[rows, slots]
@@ -90,7 +99,9 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
             columns["input_tokens"] = np.where(slots > first, tokens[rows, slots - 1], 0)
             columns["loss_weights"] = trained[rows, slots - 1] != 0
             if "loss_weights" in batch:
-                columns["loss_weights"] = columns["loss_weights"] * np.asarray(batch["loss_weights"])[rows, slots - 1]
+                columns["loss_weights"] = (
+                    columns["loss_weights"] * np.asarray(batch["loss_weights"])[rows, slots - 1]
+                )
         for name, values in columns.items():
             array = np.zeros((len(ids), length), np.float32 if name == "loss_weights" else np.int32)
             array[place] = values

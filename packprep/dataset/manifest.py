@@ -27,7 +27,8 @@ from packprep.format.json_files import (
 )
 
 LABEL_ALIGNMENTS = ("next_token", "same_slot", "next_slot")
-"""What is predicted at a slot: the next token; the token that was noised there; or, in place too, that of the next slot."""
+"""What is predicted at a slot: the next token; the token that was noised there; or, in place too,
+that of the next slot."""
 
 
 class StoredTask(TypedDict):
@@ -45,9 +46,11 @@ class StoredTask(TypedDict):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One key of `[[tasks]]` that an objective reads: its name, default (which gives the type), range and meaning.
+    """One key of `[[tasks]]` that an objective reads: its name, default (which gives the type),
+    range and meaning.
 
-    later: it joined after datasets had been written, which are without it: stored only where it differs.
+    later: it joined after datasets had been written, which are without it: stored only where it
+    differs.
     """
 
     name: str
@@ -79,21 +82,31 @@ class Parameter:
         return f"{name}{left}{low}, {high}{right}"
 
     def accept(self, value: Any, where: str) -> Any:
-        """`value` in the parameter's type; RecipeError with the feasible range if it cannot be used."""
+        """`value` in the parameter's type; RecipeError with the feasible range if it cannot be
+        used."""
         kind = type(self.default)
         if kind is tuple:
             return self._accept_numbers(value, where)
         if kind is float and type(value) is int and abs(value) < 2**63:
             value = float(value)
         if type(value) is not kind:
-            raise RecipeError(f"{where}.{self.name} = {value!r}: expected {_kind_names[kind]} ({self.range_text()})")
-        if not (value in self.choices if self.choices else kind not in (int, float) or self._holds(value)):
+            raise RecipeError(
+                f"{where}.{self.name} = {value!r}: expected {_kind_names[kind]}"
+                f" ({self.range_text()})"
+            )
+        if not (
+            value in self.choices
+            if self.choices
+            else kind not in (int, float) or self._holds(value)
+        ):
             raise RecipeError(f"{where}.{self.name} = {value!r}: must be in {self.range_text()}")
         return value
 
     def _holds(self, value: float) -> bool:
         above = self.low is None or value > self.low or (value == self.low and not self.low_open)
-        below = self.high is None or value < self.high or (value == self.high and not self.high_open)
+        below = (
+            self.high is None or value < self.high or (value == self.high and not self.high_open)
+        )
         return above and below and abs(value) < 2**63  # neither NaN nor more than arrays hold
 
     def _accept_numbers(self, value: Any, where: str) -> tuple[float, ...]:
@@ -142,7 +155,9 @@ class Manifest(TypedDict):
     sources: list[dict[str, Any]]
     recipe: dict[str, Any]
     fingerprint: str
-    max_bad_fraction: NotRequired[float]  # where it was published by another limit than its plan names
+    max_bad_fraction: NotRequired[
+        float
+    ]  # where it was published by another limit than its plan names
     kind: NotRequired[str]  # "store": a token store, of which datasets are built
     removed: NotRequired[
         dict[str, Any]
@@ -178,16 +193,22 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_parameters(value: Any) -> bool:
-    """Whether it is an object whose integers arrays can hold: what else an objective needs is for its law to say."""
-    return isinstance(value, dict) and all(type(v) is not int or _is_number(v) for v in value.values())
+    """Whether it is an object whose integers arrays can hold: what else an objective needs is for
+    its law to say."""
+    return isinstance(value, dict) and all(
+        type(v) is not int or _is_number(v) for v in value.values()
+    )
 
 
 def _is_recipe(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key, {}), dict) for key in ("documents", "output"))
+    return isinstance(value, dict) and all(
+        isinstance(value.get(key, {}), dict) for key in ("documents", "output")
+    )
 
 
 _REPLACED = ("fingerprint", "digest", "plan", "removed")
-"""What a manifest says of a dataset that it replaces; the last where that had lost documents, too."""
+"""What a manifest says of a dataset that it replaces; the last where that had lost documents,
+too."""
 
 
 def _is_removal(value: Any) -> bool:
@@ -199,7 +220,9 @@ def _is_removal(value: Any) -> bool:
         is_digest(value["digest"])
         and isinstance(entries, list)
         and all(
-            isinstance(entry, dict) and keys <= entry.keys() <= {*_REPLACED} and all(map(is_digest, entry.values()))
+            isinstance(entry, dict)
+            and keys <= entry.keys() <= {*_REPLACED}
+            and all(map(is_digest, entry.values()))
             for entry in entries
         )
     )
@@ -210,7 +233,9 @@ def _one_of(*values: Any) -> Callable[[Any], bool]:
 
 
 def _instance_of(*types: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, types) and not (isinstance(value, bool) and bool not in types)
+    return lambda value: (
+        isinstance(value, types) and not (isinstance(value, bool) and bool not in types)
+    )
 
 
 # key → (what it must be, the test)
@@ -218,11 +243,17 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "format": (repr(FORMAT), _one_of(FORMAT)),
     "version": (str(VERSION), _one_of(VERSION)),
     "law_version": ("a positive integer", lambda v: is_count(v) and v > 0),
-    "seq_length": ("a multiple of 8 below 2³¹", lambda v: is_count(v) and 0 < v < 1 << 31 and v % 8 == 0),
+    "seq_length": (
+        "a multiple of 8 below 2³¹",
+        lambda v: is_count(v) and 0 < v < 1 << 31 and v % 8 == 0,
+    ),
     "token_dtype": ("uint16 or int32", _one_of("uint16", "int32")),
     "vocab_size": ("a positive integer below 2³¹", lambda v: is_count(v) and 0 < v < 1 << 31),
     "pad_id": ("an id", is_id),
-    "specials": ("role → id or ids", lambda v: isinstance(v, dict) and all(map(_is_id_or_ids, v.values()))),
+    "specials": (
+        "role → id or ids",
+        lambda v: isinstance(v, dict) and all(map(_is_id_or_ids, v.values())),
+    ),
     "continues": ("a text", _instance_of(str)),
     "added_tokens": ("a list of objects", lambda v: isinstance(v, list)),
     "tokenizer": ("an object", _instance_of(dict)),
@@ -233,7 +264,10 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "fingerprint": ("32 hex digits", is_digest),
     "kind": ("store, or absent", _one_of("store")),
     "removed": ("a digest and what is replaced, or absent", _is_removal),
-    "max_bad_fraction": ("a number from 0 to 1, or absent", lambda v: _is_number(v) and 0 <= v <= 1),
+    "max_bad_fraction": (
+        "a number from 0 to 1, or absent",
+        lambda v: _is_number(v) and 0 <= v <= 1,
+    ),
     "engine": ("a string or an object", _instance_of(str, dict)),
     "made_with": ("a string or an object", _instance_of(str, dict)),
     "shards": ("a list", _instance_of(list)),
@@ -280,7 +314,8 @@ def _check(
     more: Sequence[str] = (),
     later: Collection[str] = (),
 ) -> None:
-    """Refuse a value that is no object with `keys`, each good by its test; `later` and `more` may be absent."""
+    """Refuse a value that is no object with `keys`, each good by its test; `later` and `more` may
+    be absent."""
     if not isinstance(value, dict):
         raise DatasetError(f"{where}: is not an object")
     missing = sorted(set(keys) - set(value) - set(later))
@@ -295,20 +330,24 @@ def _check(
 
 
 def replaced(of: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The datasets that the one of this plan or manifest replaces, of which it lost documents: {fingerprint, digest, plan},
-    and removed, the digest of the removed.json of one that had lost some; a plan's say more, as `plan.ReplacedForm`."""
+    """The datasets that the one of this plan or manifest replaces, of which it lost documents:
+    {fingerprint, digest, plan}, and removed, the digest of the removed.json of one that had lost
+    some; a plan's say more, as `plan.ReplacedForm`.
+    """
     found: list[dict[str, Any]] = (of.get("removed") or {"replaces": []})["replaces"]
     return found
 
 
 def named_removal(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a manifest says of removed documents. plan: as stored, which says more of what is replaced."""
+    """Return what a manifest says of removed documents. plan: as stored, which says more of what is
+    replaced."""
     entries = [{key: entry[key] for key in _REPLACED if key in entry} for entry in replaced(plan)]
     return {"digest": plan["removed"]["digest"], "replaces": entries}
 
 
 def removed_digest(of: Mapping[str, Any]) -> str | None:
-    """The digest of removed.json that this plan or manifest names; None where no document was removed."""
+    """The digest of removed.json that this plan or manifest names; None where no document was
+    removed."""
     found: dict[str, Any] = of.get("removed") or {}
     return found.get("digest")
 
@@ -320,19 +359,20 @@ def stored_columns(manifest: Mapping[str, Any]) -> str:
 
 
 def stores_labels(columns: str, in_place: Iterable[str]) -> bool:
-    """Whether shards have labels. in_place: the attention rules of the tasks that predict in place; where a segment stands twice
-    its clean half tells them, and the least columns are without."""
+    """Whether shards have labels. in_place: the attention rules of the tasks that predict in place;
+    where a segment stands twice its clean half tells them, and the least columns are without."""
     return any(columns != "least" or not RULES[rule].in_blocks for rule in in_place)
 
 
 def is_in_place(task: Mapping[str, Any]) -> bool:
-    """Whether a stored task's tokens are noised where they stand, and it is they that are predicted."""
+    """Whether a stored task's tokens are noised where they stand, and it is they that are
+    predicted."""
     return task["label_alignment"] != "next_token"
 
 
 def check_manifest(value: Any, name: str) -> Manifest:
-    """`value`, with keys that joined later, if it is a manifest that this packprep can read, else DatasetError naming file,
-    key and value."""
+    """`value`, with keys that joined later, if it is a manifest that this packprep can read, else
+    DatasetError naming file, key and value."""
     made_with = value.get("made_with") if isinstance(value, dict) else None
     if isinstance(value, dict):
         for key in ("format", "version"):  # first: another version may well have other keys
@@ -343,13 +383,19 @@ def check_manifest(value: Any, name: str) -> Manifest:
             raise DatasetError(f"{name} has {other_law(law, made_with)}")
     _check(name, value, _KEYS, made_with, later=_OPTIONAL | LATER[""].keys())
     if value["pad_id"] >= value["vocab_size"]:
-        raise DatasetError(f"{name}: pad_id {value['pad_id']} is not below vocab_size {value['vocab_size']}")
+        raise DatasetError(
+            f"{name}: pad_id {value['pad_id']} is not below vocab_size {value['vocab_size']}"
+        )
     if value["token_dtype"] == "uint16" and value["vocab_size"] > 1 << 16:
-        raise DatasetError(f"{name}: vocab_size {value['vocab_size']} does not fit token_dtype uint16")
+        raise DatasetError(
+            f"{name}: vocab_size {value['vocab_size']} does not fit token_dtype uint16"
+        )
     for key, file in (("plan", PLAN_NAME), ("tokenizer", TOKENIZER_NAME)):
         _check(f"{name}: {key}", value[key], _FILE_KEYS, made_with)
         if value[key]["file"] != file:
-            raise DatasetError(f"{name}: {key}: file is {value[key]['file']!r} and should be {file!r}")
+            raise DatasetError(
+                f"{name}: {key}: file is {value[key]['file']!r} and should be {file!r}"
+            )
     sound = _are_shards(value["shards"])  # else what follows says where not
     for key, keys, more in (
         ("added_tokens", _ADDED_KEYS, ()),
@@ -361,7 +407,9 @@ def check_manifest(value: Any, name: str) -> Manifest:
             _check(f"{name}: {key}[{i}]", entry, keys, made_with, more, LATER.get(key, {}))
     for i, entry in enumerate(() if sound else value["shards"]):
         if entry["file"] != shard_name(i):  # so nothing outside the directory can be named
-            raise DatasetError(f"{name}: shards[{i}]: file is {entry['file']!r} and should be {shard_name(i)!r}")
+            raise DatasetError(
+                f"{name}: shards[{i}]: file is {entry['file']!r} and should be {shard_name(i)!r}"
+            )
     for key in () if sound else _SHARD_COUNTS:
         if sum(entry[key] for entry in value["shards"]) >= 1 << 62:
             raise DatasetError(f"{name}: shards: the {key} sum to more than can be counted")
@@ -369,15 +417,21 @@ def check_manifest(value: Any, name: str) -> Manifest:
 
 
 def _are_shards(entries: Sequence[Any]) -> bool:
-    """Whether each entry has the keys of a shard, as JSON orders them, in their types and ranges, and the shards' names: a
-    column at a time, as there may be many."""
+    """Whether each entry has the keys of a shard, as JSON orders them, in their types and ranges,
+    and the shards' names: a column at a time, as there may be many."""
     keys = tuple(sorted(_SHARD_KEYS))
     if set(map(type, entries)) != {dict} or set(map(tuple, entries)) != {keys}:
         return False
     columns = dict(zip(keys, zip(*map(dict.values, entries), strict=True), strict=True))
-    counts, digests = [columns[key] for key in _SHARD_COUNTS], columns["digest"] + columns["receipt_digest"]
+    counts, digests = (
+        [columns[key] for key in _SHARD_COUNTS],
+        columns["digest"] + columns["receipt_digest"],
+    )
     return (
-        all(set(map(type, values)) == {int} and min(values) >= 0 and sum(values) < 1 << 62 for values in counts)
+        all(
+            set(map(type, values)) == {int} and min(values) >= 0 and sum(values) < 1 << 62
+            for values in counts
+        )
         and set(map(type, digests)) == {str}
         and set(map(len, digests)) == {32}
         and re.fullmatch("[0-9a-f]*", "".join(digests)) is not None
@@ -386,13 +440,15 @@ def _are_shards(entries: Sequence[Any]) -> bool:
 
 
 def has_weighted_spans(manifest: Mapping[str, Any]) -> bool:
-    """Whether documents give weights other than 1 to what is trained of them, by the ledger, which opening does not check."""
+    """Whether documents give weights other than 1 to what is trained of them, by the ledger, which
+    opening does not check."""
     sources = _members(manifest["ledger"], "sources").values()
     return any(_counted(source, "slots", "weighted") for source in sources)
 
 
 def encoder_length(manifest: Mapping[str, Any]) -> int:
-    """The slots of a row that its segments' prefixes fill at most, where an encoder reads them; 0: rows are not packed so."""
+    """The slots of a row that its segments' prefixes fill at most, where an encoder reads them; 0:
+    rows are not packed so."""
     return _counted(manifest["recipe"], "packing", "encoder_length")
 
 
@@ -403,7 +459,8 @@ def drawn_tasks(manifest: Manifest) -> list[StoredTask]:
 
 
 def outline(manifest: Manifest, name: str) -> str:
-    """A small tree of a dataset: its rows, sources and tasks, and the shares of these in its tokens, by the ledger.
+    """A small tree of a dataset: its rows, sources and tasks, and the shares of these in its
+    tokens, by the ledger.
 
     A ledger is not checked as a dataset is opened: what it does not say is left out.
     """
@@ -411,20 +468,31 @@ def outline(manifest: Manifest, name: str) -> str:
     filled = f", {1 - padding / slots:.2%} filled" if slots else ""
     rows = sum(entry["rows"] for entry in manifest["shards"])
     head = (
-        f"{_shown(name)}: {_several(rows, 'row')} of {manifest['seq_length']:,} slots in "
-        f"{_several(len(manifest['shards']), 'shard')}{filled}; {manifest['token_dtype']} ids below {manifest['vocab_size']:,}"
+        f"{_shown(name)}: {_several(rows, 'row')} of {manifest['seq_length']:,} slots in"
+        f" {_several(len(manifest['shards']), 'shard')}{filled}; {manifest['token_dtype']} ids"
+        f" below {manifest['vocab_size']:,}"
     )
     of_sources = [
-        (name, _counted(own, "tokens", "used"), _several(_counted(own, "documents", "used"), "document"))
+        (
+            name,
+            _counted(own, "tokens", "used"),
+            _several(_counted(own, "documents", "used"), "document"),
+        )
         for name, own in _members(manifest["ledger"], "sources").items()
     ]
     counts = _members(manifest["ledger"], "tasks")
     of_tasks = [
-        (name, _counted(own, "tokens"), f"{_several(_counted(own, 'segments'), 'segment')}, {task['objective']}")
+        (
+            name,
+            _counted(own, "tokens"),
+            f"{_several(_counted(own, 'segments'), 'segment')}, {task['objective']}",
+        )
         for task in manifest["tasks"]
         for name, own in [(task["name"], counts.get(task["name"]))]
     ]
-    return "\n".join([head, *_branch("├── sources", "│   ", of_sources), *_branch("└── tasks", "    ", of_tasks)])
+    return "\n".join(
+        [head, *_branch("├── sources", "│   ", of_sources), *_branch("└── tasks", "    ", of_tasks)]
+    )
 
 
 def _branch(title: str, indent: str, entries: Sequence[tuple[str, int, str]]) -> list[str]:
@@ -467,30 +535,35 @@ def first_rows(manifest: Manifest) -> list[int]:
 
 
 def read_manifest(directory: str | os.PathLike, stores: bool = False) -> Manifest:
-    """The manifest of the dataset in `directory`, checked; its digests are `packprep verify`'s to recompute. stores: take a token
-    store's, too."""
+    """The manifest of the dataset in `directory`, checked; its digests are `packprep verify`'s to
+    recompute. stores: take a token store's, too."""
     path = Path(directory) / MANIFEST_NAME
     try:
         data = read_file(path)
     except FileNotFoundError as error:
         if (Path(directory) / PLAN_NAME).exists():
             raise DatasetError(
-                f"{path} does not exist: the build of {directory} is not finished. Run its command again; "
-                f"`packprep status {directory}` says what is missing"
+                f"{path} does not exist: the build of {directory} is not finished. Run its command"
+                f" again; `packprep status {directory}` says what is missing"
             ) from error
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(directory)):
             raise DatasetError(
-                f"{directory} is a URL, and this opens folders: open_remote of packprep.adapters.remote opens it"
+                f"{directory} is a URL, and this opens folders: open_remote of"
+                " packprep.adapters.remote opens it"
             ) from error
-        if several := sorted(str(found.parent) for found in Path(directory).glob(f"*/{MANIFEST_NAME}")):
+        if several := sorted(
+            str(found.parent) for found in Path(directory).glob(f"*/{MANIFEST_NAME}")
+        ):
             more = ", …" if len(several) > 5 else ""
             raise DatasetError(
-                f"{directory} is no dataset, and holds some: name one of them, {', '.join(several[:5])}{more}"
+                f"{directory} is no dataset, and holds some: name one of them,"
+                f" {', '.join(several[:5])}{more}"
             ) from error
         there = "" if Path(directory).exists() else ", there is no such folder"
         raise DatasetError(
-            f"{path} does not exist: {directory} is no dataset, or its build is not finished{there} "
-            f"(`packprep status {directory}` says what is missing): give the folder that `packprep build --out` wrote"
+            f"{path} does not exist: {directory} is no dataset, or its build is not finished{there}"
+            f" (`packprep status {directory}` says what is missing): give the folder that `packprep"
+            " build --out` wrote"
         ) from error
     except NotADirectoryError as error:
         raise DatasetError(
@@ -501,11 +574,14 @@ def read_manifest(directory: str | os.PathLike, stores: bool = False) -> Manifes
     try:
         value = decode(data, str(path))
     except DatasetError as error:
-        raise DatasetError(f"{error}; put the file back as it was, or build into another folder") from error
+        raise DatasetError(
+            f"{error}; put the file back as it was, or build into another folder"
+        ) from error
     manifest = check_manifest(value, str(path))
     if "kind" in manifest and not stores:
         raise DatasetError(
-            f"{directory} is a token store, which has no rows: build a dataset of it, by a recipe whose [[sources]] has "
+            f"{directory} is a token store, which has no rows: build a dataset of it, by a recipe"
+            " whose [[sources]] has "
             f'paths = ["{directory}"] and format = "store"'
         )
     return manifest

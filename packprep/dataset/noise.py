@@ -1,14 +1,16 @@
-"""The law of in-place noise: which slots are noised, at what level, and what they become. Render and redraw both call it;
-render with compiled writers that equal `mask`, `flip` and `noise_blocks` (`objectives/noising.py`).
+"""The law of in-place noise: which slots are noised, at what level, and what they become. Render
+and redraw both call it; render with compiled writers that equal `mask`, `flip` and `noise_blocks`
+(`objectives/noising.py`).
 
     candidates  a segment's neighbouring slots that may be noised: its tokens, perhaps its eos, less those not trained
     levels      t = low + (high − low) · u, cut to a multiple of 2⁻²⁴: exact in float32
     noised      iff the 40-bit uniform < ⌊p · 2⁴⁰⌋, p = (1 − ε) t + ε
     exactly k   those of least word of NOISE_LOW, p = k / candidates; law 1: p = t
 
-Candidate number i of a segment, counted from its body's first slot, draws a 40-bit uniform: its high byte is byte i % 16 of
-block i // 16 of NOISE under the segment's key, its low word number i of NOISE_LOW, looked at only where the byte decides
-nothing. So chance costs 1/16 of a Philox block a slot, and is exact to 2⁻⁴⁰.
+Candidate number i of a segment, counted from its body's first slot, draws a 40-bit uniform: its
+high byte is byte i % 16 of block i // 16 of NOISE under the segment's key, its low word number i of
+NOISE_LOW, looked at only where the byte decides nothing. So chance costs 1/16 of a Philox block a
+slot, and is exact to 2⁻⁴⁰.
 
 Where masks are put, a mask that the text itself has is no candidate: nothing could be learnt there.
 """
@@ -21,7 +23,15 @@ import numpy as np
 
 from packprep import randomness
 from packprep.dataset.boundaries import move_ahead, ranks
-from packprep.dataset.candidates import Candidates, below, in_chunks, put, window_of, within, words_of
+from packprep.dataset.candidates import (
+    Candidates,
+    below,
+    in_chunks,
+    put,
+    window_of,
+    within,
+    words_of,
+)
 from packprep.dataset.manifest import Parameter
 from packprep.format.json_files import LAW_VERSION
 from packprep.randomness import NOISE_LEVEL, NOISE_LOW, REPLACEMENT, STRATUM
@@ -38,7 +48,9 @@ class Noised(NamedTuple):
 
     level: np.ndarray  # float32[m]
     weight: np.ndarray  # float32[m]
-    blocks: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None  # int64[m] counts; float32[blocks] levels, weights
+    blocks: tuple[np.ndarray, np.ndarray, np.ndarray] | None = (
+        None  # int64[m] counts; float32[blocks] levels, weights
+    )
 
 
 def quantised(values: np.ndarray) -> np.ndarray:
@@ -56,12 +68,14 @@ def thresholds(probability: np.ndarray) -> np.ndarray:
     return np.floor(np.asarray(probability, np.float64) * ONE).astype(np.uint64)
 
 
-def levels(segments: Candidates, low: float, high: float, stratified: bool, task: int, epoch: int) -> np.ndarray:
-    """float64[m]: each segment's level, not yet quantised, from its key; or, stratified, spread evenly over the segments
-    of its row.
+def levels(
+    segments: Candidates, low: float, high: float, stratified: bool, task: int, epoch: int
+) -> np.ndarray:
+    """float64[m]: each segment's level, not yet quantised, from its key; or, stratified, spread
+    evenly over the segments of its row.
 
-    stratified: the level of the j-th of the m segments of a row is (u + π(j) / m) mod 1, u and π keyed by the task and
-    the row's first segment of it.
+    stratified: the level of the j-th of the m segments of a row is (u + π(j) / m) mod 1, u and π
+    keyed by the task and the row's first segment of it.
     """
     if not stratified:
         u = randomness.uniforms(segments.key, NOISE_LEVEL, 0, epoch)
@@ -93,12 +107,15 @@ def mask(
 ) -> np.ndarray | None:
     """Noise masked-diffusion segments in place: each candidate with its segment's probability.
 
-    ratio: float64[m]; where given, an exact count instead: max(⌊candidates · ratio⌋, 1) of them without replacement.
-    probability: float64[m]. shares: of noised slots that become the mask, a uniform ordinary token, or stay. ordinary:
-    int32, the ids of the ordinary vocabulary. trainable: uint8, flat: slots that may be noised; None: all.
-    tokens (holding the original tokens) and loss_mask (0), flat, are written.
+    ratio: float64[m]; where given, an exact count instead: max(⌊candidates · ratio⌋, 1) of them
+    without replacement.
+    probability: float64[m]. shares: of noised slots that become the mask, a uniform ordinary token,
+    or stay. ordinary: int32, the ids of the ordinary vocabulary. trainable: uint8, flat: slots that
+    may be noised; None: all. tokens (holding the original tokens) and loss_mask (0), flat, are
+    written.
 
-    Gives float64[m], of an exact count: the share of its candidates that each segment has noised, 1 where it has none.
+    Gives float64[m], of an exact count: the share of its candidates that each segment has noised, 1
+    where it has none.
     """
     limit = thresholds(probability)
     share = None if ratio is None else np.ones(len(limit))
@@ -128,7 +145,8 @@ def mask(
 def _fewest(
     segments: Candidates, ratio: np.ndarray, allowed: np.ndarray | None, epoch: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """bool[Σ count]: in each segment the max(⌊candidates · ratio⌋, 1) candidates of least 32-bit word, ties by place.
+    """bool[Σ count]: in each segment the max(⌊candidates · ratio⌋, 1) candidates of least 32-bit
+    word, ties by place.
 
     And float64[m]: what share of its candidates they are, 1 where it has none.
     """
@@ -172,7 +190,9 @@ def _replace(
     if as_mask.any():  # else there may be no mask: −1 is no token
         tokens[hit[as_mask]] = mask_id
     if as_random.any():
-        chosen = randomness.integers(key[as_random], REPLACEMENT, 2 * place[as_random] + 1, len(ordinary), epoch)
+        chosen = randomness.integers(
+            key[as_random], REPLACEMENT, 2 * place[as_random] + 1, len(ordinary), epoch
+        )
         tokens[hit[as_random]] = ordinary[chosen]
 
 
@@ -187,17 +207,21 @@ def flip(
     loss_mask: np.ndarray,
     epoch: int = 0,
 ) -> None:
-    """Noise uniform-diffusion segments in place: a candidate flips with its segment's probability, to another token,
-    uniform over the ordinary vocabulary.
+    """Noise uniform-diffusion segments in place: a candidate flips with its segment's probability,
+    to another token, uniform over the ordinary vocabulary.
 
-    threshold: uint64[m], ⌊P · 2⁴⁰⌋. ordinary: int32[v], ascending; rank: int32[vocabulary], the place of an id in
-    `ordinary`, −1 for special ids. The rest as in `mask`.
+    threshold: uint64[m], ⌊P · 2⁴⁰⌋. ordinary: int32[v], ascending; rank: int32[vocabulary], the
+    place of an id in `ordinary`, −1 for special ids. The rest as in `mask`.
     """
     for part in in_chunks(segments, 4):  # words and ids are wider than bytes
         own = Candidates(*(column[part] for column in segments))
         window = window_of(own)
         flipped = below(own.key, own.count, threshold[part], own.count, epoch)
-        allowed = np.ones(len(flipped), np.bool_) if trainable is None else window.candidates(trainable) != 0
+        allowed = (
+            np.ones(len(flipped), np.bool_)
+            if trainable is None
+            else window.candidates(trainable) != 0
+        )
         flipped &= allowed
         wide = window.laid_out(flipped)
         trained = window.laid_out(allowed) if loss_on_all else wide
@@ -211,7 +235,8 @@ def flip(
 def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: int) -> np.ndarray:
     """int64: randomness.integers(key, REPLACEMENT, place, bound) of the candidates number `which`.
 
-    First draws are taken from all of a segment's words at once, which are a quarter of a Philox block each.
+    First draws are taken from all of a segment's words at once, which are a quarter of a Philox
+    block each.
     """
     words = words_of(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
     bound = bound.astype(np.uint64)
@@ -220,12 +245,17 @@ def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: i
     again = np.flatnonzero((product & np.uint64(0xFFFFFFFF)) < np.uint64(1 << 32) % bound)
     if len(again):
         segment, place = within(segments.count, which[again])
-        chosen[again] = randomness.integers(segments.key[segment], REPLACEMENT, place, bound[again], epoch)
+        chosen[again] = randomness.integers(
+            segments.key[segment], REPLACEMENT, place, bound[again], epoch
+        )
     return chosen
 
 
-def quantised_level(key: np.ndarray, low: float, high: float, steps: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """(step int64[m], level float64[m]): one of `steps` levels, the middles of equal parts of [low, high]."""
+def quantised_level(
+    key: np.ndarray, low: float, high: float, steps: int, epoch: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(step int64[m], level float64[m]): one of `steps` levels, the middles of equal parts of [low,
+    high]."""
     step = randomness.integers(key, NOISE_LEVEL, 0, steps, epoch)
     return step, low + (high - low) * (step + 0.5) / steps
 
@@ -235,7 +265,8 @@ class BlockLaw(NamedTuple):
 
     low, high    the level t of a block is uniform over this range.
     half_life    0: each candidate is noised with probability t. Else round(t · n) of the block's n are, drawn without
-                 replacement, place i with the weight 2^((1 − t) · i / (half_life · block_length)): later ones sooner.
+                 replacement, place i with the weight 2^((1 − t) · i / (half_life · block_length)):
+                 later ones sooner.
     inverse      whether what is drawn stays, and what is not is noised.
     uniform      whether candidates become any ordinary token, be it their own, and all are trained; else the mask.
     """
@@ -254,16 +285,25 @@ def level_range(parameters: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def block_law(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockLaw, int]:
-    """A task's law in an epoch, and by which epoch's chance: complementary ones noise in 2k + 1 what 2k leaves."""
+    """A task's law in an epoch, and by which epoch's chance: complementary ones noise in 2k + 1
+    what 2k leaves."""
     pair = epoch % 2 if parameters["complementary"] else 0
     half_life = parameters["half_life"] if parameters["noise"] == "position" else 0.0
     low, high = level_range(parameters)
-    law = BlockLaw(parameters["block_length"], low, high, half_life, pair == 1, parameters["canvas"] == "uniform")
+    law = BlockLaw(
+        parameters["block_length"],
+        low,
+        high,
+        half_life,
+        pair == 1,
+        parameters["canvas"] == "uniform",
+    )
     return law, epoch - pair
 
 
 def levels_by_block(parameters: Mapping[str, Any]) -> bool:
-    """Whether blocks have levels and weights of their own; where all is noised those of their segment are 1."""
+    """Whether blocks have levels and weights of their own; where all is noised those of their
+    segment are 1."""
     return parameters.get("noise") != "all"
 
 
@@ -279,8 +319,8 @@ def noise_blocks(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Noise block-diffusion segments in place, with one level a block.
 
-    before: int64[m], slots of the segment's half before its first candidate; length: int64[m], all slots of the half.
-    Gives (blocks int64[m], level float64[blocks]).
+    before: int64[m], slots of the segment's half before its first candidate; length: int64[m], all
+    slots of the half. Gives (blocks int64[m], level float64[blocks]).
     """
     blocks = -(-length // law.block_length)
     first = np.cumsum(blocks) - blocks
@@ -289,9 +329,13 @@ def noise_blocks(
     level = quantised(law.low + (law.high - law.low) * u)
     limit = thresholds(level)
     candidates_begin = np.maximum(number * law.block_length, np.repeat(before, blocks))
-    candidates_end = np.minimum((number + 1) * law.block_length, np.repeat(before + segments.count, blocks))
+    candidates_end = np.minimum(
+        (number + 1) * law.block_length, np.repeat(before + segments.count, blocks)
+    )
     candidates = np.maximum(candidates_end - candidates_begin, 0)
-    for part in in_chunks(segments, 4 if law.uniform or law.half_life else 1):  # words and ids are wider than bytes
+    for part in in_chunks(
+        segments, 4 if law.uniform or law.half_life else 1
+    ):  # words and ids are wider than bytes
         own = Candidates(*(column[part] for column in segments))
         window = window_of(own)
         of_part = slice(int(first[part][0]), int(first[part][-1] + blocks[part][-1]))
@@ -302,9 +346,14 @@ def noise_blocks(
         if law.inverse:
             noised = ~noised
         if law.uniform:
-            trained, hit = np.ones(len(noised), np.bool_), window.here.start + np.flatnonzero(window.laid_out(noised))
+            trained, hit = (
+                np.ones(len(noised), np.bool_),
+                window.here.start + np.flatnonzero(window.laid_out(noised)),
+            )
             loss_mask[window.here] |= window.laid_out(trained).view(np.uint8)
-            _replace(own, np.flatnonzero(noised), hit, (0.0, 1.0, 0.0), -1, ids.ordinary, tokens, epoch)
+            _replace(
+                own, np.flatnonzero(noised), hit, (0.0, 1.0, 0.0), -1, ids.ordinary, tokens, epoch
+            )
             continue
         if window.holds(tokens, ids.mask):
             noised &= window.candidates(tokens) != ids.mask
@@ -314,11 +363,15 @@ def noise_blocks(
     return blocks, 1.0 - level if law.inverse else level
 
 
-def _soonest(segments: Candidates, lengths: np.ndarray, level: np.ndarray, law: BlockLaw, epoch: int) -> np.ndarray:
-    """bool[Σ count]: of each block's candidates the round(level · n) that arrive first, ties by place.
+def _soonest(
+    segments: Candidates, lengths: np.ndarray, level: np.ndarray, law: BlockLaw, epoch: int
+) -> np.ndarray:
+    """bool[Σ count]: of each block's candidates the round(level · n) that arrive first, ties by
+    place.
 
-    lengths: int64[blocks], each one's candidates. A candidate of weight w arrives after an exponential time / w, so that
-    the first k are drawn without replacement (Efraimidis and Spirakis 2006).
+    lengths: int64[blocks], each one's candidates. A candidate of weight w arrives after an
+    exponential time / w, so that the first k are drawn without replacement (Efraimidis and Spirakis
+    2006).
     """
     time = randomness.exponentials(words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch))
     slower = randomness.power_of_half((1.0 - level) / (law.half_life * law.block_length))
@@ -333,16 +386,17 @@ def _soonest(segments: Candidates, lengths: np.ndarray, level: np.ndarray, law: 
     return soonest
 
 
-# The laws by objective. Each writes the noise of one task's segments and gives their levels and weights; `Target` is what
-# both a shard that is rendered and a batch that is drawn anew look like. `write` is one of the writers above, or what
-# equals it: rendering compiles its own.
+# The laws by objective. Each writes the noise of one task's segments and gives their levels and
+# weights; `Target` is what both a shard that is rendered and a batch that is drawn anew look like.
+# `write` is one of the writers above, or what equals it: rendering compiles its own.
 
 FLIP_STEPS = 4096
 """Levels of uniform diffusion: each has its own stored threshold."""
 
 
 class NoiseIds(NamedTuple):
-    """What noise writes, the mask and the ordinary vocabulary (int32[v], ascending), and by which law it is weighted."""
+    """What noise writes, the mask and the ordinary vocabulary (int32[v], ascending), and by which
+    law it is weighted."""
 
     mask: int
     ordinary: np.ndarray
@@ -351,7 +405,8 @@ class NoiseIds(NamedTuple):
 
     @property
     def drawable(self) -> int:
-        """V of uniform diffusion: how many ids a flip can give; under law 1 the whole vocabulary."""
+        """V of uniform diffusion: how many ids a flip can give; under law 1 the whole
+        vocabulary."""
         return len(self.ordinary) if self.law > 1 else len(self.rank)
 
 
@@ -377,22 +432,36 @@ def ordinary_ids(vocab_size: int, special_ids: np.ndarray) -> tuple[np.ndarray, 
 
 
 def masked_diffusion(
-    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: NoiseIds, target: Target, epoch: int,
+    task: int,
+    parameters: Mapping[str, Any],
+    resolved: Mapping[str, Any],
+    ids: NoiseIds,
+    target: Target,
+    epoch: int,
     write: Callable[..., Any] = mask,
-) -> Noised:  # fmt: skip
+) -> Noised:
     """`mask` with a level a segment.
 
-    1 / p is the inverse of each candidate's probability. With an exact count that is k / candidates, and not the level,
-    since k is rounded; a segment without candidates weighs 1. Law 1 took the level.
+    1 / p is the inverse of each candidate's probability. With an exact count that is k /
+    candidates, and not the level, since k is rounded; a segment without candidates weighs 1. Law 1
+    took the level.
     """
     low, high = parameters["noise_range"]
     ratio = levels(target.segments, low, high, parameters["stratified"], task, epoch)
     level, exact = quantised(ratio), parameters["exact_count"]
     probability = level if exact else mask_probability(level, parameters["epsilon"])
     share = write(
-        target.segments, ratio if exact else None, probability, tuple(parameters["replace"]), ids.mask, ids.ordinary,
-        target.trainable, target.tokens, target.loss_mask, epoch,
-    )  # fmt: skip
+        target.segments,
+        ratio if exact else None,
+        probability,
+        tuple(parameters["replace"]),
+        ids.mask,
+        ids.ordinary,
+        target.trainable,
+        target.tokens,
+        target.loss_mask,
+        epoch,
+    )
     if share is not None and ids.law > 1:
         probability = share
     weighted = parameters["weighting"] == "1/p"
@@ -401,9 +470,14 @@ def masked_diffusion(
 
 
 def uniform_diffusion(
-    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: NoiseIds, target: Target, epoch: int,
+    task: int,
+    parameters: Mapping[str, Any],
+    resolved: Mapping[str, Any],
+    ids: NoiseIds,
+    target: Target,
+    epoch: int,
     write: Callable[..., Any] = flip,
-) -> Noised:  # fmt: skip
+) -> Noised:
     """`flip` with one of FLIP_STEPS levels a segment, by the plan's thresholds."""
     low, high = parameters["noise_range"]
     step, level = quantised_level(target.segments.key, low, high, FLIP_STEPS, epoch)
@@ -424,14 +498,22 @@ def view_scale(level: np.ndarray, drawable: int) -> np.ndarray:
 
 
 def block_diffusion(
-    task: int, parameters: Mapping[str, Any], resolved: Mapping[str, Any], ids: NoiseIds, target: Target, epoch: int,
+    task: int,
+    parameters: Mapping[str, Any],
+    resolved: Mapping[str, Any],
+    ids: NoiseIds,
+    target: Target,
+    epoch: int,
     write: Callable[..., Any] = noise_blocks,
-) -> Noised:  # fmt: skip
-    """`noise_blocks` with a level a block, or 1 for all where all is noised. With shift the loss stands at the slot before."""
+) -> Noised:
+    """`noise_blocks` with a level a block, or 1 for all where all is noised. With shift the loss
+    stands at the slot before."""
     law, drawn = block_law(parameters, epoch)
     segments, before, length = target[:3]
     m = len(length)
-    blocks, level = write(segments, before, length, law, ids, target.tokens, target.loss_mask, drawn)
+    blocks, level = write(
+        segments, before, length, law, ids, target.tokens, target.loss_mask, drawn
+    )
     if parameters["shift"]:
         move_ahead(target.loss_mask, segments.at - before, length, 0)
     if not levels_by_block(parameters):
@@ -450,7 +532,8 @@ def block_diffusion(
 
 @dataclass(frozen=True)
 class NoiseLaw:
-    """How the segments of one objective, which predict in place, are noised, and what their tasks say of it.
+    """How the segments of one objective, which predict in place, are noised, and what their tasks
+    say of it.
 
     name         the objective's.
     attention    the rule of its segments.
@@ -470,8 +553,8 @@ class NoiseLaw:
     flips: bool = False
 
     def any_token(self, parameters: Mapping[str, Any]) -> bool:
-        """Whether candidates become ordinary tokens, a mask in the text too. Else that is no candidate, and the trained slots
-        are those that are corrupted."""
+        """Whether candidates become ordinary tokens, a mask in the text too. Else that is no
+        candidate, and the trained slots are those that are corrupted."""
         return self.flips or parameters.get("canvas") == "uniform"
 
     def unusable(self, resolved: Mapping[str, Any]) -> str:
@@ -487,22 +570,37 @@ class NoiseLaw:
 
 def _ids_of_shares(parameters: Mapping[str, Any]) -> frozenset[str]:
     mask_share, ordinary_share, _ = parameters["replace"]
-    return frozenset({"mask"} if mask_share > 0 else ()) | frozenset({"ordinary"} if ordinary_share > 0 else ())
+    return frozenset({"mask"} if mask_share > 0 else ()) | frozenset(
+        {"ordinary"} if ordinary_share > 0 else ()
+    )
 
 
 MASKED_DIFFUSION = NoiseLaw(
     name="masked_diffusion",
     attention="bidirectional",
     parameters=(
-        Parameter("noise_range", (0.0, 1.0), "the level t of a segment is uniform over this", 0.0, 1.0),
+        Parameter(
+            "noise_range", (0.0, 1.0), "the level t of a segment is uniform over this", 0.0, 1.0
+        ),
         Parameter("epsilon", 1e-3, "p = (1 − ε) t + ε", 0.0, 1.0, high_open=True),
         Parameter("exact_count", False, "mask k = max(⌊t · candidates⌋, 1), p = k / candidates"),
         Parameter(
-            "replace", (1.0, 0.0, 0.0), "shares of the chosen: mask, a random token, as it is", 0.0, 1.0, shares=True
+            "replace",
+            (1.0, 0.0, 0.0),
+            "shares of the chosen: mask, a random token, as it is",
+            0.0,
+            1.0,
+            shares=True,
         ),
-        Parameter("stratified", False, "spread the levels of a row's segments evenly over the range"),
-        Parameter("random_length", 0.0, "probability that a segment is cut to a uniform length", 0.0, 1.0),
-        Parameter("weighting", "1/p", "the segment's loss weight: 1/p, or 1", choices=("1/p", "none")),
+        Parameter(
+            "stratified", False, "spread the levels of a row's segments evenly over the range"
+        ),
+        Parameter(
+            "random_length", 0.0, "probability that a segment is cut to a uniform length", 0.0, 1.0
+        ),
+        Parameter(
+            "weighting", "1/p", "the segment's loss weight: 1/p, or 1", choices=("1/p", "none")
+        ),
         Parameter("noise_eos", True, "eos may be masked: a model has to learn to end"),
     ),
     draw=masked_diffusion,
@@ -518,10 +616,20 @@ UNIFORM_DIFFUSION = NoiseLaw(
             "what a level is: Gaussian noise, or the flip rate itself",
             choices=("vp", "linear", "flip"),
         ),
-        Parameter("noise_range", (0.03, 0.15), "the level of a segment is uniform over this", 0.0, 1.0),
-        Parameter("loss_on", "all", "train all candidates, or the corrupted ones", choices=("all", "corrupted")),
         Parameter(
-            "weighting", "none", "the segment's loss weight: 1, or n / (V (1 − n) + n)", choices=("none", "view_scale")
+            "noise_range", (0.03, 0.15), "the level of a segment is uniform over this", 0.0, 1.0
+        ),
+        Parameter(
+            "loss_on",
+            "all",
+            "train all candidates, or the corrupted ones",
+            choices=("all", "corrupted"),
+        ),
+        Parameter(
+            "weighting",
+            "none",
+            "the segment's loss weight: 1, or n / (V (1 − n) + n)",
+            choices=("none", "view_scale"),
         ),
         Parameter("noise_eos", True, "eos may flip: a model has to learn to end"),
     ),
@@ -539,7 +647,8 @@ BLOCK_DIFFUSION = NoiseLaw(
         Parameter(
             "canvas",
             "mask",
-            "what noised slots hold: the mask, or any ordinary token, where all candidates are trained",
+            "what noised slots hold: the mask, or any ordinary token, where all candidates are"
+            " trained",
             choices=("mask", "uniform"),
             later=True,
         ),
@@ -550,14 +659,31 @@ BLOCK_DIFFUSION = NoiseLaw(
             choices=("level", "all", "position"),
             later=True,
         ),
-        Parameter("half_life", 0.25, "of position: the share of a block over which weights double", 0.01, later=True),
-        Parameter("complementary", False, "redrawn epoch 2k + 1 noises just what 2k left", later=True),
+        Parameter(
+            "half_life",
+            0.25,
+            "of position: the share of a block over which weights double",
+            0.01,
+            later=True,
+        ),
+        Parameter(
+            "complementary", False, "redrawn epoch 2k + 1 noises just what 2k left", later=True
+        ),
         Parameter("shift", False, "labels and loss stand at the slot before", later=True),
-        Parameter("weighting", "1/p", "a block's loss weight: 1/level, or 1", choices=("1/p", "none"), later=True),
+        Parameter(
+            "weighting",
+            "1/p",
+            "a block's loss weight: 1/level, or 1",
+            choices=("1/p", "none"),
+            later=True,
+        ),
     ),
     draw=block_diffusion,
-    needs=lambda parameters: frozenset({"ordinary" if parameters["canvas"] == "uniform" else "mask"}),
+    needs=lambda parameters: frozenset(
+        {"ordinary" if parameters["canvas"] == "uniform" else "mask"}
+    ),
     least=2.0**-24,
 )
 LAWS = {law.name: law for law in (MASKED_DIFFUSION, UNIFORM_DIFFUSION, BLOCK_DIFFUSION)}
-"""objective → the law of its noise; a law that joins stands here, above, and in its objective's file."""
+"""objective → the law of its noise; a law that joins stands here, above, and in its objective's
+file."""

@@ -1,10 +1,12 @@
-"""Redraw: the segments of rows drawn anew, in every epoch but 0, by the laws of `noise.py` and `token_slots.py`.
+"""Redraw: the segments of rows drawn anew, in every epoch but 0, by the laws of `noise.py` and
+`token_slots.py`.
 
     manifest ─ laws_of ─► Laws: what each task's law reads, checked before anything is computed from its numbers
     stored rows ─ labels ─► tokens of in-place segments ─ its law's draw(…, epoch) ─► tokens, loss_mask, weights
     stored rows ─ where its law puts them in epoch 0 ─► tokens of the others ─ … in this epoch ─► tokens, labels, prefixes
 
-Keys are the segments', so that what an epoch gives depends neither on the batch nor on the rank that asks.
+Keys are the segments', so that what an epoch gives depends neither on the batch nor on the rank
+that asks.
 """
 
 import json
@@ -21,7 +23,15 @@ from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_blocks, put_clean
 from packprep.dataset.manifest import Manifest, StoredTask, is_in_place
 from packprep.dataset.rows import Segments, fill, own_dtype
-from packprep.dataset.token_slots import EOS_AFTER_INPUTS, ROLES, SPECIAL, SpecialIds, Stretches, TokenLaw, misfit
+from packprep.dataset.token_slots import (
+    EOS_AFTER_INPUTS,
+    ROLES,
+    SPECIAL,
+    SpecialIds,
+    Stretches,
+    TokenLaw,
+    misfit,
+)
 from packprep.dataset.token_slots import LAWS as TOKEN_LAWS
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.forking import unforked
@@ -71,21 +81,27 @@ class Laws(NamedTuple):
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The columns that `redrawn` writes, in every slot of a row, but that it reads the labels of in-place tasks."""
-        return ("tokens", "loss_mask", "loss_weights", *(("labels", "prefix_ends") if self.moved.any() else ()))
+        """The columns that `redrawn` writes, in every slot of a row, but that it reads the labels
+        of in-place tasks."""
+        return (
+            "tokens",
+            "loss_mask",
+            "loss_weights",
+            *(("labels", "prefix_ends") if self.moved.any() else ()),
+        )
 
 
 def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
-    """The laws of a dataset's tasks; ArgumentError if a task has chance and no law here, or if all are of another law_version,
-    DatasetError if one cannot be applied.
+    """The laws of a dataset's tasks; ArgumentError if a task has chance and no law here, or if all
+    are of another law_version, DatasetError if one cannot be applied.
 
-    read_tokenizer: gives the dataset's tokenizer.json, where the manifest does not tell which tokens begin inside a character;
-    OSError where it is not at hand.
+    read_tokenizer: gives the dataset's tokenizer.json, where the manifest does not tell which
+    tokens begin inside a character; OSError where it is not at hand.
     """
     if manifest["law_version"] not in LAWS_MADE:
         raise ArgumentError(
-            f"redraw: the dataset has {other_law(manifest['law_version'], manifest['made_with'])}, or read its stored rows, "
-            "without redraw"
+            f"redraw: the dataset has {other_law(manifest['law_version'], manifest['made_with'])},"
+            " or read its stored rows, without redraw"
         )
     by_task: list[TaskLaw | MovedTask | None] = []
     next_token = [task for task in manifest["tasks"] if not is_in_place(task)]
@@ -93,8 +109,9 @@ def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
     if stuck:
         named = ", ".join(f"{task['name']!r} ({task['objective']})" for task in stuck)
         raise ArgumentError(
-            f"redraw: {named} cannot be drawn anew, only {', '.join((*TOKEN_LAWS, *noise.LAWS))} can: read the stored rows, "
-            "without redraw; a recipe's repeat gives each use of a document chance of its own"
+            f"redraw: {named} cannot be drawn anew, only {', '.join((*TOKEN_LAWS, *noise.LAWS))}"
+            " can: read the stored rows, without redraw; a recipe's repeat gives each use of a"
+            " document chance of its own"
         )
     special = _special_ids(manifest)
     has_sides = bool(manifest["recipe"].get("packing", {}).get("encoder_length"))
@@ -108,15 +125,18 @@ def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
             own = _read_parameters(token_law, task, manifest["made_with"])
             if len(special.sentinels) < token_law.sentinels(own):
                 raise DatasetError(
-                    f"redraw: task {task['name']!r} needs {token_law.sentinels(own)} sentinels, and the manifest's specials "
-                    f"have {len(special.sentinels)}"
+                    f"redraw: task {task['name']!r} needs {token_law.sentinels(own)} sentinels, and"
+                    f" the manifest's specials have {len(special.sentinels)}"
                 )
             if missing := sorted(token_law.roles(own) - manifest["specials"].keys()):
                 raise DatasetError(
-                    f"redraw: task {task['name']!r} needs {missing[0]}, which the manifest's specials do not have"
+                    f"redraw: task {task['name']!r} needs {missing[0]}, which the manifest's"
+                    " specials do not have"
                 )
             if token_law.whole(own) and not len(special.continues):
-                special = special._replace(continues=_continues(manifest, task["name"], read_tokenizer))
+                special = special._replace(
+                    continues=_continues(manifest, task["name"], read_tokenizer)
+                )
             by_task.append(MovedTask(token_law, own, mode))
             continue
         if not is_in_place(task):
@@ -124,51 +144,62 @@ def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
             continue
         if task["objective"] not in noise.LAWS:
             raise ArgumentError(
-                f"redraw: task {task['name']!r} has the objective {task['objective']!r}, which comes from outside packprep "
-                f"and has no law of noise here (there are {', '.join(noise.LAWS)}): read its stored rows, without redraw"
+                f"redraw: task {task['name']!r} has the objective {task['objective']!r}, which"
+                " comes from outside packprep and has no law of noise here (there are"
+                f" {', '.join(noise.LAWS)}): read its stored rows, without redraw"
             )
         law = noise.LAWS[task["objective"]]
         parameters = _read_parameters(law, task, manifest["made_with"])
         resolved = task.get("resolved", {})
-        arrays = {name: np.array(value) if isinstance(value, list) else value for name, value in resolved.items()}
+        arrays = {
+            name: np.array(value) if isinstance(value, list) else value
+            for name, value in resolved.items()
+        }
         if law.attention != task["attention"]:
             raise DatasetError(
-                f"redraw: task {task['name']!r} in the manifest: the attention of {law.name} is not {task['attention']}"
+                f"redraw: task {task['name']!r} in the manifest: the attention of {law.name} is not"
+                f" {task['attention']}"
             )
         if parameters.get("shift", False) != (task["label_alignment"] == "next_slot"):
             raise DatasetError(
-                f"redraw: task {task['name']!r} in the manifest: shift is not what its label_alignment, "
-                f"{task['label_alignment']}, says"
+                f"redraw: task {task['name']!r} in the manifest: shift is not what its"
+                f" label_alignment, {task['label_alignment']}, says"
             )
         if why := law.unusable(resolved):
             raise DatasetError(f"redraw: task {task['name']!r} in the manifest: {why}")
         by_task.append(TaskLaw(law, parameters, arrays, mode, RULES[law.attention].copies))
-    in_place, moved = (np.array([isinstance(law, kind) for law in by_task]) for kind in (TaskLaw, MovedTask))
+    in_place, moved = (
+        np.array([isinstance(law, kind) for law in by_task]) for kind in (TaskLaw, MovedTask)
+    )
     bos = bool(manifest["recipe"].get("documents", {}).get("prepend_bos", False))
     ids = _ids(manifest, [law for law in by_task if isinstance(law, TaskLaw)])
     return Laws(by_task, in_place, moved, ids, special, bos)
 
 
 def _special_ids(manifest: Manifest) -> SpecialIds:
-    """The sentinels and role tokens, −1 for a role that no token has; DatasetError where they are none."""
+    """The sentinels and role tokens, −1 for a role that no token has; DatasetError where they are
+    none."""
     specials = manifest["specials"]
     sentinels = specials.get("sentinels", [])
     if not isinstance(sentinels, list) or max(sentinels, default=0) >= manifest["vocab_size"]:
         raise DatasetError(
-            f"redraw: the manifest's sentinels are no list of ids below vocab_size {manifest['vocab_size']}"
+            "redraw: the manifest's sentinels are no list of ids below vocab_size"
+            f" {manifest['vocab_size']}"
         )
     roles = {role: specials.get(role, -1) for role in ("eos", *ROLES)}
     for role, id in roles.items():
         if not isinstance(id, int) or id >= manifest["vocab_size"]:
             raise DatasetError(
-                f"redraw: the manifest's {role} is {id!r} and should be an id below vocab_size {manifest['vocab_size']}"
+                f"redraw: the manifest's {role} is {id!r} and should be an id below vocab_size"
+                f" {manifest['vocab_size']}"
             )
     eos, pre, mid, suf = roles.values()
     return SpecialIds(np.array(sentinels, np.int64), (pre, mid, suf), np.zeros(0, np.uint8), eos)
 
 
 def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes]) -> np.ndarray:
-    """uint8[vocab_size]: 1 where a token begins inside a character, as the manifest says, or the dataset's tokenizer.json."""
+    """uint8[vocab_size]: 1 where a token begins inside a character, as the manifest says, or the
+    dataset's tokenizer.json."""
     stored, size = manifest.get("continues", ""), manifest["vocab_size"]
     try:
         if stored:
@@ -177,9 +208,9 @@ def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         what = "continues" if stored else "tokenizer.json"
         raise ArgumentError(
-            f"redraw: {task!r} never cuts inside a character, and the dataset's {what} does not tell which tokens begin inside "
-            f"one ({error}): put the tokenizer.json that was built with it beside its dataset.json, or read the stored rows, "
-            "without redraw"
+            f"redraw: {task!r} never cuts inside a character, and the dataset's {what} does not"
+            f" tell which tokens begin inside one ({error}): put the tokenizer.json that was built"
+            " with it beside its dataset.json, or read the stored rows, without redraw"
         ) from error
 
 
@@ -191,32 +222,46 @@ def _ids(manifest: Manifest, laws: list[TaskLaw]) -> noise.NoiseIds:
         return noise.NoiseIds(-1, none, none)
     if "special_ids" not in specials:
         raise DatasetError(
-            "redraw: the manifest's specials have no special_ids, without which no ordinary token is known"
+            "redraw: the manifest's specials have no special_ids, without which no ordinary token"
+            " is known"
         )
     if vocab_size > MOST_IDS:
         raise DatasetError(
-            f"redraw: the manifest's vocab_size is {vocab_size}, and tables are made of at most {MOST_IDS} ids"
+            f"redraw: the manifest's vocab_size is {vocab_size}, and tables are made of at most"
+            f" {MOST_IDS} ids"
         )
     special, mask = specials["special_ids"], specials.get("mask", -1)
     if not isinstance(special, list) or max(special, default=0) >= vocab_size:
-        raise DatasetError(f"redraw: the manifest's special_ids are no list of ids below vocab_size {vocab_size}")
+        raise DatasetError(
+            f"redraw: the manifest's special_ids are no list of ids below vocab_size {vocab_size}"
+        )
     if not isinstance(mask, int) or mask >= vocab_size:
-        raise DatasetError(f"redraw: the manifest's mask is {mask!r} and should be an id below vocab_size {vocab_size}")
+        raise DatasetError(
+            f"redraw: the manifest's mask is {mask!r} and should be an id below vocab_size"
+            f" {vocab_size}"
+        )
     ids = noise.NoiseIds(
-        mask, *noise.ordinary_ids(vocab_size, np.array(special, np.int64)), law=manifest["law_version"]
+        mask,
+        *noise.ordinary_ids(vocab_size, np.array(special, np.int64)),
+        law=manifest["law_version"],
     )
     needs = frozenset[str]().union(*(task.law.needs(task.parameters) for task in laws))
     if mask < 0 and "mask" in needs:
         raise DatasetError("redraw: a task masks, and the manifest's specials have no mask")
     if len(ids.ordinary) < 2 and "ordinary" in needs:
-        raise DatasetError("redraw: a task draws other tokens, and the manifest has no two ordinary ids")
+        raise DatasetError(
+            "redraw: a task draws other tokens, and the manifest has no two ordinary ids"
+        )
     return ids
 
 
-def _read_parameters(law: noise.NoiseLaw | TokenLaw, task: StoredTask, made_with: Any) -> dict[str, Any]:
+def _read_parameters(
+    law: noise.NoiseLaw | TokenLaw, task: StoredTask, made_with: Any
+) -> dict[str, Any]:
     """A task's parameters in their types, with those that joined later and are absent.
 
-    DatasetError unless it has all that its law reads, in range, and no unknown one, and what the plan worked out for it.
+    DatasetError unless it has all that its law reads, in range, and no unknown one, and what the
+    plan worked out for it.
     """
     where = f"redraw: task {task['name']!r} in the manifest"
     if unknown := task["parameters"].keys() - {parameter.name for parameter in law.parameters}:
@@ -227,12 +272,17 @@ def _read_parameters(law: noise.NoiseLaw | TokenLaw, task: StoredTask, made_with
         value = task["parameters"].get(name, parameter.default if parameter.later else None)
         try:
             parameters[name] = parameter.accept(value, where)
-            good = not isinstance(law, noise.NoiseLaw) or name != "noise_range" or parameters[name][0] >= law.least
+            good = (
+                not isinstance(law, noise.NoiseLaw)
+                or name != "noise_range"
+                or parameters[name][0] >= law.least
+            )
         except RecipeError:
             good = False
         if not good:
             raise DatasetError(
-                f"{where}: {name} is {value!r:.100}, which {law.name} cannot use; `packprep verify` says more"
+                f"{where}: {name} is {value!r:.100}, which {law.name} cannot use; `packprep verify`"
+                " says more"
             )
     if not isinstance(task.get("resolved", {}), dict):
         raise DatasetError(f"{where}: resolved is no object")
@@ -240,37 +290,46 @@ def _read_parameters(law: noise.NoiseLaw | TokenLaw, task: StoredTask, made_with
 
 
 def _kernels() -> Any:
-    """`draw_of` and `move` of objectives/tasks.py, which need numba; by name, since trainers may have this room alone."""
+    """`draw_of` and `move` of objectives/tasks.py, which need numba; by name, since trainers may
+    have this room alone."""
     with unforked():
         return import_module("packprep.objectives.tasks")
 
 
 @cache
 def check_accelerate(accelerate: str) -> bool:
-    """Whether the kernels of a build draw anew; ArgumentError unless it is "numpy", "numba", where that and what kernels are
-    kept by is installed, or "auto": numba where they are."""
+    """Whether the kernels of a build draw anew; ArgumentError unless it is "numpy", "numba", where
+    that and what kernels are kept by is installed, or "auto": numba where they are."""
     if accelerate not in ACCELERATE:
-        raise ArgumentError(f"accelerate is {accelerate!r} and should be one of {', '.join(map(repr, ACCELERATE))}")
+        raise ArgumentError(
+            f"accelerate is {accelerate!r} and should be one of {', '.join(map(repr, ACCELERATE))}"
+        )
     missing = [name for name in _KERNELS_NEED if find_spec(name) is None]
     if accelerate == "numba" and missing:
         raise ArgumentError(
-            f"accelerate = 'numba' needs {', '.join(missing)}, not installed here: pip install {' '.join(missing)}, or take "
-            "'numpy', which gives the same rows"
+            f"accelerate = 'numba' needs {', '.join(missing)}, not installed here: pip install"
+            f" {' '.join(missing)}, or take 'numpy', which gives the same rows"
         )
     return accelerate != "numpy" and not missing
 
 
 def redrawn(
-    laws: Laws, epochs: np.ndarray, segments: Segments, columns: Mapping[str, np.ndarray], kernels: bool = False
+    laws: Laws,
+    epochs: np.ndarray,
+    segments: Segments,
+    columns: Mapping[str, np.ndarray],
+    kernels: bool = False,
 ) -> None:
-    """Draw anew what `columns`, name → [B, T], hold of rows with an epoch above 0: tokens, labels, loss_mask, loss_weights,
-    prefix_ends.
+    """Draw anew what `columns`, name → [B, T], hold of rows with an epoch above 0: tokens, labels,
+    loss_mask, loss_weights, prefix_ends.
 
-    epochs: int64[B], below EPOCHS. kernels: by those of a build, which need numba and write the same.
-    DatasetError where a row's header does not fit the row.
+    epochs: int64[B], below EPOCHS. kernels: by those of a build, which need numba and write the
+    same. DatasetError where a row's header does not fit the row.
     """
     written = [name for name in laws.written if name in columns]
-    by_ranges: dict[bool, list[int]] = {}  # shards without a supervised document have no ranges that limit noise
+    by_ranges: dict[
+        bool, list[int]
+    ] = {}  # shards without a supervised document have no ranges that limit noise
     for i in np.flatnonzero(epochs).tolist() if written else ():
         by_ranges.setdefault("trained_ranges" in segments.places[i][0].layout, []).append(i)
     for which in by_ranges.values():
@@ -279,11 +338,19 @@ def redrawn(
         made: dict[str, np.ndarray] = {}
         for name in ("tokens", "loss_mask"):
             values, dtype = columns.get(name), own_dtype(name, segments.facts.token_dtype)
-            if values is None or not (every and values.flags.c_contiguous and values.dtype == dtype):
+            if values is None or not (
+                every and values.flags.c_contiguous and values.dtype == dtype
+            ):
                 values = np.empty((len(which), segments.facts.seq_length), dtype)
             made[name] = values
         weights = _redraw(
-            laws, own, epochs[which], made["tokens"], made["loss_mask"], "loss_weights" in columns, kernels
+            laws,
+            own,
+            epochs[which],
+            made["tokens"],
+            made["loss_mask"],
+            "loss_weights" in columns,
+            kernels,
         )
         if laws.moved.any():
             if not every:
@@ -292,9 +359,15 @@ def redrawn(
             if "labels" in columns:
                 made["labels"] = _next_tokens(laws, own, made["tokens"], columns["labels"][which])
             if "prefix_ends" in columns:
-                made["prefix_ends"] = own.prefix_ends("block_lengths" in columns).reshape(made["tokens"].shape)
+                made["prefix_ends"] = own.prefix_ends("block_lengths" in columns).reshape(
+                    made["tokens"].shape
+                )
         if segments.facts.loss_on is not None:
-            np.multiply(made["loss_mask"], own.kept().reshape(made["loss_mask"].shape), out=made["loss_mask"])
+            np.multiply(
+                made["loss_mask"],
+                own.kept().reshape(made["loss_mask"].shape),
+                out=made["loss_mask"],
+            )
         if weights is not None:
             made["loss_weights"] = weights * made["loss_mask"]
         for name in written:
@@ -311,10 +384,13 @@ def _redraw(
     weighted: bool,
     kernels: bool,
 ) -> np.ndarray | None:
-    """Write tokens and loss_mask; gives each slot's weight, [B, T], before its loss_mask, if `weighted`."""
+    """Write tokens and loss_mask; gives each slot's weight, [B, T], before its loss_mask, if
+    `weighted`."""
     task = segments.column("task")
     if task.max(initial=0) >= len(laws.by_task):
-        raise DatasetError(f"redraw: segment_task {task.max()} is beyond the manifest's {len(laws.by_task)} tasks")
+        raise DatasetError(
+            f"redraw: segment_task {task.max()} is beyond the manifest's {len(laws.by_task)} tasks"
+        )
     in_place = laws.in_place[task]
     twice = segments.looked_up("task", segments.facts.in_blocks)
     labelled = in_place & ~twice  # of the others x_0 is at hand, and labels may be of the next slot
@@ -325,7 +401,9 @@ def _redraw(
         for i, (shard, row) in enumerate(segments.places):
             labels[i] = shard.row("labels", row)
         np.copyto(tokens, labels, where=segments.at_slots(labelled, False).reshape(tokens.shape))
-    put_clean(tokens.reshape(-1), tokens.reshape(-1), segments.at[twice], segments.slots[twice] // 2)
+    put_clean(
+        tokens.reshape(-1), tokens.reshape(-1), segments.at[twice], segments.slots[twice] // 2
+    )
     if in_place.all():
         loss_mask[...] = 0
     else:
@@ -333,11 +411,17 @@ def _redraw(
         np.copyto(loss_mask, 0, where=segments.at_slots(in_place, False).reshape(tokens.shape))
     header = {name: segments.column(name) for name in ("key", "tokens")}
     mode = np.array([0 if law is None else law.mode for law in laws.by_task], np.int64)
-    header["before"] = ((segments.column("start") == 0) & laws.prepend_bos) + mode[task]  # slots before the body
+    header["before"] = ((segments.column("start") == 0) & laws.prepend_bos) + mode[
+        task
+    ]  # slots before the body
     trainable = _trainable(segments)
     if laws.moved[task].any():
         _move_all(laws, segments, header, epochs, trainable, tokens, loss_mask, kernels)
-    weight, level, by_block = segments.column("loss_weight").copy(), segments.column("noise").copy(), []
+    weight, level, by_block = (
+        segments.column("loss_weight").copy(),
+        segments.column("noise").copy(),
+        [],
+    )
     for t in np.unique(task[in_place]):
         law = laws.by_task[t]
         assert isinstance(law, TaskLaw)
@@ -379,10 +463,11 @@ def _move_all(
     loss_mask: np.ndarray,
     kernels: bool,
 ) -> None:
-    """Put the tokens of next-token segments where their epochs have them, with the sentinels; segments.changed has the prefixes.
+    """Put the tokens of next-token segments where their epochs have them, with the sentinels;
+    segments.changed has the prefixes.
 
-    A segment whose document says what of it is trained keeps its own place, and one whose document was removed has nothing to
-    move.
+    A segment whose document says what of it is trained keeps its own place, and one whose document
+    was removed has nothing to move.
     """
     task, epoch_of = segments.column("task"), epochs[segments.row]
     moves = laws.moved[task] & ~segments.removed & ~_supervised(laws, segments, header)
@@ -404,12 +489,18 @@ def _move_all(
                 prefix[which] = before + anew
     changed = np.flatnonzero(prefix != segments.column("prefix"))
     if len(changed):
-        anew = next_token_loss_mask(segments.at[changed], segments.slots[changed], prefix[changed], segments.size)
+        anew = next_token_loss_mask(
+            segments.at[changed], segments.slots[changed], prefix[changed], segments.size
+        )
         if trainable is not None:
             anew[:-1] &= trainable[1:]
         here = np.zeros(len(segments), np.bool_)
         here[changed] = True
-        np.copyto(loss_mask, anew.reshape(tokens.shape), where=segments.at_slots(here, False).reshape(tokens.shape))
+        np.copyto(
+            loss_mask,
+            anew.reshape(tokens.shape),
+            where=segments.at_slots(here, False).reshape(tokens.shape),
+        )
     segments.changed["prefix"] = prefix
 
 
@@ -423,15 +514,20 @@ def _move(
     rows: np.ndarray,
     check: Callable[..., None],
 ) -> np.ndarray | None:
-    """Write one task's segments of one epoch into the flat rows; gives the bodies' prefixes, None where none ever has one.
+    """Write one task's segments of one epoch into the flat rows; gives the bodies' prefixes, None
+    where none ever has one.
 
-    room: int64[m], slots of a body and its eos. check: (bool[m], what is lacking where it is True): raises what is wrong.
+    room: int64[m], slots of a body and its eos. check: (bool[m], what is lacking where it is True):
+    raises what is wrong.
     """
     drawn = parameters, special, own
     stored = law.place(*drawn, 0, rows)
     check(misfit(room, stored.slots))
     wrong = np.zeros(len(own.n), np.bool_)
-    wrong[np.searchsorted(own.first_slot, stored.special[rows[stored.special] != stored.id], "right") - 1] = True
+    wrong[
+        np.searchsorted(own.first_slot, stored.special[rows[stored.special] != stored.id], "right")
+        - 1
+    ] = True
     check(wrong, SPECIAL)
     body = rows[stored.token]
     anew = law.place(*drawn, epoch, body)
@@ -441,38 +537,53 @@ def _move(
 
 
 def _check_slots(
-    segments: Segments, which: np.ndarray, wrong: np.ndarray, what: str = "the slots that its tokens take"
+    segments: Segments,
+    which: np.ndarray,
+    wrong: np.ndarray,
+    what: str = "the slots that its tokens take",
 ) -> None:
     """DatasetError if one of the segments `which` has not `what`."""
     if wrong.any():
         g = which[np.argmax(wrong)]
         begin = int(segments.at[g]) % segments.facts.seq_length
         task = segments.column("task")[g]
-        raise segments.fault(int(segments.row[g]), f"the segment of task {task} at slot {begin} has not {what}")
+        raise segments.fault(
+            int(segments.row[g]), f"the segment of task {task} at slot {begin} has not {what}"
+        )
 
 
 def _supervised(laws: Laws, segments: Segments, header: Mapping[str, Any]) -> np.ndarray:
-    """bool[m]: the segments of which not all is trained alike, as their documents say; an eos need not be."""
+    """bool[m]: the segments of which not all is trained alike, as their documents say; an eos need
+    not be."""
     stays = np.zeros(len(segments), np.bool_)
     if "trained_ranges" in segments.places[0][0].layout:
         segment, ranges, _ = segments.trained()
         added = np.array(
             [
-                sum(int(law.parameters.get(name, 0)) for name in ("sentinel", EOS_AFTER_INPUTS.name))
-                if isinstance(law, MovedTask)
-                else 0
+                (
+                    sum(
+                        int(law.parameters.get(name, 0))
+                        for name in ("sentinel", EOS_AFTER_INPUTS.name)
+                    )
+                    if isinstance(law, MovedTask)
+                    else 0
+                )
                 for law in laws.by_task
             ]
         )
         body = header["before"] + header["tokens"].astype(np.int64) + added[segments.column("task")]
         stays[:] = np.bincount(segment, minlength=len(stays)) != 1
-        stays[segment] |= (ranges[:, 0] > header["before"][segment]) | (ranges[:, 1] < body[segment])
+        stays[segment] |= (ranges[:, 0] > header["before"][segment]) | (
+            ranges[:, 1] < body[segment]
+        )
     return stays
 
 
-def _next_tokens(laws: Laws, segments: Segments, tokens: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """[B, T]: the labels of the slots, with the next tokens at those of moved segments; `labels` is read where a task predicts
-    in place."""
+def _next_tokens(
+    laws: Laws, segments: Segments, tokens: np.ndarray, labels: np.ndarray
+) -> np.ndarray:
+    """[B, T]: the labels of the slots, with the next tokens at those of moved segments; `labels` is
+    read where a task predicts in place."""
     following = np.empty_like(tokens)
     following[:, :-1] = tokens[:, 1:]
     following.reshape(-1)[segments.without_next()] = segments.facts.pad_id
@@ -487,7 +598,9 @@ def _check_labels(segments: Segments, labels: np.ndarray, vocab_size: int) -> No
     wrong = (labels < 0) | (labels >= vocab_size)
     if wrong.any():
         i, slot = (int(n) for n in np.argwhere(wrong)[0])
-        raise segments.fault(i, f"slot {slot}: {labels[i, slot]} is no id below vocab_size {vocab_size}")
+        raise segments.fault(
+            i, f"slot {slot}: {labels[i, slot]} is no id below vocab_size {vocab_size}"
+        )
 
 
 def _trainable(segments: Segments) -> np.ndarray | None:
@@ -508,14 +621,19 @@ def _target(
     tokens: np.ndarray,
     loss_mask: np.ndarray,
 ) -> noise.Target:
-    """The candidates of one task's segments, as render finds them: the body and, unless noise_eos is off, eos."""
+    """The candidates of one task's segments, as render finds them: the body and, unless noise_eos
+    is off, eos."""
     half = segments.slots[which] // law.copies
     before = header["before"][which]
     count = half - before
     if not law.parameters["noise_eos"] and (trainable is None or law.copies > 1):
-        count = np.minimum(count, header["tokens"][which])  # where ranges say what may be noised, they leave eos out
+        count = np.minimum(
+            count, header["tokens"][which]
+        )  # where ranges say what may be noised, they leave eos out
     if (count < 0).any():
         what = "a segment has fewer slots than its bos and mode token; `packprep verify` says which"
         raise DatasetError(f"redraw: {what}")
-    own = noise.Candidates(header["key"][which], segments.at[which] + before, count, segments.row[which])
+    own = noise.Candidates(
+        header["key"][which], segments.at[which] + before, count, segments.row[which]
+    )
     return noise.Target(own, before, half, trainable, tokens.reshape(-1), loss_mask.reshape(-1))

@@ -8,13 +8,23 @@ import numpy as np
 from packprep.dataset import attention
 from packprep.dataset.boundaries import read_only
 from packprep.dataset.row_media import Media, media_of
-from packprep.dataset.rows import AHEAD, HEADER, MADE_FROM, SLOTS, Segments, fill, look_ahead, own_dtype
+from packprep.dataset.rows import (
+    AHEAD,
+    HEADER,
+    MADE_FROM,
+    SLOTS,
+    Segments,
+    fill,
+    look_ahead,
+    own_dtype,
+)
 from packprep.dataset.shard import Shard
 from packprep.forking import lazy
 
 
 class Row:
-    """Row `index` of a dataset: views of the mapped shard, or read from it or derived at first use; read-only.
+    """Row `index` of a dataset: views of the mapped shard, or read from it or derived at first use;
+    read-only.
 
         tokens        token_dtype[T]    loss_mask     uint8[T]     prefix_ends   int32[T]
         labels        token_dtype[T]    loss_weights  float32[T]   block_lengths int32[T]
@@ -27,7 +37,14 @@ class Row:
     Made by Dataset.row. Reading a part that is damaged raises DatasetError with file and row.
     """
 
-    __slots__ = ("__dict__", "_opened", "_row", "dataset", "index", "tokens")  # the dict: what is derived
+    __slots__ = (
+        "__dict__",
+        "_opened",
+        "_row",
+        "dataset",
+        "index",
+        "tokens",
+    )  # the dict: what is derived
     dataset: Any
     index: int
     tokens: np.ndarray
@@ -60,7 +77,9 @@ class Row:
     loss_weights_6: np.ndarray
     loss_weights_7: np.ndarray
     loss_weights_8: np.ndarray
-    _opened: tuple[Any, int, Shard]  # what gives tokens, the shard's first row in the dataset, itself
+    _opened: tuple[
+        Any, int, Shard
+    ]  # what gives tokens, the shard's first row in the dataset, itself
     _row: int  # in its shard
 
     def __repr__(self) -> str:
@@ -109,7 +128,11 @@ class Row:
 
     @lazy
     def cu_seqlens_padded(self) -> np.ndarray | None:
-        return self._offsets("cu_seqlens_padded") if "cu_seqlens_padded" in self._shard.layout else None
+        return (
+            self._offsets("cu_seqlens_padded")
+            if "cu_seqlens_padded" in self._shard.layout
+            else None
+        )
 
     @property
     def n_segments(self) -> int:
@@ -135,7 +158,11 @@ class Row:
     def segments(self) -> dict[str, np.ndarray]:
         columns = {name: self._segments.column(name) for name in HEADER}
         physical = self.cu_seqlens if self.cu_seqlens_padded is None else self.cu_seqlens_padded
-        return {**columns, "begin": physical[:-1], "end": read_only(physical[:-1] + np.diff(self.cu_seqlens))}
+        return {
+            **columns,
+            "begin": physical[:-1],
+            "end": read_only(physical[:-1] + np.diff(self.cu_seqlens)),
+        }
 
     @lazy
     def media(self) -> Media:
@@ -143,25 +170,34 @@ class Row:
 
     @lazy
     def weighted_ranges(self) -> list[tuple[int, int, int, float]]:
-        """(segment, first slot, end, weight) of what a document gives another weight than 1: ranges of the tokens themselves."""
+        """(segment, first slot, end, weight) of what a document gives another weight than 1: ranges
+        of the tokens themselves."""
         if "trained_weights" not in self._shard.layout:
             return []
         segment, ranges, parts = self._segments.trained()
         weights = self._segments.weights_of_ranges(parts)
         begins = self._segments.at[segment]
         columns = (segment, begins + ranges[:, 0], begins + ranges[:, 1], weights)
-        return [found for found in zip(*(column.tolist() for column in columns), strict=True) if found[3] != 1]
+        return [
+            found
+            for found in zip(*(column.tolist() for column in columns), strict=True)
+            if found[3] != 1
+        ]
 
     def micro_sequences(self, size: int) -> Iterator[tuple[slice, attention.MicroSequence]]:
-        """The row in windows of at most `size` slots, in order: (slots of the queries, their layout).
+        """The row in windows of at most `size` slots, in order: (slots of the queries, their
+        layout).
 
-        Windows end where attention.cut_points allows it: not inside of a two-way prefix, and a longer one is refused.
-        The keys of a window are the slots from its first_document_begin to its end.
+        Windows end where attention.cut_points allows it: not inside of a two-way prefix, and a
+        longer one is refused. The keys of a window are the slots from its first_document_begin to
+        its end.
         """
         begin, prefix = 0, self.segments["prefix"]
         for end in attention.cut_points(self, size).tolist():
             yield (
                 slice(begin, end),
-                attention.micro_sequence(self.cu_seqlens, begin, end, prefix, self.cu_seqlens_padded),
+                attention.micro_sequence(
+                    self.cu_seqlens, begin, end, prefix, self.cu_seqlens_padded
+                ),
             )
             begin = end

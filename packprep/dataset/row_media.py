@@ -3,7 +3,8 @@
     row 0    … <begin> <slot> <slot> <slot> <end> …   row 1   … <slot> <slot> …
     offsets  0  1  2        slot  5 17        tokens  3 2        refs  cat.jpg  dog.png
 
-A trainer asks for the column "media", reads each ref, and puts its embeddings into slots slot … slot + tokens − 1 of its row.
+A trainer asks for the column "media", reads each ref, and puts its embeddings into slots slot …
+slot + tokens − 1 of its row.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Media:
-    """The places of media in some rows, flat, in the order of rows and slots: those of row i are offsets[i] … offsets[i + 1] − 1.
+    """The places of media in some rows, flat, in the order of rows and slots: those of row i are
+    offsets[i] … offsets[i + 1] − 1.
 
-    ref_offsets: where each ref's bytes begin in `ref`; refs has them as texts. names: the kinds that `kind` counts.
-    Also a sequence of rows: media[i] is row i's, which are views.
+    ref_offsets: where each ref's bytes begin in `ref`; refs has them as texts. names: the kinds
+    that `kind` counts. Also a sequence of rows: media[i] is row i's, which are views.
     """
 
     offsets: np.ndarray  # int64[rows + 1]
@@ -39,7 +41,10 @@ class Media:
     def refs(self) -> list[str]:
         """What stands for each place's picture, as its document says."""
         data, bounds = self.ref.tobytes(), self.ref_offsets.tolist()
-        return [data[begin:end].decode(errors="replace") for begin, end in zip(bounds, bounds[1:], strict=False)]
+        return [
+            data[begin:end].decode(errors="replace")
+            for begin, end in zip(bounds, bounds[1:], strict=False)
+        ]
 
     @property
     def row(self) -> np.ndarray:
@@ -52,8 +57,8 @@ class Media:
         return [self.names[kind] for kind in self.kind.tolist()]
 
     def flat_slots(self, seq_length: int) -> np.ndarray:
-        """int64[Σ tokens]: the places' slots in rows of `seq_length` that are laid end to end, in order: tokens.reshape(-1) has
-        slot tokens there, and embeddings go there."""
+        """int64[Σ tokens]: the places' slots in rows of `seq_length` that are laid end to end, in
+        order: tokens.reshape(-1) has slot tokens there, and embeddings go there."""
         return np.repeat(self.row * seq_length + self.slot, self.tokens) + ranks(self.tokens)
 
     def __len__(self) -> int:
@@ -66,7 +71,9 @@ class Media:
         first, last = self.ref_offsets[[begin, end]].tolist()
         slot, tokens, kind = (column[begin:end] for column in (self.slot, self.tokens, self.kind))
         bounds = self.ref_offsets[begin : end + 1] - first
-        return Media(np.array([0, end - begin]), slot, tokens, kind, bounds, self.ref[first:last], self.names)
+        return Media(
+            np.array([0, end - begin]), slot, tokens, kind, bounds, self.ref[first:last], self.names
+        )
 
     def __iter__(self) -> Iterator["Media"]:
         return (self[row] for row in range(len(self)))
@@ -80,8 +87,8 @@ def kinds_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def media_of(places: Sequence[tuple["Shard", int]], names: tuple[str, ...]) -> Media:
-    """The media of rows, each its shard and which of the shard's rows it is. DatasetError, naming file and row, where their
-    arrays are damaged."""
+    """The media of rows, each its shard and which of the shard's rows it is. DatasetError, naming
+    file and row, where their arrays are damaged."""
     return joined([_of_row(shard, row, names) for shard, row in places], names)
 
 
@@ -93,12 +100,20 @@ def _of_row(shard: "Shard", row: int, names: tuple[str, ...]) -> Media:
     first, last, most = int(own[0]), int(own[-1]), shard.layout["media_slot"][1][0]
     good = 0 <= first <= last <= most and not (np.diff(own) < 0).any()
     if good:
-        slot, tokens, kind = (shard.part(f"media_{name}", row, first, last) for name in ("slot", "tokens", "kind"))
+        slot, tokens, kind = (
+            shard.part(f"media_{name}", row, first, last) for name in ("slot", "tokens", "kind")
+        )
         bounds = shard.part("media_ref_offsets", row, first, last + 1)
         ends = slot.astype(np.int64) + tokens
-        good = not ((slot < 0) | (tokens < 1) | (ends > shard.seq_length) | (kind >= len(names))).any()
+        good = not (
+            (slot < 0) | (tokens < 1) | (ends > shard.seq_length) | (kind >= len(names))
+        ).any()
         good &= not (ends[:-1] > slot[1:]).any()
-        good &= bounds[0] >= 0 and not (np.diff(bounds) < 0).any() and bounds[-1] <= shard.layout["media_ref"][1][0]
+        good &= (
+            bounds[0] >= 0
+            and not (np.diff(bounds) < 0).any()
+            and bounds[-1] <= shard.layout["media_ref"][1][0]
+        )
     if not good:
         what = "its places of media do not lie in it, in order, with their refs"
         raise DatasetError(f"{shard.path}: row {row}: {what}; `packprep verify` says where else")
@@ -106,18 +121,25 @@ def _of_row(shard: "Shard", row: int, names: tuple[str, ...]) -> Media:
     return Media(np.array([0, last - first]), slot, tokens, kind, bounds - bounds[0], refs, names)
 
 
-def joined(parts: Sequence[Media], names: tuple[str, ...], order: np.ndarray | None = None) -> Media:
-    """The media of all rows of the parts, one after the other; names: all kinds that a part has. order: int64[rows], where each
-    of these rows goes; None: they stay."""
+def joined(
+    parts: Sequence[Media], names: tuple[str, ...], order: np.ndarray | None = None
+) -> Media:
+    """The media of all rows of the parts, one after the other; names: all kinds that a part has.
+    order: int64[rows], where each of these rows goes; None: they stay."""
     if order is not None:
         rows = [row for part in parts for row in part]
         parts = [rows[i] for i in np.argsort(order).tolist()]
     number = {name: i for i, name in enumerate(names)}
-    kinds = [np.array([number[name] for name in part.names], np.uint16)[part.kind] for part in parts]
+    kinds = [
+        np.array([number[name] for name in part.names], np.uint16)[part.kind] for part in parts
+    ]
     many = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.offsets) for part in parts)])
-    bytes_of = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.ref_offsets) for part in parts)])
+    bytes_of = np.concatenate(
+        [np.zeros(1, np.int64), *(np.diff(part.ref_offsets) for part in parts)]
+    )
     slot, tokens = (
-        np.concatenate([np.zeros(0, np.int32), *(getattr(part, name) for part in parts)]) for name in ("slot", "tokens")
+        np.concatenate([np.zeros(0, np.int32), *(getattr(part, name) for part in parts)])
+        for name in ("slot", "tokens")
     )
     ref = np.concatenate([np.zeros(0, np.uint8), *(part.ref for part in parts)])
     kind = np.concatenate([np.zeros(0, np.uint16), *kinds])

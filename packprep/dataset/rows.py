@@ -1,4 +1,5 @@
-"""Rows of shards → columns: what is stored is copied, the rest follows from the boundaries of segments.
+"""Rows of shards → columns: what is stored is copied, the rest follows from the boundaries of
+segments.
 
     row          ┌────────── 0 ──────────┐┌────────── 1 ──────────┐
     flat slot    0  1  2  3  4  5  6  7   8  9 10 11 12 13 14 15      T = 8
@@ -31,12 +32,25 @@ from packprep.forking import lazy
 
 Place = tuple[Shard, int]
 """A row: its shard, and which of the shard's rows it is."""
-HEADER = ("task", "source", "file", "doc", "start", "tokens", "prefix", "noise", "loss_weight", "key", "repeat")
+HEADER = (
+    "task",
+    "source",
+    "file",
+    "doc",
+    "start",
+    "tokens",
+    "prefix",
+    "noise",
+    "loss_weight",
+    "key",
+    "repeat",
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What a manifest says of the rows, as far as their columns need it. where: the dataset, for messages.
+    """What a manifest says of the rows, as far as their columns need it. where: the dataset, for
+    messages.
 
     loss_on: (bool[sources], bool[tasks]) whose segments keep their loss; None: all.
     """
@@ -66,12 +80,16 @@ class Facts:
     @lazy
     def two_way_prefix(self) -> np.ndarray:
         """bool[tasks]: those whose slots see each other up to where the prefix ends."""
-        return np.array([attention.RULES[task["attention"]].ahead == "prefix" for task in self.tasks])
+        return np.array(
+            [attention.RULES[task["attention"]].ahead == "prefix" for task in self.tasks]
+        )
 
     @lazy
     def levels_by_block(self) -> np.ndarray:
         """bool[tasks]: those whose blocks have levels and weights of their own."""
-        return self.in_blocks & np.array([levels_by_block(task["parameters"]) for task in self.tasks])
+        return self.in_blocks & np.array(
+            [levels_by_block(task["parameters"]) for task in self.tasks]
+        )
 
     def restricted(self, sources: np.ndarray, tasks: np.ndarray) -> "Facts":
         """These facts with loss on these sources and tasks alone, and on no others than before."""
@@ -86,17 +104,21 @@ class Facts:
             length = self.tasks[i]["parameters"].get("block_length")
             if type(length) is not int or not 1 <= length < 1 << 31:
                 name = self.tasks[i]["name"]
-                raise DatasetError(f"{self.where}: task {name} has no block_length in the manifest; build it again")
+                raise DatasetError(
+                    f"{self.where}: task {name} has no block_length in the manifest; build it again"
+                )
             table[i] = length
         return table
 
 
 class Segments:
-    """The segments of the rows at `places` (one or more), [m] each in slot order; read when they are first asked for.
+    """The segments of the rows at `places` (one or more), [m] each in slot order; read when they
+    are first asked for.
 
-    row: int64, place in the batch. at: int64, first slot in the flat rows. slots: int64, real length. changed: header columns
-    that an epoch has in the place of the stored ones.
-    DatasetError, naming file and row, where boundaries are damaged: so segments lie inside their rows, apart, in order.
+    row: int64, place in the batch. at: int64, first slot in the flat rows. slots: int64, real
+    length. changed: header columns that an epoch has in the place of the stored ones. DatasetError,
+    naming file and row, where boundaries are damaged: so segments lie inside their rows, apart, in
+    order.
     """
 
     def __init__(self, facts: Facts, places: Sequence[Place]):
@@ -109,7 +131,8 @@ class Segments:
         return [shard.segment_range(row) for shard, row in self.places]
 
     def parts(self, name: str, more: int = 0, rows: int = 0) -> list[np.ndarray]:
-        """Of each row its part of an array by segments; more: entries beyond; rows: 1 if there is one more a row."""
+        """Of each row its part of an array by segments; more: entries beyond; rows: 1 if there is
+        one more a row."""
         return [
             shard.part(name, row, begin + rows * row, end + rows * row + more)
             for (shard, row), (begin, end) in zip(self.places, self._ranges, strict=True)
@@ -172,7 +195,8 @@ class Segments:
         return table[index]
 
     def at_slots(self, values: np.ndarray, elsewhere) -> np.ndarray:
-        """[size], of the dtype of `values`: each slot's value of its segment, and `elsewhere` between segments."""
+        """[size], of the dtype of `values`: each slot's value of its segment, and `elsewhere`
+        between segments."""
         return fill_slots(self.at, self.slots, values, elsewhere, self.size)
 
     @lazy
@@ -184,7 +208,8 @@ class Segments:
         return np.repeat(begin - (ends - many), many) + np.arange(ends[-1])
 
     def without_next(self, distance: int = 1) -> np.ndarray:
-        """int64: the flat slots that have no slot of their segment `distance` ahead: last slots, those before them, then gaps."""
+        """int64: the flat slots that have no slot of their segment `distance` ahead: last slots,
+        those before them, then gaps."""
         earlier = [(self.at + self.slots - d)[self.slots >= d] for d in range(2, distance + 1)]
         return np.concatenate((self.at + self.slots - 1, *earlier, self.gaps))
 
@@ -192,7 +217,9 @@ class Segments:
         """bool[size]: the slots of the segments that keep their loss; padding False."""
         assert self.facts.loss_on is not None
         sources, tasks = self.facts.loss_on
-        return self.at_slots(self.looked_up("source", sources) & self.looked_up("task", tasks), False)
+        return self.at_slots(
+            self.looked_up("source", sources) & self.looked_up("task", tasks), False
+        )
 
     def lengths_of_blocks(self) -> np.ndarray:
         """int64[m]: the segments' block lengths, 0 without block diffusion."""
@@ -213,7 +240,10 @@ class Segments:
 
     def position_ids(self) -> np.ndarray:
         at, slots = self.at.astype(np.int32), self.slots
-        if self.facts.in_blocks.any() and (halved := self.looked_up("task", self.facts.in_blocks)).any():
+        if (
+            self.facts.in_blocks.any()
+            and (halved := self.looked_up("task", self.facts.in_blocks)).any()
+        ):
             half = slots // 2
             at, slots = np.repeat(at, 1 + halved), np.repeat(slots, 1 + halved)
             second = np.cumsum(1 + halved)[halved] - 1
@@ -226,9 +256,12 @@ class Segments:
         return positions
 
     def seq_idx(self) -> np.ndarray:
-        """int32[size]: 0, 1, … over the segments of each row, and the next number on all of its padding."""
+        """int32[size]: 0, 1, … over the segments of each row, and the next number on all of its
+        padding."""
         number = segment_ids(self.row, self.at, self.slots, self.size).astype(np.int32) - 1
-        number[self.gaps] = np.bincount(self.row, minlength=len(self.places))[self.gaps // self.facts.seq_length]
+        number[self.gaps] = np.bincount(self.row, minlength=len(self.places))[
+            self.gaps // self.facts.seq_length
+        ]
         return number
 
     def prefix_ends(self, with_blocks: bool = False) -> np.ndarray:
@@ -252,52 +285,73 @@ class Segments:
         return self.at_slots(ends, 0)
 
     def trained(self) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
-        """Of rows whose shards have trained ranges: (segment of each range, its slots [begin, end) in it int64[k, 2], and each
-        row's part of its shard's ranges). DatasetError where they do not lie in their segments, apart, in order."""
+        """Of rows whose shards have trained ranges: (segment of each range, its slots [begin, end)
+        in it int64[k, 2], and each row's part of its shard's ranges). DatasetError where they do
+        not lie in their segments, apart, in order.
+        """
         many, ranges, parts = [], [], []
-        for i, ((shard, row), offsets) in enumerate(zip(self.places, self.parts("trained_offsets", 1), strict=True)):
+        for i, ((shard, row), offsets) in enumerate(
+            zip(self.places, self.parts("trained_offsets", 1), strict=True)
+        ):
             stored = shard.layout["trained_ranges"][1][0]
             if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > stored:
                 raise self.fault(i, "trained_offsets do not ascend")
             many.append(np.diff(offsets))
             parts.append((int(offsets[0]), int(offsets[-1])))
             ranges.append(shard.part("trained_ranges", row, *parts[-1]))
-        segment, found = np.repeat(np.arange(len(self)), np.concatenate(many)), np.concatenate(ranges).astype(np.int64)
-        wrong = (found[:, 0] < 0) | (found[:, 1] <= found[:, 0]) | (found[:, 1] > self.slots[segment])
+        segment, found = (
+            np.repeat(np.arange(len(self)), np.concatenate(many)),
+            np.concatenate(ranges).astype(np.int64),
+        )
+        wrong = (
+            (found[:, 0] < 0) | (found[:, 1] <= found[:, 0]) | (found[:, 1] > self.slots[segment])
+        )
         wrong[1:] |= (segment[1:] == segment[:-1]) & (found[1:, 0] < found[:-1, 1])
         if wrong.any():
             g = segment[np.argmax(wrong)]
             raise self.fault(
-                int(self.row[g]), f"a trained range lies outside its segment or in another, {found[wrong][0]}"
+                int(self.row[g]),
+                f"a trained range lies outside its segment or in another, {found[wrong][0]}",
             )
         return segment, found, parts
 
     def weights_of_ranges(self, parts: Sequence[tuple[int, int]]) -> np.ndarray:
-        """float32[k]: the weights of the ranges that `trained` gives with these parts, of rows whose shards store them."""
+        """float32[k]: the weights of the ranges that `trained` gives with these parts, of rows
+        whose shards store them."""
         places = zip(self.places, parts, strict=True)
-        return np.concatenate([shard.part("trained_weights", row, *part) for (shard, row), part in places])
+        return np.concatenate(
+            [shard.part("trained_weights", row, *part) for (shard, row), part in places]
+        )
 
     def range_weights(self) -> np.ndarray | None:
-        """float32[size]: the weight of the trained range in which lies what a slot predicts, 1 where none does; None where no
-        row's shard has weights of ranges."""
+        """float32[size]: the weight of the trained range in which lies what a slot predicts, 1
+        where none does; None where no row's shard has weights of ranges."""
         which = [i for i, (shard, _) in enumerate(self.places) if "trained_weights" in shard.layout]
         if not which:
             return None
-        own = self if len(which) == len(self.places) else Segments(self.facts, [self.places[i] for i in which])
+        own = (
+            self
+            if len(which) == len(self.places)
+            else Segments(self.facts, [self.places[i] for i in which])
+        )
         segment, ranges, parts = own.trained()
         lead = 1 - own.looked_up("task", self.facts.in_place.astype(np.int64))[segment]
         begins, ends = np.maximum(ranges[:, 0] - lead, 0), ranges[:, 1] - lead
-        moved = (np.array(which) - np.arange(len(which))) * self.facts.seq_length  # from own rows to these
+        moved = (
+            np.array(which) - np.arange(len(which))
+        ) * self.facts.seq_length  # from own rows to these
         at = (own.at + moved[own.row])[segment] + begins
         return fill_slots(at, ends - begins, own.weights_of_ranges(parts), 1, self.size)
 
     def costs(self, attention: float = 1, linear: float = 0) -> np.ndarray:
-        """float64, one for each row: attention · Σn² + linear · Σn over its segments of n slots; exact below 2⁵³."""
+        """float64, one for each row: attention · Σn² + linear · Σn over its segments of n slots;
+        exact below 2⁵³."""
         slots = self.slots.astype(np.float64)
         return np.bincount(self.row, attention * slots**2 + linear * slots, len(self.places))
 
     def loss_weights(self) -> np.ndarray:
-        """The weight of each slot's segment or block times that of the range of what it predicts, trained or not."""
+        """The weight of each slot's segment or block times that of the range of what it predicts,
+        trained or not."""
         weights, of_ranges = self._own_weights(), self.range_weights()
         return weights if of_ranges is None else np.multiply(weights, of_ranges, out=weights)
 
@@ -309,44 +363,71 @@ class Segments:
         lengths = self.lengths_of_blocks() * self.looked_up("task", self.facts.levels_by_block)
         needed = np.where(lengths, -(-(half := self.slots // 2) // np.maximum(lengths, 1)), 0)
         counts, values, begin = [], [], 0
-        for i, ((shard, row), own) in enumerate(zip(self.places, self.parts("block_offsets", 1), strict=True)):
+        for i, ((shard, row), own) in enumerate(
+            zip(self.places, self.parts("block_offsets", 1), strict=True)
+        ):
             count, stored = np.diff(own), shard.layout["block_loss_weight"][1][0]
             should = needed[begin : begin + len(count)]
             begin += len(count)
             if own[0] < 0 or own[-1] > stored or (count != should).any():
-                raise self.fault(i, f"block_offsets do not give its segments {should.tolist()} blocks")
+                raise self.fault(
+                    i, f"block_offsets do not give its segments {should.tolist()} blocks"
+                )
             counts.append(count)
             values.append(shard.part("block_loss_weight", row, int(own[0]), int(own[-1])))
         which = np.flatnonzero(lengths)
-        count, ahead = np.concatenate(counts)[which], self.looked_up("task", self.facts.shift)[which]
-        put_blocks(weights, self.at[which], half[which], lengths[which], count, np.concatenate(values), ahead)
+        count, ahead = (
+            np.concatenate(counts)[which],
+            self.looked_up("task", self.facts.shift)[which],
+        )
+        put_blocks(
+            weights,
+            self.at[which],
+            half[which],
+            lengths[which],
+            count,
+            np.concatenate(values),
+            ahead,
+        )
         return weights
 
 
 class SlotColumn(NamedTuple):
-    """A column with a value for each slot. dtype None: the tokens'. cast: whether one dtype for all ids goes for it."""
+    """A column with a value for each slot. dtype None: the tokens'. cast: whether one dtype for all
+    ids goes for it."""
 
     dtype: np.dtype | None
     cast: bool
-    derived: Callable[[Segments], np.ndarray] | None  # [size], where a shard has it not; None: see `fill`
+    derived: (
+        Callable[[Segments], np.ndarray] | None
+    )  # [size], where a shard has it not; None: see `fill`
 
 
 SLOTS: dict[str, SlotColumn] = {
     "tokens": SlotColumn(None, True, None),
     "labels": SlotColumn(None, True, None),
-    "segment_ids": SlotColumn(np.dtype("u2"), True, lambda s: segment_ids(s.row, s.at, s.slots, s.size)),
+    "segment_ids": SlotColumn(
+        np.dtype("u2"), True, lambda s: segment_ids(s.row, s.at, s.slots, s.size)
+    ),
     "position_ids": SlotColumn(np.dtype("i4"), True, Segments.position_ids),
     "loss_mask": SlotColumn(np.dtype("u1"), False, Segments.next_token_loss_mask),
     "loss_weights": SlotColumn(np.dtype("f4"), False, Segments.loss_weights),
     "prefix_ends": SlotColumn(np.dtype("i4"), True, Segments.prefix_ends),
-    "block_lengths": SlotColumn(np.dtype("i4"), False, lambda s: s.at_slots(s.lengths_of_blocks(), 0)),
+    "block_lengths": SlotColumn(
+        np.dtype("i4"), False, lambda s: s.at_slots(s.lengths_of_blocks(), 0)
+    ),
     "seq_idx": SlotColumn(np.dtype("i4"), False, Segments.seq_idx),
 }
 DISTANCES = range(2, 9)
-AHEAD = {f"{name}_{k}": (name, k) for name in ("labels", "loss_mask", "loss_weights") for k in DISTANCES}
+AHEAD = {
+    f"{name}_{k}": (name, k) for name in ("labels", "loss_mask", "loss_weights") for k in DISTANCES
+}
 """Column of the prediction `k` slots ahead → (column of the next slot's, k)."""
 SLOTS |= {name: SLOTS[next_slot]._replace(derived=None) for name, (next_slot, _) in AHEAD.items()}
-SUMS = {"n_trained": "loss_mask", "loss_weight_sum": "loss_weights"}  # one number a row, [B], and what it sums
+SUMS = {
+    "n_trained": "loss_mask",
+    "loss_weight_sum": "loss_weights",
+}  # one number a row, [B], and what it sums
 BY_ROW = (*SUMS, "row_cost")
 """The columns of one number a row, [B]."""
 MADE_FROM = {**SUMS, **{name: next_slot for name, (next_slot, _) in AHEAD.items()}}
@@ -366,7 +447,8 @@ def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
 
 
 def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = False) -> None:
-    """Write a column of slots into [B, T] of any dtype. with_blocks: what Segments.prefix_ends asks."""
+    """Write a column of slots into [B, T] of any dtype. with_blocks: what Segments.prefix_ends
+    asks."""
     places, lacking = segments.places, []
     mapped = places[0][0].io == "mmap"
     for i, (shard, row) in enumerate(places):
@@ -385,7 +467,11 @@ def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = 
     elif lacking:
         derive = SLOTS[name].derived
         assert derive is not None
-        derived = segments.prefix_ends(True) if with_blocks and name == "prefix_ends" else derive(segments)
+        derived = (
+            segments.prefix_ends(True)
+            if with_blocks and name == "prefix_ends"
+            else derive(segments)
+        )
         derived = derived.reshape(values.shape)
         if name == "loss_weights":
             loss_mask = np.empty(values.shape, np.uint8)
@@ -401,11 +487,15 @@ def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = 
 
 def _fill_block_labels(segments: Segments, labels: np.ndarray) -> None:
     """Write the labels of block diffusion's segments into [B, T]."""
-    twice, shift = (segments.looked_up("task", of) for of in (segments.facts.in_blocks, segments.facts.shift))
+    twice, shift = (
+        segments.looked_up("task", of) for of in (segments.facts.in_blocks, segments.facts.shift)
+    )
     for i, (target, (shard, of_shard)) in enumerate(zip(labels, segments.places, strict=True)):
         own = np.flatnonzero(twice & (segments.row == i))
         at, half = segments.at[own] - i * labels.shape[1], segments.slots[own] // 2
-        put_block_labels(target, shard.tokens[of_shard], at, half, shift[own], segments.facts.pad_id)
+        put_block_labels(
+            target, shard.tokens[of_shard], at, half, shift[own], segments.facts.pad_id
+        )
 
 
 def gather(
@@ -417,7 +507,8 @@ def gather(
 ) -> None:
     """Fill the arrays of `batch`, column → [B, T] or [B], of any dtype.
 
-    redraw: what writes rows of some columns of slots after they are filled. redrawn: those of which it writes every row.
+    redraw: what writes rows of some columns of slots after they are filled. redrawn: those of which
+    it writes every row.
     """
     if not places:
         return
@@ -428,7 +519,9 @@ def gather(
     for name in made:
         source = MADE_FROM[name]
         own = own_dtype(source, facts.token_dtype)
-        cut = source == "loss_weights" and source in slots and slots[source].dtype != own  # by what it is cast to
+        cut = (
+            source == "loss_weights" and source in slots and slots[source].dtype != own
+        )  # by what it is cast to
         if source not in slots or cut:
             slots[source] = np.empty((len(places), facts.seq_length), own)
     for name, values in slots.items():
@@ -450,10 +543,12 @@ def gather(
 
 
 def look_ahead(segments: Segments, name: str, source: np.ndarray, values: np.ndarray) -> None:
-    """Write a column of AHEAD into [B, T]: what `source`, its column of the next slot, says k − 1 slots on.
+    """Write a column of AHEAD into [B, T]: what `source`, its column of the next slot, says k − 1
+    slots on.
 
-    labels have the pad id, the others 0, where the segment ends before, on padding, and in segments that predict in place. In a
-    two-way prefix only the last slot trains another: heads that read the tokens between, as DeepSeek-V3's do, would see theirs.
+    labels have the pad id, the others 0, where the segment ends before, on padding, and in segments
+    that predict in place. In a two-way prefix only the last slot trains another: heads that read
+    the tokens between, as DeepSeek-V3's do, would see theirs.
     """
     next_slot, distance = AHEAD[name]
     steps, length = distance - 1, values.shape[1]
@@ -466,4 +561,6 @@ def look_ahead(segments: Segments, name: str, source: np.ndarray, values: np.nda
     if next_slot != "labels" and segments.facts.two_way_prefix.any():
         two_way = segments.looked_up("task", segments.facts.two_way_prefix)
         inside = np.clip(segments.column("prefix") - 1, 0, segments.slots) * two_way
-        values[fill_slots(segments.at, inside, two_way, False, segments.size).reshape(values.shape)] = 0
+        values[
+            fill_slots(segments.at, inside, two_way, False, segments.size).reshape(values.shape)
+        ] = 0

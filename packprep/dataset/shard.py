@@ -1,4 +1,5 @@
-"""Which arrays a shard has, their order, dtypes and shapes; shards are encoded and opened here alone.
+"""Which arrays a shard has, their order, dtypes and shapes; shards are encoded and opened here
+alone.
 
 A shard is a standard safetensors file:
 
@@ -7,10 +8,12 @@ A shard is a standard safetensors file:
     n, u64   JSON, padded   tokens labels segment_ids loss_mask │ 8-byte │ 4-byte │ 2-byte columns │ 1-byte
              with spaces
 
-The header is canonical JSON; arrays follow one another without holes, in the order of `layout`, to the file's end.
-Because seq_length is a multiple of 8, that order aligns every array to its item size.
+The header is canonical JSON; arrays follow one another without holes, in the order of `layout`, to
+the file's end. Because seq_length is a multiple of 8, that order aligns every array to its item
+size.
 
-With io "pread" a file's arrays are read, not mapped: a file server that is lost is an error there, and under a map a SIGBUS.
+With io "pread" a file's arrays are read, not mapped: a file server that is lost is an error there,
+and under a map a SIGBUS.
 
     FileArray ── [row], part(…), read_row(…) ─► ShardBytes.read ─► preadv into the caller's array
 
@@ -51,7 +54,8 @@ class _Descriptor:
 
 
 class ShardBytes:
-    """A file of `size` bytes, held open from the first read on; opened anew by the read after one that failed."""
+    """A file of `size` bytes, held open from the first read on; opened anew by the read after one
+    that failed."""
 
     def __init__(self, path: Path, size: int):
         self.path = path
@@ -63,7 +67,8 @@ class ShardBytes:
         size = os.fstat(descriptor.number).st_size
         if size != self.size:
             raise DatasetError(
-                f"{self.path}: its size changed since it was opened ({self.size} bytes then, {size} now)"
+                f"{self.path}: its size changed since it was opened ({self.size} bytes then, {size}"
+                " now)"
             )
         self._open = descriptor
         return descriptor
@@ -76,7 +81,8 @@ class ShardBytes:
             raise DatasetError(f"{self.path}: cannot be opened: {error}") from error
 
     def read(self, at: int, target: np.ndarray, name: str, row: int) -> None:
-        """Fill `target` (C-contiguous) with the bytes from `at` on, which are of array `name` and of `row`."""
+        """Fill `target` (C-contiguous) with the bytes from `at` on, which are of array `name` and
+        of `row`."""
         done, size = 0, target.nbytes
         if not size:
             return
@@ -88,22 +94,26 @@ class ShardBytes:
                 if not got:
                     self._open = None
                     raise DatasetError(
-                        f"{self.path}: row {row}: array {name!r}: the file ends {size - done} bytes before the row does; "
-                        "it was truncated since it was opened: put it back, or build it again"
+                        f"{self.path}: row {row}: array {name!r}: the file ends {size - done} bytes"
+                        " before the row does; it was truncated since it was opened: put it back,"
+                        " or build it again"
                     )
                 done += got
         except OSError as error:
             self._open = None
             raise DatasetError(
-                f"{self.path}: row {row}: array {name!r}: cannot be read: {error}; once the file can be read "
-                "again, ask again: a batch that failed does not count as delivered"
+                f"{self.path}: row {row}: array {name!r}: cannot be read: {error}; once the file"
+                " can be read again, ask again: a batch that failed does not count as delivered"
             ) from error
 
 
 class FileArray:
-    """An array that lies in a file from byte `at` on; whatever is asked of it is read into fresh memory, read-only."""
+    """An array that lies in a file from byte `at` on; whatever is asked of it is read into fresh
+    memory, read-only."""
 
-    def __init__(self, file: ShardBytes, name: str, dtype: np.dtype, shape: tuple[int, ...], at: int):
+    def __init__(
+        self, file: ShardBytes, name: str, dtype: np.dtype, shape: tuple[int, ...], at: int
+    ):
         self.file, self.name, self.dtype, self.shape, self.at = file, name, dtype, shape, at
         self._entry_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
 
@@ -117,7 +127,8 @@ class FileArray:
         return values
 
     def read_row(self, row: int, target: np.ndarray) -> None:
-        """Read a row of the array into `target`, of any dtype: without a copy where it is contiguous and of this dtype."""
+        """Read a row of the array into `target`, of any dtype: without a copy where it is
+        contiguous and of this dtype."""
         if target.dtype == self.dtype and target.flags.c_contiguous:
             self.file.read(self.at + row * self._entry_bytes, target, self.name, row)
         else:
@@ -132,7 +143,12 @@ class FileArray:
         return values
 
 
-METADATA = {"format": FORMAT, "version": str(VERSION), "loss_alignment": "predicting_slot", "segment_id_base": "1"}
+METADATA = {
+    "format": FORMAT,
+    "version": str(VERSION),
+    "loss_alignment": "predicting_slot",
+    "segment_id_base": "1",
+}
 DATA_ALIGNMENT = 4096
 MAX_HEADER_BYTES = 1 << 20
 
@@ -169,11 +185,13 @@ def layout(
 ) -> Layout:
     """The arrays of a shard in file order: name → (dtype, shape).
 
-    labels: whether they are stored. padded: pad_seq_to_mult > 1. blocks: number of blocks, None without
-    block_diffusion. trained: number of trained ranges, None where no source has any; weighted: one has another weight than
-    1. compact: without segment_ids, and without loss_mask unless tasks predict in place or ranges are trained: cu_seqlens and
-    segment_prefix determine them. Labels may be left out, too, where `stores_labels` of the manifest says so. media: places of
-    media, and the bytes of their refs; None where no document has any. removed: it has segments of documents that were removed.
+    labels: whether they are stored. padded: pad_seq_to_mult > 1. blocks: number of blocks, None
+    without block_diffusion. trained: number of trained ranges, None where no source has any;
+    weighted: one has another weight than
+    1. compact: without segment_ids, and without loss_mask unless tasks predict in place or ranges
+    are trained: cu_seqlens and segment_prefix determine them. Labels may be left out, too, where
+    `stores_labels` of the manifest says so. media: places of media, and the bytes of their refs;
+    None where no document has any. removed: it has segments of documents that were removed.
     """
     token: np.dtype = np.dtype(token_dtype).newbyteorder("<")
     u8, u16, u32, u64 = DTYPES["U8"], DTYPES["U16"], DTYPES["U32"], DTYPES["U64"]
@@ -230,24 +248,45 @@ def layout(
 
 
 NAMES = frozenset(
-    layout(0, 0, 8, "u2", labels=True, padded=True, blocks=0, trained=0, weighted=True, media=(0, 0), removed=True)
+    layout(
+        0,
+        0,
+        8,
+        "u2",
+        labels=True,
+        padded=True,
+        blocks=0,
+        trained=0,
+        weighted=True,
+        media=(0, 0),
+        removed=True,
+    )
 )
 
 
-def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_length: int, token_dtype) -> Layout:
-    """The layout that the names and shapes of a shard's arrays imply; raises DatasetError at names that do not fit."""
+def _inferred_layout(
+    where: str, shapes: Mapping[str, tuple[int, ...]], seq_length: int, token_dtype
+) -> Layout:
+    """The layout that the names and shapes of a shard's arrays imply; raises DatasetError at names
+    that do not fit."""
     unknown = [name for name in shapes if name not in NAMES]
     if unknown:
-        raise DatasetError(f"{where}: unknown array {unknown[0]!r}; it is damaged, or a newer packprep made it")
+        raise DatasetError(
+            f"{where}: unknown array {unknown[0]!r}; it is damaged, or a newer packprep made it"
+        )
 
     def count(name: str) -> int:
         shape = shapes.get(name)
         if not shape:
-            raise DatasetError(f"{where}: array {name!r} is missing or has no dimension (shape {shape})")
+            raise DatasetError(
+                f"{where}: array {name!r} is missing or has no dimension (shape {shape})"
+            )
         return shape[0]
 
     has_blocks = any(name.startswith("block_") for name in shapes)
-    has_trained, has_media = (any(name.startswith(f"{part}_") for name in shapes) for part in ("trained", "media"))
+    has_trained, has_media = (
+        any(name.startswith(f"{part}_") for name in shapes) for part in ("trained", "media")
+    )
     expected = layout(
         count("tokens"),
         count("segment_key"),
@@ -268,18 +307,29 @@ def _inferred_layout(where: str, shapes: Mapping[str, tuple[int, ...]], seq_leng
     more = [name for name in shapes if name not in expected]
     if more:
         raise DatasetError(
-            f"{where}: array {more[0]!r} stands where 'segment_ids' is missing, and both are left out or none"
+            f"{where}: array {more[0]!r} stands where 'segment_ids' is missing, and both are left"
+            " out or none"
         )
     return expected
 
 
 def compacted(arrays: Mapping[str, np.ndarray], labels: bool = True) -> dict[str, np.ndarray]:
-    """The arrays of a shard without those that a compact one leaves out. labels: whether it keeps labels, if there are any."""
+    """The arrays of a shard without those that a compact one leaves out. labels: whether it keeps
+    labels, if there are any."""
     rows, length = arrays["tokens"].shape
     trained = len(arrays["trained_ranges"]) if "trained_ranges" in arrays else None
     blocks = 0 if "block_noise" in arrays else None
     labels = labels and "labels" in arrays
-    kept = layout(rows, 0, length, arrays["tokens"].dtype, labels=labels, blocks=blocks, trained=trained, compact=True)
+    kept = layout(
+        rows,
+        0,
+        length,
+        arrays["tokens"].dtype,
+        labels=labels,
+        blocks=blocks,
+        trained=trained,
+        compact=True,
+    )
     of_slots = ("labels", "segment_ids", "loss_mask")
     return {name: array for name, array in arrays.items() if name in kept or name not in of_slots}
 
@@ -294,7 +344,11 @@ def _header(arrays: Layout, metadata: Mapping[str, str] = METADATA) -> bytes:
     begin = 0
     for name, (dtype, shape) in arrays.items():
         end = begin + _n_bytes(dtype, shape)
-        entries[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+        entries[name] = {
+            "dtype": _DTYPE_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
         begin = end
     text = json.dumps(entries, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     data_begin = -(-(8 + len(text)) // DATA_ALIGNMENT) * DATA_ALIGNMENT
@@ -305,7 +359,8 @@ def _header(arrays: Layout, metadata: Mapping[str, str] = METADATA) -> bytes:
 def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
     """The bytes of a shard as a list of buffers: its header, then each array without a copy.
 
-    arrays: name → array, in any order. Raises DatasetError if a name, dtype, shape or memory order is not `layout`'s.
+    arrays: name → array, in any order. Raises DatasetError if a name, dtype, shape or memory order
+    is not `layout`'s.
     """
     tokens = arrays.get("tokens")
     if tokens is None or tokens.ndim != 2:
@@ -313,45 +368,63 @@ def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
     if tokens.dtype not in (DTYPES["U16"], DTYPES["I32"]):
         raise DatasetError(f"array 'tokens': dtype {tokens.dtype} should be uint16 or int32")
     if tokens.shape[1] == 0 or tokens.shape[1] % 8:
-        raise DatasetError(f"array 'tokens': seq_length {tokens.shape[1]} should be a multiple of 8")
+        raise DatasetError(
+            f"array 'tokens': seq_length {tokens.shape[1]} should be a multiple of 8"
+        )
     shapes = {name: array.shape for name, array in arrays.items()}
     expected = _inferred_layout("encode", shapes, tokens.shape[1], tokens.dtype)
     for name, (dtype, shape) in expected.items():
         array = arrays[name]
         if array.dtype != dtype or array.shape != shape:
             raise DatasetError(
-                f"array {name!r}: {array.dtype}{list(array.shape)} should be {dtype}{list(shape)} for "
-                f"{tokens.shape[0]} rows and {arrays['segment_key'].shape[0]} segments"
+                f"array {name!r}: {array.dtype}{list(array.shape)} should be {dtype}{list(shape)}"
+                f" for {tokens.shape[0]} rows and {arrays['segment_key'].shape[0]} segments"
             )
         if not array.flags.c_contiguous:
-            raise DatasetError(f"array {name!r} is not C-contiguous; give np.ascontiguousarray of it")
+            raise DatasetError(
+                f"array {name!r} is not C-contiguous; give np.ascontiguousarray of it"
+            )
     return [_header(expected), *(arrays[name].reshape(-1).view(np.uint8).data for name in expected)]
 
 
-def encoded(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
-    """The bytes of a safetensors file of these arrays, in their order, as buffers. Of a token store: a shard's are `encode`'s."""
+def encoded(
+    arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> list[bytes | memoryview]:
+    """The bytes of a safetensors file of these arrays, in their order, as buffers. Of a token
+    store: a shard's are `encode`'s."""
     header = _header({name: (array.dtype, array.shape) for name, array in arrays.items()}, metadata)
-    return [header, *(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values())]
+    return [
+        header,
+        *(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values()),
+    ]
 
 
 Places = dict[str, tuple[np.dtype, tuple[int, ...], int]]
 """name → (dtype, shape, byte at which it begins)."""
 
 
-def places_in(head: bytes, size: int, where: str, metadata: Mapping[str, str], names: Sequence[str]) -> Places:
-    """The places of the arrays `names`, in this order, in a file of `size` bytes as `encoded` gives them, by its first bytes.
-    DatasetError, named `where`, for any other file."""
+def places_in(
+    head: bytes, size: int, where: str, metadata: Mapping[str, str], names: Sequence[str]
+) -> Places:
+    """The places of the arrays `names`, in this order, in a file of `size` bytes as `encoded` gives
+    them, by its first bytes. DatasetError, named `where`, for any other file."""
     length = int.from_bytes(head[:8], "little")
     try:
         header = json.loads(head[8 : 8 + length].decode("utf-8"), object_pairs_hook=no_duplicates)
         own = header.pop("__metadata__")
-        layout = {name: (DTYPES[header[name]["dtype"]], tuple(header[name]["shape"])) for name in names}
+        layout = {
+            name: (DTYPES[header[name]["dtype"]], tuple(header[name]["shape"])) for name in names
+        }
         good = own == metadata and head[: 8 + length] == _header(layout, metadata)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DatasetError(f"{where}: its header is not that of a token store's shard: {error}") from None
+        raise DatasetError(
+            f"{where}: its header is not that of a token store's shard: {error}"
+        ) from None
     ends = np.cumsum([8 + length, *(_n_bytes(*array) for array in layout.values())]).tolist()
     if not good or ends[-1] != size:
-        raise DatasetError(f"{where}: its header or its size is not that of a token store's shard: it is damaged")
+        raise DatasetError(
+            f"{where}: its header or its size is not that of a token store's shard: it is damaged"
+        )
     return {name: (*array, at) for (name, array), at in zip(layout.items(), ends, strict=False)}
 
 
@@ -359,8 +432,8 @@ def places_in(head: bytes, size: int, where: str, metadata: Mapping[str, str], n
 class Shard:
     """An open shard whose header is known to be good.
 
-    layout: as `layout`. data_begin: bytes before the first array. size: bytes of the file. io: whether its rows and
-    parts are views of a map, or read.
+    layout: as `layout`. data_begin: bytes before the first array. size: bytes of the file. io:
+    whether its rows and parts are views of a map, or read.
     """
 
     path: Path
@@ -377,14 +450,18 @@ class Shard:
         try:
             with open_file(self.path) as file:
                 if os.fstat(file.fileno()).st_size != self.size:
-                    raise DatasetError(f"{self.path}: its size changed since it was opened ({self.size} bytes then)")
+                    raise DatasetError(
+                        f"{self.path}: its size changed since it was opened ({self.size} bytes"
+                        " then)"
+                    )
                 return mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
         except OSError as error:
             raise DatasetError(f"{self.path}: cannot be mapped: {error}") from error
 
     @lazy
     def arrays(self) -> dict[str, np.ndarray]:
-        """name → read-only array, all of them views of one map of the file that is made at first use."""
+        """name → read-only array, all of them views of one map of the file that is made at first
+        use."""
         return {
             name: np.ndarray(self.layout[name][1], self.layout[name][0], self._map, begin)
             for name, begin in self.begins.items()
@@ -404,7 +481,10 @@ class Shard:
         """name → the array as it is read with io "pread"; the file is opened at first use."""
         file = ShardBytes(self.path, self.size)
         file.open()
-        return {name: FileArray(file, name, *self.layout[name], begin) for name, begin in self.begins.items()}
+        return {
+            name: FileArray(file, name, *self.layout[name], begin)
+            for name, begin in self.begins.items()
+        }
 
     @lazy
     def tokens(self) -> np.ndarray | FileArray:
@@ -416,16 +496,23 @@ class Shard:
         return self.arrays[name][row] if self.io == "mmap" else self.read_arrays[name][row]
 
     def part(self, name: str, row: int, begin: int, end: int) -> np.ndarray:
-        """Entries begin … end − 1 of an array, read-only; `row` is what they are read for, which an error names."""
-        return self.arrays[name][begin:end] if self.io == "mmap" else self.read_arrays[name].part(row, begin, end)
+        """Entries begin … end − 1 of an array, read-only; `row` is what they are read for, which an
+        error names."""
+        return (
+            self.arrays[name][begin:end]
+            if self.io == "mmap"
+            else self.read_arrays[name].part(row, begin, end)
+        )
 
     def segment_range(self, row: int) -> tuple[int, int]:
-        """The half-open range of `row`'s segments (0 ≤ row < rows); DatasetError if it is not inside the columns."""
+        """The half-open range of `row`'s segments (0 ≤ row < rows); DatasetError if it is not
+        inside the columns."""
         begin, end = self.part("row_offsets", row, row, row + 2).tolist()
         if not 0 <= begin <= end <= self.segments:
             raise DatasetError(
-                f"{self.path}: row {row}: row_offsets {begin}, {end} do not lie in 0 … {self.segments} ascending; "
-                "the file is damaged: `packprep verify` says where else"
+                f"{self.path}: row {row}: row_offsets {begin}, {end} do not lie in 0 …"
+                f" {self.segments} ascending; the file is damaged: `packprep verify` says where"
+                " else"
             )
         return begin, end
 
@@ -439,21 +526,24 @@ def _read_header(path: Path) -> tuple[dict, bytes, int]:
             length = int.from_bytes(head, "little")
             if len(head) < 8 or length < 2 or length > MAX_HEADER_BYTES or 8 + length > size:
                 raise DatasetError(
-                    f"{path}: its first 8 bytes give a header of {length} bytes, "
-                    f"where at most {MAX_HEADER_BYTES} and no more than the file's {size} are possible; "
-                    "it is truncated or no shard"
+                    f"{path}: its first 8 bytes give a header of {length} bytes, where at most"
+                    f" {MAX_HEADER_BYTES} and no more than the file's {size} are possible; it is"
+                    " truncated or no shard"
                 )
             text = b""
             while len(text) < length and (more := file.read(length - len(text))):
                 text += more
     except FileNotFoundError as error:
         raise DatasetError(
-            f"{path} does not exist: put it back, or run the build's command again, which makes what is missing"
+            f"{path} does not exist: put it back, or run the build's command again, which makes"
+            " what is missing"
         ) from error
     except OSError as error:
         raise DatasetError(f"{path}: cannot be read: {error}") from error
     if (8 + length) % DATA_ALIGNMENT:
-        raise DatasetError(f"{path}: data begins at {8 + length}, which is no multiple of {DATA_ALIGNMENT}")
+        raise DatasetError(
+            f"{path}: data begins at {8 + length}, which is no multiple of {DATA_ALIGNMENT}"
+        )
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
@@ -477,24 +567,33 @@ def open_shard(
     compact: bool | None = None,
     io: IO = "mmap",
 ) -> Shard:
-    """The shard at `path`, its header checked before anything is allocated from its numbers, its arrays not yet mapped.
+    """The shard at `path`, its header checked before anything is allocated from its numbers, its
+    arrays not yet mapped.
 
-    seq_length, token_dtype: the manifest's; rows, segments, compact: the manifest's too, where known. io: as in Shard.
-    Raises DatasetError, naming file, array and values, at whatever does not agree.
+    seq_length, token_dtype: the manifest's; rows, segments, compact: the manifest's too, where
+    known. io: as in Shard. Raises DatasetError, naming file, array and values, at whatever does not
+    agree.
     """
     path = Path(path)
     header, before, size = _read_header(path)
     data_begin = len(before)
     if header.pop("__metadata__", None) != METADATA:
-        raise DatasetError(f"{path}: __metadata__ is not {METADATA}: no packprep shard, or of another version")
+        raise DatasetError(
+            f"{path}: __metadata__ is not {METADATA}: no packprep shard, or of another version"
+        )
 
     shapes: dict[str, tuple[int, ...]] = {}
     for name, entry in header.items():
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-            raise DatasetError(f"{path}: array {name!r}: its entry should have dtype, shape and data_offsets alone")
+            raise DatasetError(
+                f"{path}: array {name!r}: its entry should have dtype, shape and data_offsets alone"
+            )
         offsets = entry["data_offsets"]
         if not _is_counts(entry["shape"]) or not _is_counts(offsets) or len(offsets) != 2:
-            raise DatasetError(f"{path}: array {name!r}: shape or data_offsets are not lists of non-negative integers")
+            raise DatasetError(
+                f"{path}: array {name!r}: shape or data_offsets are not lists of non-negative"
+                " integers"
+            )
         shapes[name] = tuple(entry["shape"])
     if compact is not None and compact == ("segment_ids" in shapes):
         raise DatasetError(
@@ -509,20 +608,39 @@ def open_shard(
         should = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
         if end > size - data_begin:
             raise DatasetError(
-                f"{path}: array {name!r}: {dtype}{list(shape)} would end at byte {data_begin + end}, "
-                f"beyond the file's {size}"
+                f"{path}: array {name!r}: {dtype}{list(shape)} would end at byte"
+                f" {data_begin + end}, beyond the file's {size}"
             )
         for key, value in should.items():
             if entry[key] != value:
-                raise DatasetError(f"{path}: array {name!r}: {key} is {entry[key]!r} and should be {value!r}")
+                raise DatasetError(
+                    f"{path}: array {name!r}: {key} is {entry[key]!r} and should be {value!r}"
+                )
         begin = end
     if data_begin + begin != size:
-        raise DatasetError(f"{path}: the arrays end at byte {data_begin + begin}, the file at {size}")
+        raise DatasetError(
+            f"{path}: the arrays end at byte {data_begin + begin}, the file at {size}"
+        )
     if before != _header(expected):
-        raise DatasetError(f"{path}: its header says what it should in other bytes than canonical JSON: it was edited")
+        raise DatasetError(
+            f"{path}: its header says what it should in other bytes than canonical JSON: it was"
+            " edited"
+        )
 
-    shard = Shard(path, shapes["tokens"][0], shapes["segment_key"][0], seq_length, expected, data_begin, size, io)
-    for what, here, manifest in (("rows", shard.rows, rows), ("segments", shard.segments, segments)):
+    shard = Shard(
+        path,
+        shapes["tokens"][0],
+        shapes["segment_key"][0],
+        seq_length,
+        expected,
+        data_begin,
+        size,
+        io,
+    )
+    for what, here, manifest in (
+        ("rows", shard.rows, rows),
+        ("segments", shard.segments, segments),
+    ):
         if manifest is not None and here != manifest:
             raise DatasetError(f"{path}: it has {here} {what}, the manifest says {manifest}")
     return shard

@@ -1,10 +1,12 @@
-"""Where next-token objectives put a segment's tokens in an epoch, by its key: redraw moves them there, and their inverse is free.
+"""Where next-token objectives put a segment's tokens in an epoch, by its key: redraw moves them
+there, and their inverse is free.
 
     epoch 0      10 11 <a> 14 15 <b>  <a> 12 13 <b> 16       as stored
     tokens       10 11 12 13 14 15 16                         from their slots in epoch 0, never by looking for sentinels
     epoch 3      10 <a> 12 13 14 <b>  <a> 11 <b> 15 16       as many spans and tokens of noise, so as many slots
 
-What is written for epoch 0 is what the kernels of `objectives/` draw; later epochs draw under purposes of their own.
+What is written for epoch 0 is what the kernels of `objectives/` draw; later epochs draw under
+purposes of their own.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,7 +63,9 @@ class SpecialIds(NamedTuple):
 
     sentinels: np.ndarray  # int64[k]
     fim: tuple[int, int, int]  # prefix, middle and suffix
-    continues: np.ndarray  # uint8[vocabulary]: 1 where a token begins inside a character; empty: none does
+    continues: (
+        np.ndarray
+    )  # uint8[vocabulary]: 1 where a token begins inside a character; empty: none does
     eos: int = -1  # none
 
 
@@ -99,7 +103,9 @@ class TokenLaw:
     keeps_prefix: bool = False
 
 
-EOS_AFTER_INPUTS = Parameter("eos_after_inputs", False, "end the inputs, too, with eos, as T5 does", later=True)
+EOS_AFTER_INPUTS = Parameter(
+    "eos_after_inputs", False, "end the inputs, too, with eos, as T5 does", later=True
+)
 
 
 def roles_of_inputs(parameters: Mapping[str, Any]) -> frozenset[str]:
@@ -110,8 +116,11 @@ def roles_of_inputs(parameters: Mapping[str, Any]) -> frozenset[str]:
 # span_corruption
 
 
-def span_counts(parameters: Mapping[str, Any], sentinels: int, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(n_noise, n_spans), int64[m] each, as `objectives.span_corruption.span_counts` of each n, 2 or more."""
+def span_counts(
+    parameters: Mapping[str, Any], sentinels: int, n: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(n_noise, n_spans), int64[m] each, as `objectives.span_corruption.span_counts` of each n, 2
+    or more."""
     noise = np.clip(np.rint(n * parameters["noise_density"]).astype(np.int64), 1, n - 1)
     spans = np.rint(noise / parameters["mean_span_length"]).astype(np.int64)
     most = np.int64(sentinels - int(parameters["random_roll"]))
@@ -119,12 +128,18 @@ def span_counts(parameters: Mapping[str, Any], sentinels: int, n: np.ndarray) ->
 
 
 def span_slots(
-    parameters: Mapping[str, Any], ids: SpecialIds, segments: Stretches, epoch: int, known: np.ndarray
+    parameters: Mapping[str, Any],
+    ids: SpecialIds,
+    segments: Stretches,
+    epoch: int,
+    known: np.ndarray,
 ) -> Placed:
     """Where span_corruption puts tokens and sentinels, as `TokenLaw.place`."""
     key, n, first_slot = segments
     n_noise, n_spans = span_counts(parameters, len(ids.sentinels), n)
-    purposes = (TEXT_SPANS, NOISE_SPANS) if epoch == 0 else (REDRAWN_TEXT_SPANS, REDRAWN_NOISE_SPANS)
+    purposes = (
+        (TEXT_SPANS, NOISE_SPANS) if epoch == 0 else (REDRAWN_TEXT_SPANS, REDRAWN_NOISE_SPANS)
+    )
     lengths = np.empty(2 * int(n_spans.sum()), np.int64)  # of runs, alternately text and noise
     for which, (total, purpose) in enumerate(zip((n - n_noise, n_noise), purposes, strict=True)):
         lengths[which::2] = _part_lengths(key, total, n_spans, purpose, epoch)
@@ -136,10 +151,16 @@ def span_slots(
     begin = np.cumsum(count) - count  # each segment's first run
     noise_runs = np.add.reduceat(is_noise, begin)
     number = _before(is_noise, segment, begin)
-    of_noise, of_text = _before(lengths * is_noise, segment, begin), _before(lengths * (1 - is_noise), segment, begin)
+    of_noise, of_text = (
+        _before(lengths * is_noise, segment, begin),
+        _before(lengths * (1 - is_noise), segment, begin),
+    )
     inputs = n - n_noise + noise_runs + int(parameters[EOS_AFTER_INPUTS.name])
     targets = first_slot + inputs
-    in_inputs, in_targets = first_slot[segment] + of_text + number, targets[segment] + of_noise + number
+    in_inputs, in_targets = (
+        first_slot[segment] + of_text + number,
+        targets[segment] + of_noise + number,
+    )
     at = np.where(is_noise, in_targets + 1, in_inputs)
     token = np.repeat(at - (np.cumsum(lengths) - lengths), lengths)
     token += np.arange(len(token))
@@ -147,7 +168,10 @@ def span_slots(
     special = np.concatenate((in_inputs[noise], in_targets[noise]))
     id = np.tile(ids.sentinels[number[noise]], 2)
     if parameters[EOS_AFTER_INPUTS.name]:
-        special, id = np.concatenate((special, targets - 1)), np.concatenate((id, np.full(len(n), ids.eos)))
+        special, id = (
+            np.concatenate((special, targets - 1)),
+            np.concatenate((id, np.full(len(n), ids.eos))),
+        )
     return Placed(token, special, id, inputs + n_noise + noise_runs, inputs)
 
 
@@ -157,11 +181,14 @@ def _before(values: np.ndarray, segment: np.ndarray, begin: np.ndarray) -> np.nd
     return total - total[begin][segment]
 
 
-def _part_lengths(key: np.ndarray, total: np.ndarray, parts: np.ndarray, purpose: int, epoch: int) -> np.ndarray:
-    """int64[Σ parts]: the lengths of the non-empty parts into which each total is cut, uniformly over all ways.
+def _part_lengths(
+    key: np.ndarray, total: np.ndarray, parts: np.ndarray, purpose: int, epoch: int
+) -> np.ndarray:
+    """int64[Σ parts]: the lengths of the non-empty parts into which each total is cut, uniformly
+    over all ways.
 
-    Floyd's sampling of distinct cut points (Bentley and Floyd 1987): draw i takes a cut of 1 … j, j = total − parts + 1 + i,
-    and j itself where that one is taken.
+    Floyd's sampling of distinct cut points (Bentley and Floyd 1987): draw i takes a cut of 1 … j, j
+    = total − parts + 1 + i, and j itself where that one is taken.
     """
     draws = parts - 1
     segment, i = np.repeat(np.arange(len(draws)), draws), ranks(draws)
@@ -191,12 +218,18 @@ def _part_lengths(key: np.ndarray, total: np.ndarray, parts: np.ndarray, purpose
 
 
 def _rolled(
-    key: np.ndarray, n: np.ndarray, n_noise: np.ndarray, n_spans: np.ndarray, lengths: np.ndarray, epoch: int
+    key: np.ndarray,
+    n: np.ndarray,
+    n_noise: np.ndarray,
+    n_spans: np.ndarray,
+    lengths: np.ndarray,
+    epoch: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(run lengths, runs int64[m], 1 where the first run is noise int64[m]) after the rotation by an offset of 0 … n − 1.
+    """(run lengths, runs int64[m], 1 where the first run is noise int64[m]) after the rotation by
+    an offset of 0 … n − 1.
 
-    Of the n offsets the first n_noise − n_spans cut a span. Which kind it is stays that of epoch 0, so that the length does;
-    in later epochs the offset is uniform within its kind.
+    Of the n offsets the first n_noise − n_spans cut a span. Which kind it is stays that of epoch 0,
+    so that the length does; in later epochs the offset is uniform within its kind.
     """
     offset = randomness.integers(key, ROLL, 0, n)
     inside = n_noise - n_spans
@@ -222,13 +255,26 @@ def _rolled(
 SPAN_CORRUPTION = TokenLaw(
     "span_corruption",
     (
-        Parameter("noise_density", 0.15, "share of the tokens that is noise", 0.0, 1.0, low_open=True, high_open=True),
+        Parameter(
+            "noise_density",
+            0.15,
+            "share of the tokens that is noise",
+            0.0,
+            1.0,
+            low_open=True,
+            high_open=True,
+        ),
         Parameter("mean_span_length", 3.0, "mean tokens of a span", 1.0),
-        Parameter("random_roll", False, "rotate the mask, so that a segment may begin with noise and end without"),
+        Parameter(
+            "random_roll",
+            False,
+            "rotate the mask, so that a segment may begin with noise and end without",
+        ),
         Parameter(
             "too_many_spans",
             "split",
-            "where a segment would need more spans than there are sentinels: shorter segments, or fewer, longer spans",
+            "where a segment would need more spans than there are sentinels: shorter segments, or"
+            " fewer, longer spans",
             choices=("split", "lower"),
         ),
         EOS_AFTER_INPUTS,
@@ -244,10 +290,15 @@ SPAN_CORRUPTION = TokenLaw(
 
 
 def pivot_slots(
-    parameters: Mapping[str, Any], ids: SpecialIds, segments: Stretches, epoch: int, known: np.ndarray
+    parameters: Mapping[str, Any],
+    ids: SpecialIds,
+    segments: Stretches,
+    epoch: int,
+    known: np.ndarray,
 ) -> Placed:
-    """Where prefix_lm puts tokens and the sentinel, as `TokenLaw.place`: at the pivot, uniform over 1 … n − 1, eos may end the
-    prefix and a sentinel begin the continuation; each moves what follows by a slot."""
+    """Where prefix_lm puts tokens and the sentinel, as `TokenLaw.place`: at the pivot, uniform over
+    1 … n − 1, eos may end the prefix and a sentinel begin the continuation; each moves what follows
+    by a slot."""
     key, n, first_slot = segments
     pivot = 1 + randomness.integers(key, REDRAWN_PIVOT if epoch else PIVOT, 0, n - 1, epoch)
     ended = int(parameters[EOS_AFTER_INPUTS.name])
@@ -261,7 +312,9 @@ def pivot_slots(
 PREFIX_LM = TokenLaw(
     "prefix_lm",
     (
-        Parameter("sentinel", False, "put the first sentinel between the prefix and its continuation"),
+        Parameter(
+            "sentinel", False, "put the first sentinel between the prefix and its continuation"
+        ),
         EOS_AFTER_INPUTS,
     ),
     pivot_slots,
@@ -275,14 +328,21 @@ PREFIX_LM = TokenLaw(
 
 def rates(parameters: Mapping[str, Any]) -> tuple[np.uint64, np.uint64]:
     """rate and spm_rate in 2⁻³²."""
-    return np.uint64(int(parameters["rate"] * 2**32)), np.uint64(int(parameters["spm_rate"] * 2**32))
+    return np.uint64(int(parameters["rate"] * 2**32)), np.uint64(
+        int(parameters["spm_rate"] * 2**32)
+    )
 
 
 def cut_slots(
-    parameters: Mapping[str, Any], ids: SpecialIds, segments: Stretches, epoch: int, known: np.ndarray
+    parameters: Mapping[str, Any],
+    ids: SpecialIds,
+    segments: Stretches,
+    epoch: int,
+    known: np.ndarray,
 ) -> Placed:
-    """Where fill_in_the_middle puts tokens and role tokens, as `TokenLaw.place`. Which segments are rearranged stays; a
-    segment whose roles are not where its cuts can be has −1 for its suffix token."""
+    """Where fill_in_the_middle puts tokens and role tokens, as `TokenLaw.place`. Which segments are
+    rearranged stays; a segment whose roles are not where its cuts can be has −1 for its suffix
+    token."""
     rate, spm_rate = rates(parameters)
     moved = np.flatnonzero(randomness.words(segments.key, CUT_POINTS, 0) < rate)
     own = Stretches(*(column[moved] for column in segments))
@@ -321,7 +381,8 @@ def cut_slots(
 def _moved_back(
     tokens: np.ndarray, first: np.ndarray, cut: np.ndarray, n: np.ndarray, continues: np.ndarray
 ) -> np.ndarray:
-    """The cuts, moved back to the begins of characters. first: where each segment's tokens begin in `tokens`."""
+    """The cuts, moved back to the begins of characters. first: where each segment's tokens begin in
+    `tokens`."""
     cut = cut.copy()
     left = np.flatnonzero((cut > 0) & (cut < n))
     while len(left := left[continues[tokens[first[left] + cut[left]]] != 0]):
@@ -338,17 +399,20 @@ def _found_cuts(
     suffix_first: np.ndarray,
     rows: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(begin, end, whether they were found) of the middles as rows hold them, the cuts moved back from where they were drawn:
-    roles stand there, and of the characters that lie between where a cut was drawn and where it is, none begins.
+    """(begin, end, whether they were found) of the middles as rows hold them, the cuts moved back
+    from where they were drawn: roles stand there, and of the characters that lie between where a
+    cut was drawn and where it is, none begins.
 
-    Nearly all cuts stay, and are looked at together; the others one by one. Where a text has a role token of its own right
-    behind a cut that was moved, two places may fit: the nearer one is taken.
+    Nearly all cuts stay, and are looked at together; the others one by one. Where a text has a role
+    token of its own right behind a cut that was moved, two places may fit: the nearer one is taken.
     """
     _, middle, suffix = ids.fim
     at_suffix = segments.first_slot + 1 + begin
     at_middle = at_suffix + 1 + segments.n - end
     here, behind = (np.take(rows, at, mode="clip") for at in (at_suffix, at_suffix + 1))
-    fits = (here == suffix) & ((end == segments.n) | (np.take(ids.continues, behind, mode="clip") == 0))
+    fits = (here == suffix) & (
+        (end == segments.n) | (np.take(ids.continues, behind, mode="clip") == 0)
+    )
     here, behind = (np.take(rows, at, mode="clip") for at in (at_middle, at_middle + 1))
     fits &= (here == middle) & ((begin == 0) | (np.take(ids.continues, behind, mode="clip") == 0))
     begin, end = begin.copy(), end.copy()
@@ -363,7 +427,9 @@ def _found_cuts(
     return begin, end, fits
 
 
-def _cuts_in(body: list[int], begin: int, end: int, suffix_first: bool, ids: SpecialIds) -> tuple[int, int] | None:
+def _cuts_in(
+    body: list[int], begin: int, end: int, suffix_first: bool, ids: SpecialIds
+) -> tuple[int, int] | None:
     """The cuts of one body, at or below those that were drawn; None where there are none."""
     n = len(body) - 3
     _, middle, suffix = ids.fim
@@ -381,9 +447,12 @@ def _cuts_in(body: list[int], begin: int, end: int, suffix_first: bool, ids: Spe
 
 
 def _stays(inside: np.ndarray, cut: int, drawn: int) -> bool:
-    """Whether a drawn cut is moved back to `cut`. inside: bool[n], the tokens that begin inside a character."""
+    """Whether a drawn cut is moved back to `cut`. inside: bool[n], the tokens that begin inside a
+    character."""
     begins = cut in (0, len(inside)) or not inside[cut]
-    return begins and (cut == drawn or (drawn < len(inside) and bool(inside[cut + 1 : drawn + 1].all())))
+    return begins and (
+        cut == drawn or (drawn < len(inside) and bool(inside[cut + 1 : drawn + 1].all()))
+    )
 
 
 ROLES = ("fim_prefix", "fim_middle", "fim_suffix")

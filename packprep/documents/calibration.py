@@ -1,4 +1,5 @@
-"""What a keyed sample of a source tells: text bytes per byte that its pieces hold, tokens per text byte, documents' lengths.
+"""What a keyed sample of a source tells: text bytes per byte that its pieces hold, tokens per text
+byte, documents' lengths.
 
 The figures are only ever used as estimates: no document depends on them but through the number of
 shards and `share`. The plan stores them, except the time that the sample took. Where sources have
@@ -34,7 +35,8 @@ from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.roles import Vocabulary
 
 TOKENIZED_CHARACTERS = 4 << 10
-"""Of a text longer than two of them, a window: how many tokens a byte makes hardly changes within a document."""
+"""Of a text longer than two of them, a window: how many tokens a byte makes hardly changes within a
+document."""
 WARM_UP_CHARACTERS = 256
 FIRST_CHARACTERS = 128 << 10
 MAX_RATIO = 1 << 24  # per 1024
@@ -49,7 +51,9 @@ class Estimates:
     document_bytes: float
     supervised: bool  # whether a document had loss_spans or messages
     chat: bool  # whether one had messages
-    sampling_error: float  # standard error of the estimated tokens of all documents, as a part of them
+    sampling_error: (
+        float  # standard error of the estimated tokens of all documents, as a part of them
+    )
     lengths: np.ndarray  # int64[k]: tokens of the documents that were looked at
     length_weights: np.ndarray  # float64[k]: how many documents of the source each stands for
     sizes: np.ndarray  # int64[k]: their text bytes
@@ -58,9 +62,11 @@ class Estimates:
     tally: Tally | None = None  # of the bad ones; None where a token store's sample tells the rest
 
     def error_of(self, source: PlannedSource) -> float:
-        """The standard error of the tokens that are used, as a part of them: chance also decides which documents those are.
+        """The standard error of the tokens that are used, as a part of them: chance also decides
+        which documents those are.
 
-        `sample` is a coin for each document. The fraction of `repeat` takes documents evenly by class of size in each of the
+        `sample` is a coin for each document. The fraction of `repeat` takes documents evenly by
+        class of size in each of the
         pieces: of n documents of a class, n f but for less than one, of any length in the class.
         """
         low, high = source.source.sample
@@ -74,9 +80,14 @@ class Estimates:
         of_class = np.frexp(self.sizes.astype(np.float64))[1]
         for bits in np.unique(of_class) if chance else ():
             own, own_lengths = weights[of_class == bits], lengths[of_class == bits]
-            per_piece, mean = kept * own.sum() / max(pieces, 1), float(np.average(own_lengths, weights=own))
+            per_piece, mean = (
+                kept * own.sum() / max(pieces, 1),
+                float(np.average(own_lengths, weights=own)),
+            )
             within = float(np.average((own_lengths - mean) ** 2, weights=own))
-            variance += pieces * (min(per_piece * chance, 0.25) * mean**2 + per_piece * chance * within)
+            variance += pieces * (
+                min(per_piece * chance, 0.25) * mean**2 + per_piece * chance * within
+            )
         return math.hypot(self.sampling_error, math.sqrt(variance) / (kept * repeat * total))
 
 
@@ -90,12 +101,15 @@ def calibrate(
 ) -> Estimates:
     """Estimates of a source whose ratios are not known yet (`source.ratios` is not read).
 
-    settings: the recipe's. supervise: as in `supervision`, with a template; None: loss_spans and messages are not looked at.
-    precise: look until the tokens are known to some thousandths; what compressed files hold is noted in
-    `source.files.piece_bytes` then.
+    settings: the recipe's. supervise: as in `supervision`, with a template; None: loss_spans and
+    messages are not looked at.
+    precise: look until the tokens are known to some thousandths; what compressed files hold is
+    noted in `source.files.piece_bytes` then.
     """
     tables = [i for i in source.files.piece_bytes if position_of(*source.formats[i]) == "number"]
-    source.files.forget({i: source.files.piece_bytes[i] for i in tables})  # what an earlier sample noted
+    source.files.forget(
+        {i: source.files.piece_bytes[i] for i in tables}
+    )  # what an earlier sample noted
     clock, counted = Clock(), list[int]()
     count = _counter(engine, vocabulary, settings.special_text, clock, counted)
     if supervise is not None:
@@ -108,17 +122,30 @@ def calibrate(
         if FORMATS[format].holds == "tokens":
             looked = look_at_tokens(source, own, key, settings, vocabulary, precise, clock, of_kind)
         elif (position := position_of(format, compression)) == "byte":
-            looked = look_at_lines(source, own, format, key, supervise, count, precise, clock, of_kind)
+            looked = look_at_lines(
+                source, own, format, key, supervise, count, precise, clock, of_kind
+            )
         else:
             streams = position == "stream"
-            looked = look_at_pieces(source, own, streams, key, supervise, count, precise, precise, clock, of_kind)
+            looked = look_at_pieces(
+                source, own, streams, key, supervise, count, precise, precise, clock, of_kind
+            )
         tally.join(of_kind, float(looked.weights.sum()))
-        ratio = round(1024 * looked.text_bytes / looked.held) if looked.held and looked.text_bytes else 1024
+        ratio = (
+            round(1024 * looked.text_bytes / looked.held)
+            if looked.held and looked.text_bytes
+            else 1024
+        )
         ratios[name] = min(max(ratio, 1), highest_ratio(source))
         seen.append(looked)
-    text_bytes, documents = sum(look.text_bytes for look in seen), sum(float(look.weights.sum()) for look in seen)
+    text_bytes, documents = (
+        sum(look.text_bytes for look in seen),
+        sum(float(look.weights.sum()) for look in seen),
+    )
     tokens = sum(look.all_tokens for look in seen)
-    as_planned = sum(look.held * ratio / 1024 for look, ratio in zip(seen, ratios.values(), strict=True))
+    as_planned = sum(
+        look.held * ratio / 1024 for look, ratio in zip(seen, ratios.values(), strict=True)
+    )
     sizes, lengths, weights = (
         np.concatenate([np.zeros(0), *(getattr(look, name) for look in seen)])
         for name in ("sizes", "tokens", "weights")
@@ -142,7 +169,8 @@ def calibrate(
 
 
 def highest_ratio(source: PlannedSource) -> int:
-    """The most that a ratio may be: a piece's weight, its bytes times the ratio, is to stay far below 2⁶³."""
+    """The most that a ratio may be: a piece's weight, its bytes times the ratio, is to stay far
+    below 2⁶³."""
     return min(MAX_RATIO, max(1 << 20, (1 << 56) // int(source.files.sizes.max(initial=1))))
 
 
@@ -161,7 +189,8 @@ def first_texts(source: PlannedSource, supervise: Supervise | None = None) -> It
 
 
 def _kinds(source: PlannedSource) -> Iterator[tuple[str, tuple[str, str], np.ndarray, np.uint64]]:
-    """(name, (format, compression), the pieces, the key of the sample) of each kind of a source's files."""
+    """(name, (format, compression), the pieces, the key of the sample) of each kind of a source's
+    files."""
     kinds = [format_name(*kind) for kind in source.files.kinds]
     for name in sorted(kinds):
         kind = kinds.index(name)
@@ -170,7 +199,8 @@ def _kinds(source: PlannedSource) -> Iterator[tuple[str, tuple[str, str], np.nda
 
 
 def _warmed(supervise: Supervise, clock: Clock) -> Supervise:
-    """Return `supervise` that runs its first document once untimed: loading a template takes long."""
+    """Return `supervise` that runs its first document once untimed: loading a template takes
+    long."""
     cold = [True]
 
     def timed(batch: Batch) -> tuple[Batch, dict[int, Any]]:
@@ -178,15 +208,26 @@ def _warmed(supervise: Supervise, clock: Clock) -> Supervise:
             cold.clear()
             first = {0: next(iter(batch.supervision.values()))}
             with clock.stage("warm-up"):
-                supervise(Batch([first[0].text or ""], np.zeros(1, np.int32), np.zeros(1, np.int64), [], first))
+                supervise(
+                    Batch(
+                        [first[0].text or ""],
+                        np.zeros(1, np.int32),
+                        np.zeros(1, np.int64),
+                        [],
+                        first,
+                    )
+                )
         return supervise(batch)
 
     return timed
 
 
-def _counter(engine: Engine, vocabulary: Vocabulary, special_text: str, clock: Clock, counted: list[int]) -> Count:
-    """Return a function that gives float64[n]: the tokens of documents, of long ones in proportion to those of a window around
-    the place. A document with a conversation that lies at several places in turn is tokenized once: it may have many spans.
+def _counter(
+    engine: Engine, vocabulary: Vocabulary, special_text: str, clock: Clock, counted: list[int]
+) -> Count:
+    """Return a function that gives float64[n]: the tokens of documents, of long ones in proportion
+    to those of a window around the place. A document with a conversation that lies at several
+    places in turn is tokenized once: it may have many spans.
 
     clock: gets the seconds of the stage tokenize. counted: gets the number of tokens they made.
     """
@@ -197,7 +238,11 @@ def _counter(engine: Engine, vocabulary: Vocabulary, special_text: str, clock: C
         nonlocal last, last_tokens
         windows: list[str] = []
         conversations: dict[int, Conversation] = {}
-        parts, slots, number = np.ones(len(places)), np.zeros(len(places)), np.zeros(len(places), np.int64)
+        parts, slots, number = (
+            np.ones(len(places)),
+            np.zeros(len(places)),
+            np.zeros(len(places), np.int64),
+        )
         whole = {id(last): -1}  # conversation → the number of its window, which is all of its text
         for i, (text, conversation, at) in enumerate(places):
             number[i], window, own = len(windows), text, conversation
@@ -208,11 +253,18 @@ def _counter(engine: Engine, vocabulary: Vocabulary, special_text: str, clock: C
                 window = text[begin : begin + TOKENIZED_CHARACTERS]
                 parts[i] = len(text) / len(window)
                 # Its tokens are counted, no more.
-                own = Conversation(window, (), chat=True) if conversation is not None and conversation.chat else None
+                own = (
+                    Conversation(window, (), chat=True)
+                    if conversation is not None and conversation.chat
+                    else None
+                )
             elif conversation is not None:
                 number[i] = whole.setdefault(id(conversation), len(windows))
                 if number[i] == len(windows) and conversation.places:
-                    own = replace(conversation, places=tuple(one._replace(tokens=1) for one in conversation.places))
+                    own = replace(
+                        conversation,
+                        places=tuple(one._replace(tokens=1) for one in conversation.places),
+                    )
             if number[i] == len(windows):
                 if own is not None:
                     conversations[len(windows)] = own
@@ -223,7 +275,9 @@ def _counter(engine: Engine, vocabulary: Vocabulary, special_text: str, clock: C
             with clock.stage("warm-up"):
                 tokenize_supervised(engine, [short], first, special_text, vocabulary)
         with clock.stage("tokenize"):
-            tokens, _ = tokenize_supervised(engine, windows, conversations, special_text, vocabulary)
+            tokens, _ = tokenize_supervised(
+                engine, windows, conversations, special_text, vocabulary
+            )
         counted.append(len(tokens.ids))
         found = np.append(np.diff(tokens.offsets), last_tokens)[number]
         if len(places):

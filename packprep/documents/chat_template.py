@@ -1,4 +1,5 @@
-"""Chat templates: messages → text, as Hugging Face's tokenizers render them (transformers, utils/chat_template_utils.py).
+"""Chat templates: messages → text, as Hugging Face's tokenizers render them (transformers,
+utils/chat_template_utils.py).
 
 ```
 {% for m in messages %}<|im_start|>{{ m.role }}    <|im_start|>user
@@ -7,8 +8,8 @@
                                                    4<|im_end|>
 ```
 A template is code from elsewhere: it runs in Jinja's sandbox, with limits (template_limits.py), and
-without whatever is not a function of the messages (`random`, `lipsum`; the date is the recipe's), for the bytes of a dataset
-may not depend on time or chance.
+without whatever is not a function of the messages (`random`, `lipsum`; the date is the recipe's),
+for the bytes of a dataset may not depend on time or chance.
 """
 
 import datetime
@@ -43,64 +44,89 @@ class TemplateRefusal(Exception):
 
 
 def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> str | None:
-    """The text of the chat template, complete in itself: the tokens that it names (bos_token, …) are set at its top.
+    """The text of the chat template, complete in itself: the tokens that it names (bos_token, …)
+    are set at its top.
 
-    path_key: `documents.chat_template`, a Jinja file relative to base; "": the template beside the recipe's `tokenizer`
-    (chat_template.jinja, or chat_template in tokenizer_config.json or in a processor's chat_template.json; of several the one
-    named "default"), None if there is none. date: of `compile_template`. Raises RecipeError for a file of the recipe's that
-    cannot be used; the template beside a tokenizer is looked into only when a document needs it.
+    path_key: `documents.chat_template`, a Jinja file relative to base; "": the template beside the
+    recipe's `tokenizer` (chat_template.jinja, or chat_template in tokenizer_config.json or in a
+    processor's chat_template.json; of several the one named "default"), None if there is none.
+    date: of `compile_template`. Raises RecipeError for a file of the recipe's that cannot be used;
+    the template beside a tokenizer is looked into only when a document needs it.
     """
     files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
     configs = [hints_in(name, data) for name, data in files.items() if data is not None]
     if not path_key:
         source = _template_beside(tokenizer, base, configs)
-        return None if source is None else _with_tokens(source, _token_texts(source, tokenizer, configs))
+        return (
+            None
+            if source is None
+            else _with_tokens(source, _token_texts(source, tokenizer, configs))
+        )
     path = base / expanded(path_key)
     where = f"documents.chat_template = {path_key!r}"
     if path.exists() and not path.is_file():
-        raise RecipeError(f"{where}: {path} is no regular file; give a Jinja file, relative to the recipe")
+        raise RecipeError(
+            f"{where}: {path} is no regular file; give a Jinja file, relative to the recipe"
+        )
     try:
         if path.stat().st_size > MOST_TEMPLATE_BYTES:
-            raise RecipeError(f"{where}: {path} has more than {MOST_TEMPLATE_BYTES} bytes; give a Jinja file")
+            raise RecipeError(
+                f"{where}: {path} has more than {MOST_TEMPLATE_BYTES} bytes; give a Jinja file"
+            )
         source = path.read_text("utf-8")
     except OSError as error:
-        raise RecipeError(f"{where}: {path}: {error.strerror}; give a Jinja file, relative to the recipe") from None
+        raise RecipeError(
+            f"{where}: {path}: {error.strerror}; give a Jinja file, relative to the recipe"
+        ) from None
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{where}: {path} is not UTF-8 at byte {error.start}; give a Jinja file in UTF-8") from None
+        raise RecipeError(
+            f"{where}: {path} is not UTF-8 at byte {error.start}; give a Jinja file in UTF-8"
+        ) from None
     except ValueError as error:
-        raise RecipeError(f"{where}: no file has such a name ({error}); give a Jinja file") from None
+        raise RecipeError(
+            f"{where}: no file has such a name ({error}); give a Jinja file"
+        ) from None
     if _is_object(source):
         raise RecipeError(
-            f"{where}: {path} is JSON, whose braces and keys would be written into every conversation; write the text of its "
-            "chat_template into a file by itself, and name that"
+            f"{where}: {path} is JSON, whose braces and keys would be written into every"
+            " conversation; write the text of its chat_template into a file by itself, and name"
+            " that"
         )
     compile_template(source, date)
     texts = _token_texts(source, tokenizer, configs)
     unknown = sorted(_ROLE_NAMES & set(_TOKEN_NAME.findall(source)) - texts.keys())
     if unknown and not configs and tokenizer != "bytes":
         raise RecipeError(
-            f"{where} uses {', '.join(unknown)}, and there is no {' or '.join(HINT_FILES)} beside tokenizer = "
-            f"{tokenizer!r} that says which token that is; write the token's text into the template instead"
+            f"{where} uses {', '.join(unknown)}, and there is no {' or '.join(HINT_FILES)} beside"
+            f" tokenizer = {tokenizer!r} that says which token that is; write the token's text into"
+            " the template instead"
         )
     return _with_tokens(source, texts)
 
 
 def _is_object(source: str) -> bool:
-    """Whether a text is a JSON object, as a tokenizer_config.json is, in which templates are published."""
+    """Whether a text is a JSON object, as a tokenizer_config.json is, in which templates are
+    published."""
     try:
         return isinstance(json.loads(source), dict)
     except (ValueError, RecursionError):
         return False
 
 
-def _template_beside(tokenizer: str, base: Path, configs: Sequence[Mapping[str, Any]]) -> str | None:
+def _template_beside(
+    tokenizer: str, base: Path, configs: Sequence[Mapping[str, Any]]
+) -> str | None:
     data = read_beside(tokenizer, base, "chat_template.jinja")
     if data is not None:
         return data.decode("utf-8", "replace")
     for config in (*configs, *_of_processor(tokenizer, base)):
         found = config.get("chat_template")
         if isinstance(found, list):
-            named = (entry for entry in reversed(found) if isinstance(entry, dict) and entry.get("name") == "default")
+            named = (
+                entry
+                for entry in reversed(found)
+                if isinstance(entry, dict) and entry.get("name") == "default"
+            )
             found = next(named, {}).get("template")
         if isinstance(found, str):
             return found
@@ -108,34 +134,44 @@ def _template_beside(tokenizer: str, base: Path, configs: Sequence[Mapping[str, 
 
 
 def _of_processor(tokenizer: str, base: Path) -> list[Mapping[str, Any]]:
-    """Return what a processor's chat_template.json beside a tokenizer holds, in a list that is empty without one."""
+    """Return what a processor's chat_template.json beside a tokenizer holds, in a list that is
+    empty without one."""
     data = read_beside(tokenizer, base, _OF_PROCESSOR)
     return [] if data is None else [hints_in(_OF_PROCESSOR, data)]
 
 
 def named_templates(tokenizer: str, base: Path) -> str:
-    """Return a message's part about templates beside a tokenizer that are not used because of their names."""
+    """Return a message's part about templates beside a tokenizer that are not used because of their
+    names."""
     files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
     configs = [hints_in(name, data) for name, data in files.items() if data is not None]
     lists = [config.get("chat_template") for config in (*configs, *_of_processor(tokenizer, base))]
-    entries = [entry for found in lists if isinstance(found, list) for entry in found if isinstance(entry, dict)]
+    entries = [
+        entry
+        for found in lists
+        if isinstance(found, list)
+        for entry in found
+        if isinstance(entry, dict)
+    ]
     if names := [str(entry["name"]) for entry in entries if "name" in entry]:
         return (
-            f". It has templates named {', '.join(names)} and none named default: write the text of the one that is meant into "
-            "a file, and give that in documents.chat_template"
+            f". It has templates named {', '.join(names)} and none named default: write the text of"
+            " the one that is meant into a file, and give that in documents.chat_template"
         )
     path = base / expanded(tokenizer)
     folder = (path if path.is_dir() else path.parent) / "additional_chat_templates"
     if files_there := sorted(folder.glob("*.jinja")):
         names = [file.stem for file in files_there]
         return (
-            f". It has templates named {', '.join(names)} in additional_chat_templates: give the one that is meant, as in "
-            f"documents.chat_template = {str(files_there[0])!r}"
+            f". It has templates named {', '.join(names)} in additional_chat_templates: give the"
+            f" one that is meant, as in documents.chat_template = {str(files_there[0])!r}"
         )
     return ""
 
 
-def _token_texts(source: str, tokenizer: str, configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _token_texts(
+    source: str, tokenizer: str, configs: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
     """Name, as eos_token → text, of the tokens that a template names, as far as they are known."""
     texts: dict[str, str | None] = {}
     if tokenizer == "bytes":
@@ -144,14 +180,20 @@ def _token_texts(source: str, tokenizer: str, configs: Sequence[Mapping[str, Any
         for name, value in config.items():
             text = value.get("content") if isinstance(value, dict) else value
             if text is None or isinstance(text, str):
-                texts.setdefault(name, text)  # null: there is no such token, whatever the next file says
+                texts.setdefault(
+                    name, text
+                )  # null: there is no such token, whatever the next file says
     named = {name: texts.get(name) for name in sorted(set(_TOKEN_NAME.findall(source)))}
     return {name: text for name, text in named.items() if text is not None}
 
 
 def _with_tokens(source: str, texts: Mapping[str, str]) -> str:
-    # The newline is the block's own (trim_blocks), and makes what follows the start of a line (lstrip_blocks).
-    sets = (f"{{% set {name} = {json.dumps(text, ensure_ascii=False)} %}}\n" for name, text in texts.items())
+    # The newline is the block's own (trim_blocks), and makes what follows the start of a line
+    # (lstrip_blocks).
+    sets = (
+        f"{{% set {name} = {json.dumps(text, ensure_ascii=False)} %}}\n"
+        for name, text in texts.items()
+    )
     return "".join(sets) + source
 
 
@@ -159,7 +201,8 @@ class ChatTemplate:
     """A compiled template.
 
     marks_generation: whether it says itself, by {% generation %}, what an assistant generates
-    knows_turns: whether it does, or looks at add_generation_prompt, so that what opens a turn can be told from the turn
+    knows_turns: whether it does, or looks at add_generation_prompt, so that what opens a turn can
+    be told from the turn
     """
 
     def __init__(self, template: Any, source: str, names: Set[str]):
@@ -181,9 +224,11 @@ class ChatTemplate:
         variables: Mapping[str, Any] = MappingProxyType({}),
         go_on: bool = False,
     ) -> str:
-        """The text of messages. prompt: and what asks the assistant for the next. around: put around each
-        {% generation %} block. tools: what the assistant may call. variables: what else the template may read, by name.
-        go_on: what it may do counts together with what it did since `begin` or a rendering that did not go on.
+        """The text of messages. prompt: and what asks the assistant for the next. around: put
+        around each {% generation %} block. tools: what the assistant may call. variables: what else
+        the template may read, by name.
+        go_on: what it may do counts together with what it did since `begin` or a rendering that did
+        not go on.
 
         Raises TemplateRefusal, and whatever a template's own mistakes raise.
         """
@@ -193,7 +238,12 @@ class ChatTemplate:
 
         if not go_on:
             self.begin()
-        own = {"messages": messages, "tools": tools, "add_generation_prompt": prompt, "packprep_generation": generation}
+        own = {
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": prompt,
+            "packprep_generation": generation,
+        }
         text = self._template.render({"documents": None, **variables, **own})
         return str(text)
 
@@ -209,14 +259,20 @@ def compile_template(source: str, date: str = "") -> ChatTemplate:
 
     from packprep.documents.template_limits import LimitedEnvironment, TemplateLimit, counting
 
-    environment = LimitedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment = LimitedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = jinja2.pass_environment(_refuse)
     if date:
-        environment.globals["strftime_now"] = partial(_written_day, datetime.date.fromisoformat(date))
+        environment.globals["strftime_now"] = partial(
+            _written_day, datetime.date.fromisoformat(date)
+        )
     del environment.filters["random"], environment.globals["lipsum"]
     environment.limit()
-    as_calls = _GENERATION.sub(lambda m: m[1] + ("endcall" if m[2] else "call packprep_generation()") + m[3], source)
+    as_calls = _GENERATION.sub(
+        lambda m: m[1] + ("endcall" if m[2] else "call packprep_generation()") + m[3], source
+    )
     try:
         tree = environment.parse(as_calls)
         names = jinja2.meta.find_undeclared_variables(tree)
@@ -228,21 +284,24 @@ def compile_template(source: str, date: str = "") -> ChatTemplate:
         ) from None
     except (RecursionError, SyntaxError, MemoryError):  # of the Python that it becomes
         raise RecipeError(
-            "the chat template cannot be used: it is nested too deeply; give another in documents.chat_template"
+            "the chat template cannot be used: it is nested too deeply; give another in"
+            " documents.chat_template"
         ) from None
     except TemplateLimit:
         raise RecipeError(
-            "the chat template cannot be used: it has too many parts; give another in documents.chat_template"
+            "the chat template cannot be used: it has too many parts; give another in"
+            " documents.chat_template"
         ) from None
     except ValueError:  # Python's limit
         raise RecipeError(
-            f"the chat template cannot be used: it has a number of more than {sys.get_int_max_str_digits()} digits; "
-            "give another in documents.chat_template"
+            "the chat template cannot be used: it has a number of more than"
+            f" {sys.get_int_max_str_digits()} digits; give another in documents.chat_template"
         ) from None
     if "strftime_now" in names and not date:
         raise RecipeError(
-            "the chat template asks for today's date (strftime_now), and a dataset may not depend on the day of its "
-            'build; say which day it is to be: documents.template_date = "2026-01-01"'
+            "the chat template asks for today's date (strftime_now), and a dataset may not depend"
+            " on the day of its build; say which day it is to be: documents.template_date ="
+            ' "2026-01-01"'
         )
     return ChatTemplate(template, source, names)
 
@@ -253,19 +312,48 @@ def _refuse(environment: Any, message: object) -> None:
 
 
 _MONTHS = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December",
-)  # fmt: skip
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+)
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
 def _written_day(day: datetime.date, form: str) -> str:
-    """The begin of a day as C's strftime writes it, in English; ValueError for what depends on more than the day."""
+    """The begin of a day as C's strftime writes it, in English; ValueError for what depends on more
+    than the day."""
     month, name = _MONTHS[day.month - 1], _DAYS[day.weekday()]
     parts = {
-        "Y": f"{day.year:04}", "y": f"{day.year % 100:02}", "m": f"{day.month:02}", "d": f"{day.day:02}", "e": f"{day.day:2}",
-        "j": f"{day.timetuple().tm_yday:03}", "B": month, "b": month[:3], "h": month[:3], "A": name, "a": name[:3],
-        "F": day.isoformat(), "H": "00", "I": "12", "M": "00", "S": "00", "p": "AM", "T": "00:00:00", "R": "00:00", "%": "%",
-    }  # fmt: skip
+        "Y": f"{day.year:04}",
+        "y": f"{day.year % 100:02}",
+        "m": f"{day.month:02}",
+        "d": f"{day.day:02}",
+        "e": f"{day.day:2}",
+        "j": f"{day.timetuple().tm_yday:03}",
+        "B": month,
+        "b": month[:3],
+        "h": month[:3],
+        "A": name,
+        "a": name[:3],
+        "F": day.isoformat(),
+        "H": "00",
+        "I": "12",
+        "M": "00",
+        "S": "00",
+        "p": "AM",
+        "T": "00:00:00",
+        "R": "00:00",
+        "%": "%",
+    }
 
     def written(match: re.Match[str]) -> str:
         if match[2] not in parts:
@@ -277,7 +365,13 @@ def _written_day(day: datetime.date, form: str) -> str:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
 ) -> str:
     """transformers' tojson: Jinja's own would escape < and >."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

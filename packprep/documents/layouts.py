@@ -1,4 +1,5 @@
-"""Records of the known layouts → a dialogue: messages as a chat template takes them, and what the record says is trained of them.
+"""Records of the known layouts → a dialogue: messages as a chat template takes them, and what the
+record says is trained of them.
 
 ```
 messages            [{role, content, …}, …], tools, chat_template_kwargs, weight                      as OpenAI's API has them
@@ -6,8 +7,9 @@ sharegpt            conversations: [{from, value}, …]        human → user, g
 prompt_completion   two texts, or two lists of messages      the completion alone is trained
 alpaca              instruction, input, output               user: instruction↵↵input   assistant: output
 ```
-Readers say which layout a record is (`sources/formats/fields.py`), and give its fields as they stand in the file. `train` and
-`weight` of a message are taken off: no template sees them. So are ref and tokens of a part of media.
+Readers say which layout a record is (`sources/formats/fields.py`), and give its fields as they
+stand in the file. `train` and `weight` of a message are taken off: no template sees them. So are
+ref and tokens of a part of media.
 """
 
 import json
@@ -17,7 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from packprep.documents.media import BAD_MEDIA, OF_PART, BadMedia, MediaPlace, read_slots, refuse_many
+from packprep.documents.media import (
+    BAD_MEDIA,
+    OF_PART,
+    BadMedia,
+    MediaPlace,
+    read_slots,
+    refuse_many,
+)
 from packprep.recipe.schema import OF_PACKPREP
 from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, SURROGATE, Supervision, large_text
 from packprep.sources.formats.fields import OLD_MESSAGES
@@ -70,11 +79,15 @@ class _Bad(Exception):
     """What is wrong with a record, as a reject's detail says it."""
 
 
-def read_layout(given: Supervision, trained_roles: Sequence[str] = ("assistant",)) -> Dialogue | Supervision | Problem:
-    """The dialogue of a record with a layout; a text with loss_spans where no template is needed; or why it cannot be used.
+def read_layout(
+    given: Supervision, trained_roles: Sequence[str] = ("assistant",)
+) -> Dialogue | Supervision | Problem:
+    """The dialogue of a record with a layout; a text with loss_spans where no template is needed;
+    or why it cannot be used.
 
-    trained_roles: whose messages are trained where these do not say it: one has to be. Beside a text of the record's own,
-    or loss_spans, it is not said which of them is meant, and either guess would train what nobody asked for.
+    trained_roles: whose messages are trained where these do not say it: one has to be. Beside a
+    text of the record's own, or loss_spans, it is not said which of them is meant, and either guess
+    would train what nobody asked for.
     """
     if given.text is not None or given.loss_spans is not None:
         other = "a text" if given.text is not None else LOSS_SPANS
@@ -83,9 +96,12 @@ def read_layout(given: Supervision, trained_roles: Sequence[str] = ("assistant",
             if given.layout == OLD_MESSAGES or given.text is None
             else "messages_format for these alone"
         )
-        return "bad_messages", (
-            f"the document has {other}, too; take one of them away, or set {choice}, or "
-            'documents.loss_spans = "ignore" for the text alone'
+        return (
+            "bad_messages",
+            (
+                f"the document has {other}, too; take one of them away, or set {choice}, or "
+                'documents.loss_spans = "ignore" for the text alone'
+            ),
         )
     try:
         found = _LAYOUTS[given.layout](given.record, given.kinds)
@@ -94,12 +110,19 @@ def read_layout(given: Supervision, trained_roles: Sequence[str] = ("assistant",
     except BadMedia as bad:
         return BAD_MEDIA, str(bad)
     if isinstance(found, Dialogue) and given.record.get(MEDIA):
-        return BAD_MEDIA, "the document has media beside messages: write each as a part of a message's content"
+        return (
+            BAD_MEDIA,
+            "the document has media beside messages: write each as a part of a message's content",
+        )
     if isinstance(found, Dialogue) and not any(
         message["role"] in trained_roles if train is None else train
         for message, train in zip(found.messages, found.train, strict=True)
     ):
-        whose = "the assistant's" if tuple(trained_roles) == ("assistant",) else "of documents.trained_roles"
+        whose = (
+            "the assistant's"
+            if tuple(trained_roles) == ("assistant",)
+            else "of documents.trained_roles"
+        )
         return "bad_messages", f"no message is {whose}: nothing would be trained"
     return found
 
@@ -117,8 +140,14 @@ def _of_alpaca(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
     given = _text_of(record, "input")
     turns = [(instruction + ("\n\n" + given if given else ""), output)]
     history = record.get("history") or []
-    if not (isinstance(history, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in history)):
-        raise _Bad(f"history is {_kind(record['history'])}; a list of pairs of an instruction and an output is wanted")
+    if not (
+        isinstance(history, list)
+        and all(isinstance(pair, list) and len(pair) == 2 for pair in history)
+    ):
+        raise _Bad(
+            f"history is {_kind(record['history'])}; a list of pairs of an instruction and an"
+            " output is wanted"
+        )
     messages = [
         {"role": role, "content": content}
         for turn in [*history, *turns]
@@ -127,24 +156,31 @@ def _of_alpaca(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
     return _dialogue(messages, record, kinds, record.get("system"))
 
 
-def _of_prompt_and_completion(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue | Supervision | Problem:
+def _of_prompt_and_completion(
+    record: Mapping[str, Any], kinds: Sequence[str]
+) -> Dialogue | Supervision | Problem:
     prompt, completion = (record.get(key) for key in ("prompt", "completion"))
     if isinstance(prompt, str) and isinstance(completion, str):
         for key in ("tools", "chat_template_kwargs"):
             if record.get(key):
                 raise _Bad(
-                    f"{key} beside a prompt that is a text, which no chat template writes: write both as messages"
+                    f"{key} beside a prompt that is a text, which no chat template writes: write"
+                    " both as messages"
                 )
         text = prompt + completion
         if found := SURROGATE.search(text):
-            return "lone_surrogate", f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}"
+            return (
+                "lone_surrogate",
+                f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}",
+            )
         if too_large := large_text(text):
             return too_large
         beside = {key: record[key] for key in ("weight", MEDIA) if key in record}
         return Supervision(text, [[len(prompt), len(text)]], beside, kinds=tuple(kinds))
     if not (isinstance(prompt, list) and isinstance(completion, list)):
         raise _Bad(
-            f"prompt is {_kind(prompt)} and completion is {_kind(completion)}: two texts or two lists of messages are wanted"
+            f"prompt is {_kind(prompt)} and completion is {_kind(completion)}: two texts or two"
+            " lists of messages are wanted"
         )
     return _dialogue([*prompt, *completion], record, kinds, untrained=len(prompt))
 
@@ -152,7 +188,10 @@ def _of_prompt_and_completion(record: Mapping[str, Any], kinds: Sequence[str]) -
 def _list_of(record: Mapping[str, Any], key: str) -> list[Any]:
     messages = record.get(key)
     if not isinstance(messages, list) or not messages:
-        raise _Bad(f"{key} is {'empty' if messages == [] else _kind(messages)}; a list of messages is wanted")
+        raise _Bad(
+            f"{key} is {'empty' if messages == [] else _kind(messages)}; a list of messages is"
+            " wanted"
+        )
     return messages
 
 
@@ -167,10 +206,14 @@ def _text_of(record: Mapping[str, Any], key: str) -> str:
 
 
 def _dialogue(
-    given: Sequence[Any], record: Mapping[str, Any], kinds: Sequence[str], system: Any = None, untrained: int = 0
+    given: Sequence[Any],
+    record: Mapping[str, Any],
+    kinds: Sequence[str],
+    system: Any = None,
+    untrained: int = 0,
 ) -> Dialogue:
-    """The dialogue of messages of either kind. kinds: of media; system: what a record says beside them; untrained: how many of
-    the first are trained only if they say so."""
+    """The dialogue of messages of either kind. kinds: of media; system: what a record says beside
+    them; untrained: how many of the first are trained only if they say so."""
     messages, train, weights = [], [], []
     media: list[MediaPlace] = []
     of_record = _weight(record, "the document")
@@ -178,7 +221,11 @@ def _dialogue(
         what = f"message {k}"
         if not isinstance(message, dict):
             raise _Bad(f"{what} is {_kind(message)}, not an object with a role and a content")
-        own = _from_sharegpt(message, what) if "from" in message and "role" not in message else message
+        own = (
+            _from_sharegpt(message, what)
+            if "from" in message and "role" not in message
+            else message
+        )
         own = {key: value for key, value in own.items() if value is not None or key == "content"}
         trained = own.pop("train", None)
         if not isinstance(trained, bool | None):
@@ -193,16 +240,22 @@ def _dialogue(
         if not isinstance(system, str):
             raise _Bad(f"system is {_kind(system)}; a text is wanted")
         if messages[0]["role"] == "system":
-            raise _Bad("the document has a system, and its first message is the system's, too: take one of them away")
+            raise _Bad(
+                "the document has a system, and its first message is the system's, too: take one of"
+                " them away"
+            )
         messages.insert(0, {"role": "system", "content": system})
         train.insert(0, None)
         weights.insert(0, of_record)
     refuse_many(media)
-    return Dialogue(messages, _tools(record), _kwargs(record), tuple(train), tuple(weights), tuple(media))
+    return Dialogue(
+        messages, _tools(record), _kwargs(record), tuple(train), tuple(weights), tuple(media)
+    )
 
 
 def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list[MediaPlace]:
-    """The places of a message's parts of media, whose ref and tokens are taken off. Raises BadMedia."""
+    """The places of a message's parts of media, whose ref and tokens are taken off. Raises
+    BadMedia."""
     content = message.get("content")
     if not kinds or not isinstance(content, list):
         return []
@@ -212,14 +265,19 @@ def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list
         if part["type"] in kinds
     ]
     message["content"] = [
-        {key: value for key, value in part.items() if key not in OF_PART} if part["type"] in kinds else part
+        (
+            {key: value for key, value in part.items() if key not in OF_PART}
+            if part["type"] in kinds
+            else part
+        )
         for part in content
     ]
     return found
 
 
 def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """A message of from and value as one of role and content; its weight stays, and loss is train."""
+    """A message of from and value as one of role and content; its weight stays, and loss is
+    train."""
     own = dict(message)
     sender, value = own.pop("from"), own.pop("value", None)
     role = ROLES.get(sender.lower()) if isinstance(sender, str) else None
@@ -240,16 +298,22 @@ def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 def _calls(value: str) -> list[dict[str, Any]] | None:
-    """The tool_calls of a text that is the JSON of one call or of a list of them; None: it is another text."""
+    """The tool_calls of a text that is the JSON of one call or of a list of them; None: it is
+    another text."""
     try:
         found = _parsed(value)
     except ValueError:
         return None
     calls = found if isinstance(found, list) else [found]
-    if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+    if not calls or not all(
+        isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls
+    ):
         return None
     return [
-        {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments", {})}}
+        {
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call.get("arguments", {})},
+        }
         for call in calls
     ]
 
@@ -311,7 +375,8 @@ def _kwargs(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_json(record: Mapping[str, Any], key: str) -> Any:
-    """A field's value; of a text the value that it is the JSON of, as columns hold what has no one type."""
+    """A field's value; of a text the value that it is the JSON of, as columns hold what has no one
+    type."""
     value = record.get(key)
     try:
         return _parsed(value) if isinstance(value, str) and value else value
@@ -349,12 +414,19 @@ def _kind(value: object) -> str:
         return "null or missing"
     if isinstance(value, bool):
         return "true or false"
-    kinds: dict[type, str] = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number"}
+    kinds: dict[type, str] = {
+        dict: "an object",
+        list: "a list",
+        str: "a text",
+        int: "a number",
+        float: "a number",
+    }
     return kinds.get(type(value), "of another kind")
 
 
 def _of_old_messages(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
-    """Messages as law 2 has them: a role and a content that are strings, and no more than that is known of them."""
+    """Messages as law 2 has them: a role and a content that are strings, and no more than that is
+    known of them."""
     messages = record["messages"]
     if not isinstance(messages, list):
         raise _Bad("a list of messages is wanted")
@@ -364,11 +436,15 @@ def _of_old_messages(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogu
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise _Bad(f"message {k} has no {key} that is a string")
-    kept = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    kept = [
+        {key: value for key, value in message.items() if value is not None} for message in messages
+    ]
     return Dialogue(kept, None, {}, (None,) * len(kept), (1.0,) * len(kept))
 
 
-_LAYOUTS: dict[str, Callable[[Mapping[str, Any], Sequence[str]], Dialogue | Supervision | Problem]] = {
+_LAYOUTS: dict[
+    str, Callable[[Mapping[str, Any], Sequence[str]], Dialogue | Supervision | Problem]
+] = {
     OLD_MESSAGES: _of_old_messages,
     "messages": _of_messages,
     "sharegpt": _of_sharegpt,

@@ -1,13 +1,15 @@
-"""Places of media in a document: the slots that belong to a picture, a sound or a film, whose pixels are the trainer's.
+"""Places of media in a document: the slots that belong to a picture, a sound or a film, whose
+pixels are the trainer's.
 
 ```
 record      {"text": "A cat.", "media": [{"at": 2, "tokens": 3, "ref": "cat.jpg", "kind": "image"}]}
 ids         A ·  <begin> <slot> <slot> <slot> <end>  cat .       specials.media = {image = ["<begin>", "<slot>", "<end>"]}
 place       spans [2, 7)   first 3   tokens 3   kind 0   ref cat.jpg
 ```
-What stands between two places is tokenized by itself, as Transformers' processors do, in whose text a placeholder is a special
-token. A chat template writes a part in its own way, with one slot token, which is repeated as often as the part says; begin and
-end are of the place where they stand beside it. A slot token anywhere else rejects the document: each slot has its ref.
+What stands between two places is tokenized by itself, as Transformers' processors do, in whose text
+a placeholder is a special token. A chat template writes a part in its own way, with one slot token,
+which is repeated as often as the part says; begin and end are of the place where they stand beside
+it. A slot token anywhere else rejects the document: each slot has its ref.
 """
 
 import json
@@ -32,7 +34,8 @@ OF_PART = ("ref", "tokens")
 
 
 class MediaPlace(NamedTuple):
-    """A place of media, as a document says it. at: characters of the text before it; −1: where a chat template puts it."""
+    """A place of media, as a document says it. at: characters of the text before it; −1: where a
+    chat template puts it."""
 
     kind: str
     tokens: int
@@ -45,7 +48,8 @@ class BadMedia(Exception):
 
 
 class MediaPlaces(NamedTuple):
-    """The places of one document, or of many one after the other, [k] each, in the text's order, by its tokens' numbers."""
+    """The places of one document, or of many one after the other, [k] each, in the text's order, by
+    its tokens' numbers."""
 
     spans: np.ndarray  # int64[k, 2]: what is never cut, noised or trained: begin, slots and end
     first: np.ndarray  # int64: the first slot
@@ -66,20 +70,40 @@ class MediaPlaces(NamedTuple):
         own, offsets = slice(begin, end), self.ref_offsets[begin : end + 1]
         first = offsets[0]
         refs = self.refs[first : offsets[-1]]
-        return MediaPlaces(self.spans[own], self.first[own], self.tokens[own], self.kind[own], offsets - first, refs)
+        return MediaPlaces(
+            self.spans[own],
+            self.first[own],
+            self.tokens[own],
+            self.kind[own],
+            offsets - first,
+            refs,
+        )
 
 
 _NONE = np.zeros(0, np.int64)
-NO_PLACES = MediaPlaces(_NONE.reshape(0, 2), _NONE, _NONE, _NONE, np.zeros(1, np.int64), np.zeros(0, np.uint8))
+NO_PLACES = MediaPlaces(
+    _NONE.reshape(0, 2), _NONE, _NONE, _NONE, np.zeros(1, np.int64), np.zeros(0, np.uint8)
+)
 
 
 def joined(parts: Sequence[MediaPlaces]) -> MediaPlaces:
     """The places of documents, one after the other."""
     every = (NO_PLACES, *parts)
-    spans, first, tokens, kind = (np.concatenate(column) for column in zip(*(part[:4] for part in every), strict=True))
+    spans, first, tokens, kind = (
+        np.concatenate(column) for column in zip(*(part[:4] for part in every), strict=True)
+    )
     ends = np.cumsum([len(part.ref_offsets) for part in every])
-    lengths = np.delete(np.diff(np.concatenate([part.ref_offsets for part in every])), ends[:-1] - 1)
-    return MediaPlaces(spans, first, tokens, kind, offsets_of(lengths), np.concatenate([part.refs for part in every]))
+    lengths = np.delete(
+        np.diff(np.concatenate([part.ref_offsets for part in every])), ends[:-1] - 1
+    )
+    return MediaPlaces(
+        spans,
+        first,
+        tokens,
+        kind,
+        offsets_of(lengths),
+        np.concatenate([part.refs for part in every]),
+    )
 
 
 def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[MediaPlace, ...]:
@@ -95,13 +119,18 @@ def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[MediaPlac
         at, kind = whole_number(entry.get("at")), entry.get("kind")
         if at is None or not 0 <= at <= len(text):
             where = shown(entry.get("at"))
-            raise BadMedia(f"entry {i}: at is {where}; a character of the text, 0 … {len(text)}, is wanted")
+            raise BadMedia(
+                f"entry {i}: at is {where}; a character of the text, 0 … {len(text)}, is wanted"
+            )
         if found and at < found[-1].at:
             raise BadMedia(
-                f"entry {i}: at is {at}, before the one before it, {found[-1].at}: write them in the text's order"
+                f"entry {i}: at is {at}, before the one before it, {found[-1].at}: write them in"
+                " the text's order"
             )
         if not isinstance(kind, str) or kind not in kinds:
-            raise BadMedia(f"entry {i}: kind is {shown(kind)}; specials.media has {', '.join(kinds)}")
+            raise BadMedia(
+                f"entry {i}: kind is {shown(kind)}; specials.media has {', '.join(kinds)}"
+            )
         found.append(MediaPlace(kind, *read_slots(entry, f"entry {i}"), at))
     refuse_many(found)
     return tuple(found)
@@ -129,16 +158,20 @@ def slots_of(places: Sequence[MediaPlace]) -> int:
     return sum([place.tokens for place in places])
 
 
-def ranges_beside(places: Sequence[MediaPlaces], lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(int64[k, 2], int64[n + 1]): the ranges of tokens beside places in documents of `lengths: int64[n]` tokens, one after the
-    other, and where those of each document begin."""
+def ranges_beside(
+    places: Sequence[MediaPlaces], lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(int64[k, 2], int64[n + 1]): the ranges of tokens beside places in documents of `lengths:
+    int64[n]` tokens, one after the other, and where those of each document begin."""
     many = np.array([len(own.first) for own in places], np.int64)
     spans = np.concatenate([NO_PLACES.spans, *(own.spans for own in places)])
     ends = np.cumsum(many)
     begins = np.insert(spans[:, 1], ends - many, 0)
     ranges = np.stack((begins, np.insert(spans[:, 0], ends, lengths)), 1)
     filled = ranges[:, 0] < ranges[:, 1]
-    count = np.bincount(np.repeat(np.arange(len(many)), many + 1), filled, len(many)).astype(np.int64)
+    count = np.bincount(np.repeat(np.arange(len(many)), many + 1), filled, len(many)).astype(
+        np.int64
+    )
     return ranges[filled], offsets_of(count)
 
 
@@ -162,8 +195,9 @@ _BESIDE = ("Look", " at 2 cats, ", "und\n  dies", "x ")
 
 @lru_cache(maxsize=4)
 def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
-    """RecipeError where a tokenizer, by an engine of it, makes other ids of a text beside a special token than of the text alone:
-    then places in a text cannot be tokenized as a model's processor does."""
+    """RecipeError where a tokenizer, by an engine of it, makes other ids of a text beside a special
+    token than of the text alone: then places in a text cannot be tokenized as a model's processor
+    does."""
     for kind, ids in vocabulary.media.items():
         own = [id for id in ids if id >= 0]
         between = "".join(texts_of_ids(vocabulary.tokenizer_json, own)[id] for id in own)
@@ -172,8 +206,9 @@ def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
         apart = [*parts[0], *(id for part in parts[1:] for id in (*own, *part))]
         if whole != apart:
             raise RecipeError(
-                f"a text has media of kind {kind!r}, and the tokenizer makes other ids of what is beside a special token than of "
-                "the same text alone: write such documents as messages, with parts of media",
+                f"a text has media of kind {kind!r}, and the tokenizer makes other ids of what is"
+                " beside a special token than of the same text alone: write such documents as"
+                " messages, with parts of media",
                 ("specials", "media"),
             )
 
@@ -181,8 +216,8 @@ def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
 def put_in(
     tokens: Tokens, places: Sequence[Sequence[MediaPlace]], vocabulary: Vocabulary
 ) -> tuple[Tokens, dict[int, MediaPlaces]]:
-    """(the documents' tokens, those with places; document → its places) of tokenized pieces of documents, as `pieces_of` cuts
-    them. places: of each document.
+    """(the documents' tokens, those with places; document → its places) of tokenized pieces of
+    documents, as `pieces_of` cuts them. places: of each document.
 
     A rejected piece rejects its document.
     """
@@ -200,11 +235,16 @@ def put_in(
     slots = (before + number)[np.tile([False, True, False], len(flat))[there]]
     offsets = np.append(tokens.offsets[first_piece], tokens.offsets[-1])
     offsets += np.append(
-        0, np.cumsum(np.bincount(document, there.reshape(-1, 3).sum(axis=1), len(places)).astype(np.int64))
+        0,
+        np.cumsum(
+            np.bincount(document, there.reshape(-1, 3).sum(axis=1), len(places)).astype(np.int64)
+        ),
     )
     characters = tokens.characters
     if characters is not None:
-        begins = np.array([at for own in places for at in (0, *(place.at for place in own))], np.int64)
+        begins = np.array(
+            [at for own in places for at in (0, *(place.at for place in own))], np.int64
+        )
         characters = characters + np.repeat(begins, np.diff(tokens.offsets))[:, None]
         at = np.repeat(np.array([place.at for place in flat], np.int64), 3)[there]
         characters = np.insert(characters, before, np.stack((at, at), 1), axis=0)
@@ -214,35 +254,56 @@ def put_in(
     for k, reason, detail in tokens.rejected:
         i = int(owner[k])
         begin = places[i][k - int(first_piece[i]) - 1].at if k > first_piece[i] else 0
-        rejected.setdefault(i, (reason, f"{detail}, counted from character {begin}" if begin else detail))
+        rejected.setdefault(
+            i, (reason, f"{detail}, counted from character {begin}" if begin else detail)
+        )
     return _repeated(
-        Tokens(together, offsets, [(i, *rejected[i]) for i in sorted(rejected)], characters), slots, places, vocabulary
+        Tokens(together, offsets, [(i, *rejected[i]) for i in sorted(rejected)], characters),
+        slots,
+        places,
+        vocabulary,
     )
 
 
 def put_in_chats(
     tokens: Tokens, places: Sequence[Sequence[MediaPlace]], vocabulary: Vocabulary
 ) -> tuple[Tokens, dict[int, MediaPlaces]]:
-    """What `put_in` gives, of rendered conversations that have a slot token for each place; one that has others is rejected."""
+    """What `put_in` gives, of rendered conversations that have a slot token for each place; one
+    that has others is rejected."""
     found = slot_tokens(tokens.ids, vocabulary)
     document = np.searchsorted(tokens.offsets, found, "right") - 1
-    ids, rejected = tokens.ids[found].tolist(), {k: (reason, detail) for k, reason, detail in tokens.rejected}
+    ids, rejected = (
+        tokens.ids[found].tolist(),
+        {k: (reason, detail) for k, reason, detail in tokens.rejected},
+    )
     of_document: dict[int, list[int]] = {}
     for i, id in zip(document.tolist(), ids, strict=True):
         of_document.setdefault(i, []).append(id)
     for i, own in enumerate(places):
         wanted, there = [vocabulary.media[place.kind][1] for place in own], of_document.get(i, [])
         if i not in rejected and wanted != there:
-            at = next((k for k, pair in enumerate(zip(wanted, there, strict=False)) if pair[0] != pair[1]), -1)
-            detail = f"the template writes {len(there)} placeholders for {len(wanted)} parts of media"
+            at = next(
+                (
+                    k
+                    for k, pair in enumerate(zip(wanted, there, strict=False))
+                    if pair[0] != pair[1]
+                ),
+                -1,
+            )
+            detail = (
+                f"the template writes {len(there)} placeholders for {len(wanted)} parts of media"
+            )
             if at >= 0:
                 detail = (
-                    f"the template writes another placeholder than that of part {at} of media, which is {own[at].kind}"
+                    f"the template writes another placeholder than that of part {at} of media,"
+                    f" which is {own[at].kind}"
                 )
             rejected[i] = (BAD_MEDIA, detail)
     good = np.array([i not in rejected for i in range(len(places))], np.bool_)
     kept = [own if good[i] else () for i, own in enumerate(places)]
-    told = Tokens(tokens.ids, tokens.offsets, [(i, *rejected[i]) for i in sorted(rejected)], tokens.characters)
+    told = Tokens(
+        tokens.ids, tokens.offsets, [(i, *rejected[i]) for i in sorted(rejected)], tokens.characters
+    )
     return _repeated(told, found[good[document]], kept, vocabulary)
 
 
@@ -260,10 +321,17 @@ def refuse_strays(tokens: Tokens, vocabulary: Vocabulary) -> Tokens:
     if not len(found):
         return tokens
     rejected = {i: (reason, detail) for i, reason, detail in tokens.rejected}
-    for i, at in zip((np.searchsorted(tokens.offsets, found, "right") - 1).tolist(), found.tolist(), strict=True):
-        stray = f"token {at - int(tokens.offsets[i])} is the slot token {int(tokens.ids[at])} of media, at no place"
+    for i, at in zip(
+        (np.searchsorted(tokens.offsets, found, "right") - 1).tolist(), found.tolist(), strict=True
+    ):
+        stray = (
+            f"token {at - int(tokens.offsets[i])} is the slot token {int(tokens.ids[at])} of media,"
+            " at no place"
+        )
         rejected.setdefault(i, (BAD_MEDIA, stray))
-    return _without_rejected(tokens._replace(rejected=[(i, *rejected[i]) for i in sorted(rejected)]))
+    return _without_rejected(
+        tokens._replace(rejected=[(i, *rejected[i]) for i in sorted(rejected)])
+    )
 
 
 def _without_rejected(tokens: Tokens) -> Tokens:
@@ -275,14 +343,19 @@ def _without_rejected(tokens: Tokens) -> Tokens:
         return tokens
     of_kept = np.repeat(kept, lengths)
     characters = None if tokens.characters is None else tokens.characters[of_kept]
-    return Tokens(tokens.ids[of_kept], offsets_of(np.where(kept, lengths, 0)), tokens.rejected, characters)
+    return Tokens(
+        tokens.ids[of_kept], offsets_of(np.where(kept, lengths, 0)), tokens.rejected, characters
+    )
 
 
 def _repeated(
-    tokens: Tokens, slots: np.ndarray, places: Sequence[Sequence[MediaPlace]], vocabulary: Vocabulary
+    tokens: Tokens,
+    slots: np.ndarray,
+    places: Sequence[Sequence[MediaPlace]],
+    vocabulary: Vocabulary,
 ) -> tuple[Tokens, dict[int, MediaPlaces]]:
-    """The tokens with each slot token repeated as its place says, and each document's places. slots: int64[k], where these
-    stand."""
+    """The tokens with each slot token repeated as its place says, and each document's places.
+    slots: int64[k], where these stand."""
     flat = [place for own in places for place in own]
     times = np.ones(len(tokens.ids), np.int64)
     times[slots] = [place.tokens for place in flat]
@@ -292,7 +365,9 @@ def _repeated(
     ids = np.array([vocabulary.media[place.kind] for place in flat], np.int64).reshape(-1, 3)
     first, count = ends[slots], times[slots]
     has_begin = (ids[:, 0] >= 0) & (slots > tokens.offsets[document])
-    has_begin &= np.take(tokens.ids, slots - 1, mode="wrap") == ids[:, 0] if len(slots) else has_begin
+    has_begin &= (
+        np.take(tokens.ids, slots - 1, mode="wrap") == ids[:, 0] if len(slots) else has_begin
+    )
     has_end = (ids[:, 2] >= 0) & (slots + 1 < tokens.offsets[document + 1])
     has_end &= np.take(tokens.ids, slots + 1, mode="wrap") == ids[:, 2] if len(slots) else has_end
     relative = first - offsets[document]
@@ -302,11 +377,20 @@ def _repeated(
     refs = [place.ref.encode() for place in flat]
     names = {kind: k for k, kind in enumerate(vocabulary.media)}
     every = MediaPlaces(
-        spans, relative, count, np.array([names[place.kind] for place in flat], np.int64),
-        offsets_of(np.array([len(ref) for ref in refs], np.int64)), np.frombuffer(b"".join(refs), np.uint8),
-    )  # fmt: skip
+        spans,
+        relative,
+        count,
+        np.array([names[place.kind] for place in flat], np.int64),
+        offsets_of(np.array([len(ref) for ref in refs], np.int64)),
+        np.frombuffer(b"".join(refs), np.uint8),
+    )
     characters = None if tokens.characters is None else np.repeat(tokens.characters, times, axis=0)
     bounds = offsets_of(np.array([len(own) for own in places], np.int64)).tolist()
     of_documents = {i: every.of(bounds[i], bounds[i + 1]) for i, own in enumerate(places) if own}
-    made = Tokens(np.repeat(tokens.ids, times).astype(np.int32, copy=False), offsets, tokens.rejected, characters)
+    made = Tokens(
+        np.repeat(tokens.ids, times).astype(np.int32, copy=False),
+        offsets,
+        tokens.rejected,
+        characters,
+    )
     return _without_rejected(made), of_documents

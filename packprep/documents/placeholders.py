@@ -1,4 +1,5 @@
-"""Where the strings of messages stand in a conversation's text: told from what the template writes around them.
+"""Where the strings of messages stand in a conversation's text: told from what the template writes
+around them.
 
 ```
 messages    user: 2+2?                        assistant: <think>easy</think>4     user: thanks
@@ -6,8 +7,9 @@ T           <|user|>2+2?<|end|>↵<|assistant|>4<|end|>↵<|user|>thanks<|end|>�
 T′          <|user|>⟨0⟩<|end|>↵<|assistant|>⟨2⟩<|end|>↵<|user|>⟨3⟩<|end|>↵         ⟨1⟩, the thought, is left out
 before 2    <|user|>⟨0⟩<|end|>↵<|assistant|><think>⟨1⟩</think>⟨2⟩<|end|>↵           so message 2 begins behind ⟨2⟩<|end|>↵
 ```
-T′ is what the template makes of the messages with a placeholder, which is in no text, for each string. Where T is T′ with each
-placeholder's string in its place, as it is or as templates change it, what stands between them is the template's own.
+T′ is what the template makes of the messages with a placeholder, which is in no text, for each
+string. Where T is T′ with each placeholder's string in its place, as it is or as templates change
+it, what stands between them is the template's own.
 """
 
 import json
@@ -40,8 +42,8 @@ class Render(Protocol):
 
 
 class _End(NamedTuple):
-    """How a rendered text ends: the last placeholder's number (-1: it has none), how often that one stands there, and what
-    follows it."""
+    """How a rendered text ends: the last placeholder's number (-1: it has none), how often that one
+    stands there, and what follows it."""
 
     last: int
     times: int
@@ -49,7 +51,8 @@ class _End(NamedTuple):
 
 
 def free_characters(taken: Iterable[str], count: int) -> list[str]:
-    """So many of Unicode's noncharacters that none of some texts has. TemplateRefusal if there are not so many."""
+    """So many of Unicode's noncharacters that none of some texts has. TemplateRefusal if there are
+    not so many."""
     held: set[str] = set().union(*map(set, taken))
     free = [c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in held]
     if len(free) < count:
@@ -58,8 +61,8 @@ def free_characters(taken: Iterable[str], count: int) -> list[str]:
 
 
 def attempted(do: Callable[[], T]) -> T | None:
-    """What a function gives that renders; None where the template fails in it, with an error of any class, for a template is
-    code. What its limits raise is raised."""
+    """What a function gives that renders; None where the template fails in it, with an error of any
+    class, for a template is code. What its limits raise is raised."""
     from packprep.documents.template_limits import TemplateLimit
 
     try:
@@ -71,8 +74,8 @@ def attempted(do: Callable[[], T]) -> T | None:
 
 
 class _Places(NamedTuple):
-    """Where a message begins, and what an assistant is trained on in it: characters of a literal before that; None where it
-    cannot be told."""
+    """Where a message begins, and what an assistant is trained on in it: characters of a literal
+    before that; None where it cannot be told."""
 
     literal: int
     begin: int | None
@@ -82,8 +85,8 @@ class _Places(NamedTuple):
 class Placeholders:
     """Messages with placeholders for strings, laid over the text of the messages as they are.
 
-    `place` of a text has to be called, and to give True, before places in it are asked for. Those that render raise what a
-    template's limits raise, and nothing else of a template.
+    `place` of a text has to be called, and to give True, before places in it are asked for. Those
+    that render raise what a template's limits raise, and nothing else of a template.
     """
 
     def __init__(
@@ -95,8 +98,9 @@ class Placeholders:
         calls: bool = True,
         blanks: bool = False,
     ):
-        """marks: two characters that occur nowhere. replaced: of which messages strings are replaced. calls: the names in
-        tool calls, too. blanks: what others than assistants say, too, where it is blank."""
+        """marks: two characters that occur nowhere. replaced: of which messages strings are
+        replaced. calls: the names in tool calls, too. blanks: what others than assistants say, too,
+        where it is blank."""
         self._render = render
         self._blanks = blanks
         self._marks = marks
@@ -105,7 +109,8 @@ class Placeholders:
         self._same: dict[tuple[str, str, str], str] = {}  # role, key and string → placeholder
         self._roles = [message["role"] for message in messages]
         self.messages: list[Mapping[str, Any]] = [
-            self._marked(k, message, calls) if replaced[k] else message for k, message in enumerate(messages)
+            self._marked(k, message, calls) if replaced[k] else message
+            for k, message in enumerate(messages)
         ]
         # What a user says behind some of them, to see how these end where another follows.
         self._in_parts = any(isinstance(message.get("content"), list) for message in messages)
@@ -132,12 +137,17 @@ class Placeholders:
 
     def _content(self, k: int, content: Any, key: str) -> Any:
         if isinstance(content, str):
-            return "".join(part if _TAGS.fullmatch(part) else self._new(k, part, key) for part in _TAGS.split(content))
+            return "".join(
+                part if _TAGS.fullmatch(part) else self._new(k, part, key)
+                for part in _TAGS.split(content)
+            )
         if isinstance(content, list):
             return [
-                {**part, "text": self._content(k, part["text"], key)}
-                if isinstance(part, dict) and isinstance(part.get("text"), str)
-                else part
+                (
+                    {**part, "text": self._content(k, part["text"], key)}
+                    if isinstance(part, dict) and isinstance(part.get("text"), str)
+                    else part
+                )
                 for part in content
             ]
         return content
@@ -162,7 +172,8 @@ class Placeholders:
         return [self._argument(k, inner) for inner in value] if isinstance(value, list) else value
 
     def _new(self, k: int, string: str, key: str) -> str:
-        """The placeholder of a string of a message; the same for equal ones of users, as templates compare messages."""
+        """The placeholder of a string of a message; the same for equal ones of users, as templates
+        compare messages."""
         if not string.strip() and not (self._blanks and self._roles[k] != "assistant"):
             return string  # templates ask whether something is there
         same = self._roles[k], key, string
@@ -190,7 +201,9 @@ class Placeholders:
             return False
         self._text, self._literals, self._numbers, self._owner = text, literals, numbers, owners
         self._starts = [0, *(end for _, end in ends)]  # of the literals in the text
-        self._shown = {owner: j for j, owner in reversed(list(enumerate(owners)))}  # each message's first placeholder
+        self._shown = {
+            owner: j for j, owner in reversed(list(enumerate(owners)))
+        }  # each message's first placeholder
         self._first = {owner: ends[j][0] for owner, j in self._shown.items()}
         self._gap = [
             bisect_left(owners, k) for k in range(len(self.messages))
@@ -201,7 +214,8 @@ class Placeholders:
         return True
 
     def _split(self, rendered: str) -> tuple[list[str], list[int]]:
-        """(literals, numbers) of a text: literals[0], placeholder numbers[0], literals[1], …, literals[-1]."""
+        """(literals, numbers) of a text: literals[0], placeholder numbers[0], literals[1], …,
+        literals[-1]."""
         parts = self._pattern.split(rendered)
         numbers = [int(part) if len(part) < 10 else -1 for part in parts[1::2]]
         if any(not 0 <= number < len(self._strings) for number in numbers):
@@ -220,7 +234,9 @@ class Placeholders:
             own, times = self._owners[number], seen.get(number, 0)
             owners.append(own[min(times, len(own) - 1)])
             seen[number] = times + 1
-            before.append(before[-1] if self._roles[owners[-1]] in SYSTEM else max(before[-1], owners[-1]))
+            before.append(
+                before[-1] if self._roles[owners[-1]] in SYSTEM else max(before[-1], owners[-1])
+            )
         after = len(self.messages) - 1
         for j in range(len(owners) - 1, -1, -1):
             if self._roles[owners[j]] not in SYSTEM:
@@ -230,15 +246,17 @@ class Placeholders:
         return owners if all(a <= b for a, b in pairwise(owners)) else None
 
     def _end(self, k: int, then: str = "") -> _End | None:
-        """How the text of the first k messages alone ends; None if the template cannot render them. then: "prompt", with what
-        asks for an answer; "user", before what a user says then."""
+        """How the text of the first k messages alone ends; None if the template cannot render them.
+        then: "prompt", with what asks for an answer; "user", before what a user says then."""
         if (k, then) not in self._before:
             self._before[k, then] = attempted(partial(self._rendered_end, k, then))
         return self._before[k, then]
 
     def _rendered_end(self, k: int, then: str) -> _End | None:
         more: list[Mapping[str, Any]] = [self._another] if then == "user" else []
-        literals, numbers = self._split(self._render(self.messages[:k] + more, prompt=then == "prompt"))
+        literals, numbers = self._split(
+            self._render(self.messages[:k] + more, prompt=then == "prompt")
+        )
         if more:
             if numbers[-1:] != [len(self._strings) - 1]:
                 return None
@@ -246,8 +264,8 @@ class Placeholders:
         return _End(last := (numbers or [-1])[-1], numbers.count(last), literals[len(numbers)])
 
     def _behind(self, k: int, then: str = "") -> tuple[int, str] | None:
-        """(number of a literal of the text, what stands in its place behind the first k messages alone); None where these end
-        otherwise."""
+        """(number of a literal of the text, what stands in its place behind the first k messages
+        alone); None where these end otherwise."""
         end = self._end(k, then)
         if end is None or end.last < 0:
             return None if end is None else (0, end.tail)
@@ -255,7 +273,8 @@ class Placeholders:
         return (where[end.times - 1] + 1, end.tail) if len(where) >= end.times else None
 
     def head_of(self, role: str) -> str:
-        """What stands between the begin of a message of a role and what it says; "" if that cannot be told."""
+        """What stands between the begin of a message of a role and what it says; "" if that cannot
+        be told."""
         if role not in self._heads:
             self._heads[role] = ""  # where it is looked for
             self._heads[role] = attempted(partial(self._rendered_head, role)) or ""
@@ -289,9 +308,14 @@ class Placeholders:
         gap, owners = self._gap[k], self._owner
         if not (0 < gap < len(owners) and owners[gap - 1] == k - 1 and owners[gap] == k):
             return self._looked_up(k)
-        # What stands between two placeholders is taken apart once, wherever it stands: a long conversation is rendered a
-        # few times only.
-        alike = (self._literals[gap], self._roles[k - 1], self._roles[k], str("tool_calls" in self.messages[k - 1]))
+        # What stands between two placeholders is taken apart once, wherever it stands: a long
+        # conversation is rendered a few times only.
+        alike = (
+            self._literals[gap],
+            self._roles[k - 1],
+            self._roles[k],
+            str("tool_calls" in self.messages[k - 1]),
+        )
         if alike in self._known:
             return self._known[alike]._replace(literal=gap)
         found = self._looked_up(k)
@@ -315,9 +339,11 @@ class Placeholders:
         return _Places(number, begin, None if common is None else begin + common)
 
     def _boundary(self, k: int) -> tuple[int, int | None]:
-        """(number of a literal of the text, characters of it before message k; None where that cannot be told)."""
+        """(number of a literal of the text, characters of it before message k; None where that
+        cannot be told)."""
         found = None
-        # Some write another end behind the last message, and that of the others where they ask for the next one or have it.
+        # Some write another end behind the last message, and that of the others where they ask for
+        # the next one or have it.
         for then in ("", "prompt", "user"):
             end = self._behind(k, then)
             head = {"": "", "prompt": self._asks, "user": self.head_of("user")}[then] if end else ""
@@ -344,11 +370,14 @@ class Placeholders:
             answer = None if common is None else at + common
         elif self._roles[0] == "assistant" and self._shown.get(0) == 0:
             head = self._unasked_head()
-            answer = None if head is None or not literal.endswith(head) else len(literal) - len(head)
+            answer = (
+                None if head is None or not literal.endswith(head) else len(literal) - len(head)
+            )
         return _Places(0, begin, answer)
 
     def _unasked_head(self) -> str | None:
-        """What is trained of an assistant's message before its first string, by one that is not the first; None if none tells."""
+        """What is trained of an assistant's message before its first string, by one that is not the
+        first; None if none tells."""
         for k in (k for k in self._shown if k and self._roles[k] == "assistant"):
             literal, _, answer = self._places(k)
             if answer is not None:
@@ -356,24 +385,35 @@ class Placeholders:
         return None
 
     def begins(self) -> dict[int, int]:
-        """Message → the character at which it begins, of those after the first where that can be told."""
+        """Message → the character at which it begins, of those after the first where that can be
+        told."""
         found: dict[int, int] = {}
-        heads: dict[str, set[str]] = {}  # role → what stands before the first string of its messages
+        heads: dict[
+            str, set[str]
+        ] = {}  # role → what stands before the first string of its messages
         for k in range(1, len(self.messages)):
             literal, begin, _ = self._places(k)
-            if begin is not None and (at := self._starts[literal] + begin) <= self._first.get(k, at):
+            if begin is not None and (at := self._starts[literal] + begin) <= self._first.get(
+                k, at
+            ):
                 found[k] = at
                 if literal == self._gap[k] and k in self._first:
                     heads.setdefault(self._roles[k], set()).add(self._literals[literal][begin:])
         for k in self._first.keys() - found.keys() - {0}:
-            # What stands before a message may end in another way alone; others of its role tell how it begins.
+            # What stands before a message may end in another way alone; others of its role tell how
+            # it begins.
             head = heads.get(self._roles[k], set())
-            if len(head) == 1 and (own := next(iter(head))).strip() and self._literals[self._gap[k]].endswith(own):
+            if (
+                len(head) == 1
+                and (own := next(iter(head))).strip()
+                and self._literals[self._gap[k]].endswith(own)
+            ):
                 found[k] = self._first[k] - len(own)
         return dict(sorted(found.items()))
 
     def answer(self, k: int) -> int | None:
-        """The character at which what message k, of an assistant, is trained on begins; None if that cannot be told."""
+        """The character at which what message k, of an assistant, is trained on begins; None if
+        that cannot be told."""
         literal, _, answer = self._places(k)
         return None if answer is None else self._starts[literal] + answer
 
@@ -383,21 +423,31 @@ class Placeholders:
 
 
 def _common(asks: str, written: str) -> int | None:
-    """Characters with which what asks for an answer and what is written of it begin alike; None where they part in a word, so
-    that one is not the begin of the other's. Of a tag that begins in both, as "<" does, no part is alike."""
+    """Characters with which what asks for an answer and what is written of it begin alike; None
+    where they part in a word, so that one is not the begin of the other's. Of a tag that begins in
+    both, as "<" does, no part is alike.
+    """
     alike = commonprefix([asks, written])
     tag = _OPEN_TAG.search(alike) if len(alike) < len(asks) else None
     count = tag.start() if tag else len(alike)
     rests = asks[count : count + 1], written[count : count + 1]
-    return count if all(not rest or rest in "<[" or rest.isspace() for rest in rests) or not rests[0] else None
+    return (
+        count
+        if all(not rest or rest in "<[" or rest.isspace() for rest in rests) or not rests[0]
+        else None
+    )
 
 
-def _fitted(text: str, literals: Sequence[str], strings: Sequence[str]) -> list[tuple[int, int]] | None:
-    """Where each string stands in a text: literals[0], strings[0], literals[1], …; each string as it is, or as `forms_of` says.
-    None if the text is something else."""
+def _fitted(
+    text: str, literals: Sequence[str], strings: Sequence[str]
+) -> list[tuple[int, int]] | None:
+    """Where each string stands in a text: literals[0], strings[0], literals[1], …; each string as
+    it is, or as `forms_of` says. None if the text is something else."""
     if not text.startswith(literals[0]):
         return None
-    reached: list[dict[int, tuple[int, int]]] = []  # end of a literal → where the string before it stands
+    reached: list[
+        dict[int, tuple[int, int]]
+    ] = []  # end of a literal → where the string before it stands
     ends = [len(literals[0])]
     for string, literal in zip(strings, literals[1:], strict=True):
         found: dict[int, tuple[int, int]] = {}
@@ -425,5 +475,7 @@ def forms_of(string: str) -> list[str]:
     left, right = string[:at], string[at + len(core) :]
     begins, ends = (left, left.lstrip("\n"), ""), (right, right.rstrip("\n"), "")
     plain = list(dict.fromkeys(begin + core + end for begin in begins for end in ends))
-    in_json = [json.dumps(form, ensure_ascii=escaped)[1:-1] for escaped in (False, True) for form in plain]
+    in_json = [
+        json.dumps(form, ensure_ascii=escaped)[1:-1] for escaped in (False, True) for form in plain
+    ]
     return list(dict.fromkeys([*plain, *in_json, ""]))

@@ -1,4 +1,5 @@
-"""What one shard reads: slices of files → token documents, as columns. After this there is no Python object per document."""
+"""What one shard reads: slices of files → token documents, as columns. After this there is no
+Python object per document."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,9 +48,10 @@ def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary)
     """The content of each list of ids: as `tokenize` gives it for texts.
 
     A document with an id outside of [0, vocab_size) is rejected, reason "id_out_of_range".
-    append_eos: one eos at a document's end is the one that packprep appends, and no content. prepend_bos: likewise one bos
-    at its begin. special_text: under "text" and "special" ids of special tokens in the content stay what they are, as
-    their writer meant them; under "reject" they reject the document, reason "special_text".
+    append_eos: one eos at a document's end is the one that packprep appends, and no content.
+    prepend_bos: likewise one bos at its begin. special_text: under "text" and "special" ids of
+    special tokens in the content stay what they are, as their writer meant them; under "reject"
+    they reject the document, reason "special_text".
     """
     ids, offsets = lists
     rejected: dict[int, tuple[str, str]] = {}
@@ -57,7 +59,10 @@ def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary)
         outside = np.flatnonzero((ids < 0) | (ids >= vocabulary.vocab_size))
         for i, place in _firsts(outside, offsets):
             of = f"the vocabulary has {vocabulary.vocab_size} ids"
-            rejected[i] = ("id_out_of_range", f"token {place - int(offsets[i])} is {int(ids[place])}; {of}")
+            rejected[i] = (
+                "id_out_of_range",
+                f"token {place - int(offsets[i])} is {int(ids[place])}; {of}",
+            )
     begin, end = offsets[:-1].copy(), offsets[1:].copy()
     if documents.eos_after_document and len(ids):
         end -= (end > begin) & (ids[np.maximum(end - 1, 0)] == vocabulary.roles["eos"])
@@ -74,7 +79,8 @@ def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary)
     end[list(rejected)] = begin[list(rejected)]
     lengths = end - begin
     if int(lengths.sum()) != len(ids):
-        # What is left out lies before, between and behind the contents: a mark where it changes, summed up.
+        # What is left out lies before, between and behind the contents: a mark where it changes,
+        # summed up.
         change = np.zeros(len(ids) + 1, np.int8)
         np.add.at(change, begin, 1)
         np.add.at(change, end, -1)
@@ -105,27 +111,35 @@ SENTINEL_IN_TEXT = "sentinel_in_text"
 DROP_REASONS = (EMPTY, BELOW_MIN_TOKENS, UNTRAINED, SENTINEL_IN_TEXT)
 """Why a document that was read has nothing to use."""
 MOST_DOCUMENTS = 1 << 22
-"""Of one shard: a document, used or rejected, takes up to some 200 bytes in memory beside its text."""
+"""Of one shard: a document, used or rejected, takes up to some 200 bytes in memory beside its
+text."""
 
 
 @dataclass
 class Rejected:
     """Documents that could not be used: where and why; one record a line of the rejects file.
 
-    They are kept as columns: a file of millions of bad lines costs some 100 bytes for each, not an object.
+    They are kept as columns: a file of millions of bad lines costs some 100 bytes for each, not an
+    object.
     """
 
-    places: Sequence[array] = field(default_factory=lambda: [array("q") for _ in range(3)])  # file, use, position
+    places: Sequence[array] = field(
+        default_factory=lambda: [array("q") for _ in range(3)]
+    )  # file, use, position
     _reasons: array = field(default_factory=lambda: array("I"))
     _ends: array = field(default_factory=lambda: array("q"))
     _details: bytearray = field(default_factory=bytearray)
-    _names: dict[int, tuple[str, str]] = field(default_factory=dict)  # file → its source's name and its own
+    _names: dict[int, tuple[str, str]] = field(
+        default_factory=dict
+    )  # file → its source's name and its own
     _known: dict[str, int] = field(default_factory=dict)  # reason → its number
 
     def __len__(self) -> int:
         return len(self._reasons)
 
-    def add(self, source: PlannedSource, use: int, file: int, position: int, reason: str, detail: str) -> None:
+    def add(
+        self, source: PlannedSource, use: int, file: int, position: int, reason: str, detail: str
+    ) -> None:
         """Note one document. `file` is the index into the plan's files."""
         if file not in self._names:
             self._names[file] = source.name, source.files.names[file - source.first_file]
@@ -136,10 +150,13 @@ class Rejected:
         self._ends.append(len(self._details))
 
     def records(self, order: Iterable[int] | None = None) -> Iterator[dict[str, Any]]:
-        """The records of these numbers, as they were noted. None: all of them by source, file, use and position: independent
-        of how the work was batched."""
+        """The records of these numbers, as they were noted. None: all of them by source, file, use
+        and position: independent of how the work was batched."""
         if order is None:
-            rank = {file: i for i, file in enumerate(sorted(self._names, key=lambda file: self._names[file]))}
+            rank = {
+                file: i
+                for i, file in enumerate(sorted(self._names, key=lambda file: self._names[file]))
+            }
             file, use, position = (np.array(column, np.int64) for column in self.places)
             ranks = np.zeros(max(rank, default=0) + 1, np.int64)
             ranks[list(rank)] = list(rank.values())
@@ -156,12 +173,17 @@ class Rejected:
         """reason → how many documents of a source."""
         own = [file for file, (name, _) in self._names.items() if name == source]
         of_source = np.isin(np.array(self.places[0], np.int64), own)
-        found = np.bincount(np.array(self._reasons, np.int64)[of_source], minlength=len(self._known))
-        return {reason: int(count) for reason, count in zip(self._known, found, strict=True) if count}
+        found = np.bincount(
+            np.array(self._reasons, np.int64)[of_source], minlength=len(self._known)
+        )
+        return {
+            reason: int(count) for reason, count in zip(self._known, found, strict=True) if count
+        }
 
 
 class ReadDocuments(NamedTuple):
-    """Neighbouring documents of a slice, tokenized. rejects: those that have no place in the other columns."""
+    """Neighbouring documents of a slice, tokenized. rejects: those that have no place in the other
+    columns."""
 
     positions: np.ndarray  # int64[n]
     tokens: Tokens
@@ -174,9 +196,9 @@ class ReadDocuments(NamedTuple):
 class Documents:
     """Token documents, one array a column; what could not be used; and each source's counts.
 
-    text_digests: xxh3-128 of the text bytes that were read; of tokens, of the content's ids as int32; behind OF_TOKENS, of what
-    a token store has. text_bytes: a token of a source of tokens counts as TOKEN_TEXT_BYTES. dropped_tokens: of documents left
-    out after tokenization.
+    text_digests: xxh3-128 of the text bytes that were read; of tokens, of the content's ids as
+    int32; behind OF_TOKENS, of what a token store has. text_bytes: a token of a source of tokens
+    counts as TOKEN_TEXT_BYTES. dropped_tokens: of documents left out after tokenization.
     """
 
     ids: np.ndarray  # uint16 or int32[tokens]: all documents, one after the other
@@ -189,21 +211,26 @@ class Documents:
     training: Training | None = None  # None: no document says what of it is trained
     rejected: Rejected = field(default_factory=Rejected)
     read: dict[str, int] = field(default_factory=dict)  # source → documents
-    dropped_tokens: dict[str, dict[str, int]] = field(default_factory=dict)  # source → reason → tokens
+    dropped_tokens: dict[str, dict[str, int]] = field(
+        default_factory=dict
+    )  # source → reason → tokens
     text_digests: dict[str, str] = field(default_factory=dict)  # source → digest
 
 
 def is_bad(reason: str) -> bool:
-    """Whether a reject counts against `max_bad_fraction`: a damaged document, not one that the recipe leaves out."""
+    """Whether a reject counts against `max_bad_fraction`: a damaged document, not one that the
+    recipe leaves out."""
     return reason in BAD_REASONS or reason in TEXT_REASONS or reason == SENTINEL_IN_TEXT
 
 
 def in_sample(source: PlannedSource, file: int, positions: np.ndarray) -> np.ndarray:
-    """bool[n]: the documents that `sample` keeps: u(file's relative name, position) in [low, high), whatever the seed and
-    the source's name. file: of the plan; positions: int64[n]."""
+    """bool[n]: the documents that `sample` keeps: u(file's relative name, position) in [low, high),
+    whatever the seed and the source's name. file: of the plan; positions: int64[n]."""
     low, high = source.sample
     name = source.files.names[file - source.first_file]
-    u = (bits64(segment_key(text_key("sample", name), positions, 0, 0), SAMPLE) >> np.uint64(11)).astype(np.int64)
+    u = (
+        bits64(segment_key(text_key("sample", name), positions, 0, 0), SAMPLE) >> np.uint64(11)
+    ).astype(np.int64)
     return (u >= low) & (u < high)
 
 
@@ -215,8 +242,8 @@ def keeps_all(source: PlannedSource, use: int) -> bool:
 def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
     """The documents of a piece that `sample` and a fractional `repeat` keep in one use; None: all.
 
-    The fraction is a Choice; of text files, whose sizes the plan has, what it comes to. In a plan of law 1 it is a coin for
-    each document.
+    The fraction is a Choice; of text files, whose sizes the plan has, what it comes to. In a plan
+    of law 1 it is a coin for each document.
     """
     sample = None if source.sample == ALL else partial(in_sample, source)
     part = source.kept_of_use(use)
@@ -240,8 +267,8 @@ def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
 def with_keeps(
     slices: Iterable[tuple[PlannedSource, Slice]],
 ) -> Iterator[tuple[PlannedSource, Slice, Keep | None]]:
-    """(source, slice, the documents of it that are taken; None: all) of slices. Text files of one piece are chosen from
-    together."""
+    """(source, slice, the documents of it that are taken; None: all) of slices. Text files of one
+    piece are chosen from together."""
     last, keep = None, None
     for source, part in slices:
         if keeps_all(source, part.use):
@@ -258,8 +285,10 @@ def _is_wanted(only: Mapping[int, np.ndarray], file: int, positions: np.ndarray)
 
 
 def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarray) -> np.ndarray:
-    """bool[n]: which documents of a file of the plan a use may keep, as far as the plan tells: by `sample`, by the sizes of
-    text files, in a plan of law 1 by their keys. Where `chosen_by_size`, only the file tells the rest."""
+    """bool[n]: which documents of a file of the plan a use may keep, as far as the plan tells: by
+    `sample`, by the sizes of text files, in a plan of law 1 by their keys. Where `chosen_by_size`,
+    only the file tells the rest.
+    """
     piece = next(iter(source.pieces.of_file(file - source.first_file)), None)
     keep = None if piece is None else keeper(source, use, piece)
     if isinstance(keep, Choice):
@@ -268,7 +297,8 @@ def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarr
 
 
 def chosen_by_size(source: PlannedSource, use: int, file: int) -> bool:
-    """Whether which documents of a file a use keeps follows from their sizes, which the plan does not have."""
+    """Whether which documents of a file a use keeps follows from their sizes, which the plan does
+    not have."""
     is_text = position_of(*source.formats[file - source.first_file]) == "whole"
     return source.law > 1 and not is_text and source.kept_of_use(use) < 1
 
@@ -278,7 +308,10 @@ def _kept_by_coin(source: PlannedSource, use: int, file: int, positions: np.ndar
     kept = in_sample(source, file, positions)
     name = source.files.names[file - source.first_file]
     key = segment_key(text_key(source.seed, source.name, name), positions, use, 0)
-    return kept & ((bits64(key, REPEAT) >> np.uint64(11)).astype(np.int64) < int(source.kept_of_use(use) * 2**53))
+    return kept & (
+        (bits64(key, REPEAT) >> np.uint64(11)).astype(np.int64)
+        < int(source.kept_of_use(use) * 2**53)
+    )
 
 
 def read_documents(
@@ -298,18 +331,23 @@ def read_documents(
 ) -> Documents:
     """Read and tokenize the documents of `slices`, in order.
 
-    engine: None where all sources lie in token stores. template: of `find_template`, which makes a text of messages; None if
-    there is none.
-    only: file → positions of the documents to read, of those files alone; None: what `sample` and `repeat` keep.
+    engine: None where all sources lie in token stores. template: of `find_template`, which makes a
+    text of messages; None if there is none.
+    only: file → positions of the documents to read, of those files alone; None: what `sample` and
+    `repeat` keep.
     progress: called with (documents, text bytes, tokens, rejects) of each batch.
     clock: gets the seconds of the stages read and tokenize.
-    most_bytes: SourceError once the text is more than that, or there are more than MOST_DOCUMENTS; None: any amount.
-    marks: by source, as `objectives.tasks.Marks`: a document that holds one of these ids is rejected; None: none is.
-    A bad document is a reject; with bad_documents = "fail" it is a SourceError that names file and position.
+    most_bytes: SourceError once the text is more than that, or there are more than MOST_DOCUMENTS;
+    None: any amount.
+    marks: by source, as `objectives.tasks.Marks`: a document that holds one of these ids is
+    rejected; None: none is. A bad document is a reject; with bad_documents = "fail" it is a
+    SourceError that names file and position.
     """
     clock = clock or Clock()
     ids: list[np.ndarray] = []
-    documents: list[tuple[np.ndarray, ...]] = []  # of each batch: lengths, position, file, source, repeat, file_key
+    documents: list[
+        tuple[np.ndarray, ...]
+    ] = []  # of each batch: lengths, position, file, source, repeat, file_key
     n_documents = 0
     rejected = Rejected()
     counts = {source.name: 0 for source in sources}
@@ -325,24 +363,41 @@ def read_documents(
         taken = ((source, part, wanted) for source, part in slices if part.file in only)
     for source, part, keep in taken:
         if part.file not in file_keys:
-            file_keys[part.file] = text_key(source.seed, source.name, source.files.names[part.file - source.first_file])
+            file_keys[part.file] = text_key(
+                source.seed, source.name, source.files.names[part.file - source.first_file]
+            )
         digest = digests[source.name]
         if not source.in_store:
             assert engine is not None
             found = tokenized(
-                recipe.documents, source, part, keep, engine, vocabulary, decoders, template, clock, digest
+                recipe.documents,
+                source,
+                part,
+                keep,
+                engine,
+                vocabulary,
+                decoders,
+                template,
+                clock,
+                digest,
             )
         else:
             found = _stored(source, part, keep, vocabulary, clock, digest)
         for positions, tokens, trained_here, rejects, batch_bytes in found:
             before = len(rejected)
             for reject in rejects:
-                rejected.add(source, part.use, reject.file, reject.position, reject.reason, reject.detail)
+                rejected.add(
+                    source, part.use, reject.file, reject.position, reject.reason, reject.detail
+                )
             for i, reason, detail in tokens.rejected:
                 rejected.add(source, part.use, part.file, positions[i], reason, detail)
             lengths = np.diff(tokens.offsets)
             used = lengths >= fewest
-            untrained = [i for i, part_trained in trained_here.items() if used[i] and not len(part_trained.spans)]
+            untrained = [
+                i
+                for i, part_trained in trained_here.items()
+                if used[i] and not len(part_trained.spans)
+            ]
             used[untrained] = False
             marked = {} if marks is None else _marked(tokens, trained_here, *marks[source.index])
             marked = {i: detail for i, detail in marked.items() if used[i]}
@@ -354,9 +409,16 @@ def read_documents(
                         continue
                     n = int(lengths[i])
                     reason = EMPTY if n == 0 else BELOW_MIN_TOKENS
-                    detail = f"{n} tokens; documents.min_tokens = {fewest}" if n else "no text, or no token of it"
+                    detail = (
+                        f"{n} tokens; documents.min_tokens = {fewest}"
+                        if n
+                        else "no text, or no token of it"
+                    )
                     if i in untrained:
-                        reason, detail = UNTRAINED, "none of its tokens begins inside of what is trained"
+                        reason, detail = (
+                            UNTRAINED,
+                            "none of its tokens begins inside of what is trained",
+                        )
                     if i in marked:
                         reason, detail = SENTINEL_IN_TEXT, marked[i]
                     rejected.add(source, part.use, part.file, positions[i], reason, detail)
@@ -372,14 +434,18 @@ def read_documents(
                 trained.update({int(numbers[i]): trained_here[i] for i in trained_here if used[i]})
             n_documents += count
             same = (part.file, source.index, part.use, file_keys[part.file])
-            documents.append((lengths[used], positions[used], *(np.repeat(value, count) for value in same)))
+            documents.append(
+                (lengths[used], positions[used], *(np.repeat(value, count) for value in same))
+            )
             counts[source.name] += len(positions) + len(rejects)
             text_bytes += int(batch_bytes.sum())
             if most_bytes is not None:
                 refuse_beyond(part.path, sum(counts.values()), text_bytes, most_bytes)
             if progress:
                 read_now = len(positions) + len(rejects)
-                progress(read_now, int(batch_bytes.sum()), int(lengths.sum()), len(rejected) - before)
+                progress(
+                    read_now, int(batch_bytes.sum()), int(lengths.sum()), len(rejected) - before
+                )
     none = (np.empty(0, np.int64),) * 5 + (np.empty(0, np.uint64),)
     of_documents, position, file_of, source_of, repeat, file_key = map(
         np.concatenate, zip(none, *documents, strict=True)
@@ -407,9 +473,11 @@ def read_documents(
 def _marked(
     tokens: Tokens, trained: Mapping[int, Trained], of_plain: np.ndarray, of_supervised: np.ndarray
 ) -> dict[int, str]:
-    """Return document → what is wrong, of the documents that hold an id which only a task may write.
+    """Return document → what is wrong, of the documents that hold an id which only a task may
+    write.
 
-    of_plain, of_supervised: such ids, as `objectives.tasks.Marks`; what is supervised draws among fewer tasks.
+    of_plain, of_supervised: such ids, as `objectives.tasks.Marks`; what is supervised draws among
+    fewer tasks.
     """
     ids, offsets = tokens.ids, tokens.offsets
     if not (len(of_plain) and len(ids)) or ids.max() < of_plain[0] or ids.min() > of_plain[-1]:
@@ -427,17 +495,20 @@ def _marked(
 
 
 def refuse_beyond(path: str, documents: int, text_bytes: int, most_bytes: int) -> None:
-    """SourceError where a shard has more than MOST_DOCUMENTS, or more than `most_bytes` of text. path: of the file at which."""
+    """SourceError where a shard has more than MOST_DOCUMENTS, or more than `most_bytes` of text.
+    path: of the file at which."""
     if documents > MOST_DOCUMENTS:
         raise SourceError(
-            f"{path}: one shard's part of it and of other files has more than {MOST_DOCUMENTS} documents. Set "
-            "output.shard_text_bytes to less, or leave empty documents out, and build into another folder"
+            f"{path}: one shard's part of it and of other files has more than {MOST_DOCUMENTS}"
+            " documents. Set output.shard_text_bytes to less, or leave empty documents out, and"
+            " build into another folder"
         )
     if text_bytes > most_bytes:
         raise SourceError(
-            f"{path}: one shard's part of it and of other files holds more than {most_bytes} bytes of text, "
-            "many times what a sample let expect: the file expands beyond measure. Look at it, take it out of "
-            "the recipe, or build with a larger output.shard_text_bytes into another folder"
+            f"{path}: one shard's part of it and of other files holds more than {most_bytes} bytes"
+            " of text, many times what a sample let expect: the file expands beyond measure. Look"
+            " at it, take it out of the recipe, or build with a larger output.shard_text_bytes"
+            " into another folder"
         )
 
 
@@ -453,12 +524,14 @@ def tokenized(
     clock: Clock,
     digest: xxhash.xxh3_128,
 ) -> Iterator[ReadDocuments]:
-    """The documents of a slice of a file, by batch. digest: gets their text, or their content where they are tokens; the other
-    arguments as in `read_documents`."""
+    """The documents of a slice of a file, by batch. digest: gets their text, or their content where
+    they are tokens; the other arguments as in `read_documents`."""
     file_key = text_key(source.seed, source.name, source.files.names[part.file - source.first_file])
     place = source, part.file, part.use, file_key
     how = settings, template, keep
-    batches = read_supervised(part, source.source, *how, decoders=decoders, law=source.law, kinds=source.kinds)
+    batches = read_supervised(
+        part, source.source, *how, decoders=decoders, law=source.law, kinds=source.kinds
+    )
     for batch, conversations in clock.steps("read", batches):
         trained: dict[int, Trained] = {}
         if batch.tokens is not None:
@@ -469,7 +542,9 @@ def tokenized(
             trained = trained_by_weight(weights, np.diff(tokens.offsets)) if weights else {}
             sizes = _add_content(digest, batch, {}, tokens.ids)
         else:
-            tokens, trained = _tokenized(batch, conversations, place, engine, settings.special_text, vocabulary, clock)
+            tokens, trained = _tokenized(
+                batch, conversations, place, engine, settings.special_text, vocabulary, clock
+            )
             # After the engine, which leaves the UTF-8 of a text with the text.
             sizes = _add_content(digest, batch, conversations)
         yield ReadDocuments(batch.positions, tokens, trained, batch.rejects, sizes)
@@ -497,14 +572,19 @@ def _said(digest: xxhash.xxh3_128, source: PlannedSource) -> str:
 
 
 OF_TOKENS = "tokens-"
-"""What a digest begins with that is not of a source's text, but of the tokens that a store has of it."""
+"""What a digest begins with that is not of a source's text, but of the tokens that a store has of
+it."""
 
 
 def _add_content(
-    digest: xxhash.xxh3_128, batch: Batch, conversations: Mapping[int, Conversation], ids: np.ndarray | None = None
+    digest: xxhash.xxh3_128,
+    batch: Batch,
+    conversations: Mapping[int, Conversation],
+    ids: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Add a batch's texts and places of media to the digest of a source, or its content's ids where it has tokens; int64[n]:
-    their text bytes, in which a slot of media counts as TOKEN_TEXT_BYTES."""
+    """Add a batch's texts and places of media to the digest of a source, or its content's ids where
+    it has tokens; int64[n]: their text bytes, in which a slot of media counts as
+    TOKEN_TEXT_BYTES."""
     if batch.tokens is not None:
         assert ids is not None
         digest.update(ids.astype("<i4", copy=False).data)
@@ -528,14 +608,19 @@ def text_digest(
     decoders: Decoders,
     template: str | None,
 ) -> str:
-    """The digest in `text_digests` that `read_documents` gives of these slices of a source, without tokenization."""
+    """The digest in `text_digests` that `read_documents` gives of these slices of a source, without
+    tokenization."""
     digest = xxhash.xxh3_128()
     for _, part, keep in with_keeps((source, part) for part in slices):
         how = recipe.documents, template, keep
         for batch, conversations in read_supervised(
             part, source.source, *how, decoders=decoders, law=source.law, kinds=source.kinds
         ):
-            tokens = None if batch.tokens is None else take_tokens(batch.tokens, recipe.documents, vocabulary).ids
+            tokens = (
+                None
+                if batch.tokens is None
+                else take_tokens(batch.tokens, recipe.documents, vocabulary).ids
+            )
             _add_content(digest, batch, conversations, tokens)
     return digest.hexdigest()
 
@@ -549,27 +634,36 @@ def _tokenized(
     vocabulary: Vocabulary,
     clock: Clock,
 ) -> tuple[Tokens, dict[int, Trained]]:
-    """The ids of a batch's texts, and what is trained of them; BuildError where the engine differs from its reference.
+    """The ids of a batch's texts, and what is trained of them; BuildError where the engine differs
+    from its reference.
 
     place: source, file, use, key of the file
     """
     source, file, use, file_key = place
     try:
         with clock.stage("tokenize"):
-            found = tokenize_supervised(engine, batch.texts, conversations, special_text, vocabulary)
+            found = tokenize_supervised(
+                engine, batch.texts, conversations, special_text, vocabulary
+            )
     except EngineFault as error:
-        position = batch.positions[next(i for i, text in enumerate(batch.texts) if error.text in text)]
+        position = batch.positions[
+            next(i for i, text in enumerate(batch.texts) if error.text in text)
+        ]
         raise _differs(engine, source, file, position, fault(engine, error)) from error
     if engine.reference is not None:
         with clock.stage("compare"):
             for i in compared(file_key, batch.positions, use).tolist():
                 if i not in conversations or not conversations[i].limited:
-                    differs = difference(engine, batch.texts[i], found[0], i, special_text, vocabulary)
+                    differs = difference(
+                        engine, batch.texts[i], found[0], i, special_text, vocabulary
+                    )
                 elif conversations[i].trains_all and (places := conversations[i].places):
                     differs = None
                     for piece in pieces_of(batch.texts[i], places):
                         alone = tokenize(engine, [piece], special_text, vocabulary)
-                        differs = differs or difference(engine, piece, alone, 0, special_text, vocabulary)
+                        differs = differs or difference(
+                            engine, piece, alone, 0, special_text, vocabulary
+                        )
                 else:
                     continue  # its ids are the reference's
                 if differs:
@@ -577,12 +671,16 @@ def _tokenized(
     return found
 
 
-def _differs(engine: Engine, source: PlannedSource, file: int, position: int, found: EngineDifference) -> BuildError:
+def _differs(
+    engine: Engine, source: PlannedSource, file: int, position: int, found: EngineDifference
+) -> BuildError:
     """The error of a document of which an engine and the reference make different things."""
     name = source.files.names[file - source.first_file]
     return BuildError(
-        f"engine {engine.name} {engine.version} differs from the reference in the document at {position} of {name!r} "
-        f'of source {source.name!r}: {found}. Set engine = "reference", and build into another folder'
+        f"engine {engine.name} {engine.version} differs from the reference in the document at"
+        f" {position} of {name!r} "
+        f'of source {source.name!r}: {found}. Set engine = "reference", and build into another'
+        " folder"
     )
 
 
@@ -591,6 +689,7 @@ def fail_on_bad(records: Iterable[dict[str, Any]], path: str) -> None:
     for record in records:
         if is_bad(record["reason"]):
             raise SourceError(
-                f"{path}: document at {record['position']}: {record['reason']}: {record['detail']}; "
-                'mend the file, or set documents.bad_documents = "reject" to count and log such documents'
+                f"{path}: document at {record['position']}: {record['reason']}: {record['detail']};"
+                ' mend the file, or set documents.bad_documents = "reject" to count and log such'
+                " documents"
             )

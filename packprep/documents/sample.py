@@ -1,8 +1,9 @@
-"""What of a source is looked at before a plan is made: documents at keyed places, each with what it stands for.
+"""What of a source is looked at before a plan is made: documents at keyed places, each with what it
+stands for.
 
-A document is looked at with a probability in proportion to its bytes: it is what lies at a place drawn evenly over all bytes,
-and stands for as many documents as its bytes go into the distance of two places. So a few long documents do not mislead, and
-of a long one a window is enough.
+A document is looked at with a probability in proportion to its bytes: it is what lies at a place
+drawn evenly over all bytes, and stands for as many documents as its bytes go into the distance of
+two places. So a few long documents do not mislead, and of a long one a window is enough.
 
     lines       windows all over the files, some places in each, the whole line around a place
     others      whole pieces, a place every so many bytes of their text; the begins of a few where little is asked for
@@ -42,7 +43,8 @@ WINDOWS, WINDOW_BYTES, PLACES = 128, 32 << 10, 4
 REMOTE_WINDOWS, REMOTE_WINDOW_BYTES, REMOTE_PLACES = 16, 128 << 10, 32
 """The same of files at URLs, where a request takes longest."""
 ROUNDS, ENOUGH = 16, 0.0015
-"""Precise: at most so many rounds, until the standard error of the tokens is so small a part of them."""
+"""Precise: at most so many rounds, until the standard error of the tokens is so small a part of
+them."""
 WHOLE_BYTES, PRECISE_WHOLE_BYTES = 1 << 20, 8 << 20
 """Stored, of files of one kind: up to here every document is looked at."""
 PIECES, PIECE_TEXT_BYTES = 6, 256 << 10
@@ -52,7 +54,8 @@ READ_BYTES = 128 << 20
 SPACING = 2048
 """Places that the text of what is read is to have, four times as many if precise."""
 HELD_BYTES, HELD_DOCUMENTS = 64 << 20, 1 << 20
-"""Of a look, what is held; the rest is left out of it: 256 KiB of stored bytes may hold any number of gigabytes."""
+"""Of a look, what is held; the rest is left out of it: 256 KiB of stored bytes may hold any number
+of gigabytes."""
 
 
 class Looked(NamedTuple):
@@ -83,16 +86,21 @@ class Place(NamedTuple):
 
 Count = Callable[[Sequence[Place]], np.ndarray]
 Supervise = Callable[[Batch], tuple[Batch, dict[int, Any]]]
-"""A reader's batch → the batch with texts alone, and document → its conversation, of the supervised ones."""
+"""A reader's batch → the batch with texts alone, and document → its conversation, of the supervised
+ones."""
 Look = tuple[list[str], list[Any]]
 """Texts, and the conversation of each, or None."""
 
 
 def first_looks(
-    source: PlannedSource, pieces: np.ndarray, kind: tuple[str, str], key: np.uint64, supervise: Supervise | None
+    source: PlannedSource,
+    pieces: np.ndarray,
+    kind: tuple[str, str],
+    key: np.uint64,
+    supervise: Supervise | None,
 ) -> Iterator[Look]:
-    """The first texts of what is looked at of pieces of one kind, (format, compression): of lines that are not compressed by
-    window, or all of a little."""
+    """The first texts of what is looked at of pieces of one kind, (format, compression): of lines
+    that are not compressed by window, or all of a little."""
     if position_of(*kind) != "byte":
         for piece in _chosen(source, pieces, key, False):
             yield from _begin(source, piece, supervise).texts
@@ -102,16 +110,22 @@ def first_looks(
         for piece in pieces.tolist():
             yield from _read(source, source.slices_of(piece), supervise)
         return
-    decode, last = FORMATS[kind[0]].module.line_decoder(source.source.text_key, _fields(source, supervise)), _NO_LINE
+    decode, last = (
+        FORMATS[kind[0]].module.line_decoder(source.source.text_key, _fields(source, supervise)),
+        _NO_LINE,
+    )
     for lines in _windows(source, starts, files, key, 0):
-        new = {line.begin: line for line, _ in lines if line[:2] != last[:2]}  # a long line reaches into many windows
+        new = {
+            line.begin: line for line, _ in lines if line[:2] != last[:2]
+        }  # a long line reaches into many windows
         last = lines[-1][0]
         found = [_document(decode, line.data, supervise) for line in new.values()]
         yield _texts_and_conversations(found)
 
 
 def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, whole: bool) -> list[int]:
-    """Pieces in keyed order: PIECES of them, or those that are read whole, until they have READ_BYTES on disk."""
+    """Pieces in keyed order: PIECES of them, or those that are read whole, until they have
+    READ_BYTES on disk."""
     if not len(pieces):
         return []
     count = len(pieces) if whole else min(PIECES, len(pieces))
@@ -137,12 +151,15 @@ def look_at_lines(
     clock: Clock,
     tally: Tally,
 ) -> Looked:
-    """What places in windows all over files of lines tell of all. precise: windows until the tokens are known well enough. Of
-    files that are small, or read in some seconds where it is to be precise, all are read."""
+    """What places in windows all over files of lines tell of all. precise: windows until the tokens
+    are known well enough. Of files that are small, or read in some seconds where it is to be
+    precise, all are read."""
     starts, files = _starts_of(source, pieces)
     held = int(starts[-1])
     if held <= (READ_BYTES if precise else WHOLE_BYTES):
-        return look_at_pieces(source, pieces, False, key, supervise, count, precise, True, clock, tally)
+        return look_at_pieces(
+            source, pieces, False, key, supervise, count, precise, True, clock, tally
+        )
     tally.is_whole = False
     decode = FORMATS[format].module.line_decoder(source.source.text_key, _fields(source, supervise))
     rates: list[float] = []  # tokens per byte, by window
@@ -161,10 +178,15 @@ def look_at_lines(
                     rejects: list[Reject] = []
                     before = clock.seconds.get("read", 0.0)
                     with clock.stage("read"):
-                        last, document = line, _document(decode, line.data, supervise, rejects, line.begin)
+                        last, document = (
+                            line,
+                            _document(decode, line.data, supervise, rejects, line.begin),
+                        )
                     read_s = clock.seconds["read"] - before
                     looked_at += len(line.data)
-                    bad = tally.count(int(document is not None or bool(rejects)), rejects, line.path)
+                    bad = tally.count(
+                        int(document is not None or bool(rejects)), rejects, line.path
+                    )
                 found.append(document)
                 seconds.append(read_s)
                 bad_places += bad
@@ -173,10 +195,13 @@ def look_at_lines(
             tally.add_unit(len(lines), bad_places, stand_for, of_window)
             whole = [document or ("", None) for document in found]
             places_ = [
-                Place(text, conversation, at) for (text, conversation), (_, at) in zip(whole, lines, strict=True)
+                Place(text, conversation, at)
+                for (text, conversation), (_, at) in zip(whole, lines, strict=True)
             ]
             supervised |= any(_is_limited(place.conversation) for place in places_)
-            chat |= any(place.conversation is not None and place.conversation.chat for place in places_)
+            chat |= any(
+                place.conversation is not None and place.conversation.chat for place in places_
+            )
             tokens = count(places_)
             sizes = [_size(place.text, place.conversation) for place in places_]
             stored = np.array([len(line.data) + 1.0 for line, _ in lines])
@@ -197,7 +222,9 @@ def look_at_lines(
     sizes_, tokens_, stored_ = np.array(documents, np.float64).reshape(-1, 3).T
     weights = held / places / stored_
     text_bytes, read_all_s = (held * float(np.mean(rates_)) for rates_ in (text_rates, read_rates))
-    return Looked(held, text_bytes, held * error, sizes_, tokens_, weights, supervised, chat, read_all_s)
+    return Looked(
+        held, text_bytes, held * error, sizes_, tokens_, weights, supervised, chat, read_all_s
+    )
 
 
 def _document(
@@ -213,7 +240,9 @@ def _document(
     """
     outcome = decode(line) if line and len(line) <= MAX_LINE_BYTES and not line.isspace() else None
     if isinstance(outcome, Supervision) and supervise is not None:
-        alone = Batch([outcome.text or ""], np.zeros(1, np.int32), np.zeros(1, np.int64), [], {0: outcome})
+        alone = Batch(
+            [outcome.text or ""], np.zeros(1, np.int32), np.zeros(1, np.int64), [], {0: outcome}
+        )
         batch, conversations = supervise(alone)
         if batch.texts:
             return batch.texts[0], conversations.get(0)
@@ -224,7 +253,8 @@ def _document(
 
 
 def _is_limited(conversation: Any) -> bool:
-    """Whether a document says which part of it is trained, which limits the tasks that it may draw."""
+    """Whether a document says which part of it is trained, which limits the tasks that it may
+    draw."""
     return conversation is not None and conversation.limited
 
 
@@ -234,13 +264,15 @@ def _texts_and_conversations(found: Sequence[tuple[str, Any] | None]) -> Look:
 
 
 def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(int64[F + 1]: where the files of these pieces begin, laid end to end, and where the last one ends; int64[F])."""
+    """(int64[F + 1]: where the files of these pieces begin, laid end to end, and where the last one
+    ends; int64[F])."""
     files = np.unique(source.pieces.at(pieces).file) if len(pieces) else np.zeros(0, np.int64)
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(source.files.sizes[files]))), files
 
 
 class _Line(NamedTuple):
-    """A line of a file, from `begin` to `end`; of one beyond MAX_LINE_BYTES what lies around a place."""
+    """A line of a file, from `begin` to `end`; of one beyond MAX_LINE_BYTES what lies around a
+    place."""
 
     path: str
     begin: int
@@ -254,11 +286,13 @@ _NO_LINE = _Line("", 0, 0, b"")
 def _windows(
     source: PlannedSource, starts: np.ndarray, files: np.ndarray, key: np.uint64, round_: int
 ) -> Iterator[list[tuple[_Line, float]]]:
-    """The lines at the places of each window of a round, as `_lines_at` gives them: windows lie at even distances, each
-    shifted by its key."""
+    """The lines at the places of each window of a round, as `_lines_at` gives them: windows lie at
+    even distances, each shifted by its key."""
     remote = source.planned_at_url  # wherever the files lie now: the sample is the plan's
     windows, n_bytes, places = (
-        (REMOTE_WINDOWS, REMOTE_WINDOW_BYTES, REMOTE_PLACES) if remote else (WINDOWS, WINDOW_BYTES, PLACES)
+        (REMOTE_WINDOWS, REMOTE_WINDOW_BYTES, REMOTE_PLACES)
+        if remote
+        else (WINDOWS, WINDOW_BYTES, PLACES)
     )
     shifts = uniforms(key, CALIBRATION, round_ * windows + np.arange(windows))
     at = ((np.arange(windows) + shifts) * (int(starts[-1]) / windows)).astype(np.int64)
@@ -284,9 +318,11 @@ def _windows(
 _BACK = 16 << 10  # read before a place at first; most lines begin there
 
 
-def _lines_at(path: str, size: int, places: Sequence[int], last: _Line) -> list[tuple[_Line, float]]:
-    """(the whole line around a byte of a file, without its end, and the part of it that lies before) of each place. last: a line
-    that was found before, which is not looked for again."""
+def _lines_at(
+    path: str, size: int, places: Sequence[int], last: _Line
+) -> list[tuple[_Line, float]]:
+    """(the whole line around a byte of a file, without its end, and the part of it that lies
+    before) of each place. last: a line that was found before, which is not looked for again."""
     lines: list[tuple[_Line, float]] = []
     with open_source(path, size) as file:
         for place in places:
@@ -312,7 +348,9 @@ def _line_at(file: BinaryIO, path: str, size: int, place: int) -> _Line:
         end = data.find(b"\n", place - begin)
     end = end if end >= 0 else len(data)
     line = data[first:end]
-    return _Line(path, begin + first, begin + end + 1, line.removeprefix(BOM) if begin + first == 0 else line)
+    return _Line(
+        path, begin + first, begin + end + 1, line.removeprefix(BOM) if begin + first == 0 else line
+    )
 
 
 # All other texts: pieces that are read, whole or their begins.
@@ -326,19 +364,26 @@ class _Piece(NamedTuple):
     texts: Iterator[Look]
 
 
-def _at_places(looks: Sequence[_Piece], distance: float, count: Count, clock: Clock) -> tuple[Looked, list[int]]:
-    """(documents at places of the texts of pieces, `distance` bytes apart; 0: all documents; the text bytes of each piece).
+def _at_places(
+    looks: Sequence[_Piece], distance: float, count: Count, clock: Clock
+) -> tuple[Looked, list[int]]:
+    """(documents at places of the texts of pieces, `distance` bytes apart; 0: all documents; the
+    text bytes of each piece).
 
     They stand for what was read, and the error is that of chance, as a part of the tokens.
     """
-    found = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))]  # sizes, tokens, how many each stands for
+    found = [
+        (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+    ]  # sizes, tokens, how many each stands for
     first: Place | None = None  # stands for all where the text is too little to have a place
     supervised = chat = False
     text_bytes, all_bytes, next_place = [0] * len(looks), 0, distance / 2
     for k, look in enumerate(looks):
         for texts, conversations in clock.steps("read", look.texts):
             supervised |= any(map(_is_limited, conversations))
-            chat |= any(conversation is not None and conversation.chat for conversation in conversations)
+            chat |= any(
+                conversation is not None and conversation.chat for conversation in conversations
+            )
             sizes = np.array([*map(_size, texts, conversations)], np.int64)
             if first is None and sizes.any():
                 longest = int(sizes.argmax())
@@ -346,7 +391,11 @@ def _at_places(looks: Sequence[_Piece], distance: float, count: Count, clock: Cl
             ends = all_bytes + np.cumsum(sizes)
             text_bytes[k] += int(sizes.sum())
             all_bytes += int(sizes.sum())
-            here, at, stand_for = np.arange(len(texts)), np.full(len(texts), -1.0), np.ones(len(texts))
+            here, at, stand_for = (
+                np.arange(len(texts)),
+                np.full(len(texts), -1.0),
+                np.ones(len(texts)),
+            )
             if distance:
                 places = np.arange(next_place, all_bytes, distance)
                 next_place += len(places) * distance
@@ -354,7 +403,12 @@ def _at_places(looks: Sequence[_Piece], distance: float, count: Count, clock: Cl
                 at = 1 - (ends[here] - places) / sizes[here]
                 stand_for = distance / sizes[here]
             if len(here):
-                tokens = count([Place(texts[i], conversations[i], part) for i, part in zip(here, at, strict=True)])
+                tokens = count(
+                    [
+                        Place(texts[i], conversations[i], part)
+                        for i, part in zip(here, at, strict=True)
+                    ]
+                )
                 found.append((sizes[here], tokens, stand_for))
     if first is not None and len(found) == 1:
         size = np.array([_size(first.text, first.conversation)], np.int64)
@@ -382,7 +436,10 @@ def _size(text: str, conversation: Any) -> int:
 
 
 def _read(
-    source: PlannedSource, parts: Iterable[Slice], supervise: Supervise | None, tally: Tally | None = None
+    source: PlannedSource,
+    parts: Iterable[Slice],
+    supervise: Supervise | None,
+    tally: Tally | None = None,
 ) -> Iterator[Look]:
     documents = bad = 0
     for part in parts:
@@ -390,7 +447,10 @@ def _read(
             batch, conversations = supervise(batch) if supervise else (batch, {})
             if tally is not None:
                 of_batch = len(batch.texts) + len(batch.rejects)
-                documents, bad = documents + of_batch, bad + tally.count(of_batch, batch.rejects, part.path)
+                documents, bad = (
+                    documents + of_batch,
+                    bad + tally.count(of_batch, batch.rejects, part.path),
+                )
             yield batch.texts, [conversations.get(i) for i in range(len(batch.texts))]
     if tally is not None:
         tally.add_unit(documents, bad, documents, bad)
@@ -408,19 +468,26 @@ def look_at_pieces(
     clock: Clock,
     tally: Tally,
 ) -> Looked:
-    """What pieces of one kind, whole or the begins of a few, tell of all. compressed: they are compressed files of lines.
+    """What pieces of one kind, whole or the begins of a few, tell of all. compressed: they are
+    compressed files of lines.
     precise: `whole`, and many places in them."""
     chosen = _chosen(source, pieces, key, whole)  # whole: as many as are read in some seconds
     before = clock.seconds.get("read", 0.0)
     if whole:
         looks = [
-            _Piece(held_by(source, [piece]), True, _read(source, source.slices_of(piece), supervise, tally))
+            _Piece(
+                held_by(source, [piece]),
+                True,
+                _read(source, source.slices_of(piece), supervise, tally),
+            )
             for piece in chosen
         ]
     else:
         with clock.stage("read"):
             looks = [_begin(source, piece, supervise, tally) for piece in chosen]
-    expected = sum(look.held for look in looks) * (4 if compressed else 1)  # about what text expands to
+    expected = sum(look.held for look in looks) * (
+        4 if compressed else 1
+    )  # about what text expands to
     few = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
     found, text_bytes = _at_places(
         looks, 0.0 if few else expected / (4 * SPACING if precise else SPACING), count, clock
@@ -434,7 +501,9 @@ def look_at_pieces(
         error = math.hypot(_error_of_ratio(text_bytes, looked_at), error)
     part = of_all / found.text_bytes if found.text_bytes else 1.0
     read_s = (clock.seconds.get("read", 0.0) - before) * part
-    found = found._replace(held=held, text_bytes=of_all, weights=found.weights * part, read_s=read_s)
+    found = found._replace(
+        held=held, text_bytes=of_all, weights=found.weights * part, read_s=read_s
+    )
     return found._replace(error=error * found.all_tokens)
 
 
@@ -444,24 +513,32 @@ def held_by(source: PlannedSource, pieces: Sequence[int] | np.ndarray) -> float:
     return float(source.files.held(found.file, found.part, found.bytes).sum())
 
 
-def _note(source: PlannedSource, pieces: np.ndarray, key: np.uint64, text_bytes: Sequence[int]) -> list[float]:
-    """Note in `source.files` the text bytes of compressed files: of those that were read, the first of the keyed order, and
-    of the others by what their heads or ends say of their size, or by their bytes on disk. Gives what that would be of those
-    that were read."""
+def _note(
+    source: PlannedSource, pieces: np.ndarray, key: np.uint64, text_bytes: Sequence[int]
+) -> list[float]:
+    """Note in `source.files` the text bytes of compressed files: of those that were read, the first
+    of the keyed order, and of the others by what their heads or ends say of their size, or by their
+    bytes on disk. Gives what that would be of those that were read."""
     ordered = pieces[permute(np.arange(len(pieces)), len(pieces), key)].astype(np.int64)
     in_order: list[int] = source.pieces.at(ordered).file.tolist()
-    expansion = sum(text_bytes) / max(1, sum(int(source.files.sizes[i]) for i in in_order[: len(text_bytes)]))
+    expansion = sum(text_bytes) / max(
+        1, sum(int(source.files.sizes[i]) for i in in_order[: len(text_bytes)])
+    )
     said = []
     for i in in_order if len(in_order) > len(text_bytes) else ():
         path, size = os.path.join(source.prefix, source.files.names[i]), int(source.files.sizes[i])
-        said.append(said_bytes(path, size, source.formats[i][1], size * expansion) or size * expansion)
+        said.append(
+            said_bytes(path, size, source.formats[i][1], size * expansion) or size * expansion
+        )
     of_text = sum(text_bytes) / max(1.0, sum(said[: len(text_bytes)])) if said else 1.0
     for k, i in enumerate(in_order):
         source.files.note(i, [text_bytes[k] if k < len(text_bytes) else round(said[k] * of_text)])
     return [of_text * n_bytes for n_bytes in said[: len(text_bytes)]]
 
 
-def _begin(source: PlannedSource, piece: int, supervise: Supervise | None, tally: Tally | None = None) -> _Piece:
+def _begin(
+    source: PlannedSource, piece: int, supervise: Supervise | None, tally: Tally | None = None
+) -> _Piece:
     """The begin of a piece, PIECE_TEXT_BYTES of it on disk, or all."""
     found = source.pieces.at(np.array([piece]))
     stored, i = max(1, int(found.bytes[0])), int(found.file[0])
@@ -469,7 +546,9 @@ def _begin(source: PlannedSource, piece: int, supervise: Supervise | None, tally
     if position_of(format, compression) == "stream":
         path = os.path.join(source.prefix, source.files.names[i])
         lines, looked = _begin_of_stream(path, int(source.files.sizes[i]), compression)
-        decode = FORMATS[format].module.line_decoder(source.source.text_key, _fields(source, supervise))
+        decode = FORMATS[format].module.line_decoder(
+            source.source.text_key, _fields(source, supervise)
+        )
         texts, share = _texts_of(decode, lines, supervise, path, tally)
         return _Piece(looked * share, looked >= stored and share == 1.0, iter([texts]))
     weight = 1 << 20
@@ -483,7 +562,8 @@ def _begin(source: PlannedSource, piece: int, supervise: Supervise | None, tally
 
 
 def _some(found: Iterator[Look]) -> tuple[Look, float]:
-    """(the first texts, at most HELD_BYTES and HELD_DOCUMENTS of them, and the part that these are of all)."""
+    """(the first texts, at most HELD_BYTES and HELD_DOCUMENTS of them, and the part that these are
+    of all)."""
     texts: list[str] = []
     conversations: list[Any] = []
     held = n_bytes = 0
@@ -497,9 +577,14 @@ def _some(found: Iterator[Look]) -> tuple[Look, float]:
 
 
 def _texts_of(
-    decode: Callable[[bytes], Outcome], lines: bytes, supervise: Supervise | None, path: str, tally: Tally | None
+    decode: Callable[[bytes], Outcome],
+    lines: bytes,
+    supervise: Supervise | None,
+    path: str,
+    tally: Tally | None,
 ) -> tuple[Look, float]:
-    """(the texts of whole lines, at most HELD_DOCUMENTS, and the part of the bytes that these lines are)."""
+    """(the texts of whole lines, at most HELD_DOCUMENTS, and the part of the bytes that these lines
+    are)."""
     *some, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
     share = 1 - len(rest) / len(lines) if len(some) == HELD_DOCUMENTS else 1.0
     rejects: list[Reject] = []
@@ -556,8 +641,8 @@ def look_at_tokens(
     clock: Clock,
     tally: Tally,
 ) -> Looked:
-    """What some pieces of one kind say, or the begins of a few. The bytes of a begin are those of the ids that are read, so
-    that a few long documents do not mislead."""
+    """What some pieces of one kind say, or the begins of a few. The bytes of a begin are those of
+    the ids that are read, so that a few long documents do not mislead."""
     looked_at: list[float] = []
     n_read: list[float] = []
     lengths: list[np.ndarray] = []
@@ -566,7 +651,11 @@ def look_at_tokens(
     for piece in _chosen(source, pieces, key, precise):
         found = source.pieces.at(np.array([piece]))
         stored, weight = max(1, int(found.bytes[0])), 1 << 20
-        hi = weight if precise or stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
+        hi = (
+            weight
+            if precise or stored <= PIECE_TEXT_BYTES
+            else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
+        )
         (part,) = source.slices_of(piece, 0, 0, hi, weight)
         count = of_piece = bad = 0
         fields = Fields.of(source.source, source.law) if settings.loss_spans == "use" else None
@@ -576,15 +665,22 @@ def look_at_tokens(
                 taken = take_tokens(batch.tokens, settings, vocabulary)
                 lengths.append(np.diff(taken.offsets))
                 positions = batch.positions.tolist()
-                own = [Reject(0, positions[i], reason, detail) for i, reason, detail in taken.rejected]
+                own = [
+                    Reject(0, positions[i], reason, detail) for i, reason, detail in taken.rejected
+                ]
                 of_batch = len(positions) + len(batch.rejects)
-                of_piece, bad = of_piece + of_batch, bad + tally.count(of_batch, [*batch.rejects, *own], part.path)
+                of_piece, bad = (
+                    of_piece + of_batch,
+                    bad + tally.count(of_batch, [*batch.rejects, *own], part.path),
+                )
         tally.add_unit(of_piece, bad, of_piece, bad)
         per_token, all_of_it = (
             bytes_per_token(part, source.source.text_key),
             documents < HELD_DOCUMENTS and hi == weight,
         )
-        looked_at.append(held_by(source, [piece]) if all_of_it or not per_token else count * per_token)
+        looked_at.append(
+            held_by(source, [piece]) if all_of_it or not per_token else count * per_token
+        )
         n_read.append(float(TOKEN_TEXT_BYTES * count))
         whole &= all_of_it
     held = held_by(source, pieces)
@@ -593,7 +689,19 @@ def look_at_tokens(
     text_bytes = held * sum(n_read) / sum(looked_at) if sum(looked_at) else 0.0
     found_lengths = np.concatenate([np.zeros(0, np.int64), *lengths])
     stand_for = text_bytes / sum(n_read) if sum(n_read) else 1.0
-    weights, read_s = np.full(len(found_lengths), stand_for), (clock.seconds.get("read", 0.0) - before) * stand_for
-    looked = Looked(held, text_bytes, 0.0, TOKEN_TEXT_BYTES * found_lengths, found_lengths.astype(float), weights)
+    weights, read_s = (
+        np.full(len(found_lengths), stand_for),
+        (clock.seconds.get("read", 0.0) - before) * stand_for,
+    )
+    looked = Looked(
+        held,
+        text_bytes,
+        0.0,
+        TOKEN_TEXT_BYTES * found_lengths,
+        found_lengths.astype(float),
+        weights,
+    )
     looked = looked._replace(read_s=read_s)
-    return looked._replace(error=0.0 if all_read else looked.all_tokens * _error_of_ratio(n_read, looked_at))
+    return looked._replace(
+        error=0.0 if all_read else looked.all_tokens * _error_of_ratio(n_read, looked_at)
+    )

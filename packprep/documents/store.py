@@ -1,12 +1,14 @@
-"""A token store: the documents of a recipe's sources as tokens, on disk, in the files' order; datasets are built from it.
+"""A token store: the documents of a recipe's sources as tokens, on disk, in the files' order;
+datasets are built from it.
 
-It has the files that a dataset has, and `kind = "store"` in plan.json and dataset.json. Its plan is that of its sources, each
-document once. A slice of a file finds here what it would find in the file:
+It has the files that a dataset has, and `kind = "store"` in plan.json and dataset.json. Its plan is
+that of its sources, each document once. A slice of a file finds here what it would find in the
+file:
 
     slice of a piece ─► the shards that hold the piece ─► documents whose unit lies in the slice, each as it was read
 
-A unit is a byte of a line file, a step of a compressed one, a row. Shards are safetensors files of these arrays, D documents
-of which S are supervised and R rejected, in K parts of pieces:
+A unit is a byte of a line file, a step of a compressed one, a row. Shards are safetensors files of
+these arrays, D documents of which S are supervised and R rejected, in K parts of pieces:
 
     tokens              u16 or u32 [tokens]
     document_offsets    i64 [D + 1]    where each document begins in `tokens`
@@ -24,9 +26,11 @@ of which S are supervised and R rejected, in K parts of pieces:
 Where a document has places of media, k of them, also
 
     place_offsets, place_ref_offsets   i64 [S + 1], i64 [k + 1]
-    place_spans i64 [k, 2], place_first, place_tokens, place_kind i64 [k], place_refs u8: as `media.MediaPlaces`
+    place_spans i64 [k, 2], place_first, place_tokens, place_kind i64 [k], place_refs u8: as
+    `media.MediaPlaces`
 
-Where a document has a weight and does not say which part of it is trained, it is one of S, too, and there is also
+Where a document has a weight and does not say which part of it is trained, it is one of S, too, and
+there is also
 
     limited             u8 [S]         1 where the document says which part of it is trained
 """
@@ -50,13 +54,28 @@ from packprep.dataset.manifest import Manifest, ShardEntry, replaced
 from packprep.dataset.shard import Places, encoded, places_in
 from packprep.documents.calibration import Estimates
 from packprep.documents.media import NO_PLACES, MediaPlaces
-from packprep.documents.reading import ReadDocuments, Rejected, fail_on_bad, refuse_beyond, tokenized
+from packprep.documents.reading import (
+    ReadDocuments,
+    Rejected,
+    fail_on_bad,
+    refuse_beyond,
+    tokenized,
+)
 from packprep.documents.supervision import Trained
 from packprep.errors import DatasetError, SourceError
 from packprep.format import open_file
 from packprep.format.digests import digest_of, digest_of_buffers
 from packprep.format.json_files import MANIFEST_NAME
-from packprep.sources.formats import FORMATS, PIECE_BYTES, Choice, Decoders, Keep, Reject, Slice, position_of
+from packprep.sources.formats import (
+    FORMATS,
+    PIECE_BYTES,
+    Choice,
+    Decoders,
+    Keep,
+    Reject,
+    Slice,
+    position_of,
+)
 from packprep.sources.slices import PlannedSource
 from packprep.storage import Folder, Remote
 from packprep.tokenizer.encoding import TEXT_REASONS, Tokens
@@ -69,11 +88,23 @@ STEP_BYTES = 1 << 14
 METADATA = {"format": "packprep", "kind": STORE, "version": "1"}
 
 _TYPES = {
-    **dict.fromkeys(("document_offsets", "position", "part_offsets", "part_units", "reject_offsets"), "<i8"),
+    **dict.fromkeys(
+        ("document_offsets", "position", "part_offsets", "part_units", "reject_offsets"), "<i8"
+    ),
     **dict.fromkeys(("span_offsets", "cut_offsets", "spans", "turns", "cuts", "system"), "<i8"),
     **dict.fromkeys(("weights", "eos_weight"), "<f4"),
     **dict.fromkeys(
-        ("unit", "size", "text_bytes", "part_file", "part_piece", "supervised", "rejected", "tokens"), "<u4"
+        (
+            "unit",
+            "size",
+            "text_bytes",
+            "part_file",
+            "part_piece",
+            "supervised",
+            "rejected",
+            "tokens",
+        ),
+        "<u4",
     ),
     **dict.fromkeys(("reject_text", "ranks"), "u1"),
 }
@@ -107,7 +138,9 @@ class _Noted(Choice):
 
     def at(self, positions: np.ndarray) -> np.ndarray:
         """The sizes of documents, int64[n]."""
-        known, sizes = (np.concatenate([np.zeros(0, np.int64), *of]) for of in (self.positions, self.sizes))
+        known, sizes = (
+            np.concatenate([np.zeros(0, np.int64), *of]) for of in (self.positions, self.sizes)
+        )
         order = np.argsort(known, kind="stable")
         return sizes[order[np.searchsorted(known[order], positions)]]
 
@@ -136,8 +169,14 @@ class _Columns:
     def array(self, name: str) -> np.ndarray:
         kind = np.dtype(_ALL_TYPES[name])
         empty = np.zeros((0, 2) if name in _PAIRS else 0, kind)
-        values = np.concatenate([empty, *(part.astype(kind, copy=False) for part in self.of.get(name, ()))])
-        return np.concatenate((np.zeros(1, kind), np.cumsum(values))) if name.endswith("_offsets") else values
+        values = np.concatenate(
+            [empty, *(part.astype(kind, copy=False) for part in self.of.get(name, ()))]
+        )
+        return (
+            np.concatenate((np.zeros(1, kind), np.cumsum(values)))
+            if name.endswith("_offsets")
+            else values
+        )
 
 
 def stored(
@@ -148,8 +187,8 @@ def stored(
     clock: Clock,
     most_bytes: int,
 ) -> StoredDocuments:
-    """The documents of a shard of a store: what lies in its slices. plan: a `building.plan.Plan`; the others as of
-    `read_documents`."""
+    """The documents of a shard of a store: what lies in its slices. plan: a `building.plan.Plan`;
+    the others as of `read_documents`."""
     columns, rejected, names = _Columns(), Rejected(), [source.name for source in plan.sources]
     digests = {name: xxhash.xxh3_128() for name in names}
     n_read, n_tokens = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
@@ -162,7 +201,10 @@ def stored(
             plan.stored["chat_template"], clock, digests[source.name],
         ):  # fmt: skip
             reads.append(read)
-            many, turned_away = len(read.positions) + len(read.rejects), len(read.rejects) + len(read.tokens.rejected)
+            many, turned_away = (
+                len(read.positions) + len(read.rejects),
+                len(read.rejects) + len(read.tokens.rejected),
+            )
             documents, text_bytes = documents + many, text_bytes + int(read.text_bytes.sum())
             refuse_beyond(part.path, documents, text_bytes, most_bytes)
             if progress:
@@ -184,15 +226,30 @@ def stored(
 
 
 def _add_part(
-    columns: _Columns, part: Slice, reads: Sequence[ReadDocuments], noted: _Noted, decoders: Decoders
+    columns: _Columns,
+    part: Slice,
+    reads: Sequence[ReadDocuments],
+    noted: _Noted,
+    decoders: Decoders,
 ) -> None:
-    """Add what was read of a slice: rejected documents stand among the others, at their places, with no tokens."""
+    """Add what was read of a slice: rejected documents stand among the others, at their places,
+    with no tokens."""
     rejects = _rejects_of(reads)
-    turned_away = [position for read in reads for position in read.positions[[i for i, *_ in read.tokens.rejected]]]
-    without = np.array(sorted({position for position, *_ in rejects}.difference(turned_away)), np.int64)
+    turned_away = [
+        position
+        for read in reads
+        for position in read.positions[[i for i, *_ in read.tokens.rejected]]
+    ]
+    without = np.array(
+        sorted({position for position, *_ in rejects}.difference(turned_away)), np.int64
+    )
     position = np.concatenate([*(read.positions for read in reads), without])
-    lengths = np.concatenate([*(np.diff(read.tokens.offsets) for read in reads), np.zeros(len(without), np.int64)])
-    text_bytes = np.concatenate([*(read.text_bytes for read in reads), np.zeros(len(without), np.int64)])
+    lengths = np.concatenate(
+        [*(np.diff(read.tokens.offsets) for read in reads), np.zeros(len(without), np.int64)]
+    )
+    text_bytes = np.concatenate(
+        [*(read.text_bytes for read in reads), np.zeros(len(without), np.int64)]
+    )
     order = np.argsort(position, kind="stable")
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order)) + columns.documents
@@ -201,11 +258,20 @@ def _add_part(
     for read in reads:
         for i in sorted(read.trained):
             own = read.trained[i]
-            columns.add(supervised=[place[at + i]], span_offsets=[len(own.spans)], cut_offsets=[len(own.cuts)])
+            columns.add(
+                supervised=[place[at + i]],
+                span_offsets=[len(own.spans)],
+                cut_offsets=[len(own.cuts)],
+            )
             columns.add(**{name: np.atleast_1d(getattr(own, name)) for name in _OF_TRAINED})
             places = own.places
-            columns.add(place_offsets=[len(places.first)], place_ref_offsets=np.diff(places.ref_offsets))
-            columns.add(**{f"place_{name}": getattr(places, name) for name in _OF_PLACES}, place_refs=places.refs)
+            columns.add(
+                place_offsets=[len(places.first)], place_ref_offsets=np.diff(places.ref_offsets)
+            )
+            columns.add(
+                **{f"place_{name}": getattr(places, name) for name in _OF_PLACES},
+                place_refs=places.refs,
+            )
         at += len(read.positions)
     texts = [f"{reason} {detail}".encode() for _, reason, detail in rejects]
     numbers = place[order][np.searchsorted(position[order], [position for position, *_ in rejects])]
@@ -213,20 +279,32 @@ def _add_part(
     columns.add(reject_text=np.frombuffer(b"".join(texts), np.uint8))
     columns.add(document_offsets=lengths[order], position=position[order], unit=unit)
     columns.add(size=noted.at(position[order]), text_bytes=text_bytes[order])
-    columns.add(part_file=[part.file], part_piece=[part.piece], part_offsets=[len(order)], part_units=[units])
+    columns.add(
+        part_file=[part.file],
+        part_piece=[part.piece],
+        part_offsets=[len(order)],
+        part_units=[units],
+    )
     columns.of.setdefault("tokens", []).extend(read.tokens.ids.view(np.uint32) for read in reads)
     columns.documents += len(order)
 
 
 def _rejects_of(reads: Sequence[ReadDocuments]) -> list[tuple[int, str, str]]:
     """(position, reason, detail) of what is rejected of a slice, by position."""
-    found = [(reject.position, reject.reason, reject.detail) for read in reads for reject in read.rejects]
-    found += [(int(read.positions[i]), reason, detail) for read in reads for i, reason, detail in read.tokens.rejected]
+    found = [
+        (reject.position, reject.reason, reject.detail) for read in reads for reject in read.rejects
+    ]
+    found += [
+        (int(read.positions[i]), reason, detail)
+        for read in reads
+        for i, reason, detail in read.tokens.rejected
+    ]
     return sorted(found)
 
 
 def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.ndarray, int]:
-    """(int64[n]: the unit of a slice's piece in which each document begins, how many the piece has)."""
+    """(int64[n]: the unit of a slice's piece in which each document begins, how many the piece
+    has)."""
     how = position_of(part.format, part.compression)
     if how == "whole":
         return np.zeros(len(positions), np.int64), 1
@@ -266,16 +344,31 @@ def _layout(head: bytes, size: int, where: str) -> Places:
     for name, (dtype, shape, _) in layout.items():
         good = dtype == _ALL_TYPES[name] or (name == "tokens" and dtype == np.uint16)
         if not good or len(shape) != 1 + (name in _PAIRS):
-            raise DatasetError(f"{where}: array {name!r} has dtype {dtype} and shape {shape}: it is damaged")
+            raise DatasetError(
+                f"{where}: array {name!r} has dtype {dtype} and shape {shape}: it is damaged"
+            )
     return layout
 
 
-def estimates_as_json(estimates: Estimates, piece_bytes: Mapping[int, Sequence[int]]) -> dict[str, Any]:
-    """What a sample of a source told, as a store's plan keeps it; piece_bytes: of `Files`, as it noted them."""
-    columns = {name: getattr(estimates, name).tolist() for name in ("lengths", "length_weights", "sizes")}
+def estimates_as_json(
+    estimates: Estimates, piece_bytes: Mapping[int, Sequence[int]]
+) -> dict[str, Any]:
+    """What a sample of a source told, as a store's plan keeps it; piece_bytes: of `Files`, as it
+    noted them."""
+    columns = {
+        name: getattr(estimates, name).tolist() for name in ("lengths", "length_weights", "sizes")
+    }
     own = asdict(replace(estimates, tally=None))
-    kept = {key: value for key, value in own.items() if key != "tally" and not key.endswith("_s_per_byte")}
-    return {**kept, **columns, "piece_bytes": {str(i): list(held) for i, held in piece_bytes.items()}}
+    kept = {
+        key: value
+        for key, value in own.items()
+        if key != "tally" and not key.endswith("_s_per_byte")
+    }
+    return {
+        **kept,
+        **columns,
+        "piece_bytes": {str(i): list(held) for i, held in piece_bytes.items()},
+    }
 
 
 def estimates_from_json(value: Mapping[str, Any]) -> tuple[Estimates, dict[int, Sequence[int]]]:
@@ -335,7 +428,9 @@ class _TokensAtUrl:
         size = self._dtype.itemsize
         if which.stop <= which.start:
             return np.zeros(0, self._dtype)
-        data = self._folder.read(self._name, self._at + size * which.start, self._at + size * which.stop)
+        data = self._folder.read(
+            self._name, self._at + size * which.start, self._at + size * which.stop
+        )
         return np.frombuffer(data, self._dtype)
 
 
@@ -351,12 +446,16 @@ class _OpenShard:
         entry: of the store's manifest. checked: the state in which the bytes had the digest; None:
         they were not compared before.
         """
-        where, read = folder.path_of(entry["file"]), _fetched if isinstance(folder, Remote) else _mapped
+        where, read = (
+            folder.path_of(entry["file"]),
+            _fetched if isinstance(folder, Remote) else _mapped,
+        )
         try:
             self.arrays, self.state = read(folder, entry, checked)
         except DatasetError as error:
             raise SourceError(
-                f"{error}; put the file back, or remove it and run the `packprep tokenize` that made the store again"
+                f"{error}; put the file back, or remove it and run the `packprep tokenize` that"
+                " made the store again"
             ) from None
         except FileNotFoundError:
             raise SourceError(f"{where} is missing; put the token store back as it was") from None
@@ -364,9 +463,12 @@ class _OpenShard:
             too_many = error.errno in (errno.EMFILE, errno.ENFILE)
             advice = "raise the limit of open files (ulimit -n)" if too_many else "see to it"
             raise SourceError(
-                f"{where}: cannot be read: {error.strerror or error}; {advice}, and run the same command again"
+                f"{where}: cannot be read: {error.strerror or error}; {advice}, and run the same"
+                " command again"
             ) from None
-        keys = zip(self.arrays["part_file"].tolist(), self.arrays["part_piece"].tolist(), strict=True)
+        keys = zip(
+            self.arrays["part_file"].tolist(), self.arrays["part_piece"].tolist(), strict=True
+        )
         self.parts = {key: k for k, key in enumerate(keys)}
         self._path = None if isinstance(folder, Remote) else where
 
@@ -403,7 +505,10 @@ def _fetched(folder: Any, entry: ShardEntry, checked: Hashable) -> tuple[dict[st
     before, behind = folder.read(name, 0, begin), folder.read(name, end, size)
     state = digest_of_buffers((before, behind))
     if state != checked:
-        blocks = (folder.read(name, at, min(at + _BLOCK_BYTES, end)) for at in range(begin, end, _BLOCK_BYTES))
+        blocks = (
+            folder.read(name, at, min(at + _BLOCK_BYTES, end))
+            for at in range(begin, end, _BLOCK_BYTES)
+        )
         _check_digest(digest_of_buffers(chain((before,), blocks, (behind,))), entry, where)
     arrays: dict[str, Any] = {"tokens": _TokensAtUrl(folder, name, begin, tokens)}
     for key, (dtype, shape, at) in layout.items():
@@ -419,7 +524,8 @@ _BLOCK_BYTES = 16 << 20
 def _check_digest(found: str, entry: ShardEntry, where: str) -> None:
     if found != entry["digest"]:
         raise DatasetError(
-            f"{where}: its digest is {found}, and {MANIFEST_NAME} names {entry['digest']}: it was changed or damaged"
+            f"{where}: its digest is {found}, and {MANIFEST_NAME} names {entry['digest']}: it was"
+            " changed or damaged"
         )
 
 
@@ -440,7 +546,9 @@ class TokenStore:
         self._entries = manifest["shards"]
         self._sources = {source.name: source for source in plan.sources}
         self._specials: dict[str, tuple[np.ndarray, list[str]]] = {}  # by digest of a vocabulary
-        self._checked: dict[int, Hashable] = {}  # shard → its state when its bytes had the manifest's digest
+        self._checked: dict[
+            int, Hashable
+        ] = {}  # shard → its state when its bytes had the manifest's digest
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -448,9 +556,11 @@ class TokenStore:
     def read(
         self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary
     ) -> Iterator[ReadDocuments]:
-        """The documents of a slice of a dataset's source of this name, as they were read, those that are kept.
+        """The documents of a slice of a dataset's source of this name, as they were read, those
+        that are kept.
 
-        vocabulary: the dataset's. SourceError for a document of whose text something else may come by it.
+        vocabulary: the dataset's. SourceError for a document of whose text something else may come
+        by it.
         """
         own, i = self._sources[source.name], part.file - source.first_file
         piece = own.pieces.of_file(i)[part.piece]
@@ -463,9 +573,15 @@ class TokenStore:
             first, end = arrays["part_offsets"][k : k + 2].tolist()
             units, unit = int(arrays["part_units"][k]), arrays["unit"][first:end]
             if position_of(part.format, part.compression) == "stream":
-                units, unit = -(-part.size // part.step_bytes), unit // (part.step_bytes // STEP_BYTES)
+                units, unit = (
+                    -(-part.size // part.step_bytes),
+                    unit // (part.step_bytes // STEP_BYTES),
+                )
             low, high = np.searchsorted(unit, part.range(units)).tolist()
-            positions, sizes = arrays["position"][first : first + high], arrays["size"][first : first + high]
+            positions, sizes = (
+                arrays["position"][first : first + high],
+                arrays["size"][first : first + high],
+            )
             if isinstance(keep, Choice):
                 wanted = keep(part.file, positions, sizes.astype(np.int64))[low:]
             elif keep is None:
@@ -485,31 +601,38 @@ class TokenStore:
             most = MOST_IN_MEMORY if in_memory else default_max_open()
             while len(known) >= most:
                 known.popitem(last=False)
-            known[key] = opened = _OpenShard(self.folder, self._entries[number], self._checked.get(number))
+            known[key] = opened = _OpenShard(
+                self.folder, self._entries[number], self._checked.get(number)
+            )
             self._checked[number] = opened.state
         known.move_to_end(key)
         return known[key]
 
     def _refuse_special(self, read: ReadDocuments, vocabulary: Vocabulary, part: Slice) -> None:
-        """SourceError where a document depends on a token that is special in the dataset or in the store alone."""
+        """SourceError where a document depends on a token that is special in the dataset or in the
+        store alone."""
         here, texts = self._special(vocabulary)
         if len(here) and len(read.tokens.ids) and int(read.tokens.ids.max()) >= here[0]:
             places = np.flatnonzero(np.isin(read.tokens.ids, here))
             if len(places):
                 i = int(np.searchsorted(read.tokens.offsets, places[0], "right")) - 1
-                raise self._depends(int(read.positions[i]), f"has token {int(read.tokens.ids[places[0]])}", part)
+                raise self._depends(
+                    int(read.positions[i]), f"has token {int(read.tokens.ids[places[0]])}", part
+                )
         for reject in read.rejects if texts else ():
             if reject.reason == TEXT_REASONS[0] and any(text in reject.detail for text in texts):
                 raise self._depends(reject.position, f"was rejected: {reject.detail}", part)
 
     def _depends(self, position: int, what: str, part: Slice) -> SourceError:
         return SourceError(
-            f"{self.folder}: the document at {position} of {part.path} {what}, which is special in one of store and recipe "
-            "alone: from its text something else may come. Make a store with this recipe's roles and tasks, or build from text"
+            f"{self.folder}: the document at {position} of {part.path} {what}, which is special in"
+            " one of store and recipe alone: from its text something else may come. Make a store"
+            " with this recipe's roles and tasks, or build from text"
         )
 
     def _special(self, vocabulary: Vocabulary) -> tuple[np.ndarray, list[str]]:
-        """(int64[k], ascending: the ids that are special in a vocabulary and not in the store's; the texts of the others)."""
+        """(int64[k], ascending: the ids that are special in a vocabulary and not in the store's;
+        the texts of the others)."""
         if vocabulary.digest not in self._specials:
             here, there = special_texts(vocabulary), special_texts(self.plan.vocabulary)
             ids = np.array(sorted(id for id, _ in here - there), np.int64)
@@ -519,19 +642,27 @@ class TokenStore:
 
 MOST_IN_MEMORY = 32
 """Shards of stores at URLs that a process keeps."""
-_open_shards: dict[bool, OrderedDict[tuple[TokenStore, int], _OpenShard]] = {False: OrderedDict(), True: OrderedDict()}
+_open_shards: dict[bool, OrderedDict[tuple[TokenStore, int], _OpenShard]] = {
+    False: OrderedDict(),
+    True: OrderedDict(),
+}
 """The shards that a process holds open, of all stores, the most recently used last.
 
 By whether they are in memory."""
 
 
-def _documents(arrays: Mapping[str, np.ndarray], first: int, wanted: np.ndarray, file: int) -> ReadDocuments:
+def _documents(
+    arrays: Mapping[str, np.ndarray], first: int, wanted: np.ndarray, file: int
+) -> ReadDocuments:
     """Documents of a shard from number `first` on, those that are wanted."""
     end = first + len(wanted)
     offsets = arrays["document_offsets"][first : end + 1]
     begin, stop = np.searchsorted(arrays["rejected"], [first, end]).tolist()
     rejected = arrays["rejected"][begin:stop].astype(np.int64) - first
-    positions, ids = arrays["position"][first:end], arrays["tokens"][int(offsets[0]) : int(offsets[-1])]
+    positions, ids = (
+        arrays["position"][first:end],
+        arrays["tokens"][int(offsets[0]) : int(offsets[-1])],
+    )
     lengths, text_bytes = np.diff(offsets), arrays["text_bytes"][first:end].astype(np.int64)
     rejects = []
     for i, r in zip(rejected.tolist(), range(begin, stop), strict=True):
@@ -548,7 +679,9 @@ def _documents(arrays: Mapping[str, np.ndarray], first: int, wanted: np.ndarray,
     trained = {
         int(number[d]): _trained(arrays, s)
         for s, d in zip(
-            range(low, high), (arrays["supervised"][low:high].astype(np.int64) - first).tolist(), strict=True
+            range(low, high),
+            (arrays["supervised"][low:high].astype(np.int64) - first).tolist(),
+            strict=True,
         )
         if used[d]
     }
@@ -558,7 +691,9 @@ def _documents(arrays: Mapping[str, np.ndarray], first: int, wanted: np.ndarray,
 
 def _trained(arrays: Mapping[str, np.ndarray], s: int) -> Trained:
     """Return copies: views would keep a shard's file open until all documents are read."""
-    spans, cuts = (slice(*arrays[name][s : s + 2].tolist()) for name in ("span_offsets", "cut_offsets"))
+    spans, cuts = (
+        slice(*arrays[name][s : s + 2].tolist()) for name in ("span_offsets", "cut_offsets")
+    )
     columns = {name: arrays[name][spans].copy() for name in ("spans", "weights", "turns")}
     columns |= {name: arrays[name][cuts].copy() for name in ("cuts", "ranks")}
     system, eos_weight = int(arrays["system"][s]), float(arrays["eos_weight"][s])
@@ -571,5 +706,9 @@ def _places(arrays: Mapping[str, np.ndarray], s: int) -> MediaPlaces:
     if "place_offsets" not in arrays:
         return NO_PLACES
     spans, first, tokens, kind = (arrays[f"place_{name}"] for name in _OF_PLACES)
-    every = MediaPlaces(spans, first, tokens, kind, arrays["place_ref_offsets"], arrays["place_refs"])
-    return MediaPlaces(*(column.copy() for column in every.of(*arrays["place_offsets"][s : s + 2].tolist())))
+    every = MediaPlaces(
+        spans, first, tokens, kind, arrays["place_ref_offsets"], arrays["place_refs"]
+    )
+    return MediaPlaces(
+        *(column.copy() for column in every.of(*arrays["place_offsets"][s : s + 2].tolist()))
+    )

@@ -1,5 +1,5 @@
-"""Documents that say what of them is trained, or have media: `loss_spans`, `messages`, `media` → a text, its trained characters,
-its trained tokens.
+"""Documents that say what of them is trained, or have media: `loss_spans`, `messages`, `media` → a
+text, its trained characters, its trained tokens.
 
 ```
 messages    user: 2+2?   assistant: 4
@@ -14,9 +14,10 @@ text      Q:·2+2?↵A:·4          span of characters [11, 12)
 tokens    Q  :  ·2 + 2 ? ↵ A  :  ·4
 begins    0  1  2  4 5 6 7 8  9  10     "·4" begins before the span: it is not trained
 ```
-The whole text is tokenized at once, so that a model sees the tokens that it will see; a token is trained iff it begins
-inside a span. One that begins before a {% generation %} block and reaches into it is trained with the block, as in
-transformers; law 2 leaves it out. Of a document with media all but its places is trained, or what it says.
+The whole text is tokenized at once, so that a model sees the tokens that it will see; a token is
+trained iff it begins inside a span. One that begins before a {% generation %} block and reaches
+into it is trained with the block, as in transformers; law 2 leaves it out. Of a document with media
+all but its places is trained, or what it says.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -102,10 +103,12 @@ class Conversation:
 def supervise(
     batch: Batch, template: str | None, settings: DocumentKeys = DEFAULTS, law: int = LAW_VERSION
 ) -> tuple[Batch, dict[int, Conversation]]:
-    """(a reader's batch with the text of every document, those that cannot be used among its rejects; document's number in it
+    """(a reader's batch with the text of every document, those that cannot be used among its
+    rejects; document's number in it
     → its conversation, of the supervised ones).
 
-    template: of `find_template`; None if there is none. law: the plan's. RecipeError where messages have no template.
+    template: of `find_template`; None if there is none. law: the plan's. RecipeError where messages
+    have no template.
     """
     if not batch.supervision:
         return batch, {}
@@ -121,7 +124,9 @@ def supervise(
                 rejects.append(Reject(int(batch.files[i]), position, reason, detail[:MAX_DETAIL]))
                 continue
             text = found.text
-            if found.limited or not found.spans or found.weights:  # otherwise its weight is 1, as without one
+            if (
+                found.limited or not found.spans or found.weights
+            ):  # otherwise its weight is 1, as without one
                 conversations[len(texts)] = found
         texts.append(text)
         used.append(i)
@@ -140,7 +145,8 @@ def read_supervised(
     law: int = LAW_VERSION,
     kinds: tuple[str, ...] = (),
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
-    """What `formats.read` gives of a part of a source, after `supervise`; settings: the recipe's, which may ignore the fields.
+    """What `formats.read` gives of a part of a source, after `supervise`; settings: the recipe's,
+    which may ignore the fields.
     kinds: of media."""
     fields = Fields.of(source, law, kinds) if settings.loss_spans == "use" else None
     for batch in read(part, source.text_key, keep, batch_bytes, decoders, fields):
@@ -168,18 +174,34 @@ def _with_few_slots(
     for which in np.split(np.arange(len(part)), np.flatnonzero(np.diff(part)) + 1):
         first, end = int(which[0]), int(which[-1]) + 1
         own = {i - first: conversations[i] for i in range(first, end) if i in conversations}
-        yield Batch(batch.texts[first:end], batch.files[first:end], batch.positions[first:end], rejects, {}), own
+        yield (
+            Batch(
+                batch.texts[first:end],
+                batch.files[first:end],
+                batch.positions[first:end],
+                rejects,
+                {},
+            ),
+            own,
+        )
         rejects = []
 
 
 def conversation(
-    given: Supervision | Dialogue, template: str | None, settings: DocumentKeys = DEFAULTS, law: int = LAW_VERSION
+    given: Supervision | Dialogue,
+    template: str | None,
+    settings: DocumentKeys = DEFAULTS,
+    law: int = LAW_VERSION,
 ) -> Conversation | Problem:
     """What is trained of a document, or why it cannot be used.
 
     Raises RecipeError when messages have no template.
     """
-    found = read_layout(given, settings.trained_roles) if isinstance(given, Supervision) and given.layout else given
+    found = (
+        read_layout(given, settings.trained_roles)
+        if isinstance(given, Supervision) and given.layout
+        else given
+    )
     if isinstance(found, tuple):
         return found
     if isinstance(found, Supervision):
@@ -193,9 +215,11 @@ def conversation(
 
 
 def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -> Conversation:
-    """The conversation of a text and its ranges of characters [begin, end) with a weight: ascending, apart or touching.
+    """The conversation of a text and its ranges of characters [begin, end) with a weight:
+    ascending, apart or touching.
 
-    Ranges of weight 0 are not trained; touching ones of the same weight become one. more: its other fields.
+    Ranges of weight 0 are not trained; touching ones of the same weight become one. more: its other
+    fields.
     """
     spans: list[tuple[int, int]] = []
     weights: list[float] = []
@@ -213,7 +237,8 @@ def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -
 
 
 def _with_media(given: Supervision, law: int) -> Conversation | Problem:
-    """What is trained of a text, and its places of media, where kinds say that it may have any; without loss_spans all is."""
+    """What is trained of a text, and its places of media, where kinds say that it may have any;
+    without loss_spans all is."""
     assert given.text is not None
     try:
         places = read_media(given.record.get(MEDIA), given.text, given.kinds) if given.kinds else ()
@@ -234,9 +259,11 @@ def _with_media(given: Supervision, law: int) -> Conversation | Problem:
 def _with_spans(
     text: str, spans: Any, of_document: float, law: int, places: tuple[MediaPlace, ...] = ()
 ) -> Conversation | Problem:
-    """The characters inside any of the spans, in whatever order those stand, overlap, are empty or reach beyond the text.
+    """The characters inside any of the spans, in whatever order those stand, overlap, are empty or
+    reach beyond the text.
 
-    of_document: the document's weight, by which those of the spans are multiplied. Spans of unequal weight do not overlap.
+    of_document: the document's weight, by which those of the spans are multiplied. Spans of unequal
+    weight do not overlap.
     law: 2 knows no weights.
     """
     if not isinstance(spans, list):
@@ -250,14 +277,25 @@ def _with_spans(
         if begin is None or end is None or (law < 3 and float in map(type, span[:2])):
             return "bad_loss_spans", f"entry {k} is not [begin, end] in whole numbers"
         if law < 3 and len(span) == 3 and (type(span[2]) not in (int, float) or span[2] != 1):
-            return "bad_loss_spans", f"entry {k} has a weight, and weights other than 1 are not supported yet"
+            return (
+                "bad_loss_spans",
+                f"entry {k} has a weight, and weights other than 1 are not supported yet",
+            )
         weight = weight_of(span[2]) if len(span) == 3 else 1.0
         if weight is None:
-            return "bad_loss_spans", f"entry {k} has a weight that is no finite number of at least 0 in float32"
+            return (
+                "bad_loss_spans",
+                f"entry {k} has a weight that is no finite number of at least 0 in float32",
+            )
         if weight_of(weight * of_document) is None:
-            return "bad_loss_spans", f"entry {k}: its weight times the document's is not finite in float32"
+            return (
+                "bad_loss_spans",
+                f"entry {k}: its weight times the document's is not finite in float32",
+            )
         if not 0 <= begin <= end:
-            numbers = f"[{begin}, {end}]" if max(abs(begin), abs(end)) < 1 << 63 else "of huge numbers"
+            numbers = (
+                f"[{begin}, {end}]" if max(abs(begin), abs(end)) < 1 << 63 else "of huge numbers"
+            )
             return "bad_loss_spans", f"entry {k} is {numbers}; 0 <= begin <= end"
         if begin < min(end, len(text)):
             ranges.append((begin, min(end, len(text)), weight))
@@ -266,24 +304,35 @@ def _with_spans(
         if united and begin < united[-1][1]:
             first, last, other = united.pop()
             if weight != other:
-                return "bad_loss_spans", f"character {begin} is in spans of unequal weight, {other:g} and {weight:g}"
+                return (
+                    "bad_loss_spans",
+                    f"character {begin} is in spans of unequal weight, {other:g} and {weight:g}",
+                )
             begin, end = first, max(end, last)
         united.append((begin, end, weight))
-    return weighted(text, ((begin, end, weight * of_document) for begin, end, weight in united), places=places)
+    return weighted(
+        text, ((begin, end, weight * of_document) for begin, end, weight in united), places=places
+    )
 
 
-def rendered_turns(dialogue: Dialogue, template: str | None, settings: DocumentKeys, law: int) -> Turns | Problem:
-    """What a template writes for a dialogue, and where its messages stand in it; or why it cannot be used.
+def rendered_turns(
+    dialogue: Dialogue, template: str | None, settings: DocumentKeys, law: int
+) -> Turns | Problem:
+    """What a template writes for a dialogue, and where its messages stand in it; or why it cannot
+    be used.
 
     Raises RecipeError where there is no template, or none that can be used.
     """
     if template is None:
         raise NoTemplate(
-            "a document has messages, and the tokenizer has no chat template: give the folder of a tokenizer that has one, or a "
-            'template in documents.chat_template, or set documents.loss_spans = "ignore"'
+            "a document has messages, and the tokenizer has no chat template: give the folder of a"
+            " tokenizer that has one, or a template in documents.chat_template, or set"
+            ' documents.loss_spans = "ignore"'
         )
     compiled = compile_template(template, settings.template_date)
-    from packprep.documents.template_limits import TemplateLimit  # with jinja2, which came with the template
+    from packprep.documents.template_limits import (
+        TemplateLimit,
+    )  # with jinja2, which came with the template
 
     try:
         return find_turns(compiled, dialogue, _variables(dialogue, settings), settings, law)
@@ -294,9 +343,13 @@ def rendered_turns(dialogue: Dialogue, template: str | None, settings: DocumentK
     except TemplateRefusal as error:
         return "template_error", f"the template says {ascii(str(error)[:_MOST_SAID])}"
     except TemplateLimit:
-        return "template_error", "the template does more than it may at these messages, or prints what is no text"
+        return (
+            "template_error",
+            "the template does more than it may at these messages, or prints what is no text",
+        )
     except Exception:
-        # Of any class, for a template is code. Its message would depend on the versions of Python and Jinja.
+        # Of any class, for a template is code. Its message would depend on the versions of Python
+        # and Jinja.
         return "template_error", "the template failed at these messages"
 
 
@@ -305,14 +358,24 @@ def _variables(dialogue: Dialogue, settings: DocumentKeys) -> dict[str, Any]:
     return {**(settings.chat_template_kwargs or {}), **dialogue.kwargs}
 
 
-def _rendered(turns: Turns, dialogue: Dialogue, settings: DocumentKeys, has_blocks: bool) -> Conversation | Problem:
+def _rendered(
+    turns: Turns, dialogue: Dialogue, settings: DocumentKeys, has_blocks: bool
+) -> Conversation | Problem:
     text, trained, begins, system_end = turns
-    contents = [said for message in dialogue.messages for part in texts_of(message) if (said := part.strip())]
+    contents = [
+        said
+        for message in dialogue.messages
+        for part in texts_of(message)
+        if (said := part.strip())
+    ]
     if contents and not any(content in text for content in contents):
         # as templates for pictures do, which expect lists of parts and pass over strings
         return "template_error", "the template leaves every message's content out"
     if found := SURROGATE.search(text):
-        return "lone_surrogate", f"character {found.start()} of the rendered text is {ascii(found[0])}"
+        return (
+            "lone_surrogate",
+            f"character {found.start()} of the rendered text is {ascii(found[0])}",
+        )
     if too_large := large_text(text):
         return too_large
     boundaries = tuple(sorted(set(begins.values())))
@@ -330,14 +393,19 @@ def _rendered(turns: Turns, dialogue: Dialogue, settings: DocumentKeys, has_bloc
         roles=_roles(dialogue.messages, begins, boundaries),
         system_end=system_end,
         chat=True,
-        strings=tuple(strings_of([dialogue.messages, dialogue.tools, _variables(dialogue, settings)])),
+        strings=tuple(
+            strings_of([dialogue.messages, dialogue.tools, _variables(dialogue, settings)])
+        ),
         blocks=tuple(blocks),
         places=dialogue.media,
     )
 
 
-def _roles(messages: Sequence[dict[str, Any]], begins: Mapping[int, int], boundaries: Sequence[int]) -> tuple[str, ...]:
-    """The role of what begins at 0 and at each boundary: of its first message, or of one that asks, where it holds several."""
+def _roles(
+    messages: Sequence[dict[str, Any]], begins: Mapping[int, int], boundaries: Sequence[int]
+) -> tuple[str, ...]:
+    """The role of what begins at 0 and at each boundary: of its first message, or of one that asks,
+    where it holds several."""
     roles = {0: messages[0]["role"]}
     at = 0
     for k, message in enumerate(messages):
@@ -348,7 +416,8 @@ def _roles(messages: Sequence[dict[str, Any]], begins: Mapping[int, int], bounda
 
 
 NEVER, ANYWHERE, BEST = 0, 1, 2
-"""Ranks of the places at which a document may be cut: of those in reach of a piece the last one of the highest rank is taken."""
+"""Ranks of the places at which a document may be cut: of those in reach of a piece the last one of
+the highest rank is taken."""
 _ASKING = ("user", "tool")
 _EVERYWHERE = np.iinfo(np.int64).max
 
@@ -356,19 +425,26 @@ _EVERYWHERE = np.iinfo(np.int64).max
 class Training(NamedTuple):
     """Which tokens of D documents are trained. Token numbers are relative to their document.
 
-    A piece of a document that begins at token `at` trains of span k what it holds, iff at < turns[k, 1] or turns[k, 0] < at:
-    the message that the span's answers stands in it, at least in part, or the answer was cut inside, and this is its rest.
+    A piece of a document that begins at token `at` trains of span k what it holds, iff at <
+    turns[k, 1] or turns[k, 0] < at: the message that the span's answers stands in it, at least in
+    part, or the answer was cut inside, and this is its rest.
     """
 
-    supervised: np.ndarray  # uint8[D]: 1 where the document says which part of it is trained; of the others all is
+    supervised: (
+        np.ndarray
+    )  # uint8[D]: 1 where the document says which part of it is trained; of the others all is
     span_offsets: np.ndarray  # int64[D + 1]
-    spans: np.ndarray  # int64[k, 2]: half-open trained ranges, ascending; apart, or of other messages or weights
+    spans: (
+        np.ndarray
+    )  # int64[k, 2]: half-open trained ranges, ascending; apart, or of other messages or weights
     weights: np.ndarray  # float32[k]: of the spans, above 0
-    turns: np.ndarray  # int64[k, 2]: the first trained token of the span's message; where the message it answers ends
+    # int64[k, 2]: the first trained token of the span's message; where the message it answers ends
+    turns: np.ndarray
     cut_offsets: np.ndarray  # int64[D + 1]
     cuts: np.ndarray  # int64[c]: ascending: the first tokens of messages after the first
     ranks: np.ndarray  # uint8[c]: NEVER, ANYWHERE or BEST
-    system: np.ndarray  # int64[D]: leading tokens, of system message and tools, that a document's later pieces repeat
+    # int64[D]: leading tokens, of system message and tools, that a document's later pieces repeat
+    system: np.ndarray
     eos_weight: np.ndarray  # float32[D]: with which the end of the text is trained; 0: it is not
     place_offsets: np.ndarray  # int64[D + 1]
     places: MediaPlaces  # of media
@@ -389,9 +465,11 @@ class Trained(NamedTuple):
 
 
 def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
-    """int64[n], ascending: the character from which each token counts, of tokens that stand for `characters: int64[n, 2]`.
+    """int64[n], ascending: the character from which each token counts, of tokens that stand for
+    `characters: int64[n, 2]`.
 
-    It is where the token begins, or the begin of the first block into which it reaches from before it.
+    It is where the token begins, or the begin of the first block into which it reaches from before
+    it.
     """
     begins, ends = characters.T
     if not blocks:
@@ -401,14 +479,20 @@ def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
     return np.maximum.accumulate(np.where(following < ends, following, begins))
 
 
-def trained_tokens(conversation: Conversation, begins: np.ndarray, places: MediaPlaces = NO_PLACES) -> Trained:
-    """What is trained of a document whose tokens count from the characters `begins: int64[n]`, ascending. places: of media.
+def trained_tokens(
+    conversation: Conversation, begins: np.ndarray, places: MediaPlaces = NO_PLACES
+) -> Trained:
+    """What is trained of a document whose tokens count from the characters `begins: int64[n]`,
+    ascending. places: of media.
 
-    Where roles are known, a cut at a user's message is BEST, and NEVER one that parts a trained turn from the message that it
-    answers, the nearest user's or tool's before it, or that leaves what is repeated alone.
+    Where roles are known, a cut at a user's message is BEST, and NEVER one that parts a trained
+    turn from the message that it answers, the nearest user's or tool's before it, or that leaves
+    what is repeated alone.
     """
     n, spans = len(begins), np.array(conversation.spans, np.int64).reshape(-1, 2)
-    before = np.searchsorted(spans[:, 0], begins, side="right") - 1  # the last span that begins at or before the token
+    before = (
+        np.searchsorted(spans[:, 0], begins, side="right") - 1
+    )  # the last span that begins at or before the token
     ends = np.append(spans[:, 1], 0)  # of no span, −1: 0
     roles, boundaries = conversation.roles, np.array(conversation.boundaries, np.int64)
     message = np.searchsorted(boundaries, begins, side="right") if roles else np.zeros(n, np.int64)
@@ -427,13 +511,20 @@ def trained_tokens(conversation: Conversation, begins: np.ndarray, places: Media
     if len(places.spans) and places.spans[0, 0] < system:
         system = 0  # a place stands once
     cuts = np.unique(first[(first > 0) & (first < n)]).astype(np.int64)
-    turns, ranks = np.repeat([[n, n]], len(found), 0).astype(np.int64), np.full(len(cuts), ANYWHERE, np.uint8)
+    turns, ranks = (
+        np.repeat([[n, n]], len(found), 0).astype(np.int64),
+        np.full(len(cuts), ANYWHERE, np.uint8),
+    )
     if roles and len(found):
         of_span = which[found[:, 0]]
         turns[:, 0] = found[np.searchsorted(of_span, of_span), 0]
         asking = np.flatnonzero(np.isin(roles, _ASKING))
         last = np.searchsorted(asking, of_span) - 1  # −1: nothing is asked before
-        turns[:, 1] = np.where(last < 0, n, np.maximum(np.append(first, n)[asking[last]], 1)) if len(asking) else n
+        turns[:, 1] = (
+            np.where(last < 0, n, np.maximum(np.append(first, n)[asking[last]], 1))
+            if len(asking)
+            else n
+        )
         next_span = np.searchsorted(found[:, 0], cuts)
         ranks[np.append(turns[:, 1], n)[next_span] <= cuts] = NEVER
         ranks[np.isin(cuts, first[np.array(roles[1:]) == "user"])] = BEST
@@ -446,25 +537,42 @@ def trained_tokens(conversation: Conversation, begins: np.ndarray, places: Media
 def _all_trained(
     conversations: Sequence[Conversation], lengths: np.ndarray, places: Sequence[MediaPlaces]
 ) -> list[Trained]:
-    """What `trained_tokens` gives of documents of `lengths: int64[n]` tokens of which all but their places is trained."""
+    """What `trained_tokens` gives of documents of `lengths: int64[n]` tokens of which all but their
+    places is trained."""
     ranges, offsets = ranges_beside(places, lengths)
-    of_document = np.array([one.weights[0] if one.weights else 1.0 for one in conversations], np.float32)
+    of_document = np.array(
+        [one.weights[0] if one.weights else 1.0 for one in conversations], np.float32
+    )
     count, bounds = np.diff(offsets), offsets.tolist()
-    weights, turns = np.repeat(of_document, count), np.repeat(np.stack((lengths, lengths), 1), count, axis=0)
+    weights, turns = (
+        np.repeat(of_document, count),
+        np.repeat(np.stack((lengths, lengths), 1), count, axis=0),
+    )
     cuts, ranks = np.zeros(0, np.int64), np.zeros(0, np.uint8)
     return [
         Trained(ranges[a:b], weights[a:b], turns[a:b], cuts, ranks, 0, weight, own, one.limited)
-        for a, b, weight, own, one in zip(bounds, bounds[1:], of_document.tolist(), places, conversations, strict=False)
+        for a, b, weight, own, one in zip(
+            bounds, bounds[1:], of_document.tolist(), places, conversations, strict=False
+        )
     ]
 
 
 def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict[int, Trained]:
-    """Return what is trained of token documents that have only a weight. weights: by number; lengths: int64[n], in tokens."""
-    own = [Conversation("", ((0, 0),), weights=(weight,), limited=False) for weight in weights.values()]
+    """Return what is trained of token documents that have only a weight. weights: by number;
+    lengths: int64[n], in tokens."""
+    own = [
+        Conversation("", ((0, 0),), weights=(weight,), limited=False) for weight in weights.values()
+    ]
     trained = _all_trained(own, lengths[[*weights]], [NO_PLACES] * len(own))
     none = np.zeros(0, np.int64)
     nothing = Trained(
-        none.reshape(0, 2), none.astype(np.float32), none.reshape(0, 2), none, none.astype(np.uint8), 0, 0.0
+        none.reshape(0, 2),
+        none.astype(np.float32),
+        none.reshape(0, 2),
+        none,
+        none.astype(np.uint8),
+        0,
+        0.0,
     )
     return {i: one if one.eos_weight else nothing for i, one in zip(weights, trained, strict=True)}
 
@@ -476,28 +584,43 @@ def tokenize_supervised(
     special_text: str,
     vocabulary: Vocabulary,
 ) -> tuple[Tokens, dict[int, Trained]]:
-    """The ids of each text, as `tokenize` gives them, and document → what is trained of it, of those with a conversation.
+    """The ids of each text, as `tokenize` gives them, and document → what is trained of it, of
+    those with a conversation.
 
     A rejected document is not among them.
     """
     if not conversations:
         tokens = tokenize(engine, texts, special_text, vocabulary)
         return (refuse_strays(tokens, vocabulary) if vocabulary.media else tokens), {}
-    whole = {i for i, found in conversations.items() if (found.places or not found.limited) and found.trains_all}
+    whole = {
+        i
+        for i, found in conversations.items()
+        if (found.places or not found.limited) and found.trains_all
+    }
     plain = [i for i in range(len(texts)) if i not in conversations or i in whole]
     chats = [i for i in sorted(conversations) if conversations[i].chat]
     spans = [i for i in sorted(conversations) if not conversations[i].chat and i not in whole]
     groups: list[tuple[list[int], Tokens]] = []
     places_of: dict[int, MediaPlaces] = {}
-    for group, characters, is_chat in ((plain, False, False), (spans, True, False), (chats, True, True)):
+    for group, characters, is_chat in (
+        (plain, False, False),
+        (spans, True, False),
+        (chats, True, True),
+    ):
         if not group:
             continue
         places = [conversations[i].places if i in conversations else () for i in group]
         if is_chat:
             strings = [conversations[i].strings for i in group]
-            tokens = tokenize(engine, [texts[i] for i in group], special_text, vocabulary, True, strings)
+            tokens = tokenize(
+                engine, [texts[i] for i in group], special_text, vocabulary, True, strings
+            )
         else:
-            pieces = [piece for i, own in zip(group, places, strict=True) for piece in pieces_of(texts[i], own)]
+            pieces = [
+                piece
+                for i, own in zip(group, places, strict=True)
+                for piece in pieces_of(texts[i], own)
+            ]
             if len(pieces) > len(group):
                 refuse_other_beginnings(cast(Hashable, engine), vocabulary)
             tokens = tokenize(engine, pieces, special_text, vocabulary, characters)
@@ -529,18 +652,24 @@ def tokenize_supervised(
             continue
         bounds = tokens.offsets.tolist()
         for k, i in used:
-            begins = counted_begins(tokens.characters[bounds[k] : bounds[k + 1]], conversations[i].blocks)
+            begins = counted_begins(
+                tokens.characters[bounds[k] : bounds[k + 1]], conversations[i].blocks
+            )
             trained[i] = trained_tokens(conversations[i], begins, places_of.get(i, NO_PLACES))
     return Tokens(ids, offsets, sorted(rejected)), trained
 
 
 def training_columns(
-    trained: Mapping[int, Trained], documents: int, law: int = LAW_VERSION, long_answers: str = "continue"
+    trained: Mapping[int, Trained],
+    documents: int,
+    law: int = LAW_VERSION,
+    long_answers: str = "continue",
 ) -> Training | None:
     """The columns of `documents` documents; None when none of them says something of its training.
 
-    law: 2 knows no roles: all places to cut are alike, and all that a document says is trained in any piece. long_answers: as
-    in a recipe; "untrained": the rest of an answer that was cut inside is not.
+    law: 2 knows no roles: all places to cut are alike, and all that a document says is trained in
+    any piece. long_answers: as in a recipe; "untrained": the rest of an answer that was cut inside
+    is not.
     """
     if not trained:
         return None
@@ -548,7 +677,10 @@ def training_columns(
     rows = [trained[i] for i in order]
     supervised, eos_weight = np.zeros(documents, np.uint8), np.zeros(documents, np.float32)
     system, n_spans, n_cuts, n_places = (np.zeros(documents, np.int64) for _ in range(4))
-    turns, ranks = (np.concatenate(columns) for columns in zip(*((row.turns, row.ranks) for row in rows), strict=True))
+    turns, ranks = (
+        np.concatenate(columns)
+        for columns in zip(*((row.turns, row.ranks) for row in rows), strict=True)
+    )
     if law == 2:
         turns[:, 1], ranks[:] = _EVERYWHERE, ANYWHERE
     if long_answers == "untrained":

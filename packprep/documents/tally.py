@@ -83,7 +83,8 @@ class Tally:
 
 
 def lower_bound(part: float, count: float) -> float:
-    """Return the least part of all where `count` independent ones have `part`, by Chernoff's bound."""
+    """Return the least part of all where `count` independent ones have `part`, by Chernoff's
+    bound."""
     low, high = 0.0, part
     for _ in range(50):
         middle = (low + high) / 2

@@ -1,14 +1,16 @@
-"""Jinja's sandbox with limits: a chat template is code from elsewhere, and a document one that it is run on.
+"""Jinja's sandbox with limits: a chat template is code from elsewhere, and a document one that it
+is run on.
 
-Counted are steps, characters and work, never seconds, so that the same conversation is rejected everywhere:
+Counted are steps, characters and work, never seconds, so that the same conversation is rejected
+everywhere:
 
     steps        iterations of loops, calls, filters
     characters   printed, joined, or handed to a filter or a call, whether they come to be in the text or not
     work         what costs time alone: characters and items that are searched, compared or copied, nodes that a loop repeats
 
-A value may hold the same list many times over, and be far longer than the memory that it takes. What puts values into a new
-one, as a list does that the template writes, counts all that they hold; so whatever is done to a value takes no more than
-has been counted.
+A value may hold the same list many times over, and be far longer than the memory that it takes.
+What puts values into a new one, as a list does that the template writes, counts all that they hold;
+so whatever is done to a value takes no more than has been counted.
 """
 
 import functools
@@ -24,7 +26,9 @@ import jinja2.sandbox
 MOST_STEPS = 1 << 17
 MOST_CHARACTERS = 1 << 26
 MOST_WORK = 1 << 30  # some seconds
-MOST_NUMBER = 1 << 24  # of an argument, as of a width; the bits of a product or power are fewer, too
+MOST_NUMBER = (
+    1 << 24
+)  # of an argument, as of a width; the bits of a product or power are fewer, too
 MOST_NODES = 1 << 15  # of a template
 _PLACE = 64  # characters that a value counts as which is no text: about the time that it takes
 _ITEM, _NODE, _PASSED = (
@@ -38,15 +42,45 @@ _CONTAINERS = (dict, list, tuple, set)
 _BINOPS = ("+", "*", "**", "%")
 _LONG_NUMBER = re.compile(r"\d{8}")
 _PASSING = (
-    "map", "select", "reject", "selectattr", "rejectattr", "batch", "slice", "unique", "list", "sum", "join", "sort", "min",
-    "max", "groupby",
-)  # fmt: skip
+    "map",
+    "select",
+    "reject",
+    "selectattr",
+    "rejectattr",
+    "batch",
+    "slice",
+    "unique",
+    "list",
+    "sum",
+    "join",
+    "sort",
+    "min",
+    "max",
+    "groupby",
+)
 """Filters that look at each item of what they are given."""
 _SHALLOW = (
-    "length", "count", "first", "last", "list", "map", "select", "reject", "selectattr", "rejectattr", "batch", "slice",
-    "items", "default", "d", "attr", "reverse", "safe",
-)  # fmt: skip
-"""Filters that look at nothing of what the items hold. Others compare them, or take a value for its text."""
+    "length",
+    "count",
+    "first",
+    "last",
+    "list",
+    "map",
+    "select",
+    "reject",
+    "selectattr",
+    "rejectattr",
+    "batch",
+    "slice",
+    "items",
+    "default",
+    "d",
+    "attr",
+    "reverse",
+    "safe",
+)
+"""Filters that look at nothing of what the items hold. Others compare them, or take a value for its
+text."""
 _BY_WORDS = ("title", "wordcount", "striptags", "urlize")
 
 
@@ -95,7 +129,8 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise TemplateLimit
 
     def whole(self, value: Any, indent: int = 0) -> int:
-        """Count what a value is as text, all that it holds; how much that is. indent: of each value for each level."""
+        """Count what a value is as text, all that it holds; how much that is. indent: of each value
+        for each level."""
         before = self._characters
         self._whole(value, indent, 0)
         return self._characters - before
@@ -198,7 +233,8 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return "".join(map(str, parts))
 
     def printed(self, value: Any) -> None:
-        """Count what is printed. TemplateLimit for what is no value: its text may be an address in memory."""
+        """Count what is printed. TemplateLimit for what is no value: its text may be an address in
+        memory."""
         if isinstance(value, Mapping):
             for key, inner in value.items():
                 self.printed(key)
@@ -215,7 +251,9 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if operator == "*" and isinstance(left, int) and not isinstance(right, int):
             left, right = right, left
         if isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length() * (max(right, 0) if operator == "**" else 1) + right.bit_length()
+            bits = (
+                left.bit_length() * (max(right, 0) if operator == "**" else 1) + right.bit_length()
+            )
             if bits > 1 << 12:
                 raise TemplateLimit
         elif operator == "*" and isinstance(left, str | list | tuple) and isinstance(right, int):
@@ -239,8 +277,12 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.printed(value)
             longest = max(longest, self.whole(value))
             if isinstance(value, int):
-                self.characters(min(abs(value), MOST_CHARACTERS) if "*" in text or "{:{" in text else 20)
-        self.characters(max(0, text.count("{") + text.count("%") - 1) * longest)  # each field may ask for the longest
+                self.characters(
+                    min(abs(value), MOST_CHARACTERS) if "*" in text or "{:{" in text else 20
+                )
+        self.characters(
+            max(0, text.count("{") + text.count("%") - 1) * longest
+        )  # each field may ask for the longest
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A call is a step; methods of strings are counted by what they give."""
@@ -259,7 +301,9 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if isinstance(of, str):
             args = self._method(of, method.__name__, args, kwargs)
         result = super().call(context, obj, *args, **kwargs)
-        if isinstance(result, bytes | bytearray):  # nothing of theirs is counted, and a template prints none
+        if isinstance(
+            result, bytes | bytearray
+        ):  # nothing of theirs is counted, and a template prints none
             raise TemplateLimit
         if isinstance(result, str | list | tuple):
             self.characters(len(result))
@@ -267,12 +311,16 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.made(result)
         return result
 
-    def _method(self, text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _method(
+        self, text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
         """Count what a method of a text makes; its arguments, an iterator as a list."""
         self.characters(len(text))
         if name in ("format", "format_map"):
             self.formatted(text, (*args, *kwargs.values()))
-        elif name == "replace" and len(args) > 1 and all(isinstance(part, str) for part in args[:2]):
+        elif (
+            name == "replace" and len(args) > 1 and all(isinstance(part, str) for part in args[:2])
+        ):
             self.characters(text.count(args[0]) * len(args[1]))
         elif name == "join" and args:
             if isinstance(args[0], Iterator):
@@ -282,7 +330,9 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 self.whole(args[0])
             self.characters(len(text) * (len(args[0]) if isinstance(args[0], Sized) else 0))
         elif name == "expandtabs":
-            self.characters(text.count("\t") * next((size for size in (*args, *kwargs.values())), 8))
+            self.characters(
+                text.count("\t") * next((size for size in (*args, *kwargs.values())), 8)
+            )
         elif name in ("ljust", "rjust", "center", "zfill"):
             self.characters(args[0] if args and isinstance(args[0], int) else 0)
         elif name in ("split", "rsplit", "splitlines"):
@@ -295,7 +345,8 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return args
 
 
-@jinja2.pass_context  # with a context nothing is printed while compiling, where nothing would be counted
+# with a context nothing is printed while compiling, where nothing would be counted
+@jinja2.pass_context
 def _finalize(context: jinja2.runtime.Context, value: Any) -> Any:
     environment: Any = context.environment
     environment.printed(value)
@@ -314,14 +365,20 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _counted(environment: LimitedEnvironment, name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
+def _counted(
+    environment: LimitedEnvironment, name: str, filter_: Callable[..., Any]
+) -> Callable[..., Any]:
     passed = 1 if getattr(filter_, "jinja_pass_arg", None) else 0
 
     @functools.wraps(filter_)
     def counted(*args: Any, **kwargs: Any) -> Any:
         environment.step()
         given = args[passed] if len(args) > passed else None
-        if name in _PASSING and isinstance(given, Iterable) and not (isinstance(given, Sized) and not len(given)):
+        if (
+            name in _PASSING
+            and isinstance(given, Iterable)
+            and not (isinstance(given, Sized) and not len(given))
+        ):
             items: Any = environment.items(given)
             if name == "join" or name not in _SHALLOW:  # they take all of them at once
                 items = list(items)
@@ -353,10 +410,17 @@ def _made_by(environment: LimitedEnvironment, name: str, value: Any, others: lis
         environment.characters((sum(numbers) + sum(map(len, strings))) * lines)
     elif name == "format" and isinstance(value, str):
         environment.formatted(value, others)
-    elif name == "wordwrap" and isinstance(value, str):  # a word is cut from its begin again and again
+    elif name == "wordwrap" and isinstance(
+        value, str
+    ):  # a word is cut from its begin again and again
         cuts = len(value) // max(numbers[0] if numbers else 79, 1)
         environment.characters((len(value) + sum(map(len, strings))) * cuts)
-    elif name == "replace" and isinstance(value, str) and len(others) > 1 and isinstance(others[1], str):
+    elif (
+        name == "replace"
+        and isinstance(value, str)
+        and len(others) > 1
+        and isinstance(others[1], str)
+    ):
         environment.characters(value.count(str(others[0])) * len(others[1]))
     elif name == "join" and others and isinstance(value, Sized):
         environment.characters(len(value) * len(str(others[0])))
@@ -365,10 +429,14 @@ def _made_by(environment: LimitedEnvironment, name: str, value: Any, others: lis
             raise TemplateLimit
         environment.whole(value, _MOST_INDENT if strings else sum(numbers))
     elif name == "sum" and any(isinstance(other, _CONTAINERS) for other in others):
-        environment.work(_ITEM * len(value) * sum(len(item) for item in value if isinstance(item, Sized)))
+        environment.work(
+            _ITEM * len(value) * sum(len(item) for item in value if isinstance(item, Sized))
+        )
     elif name in ("batch", "slice"):
         environment.work(_NODE * sum(numbers))
-    elif name in ("sort", "unique", "min", "max", "groupby", "dictsort") and isinstance(value, Sized):
+    elif name in ("sort", "unique", "min", "max", "groupby", "dictsort") and isinstance(
+        value, Sized
+    ):
         environment.work(environment.whole(value) * len(value).bit_length())
     elif name in _BY_WORDS and isinstance(value, str):
         environment.characters(len(value) * 8)
@@ -394,13 +462,27 @@ def _counted_test(environment: LimitedEnvironment, name: str, test: Any) -> Any:
 
 
 _COMPARING = {
-    "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<=", "gt", ">", "greaterthan", "ge", ">=",
-}  # fmt: skip
+    "eq",
+    "==",
+    "equalto",
+    "ne",
+    "!=",
+    "lt",
+    "<",
+    "lessthan",
+    "le",
+    "<=",
+    "gt",
+    ">",
+    "greaterthan",
+    "ge",
+    ">=",
+}
 
 
 def counting(tree: jinja2.nodes.Template) -> jinja2.nodes.Template:
-    """The template with what counts at the begin of each loop's body, of each macro's and block's, where text of its own is
-    written, and where values are compared, copied or put into new ones.
+    """The template with what counts at the begin of each loop's body, of each macro's and block's,
+    where text of its own is written, and where values are compared, copied or put into new ones.
 
     TemplateLimit for one of more than MOST_NODES nodes.
     """
@@ -418,13 +500,20 @@ def counting(tree: jinja2.nodes.Template) -> jinja2.nodes.Template:
                 found: list[Any] = []
                 for child in value:
                     if isinstance(child, jinja2.nodes.Output):
-                        own = sum(len(n.data) for n in child.nodes if isinstance(n, jinja2.nodes.TemplateData))
+                        own = sum(
+                            len(n.data)
+                            for n in child.nodes
+                            if isinstance(n, jinja2.nodes.TemplateData)
+                        )
                         found += [jinja2.nodes.ExprStmt(_asked("characters", own))] if own else []
                     found.append(_as_call(child))
                 setattr(node, field, found)
             else:
                 setattr(node, field, _as_call(value))
-        if isinstance(node, jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock | jinja2.nodes.Block):
+        if isinstance(
+            node,
+            jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock | jinja2.nodes.Block,
+        ):
             node.body.insert(0, jinja2.nodes.ExprStmt(_asked("step", nodes)))
         if isinstance(node, jinja2.nodes.For) and node.test:
             node.test = _asked("looked_at", node.test, tested)
@@ -440,7 +529,10 @@ def _nodes_of(nodes: Iterable[jinja2.nodes.Node]) -> int:
 
 def _asked(name: str, *values: Any) -> jinja2.nodes.Call:
     """A call of a method of the environment; values: nodes, or what is constant."""
-    given = [value if isinstance(value, jinja2.nodes.Node) else jinja2.nodes.Const(value) for value in values]
+    given = [
+        value if isinstance(value, jinja2.nodes.Node) else jinja2.nodes.Const(value)
+        for value in values
+    ]
     return jinja2.nodes.Call(jinja2.nodes.EnvironmentAttribute(name), given, [], None, None)
 
 
@@ -450,7 +542,11 @@ def _as_call(node: Any) -> Any:
     if isinstance(node, jinja2.nodes.Concat):
         call = _asked("as_one_text", *node.nodes)
     elif isinstance(node, jinja2.nodes.Compare):
-        call = _asked("compare", node.expr, *(part for operand in node.ops for part in (operand.op, operand.expr)))
+        call = _asked(
+            "compare",
+            node.expr,
+            *(part for operand in node.ops for part in (operand.op, operand.expr)),
+        )
     elif isinstance(node, jinja2.nodes.List | jinja2.nodes.Dict | jinja2.nodes.Tuple):
         constant = all(isinstance(n, jinja2.nodes.Const | jinja2.nodes.Pair) for n in node.items)
         pairs = isinstance(node, jinja2.nodes.Dict) and any(

@@ -5,10 +5,11 @@ text        <|im_start|>user↵2+2?<|im_end|>↵<|im_start|>assistant↵4<|im_en
 begins                                      ^                                      message 1
 trained                                                           ^^^^^^^^^^^^     the turn and what closes it, not its header
 ```
-A template with {% generation %} blocks says itself what is trained. For others an assistant's turn is what rendering the
-messages up to it adds to rendering those before it with the generation prompt: what a model will have to write where it is
-asked to. Where a template rewrites earlier turns, as those do that drop what an assistant thought once a user has answered,
-placeholders tell (`placeholders.py`). Law 2 had none, and rejected such conversations.
+A template with {% generation %} blocks says itself what is trained. For others an assistant's turn
+is what rendering the messages up to it adds to rendering those before it with the generation
+prompt: what a model will have to write where it is asked to. Where a template rewrites earlier
+turns, as those do that drop what an assistant thought once a user has answered, placeholders tell
+(`placeholders.py`). Law 2 had none, and rejected such conversations.
 """
 
 import json
@@ -20,19 +21,29 @@ from typing import Any, NamedTuple
 
 from packprep.documents.chat_template import ChatTemplate, TemplateRefusal
 from packprep.documents.layouts import Dialogue
-from packprep.documents.placeholders import SYSTEM, Placeholders, attempted, forms_of, free_characters
+from packprep.documents.placeholders import (
+    SYSTEM,
+    Placeholders,
+    attempted,
+    forms_of,
+    free_characters,
+)
 from packprep.recipe import DocumentKeys
 
 MOST_BY_PREFIXES = 128
-"""Messages of a conversation of which all prefixes are rendered first; longer ones go by placeholders, which need fewer."""
+"""Messages of a conversation of which all prefixes are rendered first; longer ones go by
+placeholders, which need fewer."""
 _ADVICE = "; a template with {% generation %} blocks would say itself what is trained"
 
-Render = Callable[..., str]  # `ChatTemplate.render` of a template and what it reads beside the messages
+Render = Callable[
+    ..., str
+]  # `ChatTemplate.render` of a template and what it reads beside the messages
 Span = tuple[int, int, int]  # begin, end, number of the message
 
 
 class NotIncremental(Exception):
-    """It cannot be told which characters a message is: rendering more messages changes what stood before them."""
+    """It cannot be told which characters a message is: rendering more messages changes what stood
+    before them."""
 
 
 class Turns(NamedTuple):
@@ -50,11 +61,16 @@ class Turns(NamedTuple):
 
 
 def find_turns(
-    template: ChatTemplate, dialogue: Dialogue, variables: Mapping[str, Any], settings: DocumentKeys, law: int
+    template: ChatTemplate,
+    dialogue: Dialogue,
+    variables: Mapping[str, Any],
+    settings: DocumentKeys,
+    law: int,
 ) -> Turns:
     """The text of a dialogue, and where its messages and what is trained of them stand.
 
-    variables: what the template reads beside messages and tools. Raises NotIncremental, and what `ChatTemplate.render` does.
+    variables: what the template reads beside messages and tools. Raises NotIncremental, and what
+    `ChatTemplate.render` does.
     """
     from packprep.documents.template_limits import TemplateLimit
 
@@ -76,20 +92,27 @@ def find_turns(
         wanted = [message["role"] == "assistant" for message in messages]
         begins = _begins(render, messages, text)
         spans = (
-            _by_prefixes(render, messages, text, begins, wanted) if blocks is None else _owned(blocks, begins, messages)
+            _by_prefixes(render, messages, text, begins, wanted)
+            if blocks is None
+            else _owned(blocks, begins, messages)
         )
         end = begins.get(1, 0) if messages[0]["role"] == "system" else 0
         return Turns(text, spans, begins, _system_end(messages, text, end))
     _check_parts(render, messages, text)
-    return _found(_Chat(template, render, messages, tools, taken, trained_messages(dialogue, settings), text), blocks)
+    return _found(
+        _Chat(template, render, messages, tools, taken, trained_messages(dialogue, settings), text),
+        blocks,
+    )
 
 
 def _with_contents(
     rendered: Callable[..., tuple[str, Any]], messages: Sequence[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], str, Any]:
-    """(messages with a content each, their text, its blocks) for templates that want one beside tool_calls, too.
+    """(messages with a content each, their text, its blocks) for templates that want one beside
+    tool_calls, too.
 
-    It is null where they take that, as some write calls only then, else empty. No call may be left out.
+    It is null where they take that, as some write calls only then, else empty. No call may be left
+    out.
     """
     from packprep.documents.template_limits import TemplateLimit
 
@@ -108,7 +131,8 @@ def _with_contents(
 
 
 def _check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str) -> None:
-    """Raises TemplateRefusal where a template that knows texts alone was given a list of parts as a content.
+    """Raises TemplateRefusal where a template that knows texts alone was given a list of parts as a
+    content.
 
     What a tool gives may be JSON.
     """
@@ -117,14 +141,22 @@ def _check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: st
             continue
         as_data = [repr(part) for part in message["content"]]
         if message["role"] != "tool":
-            as_data += [json.dumps(part, ensure_ascii=own) for part in message["content"] for own in (False, True)]
+            as_data += [
+                json.dumps(part, ensure_ascii=own)
+                for part in message["content"]
+                for own in (False, True)
+            ]
         if any(written in text for written in as_data):
-            raise TemplateRefusal(f"it writes the parts of message {k} as data; write one text instead")
+            raise TemplateRefusal(
+                f"it writes the parts of message {k} as data; write one text instead"
+            )
         said = [part for part in texts_of(message) if part.strip()]
         if said and not any(form and form in text for part in said for form in forms_of(part)):
             as_text = [*messages[:k], {**message, "content": "".join(said)}, *messages[k + 1 :]]
             if attempted(partial(render, as_text)) not in (text, None):
-                raise TemplateRefusal(f"it leaves the list of parts of message {k} out; write one text instead")
+                raise TemplateRefusal(
+                    f"it leaves the list of parts of message {k} out; write one text instead"
+                )
 
 
 def strings_of(value: Any) -> Iterator[str]:
@@ -144,12 +176,16 @@ def texts_of(message: Mapping[str, Any]) -> list[str]:
     """The texts of a message's content: one, or one for each part; none where it is null."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
-    return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return [
+        part["text"]
+        for part in parts
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+    ]
 
 
 def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates read it: without what is null, and what was thought under each name by which they ask for it, as
-    transformers gives it to them."""
+    """A message as templates read it: without what is null, and what was thought under each name by
+    which they ask for it, as transformers gives it to them."""
     given = {key: value for key, value in message.items() if value is not None}
     said = [given[key] for key in ("reasoning_content", "thinking", "reasoning") if key in given]
     return {"thinking": said[0], **given, "reasoning_content": said[0]} if said else given
@@ -158,7 +194,8 @@ def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
 def trained_messages(dialogue: Dialogue, settings: DocumentKeys) -> list[bool]:
     """Of each message, whether it is trained."""
     taken = [
-        message["role"] in settings.trained_roles and (settings.train_on_tool_calls or not message.get("tool_calls"))
+        message["role"] in settings.trained_roles
+        and (settings.train_on_tool_calls or not message.get("tool_calls"))
         for message in dialogue.messages
     ]
     if settings.trained_turns == "last":
@@ -184,13 +221,15 @@ class _Chat:
     text: str
 
     def anew(self) -> Render:
-        """What renders for one way of finding turns: all of its renderings together do no more than one may."""
+        """What renders for one way of finding turns: all of its renderings together do no more than
+        one may."""
         self.template.begin()
         return partial(self.render, go_on=True)
 
 
 def _found(chat: _Chat, blocks: list[tuple[int, int]] | None) -> Turns:
-    """The turns of a conversation; blocks: what the template's {% generation %} blocks gave, None if it has none."""
+    """The turns of a conversation; blocks: what the template's {% generation %} blocks gave, None
+    if it has none."""
     from packprep.documents.template_limits import TemplateLimit
 
     text, messages = chat.text, chat.messages
@@ -201,11 +240,17 @@ def _found(chat: _Chat, blocks: list[tuple[int, int]] | None) -> Turns:
         own = [want and speaker for want, speaker in zip(chat.wanted, speaks, strict=True)]
         rest = spans if others else []
         of_blocks = _owned(blocks, begins, messages, own)
-        spans = None if rest is None else sorted([span for span in rest if not own[span[2]]] + of_blocks)
+        spans = (
+            None
+            if rest is None
+            else sorted([span for span in rest if not own[span[2]]] + of_blocks)
+        )
     if spans is None:
         if isinstance(why, NotIncremental | TemplateLimit):
             raise why
-        raise NotIncremental(f"it cannot be told from what the template writes where messages begin{_ADVICE}")
+        raise NotIncremental(
+            f"it cannot be told from what the template writes where messages begin{_ADVICE}"
+        )
     leads = messages[0]["role"] in SYSTEM
     end = begins.get(1, 0) if leads else 0
     if not end and laid is not None and (leads or chat.tools):
@@ -229,16 +274,26 @@ class _Told(NamedTuple):
 
 
 def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
-    """What renderings of the messages' prefixes tell, and of placeholders where those do not tell all.
+    """What renderings of the messages' prefixes tell, and of placeholders where those do not tell
+    all.
 
-    with_spans: what is trained is asked for. others: of others than assistants, too, which prefixes do not tell.
+    with_spans: what is trained is asked for. others: of others than assistants, too, which prefixes
+    do not tell.
     """
     from packprep.documents.template_limits import TemplateLimit
 
     count = len(chat.messages)
-    told = _told_by_prefixes(chat, with_spans and not others) if count <= MOST_BY_PREFIXES else _Told({})
+    told = (
+        _told_by_prefixes(chat, with_spans and not others)
+        if count <= MOST_BY_PREFIXES
+        else _Told({})
+    )
     needed = with_spans and told.spans is None
-    if needed or len(told.begins) < count - 1 or (chat.tools and chat.messages[0]["role"] not in SYSTEM):
+    if (
+        needed
+        or len(told.begins) < count - 1
+        or (chat.tools and chat.messages[0]["role"] not in SYSTEM)
+    ):
         try:
             told = _told_by_placeholders(chat, told, needed)
         except TemplateLimit:
@@ -255,10 +310,16 @@ def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
     begins: dict[int, int] = {}
     try:
         begins = _begins(render, chat.messages, chat.text)
-        # Some templates leave out a last message that says nothing: the next does not begin where that one does.
+        # Some templates leave out a last message that says nothing: the next does not begin where
+        # that one does.
         begins = {k: at for k, at in begins.items() if at != begins.get(k - 1)}
         return _Told(
-            begins, _by_prefixes(render, chat.messages, chat.text, begins, chat.wanted) if with_spans else None
+            begins,
+            (
+                _by_prefixes(render, chat.messages, chat.text, begins, chat.wanted)
+                if with_spans
+                else None
+            ),
         )
     except MemoryError:
         raise
@@ -274,16 +335,21 @@ def _told_by_placeholders(chat: _Chat, told: _Told, needed: bool) -> _Told:
     begins = _ascending({k: told.begins.get(k, at) for k, at in laid.begins().items()})
     inside = {k: at for k, at in begins.items() if 0 < at < len(chat.text)}
     try:
-        return _Told(inside, _by_placeholders(chat, laid, begins) if needed else told.spans, told.why, laid)
+        return _Told(
+            inside, _by_placeholders(chat, laid, begins) if needed else told.spans, told.why, laid
+        )
     except NotIncremental as error:
-        return told._replace(why=told.why if isinstance(told.why, NotIncremental) else error, laid=laid)
+        return told._replace(
+            why=told.why if isinstance(told.why, NotIncremental) else error, laid=laid
+        )
 
 
 def _begins(render: Render, messages: Sequence[dict[str, Any]], text: str) -> dict[int, int]:
-    """Message → the character at which it begins, of those after the first where rendering those before it tells.
+    """Message → the character at which it begins, of those after the first where rendering those
+    before it tells.
 
-    It does not where they cannot be rendered alone, or give something else alone, as under templates that write the system
-    message into the user's.
+    It does not where they cannot be rendered alone, or give something else alone, as under
+    templates that write the system message into the user's.
     """
     begins: dict[int, int] = {}
     for k in range(1, len(messages)):
@@ -294,7 +360,11 @@ def _begins(render: Render, messages: Sequence[dict[str, Any]], text: str) -> di
 
 
 def _by_prefixes(
-    render: Render, messages: Sequence[dict[str, Any]], text: str, begins: Mapping[int, int], wanted: Sequence[bool]
+    render: Render,
+    messages: Sequence[dict[str, Any]],
+    text: str,
+    begins: Mapping[int, int],
+    wanted: Sequence[bool],
 ) -> list[Span]:
     """What is trained of the messages that are wanted, all of an assistant."""
     spans = []
@@ -305,24 +375,34 @@ def _by_prefixes(
         else:
             answered = text if k == len(messages) - 1 else render(messages[: k + 1])
         if not answered.startswith(asked):
-            raise NotIncremental(f"message {k} does not begin with what the template asks for it with{_ADVICE}")
+            raise NotIncremental(
+                f"message {k} does not begin with what the template asks for it with{_ADVICE}"
+            )
         if not text.startswith(answered):
-            raise NotIncremental(f"what follows message {k} changes what the template writes up to it{_ADVICE}")
+            raise NotIncremental(
+                f"what follows message {k} changes what the template writes up to it{_ADVICE}"
+            )
         if len(asked) < len(answered):
             spans.append((len(asked), len(answered), k))
     return spans
 
 
 def _laid(chat: _Chat) -> Placeholders | None:
-    """Placeholders that give the text: for what is said by all, blank or not, or else by those that are trained and by
-    assistants, or else without the names in tool calls, by which some templates go. None where none give it."""
+    """Placeholders that give the text: for what is said by all, blank or not, or else by those that
+    are trained and by assistants, or else without the names in tool calls, by which some templates
+    go. None where none give it.
+    """
     render, marks = chat.anew(), free_characters(chat.taken, 2)
     everybody = [True] * len(chat.messages)
     has_blanks = any(
-        not text.strip() for message in chat.messages if message["role"] != "assistant" for text in texts_of(message)
+        not text.strip()
+        for message in chat.messages
+        if message["role"] != "assistant"
+        for text in texts_of(message)
     )
     speakers = [
-        want or message["role"] == "assistant" for want, message in zip(chat.wanted, chat.messages, strict=True)
+        want or message["role"] == "assistant"
+        for want, message in zip(chat.wanted, chat.messages, strict=True)
     ]
     ways = [(everybody, True, False), (speakers, True, False), (speakers, False, False)]
     for replaced, calls, blanks in [(everybody, True, True), *ways] if has_blanks else ways:
@@ -355,7 +435,10 @@ def _by_placeholders(chat: _Chat, laid: Placeholders, begins: Mapping[int, int])
         end = begins.get(after) if after < count else len(chat.text)
         begin = laid.answer(k) if chat.messages[k]["role"] == "assistant" else laid.said(k)
         if end is None or (begins.get(k) != end if begin is None else begin > end):
-            raise NotIncremental(f"it cannot be told where message {k} {'ends' if end is None else 'begins'}{_ADVICE}")
+            raise NotIncremental(
+                f"it cannot be told where message {k}"
+                f" {'ends' if end is None else 'begins'}{_ADVICE}"
+            )
         if begin is not None and begin != end:
             spans.append((begin, end, k))
     return spans
@@ -367,7 +450,8 @@ def _by_placeholders(chat: _Chat, laid: Placeholders, begins: Mapping[int, int])
 def _with_blocks(
     render: Render, messages: Sequence[dict[str, Any]], taken: Sequence[str]
 ) -> tuple[str, list[tuple[int, int]]]:
-    """The text, and what its {% generation %} blocks gave, found by characters around them that are not in `taken`."""
+    """The text, and what its {% generation %} blocks gave, found by characters around them that are
+    not in `taken`."""
     opening, closing = free_characters(taken, 2)
     pieces: list[str] = []
     spans: list[tuple[int, int]] = []
@@ -379,7 +463,9 @@ def _with_blocks(
         elif piece == closing:
             depth -= 1
             if depth < 0:
-                raise TemplateRefusal("{% endgeneration %} without its begin: the template cuts its own text")
+                raise TemplateRefusal(
+                    "{% endgeneration %} without its begin: the template cuts its own text"
+                )
             if depth == 0 and begin < size:
                 spans.append((begin, size))
         else:
@@ -400,7 +486,8 @@ def _owned(
     messages: Sequence[Mapping[str, Any]],
     wanted: Sequence[bool] | None = None,
 ) -> list[Span]:
-    """The blocks, each with the message of an assistant that it is of, without those that are not wanted."""
+    """The blocks, each with the message of an assistant that it is of, without those that are not
+    wanted."""
     speakers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
     if len(blocks) == len(speakers) or not speakers:
         owners = speakers
@@ -416,20 +503,27 @@ def _owned(
 # What later pieces of a long conversation repeat
 
 
-def _first_begin(text: str, messages: Sequence[Mapping[str, Any]], laid: Placeholders, k: int) -> int:
-    """The character at which message k begins, the first that is no system message, behind what the template writes for the
-    system and tools; 0 where that cannot be told."""
+def _first_begin(
+    text: str, messages: Sequence[Mapping[str, Any]], laid: Placeholders, k: int
+) -> int:
+    """The character at which message k begins, the first that is no system message, behind what the
+    template writes for the system and tools; 0 where that cannot be told."""
     said = laid.said(k) if k < len(messages) else None
     head = laid.head_of(messages[k]["role"]) if said is not None else ""
     return max(text.rfind(head, 0, said), 0) if head.strip() else 0
 
 
-def _system_end(messages: Sequence[dict[str, Any]], text: str, end: int, tools: Sequence[Any] | None = None) -> int:
-    """The character at which the system message and tools end, if they stand before `end`; else 0."""
+def _system_end(
+    messages: Sequence[dict[str, Any]], text: str, end: int, tools: Sequence[Any] | None = None
+) -> int:
+    """The character at which the system message and tools end, if they stand before `end`; else
+    0."""
     if messages[0]["role"] in SYSTEM:
         said = texts_of(messages[0])
     else:
-        said = [str(_function(tool).get("name", "")) for tool in tools or () if isinstance(tool, dict)]
+        said = [
+            str(_function(tool).get("name", "")) for tool in tools or () if isinstance(tool, dict)
+        ]
     return end if said and all(part.strip() in text[:end] for part in said) else 0
 
 

@@ -1,4 +1,5 @@
-"""A dataset in the formats of other tools. One is a line in EXPORTS and `packprep/exporting/NAME.py`.
+"""A dataset in the formats of other tools. One is a line in EXPORTS and
+`packprep/exporting/NAME.py`.
 
 ```
 check ─► write ─► located ─► said        what cannot be exported so; the files; where they lie, and how to use them
@@ -39,16 +40,21 @@ EXPORTS = {
         ".bin and .idx", "what", {"documents": "documents as they were", "rows": "packed rows"}
     ),
     "parquet": Export(
-        "Parquet", "columns",
-        {"nemo": "NeMo's packed sequences", "trl": "TRL's", "full": "the loader's columns"}, ("full",),
+        "Parquet",
+        "columns",
+        {"nemo": "NeMo's packed sequences", "trl": "TRL's", "full": "the loader's columns"},
+        ("full",),
     ),
     "hf": Export(
-        "a Hugging Face dataset", "trainer",
+        "a Hugging Face dataset",
+        "trainer",
         {"trl": "TRL", "llamafactory": "LLaMA-Factory", "axolotl": "Axolotl", "swift": "ms-swift"},
     ),
-    "jsonl": Export("JSON lines", "what", {"documents": "documents as they were", "rows": "packed rows"}),
+    "jsonl": Export(
+        "JSON lines", "what", {"documents": "documents as they were", "rows": "packed rows"}
+    ),
     "mds": Export("a StreamingDataset", weighted=("",)),
-}  # fmt: skip
+}
 
 
 def export_module(name: str) -> Any:
@@ -58,18 +64,24 @@ def export_module(name: str) -> Any:
 
 def exports_with(option: str) -> str:
     """The exports that have an option, as they are asked for."""
-    return " or ".join(f"--to {name}" for name, export in EXPORTS.items() if export.option == option) or "no export"
+    return (
+        " or ".join(f"--to {name}" for name, export in EXPORTS.items() if export.option == option)
+        or "no export"
+    )
 
 
 def chosen_form(name: str, given: Mapping[str, str | None]) -> dict[str, str]:
-    """{"to": name, its option: the choice}. given: option → value or None. RecipeError for what this export has not."""
+    """{"to": name, its option: the choice}. given: option → value or None. RecipeError for what
+    this export has not."""
     if name not in EXPORTS:
         raise RecipeError(f"--to {name}: expected {' or '.join(EXPORTS)}")
     option, choices = EXPORTS[name].option, list(EXPORTS[name].choices)
     for other, value in given.items():
         if value is not None and other != option:
             instead = " or ".join(f"--{option} {choice}" for choice in choices) or "no such option"
-            raise RecipeError(f"--{other} goes with {exports_with(other)}: with --to {name} give {instead}")
+            raise RecipeError(
+                f"--{other} goes with {exports_with(other)}: with --to {name} give {instead}"
+            )
     value = given.get(option)
     if value is not None and value not in choices:
         raise RecipeError(f"--{option} {value}: expected {' or '.join(choices)}")

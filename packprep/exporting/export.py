@@ -2,8 +2,8 @@
 
     empty ─► .export-begun.json ─► files, each whole or not at all ─► .export.json, and the note goes
 
-Both notes name the dataset and the form, so that a folder is only ever filled by one export; the same command goes on. A
-shard is compared with its digest before anything is read from it.
+Both notes name the dataset and the form, so that a folder is only ever filled by one export; the
+same command goes on. A shard is compared with its digest before anything is read from it.
 """
 
 import os
@@ -73,14 +73,18 @@ def export_dataset(
     loss_weights: str = "refuse",
     **options: str | None,
 ) -> dict[str, Any]:
-    """Export a dataset, or find that it stands in `out` already; gives the receipt, with `out` and what the export adds.
+    """Export a dataset, or find that it stands in `out` already; gives the receipt, with `out` and
+    what the export adds.
 
-    to: a name of EXPORTS; options: its own, as `what="rows"`. workers: processes that may write; 0: this one.
-    card: gives the data card of a published dataset, as `packprep.inspection.card.card_at`; the Hugging Face export adds it.
+    to: a name of EXPORTS; options: its own, as `what="rows"`. workers: processes that may write; 0:
+    this one.
+    card: gives the data card of a published dataset, as `packprep.inspection.card.card_at`; the
+    Hugging Face export adds it.
     loss_weights: "refuse" what would lose the weights that documents give; "ignore": all that is
     trained counts alike.
-    Raises RecipeError for what cannot be exported so, and for an `out` that holds something else; DatasetError for a damaged
-    dataset; BuildError for what cannot be written; Stopped after a signal.
+    Raises RecipeError for what cannot be exported so, and for an `out` that holds something else;
+    DatasetError for a damaged dataset; BuildError for what cannot be written; Stopped after a
+    signal.
     """
     source, target = folder_at(directory), folder_at(out)
     form = chosen_form(to, options)
@@ -90,13 +94,16 @@ def export_dataset(
         manifest = sound_manifest(local)
         dataset = {"fingerprint": manifest["fingerprint"], "digest": manifest["digest"]}
         identity = {"format": FORMAT, "version": VERSION, **form, "dataset": dataset}
-        exporting = Exporting(local, manifest, "".join([*form.values()][1:]), target, workers, progress, card)
+        exporting = Exporting(
+            local, manifest, "".join([*form.values()][1:]), target, workers, progress, card
+        )
         module.check(exporting)
         if loses_weights(exporting, to, loss_weights):
             identity["loss_weights"] = "ignore"
         if any(source["slots"].get("media") for source in manifest["ledger"]["sources"].values()):
             progress.say(
-                "warning: the export has the slots of media and none of their refs: packprep's loader gives both, as column media"
+                "warning: the export has the slots of media and none of their refs: packprep's"
+                " loader gives both, as column media"
             )
         located = getattr(module, "located", lambda receipt, out: receipt)
         try:
@@ -104,7 +111,10 @@ def export_dataset(
             if receipt is not None:
                 [*module.said({**located(receipt, target), "out": str(target)})]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            what = f"{target.path_of(RECEIPT)}: its keys and values are not those of an export ({error!s:.100})"
+            what = (
+                f"{target.path_of(RECEIPT)}: its keys and values are not those of an export"
+                f" ({error!s:.100})"
+            )
             raise DatasetError(f"{what}; choose another folder, or remove that one") from None
         if receipt is not None:
             progress.say(f"nothing to make: {target} holds this export")
@@ -116,12 +126,15 @@ def export_dataset(
         return {**located(receipt, target), "out": str(target)}
 
 
-def folders_to_export(directory: str, out: str, to: str, options: Mapping[str, str | None]) -> list[tuple[str, str]]:
-    """Return each dataset to export, and the folder of its export: `out`, or of several row lengths seq_N below it.
+def folders_to_export(
+    directory: str, out: str, to: str, options: Mapping[str, str | None]
+) -> list[tuple[str, str]]:
+    """Return each dataset to export, and the folder of its export: `out`, or of several row lengths
+    seq_N below it.
 
     Raises:
-        RecipeError: If `out` lies in a folder of several row lengths, or if these have documents only in parts and
-            documents are asked for.
+        RecipeError: If `out` lies in a folder of several row lengths, or if these have documents
+            only in parts and documents are asked for.
     """
     source = folder_at(directory)
     lengths = [] if source.exists(MANIFEST_NAME) else lengths_in(source)
@@ -135,8 +148,8 @@ def folders_to_export(directory: str, out: str, to: str, options: Mapping[str, s
             cut |= sound_manifest(local)["recipe"].get("documents", {}).get("long") == "decompose"
     if cut and "documents" in chosen_form(to, options).values():
         raise RecipeError(
-            f'{directory}: documents.long = "decompose" divides documents among its {len(names)} datasets, so none has '
-            f"them whole: give --what rows"
+            f'{directory}: documents.long = "decompose" divides documents among its {len(names)}'
+            " datasets, so none has them whole: give --what rows"
         )
     return [(f"{source}/{name}", f"{folder_at(out)}/{name}") for name in names]
 
@@ -150,17 +163,20 @@ def loses_weights(exporting: Exporting, to: str, loss_weights: str) -> bool:
         raise RecipeError(f"--loss-weights {loss_weights}: expected {' or '.join(LOSS_WEIGHTS)}")
     if exporting.form in EXPORTS[to].weighted:
         if loss_weights == "ignore":
-            raise RecipeError("--loss-weights ignore: this export has the column loss_weights; leave the option out")
+            raise RecipeError(
+                "--loss-weights ignore: this export has the column loss_weights; leave the"
+                " option out"
+            )
         return False
     sources = exporting.manifest["ledger"]["sources"].items()
     weighted = [name for name, source in sources if source["slots"].get("weighted")]
     if weighted and loss_weights == "refuse":
         form = f"--{EXPORTS[to].option} {exporting.form}"
         raise RecipeError(
-            f"--to {to} {form} has no weights, and documents of {', '.join(weighted)} give weights other "
-            "than 1. Give --to parquet --columns full or --to mds, which have loss_weights, train from "
-            "the dataset by packprep's loader, or say --loss-weights ignore: all that is trained then "
-            "counts alike"
+            f"--to {to} {form} has no weights, and documents of {', '.join(weighted)} give weights"
+            " other than 1. Give --to parquet --columns full or --to mds, which have loss_weights,"
+            " train from the dataset by packprep's loader, or say --loss-weights ignore: all that"
+            " is trained then counts alike"
         )
     return bool(weighted)
 
@@ -178,14 +194,16 @@ def print_export(result: dict[str, Any]) -> None:
 def each_shard(
     exporting: Exporting, setup: Callable[..., Do], *arguments: Any, workers: int = 0
 ) -> Iterator[tuple[int, Any]]:
-    """(number, what was made of it) of every shard, as they are done. setup(dataset, manifest, *arguments), called once in
-    each process, gives what is done with a ShardToExport."""
+    """(number, what was made of it) of every shard, as they are done. setup(dataset, manifest,
+    *arguments), called once in each process, gives what is done with a ShardToExport."""
     manifest, progress = exporting.manifest, exporting.progress
     items = [ShardToExport(b) for b in range(len(manifest["shards"]))]
     progress.begin(sum(entry["bytes"] for entry in manifest["shards"]), len(items), len(items))
     given = (exporting.dataset, manifest, *arguments)
     try:
-        for item, made in in_processes(setup, given, items, workers, progress.add, exporting.out.remove_temporaries):
+        for item, made in in_processes(
+            setup, given, items, workers, progress.add, exporting.out.remove_temporaries
+        ):
             progress.done(item)
             yield item.number, made
     finally:
@@ -193,49 +211,58 @@ def each_shard(
 
 
 def sound_manifest(local: LocalCopy) -> Manifest:
-    """The manifest of a published dataset, fetched to this machine; DatasetError if it is not as it was written."""
+    """The manifest of a published dataset, fetched to this machine; DatasetError if it is not as it
+    was written."""
     local.fetch(MANIFEST_NAME)
     manifest = read_manifest(local.folder)
     own = own_digest(as_stored(manifest, LATER))
     if own != manifest["digest"]:
         raise DatasetError(
-            f"{local.out.path_of(MANIFEST_NAME)}: it carries the digest {manifest['digest']} and its own is {own}: it was "
-            "changed or damaged after it was written; put it back"
+            f"{local.out.path_of(MANIFEST_NAME)}: it carries the digest {manifest['digest']} and"
+            f" its own is {own}: it was changed or damaged after it was written; put it back"
         )
-    sources, tasks = ([entry["name"] for entry in entries] for entries in (manifest["sources"], manifest["tasks"]))
+    sources, tasks = (
+        [entry["name"] for entry in entries] for entries in (manifest["sources"], manifest["tasks"])
+    )
     if not is_ledger(manifest["ledger"], sources, tasks):
         raise DatasetError(
-            f"{local.out.path_of(MANIFEST_NAME)}: its ledger has not the keys and counts of a ledger; put the right file back"
+            f"{local.out.path_of(MANIFEST_NAME)}: its ledger has not the keys and counts of a"
+            " ledger; put the right file back"
         )
     return manifest
 
 
 @contextmanager
 def sound_shard(local: LocalCopy, manifest: Manifest, number: int) -> Iterator[Shard]:
-    """A shard, here while this lasts; DatasetError unless its bytes are those that the manifest names."""
+    """A shard, here while this lasts; DatasetError unless its bytes are those that the manifest
+    names."""
     name, entry = shard_name(number), manifest["shards"][number]
     with local.fetched(name):
         path = local.folder / name
         try:
             digest = digest_of_file(path)
         except OSError as error:
-            raise DatasetError(f"{path}: {error.strerror}; nothing can be exported without it: put it back") from None
+            raise DatasetError(
+                f"{path}: {error.strerror}; nothing can be exported without it: put it back"
+            ) from None
         if digest != entry["digest"]:
             raise DatasetError(
-                f"{path}: its digest is {digest} and the manifest's {entry['digest']}: it is damaged, and nothing is "
-                "exported from it. `packprep verify` says what is wrong; build it again"
+                f"{path}: its digest is {digest} and the manifest's {entry['digest']}: it is"
+                " damaged, and nothing is exported from it. `packprep verify` says what is wrong;"
+                " build it again"
             )
         yield shard_of(path, manifest, number)
 
 
 def plan_of(local: LocalCopy, manifest: Manifest) -> Plan:
-    """The plan of a dataset, fetched to this machine with its tokenizer; PlanError unless it is the one that it was built by."""
+    """The plan of a dataset, fetched to this machine with its tokenizer; PlanError unless it is the
+    one that it was built by."""
     local.fetch(PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
     plan = open_plan(local.folder)
     if plan.digest != manifest["plan"]["digest"]:
         raise PlanError(
-            f"{local.folder / PLAN_NAME}: its digest is {plan.digest} and the manifest's {manifest['plan']['digest']}: "
-            "put the right file back"
+            f"{local.folder / PLAN_NAME}: its digest is {plan.digest} and the manifest's"
+            f" {manifest['plan']['digest']}: put the right file back"
         )
     return plan
 
@@ -244,7 +271,9 @@ def restored(plan: Plan, manifest: Manifest, shard: Shard) -> RestoredDocuments:
     """The documents of a shard, by source; DatasetError for one of no source of the manifest."""
     documents = restored_documents(plan, shard.arrays, str(shard.path))
     if len(documents.source) and documents.source[-1] >= len(manifest["sources"]):
-        raise DatasetError(f"{shard.path}: segment_source {documents.source[-1]} is no source of the manifest")
+        raise DatasetError(
+            f"{shard.path}: segment_source {documents.source[-1]} is no source of the manifest"
+        )
     return documents
 
 
@@ -256,13 +285,14 @@ def say_what_documents_lack(exporting: Exporting) -> None:
         dropped += sum(n for reason, n in source["tokens"]["dropped"].items() if reason != REMOVED)
     if truncated or dropped:
         exporting.progress.say(
-            f"{truncated + dropped:,} tokens that the recipe truncated ({truncated:,}) or dropped ({dropped:,}) are not in "
-            "the dataset, and so in no document"
+            f"{truncated + dropped:,} tokens that the recipe truncated ({truncated:,}) or dropped"
+            f" ({dropped:,}) are not in the dataset, and so in no document"
         )
 
 
 def files_of_rows(manifest: Manifest, slots: int) -> list[list[range]]:
-    """The rows of the files of each shard, of about so many slots each: one file at least of a shard."""
+    """The rows of the files of each shard, of about so many slots each: one file at least of a
+    shard."""
     most = max(1, slots // manifest["seq_length"])
     rows = [entry["rows"] for entry in manifest["shards"]]
     return [[range(b, min(b + most, n)) for b in range(0, max(n, 1), most)] for n in rows]
@@ -273,7 +303,8 @@ def refuse_nested(directory: Folder, out: Folder) -> None:
     inner, outer = _parts(out), _parts(directory)
     if inner[: len(outer)] == outer:
         raise RecipeError(
-            f"--out {out} lies in the dataset {directory}, which has no other files: choose another folder"
+            f"--out {out} lies in the dataset {directory}, which has no other files: choose another"
+            " folder"
         )
 
 
@@ -284,7 +315,8 @@ def _parts(out: Folder) -> list[str]:
 
 
 def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The receipt of the export that stands whole in `out`; None where it is to be made, and `out` notes that it has begun.
+    """The receipt of the export that stands whole in `out`; None where it is to be made, and `out`
+    notes that it has begun.
 
     identity: what the folder is to hold. RecipeError if it holds something else.
     """
@@ -295,17 +327,20 @@ def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] 
         for key, value in identity.items():
             if found.get(key) != value:
                 raise RecipeError(
-                    f"--out {out} holds another export: {key} is {found.get(key)!r} in {name} and {value!r} here; choose "
-                    "another folder, or remove that one"
+                    f"--out {out} holds another export: {key} is {found.get(key)!r} in {name} and"
+                    f" {value!r} here; choose another folder, or remove that one"
                 )
-        if name == RECEIPT and all(out.size(file["file"]) == file["bytes"] for file in found["files"]):
+        if name == RECEIPT and all(
+            out.size(file["file"]) == file["bytes"] for file in found["files"]
+        ):
             _tidy_up(out)  # who wrote the receipt may have been killed right after
             return found
         if name == BEGUN:
             return None
     if _read(out, RECEIPT) is None and (others := _names(out)):
         raise RecipeError(
-            f"--out {out} is not empty and holds no export (there is {others[0]!r}): choose another folder"
+            f"--out {out} is not empty and holds no export (there is {others[0]!r}): choose another"
+            " folder"
         )
     out.create(BEGUN, encode(identity))
     return None
@@ -332,13 +367,17 @@ def _read(out: Folder, name: str) -> dict[str, Any] | None:
     except OSError as error:
         raise RecipeError(f"{out.path_of(name)}: {error.strerror}; choose another folder") from None
     if not isinstance(value, dict) or (name == RECEIPT and not _are_files(value.get("files"))):
-        raise DatasetError(f"{out.path_of(name)}: not the note of an export; choose another folder, or remove that one")
+        raise DatasetError(
+            f"{out.path_of(name)}: not the note of an export; choose another folder, or remove"
+            " that one"
+        )
     return value
 
 
 def _are_files(value: Any) -> bool:
     return isinstance(value, list) and all(
-        isinstance(file, dict) and isinstance(file.get("file"), str) and "bytes" in file for file in value
+        isinstance(file, dict) and isinstance(file.get("file"), str) and "bytes" in file
+        for file in value
     )
 
 

@@ -1,13 +1,14 @@
-"""A dataset as a folder of Hugging Face `datasets`: what its `save_to_disk` writes and `load_from_disk` takes.
+"""A dataset as a folder of Hugging Face `datasets`: what its `save_to_disk` writes and
+`load_from_disk` takes.
 
     data-NNNNN-of-NNNNN.arrow   rows in their order, Arrow's streaming format, not compressed: they are mapped, not read
     README.md                   the data card, and what the columns are
     dataset_info.json           the features
     state.json                  which files, and the fingerprint; the last, since no folder is loaded without it
 
-Columns are those of `packprep.exporting.parquet.trl_lists` that a trainer reads, and what else it wants. A column too many is
-not passed over: LLaMA-Factory makes tensors of them all, Axolotl lets an attention_mask win over position_ids, and it packs rows
-a second time where they have a length.
+Columns are those of `packprep.exporting.parquet.trl_lists` that a trainer reads, and what else it
+wants. A column too many is not passed over: LLaMA-Factory makes tensors of them all, Axolotl lets
+an attention_mask win over position_ids, and it packs rows a second time where they have a length.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,22 @@ import pyarrow as pa
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.manifest import Manifest, first_rows
-from packprep.exporting.export import Exporting, ShardToExport, each_shard, files_of_rows, sound_shard
-from packprep.exporting.parquet import IGNORE_INDEX, KEY, TOLD_TRL, TRL_COLUMNS, refuse_for_trl, row_groups, trl_lists
+from packprep.exporting.export import (
+    Exporting,
+    ShardToExport,
+    each_shard,
+    files_of_rows,
+    sound_shard,
+)
+from packprep.exporting.parquet import (
+    IGNORE_INDEX,
+    KEY,
+    TOLD_TRL,
+    TRL_COLUMNS,
+    refuse_for_trl,
+    row_groups,
+    trl_lists,
+)
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode
 from packprep.storage import Folder, LocalCopy
@@ -49,26 +64,33 @@ FORMS = {
     "llamafactory": Form(
         ("input_ids", "labels", "position_ids", "attention_mask"),
         True,
-        "LLaMA-Factory: tokenized_path and neat_packing: true; without that it silently attends across documents",
+        "LLaMA-Factory: tokenized_path and neat_packing: true; without that it silently attends"
+        " across documents",
     ),
     "axolotl": Form(
         ("input_ids", "labels", "position_ids"),
         False,
-        "Axolotl: skip_prepare_dataset: true, sample_packing: false, in datasets the path and an empty type",
+        "Axolotl: skip_prepare_dataset: true, sample_packing: false, in datasets the path and an"
+        " empty type",
     ),
     "swift": Form(
         ("input_ids", "labels", "position_ids", "length", "lengths"),
         False,
-        "ms-swift: --cached_dataset, --truncation_strategy split, --padding_free true; without that it silently attends across "
-        "documents",
+        "ms-swift: --cached_dataset, --truncation_strategy split, --padding_free true; without that"
+        " it silently attends across documents",
     ),
 }
 _HOLDS = {
     "input_ids": "a row's segments, one after the other",
-    "labels": "not shifted: the token itself where its prediction is trained, else -100, as at the begin of each segment",
+    "labels": (
+        "not shifted: the token itself where its prediction is trained, else -100, as at the begin"
+        " of each segment"
+    ),
     "position_ids": "from 0 in each segment",
     "seq_lengths": "the lengths of the segments",
-    "attention_mask": "the number of the slot's segment in its row, from 1; 0 where the row is filled up",
+    "attention_mask": (
+        "the number of the slot's segment in its row, from 1; 0 where the row is filled up"
+    ),
     "length": "the length of the row",
     "lengths": "the same, under its other name",
 }
@@ -100,7 +122,9 @@ def write(exporting: Exporting) -> dict[str, Any]:
     """Write the files; gives what the receipt says of them: rows, files."""
     manifest, out = exporting.manifest, exporting.out
     ranges = files_of_rows(manifest, FILE_SLOTS)
-    written = dict(each_shard(exporting, _setup, out, ranges, exporting.form, workers=exporting.workers))
+    written = dict(
+        each_shard(exporting, _setup, out, ranges, exporting.form, workers=exporting.workers)
+    )
     files = [file for shard in sorted(written) for file in written[shard]]
     form = FORMS[exporting.form]
     features = _features(form.columns)
@@ -117,7 +141,13 @@ def write(exporting: Exporting) -> dict[str, Any]:
     texts = {INFO: encode(whole), STATE: encode(state)}
     if exporting.card is not None:
         held = "\n".join(f"| `{name}` | {_HOLDS[name]} |" for name in form.columns)
-        texts = {CARD: exporting.card(exporting.dataset, _USE.format(told=form.told, columns=held)).encode()} | texts
+        texts = {
+            CARD: (
+                exporting.card(
+                    exporting.dataset, _USE.format(told=form.told, columns=held)
+                ).encode()
+            )
+        } | texts
     for name, data in texts.items():
         out.write(name, [data])
         files.append({"file": name, "bytes": len(data), "digest": digest_of(data)})
@@ -129,7 +159,9 @@ def said(result: Mapping[str, Any]) -> list[str]:
     return [f"{result['rows']:,} rows, for datasets.load_from_disk"]
 
 
-def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[range]], trainer: str) -> Do:
+def _setup(
+    local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[range]], trainer: str
+) -> Do:
     dataset = open_dataset(local.folder, max_open=1)
     begins, first_file = first_rows(manifest), np.cumsum([0, *map(len, ranges)])
     count, seq_length, form = first_file[-1], manifest["seq_length"], FORMS[trainer]
@@ -139,7 +171,10 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[
         with sound_shard(local, manifest, item.number) as shard:
             done = 0
             for i, rows in enumerate(ranges[item.number], int(first_file[item.number])):
-                name, schema = f"data-{i:05d}-of-{count:05d}.arrow", _schema(manifest, item.number, rows, trainer)
+                name, schema = (
+                    f"data-{i:05d}-of-{count:05d}.arrow",
+                    _schema(manifest, item.number, rows, trainer),
+                )
                 data = _standing(out, name, schema, len(rows))
                 if data is None:
                     sink = pa.BufferOutputStream()
@@ -154,7 +189,9 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[
                 report(0, now - done, len(rows) * seq_length, 0)
                 done = now
                 size = memoryview(data).nbytes
-                files.append({"file": name, "bytes": size, "digest": digest_of(data), "rows": len(rows)})
+                files.append(
+                    {"file": name, "bytes": size, "digest": digest_of(data), "rows": len(rows)}
+                )
         return files
 
     return one_by_one(export)
@@ -167,12 +204,15 @@ def _arrays(form: Form, lists: list[pa.ListArray], seq_length: int, pad_id: int)
     found["attention_mask"] = pa.ListArray.from_arrays(offsets, _segment_numbers(lists[-1]))
     found["length"] = found["lengths"] = pa.array(np.diff(np.asarray(offsets)), INT32)
     if form.filled:
-        return [_filled(found[name], seq_length, _FILLED.get(name, pad_id)) for name in form.columns]
+        return [
+            _filled(found[name], seq_length, _FILLED.get(name, pad_id)) for name in form.columns
+        ]
     return [found[name] for name in form.columns]
 
 
 def _segment_numbers(seq_lengths: pa.ListArray) -> pa.Array:
-    """int32 for each slot of the rows whose segments have these lengths: 1, 2, … by segment, from 1 in each row."""
+    """int32 for each slot of the rows whose segments have these lengths: 1, 2, … by segment, from 1
+    in each row."""
     lengths, counts = np.asarray(seq_lengths.values), np.diff(np.asarray(seq_lengths.offsets))
     numbers = np.arange(len(lengths)) - np.repeat(np.cumsum(counts) - counts, counts) + 1
     return pa.array(np.repeat(numbers, lengths), INT32)
@@ -190,7 +230,9 @@ def _filled(lists: pa.ListArray, width: int, value: int) -> pa.ListArray:
 def _features(columns: Sequence[str]) -> dict[str, Any]:
     """What `datasets` calls the types of the columns."""
     value = {"_type": "Value", "dtype": "int32"}
-    return {name: value if name in _SCALARS else {"_type": "List", "feature": value} for name in columns}
+    return {
+        name: value if name in _SCALARS else {"_type": "List", "feature": value} for name in columns
+    }
 
 
 def _schema(manifest: Manifest, shard: int, rows: range, trainer: str) -> pa.Schema:
@@ -204,7 +246,9 @@ def _schema(manifest: Manifest, shard: int, rows: range, trainer: str) -> pa.Sch
     features = {"info": {"features": _features(names)}}
     metadata = {b"huggingface": encode(features).rstrip(b"\n"), KEY: encode(about).rstrip(b"\n")}
     kinds = (INT32 if name in _SCALARS else pa.list_(INT32) for name in names)
-    return pa.schema([pa.field(name, kind) for name, kind in zip(names, kinds, strict=True)], metadata)
+    return pa.schema(
+        [pa.field(name, kind) for name, kind in zip(names, kinds, strict=True)], metadata
+    )
 
 
 def _standing(out: Folder, name: str, schema: pa.Schema, rows: int) -> Any | None:

@@ -1,11 +1,15 @@
-r"""A dataset as JSON lines, a file for each shard: documents as they were read, or rows as a model reads them.
+r"""A dataset as JSON lines, a file for each shard: documents as they were read, or rows as a model
+reads them.
 
-    {"text": "Ein Satz.\n", "source": "web", "file": "a.jsonl", "position": 0, "use": 0, "start": 0, …}
+    {"text": "Ein Satz.\n", "source": "web", "file": "a.jsonl", "position": 0, "use": 0, "start": 0,
+    …}
 
-    {"row": 7, "segments": [{"text": "Ein Satz.\n<eos>", "labels": "", "trained": [[0, 15]], "task": "causal", …}, …]}
+    {"row": 7, "segments": [{"text": "Ein Satz.\n<eos>", "labels": "", "trained": [[0, 15]], "task":
+    "causal", …}, …]}
 
-Documents are inverted and joined, without bos and eos, so that a dataset built of them has the same ids where the tokenizer's
-texts lose nothing. Of a row each segment is a text; where a task predicts in place, its labels are another.
+Documents are inverted and joined, without bos and eos, so that a dataset built of them has the same
+ids where the tokenizer's texts lose nothing. Of a row each segment is a text; where a task predicts
+in place, its labels are another.
 """
 
 import codecs
@@ -36,27 +40,35 @@ from packprep.format.json_files import PLAN_NAME, REMOVED_NAME, TOKENIZER_NAME
 from packprep.storage import Folder, LocalCopy
 from packprep.tokenizer.texts import ByteTable, TokenTexts, texts_of_dataset
 
-# What a line says of its text, counted as it is written, for inside a text quotes are escaped; and what that is
+# What a line says of its text, counted as it is written, for inside a text quotes are escaped; and
+# what that is
 _MARKS = {
     "not_exact": (
         b'"exact":false',
-        'texts, those with "exact": false, have bytes that are no UTF-8, as where a character was cut: '
-        "\N{REPLACEMENT CHARACTER} stands in their place",
+        (
+            'texts, those with "exact": false, have bytes that are no UTF-8, as where a character'
+            " was cut: \N{REPLACEMENT CHARACTER} stands in their place"
+        ),
     ),
     "trained_in_part": (
         b'"all_trained":false',
-        'documents, those with "all_trained": false, are trained in part, by loss_spans or messages, which their texts do '
-        "not say: --what rows gives what is trained of each segment",
+        (
+            'documents, those with "all_trained": false, are trained in part, by loss_spans or'
+            " messages, which their texts do not say: --what rows gives what is trained of each"
+            " segment"
+        ),
     ),
 }
 
 
 def check(exporting: Exporting) -> None:
-    """All datasets can be exported so; what a text cannot say, its line says, and `write` counts."""
+    """All datasets can be exported so; what a text cannot say, its line says, and `write`
+    counts."""
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the files; gives what the receipt says of them: lines, not_exact, trained_in_part, files."""
+    """Write the files; gives what the receipt says of them: lines, not_exact, trained_in_part,
+    files."""
     if exporting.form == "documents":
         say_what_documents_lack(exporting)
     setup = _documents if exporting.form == "documents" else _rows
@@ -75,9 +87,11 @@ def said(result: Mapping[str, Any]) -> list[str]:
 
 
 def text_and_cuts(data: bytes, cuts: Sequence[int]) -> tuple[str, list[tuple[int, int]], bool]:
-    """(text, characters before each cut, whether the text is all of the data) of what should be UTF-8.
+    """(text, characters before each cut, whether the text is all of the data) of what should be
+    UTF-8.
 
-    cuts: bytes, ascending. A cut inside a character gives two numbers: the characters before that one, and with it.
+    cuts: bytes, ascending. A cut inside a character gives two numbers: the characters before that
+    one, and with it.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     parts, before, at, count = [], [], 0, 0
@@ -102,16 +116,29 @@ def _files(local: LocalCopy) -> list[str]:
 
 
 def _origin(
-    manifest: Manifest, files: Sequence[str], arrays: Mapping[str, np.ndarray], segments: np.ndarray, path: str
+    manifest: Manifest,
+    files: Sequence[str],
+    arrays: Mapping[str, np.ndarray],
+    segments: np.ndarray,
+    path: str,
 ) -> Iterator[dict[str, Any]]:
     """Where each of some segments of a shard comes from."""
     names = [source["name"] for source in manifest["sources"]]
-    columns = [arrays[f"segment_{name}"][segments].tolist() for name in ("source", "file", "doc", "repeat", "start")]
+    columns = [
+        arrays[f"segment_{name}"][segments].tolist()
+        for name in ("source", "file", "doc", "repeat", "start")
+    ]
     for source, file, position, use, start in zip(*columns, strict=True):
         if source >= len(names):
             raise DatasetError(f"{path}: segment_source {source} is no source of the manifest")
         where = files[file] if file < len(files) else f"file {file}"
-        yield {"source": names[source], "file": where, "position": position, "use": use, "start": start}
+        yield {
+            "source": names[source],
+            "file": where,
+            "position": position,
+            "use": use,
+            "start": start,
+        }
 
 
 def _documents(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
@@ -125,7 +152,9 @@ def _documents(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
             origins = _origin(manifest, files, shard.arrays, found.segment, str(shard.path))
             ends = np.cumsum(found.lengths)
             begins = (ends - found.lengths + found.bos).tolist()
-            each = zip(begins, (ends - found.eos).tolist(), (~found.in_part).tolist(), origins, strict=True)
+            each = zip(
+                begins, (ends - found.eos).tolist(), (~found.in_part).tolist(), origins, strict=True
+            )
             for begin, end, all_trained, origin in each:
                 data = table.decode(found.tokens[begin:end])[0].tobytes()
                 text, _, exact = text_and_cuts(data, ())
@@ -149,7 +178,10 @@ def _rows(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
                     row = dataset.row(begins[item.number] + i)
                     here = np.arange(*shard.segment_range(i))
                     origins = _origin(manifest, files, shard.arrays, here, str(shard.path))
-                    segments = [_segment(table, manifest, row, k) | origin for k, origin in enumerate(origins)]
+                    segments = [
+                        _segment(table, manifest, row, k) | origin
+                        for k, origin in enumerate(origins)
+                    ]
                     yield {"row": row.index, "segments": segments}
                 now = shard.size * rows.stop // shard.rows
                 report(0, now - done, len(rows) * shard.seq_length, 0)
@@ -159,14 +191,16 @@ def _rows(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
 
 
 def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str, Any]:
-    """A segment's text as a model reads it, and what is trained: of the labels in place, else of the text itself.
+    """A segment's text as a model reads it, and what is trained: of the labels in place, else of
+    the text itself.
 
     Of block diffusion the noised half: the clean one is its labels.
     """
     found = row.segments
     if found["task"][k] >= len(manifest["tasks"]):
         raise DatasetError(
-            f"{row.dataset}: row {row.index}: segment_task {found['task'][k]} is no task of the manifest"
+            f"{row.dataset}: row {row.index}: segment_task {found['task'][k]} is no task of the"
+            " manifest"
         )
     task = manifest["tasks"][found["task"][k]]
     begin, end = int(found["begin"][k]), int(found["end"][k])
@@ -176,7 +210,9 @@ def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str
     mask = np.zeros(end - begin + 2, np.int8)
     here = task["label_alignment"] == "same_slot"
     trained = row.loss_mask[begin:end] if here else row.loss_mask[begin : end - 1]
-    mask[end - begin + 1 - len(trained) : end - begin + 1] = trained  # at the token that is predicted
+    mask[end - begin + 1 - len(trained) : end - begin + 1] = (
+        trained  # at the token that is predicted
+    )
     turns = np.flatnonzero(np.diff(mask))
 
     def decoded(ids: np.ndarray, cuts: np.ndarray) -> tuple[str, list[tuple[int, int]], bool]:
@@ -186,7 +222,9 @@ def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str
     text, before, exact = decoded(row.tokens, turns[:0] if in_place else turns)
     labels = ""
     if in_place:
-        half = int(found["end"][k]) - end  # where x_0 lies, in block diffusion, whose labels may be of the next slot
+        half = (
+            int(found["end"][k]) - end
+        )  # where x_0 lies, in block diffusion, whose labels may be of the next slot
         labels, before, exact_labels = decoded(row.tokens[half:] if half else row.labels, turns)
         exact &= exact_labels
     ranges = [[low, high] for (low, _), (_, high) in zip(before[::2], before[1::2], strict=True)]
@@ -196,8 +234,11 @@ def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str
 Lines = Callable[[ShardToExport, Report], Iterator[dict[str, Any]]]
 
 
-def _file_of(manifest: Manifest, out: Folder, lines: Lines) -> Callable[[ShardToExport, Report], dict[str, Any]]:
-    """What writes the lines of a shard, unless an export that stopped left them: a file appears whole or not at all."""
+def _file_of(
+    manifest: Manifest, out: Folder, lines: Lines
+) -> Callable[[ShardToExport, Report], dict[str, Any]]:
+    """What writes the lines of a shard, unless an export that stopped left them: a file appears
+    whole or not at all."""
     encoder = msgspec.json.Encoder()
 
     def export(item: ShardToExport, report: Report) -> dict[str, Any]:
@@ -212,7 +253,10 @@ def _file_of(manifest: Manifest, out: Folder, lines: Lines) -> Callable[[ShardTo
                 made += b"\n"
             data = bytes(made)
             out.write(name, [data])
-        counts = {"lines": data.count(b"\n"), **{key: data.count(mark) for key, (mark, _) in _MARKS.items()}}
+        counts = {
+            "lines": data.count(b"\n"),
+            **{key: data.count(mark) for key, (mark, _) in _MARKS.items()},
+        }
         return {"file": name, "bytes": len(data), "digest": digest_of(data), **counts}
 
     return export

@@ -1,10 +1,12 @@
-"""A dataset as a folder of MosaicML's StreamingDataset, in its format MDS: the loader's columns, a sample for each row.
+"""A dataset as a folder of MosaicML's StreamingDataset, in its format MDS: the loader's columns, a
+sample for each row.
 
     shard.NNNNN.mds   u32 samples   u32[samples + 1] first byte of each, and the end   JSON of the columns   the samples
     index.json        the files, with their samples, bytes and xxh3-128; the last, since no folder is read without it
 
-All little-endian. Each column is an array of one dtype and shape, which the JSON says, so a sample is the bytes of its columns
-one after the other, in order of their names. The format is that of `streaming.base.format.mds` (mosaicml-streaming 0.13).
+All little-endian. Each column is an array of one dtype and shape, which the JSON says, so a sample
+is the bytes of its columns one after the other, in order of their names. The format is that of
+`streaming.base.format.mds` (mosaicml-streaming 0.13).
 """
 
 from collections.abc import Mapping
@@ -15,23 +17,38 @@ import numpy as np
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import open_dataset
-from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, has_weighted_spans, is_in_place
-from packprep.exporting.export import Exporting, ShardToExport, each_shard, files_of_rows, sound_shard
+from packprep.dataset.manifest import (
+    Manifest,
+    drawn_tasks,
+    first_rows,
+    has_weighted_spans,
+    is_in_place,
+)
+from packprep.exporting.export import (
+    Exporting,
+    ShardToExport,
+    each_shard,
+    files_of_rows,
+    sound_shard,
+)
 from packprep.format.digests import digest_of
 from packprep.format.json_files import encode
 from packprep.storage import Folder, LocalCopy
 
 FILE_SLOTS = 1 << 22
-"""Slots of a file, about: 17 to 29 bytes each, near the 64 MiB that streaming's own writer takes, for a trainer fetches whole
-files."""
+"""Slots of a file, about: 17 to 29 bytes each, near the 64 MiB that streaming's own writer takes,
+for a trainer fetches whole files."""
 INDEX, HASH = "index.json", "xxh3_128"
 
 
 def columns_of(manifest: Manifest) -> dict[str, np.dtype]:
-    """Column → its dtype, in order of names: the loader's, without weights that are all 1 and without prefixes where none is."""
+    """Column → its dtype, in order of names: the loader's, without weights that are all 1 and
+    without prefixes where none is."""
     tasks = drawn_tasks(manifest)
     rules = [RULES[task["attention"]] for task in tasks]
-    found = dict.fromkeys(("tokens", "labels", "segment_ids", "position_ids"), "<i4") | {"loss_mask": "u1"}
+    found = dict.fromkeys(("tokens", "labels", "segment_ids", "position_ids"), "<i4") | {
+        "loss_mask": "u1"
+    }
     if has_weighted_spans(manifest) or any(is_in_place(task) for task in tasks):
         found["loss_weights"] = "<f4"
     if any(rule.ahead != "never" for rule in rules):
@@ -42,13 +59,16 @@ def columns_of(manifest: Manifest) -> dict[str, np.dtype]:
 
 
 def check(exporting: Exporting) -> None:
-    """All datasets can be exported so: nothing is to be shifted, and what is trained is a column."""
+    """All datasets can be exported so: nothing is to be shifted, and what is trained is a
+    column."""
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
     """Write the files; gives what the receipt says of them: columns, rows, files."""
     manifest, out = exporting.manifest, exporting.out
-    ranges = [[rows for rows in of_shard if rows] for of_shard in files_of_rows(manifest, FILE_SLOTS)]
+    ranges = [
+        [rows for rows in of_shard if rows] for of_shard in files_of_rows(manifest, FILE_SLOTS)
+    ]
     written = dict(each_shard(exporting, _setup, out, ranges, workers=exporting.workers))
     files = [file for shard in sorted(written) for file in written[shard]]
     shared = _columns_as_stored(manifest) | {"compression": None, "zip_data": None}
@@ -66,7 +86,9 @@ def write(exporting: Exporting) -> dict[str, Any]:
 
 def said(result: Mapping[str, Any]) -> list[str]:
     """What was made."""
-    return [f"{result['rows']:,} rows, {', '.join(result['columns'])}, for streaming.StreamingDataset"]
+    return [
+        f"{result['rows']:,} rows, {', '.join(result['columns'])}, for streaming.StreamingDataset"
+    ]
 
 
 def _columns_as_stored(manifest: Manifest) -> dict[str, Any]:
@@ -110,7 +132,9 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[
                 now = entry["bytes"] * rows.stop // shard.rows
                 report(0, now - done, n * length, 0)
                 done = now
-                files.append({"file": name, "bytes": len(data), "digest": digest_of(data), "rows": n})
+                files.append(
+                    {"file": name, "bytes": len(data), "digest": digest_of(data), "rows": n}
+                )
         return files
 
     return one_by_one(export)

@@ -1,17 +1,21 @@
-"""A dataset as Megatron-core's indexed datasets: documents, a pair of files for each source, or packed rows, one pair in all.
+"""A dataset as Megatron-core's indexed datasets: documents, a pair of files for each source, or
+packed rows, one pair in all.
 
-Documents are what a `preprocess_data.py --append-eod` would have made of the text: Megatron shuffles, joins and cuts them
-itself. Rows keep the packing and lose all that says what in them belongs together and what is trained.
+Documents are what a `preprocess_data.py --append-eod` would have made of the text: Megatron
+shuffles, joins and cuts them itself. Rows keep the packing and lose all that says what in them
+belongs together and what is trained.
 
 What the recipe cut off or left out is not in the dataset.
 
-Megatron-core's indexed dataset, written: PREFIX.bin holds tokens alone, PREFIX.idx where each document lies.
+Megatron-core's indexed dataset, written: PREFIX.bin holds tokens alone, PREFIX.idx where each
+document lies.
 
     .idx   MMIDIDX\\0\\0   u64 version 1   u8 dtype   u64 sequences   u64 documents + 1
            i32[sequences] tokens of each   i64[sequences] first byte of each in .bin   i64[documents + 1] first sequence
 
-All little-endian. The format is that of `megatron.core.datasets.indexed_dataset` (megatron-core 0.16), whose `DType` numbers
-the dtypes and takes uint16 below 65 500 ids. A document is one sequence here, as its `preprocess_data.py` writes them.
+All little-endian. The format is that of `megatron.core.datasets.indexed_dataset` (megatron-core
+0.16), whose `DType` numbers the dtypes and takes uint16 below 65 500 ids. A document is one
+sequence here, as its `preprocess_data.py` writes them.
 """
 
 import re
@@ -51,7 +55,8 @@ def dtype_for(vocab_size: int) -> np.dtype:
 
 
 class Pair:
-    """A .bin and its .idx in the making: `add` documents, then `commit`; or `discard`. Four bytes a document in memory."""
+    """A .bin and its .idx in the making: `add` documents, then `commit`; or `discard`. Four bytes a
+    document in memory."""
 
     def __init__(self, prefix: Path, dtype: np.dtype):
         self.prefix, self.dtype = prefix, dtype
@@ -63,7 +68,10 @@ class Pair:
     def add(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
         """Append documents: tokens[Σ lengths] of any integer dtype, lengths int64[d]."""
         if len(lengths) and lengths.max() >= 1 << 31:
-            raise DatasetError(f"{self.prefix}: a document of {lengths.max()} tokens; the format ends at 2147483647")
+            raise DatasetError(
+                f"{self.prefix}: a document of {lengths.max()} tokens; the format ends at"
+                " 2147483647"
+            )
         self._bin.append(np.ascontiguousarray(tokens, self.dtype))
         self._lengths.append(lengths.astype("<i4"))
         self.documents += len(lengths)
@@ -77,7 +85,10 @@ class Pair:
         self._idx.append(lengths)
         byte = 0
         for begin in range(0, n, _AT_ONCE):
-            ends = byte + np.cumsum(lengths[begin : begin + _AT_ONCE], dtype="<i8") * self.dtype.itemsize
+            ends = (
+                byte
+                + np.cumsum(lengths[begin : begin + _AT_ONCE], dtype="<i8") * self.dtype.itemsize
+            )
             self._idx.append(np.concatenate(([byte], ends[:-1])).astype("<i8"))
             byte = int(ends[-1])
         for begin in range(0, n + 1, _AT_ONCE):
@@ -95,33 +106,42 @@ _MOST_NAME = 100
 
 
 def check(exporting: Exporting) -> None:
-    """RecipeError for a URL: a .bin grows to its end before it appears, which objects cannot. Of rows without their masks
-    RecipeError where the targets would be lost too; else what is lost is said."""
+    """RecipeError for a URL: a .bin grows to its end before it appears, which objects cannot. Of
+    rows without their masks RecipeError where the targets would be lost too; else what is lost is
+    said."""
     if not isinstance(exporting.out, LocalFolder):
         raise RecipeError(
-            f"--out {exporting.out}: Megatron's files are written to a folder of this machine; copy them from there"
+            f"--out {exporting.out}: Megatron's files are written to a folder of this machine; copy"
+            " them from there"
         )
     if exporting.form == "documents":
         return
     in_place = [task["name"] for task in drawn_tasks(exporting.manifest) if is_in_place(task)]
     if in_place:
         raise RecipeError(
-            f"--what rows: a .bin holds tokens alone, and those of {', '.join(in_place)} are noised in place: their targets "
-            "would be lost. Give --what documents, or train from the dataset by packprep's loader"
+            f"--what rows: a .bin holds tokens alone, and those of {', '.join(in_place)} are noised"
+            " in place: their targets would be lost. Give --what documents, or train from the"
+            " dataset by packprep's loader"
         )
     exporting.progress.say(
-        "warning: rows of a .bin have no segment ids, loss masks or position ids: a trainer attends and trains across "
-        "segments and on padding, unless it reads the dataset itself by packprep.adapters.megatron"
+        "warning: rows of a .bin have no segment ids, loss masks or position ids: a trainer attends"
+        " and trains across segments and on padding, unless it reads the dataset itself by"
+        " packprep.adapters.megatron"
     )
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the pairs; gives what the receipt says of them: dtype, documents, tokens, data_path, files."""
+    """Write the pairs; gives what the receipt says of them: dtype, documents, tokens, data_path,
+    files."""
     manifest, out, of_documents = exporting.manifest, exporting.out, exporting.form == "documents"
     assert isinstance(out, LocalFolder)
     if of_documents:
         say_what_documents_lack(exporting)
-    names = prefixes([source["name"] for source in manifest["sources"]]) if of_documents else [ROWS_PREFIX]
+    names = (
+        prefixes([source["name"] for source in manifest["sources"]])
+        if of_documents
+        else [ROWS_PREFIX]
+    )
     pairs = [Pair(out.path / name, dtype_for(manifest["vocab_size"])) for name in names]
     try:
         made = each_shard(exporting, _documents if of_documents else _rows, pairs)
@@ -133,8 +153,8 @@ def write(exporting: Exporting) -> dict[str, Any]:
             pair.discard()
     if in_part:
         exporting.progress.say(
-            f"warning: {in_part:,} documents are trained in part, by loss_spans or messages, which a "
-            ".bin does not say: a trainer trains on all of them"
+            f"warning: {in_part:,} documents are trained in part, by loss_spans or messages, which"
+            " a .bin does not say: a trainer trains on all of them"
         )
     return {
         "dtype": dtype_for(manifest["vocab_size"]).name,
@@ -146,15 +166,23 @@ def write(exporting: Exporting) -> dict[str, Any]:
 
 
 def located(receipt: Mapping[str, Any], out: Folder) -> dict[str, Any]:
-    """The receipt with the words of Megatron's --data-path: a weight, its tokens, and a prefix for each source that has any."""
+    """The receipt with the words of Megatron's --data-path: a weight, its tokens, and a prefix for
+    each source that has any."""
     words = receipt["data_path"]
-    return {**receipt, "data_path": [out.path_of(word) if i % 2 else word for i, word in enumerate(words)]}
+    return {
+        **receipt,
+        "data_path": [out.path_of(word) if i % 2 else word for i, word in enumerate(words)],
+    }
 
 
 def said(result: Mapping[str, Any]) -> list[str]:
     """What was made, and Megatron's --data-path."""
-    made = f"{result['documents']:,} {result['what']}, {result['tokens']:,} tokens ({result['dtype']})"
-    return [made, f"--data-path {shlex.join(result['data_path'])}"] if result["data_path"] else [made]
+    made = (
+        f"{result['documents']:,} {result['what']}, {result['tokens']:,} tokens ({result['dtype']})"
+    )
+    return (
+        [made, f"--data-path {shlex.join(result['data_path'])}"] if result["data_path"] else [made]
+    )
 
 
 def _documents(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
@@ -167,7 +195,9 @@ def _documents(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> D
         offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(documents.lengths)))
         for pair, begin, end in zip(pairs, first[:-1], first[1:], strict=True):
             if begin < end:
-                pair.add(documents.tokens[offsets[begin] : offsets[end]], documents.lengths[begin:end])
+                pair.add(
+                    documents.tokens[offsets[begin] : offsets[end]], documents.lengths[begin:end]
+                )
         report(len(documents.lengths), shard.size, len(documents.tokens), 0)
         return int(documents.in_part.sum())
 
@@ -179,7 +209,9 @@ def _rows(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
 
     def append(item: ShardToExport, report: Report) -> int:
         with sound_shard(local, manifest, item.number) as shard:
-            pair.add(shard.arrays["tokens"].reshape(-1), np.full(shard.rows, shard.seq_length, np.int64))
+            pair.add(
+                shard.arrays["tokens"].reshape(-1), np.full(shard.rows, shard.seq_length, np.int64)
+            )
         report(0, shard.size, shard.rows * shard.seq_length, 0)
         return 0  # `check` says what rows lack
 

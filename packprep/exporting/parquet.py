@@ -3,8 +3,9 @@
 Rows of a shard → Arrow tables, in one of three forms.
 
 nemo   what the readers of packed sequences in NVIDIA NeMo and Megatron-Bridge take: `input_ids`, `loss_mask`, `seq_start_id`.
-       Of each segment they make inputs [:-1], targets [1:] and mask [:-1] (`GPTSFTPackedDataset.collate_fn` and
-       `_build_loss_mask`): the mask at the predicting slot, where packprep has it too, and nothing across segments.
+       Of each segment they make inputs [:-1], targets [1:] and mask [:-1]
+       (`GPTSFTPackedDataset.collate_fn` and `_build_loss_mask`): the mask at the predicting slot,
+       where packprep has it too, and nothing across segments.
 trl    what TRL's SFTTrainer takes of a packed dataset: `input_ids`, `labels` that Transformers shifts, `seq_lengths`.
 full   the loader's columns at every slot, labels among them, and what the row's segments are. Nothing is to be shifted.
 """
@@ -30,7 +31,15 @@ from packprep.storage import Folder, LocalCopy
 
 SLOTS_AT_ONCE = 1 << 20
 """Slots of a row group, about: what a reader of one row has to decode."""
-_FULL = ("tokens", "labels", "loss_mask", "loss_weights", "segment_ids", "position_ids", "prefix_ends")
+_FULL = (
+    "tokens",
+    "labels",
+    "loss_mask",
+    "loss_weights",
+    "segment_ids",
+    "position_ids",
+    "prefix_ends",
+)
 TRL_COLUMNS = ("input_ids", "labels", "position_ids", "seq_lengths")
 TOLD_TRL = "TRL: padding_free=True; without it, it silently attends across documents"
 IGNORE_INDEX = -100
@@ -52,9 +61,19 @@ def schema_of(columns: str, has_blocks: bool, metadata: dict[bytes, bytes]) -> p
     elif columns == "trl":
         types = dict.fromkeys(TRL_COLUMNS, i4)
     else:
-        types = {column: {"loss_mask": u1, "loss_weights": f4}.get(column, i4) for column in _slot_columns(has_blocks)}
-        types |= {"segment_begin": i4, "segment_end": i4, "segment_task": name, "segment_source": name}
-    return pa.schema([pa.field(key, pa.list_(kind), nullable=False) for key, kind in types.items()], metadata)
+        types = {
+            column: {"loss_mask": u1, "loss_weights": f4}.get(column, i4)
+            for column in _slot_columns(has_blocks)
+        }
+        types |= {
+            "segment_begin": i4,
+            "segment_end": i4,
+            "segment_task": name,
+            "segment_source": name,
+        }
+    return pa.schema(
+        [pa.field(key, pa.list_(kind), nullable=False) for key, kind in types.items()], metadata
+    )
 
 
 def _slot_columns(has_blocks: bool) -> tuple[str, ...]:
@@ -64,8 +83,9 @@ def _slot_columns(has_blocks: bool) -> tuple[str, ...]:
 class Joined(NamedTuple):
     """Segments of rows one after the other, without the rows' padding.
 
-    tokens: int32[Σ lengths], mask: uint8[Σ lengths], 1 where the prediction made at a slot is trained; lengths, begins:
-    int64[segments], what a segment takes of them and where; slots: int64[segments], its length without filling; by_row,
+    tokens: int32[Σ lengths], mask: uint8[Σ lengths], 1 where the prediction made at a slot is
+    trained; lengths, begins: int64[segments], what a segment takes of them and where; slots:
+    int64[segments], its length without filling; by_row,
     segments_by_row: int64[rows + 1], where each row's slots and segments begin.
     """
 
@@ -78,10 +98,13 @@ class Joined(NamedTuple):
     segments_by_row: np.ndarray
 
 
-def joined(dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple: int = 1) -> Joined:
+def joined(
+    dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple: int = 1
+) -> Joined:
     """The segments of some rows of a shard, whose row 0 is row `first_row` of the dataset.
 
-    multiple: above 1 a segment is filled up with eos, which is not trained, to a multiple of it and one more.
+    multiple: above 1 a segment is filled up with eos, which is not trained, to a multiple of it and
+    one more.
     """
     batch = dataset.batch(_numbers(first_row, rows), columns=("tokens", "loss_mask"))
     segments = Segments(dataset.facts, [(shard, row) for row in rows])
@@ -90,7 +113,9 @@ def joined(dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple
     begins = np.cumsum(lengths) - lengths
     within = np.arange(int(slots.sum())) - np.repeat(np.cumsum(slots) - slots, slots)
     source, target = np.repeat(segments.at, slots) + within, np.repeat(begins, slots) + within
-    tokens = np.full(int(lengths.sum()), dataset.manifest["specials"].get("eos", dataset.pad_id), np.int32)
+    tokens = np.full(
+        int(lengths.sum()), dataset.manifest["specials"].get("eos", dataset.pad_id), np.int32
+    )
     mask = np.zeros(len(tokens), np.uint8)
     tokens[target] = batch["tokens"].reshape(-1)[source]
     mask[target] = batch["loss_mask"].reshape(-1)[source]
@@ -102,26 +127,32 @@ def joined(dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple
 def nemo_table(
     dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple: int, schema: pa.Schema
 ) -> tuple[pa.Table, int]:
-    """Segments one after the other, without the row's padding; and how many of them have two eos among their inputs.
+    """Segments one after the other, without the row's padding; and how many of them have two eos
+    among their inputs.
 
-    multiple: the recipe's pad_seq_to_mult. Above 1 a segment is filled up with eos to a multiple of it and one more, since
-    its last token is no input: what Megatron-Bridge's `pad_seq_to_mult` stores for context parallelism, which takes eos at
-    the end for filling.
+    multiple: the recipe's pad_seq_to_mult. Above 1 a segment is filled up with eos to a multiple of
+    it and one more, since its last token is no input: what Megatron-Bridge's `pad_seq_to_mult`
+    stores for context parallelism, which takes eos at the end for filling.
     """
     found = joined(dataset, shard, first_row, rows, multiple)
-    starts = (found.begins - np.repeat(found.by_row[:-1], np.diff(found.segments_by_row))).astype(np.int32)
+    starts = (found.begins - np.repeat(found.by_row[:-1], np.diff(found.segments_by_row))).astype(
+        np.int32
+    )
     lists = [
         _lists(found.by_row, found.tokens),
         _lists(found.by_row, found.mask),
         _lists(found.segments_by_row, starts),
     ]
-    eos_before = _offsets((found.tokens == dataset.manifest["specials"].get("eos", -1)).astype(np.int64))
+    eos_before = _offsets(
+        (found.tokens == dataset.manifest["specials"].get("eos", -1)).astype(np.int64)
+    )
     inside = eos_before[found.begins + found.slots - 1] - eos_before[found.begins] > 1
     return pa.Table.from_arrays(lists, schema=schema), int(inside.sum())
 
 
 def trl_lists(dataset: Dataset, shard: Shard, first_row: int, rows: range) -> list[pa.ListArray]:
-    """The lists of TRL_COLUMNS, int32: segments one after the other, without any padding, for a model that shifts labels.
+    """The lists of TRL_COLUMNS, int32: segments one after the other, without any padding, for a
+    model that shifts labels.
 
     tokens of a row    a   b   c | d   e   f          two segments; c, e and f are trained, so
     loss_mask          .   1   . | 1   1   .          at the predicting slot, in packprep
@@ -131,15 +162,24 @@ def trl_lists(dataset: Dataset, shard: Shard, first_row: int, rows: range) -> li
     """
     found = joined(dataset, shard, first_row, rows)
     labels = np.full(len(found.tokens), IGNORE_INDEX, np.int32)
-    np.copyto(labels[1:], found.tokens[1:], where=found.mask[:-1] == 1)  # a segment's last slot is never trained
+    np.copyto(
+        labels[1:], found.tokens[1:], where=found.mask[:-1] == 1
+    )  # a segment's last slot is never trained
     positions = np.arange(len(labels)) - np.repeat(found.begins, found.lengths)
-    by_slot = [_lists(found.by_row, values.astype(np.int32)) for values in (found.tokens, labels, positions)]
+    by_slot = [
+        _lists(found.by_row, values.astype(np.int32))
+        for values in (found.tokens, labels, positions)
+    ]
     return [*by_slot, _lists(found.segments_by_row, found.lengths.astype(np.int32))]
 
 
-def full_table(dataset: Dataset, shard: Shard, first_row: int, rows: range, schema: pa.Schema) -> pa.Table:
+def full_table(
+    dataset: Dataset, shard: Shard, first_row: int, rows: range, schema: pa.Schema
+) -> pa.Table:
     """All slots of the rows, padding too."""
-    names = [name for name in schema.names if not name.startswith("segment_") or name == "segment_ids"]
+    names = [
+        name for name in schema.names if not name.startswith("segment_") or name == "segment_ids"
+    ]
     batch = dataset.batch(_numbers(first_row, rows), columns=names, dtype=_TYPES)
     segments = Segments(dataset.facts, [(shard, row) for row in rows])
     counts = _offsets(np.bincount(segments.row, minlength=len(rows)))
@@ -149,7 +189,12 @@ def full_table(dataset: Dataset, shard: Shard, first_row: int, rows: range, sche
     lists += [_lists(counts, values.astype(np.int32)) for values in (begin, begin + segments.slots)]
     for what, entries in (("task", dataset.tasks), ("source", dataset.manifest["sources"])):
         index = segments.looked_up(what, np.arange(len(entries), dtype=np.int32))
-        lists.append(_lists(counts, pa.array([entry["name"] for entry in entries], pa.string()).take(pa.array(index))))
+        lists.append(
+            _lists(
+                counts,
+                pa.array([entry["name"] for entry in entries], pa.string()).take(pa.array(index)),
+            )
+        )
     return pa.Table.from_arrays(lists, schema=schema)
 
 
@@ -172,12 +217,14 @@ COMPRESSION, LEVEL = "zstd", 3
 
 
 def file_name(columns: str, shard: int) -> str:
-    """NNNNNN.idx.parquet, by which Megatron-Bridge knows packed sequences; NNNNNN.parquet in other forms."""
+    """NNNNNN.idx.parquet, by which Megatron-Bridge knows packed sequences; NNNNNN.parquet in other
+    forms."""
     return f"{shard:06d}.{'idx.' if columns == 'nemo' else ''}parquet"
 
 
 def check(exporting: Exporting) -> None:
-    """RecipeError where a reader that shifts would train on the wrong targets; what else it reads differently is said."""
+    """RecipeError where a reader that shifts would train on the wrong targets; what else it reads
+    differently is said."""
     if exporting.form == "trl":
         refuse_for_trl(exporting, "--columns trl", TOLD_TRL)
     if exporting.form != "nemo":
@@ -185,34 +232,39 @@ def check(exporting: Exporting) -> None:
     in_place, prefix = _not_causal(exporting.manifest)
     if in_place:
         raise RecipeError(
-            f"--columns nemo: its readers predict the next token, and {', '.join(in_place)} predict in place. Give "
-            "--columns full, which has labels at the slot that predicts them, or train from the dataset by packprep's loader"
+            f"--columns nemo: its readers predict the next token, and {', '.join(in_place)} predict"
+            " in place. Give --columns full, which has labels at the slot that predicts them, or"
+            " train from the dataset by packprep's loader"
         )
     if prefix:
         exporting.progress.say(
-            f"warning: the readers of these columns attend causally, also inside the prefixes of {', '.join(prefix)}"
+            "warning: the readers of these columns attend causally, also inside the prefixes of"
+            f" {', '.join(prefix)}"
         )
 
 
 def refuse_for_trl(exporting: Exporting, option: str, told: str) -> None:
-    """RecipeError for what TRL_COLUMNS cannot say, by the names of tasks; a warning where rows hold several documents.
+    """RecipeError for what TRL_COLUMNS cannot say, by the names of tasks; a warning where rows hold
+    several documents.
     option: what asked for them; told: how their reader is told to keep documents apart."""
     in_place, prefix = _not_causal(exporting.manifest)
     for names, what in ((in_place, "predict in place"), (prefix, "see their prefixes both ways")):
         if names:
             raise RecipeError(
-                f"{option}: its readers predict the next token and attend causally, and {', '.join(names)} {what}. "
-                "Give --to parquet --columns full, which has all that by slot, or train from the dataset by "
-                "packprep's loader"
+                f"{option}: its readers predict the next token and attend causally, and"
+                f" {', '.join(names)} {what}. Give --to parquet --columns full, which has all that"
+                " by slot, or train from the dataset by packprep's loader"
             )
     if any(entry["segments"] > entry["rows"] for entry in exporting.manifest["shards"]):
         exporting.progress.say(
-            f"warning: rows hold several documents, and a trainer is to be told to keep them apart. {told}"
+            "warning: rows hold several documents, and a trainer is to be told to keep them apart."
+            f" {told}"
         )
 
 
 def _not_causal(manifest: Manifest) -> tuple[list[str], list[str]]:
-    """The names of the tasks that predict in place, and of those that see their prefix both ways."""
+    """The names of the tasks that predict in place, and of those that see their prefix both
+    ways."""
     tasks = drawn_tasks(manifest)
     in_place = [task["name"] for task in tasks if is_in_place(task)]
     return in_place, [task["name"] for task in tasks if RULES[task["attention"]].ahead == "prefix"]
@@ -220,13 +272,16 @@ def _not_causal(manifest: Manifest) -> tuple[list[str], list[str]]:
 
 def write(exporting: Exporting) -> dict[str, Any]:
     """Write the files; gives what the receipt says of them: rows, files."""
-    written = dict(each_shard(exporting, _setup, exporting.out, exporting.form, workers=exporting.workers))
+    written = dict(
+        each_shard(exporting, _setup, exporting.out, exporting.form, workers=exporting.workers)
+    )
     files = [written[b] for b in sorted(written)]
     inside = sum(file["segments_with_eos_inside"] for file in files)
     if inside and exporting.form == "nemo":
         exporting.progress.say(
-            f"warning: {inside:,} segments have eos inside; Megatron-Bridge takes the second eos of a sequence for the begin of "
-            "its padding, and gives such a length as cu_seqlens_unpadded"
+            f"warning: {inside:,} segments have eos inside; Megatron-Bridge takes the second eos of"
+            " a sequence for the begin of its padding, and gives such a length as"
+            " cu_seqlens_unpadded"
         )
     return {"rows": first_rows(exporting.manifest)[-1], "files": files}
 
@@ -243,7 +298,11 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> D
     begins = first_rows(manifest)
 
     def export(item: ShardToExport, report: Report) -> dict[str, Any]:
-        entry, name, first = manifest["shards"][item.number], file_name(columns, item.number), begins[item.number]
+        entry, name, first = (
+            manifest["shards"][item.number],
+            file_name(columns, item.number),
+            begins[item.number],
+        )
         metadata = {KEY: encode(_metadata(manifest, columns, item.number)).rstrip(b"\n")}
         schema = schema_of(columns, has_blocks, metadata)
         standing = _standing(out, name, schema, entry["rows"])
@@ -253,7 +312,9 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> D
         sink, inside = pa.BufferOutputStream(), 0
         with (
             sound_shard(local, manifest, item.number) as shard,
-            pq.ParquetWriter(sink, schema, compression=COMPRESSION, compression_level=LEVEL) as writer,
+            pq.ParquetWriter(
+                sink, schema, compression=COMPRESSION, compression_level=LEVEL
+            ) as writer,
         ):
             done = 0
             for rows in row_groups(shard.rows, shard.seq_length):
@@ -261,7 +322,9 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> D
                     table, more = nemo_table(dataset, shard, first, rows, multiple, schema)
                     inside += more
                 elif columns == "trl":
-                    table = pa.Table.from_arrays(trl_lists(dataset, shard, first, rows), schema=schema)
+                    table = pa.Table.from_arrays(
+                        trl_lists(dataset, shard, first, rows), schema=schema
+                    )
                 else:
                     table = full_table(dataset, shard, first, rows, schema)
                 writer.write_table(table, row_group_size=len(rows))
@@ -277,7 +340,8 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> D
 
 
 def _standing(out: Folder, name: str, schema: pa.Schema, rows: int) -> dict[str, Any] | None:
-    """What the receipt says of a file that an export that stopped left whole; None where it is to be made."""
+    """What the receipt says of a file that an export that stopped left whole; None where it is to
+    be made."""
     if not out.exists(name):
         return None
     data = out.read(name)
@@ -286,14 +350,24 @@ def _standing(out: Folder, name: str, schema: pa.Schema, rows: int) -> dict[str,
     except (pa.ArrowException, OSError):
         return None
     written = found.metadata or {}
-    if found.num_rows != rows or written.get(KEY) != schema.metadata[KEY] or EOS_INSIDE not in written:
+    if (
+        found.num_rows != rows
+        or written.get(KEY) != schema.metadata[KEY]
+        or EOS_INSIDE not in written
+    ):
         return None
     return _file(name, data, rows, int(written[EOS_INSIDE]))
 
 
 def _file(name: str, data: Any, rows: int, inside: int) -> dict[str, Any]:
     size = memoryview(data).nbytes
-    return {"file": name, "bytes": size, "digest": digest_of(data), "rows": rows, "segments_with_eos_inside": inside}
+    return {
+        "file": name,
+        "bytes": size,
+        "digest": digest_of(data),
+        "rows": rows,
+        "segments_with_eos_inside": inside,
+    }
 
 
 def _metadata(manifest: Manifest, columns: str, shard: int) -> Mapping[str, Any]:

@@ -1,9 +1,11 @@
-"""What all files of a dataset share: names, versions and canonical JSON, digests, and here the one way in which they are opened.
+"""What all files of a dataset share: names, versions and canonical JSON, digests, and here the one
+way in which they are opened.
 
-It lies below the loader: here and in json_files the standard library is enough, in a trainer too; digests needs xxhash.
+It lies below the loader: here and in json_files the standard library is enough, in a trainer too;
+digests needs xxhash.
 
-Regular files alone are opened, without ever waiting: a FIFO in a file's place would wait for its writer for ever, a terminal for
-its typist, and /dev/zero never ends.
+Regular files alone are opened, without ever waiting: a FIFO in a file's place would wait for its
+writer for ever, a terminal for its typist, and /dev/zero never ends.
 """
 
 import errno

@@ -1,4 +1,5 @@
-"""Digests: the xxh3-128 hex of bytes. They find damage and differences; they are no defence against forgery."""
+"""Digests: the xxh3-128 hex of bytes. They find damage and differences; they are no defence against
+forgery."""
 
 from collections.abc import Iterable, Mapping
 from mmap import mmap
@@ -22,7 +23,8 @@ def own_digest(value: Mapping[str, Any]) -> str:
 
 
 def digest_of_buffers(buffers: Iterable) -> str:
-    """The digest of the concatenation of `buffers` (bytes or contiguous memoryviews), without joining them."""
+    """The digest of the concatenation of `buffers` (bytes or contiguous memoryviews), without
+    joining them."""
     state = xxhash.xxh3_128()
     for buffer in buffers:
         state.update(buffer)

@@ -1,10 +1,12 @@
-"""The JSON files of a dataset: their one encoding, what they are called, and the versions that they carry.
+"""The JSON files of a dataset: their one encoding, what they are called, and the versions that they
+carry.
 
-Canonical JSON is what `json.dumps(…, sort_keys=True, separators=(",", ":"), ensure_ascii=False)` gives, in UTF-8, and
-one newline. Manifests, plans and receipts are decoded here, so that a changed byte in any of them is refused in one way.
+Canonical JSON is what `json.dumps(…, sort_keys=True, separators=(",", ":"), ensure_ascii=False)`
+gives, in UTF-8, and one newline. Manifests, plans and receipts are decoded here, so that a changed
+byte in any of them is refused in one way.
 
-A key that joins later is written only where it differs from its default, and is that default where it is absent: so files
-that were written before it stay as they are.
+A key that joins later is written only where it differs from its default, and is that default where
+it is absent: so files that were written before it stay as they are.
 """
 
 import json
@@ -43,55 +45,75 @@ def rejects_name(shard: int) -> str:
 
 
 Later: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""The defaults of a file's keys that joined later: its own under "", under NAME those of its part of that name, or of each
-entry of that list."""
+"""The defaults of a file's keys that joined later: its own under "", under NAME those of its part
+of that name, or of each entry of that list."""
 
 
 def with_defaults(value: Mapping[str, Any], later: Later) -> dict[str, Any]:
-    """The values of a file, with the keys that joined later at their defaults where they are absent."""
+    """The values of a file, with the keys that joined later at their defaults where they are
+    absent."""
     return _each(value, later, lambda part, defaults: {**defaults, **part})
 
 
 def as_stored(value: Mapping[str, Any], later: Later) -> dict[str, Any]:
-    """The values of a file as they are written: without the keys that joined later and stand at their defaults."""
+    """The values of a file as they are written: without the keys that joined later and stand at
+    their defaults."""
     return _each(
         value,
         later,
-        lambda part, defaults: {k: v for k, v in part.items() if k not in defaults or v != defaults[k]},
+        lambda part, defaults: {
+            k: v for k, v in part.items() if k not in defaults or v != defaults[k]
+        },
     )
 
 
 def _each(
-    value: Mapping[str, Any], later: Later, change: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+    value: Mapping[str, Any],
+    later: Later,
+    change: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
     made = change(value, later.get("", {}))
     for name, defaults in later.items():
         part = made.get(name) if defaults else None
         if isinstance(part, list | tuple):
-            made[name] = [change(entry, defaults) if isinstance(entry, dict) else entry for entry in part]
+            made[name] = [
+                change(entry, defaults) if isinstance(entry, dict) else entry for entry in part
+            ]
         elif isinstance(part, dict):
             made[name] = change(part, defaults)
     return made
 
 
 def unknown_key(key: str, made_with: Any) -> str:
-    """A message's part for a key that this version does not know. made_with: the file's versions of what wrote it."""
+    """A message's part for a key that this version does not know. made_with: the file's versions of
+    what wrote it."""
     here, there = _version(), _maker(made_with)
     if there in (here, None):
-        return f"unknown key {key!r}: put the file back as it was, or use the packprep that wrote it"
-    return f"key {key!r} is unknown to packprep {here}; packprep {there} wrote it: use that version or a newer one"
+        return (
+            f"unknown key {key!r}: put the file back as it was, or use the packprep that wrote it"
+        )
+    return (
+        f"key {key!r} is unknown to packprep {here}; packprep {there} wrote it: use that version or"
+        " a newer one"
+    )
 
 
 def other_law(law: int, made_with: Any) -> str:
     """A message's part for what only the packprep of another law can do."""
     there = _maker(made_with)
     which = f"packprep {there}" if there else "another packprep"
-    return f"law_version {law} and this packprep makes {' and '.join(map(str, LAWS_MADE))}: use {which}, which made it"
+    return (
+        f"law_version {law} and this packprep makes {' and '.join(map(str, LAWS_MADE))}: use"
+        f" {which}, which made it"
+    )
 
 
 def newer_version(key: str) -> str:
     """A message's part for a key of a file that does not say who wrote it."""
-    return f"key {key!r} is unknown to packprep {_version()}: a newer version wrote it; go on with that one"
+    return (
+        f"key {key!r} is unknown to packprep {_version()}: a newer version wrote it; go on with"
+        " that one"
+    )
 
 
 def _version() -> str:
@@ -110,9 +132,12 @@ def _maker(made_with: Any) -> str | None:
 
 
 def encode(value: Any) -> bytes:
-    """The canonical JSON of `value` and a newline; DatasetError at NaN, Infinity or text that is not valid UTF-8."""
+    """The canonical JSON of `value` and a newline; DatasetError at NaN, Infinity or text that is
+    not valid UTF-8."""
     try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
         return text.encode("utf-8") + b"\n"
     except ValueError as error:  # a UnicodeEncodeError is one
         raise DatasetError(f"this cannot be written as canonical JSON: {error}") from error
@@ -126,8 +151,8 @@ def json_value(value: Any) -> Any:
 def decode(data: bytes, name: str, canonical: bool = True) -> Any:
     """The value of JSON bytes that were read from the file `name`.
 
-    Raises DatasetError at invalid UTF-8, duplicate keys, NaN and Infinity, and, with `canonical`, at any bytes that
-    `encode` would not have written.
+    Raises DatasetError at invalid UTF-8, duplicate keys, NaN and Infinity, and, with `canonical`,
+    at any bytes that `encode` would not have written.
     """
     try:
         # In canonical bytes nothing stands twice, so only other bytes are searched for it.
@@ -141,10 +166,12 @@ def decode(data: bytes, name: str, canonical: bool = True) -> Any:
         raise DatasetError(f"{name}: not the JSON of a dataset: {error}") from error
     if canonical and encoded != data:
         at = next(
-            (i for i, (a, b) in enumerate(zip(encoded, data, strict=False)) if a != b), min(len(encoded), len(data))
+            (i for i, (a, b) in enumerate(zip(encoded, data, strict=False)) if a != b),
+            min(len(encoded), len(data)),
         )
         raise DatasetError(
-            f"{name}: not in canonical form from byte {at} on; it was edited or damaged after it was made"
+            f"{name}: not in canonical form from byte {at} on; it was edited or damaged after it"
+            " was made"
         )
     return value
 

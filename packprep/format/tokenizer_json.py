@@ -1,4 +1,5 @@
-"""Which tokens of a tokenizer.json begin inside a character of UTF-8: a text is not cut before them. numpy alone is needed."""
+"""Which tokens of a tokenizer.json begin inside a character of UTF-8: a text is not cut before
+them. numpy alone is needed."""
 
 import base64
 import json
@@ -9,7 +10,8 @@ import numpy as np
 
 
 def byte_characters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2, `bytes_to_unicode` in encoder.py)."""
+    """The character that stands for each byte in a byte-level vocabulary (GPT-2, `bytes_to_unicode`
+    in encoder.py)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     characters, shifted = [], 0x100
     for byte in range(256):
@@ -22,13 +24,19 @@ def byte_characters() -> list[str]:
 
 
 def continuing(parsed: Mapping[str, Any], vocab_size: int) -> np.ndarray:
-    """uint8[vocab_size]: 1 where a token begins inside a character; only byte-level vocabularies and byte fallback have such
-    tokens. parsed: the tokenizer.json."""
+    """uint8[vocab_size]: 1 where a token begins inside a character; only byte-level vocabularies
+    and byte fallback have such tokens. parsed: the tokenizer.json."""
     model = parsed["model"]
     vocab = model["vocab"]
-    pairs = vocab.items() if isinstance(vocab, dict) else ((entry[0], i) for i, entry in enumerate(vocab))
+    pairs = (
+        vocab.items()
+        if isinstance(vocab, dict)
+        else ((entry[0], i) for i, entry in enumerate(vocab))
+    )
     if "ByteLevel" in json.dumps([parsed.get("pre_tokenizer"), parsed.get("decoder")]):
-        inside = {character for byte, character in enumerate(byte_characters()) if byte & 0xC0 == 0x80}
+        inside = {
+            character for byte, character in enumerate(byte_characters()) if byte & 0xC0 == 0x80
+        }
         which = [i for text, i in pairs if text[:1] in inside]
     else:
         inside = {f"<0x{byte:02X}>" for byte in range(0x80, 0xC0)}
@@ -44,7 +52,8 @@ def text_of(flags: np.ndarray) -> str:
 
 
 def flags_of(text: str, size: int) -> np.ndarray:
-    """uint8[size]: the inverse of `text_of`; ValueError where the text is not that of so many flags."""
+    """uint8[size]: the inverse of `text_of`; ValueError where the text is not that of so many
+    flags."""
     packed = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
     if len(packed) != -(-size // 8):
         raise ValueError(f"it has {len(packed)} bytes, and {size} ids take {-(-size // 8)}")

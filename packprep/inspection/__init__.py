@@ -10,6 +10,6 @@ shard ─┬─► row            one row: its segments as text, the loss marked
        └─► report         all of it as one HTML file, with rows to page through
 manifest, plan ─► card    what a dataset was made from, as a data card
 ```
-Each describes, in plain values, and puts that on a page, in a terminal or off it; the report makes HTML of it. `text` makes
-text of token ids, and of that lines with their marks.
+Each describes, in plain values, and puts that on a page, in a terminal or off it; the report makes
+HTML of it. `text` makes text of token ids, and of that lines with their marks.
 """

@@ -1,12 +1,13 @@
-"""What a dataset was made from, and the data card that says so: Markdown with front matter, as the Hugging Face Hub reads it.
+"""What a dataset was made from, and the data card that says so: Markdown with front matter, as the
+Hugging Face Hub reads it.
 
 ```
 manifest, plan ─► origin ─┬─► card ─► FILE, which must not be there yet
                           └─► the report's last section
 ledger ─────────► totals ─┘
 ```
-A card follows from the dataset and the name of its folder alone. What packprep cannot know, such as the license, it leaves to
-whoever publishes the data.
+A card follows from the dataset and the name of its folder alone. What packprep cannot know, such as
+the license, it leaves to whoever publishes the data.
 """
 
 import json
@@ -27,19 +28,32 @@ from packprep.messages import put_line, visible
 from packprep.recipe import from_normalised, normalised_toml
 from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, local_copy
 
-SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "1B<n<10B", "10B<n<100B",
-         "100B<n<1T", "n>1T")  # fmt: skip
+SIZES = (
+    "n<1K",
+    "1K<n<10K",
+    "10K<n<100K",
+    "100K<n<1M",
+    "1M<n<10M",
+    "10M<n<100M",
+    "100M<n<1B",
+    "1B<n<10B",
+    "10B<n<100B",
+    "100B<n<1T",
+    "n>1T",
+)
 """The Hub's size categories, by rows: a power of ten each, from a thousand on."""
 MOST_PATHS = 100
 """Files of a source that a recipe names where the plan has no patterns."""
 
 
 def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a dataset was made from, as plain values. plan: what plan.json holds; None where there is none.
+    """What a dataset was made from, as plain values. plan: what plan.json holds; None where there
+    is none.
 
-    Gives {recipe: TOML, tokenizer: {name, digest}, seed, engine, made_with: {name: version}, law_version, sources: [{name,
-    paths, files, bytes}]}; files and bytes are None without a plan. paths: patterns, of a plan that holds none the files'
-    names, or FILES where these are not known or too many. Raises DatasetError for a recipe that this packprep cannot read.
+    Gives {recipe: TOML, tokenizer: {name, digest}, seed, engine, made_with: {name: version},
+    law_version, sources: [{name, paths, files, bytes}]}; files and bytes are None without a plan.
+    paths: patterns, of a plan that holds none the files' names, or FILES where these are not known
+    or too many. Raises DatasetError for a recipe that this packprep cannot read.
     """
     try:
         from_normalised(manifest["recipe"], "auto", manifest["made_with"])
@@ -48,58 +62,91 @@ def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]
     unknown: dict[str, Any] = {"paths": ["FILES"], "files": None, "bytes": None}
     planned: dict[str, dict[str, Any]] = {}
     for source, files in files_by_source(plan) if plan else ():
-        paths = source["patterns"] or [file["name"] for file in files if len(files) <= MOST_PATHS] or ["FILES"]
+        paths = (
+            source["patterns"]
+            or [file["name"] for file in files if len(files) <= MOST_PATHS]
+            or ["FILES"]
+        )
         known = {"paths": paths, "files": len(files), "bytes": sum(file["size"] for file in files)}
         planned[source["name"]] = known
     sources = [{"name": s["name"], **planned.get(s["name"], unknown)} for s in manifest["sources"]]
     recipe, engine = manifest["recipe"], manifest["engine"]
-    limit = {"max_bad_fraction": manifest["max_bad_fraction"]} if "max_bad_fraction" in manifest else {}
-    recipe = {**recipe, "documents": {**recipe["documents"], **limit}}  # by which it is published again
-    paths = {s["name"]: ["FILES"] for s in recipe["sources"]} | {s["name"]: s["paths"] for s in sources}
+    limit = (
+        {"max_bad_fraction": manifest["max_bad_fraction"]} if "max_bad_fraction" in manifest else {}
+    )
+    recipe = {
+        **recipe,
+        "documents": {**recipe["documents"], **limit},
+    }  # by which it is published again
+    paths = {s["name"]: ["FILES"] for s in recipe["sources"]} | {
+        s["name"]: s["paths"] for s in sources
+    }
     return {
         "recipe": normalised_toml(recipe, paths),
         "tokenizer": {"name": recipe["tokenizer"], "digest": manifest["tokenizer"]["digest"]},
         "seed": recipe["seed"],
-        "engine": engine if isinstance(engine, str) else f"{engine.get('name')} {engine.get('version')}",
-        "made_with": manifest["made_with"] if isinstance(manifest["made_with"], dict) else {"": manifest["made_with"]},
+        "engine": (
+            engine if isinstance(engine, str) else f"{engine.get('name')} {engine.get('version')}"
+        ),
+        "made_with": (
+            manifest["made_with"]
+            if isinstance(manifest["made_with"], dict)
+            else {"": manifest["made_with"]}
+        ),
         "law_version": manifest["law_version"],
         "sources": sources,
     }
 
 
-def files_by_source(plan: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+def files_by_source(
+    plan: Mapping[str, Any],
+) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
     """[(source, its files)] of what plan.json holds."""
-    found: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = [(source, []) for source in plan["sources"]]
+    found: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = [
+        (source, []) for source in plan["sources"]
+    ]
     for file in plan["files"]:
         found[file["source"]][1].append(file)
     return found
 
 
 def write_card(directory: str | os.PathLike | Folder, card: str | os.PathLike) -> dict[str, Any]:
-    """Write the card of a published dataset into a file that is not there yet. The same dataset gives the same bytes.
+    """Write the card of a published dataset into a file that is not there yet. The same dataset
+    gives the same bytes.
 
-    Gives {card, bytes, directory}. Raises DatasetError for a dataset that cannot be read, ArgumentError where the file is
-    there, or its folder is not, BuildError where it cannot be written.
+    Gives {card, bytes, directory}. Raises DatasetError for a dataset that cannot be read,
+    ArgumentError where the file is there, or its folder is not, BuildError where it cannot be
+    written.
     """
     path = Path(card)
     if not path.parent.is_dir():
-        raise ArgumentError(f"--card {card}: there is no folder {path.parent}; make it, or choose another place")
+        raise ArgumentError(
+            f"--card {card}: there is no folder {path.parent}; make it, or choose another place"
+        )
     with local_copy(folder_at(directory)) as local:
         place, data = str(local.out), card_at(local).encode()
     if path.is_dir() or not LocalFolder(path.parent).create(path.name, data):
-        raise ArgumentError(f"--card {card}: is there already, and a card is never written over: choose another name")
+        raise ArgumentError(
+            f"--card {card}: is there already, and a card is never written over: choose another"
+            " name"
+        )
     return {"card": str(card), "bytes": len(data), "directory": place}
 
 
 def card_at(local: LocalCopy, use: str = "") -> str:
-    """The card of a published dataset, called as its folder is; raises DatasetError for one that cannot be read.
+    """The card of a published dataset, called as its folder is; raises DatasetError for one that
+    cannot be read.
 
-    use: Markdown that says how the data is read where the card lies, in place of how packprep reads the dataset.
+    use: Markdown that says how the data is read where the card lies, in place of how packprep reads
+    the dataset.
     """
     local.fetch(MANIFEST_NAME, PLAN_NAME)
     place = str(local.out)
     return card_of(
-        os.path.basename(place.rstrip("/")) or place, read_manifest(local.folder), stored_plan(local.folder), use
+        os.path.basename(place.rstrip("/")) or place,
+        read_manifest(local.folder),
+        stored_plan(local.folder),
+        use,
     )
 
 
@@ -113,10 +160,16 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: 
         "",
         f"# {_escaped(name)}",
         "",
-        "<!-- To be said by who publishes this: what the data is, where it comes from, under which license it may be used. -->",
+        (
+            "<!-- To be said by who publishes this: what the data is, where it comes from, under"
+            " which license it may be used. -->"
+        ),
         "",
-        f"{rows} of {totals['seq_length']:,} slots in {shards}, {size_of(totals['bytes'])}: packed training rows with their "
-        f"objectives applied, {manifest['token_dtype']} ids below {manifest['vocab_size']:,}, made by packprep.",
+        (
+            f"{rows} of {totals['seq_length']:,} slots in {shards}, {size_of(totals['bytes'])}:"
+            f" packed training rows with their objectives applied, {manifest['token_dtype']} ids"
+            f" below {manifest['vocab_size']:,}, made by packprep."
+        ),
         "",
         *(use.strip().splitlines() if use else _use(name)),
         "",
@@ -178,8 +231,11 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: 
         "",
         "## Made again",
         "",
-        "With the same files, tokenizer and chat template, and this as `recipe.toml`: a source's paths are relative to its "
-        "FOLDER, and of where tokenizer and template lay it has the last name alone.",
+        (
+            "With the same files, tokenizer and chat template, and this as `recipe.toml`: a"
+            " source's paths are relative to its FOLDER, and of where tokenizer and template lay it"
+            " has the last name alone."
+        ),
         "",
         *_fenced("toml", made["recipe"]),
         "",
@@ -189,7 +245,9 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: 
 
 
 def _use(name: str) -> Iterator[str]:
-    yield from _fenced("python", f"import packprep\n\nds = packprep.open_dataset({visible(name)!r})\n")
+    yield from _fenced(
+        "python", f"import packprep\n\nds = packprep.open_dataset({visible(name)!r})\n"
+    )
     yield ""
     yield from _fenced("sh", f"packprep verify {shlex.quote(visible(name))}\n")
 
@@ -202,14 +260,19 @@ def versions(made: Mapping[str, Any]) -> str:
 
 def _front_matter(name: str, manifest: Manifest, totals: Mapping[str, Any]) -> list[str]:
     in_place = any(is_in_place(task) for task in manifest["tasks"] if task["weight"])
-    categories = ["text-generation", *(["fill-mask"] if in_place and "mask" in manifest["specials"] else [])]
+    categories = [
+        "text-generation",
+        *(["fill-mask"] if in_place and "mask" in manifest["specials"] else []),
+    ]
     objectives = sorted({task["objective"] for task in totals["tasks"] if task["drawn"]})
     return [
         "---",
         "# license: and language: are for who publishes this to say",
         f"pretty_name: {json.dumps(visible(name), ensure_ascii=False)}",
         *_listed("task_categories", categories),
-        *_listed("size_categories", [SIZES[min(max(len(str(totals["rows"])) - 3, 0), len(SIZES) - 1)]]),
+        *_listed(
+            "size_categories", [SIZES[min(max(len(str(totals["rows"])) - 3, 0), len(SIZES) - 1)]]
+        ),
         *_listed("tags", ["packprep", *objectives]),
         "viewer: false",
         "---",
@@ -224,7 +287,13 @@ def _listed(key: str, values: Sequence[str]) -> Iterator[str]:
 def _ledger(s: Mapping[str, Any]) -> Iterator[str]:
     documents, tokens, slots = s["documents"], s["tokens"], s["slots"]
     sums = [
-        ("documents", documents["read"], {"used": documents["used"]}, "rejected: ", documents["rejected"]),
+        (
+            "documents",
+            documents["read"],
+            {"used": documents["used"]},
+            "rejected: ",
+            documents["rejected"],
+        ),
         (
             "tokens",
             tokens["read"],
@@ -247,7 +316,9 @@ def _ledger(s: Mapping[str, Any]) -> Iterator[str]:
     lines = []
     for what, whole, parts, before, others in sums:
         named = {**parts, **{f"{before}{name}": n for name, n in sorted(others.items())}}
-        said = " + ".join(f"{n:,} {_escaped(name)}" for i, (name, n) in enumerate(named.items()) if n or not i)
+        said = " + ".join(
+            f"{n:,} {_escaped(name)}" for i, (name, n) in enumerate(named.items()) if n or not i
+        )
         lines.append((what, whole, said))
     yield from _table(("", "read, or in rows", "which are"), lines, escape=False)
     yield ""
@@ -255,7 +326,10 @@ def _ledger(s: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _command(made: Mapping[str, Any]) -> str:
-    moved = (f" --source {shlex.quote(visible(source['name']) + '=FOLDER')}" for source in made["sources"])
+    moved = (
+        f" --source {shlex.quote(visible(source['name']) + '=FOLDER')}"
+        for source in made["sources"]
+    )
     return f"packprep build recipe.toml{''.join(moved)}"
 
 
@@ -263,7 +337,9 @@ def _or_unknown(count: int | None) -> int | str:
     return "unknown" if count is None else count
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]], escape: bool = True) -> Iterator[str]:
+def _table(
+    head: Sequence[str], rows: Sequence[Sequence[Any]], escape: bool = True
+) -> Iterator[str]:
     def cell(value: Any) -> str:
         return f"{value:,}" if isinstance(value, int) else _escaped(value) if escape else value
 
@@ -287,4 +363,6 @@ def _fenced(language: str, text: str) -> Iterator[str]:
 
 def print_written_card(written: Mapping[str, Any]) -> None:
     """Where the card is, and what it lacks."""
-    put_line(f"{written['card']}: {written['bytes']:,} bytes; license and language are yours to add")
+    put_line(
+        f"{written['card']}: {written['bytes']:,} bytes; license and language are yours to add"
+    )

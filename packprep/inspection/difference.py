@@ -1,4 +1,5 @@
-"""What differs between two datasets: what was asked for, what it came to, and the first slot that is not the same."""
+"""What differs between two datasets: what was asked for, what it came to, and the first slot that
+is not the same."""
 
 import json
 import os
@@ -23,17 +24,25 @@ MOST_SHARDS = 3  # that differ and are looked into
 AROUND = 8  # tokens that are shown on either side of a slot
 _ROWS_AT_ONCE = 256
 MADE_BY = ("plan", "engine", "made_with")  # keys of the manifest that say how a dataset was made
-_ELSEWHERE = ("shards", "ledger", "recipe", "digest")  # keys of the manifest that are compared apart, or follow
+_ELSEWHERE = (
+    "shards",
+    "ledger",
+    "recipe",
+    "digest",
+)  # keys of the manifest that are compared apart, or follow
 
 
-def describe_difference(directory: str | os.PathLike | Folder, other: str | os.PathLike | Folder) -> dict[str, Any]:
+def describe_difference(
+    directory: str | os.PathLike | Folder, other: str | os.PathLike | Folder
+) -> dict[str, Any]:
     """What differs between two datasets, `here` and `there`, as plain values.
 
-    Gives {directory, other, equal, recipe, manifest, plan: [{key, here, there}], files, totals, tasks, sources, shards,
-    rows, rows_not_compared}. manifest and plan are without what the recipe says already; a key that one has not is null
-    there. equal: whether a trainer reads the same: every shard, and every key of the manifest but those that say how it was
-    made (plan, engine, made_with) and the digests of receipts.
-    Raises ArgumentError where both are one dataset, DatasetError where one cannot be read.
+    Gives {directory, other, equal, recipe, manifest, plan: [{key, here, there}], files, totals,
+    tasks, sources, shards, rows, rows_not_compared}. manifest and plan are without what the recipe
+    says already; a key that one has not is null there. equal: whether a trainer reads the same:
+    every shard, and every key of the manifest but those that say how it was made (plan, engine,
+    made_with) and the digests of receipts. Raises ArgumentError where both are one dataset,
+    DatasetError where one cannot be read.
     """
     if _location(directory) == _location(other):
         raise ArgumentError(f"--diff {other}: that is the dataset itself; name another one")
@@ -52,13 +61,16 @@ def describe_difference(directory: str | os.PathLike | Folder, other: str | os.P
         why_not = None
         if one["seq_length"] != two["seq_length"]:
             why_not = (
-                f"rows of {one['seq_length']} and of {two['seq_length']} slots have nothing to compare slot by slot"
+                f"rows of {one['seq_length']} and of {two['seq_length']} slots have nothing to"
+                " compare slot by slot"
             )
             differing = []
         return {
             "directory": str(here.local.out),
             "other": str(there.local.out),
-            "equal": same and not recipe and shards["equal"] == len(one["shards"]) == len(two["shards"]),
+            "equal": (
+                same and not recipe and shards["equal"] == len(one["shards"]) == len(two["shards"])
+            ),
             "manifest": manifest,
             "recipe": recipe,
             "plan": beside_recipe(*map(_own_of_plan, plans)),
@@ -80,18 +92,26 @@ def _without(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _own_of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What a plan has that its manifest does not repeat, but for the files; `sources` is what it resolved of each."""
-    return {**_without(plan, (*Manifest.__annotations__, "files")), "sources": plan.get("sources", [])}
+    """What a plan has that its manifest does not repeat, but for the files; `sources` is what it
+    resolved of each."""
+    return {
+        **_without(plan, (*Manifest.__annotations__, "files")),
+        "sources": plan.get("sources", []),
+    }
 
 
 def _differences(here: Any, there: Any, path: str = "") -> Iterator[dict[str, Any]]:
-    """The values that differ of two JSON values, each with its place, as in sources[web].repeat; None where one has none.
+    """The values that differ of two JSON values, each with its place, as in sources[web].repeat;
+    None where one has none.
 
-    Lists of named objects are compared name by name; one that only one of them has is one difference.
+    Lists of named objects are compared name by name; one that only one of them has is one
+    difference.
     """
     if isinstance(here, Mapping) and isinstance(there, Mapping):
         for key in dict.fromkeys([*here, *there]):
-            yield from _differences(here.get(key), there.get(key), f"{path}.{key}" if path else str(key))
+            yield from _differences(
+                here.get(key), there.get(key), f"{path}.{key}" if path else str(key)
+            )
     elif _are_named(here) and _are_named(there):
         one, two = ({part["name"]: part for part in parts} for parts in (here, there))
         for name in dict.fromkeys([*one, *two]):
@@ -103,11 +123,14 @@ def _differences(here: Any, there: Any, path: str = "") -> Iterator[dict[str, An
 
 
 def _are_named(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(part, Mapping) and "name" in part for part in value)
+    return isinstance(value, list) and all(
+        isinstance(part, Mapping) and "name" in part for part in value
+    )
 
 
 def _files(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of each source: how many files are the same, differ in size, or are in one plan alone, and some names."""
+    """Of each source: how many files are the same, differ in size, or are in one plan alone, and
+    some names."""
     both = [_files_by_source(plan) for plan in (here, there)]
     found = []
     for name in dict.fromkeys([*both[0], *both[1]]):
@@ -120,7 +143,11 @@ def _files(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[dict[str, 
                 "same": len(one) - len(changed) - len(only_here),
                 **{
                     key: {"count": len(files), "names": files[:MOST_FILES]}
-                    for key, files in (("changed", changed), ("only_here", only_here), ("only_there", only_there))
+                    for key, files in (
+                        ("changed", changed),
+                        ("only_here", only_here),
+                        ("only_there", only_there),
+                    )
                 },
             }
         )
@@ -136,7 +163,8 @@ def _files_by_source(plan: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def _totals(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Rows, segments, tokens and the like of both, and segments and tokens by task and by source."""
+    """Rows, segments, tokens and the like of both, and segments and tokens by task and by
+    source."""
     both = here, there
 
     def summed(ledger: Mapping[str, Any], *keys: str) -> int:
@@ -157,12 +185,23 @@ def _totals(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, list
 
     def by_name(of: Sequence[Mapping[str, tuple[int, int]]]) -> list[dict[str, Any]]:
         names = dict.fromkeys([*of[0], *of[1]])
-        return [{"name": name, "here": _counts(of[0].get(name)), "there": _counts(of[1].get(name))} for name in names]
+        return [
+            {"name": name, "here": _counts(of[0].get(name)), "there": _counts(of[1].get(name))}
+            for name in names
+        ]
 
-    tasks = [{name: (t["segments"], t["tokens"]) for name, t in ledger["tasks"].items()} for ledger in both]
-    sources = [{name: (s["segments"], s["tokens"]["used"]) for name, s in ledger["sources"].items()} for ledger in both]
+    tasks = [
+        {name: (t["segments"], t["tokens"]) for name, t in ledger["tasks"].items()}
+        for ledger in both
+    ]
+    sources = [
+        {name: (s["segments"], s["tokens"]["used"]) for name, s in ledger["sources"].items()}
+        for ledger in both
+    ]
     return {
-        "totals": [{"name": name, "here": one, "there": two} for name, (one, two) in totals.items()],
+        "totals": [
+            {"name": name, "here": one, "there": two} for name, (one, two) in totals.items()
+        ],
         "tasks": by_name(tasks),
         "sources": by_name(sources),
     }
@@ -173,7 +212,8 @@ def _counts(counts: tuple[int, int] | None) -> dict[str, int] | None:
 
 
 def _shards(here: Sequence[Any], there: Sequence[Any]) -> tuple[dict[str, int], list[int]]:
-    """(how many shards are equal by digest, differ, or are in one alone, the numbers of those that differ)."""
+    """(how many shards are equal by digest, differ, or are in one alone, the numbers of those that
+    differ)."""
     both = min(len(here), len(there))
     differing = [i for i in range(both) if here[i]["digest"] != there[i]["digest"]]
     return {
@@ -187,8 +227,10 @@ def _shards(here: Sequence[Any], there: Sequence[Any]) -> tuple[dict[str, int], 
 def _first_difference(here: OpenedDataset, there: OpenedDataset, number: int) -> dict[str, Any]:
     """The first row, and the first array in it, that two shards of one number do not have alike.
 
-    {shard, array, row: of the shard, slot or segment, here, there: the values, here_text, there_text: the tokens around}.
-    array: null where all arrays that both have are alike as far as both go; then rows tells whether one has more.
+    {shard, array, row: of the shard, slot or segment, here, there: the values, here_text,
+    there_text: the tokens around}.
+    array: null where all arrays that both have are alike as far as both go; then rows tells whether
+    one has more.
     """
     with here.shard(number) as one, there.shard(number) as two:
         best: tuple[int, int, str, int, int] | None = None
@@ -207,16 +249,27 @@ def _first_difference(here: OpenedDataset, there: OpenedDataset, number: int) ->
             return described
         row, _, name, in_row, at = best
         in_slots = one.arrays[name].ndim == 2 and name != "trained_ranges"
-        values = [shard.arrays[name][row, in_row] if in_slots else shard.arrays[name][at] for shard in (one, two)]
+        values = [
+            shard.arrays[name][row, in_row] if in_slots else shard.arrays[name][at]
+            for shard in (one, two)
+        ]
         begin = in_row if in_slots else _begin_of(one, row, in_row)
-        for key, data, shard, value in zip(("here", "there"), (here, there), (one, two), values, strict=True):
+        for key, data, shard, value in zip(
+            ("here", "there"), (here, there), (one, two), values, strict=True
+        ):
             described[key] = json.loads(json.dumps(value.tolist()))
             described[f"{key}_text"] = _around(data, shard, row, begin)
-        return {**described, "array": name, "row": row, "slot" if in_slots else "segment": in_row + (not in_slots)}
+        return {
+            **described,
+            "array": name,
+            "row": row,
+            "slot" if in_slots else "segment": in_row + (not in_slots),
+        }
 
 
 def _difference_of(one: Shard, two: Shard, name: str) -> tuple[int, int, int] | None:
-    """(row, slot or segment in it, index) of the first value that an array of two shards does not have alike."""
+    """(row, slot or segment in it, index) of the first value that an array of two shards does not
+    have alike."""
     a, b = one.arrays[name], two.arrays[name]
     both = min(len(a), len(b))
     for begin in range(0, both, _ROWS_AT_ONCE if a.ndim == 2 else max(both, 1)):
@@ -243,7 +296,11 @@ def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]
     segment = at
     if name.startswith(("block_", "trained_")):
         own = shard.arrays["block_offsets" if name.startswith("block_") else "trained_offsets"]
-        segment = max(at - 1, 0) if name.endswith("_offsets") else int(np.searchsorted(own, at, "right")) - 1
+        segment = (
+            max(at - 1, 0)
+            if name.endswith("_offsets")
+            else int(np.searchsorted(own, at, "right")) - 1
+        )
     if name.startswith("media_"):
         place = at
         if name == "media_ref":
@@ -251,7 +308,11 @@ def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]
         elif name == "media_ref_offsets":
             place = max(at - 1, 0)
         own = shard.arrays["media_offsets"]
-        segment = max(at - 1, 0) if name == "media_offsets" else int(np.searchsorted(own, place, "right")) - 1
+        segment = (
+            max(at - 1, 0)
+            if name == "media_offsets"
+            else int(np.searchsorted(own, place, "right")) - 1
+        )
     row = int(np.searchsorted(offsets, segment, "right")) - 1
     return row, segment - int(offsets[row]), at
 
@@ -264,12 +325,15 @@ def _begin_of(shard: Shard, row: int, segment: int) -> int:
 
 
 def _around(data: OpenedDataset, shard: Shard, row: int, slot: int) -> str | None:
-    """The tokens around a slot, as text; those before it, a bar, and the others. None for a row that there is not."""
+    """The tokens around a slot, as text; those before it, a bar, and the others. None for a row
+    that there is not."""
     if row >= shard.rows:
         return None
     ids = shard.arrays["tokens"][row].tolist()
     before, after = ids[max(slot - AROUND, 0) : slot], ids[slot : slot + AROUND]
-    return "│".join("".join(piece.text for piece in data.texts.pieces(part)) for part in (before, after))
+    return "│".join(
+        "".join(piece.text for piece in data.texts.pieces(part)) for part in (before, after)
+    )
 
 
 MOST_KEYS = 40
@@ -290,7 +354,10 @@ def _draw(page: Page, d: Mapping[str, Any]) -> None:
     for name, title in (("recipe", "recipe"), ("manifest", "dataset.json"), ("plan", "plan.json")):
         if d[name]:
             page.put()
-            lines = [(each["key"], _value(each["here"]), _value(each["there"])) for each in d[name][:MOST_KEYS]]
+            lines = [
+                (each["key"], _value(each["here"]), _value(each["there"]))
+                for each in d[name][:MOST_KEYS]
+            ]
             page.table((title, "here", "there"), lines, text_columns=3)
             if len(d[name]) > MOST_KEYS:
                 page.put(f"… and {counted(len(d[name]) - MOST_KEYS, 'more key')}; --json gives all")
@@ -299,7 +366,10 @@ def _draw(page: Page, d: Mapping[str, Any]) -> None:
     page.put()
     page.table(
         ("total", "here", "there", "change"),
-        [(t["name"], f"{t['here']:,}", f"{t['there']:,}", _change(t["here"], t["there"])) for t in d["totals"]],
+        [
+            (t["name"], f"{t['here']:,}", f"{t['there']:,}", _change(t["here"], t["there"]))
+            for t in d["totals"]
+        ],
         text_columns=1,
     )
     for name in ("tasks", "sources"):
@@ -309,8 +379,8 @@ def _draw(page: Page, d: Mapping[str, Any]) -> None:
     page.put()
     shards = d["shards"]
     page.wrap(
-        f"shards: {shards['equal']:,} equal, {shards['differing']:,} differ, {shards['only_here']:,} only here, "
-        f"{shards['only_there']:,} only there"
+        f"shards: {shards['equal']:,} equal, {shards['differing']:,} differ,"
+        f" {shards['only_here']:,} only here, {shards['only_there']:,} only there"
     )
     if d["rows_not_compared"]:
         page.wrap(f"  {d['rows_not_compared']}", indent=2)
@@ -326,10 +396,16 @@ def _verdict(d: Mapping[str, Any]) -> str:
 
 
 def _draw_files(page: Page, files: Mapping[str, Any]) -> None:
-    for key, words in (("changed", "of another size"), ("only_here", "only here"), ("only_there", "only there")):
+    for key, words in (
+        ("changed", "of another size"),
+        ("only_here", "only here"),
+        ("only_there", "only there"),
+    ):
         some = files[key]
         if some["count"]:
-            names = ", ".join(map(visible, some["names"])) + (" …" if some["count"] > len(some["names"]) else "")
+            names = ", ".join(map(visible, some["names"])) + (
+                " …" if some["count"] > len(some["names"]) else ""
+            )
             page.wrap(f"files of {files['source']} {words}: {some['count']:,} ({names})", indent=2)
 
 
@@ -351,13 +427,17 @@ def _draw_row(page: Page, each: Mapping[str, Any]) -> None:
     where = each["shard"].removeprefix("shards/").removesuffix(".safetensors")
     if each["array"] is None:
         more = f"{each['rows'][0]:,} and {each['rows'][1]:,} rows"
-        lacking = f"; only one has {', '.join(each['arrays_of_one'])}" if each["arrays_of_one"] else ""
+        lacking = (
+            f"; only one has {', '.join(each['arrays_of_one'])}" if each["arrays_of_one"] else ""
+        )
         page.wrap(f"  {where}: every value that both have is the same: {more}{lacking}", indent=2)
         return
     place = f"slot {each['slot']:,}" if each["slot"] is not None else f"segment {each['segment']:,}"
     values = f"{_value(each['here'])} here, {_value(each['there'])} there"
     page.wrap(
-        f"  {where}: row {each['row']:,} is the first that differs: {each['array']} at {place}: {values}", indent=2
+        f"  {where}: row {each['row']:,} is the first that differs: {each['array']} at {place}:"
+        f" {values}",
+        indent=2,
     )
     for name in ("here", "there"):
         text = each[f"{name}_text"]
@@ -369,6 +449,12 @@ def _change(here: int, there: int) -> str:
 
 
 def _value(value: Any) -> str:
-    text = "–" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = (
+        "–"
+        if value is None
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False)
+    )
     text = visible(text)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"

@@ -1,4 +1,5 @@
-"""Where a document went: the segments that hold it, or why none does; and, in a line, how the first one was read.
+"""Where a document went: the segments that hold it, or why none does; and, in a line, how the first
+one was read.
 
 ```
 source, file, position ─► shards that may hold it (arithmetic of the plan) ─► their segment_file, segment_doc; rejects
@@ -50,13 +51,16 @@ def describe_document(
 ) -> dict[str, Any]:
     """Where a document went, as plain values.
 
-    name: its source; None for a dataset's only one. place: "FILE:POSITION" with the file's name as the plan has it, or
-    "POSITION" for every file of the source. moved, from_plan: as in `describe_row`.
-    Gives {directory, source, position, shards, shards_searched, more_files: how many of those with such a document are not
-    described, files: [{file, text: its beginning, tokens, not_read: why these two are null, before, after: the nearest
-    positions known of documents where there is none at this one, uses}]}. uses: [{use, outcome, why, segments, left_out}];
+    name: its source; None for a dataset's only one. place: "FILE:POSITION" with the file's name as
+    the plan has it, or "POSITION" for every file of the source. moved, from_plan: as in
+    `describe_row`. Gives {directory, source, position, shards, shards_searched, more_files: how
+    many of those with such a document are not described, files: [{file, text: its beginning,
+    tokens, not_read: why these two are null, before, after: the nearest positions known of
+    documents where there is none at this one, uses}]}. uses: [{use, outcome, why, segments,
+    left_out}];
     outcome: "used" | "removed" | "rejected" | "not sampled" | "not repeated" | "absent" | "lost".
-    Raises RecipeError for a source or a file that there is not, or a place that is none; DatasetError for a damaged dataset.
+    Raises RecipeError for a source or a file that there is not, or a place that is none;
+    DatasetError for a damaged dataset.
     """
     with opened(directory, moved, from_plan) as data:
         plan = data.usable_plan
@@ -85,38 +89,43 @@ def _source(plan: Plan, name: str | None) -> PlannedSource:
     names = [source.name for source in plan.sources]
     if name is None:
         if len(names) > 1:
-            raise RecipeError(f"--doc: of which source? give --source NAME, one of {', '.join(names)}")
+            raise RecipeError(
+                f"--doc: of which source? give --source NAME, one of {', '.join(names)}"
+            )
         return plan.sources[0]
     check_source(name, names)
     return plan.sources[names.index(name)]
 
 
 def place_of(source: PlannedSource, place: str, what: str = "--doc") -> tuple[int | None, int]:
-    """(the file's place in the source or None, position) of "FILE:POSITION" or "POSITION"; RecipeError, with `what` it is, for
-    a place that is none."""
+    """(the file's place in the source or None, position) of "FILE:POSITION" or "POSITION";
+    RecipeError, with `what` it is, for a place that is none."""
     file, colon, text = place.rpartition(":")
     if not text.isascii() or not text.isdecimal() or int(text) >= END or (colon and not file):
         raise RecipeError(
-            f"{what} {place}: expected POSITION or FILE:POSITION; a position is the byte at which a document's line begins, "
-            "its row number, or 0 of a text file"
+            f"{what} {place}: expected POSITION or FILE:POSITION; a position is the byte at which a"
+            " document's line begins, its row number, or 0 of a text file"
         )
     if not colon:
         return None, int(text)
     names = source.files.names
     if file not in names:
         raise RecipeError(
-            f"{what} {place}: source {source.name!r} has no file {file!r}, named relative to its prefix; it has "
-            f"{nearest(file, names)}"
+            f"{what} {place}: source {source.name!r} has no file {file!r}, named relative to its"
+            f" prefix; it has {nearest(file, names)}"
         )
     return list(names).index(file), int(text)
 
 
 def _files_that_reach(source: PlannedSource, position: int) -> list[int]:
-    """The files of a source that may have a document at a position, by what their format and size say."""
+    """The files of a source that may have a document at a position, by what their format and size
+    say."""
     reach = []
     for i, kind in enumerate(source.formats):
         counted = position_of(*kind)
-        if position == 0 or (counted != "whole" and (counted != "byte" or position < int(source.files.sizes[i]))):
+        if position == 0 or (
+            counted != "whole" and (counted != "byte" or position < int(source.files.sizes[i]))
+        ):
             reach.append(i)
     return reach
 
@@ -144,7 +153,8 @@ class _Found:
         self._after: dict[int, int] = {}
 
     def files(self) -> list[int]:
-        """The files of the source that have a document at the position, used or rejected; ascending."""
+        """The files of the source that have a document at the position, used or rejected;
+        ascending."""
         held = {file for file, _ in (*self._segments, *self._rejects)}
         return sorted(file - self._source.first_file for file in held)
 
@@ -205,7 +215,10 @@ class _Found:
     def describe(self, plan: Plan, i: int) -> dict[str, Any]:
         """What became of the document of file i of the source."""
         source, file = self._source, self._source.first_file + i
-        seen = any((file, use) in self._segments or (file, use) in self._rejects for use in range(source.uses))
+        seen = any(
+            (file, use) in self._segments or (file, use) in self._rejects
+            for use in range(source.uses)
+        )
         there, text, tokens, not_read, before, after = _read_again(
             plan, source, i, self._position, bool(self._segments)
         )
@@ -223,7 +236,9 @@ class _Found:
             "uses": uses,
         }
 
-    def _use(self, plan: Plan, file: int, use: int, tokens: int | None, exists: bool | None) -> dict[str, Any]:
+    def _use(
+        self, plan: Plan, file: int, use: int, tokens: int | None, exists: bool | None
+    ) -> dict[str, Any]:
         described: dict[str, Any] = {"use": use, "why": None, "segments": [], "left_out": []}
         if segments := self._segments.get((file, use)):
             segments.sort(key=lambda segment: segment["tokens"])
@@ -232,20 +247,42 @@ class _Found:
         if record := self._rejects.get((file, use)):
             if record["reason"] == REMOVED:
                 return {**described, "outcome": REMOVED, "why": record["detail"]}
-            return {**described, "outcome": "rejected", "why": f"{record['reason']}: {record['detail']}"}
+            return {
+                **described,
+                "outcome": "rejected",
+                "why": f"{record['reason']}: {record['detail']}",
+            }
         if exists is False:
-            return {**described, "outcome": "absent", "why": "the file has no document at this position"}
+            return {
+                **described,
+                "outcome": "absent",
+                "why": "the file has no document at this position",
+            }
         at = np.array([self._position], np.int64)
         if not in_sample(self._source, file, at)[0]:
             low, high = self._source.source.sample
-            why = f"the source's sample keeps documents whose u lies in [{low:g}, {high:g}), and this one's does not"
+            why = (
+                f"the source's sample keeps documents whose u lies in [{low:g}, {high:g}), and this"
+                " one's does not"
+            )
             return {**described, "outcome": "not sampled", "why": why}
-        if not kept_by_plan(self._source, use, file, at)[0] or chosen_by_size(self._source, use, file):
-            why = f"repeat = {self._source.repeat:g}: use {use} takes a part of the documents, and this one is not of them"
+        if not kept_by_plan(self._source, use, file, at)[0] or chosen_by_size(
+            self._source, use, file
+        ):
+            why = (
+                f"repeat = {self._source.repeat:g}: use {use} takes a part of the documents, and"
+                " this one is not of them"
+            )
             return {**described, "outcome": "not repeated", "why": why}
         if exists is None:
-            return {**described, "outcome": "absent", "why": "no segment and no reject names this position"}
-        why = "it is in no segment and not among the rejects: `packprep verify` says what is damaged"
+            return {
+                **described,
+                "outcome": "absent",
+                "why": "no segment and no reject names this position",
+            }
+        why = (
+            "it is in no segment and not among the rejects: `packprep verify` says what is damaged"
+        )
         return {**described, "outcome": "lost", "why": why}
 
 
@@ -261,17 +298,26 @@ def _rejects(data: OpenedDataset, number: int) -> Iterator[dict[str, Any]]:
         ) from None
     for line in lines:
         record = decode(line, data.local.out.path_of(name))
-        if not isinstance(record, dict) or not {"source", "file", "position", "repeat", "reason", "detail"} <= set(
-            record
-        ):
+        if not isinstance(record, dict) or not {
+            "source",
+            "file",
+            "position",
+            "repeat",
+            "reason",
+            "detail",
+        } <= set(record):
             raise DatasetError(
-                f"{data.local.out.path_of(name)}: a record is no reject; `packprep verify` says where else"
+                f"{data.local.out.path_of(name)}: a record is no reject; `packprep verify` says"
+                " where else"
             )
         yield record
 
 
-def _left_out(plan: Plan, segments: list[dict[str, Any]], tokens: int | None) -> Iterator[dict[str, Any]]:
-    """The token ranges of a used document that are in no segment, with what is known of why; end null: not known."""
+def _left_out(
+    plan: Plan, segments: list[dict[str, Any]], tokens: int | None
+) -> Iterator[dict[str, Any]]:
+    """The token ranges of a used document that are in no segment, with what is known of why; end
+    null: not known."""
     documents = plan.recipe.documents
     at = 0
     for segment in segments:
@@ -303,8 +349,8 @@ def _range(begin: int, end: int | None, why: str) -> dict[str, Any]:
 def _read_again(
     plan: Plan, source: PlannedSource, i: int, position: int, used: bool
 ) -> tuple[bool | None, str | None, int | None, str | None, int | None, int | None]:
-    """What the source file says, if it is at hand: (whether there is a document, its beginning, its tokens, or why the
-    file was not read, the nearest positions before and after)."""
+    """What the source file says, if it is at hand: (whether there is a document, its beginning, its
+    tokens, or why the file was not read, the nearest positions before and after)."""
     file, nearest = source.first_file + i, [-1, END]
 
     def keep(_: int, positions: np.ndarray) -> np.ndarray:
@@ -350,7 +396,8 @@ MOST_SEGMENTS = 50  # of one use
 
 
 def print_document(described: Mapping[str, Any]) -> None:
-    """The answer as text: in a terminal as wide as that and with colour, else plain, 100 columns wide."""
+    """The answer as text: in a terminal as wide as that and with colour, else plain, 100 columns
+    wide."""
     with page() as drawn:
         _draw(drawn, described)
 
@@ -374,18 +421,26 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
         page.put()
     if not described["files"]:
         page.wrap(
-            f"{described['source']}: no file has a document at {position:,}, used or rejected; give --doc FILE:POSITION"
+            f"{described['source']}: no file has a document at {position:,}, used or rejected; give"
+            " --doc FILE:POSITION"
         )
         page.put()
     if described["more_files"]:
         page.wrap(
-            f"… and {counted(described['more_files'], 'more file')} with a document there; give --doc FILE:POSITION for one"
+            f"… and {counted(described['more_files'], 'more file')} with a document there; give"
+            " --doc FILE:POSITION for one"
         )
-    page.put(f"{described['shards_searched']:,} of {counted(described['shards'], 'shard')} searched", DIM)
+    page.put(
+        f"{described['shards_searched']:,} of {counted(described['shards'], 'shard')} searched", DIM
+    )
 
 
 def _draw_use(page: Page, use: Mapping[str, Any]) -> None:
-    what = f": {visible(use['why'])}" if use["why"] else f" in {counted(len(use['segments']), 'segment')}"
+    what = (
+        f": {visible(use['why'])}"
+        if use["why"]
+        else f" in {counted(len(use['segments']), 'segment')}"
+    )
     page.wrap(f"  use {use['use']}: {use['outcome']}{what}", indent=2)
     segments = use["segments"]
     if segments:
@@ -406,7 +461,9 @@ def _draw_use(page: Page, use: Mapping[str, Any]) -> None:
             text_columns=1,
         )
     if len(segments) > MOST_SEGMENTS:
-        page.put(f"  … and {counted(len(segments) - MOST_SEGMENTS, 'more segment')}; --json gives all")
+        page.put(
+            f"  … and {counted(len(segments) - MOST_SEGMENTS, 'more segment')}; --json gives all"
+        )
     for left_out in use["left_out"]:
         begin, end = left_out["tokens"]
         tokens = f"tokens from {begin:,}" if end is None else f"tokens {_in_words([begin, end])}"
@@ -421,7 +478,8 @@ SHOWN_TOKENS = 8  # at either end of document 1
 
 
 def first_document(plan: Plan) -> str:
-    """How document 1 was read, in a line: the first of shard 0 that has tokens, its first and last tokens one by one.
+    """How document 1 was read, in a line: the first of shard 0 that has tokens, its first and last
+    tokens one by one.
 
         document 1: web a.jsonl at 0: 1,234 tokens: The│ cat│ sat … on│ the│ mat│.│‹eos›
 
@@ -441,20 +499,25 @@ def first_document(plan: Plan) -> str:
                     where = f"{source.name} {_name_of(source, part.file)} at {position}"
                     head = [vocabulary.roles["bos"]] if documents.prepend_bos else []
                     tail = [vocabulary.roles["eos"]] if documents.eos_after_document else []
-                    return f"document 1: {where}: {len(ids):,} tokens{of}: {_ends(plan, [*head, *ids, *tail])}"
+                    return (
+                        f"document 1: {where}: {len(ids):,} tokens{of}:"
+                        f" {_ends(plan, [*head, *ids, *tail])}"
+                    )
     if first_reject is None:
         return "document 1: shard 0 has no document with tokens"
     source, reject = first_reject
     where = f"{source.name} {_name_of(source, reject.file)} at {reject.position}"
     return (
-        f"document 1: shard 0 has no document that can be used; the first is {where}: {reject.reason}: {reject.detail}"
+        f"document 1: shard 0 has no document that can be used; the first is {where}:"
+        f" {reject.reason}: {reject.detail}"
     )
 
 
 def _first_looks(
     plan: Plan, source: PlannedSource, part: Any, keep: Any
 ) -> Iterator[tuple[np.ndarray, Sequence[Reject], Iterator[tuple[list[int], int | None]]]]:
-    """(positions, rejects, as `_contents`) of the documents of a slice, by batch, from its file or its token store."""
+    """(positions, rejects, as `_contents`) of the documents of a slice, by batch, from its file or
+    its token store."""
     documents = plan.recipe.documents
     if source.in_store:
         for read in source.store.read(source, part, keep, plan.vocabulary):
@@ -476,20 +539,26 @@ def _first_looks(
 def _stored_contents(read: ReadDocuments) -> Iterator[tuple[list[int], int | None]]:
     for i, (a, b) in enumerate(pairwise(read.tokens.offsets.tolist())):
         trained = read.trained.get(i)
-        yield read.tokens.ids[a:b].tolist(), None if trained is None else int(np.diff(trained.spans).sum())
+        yield (
+            read.tokens.ids[a:b].tolist(),
+            None if trained is None else int(np.diff(trained.spans).sum()),
+        )
 
 
 def _contents(
     plan: Plan, batch: Batch, conversations: Mapping[int, Conversation]
 ) -> Iterator[tuple[list[int], int | None]]:
-    """(ids; how many are trained, None where it does not say) of each document of a batch that is not rejected, in turn."""
+    """(ids; how many are trained, None where it does not say) of each document of a batch that is
+    not rejected, in turn."""
     if batch.tokens is not None:
         tokens = take_tokens(batch.tokens, plan.recipe.documents, plan.vocabulary)
         yield from ((tokens.ids[a:b].tolist(), None) for a, b in pairwise(tokens.offsets.tolist()))
     special_text = plan.recipe.documents.special_text
     for i, text in enumerate(batch.texts):
         own = {0: conversations[i]} if i in conversations else {}
-        tokens, trained = tokenize_supervised(plan.engine, [text], own, special_text, plan.vocabulary)
+        tokens, trained = tokenize_supervised(
+            plan.engine, [text], own, special_text, plan.vocabulary
+        )
         yield tokens.ids.tolist(), int(np.diff(trained[0].spans).sum()) if trained else None
 
 

@@ -1,4 +1,5 @@
-"""A dataset as inspection reads it: its rows, the texts of its tokens, the names of its files, its segments built again."""
+"""A dataset as inspection reads it: its rows, the texts of its tokens, the names of its files, its
+segments built again."""
 
 import difflib
 import os
@@ -15,7 +16,13 @@ from packprep.dataset.loader import Dataset, open_dataset, segments_of
 from packprep.dataset.manifest import first_rows, read_manifest
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
-from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME, REMOVED_NAME, TOKENIZER_NAME, shard_name
+from packprep.format.json_files import (
+    MANIFEST_NAME,
+    PLAN_NAME,
+    REMOVED_NAME,
+    TOKENIZER_NAME,
+    shard_name,
+)
 from packprep.restoring import replay_segments
 from packprep.sources.slices import UNREAD
 from packprep.storage import Folder, LocalCopy, folder_at, local_copy
@@ -31,8 +38,8 @@ MOST_COMPARED = 10_000  # names to find them among
 class OpenedDataset:
     """A published dataset on this machine; shards at a URL are fetched when they are asked for.
 
-    texts: the text of every token. files: the plan's file names, by segment_file. prefixes: where the sources' files lie,
-    UNREAD of those that are not to be read; None without a plan.
+    texts: the text of every token. files: the plan's file names, by segment_file. prefixes: where
+    the sources' files lie, UNREAD of those that are not to be read; None without a plan.
     """
 
     local: LocalCopy
@@ -59,7 +66,9 @@ class OpenedDataset:
         """The name of a source, by segment_source; DatasetError for one that there is not."""
         sources = self.dataset.manifest["sources"]
         if source >= len(sources):
-            raise DatasetError(f"{self.local.out}: segment_source {source} is beyond the manifest's {len(sources)}")
+            raise DatasetError(
+                f"{self.local.out}: segment_source {source} is beyond the manifest's {len(sources)}"
+            )
         return sources[source]["name"]
 
     @contextmanager
@@ -80,7 +89,8 @@ class OpenedDataset:
 
     @cached_property
     def plan(self) -> Plan | PackprepError:
-        """What builds segments of this dataset again, or the error that says why that cannot be done here."""
+        """What builds segments of this dataset again, or the error that says why that cannot be
+        done here."""
         try:
             return open_plan(self.local.folder, self.prefixes)
         except PackprepError as error:
@@ -104,11 +114,16 @@ class OpenedDataset:
         said[read] = self._replayed(plan, arrays, chosen[read])
         return said.tolist()
 
-    def _replayed(self, plan: Plan, arrays: Mapping[str, np.ndarray], chosen: np.ndarray) -> list[str]:
+    def _replayed(
+        self, plan: Plan, arrays: Mapping[str, np.ndarray], chosen: np.ndarray
+    ) -> list[str]:
         """What building segments again came to, in words, of those whose sources may be read."""
 
         def replay(which: np.ndarray) -> list[str]:
-            return [f"differs: {what}" if what else IDENTICAL for what in replay_segments(plan, arrays, which)]
+            return [
+                f"differs: {what}" if what else IDENTICAL
+                for what in replay_segments(plan, arrays, which)
+            ]
 
         try:
             return replay(chosen)
@@ -130,9 +145,10 @@ def opened(
 ) -> Iterator[OpenedDataset]:
     """A dataset to inspect; what had to be fetched is removed at the end.
 
-    moved: source → prefix where its files lie; it is read there and nowhere else. from_plan: whether the other sources are
-    read where the plan says that they lie: whoever wrote the dataset chose these folders and URLs.
-    Raises DatasetError for a dataset that cannot be read, RecipeError for an unknown source in `moved`.
+    moved: source → prefix where its files lie; it is read there and nowhere else. from_plan:
+    whether the other sources are read where the plan says that they lie: whoever wrote the dataset
+    chose these folders and URLs. Raises DatasetError for a dataset that cannot be read, RecipeError
+    for an unknown source in `moved`.
     """
     with local_copy(folder_at(directory)) as local:
         local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
@@ -147,19 +163,31 @@ def opened(
         prefixes = None
         if plan:
             planned = {source["name"]: source["prefix"] for source in plan["sources"]}
-            unnamed = {name: at_text(name, prefix) if from_plan else UNREAD for name, prefix in planned.items()}
-            prefixes = [prefix_of(moved[name]) if name in moved else unnamed[name] for name in planned]
-        yield OpenedDataset(local, dataset, texts_of_dataset(local.folder, dataset.manifest), files, prefixes)
+            unnamed = {
+                name: at_text(name, prefix) if from_plan else UNREAD
+                for name, prefix in planned.items()
+            }
+            prefixes = [
+                prefix_of(moved[name]) if name in moved else unnamed[name] for name in planned
+            ]
+        yield OpenedDataset(
+            local, dataset, texts_of_dataset(local.folder, dataset.manifest), files, prefixes
+        )
 
 
 def check_source(name: str, names: Sequence[str]) -> None:
-    """RecipeError for a source that the dataset does not have, with the nearest of those that it has."""
+    """RecipeError for a source that the dataset does not have, with the nearest of those that it
+    has."""
     if name not in names:
-        raise RecipeError(f"--source {name}: the dataset has no source of that name; it has {nearest(name, names)}")
+        raise RecipeError(
+            f"--source {name}: the dataset has no source of that name; it has"
+            f" {nearest(name, names)}"
+        )
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Names that there are, for a message: all of a few, else the nearest to one that there is not, and how many more."""
+    """Names that there are, for a message: all of a few, else the nearest to one that there is not,
+    and how many more."""
     if len(names) <= NEAREST:
         return ", ".join(names)
     near = difflib.get_close_matches(name, names[:MOST_COMPARED], NEAREST, 0)

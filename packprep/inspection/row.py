@@ -1,4 +1,5 @@
-"""One row, decoded and shown: every segment's origin, its slots as text, which predictions are trained; one segment whole."""
+"""One row, decoded and shown: every segment's origin, its slots as text, which predictions are
+trained; one segment whole."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -45,30 +46,37 @@ def describe_row(
     from_plan: bool = False,
     epoch: int = 0,
 ) -> dict[str, Any]:
-    """One row as plain values: its segments, and each segment's parts as pieces {text, ids, loss, kind}.
+    """One row as plain values: its segments, and each segment's parts as pieces {text, ids, loss,
+    kind}.
 
-    row: its number, or −1 for the first row that shows the most tasks; `lacks` then names the tasks that it has not.
-    moved: source name → prefix where its files lie now; segments are built again from them and compared. from_plan: the same
-    of the other sources, where the plan says that they lie. epoch: the row as redraw gives it there; what is built again is
-    the stored one.
-    Raises ArgumentError for a row that there is not or cannot be drawn anew, DatasetError for a dataset that cannot be read,
-    RecipeError for an unknown source.
+    row: its number, or −1 for the first row that shows the most tasks; `lacks` then names the tasks
+    that it has not.
+    moved: source name → prefix where its files lie now; segments are built again from them and
+    compared. from_plan: the same of the other sources, where the plan says that they lie. epoch:
+    the row as redraw gives it there; what is built again is the stored one. Raises ArgumentError
+    for a row that there is not or cannot be drawn anew, DatasetError for a dataset that cannot be
+    read, RecipeError for an unknown source.
     """
     with opened(directory, moved, from_plan) as data:
         described = row_of(data, row_number(data, row), epoch)
         shown = {segment["task"] for segment in described["segments"]}
         tasks = data.dataset.tasks if row < 0 else []
-        return {**described, "lacks": [t["name"] for t in tasks if t["weight"] and t["name"] not in shown]}
+        return {
+            **described,
+            "lacks": [t["name"] for t in tasks if t["weight"] and t["name"] not in shown],
+        }
 
 
 def row_number(data: OpenedDataset, row: int) -> int:
-    """The row that is asked for: itself, or for −1 the first that shows the most tasks. ArgumentError if there is none."""
+    """The row that is asked for: itself, or for −1 the first that shows the most tasks.
+    ArgumentError if there is none."""
     rows = len(data.dataset)
     if not rows:
         raise ArgumentError(f"{data.local.out} has no rows: none of its documents was used")
     if not -1 <= row < rows:
         raise ArgumentError(
-            f"row {row}: {data.local.out} has {rows} rows; give 0 … {rows - 1}, or −1 for one that shows its tasks"
+            f"row {row}: {data.local.out} has {rows} rows; give 0 … {rows - 1}, or −1 for one that"
+            " shows its tasks"
         )
     return row if row >= 0 else _row_of_most_tasks(data.local, data.dataset)
 
@@ -78,11 +86,16 @@ def row_of(data: OpenedDataset, number: int, epoch: int = 0) -> dict[str, Any]:
     shard, in_shard = data.location(number)
     data.local.fetch(shard_name(shard))
     stored = shard_in(data.local.folder, data.dataset.manifest, shard)
-    return row_with(data, number, data.rebuilt(shard, np.arange(*stored.segment_range(in_shard))), epoch)
+    return row_with(
+        data, number, data.rebuilt(shard, np.arange(*stored.segment_range(in_shard))), epoch
+    )
 
 
-def row_with(data: OpenedDataset, number: int, rebuilt: Sequence[str], epoch: int = 0) -> dict[str, Any]:
-    """The description of a row whose shard has a local copy; rebuilt: of each of its segments, what building it again came to."""
+def row_with(
+    data: OpenedDataset, number: int, rebuilt: Sequence[str], epoch: int = 0
+) -> dict[str, Any]:
+    """The description of a row whose shard has a local copy; rebuilt: of each of its segments, what
+    building it again came to."""
     dataset = data.dataset
     view = dataset.row(number, epoch)
     segments = [segment_of(data, view, i, rebuilt[i]) for i in range(len(rebuilt))]
@@ -100,7 +113,8 @@ def row_with(data: OpenedDataset, number: int, rebuilt: Sequence[str], epoch: in
 
 
 def _sides(dataset: Dataset, segments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The slots that a row's segments take of each side and how many it has, where rows have two."""
+    """The slots that a row's segments take of each side and how many it has, where rows have
+    two."""
     if not dataset.encoder_length:
         return {}
     lengths = dataset.encoder_length, dataset.seq_length - dataset.encoder_length
@@ -122,14 +136,22 @@ def location_of(data: OpenedDataset, number: int) -> dict[str, Any]:
 
 
 def _row_of_most_tasks(local: LocalCopy, dataset: Dataset) -> int:
-    """The first row with a segment of every task that has one; else the first with the most tasks of those looked at."""
+    """The first row with a segment of every task that has one; else the first with the most tasks
+    of those looked at."""
     ledger = dataset.manifest["ledger"].get("tasks", {})
-    wanted = np.array([bool(t["weight"]) and ledger.get(t["name"], {}).get("segments", 1) > 0 for t in dataset.tasks])
+    wanted = np.array(
+        [
+            bool(t["weight"]) and ledger.get(t["name"], {}).get("segments", 1) > 0
+            for t in dataset.tasks
+        ]
+    )
     best, most, first_row = 0, -1, 0
     for number, entry in enumerate(dataset.manifest["shards"][:MOST_SHARDS]):
         if entry["rows"]:
             with local.fetched(shard_name(number)):
-                segments = segments_of(shard_in(local.folder, dataset.manifest, number), dataset.manifest)
+                segments = segments_of(
+                    shard_in(local.folder, dataset.manifest, number), dataset.manifest
+                )
                 seen = np.zeros((entry["rows"], len(dataset.tasks)), np.bool_)
                 seen[segments.row, segments.task] = True
             count = seen[:, wanted].sum(axis=1)
@@ -142,13 +164,15 @@ def _row_of_most_tasks(local: LocalCopy, dataset: Dataset) -> int:
 
 
 def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str, Any]:
-    """Segment i of a row as plain values: its header, and its parts as pieces {text, ids, loss, kind}."""
+    """Segment i of a row as plain values: its header, and its parts as pieces {text, ids, loss,
+    kind}."""
     dataset, texts = data.dataset, data.texts
     columns = {name: values[i].item() for name, values in row.segments.items()}
     for name, entries in (("task", dataset.tasks), ("source", dataset.manifest["sources"])):
         if columns[name] >= len(entries):
             raise DatasetError(
-                f"{dataset.directory}: row {row.index}: segment_{name} {columns[name]} is beyond the manifest's {len(entries)}"
+                f"{dataset.directory}: row {row.index}: segment_{name} {columns[name]} is beyond"
+                f" the manifest's {len(entries)}"
             )
     of_row = row.media
     media = [
@@ -175,14 +199,23 @@ def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str,
         "trained": int(row.loss_mask[begin:end].sum()),
         "noise": columns["noise"],
         "loss_weight": columns["loss_weight"],
-        "weights": [[first, last, weight] for segment, first, last, weight in row.weighted_ranges if segment == i],
+        "weights": [
+            [first, last, weight]
+            for segment, first, last, weight in row.weighted_ranges
+            if segment == i
+        ],
         "media": [place for place in media if begin <= place["slot"] < end],
         "key": f"{columns['key']:016x}",
         "repeat": columns["repeat"],
         "rebuilt": rebuilt,
-        "predicts": "in place" if task["label_alignment"] == "same_slot" else "next",  # as next_slot does
+        "predicts": (
+            "in place" if task["label_alignment"] == "same_slot" else "next"
+        ),  # as next_slot does
         "parts": [
-            {"name": name, "pieces": _pieces(texts, values[low:high], row.loss_mask[low:high], media, low)}
+            {
+                "name": name,
+                "pieces": _pieces(texts, values[low:high], row.loss_mask[low:high], media, low),
+            }
             for name, values, low, high in _parts(row, task, begin, end, columns["prefix"])
             if low < high
         ],
@@ -209,9 +242,14 @@ def _parts(row: Row, task: Mapping[str, Any], begin: int, end: int, prefix: int)
 
 
 def _pieces(
-    texts: TokenTexts, ids: np.ndarray, loss: np.ndarray, media: Sequence[Mapping[str, Any]], first: int
+    texts: TokenTexts,
+    ids: np.ndarray,
+    loss: np.ndarray,
+    media: Sequence[Mapping[str, Any]],
+    first: int,
 ) -> list[dict[str, Any]]:
-    """The pieces of slots from number `first` of the row on; a place of media is one, with its ref."""
+    """The pieces of slots from number `first` of the row on; a place of media is one, with its
+    ref."""
     pieces: list[dict[str, Any]] = []
     at = 0
     inside = [place for place in media if first <= place["slot"] < first + len(ids)]
@@ -219,12 +257,29 @@ def _pieces(
         upto = place["slot"] - first if place else len(ids)
         for piece in texts.pieces(ids[at:upto].tolist()):
             end = at + len(piece.ids)
-            pieces.append({"text": piece.text, "ids": piece.ids, "loss": loss[at:end].tolist(), "kind": piece.kind})
+            pieces.append(
+                {
+                    "text": piece.text,
+                    "ids": piece.ids,
+                    "loss": loss[at:end].tolist(),
+                    "kind": piece.kind,
+                }
+            )
             at = end
         if place:
             end = at + place["slots"]
-            text = f"{place['kind']} of {counted(place['slots'], 'slot')}: {clipped(place['ref'], MOST_OF_REF)}"
-            pieces.append({"text": text, "ids": ids[at:end].tolist(), "loss": loss[at:end].tolist(), "kind": SPECIAL})
+            text = (
+                f"{place['kind']} of {counted(place['slots'], 'slot')}:"
+                f" {clipped(place['ref'], MOST_OF_REF)}"
+            )
+            pieces.append(
+                {
+                    "text": text,
+                    "ids": ids[at:end].tolist(),
+                    "loss": loss[at:end].tolist(),
+                    "kind": SPECIAL,
+                }
+            )
             at = end
     return pieces
 
@@ -236,20 +291,29 @@ STYLES = {SPECIAL: "bold cyan", BYTES: "yellow", "gap": "dim"}
 
 
 def print_row(row: Mapping[str, Any]) -> None:
-    """The row as text: in a terminal as wide as that and with colour, else plain, 100 columns wide."""
+    """The row as text: in a terminal as wide as that and with colour, else plain, 100 columns
+    wide."""
     with page() as drawn:
         _draw(drawn, row)
 
 
 def _draw(page: Page, row: Mapping[str, Any]) -> None:
     page.wrap(f"row {row['row']:,} of {row['rows']:,} · {_stored_at(row)}", HEAD)
-    sides = "".join(f" · {name} {row[name][0]:,} of {row[name][1]:,}" for name in ("encoder", "decoder") if name in row)
+    sides = "".join(
+        f" · {name} {row[name][0]:,} of {row[name][1]:,}"
+        for name in ("encoder", "decoder")
+        if name in row
+    )
     page.wrap(
-        f"{row['seq_length']:,} slots: {row['slots']:,} in {counted(len(row['segments']), 'segment')}, "
-        f"{row['padding']:,} padding · {row['trained']:,} trained{sides}"
+        f"{row['seq_length']:,} slots: {row['slots']:,} in"
+        f" {counted(len(row['segments']), 'segment')}, {row['padding']:,} padding ·"
+        f" {row['trained']:,} trained{sides}"
     )
     if row["lacks"]:
-        page.put(f"no row with a segment of every task was found; this one lacks {', '.join(row['lacks'])}")
+        page.put(
+            "no row with a segment of every task was found; this one lacks"
+            f" {', '.join(row['lacks'])}"
+        )
     printed = _printed(row["segments"])
     gutter = gutter_of([part["name"] for segment in printed for part in segment["parts"]])
     marks: set[str] = set()
@@ -308,7 +372,10 @@ def _stored_at(described: Mapping[str, Any]) -> str:
 
 def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The first segments, and of the others the first of each task that they have not."""
-    printed, seen = segments[:MOST_SEGMENTS], {segment["task"] for segment in segments[:MOST_SEGMENTS]}
+    printed, seen = (
+        segments[:MOST_SEGMENTS],
+        {segment["task"] for segment in segments[:MOST_SEGMENTS]},
+    )
     for segment in segments[MOST_SEGMENTS:]:
         if segment["task"] not in seen:
             printed.append(segment)
@@ -322,7 +389,10 @@ def put_header(page: Page, segment: Mapping[str, Any]) -> None:
     origin = f"{segment['source']} {visible(segment['file'])} at {segment['document']:,}"
     page.wrap(f"{segment['number']}  {segment['task']}{objective} · {origin}", HEAD)
     facts = [
-        f"tokens {segment['start']:,} … {segment['start'] + segment['tokens'] - 1:,} of the document",
+        (
+            f"tokens {segment['start']:,} … {segment['start'] + segment['tokens'] - 1:,} of the"
+            " document"
+        ),
         f"{segment['slots']:,} slots from {segment['begin']:,}",
         f"prefix {segment['prefix']:,}",
         f"{segment['trained']:,} trained",
@@ -332,25 +402,39 @@ def put_header(page: Page, segment: Mapping[str, Any]) -> None:
     page.wrap(f"  {' · '.join(facts)}", indent=2)
     if segment["weights"]:
         shown = [
-            f"{weight:.4g} in slots {begin:,} … {end - 1:,}" for begin, end, weight in segment["weights"][:MOST_WEIGHTS]
+            f"{weight:.4g} in slots {begin:,} … {end - 1:,}"
+            for begin, end, weight in segment["weights"][:MOST_WEIGHTS]
         ]
         more = len(segment["weights"]) - len(shown)
-        page.wrap(f"  weights {', '.join(shown)}{f', and {more:,} more' if more else ''}; else 1", indent=2)
+        page.wrap(
+            f"  weights {', '.join(shown)}{f', and {more:,} more' if more else ''}; else 1",
+            indent=2,
+        )
     use = f" · use {segment['repeat']}" if segment["repeat"] else ""
     rebuilt = segment["rebuilt"]
-    words = f" · {rebuilt}" if rebuilt.startswith("not rebuilt") else f" · rebuilt from source: {rebuilt}"
+    words = (
+        f" · {rebuilt}"
+        if rebuilt.startswith("not rebuilt")
+        else f" · rebuilt from source: {rebuilt}"
+    )
     page.wrap(f"  key {segment['key']}{use}{'' if rebuilt == NOT_READ else words}", indent=2)
 
 
 def put_not_read(page: Page, segments: Sequence[Mapping[str, Any]]) -> None:
     """A line that says so where segments were not compared with their sources."""
     if any(segment["rebuilt"] == NOT_READ for segment in segments):
-        page.wrap("sources are not read: --source NAME=PREFIX says where one lies, --from-plan believes the plan", DIM)
+        page.wrap(
+            "sources are not read: --source NAME=PREFIX says where one lies, --from-plan believes"
+            " the plan",
+            DIM,
+        )
 
 
 def legend(marks: set[str], predicts: set[str]) -> str:
     """What the marks that were printed mean."""
-    what = " or ".join({"next": "the next token", "in place": "its label"}[p] for p in sorted(predicts))
+    what = " or ".join(
+        {"next": "the next token", "in place": "its label"}[p] for p in sorted(predicts)
+    )
     words = {
         TRAINED: f"{TRAINED} trained: the prediction of {what} made here is in the loss",
         NOT_TRAINED: f"{NOT_TRAINED} not trained",
@@ -368,13 +452,13 @@ def describe_segment(
     from_plan: bool = False,
     epoch: int = 0,
 ) -> dict[str, Any]:
-    """Segment `number` of a row as plain values; it counts from 1, as segment_ids do. row, moved, from_plan, epoch: as in
-    `describe_row`.
+    """Segment `number` of a row as plain values; it counts from 1, as segment_ids do. row, moved,
+    from_plan, epoch: as in `describe_row`.
 
-    Gives the row's place, `segment` as in a row with `original` (the document's tokens as pieces {text, ids, slots, kind};
-    null where the dataset's plan cannot be used here, and `not_restored` says why), `fits` (whether what stands between
-    them is what the header says) and `spans` of span corruption: [{sentinel, tokens: [begin, end) of the document,
-    input_slot, target_slot, text}].
+    Gives the row's place, `segment` as in a row with `original` (the document's tokens as pieces
+    {text, ids, slots, kind}; null where the dataset's plan cannot be used here, and `not_restored`
+    says why), `fits` (whether what stands between them is what the header says) and `spans` of span
+    corruption: [{sentinel, tokens: [begin, end) of the document, input_slot, target_slot, text}].
     Raises ArgumentError for a row or a segment that there is not, DatasetError for a damaged shard.
     """
     with opened(directory, moved, from_plan) as data:
@@ -384,47 +468,92 @@ def describe_segment(
             view = data.dataset.row(row, epoch)
             if not 1 <= number <= view.n_segments:
                 raise ArgumentError(
-                    f"segment {number}: row {row} of {data.local.out} has {view.n_segments} segments; "
-                    f"give 1 … {view.n_segments}, as segment_ids and `packprep inspect --row {row}` number them"
+                    f"segment {number}: row {row} of {data.local.out} has {view.n_segments}"
+                    f" segments; give 1 … {view.n_segments}, as segment_ids and `packprep inspect"
+                    f" --row {row}` number them"
                 )
             chosen = shard.segment_range(in_shard[1])[0] + number - 1
-            described = segment_of(data, view, number - 1, data.rebuilt(in_shard[0], np.array([chosen]))[0])
+            described = segment_of(
+                data, view, number - 1, data.rebuilt(in_shard[0], np.array([chosen]))[0]
+            )
             restored = _restored(data, shard, view, epoch % EPOCHS, chosen, described)
             segment = {**described, **restored}
-            return {**location_of(data, row), "epoch": epoch, "segments": view.n_segments, "segment": segment}
+            return {
+                **location_of(data, row),
+                "epoch": epoch,
+                "segments": view.n_segments,
+                "segment": segment,
+            }
 
 
 def _restored(
-    data: OpenedDataset, shard: Shard, view: Row, epoch: int, chosen: int, described: Mapping[str, Any]
+    data: OpenedDataset,
+    shard: Shard,
+    view: Row,
+    epoch: int,
+    chosen: int,
+    described: Mapping[str, Any],
 ) -> dict[str, Any]:
     plan, only = data.plan, np.array([chosen])
     if isinstance(plan, PackprepError):
         return {"original": None, "not_restored": str(plan), "fits": None, "spans": []}
     if removed_segments(shard.arrays)[chosen]:
-        return {"original": None, "not_restored": "its document was removed", "fits": None, "spans": []}
+        return {
+            "original": None,
+            "not_restored": "its document was removed",
+            "fits": None,
+            "spans": [],
+        }
     stored = sound_segments(plan, shard)
-    stored = stored._replace(row=stored.row - stored.row[chosen])  # the row stands alone, as its epoch has it
+    stored = stored._replace(
+        row=stored.row - stored.row[chosen]
+    )  # the row stands alone, as its epoch has it
     arrays = dict(shard.arrays)
-    arrays.update({name: getattr(view, name)[None] for name in ("tokens", "labels") if name in arrays})
+    arrays.update(
+        {name: getattr(view, name)[None] for name in ("tokens", "labels") if name in arrays}
+    )
     found = restore(plan, arrays, stored, only, epoch)
     slots = slots_of_tokens(plan, arrays, stored, only, found.ids, epoch)
     if not found.fits[0] and (slots < 0).any():  # its tokens are where its role tokens are not
-        return {"original": None, "not_restored": "its role tokens are not there", "fits": False, "spans": []}
+        return {
+            "original": None,
+            "not_restored": "its role tokens are not there",
+            "fits": False,
+            "spans": [],
+        }
     pieces, at = [], 0
     for piece in data.texts.pieces(found.ids.tolist()):
         end = at + len(piece.ids)
-        pieces.append({"text": piece.text, "ids": piece.ids, "slots": slots[at:end].tolist(), "kind": piece.kind})
+        pieces.append(
+            {
+                "text": piece.text,
+                "ids": piece.ids,
+                "slots": slots[at:end].tolist(),
+                "kind": piece.kind,
+            }
+        )
         at = end
     inputs_end = described["begin"] + described["prefix"]
-    body = described["begin"] + int(stored.bos[chosen]) + plan.tasks[arrays["segment_task"][chosen]].mode
+    body = (
+        described["begin"]
+        + int(stored.bos[chosen])
+        + plan.tasks[arrays["segment_task"][chosen]].mode
+    )
     spans = _spans(data, view.tokens, found.ids, slots, inputs_end, body, described["start"])
     return {"original": pieces, "not_restored": None, "fits": bool(found.fits[0]), "spans": spans}
 
 
 def _spans(
-    data: OpenedDataset, row: np.ndarray, ids: np.ndarray, slots: np.ndarray, inputs_end: int, body: int, start: int
+    data: OpenedDataset,
+    row: np.ndarray,
+    ids: np.ndarray,
+    slots: np.ndarray,
+    inputs_end: int,
+    body: int,
+    start: int,
 ) -> list[dict[str, Any]]:
-    """The runs of tokens that stand behind the prefix and have a slot in it, each with its sentinel's two slots.
+    """The runs of tokens that stand behind the prefix and have a slot in it, each with its
+    sentinel's two slots.
 
     row: [seq_length] tokens.
     """
@@ -455,7 +584,8 @@ ORIGINAL = "original"
 
 
 def print_segment(described: Mapping[str, Any]) -> None:
-    """The segment as text: in a terminal as wide as that and with colour, else plain, 100 columns wide."""
+    """The segment as text: in a terminal as wide as that and with colour, else plain, 100 columns
+    wide."""
     with page() as drawn:
         _draw_segment(drawn, described)
 
@@ -463,7 +593,8 @@ def print_segment(described: Mapping[str, Any]) -> None:
 def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
     segment = described["segment"]
     where = (
-        f"row {described['row']:,} of {described['rows']:,} · segment {segment['number']} of {described['segments']:,}"
+        f"row {described['row']:,} of {described['rows']:,} · segment {segment['number']} of"
+        f" {described['segments']:,}"
     )
     page.wrap(f"{where} · {_stored_at(described)}", HEAD)
     page.put()
@@ -482,7 +613,11 @@ def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
         units = [unit._replace(mark=" ") for unit in units_of(pieces)]
         put_lines(page, ORIGINAL, list(wrapped(units, page.width - gutter)), gutter)
     if segment["fits"] is False:
-        page.put("  its sentinels are not where its header says: `packprep verify` says what else is wrong", "bold red")
+        page.put(
+            "  its sentinels are not where its header says: `packprep verify` says what else is"
+            " wrong",
+            "bold red",
+        )
     if segment["spans"]:
         page.put()
         spans = [
@@ -495,7 +630,9 @@ def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
             )
             for span in segment["spans"]
         ]
-        page.table(("sentinel", "stands for", "tokens", "input slot", "target slot"), spans, text_columns=2)
+        page.table(
+            ("sentinel", "stands for", "tokens", "input slot", "target slot"), spans, text_columns=2
+        )
     if segment["padding"]:
         page.put(f"then {segment['padding']:,} slots of padding")
     page.put()
@@ -504,7 +641,8 @@ def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
 
 
 def _differs(segment: Mapping[str, Any]) -> bool:
-    """Whether the original is more than a part of what is shown anyway: text as it is, or labels."""
+    """Whether the original is more than a part of what is shown anyway: text as it is, or
+    labels."""
     if segment["predicts"] == "in place":
         return False
     slots = [slot for piece in segment["original"] for slot in piece["slots"]]

@@ -1,4 +1,5 @@
-"""Which rows hold a text: the documents' tokens of every segment, decoded, whatever an objective made of them.
+"""Which rows hold a text: the documents' tokens of every segment, decoded, whatever an objective
+made of them.
 
 ```
 shard ─► tokens of the documents ─► bytes (a table id → bytes) ─► finds ─► segment, tokens, slots, a snippet
@@ -29,7 +30,8 @@ _CHARACTER_BYTES = 4
 
 
 class _Find(NamedTuple):
-    """One place: segment of the shard, tokens [begin, end) of the segment, and the text around it."""
+    """One place: segment of the shard, tokens [begin, end) of the segment, and the text around
+    it."""
 
     segment: int
     begin: int
@@ -39,21 +41,28 @@ class _Find(NamedTuple):
     ids: np.ndarray  # the segment's original tokens
 
 
-def describe_matches(directory: str | os.PathLike | Folder, text: str, limit: int) -> dict[str, Any]:
+def describe_matches(
+    directory: str | os.PathLike | Folder, text: str, limit: int
+) -> dict[str, Any]:
     """The rows that hold a text, as plain values; the first `limit` matches.
 
-    The text is looked for as it is, in the text of each segment's own tokens: one that two segments share is not found.
-    Gives {directory, text, shards, segments, tokens: what was searched, found: all matches, matching_segments,
-    matching_rows, matches: [{row, segment, shard, task, source, file, document, repeat, tokens: [begin, end) of the
-    document, slots: [[begin, end)] of the row, before, match, after}]}.
-    Raises ArgumentError for an empty text, DatasetError for a damaged shard.
+    The text is looked for as it is, in the text of each segment's own tokens: one that two segments
+    share is not found. Gives {directory, text, shards, segments, tokens: what was searched, found:
+    all matches, matching_segments, matching_rows, matches: [{row, segment, shard, task, source,
+    file, document, repeat, tokens: [begin, end) of the document, slots: [[begin, end)] of the row,
+    before, match, after}]}. Raises ArgumentError for an empty text, DatasetError for a damaged
+    shard.
     """
     if not text:
-        raise ArgumentError("--grep: the text is empty, and every row holds that; give what to look for")
+        raise ArgumentError(
+            "--grep: the text is empty, and every row holds that; give what to look for"
+        )
     try:
         needle = text.encode()
     except UnicodeEncodeError:
-        raise ArgumentError(f"--grep {text!r}: not valid Unicode, so no document holds it") from None
+        raise ArgumentError(
+            f"--grep {text!r}: not valid Unicode, so no document holds it"
+        ) from None
     with opened(directory, {}) as data:
         manifest = data.dataset.manifest
         table = ByteTable(data.texts, manifest["vocab_size"])
@@ -86,22 +95,27 @@ def describe_matches(directory: str | os.PathLike | Folder, text: str, limit: in
         }
 
 
-def _finds(data: OpenedDataset, shard: Any, stored: SegmentTable, table: ByteTable, needle: bytes) -> Iterator[_Find]:
+def _finds(
+    data: OpenedDataset, shard: Any, stored: SegmentTable, table: ByteTable, needle: bytes
+) -> Iterator[_Find]:
     """All places of a shard, in segment order; those of one segment do not overlap."""
     n = shard.arrays["segment_tokens"].astype(np.int64)
     ends = np.cumsum(n)
-    bounds = np.unique(np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), TOKENS_AT_ONCE)), len(n)))
+    bounds = np.unique(
+        np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), TOKENS_AT_ONCE)), len(n))
+    )
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         found = restore(data.usable_plan, shard.arrays, stored, np.arange(first, last))
         if not found.fits.all():
             raise DatasetError(
-                f"{shard.path}: segment {first + int(np.argmin(found.fits))}: what stands between its tokens is not what its "
-                "header says; the file is damaged: `packprep verify` says where else"
+                f"{shard.path}: segment {first + int(np.argmin(found.fits))}: what stands between"
+                " its tokens is not what its header says; the file is damaged: `packprep verify`"
+                " says where else"
             )
         if int(found.ids.max()) >= table.size:
             raise DatasetError(
-                f"{shard.path}: it has the token {found.ids.max()} and the vocabulary ends before {table.size}; the file is "
-                "damaged: `packprep verify` says where else"
+                f"{shard.path}: it has the token {found.ids.max()} and the vocabulary ends before"
+                f" {table.size}; the file is damaged: `packprep verify` says where else"
             )
         flat, offsets = table.decode(found.ids)
         begins = offsets[found.offsets]
@@ -123,7 +137,10 @@ def _finds(data: OpenedDataset, shard: Any, stored: SegmentTable, table: ByteTab
 
 def _around(whole: bytes, low: int, at: int, end: int, high: int) -> tuple[str, str]:
     """The characters before and after whole[at:end], inside of the segment's whole[low:high]."""
-    begin, stop = max(low, at - _CHARACTER_BYTES * SNIPPET), min(high, end + _CHARACTER_BYTES * SNIPPET)
+    begin, stop = (
+        max(low, at - _CHARACTER_BYTES * SNIPPET),
+        min(high, end + _CHARACTER_BYTES * SNIPPET),
+    )
     while begin > low and begin < at and whole[begin] & 0xC0 == 0x80:
         begin += 1
     while stop < high and stop > end and whole[stop] & 0xC0 == 0x80:
@@ -139,7 +156,9 @@ def _match(
     in_shard = int(stored.row[g])
     file = int(arrays["segment_file"][g])
     start = int(arrays["segment_start"][g])
-    slots = slots_of_tokens(data.usable_plan, arrays, stored, np.array([g]), find.ids)[find.begin : find.end]
+    slots = slots_of_tokens(data.usable_plan, arrays, stored, np.array([g]), find.ids)[
+        find.begin : find.end
+    ]
     return {
         "row": int(data.first_rows[number]) + in_shard,
         "segment": g - int(arrays["row_offsets"][in_shard]) + 1,
@@ -158,12 +177,15 @@ def _match(
 
 
 def _ranges(slots: np.ndarray) -> list[list[int]]:
-    """Slots as half-open ranges, in the slots' order: [3 4 5 9] is [[3, 6], [9, 10]]; −1 in none."""
+    """Slots as half-open ranges, in the slots' order: [3 4 5 9] is [[3, 6], [9, 10]]; −1 in
+    none."""
     slots = slots[slots >= 0]
     if not len(slots):
         return []
     bounds = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]
-    return [[int(slots[a]), int(slots[b - 1]) + 1] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [
+        [int(slots[a]), int(slots[b - 1]) + 1] for a, b in zip(bounds, bounds[1:], strict=False)
+    ]
 
 
 MARKED = "bold black on yellow"
@@ -171,7 +193,8 @@ OPEN, CLOSE = "»", "«"
 
 
 def print_matches(described: Mapping[str, Any]) -> None:
-    """The matches as text: in a terminal in colour and as wide as that, else plain, the match between » and «."""
+    """The matches as text: in a terminal in colour and as wide as that, else plain, the match
+    between » and «."""
     with page() as drawn:
         _draw(drawn, described)
 
@@ -188,10 +211,14 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
             indent=2,
         )
         slots = ", ".join(
-            f"{begin:,} … {end - 1:,}" if end > begin + 1 else f"{begin:,}" for begin, end in match["slots"]
+            f"{begin:,} … {end - 1:,}" if end > begin + 1 else f"{begin:,}"
+            for begin, end in match["slots"]
         )
         page.wrap(
-            f"  tokens {match['tokens'][0]:,} … {match['tokens'][1] - 1:,} of the document · slots {slots}", DIM, 2
+            f"  tokens {match['tokens'][0]:,} … {match['tokens'][1] - 1:,} of the document · slots"
+            f" {slots}",
+            DIM,
+            2,
         )
         page.put(_snippet(page, match))
     if described["matches"]:
@@ -200,11 +227,18 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
     if left_out:
         page.put(f"… and {left_out:,} more; --limit shows more than {len(described['matches']):,}")
     where = f"{counted(described['segments'], 'segment')}, {counted(described['tokens'], 'token')}"
-    times = "not found" if not found else (
-        f"found {found:,} {'time' if found == 1 else 'times'}, in {counted(described['matching_segments'], 'segment')} "
-        f"of {counted(described['matching_rows'], 'row')}"
-    )  # fmt: skip
-    page.wrap(f"{text!r} {times}; searched: {where} in {counted(described['shards'], 'shard')}", indent=2)
+    times = (
+        "not found"
+        if not found
+        else (
+            f"found {found:,} {'time' if found == 1 else 'times'}, in"
+            f" {counted(described['matching_segments'], 'segment')} of"
+            f" {counted(described['matching_rows'], 'row')}"
+        )
+    )
+    page.wrap(
+        f"{text!r} {times}; searched: {where} in {counted(described['shards'], 'shard')}", indent=2
+    )
 
 
 def _snippet(page: Page, match: Mapping[str, Any]) -> Text:

@@ -1,4 +1,5 @@
-"""What a person who trains wants to know first of a dataset: its size, utilisation, mixes and lengths."""
+"""What a person who trains wants to know first of a dataset: its size, utilisation, mixes and
+lengths."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,8 @@ MOST_SHARDS = 32  # that are read for lengths and loss
 
 
 def describe_dataset(directory: str | os.PathLike | Folder) -> dict[str, Any]:
-    """A published dataset as plain values: the manifest's and ledger's figures, and what `_lengths` reads from shards."""
+    """A published dataset as plain values: the manifest's and ledger's figures, and what `_lengths`
+    reads from shards."""
     with local_copy(folder_at(directory)) as local:
         local.fetch(MANIFEST_NAME)
         manifest = read_manifest(local.folder, stores=True)
@@ -33,18 +35,25 @@ def describe_dataset(directory: str | os.PathLike | Folder) -> dict[str, Any]:
 
 
 def describe_several(directory: str, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures of several datasets in one folder as plain values: of all, and a few of each.
+    """Return the figures of several datasets in one folder as plain values: of all, and a few of
+    each.
 
     Args:
         directory: The folder, or its URL.
         summaries: What `describe_dataset` gave for each dataset.
     """
-    slots, tokens = sum(one["row_slots"] for one in summaries), sum(one["tokens"]["used"] for one in summaries)
+    slots, tokens = (
+        sum(one["row_slots"] for one in summaries),
+        sum(one["tokens"]["used"] for one in summaries),
+    )
     return {
         "directory": directory,
         "kind": SEVERAL,
         "published": True,
-        **{key: sum(one[key] for one in summaries) for key in ("shards", "bytes", "rows", "segments")},
+        **{
+            key: sum(one[key] for one in summaries)
+            for key in ("shards", "bytes", "rows", "segments")
+        },
         "row_slots": slots,
         "tokens": {"used": tokens},
         "datasets": [
@@ -61,7 +70,8 @@ def describe_several(directory: str, summaries: Sequence[Mapping[str, Any]]) -> 
 
 
 def describe_build(outcome: Outcome) -> dict[str, Any]:
-    """What a build came to, as plain values: the dataset, without reading a shard, or what is done and what to do next."""
+    """What a build came to, as plain values: the dataset, without reading a shard, or what is done
+    and what to do next."""
     if outcome.manifest is not None:
         return {**describe_manifest(str(outcome.out), outcome.manifest), "made": outcome.made}  # type: ignore[arg-type]
     shards = outcome.plan.shards
@@ -73,15 +83,19 @@ def describe_build(outcome: Outcome) -> dict[str, Any]:
         "missing": outcome.missing,
         "made": outcome.made,
         "next": (
-            "Other array tasks make the missing shards, and the last of them publishes the dataset. If none runs any more, "
-            f"run the same command again: it makes what is missing. `packprep status {outcome.out}` says which shards that is."
+            "Other array tasks make the missing shards, and the last of them publishes the"
+            " dataset. If none runs any more, run the same command again: it makes what is"
+            f" missing. `packprep status {outcome.out}` says which shards that is."
         ),
     }
 
 
 def describe_manifest(directory: str, manifest: Manifest) -> dict[str, Any]:
-    """The manifest's and ledger's figures as plain values, without reading a shard; DatasetError for a damaged ledger."""
-    sources, tasks = ([entry["name"] for entry in entries] for entries in (manifest["sources"], manifest["tasks"]))
+    """The manifest's and ledger's figures as plain values, without reading a shard; DatasetError
+    for a damaged ledger."""
+    sources, tasks = (
+        [entry["name"] for entry in entries] for entries in (manifest["sources"], manifest["tasks"])
+    )
     try:
         if not is_ledger(manifest["ledger"], sources, tasks):
             raise TypeError("not the keys and counts of a ledger")
@@ -100,8 +114,14 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
     weights = sum(task["weight"] for task in manifest["tasks"])
     wanted = _wanted_shares(manifest)
     rows, last_rows = ledger["rows"], ledger["last_rows"]
-    padding, inside = ledger["row_padding"], sum(source["slots"]["padding"] for source in sources.values())
-    content, in_last_rows = ledger["row_slots"] - padding - inside, last_rows * seq_length - ledger["last_row_padding"]
+    padding, inside = (
+        ledger["row_padding"],
+        sum(source["slots"]["padding"] for source in sources.values()),
+    )
+    content, in_last_rows = (
+        ledger["row_slots"] - padding - inside,
+        last_rows * seq_length - ledger["last_row_padding"],
+    )
     return {
         "directory": directory,
         "kind": manifest.get("kind", "dataset"),
@@ -134,7 +154,9 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
         },
         "utilisation": {
             "all_rows": _share(content, ledger["row_slots"]),
-            "without_last_rows": _share(content - in_last_rows, ledger["row_slots"] - last_rows * seq_length),
+            "without_last_rows": _share(
+                content - in_last_rows, ledger["row_slots"] - last_rows * seq_length
+            ),
             **of_sides(ledger.get(ENCODER, 0), content, rows, _sides(manifest)),
         },
         "vocab_size": manifest["vocab_size"],
@@ -173,10 +195,13 @@ def _sides(manifest: Manifest) -> tuple[int, int] | None:
 
 
 def _wanted_shares(manifest: Manifest) -> dict[str, float]:
-    """source → the share of the tokens that the recipe asks for; none where it asks for repeats, or of several datasets."""
+    """source → the share of the tokens that the recipe asks for; none where it asks for repeats, or
+    of several datasets."""
     if manifest["recipe"].get("seq_lengths"):
         return {}
-    asked = {source["name"]: source.get("share") for source in manifest["recipe"].get("sources", ())}
+    asked = {
+        source["name"]: source.get("share") for source in manifest["recipe"].get("sources", ())
+    }
     whole = sum(share or 0.0 for share in asked.values())
     return {name: share / whole for name, share in asked.items() if share}
 
@@ -197,8 +222,9 @@ def _share(part: float, whole: float) -> float | None:
 def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
     """Lengths and trained slots, of at most MOST_SHARDS shards at even distances, one at a time.
 
-    looked_at: {shards, segments}. trained: task → {slots, trained, share}. segment_slots and row_segments: histograms
-    [{from, to, count}] by powers of two, both ends included; segments per row with their mean and most.
+    looked_at: {shards, segments}. trained: task → {slots, trained, share}. segment_slots and
+    row_segments: histograms [{from, to, count}] by powers of two, both ends included; segments per
+    row with their mean and most.
     """
     numbers = evenly(len(manifest["shards"]), MOST_SHARDS)
     n_tasks = len(manifest["tasks"])
@@ -213,7 +239,8 @@ def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
             segments, flat = segments_of(shard, manifest), shard.arrays.get("loss_mask")
             if flat is None:
                 flat = segments.next_token_loss_mask()
-            # From one segment's begin to the next: what lies between is padding, where the mask is 0.
+            # From one segment's begin to the next: what lies between is padding, where the mask is
+            # 0.
             by_segment = np.add.reduceat(flat.reshape(-1), segments.at, dtype=np.int64)
             np.add.at(trained, segments.task, by_segment)
             np.add.at(slots, segments.task, segments.slots)
@@ -233,7 +260,11 @@ def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
             for t, task in enumerate(manifest["tasks"])
         },
         "segment_slots": _histogram(by_slots),
-        "row_segments": {"mean": _share(segment_count, rows), "most": most, "histogram": _histogram(by_segments)},
+        "row_segments": {
+            "mean": _share(segment_count, rows),
+            "most": most,
+            "histogram": _histogram(by_segments),
+        },
     }
 
 
@@ -261,7 +292,8 @@ FAR = 0.01
 
 
 def print_summary(summary: Mapping[str, Any]) -> None:
-    """The summary as text: in a terminal in colour and as wide as that, else plain and 100 columns wide."""
+    """The summary as text: in a terminal in colour and as wide as that, else plain and 100 columns
+    wide."""
     with page() as drawn:
         _draw(drawn, summary)
 
@@ -270,17 +302,30 @@ def _draw_store(page: Page, s: Mapping[str, Any]) -> None:
     documents = counted(s["documents"]["used"], "document")
     where = f"{s['directory']}: a token store of {documents} in {counted(s['shards'], 'shard')}"
     page.wrap(f"{where}, {size_of(s['bytes'])}", HEAD)
-    page.put(f"{s['tokens']['used']:,} tokens of {', '.join(source['name'] for source in s['sources'])}")
+    page.put(
+        f"{s['tokens']['used']:,} tokens of {', '.join(source['name'] for source in s['sources'])}"
+    )
     for reason, count in s["documents"]["rejected"].items():
         page.put(f"{count:,} rejected: {reason}")
     page.wrap(f'to build of it: [[sources]] paths = ["{s["directory"]}"], format = "store"')
 
 
 def _draw_several(page: Page, s: Mapping[str, Any]) -> None:
-    where = f"{s['directory']}: {counted(len(s['datasets']), 'dataset')} of {counted(s['rows'], 'row')}"
+    where = (
+        f"{s['directory']}: {counted(len(s['datasets']), 'dataset')} of {counted(s['rows'], 'row')}"
+    )
     page.wrap(f"{where} in {counted(s['shards'], 'shard')}, {size_of(s['bytes'])}", HEAD)
     page.put()
-    columns = ("dataset", "row slots", "rows", "share of slots", "documents", "segments", "tokens", "share of tokens")
+    columns = (
+        "dataset",
+        "row slots",
+        "rows",
+        "share of slots",
+        "documents",
+        "segments",
+        "tokens",
+        "share of tokens",
+    )
     page.table(
         columns,
         [
@@ -311,7 +356,9 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
         _OTHERS[s["kind"]](page, s)
         return
     rows = counted(s["rows"], "row")
-    where = f"{s['directory']}: {rows} of {s['seq_length']:,} slots in {counted(s['shards'], 'shard')}"
+    where = (
+        f"{s['directory']}: {rows} of {s['seq_length']:,} slots in {counted(s['shards'], 'shard')}"
+    )
     page.wrap(f"{where}, {size_of(s['bytes'])}", HEAD)
     page.put()
     page.facts(_totals(s))
@@ -357,8 +404,9 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
         got, asked = source["token_share"] or 0.0, source["wanted_share"]
         if asked is not None and abs(got - asked) > FAR:
             page.wrap(
-                f"warning: source {source['name']} has {percent(got)} of the tokens and the recipe asks for {percent(asked)}: "
-                "look at what was rejected, dropped and truncated, or whether few long documents make up a source"
+                f"warning: source {source['name']} has {percent(got)} of the tokens and the recipe"
+                f" asks for {percent(asked)}: look at what was rejected, dropped and truncated, or"
+                " whether few long documents make up a source"
             )
     if "segment_slots" in s:
         _draw_lengths(page, s)
@@ -368,23 +416,49 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     documents, tokens, slots, fill = s["documents"], s["tokens"], s["slots"], s["utilisation"]
     rejected, dropped = documents["rejected"], tokens["dropped"]
     engine = s["engine"]
-    engine_name = f"{engine.get('name')} {engine.get('version')}" if isinstance(engine, Mapping) else engine
-    left_out = _listed(", dropped: ", dropped) + (f", {tokens['truncated']:,} truncated" if tokens["truncated"] else "")
-    apart = (
-        f"; {tokens[APART]:,} of answers are not trained: their question is in another piece" if tokens[APART] else ""
+    engine_name = (
+        f"{engine.get('name')} {engine.get('version')}" if isinstance(engine, Mapping) else engine
     )
-    inside = f", {slots['padding_inside']:,} padding inside segments" if slots["padding_inside"] else ""
+    left_out = _listed(", dropped: ", dropped) + (
+        f", {tokens['truncated']:,} truncated" if tokens["truncated"] else ""
+    )
+    apart = (
+        f"; {tokens[APART]:,} of answers are not trained: their question is in another piece"
+        if tokens[APART]
+        else ""
+    )
+    inside = (
+        f", {slots['padding_inside']:,} padding inside segments" if slots["padding_inside"] else ""
+    )
     of_media = f", {slots[MEDIA]:,} of them of media" if slots[MEDIA] else ""
     without = fill["without_last_rows"]
     last = "" if without is None else f"; {percent(without)} without each shard's last row"
     return [
-        ("documents", f"{documents['read']:,} read, {documents['used']:,} used{_listed(', rejected: ', rejected)}"),
-        ("tokens", f"{tokens['used']:,} used{left_out}, in {counted(s['segments'], 'segment')}{apart}"),
+        (
+            "documents",
+            (
+                f"{documents['read']:,} read, {documents['used']:,}"
+                f" used{_listed(', rejected: ', rejected)}"
+            ),
+        ),
+        (
+            "tokens",
+            f"{tokens['used']:,} used{left_out}, in {counted(s['segments'], 'segment')}{apart}",
+        ),
         (
             "slots",
-            f"{slots['total']:,}: {slots['used']:,} tokens{of_media}{_listed(', added: ', slots['added'])}{inside}",
+            (
+                f"{slots['total']:,}: {slots['used']:,}"
+                f" tokens{of_media}{_listed(', added: ', slots['added'])}{inside}"
+            ),
         ),
-        ("utilisation", f"{percent(fill['all_rows'])} of {s['row_slots']:,} slots in rows{last}{sides_in_words(fill)}"),
+        (
+            "utilisation",
+            (
+                f"{percent(fill['all_rows'])} of {s['row_slots']:,} slots in"
+                f" rows{last}{sides_in_words(fill)}"
+            ),
+        ),
         ("ids", f"{s['token_dtype']}, below {s['vocab_size']:,}, by engine {engine_name}"),
         ("fingerprint", s["fingerprint"]),
     ]
@@ -399,12 +473,16 @@ def _draw_lengths(page: Page, s: Mapping[str, Any]) -> None:
     per_row = s["row_segments"]
     if per_row["histogram"]:
         page.put()
-        page.put(f"segments of a row: {per_row['mean']:.1f} on average, at most {per_row['most']:,}", HEAD)
+        page.put(
+            f"segments of a row: {per_row['mean']:.1f} on average, at most {per_row['most']:,}",
+            HEAD,
+        )
         page.bars(per_row["histogram"])
 
 
 def _listed(before: str, counts: Mapping[str, int]) -> str:
-    """The counts after `before`, the greatest first, as in ", rejected: empty 2, invalid_utf8 1"; nothing for none."""
+    """The counts after `before`, the greatest first, as in ", rejected: empty 2, invalid_utf8 1";
+    nothing for none."""
     counted = sorted(((n, name) for name, n in counts.items() if n), key=lambda c: (-c[0], c[1]))
     return before + ", ".join(f"{name} {n:,}" for n, name in counted) if counted else ""
 

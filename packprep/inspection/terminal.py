@@ -1,4 +1,5 @@
-"""What inspection prints on: a terminal in colour and as wide as it is, or plain lines of 100 columns.
+"""What inspection prints on: a terminal in colour and as wide as it is, or plain lines of 100
+columns.
 
 ```
 page.facts([("rows", "12 of 2,048 slots")])      rows  12 of 2,048 slots
@@ -28,7 +29,8 @@ HEAD, NAME, DIM, BAR_STYLE = "bold", "bold cyan", "dim", "cyan"
 
 
 class Page:
-    """Where lines, tables and histograms are drawn. width: cells of a line. in_colour: whether a terminal is drawn on."""
+    """Where lines, tables and histograms are drawn. width: cells of a line. in_colour: whether a
+    terminal is drawn on."""
 
     def __init__(self, console: Console):
         self._console = console
@@ -41,7 +43,8 @@ class Page:
         self._console.print(_showing(line, style), soft_wrap=True)
 
     def wrap(self, text: Text | str, style: str = "", indent: int = 0) -> None:
-        """A text in as many lines as a terminal needs, broken at spaces, those after the first `indent` cells further in.
+        """A text in as many lines as a terminal needs, broken at spaces, those after the first
+        `indent` cells further in.
 
         Off a terminal it stays a line, for grep and the like.
         """
@@ -71,12 +74,20 @@ class Page:
         if not self.in_colour:
             self._plain_table(head, lines, text_columns, widths)
             return
-        least = [min(width, LEAST_TEXT) if i < text_columns else width for i, width in enumerate(widths)]
+        least = [
+            min(width, LEAST_TEXT) if i < text_columns else width for i, width in enumerate(widths)
+        ]
         if sum(least) + 2 * (len(head) - 1) > self.width:
             self._paragraphs(head, lines)
             return
         # A space on the right and one of the box between columns: two, as off a terminal.
-        table = Table(box=box.SIMPLE_HEAD, header_style=HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            header_style=HEAD,
+            pad_edge=False,
+            show_edge=False,
+            padding=(0, 1, 0, 0),
+        )
         for i, (name, width) in enumerate(zip(head, least, strict=True)):
             is_text = i < text_columns
             table.add_column(
@@ -92,7 +103,11 @@ class Page:
         self._console.print(table, width=self.width)
 
     def _plain_table(
-        self, head: Sequence[str], lines: Sequence[Sequence[str]], text_columns: int, widths: Sequence[int]
+        self,
+        head: Sequence[str],
+        lines: Sequence[Sequence[str]],
+        text_columns: int,
+        widths: Sequence[int],
     ) -> None:
         for line in [head, *lines]:
             cells = []
@@ -103,12 +118,19 @@ class Page:
 
     def _paragraphs(self, head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
         for line in lines:
-            others = " · ".join(f"{name.strip()} {cell}" for name, cell in zip(head[1:], line[1:], strict=True) if cell)
+            others = " · ".join(
+                f"{name.strip()} {cell}"
+                for name, cell in zip(head[1:], line[1:], strict=True)
+                if cell
+            )
             self.wrap(Text().append(line[0], NAME).append(f"  {others}"), indent=4)
 
     def bars(self, histogram: Sequence[Mapping[str, int]]) -> None:
         """A histogram [{from, to, count}]: a line for each range, with its count and a bar."""
-        names = [f"{h['from']:,}" if h["from"] == h["to"] else f"{h['from']:,} … {h['to']:,}" for h in histogram]
+        names = [
+            f"{h['from']:,}" if h["from"] == h["to"] else f"{h['from']:,} … {h['to']:,}"
+            for h in histogram
+        ]
         counts = [f"{h['count']:,}" for h in histogram]
         most = max((h["count"] for h in histogram), default=1)
         name_width, count_width = max(map(len, names), default=0), max(map(len, counts), default=0)
@@ -133,7 +155,8 @@ def _without_end(line: Text) -> Text:
 
 @contextmanager
 def page() -> Iterator[Page]:
-    """A page that is written to stdout at its end, at once: so a reader that has gone is met where any other would be."""
+    """A page that is written to stdout at its end, at once: so a reader that has gone is met where
+    any other would be."""
     console = Console(highlight=False)
     drawn = Page(console)
     with console.capture() as captured:

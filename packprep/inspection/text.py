@@ -23,7 +23,8 @@ MOST_LINES, HEAD_LINES, TAIL_LINES, MOST_TURN_LINES = 6, 3, 2, 48
 
 
 class Unit(NamedTuple):
-    """What is printed in one go: its characters as shown, its mark (" " for none), its kind, how many tokens it is."""
+    """What is printed in one go: its characters as shown, its mark (" " for none), its kind, how
+    many tokens it is."""
 
     shown: str
     mark: str
@@ -51,14 +52,20 @@ def special(text: str) -> str:
 
 
 def units_of(pieces: Sequence[Mapping[str, Any]]) -> list[Unit]:
-    """One unit for each piece {text, ids, loss, kind}; accents and the like join the character that they belong to."""
+    """One unit for each piece {text, ids, loss, kind}; accents and the like join the character that
+    they belong to."""
     units: list[Unit] = []
     for piece in pieces:
         text, kind = piece["text"], piece["kind"]
         trained = sum(piece["loss"])
         mark = TRAINED if trained == len(piece["loss"]) else IN_PART if trained else NOT_TRAINED
         shown = special(text) if kind == SPECIAL else visible(text)
-        if kind == TEXT and units and units[-1].kind == TEXT and _belong_together(units[-1].shown, shown):
+        if (
+            kind == TEXT
+            and units
+            and units[-1].kind == TEXT
+            and _belong_together(units[-1].shown, shown)
+        ):
             before = units[-1]
             mark = mark if mark == before.mark else IN_PART
             units[-1] = Unit(before.shown + shown, mark, kind, before.tokens + len(piece["ids"]))
@@ -70,16 +77,19 @@ def units_of(pieces: Sequence[Mapping[str, Any]]) -> list[Unit]:
 
 
 def _belong_together(before: str, shown: str) -> bool:
-    """Whether a terminal draws the second text over the first: accents, skin tones, variation selectors."""
+    """Whether a terminal draws the second text over the first: accents, skin tones, variation
+    selectors."""
     if shown.isascii() or not shown:
         return False
     return not cell_len(shown[0]) or cell_len(before + shown) != cell_len(before) + cell_len(shown)
 
 
 def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[Unit]]:
-    """The lines, or the first and last of them around "… N tokens …" if there are more than MOST_LINES.
+    """The lines, or the first and last of them around "… N tokens …" if there are more than
+    MOST_LINES.
 
-    by_turn: also the lines at which what is trained begins or ends, each with the next one, the first MOST_TURN_LINES of them.
+    by_turn: also the lines at which what is trained begins or ends, each with the next one, the
+    first MOST_TURN_LINES of them.
     """
     if len(lines) <= MOST_LINES:
         return list(lines)
@@ -90,12 +100,17 @@ def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[U
     for is_shown, numbers in groupby(range(len(lines)), lambda i: i in shown):
         run = [lines[i] for i in numbers]
         left_out = sum(unit.tokens for line in run for unit in line)
-        kept += run if is_shown or len(run) == 1 else [[Unit(f"… {left_out:,} tokens …", " ", "gap", 0)]]
+        kept += (
+            run
+            if is_shown or len(run) == 1
+            else [[Unit(f"… {left_out:,} tokens …", " ", "gap", 0)]]
+        )
     return kept
 
 
 def _turn_lines(lines: Sequence[list[Unit]]) -> Iterator[int]:
-    """The numbers of the lines before, at and behind each place where trained tokens begin or end, ascending."""
+    """The numbers of the lines before, at and behind each place where trained tokens begin or end,
+    ascending."""
     before, at, last = "", 0, -1
     for i, line in enumerate(lines):
         for unit in line:
@@ -107,14 +122,18 @@ def _turn_lines(lines: Sequence[list[Unit]]) -> Iterator[int]:
 
 
 def wrapped(units: Sequence[Unit], width: int) -> Iterator[list[Unit]]:
-    """The units line by line, at most `width` cells each; a unit wider than a line is broken into several."""
+    """The units line by line, at most `width` cells each; a unit wider than a line is broken into
+    several."""
     line: list[Unit] = []
     filled = 0
     for unit in units:
         parts = [unit]
         if unit.width > width:
             first, *others = chop_cells(unit.shown, width)
-            parts = [unit._replace(shown=first), *(Unit(text, _led_on(unit.mark), unit.kind, 0) for text in others)]
+            parts = [
+                unit._replace(shown=first),
+                *(Unit(text, _led_on(unit.mark), unit.kind, 0) for text in others),
+            ]
         for part in parts:
             if line and filled + part.width > width:
                 yield line
@@ -140,11 +159,16 @@ def size_of(n_bytes: int) -> str:
     size, unit = float(n_bytes), 0
     while size >= 1024 and unit < 5:
         size, unit = size / 1024, unit + 1
-    return f"{n_bytes} bytes" if not unit else f"{size:.3g} {('', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit]}"
+    return (
+        f"{n_bytes} bytes"
+        if not unit
+        else f"{size:.3g} {('', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit]}"
+    )
 
 
 def sides_in_words(fill: Mapping[str, Any]) -> str:
-    """How full the sides of rows are, where they have two; fill: `utilisation` of a forecast or a summary."""
+    """How full the sides of rows are, where they have two; fill: `utilisation` of a forecast or a
+    summary."""
     if fill.get("encoder") is None:
         return ""
     return f"; encoder {fill['encoder']:.2%}, decoder {fill['decoder']:.2%}"

@@ -1,6 +1,7 @@
 """`@kernel`, the one way to compile a function, and what kernels are made of: chance, copies, bits.
 
-Nothing here imports numba before a kernel is called for the first time: what only reads, asks or refuses does without.
+Nothing here imports numba before a kernel is called for the first time: what only reads, asks or
+refuses does without.
 """
 
 from packprep.kernel import memory
@@ -27,9 +28,25 @@ from packprep.kernel.memory import (
 )
 
 __all__ = [
-    "below", "bits64", "bits64_of_keys", "bits_set", "copy_items", "copy_ranges", "copy_run", "draw_task",
-    "flags_as_bits", "integer", "kernel", "leading_zeros", "philox", "philox_blocks", "read_only", "segment_key",
-    "trailing_zeros", "warm_kernels", "word",
-]  # fmt: skip
+    "below",
+    "bits64",
+    "bits64_of_keys",
+    "bits_set",
+    "copy_items",
+    "copy_ranges",
+    "copy_run",
+    "draw_task",
+    "flags_as_bits",
+    "integer",
+    "kernel",
+    "leading_zeros",
+    "philox",
+    "philox_blocks",
+    "read_only",
+    "segment_key",
+    "trailing_zeros",
+    "warm_kernels",
+    "word",
+]
 
 copy_ranges = kernel(memory.copy_ranges)

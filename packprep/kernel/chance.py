@@ -12,7 +12,8 @@ _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 @kernel(inline=True)
 def philox(key, c0, c1, c2, c3):
-    """`randomness.philox` for one block; all arguments and the four results are uint64 (results below 2³²)."""
+    """`randomness.philox` for one block; all arguments and the four results are uint64 (results
+    below 2³²)."""
     k0, k1 = key & _LOW, key >> _32
     for _ in range(10):
         p0, p1 = _MUL_0 * c0, _MUL_1 * c2
@@ -25,7 +26,9 @@ def philox(key, c0, c1, c2, c3):
 def word(key, purpose, index, epoch, attempt):
     """`randomness.words` for one index; uint64 below 2³²."""
     i = np.uint64(index)
-    w0, w1, w2, w3 = philox(key, i >> np.uint64(2), np.uint64(attempt), np.uint64(purpose), np.uint64(epoch))
+    w0, w1, w2, w3 = philox(
+        key, i >> np.uint64(2), np.uint64(attempt), np.uint64(purpose), np.uint64(epoch)
+    )
     lane = i & np.uint64(3)
     if lane == np.uint64(0):
         return w0
@@ -45,7 +48,8 @@ def bits64(key, purpose, index, epoch):
 
 @kernel(inline=True)
 def below(first_word, key, purpose, index, bound, epoch):
-    """`randomness.integers` for one index whose word of attempt 0 is at hand; int64 in 0 … bound − 1."""
+    """`randomness.integers` for one index whose word of attempt 0 is at hand; int64 in 0 … bound −
+    1."""
     b = np.uint64(bound)
     product = first_word * b
     if (product & _LOW) < b:  # only then can it be below 2³² mod bound; saves a division
@@ -68,14 +72,19 @@ def segment_key(file_key, document, repeat, start):
     """`randomness.segment_key` for one segment."""
     d = np.uint64(document)
     w0, w1, _, _ = philox(
-        file_key, d & _LOW, d >> _32, np.uint64(start), np.uint64(repeat) * np.uint64(256) + np.uint64(SEGMENT_KEY)
+        file_key,
+        d & _LOW,
+        d >> _32,
+        np.uint64(start),
+        np.uint64(repeat) * np.uint64(256) + np.uint64(SEGMENT_KEY),
     )
     return w0 | (w1 << _32)
 
 
 @kernel(inline=True)
 def draw_task(key, thresholds):
-    """int64: the first task whose threshold (int64, cumulative share · 2⁵³) lies above the key's draw."""
+    """int64: the first task whose threshold (int64, cumulative share · 2⁵³) lies above the key's
+    draw."""
     u = np.int64(bits64(key, TASK, 0, 0) >> np.uint64(11))
     for task in range(thresholds.shape[0]):
         if u < thresholds[task]:
@@ -85,10 +94,11 @@ def draw_task(key, thresholds):
 
 @kernel
 def philox_blocks(key, purpose, epoch, blocks, out):
-    """`randomness.words` of indices 0 … 4 · blocks − 1 into out (uint32[≥ 4 · blocks + 28]): whole eights of
-    blocks are written.
+    """`randomness.words` of indices 0 … 4 · blocks − 1 into out (uint32[≥ 4 · blocks + 28]): whole
+    eights of blocks are written.
 
-    The compiler runs eight blocks side by side, so that each costs a fraction of one that is asked for alone.
+    The compiler runs eight blocks side by side, so that each costs a fraction of one that is asked
+    for alone.
     """
     key_0, key_1 = key & _LOW, key >> _32
     p, e = np.uint64(purpose), np.uint64(epoch)

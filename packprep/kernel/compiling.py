@@ -1,9 +1,10 @@
 """`@kernel`, the one way to compile a function.
 
-Flags are set once here: no fast-math (IEEE results are part of the law), numpy's error model, the GIL released,
-no threads (processes scale, and forking after a thread pool hangs).
-What is compiled is kept by `packprep.cache`, and not by numba: numba looks at the one file of a function, so that a changed
-callee in another would go unnoticed, takes whatever lies in its folder, and ends with an error where that is damaged.
+Flags are set once here: no fast-math (IEEE results are part of the law), numpy's error model, the
+GIL released, no threads (processes scale, and forking after a thread pool hangs). What is compiled
+is kept by `packprep.cache`, and not by numba: numba looks at the one file of a function, so that a
+changed callee in another would go unnoticed, takes whatever lies in its folder, and ends with an
+error where that is damaged.
 """
 
 import contextlib
@@ -28,9 +29,11 @@ COUNTS: Counter[str] = Counter()
 
 
 class Kernel:
-    """A function that is compiled when it is first called, or met in another that is compiled. Only then is numba imported.
+    """A function that is compiled when it is first called, or met in another that is compiled. Only
+    then is numba imported.
 
-    function: the function itself, which gives the same in plain Python, slowly. inline: LLVM merges it into its callers.
+    function: the function itself, which gives the same in plain Python, slowly. inline: LLVM merges
+    it into its callers.
     """
 
     def __init__(self, function: Callable, inline: bool):
@@ -43,26 +46,34 @@ class Kernel:
     @lazy
     def compiled(self) -> Any:
         """numba's dispatcher."""
-        if "numba" not in sys.modules and not is_kept(f"{self.function.__module__}.{self.function.__qualname__}"):
+        if "numba" not in sys.modules and not is_kept(
+            f"{self.function.__module__}.{self.function.__qualname__}"
+        ):
             self._say_compiling()  # before an import that takes a second
         with unforked():
             if "packprep.kernel.overloads" not in sys.modules:
                 from numba.core.compiler_lock import global_compiler_lock
 
-                importlib.import_module("packprep.kernel.overloads")  # what numba is told of kernel/memory.py
+                importlib.import_module(
+                    "packprep.kernel.overloads"
+                )  # what numba is told of kernel/memory.py
                 hold_at_forks(global_compiler_lock)
         import numba
 
         decorate: Any = numba.njit(nogil=True, error_model="numpy", forceinline=self._inline)
         dispatcher = decorate(self.function)
-        # Kernels take numbers and arrays alone: numba need not import what teaches it other types, as awkward, .3 s, which
-        # gigatoken brings.
+        # Kernels take numbers and arrays alone: numba need not import what teaches it other types,
+        # as awkward, .3 s, which gigatoken brings.
         dispatcher._compilation_chain_init_hook = lambda: None
-        if not self._inline and self.function.__closure__ is None:  # no file shows what a closure holds
+        if (
+            not self._inline and self.function.__closure__ is None
+        ):  # no file shows what a closure holds
             with contextlib.suppress(OSError):  # a function of no file
                 code = self.function.__code__
                 self._what = f"{self.function.__module__}.{self.function.__qualname__}"
-                self._code = f"{code_digest(code.co_filename)} {code_digest(__file__)} {code.co_firstlineno}"
+                self._code = (
+                    f"{code_digest(code.co_filename)} {code_digest(__file__)} {code.co_firstlineno}"
+                )
                 dispatcher._cache = self
         return dispatcher
 
@@ -99,18 +110,24 @@ class Kernel:
     def _say_compiling(self) -> None:
         folder = cache_folders().own
         kept = f" that {folder} lacks, up to {seconds} s: they are kept there"
-        say(f"compiling kernels{kept if folder else f', about {seconds} s: none is kept'}", once=True)
+        say(
+            f"compiling kernels{kept if folder else f', about {seconds} s: none is kept'}",
+            once=True,
+        )
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep what was compiled, but for what holds addresses of this process."""
         from numba.core.serialize import dumps
 
-        if not compiled.library.has_dynamic_globals and all(lifted.can_cache for lifted in compiled.lifted):
+        if not compiled.library.has_dynamic_globals and all(
+            lifted.can_cache for lifted in compiled.lifted
+        ):
             depends_on = self._depends_on(signature, compiled.codegen)
             COUNTS["kept"] += keep(self._what, depends_on, self._code, dumps(compiled._reduce()))
 
     def _depends_on(self, signature: Any, codegen: Any) -> bytes:
-        """signature: types, whose names say all of them. codegen: of a processor and what it can do."""
+        """signature: types, whose names say all of them. codegen: of a processor and what it can
+        do."""
         import numba
 
         tags = sys.implementation.cache_tag, numba.__version__
@@ -129,4 +146,6 @@ def kernel(function: Any = None, *, inline: bool = False) -> Any:
 
     inline=True is for small functions that kernels call: LLVM merges them into their callers.
     """
-    return functools.partial(Kernel, inline=inline) if function is None else Kernel(function, inline)
+    return (
+        functools.partial(Kernel, inline=inline) if function is None else Kernel(function, inline)
+    )

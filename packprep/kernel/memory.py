@@ -1,16 +1,18 @@
-"""Copies and bits in kernels: what compilers have and Python has not. Here in plain Python; compiled by `overloads.py`."""
+"""Copies and bits in kernels: what compilers have and Python has not. Here in plain Python;
+compiled by `overloads.py`."""
 
 import numpy as np
 
 
 def copy_items(target, at, source, begin, n):
-    """target[at : at + n] = source[begin : begin + n], for kernels; the ranges lie inside their arrays, which share nothing."""
+    """target[at : at + n] = source[begin : begin + n], for kernels; the ranges lie inside their
+    arrays, which share nothing."""
     target[at : at + n] = source[begin : begin + n]
 
 
 def copy_run(target, at, source, begin, n, end):
-    """`copy_items` for short runs, which may also write what it likes to target[at + n : end], and read as much behind the
-    source's run if that lies in its array."""
+    """`copy_items` for short runs, which may also write what it likes to target[at + n : end], and
+    read as much behind the source's run if that lies in its array."""
     copy_items(target, at, source, begin, n)
 
 

@@ -1,4 +1,5 @@
-"""What numba compiles of `memory.py`: processor instructions in place of plain Python. Imported with the first kernel."""
+"""What numba compiles of `memory.py`: processor instructions in place of plain Python. Imported
+with the first kernel."""
 
 from typing import Any
 
@@ -7,7 +8,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from packprep.kernel.memory import bits_set, copy_items, copy_run, flags_as_bits, leading_zeros, trailing_zeros
+from packprep.kernel.memory import (
+    bits_set,
+    copy_items,
+    copy_run,
+    flags_as_bits,
+    leading_zeros,
+    trailing_zeros,
+)
 
 
 def _copy_bytes(typing_context, target, at, source, begin, n):
@@ -113,7 +121,9 @@ def _flags_as_bits(typing_context, flags, begin):
         at, _ = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
         of_64 = ir.VectorType(ir.IntType(8), 64)
         loaded = builder.load(builder.bitcast(at, of_64.as_pointer()), align=1)
-        return builder.bitcast(builder.icmp_unsigned("!=", loaded, ir.Constant(of_64, None)), ir.IntType(64))
+        return builder.bitcast(
+            builder.icmp_unsigned("!=", loaded, ir.Constant(of_64, None)), ir.IntType(64)
+        )
 
     return types.uint64(flags, types.int64), generate
 

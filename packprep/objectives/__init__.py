@@ -1,7 +1,8 @@
 """TOKEN DOCUMENT → SEGMENT. One file an objective; this is their registry.
 
-An objective is one file with an `Objective` record, one line in the registry below, and a section in docs/objectives.md.
-Objectives from outside the package are added by `register` or by an entry point of the group `packprep.objectives`.
+An objective is one file with an `Objective` record, one line in the registry below, and a section
+in docs/objectives.md. Objectives from outside the package are added by `register` or by an entry
+point of the group `packprep.objectives`.
 """
 
 from importlib.metadata import entry_points
@@ -38,11 +39,14 @@ OWN = frozenset(REGISTRY)
 def register(objective: Objective) -> None:
     """Add an objective under its name; RecipeError if the name is taken by another."""
     if REGISTRY.setdefault(objective.name, objective) is not objective:
-        raise RecipeError(f"objective {objective.name!r} is registered already: choose another name")
+        raise RecipeError(
+            f"objective {objective.name!r} is registered already: choose another name"
+        )
 
 
 def find(name: str) -> Objective | None:
-    """The objective of that name, from the registry or an installed entry point; None if there is none."""
+    """The objective of that name, from the registry or an installed entry point; None if there is
+    none."""
     if name not in REGISTRY:
         for entry_point in entry_points(group="packprep.objectives", name=name):
             register(entry_point.load())

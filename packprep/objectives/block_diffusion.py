@@ -1,4 +1,5 @@
-"""block_diffusion: the segment twice, noised and clean; each noised block sees itself and the clean blocks before it.
+"""block_diffusion: the segment twice, noised and clean; each noised block sees itself and the clean
+blocks before it.
 
     tokens       10  11  12  13             block_length 2, mask 99
     slots        99  11  12  99 | 10  11  12  13
@@ -7,8 +8,9 @@
     loss_mask     1   0   0   1 |  0   0   0   0
     prefix −1: attention follows block_mask
 
-BD3-LM (Arriola et al. 2025): one level a block from a clipped range, loss weight 1 / level. Blocks count inside the segment,
-bos and mode token included; the last may be short. The other laws of noise are `dataset/noise.py`'s BlockLaw:
+BD3-LM (Arriola et al. 2025): one level a block from a clipped range, loss weight 1 / level. Blocks
+count inside the segment, bos and mode token included; the last may be short. The other laws of
+noise are `dataset/noise.py`'s BlockLaw:
 
     noise "position"        Nemotron-Labs-Diffusion, by NeMo Automodel 0.7.0's corrupt_blockwise
     noise "all", shift      I-DLM (Yu et al. 2026), by its corrupt_all_masked and IDLMLoss
@@ -36,23 +38,34 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
     low, high = parameters["noise_range"]
     canvas, kind = parameters["canvas"], parameters["noise"]
     if low < LAW.least:
-        raise RecipeError(f"{where}.noise_range = [{low:g}, {high:g}]: weights are 1 / level; it must begin above 0")
+        raise RecipeError(
+            f"{where}.noise_range = [{low:g}, {high:g}]: weights are 1 / level; it must begin"
+            " above 0"
+        )
     if kind == "all" and parameters["noise_range"] != _DEFAULTS["noise_range"]:
         raise RecipeError(f'{where}.noise = "all" noises every token: leave noise_range out')
     if kind != "position" and parameters["half_life"] != _DEFAULTS["half_life"]:
-        raise RecipeError(f'{where}.half_life is of noise = "position", and noise is "{kind}": leave it out')
+        raise RecipeError(
+            f'{where}.half_life is of noise = "position", and noise is "{kind}": leave it out'
+        )
     if canvas == "uniform" and kind != "level":
-        raise RecipeError(f'{where}: canvas = "uniform" draws by levels alone: leave noise = "{kind}" out')
+        raise RecipeError(
+            f'{where}: canvas = "uniform" draws by levels alone: leave noise = "{kind}" out'
+        )
     if canvas == "uniform" and parameters["weighting"] != "none":
         raise RecipeError(
-            f'{where}: canvas = "uniform" trains all tokens alike, and 1/level would weigh those that are as they were: say '
-            'weighting = "none"'
+            f'{where}: canvas = "uniform" trains all tokens alike, and 1/level would weigh those'
+            ' that are as they were: say weighting = "none"'
         )
     if parameters["complementary"] and (canvas, kind) != ("mask", "level"):
         what = f'noise = "{kind}"' if canvas == "mask" else f'canvas = "{canvas}"'
-        raise RecipeError(f"{where}: complementary is of masks that levels draw: leave it or {what} out")
+        raise RecipeError(
+            f"{where}: complementary is of masks that levels draw: leave it or {what} out"
+        )
     if parameters["complementary"] and low == 1:
-        raise RecipeError(f"{where}.noise_range = [1, 1]: its complement masks nothing; it must begin below 1")
+        raise RecipeError(
+            f"{where}.noise_range = [1, 1]: its complement masks nothing; it must begin below 1"
+        )
 
 
 def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
@@ -63,7 +76,9 @@ def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
 def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
     """Nothing is worked out once; RecipeError where there is nothing to draw from."""
     if parameters["canvas"] == "uniform" and len(ids.for_noise.ordinary) < 2:
-        raise RecipeError('canvas = "uniform" draws ordinary tokens, and the vocabulary has fewer than two')
+        raise RecipeError(
+            'canvas = "uniform" draws ordinary tokens, and the vocabulary has fewer than two'
+        )
     return {}
 
 
@@ -79,11 +94,14 @@ def mean_weight(task: Task) -> float:
 
 
 def expected(task: Task, level: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """float64[m]: the level; of position the share that it rounds to, of a uniform canvas what does not draw its own token."""
+    """float64[m]: the level; of position the share that it rounds to, of a uniform canvas what does
+    not draw its own token."""
     level = level.astype(np.float64)
     if task.parameters["noise"] == "position":
         return np.rint(level * candidates) / np.maximum(candidates, 1)
-    return level * (1 - 1 / task.ids.for_noise.drawable) if LAW.any_token(task.parameters) else level
+    return (
+        level * (1 - 1 / task.ids.for_noise.drawable) if LAW.any_token(task.parameters) else level
+    )
 
 
 OBJECTIVE = Objective(

@@ -6,9 +6,10 @@
     loss_mask     1   1   1   1   1   1   1   1   0
     prefix 0
 
-Bavarian et al. 2022: applied to a share `rate` of the segments, a share `spm_rate` of those suffix first; the others stay as
-they are. The cuts are two different ones of 0 … n, uniform. With text_safe a cut that falls inside a character of byte-level
-text moves back to the character's begin.
+Bavarian et al. 2022: applied to a share `rate` of the segments, a share `spm_rate` of those suffix
+first; the others stay as they are. The cuts are two different ones of 0 … n, uniform. With
+text_safe a cut that falls inside a character of byte-level text moves back to the character's
+begin.
 """
 
 import numpy as np
@@ -37,7 +38,8 @@ def _back(tokens, begin, cut, n, continues):
 
 @kernel(inline=True)
 def _cuts(key, n, spm_rate, epoch):
-    """Two different cuts, ascending, uniform over the pairs of 0 … n, and whether the suffix comes first."""
+    """Two different cuts, ascending, uniform over the pairs of 0 … n, and whether the suffix comes
+    first."""
     purpose = CUT_POINTS if epoch == 0 else REDRAWN_CUT_POINTS
     a, b = integer(key, purpose, 4, n + 1, epoch), integer(key, purpose, 8, n, epoch)
     if b >= a:
@@ -99,8 +101,8 @@ def _stays(rows, t, a, b, k, cut, drawn, continues):
 
 @kernel
 def _restore(rows, begin, n, key, epoch, at, rate, spm_rate, continues, pre, mid, suf, out, fits):
-    """text_safe moves cuts back alone: the first places at or below the drawn ones where role tokens stand, and between which
-    no character begins."""
+    """text_safe moves cuts back alone: the first places at or below the drawn ones where role
+    tokens stand, and between which no character begins."""
     for i in range(n.shape[0]):
         s, t, k = begin[i], at[i], n[i]
         fits[i] = True

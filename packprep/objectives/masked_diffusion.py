@@ -1,4 +1,5 @@
-"""masked_diffusion: tokens are replaced by the mask, each with the segment's probability, and predicted where they stood.
+"""masked_diffusion: tokens are replaced by the mask, each with the segment's probability, and
+predicted where they stood.
 
     tokens       10  11  12  13  14  15     t = .5, mask 99
     slots        99  11  99  13  99  99
@@ -6,9 +7,9 @@
     loss_mask     1   0   1   0   1   1
     prefix 6: every slot sees every other
 
-LLaDA (Nie et al. 2025) and MDLM (Sahoo et al. 2024): t ~ U(0, 1), p = (1 − ε) t + ε, loss weight 1 / p. BERT's masking
-is one level, .15, with shares 80/10/10; an exact count masks k = max(⌊ratio · candidates⌋, 1) without replacement, and
-p is k / candidates.
+LLaDA (Nie et al. 2025) and MDLM (Sahoo et al. 2024): t ~ U(0, 1), p = (1 − ε) t + ε, loss weight 1
+/ p. BERT's masking is one level, .15, with shares 80/10/10; an exact count masks k = max(⌊ratio ·
+candidates⌋, 1) without replacement, and p is k / candidates.
 """
 
 from collections.abc import Mapping
@@ -34,14 +35,18 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
     low, high = parameters["noise_range"]
     if high == 0:
         raise RecipeError(
-            f"{where}.noise_range = [{low:g}, {high:g}]: nothing would be masked; its end must be above 0"
+            f"{where}.noise_range = [{low:g}, {high:g}]: nothing would be masked; its end must be"
+            " above 0"
         )
     if parameters["exact_count"] and low == 0:
         raise RecipeError(
-            f"{where}.noise_range = [0, {high:g}]: with exact_count a ratio must be above 0, as in [0.15, 0.99]"
+            f"{where}.noise_range = [0, {high:g}]: with exact_count a ratio must be above 0, as in"
+            " [0.15, 0.99]"
         )
     if parameters["exact_count"] and parameters["stratified"]:
-        raise RecipeError(f"{where}: exact_count and stratified do not go together; leave one of them out")
+        raise RecipeError(
+            f"{where}: exact_count and stratified do not go together; leave one of them out"
+        )
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
@@ -61,7 +66,9 @@ def expected(task: Task, level: np.ndarray, candidates: np.ndarray) -> np.ndarra
     """float64[m]: p of the level, or the exact count's share."""
     level = level.astype(np.float64)
     if task.parameters["exact_count"]:
-        return np.minimum(np.maximum(np.floor(candidates * level), 1), candidates) / np.maximum(candidates, 1)
+        return np.minimum(np.maximum(np.floor(candidates * level), 1), candidates) / np.maximum(
+            candidates, 1
+        )
     return mask_probability(level, task.parameters["epsilon"])
 
 

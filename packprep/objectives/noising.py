@@ -1,6 +1,8 @@
-"""The compiled writers of in-place noise: equal to the numpy ones of `dataset/noise.py`, and with their signatures.
+"""The compiled writers of in-place noise: equal to the numpy ones of `dataset/noise.py`, and with
+their signatures.
 
-Which runs where (levels, probabilities and weights are computed by `dataset/noise.py` in both cases):
+Which runs where (levels, probabilities and weights are computed by `dataset/noise.py` in both
+cases):
 
     writer         render, verify, replay     redraw in a trainer
     mask           here                       dataset/noise.py
@@ -22,7 +24,10 @@ _LOW = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(ONE)
 _UNBLOCKED = 1 << 40  # a block that holds every segment
 _TICK = 2.0**-24
-_MANTISSA, _HALF = (1 << 52) - 1, 1022 << 52  # of a float64's bits: its fraction, and the exponent of ½ … 1
+_MANTISSA, _HALF = (
+    (1 << 52) - 1,
+    1022 << 52,
+)  # of a float64's bits: its fraction, and the exponent of ½ … 1
 
 
 @kernel(inline=True)
@@ -34,10 +39,11 @@ def _bits(flags, begin, count):
 
 @kernel
 def _below(key, count, before, block_length, limit, epoch, words, top, hit):
-    """hit[j] (uint8) = 1 iff candidate j's 40-bit uniform lies below limit[(before + j) // block_length], j < count.
+    """hit[j] (uint8) = 1 iff candidate j's 40-bit uniform lies below limit[(before + j) //
+    block_length], j < count.
 
-    words: uint32[≥ count / 4 + 32]; top, hit: uint8[count + 64]. The high byte decides; where it is equal to the
-    threshold's, the low word does.
+    words: uint32[≥ count / 4 + 32]; top, hit: uint8[count + 64]. The high byte decides; where it is
+    equal to the threshold's, the low word does.
     """
     philox_blocks(key, NOISE, epoch, (count + 15) >> 4, words)
     high = words.view(np.uint8)
@@ -59,7 +65,10 @@ def _below(key, count, before, block_length, limit, epoch, words, top, hit):
         while equal:
             own = part + np.int64(trailing_zeros(equal))
             equal &= equal - _1
-            if np.uint64(word(key, NOISE_LOW, own, epoch, 0)) < limit[(before + own) // block_length] & _LOW:
+            if (
+                np.uint64(word(key, NOISE_LOW, own, epoch, 0))
+                < limit[(before + own) // block_length] & _LOW
+            ):
                 high[own], top[own] = 0, 1
     for j in range(count):
         hit[j] = high[j] < top[j]
@@ -67,11 +76,13 @@ def _below(key, count, before, block_length, limit, epoch, words, top, hit):
 
 @kernel
 def _least(key, count, allowed, ratio, epoch, words, found, hit):
-    """hit[j] (uint8) = 1 iff candidate j is one of the max(⌊candidates · ratio⌋, 1) allowed ones of least word.
+    """hit[j] (uint8) = 1 iff candidate j is one of the max(⌊candidates · ratio⌋, 1) allowed ones of
+    least word.
 
     Gives the share of the allowed ones that is hit, 1 where there are none.
 
-    The words' high bytes are counted; within the byte in which the last one lies, the few words are sorted.
+    The words' high bytes are counted; within the byte in which the last one lies, the few words are
+    sorted.
     words: uint32[≥ count + 32]; found: int64[count].
     """
     philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, words)
@@ -131,8 +142,11 @@ def _put(at, count, hit, value, tokens, loss_mask):
 
 
 @kernel
-def _replace(key, at, count, hit, mask_below, random_below, mask_id, ordinary, epoch, words, tokens):
-    """What each hit becomes: the mask, an ordinary token, or itself, by words 2j and 2j + 1 of REPLACEMENT."""
+def _replace(
+    key, at, count, hit, mask_below, random_below, mask_id, ordinary, epoch, words, tokens
+):
+    """What each hit becomes: the mask, an ordinary token, or itself, by words 2j and 2j + 1 of
+    REPLACEMENT."""
     philox_blocks(key, REPLACEMENT, epoch, (count + 1) >> 1, words)
     for begin in range(0, count, 64):
         hits = _bits(hit, begin, count)
@@ -144,16 +158,36 @@ def _replace(key, at, count, hit, mask_below, random_below, mask_id, ordinary, e
                 tokens[at + j] = mask_id
             elif draw < random_below:
                 of_two = np.uint64(words[2 * j + 1])
-                tokens[at + j] = ordinary[below(of_two, key, REPLACEMENT, 2 * j + 1, ordinary.shape[0], epoch)]
+                tokens[at + j] = ordinary[
+                    below(of_two, key, REPLACEMENT, 2 * j + 1, ordinary.shape[0], epoch)
+                ]
 
 
 @kernel
 def _mask(
-    segments_key, at, count, ratio, limit, mask_below, random_below, has_mask, mask_id, ordinary, trainable, tokens, loss_mask,
-    epoch, longest, share,
-):  # fmt: skip
+    segments_key,
+    at,
+    count,
+    ratio,
+    limit,
+    mask_below,
+    random_below,
+    has_mask,
+    mask_id,
+    ordinary,
+    trainable,
+    tokens,
+    loss_mask,
+    epoch,
+    longest,
+    share,
+):
     words = np.empty(((longest + 15) >> 4) * 32 + 64, np.uint32)
-    top, hit, allowed = np.empty(longest + 64, np.uint8), np.empty(longest + 64, np.uint8), np.empty(longest, np.uint8)
+    top, hit, allowed = (
+        np.empty(longest + 64, np.uint8),
+        np.empty(longest + 64, np.uint8),
+        np.empty(longest, np.uint8),
+    )
     found = np.empty(longest if ratio.shape[0] > 0 else 0, np.int64)
     for i in range(count.shape[0]):
         key, begin, n = segments_key[i], at[i], count[i]
@@ -169,7 +203,19 @@ def _mask(
         else:
             for j in range(n):
                 loss_mask[begin + j] |= hit[j]
-            _replace(key, begin, n, hit, mask_below, random_below, mask_id, ordinary, epoch, words, tokens)
+            _replace(
+                key,
+                begin,
+                n,
+                hit,
+                mask_below,
+                random_below,
+                mask_id,
+                ordinary,
+                epoch,
+                words,
+                tokens,
+            )
 
 
 def mask(
@@ -188,20 +234,46 @@ def mask(
     _check(segments, tokens)
     share = np.empty(0 if ratio is None else len(ratio))
     _mask(
-        *segments[:3], np.empty(0) if ratio is None else ratio, thresholds(probability),
-        np.uint64(int(shares[0] * 2**32)), np.uint64(int((shares[0] + shares[1]) * 2**32)),
-        mask_id >= 0, tokens.dtype.type(max(mask_id, 0)), ordinary, _flags(trainable), tokens, loss_mask,
-        epoch, int(segments.count.max(initial=0)), share,
-    )  # fmt: skip
+        *segments[:3],
+        np.empty(0) if ratio is None else ratio,
+        thresholds(probability),
+        np.uint64(int(shares[0] * 2**32)),
+        np.uint64(int((shares[0] + shares[1]) * 2**32)),
+        mask_id >= 0,
+        tokens.dtype.type(max(mask_id, 0)),
+        ordinary,
+        _flags(trainable),
+        tokens,
+        loss_mask,
+        epoch,
+        int(segments.count.max(initial=0)),
+        share,
+    )
     return None if ratio is None else share
 
 
 @kernel
 def _flip(
-    segments_key, at, count, limit, loss_on_all, no_mask, ordinary, rank, trainable, tokens, loss_mask, epoch, longest,
-):  # fmt: skip
+    segments_key,
+    at,
+    count,
+    limit,
+    loss_on_all,
+    no_mask,
+    ordinary,
+    rank,
+    trainable,
+    tokens,
+    loss_mask,
+    epoch,
+    longest,
+):
     words = np.empty(longest + 64, np.uint32)
-    top, hit, allowed = np.empty(longest + 64, np.uint8), np.empty(longest + 64, np.uint8), np.empty(longest, np.uint8)
+    top, hit, allowed = (
+        np.empty(longest + 64, np.uint8),
+        np.empty(longest + 64, np.uint8),
+        np.empty(longest, np.uint8),
+    )
     for i in range(count.shape[0]):
         key, begin, n = segments_key[i], at[i], count[i]
         _below(key, n, 0, _UNBLOCKED, limit[i : i + 1], epoch, words, top, hit)
@@ -238,9 +310,18 @@ def flip(
     """`noise.flip`."""
     _check(segments, tokens)
     _flip(
-        *segments[:3], threshold, loss_on_all, tokens.dtype.type(0), ordinary, rank, _flags(trainable), tokens, loss_mask, epoch,
+        *segments[:3],
+        threshold,
+        loss_on_all,
+        tokens.dtype.type(0),
+        ordinary,
+        rank,
+        _flags(trainable),
+        tokens,
+        loss_mask,
+        epoch,
         int(segments.count.max(initial=0)),
-    )  # fmt: skip
+    )
 
 
 @kernel
@@ -248,10 +329,15 @@ def _exponentials(words, count, time):
     """`randomness.exponentials` of words[: count] into time, without a branch."""
     for j in range(count):
         bits = np.float64(2.0 * np.float64(words[j]) + 1.0).view(np.int64)
-        exponent, mantissa = (bits >> 52) - 1022, np.int64((bits & _MANTISSA) | _HALF).view(np.float64)
+        exponent, mantissa = (
+            (bits >> 52) - 1022,
+            np.int64((bits & _MANTISSA) | _HALF).view(np.float64),
+        )
         z = (mantissa - 1.0) / (mantissa + 1.0)
         square = z * z
-        series = 1.0 / 21.0 * square + 1.0 / 19.0  # in a line each, which the compiler runs for several words at once
+        series = (
+            1.0 / 21.0 * square + 1.0 / 19.0
+        )  # in a line each, which the compiler runs for several words at once
         series = series * square + 1.0 / 17.0
         series = series * square + 1.0 / 15.0
         series = series * square + 1.0 / 13.0
@@ -275,7 +361,8 @@ def _up_to(values, limit):
 
 @kernel
 def _mark_least(values, k, hit):
-    """hit[j] (uint8) = 1 iff values[j], above −1, is one of the k least, ties by place: by halving, since counting is fast."""
+    """hit[j] (uint8) = 1 iff values[j], above −1, is one of the k least, ties by place: by halving,
+    since counting is fast."""
     low, high, limit = -1.0, np.inf, 1.0
     many = _up_to(values, limit)
     while many != k:
@@ -311,7 +398,8 @@ def _power_of_half(x):
 
 @kernel
 def _soonest(key, count, before, block_length, level, half_life, epoch, words, time, hit):
-    """hit[j] (uint8) = 1 iff candidate j is one of the round(level · n) of its block's n that arrive first, ties by place.
+    """hit[j] (uint8) = 1 iff candidate j is one of the round(level · n) of its block's n that
+    arrive first, ties by place.
 
     words: uint32[≥ count + 32]; time: float64[≥ count].
     """
@@ -332,15 +420,35 @@ def _soonest(key, count, before, block_length, level, half_life, epoch, words, t
 
 @kernel
 def _noise_blocks(
-    segments_key, at, count, before, blocks, block_length, low, high, half_life, inverse, uniform, mask_id, ordinary, tokens,
-    loss_mask, epoch, longest, level,
-):  # fmt: skip
+    segments_key,
+    at,
+    count,
+    before,
+    blocks,
+    block_length,
+    low,
+    high,
+    half_life,
+    inverse,
+    uniform,
+    mask_id,
+    ordinary,
+    tokens,
+    loss_mask,
+    epoch,
+    longest,
+    level,
+):
     most = np.int64(0)
     for i in range(blocks.shape[0]):
         most = max(most, blocks[i])
     words = np.empty(max(((longest + 15) >> 4) * 32, most) + 64, np.uint32)
     limit = np.empty(most, np.uint64)
-    top, hit, allowed = np.empty(longest + 64, np.uint8), np.empty(longest + 64, np.uint8), np.empty(longest, np.uint8)
+    top, hit, allowed = (
+        np.empty(longest + 64, np.uint8),
+        np.empty(longest + 64, np.uint8),
+        np.empty(longest, np.uint8),
+    )
     time, nowhere = np.empty(longest if half_life > 0 else 0, np.float64), np.empty(0, np.uint8)
     first = np.int64(0)
     for i in range(count.shape[0]):
@@ -367,7 +475,9 @@ def _noise_blocks(
                 hit[j] ^= 1
         if uniform:
             loss_mask[begin : begin + n] = 1
-            _replace(key, begin, n, hit, np.uint64(0), _ONE, mask_id, ordinary, epoch, words, tokens)
+            _replace(
+                key, begin, n, hit, np.uint64(0), _ONE, mask_id, ordinary, epoch, words, tokens
+            )
         else:
             _allowed(begin, n, nowhere, True, mask_id, tokens, allowed)
             for j in range(n):
@@ -391,16 +501,31 @@ def noise_blocks(
     blocks = -(-length // law.block_length)
     level = np.empty(int(blocks.sum()), np.float32)  # which holds multiples of 2⁻²⁴ up to 1 exactly
     _noise_blocks(
-        *segments[:3], before, blocks, law.block_length, float(law.low), float(law.high), float(law.half_life),
-        law.inverse, law.uniform, tokens.dtype.type(max(ids.mask, 0)), ids.ordinary, tokens, loss_mask, epoch,
-        int(segments.count.max(initial=0)), level,
-    )  # fmt: skip
+        *segments[:3],
+        before,
+        blocks,
+        law.block_length,
+        float(law.low),
+        float(law.high),
+        float(law.half_life),
+        law.inverse,
+        law.uniform,
+        tokens.dtype.type(max(ids.mask, 0)),
+        ids.ordinary,
+        tokens,
+        loss_mask,
+        epoch,
+        int(segments.count.max(initial=0)),
+        level,
+    )
     return blocks, np.float32(1.0) - level if law.inverse else level
 
 
 def _check(segments: Candidates, tokens: np.ndarray) -> None:
     """Kernels do not look where they write."""
-    assert ((segments.at >= 0) & (segments.count >= 0) & (segments.at + segments.count <= len(tokens))).all()
+    assert (
+        (segments.at >= 0) & (segments.count >= 0) & (segments.at + segments.count <= len(tokens))
+    ).all()
 
 
 def _flags(trainable: np.ndarray | None) -> np.ndarray:

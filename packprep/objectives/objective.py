@@ -1,7 +1,9 @@
-"""What an objective is, and what it is given. A segment's slots are always `[bos]? [mode]? body [eos]?`.
+"""What an objective is, and what it is given. A segment's slots are always `[bos]? [mode]? body
+[eos]?`.
 
-bos, mode and eos, labels and loss of next-token kinds, prefixes and headers are written in one place (`building/render.py`);
-an objective says how many slots its body takes (the length law), writes the body, and restores the tokens from it.
+bos, mode and eos, labels and loss of next-token kinds, prefixes and headers are written in one
+place (`building/render.py`); an objective says how many slots its body takes (the length law),
+writes the body, and restores the tokens from it.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +23,8 @@ __all__ = ["Bodies", "BodySlots", "Ids", "Objective", "Parameter", "Task"]
 
 @dataclass(frozen=True)
 class Ids:
-    """The token ids that objectives write, resolved once per build: roles (−1 where a tokenizer has none) and sentinels."""
+    """The token ids that objectives write, resolved once per build: roles (−1 where a tokenizer has
+    none) and sentinels."""
 
     vocab_size: int
     pad: int
@@ -38,7 +41,9 @@ class Ids:
     @lazy
     def for_noise(self) -> NoiseIds:
         """The ids that in-place noise writes."""
-        return NoiseIds(self.mask, *ordinary_ids(self.vocab_size, np.array(self.special, np.int64)), self.law)
+        return NoiseIds(
+            self.mask, *ordinary_ids(self.vocab_size, np.array(self.special, np.int64)), self.law
+        )
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,12 @@ class Task:
     parameters: Mapping[str, Any]
     mode_token: int  # −1: none
     ids: Ids
-    resolved: Mapping[str, Any] = field(default_factory=dict)  # what the plan worked out once: thresholds, …
-    keeps_prefix: bool = False  # whether prefixes are as long in every epoch: where rows have two sides
+    resolved: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what the plan worked out once: thresholds, …
+    keeps_prefix: bool = (
+        False  # whether prefixes are as long in every epoch: where rows have two sides
+    )
 
     @property
     def mode(self) -> int:
@@ -80,14 +89,21 @@ class Task:
 
     def body_slots(self, bodies: "Bodies") -> np.ndarray:
         """int64[m]: the slots of the bodies alone, once."""
-        return bodies.n if self.objective.body_slots is None else self.objective.body_slots(self, bodies)
+        return (
+            bodies.n
+            if self.objective.body_slots is None
+            else self.objective.body_slots(self, bodies)
+        )
 
     def most_body_slots(self, n: int) -> int:
         """The most slots that a body of n tokens can take."""
-        return n if self.objective.most_body_slots is None else self.objective.most_body_slots(self, n)
+        return (
+            n if self.objective.most_body_slots is None else self.objective.most_body_slots(self, n)
+        )
 
     def capacity(self, slots: int, bos: int, eos: int, sides: tuple[int, int] | None = None) -> int:
-        """The largest number of content tokens that fits into `slots` slots whatever will be drawn; 0 if none does.
+        """The largest number of content tokens that fits into `slots` slots whatever will be drawn;
+        0 if none does.
 
         sides: the slots of the prefix and of what follows it, into which they have to fit, too.
         """
@@ -104,11 +120,14 @@ class Task:
 
 
 class Bodies(NamedTuple):
-    """What decides the form of segments' bodies, one array a column, [m] each. epoch: whose chance they have; 0: the stored."""
+    """What decides the form of segments' bodies, one array a column, [m] each. epoch: whose chance
+    they have; 0: the stored."""
 
     n: np.ndarray  # int64: tokens of the body: content, and a system message that is repeated
     key: np.ndarray  # uint64
-    first_trained: np.ndarray  # int64: the first trained token of a supervised document; −1 of others
+    first_trained: (
+        np.ndarray
+    )  # int64: the first trained token of a supervised document; −1 of others
     epoch: int = 0
 
 
@@ -125,8 +144,9 @@ class Objective:
     """One way to turn a segment's tokens into slots.
 
     attention        "causal": every slot sees what lies before it; "prefix": the slots of the prefix (bos, mode and
-                     `body_prefix`) see each other both ways too; "bidirectional": all do; "block_diffusion": its own rule,
-                     of a segment that stands twice. dataset/attention.py has the rules.
+                     `body_prefix`) see each other both ways too; "bidirectional": all do;
+                     "block_diffusion": its own rule, of a segment that stands twice.
+                     dataset/attention.py has the rules.
     parameters       the keys of `[[tasks]]` that it reads.
     constant         the body's slots are n plus a constant: segments may be cut anywhere (`concat`).
     supervised       whether documents with loss_spans or messages may draw it.
@@ -135,16 +155,18 @@ class Objective:
     body_slots       (task, bodies) → int64[m], the length law; None: n.
     most_body_slots  (task, n int) → int, the most that the law can give for n tokens; never falls when n grows.
     most_sides       (task, n int) → (int, int), the most slots of the body that belong to the prefix, and that do not, for n
-                     tokens; neither falls when n grows. None: no prefix is trained from, so no row has two sides.
+                     tokens; neither falls when n grows. None: no prefix is trained from, so no row
+                     has two sides.
     render           (task, columns, tokens, rows): writes the bodies. tokens: the flat tokens; rows: the flat rows.
     restore          (task, columns, rows, out): the inverse: reads the bodies from the flat rows and writes the tokens to
-                     out[begin : begin + n] of each segment. Gives bool[m]: whether a body had the form that its header says.
+                     out[begin : begin + n] of each segment. Gives bool[m]: whether a body had the
+                     form that its header says.
     body_prefix      (task, bodies) → int64[m]: the body's slots that belong to the prefix.
     token_slots      (task, bodies) → int64[m, 2]: pivot p and shift s: token i stands at body slot i, or i + s from p on;
                      for kinds that supervised documents may draw. None: no shift.
 
-    In-place kinds, whose prediction at a slot is of that slot's original token, or the next one's where their tasks have the
-    parameter shift, keep their tokens in place and have
+    In-place kinds, whose prediction at a slot is of that slot's original token, or the next one's
+    where their tasks have the parameter shift, keep their tokens in place and have
     noise            a law of `dataset/noise.py`, which redraw uses too, with a compiled writer of `noising.py`.
     mean_weight      (task) → float: the expected loss weight of a trained slot; None: 1.
     resolve          (parameters, ids) → what the plan works out once and stores: thresholds, rates.
@@ -155,9 +177,11 @@ class Objective:
     roles            (parameters) → the roles that must be in the vocabulary.
     forecast         (task, n int) → figures that the plan prints of a segment of n tokens: name → (wanted, realised).
     expected         what chance should give, which the report draws over what it counts. Next-token kinds: (task, n int64[k],
-                     count int64[k]) → float64[longest + 1]: of so many segments of n tokens, the mean number of runs of k
-                     tokens whose slots lie behind the prefix. In-place kinds: (task, level float32[m], candidates int64[m])
-                     → float64[m]: the mean share of its candidates that a segment, or block, has corrupted. None: no figure.
+                     count int64[k]) → float64[longest + 1]: of so many segments of n tokens, the
+                     mean number of runs of k tokens whose slots lie behind the prefix. In-place
+                     kinds: (task, level float32[m], candidates int64[m]) → float64[m]: the mean
+                     share of its candidates that a segment, or block, has corrupted. None: no
+                     figure.
     check            (parameters, where): RecipeError for parameters that do not go together.
     """
 
@@ -192,4 +216,6 @@ class Objective:
     @property
     def later(self) -> dict[str, Any]:
         """The defaults of the parameters that joined later."""
-        return {parameter.name: parameter.default for parameter in self.parameters if parameter.later}
+        return {
+            parameter.name: parameter.default for parameter in self.parameters if parameter.later
+        }

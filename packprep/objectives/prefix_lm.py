@@ -1,4 +1,5 @@
-"""prefix_lm: a pivot, uniform over 1 … n − 1, cuts the tokens into a prefix, seen both ways, and a continuation, trained.
+"""prefix_lm: a pivot, uniform over 1 … n − 1, cuts the tokens into a prefix, seen both ways, and a
+continuation, trained.
 
 tokens       10  11  12  13            pivot 2, sentinel = true, sentinel 100
 slots        10  11 100  12  13        the sentinel is the first target
@@ -23,13 +24,16 @@ def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def most_body_slots(task: Task, n: int) -> int:
-    """The most slots that a body of n tokens takes: as many as any, for nothing of the length is drawn."""
+    """The most slots that a body of n tokens takes: as many as any, for nothing of the length is
+    drawn."""
     return n + _added(task)
 
 
 def most_sides(task: Task, n: int) -> tuple[int, int]:
     """n − 1 tokens on either side, with perhaps eos and perhaps the sentinel."""
-    return max(n - 1, 1) + int(task.parameters["eos_after_inputs"]), max(n - 1, 1) + int(task.parameters["sentinel"])
+    return max(n - 1, 1) + int(task.parameters["eos_after_inputs"]), max(n - 1, 1) + int(
+        task.parameters["sentinel"]
+    )
 
 
 def _added(task: Task) -> int:
@@ -72,7 +76,8 @@ def _restore(rows, begin, n, pivot, at, added, out, fits):
 
 
 def _pivots_of(task: Task, bodies: Bodies) -> np.ndarray:
-    """int64[m]: how many tokens lie before the pivot; in a supervised document those before the first trained one."""
+    """int64[m]: how many tokens lie before the pivot; in a supervised document those before the
+    first trained one."""
     out = np.empty(bodies.n.shape, np.int64)
     _pivots(*bodies._replace(epoch=0 if task.keeps_prefix else bodies.epoch), out)
     return out
@@ -85,7 +90,9 @@ def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
 
 def token_slots(task: Task, bodies: Bodies) -> np.ndarray:
     """int64[m, 2]: from the pivot on, tokens stand behind eos and the sentinel."""
-    return np.stack((_pivots_of(task, bodies), np.full(bodies.n.shape, _added(task), np.int64)), axis=1)
+    return np.stack(
+        (_pivots_of(task, bodies), np.full(bodies.n.shape, _added(task), np.int64)), axis=1
+    )
 
 
 def _ids_at_pivot(task: Task) -> np.ndarray:
@@ -101,10 +108,13 @@ def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Copies the body back without what was added; a body fits if eos and the sentinel stand at the pivot."""
+    """Copies the body back without what was added; a body fits if eos and the sentinel stand at the
+    pivot."""
     fits = np.empty(columns.begin.shape, np.bool_)
     pivot = _pivots_of(task, columns.bodies)
-    _restore(rows, columns.begin, columns.bodies.n, pivot, columns.at, _ids_at_pivot(task), out, fits)
+    _restore(
+        rows, columns.begin, columns.bodies.n, pivot, columns.at, _ids_at_pivot(task), out, fits
+    )
     return fits
 
 

@@ -1,4 +1,5 @@
-"""span_corruption: spans of noise are replaced by sentinels; the targets give each sentinel and its span.
+"""span_corruption: spans of noise are replaced by sentinels; the targets give each sentinel and its
+span.
 
     tokens       10  11  12  13  14  15  16  17  18  19
     noise         0   0   1   1   0   0   0   1   1   1
@@ -6,8 +7,9 @@
     loss_mask     0   0   0   0   0   0   1     1   1   1   1   1   1   0
     prefix 7: what stands before the bar
 
-Raffel et al. 2020 (T5) and Tay et al. 2022 (UL2), with the counts in float64, spans clamped to the tokens that are not noise,
-and no sentinel used twice. With random_roll the mask is rotated; a rotation may cut one span in two.
+Raffel et al. 2020 (T5) and Tay et al. 2022 (UL2), with the counts in float64, spans clamped to the
+tokens that are not noise, and no sentinel used twice. With random_roll the mask is rotated; a
+rotation may cut one span in two.
 """
 
 from collections.abc import Mapping
@@ -17,7 +19,16 @@ import numpy as np
 
 from packprep.dataset.token_slots import SPAN_CORRUPTION, roles_of_inputs
 from packprep.errors import RecipeError
-from packprep.kernel import below, bits_set, copy_run, flags_as_bits, integer, kernel, philox_blocks, trailing_zeros
+from packprep.kernel import (
+    below,
+    bits_set,
+    copy_run,
+    flags_as_bits,
+    integer,
+    kernel,
+    philox_blocks,
+    trailing_zeros,
+)
 from packprep.objectives.objective import Bodies, BodySlots, Objective, Task
 from packprep.randomness import (
     NOISE_SPANS,
@@ -49,19 +60,28 @@ def span_counts(
     n_noise = clip(round(n · noise_density), 1, n − 1)
     n_spans = clip(round(n_noise / mean_span_length), 1, min(n_noise, n − n_noise, max_spans))
 
-    in float64, rounding half to even. The one home of these numbers: plan, render and verify all call it.
+    in float64, rounding half to even. The one home of these numbers: plan, render and verify all
+    call it.
     """
     limit = _NO_LIMIT if max_spans is None else max_spans
-    n_noise, n_spans = _span_counts.function(int(n_tokens), float(noise_density), float(mean_span_length), int(limit))
+    n_noise, n_spans = _span_counts.function(
+        int(n_tokens), float(noise_density), float(mean_span_length), int(limit)
+    )
     return int(n_noise), int(n_spans)
 
 
-def max_tokens_for(slots: int, noise_density: float, mean_span_length: float, max_spans: int | None = None) -> int:
-    """The largest n whose segment fits into `slots` slots with a mode token and no bos, eos or roll; 0 if none does."""
+def max_tokens_for(
+    slots: int, noise_density: float, mean_span_length: float, max_spans: int | None = None
+) -> int:
+    """The largest n whose segment fits into `slots` slots with a mode token and no bos, eos or
+    roll; 0 if none does."""
     low, high = 0, max(int(slots) - 1, 0)
     while low < high:
         middle = (low + high + 1) // 2
-        fits = 1 + middle + 2 * span_counts(middle, noise_density, mean_span_length, max_spans)[1] <= slots
+        fits = (
+            1 + middle + 2 * span_counts(middle, noise_density, mean_span_length, max_spans)[1]
+            <= slots
+        )
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
 
@@ -71,7 +91,8 @@ def max_tokens_for(slots: int, noise_density: float, mean_span_length: float, ma
 
 @kernel(inline=True)
 def _split_by_roll(n, n_noise, n_spans, key):
-    """Whether the rotation cuts a span: of the n offsets, n_noise − n_spans do, whatever the composition."""
+    """Whether the rotation cuts a span: of the n offsets, n_noise − n_spans do, whatever the
+    composition."""
     return integer(key, ROLL, 0, n, 0) < n_noise - n_spans
 
 
@@ -84,9 +105,15 @@ def _noise_and_runs(n, key, density, mean, max_spans, roll, noise, runs):
 
 
 def _law(task: Task) -> tuple[float, float, int, bool]:
-    """(density, mean length, most spans, roll); under a roll one sentinel is kept for the span that it may cut."""
+    """(density, mean length, most spans, roll); under a roll one sentinel is kept for the span that
+    it may cut."""
     p, sentinels = task.parameters, len(task.ids.sentinels)
-    return p["noise_density"], p["mean_span_length"], sentinels - int(p["random_roll"]), p["random_roll"]
+    return (
+        p["noise_density"],
+        p["mean_span_length"],
+        sentinels - int(p["random_roll"]),
+        p["random_roll"],
+    )
 
 
 def _ended(task: Task) -> int:
@@ -99,7 +126,8 @@ def _eos(task: Task) -> int:
 
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """n + 2 · runs: a run's tokens and its sentinel move to the targets, and a sentinel stays; eos may end the inputs."""
+    """n + 2 · runs: a run's tokens and its sentinel move to the targets, and a sentinel stays; eos
+    may end the inputs."""
     noise, runs = np.empty((2, *bodies.n.shape), np.int64)
     _noise_and_runs(bodies.n, bodies.key, *_law(task), noise, runs)
     return bodies.n + 2 * runs + _ended(task)
@@ -119,7 +147,8 @@ def most_sides(task: Task, n: int) -> tuple[int, int]:
 
 
 def most_tokens(task: Task) -> int:
-    """With too_many_spans = "split", the longest segment whose spans have a sentinel each; otherwise no limit."""
+    """With too_many_spans = "split", the longest segment whose spans have a sentinel each;
+    otherwise no limit."""
     density, mean, max_spans, _ = _law(task)
     if task.parameters["too_many_spans"] == "lower":
         return _NO_LIMIT
@@ -130,7 +159,9 @@ def most_tokens(task: Task) -> int:
             return _NO_LIMIT
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if span_counts(middle, density, mean)[1] <= max_spans else (low, middle)
+        low, high = (
+            (middle, high) if span_counts(middle, density, mean)[1] <= max_spans else (low, middle)
+        )
     return low
 
 
@@ -139,11 +170,13 @@ def most_tokens(task: Task) -> int:
 
 @kernel(inline=True)
 def _compose(n, k, key, purpose, epoch, words, chosen, cuts, lengths, at):
-    """Cut n into k non-empty parts, uniformly over the C(n − 1, k − 1) ways; part i goes to lengths[at + 2i].
+    """Cut n into k non-empty parts, uniformly over the C(n − 1, k − 1) ways; part i goes to
+    lengths[at + 2i].
 
-    Floyd's sampling of k − 1 distinct cut points of 1 … n − 1 (Bentley and Floyd 1987) into `chosen` (uint8, zero before
-    and after). The flags are bytes, since a processor waits for every bit that is set in the word of the one before.
-    words and cuts are overwritten; how long all are says `_buffers`.
+    Floyd's sampling of k − 1 distinct cut points of 1 … n − 1 (Bentley and Floyd 1987) into
+    `chosen` (uint8, zero before and after). The flags are bytes, since a processor waits for every
+    bit that is set in the word of the one before. words and cuts are overwritten; how long all are
+    says `_buffers`.
     """
     if k == 1:
         lengths[at] = n
@@ -158,7 +191,9 @@ def _compose(n, k, key, purpose, epoch, words, chosen, cuts, lengths, at):
     for begin in range(0, n, 64):
         bits = flags_as_bits(chosen, begin)
         end = count + np.int64(bits_set(bits))
-        while count < end:  # eight at a time: how many there are cannot be guessed. What is too much is overwritten
+        while (
+            count < end
+        ):  # eight at a time: how many there are cannot be guessed. What is too much is overwritten
             for _ in range(8):
                 cuts[count] = begin + np.int64(trailing_zeros(bits))
                 bits &= bits - _1
@@ -198,14 +233,18 @@ def _draw_runs(n, n_noise, n_spans, key, epoch, roll, buffers):
     count = 2 * n_spans
     if not roll:
         return count, np.int64(0), n_spans
-    # The rotation begins at the r-th offset strictly inside a noise run, or else at the (r − inside)-th of the others.
+    # The rotation begins at the r-th offset strictly inside a noise run, or else at the (r −
+    # inside)-th of the others.
     r = integer(key, ROLL, 0, n, 0)
     inside = n_noise - n_spans
     cut = r < inside
     left = r if cut else r - inside
     if epoch != 0:  # of the same kind, so that the length stays
         left = integer(key, REDRAWN_ROLL, 0, inside if cut else n - inside, epoch)
-    first, skip = np.int64(0), np.int64(0)  # the run in which it begins, and how much of it lies before
+    first, skip = (
+        np.int64(0),
+        np.int64(0),
+    )  # the run in which it begins, and how much of it lies before
     while True:
         if first & 1:
             offsets = base[first] - 1 if cut else np.int64(1)
@@ -232,9 +271,11 @@ def _draw_runs(n, n_noise, n_spans, key, epoch, roll, buffers):
 
 @kernel(inline=True)
 def _write_runs(tokens, begin, runs, n_runs, first_is_noise, sentinels, out, inputs, targets, end):
-    """Write the runs: text to `inputs`; for noise a sentinel there, and the sentinel and the tokens to `targets`.
+    """Write the runs: text to `inputs`; for noise a sentinel there, and the sentinel and the tokens
+    to `targets`.
 
-    The inputs come first as a whole, since copies of short runs may write beyond their end, up to `end`.
+    The inputs come first as a whole, since copies of short runs may write beyond their end, up to
+    `end`.
     """
     s, t, k = begin, inputs, 0
     if first_is_noise:
@@ -262,7 +303,9 @@ def _write_runs(tokens, begin, runs, n_runs, first_is_noise, sentinels, out, inp
 
 
 @kernel
-def _render(tokens, begin, n, key, epoch, body, density, mean, max_spans, roll, sentinels, eos, longest, out):
+def _render(
+    tokens, begin, n, key, epoch, body, density, mean, max_spans, roll, sentinels, eos, longest, out
+):
     buffers = _buffers(longest)
     runs = buffers[4]
     for i in range(n.shape[0]):
@@ -276,7 +319,23 @@ def _render(tokens, begin, n, key, epoch, body, density, mean, max_spans, roll, 
 
 
 @kernel
-def _restore(rows, begin, n, key, epoch, body, density, mean, max_spans, roll, sentinels, eos, longest, out, fits):
+def _restore(
+    rows,
+    begin,
+    n,
+    key,
+    epoch,
+    body,
+    density,
+    mean,
+    max_spans,
+    roll,
+    sentinels,
+    eos,
+    longest,
+    out,
+    fits,
+):
     buffers = _buffers(longest)
     runs = buffers[4]
     for i in range(n.shape[0]):
@@ -319,7 +378,8 @@ def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Puts the spans back; a body fits if the right sentinels stand where the spans were and before their tokens."""
+    """Puts the spans back; a body fits if the right sentinels stand where the spans were and before
+    their tokens."""
     fits = np.empty(columns.begin.shape, np.bool_)
     n, key, _, epoch = columns.bodies
     longest = int(n.max(initial=0))
@@ -330,7 +390,18 @@ def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -
 
 @kernel
 def _write_masked(tokens, runs, first_is_noise, sentinels, out, inputs, targets):
-    _write_runs(tokens, 0, runs, runs.shape[0], first_is_noise, sentinels, out, inputs, targets, out.shape[0])
+    _write_runs(
+        tokens,
+        0,
+        runs,
+        runs.shape[0],
+        first_is_noise,
+        sentinels,
+        out,
+        inputs,
+        targets,
+        out.shape[0],
+    )
 
 
 def render_with_mask(
@@ -338,14 +409,16 @@ def render_with_mask(
 ) -> tuple[np.ndarray, int]:
     """The slots of a given mask: (slots int64[L + 2 · runs (+ 1)], prefix).
 
-    tokens: int[L]; mask: bool[L], True for noise; sentinels: int[k], the i-th for the i-th run of noise.
-    RecipeError if the mask has no noise, more runs than sentinels, or another length than the tokens.
+    tokens: int[L]; mask: bool[L], True for noise; sentinels: int[k], the i-th for the i-th run of
+    noise. RecipeError if the mask has no noise, more runs than sentinels, or another length than
+    the tokens.
     """
     tokens, noise = np.asarray(tokens, np.int64), np.asarray(mask).astype(np.bool_)
     sentinels = np.asarray(sentinels, np.int64)
     if tokens.shape != noise.shape or tokens.ndim != 1:
         raise RecipeError(
-            f"mask of shape {noise.shape} for tokens of shape {tokens.shape}: give one flag for each token"
+            f"mask of shape {noise.shape} for tokens of shape {tokens.shape}: give one flag for"
+            " each token"
         )
     if not noise.any():
         raise RecipeError("the mask has no noise: at least one token has to be a target")
@@ -354,7 +427,8 @@ def render_with_mask(
     n_noise_runs = int(np.count_nonzero(noise[np.concatenate(([0], bounds))]))
     if n_noise_runs > len(sentinels):
         raise RecipeError(
-            f"the mask has {n_noise_runs} runs of noise and there are {len(sentinels)} sentinels: give more"
+            f"the mask has {n_noise_runs} runs of noise and there are {len(sentinels)} sentinels:"
+            " give more"
         )
     mode = int(mode_token is not None)
     out = np.empty(mode + len(tokens) + 2 * n_noise_runs, np.int64)
@@ -372,16 +446,19 @@ def sentinels(parameters: Mapping[str, Any], n: int) -> int:
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
-    """The mean span length that a segment of n tokens really gets: spans are clamped, and whole numbers."""
+    """The mean span length that a segment of n tokens really gets: spans are clamped, and whole
+    numbers."""
     density, mean, max_spans, _ = _law(task)
     n_noise, n_spans = span_counts(n, density, mean, max_spans)
     return {"mean_span_length": (mean, n_noise / n_spans)}
 
 
 def part_shares(n: int, parts: int) -> np.ndarray:
-    """float64[n + 1]: P(a part has k tokens) where n are cut into non-empty parts, uniformly over all ways.
+    """float64[n + 1]: P(a part has k tokens) where n are cut into non-empty parts, uniformly over
+    all ways.
 
-    C(n − k − 1, parts − 2) / C(n − 1, parts − 1): the other parts divide what is left. One part is n. 1 ≤ parts ≤ n.
+    C(n − k − 1, parts − 2) / C(n − 1, parts − 1): the other parts divide what is left. One part is
+    n. 1 ≤ parts ≤ n.
     """
     shares = np.zeros(n + 1)
     if parts == 1:
@@ -397,8 +474,9 @@ def part_shares(n: int, parts: int) -> np.ndarray:
 def expected_runs(n_tokens: int, n_noise: int, n_spans: int, roll: bool) -> np.ndarray:
     """float64[n_noise + 1]: how many runs of k tokens of noise a segment has, on average.
 
-    roll: the mask is rotated by one of n_tokens offsets. A span of l tokens is cut by l − 1 of them, into j and l − j with
-    each j once: runs of k lose S · P(k) · (k − 1) / n, and win S · 2 / n for every longer span.
+    roll: the mask is rotated by one of n_tokens offsets. A span of l tokens is cut by l − 1 of
+    them, into j and l − j with each j once: runs of k lose S · P(k) · (k − 1) / n, and win S · 2 /
+    n for every longer span.
     """
     shares = part_shares(n_noise, n_spans)
     if not roll:
@@ -406,7 +484,9 @@ def expected_runs(n_tokens: int, n_noise: int, n_spans: int, roll: bool) -> np.n
     longer = 1.0 - np.cumsum(shares)
     longer[0] = 0.0
     k = np.arange(n_noise + 1)
-    return n_spans * (shares * (1.0 - np.maximum(k - 1, 0) / n_tokens) + 2.0 / n_tokens * np.maximum(longer, 0.0))
+    return n_spans * (
+        shares * (1.0 - np.maximum(k - 1, 0) / n_tokens) + 2.0 / n_tokens * np.maximum(longer, 0.0)
+    )
 
 
 def expected(task: Task, n: np.ndarray, count: np.ndarray) -> np.ndarray:

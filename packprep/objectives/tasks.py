@@ -1,4 +1,5 @@
-"""The recipe's tasks: their parameters completed and checked, then resolved to ids, capacities and thresholds."""
+"""The recipe's tasks: their parameters completed and checked, then resolved to ids, capacities and
+thresholds."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,16 @@ from packprep.errors import RecipeError
 from packprep.format.json_files import as_stored, unknown_key, with_defaults
 from packprep.objectives import OWN, REGISTRY, find
 from packprep.objectives.objective import Bodies, BodySlots, Ids, Parameter, Task
-from packprep.recipe import KEYS, LATER, Recipe, json_schema, misplaced, presets, tasks_named, unknown
+from packprep.recipe import (
+    KEYS,
+    LATER,
+    Recipe,
+    json_schema,
+    misplaced,
+    presets,
+    tasks_named,
+    unknown,
+)
 
 TOO_SHORT = "too_short"
 SHORTEST = 3
@@ -27,7 +37,8 @@ def complete(recipe: Recipe, made_with: Any = None) -> Recipe:
     """The recipe with every task's parameters in their types and defaults filled in.
 
     made_with: of the plan that it was read from; None: it was written by a user.
-    RecipeError for an unknown objective or parameter, a value out of range, or parameters that do not go together.
+    RecipeError for an unknown objective or parameter, a value out of range, or parameters that do
+    not go together.
     """
     tasks = []
     for entry in recipe.tasks:
@@ -42,8 +53,10 @@ def complete(recipe: Recipe, made_with: Any = None) -> Recipe:
                 said = (
                     unknown_key(name, made_with)
                     if objective.name in OWN
-                    else f"key {name!r} is unknown to the objective {objective.name} that is installed: use the version that "
-                    "wrote it"
+                    else (
+                        f"key {name!r} is unknown to the objective {objective.name} that is"
+                        " installed: use the version that wrote it"
+                    )
                 )
                 raise RecipeError(f"{where}: {said}")
             if name not in declared:
@@ -56,7 +69,9 @@ def complete(recipe: Recipe, made_with: Any = None) -> Recipe:
         name = ""
         try:
             for name, parameter in declared.items():
-                parameters[name] = parameter.accept(entry.parameters.get(name, parameter.default), where)
+                parameters[name] = parameter.accept(
+                    entry.parameters.get(name, parameter.default), where
+                )
             name = ""
             if objective.check:
                 objective.check(parameters, where)
@@ -68,9 +83,9 @@ def complete(recipe: Recipe, made_with: Any = None) -> Recipe:
 
 
 def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
-    """What a completed recipe's documents and tasks need of a vocabulary: the roles that they write (of eos, bos, pad, mask,
-    fim_prefix, …), the mode tokens, each once, in the order of the tasks, and how many sentinels the longest segment of any
-    task would use, if there were enough."""
+    """What a completed recipe's documents and tasks need of a vocabulary: the roles that they write
+    (of eos, bos, pad, mask, fim_prefix, …), the mode tokens, each once, in the order of the tasks,
+    and how many sentinels the longest segment of any task would use, if there were enough."""
     roles = {"pad"}
     if recipe.documents.eos_after_document:
         roles.add("eos")
@@ -101,9 +116,13 @@ def role_id(ids: Ids, role: str) -> int:
 
 
 def resolve(
-    recipe: Recipe, ids: Ids, mode_tokens: Mapping[str, int], resolved: Sequence[Mapping[str, Any]] | None = None
+    recipe: Recipe,
+    ids: Ids,
+    mode_tokens: Mapping[str, int],
+    resolved: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Task]:
-    """The recipe's tasks, and `too_short` last. RecipeError where a task cannot work with these ids or this seq_length.
+    """The recipe's tasks, and `too_short` last. RecipeError where a task cannot work with these ids
+    or this seq_length.
 
     resolved: what the plan stored for each task; None: worked out now.
     """
@@ -115,30 +134,41 @@ def resolve(
         if objective.resolve:
             facts = objective.resolve(entry.parameters, ids) if resolved is None else resolved[i]
         kept = recipe.packing.sides is not None
-        tasks.append(Task(entry.name, objective, entry.weight, entry.parameters, mode_token, ids, facts, kept))
+        tasks.append(
+            Task(
+                entry.name, objective, entry.weight, entry.parameters, mode_token, ids, facts, kept
+            )
+        )
     for task in tasks:
         where = f"task {task.name!r}"
         if task.objective.sentinels:
             fewest = task.objective.sentinels(task.parameters, SHORTEST)
             if len(task.ids.sentinels) < fewest:
                 raise RecipeError(
-                    f"{where} needs at least {fewest} sentinels and there are {len(task.ids.sentinels)}: set specials.sentinels"
+                    f"{where} needs at least {fewest} sentinels and there are"
+                    f" {len(task.ids.sentinels)}: set specials.sentinels"
                 )
         if recipe.packing.algorithm == "concat" and not task.objective.constant:
             raise RecipeError(
-                f"{where}: concat cuts at row ends, so a task's slots must be its tokens plus a constant, and those of "
+                f"{where}: concat cuts at row ends, so a task's slots must be its tokens plus a"
+                " constant, and those of "
                 f'{task.objective.name} are not; use packing.algorithm = "best_fit"'
             )
         if recipe.packing.sides is not None and task.objective.most_sides is None:
-            having = ", ".join(sorted(name for name, objective in REGISTRY.items() if objective.most_sides))
+            having = ", ".join(
+                sorted(name for name, objective in REGISTRY.items() if objective.most_sides)
+            )
             raise RecipeError(
-                f"{where}: packing.encoder_length takes the prefix for the encoder, and {task.objective.name} has none: take "
-                f"tasks of {having}, or leave encoder_length and decoder_length out"
+                f"{where}: packing.encoder_length takes the prefix for the encoder, and"
+                f" {task.objective.name} has none: take tasks of {having}, or leave encoder_length"
+                " and decoder_length out"
             )
         needed = task.objective.roles(task.parameters) if task.objective.roles else ()
         missing = [role for role in needed if role_id(task.ids, role) < 0]
         if missing:
-            raise RecipeError(f"{where} needs a token for {', '.join(sorted(missing))}: set it in [specials]")
+            raise RecipeError(
+                f"{where} needs a token for {', '.join(sorted(missing))}: set it in [specials]"
+            )
         bos, eos = int(recipe.documents.prepend_bos), int(recipe.documents.eos_after_document)
         shortest = replace(recipe, seq_length=recipe.lengths[0])
         most = capacity(shortest, task, bos, eos)
@@ -146,16 +176,17 @@ def resolve(
         if most < fewest:
             if 0 < recipe.documents.max_tokens < fewest:
                 raise RecipeError(
-                    f"documents.max_tokens = {recipe.documents.max_tokens}: with documents.min_tokens = "
-                    f"{recipe.documents.min_tokens} a cut needs at least {fewest}"
+                    f"documents.max_tokens = {recipe.documents.max_tokens}: with"
+                    f" documents.min_tokens = {recipe.documents.min_tokens} a cut needs at least"
+                    f" {fewest}"
                 )
             row, raised = f"seq_length = {shortest.seq_length}", "seq_length"
             if recipe.packing.sides is not None:
                 row = "encoder_length = {} and decoder_length = {}".format(*recipe.packing.sides)
                 raised = f"{_tighter(task, recipe.packing.sides, most + 1, bos, eos)}_length"
             raise RecipeError(
-                f"{where}: a row of {row} holds {most} of its tokens, and cutting a document "
-                f"needs at least {fewest} (twice max(3, documents.min_tokens), less one); raise {raised}"
+                f"{where}: a row of {row} holds {most} of its tokens, and cutting a document needs"
+                f" at least {fewest} (twice max(3, documents.min_tokens), less one); raise {raised}"
             )
     return [*tasks, Task(TOO_SHORT, REGISTRY["causal"], 0.0, {}, -1, ids)]
 
@@ -170,14 +201,19 @@ def _tighter(task: Task, sides: tuple[int, int], n: int, bos: int, eos: int) -> 
     """Which side of a row n tokens of a task overfill the more."""
     assert task.objective.most_sides is not None
     prefix, behind = task.objective.most_sides(task, n)
-    return "encoder" if (prefix + bos + task.mode) * sides[1] > (behind + eos) * sides[0] else "decoder"
+    return (
+        "encoder"
+        if (prefix + bos + task.mode) * sides[1] > (behind + eos) * sides[0]
+        else "decoder"
+    )
 
 
 def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
     """By how many the pieces of long documents divide a row.
 
-    Sentinels, max_tokens or the objective may end a piece before the row does; where that would leave a sixteenth of a row
-    or more, as many pieces stand in a row as leave least of it empty. 1: pieces are as long as they can be.
+    Sentinels, max_tokens or the objective may end a piece before the row does; where that would
+    leave a sixteenth of a row or more, as many pieces stand in a row as leave least of it empty. 1:
+    pieces are as long as they can be.
     """
     length, packing = recipe.seq_length, recipe.packing
     if recipe.documents.long != "split" or packing.algorithm == "concat":
@@ -195,7 +231,8 @@ def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
 
 
 def inner_capacity(recipe: Recipe, task: Task, bos: int) -> int:
-    """The most content tokens of a piece that is not its document's last: those that divide a row, and two tails at least."""
+    """The most content tokens of a piece that is not its document's last: those that divide a row,
+    and two tails at least."""
     eos = int(recipe.documents.eos_after_segment)
     most, multiple = capacity(recipe, task, bos, eos), recipe.packing.pad_seq_to_mult
     pieces, sides = pieces_of_a_row(recipe, task), recipe.packing.sides
@@ -206,24 +243,32 @@ def inner_capacity(recipe: Recipe, task: Task, bos: int) -> int:
 
 
 def capacities(recipe: Recipe, tasks: Sequence[Task]) -> tuple[np.ndarray, np.ndarray]:
-    """(int64[tasks, 2, 2], `capacity` by task, bos, eos; int64[tasks, 2], `inner_capacity` by task, bos)."""
-    last = [[[capacity(recipe, task, bos, eos) for eos in (0, 1)] for bos in (0, 1)] for task in tasks]
+    """(int64[tasks, 2, 2], `capacity` by task, bos, eos; int64[tasks, 2], `inner_capacity` by task,
+    bos)."""
+    last = [
+        [[capacity(recipe, task, bos, eos) for eos in (0, 1)] for bos in (0, 1)] for task in tasks
+    ]
     inner = [[inner_capacity(recipe, task, bos) for bos in (0, 1)] for task in tasks]
     return np.array(last, np.int64), np.array(inner, np.int64)
 
 
 def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
-    """int64[sources, tasks]: cumulative shares · 2⁵³ of the tasks that each source's segments draw from, rounded down, exactly.
+    """int64[sources, tasks]: cumulative shares · 2⁵³ of the tasks that each source's segments draw
+    from, rounded down, exactly.
 
-    A task that a source does not draw has the threshold of the one before it, so that no draw reaches it.
-    supervised: the tasks that documents with loss_spans or messages may draw; a row of zeros where a source has none.
+    A task that a source does not draw has the threshold of the one before it, so that no draw
+    reaches it.
+    supervised: the tasks that documents with loss_spans or messages may draw; a row of zeros where
+    a source has none.
     """
     allowed = [not supervised or REGISTRY[task.objective].supervised for task in recipe.tasks]
     names = [task.name for task in recipe.tasks]
     exact = [Fraction(task.weight) for task in recipe.tasks]
     whole = math.lcm(*(weight.denominator for weight in exact))
     table = np.zeros((len(recipe.sources), len(names)), np.int64)
-    rows: dict[tuple[str, ...] | None, list[int]] = {}  # what the sources say of their tasks → a row
+    rows: dict[
+        tuple[str, ...] | None, list[int]
+    ] = {}  # what the sources say of their tasks → a row
     for s, source in enumerate(recipe.sources):
         if source.tasks not in rows:
             drawn = (
@@ -231,26 +276,36 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
                 if source.tasks is None
                 else {i for name in source.tasks for i in tasks_named(name, names)}
             )
-            weights = [int(w * whole) if i in drawn and allowed[i] else 0 for i, w in enumerate(exact)]
+            weights = [
+                int(w * whole) if i in drawn and allowed[i] else 0 for i, w in enumerate(exact)
+            ]
             total = sum(weights)
-            rows[source.tasks] = [(sum_ << 53) // total if total else 0 for sum_ in accumulate(weights)]
+            rows[source.tasks] = [
+                (sum_ << 53) // total if total else 0 for sum_ in accumulate(weights)
+            ]
         table[s] = rows[source.tasks]
     return table
 
 
 def own_marks(recipe: Recipe, task: Task) -> np.ndarray:
-    """Return the ids that the task alone may write into its segments, int64[k]: sentinels, and the role tokens
-    of fill_in_the_middle. Another such token in a text would be read as one of the task's."""
+    """Return the ids that the task alone may write into its segments, int64[k]: sentinels, and the
+    role tokens of fill_in_the_middle. Another such token in a text would be read as one of the
+    task's."""
     objective, ids = task.objective, []
     if objective.sentinels and objective.sentinels(task.parameters, recipe.lengths[-1]):
         ids += task.ids.sentinels.tolist()
     if objective.roles:
-        ids += [role_id(task.ids, role) for role in sorted(objective.roles(task.parameters)) if role in FIM_ROLES]
+        ids += [
+            role_id(task.ids, role)
+            for role in sorted(objective.roles(task.parameters))
+            if role in FIM_ROLES
+        ]
     return np.array(ids, np.int64)
 
 
 Marks = tuple[np.ndarray, np.ndarray]
-"""Ascending ids of `own_marks` that no document of a source may hold, and those that no supervised document may."""
+"""Ascending ids of `own_marks` that no document of a source may hold, and those that no supervised
+document may."""
 
 
 def marks_of_sources(recipe: Recipe, tasks: Sequence[Task]) -> list[Marks]:
@@ -258,26 +313,33 @@ def marks_of_sources(recipe: Recipe, tasks: Sequence[Task]) -> list[Marks]:
 
     def joined(cumulative: np.ndarray) -> np.ndarray:
         drawn = np.flatnonzero(np.diff(cumulative, prepend=0)).tolist()
-        return np.unique(np.concatenate([np.zeros(0, np.int64), *(own_marks(recipe, tasks[t]) for t in drawn)]))
+        return np.unique(
+            np.concatenate([np.zeros(0, np.int64), *(own_marks(recipe, tasks[t]) for t in drawn)])
+        )
 
     tables = thresholds(recipe), thresholds(recipe, supervised=True)
     return [(joined(plain), joined(supervised)) for plain, supervised in zip(*tables, strict=True)]
 
 
 def check_supervised(recipe: Recipe, source: int) -> None:
-    """RecipeError unless a source, whose documents have loss_spans or messages, draws a task that takes them."""
+    """RecipeError unless a source, whose documents have loss_spans or messages, draws a task that
+    takes them."""
     if not thresholds(recipe, supervised=True)[source, -1]:
         or_media = ", or media," if recipe.specials.media else ""
         or_ignore = ', or set documents.loss_spans = "ignore"'
-        takers = ", ".join(sorted(name for name, objective in REGISTRY.items() if objective.supervised))
+        takers = ", ".join(
+            sorted(name for name, objective in REGISTRY.items() if objective.supervised)
+        )
         raise RecipeError(
-            f"source {recipe.sources[source].name!r} has documents with loss_spans or messages{or_media} and none of its tasks "
-            f"takes them; give it a task of {takers}{'' if or_media else or_ignore}"
+            f"source {recipe.sources[source].name!r} has documents with loss_spans or"
+            f" messages{or_media} and none of its tasks takes them; give it a task of"
+            f" {takers}{'' if or_media else or_ignore}"
         )
     if recipe.documents.long == "decompose":
         raise RecipeError(
-            f"source {recipe.sources[source].name!r} has documents with loss_spans or messages, and documents.long = "
-            '"decompose" cuts through these; use "split", or set documents.loss_spans = "ignore"',
+            f"source {recipe.sources[source].name!r} has documents with loss_spans or messages, and"
+            ' documents.long = "decompose" cuts through these; use "split", or set'
+            ' documents.loss_spans = "ignore"',
             ("documents", "long"),
         )
 
@@ -286,14 +348,20 @@ FAR_WEIGHTS = 100.0
 
 
 def unequal_weights(tasks: Sequence[Task]) -> list[str]:
-    """A warning if the tasks' mean loss weights differ by more than FAR_WEIGHTS times: the lightest trains nothing."""
-    weights = {t.name: t.objective.mean_weight(t) if t.objective.mean_weight else 1.0 for t in tasks if t.weight}
+    """A warning if the tasks' mean loss weights differ by more than FAR_WEIGHTS times: the lightest
+    trains nothing."""
+    weights = {
+        t.name: t.objective.mean_weight(t) if t.objective.mean_weight else 1.0
+        for t in tasks
+        if t.weight
+    }
     light, heavy = min(weights, key=weights.__getitem__), max(weights, key=weights.__getitem__)
     if weights[heavy] <= FAR_WEIGHTS * weights[light]:
         return []
     return [
-        f"a trained slot of task {heavy} weighs {weights[heavy]:.3g}, one of {light} {weights[light]:.3g}: beside the first "
-        "the second trains next to nothing; change its weighting, or train them apart"
+        f"a trained slot of task {heavy} weighs {weights[heavy]:.3g}, one of {light}"
+        f" {weights[light]:.3g}: beside the first the second trains next to nothing; change its"
+        " weighting, or train them apart"
     ]
 
 
@@ -314,7 +382,8 @@ def move(
     rows: np.ndarray,
     check: Callable[..., None],
 ) -> np.ndarray | None:
-    """What numpy does of the same name in `dataset/redraw.py`, by the kernels that restore and render in a build."""
+    """What numpy does of the same name in `dataset/redraw.py`, by the kernels that restore and
+    render in a build."""
     none, objective = -1, REGISTRY[law.name]
     assert objective.restore is not None and objective.render is not None
     sentinels = special.sentinels.astype(np.int32)
@@ -324,7 +393,10 @@ def move(
     check(misfit(room, task.body_slots(stored)))  # kernels do not look where they read and write
     begin = np.cumsum(n) - n
     tokens = np.empty(int(n.sum()), rows.dtype)
-    check(~objective.restore(task, BodySlots(begin, stored, segments.first_slot), rows, tokens), SPECIAL)
+    check(
+        ~objective.restore(task, BodySlots(begin, stored, segments.first_slot), rows, tokens),
+        SPECIAL,
+    )
     anew = stored._replace(epoch=epoch)
     objective.render(task, BodySlots(begin, anew, segments.first_slot), tokens, rows)
     return None if objective.body_prefix is None else objective.body_prefix(task, anew)
@@ -353,7 +425,8 @@ def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:
 
 
 def whole_task(task: Mapping[str, Any]) -> dict[str, Any]:
-    """A task of a stored task table, or of a stored recipe, with those of its parameters that joined later and are absent."""
+    """A task of a stored task table, or of a stored recipe, with those of its parameters that
+    joined later and are absent."""
     name, parameters = task.get("objective"), task.get("parameters")
     objective = find(name) if isinstance(name, str) else None
     if objective is None or not isinstance(parameters, dict):
@@ -365,15 +438,21 @@ def whole_recipe(table: Mapping[str, Any]) -> dict[str, Any]:
     """A stored recipe with those of its keys and parameters that joined later and are absent."""
     whole = with_defaults(table, LATER)
     if isinstance(whole.get("tasks"), list | tuple):
-        whole["tasks"] = [whole_task(task) if isinstance(task, dict) else task for task in whole["tasks"]]
+        whole["tasks"] = [
+            whole_task(task) if isinstance(task, dict) else task for task in whole["tasks"]
+        ]
     return whole
 
 
 def recipe_schema(formats: Sequence[str]) -> dict[str, Any]:
-    """The JSON schema of a recipe, with the parameters of each objective that is registered, and the names of formats."""
+    """The JSON schema of a recipe, with the parameters of each objective that is registered, and
+    the names of formats."""
     return json_schema(
         list(presets()),
-        {name: {p.name: _parameter_schema(p) for p in objective.parameters} for name, objective in REGISTRY.items()},
+        {
+            name: {p.name: _parameter_schema(p) for p in objective.parameters}
+            for name, objective in REGISTRY.items()
+        },
         formats,
     )
 
@@ -394,5 +473,11 @@ def _parameter_schema(parameter: Parameter) -> dict[str, Any]:
         **{name: limit for name, limit in limits.items() if limit is not None},
     }
     if isinstance(default, tuple):
-        return {**about, "type": "array", "items": number, "minItems": len(default), "maxItems": len(default)}
+        return {
+            **about,
+            "type": "array",
+            "items": number,
+            "minItems": len(default),
+            "maxItems": len(default),
+        }
     return {**about, **number}

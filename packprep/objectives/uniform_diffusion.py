@@ -1,4 +1,5 @@
-"""uniform_diffusion: tokens flip to other ordinary tokens, each with the probability of the segment's level.
+"""uniform_diffusion: tokens flip to other ordinary tokens, each with the probability of the
+segment's level.
 
     tokens       10  11  12  13  14  15
     slots        10  57  12  13  31  15
@@ -6,8 +7,9 @@
     loss_mask     1   1   1   1   1   1     loss_on = "all"; with "corrupted": 0 1 0 0 1 0
     prefix 6: every slot sees every other
 
-Duo (Sahoo et al. 2025) noises one-hot vectors with Gaussians and takes the argmax. The token that comes out is the original with
-probability 1 − P, or any other, each as likely; P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, so that one draw a token has the same law.
+Duo (Sahoo et al. 2025) noises one-hot vectors with Gaussians and takes the argmax. The token that
+comes out is the original with probability 1 − P, or any other, each as likely; P = ∫ φ(x − µ) (1 −
+Φ(x)^(V−1)) dx, so that one draw a token has the same law.
 """
 
 import math
@@ -30,10 +32,11 @@ _NODES = 96
 
 
 def flip_probability(mu: np.ndarray, drawable: int) -> np.ndarray:
-    """float64, shaped as mu: P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, the probability that the noised argmax is another token.
-    V are the ids that can be drawn.
+    """float64, shaped as mu: P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, the probability that the noised
+    argmax is another token. V are the ids that can be drawn.
 
-    The trapezoidal rule, whose error for such integrands is far below 1e-12 at this step. V = 2 gives Φ(−µ/√2).
+    The trapezoidal rule, whose error for such integrands is far below 1e-12 at this step. V = 2
+    gives Φ(−µ/√2).
     """
     mu = np.asarray(mu, np.float64)
     z = np.arange(-_REACH * _STEPS_PER_UNIT, _REACH * _STEPS_PER_UNIT + 1) / _STEPS_PER_UNIT
@@ -74,7 +77,10 @@ def flip_rate(schedule: str, level: np.ndarray, drawable: int) -> np.ndarray:
     mu = np.minimum(mu_of(schedule, level), _FAR)
     if mu.size <= _NODES:
         return flip_probability(mu, drawable)
-    from numpy.polynomial.chebyshev import chebinterpolate, chebval  # 4 ms, which other tasks do without
+    from numpy.polynomial.chebyshev import (
+        chebinterpolate,
+        chebval,
+    )  # 4 ms, which other tasks do without
 
     middle, half = (mu.max() + mu.min()) / 2, (mu.max() - mu.min()) / 2
 
@@ -86,13 +92,19 @@ def flip_rate(schedule: str, level: np.ndarray, drawable: int) -> np.ndarray:
 
 
 def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
-    """flip_thresholds: ⌊P · 2⁴⁰⌋ of each level; flip_rate: their mean; alpha: (P_keep − 1/V) V / (V − 1) at the ends."""
+    """flip_thresholds: ⌊P · 2⁴⁰⌋ of each level; flip_rate: their mean; alpha: (P_keep − 1/V) V / (V
+    − 1) at the ends."""
     if len(ids.for_noise.ordinary) < 2:
-        raise RecipeError("uniform_diffusion flips to other ordinary tokens, and the vocabulary has fewer than two")
+        raise RecipeError(
+            "uniform_diffusion flips to other ordinary tokens, and the vocabulary has fewer"
+            " than two"
+        )
     low, high = parameters["noise_range"]
     v, steps = ids.for_noise.drawable, noise.FLIP_STEPS
     level = low + (high - low) * (np.arange(steps) + 0.5) / steps
-    rate = np.full(steps, flip_rate(parameters["schedule"], level[:1], v)[0]) if low == high else None
+    rate = (
+        np.full(steps, flip_rate(parameters["schedule"], level[:1], v)[0]) if low == high else None
+    )
     if rate is None:
         rate = flip_rate(parameters["schedule"], level, v)
     ends = flip_rate(parameters["schedule"], np.array([low, high]), v)
@@ -107,7 +119,10 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
     """A level of 0 has no Gaussian to compare with."""
     low, high = parameters["noise_range"]
     if high == 0:
-        raise RecipeError(f"{where}.noise_range = [{low:g}, {high:g}]: nothing would flip; its end must be above 0")
+        raise RecipeError(
+            f"{where}.noise_range = [{low:g}, {high:g}]: nothing would flip; its end must be"
+            " above 0"
+        )
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:

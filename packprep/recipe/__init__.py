@@ -1,5 +1,5 @@
-"""The recipe: what to build. Declared once (`schema`), read from TOML, stored and fingerprinted (`from_toml`). Presets are in
-presets.toml beside this file."""
+"""The recipe: what to build. Declared once (`schema`), read from TOML, stored and fingerprinted
+(`from_toml`). Presets are in presets.toml beside this file."""
 
 from packprep.recipe.editor_schema import json_schema
 from packprep.recipe.from_toml import (

@@ -11,10 +11,11 @@ from packprep.recipe.schema import KEYS, SECTIONS, Role
 def json_schema(
     presets: Sequence[str], objectives: Mapping[str, Mapping[str, Any]], formats: Sequence[str]
 ) -> dict[str, Any]:
-    """The JSON schema (draft 2020-12) of a recipe, for editors. It takes every recipe that is right, and refuses what can be
-    said of one key alone: its name, type and range.
+    """The JSON schema (draft 2020-12) of a recipe, for editors. It takes every recipe that is
+    right, and refuses what can be said of one key alone: its name, type and range.
 
-    presets, formats: their names. objectives: name → parameter → its schema. Tasks of other objectives may have any keys.
+    presets, formats: their names. objectives: name → parameter → its schema. Tasks of other
+    objectives may have any keys.
     """
     shared: dict[str, Any] = {}
     tables = {section: _table_schema(section, shared) for section in SECTIONS}
@@ -22,22 +23,40 @@ def json_schema(
     tables["sources"]["properties"]["format"]["enum"] = list(formats)
     for section in ("sources", "tasks"):
         tables[section] = {"type": "array", "minItems": 1, "items": tables[section]}
-    mode_token = {**msgspec.json.schema(Role), "description": KEYS["specials"]["mode_tokens"].meaning}
-    tables["specials"]["patternProperties"] = {"^$|^[^A-Za-z_]|[^A-Za-z0-9_]": mode_token}  # which no bare word matches
+    mode_token = {
+        **msgspec.json.schema(Role),
+        "description": KEYS["specials"]["mode_tokens"].meaning,
+    }
+    tables["specials"]["patternProperties"] = {
+        "^$|^[^A-Za-z_]|[^A-Za-z0-9_]": mode_token
+    }  # which no bare word matches
 
     keys, required = task.pop("properties"), task.pop("required")
     del task["additionalProperties"]
-    keys["objective"]["anyOf"] = [{"enum": list(objectives)}, {"type": "string"}]  # an editor offers those of the first
-    preset = {"title": "a text", "description": "a list of tasks by its name", "enum": list(presets)}
+    keys["objective"]["anyOf"] = [
+        {"enum": list(objectives)},
+        {"type": "string"},
+    ]  # an editor offers those of the first
+    preset = {
+        "title": "a text",
+        "description": "a list of tasks by its name",
+        "enum": list(presets),
+    }
     task["if"] = {"required": ["preset"]}
-    task["then"] = {"properties": {"preset": preset, "weight": keys["weight"]}, "additionalProperties": False}
+    task["then"] = {
+        "properties": {"preset": preset, "weight": keys["weight"]},
+        "additionalProperties": False,
+    }
     task["else"] = {
         "properties": keys,
         "required": required,
         "allOf": [
             {
                 "if": {"properties": {"objective": {"const": name}}, "required": ["objective"]},
-                "then": {"properties": {**dict.fromkeys(keys, True), **parameters}, "additionalProperties": False},
+                "then": {
+                    "properties": {**dict.fromkeys(keys, True), **parameters},
+                    "additionalProperties": False,
+                },
             }
             for name, parameters in objectives.items()
         ],
@@ -53,13 +72,19 @@ def json_schema(
 
 
 def _table_schema(section: str, shared: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a section's table, of the keys that it declares. `shared` receives what it refers to."""
+    """The JSON schema of a section's table, of the keys that it declares. `shared` receives what it
+    refers to."""
     keys = {name: key for name, key in KEYS[section].items() if name != "mode_tokens"}
     properties = {}
     for name, key in keys.items():
-        about, made = {"title": key.kind, "description": key.meaning}, msgspec.json.schema(key.given)
+        about, made = (
+            {"title": key.kind, "description": key.meaning},
+            msgspec.json.schema(key.given),
+        )
         shared.update(made.pop("$defs", {}))
-        if "pattern" in made:  # halves of characters stand in no file, and not every editor has a word for them
+        if (
+            "pattern" in made
+        ):  # halves of characters stand in no file, and not every editor has a word for them
             made["pattern"] = made["pattern"].replace(r"\ud800-\udfff", "")
         properties[name] = about | made | about
         if key.default not in (..., None, ""):

@@ -1,4 +1,5 @@
-"""A recipe from TOML, every key checked once, before work starts; what a dataset stores of it; its fingerprint."""
+"""A recipe from TOML, every key checked once, before work starts; what a dataset stores of it; its
+fingerprint."""
 
 import difflib
 import json
@@ -16,7 +17,17 @@ from packprep.errors import RecipeError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import LAW_VERSION, as_stored, encode, unknown_key
 from packprep.recipe.places import KeyPath, key_of
-from packprep.recipe.schema import KEYS, LATER, MOST, MOST_DRAWS, SECTIONS, Key, Recipe, Source, TaskEntry
+from packprep.recipe.schema import (
+    KEYS,
+    LATER,
+    MOST,
+    MOST_DRAWS,
+    SECTIONS,
+    Key,
+    Recipe,
+    Source,
+    TaskEntry,
+)
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
@@ -28,10 +39,14 @@ def unknown(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def misplaced(name: str) -> str:
-    """A message's part for a key that stands under the wrong header: which it belongs under; "" for a name of no key."""
+    """A message's part for a key that stands under the wrong header: which it belongs under; "" for
+    a name of no key."""
     if name in SECTIONS:
         brackets = f"[[{name}]]" if name in ("sources", "tasks") else f"[{name}]"
-        return f"{name} is a table of its own: write {brackets} at the begin of a line, and its keys below it"
+        return (
+            f"{name} is a table of its own: write {brackets} at the begin of a line, and its keys"
+            " below it"
+        )
     homes = [section for section, keys in KEYS.items() if name in keys]
     if "" in homes:
         return (
@@ -42,16 +57,20 @@ def misplaced(name: str) -> str:
 
 
 def read_value(key: Key, value: Any, where: str) -> Any:
-    """`value` as a key accepts it; RecipeError that names the place, the value and what was expected."""
+    """`value` as a key accepts it; RecipeError that names the place, the value and what was
+    expected."""
     try:
         return key.accept(value)
     except ValueError:
         shown = str(value).lower() if isinstance(value, bool) else f"{value!r:.500}"
-        raise RecipeError(f"{where} = {shown}: expected {key.kind}{_meant(key, value)}", key_of(where)) from None
+        raise RecipeError(
+            f"{where} = {shown}: expected {key.kind}{_meant(key, value)}", key_of(where)
+        ) from None
 
 
 def _meant(key: Key, value: Any) -> str:
-    """A message's part for a value that is nearly one of a key's: 512.0, "512", "False", "bestfit"; "" for others."""
+    """A message's part for a value that is nearly one of a key's: 512.0, "512", "False", "bestfit";
+    "" for others."""
     written = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     if isinstance(value, str | float) and len(written) < 100:
         for text in (written, written.lower()):
@@ -69,13 +88,16 @@ _OTHERS = {"specials": "mode_tokens", "tasks": "parameters"}
 
 
 def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
-    """The checked values of a table of a section; RecipeError names the key, the value and what was expected.
+    """The checked values of a table of a section; RecipeError names the key, the value and what was
+    expected.
 
     where: the table, as messages write it.
     """
     if not isinstance(table, dict):
         brackets = f"; write [{where}], with one bracket" if isinstance(table, list) else ""
-        raise RecipeError(f"[{where}]: expected a table of keys, found {table!r:.100}{brackets}", key_of(where))
+        raise RecipeError(
+            f"[{where}]: expected a table of keys, found {table!r:.100}{brackets}", key_of(where)
+        )
     keys = {name: key for name, key in KEYS[section].items() if name != "mode_tokens"}
     values, others = {}, {}
     for name, value in table.items():
@@ -83,17 +105,28 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
             values[name] = read_value(keys[name], value, f"{where}.{name}" if where else name)
         elif section == "tasks":
             others[name] = value
-        elif section == "specials" and not name.isidentifier():  # a mode token has brackets; a bare word is a slip
+        elif (
+            section == "specials" and not name.isidentifier()
+        ):  # a mode token has brackets; a bare word is a slip
             others[name] = read_value(KEYS[section]["mode_tokens"], value, f'specials."{name}"')
         else:
             known = [*keys, *([] if where else [name for name in SECTIONS if name])]
-            said = f"unknown key {name!r}: {misplaced(name)}" if misplaced(name) else unknown("key", name, known)
+            said = (
+                f"unknown key {name!r}: {misplaced(name)}"
+                if misplaced(name)
+                else unknown("key", name, known)
+            )
             quoted = "; a mode token is quoted with its brackets" if section == "specials" else ""
-            raise RecipeError(f"{said} (in {f'[{where}]' if where else 'the recipe'}{quoted})", (*key_of(where), name))
+            raise RecipeError(
+                f"{said} (in {f'[{where}]' if where else 'the recipe'}{quoted})",
+                (*key_of(where), name),
+            )
     for name, key in keys.items():
         if name not in values and key.default is ...:
             place = f"{where}.{name}" if where else name
-            raise RecipeError(f"{place} is missing: {key.meaning}; add a line {name} = …", key_of(place))
+            raise RecipeError(
+                f"{place} is missing: {key.meaning}; add a line {name} = …", key_of(place)
+            )
     return {**values, _OTHERS[section]: others} if section in _OTHERS else values
 
 
@@ -109,7 +142,9 @@ def _read_tasks(tables: Sequence[Any]) -> tuple[TaskEntry, ...]:
     for i, table in enumerate(tables):
         where = f"tasks[{i}]"
         if not isinstance(table, dict):
-            raise RecipeError(f"{where}: expected a table, found {table!r:.100}; {_TWO_BRACKETS}", ("tasks", i))
+            raise RecipeError(
+                f"{where}: expected a table, found {table!r:.100}; {_TWO_BRACKETS}", ("tasks", i)
+            )
         preset = table.get("preset")
         if preset is None:
             _check_named(table, where, i)
@@ -124,9 +159,14 @@ def _read_tasks(tables: Sequence[Any]) -> tuple[TaskEntry, ...]:
                     ("tasks", i, others[0]),
                 )
             if not isinstance(preset, str) or preset not in presets():
-                raise RecipeError(f"{where}: {unknown('preset', str(preset), list(presets()))}", ("tasks", i, "preset"))
+                raise RecipeError(
+                    f"{where}: {unknown('preset', str(preset), list(presets()))}",
+                    ("tasks", i, "preset"),
+                )
             members, prefix = presets()[preset], f"{preset}."
-            weight = read_value(KEYS["tasks"]["weight"], table.get("weight", 1.0), f"{where}.weight")
+            weight = read_value(
+                KEYS["tasks"]["weight"], table.get("weight", 1.0), f"{where}.weight"
+            )
             scale = weight / math.fsum(m.get("weight", 1.0) for m in members)
         for member in members:
             values = read_section("tasks", member, where)
@@ -135,7 +175,8 @@ def _read_tasks(tables: Sequence[Any]) -> tuple[TaskEntry, ...]:
                 name = prefix + name
             if name in names or name == "too_short":
                 raise RecipeError(
-                    f"{where}.name = {name!r}: taken already; give each task its own name", ("tasks", i, "name")
+                    f"{where}.name = {name!r}: taken already; give each task its own name",
+                    ("tasks", i, "name"),
                 )
             names.add(name)
             values["name"] = name
@@ -144,7 +185,9 @@ def _read_tasks(tables: Sequence[Any]) -> tuple[TaskEntry, ...]:
     return tuple(entries)
 
 
-_TWO_BRACKETS = "a list of tables is written with two brackets, [[tasks]] or [[sources]], once for each"
+_TWO_BRACKETS = (
+    "a list of tables is written with two brackets, [[tasks]] or [[sources]], once for each"
+)
 
 
 def _check_named(table: Mapping[str, Any], where: str, i: int) -> None:
@@ -155,7 +198,8 @@ def _check_named(table: Mapping[str, Any], where: str, i: int) -> None:
     others = [name for name in table if name not in known]
     said = f"; {unknown('key', others[0], known)}" if others else ""
     raise RecipeError(
-        f'{where}.objective is missing, and there is no preset: give one, as in preset = "ul2r"{said}',
+        f"{where}.objective is missing, and there is no preset: give one, as in preset ="
+        f' "ul2r"{said}',
         ("tasks", i, *others[:1]),
     )
 
@@ -165,17 +209,27 @@ def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
     own = {name: value for name, value in table.items() if name not in SECTIONS or not name}
     values = read_section("", own, "")
     for section in ("documents", "packing", "output", "specials"):
-        values[section] = SECTIONS[section](**read_section(section, table.get(section, {}), section))
-    lists = {"sources": table.get("sources", []), "tasks": table.get("tasks", [{"preset": "causal"}])}
+        values[section] = SECTIONS[section](
+            **read_section(section, table.get(section, {}), section)
+        )
+    lists = {
+        "sources": table.get("sources", []),
+        "tasks": table.get("tasks", [{"preset": "causal"}]),
+    }
     for name, tables in lists.items():
         if not isinstance(tables, list):
-            raise RecipeError(f"{name}: expected [[{name}]] tables, found {tables!r:.100}; {_TWO_BRACKETS}", (name,))
+            raise RecipeError(
+                f"{name}: expected [[{name}]] tables, found {tables!r:.100}; {_TWO_BRACKETS}",
+                (name,),
+            )
         if len(tables) > MOST[name]:
             raise RecipeError(_TOO_MANY[name].format(len(tables)), (name,))
     values["sources"] = _read_sources(lists["sources"])
     values["tasks"] = _read_tasks(lists["tasks"])
     if not values["tasks"]:
-        raise RecipeError("tasks is empty: give at least one [[tasks]], or leave it out for causal", ("tasks",))
+        raise RecipeError(
+            "tasks is empty: give at least one [[tasks]], or leave it out for causal", ("tasks",)
+        )
     if (sides := values["packing"].sides) is not None and "seq_lengths" not in values:
         values.setdefault("seq_length", sum(sides))
         if "min_tokens" not in table.get("documents", {}):  # of fewer none would be an input
@@ -190,7 +244,9 @@ def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
 
 def _read_sources(tables: Sequence[Any]) -> tuple[Source, ...]:
     if not tables:
-        raise RecipeError('the recipe has no [[sources]]: give at least one with paths = ["data/*.jsonl"]')
+        raise RecipeError(
+            'the recipe has no [[sources]]: give at least one with paths = ["data/*.jsonl"]'
+        )
     sources: list[Source] = []
     names: set[str] = set()
     for i, source in enumerate(tables):
@@ -198,17 +254,22 @@ def _read_sources(tables: Sequence[Any]) -> tuple[Source, ...]:
         values["name"] = values.get("name") or f"source{i}"
         if values["name"] in names:
             raise RecipeError(
-                f"sources[{i}].name = {values['name']!r}: taken already; give each source its own name",
+                f"sources[{i}].name = {values['name']!r}: taken already; give each source its own"
+                " name",
                 ("sources", i, "name"),
             )
         names.add(values["name"])
-        if any("://" in p for p in values["paths"]) and not all("://" in p for p in values["paths"]):
+        if any("://" in p for p in values["paths"]) and not all(
+            "://" in p for p in values["paths"]
+        ):
             raise RecipeError(
-                f"sources[{i}].paths mixes URLs and local paths: make two sources of it", ("sources", i, "paths")
+                f"sources[{i}].paths mixes URLs and local paths: make two sources of it",
+                ("sources", i, "paths"),
             )
         if "share" in values and "repeat" in values:
             raise RecipeError(
-                f"sources[{i}] has both repeat and share: a source takes one of them, so take one out",
+                f"sources[{i}] has both repeat and share: a source takes one of them, so take"
+                " one out",
                 ("sources", i, "repeat"),
             )
         sources.append(Source(**values))
@@ -216,7 +277,8 @@ def _read_sources(tables: Sequence[Any]) -> tuple[Source, ...]:
     if any(with_share) and not all(with_share):
         missing = ", ".join(s.name for s in sources if s.share is None)
         raise RecipeError(
-            f"share is given for some sources and not for {missing}: give it in every source or in none",
+            f"share is given for some sources and not for {missing}: give it in every source or in"
+            " none",
             ("sources", with_share.index(False)),
         )
     return tuple(sources)
@@ -236,64 +298,74 @@ def check_together(recipe: Recipe) -> None:
     draws = len(recipe.tasks) * sum(max(1, len(source.tasks or ())) for source in recipe.sources)
     if draws > MOST_DRAWS:
         raise RecipeError(
-            f"{len(recipe.sources)} sources that draw from {len(recipe.tasks)} tasks: a dataset has at most {MOST_DRAWS} "
-            "pairs of them; give one source more paths, or leave tasks out",
+            f"{len(recipe.sources)} sources that draw from {len(recipe.tasks)} tasks: a dataset has"
+            f" at most {MOST_DRAWS} pairs of them; give one source more paths, or leave tasks out",
             ("tasks",),
         )
     _check_sides(recipe)
     if recipe.seq_length % 8:
         low = recipe.seq_length // 8 * 8
         raise RecipeError(
-            f"seq_length = {recipe.seq_length}: must be a multiple of 8, as {low} and {low + 8} are", ("seq_length",)
+            f"seq_length = {recipe.seq_length}: must be a multiple of 8, as {low} and"
+            f" {low + 8} are",
+            ("seq_length",),
         )
     if recipe.seq_length not in recipe.lengths:
         raise RecipeError(
-            f"seq_length = {recipe.seq_length} is none of seq_lengths = {list(recipe.lengths)}: give one of them, or leave "
-            "seq_length out for all",
+            f"seq_length = {recipe.seq_length} is none of seq_lengths = {list(recipe.lengths)}:"
+            " give one of them, or leave seq_length out for all",
             ("seq_length",),
         )
     if recipe.seq_lengths and recipe.packing.algorithm == "concat":
         raise RecipeError(
-            'packing.algorithm = "concat" cuts where rows end, whatever documents are: with seq_lengths use "best_fit"',
+            'packing.algorithm = "concat" cuts where rows end, whatever documents are: with'
+            ' seq_lengths use "best_fit"',
             ("packing", "algorithm"),
         )
     if recipe.documents.long == "decompose" and not recipe.seq_lengths:
         raise RecipeError(
-            'documents.long = "decompose" cuts documents into rows of several lengths: give seq_lengths, as in '
-            "seq_lengths = [2048, 8192]",
+            'documents.long = "decompose" cuts documents into rows of several lengths: give'
+            " seq_lengths, as in seq_lengths = [2048, 8192]",
             ("documents", "long"),
         )
     mult = recipe.packing.pad_seq_to_mult
     if recipe.seq_length % mult:
         raise RecipeError(
-            f"packing.pad_seq_to_mult = {mult} does not divide seq_length = {recipe.seq_length}: "
-            f"take one that does, or seq_length = {max(recipe.seq_length // math.lcm(mult, 8), 1) * math.lcm(mult, 8)}",
+            f"packing.pad_seq_to_mult = {mult} does not divide seq_length = {recipe.seq_length}:"
+            " take one that does, or seq_length ="
+            f" {max(recipe.seq_length // math.lcm(mult, 8), 1) * math.lcm(mult, 8)}",
             ("packing", "pad_seq_to_mult"),
         )
     if mult > 1 and recipe.packing.algorithm == "concat":
         raise RecipeError(
-            "packing.pad_seq_to_mult needs best_fit, first_fit or next_fit: concat leaves no room between segments",
+            "packing.pad_seq_to_mult needs best_fit, first_fit or next_fit: concat leaves no room"
+            " between segments",
             ("packing", "pad_seq_to_mult"),
         )
     if recipe.specials.media and recipe.packing.algorithm == "concat":
         raise RecipeError(
-            'specials.media: concat cuts where rows end, and so through places of media; use packing.algorithm = "best_fit"',
+            "specials.media: concat cuts where rows end, and so through places of media; use"
+            ' packing.algorithm = "best_fit"',
             ("packing", "algorithm"),
         )
     if recipe.specials.media and recipe.documents.loss_spans == "ignore":
         raise RecipeError(
-            'specials.media needs documents.loss_spans = "use": a place of media is not trained, and that is said as spans are',
+            'specials.media needs documents.loss_spans = "use": a place of media is not trained,'
+            " and that is said as spans are",
             ("documents", "loss_spans"),
         )
     if recipe.total_tokens and recipe.sources[0].share is None:
         raise RecipeError(
-            "total_tokens goes with share: give each source a share, or leave total_tokens out", ("total_tokens",)
+            "total_tokens goes with share: give each source a share, or leave total_tokens out",
+            ("total_tokens",),
         )
     names = [task.name for task in recipe.tasks]
     for i, source in enumerate(recipe.sources):
         for name in source.tasks or ():
             if not tasks_named(name, names):
-                raise RecipeError(f"sources[{i}].tasks: {unknown('task', name, names)}", ("sources", i, "tasks"))
+                raise RecipeError(
+                    f"sources[{i}].tasks: {unknown('task', name, names)}", ("sources", i, "tasks")
+                )
 
 
 def _check_sides(recipe: Recipe) -> None:
@@ -301,17 +373,34 @@ def _check_sides(recipe: Recipe) -> None:
     packing = recipe.packing
     for name, other in (("encoder_length", "decoder_length"), ("decoder_length", "encoder_length")):
         if getattr(packing, name) and not getattr(packing, other):
-            raise RecipeError(f"packing.{name} is there, and packing.{other} is not: give both", ("packing", name))
+            raise RecipeError(
+                f"packing.{name} is there, and packing.{other} is not: give both", ("packing", name)
+            )
     wrong: dict[KeyPath, tuple[Any, Any, str]] = {
         ("seq_lengths",): (recipe.seq_lengths, None, "rows of several lengths have one side"),
         ("seq_length",): (recipe.seq_length, sum(packing.sides or ()), "it is the sum of both"),
-        ("packing", "algorithm"): (packing.algorithm, "best_fit", "rows of two sides are packed by best_fit"),
-        ("packing", "pad_seq_to_mult"): (packing.pad_seq_to_mult, 1, "segments of two sides are not padded"),
-        ("documents", "min_tokens"): (recipe.documents.min_tokens, recipe.min_tail, "fewer than 3 tokens have one"),
+        ("packing", "algorithm"): (
+            packing.algorithm,
+            "best_fit",
+            "rows of two sides are packed by best_fit",
+        ),
+        ("packing", "pad_seq_to_mult"): (
+            packing.pad_seq_to_mult,
+            1,
+            "segments of two sides are not padded",
+        ),
+        ("documents", "min_tokens"): (
+            recipe.documents.min_tokens,
+            recipe.min_tail,
+            "fewer than 3 tokens have one",
+        ),
     }
     for key, (found, needed, why) in wrong.items():
         if packing.sides is not None and found != needed:
-            both = f"{'.'.join(map(str, key))} = {as_toml(found)} beside packing.encoder_length and decoder_length"
+            both = (
+                f"{'.'.join(map(str, key))} = {as_toml(found)} beside packing.encoder_length and"
+                " decoder_length"
+            )
             raise RecipeError(f"{both}: {why}; leave {key[-1]} out", key)
 
 
@@ -321,22 +410,25 @@ def tasks_named(name: str, names: Sequence[str]) -> list[int]:
 
 
 def normalised(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as a dataset stores it: defaults filled in but for those of keys that joined later, values in their types,
-    presets expanded, and nothing of where its files lie (no paths, only the tokenizer's last path component) or of the
-    engine."""
+    """The recipe as a dataset stores it: defaults filled in but for those of keys that joined
+    later, values in their types, presets expanded, and nothing of where its files lie (no paths,
+    only the tokenizer's last path component) or of the engine."""
     table = asdict(recipe)
     for name in ("base", "engine"):
         del table[name]
     table["documents"]["chat_template"] = os.path.basename(recipe.documents.chat_template)
     table["tokenizer"] = os.path.basename(os.path.normpath(recipe.tokenizer))
-    table["sources"] = [{k: v for k, v in source.items() if k != "paths"} for source in table["sources"]]
+    table["sources"] = [
+        {k: v for k, v in source.items() if k != "paths"} for source in table["sources"]
+    ]
     for task in table["tasks"]:
         task["parameters"] = as_stored(task["parameters"], {"": task.pop("later")})
     return as_stored(table, LATER)
 
 
 def without_places(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A normalised recipe without the names of the files whose contents the fingerprint holds instead."""
+    """A normalised recipe without the names of the files whose contents the fingerprint holds
+    instead."""
     documents = {k: v for k, v in table["documents"].items() if k != "chat_template"}
     return {**{k: v for k, v in table.items() if k != "tokenizer"}, "documents": documents}
 
@@ -349,8 +441,10 @@ def fingerprint(
     law: int = LAW_VERSION,
     removed: str | None = None,
 ) -> str:
-    """The xxh3-128 of the canonical JSON of what determines the shards: the law, the recipe, each source's (relative name,
-    size), the tokenizer's digest, and, where there are any, the chat template and the digest of removed.json."""
+    """The xxh3-128 of the canonical JSON of what determines the shards: the law, the recipe, each
+    source's (relative name, size), the tokenizer's digest, and, where there are any, the chat
+    template and the digest of removed.json.
+    """
     parts = {
         "law_version": law,
         "recipe": without_places(normalised(recipe)),
@@ -358,11 +452,14 @@ def fingerprint(
         "tokenizer": tokenizer_digest,
     }
     more = {"chat_template": chat_template, "removed": removed}
-    return digest_of(encode(parts | {key: value for key, value in more.items() if value is not None}))
+    return digest_of(
+        encode(parts | {key: value for key, value in more.items() if value is not None})
+    )
 
 
 def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
-    """The recipe that a plan holds: `normalised` undone, but for the paths, which the plan's list of files replaces.
+    """The recipe that a plan holds: `normalised` undone, but for the paths, which the plan's list
+    of files replaces.
 
     made_with: the plan's. RecipeError for anything that `normalised` would not have given.
     """
@@ -375,10 +472,17 @@ def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
         if section not in ("sources", "tasks"):
             values[section] = record(**_stored(section, part, section, made_with))
             continue
-        if not isinstance(part, (list, tuple)) or not part or not all(isinstance(entry, dict) for entry in part):
-            raise RecipeError(f"{section} = {part!r:.100}: expected a list of objects, at least one")
+        if (
+            not isinstance(part, (list, tuple))
+            or not part
+            or not all(isinstance(entry, dict) for entry in part)
+        ):
+            raise RecipeError(
+                f"{section} = {part!r:.100}: expected a list of objects, at least one"
+            )
         values[section] = tuple(
-            record(**_stored(section, entry, f"{section}[{i}]", made_with)) for i, entry in enumerate(part)
+            record(**_stored(section, entry, f"{section}[{i}]", made_with))
+            for i, entry in enumerate(part)
         )
     recipe = Recipe(**values)
     check_together(recipe)
@@ -386,8 +490,8 @@ def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
 
 
 def _stored(section: str, table: Any, where: str, made_with: Any) -> dict[str, Any]:
-    """The checked values of a stored section, which has every key that did not join later, but for paths; those that stand at
-    a default of None keep it."""
+    """The checked values of a stored section, which has every key that did not join later, but for
+    paths; those that stand at a default of None keep it."""
     if not isinstance(table, dict):
         raise RecipeError(f"[{where}]: expected an object, found {table!r:.100}")
     keys, values = {**KEYS[section]}, {**LATER[section], **table}
@@ -397,7 +501,9 @@ def _stored(section: str, table: Any, where: str, made_with: Any) -> dict[str, A
     if section == "tasks":
         fixed["parameters"] = values.pop("parameters", None)
         if not isinstance(fixed["parameters"], dict):
-            raise RecipeError(f"{where}.parameters = {fixed['parameters']!r:.100}: expected an object")
+            raise RecipeError(
+                f"{where}.parameters = {fixed['parameters']!r:.100}: expected an object"
+            )
     for wrong in sorted(values.keys() - keys):
         raise RecipeError(f"{where}: {unknown_key(wrong, made_with)}".removeprefix(": "))
     for wrong in sorted(keys.keys() - values):
@@ -409,20 +515,28 @@ def _stored(section: str, table: Any, where: str, made_with: Any) -> dict[str, A
         elif name != "mode_tokens":
             fixed[name] = read_value(keys[name], value, place)
         elif isinstance(value, dict):
-            fixed[name] = {token: read_value(keys[name], role, f"{where}.{token}") for token, role in value.items()}
+            fixed[name] = {
+                token: read_value(keys[name], role, f"{where}.{token}")
+                for token, role in value.items()
+            }
         else:
             raise RecipeError(f"{place} = {value!r:.100}: expected an object")
     return fixed
 
 
 def recipe_text(path: Path) -> str:
-    """The text of a recipe file, without a byte order mark. RecipeError for what is no file, or no recipe by its size."""
+    """The text of a recipe file, without a byte order mark. RecipeError for what is no file, or no
+    recipe by its size."""
     path = Path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise RecipeError(f"{path} is no regular file but a pipe, a device or a socket: give a recipe file, or inputs")
+        raise RecipeError(
+            f"{path} is no regular file but a pipe, a device or a socket: give a recipe file, or"
+            " inputs"
+        )
     if (size := path.stat().st_size) > MOST_RECIPE_BYTES:
         raise RecipeError(
-            f"{path} has {size} bytes, and a recipe at most {MOST_RECIPE_BYTES}: name many files by patterns, as in data/*.jsonl"
+            f"{path} has {size} bytes, and a recipe at most {MOST_RECIPE_BYTES}: name many files by"
+            " patterns, as in data/*.jsonl"
         )
     return path.read_text("utf-8").removeprefix("\ufeff")
 
@@ -456,10 +570,14 @@ def refuse_other_formats(path: Path) -> None:
 MOST_RECIPE_BYTES = 64 << 20
 _MOST_BYTES, _KEYS = 1 << 20, 2  # what is read of a file; keys of a recipe that make it one
 _OTHER_FORMAT = {
-    "JSON": 'is JSON, and a recipe is TOML: write seq_length = 512 for "seq_length": 512, a table as [[sources]] with its '
-    "keys in lines below, and name the file .toml",
-    "YAML": "is YAML, and a recipe is TOML: write seq_length = 512 for seq_length: 512, texts in quotes, a table as "
-    "[[sources]] with its keys in lines below, and name the file .toml",
+    "JSON": (
+        'is JSON, and a recipe is TOML: write seq_length = 512 for "seq_length": 512, a table as'
+        " [[sources]] with its keys in lines below, and name the file .toml"
+    ),
+    "YAML": (
+        "is YAML, and a recipe is TOML: write seq_length = 512 for seq_length: 512, texts in"
+        " quotes, a table as [[sources]] with its keys in lines below, and name the file .toml"
+    ),
 }
 
 
@@ -471,15 +589,25 @@ def load_recipe(path: Path) -> dict[str, Any]:
         return table
     except OSError as error:
         there = (
-            sorted(p.name for p in Path(path).parent.glob("*.toml"))[:5] if isinstance(error, FileNotFoundError) else []
+            sorted(p.name for p in Path(path).parent.glob("*.toml"))[:5]
+            if isinstance(error, FileNotFoundError)
+            else []
         )
         beside = f"; recipes beside it: {', '.join(there)}" if there else ""
-        raise RecipeError(f"{path}: {error.strerror}; give a recipe file or inputs{beside}") from None
+        raise RecipeError(
+            f"{path}: {error.strerror}; give a recipe file or inputs{beside}"
+        ) from None
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{path}: not UTF-8 at byte {error.start}; a recipe is a TOML file in UTF-8") from None
+        raise RecipeError(
+            f"{path}: not UTF-8 at byte {error.start}; a recipe is a TOML file in UTF-8"
+        ) from None
     except ValueError as error:  # a TOMLDecodeError is one
         found = written_as(recipe_text(path))
-        what = _OTHER_FORMAT[found] if found else f"not TOML: {error}{_line_in_question(path, str(error))}"
+        what = (
+            _OTHER_FORMAT[found]
+            if found
+            else f"not TOML: {error}{_line_in_question(path, str(error))}"
+        )
         raise RecipeError(f"{path}: {what}") from None
     except RecursionError:
         raise RecipeError(f"{path}: its values are nested too deeply for a recipe") from None
@@ -503,7 +631,8 @@ def _line_in_question(path: Path, message: str) -> str:
 
 
 def _refuse_wide_integers(value: Any) -> None:
-    """ValueError for an integer of more than 64 bits, which TOML does not have and Python's parser takes."""
+    """ValueError for an integer of more than 64 bits, which TOML does not have and Python's parser
+    takes."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -514,15 +643,18 @@ def _refuse_wide_integers(value: Any) -> None:
 
 
 def as_toml(value: Any) -> str:
-    """A value as TOML writes it in a line, with every character showing: JSON's numbers and escapes are TOML's."""
+    """A value as TOML writes it in a line, with every character showing: JSON's numbers and escapes
+    are TOML's."""
     if isinstance(value, Mapping):
-        return (
-            f"{{{', '.join(f'{as_toml(name)} = {as_toml(item)}' for name, item in value.items() if item is not None)}}}"
-        )
+        return f"{{{', '.join(f'{as_toml(name)} = {as_toml(item)}' for name, item in value.items() if item is not None)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_toml, value))}]"
     text = json.dumps(value, ensure_ascii=False)
-    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
+    )
 
 
 def normalised_toml(table: Mapping[str, Any], paths: Mapping[str, Sequence[str]]) -> str:
@@ -530,24 +662,46 @@ def normalised_toml(table: Mapping[str, Any], paths: Mapping[str, Sequence[str]]
 
     What stands at its default is left out, but for seq_length, seed and an objective's parameters.
     """
-    sections: list[tuple[str, str, Mapping[str, Any]]] = [("", "", {k: table[k] for k in KEYS[""] if k in table})]
+    sections: list[tuple[str, str, Mapping[str, Any]]] = [
+        ("", "", {k: table[k] for k in KEYS[""] if k in table})
+    ]
     for source in table["sources"]:
-        sections.append(("sources", "[[sources]]", {"name": source["name"], "paths": paths[source["name"]], **source}))
+        sections.append(
+            (
+                "sources",
+                "[[sources]]",
+                {"name": source["name"], "paths": paths[source["name"]], **source},
+            )
+        )
     for name in ("documents", "packing", "output"):
         sections.append((name, f"[{name}]", table[name]))
     specials = table["specials"]
-    sections.append(("specials", "[specials]", {**specials, **(specials["mode_tokens"] or {}), "mode_tokens": None}))
+    sections.append(
+        (
+            "specials",
+            "[specials]",
+            {**specials, **(specials["mode_tokens"] or {}), "mode_tokens": None},
+        )
+    )
     for task in table["tasks"]:
         own = {name: value for name, value in task.items() if name != "parameters"}
         sections.append(("tasks", "[[tasks]]", {**own, **task["parameters"]}))
     texts = []
     for section, head, values in sections:
-        default = {name: key.default for name, key in KEYS[section].items() if name not in ("seq_length", "seed")}
+        default = {
+            name: key.default
+            for name, key in KEYS[section].items()
+            if name not in ("seq_length", "seed")
+        }
         lines = [
-            f"{name if name.isidentifier() and name.isascii() else as_toml(name)} = {as_toml(value)}"
-            for name in dict.fromkeys([*(name for name in KEYS[section] if name in values), *values])
+            f"{name if name.isidentifier() and name.isascii() else as_toml(name)} ="
+            f" {as_toml(value)}"
+            for name in dict.fromkeys(
+                [*(name for name in KEYS[section] if name in values), *values]
+            )
             for value in [values[name]]
-            if value is not None and (tuple(value) if isinstance(value, list) else value) != default.get(name)
+            if value is not None
+            and (tuple(value) if isinstance(value, list) else value) != default.get(name)
         ]
         if lines:
             texts.append("\n".join([*([head] if head else []), *lines]) + "\n")
@@ -559,7 +713,8 @@ def split_assignment(assignment: str) -> tuple[str, str]:
     path, equals, text = assignment.partition("=")
     if not equals or not path.strip():
         raise RecipeError(
-            f"--set {assignment}: expected KEY=VALUE without spaces around =, as in --set packing.algorithm=next_fit"
+            f"--set {assignment}: expected KEY=VALUE without spaces around =, as in --set"
+            " packing.algorithm=next_fit"
         )
     return path, text
 
@@ -583,8 +738,8 @@ def set_value(table: dict[str, Any], assignment: str) -> KeyPath:
             index = int(name) if name.isdigit() else -1
             if not named and not 0 <= index < len(place):
                 raise RecipeError(
-                    f"--set {assignment}: there is no {name!r} among {len(place)} of {path.strip().split('.')[0]}; "
-                    f"go by number, 0 … {len(place) - 1}, or by name"
+                    f"--set {assignment}: there is no {name!r} among {len(place)} of"
+                    f" {path.strip().split('.')[0]}; go by number, 0 … {len(place) - 1}, or by name"
                 )
             index = place.index(named[0]) if named else index
             place = place[index]
@@ -595,6 +750,8 @@ def set_value(table: dict[str, Any], assignment: str) -> KeyPath:
         else:
             raise RecipeError(f"--set {assignment}: {name!r} lies inside a value that is no table")
     if not isinstance(place, dict):
-        raise RecipeError(f"--set {assignment}: {path.strip()!r} is no key; name one, as in sources.0.repeat=2")
+        raise RecipeError(
+            f"--set {assignment}: {path.strip()!r} is no key; name one, as in sources.0.repeat=2"
+        )
     place[last] = value
     return (*key, last)

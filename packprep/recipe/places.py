@@ -19,7 +19,8 @@ def key_of(where: str) -> KeyPath:
 
 
 def line_of(text: str, key: KeyPath) -> int | None:
-    """The line, from 1, of a TOML text on which a key stands: its own, or else the header of its table.
+    """The line, from 1, of a TOML text on which a key stands: its own, or else the header of its
+    table.
 
     None where neither does, and where a value has more than MAX_LINES lines.
     """
@@ -33,17 +34,27 @@ def line_of(text: str, key: KeyPath) -> int | None:
 
 def _by_number(table: Any, key: KeyPath) -> KeyPath:
     """The key with a task's number for its name."""
-    if len(key) < 2 or key[0] != "tasks" or isinstance(key[1], int) or not isinstance(table.get("tasks"), list):
+    if (
+        len(key) < 2
+        or key[0] != "tasks"
+        or isinstance(key[1], int)
+        or not isinstance(table.get("tasks"), list)
+    ):
         return key
     for i, task in enumerate(table["tasks"]):
-        names = [task.get(name) for name in ("name", "objective", "preset")] if isinstance(task, dict) else []
+        names = (
+            [task.get(name) for name in ("name", "objective", "preset")]
+            if isinstance(task, dict)
+            else []
+        )
         if key[1] in names:
             return ("tasks", i, *key[2:])
     return key
 
 
 def _statements(text: str) -> Iterator[tuple[int, KeyPath]]:
-    """(line, key) of each header and each assignment: the fewest lines that are TOML by themselves."""
+    """(line, key) of each header and each assignment: the fewest lines that are TOML by
+    themselves."""
     counts: dict[KeyPath, int] = {}
     header: KeyPath = ()
     lines: list[str] = []

@@ -1,7 +1,8 @@
-"""The recipe's one declaration: every key with its type, range, default and meaning, as frozen records of checked values.
+"""The recipe's one declaration: every key with its type, range, default and meaning, as frozen
+records of checked values.
 
-Messages, the docs' tables of keys and the JSON schema for editors are made from it. What an objective reads (`[[tasks]]`) is
-declared by the objective and checked in `objectives/tasks.py`.
+Messages, the docs' tables of keys and the JSON schema for editors are made from it. What an
+objective reads (`[[tasks]]`) is declared by the objective and checked in `objectives/tasks.py`.
 """
 
 import datetime
@@ -27,21 +28,33 @@ MOST_SENTINELS = 1 << 20
 _LARGEST = 2**63 - 1  # that TOML can write
 
 
-# What a recipe may give, in a type of msgspec, and in words where these do not follow from the type. Where a value's own type
-# is another, `given` is the type of what is given, and `read` makes the value of it or raises ValueError.
+# What a recipe may give, in a type of msgspec, and in words where these do not follow from the
+# type. Where a value's own type is another, `given` is the type of what is given, and `read` makes
+# the value of it or raises ValueError.
 
 
 def parse_size(value: int | str) -> int:
     """Bytes of a size such as 1048576, "1MiB" or "64 MB"; ValueError if it is none."""
     if type(value) is int and 0 < value < 2**63:
         return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value) if type(value) is str else None
+    match = (
+        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value) if type(value) is str else None
+    )
     if not match or match[2].upper() not in _UNITS or not 0 < float(match[1]) < 2**63:
         raise ValueError
     return max(1, round(float(match[1]) * _UNITS[match[2].upper()]))
 
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
 
 
 def _read_interval(value: tuple[float, ...]) -> tuple[float, ...]:
@@ -74,7 +87,9 @@ OF_PACKPREP = ("messages", "tools", "add_generation_prompt", "packprep_generatio
 
 
 def _read_variables(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not all(name.isidentifier() and name not in OF_PACKPREP for name in value) or not _is_json(value):
+    if not all(name.isidentifier() and name not in OF_PACKPREP for name in value) or not _is_json(
+        value
+    ):
         raise ValueError
     return value
 
@@ -90,7 +105,11 @@ def _is_json(value: Any) -> bool:
 Text = Annotated[str, Meta(min_length=1)]
 Whole = Annotated[int, Meta(le=_LARGEST)]
 Name = Annotated[
-    str, Meta(title="a text of one line, without control characters", pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]*$(?!\n)")
+    str,
+    Meta(
+        title="a text of one line, without control characters",
+        pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]*$(?!\n)",
+    ),
 ]
 Role = Annotated[Text | Annotated[int, Meta(ge=0)], Meta(title="a token's text or its id")]
 Strings = Annotated[
@@ -126,7 +145,9 @@ Lengths = Annotated[
         title="a list of two or more multiples of 8, ascending",
         extra={
             "given": Annotated[
-                tuple[Annotated[int, Meta(ge=8, le=1 << 24, extra_json_schema={"multipleOf": 8})], ...],
+                tuple[
+                    Annotated[int, Meta(ge=8, le=1 << 24, extra_json_schema={"multipleOf": 8})], ...
+                ],
                 Meta(min_length=2),
             ],
             "read": _read_lengths,
@@ -135,14 +156,20 @@ Lengths = Annotated[
 ]
 Side = Annotated[
     int,
-    Meta(title="a multiple of 8, 0 or more", extra={"given": Annotated[int, Meta(ge=0, le=1 << 23, multiple_of=8)]}),
+    Meta(
+        title="a multiple of 8, 0 or more",
+        extra={"given": Annotated[int, Meta(ge=0, le=1 << 23, multiple_of=8)]},
+    ),
 ]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Interval = Annotated[
     tuple[Fraction, Fraction],
     Meta(
         title="two numbers [low, high], 0 ≤ low < high ≤ 1",
-        extra={"given": Annotated[tuple[Fraction, ...], Meta(min_length=2, max_length=2)], "read": _read_interval},
+        extra={
+            "given": Annotated[tuple[Fraction, ...], Meta(min_length=2, max_length=2)],
+            "read": _read_interval,
+        },
     ),
 ]
 Size = Annotated[
@@ -150,10 +177,17 @@ Size = Annotated[
     Meta(
         title='a size such as "64MiB", or "auto"',
         extra={
-            "given": Annotated[int, Meta(ge=1, le=_LARGEST)]
-            | Annotated[
-                str, Meta(extra_json_schema={"pattern": r"^auto$|^\s*\d+(\.\d+)?\s*([KkMmGg][Ii]?[Bb]|[Bb])?\s*$"})
-            ],
+            "given": (
+                Annotated[int, Meta(ge=1, le=_LARGEST)]
+                | Annotated[
+                    str,
+                    Meta(
+                        extra_json_schema={
+                            "pattern": r"^auto$|^\s*\d+(\.\d+)?\s*([KkMmGg][Ii]?[Bb]|[Bb])?\s*$"
+                        }
+                    ),
+                ]
+            ),
             "read": lambda given: given if given == "auto" else parse_size(given),
         },
     ),
@@ -161,11 +195,16 @@ Size = Annotated[
 Sentinels = Annotated[
     Any,
     Meta(
-        title='a pattern with {}, a list of tokens or ids, {first = ID, count = N}, or "auto"; at most 1 048 576',
+        title=(
+            'a pattern with {}, a list of tokens or ids, {first = ID, count = N}, or "auto"; at'
+            " most 1 048 576"
+        ),
         extra={
-            "given": Annotated[str, Meta(extra_json_schema={"pattern": r"^auto$|\{\}"})]
-            | SentinelRange
-            | Annotated[tuple[Role, ...], Meta(min_length=1, max_length=MOST_SENTINELS)],
+            "given": (
+                Annotated[str, Meta(extra_json_schema={"pattern": r"^auto$|\{\}"})]
+                | SentinelRange
+                | Annotated[tuple[Role, ...], Meta(min_length=1, max_length=MOST_SENTINELS)]
+            ),
             "read": _read_sentinels,
         },
     ),
@@ -173,24 +212,33 @@ Sentinels = Annotated[
 
 
 def _read_media(value: Mapping[str, Any]) -> dict[str, tuple[str | int, ...]]:
-    """Kind → its begin, slot and end token, "" for a begin or end that it has not; by name, as their numbers are."""
-    made = {kind: ("", own, "") if isinstance(own, str | int) else own for kind, own in sorted(value.items())}
-    if "text" in made or any(slot == "" or slot in (begin, end) for begin, slot, end in made.values()):
+    """Kind → its begin, slot and end token, "" for a begin or end that it has not; by name, as
+    their numbers are."""
+    made = {
+        kind: ("", own, "") if isinstance(own, str | int) else own
+        for kind, own in sorted(value.items())
+    }
+    if "text" in made or any(
+        slot == "" or slot in (begin, end) for begin, slot, end in made.values()
+    ):
         raise ValueError
     return made
 
 
 _Tokens = Annotated[tuple[str | Annotated[int, Meta(ge=0)], ...], Meta(min_length=3, max_length=3)]
-_Kinds = Annotated[dict[Annotated[Name, Meta(min_length=1)], Role | _Tokens], Meta(min_length=1, max_length=64)]
+_Kinds = Annotated[
+    dict[Annotated[Name, Meta(min_length=1)], Role | _Tokens], Meta(min_length=1, max_length=64)
+]
 _MEANT = 'a table: a kind and its [begin, slot, end] tokens, "" for none, or its slot token alone'
 Media = Annotated[Any, Meta(title=_MEANT, extra={"given": _Kinds, "read": _read_media})]
 
 
 def _key(meaning: str, kind: str | None = None, *, later: bool = False, **limits: Any) -> Meta:
-    """A key's declaration, beside its type: its meaning, what it is in words where neither type nor limits say so, and the
-    limits as `msgspec.Meta` has them.
+    """A key's declaration, beside its type: its meaning, what it is in words where neither type nor
+    limits say so, and the limits as `msgspec.Meta` has them.
 
-    later: it joined after datasets had been written, which are without it: stored only where it differs.
+    later: it joined after datasets had been written, which are without it: stored only where it
+    differs.
     """
     return Meta(description=meaning, title=kind, extra={"later": later}, **limits)
 
@@ -200,33 +248,45 @@ class Source:
     """One `[[sources]]`: files whose documents share a format and a use."""
 
     name: Annotated[Name, _key("default source0, source1, … by position")] = ""
-    paths: Annotated[Strings, _key("files, patterns or URLs, relative to the recipe; ** crosses folders")]
+    paths: Annotated[
+        Strings, _key("files, patterns or URLs, relative to the recipe; ** crosses folders")
+    ]
     format: Annotated[
         str,
         _key(
-            "auto: by the file's suffix, as text; or jsonl, parquet, arrow, text; megatron and tokens: ids; store: a token store"
+            "auto: by the file's suffix, as text; or jsonl, parquet, arrow, text; megatron and"
+            " tokens: ids; store: a token store"
         ),
     ] = "auto"
     text_key: Annotated[
         str,
         _key(
-            'the field or column that holds the text, "a.b" is b in a; of tokens, the ids: by default input_ids, or else tokens'
+            'the field or column that holds the text, "a.b" is b in a; of tokens, the ids: by'
+            " default input_ids, or else tokens"
         ),
     ] = "text"
     messages_key: Annotated[
-        Text, _key('the field or column that holds a conversation\'s messages; "a.b" is b in a', later=True)
+        Text,
+        _key(
+            'the field or column that holds a conversation\'s messages; "a.b" is b in a', later=True
+        ),
     ] = "messages"
     tools_key: Annotated[
-        Text, _key("the field or column that holds the tools that a conversation may call", later=True)
+        Text,
+        _key("the field or column that holds the tools that a conversation may call", later=True),
     ] = "tools"
     messages_format: Annotated[
         Literal["auto", "messages", "sharegpt", "prompt_completion", "alpaca"],
-        _key("what each document is; auto: a text where there is one, else what its fields show", later=True),
+        _key(
+            "what each document is; auto: a text where there is one, else what its fields show",
+            later=True,
+        ),
     ] = "auto"
     repeat: Annotated[
         float,
         _key(
-            "uses of each document; each use has its own order and chance; 2.5: all twice, half of them a third time",
+            "uses of each document; each use has its own order and chance; 2.5: all twice, half of"
+            " them a third time",
             "a number, 1e-9 … 1000",
             ge=1e-9,
             le=1000,
@@ -245,12 +305,19 @@ class Source:
         | None
     ) = None
     sample: Annotated[
-        Interval, _key("keep the documents whose u(file, position) lies in [low, high): held-out sets without overlap")
+        Interval,
+        _key(
+            "keep the documents whose u(file, position) lies in [low, high): held-out sets without"
+            " overlap"
+        ),
     ] = (0.0, 1.0)
     tasks: (
         Annotated[
             Strings,
-            _key("which tasks its segments draw from, by name; NAME also stands for all NAME-…; all by default"),
+            _key(
+                "which tasks its segments draw from, by name; NAME also stands for all NAME-…; all"
+                " by default"
+            ),
         ]
         | None
     ) = None
@@ -262,24 +329,30 @@ class DocumentKeys:
 
     append_eos: Annotated[
         bool | Literal["segment"],
-        _key("eos after the last token of each document; segment: of each segment", 'true or false, or "segment"'),
+        _key(
+            "eos after the last token of each document; segment: of each segment",
+            'true or false, or "segment"',
+        ),
     ] = True
     prepend_bos: Annotated[bool, _key("bos before the first token of a document")] = False
     long: Annotated[
         Literal["split", "truncate", "drop", "decompose"],
         _key(
-            "documents beyond a row or max_tokens; what is cut is counted; decompose, with seq_lengths: all, into pieces that "
-            "fill a row, the longest first"
+            "documents beyond a row or max_tokens; what is cut is counted; decompose, with"
+            " seq_lengths: all, into pieces that fill a row, the longest first"
         ),
     ] = "split"
-    max_tokens: Annotated[Whole, _key("the most content tokens of a segment; 0: no limit beyond the row", ge=0)] = 0
+    max_tokens: Annotated[
+        Whole, _key("the most content tokens of a segment; 0: no limit beyond the row", ge=0)
+    ] = 0
     min_tokens: Annotated[Whole, _key("shorter documents are dropped, and counted", ge=1)] = 1
     special_text: Annotated[
         Literal["text", "special", "reject"],
         _key('what "<pad>" in a document\'s text is: text, the special token, a reject'),
     ] = "text"
     loss_spans: Annotated[
-        Literal["use", "ignore"], _key("whether a document's loss_spans, messages and weight decide its loss")
+        Literal["use", "ignore"],
+        _key("whether a document's loss_spans, messages and weight decide its loss"),
     ] = "use"
     chat_template: Annotated[
         str,
@@ -289,7 +362,8 @@ class DocumentKeys:
         Annotated[
             Variables,
             _key(
-                "what the chat template reads beside messages and tools; a record's own chat_template_kwargs go before it",
+                "what the chat template reads beside messages and tools; a record's own"
+                " chat_template_kwargs go before it",
                 later=True,
             ),
         ]
@@ -298,26 +372,37 @@ class DocumentKeys:
     template_date: Annotated[
         Date,
         _key(
-            "the day that a chat template takes for today's; without one, a template that asks is refused", later=True
+            "the day that a chat template takes for today's; without one, a template that asks is"
+            " refused",
+            later=True,
         ),
     ] = ""
     trained_turns: Annotated[
-        Literal["all", "last"], _key("of the messages that are trained: all, or the last one alone", later=True)
+        Literal["all", "last"],
+        _key("of the messages that are trained: all, or the last one alone", later=True),
     ] = "all"
-    trained_roles: Annotated[Strings, _key("whose messages are trained", later=True)] = ("assistant",)
-    train_on_tool_calls: Annotated[bool, _key("whether messages with tool_calls are trained", later=True)] = True
+    trained_roles: Annotated[Strings, _key("whose messages are trained", later=True)] = (
+        "assistant",
+    )
+    train_on_tool_calls: Annotated[
+        bool, _key("whether messages with tool_calls are trained", later=True)
+    ] = True
     long_answers: Annotated[
         Literal["continue", "untrained"],
-        _key("whether the rest of an answer that was cut inside is trained, in a row without its question", later=True),
+        _key(
+            "whether the rest of an answer that was cut inside is trained, in a row without its"
+            " question",
+            later=True,
+        ),
     ] = "continue"
-    bad_documents: Annotated[Literal["reject", "fail"], _key("reject: counted and logged; fail: the build stops")] = (
-        "reject"
-    )
+    bad_documents: Annotated[
+        Literal["reject", "fail"], _key("reject: counted and logged; fail: the build stops")
+    ] = "reject"
     max_bad_fraction: Annotated[
         Fraction,
         _key(
-            "at publication: fail if bad documents are more than this · read, and more than 100 or than a tenth of the used "
-            "ones",
+            "at publication: fail if bad documents are more than this · read, and more than 100 or"
+            " than a tenth of the used ones",
             "a number, 0 … 1",
         ),
     ] = 0.001
@@ -339,22 +424,31 @@ class Packing:
 
     algorithm: Annotated[
         Literal["best_fit", "first_fit", "next_fit", "concat"],
-        _key("next_fit keeps document order; concat cuts at row ends, only for tasks whose law is n + constant"),
+        _key(
+            "next_fit keeps document order; concat cuts at row ends, only for tasks whose law is n"
+            " + constant"
+        ),
     ] = "best_fit"
     max_segments_per_row: Annotated[int, _key("0: 65 535, the format's limit", ge=0, le=65535)] = 0
     pad_seq_to_mult: Annotated[
-        Whole, _key("each segment's physical length is a multiple of this; it divides seq_length", ge=1)
+        Whole,
+        _key("each segment's physical length is a multiple of this; it divides seq_length", ge=1),
     ] = 1
     encoder_length: Annotated[
         Side,
         _key(
-            "rows for encoder-decoder models: the most slots of a row's prefixes, the inputs; with decoder_length",
+            "rows for encoder-decoder models: the most slots of a row's prefixes, the inputs; with"
+            " decoder_length",
             later=True,
         ),
     ] = 0
     decoder_length: Annotated[
         Side,
-        _key("the most slots of what follows the prefixes, the targets; seq_length is the sum of both", later=True),
+        _key(
+            "the most slots of what follows the prefixes, the targets; seq_length is the sum of"
+            " both",
+            later=True,
+        ),
     ] = 0
 
     @property
@@ -369,7 +463,9 @@ class Specials:
 
     missing: Annotated[
         Literal["error", "add"],
-        _key("error: list unused reserved tokens and the lines to paste; add: extend the vocabulary"),
+        _key(
+            "error: list unused reserved tokens and the lines to paste; add: extend the vocabulary"
+        ),
     ] = "error"
     eos: Annotated[Role, _key("end of a document")] | None = None
     bos: Annotated[Role, _key("begin of a document")] | None = None
@@ -381,32 +477,50 @@ class Specials:
     sentinels: Annotated[
         Sentinels,
         _key(
-            'the sentinels of span corruption, "<extra_id_{}>" by default; "auto" with missing = "add": as many as needed; '
-            "≤ 2²⁰"
+            'the sentinels of span corruption, "<extra_id_{}>" by default; "auto" with missing ='
+            ' "add": as many as needed; ≤ 2²⁰'
         ),
     ] = None
-    media: Annotated[Media, _key("kinds of media in texts and in parts of messages", later=True)] = None
+    media: Annotated[
+        Media, _key("kinds of media in texts and in parts of messages", later=True)
+    ] = None
     mode_tokens: Annotated[
         Mapping[str, str | int] | None,
-        Meta(title="a token's text or its id", extra={"given": Role}),  # of each key of [specials] that is no other
-        _key('quoted, a mode token as a task writes it = the token that plays it: "[NLU]" = "<|reserved_1|>"'),
+        Meta(
+            title="a token's text or its id", extra={"given": Role}
+        ),  # of each key of [specials] that is no other
+        _key(
+            'quoted, a mode token as a task writes it = the token that plays it: "[NLU]" ='
+            ' "<|reserved_1|>"'
+        ),
     ] = None
     vocab_size: Annotated[
-        int, _key("ceiling that no id may reach: the embedding's rows; 0: the tokenizer's", ge=0, le=2**31 - 1)
+        int,
+        _key(
+            "ceiling that no id may reach: the embedding's rows; 0: the tokenizer's",
+            ge=0,
+            le=2**31 - 1,
+        ),
     ] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEntry:
-    """One task of `[[tasks]]`, presets expanded. `parameters` are the objective's own keys; of those that joined later
-    `later` has the defaults, once the objective is known."""
+    """One task of `[[tasks]]`, presets expanded. `parameters` are the objective's own keys; of
+    those that joined later `later` has the defaults, once the objective is known."""
 
     name: Annotated[Name, _key("default: the objective's name")] = ""
     objective: Annotated[str, _key("which objective")]
     weight: Annotated[
-        float, _key("relative probability that a segment gets this task", "a number above 0", gt=0, le=1e9)
+        float,
+        _key(
+            "relative probability that a segment gets this task", "a number above 0", gt=0, le=1e9
+        ),
     ] = 1.0
-    mode_token: Annotated[str, _key("a token in front of the body that tells the task; none by default")] | None = None
+    mode_token: (
+        Annotated[str, _key("a token in front of the body that tells the task; none by default")]
+        | None
+    ) = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     later: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -418,14 +532,19 @@ class OutputKeys:
     shard_text_bytes: Annotated[
         Size,
         _key(
-            "input text per shard; auto: 64MiB, less where few shards then split evenly over workers, more for long rows "
-            "(≥ 2000 rows) and to stay under 50 000 shards, at most 512MiB"
+            "input text per shard; auto: 64MiB, less where few shards then split evenly over"
+            " workers, more for long rows (≥ 2000 rows) and to stay under 50 000 shards, at most"
+            " 512MiB"
         ),
     ] = "auto"
-    token_dtype: Annotated[Literal["auto", "uint16", "int32"], _key("auto: uint16 where every id fits")] = "auto"
+    token_dtype: Annotated[
+        Literal["auto", "uint16", "int32"], _key("auto: uint16 where every id fits")
+    ] = "auto"
     columns: Annotated[
         Literal["full", "compact", "least"],
-        _key("compact: without what the header determines; least: x_0 of block diffusion once, too"),
+        _key(
+            "compact: without what the header determines; least: x_0 of block diffusion once, too"
+        ),
     ] = "full"
 
 
@@ -434,24 +553,33 @@ class Recipe:
     """The whole recipe; `base` is the folder that relative paths start from."""
 
     seq_length: Annotated[
-        int, _key("slots per row; a multiple of 8", ge=8, le=1 << 24, extra_json_schema={"multipleOf": 8})
+        int,
+        _key(
+            "slots per row; a multiple of 8", ge=8, le=1 << 24, extra_json_schema={"multipleOf": 8}
+        ),
     ] = 4096
     seq_lengths: (
         Annotated[
             Lengths,
             _key(
-                "a dataset of each of these row lengths, in DIR/seq_N, and a mixture.json: a document is in the first whose rows "
-                "hold it, else most of it; with seq_length that one alone",
+                "a dataset of each of these row lengths, in DIR/seq_N, and a mixture.json: a"
+                " document is in the first whose rows hold it, else most of it; with seq_length"
+                " that one alone",
                 later=True,
             ),
         ]
         | None
     ) = None
     seed: Annotated[Whole, _key("the seed of all chance", ge=0)] = 0
-    tokenizer: Annotated[str, _key('a file, a directory with tokenizer.json, a Hub name, or "bytes"')]
-    engine: Annotated[str, _key("auto | reference | an engine's name; never changes bytes")] = "auto"
+    tokenizer: Annotated[
+        str, _key('a file, a directory with tokenizer.json, a Hub name, or "bytes"')
+    ]
+    engine: Annotated[str, _key("auto | reference | an engine's name; never changes bytes")] = (
+        "auto"
+    )
     total_tokens: Annotated[
-        Whole, _key("with share: the document tokens to use; 0: as many as use no source twice", ge=0)
+        Whole,
+        _key("with share: the document tokens to use; 0: as many as use no source twice", ge=0),
     ] = 0
     sources: tuple[Source, ...] = ()
     documents: DocumentKeys = field(default_factory=DocumentKeys)
@@ -467,8 +595,11 @@ class Recipe:
         return self.seq_lengths or (self.seq_length,)
 
     def by_length(self) -> tuple["Recipe", ...]:
-        """The recipe of each dataset to make: of all seq_lengths where it has them and no seq_length, which is then 0."""
-        return (self,) if self.seq_length else tuple(replace(self, seq_length=n) for n in self.lengths)
+        """The recipe of each dataset to make: of all seq_lengths where it has them and no
+        seq_length, which is then 0."""
+        return (
+            (self,) if self.seq_length else tuple(replace(self, seq_length=n) for n in self.lengths)
+        )
 
     @property
     def min_tail(self) -> int:
@@ -521,10 +652,17 @@ def _keys_of(record: type) -> dict[str, Key]:
         metas = getattr(hint, "__metadata__", ())
         if metas:
             extra = {name: value for meta in metas for name, value in (meta.extra or {}).items()}
-            kind = next((meta.title for meta in metas if meta.title), None) or _kind_of(hint.__origin__, metas)
+            kind = next((meta.title for meta in metas if meta.title), None) or _kind_of(
+                hint.__origin__, metas
+            )
             default = ... if f.default is MISSING else f.default
             found[f.name] = Key(
-                kind, metas[-1].description, default, extra.get("given", hint), extra.get("read"), extra["later"]
+                kind,
+                metas[-1].description,
+                default,
+                extra.get("given", hint),
+                extra.get("read"),
+                extra["later"],
             )
     return found
 
@@ -538,9 +676,12 @@ def _kind_of(value: Any, metas: Sequence[Meta]) -> str:
     return {bool: "true or false", str: "a text"}.get(value) or " | ".join(get_args(value))
 
 
-KEYS: dict[str, dict[str, Key]] = {section: _keys_of(record) for section, record in SECTIONS.items()}
+KEYS: dict[str, dict[str, Key]] = {
+    section: _keys_of(record) for section, record in SECTIONS.items()
+}
 """Section → name → the key."""
 LATER: Later = {
-    section: {name: key.default for name, key in keys.items() if key.later} for section, keys in KEYS.items()
+    section: {name: key.default for name, key in keys.items() if key.later}
+    for section, keys in KEYS.items()
 }
 """Section → the defaults of its keys that joined later."""

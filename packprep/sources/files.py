@@ -1,7 +1,8 @@
-"""The files of a source: patterns, local or URLs, → a prefix and the files' names relative to it; and their pieces.
+"""The files of a source: patterns, local or URLs, → a prefix and the files' names relative to it;
+and their pieces.
 
-A file's name, its order among the others and its size are the same wherever the files lie. Files and pieces are columns: a
-million files are a few arrays and a list of names.
+A file's name, its order among the others and its size are the same wherever the files lie. Files
+and pieces are columns: a million files are a few arrays and a list of names.
 """
 
 import contextlib
@@ -49,7 +50,8 @@ class Seen(NamedTuple):
 
 
 class SourceFile(NamedTuple):
-    """One input file, as the plan lists it: its source's index, name relative to the source's prefix, bytes, pieces."""
+    """One input file, as the plan lists it: its source's index, name relative to the source's
+    prefix, bytes, pieces."""
 
     source: int
     name: str
@@ -60,10 +62,11 @@ class SourceFile(NamedTuple):
 class Files(Sequence[SourceFile]):
     """The files of one source, sorted bytewise by name.
 
-    names: relative to `root`; sizes: int64[F] in bytes; format: the recipe's, "auto" too. pieces: int64[F], how many each
-    has; None: they are counted when they are first asked for, which opens every file of a table and every index.
-    piece_bytes: file → about how much each of its pieces holds, of files that say so or were looked at; the pieces of the
-    others hold equal parts of what is stored.
+    names: relative to `root`; sizes: int64[F] in bytes; format: the recipe's, "auto" too. pieces:
+    int64[F], how many each has; None: they are counted when they are first asked for, which opens
+    every file of a table and every index.
+    piece_bytes: file → about how much each of its pieces holds, of files that say so or were looked
+    at; the pieces of the others hold equal parts of what is stored.
     """
 
     def __init__(
@@ -78,7 +81,8 @@ class Files(Sequence[SourceFile]):
         piece_bytes: Mapping[int, Sequence[int]] | None = None,
         seen: np.ndarray | None = None,
     ):
-        """seen: int64[F, 3], what was found of each file, as `Seen`; None: nothing, as of files at URLs and a plan's."""
+        """seen: int64[F, 3], what was found of each file, as `Seen`; None: nothing, as of files at
+        URLs and a plan's."""
         self.piece_bytes: dict[int, Sequence[int]] = dict(piece_bytes or {})
         self._text_key, self.seen = text_key, seen
         self.source, self.names, self.sizes, self.root = source, names, sizes, root
@@ -92,7 +96,8 @@ class Files(Sequence[SourceFile]):
 
     @cached_property
     def pieces(self) -> np.ndarray:
-        """int64[F]: how many pieces each file has. SourceError for a file that has to be opened, and cannot be read."""
+        """int64[F]: how many pieces each file has. SourceError for a file that has to be opened,
+        and cannot be read."""
         if self._pieces is not None:
             return self._pieces
         counts = np.zeros(len(self), np.int64)
@@ -113,7 +118,10 @@ class Files(Sequence[SourceFile]):
     def as_planned(self) -> Iterator[dict[str, Any]]:
         """The files as a plan lists them."""
         for i, file in enumerate(self):
-            yield {**file._asdict(), **({"piece_bytes": list(self.piece_bytes[i])} if i in self.piece_bytes else {})}
+            yield {
+                **file._asdict(),
+                **({"piece_bytes": list(self.piece_bytes[i])} if i in self.piece_bytes else {}),
+            }
 
     def note(self, i: int, held: Sequence[int]) -> None:
         """Note about how much each piece of file i holds."""
@@ -135,7 +143,8 @@ class Files(Sequence[SourceFile]):
 
     @cached_property
     def _held(self) -> tuple[np.ndarray, np.ndarray]:
-        """(int64[F]: where each file's pieces begin in the second, −1: nowhere; int64: `piece_bytes` one after the other)."""
+        """(int64[F]: where each file's pieces begin in the second, −1: nowhere; int64:
+        `piece_bytes` one after the other)."""
         begin, files = np.full(len(self), -1, np.int64), sorted(self.piece_bytes)
         counts = np.array([len(self.piece_bytes[i]) for i in files], np.int64)
         begin[files] = np.cumsum(counts) - counts
@@ -164,7 +173,8 @@ class Files(Sequence[SourceFile]):
 
 
 def _each(root: str, do: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
-    """What `do` says of each of some files; of remote ones, each some answers of the store away, many at a time."""
+    """What `do` says of each of some files; of remote ones, each some answers of the store away,
+    many at a time."""
     if not is_url(root):
         yield from map(do, *arguments)
         return
@@ -173,13 +183,15 @@ def _each(root: str, do: Callable[..., Any], *arguments: Iterable[Any]) -> Itera
 
 
 def _kinds(names: Sequence[str], format: str) -> tuple[list[tuple[str, str]], np.ndarray]:
-    """(the (format, compression) that there are, in order of their first file, uint8[F]: which of them each file has)."""
+    """(the (format, compression) that there are, in order of their first file, uint8[F]: which of
+    them each file has)."""
     kinds: dict[tuple[str, str], int] = {}
     of_ending: dict[tuple[str, ...], int] = {}
     compresses = {"": False}
     kind = np.empty(len(names), np.uint8)
     for i, name in enumerate(names):
-        # A name says its format by its last ending, or its last two where the last one is a compression's.
+        # A name says its format by its last ending, or its last two where the last one is a
+        # compression's.
         parts = name[name.rfind("/") + 1 :].rsplit(".", 2)
         last = parts[-1] if len(parts) > 1 else ""
         if last not in compresses:
@@ -207,7 +219,8 @@ class Pieces:
     """
 
     def __init__(self, files: Files):
-        """The pieces of a source's files, in the files' order. Neighbouring text files share a piece of about 4 MiB."""
+        """The pieces of a source's files, in the files' order. Neighbouring text files share a
+        piece of about 4 MiB."""
         positions = np.array([position_of(*kind) for kind in files.kinds])[files.kind]
         is_text, is_lines = positions == "whole", positions == "byte"
         begins = files.pieces > 0  # whether a file begins a run; it has pieces
@@ -243,7 +256,9 @@ class Pieces:
         count, size = self._counts[run], self._sizes[run]
         part = pieces - (self._ends[run] - count)
         even = (part + 1) * size // count - part * size // count
-        stored = np.where(self._lines[run], np.minimum(PIECE_BYTES, size - part * PIECE_BYTES), even)
+        stored = np.where(
+            self._lines[run], np.minimum(PIECE_BYTES, size - part * PIECE_BYTES), even
+        )
         return FileColumns(self._first[run], self._files[run], part, stored)
 
     def of_file(self, i: int) -> range:
@@ -259,7 +274,8 @@ _SHOWN_TWICE = 3
 
 
 def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
-    """The longest folder common to all absolute patterns up to their first wildcard; for a file, its folder.
+    """The longest folder common to all absolute patterns up to their first wildcard; for a file,
+    its folder.
 
     Nothing in `base`, the recipe's folder, is a wildcard.
     """
@@ -273,12 +289,14 @@ def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
 
 
 def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tuple[str, Files]:
-    """(prefix, files sorted bytewise by name) of a source. `prefix` says where the files lie now, if they were moved.
+    """(prefix, files sorted bytewise by name) of a source. `prefix` says where the files lie now,
+    if they were moved.
 
-    A source's paths are local, or URLs of one bucket. A pair of Megatron's files, of which a pattern may find one or both,
-    is one file: the .bin, with the bytes of both. A folder of a Hugging Face dataset on disk is its files. SourceError for
-    a pattern that matches nothing, another folder, a pipe or device, a name that is not valid UTF-8, or a file that cannot
-    be read; StorageError for a store that refuses.
+    A source's paths are local, or URLs of one bucket. A pair of Megatron's files, of which a
+    pattern may find one or both, is one file: the .bin, with the bytes of both. A folder of a
+    Hugging Face dataset on disk is its files. SourceError for a pattern that matches nothing,
+    another folder, a pipe or device, a name that is not valid UTF-8, or a file that cannot be read;
+    StorageError for a store that refuses.
     """
     root, patterns = below_one_folder(source, base)
     return find_below(source, index, root if prefix is None else absolute_prefix(prefix), patterns)
@@ -287,7 +305,11 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
 def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -> tuple[str, Files]:
     """(prefix, files) of a source, by patterns relative to the folder or URL `root`."""
     check_format(source.format, index)
-    found = _find_remote(source, root, patterns) if is_url(root) else _find_local(source, root, patterns)
+    found = (
+        _find_remote(source, root, patterns)
+        if is_url(root)
+        else _find_local(source, root, patterns)
+    )
     if any(format.paired for format in FORMATS.values() if source.format in ("auto", format.name)):
         found = _in_pairs(source, root, found)
     if not is_url(root):
@@ -297,16 +319,26 @@ def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -
             name.encode("utf-8")
         except UnicodeEncodeError:
             raise SourceError(
-                f"source {source.name!r}: the name {os.fsencode(name)!r} is not valid UTF-8; rename the file"
+                f"source {source.name!r}: the name {os.fsencode(name)!r} is not valid UTF-8; rename"
+                " the file"
             ) from None
     names = sorted(found)  # code points sort as their UTF-8 does
     seen = np.array([found[name] for name in names], np.int64).reshape(-1, len(Seen._fields))
     of_files = None if is_url(root) else seen
-    return root, Files(index, names, seen[:, 0].copy(), source.format, root, text_key=source.text_key, seen=of_files)
+    return root, Files(
+        index,
+        names,
+        seen[:, 0].copy(),
+        source.format,
+        root,
+        text_key=source.text_key,
+        seen=of_files,
+    )
 
 
 def absolute_prefix(prefix: str) -> str:
-    """The folder where a source's files lie, as a plan names it: an absolute path, or a URL without a slash at its end."""
+    """The folder where a source's files lie, as a plan names it: an absolute path, or a URL without
+    a slash at its end."""
     prefix = expanded(prefix)
     return prefix.rstrip("/") if is_url(prefix) else os.path.abspath(prefix)
 
@@ -319,9 +351,11 @@ def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
     # the same number for the same file
     known = np.concatenate(
         [
-            np.array([hash((files.root, name)) for name in files.names], np.int64)
-            if files.seen is None
-            else files.seen[:, 2]
+            (
+                np.array([hash((files.root, name)) for name in files.names], np.int64)
+                if files.seen is None
+                else files.seen[:, 2]
+            )
             for files in found
         ]
     )
@@ -335,39 +369,53 @@ def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
     count = 0
     for places in groups.values():
         pair = next((p for p in combinations(places, 2) if _overlap(sources, found, *p)), None)
-        if pair is None or (len(shown) < _SHOWN_TWICE and not _is_one(*(_path(found, place) for place in pair))):
+        if pair is None or (
+            len(shown) < _SHOWN_TWICE and not _is_one(*(_path(found, place) for place in pair))
+        ):
             continue
         count += 1
         if len(shown) < _SHOWN_TWICE:
             path = _path(found, pair[0])
-            names = " and ".join(f"{found[s].names[i]!r} of source {sources[s].name!r}" for s, i in pair)
+            names = " and ".join(
+                f"{found[s].names[i]!r} of source {sources[s].name!r}" for s, i in pair
+            )
             shown.append(f"{path if is_url(path) else os.path.realpath(path)} (as {names})")
     more = f" and {count - len(shown)} more" if count > len(shown) else ""
     return f"read more than once: {', '.join(shown)}{more}; name each file once" if shown else ""
 
 
 def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
-    """Messages about sources with texts among tables or JSONL, as a README is, or with files beside a compressed copy."""
+    """Messages about sources with texts among tables or JSONL, as a README is, or with files beside
+    a compressed copy."""
     messages = []
     for source, files in zip(sources, found, strict=True):
-        texts = [name for name, (format, _) in zip(files.names, files.formats, strict=True) if format == "text"]
+        texts = [
+            name
+            for name, (format, _) in zip(files.names, files.formats, strict=True)
+            if format == "text"
+        ]
         if source.format == "auto" and 0 < len(texts) < len(files):
             messages.append(
-                f"source {source.name}: {len(texts)} of its {len(files)} files {'is' if len(texts) == 1 else 'are'} read as one "
-                f"text each, as {texts[0]} is: name the others alone in paths if that is not meant"
+                f"source {source.name}: {len(texts)} of its {len(files)} files"
+                f" {'is' if len(texts) == 1 else 'are'} read as one text each, as {texts[0]} is:"
+                " name the others alone in paths if that is not meant"
             )
         if len(files.kinds) > 1:
             names, kinds = set(files.names), zip(files.names, files.formats, strict=True)
-            if copies := [name for name, (_, by) in kinds if by and name.rpartition(".")[0] in names]:
+            if copies := [
+                name for name, (_, by) in kinds if by and name.rpartition(".")[0] in names
+            ]:
                 more = f", and {len(copies) - 1} more pairs" if len(copies) > 1 else ""
                 messages.append(
-                    f"source {source.name}: {copies[0]} and {copies[0].rpartition('.')[0]} are both read{more}: name one of them "
-                    "if they hold the same text"
+                    f"source {source.name}: {copies[0]} and {copies[0].rpartition('.')[0]} are both"
+                    f" read{more}: name one of them if they hold the same text"
                 )
     return messages
 
 
-def _overlap(sources: Sequence[Source], found: Sequence[Files], a: tuple[int, int], b: tuple[int, int]) -> bool:
+def _overlap(
+    sources: Sequence[Source], found: Sequence[Files], a: tuple[int, int], b: tuple[int, int]
+) -> bool:
     """Whether two places of a file may give one document twice."""
     (low, high), (other_low, other_high) = sources[a[0]].sample, sources[b[0]].sample
     named_alike = found[a[0]].names[a[1]] == found[b[0]].names[b[1]]  # by which `sample` goes
@@ -379,12 +427,16 @@ def _path(found: Sequence[Files], place: tuple[int, int]) -> str:
 
 
 def _is_one(a: str, b: str) -> bool:
-    """Whether two names are of one file, also where a file system gives files no numbers of their own."""
+    """Whether two names are of one file, also where a file system gives files no numbers of their
+    own."""
     return os.path.realpath(a) == os.path.realpath(b) or is_url(a) or os.stat(a).st_nlink > 1
 
 
-def match_below(source: Source, base: Path, files: Files, out: str, names: Sequence[str]) -> str | None:
-    """The first of `names`, of files below the folder or URL `out`, that a pattern of the source matches; None for none.
+def match_below(
+    source: Source, base: Path, files: Files, out: str, names: Sequence[str]
+) -> str | None:
+    """The first of `names`, of files below the folder or URL `out`, that a pattern of the source
+    matches; None for none.
 
     files: what was found of the source, through whose folders links are followed.
     """
@@ -400,7 +452,8 @@ def match_below(source: Source, base: Path, files: Files, out: str, names: Seque
 
 
 def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
-    """The ways, as parts, from the folder `root` to the folder `out`, directly or through folders of the files `names`."""
+    """The ways, as parts, from the folder `root` to the folder `out`, directly or through folders
+    of the files `names`."""
     if is_url(root):
         parts, above = out.rstrip("/").split("/"), root.split("/")
         return [parts[len(above) :]] if parts[: len(above)] == above else []
@@ -409,7 +462,9 @@ def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
         while folder not in folders:
             folders.add(folder)
             folder = os.path.dirname(folder)
-    above_out: dict[tuple[int, int], list[str]] = {}  # folder that is there, by device and inode → the way from it
+    above_out: dict[
+        tuple[int, int], list[str]
+    ] = {}  # folder that is there, by device and inode → the way from it
     parts = os.path.realpath(out).split(os.sep)
     for n in range(1, len(parts) + 1):
         with contextlib.suppress(OSError):
@@ -426,7 +481,8 @@ def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
 
 
 def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
-    """(the folder of a source's patterns up to their first wildcard, the patterns relative to it)."""
+    """(the folder of a source's patterns up to their first wildcard, the patterns relative to
+    it)."""
     urls = [expanded(path) for path in source.paths if is_url(path)]
     if not urls:
         patterns = [os.path.abspath(os.path.join(base, expanded(path))) for path in source.paths]
@@ -434,14 +490,19 @@ def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
         return root, [os.path.relpath(pattern, root) for pattern in patterns]
     buckets = sorted({"/".join(url.split("/")[:3]) for url in urls})
     if len(buckets) > 1:
-        raise SourceError(f"source {source.name!r} has files in {', '.join(buckets)}; make a source for each")
-    below = ["/" + "/".join(part for part in url.split("/")[3:] if part not in ("", ".")) for url in urls]
+        raise SourceError(
+            f"source {source.name!r} has files in {', '.join(buckets)}; make a source for each"
+        )
+    below = [
+        "/" + "/".join(part for part in url.split("/")[3:] if part not in ("", ".")) for url in urls
+    ]
     folder = fixed_prefix(below).rstrip("/")
     return buckets[0] + folder, [path[len(folder) + 1 :] for path in below]
 
 
 def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str, Seen]:
-    """name → what is found of the files below a URL that match the patterns, as glob would match them."""
+    """name → what is found of the files below a URL that match the patterns, as glob would match
+    them."""
     remote = Remote(root)
     listed = dict(remote.list()) if any(map(WILDCARD.search, patterns)) else {}
     found: dict[str, Seen] = {}
@@ -450,24 +511,33 @@ def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str
         if size is not None:
             own = {pattern: Seen(size)}
         else:
-            own = {name: Seen(listed[name]) for name in listed if matches(pattern.split("/"), name.split("/"))}
+            own = {
+                name: Seen(listed[name])
+                for name in listed
+                if matches(pattern.split("/"), name.split("/"))
+            }
         if not own and not WILDCARD.search(pattern) and (listed or remote.list(pattern)):
             raise SourceError(
-                f"source {source.name!r}: {root}/{pattern} is a folder; say which files, as in {root}/{pattern}/**/*.jsonl"
+                f"source {source.name!r}: {root}/{pattern} is a folder; say which files, as in"
+                f" {root}/{pattern}/**/*.jsonl"
             )
         if not own:
             raise SourceError(
-                f"source {source.name!r}: {root}/{pattern} matches no file; check the bucket, the folder and the pattern"
+                f"source {source.name!r}: {root}/{pattern} matches no file; check the bucket, the"
+                " folder and the pattern"
             )
         found |= own
     for name in found:
         if any(part in ("", ".", "..") for part in name.split("/")):
-            raise SourceError(f"source {source.name!r}: {root}/{name} cannot be the name of a file; rename it")
+            raise SourceError(
+                f"source {source.name!r}: {root}/{name} cannot be the name of a file; rename it"
+            )
     return found
 
 
 def _in_pairs(source: Source, root: str, files: dict[str, Seen]) -> dict[str, Seen]:
-    """The files, where Megatron's pairs are their .bin with the bytes of both. SourceError for one without the other."""
+    """The files, where Megatron's pairs are their .bin with the bytes of both. SourceError for one
+    without the other."""
     found = {}
     for name, file in files.items():
         ending = name[-4:]
@@ -479,10 +549,13 @@ def _in_pairs(source: Source, root: str, files: dict[str, Seen]) -> dict[str, Se
             beside = files.get(other) or (_remote_file(root, other) if is_url(root) else seen(path))
             if beside is None:
                 raise SourceError(
-                    f"source {source.name!r}: {path} is missing. Megatron's data are pairs of an .idx and a .bin file: put it "
-                    f"beside {name!r}, or set the source's format if that is none of a pair"
+                    f"source {source.name!r}: {path} is missing. Megatron's data are pairs of an"
+                    f" .idx and a .bin file: put it beside {name!r}, or set the source's format if"
+                    " that is none of a pair"
                 )
-            both = Seen(file.size + beside.size, in_int64(file.modified + beside.modified), file.identity)
+            both = Seen(
+                file.size + beside.size, in_int64(file.modified + beside.modified), file.identity
+            )
             found[name if ending.lower() == ".bin" else other] = both
     return found
 
@@ -504,14 +577,16 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
         if WILDCARD.search(name) and not os.path.exists(pattern):
             matched = False
             for found in files_matched(root, name.split(os.sep)):
-                file = seen(os.path.join(root, found))  # the one call for each file that the file system sees
+                file = seen(
+                    os.path.join(root, found)
+                )  # the one call for each file that the file system sees
                 if file is not None:
                     files[found], matched = file, True
             if not matched:
                 raise SourceError(
-                    f"source {source.name!r}: {given} matches no file (looked for {pattern}){nearby(pattern)}"
-                    f"{hidden_match(name, root)}; if its "
-                    f"files have moved, --source {source.name}=FOLDER says where they lie now"
+                    f"source {source.name!r}: {given} matches no file (looked for"
+                    f" {pattern}){nearby(pattern)}{hidden_match(name, root)}; if its files have"
+                    f" moved, --source {source.name}=FOLDER says where they lie now"
                 )
         elif os.path.isfile(os.path.join(pattern, "state.json")):
             from packprep.sources.formats.arrow import saved_files  # with pyarrow
@@ -523,36 +598,43 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
                 except OSError as error:
                     raise SourceError(f"source {source.name!r}: {path}: {error.strerror}") from None
                 identity = hash((status.st_dev, status.st_ino))
-                files[f"{name}/{part}"] = Seen(status.st_size, in_int64(status.st_mtime_ns), identity)
+                files[f"{name}/{part}"] = Seen(
+                    status.st_size, in_int64(status.st_mtime_ns), identity
+                )
         elif os.path.isfile(os.path.join(pattern, "dataset_dict.json")):
             raise SourceError(
-                f"source {source.name!r}: {given} is a folder of several splits; name one of them, as in "
-                f"{given.rstrip('/')}/train"
+                f"source {source.name!r}: {given} is a folder of several splits; name one of them,"
+                f" as in {given.rstrip('/')}/train"
             )
         elif os.path.isfile(os.path.join(pattern, "plan.json")):
             raise SourceError(
-                f'source {source.name!r}: {given} is what packprep wrote: of a token store say format = "store" beside '
-                "the path, in [[sources]] of a recipe; a dataset is no source"
+                f"source {source.name!r}: {given} is what packprep wrote: of a token store say"
+                ' format = "store" beside the path, in [[sources]] of a recipe; a dataset is no'
+                " source"
             )
         elif os.path.isdir(pattern):
             raise SourceError(
-                f"source {source.name!r}: {given} is a folder; say which files, as in {given.rstrip('/')}/**/*.jsonl"
+                f"source {source.name!r}: {given} is a folder; say which files, as in"
+                f" {given.rstrip('/')}/**/*.jsonl"
             )
         elif (file := seen(pattern)) is not None:
             files[name] = file
         elif not os.path.exists(pattern):
-            raise SourceError(f"source {source.name!r}: {given}: no such file (looked for {pattern}){nearby(pattern)}")
+            raise SourceError(
+                f"source {source.name!r}: {given}: no such file (looked for"
+                f" {pattern}){nearby(pattern)}"
+            )
         else:
             raise SourceError(
-                f"source {source.name!r}: {given} is no regular file but a pipe, a device or a socket, which cannot be "
-                "read twice; write what it gives to a file"
+                f"source {source.name!r}: {given} is no regular file but a pipe, a device or a"
+                " socket, which cannot be read twice; write what it gives to a file"
             )
     return files
 
 
 def seen(path: str, paired: bool = False) -> Seen | None:
-    """What the file system says of a regular file, or of a pair of which it is one; None where one is none, or cannot be
-    asked for."""
+    """What the file system says of a regular file, or of a pair of which it is one; None where one
+    is none, or cannot be asked for."""
     found = []
     for part in (path, path[:-4] + _OTHER_OF_PAIR[path[-4:]]) if paired else (path,):
         try:
@@ -563,4 +645,6 @@ def seen(path: str, paired: bool = False) -> Seen | None:
             return None
         found.append(status)
     identity = 0 if paired else hash((found[0].st_dev, found[0].st_ino))
-    return Seen(sum(one.st_size for one in found), in_int64(sum(one.st_mtime_ns for one in found)), identity)
+    return Seen(
+        sum(one.st_size for one in found), in_int64(sum(one.st_mtime_ns for one in found)), identity
+    )

@@ -1,7 +1,9 @@
-"""A look at the begin of some files of a source, before a plan is made: are they what their names say, and is there text?
+"""A look at the begin of some files of a source, before a plan is made: are they what their names
+say, and is there text?
 
-What one document spoils is a reject. Here it is a whole source that is spoilt, by a wrong text_key or a file of another kind:
-that is said before anything is written, so that the recipe can be mended and the same output folder be used.
+What one document spoils is a reject. Here it is a whole source that is spoilt, by a wrong text_key
+or a file of another kind: that is said before anything is written, so that the recipe can be mended
+and the same output folder be used.
 """
 
 import codecs
@@ -56,27 +58,49 @@ _KINDS = {
     b"\xfd7zXZ\x00": "an xz file: decompress it, or compress it with gzip or zstd",
     b"%PDF-": "a PDF: extract its text",
     b"SQLite format 3\x00": "an SQLite database: export its text as JSONL or Parquet",
-    LFS_POINTER: "a Git LFS pointer, which stands for the file itself: fetch that with git lfs pull",
+    LFS_POINTER: (
+        "a Git LFS pointer, which stands for the file itself: fetch that with git lfs pull"
+    ),
 }
 _TABLES = (".csv", ".tsv")
 _NO_TEXT = frozenset((*range(9), *range(14, 27)))
 """Control characters that no text has."""
-_OF_MESSAGES = {"role", "name", "id", "type", "tool_call_id", "reasoning_content", "thinking", "tool_calls"}
+_OF_MESSAGES = {
+    "role",
+    "name",
+    "id",
+    "type",
+    "tool_call_id",
+    "reasoning_content",
+    "thinking",
+    "tool_calls",
+}
 """Keys of a message beside its content."""
 _OWN_FILES = (
     (
         {"law_version", "fingerprint"},
         "packprep's own, of a dataset, which trainers open: name the texts that it was built from",
     ),
-    ({"reason", "source", "detail"}, "packprep's own, a list of rejects: name the files that they are of"),
-    ({"model", "pre_tokenizer"}, "a tokenizer: give it as tokenizer (--tokenizer), and here the texts"),
+    (
+        {"reason", "source", "detail"},
+        "packprep's own, a list of rejects: name the files that they are of",
+    ),
+    (
+        {"model", "pre_tokenizer"},
+        "a tokenizer: give it as tokenizer (--tokenizer), and here the texts",
+    ),
 )
 """(keys of a JSON object, what that is that has them)."""
-_MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_MARKS = {
+    b"\xff\xfe\0\0": "UTF-32",
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
 """Byte order marks, the longer ones first: FF FE is the begin of both."""
 _OTHER_KEY = (
-    "set text_key (--text-key) to the key that holds the text; lists of token ids are read from Parquet and Arrow files, with "
-    'format = "tokens"'
+    "set text_key (--text-key) to the key that holds the text; lists of token ids are read from"
+    ' Parquet and Arrow files, with format = "tokens"'
 )
 IN_MESSAGES = "special_text in messages"
 """The reason `special_text` of conversations, for which there is other advice than for texts."""
@@ -84,23 +108,28 @@ _ADVICE = {
     "missing_text": "set text_key (--text-key) to the key that holds the text",
     "not_a_string": _OTHER_KEY,
     "bad_messages": (
-        "write messages of a role and a content each, or say with messages_key where they are and with messages_format what "
-        "the documents are"
+        "write messages of a role and a content each, or say with messages_key where they are and"
+        " with messages_format what the documents are"
     ),
     "too_large": "cut its documents",
     "bad_weight": (
-        'write numbers of at least 0 as weight, rename the field, or set documents.loss_spans = "ignore" to read the texts alone'
+        "write numbers of at least 0 as weight, rename the field, or set documents.loss_spans ="
+        ' "ignore" to read the texts alone'
     ),
     "not_tokens": "give lists of token ids without nulls",
     "id_out_of_range": "give the tokenizer that its ids are of",
-    "tokenizer_error": "give a tokenizer that takes any text: one with an unknown token, or of bytes",
+    "tokenizer_error": (
+        "give a tokenizer that takes any text: one with an unknown token, or of bytes"
+    ),
     "template_error": "mend the chat template, or give another in documents.chat_template",
     "special_text": 'set documents.special_text = "text"',
     IN_MESSAGES: (
-        'set documents.special_text = "special": the text of a special token in a message then becomes that token, as in '
-        "Transformers"
+        'set documents.special_text = "special": the text of a special token in a message then'
+        " becomes that token, as in Transformers"
     ),
-    "sentinel_in_text": "take these tokens out of its documents, or the tasks that write them out of its tasks",
+    "sentinel_in_text": (
+        "take these tokens out of its documents, or the tasks that write them out of its tasks"
+    ),
     "untrained": 'mend its loss_spans or roles, or set documents.loss_spans = "ignore"',
     "empty": "if another key holds the text, name it as text_key (--text-key)",
     "below_min_tokens": "lower documents.min_tokens",
@@ -109,7 +138,8 @@ _ADVICE = {
 
 
 def advice_on(reason: str, path: str, begin: bytes) -> str:
-    """What to do about a source whose documents are all rejects for one reason. path, begin: of a file, begin of its data."""
+    """What to do about a source whose documents are all rejects for one reason. path, begin: of a
+    file, begin of its data."""
     if encoding := encoding_of(begin):
         return encoding_advice(encoding, path, begin)
     if reason == "invalid_utf8":
@@ -122,7 +152,8 @@ def advice_on(reason: str, path: str, begin: bytes) -> str:
 
 
 def _advice_on_lines(begin: bytes) -> str:
-    """What to do about lines of which none is a JSON object. Only what may be prose is worth reading as such."""
+    """What to do about lines of which none is a JSON object. Only what may be prose is worth
+    reading as such."""
     first, line_feed, _ = begin.partition(b"\n")
     if begin.startswith(LFS_POINTER):
         return f"it begins as {_KINDS[LFS_POINTER]}"
@@ -132,7 +163,8 @@ def _advice_on_lines(begin: bytes) -> str:
         return "they are Python's dicts, and no JSON: write each with json.dumps"
     if begin.startswith(b"{") and b"}{" in first.replace(b" ", b""):
         return (
-            "its objects stand in one line, and JSONL is one object a line: rewrite it, as by jq -c . FILE > FILE.jsonl"
+            "its objects stand in one line, and JSONL is one object a line: rewrite it, as by jq -c"
+            " . FILE > FILE.jsonl"
         )
     if begin[:1] in (b"<", b"{", b"[", b'"') or b"," in first or b"\t" in first:
         return 'write one JSON object a line, with the text at a key, as {"text": "…"}'
@@ -145,12 +177,21 @@ def encoding_of(begin: bytes) -> str:
     even, odd = begin[:64:2], begin[1:64:2]
     if marked or len(odd) < 4:
         return marked
-    return "UTF-16LE" if not any(odd) and all(even) else "UTF-16BE" if not any(even) and all(odd) else ""
+    return (
+        "UTF-16LE"
+        if not any(odd) and all(even)
+        else "UTF-16BE"
+        if not any(even) and all(odd)
+        else ""
+    )
 
 
 def encoding_advice(encoding: str, path: str, begin: bytes) -> str:
     """What to do about a file of that encoding."""
-    return f"it begins with {begin[:2].hex(' ').upper()}: {encoding}, and text is read as UTF-8: {_converted(encoding, path)}"
+    return (
+        f"it begins with {begin[:2].hex(' ').upper()}: {encoding}, and text is read as UTF-8:"
+        f" {_converted(encoding, path)}"
+    )
 
 
 def _converted(encoding: str, path: str) -> str:
@@ -159,11 +200,14 @@ def _converted(encoding: str, path: str) -> str:
     return f"iconv -f {encoding} -t UTF-8 {path} > {os.path.join(folder, f'utf8-{name}')}"
 
 
-def first_look(source: Source, files: Files, messages: bool, template: str = "", kinds: tuple[str, ...] = ()) -> None:
-    """SourceError if all files looked at, FILES at most, are mistaken in a way that is known; a warning if some are.
+def first_look(
+    source: Source, files: Files, messages: bool, template: str = "", kinds: tuple[str, ...] = ()
+) -> None:
+    """SourceError if all files looked at, FILES at most, are mistaken in a way that is known; a
+    warning if some are.
 
-    messages: whether a document may have messages in place of a text. template: that writes them, which may read other keys
-    than a content. kinds: of media.
+    messages: whether a document may have messages in place of a text. template: that writes them,
+    which may read other keys than a content. kinds: of media.
     """
     filled = np.flatnonzero(files.sizes)
     chosen = filled[np.linspace(0, len(filled) - 1, min(FILES, len(filled))).astype(np.int64)]
@@ -182,8 +226,9 @@ def first_look(source: Source, files: Files, messages: bool, template: str = "",
     beyond.report(source.name)
     if first:
         say(
-            f"warning: source {source.name!r}: {mistaken} of {len(looked_at)} files that were looked at cannot be read as the "
-            f"others are, and a build would reject or misread their documents: give them a source of their own. {first[0]}"
+            f"warning: source {source.name!r}: {mistaken} of {len(looked_at)} files that were"
+            " looked at cannot be read as the others are, and a build would reject or misread"
+            f" their documents: give them a source of their own. {first[0]}"
         )
 
 
@@ -197,7 +242,8 @@ def _mistake(
     kinds: tuple[str, ...],
     beyond: "_Beyond",
 ) -> str:
-    """What is mistaken about a file, and what to do; "" if nothing is known to be. settings: gets the keys that it advises;
+    """What is mistaken about a file, and what to do; "" if nothing is known to be. settings: gets
+    the keys that it advises;
     beyond: counts documents, as for `_mistake_beside_texts`."""
     format, compression = files.formats[i]
     is_text = FORMATS[format].position == "whole"
@@ -213,8 +259,8 @@ def _mistake(
     if is_text:
         if source.format == "auto" and files.names[i].lower().endswith(_TABLES):
             return (
-                "a table as text would be one document with all its rows: write it as JSONL or Parquet, "
-                'or set format = "text" if that is meant'
+                "a table as text would be one document with all its rows: write it as JSONL or"
+                ' Parquet, or set format = "text" if that is meant'
             )
         try:
             codecs.getincrementaldecoder("utf-8")().decode(begin, whole)
@@ -223,19 +269,26 @@ def _mistake(
         if source.format == "auto" and _are_objects(begin.removeprefix(BOM), whole):
             settings["format"] = "jsonl"
             return (
-                "its lines are JSON objects, and as text the file would be one document, with braces and keys: name it .jsonl, "
-                'or set format = "jsonl"; or format = "text" if that is meant'
+                "its lines are JSON objects, and as text the file would be one document, with"
+                ' braces and keys: name it .jsonl, or set format = "jsonl"; or format = "text" if'
+                " that is meant"
             )
         return ""
     lines = begin.removeprefix(BOM).lstrip()
-    return _mistake_of_lines(source, lines, whole, messages, path, settings, template, kinds, beyond)
+    return _mistake_of_lines(
+        source, lines, whole, messages, path, settings, template, kinds, beyond
+    )
 
 
 def _are_objects(begin: bytes, whole: bool) -> bool:
     """Whether all lines are JSON objects, one at least."""
-    lines = [line for line in (begin.split(b"\n") if whole else begin.split(b"\n")[:-1]) if line.strip()][:LINES]
+    lines = [
+        line for line in (begin.split(b"\n") if whole else begin.split(b"\n")[:-1]) if line.strip()
+    ][:LINES]
     try:
-        return bool(lines) and all(line.lstrip()[:1] == b"{" and isinstance(json.loads(line), dict) for line in lines)
+        return bool(lines) and all(
+            line.lstrip()[:1] == b"{" and isinstance(json.loads(line), dict) for line in lines
+        )
     except (ValueError, RecursionError):
         return False
 
@@ -258,7 +311,8 @@ def _value(document: dict[str, Any], text_key: str, key: str) -> Any:
 
 
 def _values(document: dict[str, Any], depth: int = 3) -> Iterator[tuple[str, Any]]:
-    """(key, value) of what of a document text_key can name, "a.b" for b in the object at a; `depth` objects deep."""
+    """(key, value) of what of a document text_key can name, "a.b" for b in the object at a; `depth`
+    objects deep."""
     for key, value in document.items():
         if depth and isinstance(value, dict) and value and "." not in key:
             yield from ((f"{key}.{name}", inner) for name, inner in _values(value, depth - 1))
@@ -267,13 +321,25 @@ def _values(document: dict[str, Any], depth: int = 3) -> Iterator[tuple[str, Any
 
 
 def _messages_in(document: dict[str, Any]) -> dict[str, str]:
-    """The keys that find the messages of a document under another key, or in an object; none if there are no messages."""
+    """The keys that find the messages of a document under another key, or in an object; none if
+    there are no messages."""
     for key, value in document.items():
-        inner = next((name for name in ("messages", "conversations") if isinstance(field_at(value, name), list)), None)
+        inner = next(
+            (
+                name
+                for name in ("messages", "conversations")
+                if isinstance(field_at(value, name), list)
+            ),
+            None,
+        )
         if inner and "." not in key:
             tools = {"tools_key": f"{key}.tools"} if field_at(value, "tools") is not None else {}
             return {"messages_key": f"{key}.{inner}", **tools}
-        if isinstance(value, list) and value and all(isinstance(entry, dict) and is_message(entry) for entry in value):
+        if (
+            isinstance(value, list)
+            and value
+            and all(isinstance(entry, dict) and is_message(entry) for entry in value)
+        ):
             return {"messages_key": key}
     return {}
 
@@ -284,23 +350,35 @@ def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -
         return f"its documents are no texts but {instead_of_text(layout)}"
     wanted = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
     return (
-        f"none of its first {looked_at} documents has {wanted}, as messages_format = {layout.name!r} wants: set messages_key to "
-        "the key that holds the messages, or messages_format to what the documents are"
+        f"none of its first {looked_at} documents has {wanted}, as messages_format ="
+        f" {layout.name!r} wants: set messages_key to the key that holds the messages, or"
+        " messages_format to what the documents are"
     )
 
 
 def _instead_of_content(messages: Any, template: str) -> str:
-    """The key at which a message has a text, has no content, and the template does not look; "" where there is none."""
+    """The key at which a message has a text, has no content, and the template does not look; ""
+    where there is none."""
     for message in messages if isinstance(messages, list) else ():
-        if isinstance(message, dict) and "role" in message and not message.keys() & {"content", "tool_calls"}:
+        if (
+            isinstance(message, dict)
+            and "role" in message
+            and not message.keys() & {"content", "tool_calls"}
+        ):
             for key, value in message.items():
-                if isinstance(value, str) and value and key not in _OF_MESSAGES and key not in template:
+                if (
+                    isinstance(value, str)
+                    and value
+                    and key not in _OF_MESSAGES
+                    and key not in template
+                ):
                     return key
     return ""
 
 
 class _Beyond:
-    """The looked-at documents whose loss_spans or media reach beyond their text, as they do if they count its bytes."""
+    """The looked-at documents whose loss_spans or media reach beyond their text, as they do if they
+    count its bytes."""
 
     def __init__(self) -> None:
         self.documents: Counter[str] = Counter()  # by field
@@ -313,18 +391,23 @@ class _Beyond:
         self.documents[field] += 1
         if isinstance(end, int | float) and len(text) + 1 < end <= size:
             self.beyond[field] += 1
-            reach = f"{path}: its {field} reach to {end:.0f} of a text of {len(text)} characters and {size} bytes"
+            reach = (
+                f"{path}: its {field} reach to {end:.0f} of a text of {len(text)} characters and"
+                f" {size} bytes"
+            )
             self.first.setdefault(field, reach)
 
     def report(self, source: str) -> None:
-        """Warn of such documents, once for each field; raise SourceError where all documents with media are such."""
+        """Warn of such documents, once for each field; raise SourceError where all documents with
+        media are such."""
         for field, count in self.beyond.items():
             name, more = ("end", ", each begin too") if field == LOSS_SPANS else ("at", "")
             fate = "are cut to its end" if field == LOSS_SPANS else "are rejected as bad_media"
             found = (
-                f"source {source!r}: {field} of {count} of {self.documents[field]} documents that were looked at reach beyond "
-                f"their text. The first is {self.first[field]}. If {field} count bytes, let each {name} be "
-                f"len(text[:{name}].decode()) of the bytes{more}"
+                f"source {source!r}: {field} of {count} of {self.documents[field]} documents that"
+                f" were looked at reach beyond their text. The first is {self.first[field]}. If"
+                f" {field} count bytes, let each {name} be len(text[:{name}].decode()) of the"
+                f" bytes{more}"
             )
             if field == MEDIA and count == self.documents[field]:
                 raise SourceError(found)
@@ -334,14 +417,23 @@ class _Beyond:
 def _mistake_beside_texts(
     lines: Sequence[bytes], text_key: str, kinds: tuple[str, ...], path: str, beyond: _Beyond
 ) -> str:
-    """What is mistaken about media that would not be read; "" where nothing is seen to be. beyond: counts what reaches beyond
-    texts."""
+    """What is mistaken about media that would not be read; "" where nothing is seen to be. beyond:
+    counts what reaches beyond texts."""
     beside = LOSS_SPANS.encode(), MEDIA.encode()
     for line in islice((line for line in lines if any(key in line for key in beside)), LINES):
         try:
             document = json.loads(line)
-            text, spans, media = field_at(document, text_key), document.get(LOSS_SPANS), document.get(MEDIA)
-            if not kinds and text_key != MEDIA and media and all(entry.keys() >= OF_PLACE for entry in media):
+            text, spans, media = (
+                field_at(document, text_key),
+                document.get(LOSS_SPANS),
+                document.get(MEDIA),
+            )
+            if (
+                not kinds
+                and text_key != MEDIA
+                and media
+                and all(entry.keys() >= OF_PLACE for entry in media)
+            ):
                 return UNREAD_MEDIA
             if spans:
                 beyond.add(LOSS_SPANS, max(span[1] for span in spans), text, path)
@@ -364,12 +456,20 @@ def _mistake_of_lines(
     beyond: _Beyond,
 ) -> str:
     if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{":
-        return "it is one JSON array, and JSONL is one object a line: rewrite it, as by jq -c '.[]' FILE > FILE.jsonl"
+        return (
+            "it is one JSON array, and JSONL is one object a line: rewrite it, as by jq -c '.[]'"
+            " FILE > FILE.jsonl"
+        )
     if begin.split(b"\n", 1)[0].strip() == b"{":
-        return "its objects take several lines, and JSONL is one object a line: rewrite it, as by jq -c . FILE > FILE.jsonl"
+        return (
+            "its objects take several lines, and JSONL is one object a line: rewrite it, as by jq"
+            " -c . FILE > FILE.jsonl"
+        )
     lines, text_key, fields = begin.split(b"\n"), source.text_key, Fields.of(source)
     beside_texts = text_key, kinds, path, beyond
-    if messages and (beside := _mistake_beside_texts(lines if whole else lines[:-1], *beside_texts)):
+    if messages and (
+        beside := _mistake_beside_texts(lines if whole else lines[:-1], *beside_texts)
+    ):
         return beside
     first: dict[str, Any] = {}
     layouts: list[Layout] = []  # that are no texts, and not read
@@ -397,7 +497,9 @@ def _mistake_of_lines(
         first = first or document
         text, value = field_at(document, text_key), partial(_value, document, text_key)
         layout = fields.layout_of(value, text is not None)
-        has_all = layout and fields.of_layout(layout, None, None, value).record.keys() >= set(layout.needs)
+        has_all = layout and fields.of_layout(layout, None, None, value).record.keys() >= set(
+            layout.needs
+        )
         if layout and (layout.advice or not messages or not has_all):
             layouts.append(layout)
         elif layout:
@@ -412,23 +514,33 @@ def _mistake_of_lines(
                 return ""
         for key, value in _values(document):
             longest[key] += len(value) if isinstance(value, str) else 0
-    if not looked_at or any(0 < n < looked_at for n in (undecodable, malformed, others.total(), len(instead))):
+    if not looked_at or any(
+        0 < n < looked_at for n in (undecodable, malformed, others.total(), len(instead))
+    ):
         return ""
     if malformed:
-        return f"none of its first {looked_at} lines is a JSON object: {advice_on('malformed_json', path, begin)}"
+        return (
+            f"none of its first {looked_at} lines is a JSON object:"
+            f" {advice_on('malformed_json', path, begin)}"
+        )
     if instead:
         return (
-            f"in all of its first {looked_at} documents a message has no content, but a text at {instead[0]!r}, which would be "
-            "left out: rename that key to content, or give a chat template that reads it"
+            f"in all of its first {looked_at} documents a message has no content, but a text at"
+            f" {instead[0]!r}, which would be left out: rename that key to content, or give a chat"
+            " template that reads it"
         )
     if undecodable:
-        return f"none of its first {looked_at} lines is UTF-8: {advice_on('invalid_utf8', path, begin)}"
+        return (
+            f"none of its first {looked_at} lines is UTF-8:"
+            f" {advice_on('invalid_utf8', path, begin)}"
+        )
     if layouts and len(layouts) == looked_at:
         return _of_layout(layouts[0], fields, messages, looked_at)
     if others:
         listed = " or ".join(others)
         return (
-            f"in all of its first {looked_at} documents the value of {text_key!r} is {listed}, not a text: {_OTHER_KEY}"
+            f"in all of its first {looked_at} documents the value of {text_key!r} is {listed}, not"
+            f" a text: {_OTHER_KEY}"
         )
     if own := next((what for known, what in _OWN_FILES if known <= first.keys()), ""):
         return f"it is {own}"
@@ -442,6 +554,6 @@ def _mistake_of_lines(
         settings["text_key"] = likely
     example = f", as in text_key = {as_toml(likely)}" if longest[likely] else ""
     return (
-        f"none of its first {looked_at} documents has the key {text_key!r}; their keys are: {keys}. "
-        f"Set text_key (--text-key) to the one that holds the text{example}"
+        f"none of its first {looked_at} documents has the key {text_key!r}; their keys are: {keys}."
+        f" Set text_key (--text-key) to the one that holds the text{example}"
     )

@@ -1,4 +1,5 @@
-"""Patterns of files: which names match them, locally and at URLs, and what to say where no file does."""
+"""Patterns of files: which names match them, locally and at URLs, and what to say where no file
+does."""
 
 import contextlib
 import difflib
@@ -19,7 +20,8 @@ _LOOKED_AT, _SHOWN = 10_000, 6  # names of a folder, where a pattern matches not
 
 
 def matches(pattern: Sequence[str], name: Sequence[str]) -> bool:
-    """Whether glob, with `**`, would find a file by a pattern, both as parts: * and ** pass over what begins with a dot."""
+    """Whether glob, with `**`, would find a file by a pattern, both as parts: * and ** pass over
+    what begins with a dot."""
     if not pattern or not name:
         return not pattern and not name
     if pattern[0] == "**" and len(pattern) == 1:
@@ -28,11 +30,14 @@ def matches(pattern: Sequence[str], name: Sequence[str]) -> bool:
         deeper = not name[0].startswith(".") and matches(pattern, name[1:])
         return deeper or matches(pattern[1:], name)
     hidden = name[0].startswith(".") and not pattern[0].startswith(".")
-    return not hidden and fnmatch.fnmatchcase(name[0], pattern[0]) and matches(pattern[1:], name[1:])
+    return (
+        not hidden and fnmatch.fnmatchcase(name[0], pattern[0]) and matches(pattern[1:], name[1:])
+    )
 
 
 def _folder_identity(path: str) -> tuple[int, ...] | None:
-    """Return what tells a real folder from others, by whatever path: device and inode. None for what is no folder."""
+    """Return what tells a real folder from others, by whatever path: device and inode. None for
+    what is no folder."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -43,13 +48,17 @@ def _folder_identity(path: str) -> tuple[int, ...] | None:
 
 
 def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iterator[str]:
-    """Yield the names below a folder that glob would find by a pattern, but enter each real folder once.
+    """Yield the names below a folder that glob would find by a pattern, but enter each real folder
+    once.
 
-    parts: the pattern's; "**" stands for any folders. hidden: wildcards match names that begin with a dot, too. A folder may
-    be reached through several links, or contain a link to itself. Its path without a link comes first, then the first in
-    sorted order: the heap gives them in this order, since a longer path is greater than its beginning.
+    parts: the pattern's; "**" stands for any folders. hidden: wildcards match names that begin with
+    a dot, too. A folder may be reached through several links, or contain a link to itself. Its path
+    without a link comes first, then the first in sorted order: the heap gives them in this order,
+    since a longer path is greater than its beginning.
     """
-    heap = [(False, "", 0)]  # whether a link is on the path, the path below root, the number of the part
+    heap = [
+        (False, "", 0)
+    ]  # whether a link is on the path, the path below root, the number of the part
     entered = set()
     while heap:
         linked, folder, n = heapq.heappop(heap)
@@ -63,7 +72,9 @@ def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iter
             if is_last:
                 yield path
             else:
-                heapq.heappush(heap, (linked or os.path.islink(os.path.join(root, path)), path, n + 1))
+                heapq.heappush(
+                    heap, (linked or os.path.islink(os.path.join(root, path)), path, n + 1)
+                )
             continue
         deeper = part == "**"
         if deeper and not is_last:
@@ -78,11 +89,14 @@ def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iter
                 if is_last:
                     yield path
                 if (deeper or not is_last) and entry.is_dir():
-                    heapq.heappush(heap, (linked or entry.is_symlink(), path, n if deeper else n + 1))
+                    heapq.heappush(
+                        heap, (linked or entry.is_symlink(), path, n if deeper else n + 1)
+                    )
 
 
 def without_linked_copies(root: str, files: dict[str, T]) -> dict[str, T]:
-    """Return the files, those of each real folder by one path: without a link, or the first in sorted order."""
+    """Return the files, those of each real folder by one path: without a link, or the first in
+    sorted order."""
     folders = {os.path.dirname(name) for name in files}
     identities = {folder: _folder_identity(os.path.join(root, folder)) for folder in folders}
     if len(set(identities.values())) == len(folders):
@@ -90,7 +104,10 @@ def without_linked_copies(root: str, files: dict[str, T]) -> dict[str, T]:
 
     def preference(name: str) -> tuple[bool, str]:
         parts = os.path.dirname(name).split(os.sep)
-        return any(os.path.islink(os.path.join(root, *parts[:n])) for n in range(1, len(parts) + 1)), name
+        return (
+            any(os.path.islink(os.path.join(root, *parts[:n])) for n in range(1, len(parts) + 1)),
+            name,
+        )
 
     kept: dict[Any, str] = {}
     for name in sorted(files, key=preference):
@@ -99,22 +116,36 @@ def without_linked_copies(root: str, files: dict[str, T]) -> dict[str, T]:
 
 
 def nearby(pattern: str) -> str:
-    """A message's part for a pattern that matches nothing: what lies in the deepest of its folders that there is."""
+    """A message's part for a pattern that matches nothing: what lies in the deepest of its folders
+    that there is."""
     folder, *below = _deepest_folder(pattern)
     try:
         with os.scandir(folder) as entries:
-            there = sorted(entry.name + os.sep * entry.is_dir() for entry in islice(entries, _LOOKED_AT))
+            there = sorted(
+                entry.name + os.sep * entry.is_dir() for entry in islice(entries, _LOOKED_AT)
+            )
     except OSError as error:
         return f"; the folder {folder} cannot be looked into: {error.strerror}"
     absent = f"; there is no folder {os.path.join(folder, below[0])}" if len(below) > 1 else ""
-    near = difflib.get_close_matches(below[0] if below else "", [name.rstrip(os.sep) for name in there], 1, 0.6)
+    near = difflib.get_close_matches(
+        below[0] if below else "", [name.rstrip(os.sep) for name in there], 1, 0.6
+    )
     more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
     braces = "; {a,b} is no pattern: give each by itself" if "{" in pattern else ""
     parts = pattern.split(os.sep)
-    literal = [n for n, part in enumerate(parts) if "[" in part and os.path.exists(os.sep.join(parts[: n + 1]))]
+    literal = [
+        n
+        for n, part in enumerate(parts)
+        if "[" in part and os.path.exists(os.sep.join(parts[: n + 1]))
+    ]
     if literal:
-        escaped = os.sep.join(glob.escape(part) if n in literal else part for n, part in enumerate(parts))
-        braces += f"; [ begins a class of characters in a pattern: in a name write [[] for it, as in {escaped}"
+        escaped = os.sep.join(
+            glob.escape(part) if n in literal else part for n, part in enumerate(parts)
+        )
+        braces += (
+            "; [ begins a class of characters in a pattern: in a name write [[] for it, as in"
+            f" {escaped}"
+        )
     return (
         f"{absent}; {folder} holds {', '.join(there[:_SHOWN]) or 'nothing'}{more}"
         + (f"; did you mean {near[0]}?" if near and not WILDCARD.search(below[0]) else "")
@@ -123,7 +154,8 @@ def nearby(pattern: str) -> str:
 
 
 def hidden_match(name: str, root: str) -> str:
-    """Return a message's part about the first file that a pattern would match if wildcards matched names with a dot."""
+    """Return a message's part about the first file that a pattern would match if wildcards matched
+    names with a dot."""
     hidden = files_matched(root, name.split(os.sep), hidden=True)
     first = next((found for found in hidden if os.path.isfile(os.path.join(root, found))), None)
     if first is None:
@@ -132,7 +164,10 @@ def hidden_match(name: str, root: str) -> str:
     n = next(i for i, part in enumerate(parts) if part.startswith("."))
     below = [] if n == len(parts) - 1 else ["**", os.path.basename(name)]
     named = os.path.join(root, *parts[: n + 1], *below)
-    return f"; * and ** pass over names that begin with a dot, as {first}: write that name out, as in {named}"
+    return (
+        f"; * and ** pass over names that begin with a dot, as {first}: write that name out, as in"
+        f" {named}"
+    )
 
 
 def _deepest_folder(pattern: str) -> list[str]:

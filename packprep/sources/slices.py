@@ -1,10 +1,11 @@
 """Sources → pieces → shards, as index arithmetic.
 
-A **piece** is what can be entered by itself: 4 MiB of a line file, a row group, a record batch, a compressed file, or some
-neighbouring small text files. A source's pieces, once per use, each use in its own keyed order, form one list; a piece's
-weight is its estimated text bytes that are kept. Shard b of B takes from every source what begins in
-[b/B, (b+1)/B) of the source's summed weight. So all sources end together, every shard mixes them at the recipe's shares,
-and which process makes which shard never shows.
+A **piece** is what can be entered by itself: 4 MiB of a line file, a row group, a record batch, a
+compressed file, or some neighbouring small text files. A source's pieces, once per use, each use in
+its own keyed order, form one list; a piece's weight is its estimated text bytes that are kept.
+Shard b of B takes from every source what begins in [b/B, (b+1)/B) of the source's summed weight. So
+all sources end together, every shard mixes them at the recipe's shares, and which process makes
+which shard never shows.
 
     pieces of one source, in keyed order   |--5--|-2-|----9----|---6---|-2-|      weights
     shards                                 |     0     |     1     |    2    |
@@ -27,17 +28,22 @@ from packprep.sources.formats import FORMATS, PIECE_BYTES, Slice, position_of
 from packprep.storage import is_url
 
 _WEIGHT_BITS = 16  # the kept part of a piece is an integer per 2¹⁶
-_AT_ONCE = 1 << 18  # pieces: millions of them are worked on in parts that stay in the processor's cache
+_AT_ONCE = (
+    1 << 18
+)  # pieces: millions of them are worked on in parts that stay in the processor's cache
 MOST_PIECES = 1 << 26
-"""Pieces of all sources, once for each use: 256 TiB of lines. Every process holds twelve bytes of each."""
+"""Pieces of all sources, once for each use: 256 TiB of lines. Every process holds twelve bytes of
+each."""
 PIECES_OF_A_USE = 256
 """As many pieces, at least, a use takes the time of."""
 ALL = 0, 1 << 53
-"""The sample of a source that keeps all documents: as `PlannedSource.sample`, [low, high) in 2⁻⁵³."""
+"""The sample of a source that keeps all documents: as `PlannedSource.sample`, [low, high) in
+2⁻⁵³."""
 UNREAD = ""
 """The prefix of a source whose files are not to be read."""
 IN_STORE = "store:"
-"""What the prefix of a source begins with that lies in a token store; the store's path or URL follows."""
+"""What the prefix of a source begins with that lies in a token store; the store's path or URL
+follows."""
 
 
 def _chunks(size: int) -> Iterator[slice]:
@@ -45,7 +51,8 @@ def _chunks(size: int) -> Iterator[slice]:
 
 
 class PlannedSource:
-    """A source with what the plan resolved: its files, the ratios of its formats, its repeat and sample."""
+    """A source with what the plan resolved: its files, the ratios of its formats, its repeat and
+    sample."""
 
     def __init__(
         self,
@@ -67,7 +74,13 @@ class PlannedSource:
         self.kinds = kinds
         self.in_order = in_order
         self._open_store = open_store
-        self.source, self.index, self.prefix, self.files, self.first_file = source, index, prefix, files, first_file
+        self.source, self.index, self.prefix, self.files, self.first_file = (
+            source,
+            index,
+            prefix,
+            files,
+            first_file,
+        )
         self.name, self.seed, self.law = source.name, seed, law
         self.planned_at_url = is_url(resolved.get("prefix", prefix))
         self.ratios: Mapping[str, int] = resolved["ratios"]
@@ -92,7 +105,9 @@ class PlannedSource:
         assert self._open_store is not None
         found = self._open_store(self.prefix.removeprefix(IN_STORE))
         if self._store_digest not in (None, *found.digests):
-            raise SourceError(f"{other_store(self.name, found, self._store_digest)}; put the plan's back")
+            raise SourceError(
+                f"{other_store(self.name, found, self._store_digest)}; put the plan's back"
+            )
         return found
 
     @property
@@ -102,7 +117,8 @@ class PlannedSource:
         return whole + (self.repeat > whole)
 
     def kept_of_use(self, use: int) -> Fraction:
-        """The part of the documents that use number `use` takes by its repeat: 1, or for the last use a fraction."""
+        """The part of the documents that use number `use` takes by its repeat: 1, or for the last
+        use a fraction."""
         return min(Fraction(1), Fraction(self.repeat) - use)
 
     @cached_property
@@ -130,13 +146,16 @@ class PlannedSource:
         return weights
 
     def order(self, uses: range) -> np.ndarray:
-        """int32 or int64[uses, P]: the pieces in the keyed order of each of these uses, or in the files'."""
+        """int32 or int64[uses, P]: the pieces in the keyed order of each of these uses, or in the
+        files'."""
         size = len(self.pieces)
         order = np.empty((len(uses), size), np.int32 if size < 1 << 31 else np.int64)
         if self.in_order:
             order[:] = np.arange(size)
             return order
-        keys = bits64(np.array([text_key(self.seed, self.name, use) for use in uses]), PIECE_ORDER)[:, None]
+        keys = bits64(np.array([text_key(self.seed, self.name, use) for use in uses]), PIECE_ORDER)[
+            :, None
+        ]
         for some in _chunks(size):
             pieces = np.tile(np.arange(some.start, some.stop), (len(uses), 1))
             order[:, some] = permute(pieces, size, keys)
@@ -149,7 +168,11 @@ class PlannedSource:
         size, own = len(self.pieces), self.weights()
         pieces = np.empty((self.uses, size), np.int32 if size < 1 << 31 else np.int64)
         ends = np.empty((self.uses, size), np.int64)
-        sampled, before, at_once = Fraction(high) - Fraction(low), 0, max(1, _AT_ONCE // max(1, size))
+        sampled, before, at_once = (
+            Fraction(high) - Fraction(low),
+            0,
+            max(1, _AT_ONCE // max(1, size)),
+        )
         for first in range(0, self.uses if size else 0, at_once):
             uses = range(first, min(first + at_once, self.uses))
             some = slice(uses.start, uses.stop)
@@ -171,15 +194,21 @@ class PlannedSource:
         return int(ends[-1]) if len(ends) else 0
 
     def places(self, shard: int, shards: int) -> range:
-        """The places, in the list of all pieces and uses, of what a shard takes: of the first and the last perhaps a part."""
+        """The places, in the list of all pieces and uses, of what a shard takes: of the first and
+        the last perhaps a part."""
         ends = self._list[1]
         begin, end = (b * self.weight // shards for b in (shard, shard + 1))
         if begin == end:
             return range(0)
-        return range(int(np.searchsorted(ends, begin, "right")), int(np.searchsorted(ends, end, "left")) + 1)
+        return range(
+            int(np.searchsorted(ends, begin, "right")), int(np.searchsorted(ends, end, "left")) + 1
+        )
 
-    def taken(self, shard: int, shards: int, places: Iterable[int]) -> Iterator[tuple[int, int, int, int, int]]:
-        """(piece, use, lo, hi, weight) of what a shard takes at some of its places: [lo, hi) of the piece's weight."""
+    def taken(
+        self, shard: int, shards: int, places: Iterable[int]
+    ) -> Iterator[tuple[int, int, int, int, int]]:
+        """(piece, use, lo, hi, weight) of what a shard takes at some of its places: [lo, hi) of the
+        piece's weight."""
         pieces, ends = self._list
         begin, end = (b * self.weight // shards for b in (shard, shard + 1))
         for place in places:
@@ -193,8 +222,11 @@ class PlannedSource:
         for of_piece in self.taken(shard, shards, self.places(shard, shards)):
             yield from self.slices_of(*of_piece)
 
-    def slices_of(self, piece: int, use: int = 0, lo: int = 0, hi: int = 1, weight: int = 1) -> Iterator[Slice]:
-        """The slices that are [lo, hi) of a piece's weight: one, or one for each whole text file that begins there.
+    def slices_of(
+        self, piece: int, use: int = 0, lo: int = 0, hi: int = 1, weight: int = 1
+    ) -> Iterator[Slice]:
+        """The slices that are [lo, hi) of a piece's weight: one, or one for each whole text file
+        that begins there.
 
         `file` in them is the index into the plan's files.
         """
@@ -228,7 +260,8 @@ class PlannedSource:
         return pieces, np.arange(places.start, places.stop) // max(1, len(self.pieces))
 
     def shards_of(self, pieces: np.ndarray, shards: int) -> np.ndarray:
-        """int64[k]: which of `shards` shards take something of any of these pieces, int64[n], in any use; ascending."""
+        """int64[k]: which of `shards` shards take something of any of these pieces, int64[n], in
+        any use; ascending."""
         listed, ends = self._list
         found: set[int] = set()
         if self.weight:
@@ -257,8 +290,8 @@ class PlannedSource:
         """Where file i of the source lies. SourceError where its files are not to be read."""
         if self.prefix == UNREAD:
             raise SourceError(
-                f"source {self.name!r} is not read where a plan alone says that it lies: --source {self.name}=PREFIX names a "
-                "place, --from-plan believes the plan"
+                f"source {self.name!r} is not read where a plan alone says that it lies: --source"
+                f" {self.name}=PREFIX names a place, --from-plan believes the plan"
             )
         return os.path.join(self.prefix, self.files.names[i])
 
@@ -266,13 +299,14 @@ class PlannedSource:
 def other_store(name: str, store: Any, planned: str | None) -> str:
     """Say that the token store of a source is not the one whose digest its plan has."""
     return (
-        f"source {name!r}: the token store {store} is another than the plan names (digest {store.digest}, in the plan "
-        f"{planned}): it was made again since"
+        f"source {name!r}: the token store {store} is another than the plan names (digest"
+        f" {store.digest}, in the plan {planned}): it was made again since"
     )
 
 
 def pieces_of_all_uses(sources: Sequence[PlannedSource]) -> int:
-    """The pieces of all sources, once for each use, which counts as PIECES_OF_A_USE where it has fewer."""
+    """The pieces of all sources, once for each use, which counts as PIECES_OF_A_USE where it has
+    fewer."""
     return sum(source.uses * max(PIECES_OF_A_USE, len(source.pieces)) for source in sources)
 
 
@@ -282,6 +316,7 @@ def format_name(format: str, compression: str) -> str:
 
 
 def step_bytes(stored: int, shards: int) -> int:
-    """A source's step: the largest power of two ≤ 1 MiB that gives 16 steps per shard, at least 16 KiB."""
+    """A source's step: the largest power of two ≤ 1 MiB that gives 16 steps per shard, at least 16
+    KiB."""
     per_shard = max(1, stored // max(1, shards) // 16)
     return min(1 << 20, max(1 << 14, 1 << (per_shard.bit_length() - 1)))

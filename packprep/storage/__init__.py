@@ -3,11 +3,12 @@
     building, verification, inspection, exporting ─► Folder ─┬─ LocalFolder: temporaries, flushes and renames
     trainers at a URL, inputs at URLs ───────────────────────┴─ Remote: whole objects, listed, read in ranges, retried
 
-Names are those of the format (`plan.json`, `shards/000/000000.safetensors`). A file or object appears whole or not at all in
-both; which of them make a shard, its receipt alone says.
+Names are those of the format (`plan.json`, `shards/000/000000.safetensors`). A file or object
+appears whole or not at all in both; which of them make a shard, its receipt alone says.
 
-Credentials, regions and endpoints come from the environment alone, never from a recipe or a URL: one that holds a secret is
-refused. A URL is taken as it is written: nothing in it is percent-decoded.
+Credentials, regions and endpoints come from the environment alone, never from a recipe or a URL:
+one that holds a secret is refused. A URL is taken as it is written: nothing in it is
+percent-decoded.
 """
 
 import os
@@ -23,8 +24,17 @@ from packprep.storage.local import LocalFolder
 from packprep.storage.remote import Remote, expanded, is_url, locate
 
 __all__ = [
-    "Folder", "LocalCopy", "LocalFolder", "Remote", "expanded", "folder_at", "in_int64", "is_url", "local_copy", "locate",
-]  # fmt: skip
+    "Folder",
+    "LocalCopy",
+    "LocalFolder",
+    "Remote",
+    "expanded",
+    "folder_at",
+    "in_int64",
+    "is_url",
+    "local_copy",
+    "locate",
+]
 
 T = TypeVar("T")
 
@@ -39,13 +49,15 @@ class Folder(Protocol):
         """The path of a local folder; the URL of another."""
 
     def reach(self) -> None:
-        """Nothing, or StorageError where no such folder can be: there is no such bucket, or it may not be looked at."""
+        """Nothing, or StorageError where no such folder can be: there is no such bucket, or it may
+        not be looked at."""
 
     def path_of(self, name: str) -> str:
         """A file's whole path or URL, for messages."""
 
     def read(self, name: str) -> bytes:
-        """All bytes of a file; FileNotFoundError if there is none, another OSError or StorageError if it cannot be read."""
+        """All bytes of a file; FileNotFoundError if there is none, another OSError or StorageError
+        if it cannot be read."""
 
     def size(self, name: str) -> int | None:
         """Its bytes; None if there is none."""
@@ -57,7 +69,8 @@ class Folder(Protocol):
         """Names in the folder, as far as it can be listed at once, that no build writes."""
 
     def write(self, name: str, buffers: Sequence) -> None:
-        """Write a file, replacing one that stands; it is safe when this returns. BuildError or StorageError if it cannot be."""
+        """Write a file, replacing one that stands; it is safe when this returns. BuildError or
+        StorageError if it cannot be."""
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file unless there is one already; whether it was this call that wrote it."""
@@ -69,13 +82,15 @@ class Folder(Protocol):
         """The bytes for which there is room; None where nobody tells, as of a store."""
 
     def flush(self) -> None:
-        """Make safe what any process has written or removed, also one that was killed right after."""
+        """Make safe what any process has written or removed, also one that was killed right
+        after."""
 
     def remove_temporaries(self, of_process: int | None = None) -> None:
         """Remove what unfinished writes left behind: of all, or of one process of this host."""
 
     def each(self, do: Callable[["Folder", int], T], shards: Sequence[int]) -> Iterator[T]:
-        """`do(folder, shard)` of many shards, in order; do reads what stands here, and nothing else."""
+        """`do(folder, shard)` of many shards, in order; do reads what stands here, and nothing
+        else."""
 
 
 def folder_at(place: str | os.PathLike | Folder) -> Folder:
@@ -88,7 +103,8 @@ def folder_at(place: str | os.PathLike | Folder) -> Folder:
 
 @dataclass(frozen=True)
 class LocalCopy:
-    """A folder of this machine in which an output's files lie at their names: the output's own, or one of copies."""
+    """A folder of this machine in which an output's files lie at their names: the output's own, or
+    one of copies."""
 
     out: Folder
     folder: Path
@@ -117,8 +133,8 @@ class LocalCopy:
             path.unlink(missing_ok=True)  # removed since
         except OSError as error:
             raise BuildError(
-                f"{path}: {error.strerror}; {self.out.path_of(name)} is fetched there, a shard at a time for each worker: "
-                "set TMPDIR to a folder with room"
+                f"{path}: {error.strerror}; {self.out.path_of(name)} is fetched there, a shard at a"
+                " time for each worker: set TMPDIR to a folder with room"
             ) from error
 
     @contextmanager
@@ -138,7 +154,8 @@ class LocalCopy:
 
 @contextmanager
 def local_copy(out: Folder) -> Iterator[LocalCopy]:
-    """The files of an output on this machine while this lasts. PackprepErrors that leave here name the output's files."""
+    """The files of an output on this machine while this lasts. PackprepErrors that leave here name
+    the output's files."""
     if isinstance(out, LocalFolder):
         yield LocalCopy(out, out.path)
         return
@@ -153,5 +170,6 @@ def local_copy(out: Folder) -> Iterator[LocalCopy]:
 
 
 def in_int64(time: int) -> int:
-    """Return a file's time in ns modulo 2⁶⁴, since int64 ends in the year 2262. Times are only compared with one another."""
+    """Return a file's time in ns modulo 2⁶⁴, since int64 ends in the year 2262. Times are only
+    compared with one another."""
     return (time + (1 << 63)) % (1 << 64) - (1 << 63)

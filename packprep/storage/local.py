@@ -1,6 +1,7 @@
 """A folder of this machine, whose files appear whole or not at all.
 
-A temporary is `.NAME.HOST-PID-RANDOM.tmp` beside its file: written, flushed to disk, renamed; then the folder is flushed.
+A temporary is `.NAME.HOST-PID-RANDOM.tmp` beside its file: written, flushed to disk, renamed; then
+the folder is flushed.
 """
 
 import contextlib
@@ -21,22 +22,39 @@ import xxhash
 from packprep.errors import BuildError
 from packprep.format import read_file
 from packprep.format.digests import digest_of_buffers, digest_of_file
-from packprep.format.json_files import FIRST_SEEN_NAME, MANIFEST_NAME, PLAN_NAME, REMOVED_NAME, TOKENIZER_NAME
+from packprep.format.json_files import (
+    FIRST_SEEN_NAME,
+    MANIFEST_NAME,
+    PLAN_NAME,
+    REMOVED_NAME,
+    TOKENIZER_NAME,
+)
 
 T = TypeVar("T")
 
 TEMPORARIES = ".*.tmp"
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 ATTEMPTS = 100
-"""How often a file is written whose temporary others remove: each has to publish in that very moment."""
+"""How often a file is written whose temporary others remove: each has to publish in that very
+moment."""
 PIECE_BYTES = 4 << 20
 """How much of a file is written before the system is told to store it."""
 _KINDS = ("shards", "receipts", "rejects")
-_NAMES = {MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME, FIRST_SEEN_NAME, *_KINDS, "lost+found"}
+_NAMES = {
+    MANIFEST_NAME,
+    PLAN_NAME,
+    TOKENIZER_NAME,
+    REMOVED_NAME,
+    FIRST_SEEN_NAME,
+    *_KINDS,
+    "lost+found",
+}
 _HINTS = {
     errno.ENOSPC: "the disk is full: make room",
     errno.EDQUOT: "the quota is used up: make room",
-    errno.EFBIG: "the file would be larger than this process may write (ulimit -f): raise the limit",
+    errno.EFBIG: (
+        "the file would be larger than this process may write (ulimit -f): raise the limit"
+    ),
     errno.EROFS: "the folder cannot be written: choose another --out",
     errno.EACCES: "the folder cannot be written: choose another --out, or its permissions",
     errno.EIO: "the disk reports an error: see to it",
@@ -47,7 +65,8 @@ def write_error(path: str | Path, error: OSError) -> BuildError:
     """The BuildError of a failed write: what, where, what to do."""
     hint = _HINTS.get(error.errno or 0, "see to it")
     return BuildError(
-        f"{path}: {error.strerror or error}; {hint}, and run the same command again: what is committed stays"
+        f"{path}: {error.strerror or error}; {hint}, and run the same command again: what is"
+        " committed stays"
     )
 
 
@@ -66,7 +85,8 @@ def _owner(process: int) -> str:
 
 
 def write_temporary(path: Path, buffers: Iterable) -> Path:
-    """The temporary of a file, with all bytes of the buffers, on disk; nothing is left of it where it cannot be written."""
+    """The temporary of a file, with all bytes of the buffers, on disk; nothing is left of it where
+    it cannot be written."""
     temporary = path.with_name(f".{path.name}{_owner(os.getpid())}{secrets.token_hex(4)}.tmp")
     _make_folder(path.parent)
     try:
@@ -86,9 +106,10 @@ def write_temporary(path: Path, buffers: Iterable) -> Path:
 def _write(descriptor: int, buffers: Iterable) -> None:
     """Write all bytes of the buffers to the end of a file.
 
-    After every PIECE_BYTES the system begins to store what is new and lets go of what is stored. So a disk works beside
-    the copying, and a large file takes the memory of some pieces: fresh memory costs more than what is written to it,
-    most of all where a virtual machine has to ask for it, and under a job's limit all of it counts.
+    After every PIECE_BYTES the system begins to store what is new and lets go of what is stored. So
+    a disk works beside the copying, and a large file takes the memory of some pieces: fresh memory
+    costs more than what is written to it, most of all where a virtual machine has to ask for it,
+    and under a job's limit all of it counts.
     """
     kept = 0
     for buffer in buffers:
@@ -103,24 +124,29 @@ def _write(descriptor: int, buffers: Iterable) -> None:
 
 
 def _leave_to_disk(descriptor: int) -> None:
-    """Have the system begin to store what is new of a file, and keep no copy in memory of what it has stored."""
+    """Have the system begin to store what is new of a file, and keep no copy in memory of what it
+    has stored."""
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):  # it is advice
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it that are missing, each with its entry in the one above on disk."""
+    """Make a folder and those above it that are missing, each with its entry in the one above on
+    disk."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    with contextlib.suppress(PermissionError):  # what may be written and not listed cannot be flushed
+    with contextlib.suppress(
+        PermissionError
+    ):  # what may be written and not listed cannot be flushed
         _flush_folder(folder.parent)
 
 
 def _flush_folder(folder: Path, top: Path | None = None) -> None:
-    """Flush a folder, and those above it up to `top`, so that their entries survive a power cut too."""
+    """Flush a folder, and those above it up to `top`, so that their entries survive a power cut
+    too."""
     while True:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -133,9 +159,11 @@ def _flush_folder(folder: Path, top: Path | None = None) -> None:
 
 
 class Growing:
-    """A file that is written piece by piece and appears whole: `append` what comes next, then `commit`; or `discard`.
+    """A file that is written piece by piece and appears whole: `append` what comes next, then
+    `commit`; or `discard`.
 
-    It holds no descriptor between two pieces, so that there may be many. BuildError where it cannot be written.
+    It holds no descriptor between two pieces, so that there may be many. BuildError where it cannot
+    be written.
     """
 
     def __init__(self, path: Path):
@@ -160,7 +188,8 @@ class Growing:
         self.bytes += memoryview(buffer).nbytes
 
     def commit(self) -> dict[str, Any]:
-        """Make it appear, in place of one that stands; it and its folder's entry are on disk then. {file, bytes, digest}."""
+        """Make it appear, in place of one that stands; it and its folder's entry are on disk then.
+        {file, bytes, digest}."""
         self.append(b"")
         assert self._temporary is not None
         try:
@@ -185,7 +214,8 @@ class Growing:
 
 
 def create_file(path: Path, data: bytes) -> bool:
-    """Write a file unless there is one, whole or not at all; whether this call wrote it. Its bytes are on disk then.
+    """Write a file unless there is one, whole or not at all; whether this call wrote it. Its bytes
+    are on disk then.
 
     OSError where it cannot be written.
     """
@@ -201,7 +231,9 @@ def create_file(path: Path, data: bytes) -> bool:
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(temporary, path)
                     return True
-            elif error.errno != errno.ENOENT:  # which says that another process that publishes too tidied it up
+            elif (
+                error.errno != errno.ENOENT
+            ):  # which says that another process that publishes too tidied it up
                 raise
         finally:
             with contextlib.suppress(OSError):
@@ -209,8 +241,11 @@ def create_file(path: Path, data: bytes) -> bool:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
-def remove_temporaries(folder: Path, name: str | None = None, of_process: int | None = None) -> None:
-    """Remove the temporaries in a folder: all, or those of one file, or those of one process of this host."""
+def remove_temporaries(
+    folder: Path, name: str | None = None, of_process: int | None = None
+) -> None:
+    """Remove the temporaries in a folder: all, or those of one file, or those of one process of
+    this host."""
     pattern = f".{glob.escape(name)}.*.tmp" if name else TEMPORARIES
     for temporary in folder.glob(pattern):
         if of_process is None or _owner(of_process) in temporary.name:
@@ -220,8 +255,8 @@ def remove_temporaries(folder: Path, name: str | None = None, of_process: int | 
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """A folder of a file system. BuildError where a file cannot be written, or where somebody else removed the temporary and
-    left another file than this."""
+    """A folder of a file system. BuildError where a file cannot be written, or where somebody else
+    removed the temporary and left another file than this."""
 
     path: Path
 
@@ -267,8 +302,8 @@ class LocalFolder:
                 # another committer of the same file was faster and tidied up
                 if not path.exists() or digest_of_file(path) != digest_of_buffers(buffers):
                     raise BuildError(
-                        f"{path}: its temporary {temporary.name} was removed while this process wrote it; run the same "
-                        "command again"
+                        f"{path}: its temporary {temporary.name} was removed while this process"
+                        " wrote it; run the same command again"
                     ) from None
             except OSError:
                 with contextlib.suppress(OSError):
@@ -285,7 +320,8 @@ class LocalFolder:
         return first
 
     def link(self, name: str, other: "LocalFolder") -> bool:
-        """Have another folder's file here too, unless there is one: the same, in one place on disk; whether that can be."""
+        """Have another folder's file here too, unless there is one: the same, in one place on disk;
+        whether that can be."""
         path = self.path / name
         with _reported(path):
             _make_folder(path.parent)
@@ -305,8 +341,12 @@ class LocalFolder:
 
     def free_bytes(self) -> int | None:
         whole = Path(os.path.abspath(self.path))
-        with contextlib.suppress(OSError):  # a folder that cannot be looked at: what is written there says so
-            return shutil.disk_usage(next(folder for folder in (whole, *whole.parents) if folder.exists())).free
+        with contextlib.suppress(
+            OSError
+        ):  # a folder that cannot be looked at: what is written there says so
+            return shutil.disk_usage(
+                next(folder for folder in (whole, *whole.parents) if folder.exists())
+            ).free
         return None
 
     def flush(self) -> None:

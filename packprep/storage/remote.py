@@ -1,4 +1,5 @@
-"""A folder of a file system, by its URL: every call is tried again where what went wrong may pass."""
+"""A folder of a file system, by its URL: every call is tried again where what went wrong may
+pass."""
 
 import errno
 import io
@@ -24,14 +25,17 @@ T = TypeVar("T")
 _TRIES = 7  # over about half a minute, besides what the tries themselves take
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 16.0  # seconds
 _READ_AT_ONCE = 16 << 20  # bytes: what a lost connection costs at most
-_BLOCK_BYTES = 2 << 20  # of an open file; neighbouring ones are fetched together when it is read in order
+_BLOCK_BYTES = (
+    2 << 20
+)  # of an open file; neighbouring ones are fetched together when it is read in order
 _BLOCKS = 6  # blocks that an open file keeps
 _AT_ONCE = 16  # requests that are under way at the same time where many objects are read
 _CHUNK = 256
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
-# Of what follows "://". Of host:port/a@b and of ARNs nothing is a password; a password may hold slashes, as keys of S3 do.
+# Of what follows "://". Of host:port/a@b and of ARNs nothing is a password; a password may hold
+# slashes, as keys of S3 do.
 _REFUSED = re.compile(
     "ACCESS_?DENIED|INVALID_?ACCESS_?KEY|SIGNATURE_?DOES_?NOT_?MATCH|INCOMPLETE_?SIGNATURE|EXPIRED_?TOKEN|INVALID_?TOKEN|"
     "TOKEN_?ID|UNRECOGNIZED_?CLIENT|AUTHENTICAT|AUTHORIZ|PERMISSION_?DENIED|CREDENTIAL|TOO_?SKEWED|FORBIDDEN",
@@ -42,7 +46,12 @@ _STATUS = re.compile(r"(?:HTTP|non-2xx) status(?: code)?:? (\d{3})", re.IGNORECA
 _NETWORK = re.compile(
     "Timeout|Connect|Network|Protocol|Incomplete|Read|Write|Client"
 )  # in the names of exceptions' types
-_PASSING = {408, 409, 425, 429}  # the statuses below 500 that pass by themselves; 409: another writes it at this moment
+_PASSING = {
+    408,
+    409,
+    425,
+    429,
+}  # the statuses below 500 that pass by themselves; 409: another writes it at this moment
 _PASSING_NUMBERS = {
     errno.EINTR,
     errno.EIO,
@@ -57,7 +66,9 @@ _PASSING_NUMBERS = {
     errno.ESTALE,
 }
 _VARIABLES = {
-    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), AWS_REGION and AWS_ENDPOINT_URL",
+    "s3": (
+        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), AWS_REGION and AWS_ENDPOINT_URL"
+    ),
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "hf": "HF_TOKEN",
 }
@@ -69,18 +80,24 @@ def is_url(path: str) -> bool:
 
 
 def expanded(path: str) -> str:
-    """A path, or a URL of this machine's files, with the home folder for a ~ or ~USER at its begin; another URL as it is.
+    """A path, or a URL of this machine's files, with the home folder for a ~ or ~USER at its begin;
+    another URL as it is.
 
-    StorageError for a URL that holds a secret: every place that a user names comes this way before it is kept or shown.
+    StorageError for a URL that holds a secret: every place that a user names comes this way before
+    it is kept or shown.
     """
     if "://" in path:
         _refuse_secrets(path)
     elif (typo := _ONE_SLASH.match(path)) and not os.path.lexists(typo[1]):
         raise StorageError(
-            f"{path} has one slash where a URL has two: write {typo[1]}//{path[typo.end() :]}; or ./{path}, if a folder has "
-            "that name"
+            f"{path} has one slash where a URL has two: write {typo[1]}//{path[typo.end() :]}; or"
+            f" ./{path}, if a folder has that name"
         )
-    return f"file://{os.path.expanduser(path[7:])}" if path.startswith("file://~") else os.path.expanduser(path)
+    return (
+        f"file://{os.path.expanduser(path[7:])}"
+        if path.startswith("file://~")
+        else os.path.expanduser(path)
+    )
 
 
 def _refuse_secrets(path: str) -> None:
@@ -92,8 +109,9 @@ def _refuse_secrets(path: str) -> None:
     what = "a password" if PASSWORD.match(rest) else "a signature or token"
     known = _VARIABLES.get(scheme, "the variables or the profile that its store's library reads")
     raise StorageError(
-        f"{shown} holds {what}, which plan.json and logs would carry to whoever gets the dataset: name the place without it, "
-        f"as s3://bucket/folder, and let the environment give credentials: {known} (docs/guides/storage.md)"
+        f"{shown} holds {what}, which plan.json and logs would carry to whoever gets the dataset:"
+        " name the place without it, as s3://bucket/folder, and let the environment give"
+        f" credentials: {known} (docs/guides/storage.md)"
     )
 
 
@@ -102,12 +120,14 @@ class _ShortRead(OSError):
 
 
 class Remote:
-    """A folder of a file system, or what lies below a prefix in a bucket: "s3://bucket/dir", "hf://datasets/me/it", ….
+    """A folder of a file system, or what lies below a prefix in a bucket: "s3://bucket/dir",
+    "hf://datasets/me/it", ….
 
-    It connects when it is first used, once in each process: it may be pickled and may be there while a process forks.
-    Every call is tried again where the cause may pass: a lost connection, a time-out, 429 and 5xx, a short read. What
-    will not pass is a StorageError at once: no permission, no such bucket, a library that is not installed. An object is
-    written whole or not at all by the store itself, and is safe then: there is nothing to flush, and no temporary.
+    It connects when it is first used, once in each process: it may be pickled and may be there
+    while a process forks. Every call is tried again where the cause may pass: a lost connection, a
+    time-out, 429 and 5xx, a short read. What will not pass is a StorageError at once: no
+    permission, no such bucket, a library that is not installed. An object is written whole or not
+    at all by the store itself, and is safe then: there is nothing to flush, and no temporary.
     """
 
     def __init__(self, url: str):
@@ -139,13 +159,16 @@ class Remote:
         return f"{self.url}/{name}"
 
     def list(self, below: str = "") -> list[tuple[str, int]]:
-        """(name relative to the folder, bytes) of all files below its subfolder `below`, sorted bytewise by name.
+        """(name relative to the folder, bytes) of all files below its subfolder `below`, sorted
+        bytewise by name.
 
         Empty where there are none; StorageError where there is no such bucket.
         """
         found = self._tried("listing", below, lambda store: store.list(self._path(below)))
         start = below.strip("/") + "/" if below.strip("/") else ""
-        return sorted(((start + name, size) for name, size in found), key=lambda item: os.fsencode(item[0]))
+        return sorted(
+            ((start + name, size) for name, size in found), key=lambda item: os.fsencode(item[0])
+        )
 
     def size(self, name: str) -> int | None:
         """The bytes of a file; None if it is not there."""
@@ -158,34 +181,41 @@ class Remote:
         return []  # a bucket may hold millions of objects below it
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        """The file's bytes [begin, end), to its end without `end` or if it ends earlier; FileNotFoundError if it is not there."""
+        """The file's bytes [begin, end), to its end without `end` or if it ends earlier;
+        FileNotFoundError if it is not there."""
         opened = _Opened(self, name)
         length = opened.length()
         end = length if end is None else min(end, length)
-        return b"".join(opened.read(at, min(end - at, _READ_AT_ONCE)) for at in range(begin, end, _READ_AT_ONCE))
+        return b"".join(
+            opened.read(at, min(end - at, _READ_AT_ONCE)) for at in range(begin, end, _READ_AT_ONCE)
+        )
 
     def open(self, name: str, size: int) -> BinaryIO:
-        """A file of `size` bytes to read and seek in, by ranges and a few megabytes ahead, each range retried by itself.
+        """A file of `size` bytes to read and seek in, by ranges and a few megabytes ahead, each
+        range retried by itself.
 
         FileNotFoundError if it is not there; StorageError if it has another size.
         """
         opened = _Opened(self, name)
         if opened.length() != size:
-            raise StorageError(f"{self._url(name)} has {opened.length()} bytes and should have {size}")
+            raise StorageError(
+                f"{self._url(name)} has {opened.length()} bytes and should have {size}"
+            )
         # Names to call it by are what libraries ask of an open file.
         return cast(BinaryIO, io.BufferedReader(_Ranges(opened, size), 128 << 10))
 
     def write(self, name: str, buffers: Sequence[Buffer]) -> None:
-        """Write a file whole, in place of one that is there; a part of it never shows under its name."""
+        """Write a file whole, in place of one that is there; a part of it never shows under its
+        name."""
         whole = list(buffers)
         self._tried("writing", name, lambda store: store.put(self._path(name), whole))
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file if there is none; whether this call wrote it.
 
-        In one step where the store can: of two who write in the same moment, one is told so. A store that passes the
-        condition over, or one that is not asked with it (`stores.py`), is asked first: there both may be told that they
-        wrote it, and the later one's bytes stay.
+        In one step where the store can: of two who write in the same moment, one is told so. A
+        store that passes the condition over, or one that is not asked with it (`stores.py`), is
+        asked first: there both may be told that they wrote it, and the later one's bytes stay.
         """
         tries = 0
 
@@ -204,7 +234,9 @@ class Remote:
             with suppress(FileNotFoundError):
                 store.remove(self._path(name))
 
-        if self.size(name) is not None:  # who removes an object that is not there may leave the marker of a folder
+        if (
+            self.size(name) is not None
+        ):  # who removes an object that is not there may leave the marker of a folder
             self._tried("removing", name, removed)
 
     def free_bytes(self) -> int | None:
@@ -217,7 +249,8 @@ class Remote:
         return
 
     def each(self, do: Callable[["Remote", int], T], shards: Sequence[int]) -> Iterator[T]:
-        """`do(folder, shard)` of many shards, in order: several requests at once, and none for what a listing does not have."""
+        """`do(folder, shard)` of many shards, in order: several requests at once, and none for what
+        a listing does not have."""
         listed = _Listed(self)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for begin in range(0, len(shards), _CHUNK):
@@ -235,17 +268,24 @@ class Remote:
         return self._connected[1]
 
     def _tried(self, doing: str, name: str, action: Callable[[Store], T]) -> T:
-        """What `action` gives, tried again while its errors may pass. FileNotFoundError is passed on."""
+        """What `action` gives, tried again while its errors may pass. FileNotFoundError is passed
+        on."""
         for tried in range(1, _TRIES + 1):
             try:
                 return action(self._store())
             except (FileNotFoundError, StorageError):
                 raise
-            except Exception as error:  # of any library below; all become a StorageError but those that may pass
+            except (
+                Exception
+            ) as error:  # of any library below; all become a StorageError but those that may pass
                 if tried == _TRIES or not _may_pass(error):
                     raise StorageError(self._message(doing, name, error, tried)) from error
                 if tried > 1:  # a single failure is seldom a wait
-                    say(f"{self.url}: {doing} failed {tried} times ({type(error).__name__}): trying again", once=True)
+                    say(
+                        f"{self.url}: {doing} failed {tried} times ({type(error).__name__}): trying"
+                        " again",
+                        once=True,
+                    )
                 pause = min(_FIRST_PAUSE * 2 ** (tried - 1), _LONGEST_PAUSE)
                 time.sleep(pause * random.uniform(0.5, 1))
         raise AssertionError("unreachable")
@@ -257,17 +297,22 @@ class Remote:
             advice = "There is no such bucket: create it, or correct the URL and the endpoint."
         elif _is_refused(error):
             advice = (
-                f"The store refused the credentials, or they lack the permission: check {variables} in the environment."
+                f"The store refused the credentials, or they lack the permission: check {variables}"
+                " in the environment."
             )
         elif tried > 1:
-            advice = f"It was tried {tried} times. Check the network and the store, then run the same command again."
+            advice = (
+                f"It was tried {tried} times. Check the network and the store, then run the same"
+                " command again."
+            )
         else:
             advice = f"Check the URL and what is set in the environment: {variables}."
         return f"{self._url(name)}: {doing} failed: {said.rstrip('.')}. {advice}"
 
 
 class _Listed(Remote):
-    """A Remote as it was when it was first asked: one listing for each folder, which holds a thousand shards."""
+    """A Remote as it was when it was first asked: one listing for each folder, which holds a
+    thousand shards."""
 
     def __init__(self, remote: Remote):
         super().__init__(remote.url)
@@ -338,7 +383,8 @@ class _Opened:
 
 
 class _Ranges(io.RawIOBase):
-    """An open file as blocks: the few that were used last are kept, and what is read in order is fetched ahead."""
+    """An open file as blocks: the few that were used last are kept, and what is read in order is
+    fetched ahead."""
 
     def __init__(self, opened: _Opened, size: int):
         self._opened, self._size, self._at = opened, size, 0

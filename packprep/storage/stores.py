@@ -60,7 +60,10 @@ def connect(scheme: str, folder: str) -> Store:
     if scheme == "gs":
         with unforked():
             from pyarrow.fs import GcsFileSystem
-        return _Arrow(GcsFileSystem(retry_time_limit=timedelta(seconds=5)), lambda: _put_if_none("GCSStore", folder))
+        return _Arrow(
+            GcsFileSystem(retry_time_limit=timedelta(seconds=5)),
+            lambda: _put_if_none("GCSStore", folder),
+        )
     if scheme == "file":
         return _Local()
     return _Fsspec(scheme)
@@ -75,8 +78,13 @@ def _s3(bucket: str) -> "_Arrow":
     if endpoint:
         parts = urlsplit(endpoint)
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise StorageError(f"AWS_ENDPOINT_URL is {endpoint!r} and should be like https://host:port")
-        options |= {"endpoint_override": parts.netloc + parts.path.rstrip("/"), "scheme": parts.scheme}
+            raise StorageError(
+                f"AWS_ENDPOINT_URL is {endpoint!r} and should be like https://host:port"
+            )
+        options |= {
+            "endpoint_override": parts.netloc + parts.path.rstrip("/"),
+            "scheme": parts.scheme,
+        }
     elif not region:
         region = resolve_s3_region(bucket)
     if region:
@@ -87,7 +95,9 @@ def _s3(bucket: str) -> "_Arrow":
         if keys is None:
             return None
         given = {"region": region, "endpoint": endpoint.rstrip("/") if endpoint else None, **keys}
-        return _put_if_none("S3Store", bucket, **{name: value for name, value in given.items() if value})
+        return _put_if_none(
+            "S3Store", bucket, **{name: value for name, value in given.items() if value}
+        )
 
     files = S3FileSystem(
         connect_timeout=10,
@@ -100,16 +110,21 @@ def _s3(bucket: str) -> "_Arrow":
 
 
 def _keys_of_profile() -> dict[str, str] | None:
-    """The keys of the profile that the files of AWS hold, as obstore names them, which reads no such files.
+    """The keys of the profile that the files of AWS hold, as obstore names them, which reads no
+    such files.
 
-    Empty where the environment has keys, or where no profile is named or described: obstore then asks what it knows. None
-    for a profile that gets its keys elsewhere (single sign-on, another role, a program).
+    Empty where the environment has keys, or where no profile is named or described: obstore then
+    asks what it knows. None for a profile that gets its keys elsewhere (single sign-on, another
+    role, a program).
     """
     if os.environ.get("AWS_ACCESS_KEY_ID"):
         return {}
     profile = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
     found: dict[str, str] = {}
-    for variable, name in (("AWS_CONFIG_FILE", "config"), ("AWS_SHARED_CREDENTIALS_FILE", "credentials")):
+    for variable, name in (
+        ("AWS_CONFIG_FILE", "config"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
+    ):
         parser = RawConfigParser()
         path = os.environ.get(variable) or os.path.expanduser(f"~/.aws/{name}")
         try:
@@ -124,10 +139,11 @@ def _keys_of_profile() -> dict[str, str] | None:
 
 
 def _put_if_none(kind: str, bucket: str, **options: str) -> "PutIfNone | None":
-    """A function (path, data) → whether there was no object, and this is it now: decided by the store, in one step.
+    """A function (path, data) → whether there was no object, and this is it now: decided by the
+    store, in one step.
 
-    None in a process that was forked from one which had such a function: the threads behind it are the other's alone, and
-    whoever waits for them here waits for ever.
+    None in a process that was forked from one which had such a function: the threads behind it are
+    the other's alone, and whoever waits for them here waits for ever.
     """
     global _process
     if _process not in (None, os.getpid()):
@@ -162,7 +178,8 @@ def _put_if_none(kind: str, bucket: str, **options: str) -> "PutIfNone | None":
 
 
 class _Arrow:
-    """A file system of pyarrow, and what it lacks: an object that is written only if there is none."""
+    """A file system of pyarrow, and what it lacks: an object that is written only if there is
+    none."""
 
     def __init__(self, files: Any, put_if_none: "Callable[[], PutIfNone | None]"):
         self._files = files
@@ -174,8 +191,12 @@ class _Arrow:
         found = self._files.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
         bucket = path.split("/")[0]
         if not found and self._files.get_file_info(bucket).type == FileType.NotFound:
-            raise StorageError(f"there is no bucket {bucket}: create it, or correct the URL and the endpoint")
-        return [(info.path[len(path) + 1 :], info.size) for info in found if info.type == FileType.File]
+            raise StorageError(
+                f"there is no bucket {bucket}: create it, or correct the URL and the endpoint"
+            )
+        return [
+            (info.path[len(path) + 1 :], info.size) for info in found if info.type == FileType.File
+        ]
 
     def open(self, path: str) -> OpenFile:
         return self._files.open_input_file(path)
@@ -187,14 +208,16 @@ class _Arrow:
         return info.size if info.type == FileType.File else None
 
     def put(self, path: str, buffers: Sequence[Buffer]) -> None:
-        stream = self._files.open_output_stream(path, compression=None)  # by default names ending in .gz are compressed
+        stream = self._files.open_output_stream(
+            path, compression=None
+        )  # by default names ending in .gz are compressed
         try:
             for buffer in buffers:
                 stream.write(buffer)
             stream.close()
         except BaseException:
-            # A stream that is dropped publishes what it has. It has no way to be aborted, so that it must never be
-            # dropped: what was sent stays an unfinished upload, which nobody sees.
+            # A stream that is dropped publishes what it has. It has no way to be aborted, so that
+            # it must never be dropped: what was sent stays an unfinished upload, which nobody sees.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(stream))
             raise
 
@@ -275,7 +298,10 @@ class _Fsspec:
                 import fsspec
 
                 self._files = fsspec.filesystem(scheme)
-        except (ImportError, ValueError) as error:  # a library that is not installed; a scheme that nobody knows
+        except (
+            ImportError,
+            ValueError,
+        ) as error:  # a library that is not installed; a scheme that nobody knows
             raise StorageError(f"{scheme}:// cannot be read: {error}") from error
         self._scheme = scheme
 
@@ -289,7 +315,11 @@ class _Fsspec:
             found = self._files.find(self._path(path), detail=True)
         except FileNotFoundError:
             return []
-        return [(name[len(start) :], info["size"]) for name, info in found.items() if name.startswith(start)]
+        return [
+            (name[len(start) :], info["size"])
+            for name, info in found.items()
+            if name.startswith(start)
+        ]
 
     def open(self, path: str) -> OpenFile:
         self._files.invalidate_cache()

@@ -22,9 +22,10 @@ TEXT_REASONS = ("special_text", TOKENIZER_ERROR)
 class Tokens(NamedTuple):
     """Token documents, flat. Document i is ids[offsets[i] : offsets[i + 1]].
 
-    ids: int32[total], offsets: int64[n + 1]; rejected: (index of the document, reason, detail), ascending, reason
-    one of TEXT_REASONS or "lone_surrogate". A rejected document has no tokens.
-    characters: int64[total, 2]: [begin, end) of what each token stands for in its document, where that was asked for.
+    ids: int32[total], offsets: int64[n + 1]; rejected: (index of the document, reason, detail),
+    ascending, reason one of TEXT_REASONS or "lone_surrogate". A rejected document has no tokens.
+    characters: int64[total, 2]: [begin, end) of what each token stands for in its document, where
+    that was asked for.
     """
 
     ids: np.ndarray
@@ -43,15 +44,17 @@ def tokenize(
 ) -> Tokens:
     """The ids of each text, content only: no bos, eos or mode token.
 
-    special_text says what the text of a special token is, as "<pad>" in a document about tokenizers:
-    "text" characters like others, "special" that token, "reject" a reason to reject the document.
-    Under "text", a document is rejected where the model's own vocabulary gives such a token nevertheless, as a Unigram
-    model does whose pieces hold "<pad>". One on which the tokenizer fails is rejected, and the others get what they get
-    without it; EngineFault where the engine fails and its reference does not.
+    special_text says what the text of a special token is, as "<pad>" in a document about
+    tokenizers: "text" characters like others, "special" that token, "reject" a reason to reject the
+    document. Under "text", a document is rejected where the model's own vocabulary gives such a
+    token nevertheless, as a Unigram model does whose pieces hold "<pad>". One on which the
+    tokenizer fails is rejected, and the others get what they get without it; EngineFault where the
+    engine fails and its reference does not.
     characters: give those that each token stands for, too.
-    chat (goes with characters): the texts come from a chat template, whose special tokens are meant; for each text, the
-    strings in it that are not the template's. Unless special_text is "special", a special token's text in one of those
-    rejects the document, for in the whole text it would become the token.
+    chat (goes with characters): the texts come from a chat template, whose special tokens are
+    meant; for each text, the strings in it that are not the template's. Unless special_text is
+    "special", a special token's text in one of those rejects the document, for in the whole text it
+    would become the token.
     """
     assert characters or chat is None
     plain = None if special_text == "special" else _plain_text(vocabulary)
@@ -70,7 +73,9 @@ def tokenize(
         documents = np.searchsorted(offsets, places, side="right") - 1
         for i, place in zip(documents.tolist(), places.tolist(), strict=True):
             id = int(ids[place])
-            detail = f"its text gives {plain.texts[id]} (id {id}) as token {place - int(offsets[i])}"
+            detail = (
+                f"its text gives {plain.texts[id]} (id {id}) as token {place - int(offsets[i])}"
+            )
             rejected.setdefault(i, ("special_text", detail))
     if rejected:
         lengths = np.diff(offsets)
@@ -88,8 +93,8 @@ _Rejected = dict[int, tuple[str, str]]  # index of a document → reason, detail
 def _encoded(
     engine: Engine, texts: Sequence[str], rejected: Collection[int], characters: bool, is_chat: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """(ids, offsets, characters) of the texts, those of rejected ones empty. Raises where one is not of whole characters, and
-    whatever the tokenizer does."""
+    """(ids, offsets, characters) of the texts, those of rejected ones empty. Raises where one is
+    not of whole characters, and whatever the tokenizer does."""
     usable = ["" if i in rejected else text for i, text in enumerate(texts)] if rejected else texts
     with panics_as_errors():
         if characters:
@@ -99,12 +104,18 @@ def _encoded(
 
 
 def _failing(
-    engine: Engine, texts: Sequence[str], rejected: Collection[int], characters: bool, is_chat: bool, error: Exception
+    engine: Engine,
+    texts: Sequence[str],
+    rejected: Collection[int],
+    characters: bool,
+    is_chat: bool,
+    error: Exception,
 ) -> _Rejected:
-    """The texts on each of which the tokenizer fails, of those that are not rejected, where all together gave an error.
+    """The texts on each of which the tokenizer fails, of those that are not rejected, where all
+    together gave an error.
 
-    EngineFault for one that the engine's reference takes; PlanError for one that the plan's own engine may take. What is wrong
-    with the machine is raised again.
+    EngineFault for one that the engine's reference takes; PlanError for one that the plan's own
+    engine may take. What is wrong with the machine is raised again.
     """
 
     def failure(of: Engine, text: str) -> Exception | None:
@@ -123,17 +134,26 @@ def _failing(
         if i not in rejected and (why := failure(engine, text)):
             if engine.reference is not None and failure(engine.reference, text) is None:
                 raise EngineFault(text, str(why)) from why
-            detail = str(why) if isinstance(why, NormalizerLimit) else "the tokenizer fails on its text"
-            if isinstance(engine, ReferenceEngine) and engine.in_place_of and not isinstance(why, NormalizerLimit):
+            detail = (
+                str(why) if isinstance(why, NormalizerLimit) else "the tokenizer fails on its text"
+            )
+            if (
+                isinstance(engine, ReferenceEngine)
+                and engine.in_place_of
+                and not isinstance(why, NormalizerLimit)
+            ):
                 raise PlanError(
-                    f"the reference engine fails on a text of {len(text)} characters that begins {text[:40]!a}, and goes in "
-                    f"place of {engine.in_place_of}, which may take it: install that version, or build into a new folder"
+                    f"the reference engine fails on a text of {len(text)} characters that begins"
+                    f" {text[:40]!a}, and goes in place of {engine.in_place_of}, which may take it:"
+                    " install that version, or build into a new folder"
                 )
             failing[i] = (TOKENIZER_ERROR, detail)
     return failing
 
 
-def _turned_away(texts: Sequence[str], chat: Sequence[Sequence[str]] | None, plain: "_PlainText | None") -> _Rejected:
+def _turned_away(
+    texts: Sequence[str], chat: Sequence[Sequence[str]] | None, plain: "_PlainText | None"
+) -> _Rejected:
     """The texts with half a character, or with a special token's text where that may not be."""
     rejected = _with_half_characters(texts)
     if plain is None:
@@ -157,7 +177,10 @@ def _with_half_characters(texts: Sequence[str]) -> _Rejected:
             text.isascii() or text.encode()
         except UnicodeEncodeError as error:
             place = error.start
-            detail = f"U+{ord(text[place]):04X} at character {place} is half of a surrogate pair and no character"
+            detail = (
+                f"U+{ord(text[place]):04X} at character {place} is half of a surrogate pair and no"
+                " character"
+            )
             rejected[i] = ("lone_surrogate", detail)
     return rejected
 
@@ -166,7 +189,8 @@ def _with_half_characters(texts: Sequence[str]) -> _Rejected:
 class _PlainText:
     """What plain text may not contain. forbidden: bool[vocab_size].
 
-    forbidden_in_chat: those of them that no template can mean, as they are pieces of the model's and no added tokens.
+    forbidden_in_chat: those of them that no template can mean, as they are pieces of the model's
+    and no added tokens.
     """
 
     forbidden: np.ndarray

@@ -1,4 +1,5 @@
-"""A tokenizer.json: where it comes from, what it holds, the same with tokens added, and that of the vocabulary of bytes.
+"""A tokenizer.json: where it comes from, what it holds, the same with tokens added, and that of the
+vocabulary of bytes.
 
 It is a file or in a folder, on the Hugging Face Hub, or built in.
 """
@@ -34,28 +35,32 @@ HINT_KEYS = {
 
 
 _CONVERSION = (
-    "pip install transformers sentencepiece protobuf; let the model's name be what its class wants, tokenizer.model, or "
-    "spiece.model of T5 and ALBERT; say in {0}/tokenizer_config.json which class it is, as "
-    '{{"tokenizer_class": "LlamaTokenizer"}}; then AutoTokenizer.from_pretrained({0!r}).save_pretrained(FOLDER) in Python. '
-    "Without its own class and name the ids are others; Transformers' may differ from sentencepiece's: compare them on your text"
+    "pip install transformers sentencepiece protobuf; let the model's name be what its class"
+    " wants, tokenizer.model, or spiece.model of T5 and ALBERT; say in {0}/tokenizer_config.json"
+    ' which class it is, as {{"tokenizer_class": "LlamaTokenizer"}}; then'
+    " AutoTokenizer.from_pretrained({0!r}).save_pretrained(FOLDER) in Python. Without its own class"
+    " and name the ids are others; Transformers' may differ from sentencepiece's: compare them on"
+    " your text"
 )
 
 _TEKKEN = (
-    "Its tekken.json is Mistral's own format. Make a tokenizer.json of it with transformers 5.23 or later: "
-    "AutoTokenizer.from_pretrained({0!r}).save_pretrained(FOLDER) in Python, and give FOLDER"
+    "Its tekken.json is Mistral's own format. Make a tokenizer.json of it with transformers 5.23 or"
+    " later: AutoTokenizer.from_pretrained({0!r}).save_pretrained(FOLDER) in Python, and give"
+    " FOLDER"
 )
 
 Beside = Sequence[Mapping[str, Any]]
-"""What was taken of each of HINT_FILES that lies beside a tokenizer: {"file", "digest", "roles": role → token text}. The text
-of a role is None where the file declares null."""
+"""What was taken of each of HINT_FILES that lies beside a tokenizer: {"file", "digest", "roles":
+role → token text}. The text of a role is None where the file declares null."""
 
 
 def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    """The bytes of the tokenizer.json that `name` means, and what the files beside it say, as `Beside`.
+    """The bytes of the tokenizer.json that `name` means, and what the files beside it say, as
+    `Beside`.
 
-    name: "bytes"; a file, or a folder with a tokenizer.json, relative to base; or a name on the Hugging Face Hub.
-    The roles are of eos, bos, pad, mask, as far as the files have them. Raises VocabularyError when there is nothing to
-    read.
+    name: "bytes"; a file, or a folder with a tokenizer.json, relative to base; or a name on the
+    Hugging Face Hub. The roles are of eos, bos, pad, mask, as far as the files have them. Raises
+    VocabularyError when there is nothing to read.
     """
     if name == "bytes":
         return bytes_tokenizer_json(), []
@@ -65,8 +70,9 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
     if file.is_file():
         if file.suffix == ".model":
             raise VocabularyError(
-                f"tokenizer = {name!r}: a sentencepiece model, and packprep reads a tokenizer.json. Use the one that the model "
-                f"was published with, or make it: {_CONVERSION.format(str(path.parent))}"
+                f"tokenizer = {name!r}: a sentencepiece model, and packprep reads a tokenizer.json."
+                " Use the one that the model was published with, or make it:"
+                f" {_CONVERSION.format(str(path.parent))}"
             )
         if file.name == "tekken.json":
             raise VocabularyError(f"tokenizer = {name!r}: {_TEKKEN.format(str(path.parent))}")
@@ -77,28 +83,31 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
     if path.is_dir():
         if (path / "tekken.json").is_file():
             raise VocabularyError(
-                f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json. {_TEKKEN.format(str(path))}"
+                f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json."
+                f" {_TEKKEN.format(str(path))}"
             )
         found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
         raise VocabularyError(
-            f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json (it holds {found}). "
-            f"Use the one that the model was published with, or make it: {_CONVERSION.format(str(path))}"
+            f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json (it holds {found})."
+            " Use the one that the model was published with, or make it:"
+            f" {_CONVERSION.format(str(path))}"
         )
     if path.exists():
         raise VocabularyError(
-            f"tokenizer = {name!r}: {path} is no regular file but a pipe, a device or a socket: give a tokenizer.json, or a "
-            "folder with one"
+            f"tokenizer = {name!r}: {path} is no regular file but a pipe, a device or a socket:"
+            " give a tokenizer.json, or a folder with one"
         )
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or name.endswith(".json"):
         raise VocabularyError(
-            f"tokenizer = {name!r}: {path} does not exist. Give a tokenizer.json, a folder with one, "
-            'a name on the Hugging Face Hub, or "bytes"; a path is relative to the recipe'
+            f"tokenizer = {name!r}: {path} does not exist. Give a tokenizer.json, a folder with"
+            ' one, a name on the Hugging Face Hub, or "bytes"; a path is relative to the recipe'
         )
     return _from_hub(name, path)
 
 
 def read_beside(name: str, base: Path, file: str) -> bytes | None:
-    """The bytes of a file that lies beside the tokenizer.json of `load_tokenizer_json`; None if there is none."""
+    """The bytes of a file that lies beside the tokenizer.json of `load_tokenizer_json`; None if
+    there is none."""
     if name == "bytes":
         return None
     path = base / expanded(name)
@@ -117,8 +126,9 @@ def read_beside(name: str, base: Path, file: str) -> bytes | None:
     except Exception as error:  # see _from_hub
         first_line = (str(error).strip().splitlines() or ["no message"])[0]
         raise VocabularyError(
-            f"tokenizer = {name!r}: the Hugging Face Hub gave no {file} ({type(error).__name__}: {first_line}). "
-            "Check the network, or download the tokenizer's files once and give their folder"
+            f"tokenizer = {name!r}: the Hugging Face Hub gave no {file} ({type(error).__name__}:"
+            f" {first_line}). Check the network, or download the tokenizer's files once and give"
+            " their folder"
         ) from error
 
 
@@ -126,15 +136,19 @@ def _read(path: Path) -> bytes:
     try:
         if (size := path.stat().st_size) > MOST_BYTES:
             raise VocabularyError(
-                f"the tokenizer file {path} has {size} bytes, and one has at most {MOST_BYTES}: give a tokenizer.json"
+                f"the tokenizer file {path} has {size} bytes, and one has at most {MOST_BYTES}:"
+                " give a tokenizer.json"
             )
         return path.read_bytes()
     except OSError as error:
-        raise VocabularyError(f"the tokenizer file {path} cannot be read: {error.strerror}") from error
+        raise VocabularyError(
+            f"the tokenizer file {path} cannot be read: {error.strerror}"
+        ) from error
 
 
 def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    """What `load_tokenizer_json` gives, from the Hub or its cache. path: where a file was looked for before."""
+    """What `load_tokenizer_json` gives, from the Hub or its cache. path: where a file was looked
+    for before."""
     say(f"fetching tokenizer {name} from the Hugging Face Hub, unless it is here", once=True)
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
@@ -151,18 +165,20 @@ def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
         return data, _beside(optional)
     except VocabularyError:
         raise
-    except Exception as error:  # the Hub's client raises errors of the HTTP library below it, which changes
+    except (
+        Exception
+    ) as error:  # the Hub's client raises errors of the HTTP library below it, which changes
         first_line = (str(error).strip().splitlines() or ["no message"])[0]
         raise VocabularyError(
-            f"tokenizer = {name!r}: no such file or folder ({path}), and the Hugging Face Hub gave no tokenizer.json "
-            f"for that name ({type(error).__name__}: {first_line}). Check the name and the network, "
-            "or download the file once and give its path"
+            f"tokenizer = {name!r}: no such file or folder ({path}), and the Hugging Face Hub gave"
+            f" no tokenizer.json for that name ({type(error).__name__}: {first_line}). Check the"
+            " name and the network, or download the file once and give its path"
         ) from error
 
 
 def hints_in(name: str, data: bytes) -> Mapping[str, Any]:
-    """The object in a file that transformers writes beside a tokenizer.json; an empty one for other JSON. VocabularyError for
-    what is no JSON."""
+    """The object in a file that transformers writes beside a tokenizer.json; an empty one for other
+    JSON. VocabularyError for what is no JSON."""
     try:
         parsed = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -172,27 +188,40 @@ def hints_in(name: str, data: bytes) -> Mapping[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _refuse_unlisted(data: bytes, name: str, place: str, read: Callable[[str], bytes | None]) -> None:
-    """Raise VocabularyError for added tokens that Transformers adds on load and that tokenizer.json does not list.
+def _refuse_unlisted(
+    data: bytes, name: str, place: str, read: Callable[[str], bytes | None]
+) -> None:
+    """Raise VocabularyError for added tokens that Transformers adds on load and that tokenizer.json
+    does not list.
 
-    place: what Transformers loads the tokenizer by. read: gives the bytes of a file beside it, or None.
+    place: what Transformers loads the tokenizer by. read: gives the bytes of a file beside it, or
+    None.
     """
-    files = {file: hints_in(file, found) for file in _ADDING_FILES if (found := read(file)) is not None}
+    files = {
+        file: hints_in(file, found) for file in _ADDING_FILES if (found := read(file)) is not None
+    }
     config = files.get("tokenizer_config.json", {})
     decoder, named = config.get("added_tokens_decoder"), config.get("extra_special_tokens")
-    entries: list[Any] = list(decoder.values()) if isinstance(decoder, dict) else [*files.get("added_tokens.json", {})]
+    entries: list[Any] = (
+        list(decoder.values())
+        if isinstance(decoder, dict)
+        else [*files.get("added_tokens.json", {})]
+    )
     named = list(named.values()) if isinstance(named, dict) else named
     for declared in (config.get("additional_special_tokens"), named):
         entries += declared if isinstance(declared, list) else ()
     texts = [entry.get("content") if isinstance(entry, dict) else entry for entry in entries]
     listed = {entry["content"] for entry in parse_tokenizer_json(data, name)["added_tokens"]}
-    unlisted = [text for text in dict.fromkeys(texts) if isinstance(text, str) and text not in listed]
+    unlisted = [
+        text for text in dict.fromkeys(texts) if isinstance(text, str) and text not in listed
+    ]
     if unlisted:
         raise VocabularyError(
-            f"tokenizer = {name!r}: tokenizer.json lacks {len(unlisted)} added tokens that the files beside it declare "
-            f"({_some([repr(text) for text in unlisted])}): Transformers adds them as it loads, and their text would become "
-            f"other ids here. Save it whole, AutoTokenizer.from_pretrained({place!r}).save_pretrained(FOLDER) in Python, and "
-            "give FOLDER"
+            f"tokenizer = {name!r}: tokenizer.json lacks {len(unlisted)} added tokens that the"
+            f" files beside it declare ({_some([repr(text) for text in unlisted])}): Transformers"
+            " adds them as it loads, and their text would become other ids here. Save it whole,"
+            f" AutoTokenizer.from_pretrained({place!r}).save_pretrained(FOLDER) in Python, and give"
+            " FOLDER"
         )
 
 
@@ -207,7 +236,9 @@ def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
         roles: dict[str, str | None] = {}
         for role, keys in HINT_KEYS.items():
             declared = [values[key] for key in keys if key in values]
-            texts = [value.get("content") if isinstance(value, dict) else value for value in declared]
+            texts = [
+                value.get("content") if isinstance(value, dict) else value for value in declared
+            ]
             if named := [text for text in texts if isinstance(text, str) and text]:
                 roles[role] = named[0]
             elif None in declared:
@@ -218,9 +249,11 @@ def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
 
 BYTES_VOCAB_SIZE = 528
 MOST_WORD_CHARACTERS = 1000
-"""Of a WordPiece model's words: on a longer one `tokenizers` takes the cube of its length, half a second at 1000 characters."""
+"""Of a WordPiece model's words: on a longer one `tokenizers` takes the cube of its length, half a
+second at 1000 characters."""
 MOST_HOLES = 1 << 20
-"""Ids below vocab_size that no token has: tables of ids are that much longer than a tokenizer is large, at most."""
+"""Ids below vocab_size that no token has: tables of ids are that much longer than a tokenizer is
+large, at most."""
 BYTES_ROLES = {
     "pad": "<pad>",
     "bos": "<bos>",
@@ -259,12 +292,19 @@ class TokenTable:
 
 
 def bytes_tokenizer_json() -> bytes:
-    """The built-in vocabulary: ids 0–255 are the UTF-8 bytes, 256–521 special tokens; no id reaches 528.
+    """The built-in vocabulary: ids 0–255 are the UTF-8 bytes, 256–521 special tokens; no id reaches
+    528.
 
     id 256   257   258   259    260   261   262   263          264          265          266 … 521
-       <pad> <bos> <eos> <mask> [NLU] [NLG] [S2S] <fim_prefix> <fim_middle> <fim_suffix> <extra_id_0> … <extra_id_255>
+       <pad> <bos> <eos> <mask> [NLU] [NLG] [S2S] <fim_prefix> <fim_middle> <fim_suffix>
+       <extra_id_0> … <extra_id_255>
     """
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": False,
+    }
     return _dump(
         {
             "version": "1.0",
@@ -292,7 +332,8 @@ def bytes_tokenizer_json() -> bytes:
 
 
 def parse_tokenizer_json(data: bytes, name: str) -> Mapping[str, Any]:
-    """The parsed tokenizer.json, with the shape that packprep touches checked. Not to be changed: it is remembered.
+    """The parsed tokenizer.json, with the shape that packprep touches checked. Not to be changed:
+    it is remembered.
 
     Raises VocabularyError, in which `name` says which tokenizer it is.
     """
@@ -312,7 +353,8 @@ class Outline(msgspec.Struct):
 
 
 def outline_of(data: bytes) -> Outline:
-    """The outline of a tokenizer.json, of whose vocabulary nothing is kept: at once, where that is megabytes.
+    """The outline of a tokenizer.json, of whose vocabulary nothing is kept: at once, where that is
+    megabytes.
 
     Raises VocabularyError for what is no tokenizer.json.
     """
@@ -350,7 +392,9 @@ def _parse(data: bytes) -> Mapping[str, Any]:
         )
     added = parsed.get("added_tokens") or []
     sound = isinstance(added, list) and all(
-        isinstance(entry, dict) and isinstance(entry.get("content"), str) and type(entry.get("id")) is int
+        isinstance(entry, dict)
+        and isinstance(entry.get("content"), str)
+        and type(entry.get("id")) is int
         for entry in added
     )
     if not sound:
@@ -360,7 +404,8 @@ def _parse(data: bytes) -> Mapping[str, Any]:
 
 
 def steps_of(part: Any, key: str) -> Iterator[Any]:
-    """The steps of a normalizer, pre-tokenizer or decoder, sequences taken apart. key: a sequence's name for its steps."""
+    """The steps of a normalizer, pre-tokenizer or decoder, sequences taken apart. key: a sequence's
+    name for its steps."""
     if isinstance(part, dict) and part.get("type") == "Sequence":
         for inner in part.get(key) or ():
             yield from steps_of(inner, key)
@@ -370,10 +415,12 @@ def steps_of(part: Any, key: str) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=2)
 def read_tokens(data: bytes, name: str) -> TokenTable:
-    """The tokens of a tokenizer.json. Raises VocabularyError when `tokenizers` would use other ids than the file says.
+    """The tokens of a tokenizer.json. Raises VocabularyError when `tokenizers` would use other ids
+    than the file says.
 
-    `tokenizers` numbers added tokens itself, upward from the size of the vocabulary, and ignores their written ids:
-    with a hole in the vocabulary it encodes <|endoftext|> as 100256 where the file, and the model, say 100257.
+    `tokenizers` numbers added tokens itself, upward from the size of the vocabulary, and ignores
+    their written ids: with a hole in the vocabulary it encodes <|endoftext|> as 100256 where the
+    file, and the model, say 100257.
     """
     from tokenizers import Tokenizer
 
@@ -381,25 +428,29 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
     longest = parsed["model"].get("max_input_chars_per_word")
     if isinstance(longest, int) and longest > MOST_WORD_CHARACTERS:
         raise VocabularyError(
-            f"tokenizer = {name!r}: max_input_chars_per_word is {longest}, and `tokenizers` would take minutes for one long "
-            f"word: at most {MOST_WORD_CHARACTERS} are taken, and models are trained with 100. Give the file that the "
-            "model was trained with"
+            f"tokenizer = {name!r}: max_input_chars_per_word is {longest}, and `tokenizers` would"
+            f" take minutes for one long word: at most {MOST_WORD_CHARACTERS} are taken, and models"
+            " are trained with 100. Give the file that the model was trained with"
         )
     try:
         with panics_as_errors():
             tokenizer = Tokenizer.from_buffer(data)
     except Exception as error:  # what the library raises for a bad file is a bare Exception
-        raise VocabularyError(f"tokenizer = {name!r}: `tokenizers` cannot load it ({error})") from error
+        raise VocabularyError(
+            f"tokenizer = {name!r}: `tokenizers` cannot load it ({error})"
+        ) from error
     wrong = [
-        f"{entry['content']} is {entry['id']} in the file and {tokenizer.token_to_id(entry['content'])} in `tokenizers`"
+        f"{entry['content']} is {entry['id']} in the file and"
+        f" {tokenizer.token_to_id(entry['content'])} in `tokenizers`"
         for entry in parsed["added_tokens"]
         if tokenizer.token_to_id(entry["content"]) != entry["id"]
     ]
     if wrong:
         raise VocabularyError(
-            f"tokenizer = {name!r}: the ids of {len(wrong)} added tokens are not those that `tokenizers` uses, so text "
-            f"would be encoded with other ids than the model was trained on: {_some(wrong)}. The vocabulary has a "
-            "hole, or added_tokens is not in the order of its ids: fill the hole with unused tokens, or sort the list"
+            f"tokenizer = {name!r}: the ids of {len(wrong)} added tokens are not those that"
+            " `tokenizers` uses, so text would be encoded with other ids than the model was"
+            f" trained on: {_some(wrong)}. The vocabulary has a hole, or added_tokens is not in the"
+            " order of its ids: fill the hole with unused tokens, or sort the list"
         )
     table = _table(parsed, tokenizer.get_vocab(with_added_tokens=False))
     by_id = {id: text for text, id in table.ids.items() if text not in table.added}
@@ -410,13 +461,15 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
     ]
     if shared:
         raise VocabularyError(
-            f"tokenizer = {name!r}: an added token has the id of another token: {_some(shared)}. Give the added token a free id"
+            f"tokenizer = {name!r}: an added token has the id of another token: {_some(shared)}."
+            " Give the added token a free id"
         )
     return table
 
 
 def first_put_by_processor(data: bytes) -> int | None:
-    """Return the id that a tokenizer.json's post-processor puts before a text, or None if it puts no token there."""
+    """Return the id that a tokenizer.json's post-processor puts before a text, or None if it puts
+    no token there."""
     from tokenizers import Tokenizer
 
     ids: list[int] = Tokenizer.from_buffer(data).encode("").ids
@@ -442,13 +495,15 @@ def library_version() -> str:
 
 
 def tokens_in_file(data: bytes, name: str) -> TokenTable:
-    """The tokens of a tokenizer.json: by the file alone where that tells, without the checks of `read_tokens`, and at once."""
+    """The tokens of a tokenizer.json: by the file alone where that tells, without the checks of
+    `read_tokens`, and at once."""
     parsed = parse_tokenizer_json(data, name)
     vocabulary = parsed["model"].get("vocab")
     if isinstance(vocabulary, dict):
         if not all(type(id) is int and 0 <= id < 1 << 32 for id in vocabulary.values()):
             raise VocabularyError(
-                f"tokenizer = {name!r}: an entry of its vocab has an id that is none. Fetch the file again"
+                f"tokenizer = {name!r}: an entry of its vocab has an id that is none. Fetch the"
+                " file again"
             )
         return _table(parsed, vocabulary)
     return read_tokens(data, name)  # a Unigram's, or none
@@ -461,15 +516,22 @@ def _table(parsed: Mapping[str, Any], model_ids: Mapping[str, int]) -> TokenTabl
     }
     ids = {**model_ids, **{token.text: token.id for token in added.values()}}
     listed = parsed["model"].get("vocab")
-    notes = [f"the tokenizer's own {key} is off" for key in ("truncation", "padding") if parsed.get(key)]
+    notes = [
+        f"the tokenizer's own {key} is off" for key in ("truncation", "padding") if parsed.get(key)
+    ]
     if parsed["model"].get("dropout"):
-        notes.append(f"the tokenizer's dropout of {parsed['model']['dropout']} is off: equal text gives equal tokens")
+        notes.append(
+            f"the tokenizer's dropout of {parsed['model']['dropout']} is off: equal text gives"
+            " equal tokens"
+        )
     return TokenTable(
         ids=ids,
         texts={id: text for text, id in ids.items()},
         added=added,
         # a Unigram's vocabulary is a list, in which a piece may stand twice
-        n_ids=max(max(ids.values(), default=-1) + 1, len(listed) if isinstance(listed, list) else 0),
+        n_ids=max(
+            max(ids.values(), default=-1) + 1, len(listed) if isinstance(listed, list) else 0
+        ),
         notes=tuple(notes),
     )
 
@@ -477,14 +539,16 @@ def _table(parsed: Mapping[str, Any], model_ids: Mapping[str, int]) -> TokenTabl
 def extended_tokenizer_json(data: bytes, first_id: int, texts: Sequence[str], name: str) -> bytes:
     """The tokenizer.json with `texts` as special added tokens, ids from first_id upward.
 
-    Keys and entries keep their order, so equal input gives equal bytes with any version of any library.
+    Keys and entries keep their order, so equal input gives equal bytes with any version of any
+    library.
     """
     parsed = parse_tokenizer_json(data, name)
     return _dump({**parsed, "added_tokens": [*parsed["added_tokens"], *_entries(first_id, texts)]})
 
 
 def without_last_tokens(data: bytes, count: int, name: str) -> bytes:
-    """The tokenizer.json without the last `count` of its added tokens: what `extended_tokenizer_json` extended."""
+    """The tokenizer.json without the last `count` of its added tokens: what
+    `extended_tokenizer_json` extended."""
     if not count:
         return data
     parsed = parse_tokenizer_json(data, name)
@@ -492,11 +556,22 @@ def without_last_tokens(data: bytes, count: int, name: str) -> bytes:
 
 
 @functools.lru_cache(maxsize=2)
-@remembered(bytes, lambda data, special_ids, with_special=True: (digest_of(data), sorted(special_ids), with_special))
-def plain_tokenizer_json(data: bytes, special_ids: frozenset[int], with_special: bool = True) -> bytes:
-    """The tokenizer.json to encode text with: special_ids flagged special, nothing that adds, cuts, pads or draws.
+@remembered(
+    bytes,
+    lambda data, special_ids, with_special=True: (
+        digest_of(data),
+        sorted(special_ids),
+        with_special,
+    ),
+)
+def plain_tokenizer_json(
+    data: bytes, special_ids: frozenset[int], with_special: bool = True
+) -> bytes:
+    """The tokenizer.json to encode text with: special_ids flagged special, nothing that adds, cuts,
+    pads or draws.
 
-    with_special: whether the special tokens are among its added ones, of which an engine looks for each in every text.
+    with_special: whether the special tokens are among its added ones, of which an engine looks for
+    each in every text.
     """
     parsed = parse_tokenizer_json(data, "tokenizer.json")
     added = [
@@ -505,15 +580,22 @@ def plain_tokenizer_json(data: bytes, special_ids: frozenset[int], with_special:
     ]
     if not with_special:
         added = [entry for entry in added if not entry["special"]]
-    model = {**parsed["model"], "dropout": None} if "dropout" in parsed["model"] else parsed["model"]
+    model = (
+        {**parsed["model"], "dropout": None} if "dropout" in parsed["model"] else parsed["model"]
+    )
     vocabulary, merges = model.get("vocab"), model.get("merges")
     if isinstance(vocabulary, dict):  # in order it loads faster: libraries put it into trees first
         model = {**model, "vocab": dict(sorted(vocabulary.items()))}
     if isinstance(merges, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) and " " not in p for p in pair)
+        isinstance(pair, list)
+        and len(pair) == 2
+        and all(isinstance(p, str) and " " not in p for p in pair)
         for pair in merges
     ):
-        model = {**model, "merges": list(map(" ".join, merges))}  # the older form, which loads faster
+        model = {
+            **model,
+            "merges": list(map(" ".join, merges)),
+        }  # the older form, which loads faster
     nothing = {"truncation": None, "padding": None, "post_processor": None}
     return msgspec.json.encode({**parsed, **nothing, "added_tokens": added, "model": model})
 
@@ -521,17 +603,27 @@ def plain_tokenizer_json(data: bytes, special_ids: frozenset[int], with_special:
 @remembered(list[tuple[str, int]], lambda data: (digest_of(data),))
 def added_tokens(data: bytes) -> list[tuple[str, int]]:
     """(text, id) of each of the added tokens."""
-    return [(entry["content"], entry["id"]) for entry in parse_tokenizer_json(data, "tokenizer.json")["added_tokens"]]
+    return [
+        (entry["content"], entry["id"])
+        for entry in parse_tokenizer_json(data, "tokenizer.json")["added_tokens"]
+    ]
 
 
 @remembered(dict[int, str], lambda data, ids: (digest_of(data), sorted(set(ids))))
 def texts_of_ids(data: bytes, ids: Collection[int]) -> dict[int, str]:
-    """The texts of these ids, of those that are tokens; by the file, which `read_tokens` has compared with `tokenizers`."""
+    """The texts of these ids, of those that are tokens; by the file, which `read_tokens` has
+    compared with `tokenizers`."""
     wanted, parsed = set(ids), parse_tokenizer_json(data, "tokenizer.json")
     vocabulary = parsed["model"].get("vocab") or {}
-    listed = vocabulary.items() if isinstance(vocabulary, dict) else ((e[0], i) for i, e in enumerate(vocabulary))
+    listed = (
+        vocabulary.items()
+        if isinstance(vocabulary, dict)
+        else ((e[0], i) for i, e in enumerate(vocabulary))
+    )
     texts = {id: text for text, id in listed if id in wanted}
-    return texts | {entry["id"]: entry["content"] for entry in parsed["added_tokens"] if entry["id"] in wanted}
+    return texts | {
+        entry["id"]: entry["content"] for entry in parsed["added_tokens"] if entry["id"] in wanted
+    }
 
 
 @remembered(int | None, lambda data: (digest_of(data),))
@@ -546,7 +638,13 @@ def unknown_id(data: bytes) -> int | None:
 
 def _entries(first_id: int, texts: Sequence[str]) -> list[dict[str, Any]]:
     """Special added tokens, ids from first_id upward."""
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    flags = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     return [{"id": first_id + k, "content": text, **flags} for k, text in enumerate(texts)]
 
 
@@ -561,7 +659,8 @@ def _some(items: Sequence[str]) -> str:
 @functools.lru_cache(maxsize=4)
 @remembered(bytes, lambda data, vocab_size: (digest_of(data), vocab_size))
 def continuing_tokens(data: bytes, vocab_size: int) -> bytes:
-    """A byte for each of vocab_size ids: 1 where a token begins inside a character of UTF-8: a text is not cut before it.
+    """A byte for each of vocab_size ids: 1 where a token begins inside a character of UTF-8: a text
+    is not cut before it.
 
     Only byte-level vocabularies and byte fallback have such tokens. Empty where there is none.
     """
@@ -569,18 +668,25 @@ def continuing_tokens(data: bytes, vocab_size: int) -> bytes:
         parsed = _parse(data)
         model = parsed["model"]
         vocab = model["vocab"]
-        pairs = list(vocab.items() if isinstance(vocab, dict) else ((entry[0], i) for i, entry in enumerate(vocab)))
-        if not all(type(i) is int and 0 <= i < vocab_size and isinstance(text, str) for text, i in pairs):
+        pairs = list(
+            vocab.items()
+            if isinstance(vocab, dict)
+            else ((entry[0], i) for i, entry in enumerate(vocab))
+        )
+        if not all(
+            type(i) is int and 0 <= i < vocab_size and isinstance(text, str) for text, i in pairs
+        ):
             raise VocabularyError(
-                f"a token of the tokenizer has no id below {vocab_size}, which is said to be its vocab_size"
+                f"a token of the tokenizer has no id below {vocab_size}, which is said to be its"
+                " vocab_size"
             )
     except (_Unusable, LookupError, TypeError) as error:
         raise VocabularyError(f"the tokenizer.json has no vocabulary: {error!r}") from error
     tokens = len(pairs) + len(parsed["added_tokens"])
     if vocab_size > max(tokens, BYTES_VOCAB_SIZE) + MOST_HOLES:
         raise VocabularyError(
-            f"the tokenizer.json has {tokens} tokens, and vocab_size is {vocab_size}: at most {MOST_HOLES} ids may be without "
-            "a token; put the right file back"
+            f"the tokenizer.json has {tokens} tokens, and vocab_size is {vocab_size}: at most"
+            f" {MOST_HOLES} ids may be without a token; put the right file back"
         )
     continues = continuing(parsed, vocab_size)
     return continues.tobytes() if continues.any() else b""

@@ -1,4 +1,5 @@
-"""What to say when a tokenizer lacks roles: all of them at once, and lines for the recipe that mend it."""
+"""What to say when a tokenizer lacks roles: all of them at once, and lines for the recipe that mend
+it."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -38,10 +39,11 @@ def missing_roles(
     spare_sentinels: Sequence[int],
     vocab_size: int,
 ) -> VocabularyError:
-    """The error that says all that is missing of tokenizer `name`, its unused reserved tokens, and the lines to paste.
+    """The error that says all that is missing of tokenizer `name`, its unused reserved tokens, and
+    the lines to paste.
 
-    playing: ids that play a part. spare_sentinels: sentinels that a pattern found and that may get another role;
-    the last go first. vocab_size: the ceiling, 0 for none.
+    playing: ids that play a part. spare_sentinels: sentinels that a pattern found and that may get
+    another role; the last go first. vocab_size: the ceiling, 0 for none.
     """
     reserved = _reserved(tokens, playing)
     lines = [f"tokenizer = {name!r} lacks {len(missing)} of the roles that the recipe uses:"]
@@ -58,29 +60,52 @@ def missing_roles(
     pasted, complete = _lines_from_reserved(reserved, spare_sentinels, tokens, missing)
     add = ('missing = "add"',)
     if pasted and (complete or (addable and fits)):
-        what = "To use tokens that it has" if complete else "To use tokens that it has and add the rest"
-        lines += [f"{what}, paste into the recipe:", "", "[specials]", *(() if complete else add), *pasted, ""]
+        what = (
+            "To use tokens that it has"
+            if complete
+            else "To use tokens that it has and add the rest"
+        )
+        lines += [
+            f"{what}, paste into the recipe:",
+            "",
+            "[specials]",
+            *(() if complete else add),
+            *pasted,
+            "",
+        ]
     if addable and fits:
         lines += [
-            f"To extend the vocabulary (the embedding then needs at least {tokens.n_ids + n_new} rows), paste:",
+            (
+                "To extend the vocabulary (the embedding then needs at least"
+                f" {tokens.n_ids + n_new} rows), paste:"
+            ),
             "",
             "[specials]",
             *add,
         ]
     elif addable:
-        lines += [f'missing = "add" would need ids up to {tokens.n_ids + n_new - 1}, and vocab_size is {vocab_size}.']
+        lines += [
+            f'missing = "add" would need ids up to {tokens.n_ids + n_new - 1}, and vocab_size is'
+            f" {vocab_size}."
+        ]
     elif not pasted:
-        lines += [f"Name tokens that it has, by text or by id (0 to {tokens.n_ids - 1}), in the recipe's [specials]."]
+        lines += [
+            f"Name tokens that it has, by text or by id (0 to {tokens.n_ids - 1}), in the recipe's"
+            " [specials]."
+        ]
     mends = tuple(pasted) if complete else add if addable and fits else ()
     return VocabularyError("\n".join(lines).rstrip(), mends)
 
 
 def _reserved(tokens: TokenTable, playing: Collection[int]) -> list[int]:
-    """Ids of tokens that look made for this and play no part. A vocabulary of text holds "unused" as a word, too."""
+    """Ids of tokens that look made for this and play no part. A vocabulary of text holds "unused"
+    as a word, too."""
     return sorted(
         id
         for text, id in tokens.ids.items()
-        if id not in playing and RESERVED.search(text) and (looks_special(text) or text in tokens.added)
+        if id not in playing
+        and RESERVED.search(text)
+        and (looks_special(text) or text in tokens.added)
     )
 
 
@@ -90,11 +115,17 @@ def looks_special(text: str) -> bool:
 
 
 def _lines_from_reserved(
-    reserved: Sequence[int], spare_sentinels: Sequence[int], tokens: TokenTable, missing: Sequence[Missing]
+    reserved: Sequence[int],
+    spare_sentinels: Sequence[int],
+    tokens: TokenTable,
+    missing: Sequence[Missing],
 ) -> tuple[list[str], bool]:
-    """TOML lines that give missing roles to tokens that are there, and whether they are enough for all roles."""
+    """TOML lines that give missing roles to tokens that are there, and whether they are enough for
+    all roles."""
     singles = [part for part in missing if part.key not in ("sentinels", "media")]
-    can_be_all = not any(part.key == "media" for part in missing)  # whose tokens stand inside of a table
+    can_be_all = not any(
+        part.key == "media" for part in missing
+    )  # whose tokens stand inside of a table
     spans = next((part for part in missing if part.key == "sentinels"), None)
     known = [part for part in singles if part.instead]
     singles = [part for part in singles if not part.instead]
@@ -118,7 +149,8 @@ def _lines_from_reserved(
 
 
 def _consecutive(ids: Sequence[int], count: int) -> Sequence[int]:
-    """The first `count` consecutive ids, or all of ids if they are fewer and consecutive, else nothing."""
+    """The first `count` consecutive ids, or all of ids if they are fewer and consecutive, else
+    nothing."""
     count = min(count, len(ids))
     for k in range(len(ids) - count + 1):
         if count and ids[k + count - 1] - ids[k] == count - 1:

@@ -1,11 +1,12 @@
 """Whether an engine gives the reference's ids: before it is trusted, and all through the build.
 
-What is compared is all that tokenization makes of a text, ids and rejection alike; but a text on which the reference fails
-is no difference of the engine's.
+What is compared is all that tokenization makes of a text, ids and rejection alike; but a text on
+which the reference fails is no difference of the engine's.
 
-The texts of the proof are made from a key: every category and script, and what regular expressions trip over. Nothing is
-stored: characters come from unicodedata, choices from the key. Text number i does not depend on how many others are asked
-for.
+The texts of the proof are made from a key: every category and script, and what regular expressions
+trip over. Nothing is
+stored: characters come from unicodedata, choices from the key. Text number i does not depend on how
+many others are asked for.
 """
 
 import os
@@ -28,37 +29,157 @@ from packprep.tokenizer.file import panics_as_errors, tokens_in_file
 from packprep.tokenizer.roles import Vocabulary
 
 SPACES = (
-    " ", " ", " ", "\t", "\n", "\n", "\r\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x1f", "\x85", "\xa0",
-    "\u1680", "\u180e", "\u2000", "\u2003", "\u200b", "\u200c", "\u200d", "\u2028", "\u2029", "\u202f", "\u205f",
-    "\u2060", "\u3000", "\ufeff", "\0",
-)  # fmt: skip
-CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'S", "'LL", "'rE", "'Ve", "'ſ", "’s", "'", "''s", "'D1")
+    " ",
+    " ",
+    " ",
+    "\t",
+    "\n",
+    "\n",
+    "\r\n",
+    "\r",
+    "\v",
+    "\f",
+    "\x1c",
+    "\x1d",
+    "\x1e",
+    "\x1f",
+    "\x85",
+    "\xa0",
+    "\u1680",
+    "\u180e",
+    "\u2000",
+    "\u2003",
+    "\u200b",
+    "\u200c",
+    "\u200d",
+    "\u2028",
+    "\u2029",
+    "\u202f",
+    "\u205f",
+    "\u2060",
+    "\u3000",
+    "\ufeff",
+    "\0",
+)
+CONTRACTIONS = (
+    "'s",
+    "'t",
+    "'re",
+    "'ve",
+    "'m",
+    "'ll",
+    "'d",
+    "'S",
+    "'LL",
+    "'rE",
+    "'Ve",
+    "'ſ",
+    "’s",
+    "'",
+    "''s",
+    "'D1",
+)
 FOLDED = (  # what folds to other letters, and what normalization takes apart or puts together
-    "\u017f", "\u212a", "\u0130", "\u0131", "\xdf", "\u1e9e", "\u03c2", "\u03a3", "\u0149", "\u01f0", "\u0390",
-    "\ufb01", "\ufb00", "\u212b", "\u2126", "\u01c4", "\u01c5", "\xaa", "\u2177", "\u2460", "\xb2", "\xbd", "\u338f",
-    "\uac00", "\u1100\u1161", "\uac01", "\u1100\u1161\u11a8", "\u304c", "\u304b\u3099", "\ufdfa", "\u0344", "\u0958",
-)  # fmt: skip
+    "\u017f",
+    "\u212a",
+    "\u0130",
+    "\u0131",
+    "\xdf",
+    "\u1e9e",
+    "\u03c2",
+    "\u03a3",
+    "\u0149",
+    "\u01f0",
+    "\u0390",
+    "\ufb01",
+    "\ufb00",
+    "\u212b",
+    "\u2126",
+    "\u01c4",
+    "\u01c5",
+    "\xaa",
+    "\u2177",
+    "\u2460",
+    "\xb2",
+    "\xbd",
+    "\u338f",
+    "\uac00",
+    "\u1100\u1161",
+    "\uac01",
+    "\u1100\u1161\u11a8",
+    "\u304c",
+    "\u304b\u3099",
+    "\ufdfa",
+    "\u0344",
+    "\u0958",
+)
 EMOJI = (
-    "😀", "👩‍👩‍👧‍👦", "👍🏽", "🇩🇪", "🇩", "❤️", "❤", "1️⃣", "#⃣", "🏴󠁧󠁢󠁥󠁮󠁧󠁿", "🧑🏿‍🚀", "☺︎", "\u200d", "\ufe0f", "🫠", "🪿",
-)  # fmt: skip
-MARKS = ("\u0301", "\u0308", "\u0327", "\u0323", "\u20dd", "\u0489", "\u0903", "\u094d", "\u0e48", "\u3099", "\u1ab0")
+    "😀",
+    "👩‍👩‍👧‍👦",
+    "👍🏽",
+    "🇩🇪",
+    "🇩",
+    "❤️",
+    "❤",
+    "1️⃣",
+    "#⃣",
+    "🏴󠁧󠁢󠁥󠁮󠁧󠁿",
+    "🧑🏿‍🚀",
+    "☺︎",
+    "\u200d",
+    "\ufe0f",
+    "🫠",
+    "🪿",
+)
+MARKS = (
+    "\u0301",
+    "\u0308",
+    "\u0327",
+    "\u0323",
+    "\u20dd",
+    "\u0489",
+    "\u0903",
+    "\u094d",
+    "\u0e48",
+    "\u3099",
+    "\u1ab0",
+)
 WORDS = (
     "the", "Hello", "WORLD", "don", "naïve", "straße", "ÉCOLE", "привет", "Ελλάδα", "שלום", "مرحبا",
     "नमस्ते", "你好", "こんにちは", "カタカナ", "한국어", "ไทย", "x86", "iPhone15Pro", "snake_case", "camelCase",
     "__init__",
 )  # fmt: skip
-DIGITS = ("0", "1", "9", "12345", "1000000", "3.14159", "1,000", "٣", "४", "７", "𝟘", "²", "Ⅻ", "½", "一")
+DIGITS = (
+    "0",
+    "1",
+    "9",
+    "12345",
+    "1000000",
+    "3.14159",
+    "1,000",
+    "٣",
+    "४",
+    "７",
+    "𝟘",
+    "²",
+    "Ⅻ",
+    "½",
+    "一",
+)
 SYMBOLS = (
     "=", "-", "/", "*", "#", ".", "_", "!", "?", "…", "—", "«", "»", "€", "+", "<", "|", "\\", "\"",
     "`", "~", "(", "[{", "::", "->", "//", "\\n", "&nbsp;", "%20", "\ufffd", "\uffff", "\U0010ffff",
     "\ue000",
 )  # fmt: skip
-_LAST_LISTED = 0x33480  # above are private use and what is unassigned, but for tags and variation selectors
+_LAST_LISTED = (
+    0x33480  # above are private use and what is unassigned, but for tags and variation selectors
+)
 
 
 @cache
 def characters() -> tuple[str, ...]:
-    """One code point at least of every category of every script, in each 512 neighbours; unassigned ones too, no surrogates.
+    """One code point at least of every category of every script, in each 512 neighbours; unassigned
+    ones too, no surrogates.
 
     The script of a letter, mark or number is taken from the first word of its name.
     """
@@ -67,18 +188,25 @@ def characters() -> tuple[str, ...]:
         character = chr(code)
         category = unicodedata.category(character)
         if category != "Cs":
-            script = unicodedata.name(character, "").partition(" ")[0] if category[0] in "LMN" else ""
+            script = (
+                unicodedata.name(character, "").partition(" ")[0] if category[0] in "LMN" else ""
+            )
             chosen.setdefault((code >> 9, script, category), character)
     return tuple(chosen.values())
 
 
-def nasty_texts(key: int, begin: int, end: int, added: Sequence[str] = (), pieces: Sequence[str] = ()) -> list[str]:
-    """Texts number begin … end − 1 under a key; most have less than a hundred characters, some a few thousand.
+def nasty_texts(
+    key: int, begin: int, end: int, added: Sequence[str] = (), pieces: Sequence[str] = ()
+) -> list[str]:
+    """Texts number begin … end − 1 under a key; most have less than a hundred characters, some a
+    few thousand.
 
-    added: texts of added tokens. pieces: texts of tokens of the model. One text in 64 has half of a surrogate pair.
+    added: texts of added tokens. pieces: texts of tokens of the model. One text in 64 has half of a
+    surrogate pair.
     """
     return [
-        _nasty_text(Random(key << 32 | number), added or ("<pad>",), pieces or ("the",)) for number in range(begin, end)
+        _nasty_text(Random(key << 32 | number), added or ("<pad>",), pieces or ("the",))
+        for number in range(begin, end)
     ]
 
 
@@ -90,14 +218,18 @@ def _nasty_text(draw: Random, added: Sequence[str], pieces: Sequence[str]) -> st
         character, kind = of(characters()), below(15)
         if kind < 3:  # characters of any script, or of one mostly
             code = ord(character) + below(32)
-            near = chr(code) if code <= sys.maxunicode and not 0xD800 <= code < 0xE000 else character
+            near = (
+                chr(code) if code <= sys.maxunicode and not 0xD800 <= code < 0xE000 else character
+            )
             parts.append(character + of((near, of(characters()))))
         elif kind < 5:  # one thing many times: short mostly, long at times
             what = of((of(SPACES), of(SYMBOLS), of(WORDS), character, "a", "0", " "))
             parts.append(what * (1 + below(of((4, 4, 20, 300)))))
         elif kind < 7:
             word = of((of(WORDS), of(FOLDED), of(WORDS) + of(MARKS)))
-            parts.append(of(("", " ", " ", "\u00a0", of(SYMBOLS))) + word + of(("", "", of(CONTRACTIONS))))
+            parts.append(
+                of(("", " ", " ", "\u00a0", of(SYMBOLS))) + word + of(("", "", of(CONTRACTIONS)))
+            )
         elif kind < 8:  # an added token, alone, cut, doubled, or with something beside it
             text = of(added)
             cut = 1 + below(len(text))
@@ -122,13 +254,15 @@ RATE = 2000  # one document of so many is compared during a build
 MAX_CHARACTERS = 256 << 10  # of a longer document its begin is compared, so long
 NASTY_TEXTS = 3000
 _PIECES, _ADDED = 1000, 300  # how many tokens' own texts stand in nasty texts
-# At most: characters of an added token that gets a text, those that two of them share, texts with two such tokens.
+# At most: characters of an added token that gets a text, those that two of them share, texts with
+# two such tokens.
 _LONGEST, _OVERLAP, _OVERLAPPING = 1000, 32, 10_000
 _AROUND_IDS, _AROUND_CHARACTERS = 8, 40
 
 
 class EngineDifference(NamedTuple):
-    """What an engine and its reference make of one text, around the first place where that differs."""
+    """What an engine and its reference make of one text, around the first place where that
+    differs."""
 
     text: str  # around that place
     character: int  # where that begins in the whole text
@@ -138,20 +272,23 @@ class EngineDifference(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"the text {self.text!a}, from character {self.character} of its document, gives {self.ids} from token "
-            f"{self.token} on, and by the reference {self.reference_ids}"
+            f"the text {self.text!a}, from character {self.character} of its document, gives"
+            f" {self.ids} from token {self.token} on, and by the reference {self.reference_ids}"
         )
 
 
 def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: Vocabulary) -> None:
-    """Compare an engine with its reference on texts. EngineRefusal at the first difference, or where it breaks down."""
+    """Compare an engine with its reference on texts. EngineRefusal at the first difference, or
+    where it breaks down."""
     if engine.reference is None:
         return
     slow = tokenize(engine.reference, texts, special_text, vocabulary)
     try:
         fast = tokenize(engine, texts, special_text, vocabulary)
     except EngineFault as error:
-        raise EngineRefusal(f"it broke down ({error}) at the text {error.text[:_AROUND_CHARACTERS]!a}") from error
+        raise EngineRefusal(
+            f"it broke down ({error}) at the text {error.text[:_AROUND_CHARACTERS]!a}"
+        ) from error
     if _equal(fast, slow):
         return
     for i, text in enumerate(texts):
@@ -161,26 +298,37 @@ def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: V
 
 
 def _proven_for(engine: Engine, special_text: str, vocabulary: Vocabulary) -> tuple | None:
-    """What says that an engine would pass again: these very files of its library and the reference's. None where none can."""
+    """What says that an engine would pass again: these very files of its library and the
+    reference's. None where none can."""
     if not engine.library or engine.reference is None:
         return None
     both = []
-    for own in (engine, engine.reference):  # with what changes when a file of its library is replaced
-        files = [(path, status.st_size, status.st_mtime_ns) for path in own.library for status in (os.stat(path),)]
+    for own in (
+        engine,
+        engine.reference,
+    ):  # with what changes when a file of its library is replaced
+        files = [
+            (path, status.st_size, status.st_mtime_ns)
+            for path in own.library
+            for status in (os.stat(path),)
+        ]
         both.append((own.name, own.version, *files))
     return NASTY_TEXTS, vocabulary.digest, vocabulary.special_ids, special_text, *both
 
 
 @remembered(bool, _proven_for)
 def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabulary) -> bool:
-    """`prove` on the same texts for every build with this tokenizer. True: it passed; EngineRefusal."""
+    """`prove` on the same texts for every build with this tokenizer. True: it passed;
+    EngineRefusal."""
     if engine.reference is not None:
         say(f"comparing engine {engine.name} with the reference, once for a tokenizer")
         try:
             with panics_as_errors():
                 tokens = texts_of_tokens(engine.reference, vocabulary)
         except Exception as error:
-            raise EngineRefusal(f"there is nothing to prove it on: the tokenizer's decoder fails ({error})") from error
+            raise EngineRefusal(
+                f"there is nothing to prove it on: the tokenizer's decoder fails ({error})"
+            ) from error
         texts = texts_with_added(vocabulary) + nasty_texts(0, 0, NASTY_TEXTS, *tokens)
         prove(engine, texts, special_text, vocabulary)
     return True
@@ -195,10 +343,12 @@ def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[
 
 
 def texts_with_added(vocabulary: Vocabulary) -> list[str]:
-    """A text with each added token beside letters, spaces and itself, and texts in which two of them overlap.
+    """A text with each added token beside letters, spaces and itself, and texts in which two of
+    them overlap.
 
-    Where the end of one is the begin of others, one that is special and one that is not are taken of these: an engine that does
-    not look for special tokens finds what stands across the end of one.
+    Where the end of one is the begin of others, one that is special and one that is not are taken
+    of these: an engine that does not look for special tokens finds what stands across the end of
+    one.
     """
     table = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json")
     added = [token for token in table.added.values() if len(token.text) <= _LONGEST]
@@ -220,19 +370,24 @@ def texts_with_added(vocabulary: Vocabulary) -> list[str]:
 
 
 def compared(file_key: np.uint64, positions: np.ndarray, use: int) -> np.ndarray:
-    """int64[k], ascending: which documents, at these positions of a file in one use of it, are compared during a build.
+    """int64[k], ascending: which documents, at these positions of a file in one use of it, are
+    compared during a build.
 
-    Those with u(file, position, use) < 1 / RATE, with the key and the counters of `segment_key` under another purpose.
+    Those with u(file, position, use) < 1 / RATE, with the key and the counters of `segment_key`
+    under another purpose.
     """
     position = np.asarray(positions).astype(np.uint64)
-    word = philox(file_key, position & np.uint64(0xFFFFFFFF), position >> np.uint64(32), 0, use * 256 + PROOF)[0]
+    word = philox(
+        file_key, position & np.uint64(0xFFFFFFFF), position >> np.uint64(32), 0, use * 256 + PROOF
+    )[0]
     return np.flatnonzero(word.astype(np.uint64) * np.uint64(RATE) < 1 << 32)
 
 
 def difference(
     engine: Engine, text: str, tokens: Tokens, i: int, special_text: str, vocabulary: Vocabulary
 ) -> EngineDifference | None:
-    """How the reference's ids of a text differ from those that `engine` gave it as document i of `tokens`; None if not.
+    """How the reference's ids of a text differ from those that `engine` gave it as document i of
+    `tokens`; None if not.
 
     Of a text of more than MAX_CHARACTERS, only its begin is compared, tokenized anew.
     """
@@ -241,7 +396,10 @@ def difference(
         text = text[:MAX_CHARACTERS]
         tokens, i = tokenize(engine, [text], special_text, vocabulary), 0
     return _difference(
-        engine.reference, text, _only(tokens, i), tokenize(engine.reference, [text], special_text, vocabulary)
+        engine.reference,
+        text,
+        _only(tokens, i),
+        tokenize(engine.reference, [text], special_text, vocabulary),
     )
 
 
@@ -257,7 +415,9 @@ def _only(tokens: Tokens, i: int) -> Tokens:
     """Document i alone."""
     ids = tokens.ids[tokens.offsets[i] : tokens.offsets[i + 1]]
     return Tokens(
-        ids, np.array([0, len(ids)]), [(0, reason, detail) for k, reason, detail in tokens.rejected if k == i]
+        ids,
+        np.array([0, len(ids)]),
+        [(0, reason, detail) for k, reason, detail in tokens.rejected if k == i],
     )
 
 
@@ -270,15 +430,19 @@ def _failed(rejected: tuple[int, str, str]) -> bool:
     return rejected[1] == TOKENIZER_ERROR
 
 
-def _difference(reference: Engine, text: str, fast: Tokens, slow: Tokens) -> EngineDifference | None:
+def _difference(
+    reference: Engine, text: str, fast: Tokens, slow: Tokens
+) -> EngineDifference | None:
     """fast and slow: of this one text."""
     if _equal(fast, slow) or any(map(_failed, slow.rejected)):
         return None
     if fast.rejected != slow.rejected:
         made = [
-            f"no ids but a rejection ({tokens.rejected[0][2]})"
-            if tokens.rejected
-            else tokens.ids[:_AROUND_IDS].tolist()
+            (
+                f"no ids but a rejection ({tokens.rejected[0][2]})"
+                if tokens.rejected
+                else tokens.ids[:_AROUND_IDS].tolist()
+            )
             for tokens in (fast, slow)
         ]
         return EngineDifference(_printable(text[: 2 * _AROUND_CHARACTERS]), 0, 0, made[0], made[1])

@@ -1,9 +1,10 @@
 """Roles: which token id pads, ends, masks, or marks a span or a mode.
 
-A role is given in the recipe's [specials], or declared by the files beside the tokenizer, or found by a well-known name.
-What is given comes first. What the files declare is final: null means that the tokenizer has no such token. A well-known
-name counts only if tokenizer.json lists it in added_tokens as special; an ordinary piece of the vocabulary never does.
-A token that was given one role and that the tokenizer itself has in another is refused, where the recipe uses both: a mask
+A role is given in the recipe's [specials], or declared by the files beside the tokenizer, or found
+by a well-known name. What is given comes first. What the files declare is final: null means that
+the tokenizer has no such token. A well-known name counts only if tokenizer.json lists it in
+added_tokens as special; an ordinary piece of the vocabulary never does. A token that was given one
+role and that the tokenizer itself has in another is refused, where the recipe uses both: a mask
 that is also the padding would be looked for among padding. A sentinel is no token of text.
 """
 
@@ -45,7 +46,8 @@ def may_share(parts: set[str]) -> bool:
 
 
 def refuse_two_roles(players: Players, own: Collection[str], tokens: TokenTable) -> None:
-    """VocabularyError for a token that plays two roles. own: roles that the recipe gave no token, but the tokenizer has."""
+    """VocabularyError for a token that plays two roles. own: roles that the recipe gave no token,
+    but the tokenizer has."""
     by_id: dict[int, list[str]] = {}
     for key, id in players:
         by_id.setdefault(id, []).append(key)
@@ -56,16 +58,18 @@ def refuse_two_roles(players: Players, own: Collection[str], tokens: TokenTable)
             keys = [key for key in keys if key != "pad"]  # it only follows eos
         roles = [f"{key} (the tokenizer's own)" if key in own else key for key in keys]
         raise VocabularyError(
-            f"[specials]: {tokens.texts[id]} (id {id}) would play {' and '.join(roles)}; a token plays one role "
-            "(only pad and bos may be the eos token). Give one of them another token"
+            f"[specials]: {tokens.texts[id]} (id {id}) would play {' and '.join(roles)}; a token"
+            " plays one role (only pad and bos may be the eos token). Give one of them another"
+            " token"
         )
 
 
 def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> None:
     """VocabularyError for sentinels that text gives.
 
-    Text does not give special added tokens, other added ones that are written as no word is, and what the model's own
-    vocabulary reserves by name. An added token may be a run of spaces, and a vocabulary of code has "<div>" as a word.
+    Text does not give special added tokens, other added ones that are written as no word is, and
+    what the model's own vocabulary reserves by name. An added token may be a run of spaces, and a
+    vocabulary of code has "<div>" as a word.
     """
     ordinary = []
     for id in sorted(sentinels):
@@ -79,24 +83,29 @@ def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> N
     begins = [i for i, id in enumerate(ordinary) if i == 0 or id != ordinary[i - 1] + 1]
     runs = [ordinary[a:b] for a, b in zip(begins, [*begins[1:], len(ordinary)], strict=True)]
     ranges = [f"{run[0]} … {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
-    ids = listed(ranges) if len(ranges) > 5 else " and ".join(filter(None, (", ".join(ranges[:-1]), ranges[-1])))
+    ids = (
+        listed(ranges)
+        if len(ranges) > 5
+        else " and ".join(filter(None, (", ".join(ranges[:-1]), ranges[-1])))
+    )
     one = len(ordinary) == 1
     raise VocabularyError(
-        f"[specials] sentinels: {'id' if one else 'ids'} {ids} {'is an' if one else 'are'} ordinary "
-        f"token{'' if one else 's'} of the vocabulary, which text gives "
-        f"({listed((repr(tokens.texts[id]) for id in ordinary), 3)}). Name special or reserved ones, or add them: "
-        'sentinels = "auto" and missing = "add"'
+        f"[specials] sentinels: {'id' if one else 'ids'} {ids} {'is an' if one else 'are'} ordinary"
+        f" token{'' if one else 's'} of the vocabulary, which text gives"
+        f" ({listed((repr(tokens.texts[id]) for id in ordinary), 3)}). Name special or reserved"
+        ' ones, or add them: sentinels = "auto" and missing = "add"'
     )
 
 
 def ordinary_players(players: Players, tokens: TokenTable) -> Iterator[str]:
-    """Notes on roles played by tokens that text itself can give, as far as a tokenizer file tells."""
+    """Notes on roles played by tokens that text itself can give, as far as a tokenizer file
+    tells."""
     for key, id in players:
         text = tokens.texts[id]
         if text not in tokens.added and not looks_special(text):
             yield (
-                f"{key}: {text!r} (id {id}) is an ordinary token of the vocabulary; documents in which it occurs are "
-                'rejected unless special_text = "special"'
+                f"{key}: {text!r} (id {id}) is an ordinary token of the vocabulary; documents in"
+                ' which it occurs are rejected unless special_text = "special"'
             )
 
 
@@ -107,16 +116,37 @@ ROLES = ("eos", "bos", "pad", "mask", "fim_prefix", "fim_middle", "fim_suffix")
 # The first name is the one that is added when nothing is found and missing = "add".
 WELL_KNOWN = {
     "eos": (
-        "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]", "<｜end▁of▁sentence｜>", "<|im_end|>",
+        "</s>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<eos>",
+        "<|eos|>",
+        "[EOS]",
+        "<｜end▁of▁sentence｜>",
+        "<|im_end|>",
         "[SEP]",
     ),
     "bos": (
-        "<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>", "<|bos|>", "[BOS]", "<｜begin▁of▁sentence｜>",
+        "<s>",
+        "<|begin_of_text|>",
+        "<bos>",
+        "<|startoftext|>",
+        "<|bos|>",
+        "[BOS]",
+        "<｜begin▁of▁sentence｜>",
         "[CLS]",
     ),
-    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>", "<PAD>", "<｜▁pad▁｜>"),
+    "pad": (
+        "<pad>",
+        "[PAD]",
+        "<|pad|>",
+        "<|padding|>",
+        "<|finetune_right_pad_id|>",
+        "<PAD>",
+        "<｜▁pad▁｜>",
+    ),
     "mask": ("<mask>", "[MASK]", "<|mask|>", "<|mdm_mask|>", "<MASK>"),
-}  # fmt: skip
+}
 WELL_KNOWN_FIM = (
     ("<fim_prefix>", "<fim_middle>", "<fim_suffix>"),
     ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"),
@@ -173,7 +203,9 @@ class Vocabulary:
 
     def specials(self) -> dict[str, int | list[int]]:
         """Role → id, "sentinels" → ids, mode token → id, as the manifest keeps them."""
-        sentinels: dict[str, int | list[int]] = {"sentinels": list(self.sentinels)} if self.sentinels else {}
+        sentinels: dict[str, int | list[int]] = (
+            {"sentinels": list(self.sentinels)} if self.sentinels else {}
+        )
         return {**self.roles, **sentinels, **self.mode_tokens}
 
     def as_planned(self) -> dict[str, Any]:
@@ -185,7 +217,11 @@ class Vocabulary:
             "mode_tokens": {text: int(i) for text, i in self.mode_tokens.items()},
             "added_tokens": list(self.added_tokens),
             "special_ids": [int(i) for i in self.special_ids],
-            **({"media": {kind: [int(i) for i in ids] for kind, ids in self.media.items()}} if self.media else {}),
+            **(
+                {"media": {kind: [int(i) for i in ids] for kind, ids in self.media.items()}}
+                if self.media
+                else {}
+            ),
         }
 
 
@@ -204,24 +240,34 @@ class _Parts:
 
 
 def resolve_vocabulary(tokenizer: str, base: Path, specials: Specials, needs: Needs) -> Vocabulary:
-    """The vocabulary of the recipe's `tokenizer`, a path relative to base, with the roles of [specials] and needs.
+    """The vocabulary of the recipe's `tokenizer`, a path relative to base, with the roles of
+    [specials] and needs.
 
-    With missing = "add", tokens that are needed and not there get ids from the end of the vocabulary upward.
-    Raises VocabularyError: an unreadable tokenizer, roles without a token (all at once, with the lines that would
-    give them one), a token with two roles, or an id that reaches specials.vocab_size.
+    With missing = "add", tokens that are needed and not there get ids from the end of the
+    vocabulary upward. Raises VocabularyError: an unreadable tokenizer, roles without a token (all
+    at once, with the lines that would give them one), a token with two roles, or an id that reaches
+    specials.vocab_size.
     """
     data, beside = load_tokenizer_json(tokenizer, base)
     return _resolved(data, beside, tokenizer, specials, needs)
 
 
 def resolve_again(
-    tokenizer_json: bytes, added: int, beside: Beside, tokenizer: str, specials: Specials, needs: Needs
+    tokenizer_json: bytes,
+    added: int,
+    beside: Beside,
+    tokenizer: str,
+    specials: Specials,
+    needs: Needs,
 ) -> Vocabulary:
-    """The vocabulary that a dataset's tokenizer.json was made with, of which the last `added` tokens were added.
+    """The vocabulary that a dataset's tokenizer.json was made with, of which the last `added`
+    tokens were added.
 
     beside: what the plan says of the files beside it. VocabularyError where they do not give one.
     """
-    return _resolved(without_last_tokens(tokenizer_json, added, tokenizer), beside, tokenizer, specials, needs)
+    return _resolved(
+        without_last_tokens(tokenizer_json, added, tokenizer), beside, tokenizer, specials, needs
+    )
 
 
 @remembered(
@@ -230,33 +276,38 @@ def resolve_again(
         digest_of(data), beside, asdict(specials), sorted(needs.roles), needs.mode_tokens, needs.sentinels, library_version()
     ),
 )  # fmt: skip
-def _resolved(data: bytes, beside: Beside, tokenizer: str, specials: Specials, needs: Needs) -> Vocabulary:
+def _resolved(
+    data: bytes, beside: Beside, tokenizer: str, specials: Specials, needs: Needs
+) -> Vocabulary:
     """tokenizer: its name, for messages."""
     is_bytes = data == bytes_tokenizer_json()
     # of the files beside it the first wins
-    hints: dict[str, str | None] = {role: text for file in reversed(beside) for role, text in file["roles"].items()}
+    hints: dict[str, str | None] = {
+        role: text for file in reversed(beside) for role, text in file["roles"].items()
+    }
     if is_bytes and not beside:
         hints = dict(BYTES_ROLES)
     tokens = tokens_in_file(data, tokenizer)
     if 0 < specials.vocab_size < tokens.n_ids:
         raise VocabularyError(
-            f"[specials] vocab_size = {specials.vocab_size}, but tokenizer = {tokenizer!r} has ids up to "
-            f"{tokens.n_ids - 1}: the embedding would have no row for them. "
-            f"Set vocab_size to the number of the embedding's rows, at least {tokens.n_ids}, or leave it out"
+            f"[specials] vocab_size = {specials.vocab_size}, but tokenizer = {tokenizer!r} has ids"
+            f" up to {tokens.n_ids - 1}: the embedding would have no row for them. Set vocab_size"
+            f" to the number of the embedding's rows, at least {tokens.n_ids}, or leave it out"
         )
     if max(tokens.n_ids, specials.vocab_size) > len(tokens.texts) + MOST_HOLES:
         said = f"[specials] vocab_size = {specials.vocab_size}"
         if tokens.n_ids > len(tokens.texts) + MOST_HOLES:
             said = f"it has the id {tokens.n_ids - 1}"
         raise VocabularyError(
-            f"tokenizer = {tokenizer!r} has {len(tokens.texts)} tokens, and {said}: at most {MOST_HOLES} ids may be without a "
-            "token. Give the tokenizer that the model was trained with, and the rows of its embedding"
+            f"tokenizer = {tokenizer!r} has {len(tokens.texts)} tokens, and {said}: at most"
+            f" {MOST_HOLES} ids may be without a token. Give the tokenizer that the model was"
+            " trained with, and the rows of its embedding"
         )
     for text in (*needs.mode_tokens, *(specials.mode_tokens or ())):
         if text in ROLES or text == "sentinels":
             raise VocabularyError(
-                f"the mode token {text!r} has the name of a role, so [specials] could not tell them apart; "
-                'write it as a token is written, for example "[NLU]"'
+                f"the mode token {text!r} has the name of a role, so [specials] could not tell them"
+                ' apart; write it as a token is written, for example "[NLU]"'
             )
     parts = _parts(tokens, specials, needs, hints)
     own = {role for role in ROLES if getattr(specials, role) is None}
@@ -274,15 +325,19 @@ def _resolved(data: bytes, beside: Beside, tokenizer: str, specials: Specials, n
     smallest = max(tokens.n_ids, BYTES_VOCAB_SIZE if is_bytes else 0)
     vocab_size = specials.vocab_size or smallest
     players = {id: key for key, id in reversed(parts.players)}
-    added = tuple({"id": id, "text": tokens.texts[id], "role": players[id]} for id in range(first_added, tokens.n_ids))
+    added = tuple(
+        {"id": id, "text": tokens.texts[id], "role": players[id]}
+        for id in range(first_added, tokens.n_ids)
+    )
     notes = [*tokens.notes, *parts.notes, *ordinary_players(parts.players, tokens)]
     if not is_bytes:
         notes += [note for role, note in parts.found.items() if parts.roles[role] < first_added]
     if added:
         span = f"{added[0]['id']}" if len(added) == 1 else f"{added[0]['id']} to {added[-1]['id']}"
         notes.append(
-            f"added {len(added)} tokens with ids {span} ({listed(str(entry['text']) for entry in added)}): "
-            f"the model's embedding needs at least {vocab_size} rows"
+            f"added {len(added)} tokens with ids {span}"
+            f" ({listed(str(entry['text']) for entry in added)}): the model's embedding needs at"
+            f" least {vocab_size} rows"
         )
     return Vocabulary(
         tokenizer_json=data,
@@ -305,8 +360,11 @@ def _resolved(data: bytes, beside: Beside, tokenizer: str, specials: Specials, n
     )
 
 
-def _texts_to_add(name: str, tokens: TokenTable, specials: Specials, parts: _Parts) -> tuple[str, ...]:
-    """The tokens that fill what is missing. VocabularyError where they may not be added, or would pass the ceiling."""
+def _texts_to_add(
+    name: str, tokens: TokenTable, specials: Specials, parts: _Parts
+) -> tuple[str, ...]:
+    """The tokens that fill what is missing. VocabularyError where they may not be added, or would
+    pass the ceiling."""
     if specials.missing != "add" or not all(missing.add for missing in parts.missing):
         by_pattern = specials.sentinels is None or isinstance(specials.sentinels, str)
         raise missing_roles(
@@ -321,21 +379,28 @@ def _texts_to_add(name: str, tokens: TokenTable, specials: Specials, parts: _Par
     needed = tokens.n_ids + len(texts)
     if 0 < specials.vocab_size < needed:
         raise VocabularyError(
-            f'[specials] missing = "add" would give {len(texts)} new tokens ({listed(texts)}) the ids {tokens.n_ids} '
-            f"to {needed - 1}, but vocab_size = {specials.vocab_size} is the ceiling: the embedding would have no row "
-            f"for them. Enlarge the embedding and set vocab_size = {needed}, or name tokens that the tokenizer has "
-            '(missing = "error" lists unused ones)'
+            f'[specials] missing = "add" would give {len(texts)} new tokens ({listed(texts)}) the'
+            f" ids {tokens.n_ids} to {needed - 1}, but vocab_size = {specials.vocab_size} is the"
+            " ceiling: the embedding would have no row for them. Enlarge the embedding and set"
+            f' vocab_size = {needed}, or name tokens that the tokenizer has (missing = "error"'
+            " lists unused ones)"
         )
     return texts
 
 
-def _parts(tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[str, str | None]) -> _Parts:
+def _parts(
+    tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[str, str | None]
+) -> _Parts:
     """Which token plays which part: given ones first, then sentinels, then what can be found."""
     mapped = specials.mode_tokens or {}
-    wishes = {role: getattr(specials, role) for role in ROLES if getattr(specials, role) is not None}
+    wishes = {
+        role: getattr(specials, role) for role in ROLES if getattr(specials, role) is not None
+    }
     wishes |= {text: mapped.get(text, text) for text in (*needs.mode_tokens, *mapped)}
     given = {key: id for key, value in wishes.items() if (id := _id_of(value, tokens)) is not None}
-    missing = [_not_there(key, value, tokens, hints) for key, value in wishes.items() if key not in given]
+    missing = [
+        _not_there(key, value, tokens, hints) for key, value in wishes.items() if key not in given
+    ]
 
     media, media_missing = _media(tokens, specials)
     missing += media_missing
@@ -354,12 +419,17 @@ def _parts(tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[
         roles[role] = id
         if role in needs.roles or role == "pad":
             found[role] = f"{role}: {tokens.texts[id]} (id {id}), {how}"
-    lacking = [role for role in open_roles if role in needs.roles and role not in roles and role != "pad"]
+    lacking = [
+        role for role in open_roles if role in needs.roles and role not in roles and role != "pad"
+    ]
     missing += [_not_found(role, lacking, tokens, hints) for role in lacking]
     if "pad" in open_roles and "pad" not in roles:
         if "eos" in roles:
             roles["pad"] = roles["eos"]
-            notes.append(f"pad: the tokenizer has none, so {tokens.texts[roles['eos']]} (id {roles['eos']}) pads")
+            notes.append(
+                f"pad: the tokenizer has none, so {tokens.texts[roles['eos']]} (id {roles['eos']})"
+                " pads"
+            )
         elif "eos" in open_roles and "eos" not in lacking:
             pad = _names_to_add(tokens, ["pad"])["pad"]
             missing.append(Missing("pad", "no token known as such, and no eos to pad with", pad))
@@ -382,7 +452,9 @@ def _parts(tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[
     )
 
 
-def _media(tokens: TokenTable, specials: Specials) -> tuple[dict[str, tuple[int, int, int]], list[Missing]]:
+def _media(
+    tokens: TokenTable, specials: Specials
+) -> tuple[dict[str, tuple[int, int, int]], list[Missing]]:
     """(the ids of each kind of media, -1 for none; those of its tokens that are not there)."""
     found, missing = {}, []
     for kind, values in sorted((specials.media or {}).items()):
@@ -400,8 +472,8 @@ def _media(tokens: TokenTable, specials: Specials) -> tuple[dict[str, tuple[int,
         if beside := slots & {begin, end}:
             text = tokens.texts[beside.pop()]
             raise VocabularyError(
-                f"[specials] media: {text} is a slot token, and begins or ends places of kind {kind!r}; a slot token stands in "
-                "slots alone: give one of them another token"
+                f"[specials] media: {text} is a slot token, and begins or ends places of kind"
+                f" {kind!r}; a slot token stands in slots alone: give one of them another token"
             )
     return found, missing
 
@@ -415,8 +487,13 @@ def _id_of(value: str | int, tokens: TokenTable) -> int | None:
 def _names_to_add(tokens: TokenTable, roles: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Role → the well-known name that is free, for roles of which nothing was found."""
     fim = [FIM_ROLES.index(role) for role in roles if role in FIM_ROLES]
-    free_families = [family for family in WELL_KNOWN_FIM if not any(family[k] in tokens.ids for k in fim)]
-    names = {role: [name for name in known if name not in tokens.ids] for role, known in WELL_KNOWN.items()}
+    free_families = [
+        family for family in WELL_KNOWN_FIM if not any(family[k] in tokens.ids for k in fim)
+    ]
+    names = {
+        role: [name for name in known if name not in tokens.ids]
+        for role, known in WELL_KNOWN.items()
+    }
     names |= {role: [family[k] for family in free_families] for k, role in enumerate(FIM_ROLES)}
     return {role: tuple(names[role][:1]) for role in roles}
 
@@ -426,47 +503,66 @@ def _is_special(name: str, tokens: TokenTable) -> bool:
     return name in tokens.added and tokens.added[name].special
 
 
-def _not_found(role: str, lacking: Sequence[str], tokens: TokenTable, hints: Mapping[str, str | None]) -> Missing:
-    """Describe a role without a token: why there is none, what would fill it, and a token that is listed as ordinary."""
+def _not_found(
+    role: str, lacking: Sequence[str], tokens: TokenTable, hints: Mapping[str, str | None]
+) -> Missing:
+    """Describe a role without a token: why there is none, what would fill it, and a token that is
+    listed as ordinary."""
     add = _names_to_add(tokens, lacking)[role]
     if role in hints:
         declared = hints[role]
         if declared is None:
-            return Missing(role, "the files beside the tokenizer declare null, so it has no such token", add)
+            return Missing(
+                role, "the files beside the tokenizer declare null, so it has no such token", add
+            )
         if declared not in tokens.ids:
             why = f"the files beside the tokenizer declare {declared!r}, which tokenizer.json lacks"
             return Missing(role, why, (declared,))
     if role in FIM_ROLES:
         wanted = [FIM_ROLES.index(other) for other in lacking if other in FIM_ROLES]
-        families = [family for family in WELL_KNOWN_FIM if all(family[k] in tokens.added for k in wanted)]
+        families = [
+            family for family in WELL_KNOWN_FIM if all(family[k] in tokens.added for k in wanted)
+        ]
         names = tuple(family[FIM_ROLES.index(role)] for family in families)
     else:
         names = WELL_KNOWN[role]
     instead = next((name for name in names if name in tokens.added), "")
     if instead and not _is_special(instead, tokens):
-        return Missing(role, f"tokenizer.json does not list {instead} as special", (), instead=instead)
+        return Missing(
+            role, f"tokenizer.json does not list {instead} as special", (), instead=instead
+        )
     return Missing(role, "no token known as such", add)
 
 
-def _not_there(key: str, value: str | int, tokens: TokenTable, hints: Mapping[str, str | None]) -> Missing:
+def _not_there(
+    key: str, value: str | int, tokens: TokenTable, hints: Mapping[str, str | None]
+) -> Missing:
     known = [name for name in WELL_KNOWN.get(key, ()) if _is_special(name, tokens)]
     if key in hints:
         known = [name for name in (hints[key],) if name is not None and name in tokens.ids]
     instead = known[0] if known else ""
     if isinstance(value, int):
-        return Missing(key, f"no token has the id {value} (they end at {tokens.n_ids - 1})", (), instead=instead)
+        return Missing(
+            key,
+            f"no token has the id {value} (they end at {tokens.n_ids - 1})",
+            (),
+            instead=instead,
+        )
     return Missing(key, f"no token {value!r}", (value,) if value else (), instead=instead)
 
 
 def _sentinels(
     tokens: TokenTable, specials: Specials, needs: Needs, taken: Mapping[int, str]
 ) -> tuple[tuple[int, ...], list[Missing], list[str]]:
-    """The sentinels in order, what is missing of them, and notes. taken: ids that were given another part."""
+    """The sentinels in order, what is missing of them, and notes. taken: ids that were given
+    another part."""
     wish = specials.sentinels
     if wish is None or isinstance(wish, str):
         named = wish is not None and wish != "auto"
         pattern = wish if wish is not None and named else SENTINEL_PATTERN
-        usable = tokens.ids if named else [text for text in tokens.added if _is_special(text, tokens)]
+        usable = (
+            tokens.ids if named else [text for text in tokens.added if _is_special(text, tokens)]
+        )
         extend = wish == "auto" and specials.missing == "add"
         return _sentinels_by_pattern(pattern, extend, tokens, frozenset(usable), needs, taken)
     if isinstance(wish, Mapping):
@@ -481,7 +577,8 @@ def _sentinels(
     if len(set(present)) < len(present):
         twice = Counter(present).most_common(1)[0][0]
         raise VocabularyError(
-            f"[specials] sentinels: {tokens.texts[twice]} (id {twice}) stands twice; each span needs its own sentinel"
+            f"[specials] sentinels: {tokens.texts[twice]} (id {twice}) stands twice; each span"
+            " needs its own sentinel"
         )
     if needs.sentinels and not present:
         return (), [Missing("sentinels", "the list is empty", (), needs.sentinels)], []
@@ -496,11 +593,13 @@ def _sentinels_by_pattern(
     needs: Needs,
     taken: Mapping[int, str],
 ) -> tuple[tuple[int, ...], list[Missing], list[str]]:
-    """Return what `_sentinels` does for a pattern. usable: texts of the tokens that may be sentinels."""
+    """Return what `_sentinels` does for a pattern. usable: texts of the tokens that may be
+    sentinels."""
     if pattern.count("{}") != 1:
         raise VocabularyError(
-            f'[specials] sentinels = {pattern!r}: a pattern has one {{}} for the number, as "<extra_id_{{}}>"; '
-            'other forms: a list of tokens or ids, {first = ID, count = N}, "auto"'
+            f"[specials] sentinels = {pattern!r}: a pattern has one {{}} for the number, as"
+            ' "<extra_id_{}>"; other forms: a list of tokens or ids, {first = ID, count = N},'
+            ' "auto"'
         )
     found: list[int] = []
     notes: list[str] = []
@@ -510,7 +609,10 @@ def _sentinels_by_pattern(
         if text not in usable:
             pass
         elif id in taken:
-            notes.append(f"sentinels: {tokens.texts[id]} (id {id}) is left out, as it is given to {taken[id]}")
+            notes.append(
+                f"sentinels: {tokens.texts[id]} (id {id}) is left out, as it is given to"
+                f" {taken[id]}"
+            )
         else:
             found.append(id)
         k += 1
@@ -518,12 +620,16 @@ def _sentinels_by_pattern(
     if as_many_as_needed:
         found = found[: needs.sentinels]
     if short > 0 and (as_many_as_needed or not found):
-        why = f"{len(found) or 'no'} tokens of the pattern {pattern}; the longest segment would use {needs.sentinels}"
+        why = (
+            f"{len(found) or 'no'} tokens of the pattern {pattern}; the longest segment would use"
+            f" {needs.sentinels}"
+        )
         add = tuple(pattern.replace("{}", str(k + more)) for more in range(short))
         return tuple(found), [Missing("sentinels", why, add, needs.sentinels)], notes
     if short > 0:
         notes.append(
-            f"sentinels: {len(found)} tokens of the pattern {pattern}; the longest segment would use {needs.sentinels}"
+            f"sentinels: {len(found)} tokens of the pattern {pattern}; the longest segment would"
+            f" use {needs.sentinels}"
         )
     return tuple(found), [], notes
 
@@ -537,8 +643,8 @@ def _found(
 ) -> Iterator[tuple[str, int, str]]:
     """Role, id and how it was found. playing: id → its parts so far.
 
-    A token that cannot be shared is passed over where its own role is not used: a mask, where nothing is masked. The three of
-    fill-in-the-middle are of one family.
+    A token that cannot be shared is passed over where its own role is not used: a mask, where
+    nothing is masked. The three of fill-in-the-middle are of one family.
     """
     for role, names in WELL_KNOWN.items():
         if role not in open_roles:
@@ -560,7 +666,9 @@ def _found(
     required = [role for role in wanted if role in needed] or wanted
     for family in WELL_KNOWN_FIM:
         names_of = {role: family[FIM_ROLES.index(role)] for role in wanted}
-        ids = {role: tokens.ids[name] for role, name in names_of.items() if _is_special(name, tokens)}
+        ids = {
+            role: tokens.ids[name] for role, name in names_of.items() if _is_special(name, tokens)
+        }
         there = {role: id for role, id in ids.items() if id not in playing or role in needed}
         if all(role in there for role in required):
             yield from ((role, id, "found by name") for role, id in there.items())

@@ -28,7 +28,8 @@ TEXT, SPECIAL, BYTES = "text", "special", "bytes"
 class TextPiece(NamedTuple):
     """Neighbouring tokens that can only be shown together; mostly one.
 
-    text: TEXT what they stand for; SPECIAL the token's own text; BYTES bytes that are no text here, as in "\\xe2\\x82".
+    text: TEXT what they stand for; SPECIAL the token's own text; BYTES bytes that are no text here,
+    as in "\\xe2\\x82".
     """
 
     text: str
@@ -37,33 +38,50 @@ class TextPiece(NamedTuple):
 
 
 class TokenTexts:
-    """The text of every token of a tokenizer.json, without a segment's first space being lost or one being added.
+    """The text of every token of a tokenizer.json, without a segment's first space being lost or
+    one being added.
 
-    tokens: id → token as the tokenizer.json writes it, of all ids that will be asked for; None: every token of the file.
+    tokens: id → token as the tokenizer.json writes it, of all ids that will be asked for; None:
+    every token of the file.
     """
 
-    def __init__(self, tokenizer_json: bytes, special_ids: Iterable[int] = (), tokens: Mapping[int, str] | None = None):
+    def __init__(
+        self,
+        tokenizer_json: bytes,
+        special_ids: Iterable[int] = (),
+        tokens: Mapping[int, str] | None = None,
+    ):
         outline = outline_of(tokenizer_json)
         added = outline.added_tokens or []
-        self._texts = tokens_in_file(tokenizer_json, "tokenizer.json").texts if tokens is None else tokens
+        self._texts = (
+            tokens_in_file(tokenizer_json, "tokenizer.json").texts if tokens is None else tokens
+        )
         self._added = {entry["id"]: entry["content"] for entry in added}
         self._special = {entry["id"] for entry in added if entry.get("special")} | set(special_ids)
         # `tokenizers` takes a step without a type, too; it changes nothing here
         self._steps = [step for step in steps_of(outline.decoder, "decoders") if "type" in step]
         kinds = {step["type"] for step in self._steps}
-        before = [*steps_of(outline.normalizer, "normalizers"), *steps_of(outline.pre_tokenizer, "pretokenizers")]
+        before = [
+            *steps_of(outline.normalizer, "normalizers"),
+            *steps_of(outline.pre_tokenizer, "pretokenizers"),
+        ]
         self._space_prepended = any(step.get("type") == "Prepend" for step in before)
         self._space_added = "WordPiece" in kinds or any(
-            step.get("prepend_scheme", "never") != "never" or step.get("add_prefix_space") for step in before
+            step.get("prepend_scheme", "never") != "never" or step.get("add_prefix_space")
+            for step in before
         )
-        # The characters of byte-level vocabularies have one home: the built-in vocabulary is made of them.
-        alphabet = json.loads(bytes_tokenizer_json())["model"]["vocab"] if "ByteLevel" in kinds else {}
+        # The characters of byte-level vocabularies have one home: the built-in vocabulary is made
+        # of them.
+        alphabet = (
+            json.loads(bytes_tokenizer_json())["model"]["vocab"] if "ByteLevel" in kinds else {}
+        )
         self._byte_of: dict[str, int] = alphabet
         self._byte_fallback = "ByteFallback" in kinds
         self._known: dict[int, str | bytes] = {}
 
     def meaning(self, id: int) -> str | bytes:
-        """The bytes that an ordinary token stands for, whole characters or not; of a special token its own text."""
+        """The bytes that an ordinary token stands for, whole characters or not; of a special token
+        its own text."""
         if id not in self._known:
             text = self._added.get(id, self._texts.get(id))
             if text is None:
@@ -77,7 +95,12 @@ class TokenTexts:
             return token.encode()
         if self._byte_of and all(character in self._byte_of for character in token):
             return bytes(self._byte_of[character] for character in token)
-        if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        if (
+            self._byte_fallback
+            and len(token) == 6
+            and token.startswith("<0x")
+            and token.endswith(">")
+        ):
             return int(token[3:5], 16).to_bytes()
         for step in self._steps:
             token = _decoded(step, token)
@@ -111,9 +134,16 @@ class TokenTexts:
         return found + [self._alone(id) for id in run]
 
     def without_added_space(self, text: str) -> str:
-        """The text of a document from its begin, without the space that the tokenizer put there: so it gives the same ids."""
-        alone = text.startswith(" ") and not text.startswith("  ")  # none is put before a space, but by Prepend
-        return text[1:] if alone and self._space_added or text.startswith(" ") and self._space_prepended else text
+        """The text of a document from its begin, without the space that the tokenizer put there: so
+        it gives the same ids."""
+        alone = text.startswith(" ") and not text.startswith(
+            "  "
+        )  # none is put before a space, but by Prepend
+        return (
+            text[1:]
+            if alone and self._space_added or text.startswith(" ") and self._space_prepended
+            else text
+        )
 
     def one_by_one(self, ids: Sequence[int]) -> list[TextPiece]:
         """Each id as a piece of its own."""
@@ -135,14 +165,17 @@ def _state(data: bytes) -> str:
 
 
 def _decoded(step: dict[str, Any], token: str) -> str:
-    """What one step makes of a token in the middle of a text. Steps that only trim a text's ends do nothing."""
+    """What one step makes of a token in the middle of a text. Steps that only trim a text's ends do
+    nothing."""
     if step["type"] == "Metaspace":
         return token.replace(step.get("replacement", "▁"), " ")
     if step["type"] == "Replace" and "String" in step["pattern"]:
         old, new = step["pattern"]["String"], step["content"]
         return token.replace(old, new) if token.count(old) * len(new) <= MOST_CHARACTERS else token
     if step["type"] == "WordPiece":
-        return token.removeprefix(step["prefix"]) if token.startswith(step["prefix"]) else f" {token}"
+        return (
+            token.removeprefix(step["prefix"]) if token.startswith(step["prefix"]) else f" {token}"
+        )
     if step["type"] == "BPEDecoder":
         return token.replace(step["suffix"], " ") if step["suffix"] else token
     return token
@@ -160,7 +193,8 @@ class ByteTable:
         self._bytes = np.frombuffer(b"".join(data), np.uint8)
 
     def decode(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(bytes uint8[n] of ids one after the other, where each begins and the last ends int64[len(ids) + 1])."""
+        """(bytes uint8[n] of ids one after the other, where each begins and the last ends
+        int64[len(ids) + 1])."""
         sizes = self._sizes[ids]
         offsets = np.zeros(len(ids) + 1, np.int64)
         np.cumsum(sizes, out=offsets[1:])
@@ -170,14 +204,21 @@ class ByteTable:
 
 
 def texts_of_dataset(directory: Path, manifest: Manifest) -> TokenTexts:
-    """The texts of the tokens of a dataset that lies in `directory`; DatasetError unless its tokenizer is as it was written."""
+    """The texts of the tokens of a dataset that lies in `directory`; DatasetError unless its
+    tokenizer is as it was written."""
     path = directory / manifest["tokenizer"]["file"]
     try:
         data = read_file(path)
     except OSError as error:
-        raise DatasetError(f"{path}: {error.strerror}; rows cannot be decoded without it: put it back") from None
+        raise DatasetError(
+            f"{path}: {error.strerror}; rows cannot be decoded without it: put it back"
+        ) from None
     found, digest = digest_of(data), manifest["tokenizer"]["digest"]
     if found != digest:
-        raise DatasetError(f"{path}: its digest is {found} and the manifest's {digest}: put the right file back")
+        raise DatasetError(
+            f"{path}: its digest is {found} and the manifest's {digest}: put the right file back"
+        )
     roles = manifest["specials"].values()
-    return TokenTexts(data, [id for ids in roles for id in (ids if isinstance(ids, list) else [ids])])
+    return TokenTexts(
+        data, [id for ids in roles for id in (ids if isinstance(ids, list) else [ids])]
+    )

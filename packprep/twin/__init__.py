@@ -1,4 +1,5 @@
-"""A second way to every byte: plain Python, written from the design's text, that shares no code with what it checks.
+"""A second way to every byte: plain Python, written from the design's text, that shares no code
+with what it checks.
 
 ```
 plan.json, tokenizer.json, source files
@@ -8,7 +9,8 @@ plan.json, tokenizer.json, source files
   objectives  its slots, by a file for each objective             chance     what is drawn
   shard       all of a shard's arrays          comparison what of them is not what is stored
 ```
-Kernels, the compiled and the vectorised randomness, readers, length laws, cutting, packing, rendering and noise are made
-and replayed by the same code: a fault in it is in both. Nothing of it is imported here (a test holds that), so that such a
-fault shows. One thing is taken over: the text that a chat template gives for messages.
+Kernels, the compiled and the vectorised randomness, readers, length laws, cutting, packing,
+rendering and noise are made and replayed by the same code: a fault in it is in both. Nothing of it
+is imported here (a test holds that), so that such a fault shows. One thing is taken over: the text
+that a chat template gives for messages.
 """

@@ -1,4 +1,5 @@
-"""Philox4x32-10 and the draws made from it, those of in-place noise too, in plain Python integers."""
+"""Philox4x32-10 and the draws made from it, those of in-place noise too, in plain Python
+integers."""
 
 import functools
 import hashlib
@@ -18,7 +19,8 @@ LOW_32 = TWO_32 - 1
 
 
 def philox(key, counter):
-    """Four 32-bit words of one block. key: below 2⁶⁴, its low half is Philox's first key word. counter: four words."""
+    """Four 32-bit words of one block. key: below 2⁶⁴, its low half is Philox's first key word.
+    counter: four words."""
     return list(_block(key, *counter))
 
 
@@ -60,13 +62,26 @@ def integers(key, purpose, index, bound, epoch=0):
 
 
 def text_key(*parts):
-    """BLAKE2b-64 of the parts (strings and integers) as a JSON list in ASCII without spaces, read as little-endian."""
-    text = "[" + ",".join(_json_string(part) if isinstance(part, str) else str(part) for part in parts) + "]"
+    """BLAKE2b-64 of the parts (strings and integers) as a JSON list in ASCII without spaces, read
+    as little-endian."""
+    text = (
+        "["
+        + ",".join(_json_string(part) if isinstance(part, str) else str(part) for part in parts)
+        + "]"
+    )
     return int.from_bytes(hashlib.blake2b(text.encode("ascii"), digest_size=8).digest(), "little")
 
 
 def _json_string(text):
-    short = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+    short = {
+        '"': '\\"',
+        "\\": "\\\\",
+        "\n": "\\n",
+        "\r": "\\r",
+        "\t": "\\t",
+        "\b": "\\b",
+        "\f": "\\f",
+    }
     result = '"'
     for character in text:
         code = ord(character)
@@ -83,14 +98,16 @@ def _json_string(text):
 
 
 def segment_key(file_key, document, repeat, start):
-    """64-bit key of the segment that begins with content token `start` of the document at position `document`."""
+    """64-bit key of the segment that begins with content token `start` of the document at position
+    `document`."""
     low, high = document % TWO_32, document // TWO_32
     block = philox(file_key, [low, high, start, repeat * 256 + SEGMENT_KEY])
     return block[0] + TWO_32 * block[1]
 
 
 def permute(index, size, key):
-    """Where the keyed permutation of range(size) takes `index`: a Feistel network over 4ᵏ ≥ size, cycle-walked."""
+    """Where the keyed permutation of range(size) takes `index`: a Feistel network over 4ᵏ ≥ size,
+    cycle-walked."""
     half = 1
     while 4**half < size:
         half += 1
@@ -121,7 +138,8 @@ class CandidateSlots(NamedTuple):
 
 
 def uniform40(key, i, epoch):
-    """Candidate i's 40 bits: byte i % 16 of block i // 16, words little-endian, and below it the low word number i."""
+    """Candidate i's 40 bits: byte i % 16 of block i // 16, words little-endian, and below it the
+    low word number i."""
     block = philox(key, [i // 16, 0, NOISE, epoch])
     high = b"".join(word.to_bytes(4, "little") for word in block)[i % 16]
     return high * 2**32 + words(key, NOISE_LOW, i, epoch)

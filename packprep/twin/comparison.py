@@ -24,7 +24,9 @@ from packprep.twin.shard import (
 ROW_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
 MEDIA = [f"media_{name}" for name in ("offsets", "ref_offsets", "slot", "tokens", "kind", "ref")]
 WEIGHTS = "trained_weights"  # is there only where one is not 1
-LOSS_WEIGHTS = "loss_weights"  # is there in later epochs alone, in the place of what shards store of blocks
+LOSS_WEIGHTS = (  # is there in later epochs alone, in the place of what shards store of blocks
+    "loss_weights"
+)
 MAX_DIFFERENCES = 3
 """Differences of one array that are reported."""
 
@@ -47,12 +49,18 @@ def compare_plan(plan: Mapping[str, Any]) -> list[str]:
     drawable = plan["vocabulary"]["vocab_size"] - len(set(plan["vocabulary"]["special_ids"]))
     kinds = [(task, objectives.of(task["objective"])) for task in plan["tasks"]]
     return [
-        message for task, kind in kinds if hasattr(kind, "differences") for message in kind.differences(task, drawable)
+        message
+        for task, kind in kinds
+        if hasattr(kind, "differences")
+        for message in kind.differences(task, drawable)
     ]
 
 
-def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done, epoch: int = 0) -> tuple[list[Difference], int]:
-    """(differences, segments that were recomputed) of a whole shard: its documents, the order of its rows, every array.
+def compare_shard(
+    twin: Twin, shard: int, arrays: Arrays, done: Done, epoch: int = 0
+) -> tuple[list[Difference], int]:
+    """(differences, segments that were recomputed) of a whole shard: its documents, the order of
+    its rows, every array.
 
     epoch: whose rows the arrays are. SourceError where a source file cannot be read.
     """
@@ -61,12 +69,22 @@ def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done, epoch: int
     count = sum(map(len, of_rows))
     if found := _differing_documents(twin, of_rows, arrays):
         return found, count
-    if (found := _differing_names(twin, documents, of_rows, arrays)) or (found := _differing_counts(of_rows, arrays)):
+    if (found := _differing_names(twin, documents, of_rows, arrays)) or (
+        found := _differing_counts(of_rows, arrays)
+    ):
         return found, count
     supervised = any(document.has_ranges() for document in documents)
     reported: dict[str, int] = {}
-    columns: dict[str, list[Any]] = {name: [] for name in arrays if name not in (*ROW_ARRAYS, LOSS_WEIGHTS)}
-    for name in ("row_offsets", "block_offsets", "trained_offsets", "media_offsets", "media_ref_offsets"):
+    columns: dict[str, list[Any]] = {
+        name: [] for name in arrays if name not in (*ROW_ARRAYS, LOSS_WEIGHTS)
+    }
+    for name in (
+        "row_offsets",
+        "block_offsets",
+        "trained_offsets",
+        "media_offsets",
+        "media_ref_offsets",
+    ):
         if name in columns:
             columns[name].append(0)
     for r, row in enumerate(of_rows):
@@ -82,14 +100,18 @@ def compare_shard(twin: Twin, shard: int, arrays: Arrays, done: Done, epoch: int
                 found += _differences_of(name, arrays[name][r], plain[name], reported, r)
         if LOSS_WEIGHTS in arrays:
             weights = [0.0] * twin.seq_length
-            for begin, segment, one in zip(plain["cu_seqlens_padded"] or plain["cu_seqlens"], row, made, strict=False):
+            for begin, segment, one in zip(
+                plain["cu_seqlens_padded"] or plain["cu_seqlens"], row, made, strict=False
+            ):
                 weights[begin : begin + len(one.slots)] = loss_weights(twin, segment, one)
             found += _differences_of(LOSS_WEIGHTS, arrays[LOSS_WEIGHTS][r], weights, reported, r)
         for name in ("cu_seqlens", "cu_seqlens_padded"):
             if name in columns:
                 columns[name] += plain[name]
         columns["row_offsets"].append(columns["row_offsets"][-1] + len(row))
-        for begin, segment, one in zip(plain["cu_seqlens_padded"] or plain["cu_seqlens"], row, made, strict=False):
+        for begin, segment, one in zip(
+            plain["cu_seqlens_padded"] or plain["cu_seqlens"], row, made, strict=False
+        ):
             _add_header(columns, segment, one)
             if "media_offsets" in columns:
                 _add_media(columns, begin, one, sorted(twin.media))
@@ -119,7 +141,9 @@ def _add_header(columns: dict[str, list[Any]], segment: Segment, one: Rendered) 
         columns.setdefault(WEIGHTS, []).extend(weight for _, _, weight in one.trainable)
 
 
-def _add_media(columns: dict[str, list[Any]], begin: int, one: Rendered, kinds: Sequence[str]) -> None:
+def _add_media(
+    columns: dict[str, list[Any]], begin: int, one: Rendered, kinds: Sequence[str]
+) -> None:
     for slot, place in one.media:
         ref = place.ref.encode()
         columns["media_slot"].append(begin + slot)
@@ -165,7 +189,10 @@ def _differences_of(
         where = "" if row is not None else f"[{', '.join(map(str, at))}]"
         found.append(
             Difference(
-                f"{name}{where}: the twin gives {ours[at]}", row, None if row is None else at[0], stored[at].item()
+                f"{name}{where}: the twin gives {ours[at]}",
+                row,
+                None if row is None else at[0],
+                stored[at].item(),
             )
         )
     return found
@@ -176,18 +203,24 @@ def _locations(arrays: Arrays) -> list[tuple[int, int, int, int]]:
     return list(zip(*(arrays[f"segment_{name}"].tolist() for name in names), strict=True))
 
 
-def _differing_documents(twin: Twin, of_rows: Sequence[Sequence[Segment]], arrays: Arrays) -> list[Difference]:
+def _differing_documents(
+    twin: Twin, of_rows: Sequence[Sequence[Segment]], arrays: Arrays
+) -> list[Difference]:
     """Documents that the shard lacks, or has and should not."""
     stored = set(_locations(arrays))
     ours = {segment.document.location() for row in of_rows for segment in row}
     found = [
         Difference(
-            f"{_document(twin, location)} is not there, and the twin finds it in this shard's part of the source"
+            f"{_document(twin, location)} is not there, and the twin finds it in this shard's part"
+            " of the source"
         )
         for location in sorted(ours - stored)
     ]
     found += [
-        Difference(f"{_document(twin, location)} is there, and the twin finds no such document in this shard's part")
+        Difference(
+            f"{_document(twin, location)} is there, and the twin finds no such document in this"
+            " shard's part"
+        )
         for location in sorted(stored - ours)
     ]
     return found
@@ -205,7 +238,11 @@ def _differing_names(
     twin: Twin, documents: Sequence[Document], of_rows: Sequence[Sequence[Segment]], arrays: Arrays
 ) -> list[Difference]:
     """Arrays that are there and should not be, or the other way round."""
-    has_media = any(places_in(segment) and not twin.is_removed(segment.document) for row in of_rows for segment in row)
+    has_media = any(
+        places_in(segment) and not twin.is_removed(segment.document)
+        for row in of_rows
+        for segment in row
+    )
     supervised = any(document.has_ranges() for document in documents)
     compact = twin.recipe["output"]["columns"] != "full"
     expected = {
@@ -217,20 +254,29 @@ def _differing_names(
         "cu_seqlens": True,
         "cu_seqlens_padded": twin.packing["pad_seq_to_mult"] > 1,
         "block_offsets": twin.with_blocks,
-        **dict.fromkeys(("block_noise", "block_loss_weight"), twin.with_blocks and LOSS_WEIGHTS not in arrays),
+        **dict.fromkeys(
+            ("block_noise", "block_loss_weight"), twin.with_blocks and LOSS_WEIGHTS not in arrays
+        ),
         **dict.fromkeys(("trained_offsets", "trained_ranges"), supervised),
         **dict.fromkeys(MEDIA, has_media),
-        "segment_removed": any(twin.is_removed(segment.document) for row in of_rows for segment in row),
+        "segment_removed": any(
+            twin.is_removed(segment.document) for row in of_rows for segment in row
+        ),
     }
     ours = {name for name, is_expected in expected.items() if is_expected}
     stored = {
-        name for name in arrays if not name.startswith("segment_") or name in ("segment_ids", "segment_removed")
+        name
+        for name in arrays
+        if not name.startswith("segment_") or name in ("segment_ids", "segment_removed")
     } - {
         WEIGHTS,
         LOSS_WEIGHTS,
     }
     return [
-        Difference(f"the array {name!r} is {'not the twin' if name in stored else 'missing: it is the twin'}'s")
+        Difference(
+            f"the array {name!r} is"
+            f" {'not the twin' if name in stored else 'missing: it is the twin'}'s"
+        )
         for name in sorted(ours ^ stored)
     ]
 
@@ -240,17 +286,22 @@ def _differing_counts(of_rows: Sequence[Sequence[Segment]], arrays: Arrays) -> l
     stored = len(arrays["tokens"]), len(arrays["segment_key"])
     if ours == stored:
         return []
-    return [Difference(f"the shard has {stored[0]} rows and {stored[1]} segments, the twin {ours[0]} and {ours[1]}")]
+    return [
+        Difference(
+            f"the shard has {stored[0]} rows and {stored[1]} segments, the twin {ours[0]} and"
+            f" {ours[1]}"
+        )
+    ]
 
 
 def compare_segments(
     twin: Twin, shard: int, arrays: Arrays, chosen: Sequence[int], done: Done, epoch: int = 0
 ) -> tuple[list[Difference], int]:
-    """(differences, segments that were recomputed) of some of a shard's segments; where they lie is taken as stored. epoch:
-    whose rows the arrays are.
+    """(differences, segments that were recomputed) of some of a shard's segments; where they lie is
+    taken as stored. epoch: whose rows the arrays are.
 
-    Under `concat` all of the shard's documents are read, for the cuts of one follow from those before it. SourceError where
-    a source file cannot be read.
+    Under `concat` all of the shard's documents are read, for the cuts of one follow from those
+    before it. SourceError where a source file cannot be read.
     """
     locations = _locations(arrays)
     concat = twin.packing["algorithm"] == "concat"
@@ -272,23 +323,30 @@ def compare_segments(
                 for difference in _of_segment(twin, arrays, g, row, segment, epoch)
             ]
         elif locations[g] in known:
-            found.append(Difference(f"segment {g}: the twin does not cut its document at token {start}", row))
+            found.append(
+                Difference(f"segment {g}: the twin does not cut its document at token {start}", row)
+            )
         else:
             message = (
-                f"segment {g}: the twin finds no such document in this shard's part: {_document(twin, locations[g])}"
+                f"segment {g}: the twin finds no such document in this shard's part:"
+                f" {_document(twin, locations[g])}"
             )
             found.append(Difference(message, row))
         done(i + 1, len(chosen))
     return found, len(chosen)
 
 
-def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment, epoch: int) -> Iterator[Difference]:
+def _of_segment(
+    twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment, epoch: int
+) -> Iterator[Difference]:
     members = range(int(arrays["row_offsets"][row]), int(arrays["row_offsets"][row + 1]))
     alike = [h for h in members if arrays["segment_task"][h] == arrays["segment_task"][g]]
     in_row = [int(arrays["segment_key"][h]) for h in alike]
     supervised = "trained_offsets" in arrays
     if segment.document.has_ranges() and not supervised:
-        yield Difference("its document says how it is trained, and the shard has no trained ranges", row)
+        yield Difference(
+            "its document says how it is trained, and the shard has no trained ranges", row
+        )
         return
     reported: dict[str, int] = {}
     if segment.task != arrays["segment_task"][g] or segment.key != arrays["segment_key"][g]:
@@ -298,7 +356,9 @@ def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment, 
         "segment_removed": np.zeros(len(arrays["segment_key"]), np.uint8)
     }  # where no document of the shard was removed
     for name, value in _header(segment, one).items():
-        for difference in _differences_of(name, {**unsaid, **arrays}[name][g : g + 1], [value], reported, None):
+        for difference in _differences_of(
+            name, {**unsaid, **arrays}[name][g : g + 1], [value], reported, None
+        ):
             yield difference._replace(message=f"{name}: the twin gives {value}", row=row)
     bound = row + g
     real = arrays["cu_seqlens"]
@@ -307,11 +367,17 @@ def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment, 
         yield Difference(f"it takes {slots} slots, the twin's {len(one.slots)}", row)
         return
     begin = int(arrays.get("cu_seqlens_padded", real)[bound])
-    values: dict[str, Sequence[float]] = {"tokens": one.slots, "labels": one.labels, "loss_mask": one.loss}
+    values: dict[str, Sequence[float]] = {
+        "tokens": one.slots,
+        "labels": one.labels,
+        "loss_mask": one.loss,
+    }
     if LOSS_WEIGHTS in arrays:
         values[LOSS_WEIGHTS] = loss_weights(twin, segment, one)
     for name in values.keys() & arrays.keys():
-        for difference in _differences_of(name, arrays[name][row, begin : begin + slots], values[name], reported, row):
+        for difference in _differences_of(
+            name, arrays[name][row, begin : begin + slots], values[name], reported, row
+        ):
             yield difference._replace(slot=begin + (difference.slot or 0))
     parts: dict[str, list[Any]] = {
         "block_noise": [level for level, _ in one.blocks],
@@ -322,7 +388,9 @@ def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment, 
     for name, ours in parts.items():
         if name in arrays or (name == WEIGHTS and supervised):
             first, last = arrays[f"{name.split('_')[0]}_offsets"][g : g + 2]
-            stored = arrays[name][first:last] if name in arrays else np.ones(last - first, np.float32)
+            stored = (
+                arrays[name][first:last] if name in arrays else np.ones(last - first, np.float32)
+            )
             for difference in _differences_of(name, stored, ours, reported, None):
                 yield difference._replace(row=row)
     media: dict[str, list[Any]] = {name: [0] if name.endswith("offsets") else [] for name in MEDIA}
@@ -334,5 +402,7 @@ def _of_segment(twin: Twin, arrays: Arrays, g: int, row: int, segment: Segment, 
         low, high = arrays["media_ref_offsets"][[first, last]]
         parts_of = {name: slice(first, last) for name in MEDIA} | {"media_ref": slice(low, high)}
         for name in MEDIA[2:]:
-            for difference in _differences_of(name, arrays[name][parts_of[name]], media[name], reported, None):
+            for difference in _differences_of(
+                name, arrays[name][parts_of[name]], media[name], reported, None
+            ):
                 yield difference._replace(row=row)

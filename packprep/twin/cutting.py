@@ -1,4 +1,5 @@
-"""Document → segments: which tokens, which task, with or without bos and eos; lengths → (row, offset).
+"""Document → segments: which tokens, which task, with or without bos and eos; lengths → (row,
+offset).
 
 `recipe` is a dict:
 
@@ -26,7 +27,8 @@ GROUP_ROWS = 256
 
 
 def cut(n_tokens, recipe):
-    """[(start, n, task, bos, eos)] of a document of n_tokens; [] if it is dropped. Task len(tasks) is too_short."""
+    """[(start, n, task, bos, eos)] of a document of n_tokens; [] if it is dropped. Task len(tasks)
+    is too_short."""
     if n_tokens < max(1, recipe["min_tokens"]):
         return []
     long = recipe["long"]
@@ -56,7 +58,10 @@ def cut(n_tokens, recipe):
                 return [(start, min(rest, capacity(recipe, task, bos, eos)), task, bos, eos)]
             n = min(inner_capacity(recipe, task, bos), rest - min_tail)
             if n < 3:
-                raise ValueError(f"{rest} tokens are left, beyond task {task}'s capacity, and a tail needs {min_tail}")
+                raise ValueError(
+                    f"{rest} tokens are left, beyond task {task}'s capacity, and a tail needs"
+                    f" {min_tail}"
+                )
         if long == "split":
             shorter = random_length(recipe["key"](start), n, min_tail, recipe["tasks"][task])
             if shorter < n:
@@ -74,10 +79,15 @@ def ends_in_eos(recipe, is_last=True):
 
 
 def filled(rest, task, bos, recipe):
-    """(the longest of the row lengths that `rest` tokens fill, or the shortest; how many go into it)."""
+    """(the longest of the row lengths that `rest` tokens fill, or the shortest; how many go into
+    it)."""
     row, most = recipe["lengths"][0], 0
     for length in recipe["lengths"]:
-        own = {**recipe, "seq_length": length, "capacities": recipe["capacities_of"].setdefault(length, {})}
+        own = {
+            **recipe,
+            "seq_length": length,
+            "capacities": recipe["capacities_of"].setdefault(length, {}),
+        }
         holds = capacity(own, task, bos, ends_in_eos(recipe))
         if most == 0 or most < holds <= rest:
             row, most, inner = length, holds, capacity(own, task, bos, ends_in_eos(recipe, False))
@@ -85,7 +95,8 @@ def filled(rest, task, bos, recipe):
 
 
 def is_elsewhere(n_tokens, recipe):
-    """Whether a document of n_tokens is of another of the row lengths: it is of the first that holds most of it."""
+    """Whether a document of n_tokens is of another of the row lengths: it is of the first that
+    holds most of it."""
     if len(recipe["lengths"]) == 1 or recipe["long"] == "decompose":
         return False
     task = len(recipe["tasks"])
@@ -93,7 +104,11 @@ def is_elsewhere(n_tokens, recipe):
         task = draw_task(recipe["key"](0), recipe["tasks"], recipe["allowed"])
     held = []
     for length in recipe["lengths"]:
-        own = {**recipe, "seq_length": length, "capacities": recipe["capacities_of"].setdefault(length, {})}
+        own = {
+            **recipe,
+            "seq_length": length,
+            "capacities": recipe["capacities_of"].setdefault(length, {}),
+        }
         held.append(min(n_tokens, capacity(own, task, recipe["prepend_bos"], ends_in_eos(recipe))))
     return recipe["lengths"][held.index(max(held))] != recipe["seq_length"]
 
@@ -107,7 +122,8 @@ def random_length(key, n, min_tail, task):
 
 
 def draw_task(key, tasks, allowed):
-    """Index of the task: 53 bits against the cumulative weight shares of the allowed tasks, exact."""
+    """Index of the task: 53 bits against the cumulative weight shares of the allowed tasks,
+    exact."""
     u = chance.bits64(key, chance.TASK) >> 11
     total = sum(Fraction(tasks[i]["weight"]) for i in allowed)
     cumulative = Fraction(0)
@@ -119,15 +135,19 @@ def draw_task(key, tasks, allowed):
 
 
 def capacity(recipe, task, bos, eos):
-    """The most content tokens that a segment of the task can surely hold. Task len(tasks) is too_short."""
+    """The most content tokens that a segment of the task can surely hold. Task len(tasks) is
+    too_short."""
     known = recipe.get("capacities", {})
     if (task, bos, eos) not in known:
-        known[task, bos, eos] = most_tokens(recipe, task, bos, eos, recipe["seq_length"], recipe.get("sides"))
+        known[task, bos, eos] = most_tokens(
+            recipe, task, bos, eos, recipe["seq_length"], recipe.get("sides")
+        )
     return known[task, bos, eos]
 
 
 def inner_capacity(recipe, task, bos):
-    """The most tokens of a piece that more of its document follows: full ones that leave a sixteenth of a row divide it."""
+    """The most tokens of a piece that more of its document follows: full ones that leave a
+    sixteenth of a row divide it."""
     known = recipe.get("capacities", {})
     if (task, bos, "inner") not in known:
         known[task, bos, "inner"] = dividing(recipe, task, bos)
@@ -141,7 +161,9 @@ def dividing(recipe, task, bos):
     if recipe["long"] != "split":
         return longest
     row, pad = recipe["seq_length"], recipe["pad"]
-    facts = segment_facts([*recipe["tasks"], {"objective": "too_short"}][task], eos=-1 if eos else None)
+    facts = segment_facts(
+        [*recipe["tasks"], {"objective": "too_short"}][task], eos=-1 if eos else None
+    )
     slots = objectives.law(facts["objective"], capacity(recipe, task, False, eos), facts)
     while slots % pad:
         slots += 1
@@ -151,7 +173,9 @@ def dividing(recipe, task, bos):
         if hasattr(kind, "sides"):
             inputs, targets = kind.sides(capacity(recipe, task, False, eos), facts)
             head, tail = objectives.head_and_tail(facts)
-            filled = list(zip((inputs + len(head), targets + len(tail)), recipe["sides"], strict=True))
+            filled = list(
+                zip((inputs + len(head), targets + len(tail)), recipe["sides"], strict=True)
+            )
     parts = min(_parts(part, whole) for part, whole in filled)
     if recipe["max_segments"]:
         parts = min(parts, recipe["max_segments"])
@@ -164,7 +188,8 @@ def dividing(recipe, task, bos):
 
 
 def _parts(slots, row):
-    """How many pieces of so many slots divide a row: 1 where one leaves less than a sixteenth of it."""
+    """How many pieces of so many slots divide a row: 1 where one leaves less than a sixteenth of
+    it."""
     if Fraction(slots, row) > Fraction(15, 16):
         return 1
     return next(parts for parts in range(1, row + 1) if parts * slots >= row)
@@ -183,7 +208,8 @@ def most_tokens(recipe, task, bos, eos, slots, sides):
 
 
 def holds(task, n, bos, eos, slots, sides=None):
-    """Whether n content tokens fit whatever is drawn, with what ids there are; on the sides of a row, if it has two."""
+    """Whether n content tokens fit whatever is drawn, with what ids there are; on the sides of a
+    row, if it has two."""
     facts = segment_facts(task, bos=-1 if bos else None, eos=-1 if eos else None)
     kind = objectives.of(task["objective"])
     if hasattr(kind, "fits") and not kind.fits(n, facts["parameters"]):
@@ -221,11 +247,13 @@ def _first_of(message):
 def cut_supervised(n_tokens, trained, recipe):
     """[(start, n, task, bos, eos, copy, first_trained)] of a document, as `cut`.
 
-    trained: as tokens.Trained. Cuts fall on messages' begins where one lies in reach, else as in other documents: where roles
-    are known on a user's, or on another's that no answer behind it looks back over. Later pieces repeat `copy` tokens of the
-    system message where that leaves room for two tails and any place of media. Pieces are left out that train no token, or one
-    alone that no slot predicts, and of rows of two sides those of fewer than 3 tokens.
-    No cut falls into a place: it falls before it, or behind one with which the piece begins; [] where that does not fit.
+    trained: as tokens.Trained. Cuts fall on messages' begins where one lies in reach, else as in
+    other documents: where roles are known on a user's, or on another's that no answer behind it
+    looks back over. Later pieces repeat `copy` tokens of the system message where that leaves room
+    for two tails and any place of media. Pieces are left out that train no token, or one alone that
+    no slot predicts, and of rows of two sides those of fewer than 3 tokens. No cut falls into a
+    place: it falls before it, or behind one with which the piece begins; [] where that does not
+    fit.
     first_trained: number in the body.
     """
     rest_trained = recipe["long_answers"] == "continue"
@@ -252,14 +280,22 @@ def cut_supervised(n_tokens, trained, recipe):
             eos = ends_in_eos(recipe, False)
             space = inner - copy
             n = min(space, rest if recipe["long"] == "truncate" else rest - min_tail)
-            at_messages = [c for c in trained.cuts if start + 3 <= c <= start + space and n_tokens - c >= min_tail]
+            at_messages = [
+                c
+                for c in trained.cuts
+                if start + 3 <= c <= start + space and n_tokens - c >= min_tail
+            ]
             if trained.messages:
                 at_messages = [c for c in at_messages if c > trained.system]
                 at_users = [c for c in at_messages if c in users]
-                at_messages = at_users or [c for c in at_messages if not looked_back_over(trained, c)]
+                at_messages = at_users or [
+                    c for c in at_messages if not looked_back_over(trained, c)
+                ]
             if at_messages:
                 n = at_messages[-1] - start
-            across = next((place for place in trained.media if place.begin < start + n < place.end), None)
+            across = next(
+                (place for place in trained.media if place.begin < start + n < place.end), None
+            )
             if across is not None:
                 n = (across.begin if across.begin > start else across.end) - start
                 if across.begin == start and (n == rest or n > max(space, most - copy)):
@@ -289,7 +325,8 @@ def is_unpredicted(recipe, task, bos):
 
 
 def eos_weight(trained, spans, start, n, n_tokens, rest_trained):
-    """Return the weight of a piece's eos, 0 where it is not trained: its document's end, or the token before.
+    """Return the weight of a piece's eos, 0 where it is not trained: its document's end, or the
+    token before.
 
     spans: (begin, end, weight) of the tokens that the piece trains.
     """
@@ -301,15 +338,20 @@ def eos_weight(trained, spans, start, n, n_tokens, rest_trained):
 def trains(trained, token, start, rest_trained):
     """Whether a piece that begins at `start` trains a token that the document says to train.
 
-    Not where what its message answers, the nearest user's or tool's before it, ended before the piece; unless rest_trained,
-    and tokens of its message were trained in a piece before.
+    Not where what its message answers, the nearest user's or tool's before it, ended before the
+    piece; unless rest_trained, and tokens of its message were trained in a piece before.
     """
     number = bisect.bisect_right(trained.messages, token, key=_first_of) - 1
-    asking = next((k for k in reversed(range(number)) if trained.messages[k][1] in ("user", "tool")), None)
+    asking = next(
+        (k for k in reversed(range(number)) if trained.messages[k][1] in ("user", "tool")), None
+    )
     if asking is None or start < max(1, trained.messages[asking + 1][0]):
         return True
     message = trained.messages[number][0]
-    return rest_trained and next(max(begin, message) for begin, end in trained.spans if end > message) < start
+    return (
+        rest_trained
+        and next(max(begin, message) for begin, end in trained.spans if end > message) < start
+    )
 
 
 def trained_in(trained, start, n, rest_trained):
@@ -323,7 +365,9 @@ def trained_in(trained, start, n, rest_trained):
         token = max(begin, start)
         while token < min(end, stop):  # message by message
             following = bisect.bisect_right(trained.messages, token, key=_first_of)
-            until = min([end, stop, *(first for first, _ in trained.messages[following : following + 1])])
+            until = min(
+                [end, stop, *(first for first, _ in trained.messages[following : following + 1])]
+            )
             if trains(trained, token, start, rest_trained):
                 found.append((token, until, weight))
             token = until
@@ -339,10 +383,12 @@ def looked_back_over(trained, cut):
 def trainable(slots, head, mode, n, eos, segment, pivot, shift, has_prefix):
     """The weight of each of the segment's slots as a target; 0 where its token may be none.
 
-    head: slots before the body, the last `mode` of which are a mode token that may be predicted; n: tokens of the body;
-    eos: the weight of an eos that may be trained, 0 without one; segment: (start, copy, ranges of tokens that it trains), None
-    for these where the document says nothing; token i of the body stands `shift` slots later from `pivot` on. has_prefix: whether
-    the first token is never predicted: then it is left out where all of the segment's are trained.
+    head: slots before the body, the last `mode` of which are a mode token that may be predicted; n:
+    tokens of the body;
+    eos: the weight of an eos that may be trained, 0 without one; segment: (start, copy, ranges of
+    tokens that it trains), None for these where the document says nothing; token i of the body
+    stands `shift` slots later from `pivot` on. has_prefix: whether the first token is never
+    predicted: then it is left out where all of the segment's are trained.
     """
     start, copy, spans = segment
     weights = [0.0] * slots
@@ -353,7 +399,8 @@ def trainable(slots, head, mode, n, eos, segment, pivot, shift, has_prefix):
     for begin, end, weight in spans:
         for i in range(begin - start + copy, end - start + copy):
             weights[head + i + (shift if i >= pivot else 0)] = weight
-    # What is added at the pivot weighs what the token behind it does; or, where that is not trained, the one before it.
+    # What is added at the pivot weighs what the token behind it does; or, where that is not
+    # trained, the one before it.
     for t in range(head + pivot, head + pivot + shift):
         weights[t] = weights[head + pivot + shift] or weights[head + pivot - 1] or 1.0
     if has_prefix and sum(end - begin for begin, end, _ in spans) == n:
@@ -364,7 +411,8 @@ def trainable(slots, head, mode, n, eos, segment, pivot, shift, has_prefix):
 
 
 def lay(sizes, recipe):
-    """[(document, start, n, task, bos, eos, row, offset)], flags as 0 or 1. Task len(tasks) is too_short."""
+    """[(document, start, n, task, bos, eos, row, offset)], flags as 0 or 1. Task len(tasks) is
+    too_short."""
     segments = []
     row, used, in_row = 0, 0, 0
     for document, size in enumerate(sizes):
@@ -374,7 +422,9 @@ def lay(sizes, recipe):
         while start < size:
             found = None
             if recipe["seq_length"] - used >= 2 and in_row < (recipe["max_segments"] or 65535):
-                found = piece_in_room(size, start, recipe["seq_length"] - used, recipe, recipe["keys"][document])
+                found = piece_in_room(
+                    size, start, recipe["seq_length"] - used, recipe, recipe["keys"][document]
+                )
             if found is None:
                 row, used, in_row = row + 1, 0, 0
                 continue
@@ -387,10 +437,11 @@ def lay(sizes, recipe):
 
 
 def piece_in_room(size, start, room, recipe, key):
-    """(n, task, bos, eos) of the segment that begins at `start` and fits into `room` slots; None if there is none.
+    """(n, task, bos, eos) of the segment that begins at `start` and fits into `room` slots; None if
+    there is none.
 
-    All that is left if it fits with its eos; else as much as fits, but for at least one token that eos goes with.
-    Fewer than three tokens of a task are too_short's.
+    All that is left if it fits with its eos; else as much as fits, but for at least one token that
+    eos goes with. Fewer than three tokens of a task are too_short's.
     """
     too_short = len(recipe["tasks"])
     rest = size - start
@@ -419,7 +470,8 @@ def slots(recipe, task, n, bos, eos):
 
 
 def pack(lengths, capacity, algorithm, max_segments=0):
-    """(rows, offsets), lists as long as lengths. algorithm: "best_fit" | "first_fit" | "next_fit"."""
+    """(rows, offsets), lists as long as lengths. algorithm: "best_fit" | "first_fit" |
+    "next_fit"."""
     for position, length in enumerate(lengths):
         if not 1 <= length <= capacity:
             raise ValueError(f"length {length} at position {position} is not in 1 … {capacity}")
@@ -429,7 +481,8 @@ def pack(lengths, capacity, algorithm, max_segments=0):
 
 
 def best_fit(lengths, capacity, max_segments):
-    """Longest first; into the fullest row that holds it; of equally full rows the one that reached that fill last."""
+    """Longest first; into the fullest row that holds it; of equally full rows the one that reached
+    that fill last."""
     rows, offsets = [0] * len(lengths), [0] * len(lengths)
     fills: list[int] = []  # those that some open row has, ascending
     open_rows: dict[int, list[int]] = {}  # fill → rows in the order in which they reached it
@@ -456,11 +509,13 @@ def best_fit(lengths, capacity, max_segments):
 
 
 def pack_sides(inputs, targets, room, max_segments=0):
-    """The row of each segment, of rows whose inputs and targets have their own room, filled one by one.
+    """The row of each segment, of rows whose inputs and targets have their own room, filled one by
+    one.
 
-    A row begins with the largest segment that is left, by the larger share of a side that it takes. Then the side of which a
-    larger share is to be filled gets its largest segment that fits; of equal ones that with the least of the other side, then
-    the first. The tighter side, of which all segments need more, is to be filled whole, the other as far as they need it then.
+    A row begins with the largest segment that is left, by the larger share of a side that it takes.
+    Then the side of which a larger share is to be filled gets its largest segment that fits; of
+    equal ones that with the least of the other side, then the first. The tighter side, of which all
+    segments need more, is to be filled whole, the other as far as they need it then.
     """
     parts, needed = (inputs, targets), (sum(inputs), sum(targets))
     wanted = [Fraction(1), Fraction(1)]
@@ -468,12 +523,17 @@ def pack_sides(inputs, targets, room, max_segments=0):
     if inputs:
         other = 1 - tighter
         wanted[other] = Fraction(needed[other] * room[tighter] // needed[tighter], room[other])
-    by_part: list[dict[int, list[tuple[int, int]]]] = [{}, {}]  # of a side → (of the other, segment), the best last
+    by_part: list[dict[int, list[tuple[int, int]]]] = [
+        {},
+        {},
+    ]  # of a side → (of the other, segment), the best last
     for side in (0, 1):
         for i in sorted(range(len(inputs)), key=lambda i: (-parts[1 - side][i], -i)):
             by_part[side].setdefault(parts[side][i], []).append((parts[1 - side][i], i))
     values = [sorted(found) for found in by_part]
-    left = sorted(range(len(inputs)), key=lambda i: (max(inputs[i] * room[1], targets[i] * room[0]), -i))
+    left = sorted(
+        range(len(inputs)), key=lambda i: (max(inputs[i] * room[1], targets[i] * room[0]), -i)
+    )
     rows: dict[int, int] = {}
     row, count, free = -1, 0, list(room)
     while len(rows) < len(inputs):
@@ -498,7 +558,8 @@ def pack_sides(inputs, targets, room, max_segments=0):
 
 
 def first_fit(lengths, capacity, max_segments):
-    """In the given order; into the lowest row that holds it. Groups of rows are passed over by the most room in them."""
+    """In the given order; into the lowest row that holds it. Groups of rows are passed over by the
+    most room in them."""
     rows, offsets, count = [], [], []
     fill: list[int] = []
     most_room: list[int] = []
@@ -519,7 +580,9 @@ def first_fit(lengths, capacity, max_segments):
         fill[row] += length
         count[row] += 1
         members = range(group * GROUP_ROWS, min((group + 1) * GROUP_ROWS, len(fill)))
-        most_room[group] = max((capacity - fill[r] for r in members if count[r] < max_segments), default=0)
+        most_room[group] = max(
+            (capacity - fill[r] for r in members if count[r] < max_segments), default=0
+        )
     return rows, offsets
 
 

@@ -1,8 +1,10 @@
-"""Which parts of which files belong to a shard, in which order, which of their documents are kept, and what these say.
+"""Which parts of which files belong to a shard, in which order, which of their documents are kept,
+and what these say.
 
-Sources are the plan's, as dicts: name, seed, prefix, repeat, sample, format, keys, ratios, step_bytes, first_file (the
-number of its first file among all of the plan's), files, (name, size, pieces) each, and piece_bytes: about how much each
-piece of a file holds, of files of which the plan says it.
+Sources are the plan's, as dicts: name, seed, prefix, repeat, sample, format, keys, ratios,
+step_bytes, first_file (the number of its first file among all of the plan's), files, (name, size,
+pieces) each, and piece_bytes: about how much each piece of a file holds, of files of which the plan
+says it.
 """
 
 import os
@@ -30,9 +32,17 @@ from packprep.twin.records import (
 PIECE_BYTES = 4 * 2**20
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 FORMATS = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow",
-    ".feather": "arrow", ".ipc": "arrow", ".bin": "megatron", ".idx": "megatron",
-}  # fmt: skip
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".bin": "megatron",
+    ".idx": "megatron",
+}
 TOKEN_FORMATS = ("megatron", "parquet_tokens", "arrow_tokens")
 BOM = b"\xef\xbb\xbf"
 MOST_IDS = 8 * 2**20  # of a document
@@ -43,7 +53,8 @@ Listed = Callable[[int, int], list[tuple[int, int]]]
 
 
 class Piece(NamedTuple):
-    """What can be entered by itself: a part of one file, or some whole text files, and their stored bytes."""
+    """What can be entered by itself: a part of one file, or some whole text files, and their stored
+    bytes."""
 
     files: list[int]
     part: int
@@ -51,7 +62,8 @@ class Piece(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What a shard takes of a file's piece in one use: the units from low · units // weight to high · units // weight."""
+    """What a shard takes of a file's piece in one use: the units from low · units // weight to high
+    · units // weight."""
 
     file: int
     piece: int
@@ -79,8 +91,10 @@ def format_of(source: dict[str, Any], name: str) -> tuple[str, str]:
 
 
 def pieces(source: dict[str, Any]) -> list[Piece]:
-    """All pieces of a source in the order of its files: 4 MiB of a line file, a row group or batch, a run of
-    Megatron's documents, a compressed file, or neighbouring text files of together at most 4 MiB."""
+    """All pieces of a source in the order of its files: 4 MiB of a line file, a row group or batch,
+    a run of Megatron's documents, a compressed file, or neighbouring text files of together at most
+    4 MiB.
+    """
     found: list[Piece] = []
     of_text = False
     for i, (name, size, count) in enumerate(source["files"]):
@@ -103,20 +117,24 @@ def pieces(source: dict[str, Any]) -> list[Piece]:
 
 
 def weighted_list(source: dict[str, Any]) -> list[tuple[Piece, int, int]]:
-    """(piece, use, weight): the source's pieces once per use, each use in its own keyed order. A weight is the estimated
-    text bytes that are kept."""
+    """(piece, use, weight): the source's pieces once per use, each use in its own keyed order. A
+    weight is the estimated text bytes that are kept."""
     all_pieces = pieces(source)
     low, high = (Fraction(bound) for bound in source["sample"])
     result = []
     for use in range(uses(source)):
         kept_share = int(kept_of_use(source, use) * (high - low) * 2**16)
-        key = chance.bits64(chance.text_key(source["seed"], source["name"], use), chance.PIECE_ORDER)
+        key = chance.bits64(
+            chance.text_key(source["seed"], source["name"], use), chance.PIECE_ORDER
+        )
         for i in range(len(all_pieces)):
             piece = all_pieces[chance.permute(i, len(all_pieces), key)]
             format, compression = format_of(source, source["files"][piece.files[0]][0])
             ratio = source["ratios"][f"{format}.{compression}" if compression else format]
             part_bytes = source["piece_bytes"].get(piece.files[0])
-            text_bytes = max((piece.size if part_bytes is None else part_bytes[piece.part]) * ratio // 1024, 1)
+            text_bytes = max(
+                (piece.size if part_bytes is None else part_bytes[piece.part]) * ratio // 1024, 1
+            )
             result.append((piece, use, max(text_bytes * kept_share // 2**16, 1)))
     return result
 
@@ -147,10 +165,13 @@ def slices(source: dict[str, Any], shard: int, shards: int) -> list[Slice]:
     return found
 
 
-def _of_piece(source: dict[str, Any], piece: Piece, use: int, low: int, high: int, weight: int) -> list[Slice]:
+def _of_piece(
+    source: dict[str, Any], piece: Piece, use: int, low: int, high: int, weight: int
+) -> list[Slice]:
     if format_of(source, source["files"][piece.files[0]][0])[0] != "text":
         return [Slice(piece.files[0], piece.part, use, low, high, weight)]
-    # A text file belongs to where its first byte lies in the piece; an empty last one, to the piece's last byte.
+    # A text file belongs to where its first byte lies in the piece; an empty last one, to the
+    # piece's last byte.
     units = Slice(0, 0, use, low, high, weight).units(max(1, piece.size))
     found, at = [], 0
     for file in piece.files:
@@ -182,9 +203,12 @@ def is_kept(source: dict[str, Any], part: Slice, position: int, listed: Listed) 
     return (part.file, position) in taken[taken_from]
 
 
-def chosen_of_piece(source: dict[str, Any], piece: Piece, use: int, listed: Listed) -> set[tuple[int, int]]:
-    """(file, position) of what a use takes of a piece's documents: of each class of sizes, those at which the fraction,
-    summed up from a keyed begin, passes a whole number. Sizes with as many bits are a class."""
+def chosen_of_piece(
+    source: dict[str, Any], piece: Piece, use: int, listed: Listed
+) -> set[tuple[int, int]]:
+    """(file, position) of what a use takes of a piece's documents: of each class of sizes, those at
+    which the fraction, summed up from a keyed begin, passes a whole number. Sizes with as many bits
+    are a class."""
     part = int(kept_of_use(source, use) * 2**32)
     key = chance.segment_key(file_key(source, piece.files[0]), piece.part, use, 0)
     summed: dict[int, int] = {}
@@ -247,8 +271,8 @@ class TextReader(NamedTuple):
 def documents(
     source: dict[str, Any], part: Slice, reader: TextReader, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, Text]]:
-    """(position, text) of the wanted documents of a slice that can be used, in order. SourceError for a file that cannot
-    be read or has another size than planned."""
+    """(position, text) of the wanted documents of a slice that can be used, in order. SourceError
+    for a file that cannot be read or has another size than planned."""
     name, size, _ = source["files"][part.file]
     path = _path(source, name)
     try:
@@ -257,7 +281,10 @@ def documents(
         if format == "jsonl":
             found = _lines(path, size, compression, source["step_bytes"], part)
             for position, line in found:
-                if wanted(position) and (text := _text_of_line(line, source["keys"], reader)) is not None:
+                if (
+                    wanted(position)
+                    and (text := _text_of_line(line, source["keys"], reader)) is not None
+                ):
                     yield position, text
         elif format == "text":
             data = _whole(path, compression) if wanted(0) else b""
@@ -272,36 +299,54 @@ def documents(
 def _path(source: dict[str, Any], name: str) -> str:
     path = os.path.join(source["prefix"], name)
     if "://" in path:
-        raise SourceError(f"{path}: the twin reads local files alone; copy the source and say --source NAME=FOLDER")
+        raise SourceError(
+            f"{path}: the twin reads local files alone; copy the source and say --source"
+            " NAME=FOLDER"
+        )
     return path
 
 
 def _check_size(path: str, size: int) -> None:
     if os.path.getsize(path) != size:
-        raise SourceError(f"{path} has {os.path.getsize(path)} bytes and had {size} when the build was planned")
+        raise SourceError(
+            f"{path} has {os.path.getsize(path)} bytes and had {size} when the build was planned"
+        )
 
 
-def sizes(source: dict[str, Any], file: int, part: int, reader: TextReader) -> list[tuple[int, int]]:
-    """(position, size) of all documents of a part of a file: bytes of a line, a text or a text file; of messages, how many;
-    of ids, how many."""
+def sizes(
+    source: dict[str, Any], file: int, part: int, reader: TextReader
+) -> list[tuple[int, int]]:
+    """(position, size) of all documents of a part of a file: bytes of a line, a text or a text
+    file; of messages, how many; of ids, how many."""
     name, size, _ = source["files"][file]
     path, whole = os.path.join(source["prefix"], name), Slice(file, part, 0, 0, 1, 1)
     format, compression = format_of(source, name)
     if format in TOKEN_FORMATS:
-        return [(position, len(ids or [])) for position, ids, _ in _lists(source, whole, lambda position: True)]
+        return [
+            (position, len(ids or []))
+            for position, ids, _ in _lists(source, whole, lambda position: True)
+        ]
     if format == "text":
         return [(0, size)]
     if format == "jsonl":
         lines = _lines(path, size, compression, source["step_bytes"], whole)
-        return [(position, MAX_TEXT + 1 if line is None else min(len(line), MAX_TEXT + 1)) for position, line in lines]
+        return [
+            (position, MAX_TEXT + 1 if line is None else min(len(line), MAX_TEXT + 1))
+            for position, line in lines
+        ]
     found = []
-    for position, record in _records(path, format, whole, source["keys"], reader, lambda position: True):
+    for position, record in _records(
+        path, format, whole, source["keys"], reader, lambda position: True
+    ):
         found.append((position, records.size(record, source["keys"])))
     return found
 
 
-def _lines(path: str, size: int, compression: str, step_bytes: int, part: Slice) -> Iterator[tuple[int, bytes | None]]:
-    """(position, line) of the lines that begin in the slice and are not blank; None for one that is too large."""
+def _lines(
+    path: str, size: int, compression: str, step_bytes: int, part: Slice
+) -> Iterator[tuple[int, bytes | None]]:
+    """(position, line) of the lines that begin in the slice and are not blank; None for one that is
+    too large."""
     found = _compressed_lines(path, size, compression, step_bytes, part)
     for position, line in found if compression else _plain_lines(path, size, part):
         if len(line) > MAX_LINE:
@@ -354,7 +399,8 @@ def _compressed_lines(
 
 
 def _decompressed(path: str, compression: str, step_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """(step, what comes out while this step's bytes are fed), of gzip members or zstd frames one after the other."""
+    """(step, what comes out while this step's bytes are fed), of gzip members or zstd frames one
+    after the other."""
     import zstandard
 
     decoder: Any = None
@@ -367,7 +413,11 @@ def _decompressed(path: str, compression: str, step_bytes: int) -> Iterator[tupl
                     if compression == "gzip" and members and not (data := data.lstrip(b"\0")):
                         break  # padding
                     of_zstd = zstandard.ZstdDecompressor(max_window_size=2**31)
-                    decoder = zlib.decompressobj(wbits=31) if compression == "gzip" else of_zstd.decompressobj()
+                    decoder = (
+                        zlib.decompressobj(wbits=31)
+                        if compression == "gzip"
+                        else of_zstd.decompressobj()
+                    )
                     members += 1
                 try:
                     out.append(decoder.decompress(data))
@@ -407,7 +457,8 @@ def _text_of_line(line: bytes | None, keys: Keys, reader: TextReader) -> Text | 
 
 
 def text_of(record: dict[str, Any], keys: Keys, reader: TextReader) -> Text | None:
-    """A document of these fields; None where it cannot be used. A field that is the text's is the text and nothing else."""
+    """A document of these fields; None where it cannot be used. A field that is the text's is the
+    text and nothing else."""
     found = records.read(record, keys) if reader.supervision else Passage(at(record, keys.text))
     if isinstance(found, Talk):
         talk = reader.conversation(found)
@@ -434,7 +485,12 @@ def text_of(record: dict[str, Any], keys: Keys, reader: TextReader) -> Text | No
 
 
 def _rows(
-    path: str, format: str, part: Slice, keys: Keys, reader: TextReader, wanted: Callable[[int], bool]
+    path: str,
+    format: str,
+    part: Slice,
+    keys: Keys,
+    reader: TextReader,
+    wanted: Callable[[int], bool],
 ) -> Iterator[tuple[int, Text]]:
     """(position, text) of the rows that can be used."""
     for position, record in _records(path, format, part, keys, reader, wanted):
@@ -447,21 +503,38 @@ def _rows(
 
 def _decoded(record: dict[str, Any]) -> dict[str, Any] | None:
     """A row's bytes as texts; None where some are no UTF-8."""
-    made = {key: _text_of_bytes(value) if isinstance(value, bytes) else value for key, value in record.items()}
-    return None if any(made[key] is None and value is not None for key, value in record.items()) else made
+    made = {
+        key: _text_of_bytes(value) if isinstance(value, bytes) else value
+        for key, value in record.items()
+    }
+    return (
+        None
+        if any(made[key] is None and value is not None for key, value in record.items())
+        else made
+    )
 
 
 def _records(
-    path: str, format: str, part: Slice, keys: Keys, reader: TextReader, wanted: Callable[[int], bool]
+    path: str,
+    format: str,
+    part: Slice,
+    keys: Keys,
+    reader: TextReader,
+    wanted: Callable[[int], bool],
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a Parquet row group or an Arrow record batch. A position counts through the file's rows."""
+    """The rows of a Parquet row group or an Arrow record batch. A position counts through the
+    file's rows."""
     import pyarrow as pa
 
     try:
         every = keys.names() if reader.supervision else [keys.text]
-        first, table = _table(path, format, part.piece, [*every, *(name.partition(".")[0] for name in every)])
+        first, table = _table(
+            path, format, part.piece, [*every, *(name.partition(".")[0] for name in every)]
+        )
         names = _columns(table.schema, keys, every)
-        columns = {name: _values(table.column(name)) for name in table.schema.names if name in names}
+        columns = {
+            name: _values(table.column(name)) for name in table.schema.names if name in names
+        }
     except pa.ArrowException as error:
         raise SourceError(f"{path}: not readable: {error}") from error
     for i in part.units(table.num_rows):
@@ -476,8 +549,8 @@ def _columns(schema: Any, keys: Keys, every: list[str]) -> set[str]:
 
 
 def _table(path: str, format: str, number: int, names: list[str]) -> tuple[int, Any]:
-    """(position of its first row in the file, columns, at least those of the names that are there) of a Parquet file's row
-    group or an Arrow file's record batch."""
+    """(position of its first row in the file, columns, at least those of the names that are there)
+    of a Parquet file's row group or an Arrow file's record batch."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -503,7 +576,11 @@ def _values(column: Any) -> list[Any]:
 
     kind = column.type
     if pa.types.is_dictionary(kind):
-        column = column.dictionary_decode() if isinstance(column, pa.Array) else column.cast(kind.value_type)
+        column = (
+            column.dictionary_decode()
+            if isinstance(column, pa.Array)
+            else column.cast(kind.value_type)
+        )
         kind = column.type
     texts = ("string", "large_string", "string_view", "binary", "binary_view")
     if any(getattr(pa.types, f"is_{name}")(kind) for name in texts):
@@ -514,8 +591,9 @@ def _values(column: Any) -> list[Any]:
 def token_documents(
     source: dict[str, Any], part: Slice, weights: bool, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, list[int], float]]:
-    """(position, ids as they stand in the source, weight) of a slice's wanted documents that are lists of at most MOST_IDS
-    integers and whose weights are such. weights: whether these are looked at."""
+    """(position, ids as they stand in the source, weight) of a slice's wanted documents that are
+    lists of at most MOST_IDS integers and whose weights are such. weights: whether these are looked
+    at."""
     for position, ids, given in _lists(source, part, wanted):
         weight = in_float32(1 if given is None or not weights else given)
         if ids is not None and None not in ids and len(ids) <= MOST_IDS and weight is not None:
@@ -531,9 +609,13 @@ def _lists(
     format, _ = format_of(source, name)
     try:
         if format == "megatron":
-            yield from ((position, ids, None) for position, ids in _of_pair(path, size, count, part, wanted))
+            yield from (
+                (position, ids, None) for position, ids in _of_pair(path, size, count, part, wanted)
+            )
         else:
-            yield from _of_table(path, size, format.removesuffix("_tokens"), part, source["keys"].text, wanted)
+            yield from _of_table(
+                path, size, format.removesuffix("_tokens"), part, source["keys"].text, wanted
+            )
     except (OSError, struct.error) as error:
         raise SourceError(f"{path}: {error}") from error
 
@@ -544,7 +626,10 @@ def _of_pair(
     """Piece number p of `count` is the documents from p · D // count to (p + 1) · D // count."""
     index = path[:-4] + (".IDX" if path.endswith(".BIN") else ".idx")
     if os.path.getsize(path) + os.path.getsize(index) != size:
-        raise SourceError(f"{path} and its .idx have not the {size} bytes that they had when the build was planned")
+        raise SourceError(
+            f"{path} and its .idx have not the {size} bytes that they had when the build was"
+            " planned"
+        )
     with open(index, "rb") as entries, open(path, "rb") as ids:
 
         def number(form: str, at: int) -> int:
@@ -583,7 +668,11 @@ def _of_table(
     if not present:
         raise SourceError(f"{path}: no column {' or '.join(map(repr, names))}")
     column = table.column(present[0])
-    of_rows = table.column("weight").to_pylist() if "weight" in table.schema.names and present[0] != "weight" else None
+    of_rows = (
+        table.column("weight").to_pylist()
+        if "weight" in table.schema.names and present[0] != "weight"
+        else None
+    )
     for i in part.units(table.num_rows):
         if wanted(first + i):
             yield first + i, column[i].as_py(), of_rows and records.unless_nan(of_rows[i])

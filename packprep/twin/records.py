@@ -1,5 +1,5 @@
-"""What a record, a line's JSON or a table's row, is: a text, or the messages of a conversation; None where it cannot be used.
-And what of a text its loss_spans train.
+"""What a record, a line's JSON or a table's row, is: a text, or the messages of a conversation;
+None where it cannot be used. And what of a text its loss_spans train.
 
 ```
 {"prompt": "2+2?", "completion": " 4"}                     a Passage: "2+2? 4", trained from character 4 on
@@ -27,12 +27,22 @@ NEEDED = {
     "prompt_completion": ["prompt", "completion"],
     "alpaca": ["instruction", "output"],
 }
-OTHERS = ["chosen", "rejected", "label", "completions", "labels", "input", "system", "history", "weight"]
+OTHERS = [
+    "chosen",
+    "rejected",
+    "label",
+    "completions",
+    "labels",
+    "input",
+    "system",
+    "history",
+    "weight",
+]
 
 
 class Keys(NamedTuple):
-    """What a source calls its fields, which format its recipe says, the plan's law, whose messages are trained, and kinds of
-    media."""
+    """What a source calls its fields, which format its recipe says, the plan's law, whose messages
+    are trained, and kinds of media."""
 
     text: str
     messages: str = MESSAGES
@@ -58,7 +68,8 @@ class Keys(NamedTuple):
 
 
 def size(record: dict[str, Any], keys: Keys) -> int:
-    """The size of a table's row: of its text in bytes, or of what a layout has, texts in bytes and lists by items."""
+    """The size of a table's row: of its text in bytes, or of what a layout has, texts in bytes and
+    lists by items."""
     format = keys.format if keys.law > 2 else "auto"
     text = at(record, keys.text) if format == "auto" else None
     if text is not None:
@@ -66,7 +77,9 @@ def size(record: dict[str, Any], keys: Keys) -> int:
     places: set[str] = set()
     for kind, names in NEEDED.items():
         own = {keys.place(name) for name in names} - {keys.text}
-        there = all(name in record or at(record, name) is not None for name in own) and len(own) == len(names)
+        there = all(name in record or at(record, name) is not None for name in own) and len(
+            own
+        ) == len(names)
         if there and (kind == "messages" or keys.law > 2) and format in ("auto", kind):
             places |= own
     held = [at(record, name) for name in places]
@@ -74,16 +87,21 @@ def size(record: dict[str, Any], keys: Keys) -> int:
 
 
 def _length(value: Any) -> int:
-    return len(value.encode() if isinstance(value, str) else value) if isinstance(value, str | bytes | list) else 0
+    return (
+        len(value.encode() if isinstance(value, str) else value)
+        if isinstance(value, str | bytes | list)
+        else 0
+    )
 
 
 Picture = tuple[str, int, str, int]
-"""A place of media: its kind, how many slots, its ref, and how many characters of the text stand before it (−1: unsaid)."""
+"""A place of media: its kind, how many slots, its ref, and how many characters of the text stand
+before it (−1: unsaid)."""
 
 
 class Talk(NamedTuple):
-    """Messages for a template, its tools and variables; of each message whether it is trained (None: unsaid), and its weight;
-    and what stands for their parts of media."""
+    """Messages for a template, its tools and variables; of each message whether it is trained
+    (None: unsaid), and its weight; and what stands for their parts of media."""
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None
@@ -94,7 +112,8 @@ class Talk(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """A text, its loss_spans as they stand in the record (None: it has none), the record's weight and its media, unchecked."""
+    """A text, its loss_spans as they stand in the record (None: it has none), the record's weight
+    and its media, unchecked."""
 
     text: Any
     spans: Any = None
@@ -112,7 +131,8 @@ def _need(condition: Any) -> None:
 
 
 def at(record: Any, key: str) -> Any:
-    """What a record has at a key, or at the end of the path that the key's points make; None: nothing."""
+    """What a record has at a key, or at the end of the path that the key's points make; None:
+    nothing."""
     while isinstance(record, dict):
         if key in record:
             return record[key]
@@ -140,12 +160,17 @@ def read(record: dict[str, Any], keys: Keys) -> Talk | Passage | None:
     spans = fields.get(SPANS)
     format = keys.format if keys.law > 2 else "auto"
     try:
-        kind = _kind(fields, keys, text is not None or spans is not None) if format == "auto" else format
+        kind = (
+            _kind(fields, keys, text is not None or spans is not None)
+            if format == "auto"
+            else format
+        )
         if not kind:
             return Passage(text, spans, fields.get("weight"), fields.get(MEDIA))
         _need(spans is None and (text is None or format != "auto"))
         found = {
-            name: fields.get(keys.place(name)) for name in [*NEEDED[kind], "tools", "chat_template_kwargs", *OTHERS]
+            name: fields.get(keys.place(name))
+            for name in [*NEEDED[kind], "tools", "chat_template_kwargs", *OTHERS]
         }
         made = _old(found[MESSAGES]) if keys.law < 3 else _of_kind(kind, found, keys.kinds)
         if isinstance(made, Passage):
@@ -153,7 +178,12 @@ def read(record: dict[str, Any], keys: Keys) -> Talk | Passage | None:
         _need(not fields.get(MEDIA))
         if isinstance(made, Talk):
             trained = [message["role"] in keys.roles for message in made.messages]
-            _need(any(said or (said is None and own) for said, own in zip(made.train, trained, strict=True)))
+            _need(
+                any(
+                    said or (said is None and own)
+                    for said, own in zip(made.train, trained, strict=True)
+                )
+            )
         return made
     except _BadRecord:
         return None
@@ -195,7 +225,10 @@ def _of_kind(kind: str, found: dict[str, Any], kinds: tuple[str, ...]) -> Talk |
         _need(all(isinstance(pair, list) and len(pair) == 2 for pair in pairs))
         messages = []
         for question, answer in pairs:
-            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            messages += [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": answer},
+            ]
     else:
         (name,) = NEEDED[kind]
         messages, system = found[name], found["system"] if kind == "sharegpt" else None
@@ -203,7 +236,13 @@ def _of_kind(kind: str, found: dict[str, Any], kinds: tuple[str, ...]) -> Talk |
     return _talk(messages, answers_from, system, found, kinds)
 
 
-def _talk(messages: list[Any], answers_from: int, system: Any, found: dict[str, Any], kinds: tuple[str, ...]) -> Talk:
+def _talk(
+    messages: list[Any],
+    answers_from: int,
+    system: Any,
+    found: dict[str, Any],
+    kinds: tuple[str, ...],
+) -> Talk:
     of_all = _weight(found["weight"])
     said = []
     media: list[Picture] = []
@@ -222,7 +261,11 @@ def _talk(messages: list[Any], answers_from: int, system: Any, found: dict[str, 
             pictures = [part for part in own["content"] if part["type"] in kinds]
             media += [(part["type"], *_slots(part), -1) for part in pictures]
             own["content"] = [
-                {key: value for key, value in part.items() if part not in pictures or key not in ("ref", "tokens")}
+                {
+                    key: value
+                    for key, value in part.items()
+                    if part not in pictures or key not in ("ref", "tokens")
+                }
                 for part in own["content"]
             ]
         said.append((own, train if train is not None or i >= answers_from else False, weight))
@@ -231,10 +274,14 @@ def _talk(messages: list[Any], answers_from: int, system: Any, found: dict[str, 
         said.insert(0, ({"role": "system", "content": system}, None, of_all))
     _need(said)
     tools, variables = (_value(found[name]) for name in ("tools", "chat_template_kwargs"))
-    _need(tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)))
+    _need(
+        tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools))
+    )
     variables = {} if variables is None else variables
     _need(isinstance(variables, dict))
-    _need(not variables.keys() & {"messages", "tools", "add_generation_prompt", "packprep_generation"})
+    _need(
+        not variables.keys() & {"messages", "tools", "add_generation_prompt", "packprep_generation"}
+    )
     _need(sum(slots for _, slots, *_ in media) <= MOST_SLOTS)
     all_messages, trains, weights = zip(*said, strict=True)
     return Talk(list(all_messages), tools, variables, trains, weights, tuple(media))
@@ -279,7 +326,11 @@ def _spoken(own: dict[str, Any]) -> dict[str, Any]:
     speaker, value = own.pop("from"), own.pop("value", None)
     _need(isinstance(speaker, str) and isinstance(value, str | None))
     speaker = speaker.lower()
-    roles = dict.fromkeys(USERS, "user") | dict.fromkeys(ASSISTANTS, "assistant") | dict.fromkeys(TOOLS, "tool")
+    roles = (
+        dict.fromkeys(USERS, "user")
+        | dict.fromkeys(ASSISTANTS, "assistant")
+        | dict.fromkeys(TOOLS, "tool")
+    )
     roles |= {"system": "system", "developer": "developer"}
     _need(speaker in roles)
     loss = own.pop("loss", None)
@@ -292,17 +343,25 @@ def _spoken(own: dict[str, Any]) -> dict[str, Any]:
         except ValueError:
             calls = None
         calls = calls if isinstance(calls, list) else [calls]
-        if calls and all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
-            functions = [{"name": call["name"], "arguments": call.get("arguments", {})} for call in calls]
+        if calls and all(
+            isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls
+        ):
+            functions = [
+                {"name": call["name"], "arguments": call.get("arguments", {})} for call in calls
+            ]
             made = {"role": "assistant", "content": None}
-            made["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+            made["tool_calls"] = [
+                {"type": "function", "function": function} for function in functions
+            ]
     return {**made, **own}
 
 
 def _sound(own: dict[str, Any], kinds: tuple[str, ...]) -> bool:
     """Whether a message is such as templates take. kinds: of media."""
     role, content = own.get("role"), own.get("content")
-    texts = [own[key] for key in ("name", "tool_call_id", "reasoning_content", "thinking") if key in own]
+    texts = [
+        own[key] for key in ("name", "tool_call_id", "reasoning_content", "thinking") if key in own
+    ]
     if not (isinstance(role, str) and role and all(isinstance(text, str) for text in texts)):
         return False
     calls = own.get("tool_calls", [])
@@ -316,8 +375,14 @@ def _sound(own: dict[str, Any], kinds: tuple[str, ...]) -> bool:
         return len(own.keys() - {"role", "content", "name", "tool_call_id"}) > 0
     if isinstance(content, list):
         parts = [part if isinstance(part, dict) else {} for part in content]
-        words = [part for part in parts if not (isinstance(part.get("type"), str) and part["type"] in kinds)]
-        return all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in words)
+        words = [
+            part
+            for part in parts
+            if not (isinstance(part.get("type"), str) and part["type"] in kinds)
+        ]
+        return all(
+            part.get("type") == "text" and isinstance(part.get("text"), str) for part in words
+        )
     return isinstance(content, str)
 
 
@@ -343,8 +408,13 @@ def _old(messages: Any) -> Talk:
     """Messages by the second law: of a role and a content."""
     _need(isinstance(messages, list))
     for message in messages:
-        _need(isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content")))
-    own = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        _need(
+            isinstance(message, dict)
+            and all(isinstance(message.get(key), str) for key in ("role", "content"))
+        )
+    own = [
+        {key: value for key, value in message.items() if value is not None} for message in messages
+    ]
     return Talk(own, None, {}, (None,) * len(own), (1.0,) * len(own))
 
 
@@ -360,7 +430,8 @@ def of_table(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A table's value, where null stands for a key that is not there, but at a message's content."""
+    """A table's value, where null stands for a key that is not there, but at a message's
+    content."""
     if isinstance(value, list):
         return list(map(without_nulls, value))
     if not isinstance(value, dict):
@@ -417,10 +488,12 @@ class Span(NamedTuple):
 def ranges_of(
     spans: Any, characters: int, of_document: Any = None, weights: bool = True
 ) -> list[tuple[int, int, float]] | None:
-    """The runs of the text's characters that lie in spans of one weight, (begin, end, weight) each, by which spans are open from
-    each place on where one begins or ends. None where the entries are no spans, or two of unequal weight are open at once.
+    """The runs of the text's characters that lie in spans of one weight, (begin, end, weight) each,
+    by which spans are open from each place on where one begins or ends. None where the entries are
+    no spans, or two of unequal weight are open at once.
 
-    of_document: the record's own weight, by which the others are multiplied; None: 1. weights: whether there are others than 1.
+    of_document: the record's own weight, by which the others are multiplied; None: 1. weights:
+    whether there are others than 1.
     """
     factor = in_float32(1 if of_document is None else of_document)
     if not isinstance(spans, list) or factor is None:
@@ -450,7 +523,8 @@ def ranges_of(
 
 
 def _span(span: Any, weights: bool) -> Span | None:
-    """An entry that is [begin, end] or [begin, end, weight], whose weight is 1 where there are none; None for any other."""
+    """An entry that is [begin, end] or [begin, end, weight], whose weight is 1 where there are
+    none; None for any other."""
     if not isinstance(span, list) or not 2 <= len(span) <= 3:
         return None
     *bounds, weight = span if len(span) == 3 else [*span, 1]
@@ -471,6 +545,8 @@ def in_float32(weight: Any) -> float | None:
     if type(weight) not in (int, float) or not 0 <= weight < math.inf:
         return None
     try:
-        return struct.unpack("<f", struct.pack("<f", weight))[0]  # the native form gives infinity instead of an error
+        return struct.unpack("<f", struct.pack("<f", weight))[
+            0
+        ]  # the native form gives infinity instead of an error
     except OverflowError:
         return None

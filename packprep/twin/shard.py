@@ -1,4 +1,5 @@
-"""A shard once more: documents, segments, rows in their keyed order, arrays. `Twin` is a plan made ready for that."""
+"""A shard once more: documents, segments, rows in their keyed order, arrays. `Twin` is a plan made
+ready for that."""
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,8 @@ _CUTTING = ("min_tokens", "max_tokens", "long", "append_eos", "prepend_bos", "lo
 
 
 class Document(NamedTuple):
-    """A token document: its source and file (their numbers in the plan), position, use, ids and what is trained."""
+    """A token document: its source and file (their numbers in the plan), position, use, ids and
+    what is trained."""
 
     source: int
     file: int
@@ -40,7 +42,8 @@ class Document(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A range of a document's tokens with its task; `copy` tokens of the document's begin are repeated before it."""
+    """A range of a document's tokens with its task; `copy` tokens of the document's begin are
+    repeated before it."""
 
     document: Document
     start: int
@@ -71,8 +74,8 @@ class Rendered(NamedTuple):
 class Twin:
     """A plan as the twin reads it.
 
-    template: of the plan's chats. turns_taken: of how many places in them the build's word was taken. PlanError for an objective
-    that has no twin.
+    template: of the plan's chats. turns_taken: of how many places in them the build's word was
+    taken. PlanError for an objective that has no twin.
     """
 
     def __init__(
@@ -97,13 +100,18 @@ class Twin:
         how = documents["special_text"], plan["engine"]["name"], self.media
         self.tokenizer = Tokenizer(tokenizer_json, vocabulary["special_ids"], *how)
         self.template, self.turns_taken = template, 0
-        self.reader = TextReader(documents["loss_spans"] == "use", self._conversation, plan["law_version"] > 2)
+        self.reader = TextReader(
+            documents["loss_spans"] == "use", self._conversation, plan["law_version"] > 2
+        )
         self.tasks = [self._task(t, task) for t, task in enumerate(plan["tasks"][:-1])]
         self.in_place = any(objectives.is_in_place(task["objective"]) for task in self.tasks)
         self.with_blocks = any(objectives.copies(task["objective"]) > 1 for task in self.tasks)
-        least = recipe["output"]["columns"] == "least"  # then the copy that is clean gives the labels of both
+        least = (
+            recipe["output"]["columns"] == "least"
+        )  # then the copy that is clean gives the labels of both
         self.with_labels = any(
-            objectives.is_in_place(task["objective"]) and not (least and objectives.copies(task["objective"]) > 1)
+            objectives.is_in_place(task["objective"])
+            and not (least and objectives.copies(task["objective"]) > 1)
             for task in self.tasks
         )
         self.cutting = {
@@ -128,7 +136,11 @@ class Twin:
     def is_removed(self, document: "Document") -> bool:
         """Whether a document is among those that were removed from the dataset."""
         source = self.sources[document.source]
-        return (source["name"], self.plan["files"][document.file]["name"], document.position) in self.removed
+        return (
+            source["name"],
+            self.plan["files"][document.file]["name"],
+            document.position,
+        ) in self.removed
 
     def _conversation(self, talk: Talk) -> Text | None:
         found = text_of_talk(talk, self.template)
@@ -162,9 +174,12 @@ class Twin:
         allowed = {
             t
             for t, task in enumerate(self.tasks)
-            if named is None or any(task["name"] == name or task["name"].startswith(name + "-") for name in named)
+            if named is None
+            or any(task["name"] == name or task["name"].startswith(name + "-") for name in named)
         }
-        supervised = {t for t in allowed if hasattr(objectives.of(self.tasks[t]["objective"]), "SUPERVISED")}
+        supervised = {
+            t for t in allowed if hasattr(objectives.of(self.tasks[t]["objective"]), "SUPERVISED")
+        }
         return {
             **{key: given[key] for key in ("name", "sample", "format")},
             "keys": Keys(
@@ -180,8 +195,12 @@ class Twin:
             "seed": self.recipe["seed"],
             "prefix": prefix,
             "files": [(file["name"], file["size"], file["pieces"]) for file in files],
-            "piece_bytes": {f: file["piece_bytes"] for f, file in enumerate(files) if file.get("piece_bytes")},
-            "first_file": next((f for f, file in enumerate(self.plan["files"]) if file["source"] == i), 0),
+            "piece_bytes": {
+                f: file["piece_bytes"] for f, file in enumerate(files) if file.get("piece_bytes")
+            },
+            "first_file": next(
+                (f for f, file in enumerate(self.plan["files"]) if file["source"] == i), 0
+            ),
             "allowed": allowed,
             "supervised": supervised,
             "marks": self._marks(allowed),
@@ -189,7 +208,8 @@ class Twin:
         }
 
     def _marks(self, tasks: set[int]) -> set[int]:
-        """The ids that tasks write between tokens, of which no document that may draw them has one."""
+        """The ids that tasks write between tokens, of which no document that may draw them has
+        one."""
         found: set[int] = set()
         for task in (self.tasks[t] for t in tasks):
             kind = objectives.of(task["objective"])
@@ -203,19 +223,30 @@ def check(plan: Mapping[str, Any]) -> None:
     for task in plan["tasks"]:
         if task["objective"] not in objectives.NAMES:
             raise PlanError(
-                f"task {task['name']!r}: objective {task['objective']!r} has no twin in packprep; it has "
-                f"{', '.join(objectives.NAMES)}. Verify without --twin"
+                f"task {task['name']!r}: objective {task['objective']!r} has no twin in packprep;"
+                f" it has {', '.join(objectives.NAMES)}. Verify without --twin"
             )
     for source in plan["recipe"]["sources"]:
-        if source["format"] not in ("auto", "jsonl", "parquet", "arrow", "text", "megatron", "tokens"):
+        if source["format"] not in (
+            "auto",
+            "jsonl",
+            "parquet",
+            "arrow",
+            "text",
+            "megatron",
+            "tokens",
+        ):
             raise PlanError(
-                f"source {source['name']!r}: format {source['format']!r} has no twin; verify without --twin"
+                f"source {source['name']!r}: format {source['format']!r} has no twin; verify"
+                " without --twin"
             )
 
 
-def documents_of(twin: Twin, shard: int, locations: set[tuple[int, int, int, int]] | None) -> list[Document]:
-    """The documents of a shard, in its order, that can be used. locations: only these, (source, file, position,
-    use); None: all."""
+def documents_of(
+    twin: Twin, shard: int, locations: set[tuple[int, int, int, int]] | None
+) -> list[Document]:
+    """The documents of a shard, in its order, that can be used. locations: only these, (source,
+    file, position, use); None: all."""
     found = []
     for s, source in enumerate(twin.sources):
 
@@ -250,11 +281,15 @@ def documents_of(twin: Twin, shard: int, locations: set[tuple[int, int, int, int
 def _token_documents(
     twin: Twin, source: dict[str, Any], part: reading.Slice, wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, list[int], Trained | None, float]]:
-    """(position, content ids, what is trained, the weight of all of it where this is None) of a slice's wanted documents that
-    are not turned away."""
+    """(position, content ids, what is trained, the weight of all of it where this is None) of a
+    slice's wanted documents that are not turned away."""
     name = source["files"][part.file][0]
     if reading.format_of(source, name)[0] in reading.TOKEN_FORMATS:
-        forbidden = twin.tokenizer.forbidden_ids if twin.recipe["documents"]["special_text"] == "reject" else set()
+        forbidden = (
+            twin.tokenizer.forbidden_ids
+            if twin.recipe["documents"]["special_text"] == "reject"
+            else set()
+        )
         forbidden = forbidden | twin.tokenizer.slots
         eos, bos = (
             twin.roles[role] if twin.cutting[key] else None
@@ -284,7 +319,9 @@ def segments_of(twin: Twin, document: Document) -> list[Segment]:
     if cutting.is_elsewhere(len(document.tokens), recipe):
         return []
     if document.trained is None:
-        found: list[tuple] = [(*segment, 0, None) for segment in cutting.cut(len(document.tokens), recipe)]
+        found: list[tuple] = [
+            (*segment, 0, None) for segment in cutting.cut(len(document.tokens), recipe)
+        ]
     else:
         found = cutting.cut_supervised(len(document.tokens), document.trained, recipe)
     return [
@@ -301,14 +338,22 @@ def laid_out(twin: Twin, documents: Sequence[Document]) -> list[list[Segment]]:
         segments = [segment for document in documents for segment in segments_of(twin, document)]
         row = _packed(twin, segments)
     keys = [segment.key for segment in segments]
-    return [[segments[i] for i in members] for members in ordered_rows(row, keys, twin.packing["algorithm"])]
+    return [
+        [segments[i] for i in members]
+        for members in ordered_rows(row, keys, twin.packing["algorithm"])
+    ]
 
 
 def _packed(twin: Twin, segments: Sequence[Segment]) -> list[int]:
-    slots, most = [slots_of(twin, segment) for segment in segments], twin.packing["max_segments_per_row"]
+    slots, most = (
+        [slots_of(twin, segment) for segment in segments],
+        twin.packing["max_segments_per_row"],
+    )
     if twin.sides:
         inputs = [inputs_of(twin, segment) for segment in segments]
-        return cutting.pack_sides(inputs, [a - b for a, b in zip(slots, inputs, strict=True)], twin.sides, most)
+        return cutting.pack_sides(
+            inputs, [a - b for a, b in zip(slots, inputs, strict=True)], twin.sides, most
+        )
     multiple = twin.packing["pad_seq_to_mult"]
     lengths = [-(-n // multiple) * multiple for n in slots]
     return cutting.pack(lengths, twin.seq_length, twin.packing["algorithm"], most)[0]
@@ -318,15 +363,25 @@ def _laid_end_to_end(twin: Twin, documents: Sequence[Document]) -> tuple[list[Se
     keys = [_keys_of(document) for document in documents]
     segments, row = [], []
     # Each source has its own mix, and cutting.lay asks for one of all: it is told by the document.
-    recipe = {**twin.cutting, "keys": keys, "allowed_of": [twin.sources[d.source]["allowed"] for d in documents]}
-    for d, start, n, task, bos, eos, r, _ in cutting.lay([len(document.tokens) for document in documents], recipe):
-        segments.append(Segment(documents[d], start, n, task, bool(bos), bool(eos), 0, None, keys[d](start)))
+    recipe = {
+        **twin.cutting,
+        "keys": keys,
+        "allowed_of": [twin.sources[d.source]["allowed"] for d in documents],
+    }
+    for d, start, n, task, bos, eos, r, _ in cutting.lay(
+        [len(document.tokens) for document in documents], recipe
+    ):
+        segments.append(
+            Segment(documents[d], start, n, task, bool(bos), bool(eos), 0, None, keys[d](start))
+        )
         row.append(r)
     return segments, row
 
 
 def _keys_of(document: Document) -> Callable[[int], int]:
-    return lambda start: chance.segment_key(document.file_key, document.position, document.use, start)
+    return lambda start: chance.segment_key(
+        document.file_key, document.position, document.use, start
+    )
 
 
 def facts_of(twin: Twin, segment: Segment) -> dict[str, Any]:
@@ -354,9 +409,15 @@ def inputs_of(twin: Twin, segment: Segment) -> int:
 
 
 def render(
-    twin: Twin, segment: Segment, in_row: Sequence[int], number_in_row: int, supervised: bool, epoch: int
+    twin: Twin,
+    segment: Segment,
+    in_row: Sequence[int],
+    number_in_row: int,
+    supervised: bool,
+    epoch: int,
 ) -> Rendered:
-    """A segment's slots in an epoch, which hold nothing where its document was removed. Arguments as of `_render`."""
+    """A segment's slots in an epoch, which hold nothing where its document was removed. Arguments
+    as of `_render`."""
     one = _render(twin, segment, in_row, number_in_row, supervised, epoch)
     if not twin.is_removed(segment.document):
         return one
@@ -375,12 +436,17 @@ def render(
 
 
 def _render(
-    twin: Twin, segment: Segment, in_row: Sequence[int], number_in_row: int, supervised: bool, epoch: int
+    twin: Twin,
+    segment: Segment,
+    in_row: Sequence[int],
+    number_in_row: int,
+    supervised: bool,
+    epoch: int,
 ) -> Rendered:
     """A segment's slots in an epoch.
 
-    in_row: the keys of its row's segments of its task, in row order, of which it is number `number_in_row`. supervised:
-    whether the shard has trained ranges.
+    in_row: the keys of its row's segments of its task, in row order, of which it is number
+    `number_in_row`. supervised: whether the shard has trained ranges.
     """
     facts, document = facts_of(twin, segment), segment.document
     if twin.sides and hasattr(objectives.of(facts["objective"]), "PREFIX_MOVES"):
@@ -425,9 +491,14 @@ def _render(
             len(slots) // objectives.copies(task["objective"]),
         )  # fmt: skip
         # Levels may be of all the row's segments; the others have no candidates here.
-        members = [candidates if i == number_in_row else CandidateSlots(key, 0, 0) for i, key in enumerate(in_row)]
+        members = [
+            candidates if i == number_in_row else CandidateSlots(key, 0, 0)
+            for i, key in enumerate(in_row)
+        ]
         ids = twin.roles.get("mask", -1), twin.ordinary
-        found = objectives.of(task["objective"]).noise(task, ids, members, trainable, slots, loss, epoch)
+        found = objectives.of(task["objective"]).noise(
+            task, ids, members, trainable, slots, loss, epoch
+        )
         level, weight, blocks = found[number_in_row]
     elif trainable is not None:
         loss = [1 if loss[t] and trainable[t + 1] else 0 for t in range(len(slots))]
@@ -445,10 +516,16 @@ def _render(
 def places_in(segment: Segment) -> list[Spot]:
     """A segment's places of media."""
     trained, end = segment.document.trained, segment.start + segment.n
-    return [place for place in trained.media if segment.start <= place.first < end] if trained is not None else []
+    return (
+        [place for place in trained.media if segment.start <= place.first < end]
+        if trained is not None
+        else []
+    )
 
 
-def rendered_row(twin: Twin, row: Sequence[Segment], supervised: bool, epoch: int) -> list[Rendered]:
+def rendered_row(
+    twin: Twin, row: Sequence[Segment], supervised: bool, epoch: int
+) -> list[Rendered]:
     """A row's segments in an epoch."""
     of_task: dict[int, list[int]] = {}
     result = []
@@ -456,13 +533,16 @@ def rendered_row(twin: Twin, row: Sequence[Segment], supervised: bool, epoch: in
         of_task.setdefault(segment.task, []).append(segment.key)
     seen = dict.fromkeys(of_task, 0)
     for segment in row:
-        result.append(render(twin, segment, of_task[segment.task], seen[segment.task], supervised, epoch))
+        result.append(
+            render(twin, segment, of_task[segment.task], seen[segment.task], supervised, epoch)
+        )
         seen[segment.task] += 1
     return result
 
 
 def loss_weights(twin: Twin, segment: Segment, one: Rendered) -> list[float]:
-    """What each slot's loss counts: nothing, or its segment's or block's weight times that of what the slot predicts."""
+    """What each slot's loss counts: nothing, or its segment's or block's weight times that of what
+    the slot predicts."""
     facts = facts_of(twin, segment)
     ahead = 0 if objectives.is_in_place(facts["objective"]) else 1
     found = []
@@ -484,7 +564,8 @@ def nearest(number: float) -> float:
 
 
 def row_arrays(segments, seq_length, pad_id, pad_seq_to_mult=1):
-    """dict of lists. segments: (slots, loss, labels) each, in row order. cu_seqlens_padded is None without padding."""
+    """dict of lists. segments: (slots, loss, labels) each, in row order. cu_seqlens_padded is None
+    without padding."""
     tokens, labels = [pad_id] * seq_length, [pad_id] * seq_length
     segment_ids, loss_mask, position_ids = [0] * seq_length, [0] * seq_length, [0] * seq_length
     cu_seqlens, cu_seqlens_padded = [0], [0]
@@ -517,13 +598,19 @@ def row_arrays(segments, seq_length, pad_id, pad_seq_to_mult=1):
 def ordered_rows(row_of_segment, keys, algorithm):
     """[[table index, …], …]: the shard's rows in their order, each with its segments in theirs.
 
-    row_of_segment: packing's row of each segment of the table. keys: their 64-bit keys. next_fit keeps all order.
+    row_of_segment: packing's row of each segment of the table. keys: their 64-bit keys. next_fit
+    keeps all order.
     """
     members: list[list[int]] = [[] for _ in range(max(row_of_segment, default=-1) + 1)]
     for index, row in enumerate(row_of_segment):
         members[row].append(index)
     if algorithm == "next_fit":
         return members
-    members = [sorted(row, key=lambda i: (chance.bits64(keys[i], chance.SEGMENT_ORDER), i)) for row in members]
-    order = sorted(range(len(members)), key=lambda r: (chance.bits64(keys[members[r][0]], chance.ROW_ORDER), r))
+    members = [
+        sorted(row, key=lambda i: (chance.bits64(keys[i], chance.SEGMENT_ORDER), i))
+        for row in members
+    ]
+    order = sorted(
+        range(len(members)), key=lambda r: (chance.bits64(keys[members[r][0]], chance.ROW_ORDER), r)
+    )
     return [members[r] for r in order]

@@ -16,17 +16,22 @@ from packprep.twin.records import Picture
 class Trained(NamedTuple):
     """What is trained of a document that says so; numbers are of its tokens."""
 
-    spans: list[tuple[int, int]]  # ascending, disjoint, half-open; none touches another of its weight
+    spans: list[
+        tuple[int, int]
+    ]  # ascending, disjoint, half-open; none touches another of its weight
     weights: list[float]  # of each
     cuts: list[int]  # the first tokens of messages after the first
     system: int  # leading tokens that later pieces repeat
     eos: float  # the weight of the end of the text; 0 where it is not trained
-    messages: list[tuple[int, str]] = []  # first token and role of each, where roles are known and count
+    messages: list[
+        tuple[int, str]
+    ] = []  # first token and role of each, where roles are known and count
     media: list["Spot"] = []
 
 
 class Spot(NamedTuple):
-    """Where a place of media stands among a document's tokens: all of it, its slots, and what they stand for."""
+    """Where a place of media stands among a document's tokens: all of it, its slots, and what they
+    stand for."""
 
     begin: int
     end: int
@@ -37,10 +42,11 @@ class Spot(NamedTuple):
 
 
 class Tokenizer:
-    """The dataset's tokenizer with nothing that adds, cuts, pads or draws; loaded once in a process.
+    """The dataset's tokenizer with nothing that adds, cuts, pads or draws; loaded once in a
+    process.
 
-    engine: the plan's. Where it is `fastokens`, that is asked for a text on which `tokenizers` fails. media: kind → ids of what
-    begins a place, fills its slots and ends it; −1 for none.
+    engine: the plan's. Where it is `fastokens`, that is asked for a text on which `tokenizers`
+    fails. media: kind → ids of what begins a place, fills its slots and ends it; −1 for none.
     """
 
     def __init__(
@@ -74,7 +80,9 @@ class Tokenizer:
         self._chat.encode_special_tokens = False
         self._fast, self._json = engine == "fastokens", plain
         texts = {i: text for text, i in self._vocabulary() if i in special_ids}
-        texts.update({entry["id"]: entry["content"] for entry in added if entry["id"] in special_ids})
+        texts.update(
+            {entry["id"]: entry["content"] for entry in added if entry["id"] in special_ids}
+        )
         self._special_texts = [text for text in texts.values() if text]
         self._forbidden = set(texts) - {self._unknown()}
         self.forbidden_ids = set(special_ids) - {self._unknown()}
@@ -82,13 +90,20 @@ class Tokenizer:
         self._normalizing = _growing(parsed.get("normalizer"))
 
     def encode(self, document: Text) -> tuple[list[int], Trained | None] | None:
-        """(ids, what is trained); None where the text of a special token turns the document away, or the tokenizer fails."""
+        """(ids, what is trained); None where the text of a special token turns the document away,
+        or the tokenizer fails."""
         limited = self.special_text != "special"
         cuts = [0, *(at for *_, at in document.media), len(document.text)]
-        parts = [document.text] if document.chat else [document.text[a:b] for a, b in pairwise(cuts)]
+        parts = (
+            [document.text] if document.chat else [document.text[a:b] for a, b in pairwise(cuts)]
+        )
         if limited and (document.chat or self.special_text == "reject"):
             looked_at = document.strings if document.chat else parts
-            there = [special for special in self._special_texts if any(special in text for text in looked_at)]
+            there = [
+                special
+                for special in self._special_texts
+                if any(special in text for text in looked_at)
+            ]
             if there:
                 return None
         tokenizer = self._chat if document.chat else self._plain
@@ -141,8 +156,8 @@ class Tokenizer:
     def _filled(
         self, ids: list[int], begins: list[int], media: Sequence[Picture]
     ) -> tuple[list[int], list[int], list[Spot]] | None:
-        """(ids, begins, places) of a chat whose k-th slot token stands as often as its k-th part says; None where the slot
-        tokens are not those of its parts."""
+        """(ids, begins, places) of a chat whose k-th slot token stands as often as its k-th part
+        says; None where the slot tokens are not those of its parts."""
         if [i for i in ids if i in self.slots] != [self.media[kind][1] for kind, *_ in media]:
             return None
         left = list(media)
@@ -154,22 +169,31 @@ class Tokenizer:
             if id in self.slots:
                 kind, times, ref, _ = left.pop(0)
                 before, _, behind = self.media[kind]
-                has_begin = i > 0 and ids[i - 1] == before >= 0 and not (spots and spots[-1].end == len(made))
+                has_begin = (
+                    i > 0
+                    and ids[i - 1] == before >= 0
+                    and not (spots and spots[-1].end == len(made))
+                )
                 has_end = i + 1 < len(ids) and ids[i + 1] == behind >= 0
                 first = len(made)
-                spots.append(Spot(first - has_begin, first + times + has_end, first, times, kind, ref))
+                spots.append(
+                    Spot(first - has_begin, first + times + has_end, first, times, kind, ref)
+                )
             made += [id] * times
             where += [begins[i]] * times
         return made, where, spots
 
     def _outgrows(self, text: str) -> bool:
-        """Whether a step of the normalizer makes more than 2²⁰ characters of a text, and more than 16 times its own."""
+        """Whether a step of the normalizer makes more than 2²⁰ characters of a text, and more than
+        16 times its own."""
         most = max(1 << 20, 16 * len(text))
         for step in self._normalizing:
             if step["type"] == "Prepend":
                 length = len(text) * (len(step["prepend"]) + 1)
             elif step["type"] == "Replace":
-                gone, marked = (len(_normalized({**step, "content": new}, text)) for new in ("", "#"))
+                gone, marked = (
+                    len(_normalized({**step, "content": new}, text)) for new in ("", "#")
+                )
                 length = gone + len(step["content"]) * (marked - gone)
             else:
                 length = len(text)
@@ -184,7 +208,9 @@ class Tokenizer:
 
         plain = json.loads(self._json)
         if self.special_text != "special":
-            plain["added_tokens"] = [entry for entry in plain["added_tokens"] if not entry["special"]]
+            plain["added_tokens"] = [
+                entry for entry in plain["added_tokens"] if not entry["special"]
+            ]
         tokenizer = _native.Tokenizer.from_json_str(json.dumps(plain))
         return tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -203,8 +229,14 @@ class Tokenizer:
 
     def continuing(self) -> set[int]:
         """The ids of tokens that begin inside a character of UTF-8: with a byte 10xxxxxx."""
-        if "ByteLevel" in json.dumps([self.parsed.get("pre_tokenizer"), self.parsed.get("decoder")]):
-            inside = {character for byte, character in enumerate(_characters_of_bytes()) if 128 <= byte < 192}
+        if "ByteLevel" in json.dumps(
+            [self.parsed.get("pre_tokenizer"), self.parsed.get("decoder")]
+        ):
+            inside = {
+                character
+                for byte, character in enumerate(_characters_of_bytes())
+                if 128 <= byte < 192
+            }
             return {i for text, i in self._vocabulary() if text and text[0] in inside}
         if not self.parsed["model"].get("byte_fallback"):
             return set()
@@ -213,7 +245,8 @@ class Tokenizer:
 
 
 def _growing(normalizer: Any) -> list[dict[str, Any]]:
-    """The steps of a normalizer, if together they may make more than 16 characters of one; else none."""
+    """The steps of a normalizer, if together they may make more than 16 characters of one; else
+    none."""
     steps, left, most = [], [normalizer] if normalizer else [], 1
     while left:
         step = left.pop(0)
@@ -249,24 +282,28 @@ def _unless_it_fails(made: Callable[[], Any]) -> Any:
 
 
 def _characters_of_bytes() -> list[str]:
-    """A byte-level vocabulary's characters: a byte that prints is itself, the others are numbered from U+0100."""
+    """A byte-level vocabulary's characters: a byte that prints is itself, the others are numbered
+    from U+0100."""
     free = iter(range(256, 512))
     prints = [33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174 for byte in range(256)]
     return [chr(byte if itself else next(free)) for byte, itself in enumerate(prints)]
 
 
 def counted_from(blocks: Sequence[int], characters: Iterable[tuple[int, int]]) -> list[int]:
-    """The character from which each token counts: its first, or where a block begins, of a token that holds what is before
-    the block and its begin."""
+    """The character from which each token counts: its first, or where a block begins, of a token
+    that holds what is before the block and its begin."""
     counted = [0]
     for begin, end in characters:
         k = bisect.bisect_right(blocks, begin)
-        counted.append(max(counted[-1], blocks[k] if k < len(blocks) and blocks[k] < end else begin))
+        counted.append(
+            max(counted[-1], blocks[k] if k < len(blocks) and blocks[k] < end else begin)
+        )
     return counted[1:]
 
 
 def trained_tokens(document: Text, begins: list[int], spots: Sequence[Spot] = ()) -> Trained:
-    """A token is trained if the character from which it counts lies in a span, with the span's weight, and it is of no place."""
+    """A token is trained if the character from which it counts lies in a span, with the span's
+    weight, and it is of no place."""
     weights, k = [], 0
     spans = document.spans or []
     for begin in begins:
@@ -303,11 +340,17 @@ def runs(weights: list[float]) -> list[tuple[int, int, float]]:
 
 
 def content(
-    ids: list[int], vocab_size: int, forbidden: set[int], append_eos: int | None, prepend_bos: int | None
+    ids: list[int],
+    vocab_size: int,
+    forbidden: set[int],
+    append_eos: int | None,
+    prepend_bos: int | None,
 ) -> list[int] | None:
-    """The ids without one eos at the end, if packprep appends it, and without one bos at the begin, if it is prepended.
+    """The ids without one eos at the end, if packprep appends it, and without one bos at the begin,
+    if it is prepended.
 
-    None: an id is none of the vocabulary's, or the content has a forbidden one. append_eos, prepend_bos: the ids, or None.
+    None: an id is none of the vocabulary's, or the content has a forbidden one. append_eos,
+    prepend_bos: the ids, or None.
     """
     if not all(0 <= i < vocab_size for i in ids):
         return None

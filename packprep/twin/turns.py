@@ -1,13 +1,15 @@
-"""Which characters of a chat template's text are which message, by the difference between two of its renderings.
+"""Which characters of a chat template's text are which message, by the difference between two of
+its renderings.
 
 ```
 messages              user: 2+2?   assistant: 4
 "alpha" for the 4     …assistant↵alpha<|im_end|>↵      alike up to the 4, and from behind it: there it stands
 "zero" for the 4      …assistant↵zero<|im_end|>↵
 ```
-What the template writes, whether a conversation is turned away, and which messages have a place of their own in the text is the
-build's word. Where that is, whose it is and what of it is trained is worked out here; where renderings do not tell, the build's
-word stands for that, too, and is counted.
+What the template writes, whether a conversation is turned away, and which messages have a place of
+their own in the text is the build's word. Where that is, whose it is and what of it is trained is
+worked out here; where renderings do not tell, the build's word stands for that, too, and is
+counted.
 """
 
 import re
@@ -53,12 +55,18 @@ class Template(NamedTuple):
 
 
 def text_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
-    """(the text of a conversation, of how many places in it the build's word was taken); None where it is turned away."""
+    """(the text of a conversation, of how many places in it the build's word was taken); None where
+    it is turned away."""
     theirs = template.find(talk)
     if theirs is None:
         return None
     text = theirs.text
-    said = [string.strip() for message in talk.messages for string in _contents(message) if string.strip()]
+    said = [
+        string.strip()
+        for message in talk.messages
+        for string in _contents(message)
+        if string.strip()
+    ]
     if (said and not any(string in text for string in said)) or re.search("[\ud800-\udfff]", text):
         return None
     variables = {**(template.documents["chat_template_kwargs"] or {}), **talk.variables}
@@ -74,11 +82,15 @@ def text_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
     for k in sorted(told.keys() | {k for *_, k in theirs.trained}):
         of_message = told.get(k, [])
         taken += of_message is None
-        spans += [span for span in theirs.trained if span[2] == k] if of_message is None else of_message
+        spans += (
+            [span for span in theirs.trained if span[2] == k] if of_message is None else of_message
+        )
     end = theirs.system_end and chat.system_end(begins)
     taken += end is None
     weights = [struct.unpack("f", struct.pack("f", weight))[0] for weight in talk.weights]
-    places = {0: talk.messages[0]["role"]}  # the role of the first message at a place, or of one there that asks
+    places = {
+        0: talk.messages[0]["role"]
+    }  # the role of the first message at a place, or of one there that asks
     at = 0
     for k, message in enumerate(talk.messages):
         at = begins.get(k, at)
@@ -94,7 +106,11 @@ def text_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
         [places[place] for place in (0, *boundaries)],
         theirs.system_end if end is None else end,
         list(_strings([talk.messages, talk.tools, variables])),
-        [begin for begin, _, k in spans if chat.has_blocks and template.law > 2 and chat.roles[k] == "assistant"],
+        [
+            begin
+            for begin, _, k in spans
+            if chat.has_blocks and template.law > 2 and chat.roles[k] == "assistant"
+        ],
         talk.media,
     )
     return found, taken
@@ -113,7 +129,9 @@ def wanted_of(talk: Talk, documents: Mapping[str, Any], law: int) -> list[bool]:
     if documents["trained_turns"] == "last":
         for k in [k for k, want in enumerate(wanted) if want][:-1]:
             wanted[k] = False
-    return [want if train is None else train for want, train in zip(wanted, talk.train, strict=True)]
+    return [
+        want if train is None else train for want, train in zip(wanted, talk.train, strict=True)
+    ]
 
 
 class _Renderings:
@@ -121,7 +139,9 @@ class _Renderings:
 
     def __init__(self, template: Template, talk: Talk, variables: Mapping[str, Any], text: str):
         self.text, self.law = text, template.law
-        self.messages = [_as_read(message) for message in talk.messages] if template.law > 2 else talk.messages
+        self.messages = (
+            [_as_read(message) for message in talk.messages] if template.law > 2 else talk.messages
+        )
         self.roles = [message["role"] for message in talk.messages]
         self.wanted = wanted_of(talk, template.documents, template.law)
         self.has_blocks = bool(GENERATION.search(template.source))
@@ -154,19 +174,30 @@ class _Renderings:
         return self._kept[k, prompt]
 
     def _around(self, k: int, count: int, then: str = "") -> tuple[str, str] | None:
-        """What stands before what message k says, and behind it, in the text of the first `count` messages and of what then
-        comes: "", "prompt", what asks for an answer, or "user", another message. None if nothing does."""
+        """What stands before what message k says, and behind it, in the text of the first `count`
+        messages and of what then
+        comes: "", "prompt", what asks for an answer, or "user", another message. None if nothing
+        does.
+        """
         asked = "around", k, count, then
         if asked not in self._kept:
             rest = self.messages[k + 1 : count] + ([self._next] if then == "user" else [])
             self._kept[asked] = None
             for names in (False, True):  # what is called may stand in its result, too
                 said = (_saying(self.messages[k], word, names) for word in WORDS)
-                one, two = (self._render([*self.messages[:k], message, *rest], then == "prompt") for message in said)
+                one, two = (
+                    self._render([*self.messages[:k], message, *rest], then == "prompt")
+                    for message in said
+                )
                 if one is None or two is None or one == two:
                     continue
-                before, behind = commonprefix([one, two]), commonprefix([one[::-1], two[::-1]])[::-1]
-                if rest != self.messages[k + 1 :] or (self.text.startswith(before) and self.text.endswith(behind)):
+                before, behind = (
+                    commonprefix([one, two]),
+                    commonprefix([one[::-1], two[::-1]])[::-1],
+                )
+                if rest != self.messages[k + 1 :] or (
+                    self.text.startswith(before) and self.text.endswith(behind)
+                ):
                     self._kept[asked] = before, behind
                     break
         return self._kept[asked]
@@ -190,8 +221,8 @@ class _Renderings:
         return self._place(k)[0]
 
     def _before(self, k: int) -> str | None:
-        """The text of the messages before k; None where the last of them adds nothing to it, as where a template leaves out a
-        last message that says nothing."""
+        """The text of the messages before k; None where the last of them adds nothing to it, as
+        where a template leaves out a last message that says nothing."""
         before = self._first(k)
         return before if self.law < 3 or before != self._first(k - 1) else None
 
@@ -199,14 +230,18 @@ class _Renderings:
         """Where message k begins, and where what an assistant is trained on in it."""
         said = [self.said(j) for j in range(len(self.messages))]
         p = next((j for j in reversed(range(k)) if said[j]), None)
-        before, follows = None if p is None else said[p], next((place for place in said[k:] if place), None)
+        before, follows = (
+            None if p is None else said[p],
+            next((place for place in said[k:] if place), None),
+        )
         start = before[1] if before else 0
         between = self.text[start : follows[0] if follows else len(self.text)]
         alone, asked, followed = (self._behind(p, k, then) for then in ("", "prompt", "user"))
         asks = self._asks
         if alone is not None and asked is not None and asked.startswith(alone):
             asks = asked[len(alone) :]
-        # Some write another end behind the last message, and that of the others where they ask for the next one or have it.
+        # Some write another end behind the last message, and that of the others where they ask for
+        # the next one or have it.
         heads = ("", alone, ""), ("prompt", asked, asks), ("user", followed, self._head("user"))
         ends = [
             end.removesuffix(head)
@@ -221,8 +256,8 @@ class _Renderings:
         return start + len(end), None if alike is None else start + len(end) + alike
 
     def _behind(self, p: int | None, k: int, then: str) -> str | None:
-        """What stands behind what message p says (None: what there is) in the text of the first k messages and of what then
-        comes, up to what that says."""
+        """What stands behind what message p says (None: what there is) in the text of the first k
+        messages and of what then comes, up to what that says."""
         if p is None:
             return self._first(k, then == "prompt") if then != "user" else None
         around = self._around(p, k, then)
@@ -231,11 +266,19 @@ class _Renderings:
         return around[1][: around[1].rindex(NEXT)] if NEXT in around[1] else None
 
     def _head(self, role: str, begins: Mapping[int, int] | None = None) -> str | None:
-        """What stands before what messages of a role say, by one of them that is not the first; begins: of messages, where they
-        are known."""
+        """What stands before what messages of a role say, by one of them that is not the first;
+        begins: of messages, where they are known."""
         for k in (k for k in range(1, len(self.messages)) if self.roles[k] == role):
-            before, said = self._before(k) if begins is None else self.text[: begins.get(k, 0)], self.said(k)
-            if before and said and self.text.startswith(before) and self.text[len(before) : said[0]].strip():
+            before, said = (
+                self._before(k) if begins is None else self.text[: begins.get(k, 0)],
+                self.said(k),
+            )
+            if (
+                before
+                and said
+                and self.text.startswith(before)
+                and self.text[len(before) : said[0]].strip()
+            ):
                 return self.text[len(before) : said[0]]
         return None
 
@@ -279,24 +322,32 @@ class _Renderings:
         return [role for role, want in zip(self.roles, self.wanted, strict=True) if want]
 
     def _by_prefixes(self) -> dict[int, list[Span] | None] | None:
-        """What each adds to those before it with what asks for it; None where one of them adds nothing of that kind."""
+        """What each adds to those before it with what asks for it; None where one of them adds
+        nothing of that kind."""
         found: dict[int, list[Span] | None] = {}
         for k in (k for k, want in enumerate(self.wanted) if want):
             asked, answered = self._first(k, True), self._first(k + 1)
-            if asked is None or answered is None or not (answered.startswith(asked) and self.text.startswith(answered)):
+            if (
+                asked is None
+                or answered is None
+                or not (answered.startswith(asked) and self.text.startswith(answered))
+            ):
                 return None
             found[k] = [(len(asked), len(answered), k)]
         return found
 
     def _by_words(self, begins: Mapping[int, int]) -> dict[int, list[Span] | None]:
-        """From where each answers, or says something, to where the next begins that has a place of its own or is not trained."""
+        """From where each answers, or says something, to where the next begins that has a place of
+        its own or is not trained."""
         found: dict[int, list[Span] | None] = {}
         count, after = len(self.messages), 0
         for k in (k for k, want in enumerate(self.wanted) if want):
             if k < after:
                 found[k] = []
                 continue
-            after = next((j for j in range(k + 1, count) if j in begins or not self.wanted[j]), count)
+            after = next(
+                (j for j in range(k + 1, count) if j in begins or not self.wanted[j]), count
+            )
             end = len(self.text) if after == count else begins.get(after)
             said = self.said(k)
             begin = self._answer(k, begins) if self.roles[k] == "assistant" else said and said[0]
@@ -305,7 +356,8 @@ class _Renderings:
         return found
 
     def _in_blocks(self, begins: Mapping[int, int]) -> list[Span] | None:
-        """What the template's {% generation %} blocks gave, each with the message of an assistant that it is of."""
+        """What the template's {% generation %} blocks gave, each with the message of an assistant
+        that it is of."""
         marked = self._render(self.messages, around=MARKS)
         if marked is None or re.sub("[" + "".join(MARKS) + "]", "", marked) != self.text:
             return None
@@ -331,26 +383,32 @@ class _Renderings:
         return found
 
     def system_end(self, begins: Mapping[int, int]) -> int | None:
-        """The character at which the leading system message and tools end; None where that cannot be told."""
+        """The character at which the leading system message and tools end; None where that cannot
+        be told."""
         leads = self.roles[0] in SYSTEM
         if leads and 1 in begins:
             return begins[1]
         k = int(leads)
         said = self.said(k) if k < len(self.messages) else None
         head = self._head(self.roles[k], begins) if said else None
-        return said[0] - len(head) if said and head and self.text[: said[0]].endswith(head) else None
+        return (
+            said[0] - len(head) if said and head and self.text[: said[0]].endswith(head) else None
+        )
 
 
 def _as_read(message: Message) -> Message:
-    """A message as templates read it: without nulls, and with what was thought under each name by which they ask for it."""
+    """A message as templates read it: without nulls, and with what was thought under each name by
+    which they ask for it."""
     given = {key: value for key, value in message.items() if value is not None}
     thought = next((given[key] for key in THOUGHTS if key in given), None)
-    return given if thought is None else {"thinking": thought, **given, "reasoning_content": thought}
+    return (
+        given if thought is None else {"thinking": thought, **given, "reasoning_content": thought}
+    )
 
 
 def _saying(message: Message, word: str, names: bool) -> Message:
-    """A message with a word for each of its texts that are not blank, and for what its calls hand over; names: for what they
-    call, too."""
+    """A message with a word for each of its texts that are not blank, and for what its calls hand
+    over; names: for what they call, too."""
 
     def instead(value: Any) -> Any:
         if isinstance(value, dict):
@@ -361,25 +419,37 @@ def _saying(message: Message, word: str, names: bool) -> Message:
 
     def of_content(content: Any) -> Any:
         if isinstance(content, list):
-            return [{**part, "text": of_content(part["text"])} if "text" in part else part for part in content]
+            return [
+                {**part, "text": of_content(part["text"])} if "text" in part else part
+                for part in content
+            ]
         if not isinstance(content, str):
             return content
-        return "".join(part if THINK_TAG.fullmatch(part) else instead(part) for part in THINK_TAG.split(content))
+        return "".join(
+            part if THINK_TAG.fullmatch(part) else instead(part)
+            for part in THINK_TAG.split(content)
+        )
 
     def of_call(call: Message) -> Message:
         if isinstance(call.get("function"), dict):
             return {**call, "function": of_call(call["function"])}
-        changed = {key: instead(value) if key == "arguments" else value for key, value in call.items()}
+        changed = {
+            key: instead(value) if key == "arguments" else value for key, value in call.items()
+        }
         return {**changed, "name": word} if names else changed
 
-    changed = {key: of_content(value) if key in ("content", *THOUGHTS) else value for key, value in message.items()}
+    changed = {
+        key: of_content(value) if key in ("content", *THOUGHTS) else value
+        for key, value in message.items()
+    }
     if message["role"] == "assistant" and message.get("tool_calls"):
         changed["tool_calls"] = [of_call(call) for call in message["tool_calls"]]
     return changed
 
 
 def _alike(asks: str, written: str) -> int | None:
-    """With how many characters a message begins as what asks for it; None where they part inside a word.
+    """With how many characters a message begins as what asks for it; None where they part inside a
+    word.
 
     Of a tag that both begin, and that is another in each, no part counts.
     """
@@ -391,7 +461,10 @@ def _alike(asks: str, written: str) -> int | None:
         alike = alike[:opened]
     return (
         len(alike)
-        if all(not c or c in "<[" or c.isspace() for c in (s[len(alike) : len(alike) + 1] for s in (asks, written)))
+        if all(
+            not c or c in "<[" or c.isspace()
+            for c in (s[len(alike) : len(alike) + 1] for s in (asks, written))
+        )
         else None
     )
 

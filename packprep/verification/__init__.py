@@ -1,4 +1,5 @@
-"""Recompute every promise of a dataset; say what fails and where: shard by shard, in as many processes as asked for."""
+"""Recompute every promise of a dataset; say what fails and where: shard by shard, in as many
+processes as asked for."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.array_tasks import share_of
-from packprep.building.ledger import ENCODER, MEDIA, WEIGHTED, add_ledgers, media_slots, weighted_slots
+from packprep.building.ledger import (
+    ENCODER,
+    MEDIA,
+    WEIGHTED,
+    add_ledgers,
+    media_slots,
+    weighted_slots,
+)
 from packprep.building.plan import Plan, at_text, check_law, moved_prefixes, open_plan, stored_plan
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.removal import removed_segments
@@ -66,35 +74,91 @@ from packprep.verification.on_disk import (
     check_sum,
     sound_ledgers,
 )
-from packprep.verification.replay import check_twin, plan_for_twin, replay_shard, replay_some, twin_of
+from packprep.verification.replay import (
+    check_twin,
+    plan_for_twin,
+    replay_shard,
+    replay_some,
+    twin_of,
+)
 from packprep.verification.stores import check_store_shard
 
 PROMISES = {
-    "P1": "every file that the dataset names is there with its size and digest, and no other file is",
+    "P1": (
+        "every file that the dataset names is there with its size and digest, and no other file is"
+    ),
     "P2": "plan, manifest and receipts agree with each other",
-    "P3": "a shard is a standard safetensors file with exactly the arrays, dtypes and shapes of its layout",
+    "P3": (
+        "a shard is a standard safetensors file with exactly the arrays, dtypes and shapes of its"
+        " layout"
+    ),
     "P4": "row_offsets starts at 0, never falls, and ends at the number of segments",
     "P5": "in every row cu_seqlens starts at 0, strictly increases, and ends within the row",
-    "P6": "segment_ids are 1, 2, … in row order over exactly the slots of cu_seqlens, and 0 on padding",
+    "P6": (
+        "segment_ids are 1, 2, … in row order over exactly the slots of cu_seqlens, and 0 on"
+        " padding"
+    ),
     "P7": "padding has pad_id as token and label and no loss",
     "P8": "every token and label is an id below vocab_size",
-    "P9": "a next-token segment is trained where the target follows its prefix and may be trained, never on its last slot",
-    "P10": "labels are the next slot's token of the same segment or pad_id; in-place, the text's own, or next, token",
-    "P11": "a segment's header names a known source and file, its key is the key of its place and draws its task",
-    "P12": "a segment takes exactly the slots of its task's length law, with its bos, mode token and eos in place",
-    "P13": "a segment's prefix is its task's, and its noise and loss weight are finite and in range",
+    "P9": (
+        "a next-token segment is trained where the target follows its prefix and may be trained,"
+        " never on its last slot"
+    ),
+    "P10": (
+        "labels are the next slot's token of the same segment or pad_id; in-place, the text's own,"
+        " or next, token"
+    ),
+    "P11": (
+        "a segment's header names a known source and file, its key is the key of its place and"
+        " draws its task"
+    ),
+    "P12": (
+        "a segment takes exactly the slots of its task's length law, with its bos, mode token and"
+        " eos in place"
+    ),
+    "P13": (
+        "a segment's prefix is its task's, and its noise and loss weight are finite and in range"
+    ),
     "P14": "sentinels stand where the spans were and before their tokens, each once, in order",
-    "P15": "the segments of a document follow one another without gap or overlap, from its first token",
+    "P15": (
+        "the segments of a document follow one another without gap or overlap, from its first token"
+    ),
     "P16": "the ledger balances, and the arrays count what it says",
-    "P17": "building a segment again from its source gives the stored bytes, and inverting it the document",
-    "P18": "the noise of an in-place segment is what its key gives: corrupted slots, loss, level and weight",
-    "P19": "trained ranges lie inside their segment, ascend, weigh above 0; no slot outside them, nor one repeated, is trained",
-    "P20": "block_diffusion's blocks are as many as its slots need, with levels and weights in range",
-    "P21": "every document is in the segments of one shard or in its rejects with a reason, once for each use of the plan",
-    "P22": "the plan follows from its recipe and tokenizer, from the files that its patterns find, and from its estimates",
-    "P23": "of documents that removed.json lists no token is left and nothing is trained, and no other segment is marked so",
-    "P24": "the prefixes of a row fit encoder_length and what follows them decoder_length, where rows have two sides",
-    "P25": "places of media lie whole in their segment, in order, each with its ref; slot tokens stand there alone, untrained",
+    "P17": (
+        "building a segment again from its source gives the stored bytes, and inverting it the"
+        " document"
+    ),
+    "P18": (
+        "the noise of an in-place segment is what its key gives: corrupted slots, loss, level and"
+        " weight"
+    ),
+    "P19": (
+        "trained ranges lie inside their segment, ascend, weigh above 0; no slot outside them, nor"
+        " one repeated, is trained"
+    ),
+    "P20": (
+        "block_diffusion's blocks are as many as its slots need, with levels and weights in range"
+    ),
+    "P21": (
+        "every document is in the segments of one shard or in its rejects with a reason, once for"
+        " each use of the plan"
+    ),
+    "P22": (
+        "the plan follows from its recipe and tokenizer, from the files that its patterns find, and"
+        " from its estimates"
+    ),
+    "P23": (
+        "of documents that removed.json lists no token is left and nothing is trained, and no other"
+        " segment is marked so"
+    ),
+    "P24": (
+        "the prefixes of a row fit encoder_length and what follows them decoder_length, where rows"
+        " have two sides"
+    ),
+    "P25": (
+        "places of media lie whole in their segment, in order, each with its ref; slot tokens stand"
+        " there alone, untrained"
+    ),
 }
 """Number → sentence. `docs/format.md` says each at length; a check in this room holds each."""
 
@@ -105,7 +169,8 @@ MOST_PLACES = 20  # of sources that are said before they are read
 
 
 class ShardToVerify(NamedTuple):
-    """One shard to verify: what the manifest says of it, and which of its segments to build again."""
+    """One shard to verify: what the manifest says of it, and which of its segments to build
+    again."""
 
     number: int
     entry: dict[str, Any]
@@ -125,8 +190,11 @@ class Result(NamedTuple):
     replayed: int | None  # None: its sources changed, so nothing was built again
     runs: Runs | None  # parts of files that it read; None: its arrays do not tell
     twin: tuple[
-        int, int
-    ]  # segments that the twin recomputed; places in conversations of which it took the build's word
+        int,
+        int,
+        # segments that the twin recomputed; places in conversations of which it took the build's
+        # word
+    ]
 
 
 def verify_dataset(
@@ -145,24 +213,35 @@ def verify_dataset(
     """Check every promise of this array task's shards (and, in task 0, of the dataset's own files).
 
     replay: how many segments to build again from their sources; −1: all shards, whole; None: none.
-    twin: recompute what is replayed by the plain twin, too, which is slow; PlanError where it lacks an objective.
-    replay_seed: chooses the segments of `replay`. recipe: from elsewhere, completed, that the dataset should be of.
-    only: these shards of the array task's, ascending; None: all. Of the others the receipts are read, for the ledger's sum.
-    epoch: above 0, the rows are looked at as redraw gives them there; ArgumentError or DatasetError where it cannot.
-    Gives {directory, epoch, shards, rows, segments, tokens, replayed, twin: segments that the twin recomputed, twin_taken:
-    places in their conversations of which it took the build's word, faults: count, listed: [fault]}; raises where the
-    directory is no dataset. Where plan or tokenizer are damaged no shard is looked at.
+    twin: recompute what is replayed by the plain twin, too, which is slow; PlanError where it lacks
+    an objective.
+    replay_seed: chooses the segments of `replay`. recipe: from elsewhere, completed, that the
+    dataset should be of.
+    only: these shards of the array task's, ascending; None: all. Of the others the receipts are
+    read, for the ledger's sum.
+    epoch: above 0, the rows are looked at as redraw gives them there; ArgumentError or DatasetError
+    where it cannot. Gives {directory, epoch, shards, rows, segments, tokens, replayed, twin:
+    segments that the twin recomputed, twin_taken: places in their conversations of which it took
+    the build's word, faults: count, listed: [fault]}; raises where the directory is no dataset.
+    Where plan or tokenizer are damaged no shard is looked at.
     """
     if twin and replay is None:
-        raise RecipeError("--twin recomputes what --replay chooses: give --replay N or --replay all with it")
+        raise RecipeError(
+            "--twin recomputes what --replay chooses: give --replay N or --replay all with it"
+        )
     with local_copy(folder_at(directory)) as local:
         folder = local.folder
         local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
         manifest = read_manifest(folder, stores=True)
         if not (folder / manifest["plan"]["file"]).exists():
-            raise PlanError(f"{folder}: plan.json is missing: without it nothing can be recomputed; put it back")
+            raise PlanError(
+                f"{folder}: plan.json is missing: without it nothing can be recomputed; put it back"
+            )
         if "kind" in manifest and (twin or epoch or replay not in (None, ALL)):
-            raise RecipeError(f"{local.out} is a token store, which --replay all makes again whole, and nothing else")
+            raise RecipeError(
+                f"{local.out} is a token store, which --replay all makes again whole, and nothing"
+                " else"
+            )
         integer("epoch", epoch, 0, 1 << 63)
         if epoch:
             open_dataset(folder).check_redraw()
@@ -173,7 +252,9 @@ def verify_dataset(
                 check_objects(local.out, manifest, faults)
             else:
                 check_listing(folder, manifest, faults)
-        if not check_foundations(folder, manifest, faults):  # nothing can be recomputed from a damaged plan
+        if not check_foundations(
+            folder, manifest, faults
+        ):  # nothing can be recomputed from a damaged plan
             return _report(local, manifest, epoch, range(0), 0, (0, 0), faults)
         stored = stored_plan(folder)
         assert stored is not None
@@ -181,8 +262,12 @@ def verify_dataset(
         if replay is not None:
             names = [source["name"] for source in stored["sources"]]
             given = zip(names, prefixes, strict=True)
-            prefixes = [prefix if name in moved else at_text(name, prefix) for name, prefix in given]
-            locations = [f"{name} at {prefix}" for name, prefix in zip(names, prefixes, strict=True)]
+            prefixes = [
+                prefix if name in moved else at_text(name, prefix) for name, prefix in given
+            ]
+            locations = [
+                f"{name} at {prefix}" for name, prefix in zip(names, prefixes, strict=True)
+            ]
             progress.say(f"reads the sources {listed(locations, MOST_PLACES)}")
         plan = open_plan(folder, prefixes)
         plan.max_bad_fraction = manifest.get("max_bad_fraction", plan.max_bad_fraction)
@@ -192,8 +277,8 @@ def verify_dataset(
         if twin:
             if in_stores := [source.name for source in plan.sources if source.in_store]:
                 raise RecipeError(
-                    f"--twin reads the text, and of {listed(in_stores, MOST_PLACES)} there is the token store alone: say "
-                    "where the text lies, --source NAME=PREFIX"
+                    f"--twin reads the text, and of {listed(in_stores, MOST_PLACES)} there is the"
+                    " token store alone: say where the text lies, --source NAME=PREFIX"
                 )
             whole = plan_for_twin(plan)
             check(whole)
@@ -213,11 +298,15 @@ def verify_dataset(
             if replay == ALL:
                 check_law(stored, PLAN_NAME)
                 files = check_inputs(plan, faults)
-            ledgers += sound_ledgers(local.out, manifest, plan, sorted(set(range(shards)).difference(share)))
+            ledgers += sound_ledgers(
+                local.out, manifest, plan, sorted(set(range(shards)).difference(share))
+            )
         items = _items(manifest, share, replay, twin, replay_seed)
         runs = []
         replayed, by_twin, sources_changed = 0, (0, 0), False
-        progress.begin(sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items))
+        progress.begin(
+            sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items)
+        )
         try:
             arguments = (local, prefixes, manifest["plan"]["digest"], epoch % EPOCHS)
             if min(workers, len(items)) > 1:
@@ -258,7 +347,9 @@ def _report(
     entries = [manifest["shards"][b] for b in share]
     for fault in faults.listed if local.is_copy else ():
         fault["message"] = local.named(fault["message"])
-    faults.listed.sort(key=lambda f: (f["file"], int(f["promise"][1:]), f["row"] or 0, f["slot"] or 0))
+    faults.listed.sort(
+        key=lambda f: (f["file"], int(f["promise"][1:]), f["row"] or 0, f["slot"] or 0)
+    )
     return {
         "directory": str(local.out),
         "kind": manifest.get("kind", "dataset"),
@@ -311,7 +402,9 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
 
     def check_files(item: ShardToVerify, report: Report) -> Result:
         faults = Faults()
-        is_there, receipt = check_shard_files(directory, item.number, item.entry, plan_digest, plan, faults)
+        is_there, receipt = check_shard_files(
+            directory, item.number, item.entry, plan_digest, plan, faults
+        )
         replayed: int | None = 0
         recomputed, runs = (0, 0), None
         reported = [0, 0]  # bytes and tokens
@@ -323,9 +416,13 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
 
         if plan.is_store:
             if is_there:
-                replayed = check_store_shard(plan, directory, item.number, receipt, item.whole, decoders, faults)
+                replayed = check_store_shard(
+                    plan, directory, item.number, receipt, item.whole, decoders, faults
+                )
             report_progress(1, 1)
-            return Result(faults, None if receipt is None else receipt["ledger"], replayed, None, (0, 0))
+            return Result(
+                faults, None if receipt is None else receipt["ledger"], replayed, None, (0, 0)
+            )
         arrays = _arrays_of(directory, dataset, plan, item, epoch, faults) if is_there else None
         if arrays is not None:
             rejects = None
@@ -336,26 +433,45 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
                 runs = check_documents(plan, item.number, arrays, rejects, receipt, faults)
             try:
                 if item.whole:
-                    replayed = replay_shard(plan, item.number, arrays, receipt, rejects, decoders, faults, epoch)
+                    replayed = replay_shard(
+                        plan, item.number, arrays, receipt, rejects, decoders, faults, epoch
+                    )
                 elif item.replay is not None:
-                    replayed = replay_some(plan, item.number, arrays, item.replay, receipt, decoders, faults, epoch)
-                # Where the sources changed nothing was replayed, and the twin would find that at every segment.
-                if item.twin and replayed is not None and (replayed or (item.whole and not item.entry["segments"])):
+                    replayed = replay_some(
+                        plan, item.number, arrays, item.replay, receipt, decoders, faults, epoch
+                    )
+                # Where the sources changed nothing was replayed, and the twin would find that at
+                # every segment.
+                if (
+                    item.twin
+                    and replayed is not None
+                    and (replayed or (item.whole and not item.entry["segments"]))
+                ):
                     chosen = None if item.whole or item.replay is None else item.replay.tolist()
                     file = shard_name(item.number)
-                    recomputed = check_twin(twin(), item.number, arrays, chosen, file, faults, report_progress, epoch)
+                    recomputed = check_twin(
+                        twin(), item.number, arrays, chosen, file, faults, report_progress, epoch
+                    )
             except SourceError as error:
                 faults.add("P17", shard_name(item.number), f"cannot be built again: {error}")
         report_progress(1, 1)
-        return Result(faults, None if receipt is None else receipt["ledger"], replayed, runs, recomputed)
+        return Result(
+            faults, None if receipt is None else receipt["ledger"], replayed, runs, recomputed
+        )
 
     return one_by_one(check_item)
 
 
 def _arrays_of(
-    directory: Path, dataset: Dataset | None, plan: Plan, item: ShardToVerify, epoch: int, faults: Faults
+    directory: Path,
+    dataset: Dataset | None,
+    plan: Plan,
+    item: ShardToVerify,
+    epoch: int,
+    faults: Faults,
 ) -> Mapping[str, np.ndarray] | None:
-    """P3 … P15 and P18 … P20 of one shard: its arrays, as the epoch has them; None where they cannot be walked.
+    """P3 … P15 and P18 … P20 of one shard: its arrays, as the epoch has them; None where they
+    cannot be walked.
 
     dataset: what is drawn anew; None in epoch 0.
     """
@@ -393,7 +509,11 @@ def _arrays_of(
 
 
 def _check_counts(
-    plan: Plan, arrays: Mapping[str, np.ndarray], receipt: Mapping[str, Any], shard: int, faults: Faults
+    plan: Plan,
+    arrays: Mapping[str, np.ndarray],
+    receipt: Mapping[str, Any],
+    shard: int,
+    faults: Faults,
 ) -> None:
     """P16: the ledger's segments, tokens and slots are what the arrays hold."""
     counts = _counted(plan, arrays)
@@ -404,7 +524,10 @@ def _check_counts(
     for task, counted in counts["tasks"].items():
         if ledger["tasks"].get(task) != counted:
             faults.add(
-                "P16", name, f"task {task}: the ledger says {ledger['tasks'].get(task)}, the arrays hold {counted}"
+                "P16",
+                name,
+                f"task {task}: the ledger says {ledger['tasks'].get(task)}, the arrays hold"
+                f" {counted}",
             )
     for source, counted in counts["sources"].items():
         said = ledger["sources"].get(source)
@@ -416,7 +539,11 @@ def _check_counts(
         if [said["segments"], said["slots"]["used"], slots, *within] != [
             counted[what] for what in ("segments", "tokens", "slots", WEIGHTED, MEDIA)
         ]:
-            faults.add("P16", name, f"source {source}: the ledger's counts are not those of the arrays, {counted}")
+            faults.add(
+                "P16",
+                name,
+                f"source {source}: the ledger's counts are not those of the arrays, {counted}",
+            )
     if ledger["rows"] != len(arrays["row_offsets"]) - 1:
         faults.add("P16", name, "the ledger's rows are not the shard's", value=ledger["rows"])
     prefix = arrays["segment_prefix"][~removed_segments(arrays)]
@@ -426,12 +553,19 @@ def _check_counts(
 
 
 def _counted(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:
-    """What the arrays hold by source and by task, but for removed segments: segments, tokens, slots; to compare with the ledger.
-    By source also the slots of other weights than 1 and of media."""
+    """What the arrays hold by source and by task, but for removed segments: segments, tokens,
+    slots; to compare with the ledger. By source also the slots of other weights than 1 and of
+    media."""
     _, _, slots = segment_slots(arrays)
-    within, is_there = {WEIGHTED: weighted_slots(arrays), MEDIA: media_slots(arrays)}, ~removed_segments(arrays)
+    within, is_there = (
+        {WEIGHTED: weighted_slots(arrays), MEDIA: media_slots(arrays)},
+        ~removed_segments(arrays),
+    )
     counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}
-    for kind, names in (("sources", [s.name for s in plan.sources]), ("tasks", [t.name for t in plan.tasks])):
+    for kind, names in (
+        ("sources", [s.name for s in plan.sources]),
+        ("tasks", [t.name for t in plan.tasks]),
+    ):
         which = arrays["segment_source" if kind == "sources" else "segment_task"]
         for i, name in enumerate(names):
             counted = (which == i) & is_there
@@ -439,7 +573,11 @@ def _counted(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str
                 "segments": int(counted.sum()),
                 "tokens": int(arrays["segment_tokens"][counted].sum(dtype=np.int64)),
                 "slots": int(slots[counted].sum()),
-                **{kind_of: int(own[which == i].sum()) for kind_of, own in within.items() if kind == "sources"},
+                **{
+                    kind_of: int(own[which == i].sum())
+                    for kind_of, own in within.items()
+                    if kind == "sources"
+                },
             }
     return counts
 
@@ -457,19 +595,30 @@ def print_report(report: dict[str, Any]) -> None:
     faults = some(report["faults"], "fault")
     verdict = faults if report["faults"] else "every promise holds"
     if report["kind"] == LENGTHS:
-        of = f"{some(report['datasets'], 'dataset')}, {some(report['documents'], 'document')} compared"
+        of = (
+            f"{some(report['datasets'], 'dataset')}, {some(report['documents'], 'document')}"
+            " compared"
+        )
         put_line(f"{report['directory']}: across its row lengths {verdict} ({of})")
         return
-    done = ", ".join(some(report[f"{what}s"], what) for what in ("shard", "row", "segment", "token"))
+    done = ", ".join(
+        some(report[f"{what}s"], what) for what in ("shard", "row", "segment", "token")
+    )
     done = done if report["shards"] else "no shard was looked at"
     unit = "document" if report["kind"] == STORE else "segment"
-    again = f"; {some(report['replayed'], unit)} built again from their sources" if report["replayed"] else ""
+    again = (
+        f"; {some(report['replayed'], unit)} built again from their sources"
+        if report["replayed"]
+        else ""
+    )
     if "replay_seed" in report:
         again += f", chosen by --replay-seed {report['replay_seed']}"
     if report["twin"]:
         again += f", {report['twin']:,} by the plain twin too"
     if report["twin_taken"]:
-        again += f" ({some(report['twin_taken'], 'place')} in conversations as the build found them)"
+        again += (
+            f" ({some(report['twin_taken'], 'place')} in conversations as the build found them)"
+        )
     if report["epoch"]:
         verdict += f" in epoch {report['epoch']:,}"
     put_line(f"{report['directory']}: {verdict} ({done}{again})")

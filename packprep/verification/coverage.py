@@ -1,8 +1,10 @@
-"""P21: every document is used as often as the plan says, or is among the rejects; none is lost, none comes twice.
+"""P21: every document is used as often as the plan says, or is among the rejects; none is lost,
+none comes twice.
 
-Without the sources, as far as the plan tells what a shard reads: byte ranges of line files, whole text files, which files
-at all; rows of a table follow one another without a gap; parts of one file that several shards read do not overlap.
-With `--replay all` every document that is read is looked for.
+Without the sources, as far as the plan tells what a shard reads: byte ranges of line files, whole
+text files, which files at all; rows of a table follow one another without a gap; parts of one file
+that several shards read do not overlap. With `--replay all` every document that is read is looked
+for.
 """
 
 from bisect import bisect_right
@@ -25,7 +27,15 @@ from packprep.sources.slices import PlannedSource
 from packprep.tokenizer.encoding import TEXT_REASONS
 from packprep.verification.faults import MAX_LISTED, Faults
 
-REASONS = (*BAD_REASONS, *TEXT_REASONS, *DROP_REASONS, TOO_LONG, OTHER_LENGTH, PLACE_TOO_LONG, REMOVED)
+REASONS = (
+    *BAD_REASONS,
+    *TEXT_REASONS,
+    *DROP_REASONS,
+    TOO_LONG,
+    OTHER_LENGTH,
+    PLACE_TOO_LONG,
+    REMOVED,
+)
 _AT_ONCE = 1 << 18  # pieces that are looked at together
 _END = np.iinfo(np.int64).max
 _RECORD = {"source": str, "file": str, "position": int, "repeat": int, "reason": str, "detail": str}
@@ -44,7 +54,8 @@ class Locations(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Parts of files that one shard read, from the first document of each to its last, int64[k] each."""
+    """Parts of files that one shard read, from the first document of each to its last, int64[k]
+    each."""
 
     file: np.ndarray
     use: np.ndarray
@@ -56,7 +67,8 @@ NO_RUNS = Runs(*(np.zeros(0, np.int64) for _ in Runs._fields))
 
 
 class _Extents(NamedTuple):
-    """What a shard reads, sorted by file, use and begin, int64[k] each: positions [begin, end) where the plan tells them."""
+    """What a shard reads, sorted by file, use and begin, int64[k] each: positions [begin, end)
+    where the plan tells them."""
 
     file: np.ndarray
     use: np.ndarray
@@ -91,25 +103,32 @@ def read_rejects(
     faults: Faults,
     reason: str | None = None,
 ) -> Locations | None:
-    """The documents that a shard's rejects name, all or those with a reason; None if the file is none, which P1 or P2 tells.
+    """The documents that a shard's rejects name, all or those with a reason; None if the file is
+    none, which P1 or P2 tells.
 
     A record of no document of the plan, or without a reason, is a fault.
     """
     name = rejects_name(shard)
     if receipt["rejects"] is None:
         return _sorted([], [], [])
-    numbers = {(s.name, f.name): s.first_file + i for s in plan.sources for i, f in enumerate(s.files)}
+    numbers = {
+        (s.name, f.name): s.first_file + i for s in plan.sources for i, f in enumerate(s.files)
+    }
     uses = {source.name: source.uses for source in plan.sources}
     found = []
     try:
         for i, line in enumerate(read_file(directory / name).splitlines(keepends=True)):
             record = decode(line, name)
             wrong = ""
-            if record.keys() != _RECORD.keys() or any(type(record[key]) is not kind for key, kind in _RECORD.items()):
+            if record.keys() != _RECORD.keys() or any(
+                type(record[key]) is not kind for key, kind in _RECORD.items()
+            ):
                 wrong = "has not the keys and values of a reject"
             elif (record["source"], record["file"]) not in numbers:
                 wrong = "names no source and file of the plan"
-            elif not (0 <= record["repeat"] < uses[record["source"]] and 0 <= record["position"] < _END):
+            elif not (
+                0 <= record["repeat"] < uses[record["source"]] and 0 <= record["position"] < _END
+            ):
                 wrong = "names no use and position that the plan has"
             elif record["reason"] not in REASONS:
                 wrong = f"has the reason {record['reason']!r:.40}, which is none"
@@ -131,19 +150,35 @@ def check_documents(
     receipt: Mapping[str, Any],
     faults: Faults,
 ) -> Runs:
-    """P21 of one shard whose headers are sound, without the sources. Gives the parts of files to compare with other shards'."""
+    """P21 of one shard whose headers are sound, without the sources. Gives the parts of files to
+    compare with other shards'."""
     used = used_documents(arrays)
     owner = _owners(plan)
     for s, source in enumerate(plan.sources):
-        said, found = receipt["ledger"]["sources"][source.name]["documents"]["used"], int((owner[used.file] == s).sum())
+        said, found = (
+            receipt["ledger"]["sources"][source.name]["documents"]["used"],
+            int((owner[used.file] == s).sum()),
+        )
         if said != found:
-            message = f"source {source.name}: the ledger says that documents were used: {said}; in segments are {found}"
+            message = (
+                f"source {source.name}: the ledger says that documents were used: {said}; in"
+                f" segments are {found}"
+            )
             faults.add("P21", receipt_name(shard), message)
     for i in np.flatnonzero(_repeated(rejects))[:MAX_LISTED]:
         faults.add("P21", rejects_name(shard), f"{in_words(plan, rejects, i)} is listed twice")
-    every = _sorted(*(np.concatenate(columns) for columns in zip(used, rejects.at(~_repeated(rejects)), strict=True)))
+    every = _sorted(
+        *(
+            np.concatenate(columns)
+            for columns in zip(used, rejects.at(~_repeated(rejects)), strict=True)
+        )
+    )
     for i in np.flatnonzero(_repeated(every))[:MAX_LISTED]:
-        faults.add("P21", rejects_name(shard), f"{in_words(plan, every, i)} is in segments and among the rejects")
+        faults.add(
+            "P21",
+            rejects_name(shard),
+            f"{in_words(plan, every, i)} is in segments and among the rejects",
+        )
     every = every.at(~_repeated(every))
     inside = np.zeros(len(every.file), np.bool_)
     keys = np.unique(_uses_of_files(every.file, every.use))
@@ -163,10 +198,11 @@ def check_documents(
 
 
 def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, faults: Faults) -> None:
-    """P21 over shards: what they read of one file does not overlap, nor lack rows between them. whole: of all shards."""
-    columns = [np.concatenate(column) for column in zip(*(of_shard for _, of_shard in runs), strict=True)] or list(
-        NO_RUNS
-    )
+    """P21 over shards: what they read of one file does not overlap, nor lack rows between them.
+    whole: of all shards."""
+    columns = [
+        np.concatenate(column) for column in zip(*(of_shard for _, of_shard in runs), strict=True)
+    ] or list(NO_RUNS)
     shards = np.repeat([b for b, _ in runs], [len(of_shard.file) for _, of_shard in runs])
     order = np.lexsort((columns[2], columns[1], columns[0]))
     file, use, first, last = (column[order] for column in columns)
@@ -174,39 +210,65 @@ def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, fault
     same[1:] = (file[1:] == file[:-1]) & (use[1:] == use[:-1])
     before = np.where(same, np.roll(last, 1), -1)
     tables = np.array([_is_table(plan, int(f)) for f in file], np.bool_)
-    keeps_all = np.array([_keeps_all(plan, int(f), int(u)) for f, u in zip(file, use, strict=True)], np.bool_)
+    keeps_all = np.array(
+        [_keeps_all(plan, int(f), int(u)) for f, u in zip(file, use, strict=True)], np.bool_
+    )
     for i in np.flatnonzero(first <= before)[:MAX_LISTED]:
         location = in_words(plan, Locations(file, use, first), i)
         neighbour = shard_name(int(shards[order[i - 1]]))
-        faults.add("P21", shard_name(int(shards[order[i]])), f"{location} lies among the documents of {neighbour}, too")
-    for i in np.flatnonzero(tables & keeps_all & (first > before + 1))[:MAX_LISTED] if whole else ():
+        faults.add(
+            "P21",
+            shard_name(int(shards[order[i]])),
+            f"{location} lies among the documents of {neighbour}, too",
+        )
+    for i in (
+        np.flatnonzero(tables & keeps_all & (first > before + 1))[:MAX_LISTED] if whole else ()
+    ):
         location = in_words(plan, Locations(file, use, first - 1), i)
-        faults.add("P21", shard_name(int(shards[order[i]])), f"{location} is in no shard and among no rejects")
+        faults.add(
+            "P21",
+            shard_name(int(shards[order[i]])),
+            f"{location} is in no shard and among no rejects",
+        )
 
 
 def check_read(
-    plan: Plan, shard: int, arrays: Mapping[str, np.ndarray], rejects: Locations, made: Made, faults: Faults
+    plan: Plan,
+    shard: int,
+    arrays: Mapping[str, np.ndarray],
+    rejects: Locations,
+    made: Made,
+    faults: Faults,
 ) -> None:
-    """P21 from the sources: the documents that were read again are those of the segments and the rejects."""
+    """P21 from the sources: the documents that were read again are those of the segments and the
+    rejects."""
     documents = made.documents
     used = np.unique(made.table.document[~removed_segments(made.arrays)])
     again = _sorted(documents.file[used], documents.repeat[used], documents.position[used])
     turned_away = _sorted(*made.documents.rejected.places)
     count = sum(made.documents.read.values())
     if count != len(again.file) + len(turned_away.file):
-        faults.add("P21", shard_name(shard), f"of {count} documents read, {len(again.file)} are used and "
-                   f"{len(turned_away.file)} rejected: this is a fault of packprep; report it")  # fmt: skip
+        faults.add(
+            "P21",
+            shard_name(shard),
+            f"of {count} documents read, {len(again.file)} are used and "
+            f"{len(turned_away.file)} rejected: this is a fault of packprep; report it",
+        )
     for file, stored, made_again, what in (
         (shard_name(shard), used_documents(arrays), again, "in its segments"),
         (rejects_name(shard), rejects, turned_away, "among the rejects"),
     ):
-        both = _sorted(*(np.concatenate(columns) for columns in zip(stored, made_again, strict=True)))
+        both = _sorted(
+            *(np.concatenate(columns) for columns in zip(stored, made_again, strict=True))
+        )
         alone = ~_repeated(both)
         alone[:-1] &= ~_repeated(both)[1:]
         odd = both.at(alone)
         is_stored = _inside(odd, _Extents(*stored, stored.position + 1))
         for i in range(min(len(odd.file), MAX_LISTED)):
-            message = f"is {what}, and should not be" if is_stored[i] else f"should be {what}, and is not"
+            message = (
+                f"is {what}, and should not be" if is_stored[i] else f"should be {what}, and is not"
+            )
             faults.add("P21", file, f"{in_words(plan, odd, i)} {message}")
 
 
@@ -237,7 +299,10 @@ def in_words(plan: Plan, locations: Locations, i: int) -> str:
     """One place, for people."""
     file, use, position = (int(column[i]) for column in locations)
     source = _source_of(plan, file)
-    return f"the document at {position} of {source.files[file - source.first_file].name!r} of {source.name} (use {use})"
+    return (
+        f"the document at {position} of {source.files[file - source.first_file].name!r} of"
+        f" {source.name} (use {use})"
+    )
 
 
 def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
@@ -251,7 +316,10 @@ def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
 
     for source in plan.sources:
         locations = source.places(shard, plan.shards)
-        for location in {*locations[:1], *locations[-1:]}:  # of which the shard takes a part, perhaps
+        for location in {
+            *locations[:1],
+            *locations[-1:],
+        }:  # of which the shard takes a part, perhaps
             own = source.taken(shard, plan.shards, [location])
             found.append(_in_part(part for of_piece in own for part in source.slices_of(*of_piece)))
         inner = locations[1:-1]
@@ -266,7 +334,9 @@ def _whole(source: PlannedSource, locations: range) -> np.ndarray:
     """int64[4, n]: file, use, begin and end of all files and pieces at some places."""
     pieces, uses = source.at_places(locations)
     found = source.pieces.at(pieces)
-    file, uses, part, size = (np.repeat(column, found.files) for column in (found.file, uses, found.part, found.bytes))
+    file, uses, part, size = (
+        np.repeat(column, found.files) for column in (found.file, uses, found.part, found.bytes)
+    )
     file += np.arange(len(file)) - np.repeat(np.cumsum(found.files) - found.files, found.files)
     format, end = _formats(source)[file], np.full(len(file), _END)
     begin = np.where(format == _LINES, part * PIECE_BYTES, 0)
@@ -297,7 +367,9 @@ _OTHER, _LINES, _TEXT = range(3)
 def _formats(source: PlannedSource) -> np.ndarray:
     """int64[files]: _LINES, whose pieces are ranges of bytes; _TEXT, a document each; _OTHER."""
     known = {"byte": _LINES, "whole": _TEXT}
-    return np.array([known.get(position_of(*kind), _OTHER) for kind in source.files.kinds], np.int64)[source.files.kind]
+    return np.array(
+        [known.get(position_of(*kind), _OTHER) for kind in source.files.kinds], np.int64
+    )[source.files.kind]
 
 
 def _uses_of_files(file: Any, use: Any) -> Any:
@@ -307,12 +379,17 @@ def _uses_of_files(file: Any, use: Any) -> Any:
 
 def _inside(locations: Locations, extents: _Extents) -> np.ndarray:
     """bool[k]: whether a place lies in one of the extents; both are sorted."""
-    inside, keys = np.zeros(len(locations.file), np.bool_), _uses_of_files(extents.file, extents.use)
+    inside, keys = (
+        np.zeros(len(locations.file), np.bool_),
+        _uses_of_files(extents.file, extents.use),
+    )
     near = np.flatnonzero(np.isin(_uses_of_files(locations.file, locations.use), keys))
     for file, use, which in _groups(locations.at(near)):
         first, end = np.searchsorted(keys, _uses_of_files(file, np.array([use, use + 1])))
         position = locations.position[near[which]]
-        last = np.searchsorted(extents.begin[first:end], position, "right") - 1  # that begins here or before
+        last = (
+            np.searchsorted(extents.begin[first:end], position, "right") - 1
+        )  # that begins here or before
         inside[near[which]] = (last >= 0) & (position < extents.end[first:end][last])
     return inside
 
@@ -324,44 +401,61 @@ def _groups(locations: Locations) -> list[tuple[int, int, slice]]:
     changes = [np.diff(column, prepend=-1) != 0 for column in (locations.file, locations.use)]
     begins = np.flatnonzero(changes[0] | changes[1])
     ends = np.append(begins[1:], len(locations.file))
-    return [(int(locations.file[b]), int(locations.use[b]), slice(b, e)) for b, e in zip(begins, ends, strict=True)]
+    return [
+        (int(locations.file[b]), int(locations.use[b]), slice(b, e))
+        for b, e in zip(begins, ends, strict=True)
+    ]
 
 
 def _check_kept(plan: Plan, shard: int, every: Locations, faults: Faults) -> None:
     """`sample` and a fractional `repeat` keep each document, as far as the plan tells."""
-    if all(keeps_all(source, source.uses - 1) for source in plan.sources):  # the last use has no more than the others
+    if all(
+        keeps_all(source, source.uses - 1) for source in plan.sources
+    ):  # the last use has no more than the others
         return
     for file, use, which in _groups(every):
         is_kept = kept_by_plan(_source_of(plan, file), use, file, every.position[which])
         for i in np.flatnonzero(~is_kept)[:MAX_LISTED] + which.start:
             faults.add(
-                "P21", shard_name(shard), f"{in_words(plan, every, i)} is left out by the source's sample or repeat"
+                "P21",
+                shard_name(shard),
+                f"{in_words(plan, every, i)} is left out by the source's sample or repeat",
             )
 
 
-def _check_texts(plan: Plan, shard: int, every: Locations, extents: _Extents, faults: Faults) -> None:
-    """Each text file that the plan gives this shard is there: it is one document, whatever it holds."""
+def _check_texts(
+    plan: Plan, shard: int, every: Locations, extents: _Extents, faults: Faults
+) -> None:
+    """Each text file that the plan gives this shard is there: it is one document, whatever it
+    holds."""
     is_text = np.concatenate([_formats(source) == _TEXT for source in plan.sources])
     wanted = Locations(*extents[:3]).at(is_text[extents.file])
     there = every.at(every.position == 0)
     lacking = wanted.at(~np.isin(_uses_of_files(*wanted[:2]), _uses_of_files(*there[:2])))
     start = np.zeros(1, np.int64)
     files, which = np.unique(lacking.file, return_inverse=True)
-    sampled = np.array([in_sample(_source_of(plan, file), file, start)[0] for file in files.tolist()], np.bool_)
+    sampled = np.array(
+        [in_sample(_source_of(plan, file), file, start)[0] for file in files.tolist()], np.bool_
+    )
     lacking, found = lacking.at(sampled[which]), 0
     for i in range(len(lacking.file)):
         file, use = int(lacking.file[i]), int(lacking.use[i])
         if kept_by_plan(_source_of(plan, file), use, file, start)[0]:
             faults.add(
-                "P21", shard_name(shard), f"{in_words(plan, lacking, i)} is in no segment and not among the rejects"
+                "P21",
+                shard_name(shard),
+                f"{in_words(plan, lacking, i)} is in no segment and not among the rejects",
             )
             found += 1
         if found == MAX_LISTED:
             return
 
 
-def _runs(plan: Plan, shard: int, every: Locations, parts: Mapping[int, int], faults: Faults) -> Runs:
-    """The parts of compressed files and tables, whose positions the plan does not tell; of a table no row may lack inside.
+def _runs(
+    plan: Plan, shard: int, every: Locations, parts: Mapping[int, int], faults: Faults
+) -> Runs:
+    """The parts of compressed files and tables, whose positions the plan does not tell; of a table
+    no row may lack inside.
 
     parts: by the number of a file and use, how many parts of it the shard reads.
     """
@@ -373,13 +467,20 @@ def _runs(plan: Plan, shard: int, every: Locations, parts: Mapping[int, int], fa
         count = parts[_uses_of_files(file, use)]
         gaps = np.flatnonzero(np.diff(position) > 1)
         if _is_table(plan, file) and len(gaps) >= count and _keeps_all(plan, file, use):
-            lost = Locations(*(np.array([value], np.int64) for value in (file, use, position[gaps[0]] + 1)))
-            message = f"{in_words(plan, lost, 0)}, or another of its rows, is in no segment and not among the rejects"
+            lost = Locations(
+                *(np.array([value], np.int64) for value in (file, use, position[gaps[0]] + 1))
+            )
+            message = (
+                f"{in_words(plan, lost, 0)}, or another of its rows, is in no segment and not among"
+                " the rejects"
+            )
             faults.add("P21", shard_name(shard), message)
         elif count == 1:
             found.append((file, use, position[0], position[-1]))
         elif len(gaps) < count:
             begins = np.concatenate(([0], gaps + 1))
             ends = np.append(gaps, len(position) - 1)
-            found += [(file, use, position[b], position[e]) for b, e in zip(begins, ends, strict=True)]
+            found += [
+                (file, use, position[b], position[e]) for b, e in zip(begins, ends, strict=True)
+            ]
     return Runs(*np.array(found, np.int64).reshape(-1, 4).T)

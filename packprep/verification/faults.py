@@ -7,20 +7,34 @@ MAX_LISTED = 20
 
 
 class Faults:
-    """Collects faults. Values are plain, so that a list of faults crosses processes and becomes JSON."""
+    """Collects faults. Values are plain, so that a list of faults crosses processes and becomes
+    JSON."""
 
     def __init__(self) -> None:
         self.listed: list[dict[str, Any]] = []
         self.counts: dict[str, int] = {}
 
     def add(
-        self, promise: str, file: str, message: str, row: int | None = None, slot: int | None = None, value: Any = None
+        self,
+        promise: str,
+        file: str,
+        message: str,
+        row: int | None = None,
+        slot: int | None = None,
+        value: Any = None,
     ) -> None:
         """Note one fault: the file, and row, slot and value where there is one."""
         key = f"{promise} {file}"
         self.counts[key] = self.counts.get(key, 0) + 1
         if self.counts[key] <= MAX_LISTED:
-            fault = {"promise": promise, "file": file, "row": row, "slot": slot, "value": value, "message": message}
+            fault = {
+                "promise": promise,
+                "file": file,
+                "row": row,
+                "slot": slot,
+                "value": value,
+                "message": message,
+            }
             self.listed.append(fault)
 
     def join(self, other: "Faults") -> None:

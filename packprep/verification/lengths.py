@@ -1,7 +1,9 @@
-"""P1, P2 and P21 across the datasets of a build of several row lengths, and of the mixture.json beside them.
+"""P1, P2 and P21 across the datasets of a build of several row lengths, and of the mixture.json
+beside them.
 
-Each dataset is checked alone first. Here their plans, the text that they read, and the documents of their shards are
-compared. Shard b of each dataset reads the same parts of the sources, so array tasks compare their own shards.
+Each dataset is checked alone first. Here their plans, the text that they read, and the documents of
+their shards are compared. Shard b of each dataset reads the same parts of the sources, so array
+tasks compare their own shards.
 """
 
 from collections.abc import Sequence
@@ -72,8 +74,9 @@ def verify_lengths(
         workers: Number of processes. 0 runs in this process.
 
     Returns:
-        A report like those of `verify_dataset`, with the number of `datasets` and of `documents` that were compared.
-        Documents are compared where each dataset alone has no fault. None where the folder is no such folder.
+        A report like those of `verify_dataset`, with the number of `datasets` and of `documents`
+        that were compared. Documents are compared where each dataset alone has no fault. None where
+        the folder is no such folder.
     """
     out, faults = folder_at(place), Faults()
     if not lengths_in(out):
@@ -88,11 +91,16 @@ def verify_lengths(
             faults.join(unlike)
         if opened and not unlike.total:
             items = [_ShardToCompare(b) for b in share_of(*array, opened[0].plan.shards)]
-            for _, (found, count) in in_processes(_setup, (opened,), items, min(workers, len(items)), _unreported):
+            for _, (found, count) in in_processes(
+                _setup, (opened,), items, min(workers, len(items)), _unreported
+            ):
                 faults.join(found)
                 documents += count
     faults.listed.sort(key=lambda fault: (fault["file"], int(fault["promise"][1:])))
-    sums = {key: sum(report[key] for report in reports) for key in ("shards", "rows", "segments", "tokens")}
+    sums = {
+        key: sum(report[key] for report in reports)
+        for key in ("shards", "rows", "segments", "tokens")
+    }
     return {
         "directory": str(out),
         "kind": LENGTHS,
@@ -116,15 +124,22 @@ def _open(stack: ExitStack, directory: str) -> _Opened:
 
 
 def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> None:
-    """P1 and P2 of mixture.json: it is there, and lists the datasets of the build with the slots of each as its share."""
+    """P1 and P2 of mixture.json: it is there, and lists the datasets of the build with the slots of
+    each as its share."""
     manifests = []
     for directory in directories:
         with local_copy(folder_at(directory)) as local:
             local.fetch(MANIFEST_NAME)
             manifests.append(read_manifest(local.folder))
     if not out.exists(MIXTURE_NAME):
-        if not any("removed" in manifest for manifest in manifests):  # `remove` makes one dataset and no mixture
-            faults.add("P1", MIXTURE_NAME, "is missing: run the command of the build again, which writes it")
+        if not any(
+            "removed" in manifest for manifest in manifests
+        ):  # `remove` makes one dataset and no mixture
+            faults.add(
+                "P1",
+                MIXTURE_NAME,
+                "is missing: run the command of the build again, which writes it",
+            )
         return
     try:
         stored = mixture_of(out.read(MIXTURE_NAME), out.path_of(MIXTURE_NAME))
@@ -134,26 +149,43 @@ def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> N
     expected = mixture_of(lengths_mixture(manifests), MIXTURE_NAME)
     for key in sorted(stored.keys() | expected.keys()):
         if encode(stored.get(key)) != encode(expected.get(key)):
-            message = f"{key} is {stored.get(key)!r:.200}, and by the datasets it is {expected.get(key)!r:.200}"
-            faults.add("P2", MIXTURE_NAME, f"{message}: remove the file, and run the command of the build again")
+            message = (
+                f"{key} is {stored.get(key)!r:.200}, and by the datasets it is"
+                f" {expected.get(key)!r:.200}"
+            )
+            faults.add(
+                "P2",
+                MIXTURE_NAME,
+                f"{message}: remove the file, and run the command of the build again",
+            )
 
 
 def _check_plans(opened: Sequence[_Opened], faults: Faults) -> None:
-    """P2 of the plans: but for their row length they are of one recipe, one tokenizer, and the same source files."""
+    """P2 of the plans: but for their row length they are of one recipe, one tokenizer, and the same
+    source files."""
     shared = [_alike(stored_plan(one.local.folder) or {}) for one in opened]
     for one, own in zip(opened[1:], shared[1:], strict=True):
-        for message in changed_keys(own, shared[0], f"{{}} is {{}} here, and {{}} in {opened[0].name}"):
+        for message in changed_keys(
+            own, shared[0], f"{{}} is {{}} here, and {{}} in {opened[0].name}"
+        ):
             faults.add("P2", f"{one.name}/{PLAN_NAME}", message)
     for one in opened:
         if one.name != f"seq_{one.plan.recipe.seq_length}":
-            faults.add("P2", f"{one.name}/{PLAN_NAME}", "it is of another row length", value=one.plan.recipe.seq_length)
+            faults.add(
+                "P2",
+                f"{one.name}/{PLAN_NAME}",
+                "it is of another row length",
+                value=one.plan.recipe.seq_length,
+            )
 
 
 def _alike(stored: dict[str, Any]) -> dict[str, Any]:
     """Return the keys and values of plan.json that all datasets of a build share."""
     shared = {key: value for key, value in stored.items() if key not in _OF_ONE_PLAN}
     del shared["recipe"]["seq_length"]
-    shared["recipe"].get("documents", {}).pop("max_bad_fraction", None)  # may change while a build goes on
+    shared["recipe"].get("documents", {}).pop(
+        "max_bad_fraction", None
+    )  # may change while a build goes on
     for source in shared["sources"]:
         del source["prefix"]
     for task in shared["tasks"]:
@@ -166,17 +198,20 @@ def _setup(opened: Sequence[_Opened]) -> Do:
         b, faults = item.number, Faults()
         with ExitStack() as stack:
             for one in opened:
-                stack.enter_context(one.local.fetched(shard_name(b), rejects_name(b), receipt_name(b)))
+                stack.enter_context(
+                    one.local.fetched(shard_name(b), rejects_name(b), receipt_name(b))
+                )
             return faults, _compare_shard(opened, b, faults)
 
     return one_by_one(compare)
 
 
 def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
-    """Check P2 and P21 of shard b of all datasets. Return the number of documents, each use counted.
+    """Check P2 and P21 of shard b of all datasets. Return the number of documents, each use
+    counted.
 
-    Without "decompose" a document is in one dataset, or rejected there, and `other_length` in all others. With it, a
-    document's pieces in all datasets follow one another without gap or overlap.
+    Without "decompose" a document is in one dataset, or rejected there, and `other_length` in all
+    others. With it, a document's pieces in all datasets follow one another without gap or overlap.
     """
     receipts, columns, in_segments, left_out, present = [], [], [], [], []
     for one in opened:
@@ -188,7 +223,8 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
         columns.append(np.stack([arrays[f"segment_{name}"].astype(np.int64) for name in names]))
         of_reason = (None, OTHER_LENGTH)
         rejected, elsewhere = (
-            read_rejects(one.local.folder, b, one.plan, found[0], faults, reason) for reason in of_reason
+            read_rejects(one.local.folder, b, one.plan, found[0], faults, reason)
+            for reason in of_reason
         )
         assert rejected is not None and elsewhere is not None
         used = columns[-1][:3]
@@ -197,9 +233,14 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
         present.append(np.unique(np.concatenate([used, np.stack(rejected)], axis=1), axis=1))
     for one, receipt in zip(opened[1:], receipts[1:], strict=True):
         if receipt["text_digests"] != receipts[0]["text_digests"]:
-            message = f"its text_digests are not those of {opened[0].name}: the sources changed between both"
+            message = (
+                f"its text_digests are not those of {opened[0].name}: the sources changed between"
+                " both"
+            )
             faults.add("P2", f"{one.name}/{receipt_name(b)}", message)
-    every, number = np.unique(np.concatenate([*present, *in_segments, *left_out], axis=1), axis=1, return_inverse=True)
+    every, number = np.unique(
+        np.concatenate([*present, *in_segments, *left_out], axis=1), axis=1, return_inverse=True
+    )
     ends = np.cumsum([part.shape[1] for part in (*present, *in_segments, *left_out)])
     by_part = np.split(number.reshape(-1), ends[:-1])
     counts = np.zeros(
@@ -216,17 +257,27 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
     wrong = (there != len(opened)) | ~(whole | (holding + elsewhere_in == 0))
     plan, places = opened[0].plan, Locations(*every)
     for i in np.flatnonzero(wrong)[:MAX_LISTED]:
-        message = f"{in_words(plan, places, i)} is in segments of {holding[i]} of {len(opened)} datasets, and left"
-        faults.add("P21", _named(shard_name(b)), f"{message} to other row lengths by {elsewhere_in[i]}")
+        message = (
+            f"{in_words(plan, places, i)} is in segments of {holding[i]} of {len(opened)} datasets,"
+            " and left"
+        )
+        faults.add(
+            "P21", _named(shard_name(b)), f"{message} to other row lengths by {elsewhere_in[i]}"
+        )
     if decomposed:
         _check_pieces(opened, b, np.concatenate(columns, axis=1), receipts, faults)
     return every.shape[1]
 
 
 def _check_pieces(
-    opened: Sequence[_Opened], b: int, columns: np.ndarray, receipts: Sequence[dict[str, Any]], faults: Faults
+    opened: Sequence[_Opened],
+    b: int,
+    columns: np.ndarray,
+    receipts: Sequence[dict[str, Any]],
+    faults: Faults,
 ) -> None:
-    """P21 of decomposed documents: no token lies between two pieces or in both, and the ledgers count those of others.
+    """P21 of decomposed documents: no token lies between two pieces or in both, and the ledgers
+    count those of others.
 
     columns: int64[5, segments of all datasets]: file, use, position, start and tokens.
     """
@@ -235,8 +286,13 @@ def _check_pieces(
     same[1:] = (columns[:3, 1:] == columns[:3, :-1]).all(axis=0)
     expected = np.where(same, np.roll(columns[3] + columns[4], 1), 0)
     for i in np.flatnonzero(columns[3] != expected)[:MAX_LISTED]:
-        message = f"{in_words(opened[0].plan, Locations(*columns[:3]), i)}: a piece starts at token {columns[3, i]}"
-        faults.add("P21", _named(shard_name(b)), f"{message}, and those before it end at {expected[i]}")
+        message = (
+            f"{in_words(opened[0].plan, Locations(*columns[:3]), i)}: a piece starts at token"
+            f" {columns[3, i]}"
+        )
+        faults.add(
+            "P21", _named(shard_name(b)), f"{message}, and those before it end at {expected[i]}"
+        )
     for source in opened[0].plan.sources:
         tokens = [receipt["ledger"]["sources"][source.name]["tokens"] for receipt in receipts]
         own = [counts["used"] + counts["dropped"].get(REMOVED, 0) for counts in tokens]
@@ -244,7 +300,8 @@ def _check_pieces(
             left = counts["dropped"].get(OTHER_LENGTH, 0)
             if left != sum(own) - used:
                 message = (
-                    f"source {source.name}: {left} tokens are left to other row lengths, which have {sum(own) - used}"
+                    f"source {source.name}: {left} tokens are left to other row lengths, which have"
+                    f" {sum(own) - used}"
                 )
                 faults.add("P21", f"{one.name}/{receipt_name(b)}", message)
 

@@ -1,8 +1,10 @@
-"""P1, P2 and P22: the files of a dataset, what its JSON files say of each other, and what its plan follows from.
+"""P1, P2 and P22: the files of a dataset, what its JSON files say of each other, and what its plan
+follows from.
 
-From its recipe, tokenizer.json and its estimates everything else of a plan is worked out again, by what made it. With
-`--replay all` the patterns list the files again, the files' pieces are counted, and the estimates
-are worked out again from the keyed calibration sample. A recipe from elsewhere says whether the stored one is the user's.
+From its recipe, tokenizer.json and its estimates everything else of a plan is worked out again, by
+what made it. With `--replay all` the patterns list the files again, the files' pieces are counted,
+and the estimates are worked out again from the keyed calibration sample. A recipe from elsewhere
+says whether the stored one is the user's.
 """
 
 import contextlib
@@ -64,7 +66,8 @@ def check_manifest_digest(manifest: Mapping[str, Any], faults: Faults) -> None:
 
 
 def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> bool:
-    """P1 of plan.json, tokenizer.json and removed.json, and whether they are sound: all else is recomputed from them."""
+    """P1 of plan.json, tokenizer.json and removed.json, and whether they are sound: all else is
+    recomputed from them."""
     before = faults.total
     named = [(manifest[key]["file"], manifest[key]["digest"]) for key in ("plan", "tokenizer")]
     if "removed" in manifest:
@@ -76,37 +79,65 @@ def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faul
             faults.add("P1", name, f"cannot be read: {error.strerror}")
             continue
         if found != digest:
-            faults.add("P1", name, f"its digest is {found}; no shard can be checked without it", value=digest)
+            faults.add(
+                "P1",
+                name,
+                f"its digest is {found}; no shard can be checked without it",
+                value=digest,
+            )
     return faults.total == before
 
 
-def check_manifest(directory: Path, plan: Plan, manifest: Mapping[str, Any], faults: Faults) -> None:
-    """P2 of dataset.json and plan.json: the one says what the other says, which is what was fingerprinted."""
+def check_manifest(
+    directory: Path, plan: Plan, manifest: Mapping[str, Any], faults: Faults
+) -> None:
+    """P2 of dataset.json and plan.json: the one says what the other says, which is what was
+    fingerprinted."""
     expected = make_manifest(plan, manifest["shards"], manifest["ledger"])
     for key, value in manifest.items():
         if key not in ("plan", "digest") and value != expected.get(key):
             faults.add("P2", MANIFEST_NAME, f"{key} is not the plan's")
-    # A loader without `continues` works it out from tokenizer.json, as it does for datasets from before the key.
+    # A loader without `continues` works it out from tokenizer.json, as it does for datasets from
+    # before the key.
     for key in sorted(expected.keys() - manifest.keys() - {"continues"}):
         faults.add("P2", MANIFEST_NAME, f"{key} is missing, which the plan has")
     files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
     tokenizer, template = plan.stored["tokenizer"]["digest"], plan.stored["chat_template"]
     own = fingerprint(plan.recipe, files, tokenizer, template, plan.law, plan.removed_digest)
     if own != plan.stored["fingerprint"]:
-        faults.add("P2", PLAN_NAME, "its fingerprint is not that of its recipe, files, tokenizer and removed documents")
-    if plan.removed_digest and encode_removed(plan.removed.documents) != read_file(directory / REMOVED_NAME):
-        faults.add("P2", REMOVED_NAME, "its documents are not listed as they are written: sorted, each once")
+        faults.add(
+            "P2",
+            PLAN_NAME,
+            "its fingerprint is not that of its recipe, files, tokenizer and removed documents",
+        )
+    if plan.removed_digest and encode_removed(plan.removed.documents) != read_file(
+        directory / REMOVED_NAME
+    ):
+        faults.add(
+            "P2",
+            REMOVED_NAME,
+            "its documents are not listed as they are written: sorted, each once",
+        )
     for source in plan.sources:
         for file, (format, compression) in zip(source.files, source.formats, strict=True):
             told = FORMATS[format].position != "number"  # by sizes
             if told and file.pieces != count_pieces("", format, compression, file.size):
-                faults.add("P2", PLAN_NAME, f"{file.name} has not so many pieces", value=file.pieces)
+                faults.add(
+                    "P2", PLAN_NAME, f"{file.name} has not so many pieces", value=file.pieces
+                )
     if len(manifest["shards"]) != plan.shards:
-        faults.add("P2", MANIFEST_NAME, f"it lists {len(manifest['shards'])} shards and the plan has {plan.shards}")
+        faults.add(
+            "P2",
+            MANIFEST_NAME,
+            f"it lists {len(manifest['shards'])} shards and the plan has {plan.shards}",
+        )
 
 
-def check_replaced(stored: Mapping[str, Any], plan: Plan, manifest: Mapping[str, Any], faults: Faults) -> None:
-    """P2 of the datasets that this one replaces: each is this one before it lost documents. stored: what `plan` is of."""
+def check_replaced(
+    stored: Mapping[str, Any], plan: Plan, manifest: Mapping[str, Any], faults: Faults
+) -> None:
+    """P2 of the datasets that this one replaces: each is this one before it lost documents. stored:
+    what `plan` is of."""
     entries, shards = replaced(stored), dict(enumerate(manifest["shards"]))
     for i in reversed(range(len(entries))):
         shards |= {int(b): entry for b, entry in entries[i]["shards"].items() if b.isdecimal()}
@@ -119,7 +150,9 @@ def check_replaced(stored: Mapping[str, Any], plan: Plan, manifest: Mapping[str,
             "ledger": entries[i]["ledger"],
         }
         if digest := entries[i].get("removed"):
-            before["removed"] = named_removal({"removed": {"digest": digest, "replaces": entries[:i]}})
+            before["removed"] = named_removal(
+                {"removed": {"digest": digest, "replaces": entries[:i]}}
+            )
         expected = {
             "fingerprint": own_fingerprint,
             "plan": plan_digest,
@@ -127,7 +160,10 @@ def check_replaced(stored: Mapping[str, Any], plan: Plan, manifest: Mapping[str,
         }
         for key, value in expected.items():
             if entries[i][key] != value:
-                message = f"removed.replaces[{i}].{key} is not that of this dataset before it lost documents, {value}"
+                message = (
+                    f"removed.replaces[{i}].{key} is not that of this dataset before it lost"
+                    f" documents, {value}"
+                )
                 faults.add("P2", PLAN_NAME, message, value=entries[i][key])
 
 
@@ -155,13 +191,19 @@ def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) 
     named = _named(manifest)
 
     def unreadable(error: OSError) -> None:
-        faults.add("P1", _readable(os.path.relpath(error.filename, directory)), f"cannot be listed: {error.strerror}")
+        faults.add(
+            "P1",
+            _readable(os.path.relpath(error.filename, directory)),
+            f"cannot be listed: {error.strerror}",
+        )
 
     for folder, folders, names in os.walk(directory, onerror=unreadable):
         if not folders and not names:
             path = os.path.relpath(folder, directory)
             faults.add("P1", _readable(path), "is an empty folder: remove it")
-        for name in sorted(names) + sorted(n for n in folders if os.path.islink(os.path.join(folder, n))):
+        for name in sorted(names) + sorted(
+            n for n in folders if os.path.islink(os.path.join(folder, n))
+        ):
             path = os.path.relpath(os.path.join(folder, name), directory)
             if os.path.islink(os.path.join(folder, name)):
                 faults.add("P1", _readable(path), "is a symbolic link; a dataset has none")
@@ -169,7 +211,8 @@ def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) 
                 faults.add(
                     "P1",
                     _readable(path),
-                    "belongs to no dataset: remove it, or it is a leftover of a build that was killed",
+                    "belongs to no dataset: remove it, or it is a leftover of a build that was"
+                    " killed",
                 )
 
 
@@ -179,7 +222,12 @@ def _readable(path: str) -> str:
 
 
 def check_shard_files(
-    directory: Path, shard: int, entry: Mapping[str, Any], plan_digest: str, plan: Plan, faults: Faults
+    directory: Path,
+    shard: int,
+    entry: Mapping[str, Any],
+    plan_digest: str,
+    plan: Plan,
+    faults: Faults,
 ) -> tuple[bool, dict[str, Any] | None]:
     """P1, P2 and the ledger's P16 of one shard, its receipt and its rejects.
 
@@ -203,9 +251,13 @@ def check_shard_files(
         faults.add("P2", name, "it is of another plan", value=receipt["plan_digest"])
     for key in ("file", "rows", "segments", "tokens", "bytes", "digest"):
         if receipt[key] != entry[key]:
-            faults.add("P2", name, f"{key} is not the manifest's {entry[key]!r}", value=receipt[key])
+            faults.add(
+                "P2", name, f"{key} is not the manifest's {entry[key]!r}", value=receipt[key]
+            )
     try:
-        sound = is_ledger(receipt["ledger"], [s.name for s in plan.sources], [t.name for t in plan.tasks])
+        sound = is_ledger(
+            receipt["ledger"], [s.name for s in plan.sources], [t.name for t in plan.tasks]
+        )
     except PlanError as error:
         faults.add("P16", name, str(error))
         return is_there, None
@@ -213,7 +265,9 @@ def check_shard_files(
         faults.add("P16", name, "its ledger has not the keys and counts of a ledger")
         return is_there, None
     if not _is_sound(receipt, plan):
-        faults.add("P2", name, "its rejects or text_digests have not the keys and values of a receipt")
+        faults.add(
+            "P2", name, "its rejects or text_digests have not the keys and values of a receipt"
+        )
         return is_there, None
     for wrong in imbalances(receipt["ledger"]):
         faults.add("P16", name, wrong)
@@ -257,9 +311,15 @@ def _check_rejects(directory: Path, shard: int, receipt: Mapping[str, Any], faul
             faults.add("P2", name, "is no list of rejects")
             return
         if rejects["documents"] != sum(listed.values()):
-            faults.add("P2", name, f"it lists {sum(listed.values())} documents", value=rejects["documents"])
+            faults.add(
+                "P2", name, f"it lists {sum(listed.values())} documents", value=rejects["documents"]
+            )
     if listed != counted:
-        faults.add("P16", receipt_name(shard), "the ledger's rejects are not those that the rejects file lists")
+        faults.add(
+            "P16",
+            receipt_name(shard),
+            "the ledger's rejects are not those that the rejects file lists",
+        )
 
 
 def _check_file(directory: Path, name: str, entry: Mapping[str, Any], faults: Faults) -> bool:
@@ -279,15 +339,20 @@ def _check_file(directory: Path, name: str, entry: Mapping[str, Any], faults: Fa
     return True
 
 
-def sound_ledgers(out: Folder, manifest: Mapping[str, Any], plan: Plan, shards: Iterable[int]) -> list[dict[str, Any]]:
-    """The ledgers of these shards' receipts, of those that are sound; the others are somebody's to report."""
+def sound_ledgers(
+    out: Folder, manifest: Mapping[str, Any], plan: Plan, shards: Iterable[int]
+) -> list[dict[str, Any]]:
+    """The ledgers of these shards' receipts, of those that are sound; the others are somebody's to
+    report."""
     sources, tasks = [s.name for s in plan.sources], [t.name for t in plan.tasks]
     ledgers: list[dict[str, Any]] = []
     for b in shards:
         with contextlib.suppress(PlanError):
             found = read_receipt(out, b)
             if found and digest_of(found[1]) == manifest["shards"][b]["receipt_digest"]:
-                ledgers += [found[0]["ledger"]] if is_ledger(found[0]["ledger"], sources, tasks) else []
+                ledgers += (
+                    [found[0]["ledger"]] if is_ledger(found[0]["ledger"], sources, tasks) else []
+                )
     return ledgers
 
 
@@ -298,7 +363,8 @@ def check_sum(manifest: Mapping[str, Any], total: Mapping[str, Any], faults: Fau
 
 
 TOLERANCE = 4e-9
-"""Of thresholds and rates: libraries of mathematics differ in their last digits, and law 1 interpolated to 2e-9."""
+"""Of thresholds and rates: libraries of mathematics differ in their last digits, and law 1
+interpolated to 2e-9."""
 
 
 def check_plan_follows(plan: Plan, faults: Faults) -> None:
@@ -316,14 +382,22 @@ def check_plan_follows(plan: Plan, faults: Faults) -> None:
     for task, wanted in zip(stored["tasks"], expected["tasks"], strict=True):
         if _is_near(task["resolved"], wanted["resolved"]):
             wanted["resolved"] = task["resolved"]
-    for message in changed_keys(expected, stored, "{} is {} when it is worked out again, and {} in the plan"):
+    for message in changed_keys(
+        expected, stored, "{} is {} when it is worked out again, and {} in the plan"
+    ):
         faults.add("P22", PLAN_NAME, message)
 
 
 def _worked_out_again(plan: Plan) -> dict[str, Any]:
-    """What `follows` gives of the plan's recipe, tokenizer, files and estimates; PackprepError where that gives no plan."""
+    """What `follows` gives of the plan's recipe, tokenizer, files and estimates; PackprepError
+    where that gives no plan."""
     stored, recipe = plan.stored, plan.recipe
-    lacking = [key for source in stored["sources"] for key in ("tokens_per_byte", "patterns") if source[key] is None]
+    lacking = [
+        key
+        for source in stored["sources"]
+        for key in ("tokens_per_byte", "patterns")
+        if source[key] is None
+    ]
     if plan.law > 1 and (lacking or stored["beside_tokenizer"] is None):
         raise PlanError(f"key {(lacking or ['beside_tokenizer'])[0]!r} is missing")
     vocabulary = _vocabulary(plan)
@@ -334,27 +408,41 @@ def _worked_out_again(plan: Plan) -> dict[str, Any]:
         if output.shard_text_bytes == "auto":
             output = replace(output, shard_text_bytes=stored["shard_text_bytes"])
         planned = [
-            s.source if s.source.share is None else replace(s.source, share=None, repeat=s.repeat) for s in plan.sources
+            s.source if s.source.share is None else replace(s.source, share=None, repeat=s.repeat)
+            for s in plan.sources
         ]
         recipe = replace(recipe, output=output, sources=tuple(planned))
-        tokens_per_byte = [source["tokens"] / max(source["text_bytes"], 1) for source in stored["sources"]]
+        tokens_per_byte = [
+            source["tokens"] / max(source["text_bytes"], 1) for source in stored["sources"]
+        ]
     for source in plan.sources:
         _check_ratios(source)
     once = [int(source.weights().sum()) for source in plan.sources]
     for source, repeat in zip(plan.sources, repeats(recipe, once, tokens_per_byte), strict=True):
         if source.repeat != repeat:  # before anything as long as all uses is made
-            raise PlanError(f"source {source.name!r} has repeat {repeat} by them, and {source.repeat} in the plan")
-    return json_value(follows(recipe, vocabulary, tasks, plan.sources, tokens_per_byte, plan.is_store))
+            raise PlanError(
+                f"source {source.name!r} has repeat {repeat} by them, and {source.repeat} in the"
+                " plan"
+            )
+    return json_value(
+        follows(recipe, vocabulary, tasks, plan.sources, tokens_per_byte, plan.is_store)
+    )
 
 
 def _vocabulary(plan: Plan) -> Vocabulary:
     """The vocabulary that the recipe makes of tokenizer.json, less what was added to it."""
     recipe, stored, specials = plan.recipe, plan.vocabulary, plan.recipe.specials
-    if plan.law < 3:  # A well-known text was a special token wherever it stood, so the plan's own are believed.
+    if (
+        plan.law < 3
+    ):  # A well-known text was a special token wherever it stood, so the plan's own are believed.
         added = {token["id"] for token in stored.added_tokens}
         texts = texts_of_ids(stored.tokenizer_json, list(stored.roles.values()))
-        roles = {role: texts[id] for role, id in stored.roles.items() if id in texts and id not in added}
-        given: dict[str, Any] = {role: text for role, text in roles.items() if getattr(specials, role) is None}
+        roles = {
+            role: texts[id] for role, id in stored.roles.items() if id in texts and id not in added
+        }
+        given: dict[str, Any] = {
+            role: text for role, text in roles.items() if getattr(specials, role) is None
+        }
         specials = replace(specials, **given)
     found = resolve_again(
         stored.tokenizer_json,
@@ -376,13 +464,18 @@ def _check_ratios(source: PlannedSource) -> None:
     held = max((max(held, default=0) for held in source.files.piece_bytes.values()), default=0)
     for name, ratio in source.ratios.items():
         if name not in formats or not 1 <= ratio <= most or held * ratio >= 1 << 62:
-            raise PlanError(f"source {source.name!r} has the ratio {ratio} for {name}, which no sample gives")
+            raise PlanError(
+                f"source {source.name!r} has the ratio {ratio} for {name}, which no sample gives"
+            )
 
 
 def _is_near(stored: Any, expected: Any) -> bool:
-    """Whether values are the same but for the last digits of numbers, which libraries of mathematics give differently."""
+    """Whether values are the same but for the last digits of numbers, which libraries of
+    mathematics give differently."""
     if isinstance(stored, dict) and isinstance(expected, dict):
-        return stored.keys() == expected.keys() and all(_is_near(stored[key], expected[key]) for key in stored)
+        return stored.keys() == expected.keys() and all(
+            _is_near(stored[key], expected[key]) for key in stored
+        )
     if isinstance(stored, list) and isinstance(expected, list):
         return len(stored) == len(expected) and all(map(_is_near, stored, expected))
     if type(stored) is int and type(expected) is int:
@@ -411,13 +504,20 @@ def check_inputs(plan: Plan, faults: Faults) -> list[Files | None]:
                 found_files[-1] = files_in(source.store, source.name, source.index)
                 continue
             _, found = find_below(source.source, source.index, source.prefix, planned["patterns"])
-            here, there = (dict(zip(files.names, files.sizes.tolist(), strict=True)) for files in (found, source.files))
+            here, there = (
+                dict(zip(files.names, files.sizes.tolist(), strict=True))
+                for files in (found, source.files)
+            )
             for name in sorted(here.keys() ^ there.keys()):
                 which = (
-                    "its patterns find {!r}, which is not in it" if name in here else "its patterns do not find {!r}"
+                    "its patterns find {!r}, which is not in it"
+                    if name in here
+                    else "its patterns do not find {!r}"
                 )
                 faults.add("P22", PLAN_NAME, f"source {source.name}: {which.format(name)}")
-            own = _check_pieces(source, [name for name, size in there.items() if here.get(name) == size], faults)
+            own = _check_pieces(
+                source, [name for name, size in there.items() if here.get(name) == size], faults
+            )
             found_files[-1] = own if here == there else None
         except PackprepError as error:
             faults.add("P22", PLAN_NAME, f"source {source.name}: {error}")
@@ -431,7 +531,14 @@ def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -
     """
     at = {name: i for i, name in enumerate(source.files.names)}
     sizes = source.files.sizes[[at[name] for name in names]]
-    own = Files(source.index, names, sizes, source.source.format, source.prefix, text_key=source.source.text_key)
+    own = Files(
+        source.index,
+        names,
+        sizes,
+        source.source.format,
+        source.prefix,
+        text_key=source.source.text_key,
+    )
     for k, (name, pieces) in enumerate(zip(names, own.pieces.tolist(), strict=True)):
         i = at[name]
         message = f"source {source.name}: {name!r} has {pieces} pieces"
@@ -479,13 +586,24 @@ def _sampled_again(
     """
     resolved = {**UNSAMPLED, "repeat": source.repeat, "prefix": planned["prefix"]}
     again = PlannedSource(
-        source.source, source.index, source.prefix, files, source.first_file, resolved, source.seed, source.law,
-        plan.is_store, kinds=source.kinds,
-    )  # fmt: skip
+        source.source,
+        source.index,
+        source.prefix,
+        files,
+        source.first_file,
+        resolved,
+        source.seed,
+        source.law,
+        plan.is_store,
+        kinds=source.kinds,
+    )
 
     def found(estimates: Estimates, known: list[dict[str, Any]]) -> dict[str, Any]:
         held = {i: list(of_file) for i, of_file in again.files.piece_bytes.items()}
-        return {**stored_estimates(estimates, again, planned["text_bytes"], known), "piece_bytes": held}
+        return {
+            **stored_estimates(estimates, again, planned["text_bytes"], known),
+            "piece_bytes": held,
+        }
 
     in_store = planned["prefix"].startswith(IN_STORE)
     if source.in_store:
@@ -493,16 +611,20 @@ def _sampled_again(
         return
     if in_store:
         with contextlib.suppress(PackprepError):
-            yield found(estimates_in(open_store(planned["prefix"].removeprefix(IN_STORE)), again), [])
+            yield found(
+                estimates_in(open_store(planned["prefix"].removeprefix(IN_STORE)), again), []
+            )
     for at_url in (False, True) if in_store else (again.planned_at_url,):
         again.planned_at_url = at_url
         settings, template = plan.recipe.documents, plan.stored["chat_template"]
-        yield found(*sampled(again, plan.engine, plan.vocabulary, settings, template, plan.is_store))
+        yield found(
+            *sampled(again, plan.engine, plan.vocabulary, settings, template, plan.is_store)
+        )
 
 
 def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: Faults) -> None:
-    """Check P22 by a recipe from elsewhere: it is the stored one, and plan, stores and tokenizer are
-    what it names.
+    """Check P22 by a recipe from elsewhere: it is the stored one, and plan, stores and tokenizer
+    are what it names.
 
     moved: source name → where it lies now. Raises a PackprepError where a token store or the
     tokenizer cannot be looked at.
@@ -510,11 +632,16 @@ def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: F
     if plan.is_store:
         recipe = of_store(recipe)
     else:
-        recipe = next((one for one in recipe.by_length() if one.seq_length == plan.recipe.seq_length), recipe)
+        recipe = next(
+            (one for one in recipe.by_length() if one.seq_length == plan.recipe.seq_length), recipe
+        )
     moved_stores = {name: place for name, place in moved.items() if place.startswith(IN_STORE)}
     recipe, stores = in_stores(recipe, moved_stores, plan.is_store)
     words = "{} is {} in the recipe that was given, and {} in the stored one"
-    now, stored = (json_value(without_places(whole_recipe(r))) for r in (normalised(recipe), plan.stored["recipe"]))
+    now, stored = (
+        json_value(without_places(whole_recipe(r)))
+        for r in (normalised(recipe), plan.stored["recipe"])
+    )
     stored["documents"]["max_bad_fraction"] = plan.max_bad_fraction
     found = changed_keys(now, stored, words)
     for source in recipe.sources:
@@ -524,18 +651,25 @@ def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: F
         patterns = patterns_of(source, recipe.base, stores)
         if planned["patterns"] not in (None, patterns):
             found.append(
-                f"the patterns of source {source.name} are {patterns} in the recipe that was given, and {planned['patterns']}"
+                f"the patterns of source {source.name} are {patterns} in the recipe that was given,"
+                f" and {planned['patterns']}"
             )
         if source.name in stores and planned["store"] not in (None, *stores[source.name].digests):
             found.append(other_store(source.name, stores[source.name], planned["store"]))
-    vocabulary = resolve_vocabulary(recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe)))
+    vocabulary = resolve_vocabulary(
+        recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe))
+    )
     if vocabulary.digest != plan.vocabulary.digest:
-        found.append(f"the tokenizer of the recipe that was given has the digest {vocabulary.digest}")
+        found.append(
+            f"the tokenizer of the recipe that was given has the digest {vocabulary.digest}"
+        )
     if plan.stored["beside_tokenizer"] not in (None, json_value(vocabulary.beside)):
         found.append("the files beside the tokenizer of the recipe that was given are others")
     template, documents = None, recipe.documents
     if documents.loss_spans == "use":
-        template = find_template(documents.chat_template, recipe.base, recipe.tokenizer, documents.template_date)
+        template = find_template(
+            documents.chat_template, recipe.base, recipe.tokenizer, documents.template_date
+        )
     template = template_of(template, stores)
     if template != plan.stored["chat_template"]:
         found.append("the chat template of the recipe that was given is another")

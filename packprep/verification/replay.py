@@ -1,4 +1,5 @@
-"""P17 of a shard: built again from its sources, whole or a few segments, by what built it or by the twin, it is the same."""
+"""P17 of a shard: built again from its sources, whole or a few segments, by what built it or by the
+twin, it is the same."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -39,8 +40,8 @@ def replay_shard(
     faults: Faults,
     epoch: int = 0,
 ) -> int | None:
-    """P17 and P21 of a whole shard: made again, it is the same; inverted, it gives the documents' tokens. epoch: whose chance
-    the arrays have.
+    """P17 and P21 of a whole shard: made again, it is the same; inverted, it gives the documents'
+    tokens. epoch: whose chance the arrays have.
 
     Gives how many segments were made again; None where a source changed.
     """
@@ -53,31 +54,52 @@ def replay_shard(
         if changed:
             return None
         if receipt["ledger"] != made.ledger:
-            faults.add("P17", receipt_name(number), "the ledger is not that of the shard made again")
+            faults.add(
+                "P17", receipt_name(number), "the ledger is not that of the shard made again"
+            )
         rejected = encode_rejects(made)
         if (receipt["rejects"] or {}).get("digest") != (digest_of(rejected) if rejected else None):
-            faults.add("P17", rejects_name(number), "the rejects are not those of the shard made again")
+            faults.add(
+                "P17", rejects_name(number), "the rejects are not those of the shard made again"
+            )
     if rejects is not None:
         check_read(plan, number, arrays, rejects, made, faults)
-    compared = {name: array for name, array in made.arrays.items() if not epoch or name not in BLOCKS}
+    compared = {
+        name: array for name, array in made.arrays.items() if not epoch or name not in BLOCKS
+    }
     for name in compared.keys() ^ arrays.keys() - {WEIGHTS}:
-        faults.add("P17", file, f"array {name!r} is {'not made again' if name in arrays else 'missing'}")
+        faults.add(
+            "P17", file, f"array {name!r} is {'not made again' if name in arrays else 'missing'}"
+        )
     for name in compared.keys() & arrays.keys():
         stored, again = arrays[name], compared[name]
         if stored.shape != again.shape:
-            faults.add("P17", file, f"{name} has shape {list(stored.shape)}, made again {list(again.shape)}")
+            faults.add(
+                "P17",
+                file,
+                f"{name} has shape {list(stored.shape)}, made again {list(again.shape)}",
+            )
             continue
         wrong = np.argwhere(stored.view(f"u{stored.itemsize}") != again.view(f"u{again.itemsize}"))
         for index in wrong[:3]:
             at = tuple(int(i) for i in index)
             row, slot = (at[0], at[1]) if len(at) == 2 else (None, None)
             where = "" if len(at) == 2 else f"[{at[0]}]"
-            faults.add("P17", file, f"{name}{where} made again is {again[at]}", row, slot, stored[at].item())
+            faults.add(
+                "P17",
+                file,
+                f"{name}{where} made again is {again[at]}",
+                row,
+                slot,
+                stored[at].item(),
+            )
     if faults.total > before:
         return len(made.table.n)
     table, documents = made.table, made.documents
     stored_table = stored_segments(plan, arrays)
-    exact = stored_table._replace(bos=table.bos, eos=table.eos, copy=table.copy, first_trained=table.first_trained)
+    exact = stored_table._replace(
+        bos=table.bos, eos=table.eos, copy=table.copy, first_trained=table.first_trained
+    )
     restored, offsets, _ = restore(plan, arrays, exact, np.arange(len(table.n)), epoch)
     first = documents.offsets[table.document] + table.start
     within = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], table.n)
@@ -119,7 +141,8 @@ def replay_some(
 def _note_changed_sources(
     plan: Plan, number: int, receipt: Mapping[str, Any] | None, decoders: Decoders, faults: Faults
 ) -> bool:
-    """Whether a difference comes from the sources: read all of the shard's text again, and note each that changed."""
+    """Whether a difference comes from the sources: read all of the shard's text again, and note
+    each that changed."""
     if receipt is None:
         return False
     changed = _changed_sources(plan, receipt, read_shard(plan, number, decoders).text_digests)
@@ -128,9 +151,11 @@ def _note_changed_sources(
     return bool(changed)
 
 
-def _changed_sources(plan: Plan, receipt: Mapping[str, Any], digests: Mapping[str, str]) -> list[str]:
-    """What is wrong with the sources of a shard. A token store that lost documents since has other tokens in their places, and
-    nothing else: of its others what is made of them tells."""
+def _changed_sources(
+    plan: Plan, receipt: Mapping[str, Any], digests: Mapping[str, str]
+) -> list[str]:
+    """What is wrong with the sources of a shard. A token store that lost documents since has other
+    tokens in their places, and nothing else: of its others what is made of them tells."""
     lost = {source.name for source in plan.sources if source.in_store and source.store.plan.removed}
     return [
         f"source {name!r} changed since the build: the text of this shard has digest {digest}, "
@@ -148,7 +173,8 @@ def _are_alike(before: Any, now: str) -> bool:
 
 
 def plan_for_twin(plan: Plan) -> dict[str, Any]:
-    """The stored plan with all keys and parameters that joined later, which the twin knows as it knows the others."""
+    """The stored plan with all keys and parameters that joined later, which the twin knows as it
+    knows the others."""
     return {
         **plan.stored,
         "recipe": whole_recipe(plan.stored["recipe"]),
@@ -159,7 +185,8 @@ def plan_for_twin(plan: Plan) -> dict[str, Any]:
 
 
 def twin_of(plan: Plan) -> Twin:
-    """The twin of a plan. What a chat template writes for messages it takes from the build's renderer, whose limits hold."""
+    """The twin of a plan. What a chat template writes for messages it takes from the build's
+    renderer, whose limits hold."""
     settings, stored = plan.recipe.documents, plan_for_twin(plan)
 
     def find(talk: Talk) -> Turns | None:
@@ -169,12 +196,18 @@ def twin_of(plan: Plan) -> Twin:
         compile_template(stored["chat_template"], settings.template_date).begin()
         return found
 
-    def render(messages: Any, tools: Any, variables: Any, prompt: bool, around: tuple[str, str]) -> str:
+    def render(
+        messages: Any, tools: Any, variables: Any, prompt: bool, around: tuple[str, str]
+    ) -> str:
         template = compile_template(stored["chat_template"], settings.template_date)
         return template.render(messages, prompt, around, tools, variables, go_on=True)
 
-    template = Template(stored["chat_template"] or "", render, find, stored["recipe"]["documents"], plan.law)
-    return Twin(stored, plan.vocabulary.tokenizer_json, [source.prefix for source in plan.sources], template)
+    template = Template(
+        stored["chat_template"] or "", render, find, stored["recipe"]["documents"], plan.law
+    )
+    return Twin(
+        stored, plan.vocabulary.tokenizer_json, [source.prefix for source in plan.sources], template
+    )
 
 
 def check_twin(
@@ -187,9 +220,11 @@ def check_twin(
     report: Callable[[int, int], None],
     epoch: int = 0,
 ) -> tuple[int, int]:
-    """P17 by the twin: of some segments, or (None) of the whole shard. epoch: whose rows the arrays are.
+    """P17 by the twin: of some segments, or (None) of the whole shard. epoch: whose rows the arrays
+    are.
 
-    Gives (how many segments it recomputed, of how many places in conversations it took the build's word).
+    Gives (how many segments it recomputed, of how many places in conversations it took the build's
+    word).
     """
     before = twin.turns_taken
     if chosen is None:
@@ -197,5 +232,12 @@ def check_twin(
     else:
         found, count = compare_segments(twin, shard, arrays, chosen, report, epoch)
     for difference in found:
-        faults.add("P17", file, f"twin: {difference.message}", difference.row, difference.slot, difference.stored)
+        faults.add(
+            "P17",
+            file,
+            f"twin: {difference.message}",
+            difference.row,
+            difference.slot,
+            difference.stored,
+        )
     return count, twin.turns_taken - before

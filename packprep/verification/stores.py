@@ -1,4 +1,5 @@
-"""The promises of a token store's shard: its arrays are those of a store, hold what its ledger says, and are made so again."""
+"""The promises of a token store's shard: its arrays are those of a store, hold what its ledger
+says, and are made so again."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +28,8 @@ def check_store_shard(
     decoders: Decoders,
     faults: Faults,
 ) -> int | None:
-    """P3, P4, P8, P16, P21 of a shard of a store; with `whole` P17: made again from its sources, it is the same.
+    """P3, P4, P8, P16, P21 of a shard of a store; with `whole` P17: made again from its sources, it
+    is the same.
 
     Gives how many documents were made again; None where a source changed.
     """
@@ -49,9 +51,17 @@ def check_store_shard(
         faults.add("P17", file, f"cannot be made again: {error}")
         return 0
     before = {} if receipt is None else receipt["text_digests"]
-    changed = [name for name, digest in made.documents.text_digests.items() if before.get(name, digest) != digest]
+    changed = [
+        name
+        for name, digest in made.documents.text_digests.items()
+        if before.get(name, digest) != digest
+    ]
     for name in changed:
-        faults.add("P17", file, f"source {name!r} changed since the store was made: its text has another digest")
+        faults.add(
+            "P17",
+            file,
+            f"source {name!r} changed since the store was made: its text has another digest",
+        )
     if changed:
         return None
     for name in {**arrays, **made.arrays}:
@@ -60,15 +70,20 @@ def check_store_shard(
             faults.add("P17", file, f"array {name!r} made again is another")
     if receipt is not None:
         if receipt["ledger"] != made.ledger:
-            faults.add("P17", receipt_name(number), "the ledger is not that of the shard made again")
+            faults.add(
+                "P17", receipt_name(number), "the ledger is not that of the shard made again"
+            )
         rejected = encode_rejects(made)
         if (receipt["rejects"] or {}).get("digest") != (digest_of(rejected) if rejected else None):
-            faults.add("P17", rejects_name(number), "the rejects are not those of the shard made again")
+            faults.add(
+                "P17", rejects_name(number), "the rejects are not those of the shard made again"
+            )
     return len(made.arrays["position"])
 
 
 def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
-    """P4, P8, P21 and P23: whether offsets, numbers and ids are such that documents can be read by them."""
+    """P4, P8, P21 and P23: whether offsets, numbers and ids are such that documents can be read by
+    them."""
     before, documents = faults.total, len(arrays["position"])
     ends = {
         "document_offsets": (documents, len(arrays["tokens"])),
@@ -82,13 +97,19 @@ def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: F
         ends["place_ref_offsets"] = (len(arrays["place_first"]), len(arrays["place_refs"]))
     for name, (count, end) in ends.items():
         offsets = arrays[name]
-        if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
+        if (
+            len(offsets) != count + 1
+            or offsets[0] != 0
+            or offsets[-1] != end
+            or (np.diff(offsets) < 0).any()
+        ):
             faults.add("P4", file, f"{name} does not rise from 0 to {end} in {count} steps")
     if len(arrays.get("limited", arrays["supervised"])) != len(arrays["supervised"]):
         faults.add("P4", file, "limited has not one entry for each supervised document")
     for name in ("supervised", "rejected"):
         if len(arrays[name]) and (
-            int(arrays[name].max()) >= documents or (np.diff(arrays[name].astype(np.int64)) <= 0).any()
+            int(arrays[name].max()) >= documents
+            or (np.diff(arrays[name].astype(np.int64)) <= 0).any()
         ):
             faults.add("P4", file, f"{name} are not numbers of documents, ascending")
     if len(arrays["tokens"]) and int(arrays["tokens"].max()) >= plan.vocabulary.vocab_size:
@@ -97,32 +118,48 @@ def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: F
         part = np.repeat(np.arange(len(arrays["part_file"])), np.diff(arrays["part_offsets"]))
         same = part[1:] == part[:-1]
         if (np.diff(arrays["position"])[same] <= 0).any():
-            faults.add("P21", file, "the documents of a part do not stand in the order of their file, each once")
+            faults.add(
+                "P21",
+                file,
+                "the documents of a part do not stand in the order of their file, each once",
+            )
         removed = np.repeat(_removed(plan, arrays), np.diff(arrays["document_offsets"]))
         if (arrays["tokens"][removed] != plan.vocabulary.roles["pad"]).any():
             faults.add("P23", file, "a document that was removed has tokens")
         if "place_offsets" in arrays:
-            of_removed = np.repeat(_removed(plan, arrays)[arrays["supervised"]], np.diff(arrays["place_offsets"]))
+            of_removed = np.repeat(
+                _removed(plan, arrays)[arrays["supervised"]], np.diff(arrays["place_offsets"])
+            )
             if np.diff(arrays["place_ref_offsets"])[of_removed].any():
                 faults.add("P23", file, "a document that was removed has refs of media")
     return faults.total == before
 
 
 def _check_counts(
-    plan: Plan, arrays: Mapping[str, np.ndarray], receipt: Mapping[str, Any], number: int, faults: Faults
+    plan: Plan,
+    arrays: Mapping[str, np.ndarray],
+    receipt: Mapping[str, Any],
+    number: int,
+    faults: Faults,
 ) -> None:
     """P16: the ledger counts what the arrays hold."""
-    tokens = _by_source(plan, arrays, np.where(_removed(plan, arrays), 0, np.diff(arrays["document_offsets"])))
+    tokens = _by_source(
+        plan, arrays, np.where(_removed(plan, arrays), 0, np.diff(arrays["document_offsets"]))
+    )
     if receipt["tokens"] != sum(tokens.values()):
         faults.add(
-            "P16", receipt_name(number), f"the arrays hold {sum(tokens.values())} tokens", value=receipt["tokens"]
+            "P16",
+            receipt_name(number),
+            f"the arrays hold {sum(tokens.values())} tokens",
+            value=receipt["tokens"],
         )
     read = _by_source(plan, arrays, np.ones(len(arrays["position"])))
     for name, has in tokens.items():
         said = receipt["ledger"]["sources"][name]
         if (said["tokens"]["used"], said["documents"]["read"]) != (has, read[name]):
             message = (
-                f"source {name}: the arrays hold {has} tokens of {read[name]} documents, and the ledger says others"
+                f"source {name}: the arrays hold {has} tokens of {read[name]} documents, and the"
+                " ledger says others"
             )
             faults.add("P16", receipt_name(number), message)
 
@@ -138,4 +175,6 @@ def _by_source(plan: Plan, arrays: Mapping[str, np.ndarray], counts: np.ndarray)
     first = np.array([source.first_file for source in plan.sources], np.int64)
     of_part = np.searchsorted(first, arrays["part_file"].astype(np.int64), "right") - 1
     sums = np.bincount(np.repeat(of_part, np.diff(arrays["part_offsets"])), counts, len(first))
-    return dict(zip((source.name for source in plan.sources), sums.astype(np.int64).tolist(), strict=True))
+    return dict(
+        zip((source.name for source in plan.sources), sums.astype(np.int64).tolist(), strict=True)
+    )

@@ -1,1 +1,2 @@
-"""What trainers type. These tests skip where their library is not installed: `pip install '.[trainers]'` brings all."""
+"""What trainers type. These tests skip where their library is not installed: `pip install
+'.[trainers]'` brings all."""

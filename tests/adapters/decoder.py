@@ -32,6 +32,8 @@ class Decoder(nn.Module):
 def rotated(x, position_ids):
     """Rotary embedding of [B, heads, T, d] by position."""
     half = x.shape[-1] // 2
-    angles = position_ids[:, None, :, None] * 100.0 ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
+    angles = position_ids[:, None, :, None] * 100.0 ** (
+        -torch.arange(half, device=x.device, dtype=x.dtype) / half
+    )
     a, b = x[..., :half], x[..., half:]
     return torch.cat((a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), -1)

@@ -1,4 +1,5 @@
-"""JAX on the CPU for the tests, packed rows, and a decoder small enough to compare to the last digits."""
+"""JAX on the CPU for the tests, packed rows, and a decoder small enough to compare to the last
+digits."""
 
 import os
 
@@ -14,12 +15,20 @@ VOCABULARY = 31
 
 
 def packed(length, segments, seed=0, gap=0):
-    """One row's columns, [length] each. segments: (kind, slots, block length of block diffusion) in order, `gap` slots
-    of padding behind each of them."""
+    """One row's columns, [length] each. segments: (kind, slots, block length of block diffusion) in
+    order, `gap` slots of padding behind each of them."""
     rng = np.random.default_rng(seed)
     row = {
         name: np.zeros(length, np.int32)
-        for name in ("tokens", "labels", "segment_ids", "position_ids", "prefix_ends", "block_lengths", "loss_mask")
+        for name in (
+            "tokens",
+            "labels",
+            "segment_ids",
+            "position_ids",
+            "prefix_ends",
+            "block_lengths",
+            "loss_mask",
+        )
     }
     at = 0
     for i, (kind, n, block_length) in enumerate(segments):
@@ -34,7 +43,9 @@ def packed(length, segments, seed=0, gap=0):
             row["block_lengths"][slots] = block_length
             row["prefix_ends"][slots] = -1
         else:
-            row["prefix_ends"][slots] = at + {"causal": 0, "prefix": n // 3 + 1, "bidirectional": n}[kind]
+            row["prefix_ends"][slots] = (
+                at + {"causal": 0, "prefix": n // 3 + 1, "bidirectional": n}[kind]
+            )
         at += n + gap
     assert at <= length
     return row
@@ -70,7 +81,11 @@ def parameters(layers=2, heads=2, width=16, seed=0):
         }
         for _ in range(layers)
     ]
-    return {"embedding": matrix(VOCABULARY, width) * 4, "blocks": blocks, "logits": matrix(width, VOCABULARY)}
+    return {
+        "embedding": matrix(VOCABULARY, width) * 4,
+        "blocks": blocks,
+        "logits": matrix(width, VOCABULARY),
+    }
 
 
 def normalized(x):
@@ -81,7 +96,9 @@ def rotated(x, position_ids):
     half = x.shape[-1] // 2
     angles = position_ids[..., None, None] * 100.0 ** (-jnp.arange(half) / half)
     a, b = x[..., :half], x[..., half:]
-    return jnp.concatenate((a * jnp.cos(angles) - b * jnp.sin(angles), a * jnp.sin(angles) + b * jnp.cos(angles)), -1)
+    return jnp.concatenate(
+        (a * jnp.cos(angles) - b * jnp.sin(angles), a * jnp.sin(angles) + b * jnp.cos(angles)), -1
+    )
 
 
 def decoder(weights, columns, attend):
@@ -89,7 +106,9 @@ def decoder(weights, columns, attend):
     x = weights["embedding"][columns["tokens"]]
     for block in weights["blocks"]:
         h = normalized(x)
-        query, key, value = (jnp.einsum("btd,dhk->bthk", h, block[name]) for name in ("query", "key", "value"))
+        query, key, value = (
+            jnp.einsum("btd,dhk->bthk", h, block[name]) for name in ("query", "key", "value")
+        )
         query, key = rotated(query, columns["position_ids"]), rotated(key, columns["position_ids"])
         x = x + attend(query, key, value).reshape(x.shape) @ block["output"]
         x = x + jax.nn.gelu(normalized(x) @ block["up"]) @ block["down"]

@@ -1,4 +1,5 @@
-"""Rows written down by hand: which segments, of which rule, with which gaps; and each segment's document alone."""
+"""Rows written down by hand: which segments, of which rule, with which gaps; and each segment's
+document alone."""
 
 from typing import NamedTuple
 
@@ -8,7 +9,8 @@ VOCAB = 61
 
 
 class Segment(NamedTuple):
-    """rule: causal, prefix, both_ways or blocks. size: the prefix, or the block length. gap: padding slots behind it."""
+    """rule: causal, prefix, both_ways or blocks. size: the prefix, or the block length. gap:
+    padding slots behind it."""
 
     rule: str
     length: int
@@ -53,7 +55,8 @@ def seen(segment):
 
 
 def batch(rows, length, seed=0):
-    """A batch of numpy arrays as adapters.torch names them, with prefix_ends −1 and block_lengths where rows have blocks."""
+    """A batch of numpy arrays as adapters.torch names them, with prefix_ends −1 and block_lengths
+    where rows have blocks."""
     rng = np.random.default_rng(seed)
     names = ("tokens", "labels", "position_ids", "segment_ids", "prefix_ends", "block_lengths")
     made = {name: np.zeros((len(rows), length), np.int64) for name in names}
@@ -64,8 +67,18 @@ def batch(rows, length, seed=0):
             end = at + segment.length
             assert end <= length
             tokens, labels, mask, positions = document(segment, rng)
-            values = {"tokens": tokens, "labels": labels, "loss_mask": mask, "position_ids": positions}
-            prefix = {"causal": 0, "prefix": segment.size, "both_ways": segment.length, "blocks": 0}[segment.rule]
+            values = {
+                "tokens": tokens,
+                "labels": labels,
+                "loss_mask": mask,
+                "position_ids": positions,
+            }
+            prefix = {
+                "causal": 0,
+                "prefix": segment.size,
+                "both_ways": segment.length,
+                "blocks": 0,
+            }[segment.rule]
             values["segment_ids"] = i + 1
             values["prefix_ends"] = -1 if segment.rule == "blocks" else at + prefix
             values["block_lengths"] = segment.size if segment.rule == "blocks" else 0
@@ -97,15 +110,25 @@ def whole_mask(rows, length):
     return mask
 
 
-CAUSAL = [[Segment("causal", 9), Segment("causal", 1), Segment("causal", 14)], [Segment("causal", 20)], []]
-PREFIX = [[Segment("prefix", 9, 4), Segment("causal", 5), Segment("prefix", 11, 10)], [Segment("prefix", 7, 1)]]
+CAUSAL = [
+    [Segment("causal", 9), Segment("causal", 1), Segment("causal", 14)],
+    [Segment("causal", 20)],
+    [],
+]
+PREFIX = [
+    [Segment("prefix", 9, 4), Segment("causal", 5), Segment("prefix", 11, 10)],
+    [Segment("prefix", 7, 1)],
+]
 BOTH_WAYS = [[Segment("both_ways", 9), Segment("both_ways", 15)], [Segment("both_ways", 2)]]
 BLOCKS = [[Segment("blocks", 12, 3), Segment("blocks", 10, 4)], [Segment("blocks", 2, 8)]]
 MIXED = [
     [Segment("blocks", 10, 2), Segment("prefix", 7, 3, gap=1), Segment("causal", 5)],
     [Segment("both_ways", 6, gap=2), Segment("causal", 4), Segment("blocks", 14, 3)],
 ]
-GAPS = [[Segment("causal", 3, gap=1), Segment("causal", 2, gap=2), Segment("causal", 4, gap=0)], [Segment("causal", 8)]]
+GAPS = [
+    [Segment("causal", 3, gap=1), Segment("causal", 2, gap=2), Segment("causal", 4, gap=0)],
+    [Segment("causal", 8)],
+]
 ALL = {
     "causal": CAUSAL,
     "prefix": PREFIX,

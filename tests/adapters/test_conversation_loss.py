@@ -1,11 +1,14 @@
-"""The loss of packed conversations is that of the same conversations one by one, masked by Transformers."""
+"""The loss of packed conversations is that of the same conversations one by one, masked by
+Transformers."""
 
 import json
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[trainers]'")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[trainers]'")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed: pip install '.[trainers]'"
+)
 
 from tokenizers import Tokenizer
 
@@ -35,11 +38,17 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}
 """
 SPECIAL = ("<|assistant|>", "<|user|>", "<|system|>", "<|tool|>", "<|end|>", *ROLES.values())
-TOOLS = [{"type": "function", "function": {"name": "sum", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "sum", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 
 
 def records():
-    """Conversations of one to four turns, some of them with a system message, tools, two calls at once, or reasoning."""
+    """Conversations of one to four turns, some of them with a system message, tools, two calls at
+    once, or reasoning."""
     made_records = []
     for i in range(14):
         texts = iter(made.texts(30, i, 60))
@@ -67,9 +76,13 @@ def packed(tmp_path_factory):
     """A dataset of RECORDS, several in each row."""
     folder = tmp_path_factory.mktemp("chats")
     tokenizers_made.write(
-        folder, tokenizers_made.byte_level(*SPECIAL), tokenizer_config={**ROLES, "chat_template": TEMPLATE}
+        folder,
+        tokenizers_made.byte_level(*SPECIAL),
+        tokenizer_config={**ROLES, "chat_template": TEMPLATE},
     )
-    made.write(folder / "chats.jsonl", b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS))
+    made.write(
+        folder / "chats.jsonl", b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS)
+    )
     recipe = {
         "seq_length": 2048,
         "tokenizer": ".",
@@ -85,13 +98,19 @@ def packed(tmp_path_factory):
 def model():
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=352, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2, pad_token_id=0
+        vocab_size=352,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        pad_token_id=0,
     )
     return transformers.LlamaForCausalLM(config).double().eval()
 
 
 def masked_by_transformers(folder):
-    """(Transformers' tokenizer, each conversation as it renders, tokenizes and masks it: ids and labels)."""
+    """(Transformers' tokenizer, each conversation as it renders, tokenizes and masks it: ids and
+    labels)."""
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_file(str(folder / "tokenizer.json")),
         chat_template=TEMPLATE,
@@ -100,15 +119,24 @@ def masked_by_transformers(folder):
     found = []
     for record in RECORDS:
         encoded = tokenizer.apply_chat_template(
-            record["messages"], tools=record.get("tools"), return_dict=True, return_assistant_tokens_mask=True
+            record["messages"],
+            tools=record.get("tools"),
+            return_dict=True,
+            return_assistant_tokens_mask=True,
         )
         ids, mask = encoded["input_ids"], encoded["assistant_masks"]
-        found.append({"input_ids": ids, "labels": [i if own else -100 for i, own in zip(ids, mask, strict=True)]})
+        found.append(
+            {
+                "input_ids": ids,
+                "labels": [i if own else -100 for i, own in zip(ids, mask, strict=True)],
+            }
+        )
     return tokenizer, found
 
 
 def one_by_one(model, folder):
-    """(loss, trained tokens): the mean over all trained tokens of conversations that Transformers renders and masks."""
+    """(loss, trained tokens): the mean over all trained tokens of conversations that Transformers
+    renders and masks."""
     total, trained = 0.0, 0
     for example in masked_by_transformers(folder)[1]:
         ids, labels = (torch.tensor([example[key]]) for key in ("input_ids", "labels"))
@@ -122,7 +150,12 @@ def one_by_one(model, folder):
 def test_the_loss_of_packed_conversations_is_that_of_each_alone(packed, model, labels):
     dataset = open_dataset(packed / "packed")
     batch = next(loader(packed / "packed", len(dataset)))
-    assert 1 < len(dataset) < sum(dataset.row(i).n_segments for i in range(len(dataset))) == len(RECORDS)
+    assert (
+        1
+        < len(dataset)
+        < sum(dataset.row(i).n_segments for i in range(len(dataset)))
+        == len(RECORDS)
+    )
     with torch.no_grad():
         loss = model(**model_inputs(batch, dataset, model, labels=labels)).loss.item()
         expected, trained = one_by_one(model, packed)
@@ -136,10 +169,14 @@ def test_the_loss_is_that_of_the_batches_that_transformers_collates(packed, mode
     tokenizer, examples = masked_by_transformers(packed)
     collate = {
         "padded": transformers.DataCollatorForSeq2Seq(tokenizer),
-        "flattened": transformers.DataCollatorWithFlattening(),  # several conversations as one row, told by position_ids
+        "flattened": (
+            transformers.DataCollatorWithFlattening()
+        ),  # several conversations as one row, told by position_ids
     }[collator]
     with torch.no_grad():
-        loss = model(**model_inputs(next(loader(packed / "packed", len(dataset))), dataset, model)).loss.item()
+        loss = model(
+            **model_inputs(next(loader(packed / "packed", len(dataset))), dataset, model)
+        ).loss.item()
         expected = model(**collate(examples), use_cache=False).loss.item()
     assert loss == pytest.approx(expected, rel=1e-6)
 

@@ -1,4 +1,5 @@
-"""An encoder's and a decoder's arrays in torch and JAX: the loaders, the masks, and models that see packed examples alone."""
+"""An encoder's and a decoder's arrays in torch and JAX: the loaders, the masks, and models that see
+packed examples alone."""
 
 import numpy as np
 import pytest
@@ -14,7 +15,11 @@ from packprep.errors import ArgumentError, DatasetError
 from tests import made
 from tests.dataset import synthetic
 
-PARTS = {"encoder": ("encoder", "encoder"), "decoder": ("decoder", "decoder"), "cross": ("decoder", "encoder")}
+PARTS = {
+    "encoder": ("encoder", "encoder"),
+    "decoder": ("decoder", "decoder"),
+    "cross": ("decoder", "encoder"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +30,17 @@ def directory(tmp_path_factory):
 @pytest.fixture(scope="module")
 def arrays(directory):
     """Four rows, of which one has two examples and much padding, and one padding alone."""
-    batch, most = split(open_dataset(directory).batch(range(4), columns=READ)), np.array([99, 99, 2, 0])[:, None]
+    batch, most = (
+        split(open_dataset(directory).batch(range(4), columns=READ)),
+        np.array([99, 99, 2, 0])[:, None],
+    )
     kept = {side: batch[f"{side}_segment_ids"] <= most for side in ("encoder", "decoder")}
     return {name: values * kept[name[:7]] for name, values in batch.items()}
 
 
 def seen(arrays, part):
-    """bool[B, Q, K] of the real queries, pair by pair: the same segment, and under the decoder's rule no later slot."""
+    """bool[B, Q, K] of the real queries, pair by pair: the same segment, and under the decoder's
+    rule no later slot."""
     queries, keys = (arrays[f"{side}_segment_ids"] for side in PARTS[part])
     allowed = (queries[:, :, None] == keys[:, None]) & (queries[:, :, None] > 0)
     return np.tril(allowed) if part == "decoder" else allowed
@@ -45,13 +54,17 @@ def real(arrays, part):
 def test_masks_part_the_examples(arrays, part):
     expected, is_real = seen(arrays, part), real(arrays, part)
     mask = torch_attention.sdpa_mask(arrays, part=part)
-    assert (mask[:, 0].numpy() == expected)[is_real].all() and mask.any(-1).all(), "no query is without keys"
+    assert (mask[:, 0].numpy() == expected)[is_real].all() and mask.any(-1).all(), (
+        "no query is without keys"
+    )
     b, q, k = torch.meshgrid(*(torch.arange(n) for n in expected.shape), indexing="ij")
     assert torch.equal(torch_attention.flex_mask_mod(arrays, part=part)(b, 0, q, k), mask[:, 0])
     from torch.nn.attention.flex_attention import create_block_mask
 
     blocks = torch_attention.flex_block_mask(arrays, 16, part=part)
-    reference = create_block_mask(blocks.mask_mod, len(expected), 1, *expected.shape[1:], device="cpu", BLOCK_SIZE=16)
+    reference = create_block_mask(
+        blocks.mask_mod, len(expected), 1, *expected.shape[1:], device="cpu", BLOCK_SIZE=16
+    )
     assert blocks.shape == reference.shape and torch.equal(blocks.to_dense(), reference.to_dense())
 
 
@@ -62,29 +75,43 @@ def test_flex_attention_is_that_of_the_mask(arrays, part):
 
     chance = torch.Generator().manual_seed(0)
     n_queries, n_keys = seen(arrays, part).shape[1:]
-    query, key, value = (torch.randn(4, 2, n, 16, generator=chance) for n in (n_queries, n_keys, n_keys))
-    got = flex_attention(query, key, value, block_mask=torch_attention.flex_block_mask(arrays, 16, part=part))
+    query, key, value = (
+        torch.randn(4, 2, n, 16, generator=chance) for n in (n_queries, n_keys, n_keys)
+    )
+    got = flex_attention(
+        query, key, value, block_mask=torch_attention.flex_block_mask(arrays, 16, part=part)
+    )
     mask = torch_attention.sdpa_mask(arrays, part=part)
     expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_part_that_there_is_not_is_refused(arrays):
-    with pytest.raises(ArgumentError, match="part is 'both' and should be one of 'encoder', 'decoder', 'cross'"):
+    with pytest.raises(
+        ArgumentError, match="part is 'both' and should be one of 'encoder', 'decoder', 'cross'"
+    ):
         torch_attention.sdpa_mask(arrays, part="both")
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_transformer_engine_is_told_the_lengths_of_both_sides(arrays, part):
     queries, keys = PARTS[part]
-    columns = [arrays[f"{side}_{name}"] for name in ("segment_ids", "positions") for side in (queries, keys)]
+    columns = [
+        arrays[f"{side}_{name}"]
+        for name in ("segment_ids", "positions")
+        for side in (queries, keys)
+    ]
     q_lengths, k_lengths, q_offsets, k_offsets = thd_pair(
         *columns, max_segments=8, causal="top_left" if part == "decoder" else None
     )
     mask = np.zeros(seen(arrays, part).shape, bool)
     for r in range(len(mask)):
-        for n_q, n_k, q, k in zip(q_lengths[r], k_lengths[r], q_offsets[r], k_offsets[r], strict=False):
-            mask[r, q : q + n_q, k : k + n_k] = np.tri(n_q, n_k, dtype=bool) if part == "decoder" else True
+        for n_q, n_k, q, k in zip(
+            q_lengths[r], k_lengths[r], q_offsets[r], k_offsets[r], strict=False
+        ):
+            mask[r, q : q + n_q, k : k + n_k] = (
+                np.tri(n_q, n_k, dtype=bool) if part == "decoder" else True
+            )
     assert (mask == seen(arrays, part)).all()
 
 
@@ -98,7 +125,11 @@ def test_the_torch_loader_gives_what_split_gives(directory):
             assert tuple(batch) == (*NAMES, "n_trained", "loss_weight_sum")
             for name, values in expected.items():
                 assert (batch[name].numpy() == values).all()
-            assert batch["n_trained"] == batch["loss_weight_sum"] == expected["decoder_loss_weights"].sum()
+            assert (
+                batch["n_trained"]
+                == batch["loss_weight_sum"]
+                == expected["decoder_loss_weights"].sum()
+            )
     assert batch["decoder_target_tokens"].dtype == batch["encoder_positions"].dtype == torch.int64
     plain = next(loader(directory, 8))
     assert plain["encoder_length"] == 128 and "encoder_length" not in Rows(directory)[0]
@@ -153,16 +184,25 @@ def t5gemma(transformers):
 
 
 def logits_of(model, batch):
-    """As docs/guides/t5.md does it: the encoder by itself, since the model has one mask for it and for cross attention."""
+    """As docs/guides/t5.md does it: the encoder by itself, since the model has one mask for it and
+    for cross attention."""
     masks = {part: torch_attention.sdpa_mask(batch, part=part) for part in PARTS}
     if model.config._attn_implementation == "eager":
-        masks = {part: torch.where(mask, 0.0, torch.finfo(torch.float32).min) for part, mask in masks.items()}
+        masks = {
+            part: torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+            for part, mask in masks.items()
+        }
     positions = [{}, {}]
     if model.config.model_type == "t5gemma":
         masks |= {part: {"full_attention": m, "sliding_attention": m} for part, m in masks.items()}
-        positions = [{"position_ids": batch["encoder_positions"]}, {"decoder_position_ids": batch["decoder_positions"]}]
+        positions = [
+            {"position_ids": batch["encoder_positions"]},
+            {"decoder_position_ids": batch["decoder_positions"]},
+        ]
     encoder = model.get_encoder()
-    encoded = encoder(batch["encoder_input_tokens"], attention_mask=masks["encoder"], **positions[0])
+    encoded = encoder(
+        batch["encoder_input_tokens"], attention_mask=masks["encoder"], **positions[0]
+    )
     return model(
         encoder_outputs=encoded,
         attention_mask=masks["cross"],
@@ -196,7 +236,10 @@ def test_a_model_sees_of_packed_examples_what_it_sees_of_each_alone(directory, m
     alone, n = 0.0, 0
     for r in range(2):
         for i in range(1, int(batch["encoder_segment_ids"][r].max()) + 1):
-            own = {name: batch[name][r : r + 1, batch[f"{name[:7]}_segment_ids"][r] == i] for name in NAMES}
+            own = {
+                name: batch[name][r : r + 1, batch[f"{name[:7]}_segment_ids"][r] == i]
+                for name in NAMES
+            }
             # With masks of its own making: what a model does with one example.
             own_logits = model(
                 input_ids=own["encoder_input_tokens"],

@@ -1,7 +1,9 @@
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[trainers]'")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[trainers]'")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed: pip install '.[trainers]'"
+)
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -52,7 +54,8 @@ def llama(attention="sdpa", vocab_size=528):
 
 
 def by_hand(logits, labels, mask, shift=0):
-    """The mean of −log p(labels[t]) at slot t over the trained slots; shift: an off-by-one on purpose."""
+    """The mean of −log p(labels[t]) at slot t over the trained slots; shift: an off-by-one on
+    purpose."""
     total, n = 0.0, 0
     for r, t in mask.nonzero().tolist():
         if 0 <= t + shift < logits.shape[1]:
@@ -69,7 +72,9 @@ def test_fault_11_the_model_s_loss_is_that_by_hand_and_an_off_by_one_is_not(next
     expected = by_hand(out.logits, batch["labels"], batch["loss_mask"])
     torch.testing.assert_close(out.loss, expected, atol=1e-6, rtol=1e-6)
     for shift in (-1, 1):
-        assert abs(out.loss - by_hand(out.logits, batch["labels"], batch["loss_mask"], shift)) > 1e-3
+        assert (
+            abs(out.loss - by_hand(out.logits, batch["labels"], batch["loss_mask"], shift)) > 1e-3
+        )
 
 
 def test_labels_given_as_they_are_would_be_shifted_twice(next_token):
@@ -92,12 +97,19 @@ def test_in_place_predictions_go_through_shift_labels(in_place):
 
 
 def test_gradients_are_accumulated_over_the_number_that_the_trainer_counts(next_token):
-    """Trainer passes the number of targets over all accumulated batches; parts then add up to the whole."""
+    """Trainer passes the number of targets over all accumulated batches; parts then add up to the
+    whole."""
     collator = Collator(next_token, "sdpa")
     batch = next(loader(next_token, 4))
-    parts = [{k: v[i : i + 2] for k, v in batch.items() if isinstance(v, torch.Tensor)} for i in (0, 2)]
+    parts = [
+        {k: v[i : i + 2] for k, v in batch.items() if isinstance(v, torch.Tensor)} for i in (0, 2)
+    ]
     n = sum((collator.inputs(part)["shift_labels"] != -100).sum() for part in parts)
-    assert n == batch["n_trained"] == sum((collator.inputs(part)["labels"][..., 1:] != -100).sum() for part in parts)
+    assert (
+        n
+        == batch["n_trained"]
+        == sum((collator.inputs(part)["labels"][..., 1:] != -100).sum() for part in parts)
+    )
     model = llama()
     losses = [model(**collator.inputs(part), num_items_in_batch=n).loss for part in parts]
     torch.testing.assert_close(sum(losses), model(**collator.inputs(batch)).loss)
@@ -107,10 +119,13 @@ def test_gradients_are_accumulated_over_the_number_that_the_trainer_counts(next_
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
 @pytest.mark.parametrize("name", ["causal", "prefix", "both_ways", "mixed"])
 def test_a_packed_row_gives_what_its_documents_give_alone(next_token, attention, name, monkeypatch):
-    # Transformers compiles FlexAttention; on a CPU that takes 20 s, and torch fails to do it for a second batch size.
+    # Transformers compiles FlexAttention; on a CPU that takes 20 s, and torch fails to do it for a
+    # second batch size.
     import transformers.integrations.flex_attention as integration
 
-    monkeypatch.setattr(integration, "WrappedFlexAttention", lambda training: lambda: integration.flex_attention)
+    monkeypatch.setattr(
+        integration, "WrappedFlexAttention", lambda training: lambda: integration.flex_attention
+    )
     rows = rows_made.ALL[name]
     batch = tensors(rows_made.batch(rows, rows_made.LENGTH))
     collator = Collator(next_token, attention=attention)
@@ -118,7 +133,10 @@ def test_a_packed_row_gives_what_its_documents_give_alone(next_token, attention,
         packed = llama(attention, VOCAB)(**without_labels(collator.inputs(batch))).logits
         for r, begin, segment in rows_made.places(rows):
             at = slice(begin, begin + segment.length)
-            own = {"input_ids": batch["tokens"][r : r + 1, at], "position_ids": batch["position_ids"][r : r + 1, at]}
+            own = {
+                "input_ids": batch["tokens"][r : r + 1, at],
+                "position_ids": batch["position_ids"][r : r + 1, at],
+            }
             own["attention_mask"] = torch.from_numpy(rows_made.seen(segment))[None, None]
             alone = llama("sdpa", VOCAB)(**own).logits[0]
             torch.testing.assert_close(packed[r, at], alone, atol=1e-5, rtol=1e-5)
@@ -129,13 +147,16 @@ def without_labels(inputs):
 
 
 def test_fault_13_positions_alone_part_causal_segments_in_transformers(next_token):
-    """Transformers reads a position that is not one more as a new sequence, which is right for causal rows alone."""
+    """Transformers reads a position that is not one more as a new sequence, which is right for
+    causal rows alone."""
     rows = [rows_made.CAUSAL[0]]
     batch = tensors(rows_made.batch(rows, rows_made.LENGTH))
     model = llama(vocab_size=VOCAB)
     with torch.no_grad():
         by_mask = model(**without_labels(Collator(next_token, "sdpa").inputs(batch))).logits
-        by_position = model(input_ids=batch["tokens"], position_ids=batch["position_ids"], use_cache=False).logits
+        by_position = model(
+            input_ids=batch["tokens"], position_ids=batch["position_ids"], use_cache=False
+        ).logits
     real = batch["segment_ids"] > 0
     torch.testing.assert_close(by_position[real], by_mask[real], atol=1e-5, rtol=1e-5)
 
@@ -196,7 +217,9 @@ def test_a_model_that_takes_other_things_is_refused(next_token):
             return None
 
     plain = Plain()
-    with pytest.raises(ArgumentError, match="a Plain without a config that says its attn_implementation"):
+    with pytest.raises(
+        ArgumentError, match="a Plain without a config that says its attn_implementation"
+    ):
         Collator(next_token, plain)
     plain.config = llama().config
     with pytest.raises(ArgumentError, match="Plain.forward does not take shift_labels"):
@@ -205,7 +228,8 @@ def test_a_model_that_takes_other_things_is_refused(next_token):
 
 
 def test_inputs_are_made_for_the_attention_of_the_model(next_token):
-    """Named otherwise they are wrong in silence: eager attention adds a mask of bools to its scores."""
+    """Named otherwise they are wrong in silence: eager attention adds a mask of bools to its
+    scores."""
     batch = next(loader(next_token, 4))
     eager, sdpa = llama("eager"), llama("sdpa")
     with torch.no_grad():
@@ -218,7 +242,10 @@ def test_keywords_of_flash_attention_keep_segments_apart_in_another_attention_to
     batch = tensors(rows_made.batch([rows_made.CAUSAL[0]], rows_made.LENGTH))
     model = llama(vocab_size=VOCAB)
     with torch.no_grad():
-        flash, masked = (model(**model_inputs(batch, next_token, name)).loss for name in ("flash_attention_2", "sdpa"))
+        flash, masked = (
+            model(**model_inputs(batch, next_token, name)).loss
+            for name in ("flash_attention_2", "sdpa")
+        )
     torch.testing.assert_close(flash, masked)
 
 
@@ -246,7 +273,10 @@ def test_the_collator_knows_the_tasks_of_every_dataset_of_a_mixture(next_token, 
     with pytest.raises(ArgumentError, match="predicts in place"):
         Collator(mixture, "sdpa", labels="shifted_by_model")
     alone = Collator(open_dataset([next_token], shares=[1]), "sdpa", labels="shifted_by_model")
-    assert not alone.predicts_in_place and Collator(mixture, "sdpa", loss_weights="ignore").predicts_in_place
+    assert (
+        not alone.predicts_in_place
+        and Collator(mixture, "sdpa", loss_weights="ignore").predicts_in_place
+    )
 
 
 def test_weights_that_documents_give_are_refused_or_ignored(tmp_path):
@@ -259,7 +289,10 @@ def test_weights_that_documents_give_are_refused_or_ignored(tmp_path):
 def test_rows_of_another_kind_and_batches_without_a_column_are_refused(next_token):
     collate = Collator(next_token, "sdpa")
     for rows in ([open_dataset(next_token)[0]], [{"input_ids": [1, 2]}], [{}], []):
-        with pytest.raises(ArgumentError, match="none of packprep.adapters.torch.Rows: .* remove_unused_columns=False"):
+        with pytest.raises(
+            ArgumentError,
+            match="none of packprep.adapters.torch.Rows: .* remove_unused_columns=False",
+        ):
             collate(rows)
     batch = next(loader(next_token, 4, columns=["tokens", "labels"]))
     with pytest.raises(ArgumentError, match="the batch has no loss_mask, position_ids"):

@@ -36,7 +36,9 @@ def own_mask(row):
     for segment in np.unique(ids[blocks > 0]):
         slots = np.flatnonzero(ids == segment)
         half = np.repeat([0, 1], len(slots) // 2)
-        mask[np.ix_(slots, slots)] = attention.block_mask(ids[slots], positions[slots], half, blocks[slots[0]])
+        mask[np.ix_(slots, slots)] = attention.block_mask(
+            ids[slots], positions[slots], half, blocks[slots[0]]
+        )
     return mask
 
 
@@ -44,7 +46,12 @@ def own_mask(row):
 def test_dense_mask_is_the_numpy_one_for_every_kind_of_segment(first, second):
     pair = [first, second]
     columns = batch(pair)
-    mask = dense_mask(columns["segment_ids"], columns["prefix_ends"], columns["position_ids"], columns["block_lengths"])
+    mask = dense_mask(
+        columns["segment_ids"],
+        columns["prefix_ends"],
+        columns["position_ids"],
+        columns["block_lengths"],
+    )
     assert mask.shape == (2, 1, 24, 24) and mask.dtype == bool
     for got, row in zip(np.asarray(mask)[:, 0], pair, strict=True):
         assert np.array_equal(got, own_mask(row))
@@ -67,13 +74,19 @@ def test_block_masks_leave_out_no_pair_and_call_full_only_what_is_full(row, bloc
     runs = np.cumsum(np.append(True, ids[1:] != ids[:-1]))  # padding sees its own run
     by_rule = np.arange(48) < np.maximum(np.arange(1, 49), ends)[:, None]
     every = by_rule.reshape(48 // block, block, -1, block).all(axis=(1, 3))
-    some = (by_rule & (runs[:, None] == runs)).reshape(48 // block, block, -1, block).any(axis=(1, 3))
+    some = (
+        (by_rule & (runs[:, None] == runs)).reshape(48 // block, block, -1, block).any(axis=(1, 3))
+    )
     assert (got[some] != 0).all()
     assert np.array_equal(got == 2, every & (got != 0))
 
 
 def test_block_masks_of_segments_that_end_with_blocks_hold_nothing_else():
-    segments = [("causal", 8, 0), ("bidirectional", 8, 0), ("prefix", 8, 0)]  # the prefix is of 3 slots
+    segments = [
+        ("causal", 8, 0),
+        ("bidirectional", 8, 0),
+        ("prefix", 8, 0),
+    ]  # the prefix is of 3 slots
     row = packed(32, segments)
     assert np.asarray(block_masks(row["segment_ids"], row["prefix_ends"], 4)).tolist() == [
         [1, 0, 0, 0, 0, 0, 0, 0],
@@ -95,11 +108,14 @@ def weighted_sum(path, query, key, value, ids, ends, weights):
 
 
 def attended(row, path):
-    """(outputs, gradients of a weighted sum of those at real slots, real slots), of the row and of a short one."""
+    """(outputs, gradients of a weighted sum of those at real slots, real slots), of the row and of
+    a short one."""
     rng = np.random.default_rng(1)
     columns = batch([row, packed(len(row["tokens"]), [("causal", 100, 0)])])
     ids, ends = columns["segment_ids"], columns["prefix_ends"]
-    query, key, value = (jnp.asarray(rng.normal(size=(*ids.shape, n, 8)), jnp.float32) for n in (4, 2, 2))
+    query, key, value = (
+        jnp.asarray(rng.normal(size=(*ids.shape, n, 8)), jnp.float32) for n in (4, 2, 2)
+    )
     weights = rng.normal(size=query.shape) * (ids != 0)[..., None, None]
     (_, output), gradients = weighted_sum(path, query, key, value, ids, ends, weights)
     return output, gradients, ids != 0
@@ -115,7 +131,13 @@ splash_of_128, splash_of_256 = splash_attention, partial(splash_attention, block
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("path, gap", [(splash_of_128, 0), (splash_of_128, 3), (splash_of_256, 3)])
 def test_splash_attention_is_dot_product_attention(path, gap):
-    segments = [("prefix", 90, 0), ("bidirectional", 200, 0), ("causal", 61, 0), ("prefix", 140, 0), ("causal", 1, 0)]
+    segments = [
+        ("prefix", 90, 0),
+        ("bidirectional", 200, 0),
+        ("causal", 61, 0),
+        ("prefix", 140, 0),
+        ("causal", 1, 0),
+    ]
     row = packed(512, segments, gap=gap)
     expected, expected_gradients, real = attended(row, by_dense_mask)
     got, gradients, _ = attended(row, path)
@@ -139,7 +161,9 @@ def test_splash_attention_is_causal_without_prefix_ends_and_nan_where_it_cannot(
 
 
 def by_dense_cross(query, key, value, ids, key_ids):
-    return jax.nn.dot_product_attention(query, key, value, mask=dense_mask(ids, key_segment_ids=key_ids))
+    return jax.nn.dot_product_attention(
+        query, key, value, mask=dense_mask(ids, key_segment_ids=key_ids)
+    )
 
 
 def by_splash_cross(query, key, value, ids, key_ids):
@@ -147,11 +171,17 @@ def by_splash_cross(query, key, value, ids, key_ids):
 
 
 def test_cross_attention_is_by_segment():
-    """Segments whose inputs and targets lie in other blocks, one row full of inputs, one of padding alone."""
+    """Segments whose inputs and targets lie in other blocks, one row full of inputs, one of padding
+    alone."""
     rng = np.random.default_rng(0)
     lengths = [([150, 30, 90], [20, 200, 10]), ([200, 184], [1, 2]), ([], [])]
     key_ids, ids = (
-        np.stack([np.pad(np.repeat(np.arange(1, len(row[i]) + 1), row[i]), (0, n - sum(row[i]))) for row in lengths])
+        np.stack(
+            [
+                np.pad(np.repeat(np.arange(1, len(row[i]) + 1), row[i]), (0, n - sum(row[i])))
+                for row in lengths
+            ]
+        )
         for i, n in ((0, 384), (1, 256))
     )
     expected = (ids[:, :, None] == key_ids[:, None]) & (ids[:, :, None] > 0)
@@ -160,12 +190,18 @@ def test_cross_attention_is_by_segment():
     blocks = block_masks(ids[0], key_segment_ids=key_ids[0])
     assert (
         blocks.shape == (2, 3)
-        and not ((np.asarray(blocks) == 0)[:, None, :, None] & expected[0].reshape(2, 128, 3, 128)).any()
+        and not (
+            (np.asarray(blocks) == 0)[:, None, :, None] & expected[0].reshape(2, 128, 3, 128)
+        ).any()
     )
 
-    query, key, value = (jnp.asarray(rng.normal(size=(3, n, 2, 8)), jnp.float32) for n in (256, 384, 384))
+    query, key, value = (
+        jnp.asarray(rng.normal(size=(3, n, 2, 8)), jnp.float32) for n in (256, 384, 384)
+    )
     weights = rng.normal(size=query.shape) * (ids != 0)[..., None, None]
-    (_, wanted), wanted_gradients = weighted_sum(by_dense_cross, query, key, value, ids, key_ids, weights)
+    (_, wanted), wanted_gradients = weighted_sum(
+        by_dense_cross, query, key, value, ids, key_ids, weights
+    )
     (_, got), gradients = weighted_sum(by_splash_cross, query, key, value, ids, key_ids, weights)
     assert np.isfinite(got).all()
     assert np.abs(np.asarray(got - wanted)[ids != 0]).max() < 1e-5
@@ -191,7 +227,10 @@ def test_splash_attention_refuses_lengths_and_blocks_that_it_cannot(length, bloc
 
 def test_splash_attention_with_its_gradient_compiles_to_tpu_kernels():
     """As far as that can be seen without one: to the kernels' code."""
-    query, ids = jax.ShapeDtypeStruct((2, 512, 2, 128), jnp.float32), jax.ShapeDtypeStruct((2, 512), jnp.int32)
+    query, ids = (
+        jax.ShapeDtypeStruct((2, 512, 2, 128), jnp.float32),
+        jax.ShapeDtypeStruct((2, 512), jnp.int32),
+    )
 
     def total(query, key, value, ids, ends):
         return splash_attention(query, key, value, ids, ends, interpret=False).sum()
@@ -208,13 +247,17 @@ def test_splash_attention_with_its_gradient_compiles_to_tpu_kernels():
 def loss_and_logits(attend, weights, columns):
     """The sum of the trained slots' losses, by jax.nn alone."""
     logits = decoder(weights, columns, partial(attend, columns))
-    losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), columns["labels"][..., None], -1)[..., 0]
+    losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), columns["labels"][..., None], -1)[
+        ..., 0
+    ]
     return (losses * columns["loss_mask"]).sum(), logits
 
 
 def by_dense(columns, query, key, value):
     names = ("segment_ids", "prefix_ends", "position_ids", "block_lengths")
-    return jax.nn.dot_product_attention(query, key, value, mask=dense_mask(*(columns[name] for name in names)))
+    return jax.nn.dot_product_attention(
+        query, key, value, mask=dense_mask(*(columns[name] for name in names))
+    )
 
 
 def by_splash(columns, query, key, value):
@@ -237,7 +280,9 @@ def assert_packed_equals_unpacked(row, attend, layers, heads):
         assert np.abs(np.asarray(got - logits[0])).max() < 1e-5, f"segment {segment}"
         total = jax.tree.map(jnp.add, total, gradients)
     trained = row["loss_mask"].sum()  # gradients of the mean loss
-    for got, expected in zip(jax.tree.leaves(packed_gradients), jax.tree.leaves(total), strict=True):
+    for got, expected in zip(
+        jax.tree.leaves(packed_gradients), jax.tree.leaves(total), strict=True
+    ):
         assert np.abs(np.asarray(got - expected)).max() / trained < 1e-5
         assert np.abs(np.asarray(expected)).max() / trained > 1e-4  # there is something to compare
 

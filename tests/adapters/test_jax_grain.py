@@ -12,7 +12,9 @@ from packprep.errors import ArgumentError, StateError
 from tests.adapters import jax_made  # noqa: F401
 from tests.dataset import synthetic
 
-grain = pytest.importorskip("grain", reason="Grain is not installed: pip install 'packprep[trainers]'")
+grain = pytest.importorskip(
+    "grain", reason="Grain is not installed: pip install 'packprep[trainers]'"
+)
 from packprep.adapters.jax.grain_source import grain_batches
 
 
@@ -41,7 +43,11 @@ def test_batches_are_those_of_packpreps_loader(directory):
 
 
 def test_state_goes_on_exactly_through_grains_transformations_and_at_another_batch_size(directory):
-    whole = [row for batch in packprep.open_dataset(directory).batches(1, seed=9, epochs=2) for row in batch["tokens"]]
+    whole = [
+        row
+        for batch in packprep.open_dataset(directory).batches(1, seed=9, epochs=2)
+        for row in batch["tokens"]
+    ]
     iterator = iter(grain_batches(directory, 4, seed=9, epochs=2))
     for _ in range(3):
         next(iterator)
@@ -71,7 +77,9 @@ def test_grains_checkpoint_handler_saves_and_restores_it(directory, tmp_path):
         next(iterator)
     PyGrainCheckpointHandler().save(epath.Path(tmp_path), iterator)
     expected = next(iterator)
-    restored = PyGrainCheckpointHandler().restore(epath.Path(tmp_path), iter(grain_batches(directory, 4, seed=1)))
+    restored = PyGrainCheckpointHandler().restore(
+        epath.Path(tmp_path), iter(grain_batches(directory, 4, seed=1))
+    )
     assert same(next(restored), expected)
 
 
@@ -108,8 +116,11 @@ def test_a_mixture_s_batches_come_by_its_shares(directory):
 
 
 def test_batches_say_what_sees_ahead_and_what_is_weighted_without_being_asked(directory, tmp_path):
-    """A loop that is not given prefix_ends or loss_weights would train prefixes causally, and all slots alike."""
+    """A loop that is not given prefix_ends or loss_weights would train prefixes causally, and all
+    slots alike."""
     assert {*next(iter(grain_batches(directory, 2)))} == {*COLUMNS, "prefix_ends"}
     synthetic.make_dataset(tmp_path, (4,), in_place=True, blocks=True)
-    assert {"prefix_ends", "loss_weights", "block_lengths"} <= {*next(iter(grain_batches(tmp_path, 2)))}
+    assert {"prefix_ends", "loss_weights", "block_lengths"} <= {
+        *next(iter(grain_batches(tmp_path, 2)))
+    }
     assert {*next(iter(grain_batches(tmp_path, 2, columns=["tokens"])))} == {"tokens"}

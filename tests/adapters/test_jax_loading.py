@@ -1,4 +1,5 @@
-"""Global batches in JAX: what they hold, on which meshes, from which state; and what is refused by name."""
+"""Global batches in JAX: what they hold, on which meshes, from which state; and what is refused by
+name."""
 
 import json
 import socket
@@ -34,7 +35,8 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    """12 rows of causal, prefix, bidirectional and block-diffusion segments on multiples of 4 slots."""
+    """12 rows of causal, prefix, bidirectional and block-diffusion segments on multiples of 4
+    slots."""
     folder = tmp_path_factory.mktemp("mixed")
     synthetic.make_dataset(folder, (12,), pad_to=4, in_place=True, blocks=True)
     return folder
@@ -52,7 +54,9 @@ def padded(batch, size, pad_id):
     filled = {}
     for name, values in batch.items():
         fill = pad_id if name in ("tokens", "labels", "labels_2") else 0
-        filled[name] = np.concatenate((values, np.full((size - len(values), LENGTH), fill, values.dtype)))
+        filled[name] = np.concatenate(
+            (values, np.full((size - len(values), LENGTH), fill, values.dtype))
+        )
     return filled
 
 
@@ -93,7 +97,10 @@ def test_chosen_columns_and_the_weights_of_what_predicts_in_place(in_place):
     [expected] = dataset.batches(12, epochs=1, shuffle=False, columns=["loss_weights"])
     assert np.array_equal(batch["loss_weights"], expected["loss_weights"])
     assert batch["loss_weights"].dtype == np.float32
-    assert list(next(loader(dataset, batch_size=4, columns=["tokens", "loss_weights"]))) == ["tokens", "loss_weights"]
+    assert list(next(loader(dataset, batch_size=4, columns=["tokens", "loss_weights"]))) == [
+        "tokens",
+        "loss_weights",
+    ]
     with pytest.raises(ArgumentError, match="no column is called 'token'"):
         next(loader(dataset, batch_size=4, columns=["token"]))
 
@@ -134,12 +141,18 @@ def test_a_mixture_of_lengths_is_refused_with_what_to_do(plain, tmp_path):
 def test_redraw_noises_later_epochs_anew(built_in_place):
     dataset = packprep.open_dataset(built_in_place)
     size = len(dataset)
-    batches = loader(dataset, batch_size=size, epochs=2, shuffle=False, redraw=True, columns=["tokens", "labels"])
-    expected = dataset.batches(size, epochs=2, shuffle=False, redraw=True, columns=["tokens", "labels"])
+    batches = loader(
+        dataset, batch_size=size, epochs=2, shuffle=False, redraw=True, columns=["tokens", "labels"]
+    )
+    expected = dataset.batches(
+        size, epochs=2, shuffle=False, redraw=True, columns=["tokens", "labels"]
+    )
     first, second = batches
     for got, values in zip((first, second), expected, strict=True):
         assert np.array_equal(got["tokens"], values["tokens"])
-    assert np.array_equal(first["labels"], second["labels"]) and not np.array_equal(first["tokens"], second["tokens"])
+    assert np.array_equal(first["labels"], second["labels"]) and not np.array_equal(
+        first["tokens"], second["tokens"]
+    )
 
 
 @pytest.mark.parametrize("accelerate", ["numpy", "auto"])
@@ -179,7 +192,9 @@ def test_task_params_go_into_jit(plain):
 # Mixtures
 
 
-def test_a_mixture_s_batches_are_those_of_packpreps_loader_and_its_state_goes_on(plain, mixed, built_in_place):
+def test_a_mixture_s_batches_are_those_of_packpreps_loader_and_its_state_goes_on(
+    plain, mixed, built_in_place
+):
     mixture = packprep.open_dataset([plain, mixed], shares=[0.75, 0.25])
     options = {"seed": 3, "samples": 43}
     names = [
@@ -201,14 +216,23 @@ def test_a_mixture_s_batches_are_those_of_packpreps_loader_and_its_state_goes_on
     again = loader(mixture, batch_size=6, attention="dense", **options)
     again.load_state_dict(json.loads(json.dumps(batches.state_dict())))
     tokens = np.concatenate([batch["tokens"] for batch in again])
-    assert np.array_equal(tokens[:19], np.concatenate([v["tokens"] for v in expected[3:]])) and len(tokens) == 24
+    assert (
+        np.array_equal(tokens[:19], np.concatenate([v["tokens"] for v in expected[3:]]))
+        and len(tokens) == 24
+    )
     assert (tokens[19:] == mixture.pad_id).all() and again.state_dict()["rows"] == 43
-    causal = next(loader(mixture, batch_size=8, attention="dense", prefix_bidirectional=False, **options))
+    causal = next(
+        loader(mixture, batch_size=8, attention="dense", prefix_bidirectional=False, **options)
+    )
     rows, _ = mixture.rows_of_samples(np.arange(8), 3, True)
     for i, number in enumerate(rows.tolist()):
         of = (row := mixture.row(number)).segments
-        for begin, end, prefix, task in zip(of["begin"], of["end"], of["prefix"], of["task"], strict=True):
-            value = {"block_diffusion": -1, "prefix": begin}.get(row.dataset.tasks[task]["attention"], begin + prefix)
+        for begin, end, prefix, task in zip(
+            of["begin"], of["end"], of["prefix"], of["task"], strict=True
+        ):
+            value = {"block_diffusion": -1, "prefix": begin}.get(
+                row.dataset.tasks[task]["attention"], begin + prefix
+            )
             assert (np.asarray(causal["prefix_ends"])[i, begin:end] == value).all()
     with pytest.raises(ArgumentError, match="splash attention cannot do task"):
         loader(mixture, batch_size=8)
@@ -218,7 +242,10 @@ def test_a_mixture_s_batches_are_those_of_packpreps_loader_and_its_state_goes_on
     anew = packprep.open_dataset([built_in_place], shares=[1])
     n = 2 * len(anew)
     own = np.concatenate([b["tokens"] for b in anew.batches(n // 2, samples=n, redraw=True)])
-    got = [b["tokens"] for b in loader(anew, batch_size=n // 2, samples=n, redraw=True, columns=["tokens"])]
+    got = [
+        b["tokens"]
+        for b in loader(anew, batch_size=n // 2, samples=n, redraw=True, columns=["tokens"])
+    ]
     assert np.array_equal(np.concatenate(got), own)
 
 
@@ -234,7 +261,9 @@ def test_layouts_have_one_shape_and_leave_no_slot_out(mixed):
     for i in range(6):
         row = dataset.row(i)
         n = row.n_segments
-        real, physical = (np.asarray(batch[name])[i] for name in ("cu_seqlens", "cu_seqlens_padded"))
+        real, physical = (
+            np.asarray(batch[name])[i] for name in ("cu_seqlens", "cu_seqlens_padded")
+        )
         assert real.shape == physical.shape == (10,) and real.dtype == physical.dtype == np.int32
         assert real[: n + 1].tolist() == row.cu_seqlens.tolist()
         assert physical[:n].tolist() == row.segments["begin"].tolist()
@@ -246,7 +275,9 @@ def test_layouts_have_one_shape_and_leave_no_slot_out(mixed):
 
 @pytest.mark.parametrize("sharding", ["data", jax.sharding.PartitionSpec("data")])
 def test_what_is_no_sharding_is_refused_with_what_would_be_one(plain, sharding):
-    with pytest.raises(ArgumentError, match=r"should be a jax.sharding.Sharding, as NamedSharding\(mesh"):
+    with pytest.raises(
+        ArgumentError, match=r"should be a jax.sharding.Sharding, as NamedSharding\(mesh"
+    ):
         loader(plain, sharding, batch_size=2)
 
 
@@ -268,17 +299,25 @@ def test_a_row_of_more_segments_than_max_segments_is_refused_by_its_number(plain
 def test_prefixes_can_be_read_causally_while_what_predicts_in_place_sees_both_ways(mixed):
     dataset = packprep.open_dataset(mixed)
     both, causal = (
-        next(loader(mixed, batch_size=12, shuffle=False, attention="dense", prefix_bidirectional=value))
+        next(
+            loader(
+                mixed, batch_size=12, shuffle=False, attention="dense", prefix_bidirectional=value
+            )
+        )
         for value in (True, False)
     )
     for i in range(12):
         row, seen = dataset.row(i), set()
-        for k, (begin, end) in enumerate(zip(row.segments["begin"], row.segments["end"], strict=True)):
+        for k, (begin, end) in enumerate(
+            zip(row.segments["begin"], row.segments["end"], strict=True)
+        ):
             task = dataset.tasks[int(row.segments["task"][k])]
             prefix = begin + row.segments["prefix"][k]
             rule = task["attention"]
             seen.add(rule)
-            expected = {"block_diffusion": (-1, -1), "prefix": (prefix, begin)}.get(rule, (prefix, prefix))
+            expected = {"block_diffusion": (-1, -1), "prefix": (prefix, begin)}.get(
+                rule, (prefix, prefix)
+            )
             for batch, value in zip((both, causal), expected, strict=True):
                 assert (np.asarray(batch["prefix_ends"])[i, begin:end] == value).all(), rule
                 blocks = 4 if rule == "block_diffusion" else 0
@@ -296,7 +335,9 @@ def test_dense_mask_of_a_batch_is_the_one_of_its_rows_headers(mixed):
     for i in range(12):
         row = dataset.row(i)
         expected = np.zeros((LENGTH, LENGTH), bool)
-        for k, (begin, end) in enumerate(zip(row.segments["begin"], row.segments["end"], strict=True)):
+        for k, (begin, end) in enumerate(
+            zip(row.segments["begin"], row.segments["end"], strict=True)
+        ):
             n, prefix = end - begin, int(row.segments["prefix"][k])
             ones = np.ones(n, int)
             if prefix < 0:
@@ -314,20 +355,49 @@ def test_attention_paths_refuse_by_name_what_they_cannot_do(plain, in_place, mix
         (
             mixed,
             {},
-            "splash attention cannot do task 'bd3', whose attention rule is block_diffusion; use attention='dense'",
+            (
+                "splash attention cannot do task 'bd3', whose attention rule is block_diffusion;"
+                " use attention='dense'"
+            ),
         ),
-        (plain, {"attention": "causal"}, "causal attention cannot do task 'x'.*prefix_bidirectional=False"),
+        (
+            plain,
+            {"attention": "causal"},
+            "causal attention cannot do task 'x'.*prefix_bidirectional=False",
+        ),
         (plain, {"names": "maxtext"}, "causal attention cannot do task 'x'"),
-        (in_place, {"attention": "causal", "prefix_bidirectional": False}, "cannot do task 'masked'.*'splash'"),
-        (in_place, {"names": "levanter", "attention": "splash"}, "Levanter.*task 'masked' predicts in place"),
-        (plain, {"attention": "flash"}, "attention is 'flash' and should be one of 'causal', 'splash', 'dense'"),
-        (plain, {"names": "t5x"}, "names is 't5x' and should be 'packprep', 'maxtext', 'levanter', 'seqio'"),
-        (plain, {"names": "levanter", "columns": ["tokens"], "attention": "splash"}, "leave columns out"),
+        (
+            in_place,
+            {"attention": "causal", "prefix_bidirectional": False},
+            "cannot do task 'masked'.*'splash'",
+        ),
+        (
+            in_place,
+            {"names": "levanter", "attention": "splash"},
+            "Levanter.*task 'masked' predicts in place",
+        ),
+        (
+            plain,
+            {"attention": "flash"},
+            "attention is 'flash' and should be one of 'causal', 'splash', 'dense'",
+        ),
+        (
+            plain,
+            {"names": "t5x"},
+            "names is 't5x' and should be 'packprep', 'maxtext', 'levanter', 'seqio'",
+        ),
+        (
+            plain,
+            {"names": "levanter", "columns": ["tokens"], "attention": "splash"},
+            "leave columns out",
+        ),
         (plain, {"max_segments": 0}, "max_segments is 0"),
     ]:
         with pytest.raises(ArgumentError, match=words):
             loader(folder, batch_size=4, **options)
-    assert "prefix_ends" not in next(loader(plain, batch_size=4, attention="causal", prefix_bidirectional=False))
+    assert "prefix_ends" not in next(
+        loader(plain, batch_size=4, attention="causal", prefix_bidirectional=False)
+    )
 
 
 # Names
@@ -337,17 +407,24 @@ def test_seqio_gets_an_encoder_s_and_a_decoder_s_arrays(plain, tmp_path):
     directory = made.two_sided(tmp_path)
     ds, options = open_dataset(directory), {"epochs": 2, "redraw": True, "seed": 3}
     batches = list(loader(directory, batch_size=11, names="seqio", **options))
-    for given, batch in zip(ds.batches(11, columns=encoder_decoder.READ, **options), batches, strict=True):
+    for given, batch in zip(
+        ds.batches(11, columns=encoder_decoder.READ, **options), batches, strict=True
+    ):
         assert tuple(batch) == encoder_decoder.NAMES
         for name, values in encoder_decoder.split(given).items():
             assert batch[name].shape == (11, values.shape[1]) and batch[name].dtype == values.dtype
-            assert np.array_equal(batch[name][: len(values)], values) and not batch[name][len(values) :].any()
+            assert (
+                np.array_equal(batch[name][: len(values)], values)
+                and not batch[name][len(values) :].any()
+            )
     assert 0 < len(values) < 11, "the last batch is filled up"
     assert next(loader(directory, batch_size=4))["encoder_length"] == 128
     with pytest.raises(DatasetError, match="there is no encoder_length"):
         loader(plain, batch_size=4, names="seqio")
     for given in ({"attention": "dense"}, {"prefix_bidirectional": False}, {"max_segments": 9}):
-        with pytest.raises(ArgumentError, match="leave attention, prefix_bidirectional and max_segments out"):
+        with pytest.raises(
+            ArgumentError, match="leave attention, prefix_bidirectional and max_segments out"
+        ):
             loader(directory, batch_size=4, names="seqio", **given)
 
 
@@ -356,10 +433,16 @@ def test_maxtext_and_levanter_get_their_own_names(plain):
     own = next(packprep.open_dataset(plain).batches(4, shuffle=False))
     batch = next(loader(plain, names="maxtext", **options))
     assert {name: values.dtype for name, values in batch.items()} == dict.fromkeys(
-        [f"{side}{what}" for side in ("inputs", "targets") for what in ("", "_position", "_segmentation")],
+        [
+            f"{side}{what}"
+            for side in ("inputs", "targets")
+            for what in ("", "_position", "_segmentation")
+        ],
         np.dtype(np.int32),
     )
-    assert np.array_equal(batch["inputs"], own["tokens"]) and np.array_equal(batch["targets"], own["labels"])
+    assert np.array_equal(batch["inputs"], own["tokens"]) and np.array_equal(
+        batch["targets"], own["labels"]
+    )
     for side in ("inputs", "targets"):
         assert np.array_equal(batch[f"{side}_position"], own["position_ids"])
     assert np.array_equal(batch["inputs_segmentation"], own["segment_ids"])
@@ -373,14 +456,18 @@ def test_maxtext_and_levanter_get_their_own_names(plain):
     weight = np.asarray(batch["loss_weight"])
     assert (weight > 0).any() and np.array_equal(weight > 0, own["loss_mask"] == 1)
     assert np.array_equal(rolled[weight > 0], own["labels"][weight > 0])
-    assert {"prefix_ends"} <= set(next(loader(plain, names="maxtext", attention="splash", batch_size=4)))
+    assert {"prefix_ends"} <= set(
+        next(loader(plain, names="maxtext", attention="splash", batch_size=4))
+    )
 
 
 def in_place_dataset(folder, task, mult=1, min_tokens=3):
     made.write_lines(folder / "a.jsonl", made.texts(90, mean_bytes=30))
     documents = {"min_tokens": min_tokens}
     packing = {"pad_seq_to_mult": mult}
-    table = made.table("a.jsonl", tasks=[task], seq_length=LENGTH, documents=documents, packing=packing)
+    table = made.table(
+        "a.jsonl", tasks=[task], seq_length=LENGTH, documents=documents, packing=packing
+    )
     made.build(table, folder, folder / "out")
     return open_dataset(folder / "out")
 
@@ -412,7 +499,14 @@ def test_maxtext_gets_both_masks_of_what_predicts_in_place_and_its_segments(tmp_
 
 def test_maxtext_gets_the_noised_copies_alone_whose_blocks_lie_where_it_counts_them(tmp_path):
     dataset = in_place_dataset(tmp_path, BLOCKS, mult=8)
-    [batch] = loader(dataset, batch_size=len(dataset), shuffle=False, epochs=1, names="maxtext", loss_weights="ignore")
+    [batch] = loader(
+        dataset,
+        batch_size=len(dataset),
+        shuffle=False,
+        epochs=1,
+        names="maxtext",
+        loss_weights="ignore",
+    )
     batch = {name: np.asarray(values) for name, values in batch.items()}
     halves, many = 0, 0
     for i, own in enumerate(map(dataset.row, range(len(dataset)))):
@@ -420,7 +514,9 @@ def test_maxtext_gets_the_noised_copies_alone_whose_blocks_lie_where_it_counts_t
         ids = batch["inputs_segmentation"][i]
         seen = (blocks[:, None] >= blocks) & (ids[:, None] == ids)  # as MaxText makes its mask
         many += len(own.segments) > 1
-        for number, (begin, n) in enumerate(zip(own.segments["begin"], np.diff(own.cu_seqlens) // 2, strict=True), 1):
+        for number, (begin, n) in enumerate(
+            zip(own.segments["begin"], np.diff(own.cu_seqlens) // 2, strict=True), 1
+        ):
             at, there = ids == number, slice(begin, begin + n)
             assert np.array_equal(batch["inputs"][i][at], own.tokens[there])
             assert np.array_equal(batch["targets"][i][at], own.labels[there])
@@ -441,7 +537,12 @@ def test_maxtext_gets_the_noised_copies_alone_whose_blocks_lie_where_it_counts_t
     "task, mult, options, words",
     [
         (BLOCKS, 8, {}, "task 'bd3' weights its loss, which MaxText's loss does not read"),
-        (BLOCKS, 4, {"loss_weights": "ignore"}, "begin at multiples of 4: build with packing.pad_seq_to_mult = 8"),
+        (
+            BLOCKS,
+            4,
+            {"loss_weights": "ignore"},
+            "begin at multiples of 4: build with packing.pad_seq_to_mult = 8",
+        ),
         ({"preset": "llada"}, 1, {}, "task 'llada' weights its loss"),
         ({"preset": "dllm"}, 1, {"loss_weights": "no"}, "loss_weights is 'no'"),
         ({"preset": "fast_dllm"}, 64, {}, "has shift, and MaxText shifts itself"),
@@ -456,10 +557,17 @@ def test_maxtext_s_one_objective_and_one_block_size_are_held(mixed, plain, tmp_p
     with pytest.raises(ArgumentError, match="predicts in place and task .* does not"):
         loader(mixed, batch_size=1, names="maxtext", loss_weights="ignore")
     with pytest.raises(ArgumentError, match="'too_short' does not, .* by documents.min_tokens = 3"):
-        loader(in_place_dataset(tmp_path, {"preset": "dllm"}, min_tokens=1), batch_size=1, names="maxtext")
+        loader(
+            in_place_dataset(tmp_path, {"preset": "dllm"}, min_tokens=1),
+            batch_size=1,
+            names="maxtext",
+        )
     (tmp_path / "blocks").mkdir()
     (tmp_path / "whole").mkdir()
-    both = [in_place_dataset(tmp_path / "blocks", BLOCKS, 8), in_place_dataset(tmp_path / "whole", {"preset": "dllm"})]
+    both = [
+        in_place_dataset(tmp_path / "blocks", BLOCKS, 8),
+        in_place_dataset(tmp_path / "whole", {"preset": "dllm"}),
+    ]
     with pytest.raises(ArgumentError, match=r"blocks of 4 slots \(bd3\), 64 slots \(dllm\)"):
         loader(
             open_dataset([each.directory for each in both], shares=[1, 1]),
@@ -473,7 +581,11 @@ def test_maxtext_s_one_objective_and_one_block_size_are_held(mixed, plain, tmp_p
 
 
 def test_a_state_goes_on_exactly_at_another_batch_size(plain):
-    expected = [row for batch in loader(plain, batch_size=1, seed=5, epochs=3) for row in np.asarray(batch["tokens"])]
+    expected = [
+        row
+        for batch in loader(plain, batch_size=1, seed=5, epochs=3)
+        for row in np.asarray(batch["tokens"])
+    ]
     got, batches = [], loader(plain, batch_size=4, seed=5, epochs=3)
     for size in (4, 8, 1, 16):
         state = json.loads(json.dumps(batches.state_dict()))
@@ -506,7 +618,11 @@ def test_arrays_lie_where_the_rows_were_read(plain, monkeypatch):
 
     monkeypatch.setattr(loading, "aligned", noted)
     kept = [next_batch for next_batch in loader(plain, batch_size=4, epochs=1, max_segments=12)]
-    lie = [array.addressable_data(0).unsafe_buffer_pointer() for batch in kept for array in batch.values()]
+    lie = [
+        array.addressable_data(0).unsafe_buffer_pointer()
+        for batch in kept
+        for array in batch.values()
+    ]
     assert set(lie) <= set(where) and len(set(lie)) == len(lie)
 
 
@@ -524,7 +640,9 @@ def test_what_was_delivered_does_not_change_later(plain):
 def sharding_of(*held):
     """As much of a sharding as data_rank asks for: the rows of this process' devices."""
     return SimpleNamespace(
-        addressable_devices_indices_map=lambda _: {i: (rows, slice(None)) for i, rows in enumerate(held)}
+        addressable_devices_indices_map=lambda _: {
+            i: (rows, slice(None)) for i, rows in enumerate(held)
+        }
     )
 
 
@@ -586,9 +704,15 @@ except ArgumentError as error:
 
 
 def test_meshes_of_eight_devices_get_the_rows_of_packpreps_loader(plain):
-    environment = made.environment(JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    environment = made.environment(
+        JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=8"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", MESHES, str(plain)], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", MESHES, str(plain)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.stdout == "good\n", done.stderr
 
@@ -642,7 +766,9 @@ def test_two_processes_read_their_own_halves_and_make_one_array(plain):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    environment = made.environment(JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    environment = made.environment(
+        JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=2"
+    )
     running = [
         subprocess.Popen(
             [sys.executable, "-c", PROCESSES, str(plain), port, str(i)],
@@ -686,7 +812,9 @@ def test_it_is_the_sum_of_the_trained_slots_cross_entropies():
         total, weighted = total + loss, weighted + loss * weights[b, t]
     got, trained = masked_loss(logits, labels, mask)
     assert got.dtype == np.float32 and np.isclose(got, total, rtol=1e-6) and trained == mask.sum()
-    assert np.isclose(masked_loss(logits, labels, mask.astype(np.uint8), weights)[0], weighted, rtol=1e-6)
+    assert np.isclose(
+        masked_loss(logits, labels, mask.astype(np.uint8), weights)[0], weighted, rtol=1e-6
+    )
     assert masked_loss(logits.astype(jnp.bfloat16), labels, mask)[0].dtype == np.float32
 
 
@@ -724,7 +852,9 @@ def test_fault_29_a_model_whose_outputs_at_padding_are_nan_has_a_finite_loss_and
         assert np.isfinite(a).all() and np.array_equal(a, b)
 
 
-def test_weights_that_documents_give_come_without_being_asked_for_and_are_refused_for_maxtext(tmp_path):
+def test_weights_that_documents_give_come_without_being_asked_for_and_are_refused_for_maxtext(
+    tmp_path,
+):
     build(tmp_path, records(1, 60), [TASKS["causal"]], seq_length=64)
     own = open_dataset(tmp_path / "out").batch(range(4), columns=["loss_weights"])["loss_weights"]
     for names, name in (("packprep", "loss_weights"), ("levanter", "loss_weight")):

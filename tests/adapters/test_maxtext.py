@@ -1,4 +1,5 @@
-"""Packed rows under MaxText's own block-diffusion mask, run from a checkout: PACKPREP_MAXTEXT names it, or an unpacked wheel.
+"""Packed rows under MaxText's own block-diffusion mask, run from a checkout: PACKPREP_MAXTEXT names
+it, or an unpacked wheel.
 
 It needs Python 3.12 and what MaxText imports: benchmarks/trainers/maxtext.txt.
 """
@@ -36,7 +37,8 @@ def attention_op(monkeypatch):
 
 
 def mask(module, segment_ids, block, position_ids=None):
-    """bool[T, T] of one row. position_ids: blocks are counted by them, as under load-balanced context parallelism."""
+    """bool[T, T] of one row. position_ids: blocks are counted by them, as under load-balanced
+    context parallelism."""
     config = SimpleNamespace(
         causal_block_size=block,
         context_sharding="context",
@@ -47,9 +49,14 @@ def mask(module, segment_ids, block, position_ids=None):
     )
     length = len(segment_ids)
     op = module.AttentionOp(
-        config=config, mesh=SimpleNamespace(shape={"context": 2}), attention_kernel="dot_product", num_query_heads=1,
-        num_kv_heads=1, max_target_length=length, attention_type=module.AttentionType.BLOCK_DIFFUSION,
-    )  # fmt: skip
+        config=config,
+        mesh=SimpleNamespace(shape={"context": 2}),
+        attention_kernel="dot_product",
+        num_query_heads=1,
+        num_kv_heads=1,
+        max_target_length=length,
+        attention_type=module.AttentionType.BLOCK_DIFFUSION,
+    )
     op._maybe_shard_with_pspec = lambda values, spec: values  # there is no mesh of devices here
     op._logical_to_mesh_axes = lambda names: None
     if position_ids is not None and hasattr(op, "_load_balanced_context_parallel"):
@@ -64,15 +71,20 @@ def mask(module, segment_ids, block, position_ids=None):
 def dataset_of(folder, task, mult):
     made.write_lines(folder / "a.jsonl", made.texts(60, mean_bytes=40))
     options = {"documents": {"min_tokens": 3}, "packing": {"pad_seq_to_mult": mult}}
-    made.build(made.table("a.jsonl", tasks=[task], seq_length=LENGTH, **options), folder, folder / "out")
+    made.build(
+        made.table("a.jsonl", tasks=[task], seq_length=LENGTH, **options), folder, folder / "out"
+    )
     return open_dataset(folder / "out")
 
 
 def misled(module, ids, block, position_ids=None):
-    """How many pairs of slots the packed mask has otherwise than the mask of each document alone; and of how many documents."""
+    """How many pairs of slots the packed mask has otherwise than the mask of each document alone;
+    and of how many documents."""
     packed = mask(module, ids, block, position_ids)
     right = np.zeros_like(packed)
-    right[np.ix_(ids == 0, ids == 0)] = packed[np.ix_(ids == 0, ids == 0)]  # padding sees padding, whatever it is
+    right[np.ix_(ids == 0, ids == 0)] = packed[
+        np.ix_(ids == 0, ids == 0)
+    ]  # padding sees padding, whatever it is
     for number in range(1, ids.max() + 1):
         at = np.flatnonzero(ids == number)
         right[np.ix_(at, at)] = mask(module, np.ones(len(at), np.int32), block)
@@ -82,7 +94,9 @@ def misled(module, ids, block, position_ids=None):
 def test_its_mask_of_packed_rows_is_that_of_each_document_alone(attention_op, tmp_path):
     task = {"name": "bd3", "objective": "block_diffusion", "block_length": BLOCK}
     dataset = dataset_of(tmp_path, task, 2 * BLOCK)
-    [batch] = loader(dataset, batch_size=len(dataset), epochs=1, names="maxtext", loss_weights="ignore")
+    [batch] = loader(
+        dataset, batch_size=len(dataset), epochs=1, names="maxtext", loss_weights="ignore"
+    )
     most = 0
     for ids, positions in zip(batch["inputs_segmentation"], batch["inputs_position"], strict=True):
         ids, positions = np.asarray(ids), np.asarray(positions)
@@ -93,21 +107,29 @@ def test_its_mask_of_packed_rows_is_that_of_each_document_alone(attention_op, tm
     assert most > 2
 
 
-def test_rows_whose_segments_begin_anywhere_are_right_where_it_counts_by_their_positions_alone(attention_op, tmp_path):
+def test_rows_whose_segments_begin_anywhere_are_right_where_it_counts_by_their_positions_alone(
+    attention_op, tmp_path
+):
     row = dataset_of(tmp_path, {"preset": "dllm"}, 1).row(0)
     wrong, documents = misled(attention_op, row.segment_ids, BLOCK)
-    assert documents > 1 and wrong > 0  # why packing is refused there, and the loader refuses what is not aligned
+    assert (
+        documents > 1 and wrong > 0
+    )  # why packing is refused there, and the loader refuses what is not aligned
     assert misled(attention_op, row.segment_ids, BLOCK, row.position_ids)[0] == 0
 
 
-def test_one_block_as_long_as_the_row_is_two_way_attention_inside_each_segment(attention_op, tmp_path):
+def test_one_block_as_long_as_the_row_is_two_way_attention_inside_each_segment(
+    attention_op, tmp_path
+):
     dataset = dataset_of(tmp_path, {"preset": "dllm"}, 1)
     batch = next(loader(dataset, batch_size=4, names="maxtext"))
     for ids in np.asarray(batch["inputs_segmentation"]):
         assert np.array_equal(mask(attention_op, ids, LENGTH), ids[:, None] == ids)
 
 
-def test_the_example_refuses_a_configuration_that_does_not_go_with_the_dataset(attention_op, tmp_path):
+def test_the_example_refuses_a_configuration_that_does_not_go_with_the_dataset(
+    attention_op, tmp_path
+):
     make = runpy.run_path(str(made.ROOT / "examples" / "maxtext_input.py"))["make_train_iterator"]
     task = {"name": "bd3", "objective": "block_diffusion", "block_length": BLOCK}
     dataset = dataset_of(tmp_path, task, 2 * BLOCK)
@@ -131,6 +153,10 @@ def test_the_example_refuses_a_configuration_that_does_not_go_with_the_dataset(a
     (tmp_path / "checkpoints" / "0").mkdir(parents=True)  # MaxText saves step 0 after it is done
     again = make(SimpleNamespace(**given), mesh, [0])
     assert np.array_equal(next(again)["inputs"], second["inputs"])
-    for name, value in (("causal_block_size", 8), ("max_target_length", LENGTH), ("vocab_size", 100)):
+    for name, value in (
+        ("causal_block_size", 8),
+        ("max_target_length", LENGTH),
+        ("vocab_size", 100),
+    ):
         with pytest.raises(ValueError, match=f"{name}={value} does not go with"):
             make(SimpleNamespace(**{**given, name: value}), mesh, [0])

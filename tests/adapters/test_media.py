@@ -1,12 +1,17 @@
-"""Places of media beside Transformers: as many slots as its processor writes, and its own model trained on packed rows."""
+"""Places of media beside Transformers: as many slots as its processor writes, and its own model
+trained on packed rows."""
 
 import os
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[trainers]'")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[trainers]'")
-Image = pytest.importorskip("PIL.Image", reason="pillow is not installed: pip install '.[trainers]'")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed: pip install '.[trainers]'"
+)
+Image = pytest.importorskip(
+    "PIL.Image", reason="pillow is not installed: pip install '.[trainers]'"
+)
 
 import numpy as np
 
@@ -19,10 +24,11 @@ from tests.tokenizer import tokenizers_made
 
 VISION = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
 TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for c in m.content %}{% if c.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{%"
+    " else %}{% for c in m.content %}{% if c.type == 'image'"
+    " %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}{% endfor %}{%"
+    " endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{%"
+    " endif %}"
 )
 
 
@@ -32,7 +38,9 @@ def qwen(folder):
     names = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
     tokenizers_made.write(folder / "t", made_json, tokenizer_config=names)
     (folder / "t.jinja").write_text(TEMPLATE)
-    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "t" / "tokenizer.json"), **names)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "t" / "tokenizer.json"), **names
+    )
 
 
 def counts_of(sizes):
@@ -50,7 +58,8 @@ RECORDED = {(40, 40): 4, (97, 310): 33, (640, 480): 391, (28, 500): 18, (300, 30
 
 
 def check_as_processor(folder, counts):
-    """Texts and chats with images of these counts: rows hold the ids that the processor's placeholders give, each image once."""
+    """Texts and chats with images of these counts: rows hold the ids that the processor's
+    placeholders give, each image once."""
     tokenizer, chance = qwen(folder), np.random.default_rng(len(counts))
     expected, texts, chats, left = {}, [], [], list(enumerate(counts))
     said = made.texts(len(counts) + 1, 5, 60)
@@ -60,7 +69,8 @@ def check_as_processor(folder, counts):
         ats = sorted(chance.integers(0, len(text) + 1, len(own)).tolist())
         if len(texts) <= len(chats):
             media = [
-                {"at": at, "tokens": n, "ref": f"{i}.png", "kind": "image"} for at, (i, n) in zip(ats, own, strict=True)
+                {"at": at, "tokens": n, "ref": f"{i}.png", "kind": "image"}
+                for at, (i, n) in zip(ats, own, strict=True)
             ]
             texts.append({"text": text, "media": media})
             parts = [text[a:b] for a, b in zip([0, *ats], [*ats, len(text)], strict=True)]
@@ -70,27 +80,46 @@ def check_as_processor(folder, counts):
                 {"type": "text", "text": text},
                 *({"type": "image", "ref": f"{i}.png", "tokens": n} for i, n in own),
             ]
-            messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "Yes."}]
+            messages = [
+                {"role": "user", "content": content},
+                {"role": "assistant", "content": "Yes."},
+            ]
             chats.append({"messages": messages})
-            written = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=TEMPLATE)
+            written = tokenizer.apply_chat_template(
+                messages, tokenize=False, chat_template=TEMPLATE
+            )
         for _, n in own:  # as Qwen2VLProcessor.__call__ does
             written = written.replace(VISION[1], "<|placeholder|>" * n, 1)
-        ids = tokenizer(written.replace("<|placeholder|>", VISION[1]), add_special_tokens=False)["input_ids"]
+        ids = tokenizer(written.replace("<|placeholder|>", VISION[1]), add_special_tokens=False)[
+            "input_ids"
+        ]
         expected[own[0][0]] = ids, [(f"{i}.png", n) for i, n in own]
     media_made.write(folder, "a.jsonl", texts)
     media_made.write(folder, "b.jsonl", chats)
     recipe = {
-        "seq_length": 8192, "tokenizer": "t", "tasks": [{"preset": "causal"}], "specials": {"media": {"image": VISION}},
+        "seq_length": 8192,
+        "tokenizer": "t",
+        "tasks": [{"preset": "causal"}],
+        "specials": {"media": {"image": VISION}},
         "documents": {"chat_template": "t.jinja", "append_eos": False, "max_bad_fraction": 0.0},
-    }  # fmt: skip
-    made.build(made.table([{"paths": ["a.jsonl"]}, {"paths": ["b.jsonl"]}], **recipe), folder, folder / "out")
+    }
+    made.build(
+        made.table([{"paths": ["a.jsonl"]}, {"paths": ["b.jsonl"]}], **recipe),
+        folder,
+        folder / "out",
+    )
     found = {}
     for row in map(open_dataset(folder / "out").row, range(len(open_dataset(folder / "out")))):
-        for begin, end in zip(row.segments["begin"].tolist(), row.segments["end"].tolist(), strict=True):
+        for begin, end in zip(
+            row.segments["begin"].tolist(), row.segments["end"].tolist(), strict=True
+        ):
             media = [
-                (ref, int(n)) for slot, n, ref in zip(row.media.slot, row.media.tokens, row.media.refs, strict=True)
+                (ref, int(n))
+                for slot, n, ref in zip(
+                    row.media.slot, row.media.tokens, row.media.refs, strict=True
+                )
                 if begin <= slot < end
-            ]  # fmt: skip
+            ]
             found[int(media[0][0].partition(".")[0])] = row.tokens[begin:end].tolist(), media
     assert found == expected and sum(len(media) for _, media in found.values()) == len(counts)
 
@@ -136,39 +165,62 @@ def llava(vocab_size, image_token):
         pad_token_id=0,
     )
     config = transformers.LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=image_token, image_seq_length=SLOTS
+        vision_config=vision,
+        text_config=text,
+        image_token_index=image_token,
+        image_seq_length=SLOTS,
     )
-    return transformers.LlavaForConditionalGeneration._from_config(config, attn_implementation="sdpa").double()
+    return transformers.LlavaForConditionalGeneration._from_config(
+        config, attn_implementation="sdpa"
+    ).double()
 
 
 def pixels_of(refs):
     """float64[k, 3, side, side]: the picture of each ref."""
     return torch.stack(
-        [torch.rand(3, SIDE, SIDE, generator=torch.Generator().manual_seed(int(ref))) for ref in refs]
+        [
+            torch.rand(3, SIDE, SIDE, generator=torch.Generator().manual_seed(int(ref)))
+            for ref in refs
+        ]
     ).double()
 
 
 @pytest.mark.long
 def test_a_vision_language_model_trains_on_packed_rows_as_on_documents_alone(tmp_path):
-    """20 steps of LLaVA's own code, which scatters pictures over slot tokens in order: at each the loss of the packed batch is
-    that of its segments one by one."""
+    """20 steps of LLaVA's own code, which scatters pictures over slot tokens in order: at each the
+    loss of the packed batch is that of its segments one by one."""
     qwen(tmp_path)
     chance = np.random.default_rng(1)
     records, number = [], 0
     for text in made.texts(60, 7, 60):
         ats = sorted(chance.integers(0, len(text) + 1, int(chance.integers(0, 3))).tolist())
-        media = [{"at": at, "tokens": SLOTS, "ref": str(number + k), "kind": "image"} for k, at in enumerate(ats)]
+        media = [
+            {"at": at, "tokens": SLOTS, "ref": str(number + k), "kind": "image"}
+            for k, at in enumerate(ats)
+        ]
         number += len(ats)
         records.append({"text": text, "media": media})
     media_made.write(tmp_path, "a.jsonl", records)
     table = made.table(
-        "a.jsonl", seq_length=256, tokenizer="t", specials={"media": {"image": VISION}}, tasks=[{"preset": "causal"}]
+        "a.jsonl",
+        seq_length=256,
+        tokenizer="t",
+        specials={"media": {"image": VISION}},
+        tasks=[{"preset": "causal"}],
     )
     made.build(table, tmp_path, tmp_path / "out")
     plan, dataset = open_plan(tmp_path / "out"), open_dataset(tmp_path / "out")
     model = llava(plan.vocabulary.vocab_size, plan.vocabulary.media["image"][1])
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    columns = ["tokens", "labels", "position_ids", "loss_mask", "segment_ids", "prefix_ends", "media"]
+    columns = [
+        "tokens",
+        "labels",
+        "position_ids",
+        "loss_mask",
+        "segment_ids",
+        "prefix_ends",
+        "media",
+    ]
     batches, losses = iter(loader(dataset, 2, columns=columns, seed=1)), []
     for _ in range(20):
         batch = next(batches)
@@ -177,12 +229,20 @@ def test_a_vision_language_model_trains_on_packed_rows_as_on_documents_alone(tmp
         packed = model(**inputs, pixel_values=pixels_of(media.refs)).loss
         total = torch.zeros((), dtype=torch.float64)
         with torch.no_grad():
-            segments = [(r, n) for r in range(2) for n in batch["segment_ids"][r].unique().tolist() if n]
+            segments = [
+                (r, n) for r in range(2) for n in batch["segment_ids"][r].unique().tolist() if n
+            ]
             for r, n in segments:
                 of = batch["segment_ids"][r] == n
-                own = [ref for ref, slot in zip(media[r].refs, media[r].slot.tolist(), strict=True) if of[slot]]
+                own = [
+                    ref
+                    for ref, slot in zip(media[r].refs, media[r].slot.tolist(), strict=True)
+                    if of[slot]
+                ]
                 alone = {"input_ids": batch["tokens"][r][of][None]}
-                logits = model(**alone, **({"pixel_values": pixels_of(own)} if own else {})).logits[0]
+                logits = model(**alone, **({"pixel_values": pixels_of(own)} if own else {})).logits[
+                    0
+                ]
                 trained = batch["loss_mask"][r][of]
                 total += torch.nn.functional.cross_entropy(
                     logits[trained], batch["labels"][r][of][trained], reduction="sum"

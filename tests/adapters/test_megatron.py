@@ -19,11 +19,15 @@ from tests.weights_made import TASKS, build, records
 def make(directory, pad_to=1):
     """A dataset of causal tasks alone, by the word of its manifest."""
     synthetic.make_dataset(directory, (4, 5), pad_to=pad_to)
-    synthetic.replace_in_manifest(directory, tasks=[synthetic.task(name) for name in ("a", "b", "too_short")])
+    synthetic.replace_in_manifest(
+        directory, tasks=[synthetic.task(name) for name in ("a", "b", "too_short")]
+    )
     return open_dataset(directory)
 
 
-@pytest.mark.parametrize("inputs, expected", [pytest.param(i, e, id=n) for n, i, e in cases("megatron_padding")])
+@pytest.mark.parametrize(
+    "inputs, expected", [pytest.param(i, e, id=n) for n, i, e in cases("megatron_padding")]
+)
 def test_alignment_takes_the_least_common_multiple(inputs, expected):
     fp8 = (inputs["recipe"] or "fp8") if inputs["fp8"] else None
     factor = megatron.alignment_factor(inputs["tp_size"], inputs["cp_size"], inputs["has_sp"], fp8)
@@ -45,16 +49,28 @@ def test_rows_have_gptdataset_s_keys(tmp_path, pad_to):
     assert len(rows) == 9
     for i in range(9):
         item, row = rows[i], dataset.row(i)
-        assert list(item) == ["tokens", "labels", "position_ids", "loss_mask", "cu_seqlens", "max_seqlen"]
+        assert list(item) == [
+            "tokens",
+            "labels",
+            "position_ids",
+            "loss_mask",
+            "cu_seqlens",
+            "max_seqlen",
+        ]
         for name in ("tokens", "labels", "position_ids"):
-            assert item[name].dtype == torch.int64 and np.array_equal(item[name].numpy(), getattr(row, name))
+            assert item[name].dtype == torch.int64 and np.array_equal(
+                item[name].numpy(), getattr(row, name)
+            )
         assert item["loss_mask"].dtype == torch.float32
         assert np.array_equal(item["loss_mask"].numpy(), row.loss_weights)
         assert np.array_equal(item["loss_mask"].numpy() > 0, row.loss_mask > 0)
         cu_seqlens = item["cu_seqlens"].numpy()
         physical = row.cu_seqlens if pad_to == 1 else row.cu_seqlens_padded
         assert cu_seqlens.dtype == np.int32 and cu_seqlens.shape == (22,)
-        assert np.array_equal(cu_seqlens[: len(physical)], physical) and (cu_seqlens[len(physical) :] == 64).all()
+        assert (
+            np.array_equal(cu_seqlens[: len(physical)], physical)
+            and (cu_seqlens[len(physical) :] == 64).all()
+        )
         assert item["max_seqlen"] == np.diff(cu_seqlens).max()
         if pad_to > 1:
             assert (physical % pad_to == 0).all()
@@ -75,9 +91,17 @@ def test_labels_masks_and_weights_ahead_are_what_megatron_s_mtp_rolls(tmp_path, 
         megatron.packed_seq_params(batch),
         {name: batch[name].view(1, -1) for name in ("labels", "loss_mask")},
     )
-    real = torch.from_numpy(dataset.batch(range(9), columns=["segment_ids"])["segment_ids"].astype(int)).view(1, -1) > 0
+    real = (
+        torch.from_numpy(
+            dataset.batch(range(9), columns=["segment_ids"])["segment_ids"].astype(int)
+        ).view(1, -1)
+        > 0
+    )
     for k in range(2, 9):
-        rolled = {name: mtp.roll_tensor(values, packed_seq_params=params)[0] for name, values in rolled.items()}
+        rolled = {
+            name: mtp.roll_tensor(values, packed_seq_params=params)[0]
+            for name, values in rolled.items()
+        }
         names = [f"{name}_{k}" for name in ("labels", "loss_mask", "loss_weights")]
         labels, mask, weights = (torch.from_numpy(values) for values in dataset.batch(
             range(9), columns=names, dtype={names[0]: np.int64}).values())  # fmt: skip
@@ -85,7 +109,9 @@ def test_labels_masks_and_weights_ahead_are_what_megatron_s_mtp_rolls(tmp_path, 
         assert torch.equal(rolled["loss_mask"], weights.view(1, -1))
         trained = rolled["loss_mask"] > 0
         assert torch.equal(rolled["labels"][trained], labels.view(1, -1)[trained])
-        within = real & (labels.view(1, -1) != dataset.pad_id)  # untrained slots have their label too
+        within = real & (
+            labels.view(1, -1) != dataset.pad_id
+        )  # untrained slots have their label too
         assert torch.equal(rolled["labels"][within], labels.view(1, -1)[within])
 
 
@@ -100,7 +126,9 @@ def test_too_many_segments_are_refused_by_row(tmp_path):
 
 
 def test_fault_16_packed_seq_params_of_several_rows_move_their_boundaries(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "megatron.core.packed_seq_params", None)  # as where it is not installed
+    monkeypatch.setitem(
+        sys.modules, "megatron.core.packed_seq_params", None
+    )  # as where it is not installed
     make(tmp_path)
     rows = megatron.GPTRows(tmp_path, max_segments=20)
     batch = next(iter(DataLoader(rows, batch_size=3)))
@@ -113,13 +141,24 @@ def test_fault_16_packed_seq_params_of_several_rows_move_their_boundaries(tmp_pa
     assert all(fields[name] is cu_seqlens for name in fields if name.startswith("cu_seqlens"))
     assert fields["max_seqlen_q"] == fields["max_seqlen_kv"] == int(batch["max_seqlen"].max())
     assert fields["qkv_format"] == "thd"
-    assert megatron.packed_seq_params(rows[0])["cu_seqlens_q"].tolist() == rows[0]["cu_seqlens"].tolist()
+    assert (
+        megatron.packed_seq_params(rows[0])["cu_seqlens_q"].tolist()
+        == rows[0]["cu_seqlens"].tolist()
+    )
 
 
 def test_packed_seq_params_are_megatron_s_where_it_is_installed(tmp_path, monkeypatch):
     class PackedSeqParams:
-        def __init__(self, qkv_format, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded,
-                     max_seqlen_q, max_seqlen_kv):  # fmt: skip
+        def __init__(
+            self,
+            qkv_format,
+            cu_seqlens_q,
+            cu_seqlens_kv,
+            cu_seqlens_q_padded,
+            cu_seqlens_kv_padded,
+            max_seqlen_q,
+            max_seqlen_kv,
+        ):
             self.qkv_format = qkv_format
 
     for name in ("megatron", "megatron.core", "megatron.core.packed_seq_params"):
@@ -135,8 +174,12 @@ def test_rules_that_are_not_causal_are_refused_by_name(tmp_path):
         with pytest.raises(ArgumentError, match="task x sees ahead"):
             refused(tmp_path)
     assert len(megatron.GPTRows(tmp_path, prefix_bidirectional=False)) == 4
-    synthetic.replace_in_manifest(tmp_path, tasks=[synthetic.task("m", "bidirectional", "same_slot")])
-    with pytest.raises(ArgumentError, match="every task of this dataset sees its segments both ways"):
+    synthetic.replace_in_manifest(
+        tmp_path, tasks=[synthetic.task("m", "bidirectional", "same_slot")]
+    )
+    with pytest.raises(
+        ArgumentError, match="every task of this dataset sees its segments both ways"
+    ):
         megatron.GPTRows(tmp_path)
 
 
@@ -169,16 +212,23 @@ def test_a_mixture_is_read_by_torchtitan_and_refused_where_rows_are_drawn_by_num
     assert np.array_equal((labels != -100).numpy(), expected["loss_mask"] > 0)
 
 
-def test_weights_that_documents_give_are_in_megatron_s_loss_mask_and_refused_for_torchtitan(tmp_path):
+def test_weights_that_documents_give_are_in_megatron_s_loss_mask_and_refused_for_torchtitan(
+    tmp_path,
+):
     build(tmp_path, records(1, 60), [TASKS["causal"]], seq_length=64)
     rows = megatron.GPTRows(tmp_path / "out")
     own = rows.dataset.batch(range(4), columns=["loss_weights"])["loss_weights"]
-    assert np.array_equal(np.stack([rows[i]["loss_mask"].numpy() for i in range(4)]), own) and len(np.unique(own)) > 3
+    assert (
+        np.array_equal(np.stack([rows[i]["loss_mask"].numpy() for i in range(4)]), own)
+        and len(np.unique(own)) > 3
+    )
     with pytest.raises(ArgumentError, match="documents of this dataset give weights"):
         megatron.torchtitan(tmp_path / "out", 2)
 
 
 def test_a_task_that_weights_its_loss_is_refused_for_torchtitan(tmp_path):
     build(tmp_path, [{"text": "abcdefgh" * 20}], [TASKS["masked"]], seq_length=64)
-    with pytest.raises(ArgumentError, match="task 'm' weights its loss, which torchtitan's loss does not read"):
+    with pytest.raises(
+        ArgumentError, match="task 'm' weights its loss, which torchtitan's loss does not read"
+    ):
         megatron.torchtitan(tmp_path / "out", 2, prefix_bidirectional=False)

@@ -1,4 +1,5 @@
-"""A packed row gives what its documents give alone: logits and gradients, by every way to attend."""
+"""A packed row gives what its documents give alone: logits and gradients, by every way to
+attend."""
 
 import pytest
 
@@ -23,13 +24,21 @@ from tests.verification.test_epochs import BLOCKS
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 NAN = float("nan")
-LONG = [[Segment("causal", 3000), Segment("causal", 17), Segment("causal", 4000)], [Segment("causal", 4100)]]
-LONG_PREFIX = [[Segment("prefix", 4100, 2000), Segment("both_ways", 33), Segment("blocks", 4000, 32)]]
+LONG = [
+    [Segment("causal", 3000), Segment("causal", 17), Segment("causal", 4000)],
+    [Segment("causal", 4100)],
+]
+LONG_PREFIX = [
+    [Segment("prefix", 4100, 2000), Segment("both_ways", 33), Segment("blocks", 4000, 32)]
+]
 
 
 def alone(model, batch, rows):
-    """(logits [B, T, vocab] with NaN on padding, loss): each document by itself under its own rule."""
-    logits = torch.full((*batch["tokens"].shape, rows_made.VOCAB), NAN, dtype=next(model.parameters()).dtype)
+    """(logits [B, T, vocab] with NaN on padding, loss): each document by itself under its own
+    rule."""
+    logits = torch.full(
+        (*batch["tokens"].shape, rows_made.VOCAB), NAN, dtype=next(model.parameters()).dtype
+    )
     total, trained = 0.0, 0
     for r, begin, segment in rows_made.places(rows):
         at = slice(begin, begin + segment.length)
@@ -43,7 +52,9 @@ def alone(model, batch, rows):
         own = model(batch["tokens"][None, r, at], batch["position_ids"][None, r, at], attend)[0]
         logits[r, at] = own.detach()
         on = batch["loss_mask"][r, at]
-        total = total + torch.nn.functional.cross_entropy(own[on], batch["labels"][r, at][on], reduction="sum")
+        total = total + torch.nn.functional.cross_entropy(
+            own[on], batch["labels"][r, at][on], reduction="sum"
+        )
         trained += int(on.sum())
     return logits, total / max(1, trained)
 
@@ -58,7 +69,11 @@ def document_mask(segment):
         half, (q_half, k_half) = n // 2, (q >= n // 2, k >= n // 2)
         q_block, k_block = q % half // segment.size, k % half // segment.size
         same = (q_half == k_half) & (q_block == k_block)
-        return same | (~q_half & k_half & (k_block < q_block)) | (q_half & k_half & (k_block < q_block))
+        return (
+            same
+            | (~q_half & k_half & (k_block < q_block))
+            | (q_half & k_half & (k_block < q_block))
+        )
     return (k <= q) | (k < {"causal": 0, "prefix": segment.size, "both_ways": n}[segment.rule])
 
 
@@ -67,7 +82,8 @@ def gradients(model, loss):
 
 
 def assert_equal(model, batch, rows, attend, grad=True, form=lambda values: values):
-    """Logits of real slots and, with `grad`, the gradients of the loss equal the documents' own; `form`: the layout."""
+    """Logits of real slots and, with `grad`, the gradients of the loss equal the documents' own;
+    `form`: the layout."""
     expected, loss = alone(model, batch, rows)
     shape = expected.shape
     with torch.set_grad_enabled(grad):
@@ -75,9 +91,12 @@ def assert_equal(model, batch, rows, attend, grad=True, form=lambda values: valu
     real = batch["segment_ids"] > 0
     torch.testing.assert_close(packed[real], expected[real], atol=1e-5, rtol=1e-5)
     if grad:
-        # Padding's outputs are whatever a kernel left there: nothing of them may reach loss or gradient.
+        # Padding's outputs are whatever a kernel left there: nothing of them may reach loss or
+        # gradient.
         poisoned = torch.where(real[..., None], packed, NAN)
-        for mine, theirs in zip(gradients(model, masked_loss(poisoned, batch)), gradients(model, loss), strict=True):
+        for mine, theirs in zip(
+            gradients(model, masked_loss(poisoned, batch)), gradients(model, loss), strict=True
+        ):
             assert torch.isfinite(mine).all()
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
@@ -95,13 +114,16 @@ def by_flex(batch):
 
 
 def by_varlen(batch):
-    """A plain kernel that takes flash attention's keywords, and leaves what no sequence covers unwritten."""
+    """A plain kernel that takes flash attention's keywords, and leaves what no sequence covers
+    unwritten."""
     keywords = torch_attention.flash_varlen(batch)
     begins = keywords["cu_seqlens_q"].tolist()
     assert max(np.diff(begins)) == keywords["max_seqlen_q"]
 
     def attend(_, q, k, v):
-        q, k, v = (x.transpose(1, 2).flatten(0, 1).transpose(0, 1) for x in (q, k, v))  # [heads, slots, head_dim]
+        q, k, v = (
+            x.transpose(1, 2).flatten(0, 1).transpose(0, 1) for x in (q, k, v)
+        )  # [heads, slots, head_dim]
         out = [torch.full_like(q[:, : begins[0]], NAN)]
         for begin, end in zip(begins[:-1], begins[1:], strict=True):
             own = (x[None, :, begin:end] for x in (q, k, v))
@@ -130,7 +152,9 @@ def test_by_flex_attention_forward(name):
 def test_by_varlen_keywords(name):
     rows = rows_made.ALL[name]
     batch = tensors(rows_made.batch(rows, LENGTH))
-    assert_equal(Decoder(), batch, rows, by_varlen(batch), form=lambda values: values.reshape(1, -1))
+    assert_equal(
+        Decoder(), batch, rows, by_varlen(batch), form=lambda values: values.reshape(1, -1)
+    )
 
 
 def test_this_test_can_fail():
@@ -138,27 +162,39 @@ def test_this_test_can_fail():
     mask = torch_attention.sdpa_mask(batch, prefix_bidirectional=False)
     with pytest.raises(AssertionError, match="not close"):
         assert_equal(
-            Decoder(), batch, rows_made.PREFIX, lambda _, q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            Decoder(),
+            batch,
+            rows_made.PREFIX,
+            lambda _, q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=mask),
         )
 
 
 @pytest.fixture(scope="module")
 def blocks(tmp_path_factory):
-    """A dataset with every law of block diffusion, causal segments between, and its rows in two epochs."""
+    """A dataset with every law of block diffusion, causal segments between, and its rows in two
+    epochs."""
     base = tmp_path_factory.mktemp("blocks")
     made.write_lines(base / "a.jsonl", made.texts(40, mean_bytes=60))
     tasks = [*BLOCKS, {"preset": "causal"}]
-    made.build(made.table("a.jsonl", tasks=tasks, seq_length=256, documents={"prepend_bos": True}), base, base / "out")
+    made.build(
+        made.table("a.jsonl", tasks=tasks, seq_length=256, documents={"prepend_bos": True}),
+        base,
+        base / "out",
+    )
     return open_dataset(base / "out")
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize("way", [by_sdpa, by_flex, None])
-def test_every_law_of_blocks_gives_the_loss_of_each_document_as_its_trainer_takes_it(blocks, way, epoch):
-    """Alone: [x_t | x_0] under block_mask; a noised token is predicted at its own slot, or, with shift, by logits[i] against
-    x_0[i + 1], and weighs 1 / level of its own block."""
+def test_every_law_of_blocks_gives_the_loss_of_each_document_as_its_trainer_takes_it(
+    blocks, way, epoch
+):
+    """Alone: [x_t | x_0] under block_mask; a noised token is predicted at its own slot, or, with
+    shift, by logits[i] against x_0[i + 1], and weighs 1 / level of its own block."""
     ds, grad = blocks, way is not by_flex
-    batch = tensors(ds.batch(range(8), columns=default_columns(ds), dtype=DTYPES, epochs=[epoch] * 8))
+    batch = tensors(
+        ds.batch(range(8), columns=default_columns(ds), dtype=DTYPES, epochs=[epoch] * 8)
+    )
     model = Decoder(vocab=ds.vocab_size, heads=1, layers=1)
     total, trained, bos = 0.0, 0, ds.manifest["specials"]["bos"]
     for r in range(8):
@@ -170,15 +206,21 @@ def test_every_law_of_blocks_gives_the_loss_of_each_document_as_its_trainer_take
                 logits = model(tokens[None], torch.arange(end - begin)[None], lambda _, q, k, v: (
                     scaled_dot_product_attention(q, k, v, is_causal=True)
                 ))[0]  # fmt: skip
-                total = total + torch.nn.functional.cross_entropy(logits[:-1], tokens[1:], reduction="sum")
+                total = total + torch.nn.functional.cross_entropy(
+                    logits[:-1], tokens[1:], reduction="sum"
+                )
                 trained += end - begin - 1
                 continue
             n, law = (end - begin) // 2, task["parameters"]
             positions, half = np.tile(np.arange(n), 2), np.repeat([0, 1], n)
-            own = torch.from_numpy(attention.block_mask(np.ones(2 * n, int), positions, half, law["block_length"]))
-            logits = model(tokens[None], torch.from_numpy(positions)[None], lambda _, q, k, v, own=own: (
-                scaled_dot_product_attention(q, k, v, attn_mask=own)
-            ))[0]  # fmt: skip
+            own = torch.from_numpy(
+                attention.block_mask(np.ones(2 * n, int), positions, half, law["block_length"])
+            )
+            logits = model(
+                tokens[None],
+                torch.from_numpy(positions)[None],
+                lambda _, q, k, v, own=own: scaled_dot_product_attention(q, k, v, attn_mask=own),
+            )[0]
             noised = tokens[:n] != tokens[n:]
             if law.get("canvas") == "uniform":
                 noised[:] = True
@@ -187,8 +229,14 @@ def test_every_law_of_blocks_gives_the_loss_of_each_document_as_its_trainer_take
             target = noised.nonzero()[:, 0]
             target = target[target >= shift]
             level = level_of(row, k, epoch, law)[target.numpy() // law["block_length"]]
-            weight = torch.from_numpy(1 / level) if law.get("weighting") != "none" else torch.ones(len(target))
-            losses = torch.nn.functional.cross_entropy(logits[target - shift], tokens[n:][target], reduction="none")
+            weight = (
+                torch.from_numpy(1 / level)
+                if law.get("weighting") != "none"
+                else torch.ones(len(target))
+            )
+            losses = torch.nn.functional.cross_entropy(
+                logits[target - shift], tokens[n:][target], reduction="none"
+            )
             total, trained = total + (losses * weight).sum(), trained + len(target)
     attend = by_sdpa(batch) if way is None else way(batch)
     if way is None:  # dense, from the rule alone
@@ -199,12 +247,15 @@ def test_every_law_of_blocks_gives_the_loss_of_each_document_as_its_trainer_take
     torch.testing.assert_close(packed, total / trained, atol=1e-5, rtol=1e-5, check_dtype=False)
     assert int(batch["loss_mask"].sum()) == trained
     if grad:
-        for mine, theirs in zip(gradients(model, packed), gradients(model, total / trained), strict=True):
+        for mine, theirs in zip(
+            gradients(model, packed), gradients(model, total / trained), strict=True
+        ):
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
 def level_of(row, k, epoch, law):
-    """float64[blocks]: the stored levels, or what the complement has of them; 1 where all is noised."""
+    """float64[blocks]: the stored levels, or what the complement has of them; 1 where all is
+    noised."""
     if law.get("noise") == "all":
         slots = row.segments["end"][k] - row.segments["begin"][k]
         return np.full(-(-(slots // 2) // law["block_length"]), float(row.segments["noise"][k]))
@@ -236,12 +287,17 @@ def dense_mask_of(ds, r):
 
 
 def test_a_batch_in_automodel_s_words_has_the_same_loss(blocks):
-    """As MDLMCrossEntropyLoss reads them: Σ nll · noise_mask · loss_mask / p_mask, over num_diffusion_tokens."""
+    """As MDLMCrossEntropyLoss reads them: Σ nll · noise_mask · loss_mask / p_mask, over
+    num_diffusion_tokens."""
     batch = tensors(blocks.batch(range(4), columns=default_columns(blocks), dtype=DTYPES))
     logits = torch.randn(*batch["tokens"].shape, blocks.vocab_size)
     given = automodel_loss_inputs(batch)
-    nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2), given["target_ids"], reduction="none")
-    theirs = (nll * (given["noise_mask"] & given["loss_mask"]) / given["p_mask"]).sum() / given["num_diffusion_tokens"]
+    nll = torch.nn.functional.cross_entropy(
+        logits.transpose(1, 2), given["target_ids"], reduction="none"
+    )
+    theirs = (nll * (given["noise_mask"] & given["loss_mask"]) / given["p_mask"]).sum() / given[
+        "num_diffusion_tokens"
+    ]
     torch.testing.assert_close(masked_loss(logits, batch), theirs)
 
 
@@ -259,7 +315,9 @@ def test_long_rows_by_varlen_keywords():
 @pytest.mark.parametrize("way, grad", [(by_sdpa, True), (by_flex, False)])
 def test_long_rows_of_every_rule(way, grad):
     batch = tensors(rows_made.batch(LONG_PREFIX, 8192))
-    assert_equal(Decoder(dtype=torch.float32, heads=1, layers=1), batch, LONG_PREFIX, way(batch), grad)
+    assert_equal(
+        Decoder(dtype=torch.float32, heads=1, layers=1), batch, LONG_PREFIX, way(batch), grad
+    )
 
 
 # Micro-sequences: a row in windows, with the keys and values of those before
@@ -274,7 +332,9 @@ def test_a_causal_row_in_micro_sequences_with_a_cache_of_keys_and_values(size):
     for begin in range(0, LENGTH, size):
         end = min(begin + size, LENGTH)
         window = attention.micro_sequence(cu_seqlens, begin, end)
-        mask = torch.from_numpy(attention.dense_mask(batch["segment_ids"][0].numpy(), window=window))
+        mask = torch.from_numpy(
+            attention.dense_mask(batch["segment_ids"][0].numpy(), window=window)
+        )
 
         def attend(layer, q, k, v, window=window, mask=mask, end=end):
             if layer in cache:
@@ -285,11 +345,16 @@ def test_a_causal_row_in_micro_sequences_with_a_cache_of_keys_and_values(size):
             parts = []
             for i in range(len(window.cu_seqlens_q) - 1):
                 (q0, q1), (k0, k1) = window.cu_seqlens_q[i : i + 2], window.cu_seqlens_k[i : i + 2]
-                own = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(int((k1 - k0) - (q1 - q0)))
+                own = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(
+                    int((k1 - k0) - (q1 - q0))
+                )
                 assert torch.equal(mask[q0:q1, k0:k1], own)
                 parts.append(
                     scaled_dot_product_attention(
-                        q[:, :, q0:q1], k[:, :, keys][:, :, k0:k1], v[:, :, keys][:, :, k0:k1], attn_mask=own
+                        q[:, :, q0:q1],
+                        k[:, :, keys][:, :, k0:k1],
+                        v[:, :, keys][:, :, k0:k1],
+                        attn_mask=own,
                     )
                 )
             return torch.cat(parts, 2)
@@ -300,7 +365,9 @@ def test_a_causal_row_in_micro_sequences_with_a_cache_of_keys_and_values(size):
     expected, loss = alone(model, batch, rows)
     real = batch["segment_ids"] > 0
     torch.testing.assert_close(packed[real], expected[real], atol=1e-5, rtol=1e-5)
-    for mine, theirs in zip(gradients(model, masked_loss(packed, batch)), gradients(model, loss), strict=True):
+    for mine, theirs in zip(
+        gradients(model, masked_loss(packed, batch)), gradients(model, loss), strict=True
+    ):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
@@ -308,14 +375,17 @@ def test_a_causal_row_in_micro_sequences_with_a_cache_of_keys_and_values(size):
 
 
 class Scan(torch.nn.Module):
-    """Mamba's causal convolution and selective scan, slot by slot; both begin anew where seq_idx changes."""
+    """Mamba's causal convolution and selective scan, slot by slot; both begin anew where seq_idx
+    changes."""
 
     def __init__(self, width=8, states=4, taps=4):
         super().__init__()
         torch.manual_seed(1)
         self.embed = torch.nn.Embedding(528, width)
         self.taps = torch.nn.Parameter(torch.randn(taps, width))
-        self.chosen = torch.nn.Linear(width, width + 2 * states)  # time step, input and output matrix of each slot
+        self.chosen = torch.nn.Linear(
+            width, width + 2 * states
+        )  # time step, input and output matrix of each slot
         self.decay = torch.nn.Parameter(torch.randn(width, states))
         self.states = states
         self.double()

@@ -89,7 +89,9 @@ def test_the_same_tokenizer_of_transformers_matches(built, kind):
     transformers = pytest.importorskip(
         "transformers", reason="transformers is not installed: pip install '.[trainers]'"
     )
-    huggingface = pytest.importorskip("packprep.adapters.huggingface", reason="torch is not installed")
+    huggingface = pytest.importorskip(
+        "packprep.adapters.huggingface", reason="torch is not installed"
+    )
     given = transformers.PreTrainedTokenizerFast(tokenizer_file=str(built[kind] / "tokenizer.json"))
     huggingface.check_tokenizer(built[kind], given)
     given.add_tokens([AddedToken("<|im_start|>", special=True)])
@@ -112,7 +114,9 @@ CHANGES = {
     "composed characters": lambda parsed: normalize(parsed, {"type": "NFC"}),
     "digits by themselves": lambda parsed: split(parsed, DIGITS),
     "a token that takes spaces": lambda parsed: parsed["added_tokens"][-1].update(lstrip=True),
-    "a token that takes spaces behind it": lambda parsed: parsed["added_tokens"][-1].update(rstrip=True),
+    "a token that takes spaces behind it": (
+        lambda parsed: parsed["added_tokens"][-1].update(rstrip=True)
+    ),
     "a token only as a word": lambda parsed: parsed["added_tokens"][-1].update(single_word=True),
     "a word that was appended": lambda parsed: add(parsed, "Hello"),
     "another merge order": lambda parsed: parsed["model"]["merges"].reverse(),
@@ -142,7 +146,9 @@ CASES = [(kind, change) for change in CHANGES for kind in KINDS if kind in ALONE
 def test_another_tokenizer_is_told(built, kind, change, tmp_path):
     parsed = copy.deepcopy(stored(built[kind]))
     CHANGES[change](parsed)
-    with pytest.raises(TokenizerMismatch, match=f"{kind}.packed: its ids are not those .*: (id|text) [0-9]"):
+    with pytest.raises(
+        TokenizerMismatch, match=f"{kind}.packed: its ids are not those .*: (id|text) [0-9]"
+    ):
         check_tokenizer(built[kind], tokenizers_made.write(tmp_path, parsed))
 
 
@@ -178,7 +184,9 @@ def test_ids_of_an_unknown_tokenizer_are_refused_by_name(tmp_path):
 def test_damaged_files_and_what_is_no_tokenizer_are_named(built, tmp_path):
     directory = shutil.copytree(built["byte_level"], tmp_path / "packed")
     given = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    with pytest.raises(ArgumentError, match="none: No such file or directory; give a tokenizer.json"):
+    with pytest.raises(
+        ArgumentError, match="none: No such file or directory; give a tokenizer.json"
+    ):
         check_tokenizer(directory, tmp_path / "none")
     with pytest.raises(ArgumentError, match="a dict is no tokenizer"):
         check_tokenizer(directory, {})
@@ -189,5 +197,7 @@ def test_damaged_files_and_what_is_no_tokenizer_are_named(built, tmp_path):
     with pytest.raises(DatasetError, match="put the right file back"):
         check_tokenizer(directory, given)
     (directory / "tokenizer.json").unlink()
-    with pytest.raises(DatasetError, match="tokenizer.json: No such file or directory; put it back"):
+    with pytest.raises(
+        DatasetError, match="tokenizer.json: No such file or directory; put it back"
+    ):
         check_tokenizer(directory, given)

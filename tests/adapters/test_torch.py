@@ -59,8 +59,15 @@ def expected_rows(directory, batch_size, rank, world_size, steps, **options):
 
 def test_a_batch_has_the_loader_s_values_in_torch_s_types(directory):
     batch = next(loader(directory, 5, seed=3))
-    plain = next(open_dataset(directory).batches(5, seed=3, columns=[*list(plain_columns()), "prefix_ends"]))
-    wanted = {"tokens": torch.int64, "labels": torch.int64, "position_ids": torch.int64, "segment_ids": torch.int32}
+    plain = next(
+        open_dataset(directory).batches(5, seed=3, columns=[*list(plain_columns()), "prefix_ends"])
+    )
+    wanted = {
+        "tokens": torch.int64,
+        "labels": torch.int64,
+        "position_ids": torch.int64,
+        "segment_ids": torch.int32,
+    }
     wanted |= {"prefix_ends": torch.int32, "loss_mask": torch.bool}
     assert {name: batch[name].dtype for name in wanted} == wanted
     assert set(batch) == {*wanted, "n_trained", "loss_weight_sum"}
@@ -89,12 +96,16 @@ def test_fault_14_k_step_labels_of_a_batch_never_cross_a_segment(directory):
         assert trained > 50 and (k > 1 or trained == batch["n_trained"])
 
 
-def test_labels_k_slots_ahead_have_their_own_masks_and_seq_idx_counts_on_through_a_flat_row(directory):
+def test_labels_k_slots_ahead_have_their_own_masks_and_seq_idx_counts_on_through_a_flat_row(
+    directory,
+):
     given = {"columns": ["tokens", "labels_2", "loss_weights_2"], "ignore_index": -100}
     batch = next(loader(directory, 8, **given))
     assert (batch["labels_2"].dtype, batch["loss_mask_2"].dtype) == (torch.int64, torch.bool)
     assert batch["loss_weights_2"].dtype == torch.float32
-    assert torch.equal(batch["labels_2"] != -100, batch["loss_mask_2"]) and batch["loss_mask_2"].any()
+    assert (
+        torch.equal(batch["labels_2"] != -100, batch["loss_mask_2"]) and batch["loss_mask_2"].any()
+    )
     plain = next(open_dataset(directory).batches(8, columns=["labels_2", "loss_mask_2"]))
     own = np.where(plain["loss_mask_2"], plain["labels_2"].astype(int), -100)
     assert np.array_equal(batch["labels_2"].numpy(), own)
@@ -104,7 +115,9 @@ def test_labels_k_slots_ahead_have_their_own_masks_and_seq_idx_counts_on_through
     for tail in ("segment", "drop"):
         flat = next(loader(causal, 8, layout="thd", columns=["seq_idx"], tail=tail))
         lengths = flat["cu_seqlens"].diff()
-        assert torch.equal(flat["seq_idx"][0], torch.arange(len(lengths)).int().repeat_interleave(lengths))
+        assert torch.equal(
+            flat["seq_idx"][0], torch.arange(len(lengths)).int().repeat_interleave(lengths)
+        )
     with pytest.raises(ArgumentError, match="task x sees ahead"):
         loader(directory, 8, columns=["seq_idx"])
 
@@ -112,7 +125,11 @@ def test_labels_k_slots_ahead_have_their_own_masks_and_seq_idx_counts_on_through
 def test_weights_come_where_a_task_predicts_in_place(in_place):
     batch = next(loader(in_place, 4))
     assert batch["loss_weights"].dtype == torch.float32
-    assert batch["loss_weight_sum"] == pytest.approx(float(batch["loss_weights"].sum())) != batch["n_trained"]
+    assert (
+        batch["loss_weight_sum"]
+        == pytest.approx(float(batch["loss_weights"].sum()))
+        != batch["n_trained"]
+    )
     assert (batch["loss_weights"][~batch["loss_mask"]] == 0).all()
 
 
@@ -131,19 +148,28 @@ def test_thd_is_one_row_with_boundaries(directory, tail):
         assert torch.equal(flat[name][0], wide[name][kept])
     cu_seqlens = flat["cu_seqlens"]
     assert cu_seqlens.dtype == torch.int32 and cu_seqlens[0] == 0 and cu_seqlens[-1] == kept.sum()
-    assert flat["max_seqlen"] == int(cu_seqlens.diff().max()) and flat["n_trained"] == wide["n_trained"]
+    assert (
+        flat["max_seqlen"] == int(cu_seqlens.diff().max())
+        and flat["n_trained"] == wide["n_trained"]
+    )
 
 
 def test_block_diffusion_says_its_rule_in_both_layouts(in_place):
     dataset = open_dataset(in_place)
     wide = next(loader(in_place, 12, shuffle=False))
     flat = next(loader(in_place, 12, layout="thd", shuffle=False))
-    assert (wide["block_lengths"] == 4).any() and torch.equal(wide["prefix_ends"] == -1, wide["block_lengths"] > 0)
+    assert (wide["block_lengths"] == 4).any() and torch.equal(
+        wide["prefix_ends"] == -1, wide["block_lengths"] > 0
+    )
     mask, one = sdpa_mask(wide)[:, 0].numpy(), sdpa_mask(flat)[0, 0].numpy()
     for i in range(12):
-        assert np.array_equal(one[i * 64 : (i + 1) * 64, i * 64 : (i + 1) * 64][real(wide, i)], mask[i][real(wide, i)])
+        assert np.array_equal(
+            one[i * 64 : (i + 1) * 64, i * 64 : (i + 1) * 64][real(wide, i)], mask[i][real(wide, i)]
+        )
         row = dataset.row(i)
-        for begin, end, prefix in zip(*(row.segments[name] for name in ("begin", "end", "prefix")), strict=True):
+        for begin, end, prefix in zip(
+            *(row.segments[name] for name in ("begin", "end", "prefix")), strict=True
+        ):
             n = int(end - begin)
             if prefix < 0:
                 half = np.arange(n) // (n // 2)
@@ -217,13 +243,17 @@ def test_balanced_steps_are_the_loader_s_and_a_sampler_s(directory, rows_of, wor
 
 def test_redraw_noises_later_epochs_anew_whoever_makes_them(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(60))
-    made.build(made.table("a.jsonl", tasks=[{"preset": "llada"}], seq_length=256), tmp_path, tmp_path / "d")
+    made.build(
+        made.table("a.jsonl", tasks=[{"preset": "llada"}], seq_length=256), tmp_path, tmp_path / "d"
+    )
     dataset = open_dataset(tmp_path / "d")
     n = len(dataset)
     plain = dataset.batches(n, epochs=2, redraw=True, dtype=np.int64)
     expected = [next(plain)["tokens"] for _ in range(2)]
     stored = next(dataset.batches(n, epochs=1, dtype=np.int64))["tokens"]
-    assert np.array_equal(expected[0], stored) and not np.array_equal(np.sort(expected[1]), np.sort(stored))
+    assert np.array_equal(expected[0], stored) and not np.array_equal(
+        np.sort(expected[1]), np.sort(stored)
+    )
     for workers in (0, 2):
         batches = loader(tmp_path / "d", n, epochs=2, redraw=True, num_workers=workers)
         assert all(np.array_equal(next(batches)["tokens"].numpy(), tokens) for tokens in expected)
@@ -233,7 +263,9 @@ def test_redraw_noises_later_epochs_anew_whoever_makes_them(tmp_path):
 @pytest.mark.parametrize("task", ["ul2r", "t5", "prefix_lm", "fim"])
 def test_epoch_3_drawn_anew_goes_on_from_and_with_workers_over_world_sizes_1_4_2(tmp_path, task):
     made.write_lines(tmp_path / "a.jsonl", made.texts(60))
-    made.build(made.table("a.jsonl", tasks=[{"preset": task}], seq_length=256), tmp_path, tmp_path / "d")
+    made.build(
+        made.table("a.jsonl", tasks=[{"preset": task}], seq_length=256), tmp_path, tmp_path / "d"
+    )
     dataset, given = open_dataset(tmp_path / "d"), {"seed": 5, "redraw": True}
     steps = (3 * len(dataset) + len(dataset) // 2) // 4
     undisturbed = loader(dataset, 2, **given)
@@ -244,7 +276,10 @@ def test_epoch_3_drawn_anew_goes_on_from_and_with_workers_over_world_sizes_1_4_2
     state = ahead.state_dict()
     assert 3 * len(dataset) <= state["rows"] < 4 * len(dataset)
     for world_size, workers in ((4, {0: 2}), (2, {1: 1})):
-        ranks = [loader(dataset, 2, r, world_size, num_workers=workers.get(r, 0), **given) for r in range(world_size)]
+        ranks = [
+            loader(dataset, 2, r, world_size, num_workers=workers.get(r, 0), **given)
+            for r in range(world_size)
+        ]
         for rank in ranks:
             rank.load_state_dict(json.loads(json.dumps(state)))
         for rank in 2 * ranks:
@@ -258,17 +293,21 @@ def test_epoch_3_drawn_anew_goes_on_from_and_with_workers_over_world_sizes_1_4_2
 
 @pytest.mark.long
 def test_kill_and_resume_at_every_step_of_200_over_world_sizes_1_4_2(directory, rows_of):
-    """After any step of one rank, four go on; after three steps of these, two: the rows are those of one order."""
+    """After any step of one rank, four go on; after three steps of these, two: the rows are those
+    of one order."""
     order = [row for rows in expected_rows(directory, 4, 0, 1, STEPS + 40, seed=5) for row in rows]
     batches = loader(directory, 4, seed=5)
     for step in range(STEPS):
         state = json.loads(json.dumps(batches.state_dict()))
         assert (
-            set(state) == {"fingerprint", "digest", "seed", "shuffle", "redraw", "rows"} and state["rows"] == 4 * step
+            set(state) == {"fingerprint", "digest", "seed", "shuffle", "redraw", "rows"}
+            and state["rows"] == 4 * step
         )
         got = []
         for world_size, batch_size, steps in ((4, 2, 3), (2, 3, 2)):
-            ranks = [loader(directory, batch_size, r, world_size, seed=5) for r in range(world_size)]
+            ranks = [
+                loader(directory, batch_size, r, world_size, seed=5) for r in range(world_size)
+            ]
             for rank in ranks:
                 rank.load_state_dict(state)
             got += [row for _ in range(steps) for rank in ranks for row in rows_of(next(rank))]
@@ -281,7 +320,8 @@ def test_kill_and_resume_at_every_step_of_200_over_world_sizes_1_4_2(directory, 
 
 @pytest.mark.long
 def test_kill_and_resume_at_every_step_of_200_from_0_to_3_workers_and_back(directory, rows_of):
-    """Workers run ahead; the state does not. From each step on, 3 workers go on without any, and none goes on with 3."""
+    """Workers run ahead; the state does not. From each step on, 3 workers go on without any, and
+    none goes on with 3."""
     order = expected_rows(directory, 4, 0, 1, STEPS + 4, seed=6)
     ahead = loader(directory, 4, seed=6, num_workers=3)
     for step in range(STEPS):
@@ -318,7 +358,8 @@ def test_torch_s_own_chance_is_left_alone(directory, workers):
 
 @pytest.fixture(scope="module")
 def mixture(directory, in_place, tmp_path_factory):
-    """Rows of three datasets that predict the next token, in place, and in blocks; most are of the second."""
+    """Rows of three datasets that predict the next token, in place, and in blocks; most are of the
+    second."""
     second = tmp_path_factory.mktemp("torch") / "c"
     synthetic.make_dataset(second, (3, 4), seed=5, in_place=True)
     return open_dataset([directory, second, in_place], shares=[0.3, 0.5, 0.2])
@@ -327,7 +368,14 @@ def mixture(directory, in_place, tmp_path_factory):
 def test_a_mixture_has_the_columns_of_all_tasks_and_each_dataset_s_values(mixture):
     batches = loader(mixture, 10, seed=3, samples=35)
     plain = mixture.batches(10, seed=3, samples=35, columns=batches.batches.form.columns)
-    wanted = {*plain_columns(), "loss_weights", "prefix_ends", "block_lengths", "n_trained", "loss_weight_sum"}
+    wanted = {
+        *plain_columns(),
+        "loss_weights",
+        "prefix_ends",
+        "block_lengths",
+        "n_trained",
+        "loss_weight_sum",
+    }
     in_blocks = 0
     for expected in plain:
         batch = next(batches)
@@ -341,7 +389,9 @@ def test_a_mixture_has_the_columns_of_all_tasks_and_each_dataset_s_values(mixtur
     assert (flat["block_lengths"] > 0).sum() == in_blocks
     assert torch.equal(flat["prefix_ends"] == -1, flat["block_lengths"] > 0)
     rows = Rows(mixture)
-    assert len(rows) == len(mixture) and np.array_equal(rows[25]["tokens"].numpy(), mixture[25]["tokens"])
+    assert len(rows) == len(mixture) and np.array_equal(
+        rows[25]["tokens"].numpy(), mixture[25]["tokens"]
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -351,20 +401,29 @@ def test_a_mixture_goes_on_at_other_ranks_and_workers(mixture, workers):
     got = [next(first)["tokens"] for _ in range(3)]
     state = json.loads(json.dumps(first.state_dict()))
     assert state["rows"] == 12
-    ranks = [loader(mixture, 3, r, 2, seed=6, samples=61, num_workers=workers, columns=["tokens"]) for r in range(2)]
+    ranks = [
+        loader(mixture, 3, r, 2, seed=6, samples=61, num_workers=workers, columns=["tokens"])
+        for r in range(2)
+    ]
     for rank in ranks:
         rank.load_state_dict(state)
     for batches in zip(*ranks, strict=True):
         got += [batch["tokens"] for batch in batches]
     assert np.array_equal(torch.cat(got).numpy(), order)
     assert [rank.state_dict()["rows"] for rank in ranks] == [61, 61]
-    [*made_ahead] = DataLoader(iterable(mixture, 4, seed=6, samples=61), batch_size=None, num_workers=workers)
+    [*made_ahead] = DataLoader(
+        iterable(mixture, 4, seed=6, samples=61), batch_size=None, num_workers=workers
+    )
     assert np.array_equal(torch.cat([batch["tokens"] for batch in made_ahead]).numpy(), order)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_exhausted_mixture_says_so_at_the_same_step_whoever_makes_it(directory, in_place, workers):
-    mixed = open_dataset([directory, in_place], shares=[(0, [1, 1]), (60, [1, 3])], max_epochs=[None, 3])
+def test_an_exhausted_mixture_says_so_at_the_same_step_whoever_makes_it(
+    directory, in_place, workers
+):
+    mixed = open_dataset(
+        [directory, in_place], shares=[(0, [1, 1]), (60, [1, 3])], max_epochs=[None, 3]
+    )
     steps = mixed.exhausted_at(seed=2) // 6
     for rank in range(2):
         run = loader(mixed, 3, rank, 2, seed=2, num_workers=workers)
@@ -379,7 +438,9 @@ def test_an_exhausted_mixture_says_so_at_the_same_step_whoever_makes_it(director
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_mixture_of_lengths_gives_the_loader_s_steps_and_goes_on_with_other_ranks(directory, tmp_path, workers):
+def test_a_mixture_of_lengths_gives_the_loader_s_steps_and_goes_on_with_other_ranks(
+    directory, tmp_path, workers
+):
     synthetic.make_dataset(tmp_path, (9,), seq_length=128)
     mixed = open_dataset([directory, tmp_path], shares=[2, 1])
     expected = mixed.batches({64: 4, 128: 2}, 5)
@@ -399,13 +460,17 @@ def test_a_batch_sampler_draws_a_mixture_by_its_shares(mixture):
     rows = Rows(mixture, columns=["tokens"])
     sampler = BatchSampler(rows, 4, seed=6, samples=30)
     got = np.concatenate([batch["tokens"] for batch in DataLoader(rows, batch_sampler=sampler)])
-    assert np.array_equal(got, np.concatenate([b["tokens"] for b in mixture.batches(4, seed=6, samples=30)]))
+    assert np.array_equal(
+        got, np.concatenate([b["tokens"] for b in mixture.batches(4, seed=6, samples=30)])
+    )
     assert sampler.state_dict()["rows"] == 30
     with pytest.raises(ArgumentError, match="give samples = N"):
         BatchSampler(rows, 4)
 
 
-def test_a_mixture_s_epochs_and_a_list_of_directories_are_refused_with_what_to_do(mixture, directory):
+def test_a_mixture_s_epochs_and_a_list_of_directories_are_refused_with_what_to_do(
+    mixture, directory
+):
     with pytest.raises(ArgumentError, match="give samples = N"):
         loader(mixture, 4, epochs=1)
     with pytest.raises(ArgumentError, match="open the mixture first"):
@@ -425,7 +490,9 @@ def test_the_open_dataset_and_rows_work_under_dataloader(directory, workers):
         next(iter(DataLoader(dataset, batch_size=3, num_workers=workers))),
     ):
         for name in ("tokens", "labels", "loss_mask"):
-            assert np.array_equal(batch[name].numpy(), [getattr(dataset.row(i), name) for i in range(3)])
+            assert np.array_equal(
+                batch[name].numpy(), [getattr(dataset.row(i), name) for i in range(3)]
+            )
     assert Rows(directory)[-1]["tokens"].dtype == torch.int64 and len(Rows(directory)) == N_ROWS
 
 
@@ -449,7 +516,8 @@ def test_a_batch_sampler_has_the_loader_s_order(directory, rows_of, epochs):
 
 def stateful(dataset, **options):
     module = pytest.importorskip(
-        "torchdata.stateful_dataloader", reason="torchdata is not installed: pip install '.[trainers]'"
+        "torchdata.stateful_dataloader",
+        reason="torchdata is not installed: pip install '.[trainers]'",
     )
     return module.StatefulDataLoader(dataset, **options)
 
@@ -491,7 +559,8 @@ def test_stateful_dataloader_goes_on_exactly_with_rows_and_a_sampler(directory, 
 
 
 def test_another_number_of_workers_takes_the_loader_s_state(directory, rows_of):
-    """torchdata refuses its own state with another number of workers; rows delivered are counted all the same."""
+    """torchdata refuses its own state with another number of workers; rows delivered are counted
+    all the same."""
     batches = iterable(directory, 4, seed=2)
     run = iter(stateful(batches, batch_size=None, num_workers=0))
     order = [rows_of(next(run)) for _ in range(5)]
@@ -499,7 +568,9 @@ def test_another_number_of_workers_takes_the_loader_s_state(directory, rows_of):
     again = iterable(directory, 4, seed=2)
     again.load_state_dict(batches.state_after(5))
     run = iter(stateful(again, batch_size=None, num_workers=3))
-    assert [rows_of(next(run)) for _ in range(4)] == expected_rows(directory, 4, 0, 1, 9, seed=2)[5:]
+    assert [rows_of(next(run)) for _ in range(4)] == expected_rows(directory, 4, 0, 1, 9, seed=2)[
+        5:
+    ]
 
 
 def test_a_worker_s_state_of_other_workers_is_refused(directory):
@@ -516,7 +587,9 @@ def test_a_worker_s_state_of_another_dataset_is_refused_and_one_of_before_is_tak
     with pytest.raises(StateError, match="digest is '0000"):
         again.load_state_dict({**state, "digest": "0" * 32})
     with pytest.warns(UserWarning, match="no digest and no redraw"):
-        again.load_state_dict({key: value for key, value in state.items() if key not in ("digest", "redraw")})
+        again.load_state_dict(
+            {key: value for key, value in state.items() if key not in ("digest", "redraw")}
+        )
     assert again.state_dict() == state
 
 
@@ -529,12 +602,17 @@ def test_everyone_s_last_steps_may_be_short_and_are_as_many(tmp_path):
     synthetic.make_dataset(tmp_path, (5,))
     for workers in (0, 3):
         sizes = [
-            [len(batch["tokens"]) for batch in loader(tmp_path, 2, r, 4, epochs=1, num_workers=workers)]
+            [
+                len(batch["tokens"])
+                for batch in loader(tmp_path, 2, r, 4, epochs=1, num_workers=workers)
+            ]
             for r in range(4)
         ]
         assert sizes == [[2], [2], [1], [0]]
     (batch,) = loader(tmp_path, 2, 3, 4, layout="thd", epochs=1)
-    assert batch["cu_seqlens"].tolist() == [0] and batch["max_seqlen"] == 0 and batch["n_trained"] == 0
+    assert (
+        batch["cu_seqlens"].tolist() == [0] and batch["max_seqlen"] == 0 and batch["n_trained"] == 0
+    )
 
 
 def test_weights_that_documents_give_come_without_being_asked_for(tmp_path):
@@ -548,7 +626,8 @@ def test_weights_that_documents_give_come_without_being_asked_for(tmp_path):
 
 
 def test_a_run_with_an_end_has_a_length_that_going_on_does_not_change(directory):
-    """Lightning takes a batch ahead of a loader without one, and its checkpoints skip that batch."""
+    """Lightning takes a batch ahead of a loader without one, and its checkpoints skip that
+    batch."""
     batches = loader(directory, 4, rank=1, world_size=2, epochs=3)
     assert len(batches) == len(list(batches)) == len(DataLoader(batches.batches, batch_size=None))
     batches = loader(directory, 4, epochs=3)
@@ -565,11 +644,16 @@ def test_a_run_with_an_end_has_a_length_that_going_on_does_not_change(directory)
 def test_a_run_that_is_over_says_so_when_it_is_iterated_again(directory):
     """A loop over epochs would train the first alone."""
     rows = Rows(directory)
-    for batches in (loader(directory, 4, epochs=1), DataLoader(rows, batch_sampler=BatchSampler(rows, 4))):
+    for batches in (
+        loader(directory, 4, epochs=1),
+        DataLoader(rows, batch_sampler=BatchSampler(rows, 4)),
+    ):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert len([*batches]) == 6
-        with pytest.warns(UserWarning, match="all 23 rows of this run have been given, and no batch follows"):
+        with pytest.warns(
+            UserWarning, match="all 23 rows of this run have been given, and no batch follows"
+        ):
             assert [*batches] == []
 
 
@@ -577,7 +661,10 @@ def test_processes_that_all_read_the_same_rows_are_warned(directory, monkeypatch
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
     rows = Rows(directory)
-    for read in (lambda **o: loader(directory, 4, **o), lambda **o: iter(BatchSampler(rows, 4, **o))):
+    for read in (
+        lambda **o: loader(directory, 4, **o),
+        lambda **o: iter(BatchSampler(rows, 4, **o)),
+    ):
         with pytest.warns(UserWarning, match="each of the 8 processes .* give rank and world_size"):
             next(read())
         with warnings.catch_warnings():

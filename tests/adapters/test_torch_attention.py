@@ -15,7 +15,11 @@ from tests.adapters import rows_made
 from tests.adapters.rows_made import LENGTH, Segment
 from tests.dataset import synthetic
 
-VARLEN = (torch_attention.flash_varlen, torch_attention.torch_varlen, torch_attention.transformers_kwargs)
+VARLEN = (
+    torch_attention.flash_varlen,
+    torch_attention.torch_varlen,
+    torch_attention.transformers_kwargs,
+)
 
 
 @st.composite
@@ -51,18 +55,27 @@ def test_masks_are_each_document_s_own_rule(segments, block_size):
     assert torch.equal(mask[:, 0][real], expected[real])
     assert not (mask[:, 0] & ~real[:, :, None] & real[:, None, :]).any(), "padding sees no document"
     assert mask.any(-1).all(), "no query is without keys"
-    assert torch.equal(evaluated(torch_attention.flex_mask_mod(batch), len(segments), 40), mask[:, 0])
+    assert torch.equal(
+        evaluated(torch_attention.flex_mask_mod(batch), len(segments), 40), mask[:, 0]
+    )
 
     blocks = torch_attention.flex_block_mask(batch, block_size)
     n = -(-40 // block_size)
     padded = torch.zeros(len(segments), n * block_size, n * block_size, dtype=torch.bool)
     padded[:, :40, :40] = mask[:, 0]
-    tiles = padded.unflatten(2, (n, block_size)).unflatten(1, (n, block_size)).permute(0, 1, 3, 2, 4).flatten(3)
+    tiles = (
+        padded.unflatten(2, (n, block_size))
+        .unflatten(1, (n, block_size))
+        .permute(0, 1, 3, 2, 4)
+        .flatten(3)
+    )
     dense = blocks.to_dense()[:, 0].bool()
     assert torch.equal(dense, tiles.any(-1))
     for row in range(len(segments)):
         for q in range(n):
-            whole = blocks.full_kv_indices[row, 0, q, : blocks.full_kv_num_blocks[row, 0, q]].tolist()
+            whole = blocks.full_kv_indices[
+                row, 0, q, : blocks.full_kv_num_blocks[row, 0, q]
+            ].tolist()
             assert whole == tiles[row, q].all(-1).nonzero()[:, 0].tolist()
             part = blocks.kv_indices[row, 0, q, : blocks.kv_num_blocks[row, 0, q]].tolist()
             assert part == (tiles[row, q].any(-1) & ~tiles[row, q].all(-1)).nonzero()[:, 0].tolist()
@@ -71,12 +84,18 @@ def test_masks_are_each_document_s_own_rule(segments, block_size):
 def test_the_block_mask_is_that_of_create_block_mask():
     from torch.nn.attention.flex_attention import create_block_mask
 
-    batch = tensors(rows_made.batch([[Segment("prefix", 300, 150), Segment("blocks", 500, 32)], []], 1000))
+    batch = tensors(
+        rows_made.batch([[Segment("prefix", 300, 150), Segment("blocks", 500, 32)], []], 1000)
+    )
     mine = torch_attention.flex_block_mask(batch)
-    theirs = create_block_mask(torch_attention.flex_mask_mod(batch), 2, None, 1000, 1000, device="cpu")
+    theirs = create_block_mask(
+        torch_attention.flex_mask_mod(batch), 2, None, 1000, 1000, device="cpu"
+    )
     for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
         assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
-    assert torch.equal(mine.to_dense(), theirs.to_dense()) and mine.seq_lengths == theirs.seq_lengths
+    assert (
+        torch.equal(mine.to_dense(), theirs.to_dense()) and mine.seq_lengths == theirs.seq_lengths
+    )
 
 
 @pytest.mark.parametrize("name", ["causal", "prefix", "both_ways", "gaps"])
@@ -84,7 +103,9 @@ def test_masks_agree_with_the_loader_s_own_dense_mask(name):
     batch = rows_made.batch(rows_made.ALL[name], LENGTH)
     mask = torch_attention.sdpa_mask(batch)[:, 0].numpy()
     for r, ids in enumerate(batch["segment_ids"]):
-        assert np.array_equal(mask[r][ids > 0], attention.dense_mask(ids, batch["prefix_ends"][r])[ids > 0])
+        assert np.array_equal(
+            mask[r][ids > 0], attention.dense_mask(ids, batch["prefix_ends"][r])[ids > 0]
+        )
 
 
 def test_block_diffusion_agrees_with_the_loader_s_own_block_mask():
@@ -135,16 +156,26 @@ def test_fault_13_positions_never_begin_again_without_a_mask_that_parts_the_segm
 
 
 def test_fault_15_cu_seqlens_start_at_0_and_cover_every_slot():
-    batch = rows_made.batch([[Segment("causal", 3), Segment("causal", 5)], [Segment("causal", 2)], []], 10)
+    batch = rows_made.batch(
+        [[Segment("causal", 3), Segment("causal", 5)], [Segment("causal", 2)], []], 10
+    )
     flash = torch_attention.flash_varlen(batch)
-    assert flash["cu_seqlens_q"].tolist() == [0, 3, 8, 10, 12, 20, 30] and flash["cu_seqlens_q"].dtype == torch.int32
+    assert (
+        flash["cu_seqlens_q"].tolist() == [0, 3, 8, 10, 12, 20, 30]
+        and flash["cu_seqlens_q"].dtype == torch.int32
+    )
     assert flash["cu_seqlens_k"] is flash["cu_seqlens_q"]
     assert flash["max_seqlen_q"] == flash["max_seqlen_k"] == 10 and flash["causal"] is True
     other = torch_attention.torch_varlen(batch)
     assert (other["max_q"], other["max_k"], other["window_size"]) == (10, 10, (-1, 0))
-    assert torch.equal(other["cu_seq_q"], flash["cu_seqlens_q"]) and other["cu_seq_k"] is other["cu_seq_q"]
+    assert (
+        torch.equal(other["cu_seq_q"], flash["cu_seqlens_q"])
+        and other["cu_seq_k"] is other["cu_seq_q"]
+    )
     theirs = torch_attention.transformers_kwargs(batch)
-    assert theirs["max_length_q"] == theirs["max_length_k"] == 10 and theirs["position_ids"].shape == (1, 30)
+    assert theirs["max_length_q"] == theirs["max_length_k"] == 10 and theirs[
+        "position_ids"
+    ].shape == (1, 30)
     assert torch.equal(theirs["cu_seq_lens_q"], flash["cu_seqlens_q"])
 
 
@@ -164,14 +195,20 @@ def test_keywords_are_those_of_the_kernel():
     from torch.nn.attention.varlen import varlen_attn
 
     parameters = inspect.signature(varlen_attn).parameters
-    assert set(torch_attention.torch_varlen(rows_made.batch(rows_made.CAUSAL, LENGTH))) <= set(parameters)
+    assert set(torch_attention.torch_varlen(rows_made.batch(rows_made.CAUSAL, LENGTH))) <= set(
+        parameters
+    )
 
 
 @pytest.mark.parametrize("function", VARLEN)
 def test_prefixes_and_blocks_are_refused_by_row_and_segment(function):
-    with pytest.raises(ArgumentError, match=r"row 0 .* segment 1 \(slots 0 to 9\) has a prefix of 4 slots"):
+    with pytest.raises(
+        ArgumentError, match=r"row 0 .* segment 1 \(slots 0 to 9\) has a prefix of 4 slots"
+    ):
         function(rows_made.batch(rows_made.PREFIX, LENGTH))
-    with pytest.raises(ArgumentError, match="row 0 of the batch, segment 1 has block diffusion's rule"):
+    with pytest.raises(
+        ArgumentError, match="row 0 of the batch, segment 1 has block diffusion's rule"
+    ):
         function(rows_made.batch(rows_made.MIXED, LENGTH))
     function(rows_made.batch(rows_made.PREFIX, LENGTH), prefix_bidirectional=False)
 
@@ -185,7 +222,9 @@ def test_a_prefix_of_one_slot_is_causal_and_whole_segments_go_both_ways():
     with pytest.raises(ArgumentError, match="a causal Transformers model"):
         torch_attention.transformers_kwargs(batch)
     with pytest.raises(ArgumentError, match="segment 1"):
-        torch_attention.flash_varlen(rows_made.batch([[Segment("both_ways", 5), Segment("causal", 2)]], 9))
+        torch_attention.flash_varlen(
+            rows_made.batch([[Segment("both_ways", 5), Segment("causal", 2)]], 9)
+        )
 
 
 def test_a_dataset_is_refused_by_its_tasks_names(tmp_path):
@@ -196,11 +235,15 @@ def test_a_dataset_is_refused_by_its_tasks_names(tmp_path):
     synthetic.make_dataset(tmp_path / "b", (3,), in_place=True, blocks=True)
     with pytest.raises(ArgumentError, match="task bd3 has block diffusion's rule"):
         torch_attention.varlen_causal(open_dataset(tmp_path / "b"), prefix_bidirectional=False)
-    synthetic.replace_in_manifest(tmp_path / "x", tasks=[synthetic.task("c"), synthetic.task("too_short", weight=0.0)])
+    synthetic.replace_in_manifest(
+        tmp_path / "x", tasks=[synthetic.task("c"), synthetic.task("too_short", weight=0.0)]
+    )
     assert torch_attention.varlen_causal(open_dataset(tmp_path / "x")) is True
     masked = synthetic.task("m", "bidirectional", "same_slot")
     drawn = {"tasks": {"m": {"segments": 4}, "too_short": {"segments": 0}}}
-    synthetic.replace_in_manifest(tmp_path / "x", tasks=[masked, synthetic.task("too_short")], ledger=drawn)
+    synthetic.replace_in_manifest(
+        tmp_path / "x", tasks=[masked, synthetic.task("too_short")], ledger=drawn
+    )
     assert torch_attention.varlen_causal(open_dataset(tmp_path / "x")) is False
     drawn["tasks"]["too_short"]["segments"] = 1
     synthetic.replace_in_manifest(tmp_path / "x", ledger=drawn)

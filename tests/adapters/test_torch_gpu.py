@@ -1,4 +1,5 @@
-"""What needs a GPU: the kernels themselves with the adapter's keywords. Nothing else depends on it."""
+"""What needs a GPU: the kernels themselves with the adapter's keywords. Nothing else depends on
+it."""
 
 import time
 
@@ -15,11 +16,17 @@ from tests.adapters import rows_made
 from tests.adapters.rows_made import Segment
 from tests.dataset import synthetic
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False"
+)
 
 HEADS, HEAD_DIM, LENGTH = 2, 64, 512
 ROWS = {
-    "causal": [[Segment("causal", 200), Segment("causal", 1), Segment("causal", 211)], [Segment("causal", 512)], []],
+    "causal": [
+        [Segment("causal", 200), Segment("causal", 1), Segment("causal", 211)],
+        [Segment("causal", 512)],
+        [],
+    ],
     "prefix": [[Segment("prefix", 300, 150), Segment("causal", 77)], [Segment("prefix", 500, 3)]],
     "both_ways": [[Segment("both_ways", 200), Segment("both_ways", 312)]],
     "mixed": [[Segment("blocks", 256, 32), Segment("prefix", 100, 30)], [Segment("both_ways", 80)]],
@@ -29,7 +36,10 @@ ROWS = {
 def inputs(n_rows):
     """q, k, v and the gradient of the output, bfloat16[B, heads, T, head_dim]."""
     torch.manual_seed(0)
-    made = [torch.randn(n_rows, HEADS, LENGTH, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+    made = [
+        torch.randn(n_rows, HEADS, LENGTH, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+        for _ in range(4)
+    ]
     return [x.requires_grad_() for x in made[:3]], made[3]
 
 
@@ -38,15 +48,21 @@ def outcomes(attend, n_rows, real):
     (q, k, v), gradient = inputs(n_rows)
     out = attend(q, k, v)
     gradient = gradient * real[:, None, :, None]
-    return [x.float() * real[:, None, :, None] for x in (out, *torch.autograd.grad(out, (q, k, v), gradient))]
+    return [
+        x.float() * real[:, None, :, None]
+        for x in (out, *torch.autograd.grad(out, (q, k, v), gradient))
+    ]
 
 
 def reference(batch, n_rows):
-    """SDPA in float32 with the dense mask, which the tests without a GPU hold against the documents alone."""
+    """SDPA in float32 with the dense mask, which the tests without a GPU hold against the documents
+    alone."""
     mask = torch_attention.sdpa_mask(batch)
 
     def attend(q, k, v):
-        return scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask).to(q.dtype)
+        return scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask).to(
+            q.dtype
+        )
 
     return outcomes(attend, n_rows, batch["segment_ids"] > 0)
 
@@ -86,14 +102,19 @@ def test_batches_in_pinned_memory_reach_the_gpu(tmp_path):
     for _ in range(20):
         batch, expected = next(pinned), next(plain)
         assert batch["tokens"].is_pinned()
-        copied = {name: batch[name].to("cuda", non_blocking=True) for name in ("tokens", "labels", "loss_mask")}
+        copied = {
+            name: batch[name].to("cuda", non_blocking=True)
+            for name in ("tokens", "labels", "loss_mask")
+        }
         assert all(torch.equal(value.cpu(), expected[name]) for name, value in copied.items())
 
 
 def test_the_loader_s_share_of_a_step_is_reported(tmp_path, record_property, capsys):
     """A step of a model of some size; the share is printed, and no test depends on its value."""
     synthetic.make_dataset(tmp_path, (64,), seq_length=2048)
-    model = torch.nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True, device="cuda", dtype=torch.bfloat16)
+    model = torch.nn.TransformerEncoderLayer(
+        1024, 16, 4096, batch_first=True, device="cuda", dtype=torch.bfloat16
+    )
     embed = torch.nn.Embedding(528, 1024, device="cuda", dtype=torch.bfloat16)
     batches = loader(tmp_path, 8, pin_memory=True)
     loading, begin = 0.0, 0.0

@@ -28,7 +28,9 @@ def test_the_loss_is_that_by_hand():
     n = int(batch["loss_mask"].sum())
     torch.testing.assert_close(masked_loss(logits, batch), by_hand(logits, batch) / n)
     torch.testing.assert_close(masked_loss(logits, batch, 7), by_hand(logits, batch) / 7)
-    torch.testing.assert_close(masked_loss(logits[batch["loss_mask"]], batch), by_hand(logits, batch) / n)
+    torch.testing.assert_close(
+        masked_loss(logits[batch["loss_mask"]], batch), by_hand(logits, batch) / n
+    )
     batch["loss_weights"] = torch.rand(2, LENGTH) * batch["loss_mask"]
     torch.testing.assert_close(masked_loss(logits, batch), by_hand(logits, batch) / n)
 
@@ -36,7 +38,10 @@ def test_the_loss_is_that_by_hand():
 def test_parts_of_a_batch_add_up_with_one_denominator():
     batch, logits = made()
     n = batch["loss_mask"].sum()
-    parts = [masked_loss(logits[i : i + 1], {k: v[i : i + 1] for k, v in batch.items()}, n) for i in range(2)]
+    parts = [
+        masked_loss(logits[i : i + 1], {k: v[i : i + 1] for k, v in batch.items()}, n)
+        for i in range(2)
+    ]
     torch.testing.assert_close(sum(parts), masked_loss(logits, batch))
 
 
@@ -48,7 +53,9 @@ def test_fault_29_what_a_kernel_leaves_outside_every_segment_reaches_neither_los
         logits[padding] = float("nan")
     loss = masked_loss(logits, batch)
     (gradient,) = torch.autograd.grad(loss, logits)
-    assert torch.isfinite(loss) and torch.isfinite(gradient).all() and (gradient[padding] == 0).all()
+    assert (
+        torch.isfinite(loss) and torch.isfinite(gradient).all() and (gradient[padding] == 0).all()
+    )
     torch.testing.assert_close(loss, by_hand(logits, batch) / batch["loss_mask"].sum())
 
 

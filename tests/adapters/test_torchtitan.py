@@ -1,4 +1,5 @@
-"""Rows in the pipeline of torchtitan's main branch, run from a checkout: PACKPREP_TORCHTITAN names it."""
+"""Rows in the pipeline of torchtitan's main branch, run from a checkout: PACKPREP_TORCHTITAN names
+it."""
 
 import os
 import sys
@@ -6,7 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[trainers]'", exc_type=ImportError)
+torch = pytest.importorskip(
+    "torch", reason="torch is not installed: pip install '.[trainers]'", exc_type=ImportError
+)
 
 from packprep.adapters import torchtitan as adapter
 from packprep.dataset.loader import open_dataset
@@ -24,7 +27,12 @@ def make(path, tokens=40):
     from tests.made import Silent, table, texts, write_lines
 
     write_lines(path / "in.jsonl", texts(tokens))
-    recipe = table("in.jsonl", tasks=[{"preset": "causal"}], seq_length=SEQ_LENGTH, packing={"pad_seq_to_mult": 8})
+    recipe = table(
+        "in.jsonl",
+        tasks=[{"preset": "causal"}],
+        seq_length=SEQ_LENGTH,
+        packing={"pad_seq_to_mult": 8},
+    )
     build(read_recipe(recipe, path), path / "out", Silent())
     return open_dataset(path / "out")
 
@@ -38,7 +46,10 @@ def test_positions_begin_with_each_segment_and_run_on_through_padding(tmp_path):
         assert {values.dtype for values in row.values()} == {np.dtype(np.int64)}
         assert np.array_equal(row["input_ids"], own.tokens)
         trained = own.loss_mask > 0
-        assert np.array_equal(row["labels"][trained], own.labels[trained]) and (row["labels"][~trained] == -100).all()
+        assert (
+            np.array_equal(row["labels"][trained], own.labels[trained])
+            and (row["labels"][~trained] == -100).all()
+        )
         ids = own.segment_ids
         begins = np.flatnonzero(np.diff(ids, prepend=-1))  # of segments, and of runs of padding
         assert np.array_equal(np.flatnonzero(row["positions"] == 0), begins)
@@ -70,7 +81,9 @@ def titan(monkeypatch):
 
 def loader_of(titan, dataset, rows=2, rank=0, world=1, **config):
     made = titan.SingleDatasetConfig(source=adapter.source(dataset), processor=adapter.processor())
-    config = titan.GrainDataLoader.Config(dataset=made, collator=adapter.collator(dataset), **config)
+    config = titan.GrainDataLoader.Config(
+        dataset=made, collator=adapter.collator(dataset), **config
+    )
     return titan.GrainDataLoader(
         config, dp_world_size=world, dp_rank=rank, tokenizer=None, max_context_length=SEQ_LENGTH,
         num_tokens_per_batch=rows * SEQ_LENGTH,
@@ -85,12 +98,23 @@ def test_its_loader_gives_every_row_whole_once_an_epoch_and_goes_on(titan, tmp_p
         loader = loader_of(titan, dataset, rank=rank, world=2)
         batches = [next(iter(loader)) for _ in range(steps)]
         for inputs, labels in batches:
-            assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (2 * SEQ_LENGTH,)
-            given = {"input_ids": inputs["input"], "labels": labels, "positions": inputs["positions"]}
+            assert (
+                inputs["input"].shape
+                == inputs["positions"].shape
+                == labels.shape
+                == (2 * SEQ_LENGTH,)
+            )
+            given = {
+                "input_ids": inputs["input"],
+                "labels": labels,
+                "positions": inputs["positions"],
+            }
             for k in range(2):
                 row = {name: values.reshape(2, -1)[k].numpy() for name, values in given.items()}
                 seen.append(numbers[row["input_ids"].tobytes()])
-                assert all(np.array_equal(row[name], values) for name, values in rows[seen[-1]].items())
+                assert all(
+                    np.array_equal(row[name], values) for name, values in rows[seen[-1]].items()
+                )
         again = loader_of(titan, dataset, rank=rank, world=2)
         next(iter(again))
         state = again.state_dict()
@@ -101,11 +125,17 @@ def test_its_loader_gives_every_row_whole_once_an_epoch_and_goes_on(titan, tmp_p
     with pytest.raises(ArgumentError, match="does not hold whole rows of 64"):
         titan.GrainDataLoader(
             titan.GrainDataLoader.Config(
-                dataset=titan.SingleDatasetConfig(source=adapter.source(dataset), processor=adapter.processor()),
+                dataset=titan.SingleDatasetConfig(
+                    source=adapter.source(dataset), processor=adapter.processor()
+                ),
                 collator=adapter.collator(dataset),
             ),
-            dp_world_size=1, dp_rank=0, tokenizer=None, max_context_length=SEQ_LENGTH, num_tokens_per_batch=100,
-        )  # fmt: skip
+            dp_world_size=1,
+            dp_rank=0,
+            tokenizer=None,
+            max_context_length=SEQ_LENGTH,
+            num_tokens_per_batch=100,
+        )
 
 
 def test_its_model_sees_each_segment_of_a_folded_batch_as_if_alone(titan, tmp_path):
@@ -118,12 +148,18 @@ def test_its_model_sees_each_segment_of_a_folded_batch_as_if_alone(titan, tmp_pa
     model.init_states() if hasattr(model, "init_states") else model.init_weights()
     tokens, positions = inputs["input"], inputs["positions"]
     with torch.no_grad():
-        packed = model(tokens, attention_masks=model.get_attention_masks(positions=positions), positions=positions)
+        packed = model(
+            tokens,
+            attention_masks=model.get_attention_masks(positions=positions),
+            positions=positions,
+        )
         begins = [*torch.nonzero(positions == 0).flatten().tolist(), len(tokens)]
         compared = 0
         for begin, end in zip(begins, begins[1:], strict=False):
             alone, at = tokens[begin:end], positions[begin:end]
-            logits = model(alone, attention_masks=model.get_attention_masks(positions=at), positions=at)
+            logits = model(
+                alone, attention_masks=model.get_attention_masks(positions=at), positions=at
+            )
             assert (logits - packed[begin:end]).abs().max() < 1e-5
             compared += end - begin
     assert compared == len(tokens) == 2 * SEQ_LENGTH

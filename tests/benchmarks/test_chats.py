@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[trainers]'")
+pytest.importorskip(
+    "transformers", reason="transformers is not installed: pip install '.[trainers]'"
+)
 
 import chats
 import numpy as np
@@ -26,11 +28,15 @@ def test_conversations_are_functions_of_their_numbers_and_name_the_owner_of_each
         assert len(marks) == len(set(marks))
         for message in record["messages"]:
             roles.add(message["role"])
-            assert {mark[1] for text in strings(message) for mark in MARK.finditer(text)} <= {whose[message["role"]]}
+            assert {mark[1] for text in strings(message) for mark in MARK.finditer(text)} <= {
+                whose[message["role"]]
+            }
     assert roles == set(whose) and any("tools" in record for record in records)
 
 
-@pytest.mark.parametrize("template, column", [(chats_made.CHATML, "turns"), (chats_made.GENERATION, "mask")])
+@pytest.mark.parametrize(
+    "template, column", [(chats_made.CHATML, "turns"), (chats_made.GENERATION, "mask")]
+)
 def test_small_templates_give_the_ids_and_masks_of_transformers(template, column):
     found = chats.judge_template(template, list(conversations(16)))
     taken = found.counts["conversations"] - found.counts["refused"]
@@ -38,7 +44,9 @@ def test_small_templates_give_the_ids_and_masks_of_transformers(template, column
     assert found.counts["ids"] == taken and found.counts[column] >= taken / 2
 
 
-@pytest.mark.parametrize("template, what", [(chats_made.CHATML, "turns"), (chats_made.GENERATION, "mask")])
+@pytest.mark.parametrize(
+    "template, what", [(chats_made.CHATML, "turns"), (chats_made.GENERATION, "mask")]
+)
 def test_another_id_or_a_shifted_mask_is_seen(template, what, monkeypatch):
     records = list(conversations(8))
     in_order = chats.built
@@ -59,14 +67,22 @@ def test_another_id_or_a_shifted_mask_is_seen(template, what, monkeypatch):
 CONTENT = "message['content']"
 
 
-@pytest.mark.parametrize("written", [f"{CONTENT} | trim", f"({CONTENT} if {CONTENT} is string else '')"])
+@pytest.mark.parametrize(
+    "written", [f"{CONTENT} | trim", f"({CONTENT} if {CONTENT} is string else '')"]
+)
 def test_lists_of_parts_that_a_template_makes_nothing_of_count_as_refused(written):
-    records = [r for r in conversations(40) if all(isinstance(m.get("content"), list) for m in r["messages"])]
+    records = [
+        r
+        for r in conversations(40)
+        if all(isinstance(m.get("content"), list) for m in r["messages"])
+    ]
     found = chats.judge_template(chats_made.CHATML.replace(CONTENT, written), records)
     assert found.counts["refused"] == len(records) > 0 and not found.differences
 
 
 @pytest.mark.campaign
-@pytest.mark.skipif(TEMPLATES not in os.environ, reason=f"{TEMPLATES} names a folder of real templates")
+@pytest.mark.skipif(
+    TEMPLATES not in os.environ, reason=f"{TEMPLATES} names a folder of real templates"
+)
 def test_real_templates_give_the_ids_and_masks_of_transformers():
     assert chats.main([str(Path(os.environ[TEMPLATES])), "--show", "3"]) == 0

@@ -1,4 +1,5 @@
-"""The corpus: the text of pages and dictionaries, each once, in one order; and a tokenizer with the ranks as ids."""
+"""The corpus: the text of pages and dictionaries, each once, in one order; and a tokenizer with the
+ranks as ids."""
 
 import gzip
 import json
@@ -9,8 +10,8 @@ from tokenizers import Tokenizer
 
 def test_the_text_of_a_page():
     page = (
-        "<html><head><title>no</title></head><!-- no --><body><h1>One</h1>\n\n\n<p>two <b>three</b> &amp; four</p>"
-        "<script>no()</script></body></html>"
+        "<html><head><title>no</title></head><!-- no --><body><h1>One</h1>\n\n\n<p>two <b>three</b>"
+        " &amp; four</p><script>no()</script></body></html>"
     )
     assert corpus.text_of_html(page).strip().split("\n") == ["One", "", "two three & four"]
 

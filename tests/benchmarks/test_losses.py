@@ -1,4 +1,5 @@
-"""The judge of losses: under small templates it finds packprep's loss to be TRL's, and sees another mask."""
+"""The judge of losses: under small templates it finds packprep's loss to be TRL's, and sees another
+mask."""
 
 import pytest
 
@@ -12,7 +13,11 @@ from tests.documents import chats_made
 @pytest.mark.long
 @pytest.mark.parametrize(
     "template, kind",
-    [(chats_made.GENERATION, "messages"), (chats_made.GENERATION, "texts"), (chats_made.THINKING, "completion")],
+    [
+        (chats_made.GENERATION, "messages"),
+        (chats_made.GENERATION, "texts"),
+        (chats_made.THINKING, "completion"),
+    ],
 )
 def test_the_loss_over_rows_is_that_of_trl(template, kind):
     records, own, trls = losses.both_losses(template, kind, 8, 0)

@@ -1,4 +1,5 @@
-"""The table's own parts: taking turns, medians, ratios, promises, pages; and packprep's lines at a tiny size."""
+"""The table's own parts: taking turns, medians, ratios, promises, pages; and packprep's lines at a
+tiny size."""
 
 import json
 import sys
@@ -18,7 +19,9 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 GROUPS = {"builds": builds, "packers": packers, "collators": collators, "loaders": loaders}
 
 
-def line(name: str, seconds: list[float], kind: str = "", tokens: int = 1000, status: str = "measured") -> Line:
+def line(
+    name: str, seconds: list[float], kind: str = "", tokens: int = 1000, status: str = "measured"
+) -> Line:
     """A measured line of builds."""
     work = Work(10, tokens, None, None, 4000)
     return Line("builds", name, "what", kind, 5000, status, "", seconds, [], work)
@@ -49,7 +52,15 @@ def test_a_promise_takes_the_fastest_of_its_kind():
         line("a", [40.0], "tokenizers"),
         line("b", [20.0], "tokenizers"),
         line("bare loop", [], status="failed"),
-        Line("collators", "packprep ul2r", "another group's", "", 5000, seconds=[1e-6], work=Work(10, 1000)),
+        Line(
+            "collators",
+            "packprep ul2r",
+            "another group's",
+            "",
+            5000,
+            seconds=[1e-6],
+            work=Work(10, 1000),
+        ),
     ]
     judged = {entry["what"]: entry for entry in results.judged(lines)}
     first, bare = judged[results.PROMISES[0].what], judged["ul2r to the bare loop"]
@@ -62,7 +73,9 @@ def test_a_promise_takes_the_fastest_of_its_kind():
 def test_every_promise_names_a_line_or_a_kind():
     names = {one.name for one in builds.CONTENDERS}
     kinds = {f"kind:{one.kind}" for one in builds.CONTENDERS}
-    assert {name for promise in results.PROMISES for name in (promise.rate, promise.of)} <= names | kinds
+    assert {
+        name for promise in results.PROMISES for name in (promise.rate, promise.of)
+    } <= names | kinds
 
 
 @pytest.mark.parametrize("group", results.GROUPS)
@@ -75,12 +88,23 @@ def test_groups_have_the_line_that_they_are_compared_with_and_names_once(group):
 
 def test_other_tokens_of_the_same_input_are_noticed():
     assert results.disagreements([line("a", [1.0]), line("b", [1.0])]) == []
-    assert results.disagreements([line("a", [1.0]), line("b", [1.0], tokens=999)]) == ["b has 999 tokens, a 1,000"]
+    assert results.disagreements([line("a", [1.0]), line("b", [1.0], tokens=999)]) == [
+        "b has 999 tokens, a 1,000"
+    ]
 
 
 def result_of(lines: list[Line]) -> dict:
-    settings = {"size": 5000, "slow_size": 5000, "repeats": 1, "slow_repeats": 1, "workers": 1, "seq_length": 64}
-    return results.as_json(lines, {"machine": "M", "made_with": {"packprep": "0"}, "settings": settings})
+    settings = {
+        "size": 5000,
+        "slow_size": 5000,
+        "repeats": 1,
+        "slow_repeats": 1,
+        "workers": 1,
+        "seq_length": 64,
+    }
+    return results.as_json(
+        lines, {"machine": "M", "made_with": {"packprep": "0"}, "settings": settings}
+    )
 
 
 def test_a_result_survives_its_file_and_fills_a_page_whose_prose_stays():
@@ -100,12 +124,18 @@ def test_a_result_survives_its_file_and_fills_a_page_whose_prose_stays():
 
     assert prose(made) == prose(page)
     assert part(made, "loaders") == part(page, "loaders")  # the result has no such group
-    assert {found["name"] for found in results._PART.finditer(page)} == {"run", "promises", *results.GROUPS}
+    assert {found["name"] for found in results._PART.finditer(page)} == {
+        "run",
+        "promises",
+        *results.GROUPS,
+    }
 
 
 def test_the_first_table_has_the_ratios_of_the_measured_ones():
     page = DOCS.read_text("utf-8")
-    measured = {cell.strip() for part in results._PART.finditer(page) for cell in part[0].split("|")}
+    measured = {
+        cell.strip() for part in results._PART.finditer(page) for cell in part[0].split("|")
+    }
     lines = [line for line in page[: page.index("\n## ")].splitlines() if line.startswith("|")]
     first = [line.split("|")[-2].strip() for line in lines[2:]]
     assert len(first) == 7 and measured.issuperset(first)
@@ -118,7 +148,9 @@ def test_contenders_take_turns_and_what_fails_says_why(tmp_path):
         def command(config):
             return [sys.executable, "-c", code]
 
-        return Contender(name, "", (), (), command=command, read=lambda config: Work(1, 2), slow=slow)
+        return Contender(
+            name, "", (), (), command=command, read=lambda config: Work(1, 2), slow=slow
+        )
 
     write = f"open({str(log)!r}, 'a').write('%s')"
     contenders = [contender("a", write % "a"), contender("b", write % "b", slow=True)]
@@ -133,18 +165,29 @@ def test_contenders_take_turns_and_what_fails_says_why(tmp_path):
 
 
 def test_a_missing_module_is_absent():
-    assert has(("json", "numpy")) and not has(("no_such_package_here",)) and not has(("no_such_package_here.part",))
+    assert (
+        has(("json", "numpy"))
+        and not has(("no_such_package_here",))
+        and not has(("no_such_package_here.part",))
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_the_parts_of_a_file_are_the_file(small, count, tmp_path):
     lines = small / "corpus.jsonl"
     ranges = builds.byte_ranges(str(lines), count)
-    texts = [text for begin, end in ranges for batch in builds.texts_of(str(lines), begin, end, 500) for text in batch]
+    texts = [
+        text
+        for begin, end in ranges
+        for batch in builds.texts_of(str(lines), begin, end, 500)
+        for text in batch
+    ]
     assert texts == [json.loads(line)["text"] for line in lines.read_text("utf-8").splitlines()]
     inputs.split_lines(lines, count, tmp_path / "parts")
     parts = sorted((tmp_path / "parts").iterdir())
-    assert len(parts) == count and b"".join(part.read_bytes() for part in parts) == lines.read_bytes()
+    assert (
+        len(parts) == count and b"".join(part.read_bytes() for part in parts) == lines.read_bytes()
+    )
 
 
 @pytest.mark.long
@@ -160,7 +203,18 @@ def test_packpreps_own_lines_run_and_what_is_missing_is_a_line(small, tmp_path, 
         monkeypatch.setattr(GROUPS[group], "CONTENDERS", kept)
     target = tmp_path / "result.json"
     folder = tmp_path / "inputs"
-    command = ["--corpus", str(small), "--repeats", "1", "--seq-length", "64", "--workers", "1", "--json", str(target)]
+    command = [
+        "--corpus",
+        str(small),
+        "--repeats",
+        "1",
+        "--seq-length",
+        "64",
+        "--workers",
+        "1",
+        "--json",
+        str(target),
+    ]
     table.main([*command, "--folder", str(folder)])
     result = json.loads(target.read_text())
     lines = {line.name: line for line in results.from_json(result)}
@@ -170,7 +224,9 @@ def test_packpreps_own_lines_run_and_what_is_missing_is_a_line(small, tmp_path, 
     assert [line.why for line in measured if line.status != "measured"] == []
     tokens = lines["packprep ul2r"].work.tokens
     assert tokens == lines["packprep t5"].work.tokens > 5000
-    assert tokens - 100 < lines["numpy, spans"].work.tokens <= tokens  # without segments of one or two tokens
+    assert (
+        tokens - 100 < lines["numpy, spans"].work.tokens <= tokens
+    )  # without segments of one or two tokens
     assert lines["packprep ul2r"].work.documents == 60 and result["disagreements"] == []
     assert all(results.rate(line) > 0 for line in measured)
     assert not list(folder.glob("run-*"))

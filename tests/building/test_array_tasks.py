@@ -11,7 +11,12 @@ from packprep.format.json_files import MANIFEST_NAME, receipt_name
 
 
 def slurm(task, low, high, size):
-    names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_COUNT")
+    names = (
+        "SLURM_ARRAY_TASK_ID",
+        "SLURM_ARRAY_TASK_MIN",
+        "SLURM_ARRAY_TASK_MAX",
+        "SLURM_ARRAY_TASK_COUNT",
+    )
     return dict(zip(names, map(str, (task, low, high, size)), strict=True))
 
 
@@ -28,7 +33,8 @@ def test_a_whole_slurm_array_counts_from_its_least_number():
 
 def test_fault_30_a_sparse_redo_list_is_refused_with_the_flags_to_add():
     with pytest.raises(
-        RecipeError, match=r"2 tasks numbered 3 … 7, so it is not whole: add --array-index I --array-count N"
+        RecipeError,
+        match=r"2 tasks numbered 3 … 7, so it is not whole: add --array-index I --array-count N",
     ):
         array_position(None, None, slurm(3, 3, 7, 2))
     assert array_position(3, 8, slurm(3, 3, 7, 2)) == (3, 8)  # the flags win
@@ -38,7 +44,9 @@ def test_fault_30_a_sparse_redo_list_is_refused_with_the_flags_to_add():
 def test_fault_30_a_missing_variable_is_refused_by_name(missing):
     environment = slurm(0, 0, 3, 4)
     del environment[f"SLURM_ARRAY_TASK_{missing}"]
-    with pytest.raises(RecipeError, match=f"SLURM_ARRAY_TASK_{missing} is missing.*add --array-index"):
+    with pytest.raises(
+        RecipeError, match=f"SLURM_ARRAY_TASK_{missing} is missing.*add --array-index"
+    ):
         array_position(None, None, environment)
 
 
@@ -76,7 +84,9 @@ def test_array_task_i_of_n_makes_the_shards_with_b_times_n_div_shards_equal_to_i
             [b for b in range(shards) if owners[b] == i] for i in range(count)
         ]
         for i in range(count):
-            assert tasks_of(share_of(i, count, shards), count, shards) == ([i] if share_of(i, count, shards) else [])
+            assert tasks_of(share_of(i, count, shards), count, shards) == (
+                [i] if share_of(i, count, shards) else []
+            )
 
 
 def test_ranges_are_written_as_slurm_does():
@@ -92,7 +102,13 @@ def out(built, tmp_path):
 
 def test_a_published_dataset_misses_nothing(out):
     status = status_of(out, 4)
-    assert status == {**status, "missing": [], "published": True, "array": "", "done": status["shards"]}
+    assert status == {
+        **status,
+        "missing": [],
+        "published": True,
+        "array": "",
+        "done": status["shards"],
+    }
 
 
 def test_missing_shards_and_the_array_that_would_make_them_are_listed(out):
@@ -111,7 +127,10 @@ def test_a_complete_build_without_a_manifest_is_a_state_of_its_own(out, capsys):
     status = status_of(out)
     assert status["missing"] == [] and not status["published"]
     print_status(status)
-    assert "complete, but without a manifest: run the build's command once more" in capsys.readouterr().out
+    assert (
+        "complete, but without a manifest: run the build's command once more"
+        in capsys.readouterr().out
+    )
 
 
 def test_the_status_is_printed_in_a_few_lines(out, capsys):
@@ -121,7 +140,10 @@ def test_the_status_is_printed_in_a_few_lines(out, capsys):
     shards = status_of(out)["shards"]
     print_status(status_of(out, shards))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith(f"{shards - 1} of {shards} shards done") and lines[1:] == ["missing: 1", "--array=1"]
+    assert lines[0].endswith(f"{shards - 1} of {shards} shards done") and lines[1:] == [
+        "missing: 1",
+        "--array=1",
+    ]
 
 
 def test_a_folder_where_nothing_was_begun_is_refused(tmp_path):

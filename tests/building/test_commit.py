@@ -8,7 +8,14 @@ from functools import partial
 import pytest
 
 from packprep.building import commit
-from packprep.building.commit import commit_shard, done_receipt, missing_shards, publish, read_receipt, too_many_bad
+from packprep.building.commit import (
+    commit_shard,
+    done_receipt,
+    missing_shards,
+    publish,
+    read_receipt,
+    too_many_bad,
+)
 from packprep.building.plan import open_plan
 from packprep.building.work import make_shard
 from packprep.dataset.manifest import check_manifest
@@ -50,7 +57,9 @@ def test_a_commit_writes_shard_rejects_and_receipt(built, out):
     assert done_receipt(folder_at(out), shard, ["0" * 32]) is None
 
 
-def test_fault_23_every_file_appears_by_one_step_after_it_is_on_disk_and_the_receipt_last(built, out, monkeypatch):
+def test_fault_23_every_file_appears_by_one_step_after_it_is_on_disk_and_the_receipt_last(
+    built, out, monkeypatch
+):
     shard = int(os.path.basename(next(iter(made.contents(built.out, "rejects"))))[:6])
     plan = open_plan(out)
     seen = []
@@ -68,7 +77,9 @@ def test_fault_23_every_file_appears_by_one_step_after_it_is_on_disk_and_the_rec
     names = [shard_name(shard), rejects_name(shard), receipt_name(shard)]
     assert [name for name in seen if name != "fsync"] == names
     for name in names:
-        assert seen[seen.index(name) - 1] == "fsync" == seen[seen.index(name) + 1]  # the file; then its folder
+        assert (
+            seen[seen.index(name) - 1] == "fsync" == seen[seen.index(name) + 1]
+        )  # the file; then its folder
 
 
 def test_a_second_commit_of_the_same_shard_changes_nothing(out):
@@ -78,14 +89,17 @@ def test_a_second_commit_of_the_same_shard_changes_nothing(out):
     assert before == {name: os.stat(out / name).st_mtime_ns for name in made.contents(out)}
 
 
-def test_of_two_builds_that_commit_other_bytes_in_one_moment_one_stops_and_its_shard_is_not_done(out):
+def test_of_two_builds_that_commit_other_bytes_in_one_moment_one_stops_and_its_shard_is_not_done(
+    out,
+):
     plan = open_plan(out)
     shards = [make_shard(plan, 0), make_shard(plan, 0)]
     shards[1].arrays["tokens"][0, 0] ^= 1
     barrier, one_at_a_time, said = threading.Barrier(2, timeout=60), threading.Lock(), []
 
     class Together(LocalFolder):
-        """Both find no receipt, and both have written their shard, one after the other, before the receipts are written."""
+        """Both find no receipt, and both have written their shard, one after the other, before the
+        receipts are written."""
 
         def write(self, name, buffers):
             with one_at_a_time:  # else one may tidy up the other's temporary, which stops it before
@@ -110,9 +124,16 @@ def test_of_two_builds_that_commit_other_bytes_in_one_moment_one_stops_and_its_s
     (won,) = (one for one in said if isinstance(one, str))
     assert "made again with digest" in str(lost) and f"it stands with {won}" in str(lost)
     assert json.loads((out / receipt_name(0)).read_bytes())["digest"] == won
-    if (out / shard_name(0)).exists():  # else the loser's lay there, and who made the other makes it again
+    if (
+        out / shard_name(0)
+    ).exists():  # else the loser's lay there, and who made the other makes it again
         assert digest_of_file(out / shard_name(0)) == won
-    commit_shard(folder_at(out), plan, 0, next(s for s in shards if commit.digest_of_buffers(shard_bytes(s)) == won))
+    commit_shard(
+        folder_at(out),
+        plan,
+        0,
+        next(s for s in shards if commit.digest_of_buffers(shard_bytes(s)) == won),
+    )
     assert digest_of_file(out / shard_name(0)) == won
 
 
@@ -132,7 +153,9 @@ def test_a_second_commit_with_other_bytes_stops_with_both_digests(out):
     before = made.contents(out)
     other = make_shard(plan, 0)
     other.arrays["tokens"][0, 0] ^= 1
-    with pytest.raises(BuildError, match=f"made again with digest [0-9a-f]+ and it stands with {receipt['digest']}"):
+    with pytest.raises(
+        BuildError, match=f"made again with digest [0-9a-f]+ and it stands with {receipt['digest']}"
+    ):
         commit_shard(folder_at(out), plan, 0, other)
     assert made.contents(out) == before
 
@@ -146,8 +169,15 @@ def test_fault_23_only_a_receipt_of_this_plan_with_files_of_its_sizes_is_done(ou
         return done_receipt(folder_at(out), 0, plan.digests) is not None
 
     assert done()
-    for bad in (b"", good[:-5], b"[]\n", encode({**receipt, "plan_digest": "0" * 32}), encode({**receipt, "shard": 1}),
-                encode({**receipt, "version": 2}), good.replace(b",", b", ")):  # fmt: skip
+    for bad in (
+        b"",
+        good[:-5],
+        b"[]\n",
+        encode({**receipt, "plan_digest": "0" * 32}),
+        encode({**receipt, "shard": 1}),
+        encode({**receipt, "version": 2}),
+        good.replace(b",", b", "),
+    ):
         path.write_bytes(bad)
         assert not done()
     path.write_bytes(good)
@@ -164,7 +194,8 @@ def test_a_receipt_of_a_newer_version_is_refused_and_its_shard_not_made_again(ou
     for newer in ({**receipt, "more": 1}, {**receipt, "rejects": rejects}):
         path.write_bytes(encode(newer))
         with pytest.raises(
-            PlanError, match=r"000000.json: key 'more' is unknown to packprep .*: a newer version wrote it"
+            PlanError,
+            match=r"000000.json: key 'more' is unknown to packprep .*: a newer version wrote it",
         ):
             done_receipt(folder_at(out), 0, plan.digests)
     monkeypatch.setitem(commit.LATER, "", {"more": 0})
@@ -188,7 +219,12 @@ def test_stale_rejects_are_removed_where_there_are_none(out):
     plan = open_plan(out)
     shard = make_shard(plan, 0)
     shard.documents.rejected = Rejected()
-    commit_shard(folder_at(out), plan, 0, dataclasses.replace(shard) if dataclasses.is_dataclass(shard) else shard)
+    commit_shard(
+        folder_at(out),
+        plan,
+        0,
+        dataclasses.replace(shard) if dataclasses.is_dataclass(shard) else shard,
+    )
     assert not (out / rejects_name(0)).exists()
 
 
@@ -201,7 +237,10 @@ def whole(built, tmp_path):
 def test_the_manifest_is_canonical_checked_and_names_digests_that_are_right(built):
     data = (built.out / MANIFEST_NAME).read_bytes()
     manifest = json.loads(data)
-    assert encode(manifest) == data and check_manifest(manifest, MANIFEST_NAME) == manifest == built.outcome.manifest
+    assert (
+        encode(manifest) == data
+        and check_manifest(manifest, MANIFEST_NAME) == manifest == built.outcome.manifest
+    )
     rest = {k: v for k, v in manifest.items() if k != "digest"}
     assert manifest["digest"] == digest_of(encode(rest))
     for key in ("plan", "tokenizer"):
@@ -230,7 +269,8 @@ def test_whoever_publishes_writes_the_same_bytes_and_removes_temporaries(whole):
 
 
 def test_what_others_wrote_is_safe_before_it_is_published_and_what_is_removed_after(whole):
-    """Whoever wrote the shards may have been killed before he flushed: so the one that publishes does."""
+    """Whoever wrote the shards may have been killed before he flushed: so the one that publishes
+    does."""
     calls = []
 
     class Seen(LocalFolder):
@@ -254,7 +294,9 @@ def test_what_others_wrote_is_safe_before_it_is_published_and_what_is_removed_af
 
 def test_another_manifest_that_stands_there_stops_the_build(whole):
     (whole / MANIFEST_NAME).write_bytes(b"{}\n")
-    with pytest.raises(BuildError, match="dataset.json stands there and differs from this build's: begin anew"):
+    with pytest.raises(
+        BuildError, match="dataset.json stands there and differs from this build's: begin anew"
+    ):
         publish(folder_at(whole), open_plan(whole))
 
 
@@ -270,7 +312,11 @@ def test_a_ledger_that_does_not_balance_is_not_published(whole):
 
 REJECTED = {  # lines, of which the first look sees none; changes of the recipe → what is said
     "empty": (['{"text": ""}'] * 3, {}, r"empty 3\); .*a.jsonl: document at 0: no text.*text_key"),
-    "below_min_tokens": (['{"text": "abc"}'] * 3, {"min_tokens": 4}, "below_min_tokens 3.*Lower documents.min_tokens"),
+    "below_min_tokens": (
+        ['{"text": "abc"}'] * 3,
+        {"min_tokens": 4},
+        "below_min_tokens 3.*Lower documents.min_tokens",
+    ),
     "too_long": (
         ['{"text": "abcdefgh"}'] * 3,
         {"long": "drop", "max_tokens": 5},
@@ -281,7 +327,11 @@ REJECTED = {  # lines, of which the first look sees none; changes of the recipe 
         {},
         "not_a_string 2, malformed_json 1.*value of 'text' is null",
     ),
-    "malformed_json": (["bla", "", "{}"], {"max_bad_fraction": 1.0}, "malformed_json 1, missing_text 1.*begins 'bla'"),
+    "malformed_json": (
+        ["bla", "", "{}"],
+        {"max_bad_fraction": 1.0},
+        "malformed_json 1, missing_text 1.*begins 'bla'",
+    ),
 }
 
 
@@ -293,7 +343,10 @@ def test_a_source_of_which_nothing_is_used_is_an_error_with_its_cause(tmp_path, 
     sources = [{"name": "bad", "paths": ["a.jsonl"]}, {"paths": ["b.jsonl"]}]
     recipe = made.table(sources, tasks=[{"preset": "causal"}], documents=documents)
     with pytest.raises(
-        BuildError, match=rf"source 'bad': \d documents were read and none can be used \({words}.*another folder"
+        BuildError,
+        match=(
+            rf"source 'bad': \d documents were read and none can be used \({words}.*another folder"
+        ),
     ):
         made.build(recipe, tmp_path, tmp_path / "out")
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
@@ -303,11 +356,16 @@ def test_encodings_that_the_first_look_missed_are_told_by_the_sample(tmp_path):
     utf16 = '{"text": "é"}\n'.encode("utf-16")
     for i in range(9):
         made.write(tmp_path / f"{i}.jsonl", b'{"text": ""}\n' if i == 0 else utf16)
-    with pytest.raises(BuildError, match=r"[1-8].jsonl: document at 0.*It begins with FF FE: UTF-16.*iconv -f UTF-16"):
+    with pytest.raises(
+        BuildError,
+        match=r"[1-8].jsonl: document at 0.*It begins with FF FE: UTF-16.*iconv -f UTF-16",
+    ):
         made.build(made.table("*.jsonl"), tmp_path, tmp_path / "out")
 
 
-@pytest.mark.parametrize("bad, used, allowed", [(1, 10, True), (1, 9, False), (100, 1000, True), (101, 1010, False)])
+@pytest.mark.parametrize(
+    "bad, used, allowed", [(1, 10, True), (1, 9, False), (100, 1000, True), (101, 1010, False)]
+)
 def test_a_hundred_bad_documents_are_let_pass_among_ten_times_as_many(tmp_path, bad, used, allowed):
     made.write(tmp_path / "a.jsonl", b'{"text": "abc"}\n' * used + b"x\n" * bad)
     if allowed:
@@ -315,7 +373,10 @@ def test_a_hundred_bad_documents_are_let_pass_among_ten_times_as_many(tmp_path, 
         return
     few = ", and 100 are let pass only where 10 times as many are used" if bad == 1 else ""
     with pytest.raises(
-        BuildError, match=rf"{bad} of {bad + used} documents are bad.*= 0.001 of them{few}; .*Nothing was built"
+        BuildError,
+        match=(
+            rf"{bad} of {bad + used} documents are bad.*= 0.001 of them{few}; .*Nothing was built"
+        ),
     ):
         made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
 
@@ -341,7 +402,9 @@ def test_the_limit_of_bad_documents_is_exact(bad, read, used, fraction, law, ref
 def test_a_dataset_without_rows_is_not_published(tmp_path):
     made.write(tmp_path / "a.jsonl", b'{"text": "abc"}\n')
     sample = [{"paths": ["a.jsonl"], "sample": [0.5, 0.5000001]}]
-    with pytest.raises(BuildError, match="would have no rows: 0 documents were read; sample and repeat keep none"):
+    with pytest.raises(
+        BuildError, match="would have no rows: 0 documents were read; sample and repeat keep none"
+    ):
         made.build(made.table(sample), tmp_path, tmp_path / "out")
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
 
@@ -353,4 +416,6 @@ def test_nothing_of_hosts_times_paths_or_processes_is_in_a_dataset(built):
     for name, data in made.contents(built.out).items():
         if name != "plan.json":
             assert str(built.base).encode() not in data, name
-        assert socket.gethostname().encode() not in data and f"-{os.getpid()}-".encode() not in data, name
+        assert (
+            socket.gethostname().encode() not in data and f"-{os.getpid()}-".encode() not in data
+        ), name

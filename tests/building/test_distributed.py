@@ -19,7 +19,11 @@ def small(tmp_path):
     """(recipe, output folder, contents of the same build by one process) over a small corpus."""
     made.write_lines(tmp_path / "in" / "a.jsonl", made.texts(200))
     recipe = read_recipe(made.table("in/a.jsonl", output={"shard_text_bytes": 6_000}), tmp_path)
-    made.build(made.table("in/a.jsonl", output={"shard_text_bytes": 6_000}), tmp_path, tmp_path / "expected")
+    made.build(
+        made.table("in/a.jsonl", output={"shard_text_bytes": 6_000}),
+        tmp_path,
+        tmp_path / "expected",
+    )
     return recipe, tmp_path / "out", made.contents(tmp_path / "expected")
 
 
@@ -36,7 +40,9 @@ def test_a_pool_of_fresh_processes_makes_the_dataset_in_any_order_and_some_shard
     order = [*reversed(range(shards)), 0, shards // 2]
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         done = list(pool.map(shard_and_process, [out] * len(order), order))
-    assert [number for number, _ in done] == order and os.getpid() not in {process for _, process in done}
+    assert [number for number, _ in done] == order and os.getpid() not in {
+        process for _, process in done
+    }
     manifest = finish(out)
     assert len(manifest["shards"]) == shards
     assert made.contents(out) == expected
@@ -46,8 +52,15 @@ def test_it_and_a_build_go_on_with_each_other_s_work(small):
     recipe, out, expected = small
     shards = begin(recipe, out).shards
     receipt = build_shard(out, 2)
-    assert (out / receipt_name(2)).exists() and receipt["shard"] == 2 and receipt == build_shard(out, 2)
-    with pytest.raises(BuildError, match=rf"{shards - 1} of {shards} shards are missing \(0, 1, 3, 4.*make them first"):
+    assert (
+        (out / receipt_name(2)).exists()
+        and receipt["shard"] == 2
+        and receipt == build_shard(out, 2)
+    )
+    with pytest.raises(
+        BuildError,
+        match=rf"{shards - 1} of {shards} shards are missing \(0, 1, 3, 4.*make them first",
+    ):
         finish(out)
     made.build(made.table("in/a.jsonl", output={"shard_text_bytes": 6_000}), out.parent, out)
     assert begin(recipe, out).shards == shards
@@ -71,8 +84,12 @@ def test_what_cannot_be_is_refused(small):
         build_shard(out, 0)
     shards = begin(recipe, out).shards
     for number in (-1, shards):
-        with pytest.raises(ArgumentError, match=f"shard {number}: .* has the shards 0 … {shards - 1}"):
+        with pytest.raises(
+            ArgumentError, match=f"shard {number}: .* has the shards 0 … {shards - 1}"
+        ):
             build_shard(out, number)
-    other = read_recipe(made.table("in/a.jsonl", seed=1, output={"shard_text_bytes": 6_000}), out.parent)
+    other = read_recipe(
+        made.table("in/a.jsonl", seed=1, output={"shard_text_bytes": 6_000}), out.parent
+    )
     with pytest.raises(PlanError, match="seed is 1 here and 0 in the plan"):
         begin(other, out)

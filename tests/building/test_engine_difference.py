@@ -29,7 +29,9 @@ def every_document_is_compared(monkeypatch):
 
 
 def table(**top_level):
-    return made.table("a.jsonl", tokenizer="tokenizer.json", tasks=[{"preset": "causal"}], **top_level)
+    return made.table(
+        "a.jsonl", tokenizer="tokenizer.json", tasks=[{"preset": "causal"}], **top_level
+    )
 
 
 def use(monkeypatch, trap, breaks=False):
@@ -53,7 +55,8 @@ def test_auto_takes_another_engine_than_one_that_fails_its_proof(folder, monkeyp
     made.build(table(), folder, folder / "out")
     assert stored_plan(folder / "out")["engine"]["name"] == "fastokens"
     with pytest.raises(
-        RecipeError, match="engine = 'wrong' cannot be used with this tokenizer: it differs from the ref"
+        RecipeError,
+        match="engine = 'wrong' cannot be used with this tokenizer: it differs from the ref",
     ):
         made.build(table(engine=WRONG), folder, folder / "other")
 
@@ -83,7 +86,9 @@ def test_a_difference_stops_the_build_again_and_again_and_what_is_advised_gives_
     look_at_two_places(monkeypatch)
     out = folder / "out"
     for _ in range(2):
-        with pytest.raises(BuildError, match="differs from the reference in the document at .* of 'a.jsonl'") as caught:
+        with pytest.raises(
+            BuildError, match="differs from the reference in the document at .* of 'a.jsonl'"
+        ) as caught:
             made.build(table(engine=asked), folder, out)
         assert caught.value.exit_status == 2 and TRAP in str(caught.value)
     assert 'Set engine = "reference", and build into another folder' in str(caught.value)

@@ -22,11 +22,14 @@ from tests import made
 from tests.tokens_made import write_megatron
 
 RECIPE = made.table(
-    [{"name": "lines", "paths": ["*.jsonl*"], "repeat": 1.5}, {"name": "rows", "paths": ["*.parquet"]},
-     {"name": "ids", "paths": ["*.bin"]}],
+    [
+        {"name": "lines", "paths": ["*.jsonl*"], "repeat": 1.5},
+        {"name": "rows", "paths": ["*.parquet"]},
+        {"name": "ids", "paths": ["*.bin"]},
+    ],
     tasks=[{"preset": "causal"}],
     output={"shard_text_bytes": 20_000},
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,9 @@ def begun(tmp_path_factory):
     for i in range(3):
         made.build(RECIPE, base, base / "out", array=(i, 4))
     made.build(RECIPE, base, base / "whole")
-    assert (base / "out" / FIRST_SEEN_NAME).exists() and not (base / "whole" / FIRST_SEEN_NAME).exists()
+    assert (base / "out" / FIRST_SEEN_NAME).exists() and not (
+        base / "whole" / FIRST_SEEN_NAME
+    ).exists()
     return base
 
 
@@ -94,7 +99,11 @@ def test_another_time_alone_is_no_refusal(own, begun, names, workers):
     for name in names:
         touch(own / name)
     _, (said,) = go_on(own, workers=workers, array=(0, 4))
-    assert f"{len(names)} source file" in said and "since the build began" in said and "done shards" in said
+    assert (
+        f"{len(names)} source file" in said
+        and "since the build began" in said
+        and "done shards" in said
+    )
     _, said = go_on(own)  # the new times are noted
     assert said == [] and made.contents(own / "out") == made.contents(begun / "whole")
 
@@ -130,17 +139,23 @@ def test_what_no_done_shard_read_is_not_compared(own):
     assert 2 <= len(every) < plan.shards
     for item in every:
         receipt = json.loads((own / f"out/receipts/000/{item.number:06d}.json").read_bytes())
-        assert item.digests == {s: receipt["text_digests"][plan.sources[s].name] for s in item.digests}
+        assert item.digests == {
+            s: receipt["text_digests"][plan.sources[s].name] for s in item.digests
+        }
     assert [len(files) for files in changed_files(out, inputs.files)] == [0, 0, 0]
     (own / "out" / FIRST_SEEN_NAME).unlink()
     assert [len(files) for files in changed_files(out, inputs.files)] == [2, 1, 1]
 
 
-@pytest.mark.parametrize("data", [b"", b"[]\n", b'{"modified":[1,[],["x"]]}\n', b'{"modified":[[1e400]]}\n'])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]\n", b'{"modified":[1,[],["x"]]}\n', b'{"modified":[[1e400]]}\n']
+)
 def test_a_damaged_note_is_as_none(own, begun, data):
     (own / "out" / FIRST_SEEN_NAME).write_bytes(data)
     _, (said,) = go_on(own)
-    assert said.startswith("4 source files") and made.contents(own / "out") == made.contents(begun / "whole")
+    assert said.startswith("4 source files") and made.contents(own / "out") == made.contents(
+        begun / "whole"
+    )
 
 
 def test_a_file_that_changes_under_the_build_stops_it(own):
@@ -150,7 +165,10 @@ def test_a_file_that_changes_under_the_build_stops_it(own):
     b = int(plan.sources[2].shards_of(np.arange(len(plan.sources[2].pieces)), plan.shards)[0])
     make_shard(plan, b)
     touch(own / "d.idx")
-    with pytest.raises(SourceError, match=f"{own / 'd.bin'}: it was written to while the build reads it.*same command"):
+    with pytest.raises(
+        SourceError,
+        match=f"{own / 'd.bin'}: it was written to while the build reads it.*same command",
+    ):
         make_shard(plan, b)
     plan.seen = None
     make_shard(plan, b)
@@ -162,14 +180,20 @@ def test_a_file_that_changes_while_a_piece_of_it_is_read_stops_the_build(own):
     plan.seen = [files.seen for files in inputs.files]
     b = int(plan.sources[0].shards_of(np.arange(len(plan.sources[0].pieces)), plan.shards)[0])
     with pytest.raises(SourceError, match="it was written to while the build reads it"):
-        make_shard(plan, b, progress=lambda *counts: [touch(own / name) for name in ("a.jsonl", "b.jsonl.gz")])
+        make_shard(
+            plan,
+            b,
+            progress=lambda *counts: [touch(own / name) for name in ("a.jsonl", "b.jsonl.gz")],
+        )
 
 
 @pytest.mark.parametrize("year", [1901, 1969, 1970, 2262, 2263, 2400])
 def test_a_file_may_be_dated_in_any_year(tmp_path, year):
     made.write_lines(tmp_path / "a.jsonl", made.texts(20))
     write_megatron(tmp_path / "d.bin", [list(range(40, 90))] * 10)
-    seconds = int((np.datetime64(f"{year}-06-01") - np.datetime64("1970-01-01")) / np.timedelta64(1, "s"))
+    seconds = int(
+        (np.datetime64(f"{year}-06-01") - np.datetime64("1970-01-01")) / np.timedelta64(1, "s")
+    )
     for path in tmp_path.iterdir():
         os.utime(path, ns=(seconds * 10**9, seconds * 10**9))
     table = {**RECIPE, "sources": [{"paths": ["a.jsonl"]}, {"name": "ids", "paths": ["*.bin"]}]}

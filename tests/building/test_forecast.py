@@ -32,7 +32,12 @@ def built_as_forecast(folder, out, sources="a.jsonl", **changes):
     """(forecast, ledger, bytes of shards, utilisation) of a recipe and its build."""
     manifest = made.build(made.table(sources, **changes), folder, out).manifest
     size = sum(entry["bytes"] for entry in manifest["shards"])
-    return forecast_of(folder, sources, **changes), manifest, size, describe_manifest("", manifest)["utilisation"]
+    return (
+        forecast_of(folder, sources, **changes),
+        manifest,
+        size,
+        describe_manifest("", manifest)["utilisation"],
+    )
 
 
 def test_a_forecast_is_near_what_the_build_makes(folder, tmp_path):
@@ -53,7 +58,10 @@ def test_a_token_store_is_forecast_whatever_uses_the_recipe_makes_of_it(folder, 
     found = forecast(make_plan(inputs, samples=samples), inputs, samples)["store"]
     ledger = store["ledger"]["sources"]["source0"]
     assert abs(found["documents"] / ledger["documents"]["used"] - 1) < 0.05
-    assert abs(found["tokens"] / ledger["tokens"]["used"] - 1) < 0.05 and 0 <= found["token_error"] < 0.1
+    assert (
+        abs(found["tokens"] / ledger["tokens"]["used"] - 1) < 0.05
+        and 0 <= found["token_error"] < 0.1
+    )
     assert abs(found["bytes"] / sum(shard["bytes"] for shard in store["shards"]) - 1) < 0.1
     of_store = made.table([{"paths": [str(tmp_path / "store")], "format": "store"}])
     assert forecast_of(folder, of_store["sources"])["store"] is None
@@ -62,32 +70,60 @@ def test_a_token_store_is_forecast_whatever_uses_the_recipe_makes_of_it(folder, 
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_and_bytes_are_within_three_hundredths_whatever_is_packed(tmp_path, seed):
-    """Two kinds of recipe a seed: with pieces that divide rows, padding, blocks, other ways to pack and to cut."""
+    """Two kinds of recipe a seed: with pieces that divide rows, padding, blocks, other ways to pack
+    and to cut."""
     made.write_lines(tmp_path / "a.jsonl", made.texts(100, seed, 3000))
-    few = {"specials": {"sentinels": {"first": 266, "count": 20}}, "tasks": [{"preset": "t5"}], "output": {}}
+    few = {
+        "specials": {"sentinels": {"first": 266, "count": 20}},
+        "tasks": [{"preset": "t5"}],
+        "output": {},
+    }
     changes = [
         few,
         {"packing": {"pad_seq_to_mult": 64}, "output": {"columns": "compact"}},
         {"packing": {"algorithm": "next_fit"}},
-        {"tasks": [{"preset": "bd3"}, {"preset": "llada"}], "documents": {"max_tokens": 200}, "output": {}},
-        {"packing": {"algorithm": "concat"}, "tasks": [{"preset": "causal"}], "documents": {"prepend_bos": True}},
+        {
+            "tasks": [{"preset": "bd3"}, {"preset": "llada"}],
+            "documents": {"max_tokens": 200},
+            "output": {},
+        },
+        {
+            "packing": {"algorithm": "concat"},
+            "tasks": [{"preset": "causal"}],
+            "documents": {"prepend_bos": True},
+        },
         {"documents": {"min_tokens": 200}, "packing": {"max_segments_per_row": 2}},
     ]
     for change in (changes[seed % 6], changes[(seed + 3) % 6]):
         out = tmp_path / str(changes.index(change))
-        found, manifest, size, fill = built_as_forecast(tmp_path, out, **{"seq_length": 1024, **change})
+        found, manifest, size, fill = built_as_forecast(
+            tmp_path, out, **{"seq_length": 1024, **change}
+        )
         assert abs(found["rows"] / manifest["ledger"]["rows"] - 1) < 0.03, change
         assert abs(found["output_bytes"] / size - 1) < 0.03, change
         assert abs(found["utilisation"]["all_rows"] - fill["all_rows"]) < 0.02, change
-        assert abs(found["utilisation"]["without_last_rows"] - fill["without_last_rows"]) < 0.02, change
+        assert abs(found["utilisation"]["without_last_rows"] - fill["without_last_rows"]) < 0.02, (
+            change
+        )
 
 
 def test_what_says_what_is_trained_is_forecast_by_the_tasks_that_it_may_draw(tmp_path):
-    lines = [json.dumps({"text": text, "loss_spans": [[0, len(text)]]}) for text in made.texts(150, 3, 3000)]
+    lines = [
+        json.dumps({"text": text, "loss_spans": [[0, len(text)]]})
+        for text in made.texts(150, 3, 3000)
+    ]
     made.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
-    tasks = [{"preset": "bd3"}, {"preset": "causal"}]  # block diffusion doubles slots, and takes no such documents
-    found, manifest, size, _ = built_as_forecast(tmp_path, tmp_path / "out", tasks=tasks, seq_length=1024, output={})
-    assert abs(found["rows"] / manifest["ledger"]["rows"] - 1) < 0.03 and abs(found["output_bytes"] / size - 1) < 0.03
+    tasks = [
+        {"preset": "bd3"},
+        {"preset": "causal"},
+    ]  # block diffusion doubles slots, and takes no such documents
+    found, manifest, size, _ = built_as_forecast(
+        tmp_path, tmp_path / "out", tasks=tasks, seq_length=1024, output={}
+    )
+    assert (
+        abs(found["rows"] / manifest["ledger"]["rows"] - 1) < 0.03
+        and abs(found["output_bytes"] / size - 1) < 0.03
+    )
 
 
 def test_of_a_large_corpus_some_shards_are_packed(folder, monkeypatch):
@@ -99,7 +135,10 @@ def test_of_a_large_corpus_some_shards_are_packed(folder, monkeypatch):
     assert whole["shards"] == 5
     for found in (part, least):
         assert found["output_bytes"] != whole["output_bytes"]
-        assert all(abs(found[name] / whole[name] - 1) < 0.1 for name in ("rows", "segments", "output_bytes"))
+        assert all(
+            abs(found[name] / whole[name] - 1) < 0.1
+            for name in ("rows", "segments", "output_bytes")
+        )
 
 
 def test_rows_that_are_not_full_are_warned_of_with_what_to_do(folder):
@@ -111,16 +150,22 @@ def test_rows_that_are_not_full_are_warned_of_with_what_to_do(folder):
     assert "pad_seq_to_mult = 256 pads segments" in of(packing={"pad_seq_to_mult": 256})[0]
     assert 'packing.algorithm = "next_fit" leaves rows' in of(packing={"algorithm": "next_fit"})[0]
     assert "max_segments_per_row = 1 ends them" in of(packing={"max_segments_per_row": 1})[0]
-    assert "of lengths that do not fill them" in of(documents={"min_tokens": 250, "long": "drop"})[0]
+    assert (
+        "of lengths that do not fill them" in of(documents={"min_tokens": 250, "long": "drop"})[0]
+    )
     found = forecast_of(folder, tasks=[{"preset": "causal"}], documents={"max_tokens": 200})
     assert found["warnings"] == [] and found["utilisation"]["without_last_rows"] > 0.98
-    assert [found["tasks"][0][name] for name in ("longest_inner", "longest_last", "pieces_of_a_row")] == [170, 200, 3]
+    assert [
+        found["tasks"][0][name] for name in ("longest_inner", "longest_last", "pieces_of_a_row")
+    ] == [170, 200, 3]
 
 
 def test_sums_that_nobody_counted_are_left_out(folder, capsys):
     found = forecast_of(folder)
     print_forecast({**found, "documents": 0, "tokens": 0})
-    assert f"\nabout {found['text_bytes']:,} bytes of text (bytes engine)\n" in capsys.readouterr().out
+    assert (
+        f"\nabout {found['text_bytes']:,} bytes of text (bytes engine)\n" in capsys.readouterr().out
+    )
 
 
 def test_realised_span_lengths_are_told_and_warned_of_beyond_a_tenth(folder):
@@ -132,18 +177,26 @@ def test_realised_span_lengths_are_told_and_warned_of_beyond_a_tenth(folder):
     tasks = [{"objective": "span_corruption", "too_many_spans": "lower"}]
     found = forecast_of(folder, seq_length=4096, specials=few, tasks=tasks)
     assert found["tasks"][0]["figures"]["mean_span_length"]["realised"] > 25
-    assert any("mean_span_length will be " in text and "not 3" in text for text in found["warnings"])
+    assert any(
+        "mean_span_length will be " in text and "not 3" in text for text in found["warnings"]
+    )
 
 
 def test_segments_that_end_for_want_of_sentinels_are_warned_of(folder):
     tasks = [{"objective": "span_corruption", "noise_density": 0.5}]
-    found = forecast_of(folder, seq_length=4096, specials={"sentinels": {"first": 266, "count": 20}}, tasks=tasks)
-    assert any("20 sentinels end its segments at 1" in text for text in found["warnings"]), found["warnings"]
+    found = forecast_of(
+        folder, seq_length=4096, specials={"sentinels": {"first": 266, "count": 20}}, tasks=tasks
+    )
+    assert any("20 sentinels end its segments at 1" in text for text in found["warnings"]), found[
+        "warnings"
+    ]
     assert forecast_of(folder, seq_length=4096, tasks=[{"preset": "t5"}])["warnings"] == []
 
 
 def test_a_source_used_more_than_four_times_is_warned_of(folder):
-    found = forecast_of(folder, [{"name": "a", "paths": ["a.jsonl"], "repeat": 4.5}], tasks=[{"preset": "causal"}])
+    found = forecast_of(
+        folder, [{"name": "a", "paths": ["a.jsonl"], "repeat": 4.5}], tasks=[{"preset": "causal"}]
+    )
     assert found["warnings"] == ["source a: each document is used 4.5 times"]
 
 
@@ -151,7 +204,14 @@ def test_a_forecast_is_printed_as_text(folder, capsys):
     print_forecast(forecast_of(folder, [{"name": "web", "paths": ["a.jsonl"], "repeat": 5}]))
     text = capsys.readouterr().out
     assert re.match(r"\d\d shards of about 0\.0477 MiB of text, 1 file\n", text)
-    for said in ("web", "x-dense", "span_corruption", "warning: source web", "rows of 512", "slots filled; 99."):
+    for said in (
+        "web",
+        "x-dense",
+        "span_corruption",
+        "warning: source web",
+        "rows of 512",
+        "slots filled; 99.",
+    ):
         assert said in text
     assert forecast_of(folder)["sources"][0]["share"] == 1.0
     print_forecast(forecast_of(folder, output={}))
@@ -164,9 +224,13 @@ CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 def conversations(folder, count):
     """Conversations of the same size."""
     turns = [
-        [{"role": "user", "content": f"{k:05}"}, {"role": "assistant", "content": "so" * 99}] for k in range(count)
+        [{"role": "user", "content": f"{k:05}"}, {"role": "assistant", "content": "so" * 99}]
+        for k in range(count)
     ]
-    made.write(folder / "chats.jsonl", "".join(json.dumps({"messages": own}) + "\n" for own in turns).encode())
+    made.write(
+        folder / "chats.jsonl",
+        "".join(json.dumps({"messages": own}) + "\n" for own in turns).encode(),
+    )
     made.write(folder / "chat.jinja", CHAT.encode())
     return {"name": "chats", "paths": ["chats.jsonl"]}
 
@@ -189,16 +253,28 @@ def test_time_is_what_the_sample_took_rendering_included(tmp_path, monkeypatch, 
     slower("rendered_turns", supervision, lambda given: 0.5)
     slower("tokenize_supervised", calibration, lambda given: 0.25 * len(given[1]))
     sources = [{**conversations(tmp_path, 400), "repeat": 2}]
-    found = forecast_of(tmp_path, sources, tasks=[{"preset": "causal"}], documents={"chat_template": "chat.jinja"})
+    found = forecast_of(
+        tmp_path, sources, tasks=[{"preset": "causal"}], documents={"chat_template": "chat.jinja"}
+    )
     assert found["renders"]
-    assert found["read_s"] == pytest.approx(400, rel=0.01) and found["tokenize_s"] == pytest.approx(200, rel=0.01)
+    assert found["read_s"] == pytest.approx(400, rel=0.01) and found["tokenize_s"] == pytest.approx(
+        200, rel=0.01
+    )
     come = outlook(found, found["shards"], 1)
     assert come["seconds"] > 600 and come["read_mb_s"] == pytest.approx(come["tokenize_mb_s"] / 2)
     print_forecast({**found, "to_come": come})
 
 
-def test_time_is_that_of_the_worker_with_most_shards_and_of_the_kernels_that_are_not_compiled(monkeypatch, capsys):
-    found = {"text_bytes": 8e9, "output_bytes": 15e9, "shards": 10, "read_s": 500, "tokenize_s": 1500}
+def test_time_is_that_of_the_worker_with_most_shards_and_of_the_kernels_that_are_not_compiled(
+    monkeypatch, capsys
+):
+    found = {
+        "text_bytes": 8e9,
+        "output_bytes": 15e9,
+        "shards": 10,
+        "read_s": 500,
+        "tokenize_s": 1500,
+    }
     found |= {"sampled": True, "renders": True}
     monkeypatch.setattr(module, "is_kept", lambda what: True)
     seconds = [outlook(found, 10, workers)["seconds"] for workers in (1, 4, 10, 99)]
@@ -221,5 +297,10 @@ def test_time_is_that_of_the_worker_with_most_shards_and_of_the_kernels_that_are
 
 def test_sampled_documents_that_say_what_is_trained_are_trained_whole():
     training = module._all_trained(np.array([0, 1, 1], np.uint8), np.array([5, 7, 9], np.int64))
-    assert training.spans.tolist() == [[0, 7], [0, 9]] and training.span_offsets.tolist() == [0, 0, 1, 2]
+    assert training.spans.tolist() == [[0, 7], [0, 9]] and training.span_offsets.tolist() == [
+        0,
+        0,
+        1,
+        2,
+    ]
     assert training.cut_offsets.tolist() == [0, 0, 0, 0] and not len(training.cuts)

@@ -15,7 +15,9 @@ def test_the_ledger_of_a_dataset_balances_and_counts_what_is_there(built):
     assert web["documents"]["read"] == 250 + 200 + 120
     assert notes["documents"] == {"read": 32, "used": 30, "rejected": {"empty": 2}}
     texts = [*made.texts(250, 0), *made.texts(200, 1), *made.texts(120, 2)]
-    assert web["tokens"]["read"] == web["tokens"]["used"] == sum(len(text.encode()) for text in texts)
+    assert (
+        web["tokens"]["read"] == web["tokens"]["used"] == sum(len(text.encode()) for text in texts)
+    )
     assert web["slots"]["added"]["bos"] == web["slots"]["added"]["eos"] == web["documents"]["used"]
     assert 180 < books["documents"]["read"] < 360
 
@@ -25,7 +27,10 @@ def test_every_identity_that_does_not_hold_is_named(built):
     for path, said in [
         (("sources", "web", "documents", "used"), "web: documents read = used + rejected"),
         (("sources", "web", "tokens", "used"), "web: tokens read = used + truncated + dropped"),
-        (("sources", "web", "tokens", "truncated"), "web: tokens read = used + truncated + dropped"),
+        (
+            ("sources", "web", "tokens", "truncated"),
+            "web: tokens read = used + truncated + dropped",
+        ),
         (("sources", "books", "slots", "added", "eos"), "books: slots = used + added + padding"),
         (("sources", "books", "slots", "total"), "rows · seq_length = Σ slots + row padding"),
         (("row_padding",), "rows · seq_length = Σ slots + row padding"),
@@ -41,7 +46,9 @@ def test_every_identity_that_does_not_hold_is_named(built):
     check(ledger, "here")
 
 
-def test_a_kind_that_joins_later_is_0_where_it_is_absent_and_one_of_a_newer_version_is_refused(built, monkeypatch):
+def test_a_kind_that_joins_later_is_0_where_it_is_absent_and_one_of_a_newer_version_is_refused(
+    built, monkeypatch
+):
     ledger = copy.deepcopy(built.outcome.manifest["ledger"])
     names = list(ledger["sources"]), list(ledger["tasks"])
     assert is_ledger(ledger, *names)
@@ -51,7 +58,8 @@ def test_a_kind_that_joins_later_is_0_where_it_is_absent_and_one_of_a_newer_vers
     added = ledger["sources"]["web"]["slots"]["added"]
     added["extra"] = 3
     with pytest.raises(
-        PlanError, match="key 'sources.web.slots.added.extra' is unknown to packprep .*: a newer version"
+        PlanError,
+        match="key 'sources.web.slots.added.extra' is unknown to packprep .*: a newer version",
     ):
         is_ledger(ledger, *names)
     monkeypatch.setattr("packprep.building.ledger.ADDED_LATER", ("extra",))
@@ -59,11 +67,16 @@ def test_a_kind_that_joins_later_is_0_where_it_is_absent_and_one_of_a_newer_vers
     del added["extra"]
     assert is_ledger(ledger, *names)
     del added["fim"]
-    assert not is_ledger(ledger, *names) and not is_ledger({**ledger, "tasks": {**ledger["tasks"], "x": {}}}, *names)
+    assert not is_ledger(ledger, *names) and not is_ledger(
+        {**ledger, "tasks": {**ledger["tasks"], "x": {}}}, *names
+    )
 
 
 def test_ledgers_are_summed_number_by_number():
-    assert add_ledgers([{"a": 1, "b": {"c": 2}}, {"a": 3, "b": {"c": 4, "d": 5}}]) == {"a": 4, "b": {"c": 6, "d": 5}}
+    assert add_ledgers([{"a": 1, "b": {"c": 2}}, {"a": 3, "b": {"c": 4, "d": 5}}]) == {
+        "a": 4,
+        "b": {"c": 6, "d": 5},
+    }
     assert add_ledgers([]) == {}
 
 
@@ -89,7 +102,10 @@ def test_the_ledger_balances_whatever_is_left_out(tmp_path, documents):
     if documents.get("long") == "truncate":
         assert source["tokens"]["truncated"] >= 4000
     if documents.get("long") == "drop":
-        assert source["documents"]["rejected"]["too_long"] >= 1 and source["tokens"]["dropped"]["too_long"] >= 5000
+        assert (
+            source["documents"]["rejected"]["too_long"] >= 1
+            and source["tokens"]["dropped"]["too_long"] >= 5000
+        )
     if documents.get("min_tokens"):
         assert source["documents"]["rejected"]["below_min_tokens"] >= 1
         assert 0 < source["tokens"]["dropped"]["below_min_tokens"] < 50 * 20

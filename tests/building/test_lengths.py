@@ -1,4 +1,5 @@
-"""Datasets of several row lengths: each document in one of them, or cut into pieces that fill their rows; one mixture of all."""
+"""Datasets of several row lengths: each document in one of them, or cut into pieces that fill their
+rows; one mixture of all."""
 
 import json
 import shutil
@@ -25,7 +26,9 @@ def corpus(tmp_path_factory):
 
 def recipe(sources, long="split", **changes):
     changes = {"tasks": [{"preset": "ul2r"}], "seq_lengths": LENGTHS, **changes}
-    table = made.table(sources, documents={"long": long, "prepend_bos": True, "max_bad_fraction": 1}, **changes)
+    table = made.table(
+        sources, documents={"long": long, "prepend_bos": True, "max_bad_fraction": 1}, **changes
+    )
     del table["seq_length"]
     return table
 
@@ -34,10 +37,17 @@ def written(folder, table):
     """recipe.toml of a table, in a folder."""
     lists = {name: table[name] for name in ("sources", "tasks")}
     sections = {name: value for name, value in table.items() if isinstance(value, dict)}
-    lines = [f"{name} = {as_toml(value)}" for name, value in table.items() if name not in {**lists, **sections}]
+    lines = [
+        f"{name} = {as_toml(value)}"
+        for name, value in table.items()
+        if name not in {**lists, **sections}
+    ]
     for name, tables in [*((n, [t]) for n, t in sections.items()), *lists.items()]:
         for one in tables:
-            lines += [f"[[{name}]]" if name in lists else f"[{name}]", *(f"{k} = {as_toml(v)}" for k, v in one.items())]
+            lines += [
+                f"[[{name}]]" if name in lists else f"[{name}]",
+                *(f"{k} = {as_toml(v)}" for k, v in one.items()),
+            ]
     return made.write(folder / "recipe.toml", "\n".join(lines).encode())
 
 
@@ -48,7 +58,9 @@ def pieces(out):
     manifest = open_dataset(out).manifest
     for shard in range(len(manifest["shards"])):
         arrays = shard_in(out, manifest, shard).arrays
-        for file, position, use, start, n in zip(*(arrays[name].tolist() for name in names), strict=True):
+        for file, position, use, start, n in zip(
+            *(arrays[name].tolist() for name in names), strict=True
+        ):
             found[file, position, use].append((start, n))
     return found
 
@@ -56,7 +68,10 @@ def pieces(out):
 def test_each_document_is_whole_in_the_first_length_that_holds_it_and_in_no_other(corpus, tmp_path):
     folder, sources = corpus
     written(folder, recipe(sources))
-    assert inside("build", folder / "recipe.toml", "--out", tmp_path / "all", "--workers", 1).status == 0
+    assert (
+        inside("build", folder / "recipe.toml", "--out", tmp_path / "all", "--workers", 1).status
+        == 0
+    )
     alone = {**recipe(sources), "seq_lengths": None, "seq_length": 1024}
     made.build({key: value for key, value in alone.items() if value}, folder, tmp_path / "alone")
     tokens = {use: sum(n for _, n in parts) for use, parts in pieces(tmp_path / "alone").items()}
@@ -68,11 +83,18 @@ def test_each_document_is_whole_in_the_first_length_that_holds_it_and_in_no_othe
             assert sum(n for _, n in parts) == tokens[use]
             assert len(parts) == 1 or length == LENGTHS[-1]
             assert tokens[use] > shorter / 2  # sentinels take the rest of a row
-    verified = packprep("verify", tmp_path / "all", "--replay", "all", "--twin", "--json", at=folder)
+    verified = packprep(
+        "verify", tmp_path / "all", "--replay", "all", "--twin", "--json", at=folder
+    )
     assert [report["faults"] for report in verified.json] == [0, 0, 0, 0]
-    ledgers = [open_dataset(tmp_path / "all" / f"seq_{n}").manifest["ledger"]["sources"] for n in LENGTHS]
+    ledgers = [
+        open_dataset(tmp_path / "all" / f"seq_{n}").manifest["ledger"]["sources"] for n in LENGTHS
+    ]
     for source in sources:
-        kept, read = (sum(ledger[source["name"]]["tokens"][what] for ledger in ledgers) for what in ("used", "read"))
+        kept, read = (
+            sum(ledger[source["name"]]["tokens"][what] for ledger in ledgers)
+            for what in ("used", "read")
+        )
         assert read == 3 * kept > 0
 
 
@@ -119,13 +141,17 @@ def test_workers_arrays_stores_and_kills_change_no_byte(corpus, tmp_path, monkey
     assert process.wait() == -9 and (killed / "seq_64" / "dataset.json").exists()
     status = inside("status", killed)
     assert status.status == 1 and "0 of" in status.out and not (killed / "mixture.json").exists()
-    assert "seq_1024: nothing is written yet" in status.out  # nor is a dataset that was not begun forgotten
+    assert (
+        "seq_1024: nothing is written yet" in status.out
+    )  # nor is a dataset that was not begun forgotten
     shutil.rmtree(killed / "seq_256")
     assert inside("status", killed).status == 1 and inside("verify", killed).status == 2
     made.build_lengths(table, folder, killed)
     assert made.contents(killed) == wanted
     made.build(table, folder, tmp_path / "store", is_store=True)
-    stored = [{**source, "paths": [str(tmp_path / "store")], "format": "store"} for source in sources]
+    stored = [
+        {**source, "paths": [str(tmp_path / "store")], "format": "store"} for source in sources
+    ]
     made.build_lengths({**table, "sources": stored}, folder, tmp_path / "of-store")
     shards = made.contents(tmp_path / "of-store", "seq_")
     assert {name: data for name, data in shards.items() if "/shards/" in name} == {
@@ -170,12 +196,19 @@ def test_an_epoch_of_the_mixture_is_one_of_the_corpus(corpus, tmp_path):
 
 def test_shares_and_added_tokens_are_of_all_datasets_together(corpus, tmp_path):
     folder, sources = corpus
-    shared = [{**{k: v for k, v in source.items() if k != "repeat"}, "share": 0.3} for source in sources]
+    shared = [
+        {**{k: v for k, v in source.items() if k != "repeat"}, "share": 0.3} for source in sources
+    ]
     table = recipe(shared, total_tokens=100_000, tokenizer="bytes")
     outcomes = made.build_lengths(table, folder, tmp_path / "all")
     used = Counter()
     for outcome in outcomes:
-        used.update({name: one["tokens"]["used"] for name, one in outcome.manifest["ledger"]["sources"].items()})
+        used.update(
+            {
+                name: one["tokens"]["used"]
+                for name, one in outcome.manifest["ledger"]["sources"].items()
+            }
+        )
     assert sum(used.values()) == pytest.approx(100_000, rel=0.1)
     for source in shared:
         assert used[source["name"]] / sum(used.values()) == pytest.approx(1 / 3, abs=0.04)
@@ -184,7 +217,14 @@ def test_shares_and_added_tokens_are_of_all_datasets_together(corpus, tmp_path):
 
 def test_conversations_are_whole_and_not_decomposed(tmp_path):
     lines = [
-        json.dumps({"messages": [{"role": "user", "content": "hi " * i}, {"role": "assistant", "content": "yes " * i}]})
+        json.dumps(
+            {
+                "messages": [
+                    {"role": "user", "content": "hi " * i},
+                    {"role": "assistant", "content": "yes " * i},
+                ]
+            }
+        )
         for i in range(60)
     ]
     made.write(tmp_path / "chats.jsonl", "\n".join(lines).encode())
@@ -192,7 +232,10 @@ def test_conversations_are_whole_and_not_decomposed(tmp_path):
     table = recipe([{"paths": ["chats.jsonl"]}], tasks=[{"objective": "causal"}])
     table["documents"]["chat_template"] = "template.jinja"
     outcomes = made.build_lengths(table, tmp_path, tmp_path / "all")
-    used = [outcome.manifest["ledger"]["sources"]["source0"]["documents"]["used"] for outcome in outcomes]
+    used = [
+        outcome.manifest["ledger"]["sources"]["source0"]["documents"]["used"]
+        for outcome in outcomes
+    ]
     assert sum(used) == 60 and min(used) > 0
     for length in LENGTHS:
         said = inside("verify", tmp_path / "all" / f"seq_{length}", "--replay", "all", "--twin")
@@ -202,10 +245,14 @@ def test_conversations_are_whole_and_not_decomposed(tmp_path):
         made.build_lengths(table, tmp_path, tmp_path / "cut")
 
 
-@pytest.mark.parametrize("lengths", [[256, 64], [64, 64], [64], [], [4, 64], [64, 100], 64, ["64", "128"]])
+@pytest.mark.parametrize(
+    "lengths", [[256, 64], [64, 64], [64], [], [4, 64], [64, 100], 64, ["64", "128"]]
+)
 def test_lists_of_lengths_that_are_none_are_refused(tmp_path, lengths):
     table = {"tokenizer": "bytes", "sources": [{"paths": ["x"]}], "seq_lengths": lengths}
-    with pytest.raises(RecipeError, match="expected a list of two or more multiples of 8, ascending"):
+    with pytest.raises(
+        RecipeError, match="expected a list of two or more multiples of 8, ascending"
+    ):
         read_recipe(table, tmp_path)
 
 
@@ -213,14 +260,18 @@ def test_what_does_not_go_with_lengths_is_refused(corpus, tmp_path):
     folder, sources = corpus
     written(folder, recipe(sources))
     build = "build", folder / "recipe.toml", "--out", tmp_path / "out"
-    assert "seq_length = 128 is none of seq_lengths = [64, 256, 1024]" in refused(*build, "--seq-length", 128)
+    assert "seq_length = 128 is none of seq_lengths = [64, 256, 1024]" in refused(
+        *build, "--seq-length", 128
+    )
     assert 'with seq_lengths use "best_fit"' in refused(*build, "--set", "packing.algorithm=concat")
     alone = folder / "web" / "*", "--out", tmp_path / "out", "--set", "documents.long=decompose"
     assert "give seq_lengths" in refused("build", *alone)
     assert inside(*build, "--seq-length", 64).status == 0
     assert "is a dataset, and seq_lengths make several" in refused(*build)
     made.write(tmp_path / "other" / "notes.txt", b"")
-    assert "holds files that are none of this build's: notes.txt" in refused(*build[:-1], tmp_path / "other")
+    assert "holds files that are none of this build's: notes.txt" in refused(
+        *build[:-1], tmp_path / "other"
+    )
     assert inside("plan", folder / "recipe.toml").out.count("rows of") == 3
     whole = written(folder, recipe(sources, tasks=[{"objective": "causal"}]))
     go_on = "build", whole, "--out", tmp_path / "all"

@@ -1,4 +1,5 @@
-"""Conversations longer than a row: where they are cut, and that no piece trains an answer whose question lies in another."""
+"""Conversations longer than a row: where they are cut, and that no piece trains an answer whose
+question lies in another."""
 
 import json
 import random
@@ -34,7 +35,8 @@ def conversation(shape, chance, words):
 
 
 def parts(messages):
-    """(role, first byte, first byte that is trained, end) of each message in the text that CHAT makes of all."""
+    """(role, first byte, first byte that is trained, end) of each message in the text that CHAT
+    makes of all."""
     found, at = [], 0
     for message in messages:
         text = f"<{message['role']}>{message['content']}</{message['role']}>\n"
@@ -44,7 +46,8 @@ def parts(messages):
 
 
 def trained_here(of, start, n, rest):
-    """The bytes that a piece [start, start + n) may train, and all that the template marks there."""
+    """The bytes that a piece [start, start + n) may train, and all that the template marks
+    there."""
     may, marked = set(), set()
     for k, (role, _, first, end) in enumerate(of):
         here = set(range(max(first, start), min(end, start + n)))
@@ -52,17 +55,21 @@ def trained_here(of, start, n, rest):
             continue
         marked |= here
         asked = [(begin, stop) for role, begin, _, stop in of[:k] if role in ("user", "tool")][-1:]
-        if all(stop > start and begin < start + n for begin, stop in asked) or (rest and first < start):
+        if all(stop > start and begin < start + n for begin, stop in asked) or (
+            rest and first < start
+        ):
             may |= here
     return may, marked
 
 
 def pieces(dataset):
-    """(line's byte, start, n, copy, bytes trained, row) of each segment of a dataset of bytes with the task causal."""
+    """(line's byte, start, n, copy, bytes trained, row) of each segment of a dataset of bytes with
+    the task causal."""
     eos = dataset.manifest["specials"]["eos"]
     for row in map(dataset.row, range(len(dataset))):
         for begin, end, doc, start, n in zip(
-            *(row.segments[name].tolist() for name in ("begin", "end", "doc", "start", "tokens")), strict=True
+            *(row.segments[name].tolist() for name in ("begin", "end", "doc", "start", "tokens")),
+            strict=True,
         ):
             copy = end - begin - n - int(row.tokens[end - 1] == eos)
             targets = np.flatnonzero(row.loss_mask[begin : end - 1]) + 1
@@ -71,18 +78,25 @@ def pieces(dataset):
 
 
 def built(folder, conversations, **changes):
-    """(dataset, manifest's ledger of the one source, byte → messages) of conversations with CHAT, verified all through."""
+    """(dataset, manifest's ledger of the one source, byte → messages) of conversations with CHAT,
+    verified all through."""
     lines = [json.dumps({"messages": messages}).encode() + b"\n" for messages in conversations]
     made.write(folder / "a.jsonl", b"".join(lines))
     (folder / "chat.jinja").write_text(CHAT)
     documents = {"chat_template": "chat.jinja", **changes.pop("documents", {})}
-    recipe = made.table("a.jsonl", documents=documents, **{"tasks": [{"objective": "causal"}], **changes})
+    recipe = made.table(
+        "a.jsonl", documents=documents, **{"tasks": [{"objective": "causal"}], **changes}
+    )
     outcome = made.build(recipe, folder, folder / "out")
     report = verify_dataset(folder / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
     assert report["listed"] == [] and report["twin"] == report["segments"] > 0
     places = np.cumsum([0, *map(len, lines)])[:-1].tolist()
     ledger = outcome.manifest["ledger"]["sources"]["source0"]
-    return packprep.open_dataset(folder / "out"), ledger, dict(zip(places, conversations, strict=True))
+    return (
+        packprep.open_dataset(folder / "out"),
+        ledger,
+        dict(zip(places, conversations, strict=True)),
+    )
 
 
 @pytest.mark.long(beyond=1)
@@ -91,12 +105,16 @@ def test_no_piece_trains_an_answer_whose_question_is_not_in_it(tmp_path, long_an
     chance = random.Random(long_answers)
     shapes = [chance.choice(["", "s", "s"]) + chance.choice(SHAPES) for _ in range(60)]
     conversations = [conversation(shape, chance, chance.choice([40, 200, 900])) for shape in shapes]
-    dataset, ledger, messages = built(tmp_path, conversations, seq_length=256, documents={"long_answers": long_answers})
+    dataset, ledger, messages = built(
+        tmp_path, conversations, seq_length=256, documents={"long_answers": long_answers}
+    )
     rest, apart, seen = long_answers == "continue", 0, 0
     covered = dict.fromkeys(messages, 0)
     for doc, start, n, copy, trained in pieces(dataset):
         may, marked = trained_here(parts(messages[doc]), start, n, rest)
-        assert trained == may - ({start} if copy == 0 else set())  # nothing predicts a row's first token
+        assert trained == may - (
+            {start} if copy == 0 else set()
+        )  # nothing predicts a row's first token
         apart, seen, covered[doc] = apart + len(marked - may), seen + (start > 0), covered[doc] + n
     left_out = ledger["tokens"]["dropped"]["untrained_segment"]
     assert left_out == sum(parts(messages[doc])[-1][3] for doc in messages) - sum(covered.values())
@@ -108,7 +126,9 @@ def test_a_mix_of_tasks_is_recomputed_by_the_twin(tmp_path):
     conversations = [conversation(f"s{chance.choice(SHAPES)}", chance, 300) for _ in range(20)]
     tasks = [{"objective": name} for name in ("causal", "prefix_lm", "masked_diffusion")]
     dataset, ledger, _ = built(tmp_path, conversations, seq_length=128, tasks=tasks)
-    assert ledger["tokens"]["answers_apart"] and {t["objective"] for t in dataset.manifest["tasks"][:3]}
+    assert ledger["tokens"]["answers_apart"] and {
+        t["objective"] for t in dataset.manifest["tasks"][:3]
+    }
 
 
 def said(role, size):
@@ -125,11 +145,18 @@ def cuts(folder, messages, **changes):
 
 
 def test_a_cut_is_at_the_last_users_message_in_reach_before_any_other(tmp_path):
-    a, u, t = (lambda n: said("assistant", n)), (lambda n: said("user", n)), (lambda n: said("tool", n))
+    a, u, t = (
+        (lambda n: said("assistant", n)),
+        (lambda n: said("user", n)),
+        (lambda n: said("tool", n)),
+    )
     found, _ = cuts(tmp_path / "1", [u(40), a(50), u(40), a(50), t(40), a(50), u(40)])
     assert [start for start, _, _ in found] == [0, 90]  # not at 180, the tool's
     found, apart = cuts(tmp_path / "2", [u(40), a(60), t(60), a(60), t(60), a(60)])
-    assert [start for start, _, _ in found] == [0, 220] and not apart  # the tool's, not at 160, the assistant's before
+    assert [start for start, _, _ in found] == [
+        0,
+        220,
+    ] and not apart  # the tool's, not at 160, the assistant's before
     found, apart = cuts(tmp_path / "3", [said("system", 30), u(40), a(400)])  # not at 30, not at 70
     assert found[0][:2] == (0, 256) and not apart
     found, apart = cuts(tmp_path / "4", [u(40), a(400)], documents={"long_answers": "untrained"})
@@ -138,17 +165,23 @@ def test_a_cut_is_at_the_last_users_message_in_reach_before_any_other(tmp_path):
 
 
 def test_a_question_that_fills_a_piece_leaves_its_answer_untrained(tmp_path):
-    """The cut falls between them, or into what opens the answer, which is longer than a row, too."""
+    """The cut falls between them, or into what opens the answer, which is longer than a row,
+    too."""
     for size in (256, 252):
         messages = [said("user", size), said("assistant", 300)]
-        found, apart = cuts(tmp_path / str(size), [*messages, said("user", 30), said("assistant", 30)])
+        found, apart = cuts(
+            tmp_path / str(size), [*messages, said("user", 30), said("assistant", 30)]
+        )
         of = parts(messages)
         assert [start for start, _, _ in found][0] >= 256
         assert apart == min(512, of[1][3]) - of[1][2]
 
 
 def test_a_document_all_of_whose_answers_are_apart_is_a_reject(tmp_path):
-    conversations = [[said("user", 256), said("assistant", 100)], [said("user", 40), said("assistant", 40)]]
+    conversations = [
+        [said("user", 256), said("assistant", 100)],
+        [said("user", 40), said("assistant", 40)],
+    ]
     _, ledger, _ = built(tmp_path, conversations, seq_length=256)
     assert ledger["documents"]["rejected"] == {"untrained": 1} and ledger["documents"]["used"] == 1
     assert ledger["tokens"]["dropped"] == {"untrained_segment": 356}

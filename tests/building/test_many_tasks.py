@@ -1,4 +1,5 @@
-"""Array tasks that share a folder and nothing else: one plan, one dataset, whoever comes first, last or not at all."""
+"""Array tasks that share a folder and nothing else: one plan, one dataset, whoever comes first,
+last or not at all."""
 
 import json
 import shutil
@@ -15,7 +16,8 @@ TASKS = 16
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """(folder, table, contents of the build by one process) of a small corpus with some thirty shards."""
+    """(folder, table, contents of the build by one process) of a small corpus with some thirty
+    shards."""
     base = tmp_path_factory.mktemp("many")
     made.write_lines(base / "in" / "a.jsonl", made.texts(500))
     table = made.table("in/*", output={"shard_text_bytes": 4_000})
@@ -30,7 +32,9 @@ def hurried(monkeypatch):
 
 
 def started(base, table, out, index, count):
-    before = f"import functools; made.build = functools.partial(made.build, array=({index}, {count}))"
+    before = (
+        f"import functools; made.build = functools.partial(made.build, array=({index}, {count}))"
+    )
     return made.start_build(base, table, out, before=before)
 
 
@@ -42,12 +46,16 @@ def test_sixteen_fresh_tasks_at_once_write_one_plan_and_publish_one_dataset(smal
     tasks = [started(base, table, out, i, TASKS) for i in range(TASKS)]
     said = [task.communicate(timeout=300)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0] * TASKS, [text for text in said if text]
-    assert made.contents(out) == expected  # the last to end has found all receipts, published and tidied up
+    assert (
+        made.contents(out) == expected
+    )  # the last to end has found all receipts, published and tidied up
     stranger = started(base, other, out, 0, TASKS)
     assert "PlanError" in stranger.communicate(timeout=120)[0] and stranger.returncode == 2
 
 
-def test_a_task_with_another_recipe_refuses_to_work_on_the_plan_that_stands(small, tmp_path, hurried):
+def test_a_task_with_another_recipe_refuses_to_work_on_the_plan_that_stands(
+    small, tmp_path, hurried
+):
     base, table, _ = small
     made.build(table, base, tmp_path / "out", array=(3, TASKS))
     before = made.contents(tmp_path / "out")
@@ -67,7 +75,9 @@ def test_what_64_tasks_began_three_finish(small, tmp_path, hurried):
     assert made.contents(out) == expected
 
 
-def test_what_64_tasks_began_one_process_finishes_where_the_files_lie_elsewhere(small, tmp_path, hurried):
+def test_what_64_tasks_began_one_process_finishes_where_the_files_lie_elsewhere(
+    small, tmp_path, hurried
+):
     base, table, expected = small
     out = tmp_path / "out"
     for i in range(20, 40):
@@ -79,7 +89,9 @@ def test_what_64_tasks_began_one_process_finishes_where_the_files_lie_elsewhere(
     assert made.contents(out) == expected
 
 
-def test_a_complete_build_without_a_manifest_has_a_name_and_any_task_or_build_publishes_it(small, tmp_path, hurried):
+def test_a_complete_build_without_a_manifest_has_a_name_and_any_task_or_build_publishes_it(
+    small, tmp_path, hurried
+):
     base, table, expected = small
     for name, array in (("task", (7, TASKS)), ("whole", (0, 1))):
         out = tmp_path / name

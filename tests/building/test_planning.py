@@ -9,7 +9,13 @@ import pytest
 from packprep.building.forecast import forecast
 from packprep.building.plan import Plan, check_law, recipe_of
 from packprep.building.plan_form import LATER, check_plan
-from packprep.building.planning import _shard_text_bytes, differences, look_up, make_plan, token_dtype
+from packprep.building.planning import (
+    _shard_text_bytes,
+    differences,
+    look_up,
+    make_plan,
+    token_dtype,
+)
 from packprep.errors import PlanError, RecipeError
 from packprep.format.digests import own_digest
 from packprep.format.json_files import as_stored, decode, encode
@@ -41,13 +47,31 @@ def test_a_plan_is_canonical_json_without_hosts_times_or_output(folder):
     plan = decode(data, "plan.json")
     assert encode(plan) == data
     assert set(plan) == {
-        "format", "version", "law_version", "fingerprint", "recipe", "engine", "made_with", "tokenizer", "vocabulary",
-        "chat_template", "token_dtype", "tasks", "shards", "shard_text_bytes", "sources", "files", "digest",
+        "format",
+        "version",
+        "law_version",
+        "fingerprint",
+        "recipe",
+        "engine",
+        "made_with",
+        "tokenizer",
+        "vocabulary",
+        "chat_template",
+        "token_dtype",
+        "tasks",
+        "shards",
+        "shard_text_bytes",
+        "sources",
+        "files",
+        "digest",
         "beside_tokenizer",
-    }  # fmt: skip
+    }
     assert plan["digest"] == own_digest(plan) != own_digest({**plan, "shards": plan["shards"] + 1})
     assert [source["prefix"] for source in plan["sources"]] == [str(folder)]
-    without = {**plan, "sources": [{k: v for k, v in s.items() if k != "prefix"} for s in plan["sources"]]}
+    without = {
+        **plan,
+        "sources": [{k: v for k, v in s.items() if k != "prefix"} for s in plan["sources"]],
+    }
     assert str(folder) not in encode(without).decode()
 
 
@@ -94,7 +118,9 @@ def test_a_few_shards_by_themselves_are_as_many_as_workers_share_evenly(folder, 
 
 def test_long_rows_are_not_made_fewer_to_share_shards_evenly(folder):
     recipe = inputs_of(folder, "a.jsonl", seq_length=65536, output={}).recipe
-    assert _shard_text_bytes(recipe, 3 << 30, 0.25) == 2000 * 65536 * 4  # eight shards would have fewer rows
+    assert (
+        _shard_text_bytes(recipe, 3 << 30, 0.25) == 2000 * 65536 * 4
+    )  # eight shards would have fewer rows
     recipe = inputs_of(folder, "a.jsonl", seq_length=16384, output={}).recipe
     whole = int(2000 * 16384 / 0.25)
     assert _shard_text_bytes(recipe, 5 * whole, 0.25) == whole  # six shards would have too few
@@ -104,14 +130,19 @@ def test_long_rows_are_not_made_fewer_to_share_shards_evenly(folder):
     "seq_length, expected",
     [(512, 64 << 20), (8192, 64 << 20), (65_536, 2000 * 65_536), (1 << 20, 512 << 20)],
 )
-def test_shard_text_bytes_by_themselves_give_two_thousand_rows_within_bounds(folder, seq_length, expected):
+def test_shard_text_bytes_by_themselves_give_two_thousand_rows_within_bounds(
+    folder, seq_length, expected
+):
     assert make_plan(inputs_of(folder, "a.jsonl", seq_length=seq_length, output={}))[
         "shard_text_bytes"
     ] == pytest.approx(expected, rel=0.001)
 
 
 def test_shares_become_repeats_of_six_digits(folder):
-    sources = [{"name": "a", "paths": ["a.jsonl"], "share": 0.25}, {"name": "b", "paths": ["b*"], "share": 0.75}]
+    sources = [
+        {"name": "a", "paths": ["a.jsonl"], "share": 0.25},
+        {"name": "b", "paths": ["b*"], "share": 0.75},
+    ]
     plan = make_plan(inputs_of(folder, sources))
     repeats = [source["repeat"] for source in plan["sources"]]
     assert max(repeats) == 1.0 and all(repeat == float(f"{repeat:.6g}") for repeat in repeats)
@@ -125,31 +156,46 @@ def test_shares_become_repeats_of_six_digits(folder):
 
 
 def test_shares_hold_in_the_dataset(folder):
-    sources = [{"name": "a", "paths": ["a.jsonl"], "share": 0.4}, {"name": "b", "paths": ["b*"], "share": 0.6}]
-    manifest = made.build(made.table(sources, total_tokens=600_000), folder, folder / "out").manifest
+    sources = [
+        {"name": "a", "paths": ["a.jsonl"], "share": 0.4},
+        {"name": "b", "paths": ["b*"], "share": 0.6},
+    ]
+    manifest = made.build(
+        made.table(sources, total_tokens=600_000), folder, folder / "out"
+    ).manifest
     used = [manifest["ledger"]["sources"][name]["tokens"]["used"] for name in ("a", "b")]
     assert abs(used[0] / sum(used) - 0.4) < 0.02 and abs(sum(used) / 600_000 - 1) < 0.05
 
 
 def test_a_share_of_a_source_without_text_is_refused(folder):
     made.write(folder / "empty.jsonl", b"")
-    sources = [{"name": "a", "paths": ["a.jsonl"], "share": 0.4}, {"name": "b", "paths": ["empty.jsonl"], "share": 0.6}]
+    sources = [
+        {"name": "a", "paths": ["a.jsonl"], "share": 0.4},
+        {"name": "b", "paths": ["empty.jsonl"], "share": 0.6},
+    ]
     with pytest.raises(RecipeError, match="source 'b' has a share of 0.6 and no tokens"):
         make_plan(inputs_of(folder, sources))
 
 
 def test_fault_25_the_token_dtype_fits_the_vocabulary_and_is_stored(folder):
     recipe = inputs_of(folder).recipe
-    assert token_dtype(recipe, 1 << 16) == np.uint16 and token_dtype(recipe, (1 << 16) + 1) == np.int32
+    assert (
+        token_dtype(recipe, 1 << 16) == np.uint16 and token_dtype(recipe, (1 << 16) + 1) == np.int32
+    )
     narrow = inputs_of(folder, output={"token_dtype": "uint16"}).recipe
     with pytest.raises(RecipeError, match='token_dtype = "uint16": the vocabulary has 65537 ids'):
         token_dtype(narrow, (1 << 16) + 1)
     wide = make_plan(inputs_of(folder, output={"token_dtype": "int32"}))
-    assert wide["token_dtype"] == "int32" and make_plan(inputs_of(folder))["token_dtype"] == "uint16"
+    assert (
+        wide["token_dtype"] == "int32" and make_plan(inputs_of(folder))["token_dtype"] == "uint16"
+    )
 
 
 def test_fault_28_a_ceiling_of_the_vocabulary_is_stored(folder):
-    assert make_plan(inputs_of(folder, specials={"vocab_size": 1024}))["vocabulary"]["vocab_size"] == 1024
+    assert (
+        make_plan(inputs_of(folder, specials={"vocab_size": 1024}))["vocabulary"]["vocab_size"]
+        == 1024
+    )
     assert make_plan(inputs_of(folder))["vocabulary"]["vocab_size"] == 528
 
 
@@ -161,10 +207,16 @@ def test_a_plan_is_the_recipe_again_without_its_paths(folder):
     stored = make_plan(inputs)
     plan = Plan(decode(encode(stored), "plan.json"), inputs.vocabulary.tokenizer_json)
     assert [t.name for t in plan.tasks] == ["r", "x-long", "x-dense", "s", "too_short"]
-    assert (plan.recipe.documents, plan.recipe.packing) == (inputs.recipe.documents, inputs.recipe.packing)
+    assert (plan.recipe.documents, plan.recipe.packing) == (
+        inputs.recipe.documents,
+        inputs.recipe.packing,
+    )
     assert plan.recipe.tasks == inputs.recipe.tasks
     assert plan.shards == stored["shards"] and plan.token_dtype == np.uint16
-    assert plan.sources[0].files == inputs.files[0] and plan.vocabulary.roles == inputs.vocabulary.roles
+    assert (
+        plan.sources[0].files == inputs.files[0]
+        and plan.vocabulary.roles == inputs.vocabulary.roles
+    )
     again = make_plan(inputs)
     assert Plan(again, inputs.vocabulary.tokenizer_json).digest == plan.digest
 
@@ -174,21 +226,33 @@ def test_a_plan_s_weights_are_its_text_bytes(folder):
     inputs = inputs_of(folder, sources)
     stored = make_plan(inputs)
     plan = Plan(stored, inputs.vocabulary.tokenizer_json)
-    assert [source.weight for source in plan.sources] == [source["text_bytes"] for source in stored["sources"]]
-    assert stored["shards"] == -(-sum(source.weight for source in plan.sources) // stored["shard_text_bytes"])
+    assert [source.weight for source in plan.sources] == [
+        source["text_bytes"] for source in stored["sources"]
+    ]
+    assert stored["shards"] == -(
+        -sum(source.weight for source in plan.sources) // stored["shard_text_bytes"]
+    )
 
 
 def test_a_plan_refuses_another_law_tokenizer_or_engine(folder):
     inputs = inputs_of(folder)
     plan, data = make_plan(inputs), inputs.vocabulary.tokenizer_json
     with pytest.raises(
-        PlanError, match="plan.json has law_version 99 and this packprep makes 2 and 3: use packprep .*, which made"
+        PlanError,
+        match=(
+            "plan.json has law_version 99 and this packprep makes 2 and 3: use packprep .*, which"
+            " made"
+        ),
     ):
         check_plan({**plan, "law_version": 99}, "plan.json")
     older = {**plan, "law_version": 1, "made_with": {"packprep": "0.0.7"}}
     assert Plan(older, data).law == 1
     with pytest.raises(
-        PlanError, match="there has law_version 1 and this packprep makes 2 and 3: use packprep 0.0.7, which made it"
+        PlanError,
+        match=(
+            "there has law_version 1 and this packprep makes 2 and 3: use packprep 0.0.7, which"
+            " made it"
+        ),
     ):
         check_law(older, "there")
     with pytest.raises(PlanError, match="tokenizer.json has digest .* put the right file back"):
@@ -202,7 +266,10 @@ def test_a_plan_s_key_of_a_newer_version_is_refused_with_it_and_a_later_one_may_
     plan = make_plan(inputs_of(folder))
     plan["made_with"] = {"packprep": "7.0"}
     mine = re.escape(version("packprep"))
-    newer = rf"key 'colour' is unknown to packprep {mine}; packprep 7.0 wrote it: use that version or a newer one"
+    newer = (
+        rf"key 'colour' is unknown to packprep {mine}; packprep 7.0 wrote it: use that version or a"
+        r" newer one"
+    )
     for part in (plan, plan["vocabulary"], plan["sources"][0], plan["files"][0]):
         part["colour"] = 1
         with pytest.raises(PlanError, match=newer):
@@ -248,8 +315,14 @@ def test_no_differences_with_oneself_and_every_changed_key_is_named(folder):
     assert differences(inputs, plan) == []
     for path, said in [
         (("recipe", "seed"), "seed is 0 here and 'other' in the plan"),
-        (("recipe", "sources", 0, "sample"), "sources[0].sample is [0.0, 1.0] here and 'other' in the plan"),
-        (("recipe", "tasks", 1, "parameters", "noise_density"), "tasks[1].parameters.noise_density is 0.15 here"),
+        (
+            ("recipe", "sources", 0, "sample"),
+            "sources[0].sample is [0.0, 1.0] here and 'other' in the plan",
+        ),
+        (
+            ("recipe", "tasks", 1, "parameters", "noise_density"),
+            "tasks[1].parameters.noise_density is 0.15 here",
+        ),
         (("recipe", "tasks"), "tasks is "),
         (("tokenizer", "digest"), "the tokenizer changed (digest "),
     ]:
@@ -274,7 +347,9 @@ def test_many_differences_are_cut_short(folder):
 
 def said_of(template, folder, **documents):
     """What is said aloud of a source of one conversation."""
-    chat = {"messages": [{"role": "user", "content": "3+3?"}, {"role": "assistant", "content": "6"}]}
+    chat = {
+        "messages": [{"role": "user", "content": "3+3?"}, {"role": "assistant", "content": "6"}]
+    }
     (folder / "corpus").mkdir()
     (folder / "corpus" / "a.jsonl").write_text(json.dumps(chat) + "\n")
     (folder / "chat.jinja").write_text(template)
@@ -294,9 +369,14 @@ TURNS = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}"
 ENDED = "{% for m in messages %}{{ m.content }}<eos>\n{% endfor %}"
 
 
-@pytest.mark.parametrize("template, warned", [("", True), ("{% if add_generation_prompt %}A: {% endif %}", False)])
+@pytest.mark.parametrize(
+    "template, warned", [("", True), ("{% if add_generation_prompt %}A: {% endif %}", False)]
+)
 def test_a_template_that_does_not_know_what_opens_a_turn_is_warned_of(tmp_path, template, warned):
-    assert any("add_generation_prompt" in note for note in said_of(TURNS + template, tmp_path)) is warned
+    assert (
+        any("add_generation_prompt" in note for note in said_of(TURNS + template, tmp_path))
+        is warned
+    )
 
 
 @pytest.mark.parametrize(
@@ -305,7 +385,11 @@ def test_a_template_that_does_not_know_what_opens_a_turn_is_warned_of(tmp_path, 
         (ENDED, True, True),
         (ENDED, False, False),
         (TURNS, True, False),
-        ("{% if messages[0].content == '2+2?' %}{{ raise_exception('no') }}{% endif %}" + ENDED, True, False),
+        (
+            "{% if messages[0].content == '2+2?' %}{{ raise_exception('no') }}{% endif %}" + ENDED,
+            True,
+            False,
+        ),
     ],
 )
 def test_an_eos_behind_that_of_a_template_is_warned_of(tmp_path, template, append_eos, warned):

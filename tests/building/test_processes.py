@@ -24,10 +24,16 @@ def nothing(*_):
 
 @pytest.mark.parametrize("given", ["", "0", "x", "-1", None])
 def test_the_cpus_are_those_of_slurm_or_of_the_affinity(monkeypatch, given):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(5)) if process == 0 else None)
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda process: set(range(5)) if process == 0 else None
+    )
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
     assert processes.available_cpus() == 3
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", given) if given is not None else monkeypatch.delenv("SLURM_CPUS_PER_TASK")
+    (
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", given)
+        if given is not None
+        else monkeypatch.delenv("SLURM_CPUS_PER_TASK")
+    )
     assert processes.available_cpus() == 5
 
 
@@ -100,7 +106,9 @@ def waits():
 @pytest.mark.parametrize("workers", [0, 1, 2, 5])
 def test_every_item_gives_its_result_once_and_every_report_arrives(workers):
     told = []
-    results = list(in_processes(double, (3,), list(range(9)), workers, lambda *counts: told.append(counts)))
+    results = list(
+        in_processes(double, (3,), list(range(9)), workers, lambda *counts: told.append(counts))
+    )
     assert sorted(results) == [(i, 3 * i) for i in range(9)]
     assert sorted(told) == [(1, i, 0, 0) for i in range(9)]
 
@@ -136,7 +144,9 @@ def dies_with_two():
 
 
 def test_a_killed_worker_is_named_with_all_that_it_was_handed():
-    with pytest.raises(BuildError, match=r"^(0|1) and (2|3): its worker process was killed by signal 9"):
+    with pytest.raises(
+        BuildError, match=r"^(0|1) and (2|3): its worker process was killed by signal 9"
+    ):
         list(in_processes(dies_with_two, (), list(range(6)), 2, nothing))
 
 
@@ -190,7 +200,9 @@ def go_on_when_stopped(pid):
     deadline = time.monotonic() + 60
     while state_of(pid) != "T" and time.monotonic() < deadline:
         time.sleep(0.01)
-    threading.Timer(1, os.kill, (pid, signal.SIGCONT)).start()  # in which time it could be said again
+    threading.Timer(
+        1, os.kill, (pid, signal.SIGCONT)
+    ).start()  # in which time it could be said again
 
 
 def leaves_between_two():
@@ -202,7 +214,9 @@ def leaves_between_two():
 
 
 def test_a_worker_that_ends_with_nothing_to_do_is_named_without_an_item():
-    with pytest.raises(BuildError, match="^a worker process was ended with status 7; run the same command again"):
+    with pytest.raises(
+        BuildError, match="^a worker process was ended with status 7; run the same command again"
+    ):
         list(in_processes(leaves_between_two, (), list(range(6)), 2, nothing))
 
 
@@ -245,14 +259,19 @@ def test_a_worker_without_memory_says_so_and_shows_no_traceback():
 def test_a_killed_worker_is_named_with_its_item_its_signal_and_what_to_do():
     cleaned = []
     with pytest.raises(
-        BuildError, match=r"2: its worker process was killed by signal 9 \(the kernel kills.*same command again"
+        BuildError,
+        match=(
+            r"2: its worker process was killed by signal 9 \(the kernel kills.*same command again"
+        ),
     ):
         list(in_processes(dies, (), list(range(6)), 2, nothing, cleaned.append))
     assert len(set(cleaned)) == 2 and os.getpid() not in cleaned
 
 
 def test_a_worker_that_leaves_is_named_with_its_status():
-    with pytest.raises(BuildError, match="its worker process was ended with status 7; run the same command again"):
+    with pytest.raises(
+        BuildError, match="its worker process was ended with status 7; run the same command again"
+    ):
         list(in_processes(leaves, (), [0, 1], 2, nothing))
 
 
@@ -261,7 +280,9 @@ def test_a_worker_that_leaves_is_named_with_its_status():
 def test_a_signal_ends_the_work_soon_no_process_is_left_and_the_handlers_are_those_before(number):
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     threading.Timer(1, os.kill, (os.getpid(), number)).start()
-    with pytest.raises(Stopped, match="what is committed stays, and the same command goes on") as caught:
+    with pytest.raises(
+        Stopped, match="what is committed stays, and the same command goes on"
+    ) as caught:
         list(in_processes(waits, (), list(range(4)), 2, nothing))
     assert caught.value.exit_status == 75 and multiprocessing.active_children() == []
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
@@ -301,7 +322,11 @@ except Stopped as error:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_process_that_is_deep_in_a_library_ends_with_75_all_the_same(number):
     process = subprocess.Popen(
-        [sys.executable, "-c", DEAF], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", DEAF],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "begun\n"
     process.send_signal(number)
@@ -312,7 +337,9 @@ def test_a_process_that_is_deep_in_a_library_ends_with_75_all_the_same(number):
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_no_thread_and_no_descriptor_is_left_behind(workers):
-    list(in_processes(double, (), [1, 2], workers, nothing))  # a server of processes stays, once it runs
+    list(
+        in_processes(double, (), [1, 2], workers, nothing)
+    )  # a server of processes stays, once it runs
     before = os.listdir("/proc/self/fd"), threading.active_count()
     list(in_processes(double, (), [1, 2], workers, nothing))
     with pytest.raises(SourceError):
@@ -378,15 +405,17 @@ def test_workers_start_under_a_temporary_folder_of_any_length(tmp_path):
     folder.mkdir()
     said, _ = alone(BESIDE_A_THREAD, TMPDIR=str(folder)).communicate(timeout=60)
     assert said == f"6 {folder}\n" and not list(folder.iterdir())
-    said, _ = alone("processes._SHORT_FOLDERS = ()" + BESIDE_A_THREAD, TMPDIR=str(folder)).communicate(timeout=60)
+    said, _ = alone(
+        "processes._SHORT_FOLDERS = ()" + BESIDE_A_THREAD, TMPDIR=str(folder)
+    ).communicate(timeout=60)
     assert f"TMPDIR is {folder}" in said and "set TMPDIR to a folder of at most 75 bytes" in said
     with tempfile.TemporaryDirectory(dir="/tmp") as near:
         for length, works in ((75, True), (76, False)):
             folder = Path(near) / ("x" * (length - len(near) - 1))
             folder.mkdir()
-            said, _ = alone("processes._SHORT_FOLDERS = ()" + BESIDE_A_THREAD, TMPDIR=str(folder)).communicate(
-                timeout=60
-            )
+            said, _ = alone(
+                "processes._SHORT_FOLDERS = ()" + BESIDE_A_THREAD, TMPDIR=str(folder)
+            ).communicate(timeout=60)
             assert said.startswith("6 ") == works, said
 
 

@@ -18,8 +18,12 @@ from tests.building.test_segments import facts_key
 TABLES = st.fixed_dictionaries(
     {
         "seq_length": st.sampled_from([32, 64, 96]),
-        "documents": st.fixed_dictionaries({"append_eos": st.sampled_from(made.ENDS), "prepend_bos": st.booleans()}),
-        "tasks": st.sampled_from([[{"preset": p}] for p in ("causal", "prefix_lm", "ul2r", "ul2", "t5")]),
+        "documents": st.fixed_dictionaries(
+            {"append_eos": st.sampled_from(made.ENDS), "prepend_bos": st.booleans()}
+        ),
+        "tasks": st.sampled_from(
+            [[{"preset": p}] for p in ("causal", "prefix_lm", "ul2r", "ul2", "t5")]
+        ),
         "packing": st.fixed_dictionaries(
             {
                 "algorithm": st.sampled_from(["best_fit", "first_fit", "next_fit"]),
@@ -35,7 +39,11 @@ def shard_of(table, documents, sentinels=3000):
     """The arrays of a shard that holds these documents."""
     recipe, tasks = made.mix(table, made.ids(sentinels))
     placed, _ = place(cut(recipe, tasks, documents)[0], recipe, tasks)
-    return recipe, tasks, render(tasks, documents, placed, recipe.seq_length, recipe.packing.pad_seq_to_mult)
+    return (
+        recipe,
+        tasks,
+        render(tasks, documents, placed, recipe.seq_length, recipe.packing.pad_seq_to_mult),
+    )
 
 
 @pytest.mark.long
@@ -64,7 +72,9 @@ def test_a_whole_shard_equals_its_twin(table, sizes, seed):
     assert len(arrays["tokens"]) == len(order)
     cu_seqlens, padded = [], []
     for r, members in enumerate(order):
-        own = [(slots, loss, labels) for slots, _, loss, labels in (segments[i][-1] for i in members)]
+        own = [
+            (slots, loss, labels) for slots, _, loss, labels in (segments[i][-1] for i in members)
+        ]
         row = shard.row_arrays(own, recipe.seq_length, made.PAD, mult)
         for name in ("tokens", "segment_ids", "loss_mask"):
             assert arrays[name][r].tolist() == row[name], name
@@ -85,12 +95,22 @@ def test_a_whole_shard_equals_its_twin(table, sizes, seed):
     assert set(arrays["segment_noise"]) <= {0} and set(arrays["segment_loss_weight"]) <= {1}
 
 
-@given(st.booleans(), st.booleans(), st.lists(st.integers(1, 150), min_size=4, max_size=12), st.integers(0, 2**32))
+@given(
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.integers(1, 150), min_size=4, max_size=12),
+    st.integers(0, 2**32),
+)
 @settings(max_examples=40)
 def test_labels_where_a_task_predicts_in_place_are_the_twin_s(bos, stratified, sizes, seed):
-    """Next-token tasks beside masked diffusion: the one's labels are what follows, the other's the tokens themselves."""
+    """Next-token tasks beside masked diffusion: the one's labels are what follows, the other's the
+    tokens themselves."""
     masked = {"objective": "masked_diffusion", "name": "m", "weight": 1.0, "stratified": stratified}
-    table = {"seq_length": 64, "tasks": [{"preset": "ul2r"}, masked], "documents": {"prepend_bos": bos}}
+    table = {
+        "seq_length": 64,
+        "tasks": [{"preset": "ul2r"}, masked],
+        "documents": {"prepend_bos": bos},
+    }
     documents = made.documents(sizes, seed)
     recipe, tasks, arrays = shard_of(table, documents)
     by_place = {int(place): d for d, place in enumerate(documents.position)}
@@ -122,11 +142,20 @@ def test_labels_where_a_task_predicts_in_place_are_the_twin_s(bos, stratified, s
             slots, prefix, loss, labels = objectives.segment(content, facts)
         assert arrays["segment_prefix"][g] == prefix
         place = slice(begin, begin + len(slots))
-        expected["tokens"][place], expected["labels"][place], expected["loss_mask"][place] = slots, labels, loss
+        expected["tokens"][place], expected["labels"][place], expected["loss_mask"][place] = (
+            slots,
+            labels,
+            loss,
+        )
     levels = masked_diffusion.noise(
-        {"number": 4, "parameters": tasks[4].parameters}, (made.MASK, []), [one for _, one in noised], None,
-        expected["tokens"], expected["loss_mask"], 0,
-    )  # fmt: skip
+        {"number": 4, "parameters": tasks[4].parameters},
+        (made.MASK, []),
+        [one for _, one in noised],
+        None,
+        expected["tokens"],
+        expected["loss_mask"],
+        0,
+    )
     assert flat == expected
     found = [(arrays["segment_noise"][g], arrays["segment_loss_weight"][g]) for g, _ in noised]
     assert found == [(np.float32(level), np.float32(weight)) for level, weight, _ in levels]
@@ -137,7 +166,9 @@ def with_prefixes(prefixes):
     """A task that copies its tokens, with the given prefixes, one a segment."""
     _, tasks = made.mix({"tasks": [{"preset": "causal"}]})
     body_prefix = lambda task, bodies: np.array(prefixes, np.int64)  # noqa: E731
-    objective = dataclasses.replace(REGISTRY["causal"], name="given", attention="prefix", body_prefix=body_prefix)
+    objective = dataclasses.replace(
+        REGISTRY["causal"], name="given", attention="prefix", body_prefix=body_prefix
+    )
     return [dataclasses.replace(tasks[0], objective=objective)]
 
 
@@ -145,7 +176,9 @@ def bare(begins, sizes):
     """Segments of the first task that are their tokens alone, in one row."""
     zeros = np.zeros(len(sizes), np.int64)
     key = zeros.astype(np.uint64)
-    return SegmentTable(zeros, zeros, sizes, zeros, zeros, zeros, key, zeros, zeros - 1, sizes, zeros, begins)
+    return SegmentTable(
+        zeros, zeros, sizes, zeros, zeros, zeros, key, zeros, zeros - 1, sizes, zeros, begins
+    )
 
 
 @pytest.mark.parametrize("id, inputs, expected", golden.cases("loss_mask_shifted"))
@@ -155,9 +188,14 @@ def test_fault_11_loss_masks_are_the_golden_file_s(id, inputs, expected):
     prefixes = [sum(inputs["input_mask"][b : b + n]) for b, n in zip(begins, sizes, strict=True)]
     table = bare(begins, sizes)
     tokens = np.array(inputs["tokens"], np.uint16)
-    tasks = [*with_prefixes(prefixes), made.in_place_task()]  # the second makes labels, and no segment draws it
+    tasks = [
+        *with_prefixes(prefixes),
+        made.in_place_task(),
+    ]  # the second makes labels, and no segment draws it
     arrays = render_rows(tasks, table, begins, tokens, None, len(tokens), np.dtype(np.uint16))
-    assert arrays["segment_prefix"].tolist() == prefixes and np.array_equal(arrays["tokens"][0], tokens)
+    assert arrays["segment_prefix"].tolist() == prefixes and np.array_equal(
+        arrays["tokens"][0], tokens
+    )
     assert arrays["loss_mask"][0].tolist() == expected["correct"]
     targets = np.flatnonzero(arrays["loss_mask"][0])
     assert arrays["labels"][0][targets].tolist() == tokens[targets + 1].tolist()
@@ -168,7 +206,9 @@ def test_loss_of_a_prompt_and_its_completion_is_the_golden_file_s(id, inputs, ex
     n = inputs["num_ids"]
     table = bare(np.zeros(1, np.int64), np.array([n]))
     tasks = with_prefixes([inputs["prompt_length"]])
-    arrays = render_rows(tasks, table, np.zeros(1, np.int64), np.arange(n), None, n, np.dtype(np.uint16))
+    arrays = render_rows(
+        tasks, table, np.zeros(1, np.int64), np.arange(n), None, n, np.dtype(np.uint16)
+    )
     assert "labels" not in arrays
     assert arrays["loss_mask"][0].tolist() == expected["loss_mask"]
 
@@ -184,17 +224,25 @@ def test_fault_01_no_slot_inside_a_segment_is_padding_and_no_loss_is_on_padding(
     assert np.array_equal(arrays["tokens"] != made.PAD, inside)
     assert not arrays["loss_mask"][~inside].any()
     trained = np.flatnonzero(arrays["loss_mask"])
-    assert np.array_equal(arrays["segment_ids"].ravel()[trained], arrays["segment_ids"].ravel()[trained + 1])
+    assert np.array_equal(
+        arrays["segment_ids"].ravel()[trained], arrays["segment_ids"].ravel()[trained + 1]
+    )
 
 
 @pytest.mark.parametrize("pad", [0, 7, 65000])
 def test_fault_03_rows_are_right_whatever_the_pad_id(pad):
-    table = {"seq_length": 96, "tasks": [{"preset": "prefix_lm"}], "packing": {"pad_seq_to_mult": 8}}
+    table = {
+        "seq_length": 96,
+        "tasks": [{"preset": "prefix_lm"}],
+        "packing": {"pad_seq_to_mult": 8},
+    }
     documents = made.documents(np.arange(1, 150))
     arrays = {}
     for one in (pad, made.PAD):
         recipe, tasks = made.mix(table, dataclasses.replace(made.ids(), pad=one))
-        arrays[one] = render(tasks, documents, place(cut(recipe, tasks, documents)[0], recipe, tasks)[0], 96, 8)
+        arrays[one] = render(
+            tasks, documents, place(cut(recipe, tasks, documents)[0], recipe, tasks)[0], 96, 8
+        )
     inside = arrays[pad]["segment_ids"] > 0
     assert np.array_equal(arrays[pad]["segment_ids"], arrays[made.PAD]["segment_ids"])
     assert np.array_equal(arrays[pad]["loss_mask"], arrays[made.PAD]["loss_mask"])
@@ -231,7 +279,9 @@ def test_pad_seq_to_mult_pads_every_segment_to_a_multiple(mult):
     row = np.repeat(np.arange(len(arrays["tokens"])), np.diff(arrays["row_offsets"]))
     at = np.arange(len(row)) + row
     padded, real = arrays["cu_seqlens_padded"], arrays["cu_seqlens"]
-    assert (padded % mult == 0).all() and (padded[arrays["row_offsets"][:-1] + np.arange(row.max() + 1)] == 0).all()
+    assert (padded % mult == 0).all() and (
+        padded[arrays["row_offsets"][:-1] + np.arange(row.max() + 1)] == 0
+    ).all()
     physical, lengths = padded[at + 1] - padded[at], real[at + 1] - real[at]
     assert np.array_equal(physical, -(-lengths // mult) * mult)
     covered = np.zeros(arrays["tokens"].shape, np.uint16)
@@ -247,6 +297,8 @@ def test_without_pad_seq_to_mult_there_is_no_physical_column():
 
 
 def test_an_empty_shard_has_no_rows():
-    recipe, tasks, arrays = shard_of({"seq_length": 64, "tasks": [{"preset": "ul2r"}]}, made.documents([]))
+    recipe, tasks, arrays = shard_of(
+        {"seq_length": 64, "tasks": [{"preset": "ul2r"}]}, made.documents([])
+    )
     assert arrays["tokens"].shape == (0, 64) and arrays["row_offsets"].tolist() == [0]
     assert len(arrays["cu_seqlens"]) == len(arrays["segment_key"]) == 0

@@ -1,4 +1,5 @@
-"""Whole builds: the same bytes however the work is spread or divided; what is refused, and what is left out."""
+"""Whole builds: the same bytes however the work is spread or divided; what is refused, and what is
+left out."""
 
 import gc
 import json
@@ -59,7 +60,9 @@ def test_array_tasks_at_the_same_time_give_the_same_bytes_and_any_build_publishe
     shutil.copytree(built.base, tmp_path / "c", ignore=shutil.ignore_patterns("out"))
     out = tmp_path / "out"
     code = "import functools; made.build = functools.partial(made.build, array=({}, 4))"
-    tasks = [made.start_build(tmp_path / "c", built.table, out, before=code.format(i)) for i in range(4)]
+    tasks = [
+        made.start_build(tmp_path / "c", built.table, out, before=code.format(i)) for i in range(4)
+    ]
     said = [task.communicate(timeout=120)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0] * 4, said
     outcome = made.build(built.table, tmp_path / "c", out)
@@ -92,10 +95,14 @@ run.make_shard, made.Silent.say = stopped, say
 @pytest.mark.long
 def test_a_worker_that_was_stopped_is_said_to_be_waited_for(built, tmp_path):
     shutil.copytree(built.base, tmp_path / "c", ignore=shutil.ignore_patterns("out"))
-    said, _ = made.start_build(tmp_path / "c", built.table, tmp_path / "out", 2, SILENT).communicate(timeout=120)
+    said, _ = made.start_build(
+        tmp_path / "c", built.table, tmp_path / "out", 2, SILENT
+    ).communicate(timeout=120)
     told = re.findall(r"shard 1: worker process \d+ (has reported nothing for 0.5 s|goes on)", said)
     pair = ["has reported nothing for 0.5 s", "goes on"]
-    assert told == pair * (len(told) // 2) and told, said  # a busy machine may keep it silent once more
+    assert told == pair * (len(told) // 2) and told, (
+        said
+    )  # a busy machine may keep it silent once more
     assert made.contents(tmp_path / "out", "shards") == made.contents(built.out, "shards")
 
 
@@ -143,14 +150,18 @@ def test_a_second_build_makes_nothing_and_says_so(built):
 
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [2, 3, 7])
-def test_where_shards_are_fewer_than_workers_the_line_names_what_gives_each_one_shard(tmp_path, monkeypatch, workers):
+def test_where_shards_are_fewer_than_workers_the_line_names_what_gives_each_one_shard(
+    tmp_path, monkeypatch, workers
+):
     monkeypatch.setattr(building_run, "WORKER_TEXT_BYTES", 1000)
     made.write_lines(tmp_path / "in/a.jsonl", [f"document {k} of some" for k in range(1000)])
     table = made.table([{"paths": ["a.jsonl"]}])
 
     def told_and_shards(out, **output):
         progress = made.Silent()
-        outcome = made.build({**table, "output": output}, tmp_path / "in", tmp_path / out, workers, progress=progress)
+        outcome = made.build(
+            {**table, "output": output}, tmp_path / "in", tmp_path / out, workers, progress=progress
+        )
         return " ".join(progress.said), len(outcome.manifest["shards"])
 
     said, shards = told_and_shards("one")
@@ -160,10 +171,16 @@ def test_where_shards_are_fewer_than_workers_the_line_names_what_gives_each_one_
     assert shards == workers and "--set" not in said
 
 
-def test_a_task_of_an_array_says_how_many_shards_others_have_still_to_make(built, tmp_path, monkeypatch):
+def test_a_task_of_an_array_says_how_many_shards_others_have_still_to_make(
+    built, tmp_path, monkeypatch
+):
     monkeypatch.setattr("packprep.building.run.LIST_AGAIN_S", 0)
     outcome = made.build(built.table, built.base, tmp_path / "out", array=(0, 2))
-    assert outcome.manifest is None and outcome.made > 0 and outcome.missing == outcome.plan.shards - outcome.made > 0
+    assert (
+        outcome.manifest is None
+        and outcome.made > 0
+        and outcome.missing == outcome.plan.shards - outcome.made > 0
+    )
 
 
 @pytest.fixture
@@ -202,15 +219,26 @@ def test_fault_23_a_shard_that_was_half_written_is_not_complete(built, copied):
     [
         ({"seed": 3}, "seed is 3 here and 0 in the plan"),
         ({"seq_length": 256}, "seq_length is 256 here and 512 in the plan"),
-        ({"documents": {"prepend_bos": False}}, "documents.prepend_bos is False here and True in the plan"),
+        (
+            {"documents": {"prepend_bos": False}},
+            "documents.prepend_bos is False here and True in the plan",
+        ),
         ({"tasks": [{"preset": "causal"}]}, "tasks is .* in the plan"),
-        ({"packing": {"algorithm": "next_fit"}}, "packing.algorithm is 'next_fit' here and 'best_fit' in the plan"),
-        ({"output": {"shard_text_bytes": 99}}, "output.shard_text_bytes is 99 here and 50000 in the plan"),
+        (
+            {"packing": {"algorithm": "next_fit"}},
+            "packing.algorithm is 'next_fit' here and 'best_fit' in the plan",
+        ),
+        (
+            {"output": {"shard_text_bytes": 99}},
+            "output.shard_text_bytes is 99 here and 50000 in the plan",
+        ),
     ],
 )
 def test_a_changed_recipe_is_refused_with_the_key_and_both_values(built, change, said):
     before = made.contents(built.out)
-    with pytest.raises(PlanError, match=f"was begun with something else: .*{said}.*build into another folder"):
+    with pytest.raises(
+        PlanError, match=f"was begun with something else: .*{said}.*build into another folder"
+    ):
         made.build({**built.table, **change}, built.base, built.out)
     assert made.contents(built.out) == before
 
@@ -246,16 +274,22 @@ def test_a_changed_input_size_or_list_of_files_is_refused_by_name(built, copied)
         size = file.tell()
         file.write(b'{"text": "more"}\n')
     with pytest.raises(
-        PlanError, match=f"input 'a.jsonl' of source 'web': {size} bytes in the plan, {size + 17} bytes now"
+        PlanError,
+        match=f"input 'a.jsonl' of source 'web': {size} bytes in the plan, {size + 17} bytes now",
     ):
         made.build(built.table, base, out)
     os.truncate(base / "web" / "a.jsonl", size)
     made.write_texts(base / "notes", ["new"], prefix="z")
-    with pytest.raises(PlanError, match="input 'z0000.txt' of source 'notes': no file in the plan, 3 bytes now"):
+    with pytest.raises(
+        PlanError, match="input 'z0000.txt' of source 'notes': no file in the plan, 3 bytes now"
+    ):
         made.build(built.table, base, out)
     (base / "notes" / "z0000.txt").unlink()
     (base / "books" / "d.parquet").rename(base / "books" / "e.parquet")
-    with pytest.raises(PlanError, match="input 'd.parquet' of source 'books': [0-9]+ bytes in the plan, no file now"):
+    with pytest.raises(
+        PlanError,
+        match="input 'd.parquet' of source 'books': [0-9]+ bytes in the plan, no file now",
+    ):
         made.build(built.table, base, out)
 
 
@@ -267,7 +301,9 @@ def test_an_output_without_its_plan_or_tokenizer_is_refused(built, copied):
         made.build(built.table, base, out)
     (out / "tokenizer.json").write_bytes(tokenizer)
     (out / "plan.json").unlink()
-    with pytest.raises(PlanError, match="has files of a build and no plan.json: put it back, or begin anew"):
+    with pytest.raises(
+        PlanError, match="has files of a build and no plan.json: put it back, or begin anew"
+    ):
         made.build(built.table, base, out)
     assert stored_plan(out) is None
     with pytest.raises(PlanError, match="no plan.json: this is no packprep output"):
@@ -292,7 +328,9 @@ def test_a_plan_that_another_process_writes_after_one_looked_for_it_is_taken(bui
 def test_a_tokenizer_that_was_left_without_a_plan_is_not_taken_for_the_recipe_s(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["x"])
     left = made.write(tmp_path / "out" / "tokenizer.json", b"{}\n")
-    with pytest.raises(PlanError, match="tokenizer.json is another tokenizer, left there without a plan: remove it"):
+    with pytest.raises(
+        PlanError, match="tokenizer.json is another tokenizer, left there without a plan: remove it"
+    ):
         made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
     assert set(made.contents(tmp_path / "out")) == {"tokenizer.json"}
     left.unlink()
@@ -317,7 +355,9 @@ def corpus_with_bad(folder, good, bad):
 
 def test_bad_documents_are_counted_listed_and_left_out(tmp_path):
     corpus_with_bad(tmp_path, 300, 90)
-    outcome = made.build(made.table("a.jsonl", documents={"max_bad_fraction": 0.3}), tmp_path, tmp_path / "out")
+    outcome = made.build(
+        made.table("a.jsonl", documents={"max_bad_fraction": 0.3}), tmp_path, tmp_path / "out"
+    )
     documents = outcome.manifest["ledger"]["sources"]["source0"]["documents"]
     assert documents == {"read": 390, "used": 300, "rejected": {"malformed_json": 90}}
     records = b"".join(made.contents(tmp_path / "out", "rejects").values()).splitlines()
@@ -332,7 +372,9 @@ def test_bad_documents_fail_stops_the_build_and_names_the_first(tmp_path):
     corpus_with_bad(tmp_path, 300, 90)
     table = made.table("a.jsonl", documents={"bad_documents": "fail"})
     for workers in (1, 2):
-        with pytest.raises(SourceError, match="a.jsonl: document at [0-9]+: malformed_json.*mend the file"):
+        with pytest.raises(
+            SourceError, match="a.jsonl: document at [0-9]+: malformed_json.*mend the file"
+        ):
             made.build(table, tmp_path, tmp_path / f"out{workers}", workers)
         assert not (tmp_path / f"out{workers}" / MANIFEST_NAME).exists()
         assert not made.temporaries(tmp_path / f"out{workers}")
@@ -343,8 +385,11 @@ def test_too_many_bad_documents_stop_a_build_at_its_start(tmp_path, is_store):
     corpus_with_bad(tmp_path, 300, 101)
     with pytest.raises(
         BuildError,
-        match=r"101 of 401 documents are bad \(malformed_json 101\), more than documents.max_bad_fraction = 0.001 of them; "
-        r".*a.jsonl: document at \d+: malformed_json: not JSON.*Nothing was built",
+        match=(
+            r"101 of 401 documents are bad \(malformed_json 101\), more than"
+            r" documents.max_bad_fraction = 0.001 of them; "
+            r".*a.jsonl: document at \d+: malformed_json: not JSON.*Nothing was built"
+        ),
     ):
         made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out", is_store=is_store)
     assert not (tmp_path / "out").exists() or not made.contents(tmp_path / "out")
@@ -360,16 +405,28 @@ def test_a_sample_that_leaves_it_open_whether_too_many_are_bad_is_a_warning(tmp_
     said = made.Silent()
     said.say = (messages := []).append
     recipe = read_recipe(made.table("a.jsonl"), tmp_path)
-    with pytest.raises(BuildError, match=r"200 of 10000 documents are bad.*and the same --out: the shards are made"):
+    with pytest.raises(
+        BuildError, match=r"200 of 10000 documents are bad.*and the same --out: the shards are made"
+    ):
         run_build(recipe, tmp_path / "out", said)
-    assert [m for m in messages if re.search(r"warning: about \d\.\d% of the documents are bad, \d+ of a sample of", m)]
+    assert [
+        m
+        for m in messages
+        if re.search(r"warning: about \d\.\d% of the documents are bad, \d+ of a sample of", m)
+    ]
 
 
 def test_a_sample_that_is_clear_stops_a_build_at_its_start(tmp_path, monkeypatch):
     monkeypatch.setattr("packprep.documents.sample.WHOLE_BYTES", 1 << 10)
-    lines = [json.dumps({"tex" if i % 4 == 0 else "text": text}) for i, text in enumerate(made.texts(2000))]
+    lines = [
+        json.dumps({"tex" if i % 4 == 0 else "text": text})
+        for i, text in enumerate(made.texts(2000))
+    ]
     made.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
-    with pytest.raises(BuildError, match=r"about 2\d\.\d% of the documents are bad.*missing_text.*Nothing was built"):
+    with pytest.raises(
+        BuildError,
+        match=r"about 2\d\.\d% of the documents are bad.*missing_text.*Nothing was built",
+    ):
         made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
 
 
@@ -384,10 +441,16 @@ def test_a_higher_max_bad_fraction_publishes_what_was_built(tmp_path):
         made.build(limited(0.5), tmp_path, out)
     before = plan.read_bytes()
     assert "refused" not in status_of(out)  # by the limit of the plan they are let pass
-    with pytest.raises(BuildError, match="101 of 401.*run the same command with a higher documents.max_bad_fraction"):
+    with pytest.raises(
+        BuildError,
+        match="101 of 401.*run the same command with a higher documents.max_bad_fraction",
+    ):
         made.build(limited(0.001), tmp_path, out)
     outcome = made.build(limited(0.3), tmp_path, out)
-    assert (outcome.made, outcome.manifest["max_bad_fraction"]) == (0, 0.3) and plan.read_bytes() == before
+    assert (outcome.made, outcome.manifest["max_bad_fraction"]) == (
+        0,
+        0.3,
+    ) and plan.read_bytes() == before
     assert outcome.manifest["recipe"]["documents"]["max_bad_fraction"] == 0.5
     for fraction in (0.3, 0.5, 0.001):  # what is published stays so
         assert made.build(limited(fraction), tmp_path, out).manifest == outcome.manifest
@@ -399,18 +462,29 @@ def test_a_higher_max_bad_fraction_publishes_what_was_built(tmp_path):
         report = verify_dataset(out, ALL, {}, (0, 1), 0, made.Silent(), recipe=recipe)
         assert len(report["listed"]) == faults, report
     assert "max_bad_fraction = 0.3" in origin(outcome.manifest, None)["recipe"]
-    good = next(i for i, line in enumerate((tmp_path / "a.jsonl").read_bytes().split(b"\n")) if line != b"{broken")
-    position = sum(len(line) + 1 for line in (tmp_path / "a.jsonl").read_bytes().split(b"\n")[:good])
+    good = next(
+        i
+        for i, line in enumerate((tmp_path / "a.jsonl").read_bytes().split(b"\n"))
+        if line != b"{broken"
+    )
+    position = sum(
+        len(line) + 1 for line in (tmp_path / "a.jsonl").read_bytes().split(b"\n")[:good]
+    )
     made.write(tmp_path / "list", json.dumps({"doc": position}).encode())
     remove_documents(out, tmp_path / "list", tmp_path / "less", made.Silent())
     assert packprep.open_dataset(tmp_path / "less").manifest["max_bad_fraction"] == 0.3
 
 
-def test_a_limit_in_dataset_json_counts_for_p22_and_is_not_written_where_it_is_the_recipe_s(tmp_path):
+def test_a_limit_in_dataset_json_counts_for_p22_and_is_not_written_where_it_is_the_recipe_s(
+    tmp_path,
+):
     corpus_with_bad(tmp_path, 300, 101)
     made.build(limited(0.5), tmp_path, tmp_path / "out")
     for fraction, promise in ((0.1, "P22"), (0.5, "P2")):
-        edit_manifest(tmp_path / "out", lambda manifest, limit=fraction: manifest.update(max_bad_fraction=limit))
+        edit_manifest(
+            tmp_path / "out",
+            lambda manifest, limit=fraction: manifest.update(max_bad_fraction=limit),
+        )
         report = verify_dataset(tmp_path / "out", None, {}, (0, 1), 0, made.Silent())
         assert [fault["promise"] for fault in report["listed"]] == [promise]
 
@@ -444,7 +518,9 @@ def test_fault_28_no_id_of_a_dataset_reaches_its_vocab_size(built):
 def test_fault_05_equal_documents_get_different_masks_through_a_build(tmp_path):
     text = made.texts(1, 3, 400)[0]
     made.write_lines(tmp_path / "a.jsonl", [text] * 6)
-    table = made.table([{"paths": ["a.jsonl"], "repeat": 2}], tasks=[{"preset": "t5"}], seq_length=2048)
+    table = made.table(
+        [{"paths": ["a.jsonl"], "repeat": 2}], tasks=[{"preset": "t5"}], seq_length=2048
+    )
     made.build(table, tmp_path, tmp_path / "out")
     seen = set()
     for row in rows_of(tmp_path / "out"):
@@ -458,7 +534,9 @@ def test_fault_18_and_21_every_token_of_every_document_is_used_once(built):
     used: dict[tuple, list[tuple[int, int]]] = {}
     for i in range(len(ds)):
         segments = ds.row(i).segments
-        for key in zip(*(segments[name].tolist() for name in ("source", "file", "doc", "repeat")), strict=True):
+        for key in zip(
+            *(segments[name].tolist() for name in ("source", "file", "doc", "repeat")), strict=True
+        ):
             used.setdefault(key, [])
         for k in range(len(segments["doc"])):
             place = tuple(int(segments[name][k]) for name in ("source", "file", "doc", "repeat"))
@@ -477,10 +555,16 @@ def test_fault_18_and_21_every_token_of_every_document_is_used_once(built):
 
 def test_int32_tokens_are_the_same_tokens(built, tmp_path):
     made.build(
-        {**built.table, "output": {**built.table["output"], "token_dtype": "int32"}}, built.base, tmp_path / "out"
+        {**built.table, "output": {**built.table["output"], "token_dtype": "int32"}},
+        built.base,
+        tmp_path / "out",
     )
     wide, narrow = packprep.open_dataset(tmp_path / "out"), packprep.open_dataset(built.out)
-    assert len(wide) == len(narrow) and wide.row(0).tokens.dtype == np.int32 and narrow.row(0).tokens.dtype == np.uint16
+    assert (
+        len(wide) == len(narrow)
+        and wide.row(0).tokens.dtype == np.int32
+        and narrow.row(0).tokens.dtype == np.uint16
+    )
     for i in range(0, len(wide), 7):
         assert np.array_equal(wide.row(i).tokens, narrow.row(i).tokens)
         assert np.array_equal(wide.row(i).loss_mask, narrow.row(i).loss_mask)
@@ -526,13 +610,17 @@ if __name__ == "__main__":
 
 @pytest.mark.long
 def test_peak_memory_does_not_grow_with_the_corpus(tmp_path):
-    block = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in made.texts(3000, mean_bytes=2000))
+    block = b"".join(
+        json.dumps({"text": text}).encode() + b"\n" for text in made.texts(3000, mean_bytes=2000)
+    )
     for name, copies in (("warm", 1), ("small", 1), ("large", 10)):
         path = made.write(tmp_path / name / "a.jsonl", block * copies)
     assert path.stat().st_size > 40 << 20
     script = made.write(tmp_path / "memory.py", MEMORY.encode())
     command = [sys.executable, str(script), str(tmp_path)]
-    done = subprocess.run(command, env=made.environment(), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env=made.environment(), capture_output=True, text=True, check=True
+    )
     _, small, large = json.loads(done.stdout)
     assert large <= 1.15 * small, (small, large)
 
@@ -549,13 +637,17 @@ def test_build_takes_a_recipe_and_tells_its_progress(tmp_path):
     size = sum(len(text.encode()) for text in texts)
     assert progress.text_bytes == progress.tokens == size
     planned, shards, missing = progress.begun[0]
-    assert abs(planned / size - 1) < 0.01 and shards == missing == outcome.made == outcome.plan.shards
+    assert (
+        abs(planned / size - 1) < 0.01 and shards == missing == outcome.made == outcome.plan.shards
+    )
     assert outcome.out == tmp_path / "out" and outcome.missing == 0
 
 
 def test_a_source_that_is_not_there_is_refused_before_work_starts(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["x"])
-    with pytest.raises(RecipeError, match="--source b=…: the recipe has no source of that name; it has source0"):
+    with pytest.raises(
+        RecipeError, match="--source b=…: the recipe has no source of that name; it has source0"
+    ):
         made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out", moved={"b": "/x"})
     assert not (tmp_path / "out").exists()
 
@@ -565,7 +657,9 @@ def test_a_source_that_is_not_there_is_refused_before_work_starts(tmp_path):
 def test_who_builds_is_told_once_that_it_has_begun(built, tmp_path, workers):
     begun = []
     for time in (1, 2):  # the second makes nothing
-        outcome = made.build(built.table, built.base, tmp_path / "out", workers, on_start=begun.append)
+        outcome = made.build(
+            built.table, built.base, tmp_path / "out", workers, on_start=begun.append
+        )
         assert len(begun) == time and begun[-1].digest == outcome.plan.digest
 
 
@@ -595,7 +689,9 @@ def test_the_next_shard_is_begun_while_one_is_written(built, tmp_path, monkeypat
 
     def commit_noted(out, plan, number, shard):
         if number + 1 < plan.shards:
-            assert begun[number + 1].wait(60), "the next shard is not begun before this one is written"
+            assert begun[number + 1].wait(60), (
+                "the next shard is not begun before this one is written"
+            )
         receipt = commit(out, plan, number, shard)
         told.append(("commit", number))
         return receipt
@@ -606,7 +702,9 @@ def test_the_next_shard_is_begun_while_one_is_written(built, tmp_path, monkeypat
     assert made.contents(tmp_path / "out") == made.contents(built.out)
     assert sorted(told) == sorted((what, b) for what in ("make", "commit") for b in range(shards))
     for b in range(shards - 2):
-        assert told.index(("commit", b)) < told.index(("make", b + 2)), "no more than two shards are in memory"
+        assert told.index(("commit", b)) < told.index(("make", b + 2)), (
+            "no more than two shards are in memory"
+        )
 
 
 def test_what_goes_wrong_in_a_shard_leaves_the_one_before_it_written(built, tmp_path, monkeypatch):

@@ -21,9 +21,24 @@ TASKS = st.lists(
             {"name": "p", "objective": "prefix_lm", "mode_token": "[S2S]", "weight": 2.0},
             {"name": "ps", "objective": "prefix_lm", "sentinel": True},
             {"name": "r", "objective": "span_corruption", "weight": 3.0, "mode_token": "[NLU]"},
-            {"name": "rr", "objective": "span_corruption", "random_roll": True, "noise_density": 0.4},
-            {"name": "d", "objective": "span_corruption", "noise_density": 0.5, "mean_span_length": 2},
-            {"name": "l", "objective": "span_corruption", "noise_density": 0.5, "too_many_spans": "lower"},
+            {
+                "name": "rr",
+                "objective": "span_corruption",
+                "random_roll": True,
+                "noise_density": 0.4,
+            },
+            {
+                "name": "d",
+                "objective": "span_corruption",
+                "noise_density": 0.5,
+                "mean_span_length": 2,
+            },
+            {
+                "name": "l",
+                "objective": "span_corruption",
+                "noise_density": 0.5,
+                "too_many_spans": "lower",
+            },
             {"name": "b", "objective": "block_diffusion"},
             {"name": "x", "objective": "masked_diffusion", "random_length": 0.4},
         ]
@@ -58,7 +73,9 @@ def recipes(draw):
 
 
 def facts_key(documents, d):
-    file_key, position, repeat = (int(c[d]) for c in (documents.file_key, documents.position, documents.repeat))
+    file_key, position, repeat = (
+        int(c[d]) for c in (documents.file_key, documents.position, documents.repeat)
+    )
     return lambda start: chance.segment_key(file_key, position, repeat, start)
 
 
@@ -76,7 +93,9 @@ def test_cut_equals_its_twin(configuration, sizes, seed):
     except RecipeError as error:
         assert "cut" in str(error)  # a row or max_tokens that could not leave a tail
         return
-    sizes = [max(size, recipe.documents.min_tokens) for size in sizes]  # reading leaves shorter ones out
+    sizes = [
+        max(size, recipe.documents.min_tokens) for size in sizes
+    ]  # reading leaves shorter ones out
     documents = made.documents(sizes, seed)
     segments, lost = cut(recipe, tasks, documents)
     expected, left_out = [], 0
@@ -95,7 +114,9 @@ def test_cut_equals_its_twin(configuration, sizes, seed):
 def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, count, chance_of):
     table, sentinels = configuration
     taken = {"causal", "prefix_lm", "masked_diffusion"}
-    table["tasks"] = [task for task in table["tasks"] if task["objective"] in taken] or [{"objective": "causal"}]
+    table["tasks"] = [task for task in table["tasks"] if task["objective"] in taken] or [
+        {"objective": "causal"}
+    ]
     try:
         recipe, tasks = made.mix(table, made.ids(sentinels))
     except RecipeError as error:
@@ -107,33 +128,51 @@ def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, 
     documents = replace(made.documents(sizes, count), training=training(marked, recipe, law))
     segments, lost = cut(recipe, tasks, documents)
     twin, expected = made.twin_recipe(recipe, tasks), []
-    told = np.zeros((count, 2), np.int64)  # tokens that may be trained, and those that are, where nothing is cut off
+    told = np.zeros(
+        (count, 2), np.int64
+    )  # tokens that may be trained, and those that are, where nothing is cut off
     for d, (size, one) in enumerate(zip(sizes, marked, strict=True)):
-        key, trained = facts_key(documents, d), tokens.trained_tokens(as_twin(one), list(range(size)))
+        key, trained = (
+            facts_key(documents, d),
+            tokens.trained_tokens(as_twin(one), list(range(size))),
+        )
         if law == 2:
             trained = trained._replace(messages=[])
         told[d, 0] = sum(end - begin for begin, end in trained.spans)
         for *segment, first in cutting.cut_supervised(size, trained, {**twin, "key": key}):
             start, copy = segment[0], segment.pop()
             expected.append((d, *map(int, segment), key(start), copy, first))
-            kept = cutting.trained_in(trained, *segment[:2], recipe.documents.long_answers == "continue")
+            kept = cutting.trained_in(
+                trained, *segment[:2], recipe.documents.long_answers == "continue"
+            )
             told[d, 1] += sum(end - begin for begin, end, _ in kept)
     assert list(zip(*(column.tolist() for column in segments[:9]), strict=True)) == expected
     if recipe.documents.long == "split":
-        unpredicted = told[:, 0] - told[:, 1] - lost.apart  # trained first tokens of pieces that are left out
+        unpredicted = (
+            told[:, 0] - told[:, 1] - lost.apart
+        )  # trained first tokens of pieces that are left out
         assert ((unpredicted >= 0) & (unpredicted <= lost.untrained)).all()
         assert law == 3 or not lost.apart.any()
 
 
 def conversation(chance_of, size):
-    """A document of a token for each character: spans, messages' begins, in half of them with roles, and a system message."""
-    edges = sorted(chance_of.sample(range(size + 1), 2 * chance_of.randint(1, max(1, min(3, size // 2)))))
-    cuts = sorted(chance_of.sample(range(1, size), min(size - 1, chance_of.randint(0, 6)))) if size > 1 else []
+    """A document of a token for each character: spans, messages' begins, in half of them with
+    roles, and a system message."""
+    edges = sorted(
+        chance_of.sample(range(size + 1), 2 * chance_of.randint(1, max(1, min(3, size // 2))))
+    )
+    cuts = (
+        sorted(chance_of.sample(range(1, size), min(size - 1, chance_of.randint(0, 6))))
+        if size > 1
+        else []
+    )
     roles = chance_of.choices(["user", "assistant", "assistant", "tool", "system"], k=len(cuts) + 1)
     system = chance_of.choice([0, min(size // 2, 5), min(size // 2, 60)])
     spans = tuple(zip(edges[::2], edges[1::2], strict=True))
     weights = tuple(chance_of.choice([0.5, 1.0, 3.0]) for _ in spans)
-    if chance_of.random() < 0.5 and spans[-1][1] - spans[-1][0] > 1:  # two that touch, of unequal weight
+    if (
+        chance_of.random() < 0.5 and spans[-1][1] - spans[-1][0] > 1
+    ):  # two that touch, of unequal weight
         *spans, (begin, end) = spans
         middle = chance_of.randrange(begin + 1, end)
         spans, weights = (*spans, (begin, middle), (middle, end)), (*weights, weights[-1] * 2)
@@ -149,12 +188,15 @@ def as_twin(one):
 
 def training(conversations, recipe, law=LAW_VERSION):
     """Such documents as `cut` takes them."""
-    trained = {i: trained_tokens(one, np.arange(len(one.text))) for i, one in enumerate(conversations)}
+    trained = {
+        i: trained_tokens(one, np.arange(len(one.text))) for i, one in enumerate(conversations)
+    }
     return training_columns(trained, len(trained), law, recipe.documents.long_answers)
 
 
 def of_a_conversation(system, **changes):
-    """(n, copy) of each piece of 1000 tokens, all of them trained, of which the first `system` are a system message."""
+    """(n, copy) of each piece of 1000 tokens, all of them trained, of which the first `system` are
+    a system message."""
     recipe, tasks = made.mix({"seq_length": 512, **changes})
     trained = training([Conversation("x" * 1000, ((0, 1000),), system_end=system)], recipe)
     segments, _ = cut(recipe, tasks, replace(made.documents([1000]), training=trained))
@@ -164,10 +206,21 @@ def of_a_conversation(system, **changes):
 def test_what_later_pieces_repeat_leaves_room_for_two_tails_in_pieces_that_divide_a_row():
     assert of_a_conversation(100)[:2] == [(512, 0), (412, 100)]
     # Three pieces a row, 170 tokens each: 165 leave room for two tails of 3, less one; 166 do not.
-    assert of_a_conversation(165, documents={"max_tokens": 200})[:3] == [(170, 0), (5, 165), (5, 165)]
-    assert of_a_conversation(166, documents={"max_tokens": 200})[:3] == [(170, 0), (170, 0), (170, 0)]
+    assert of_a_conversation(165, documents={"max_tokens": 200})[:3] == [
+        (170, 0),
+        (5, 165),
+        (5, 165),
+    ]
+    assert of_a_conversation(166, documents={"max_tokens": 200})[:3] == [
+        (170, 0),
+        (170, 0),
+        (170, 0),
+    ]
     # A last piece has to hold eos, too.
-    assert of_a_conversation(506)[:2] == [(512, 0), (6, 506)] and of_a_conversation(507)[:2] == [(512, 0), (488, 0)]
+    assert of_a_conversation(506)[:2] == [(512, 0), (6, 506)] and of_a_conversation(507)[:2] == [
+        (512, 0),
+        (488, 0),
+    ]
 
 
 @given(recipes(), st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 2**32))
@@ -188,11 +241,15 @@ def test_fault_06_segments_fit_after_corruption_tile_their_documents_and_leave_n
     first = np.concatenate(([True], segments.document[1:] != segments.document[:-1]))
     last = np.concatenate((first[1:], [True]))
     ends = segments.start + segments.n
-    assert (segments.start[first] == 0).all() and (segments.start[1:][~first[1:]] == ends[:-1][~first[1:]]).all()
+    assert (segments.start[first] == 0).all() and (
+        segments.start[1:][~first[1:]] == ends[:-1][~first[1:]]
+    ).all()
     assert np.array_equal(ends[last], sizes[segments.document[last]])
     assert np.array_equal(segments.bos == 1, first & recipe.documents.prepend_bos)
     documents = recipe.documents
-    assert np.array_equal(segments.eos == 1, documents.eos_after_segment | (last & documents.eos_after_document))
+    assert np.array_equal(
+        segments.eos == 1, documents.eos_after_segment | (last & documents.eos_after_document)
+    )
     assert (segments.n[~first & last] >= recipe.min_tail).all() and (segments.n[~last] >= 3).all()
     assert np.array_equal(segments.task == len(tasks) - 1, segments.n < 3)
     if recipe.documents.max_tokens:
@@ -216,7 +273,9 @@ def test_fault_18_only_a_recipe_that_says_so_truncates():
     segments, _ = cut(recipe, tasks, made.documents(sizes))
     assert (segments.n.tolist(), segments.eos.tolist()) == ([64, 10, 64], [0, 1, 0])
     assert without_segments(segments, sizes) == 0
-    recipe, tasks = made.mix({"seq_length": 64, "documents": {"long": "truncate", "append_eos": "segment"}})
+    recipe, tasks = made.mix(
+        {"seq_length": 64, "documents": {"long": "truncate", "append_eos": "segment"}}
+    )
     segments, _ = cut(recipe, tasks, made.documents(sizes))
     assert (segments.n.tolist(), segments.eos.tolist()) == ([63, 10, 63], [1, 1, 1])
 
@@ -240,8 +299,15 @@ def test_no_documents_give_no_segments():
 def concat_recipes(draw, most=3):
     return {
         "seq_length": draw(st.sampled_from([8, 16, 32, 64])),
-        "packing": {"algorithm": "concat", "max_segments_per_row": draw(st.sampled_from([0, 0, most, 1]))},
-        "tasks": draw(TASKS.filter(lambda tasks: all(task["objective"] != "span_corruption" for task in tasks))),
+        "packing": {
+            "algorithm": "concat",
+            "max_segments_per_row": draw(st.sampled_from([0, 0, most, 1])),
+        },
+        "tasks": draw(
+            TASKS.filter(
+                lambda tasks: all(task["objective"] != "span_corruption" for task in tasks)
+            )
+        ),
         "documents": {
             "append_eos": draw(st.sampled_from(made.ENDS)),
             "prepend_bos": draw(st.booleans()),
@@ -267,26 +333,44 @@ def of_concat(table, sizes, seed):
     return recipe, tasks, documents, *rows_of_concat(recipe, tasks, documents)
 
 
-@given(concat_recipes(), st.lists(st.integers(1, 120), min_size=1, max_size=30), st.integers(0, 2**32))
+@given(
+    concat_recipes(), st.lists(st.integers(1, 120), min_size=1, max_size=30), st.integers(0, 2**32)
+)
 @settings(max_examples=200)
 def test_concat_equals_its_twin(table, sizes, seed):
     made_of = of_concat(table, sizes, seed)
     if made_of is None:
         return
     recipe, tasks, documents, segments, row, offset = made_of
-    facts = {**made.twin_recipe(recipe, tasks), "keys": [facts_key(documents, d) for d in range(len(sizes))]}
+    facts = {
+        **made.twin_recipe(recipe, tasks),
+        "keys": [facts_key(documents, d) for d in range(len(sizes))],
+    }
     expected = cutting.lay(sizes, facts)
-    columns = (segments.document, segments.start, segments.n, segments.task, segments.bos, segments.eos, row, offset)
+    columns = (
+        segments.document,
+        segments.start,
+        segments.n,
+        segments.task,
+        segments.bos,
+        segments.eos,
+        row,
+        offset,
+    )
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == expected
     keys = [facts["keys"][d](start) for d, start, *_ in expected]
     assert segments.key.tolist() == keys
 
 
 @given(
-    concat_recipes(), st.lists(st.integers(1, 120) | st.integers(1, 3), min_size=1, max_size=30), st.integers(0, 2**32)
+    concat_recipes(),
+    st.lists(st.integers(1, 120) | st.integers(1, 3), min_size=1, max_size=30),
+    st.integers(0, 2**32),
 )
 @settings(max_examples=200)
-def test_concat_fills_rows_but_for_less_than_two_slots_and_no_segment_is_eos_alone(table, sizes, seed):
+def test_concat_fills_rows_but_for_less_than_two_slots_and_no_segment_is_eos_alone(
+    table, sizes, seed
+):
     made_of = of_concat(table, sizes, seed)
     if made_of is None:
         return
@@ -321,27 +405,38 @@ def test_concat_of_long_documents_pads_only_the_shard_s_last_row():
 
 def test_fault_10_a_row_of_concat_never_has_more_segments_than_the_format_can_number():
     recipe, tasks = made.mix({"seq_length": 1 << 18, "packing": {"algorithm": "concat"}})
-    segments, row, offset = rows_of_concat(recipe, tasks, made.documents(np.ones(150_000, np.int64)))
+    segments, row, offset = rows_of_concat(
+        recipe, tasks, made.documents(np.ones(150_000, np.int64))
+    )
     assert np.bincount(row).tolist() == [65535, 65535, 150_000 - 2 * 65535]
-    recipe, tasks = made.mix({"seq_length": 64, "packing": {"algorithm": "concat", "max_segments_per_row": 2}})
+    recipe, tasks = made.mix(
+        {"seq_length": 64, "packing": {"algorithm": "concat", "max_segments_per_row": 2}}
+    )
     segments, row, offset = rows_of_concat(recipe, tasks, made.documents([3] * 5))
     assert row.tolist() == [0, 0, 1, 1, 2] and offset.tolist() == [0, 4, 0, 4, 0]
 
 
 def test_concat_refuses_what_it_would_have_to_break():
-    recipe, tasks = made.mix({"packing": {"algorithm": "concat"}, "documents": {"long": "truncate"}})
+    recipe, tasks = made.mix(
+        {"packing": {"algorithm": "concat"}, "documents": {"long": "truncate"}}
+    )
     with pytest.raises(
-        RecipeError, match='documents.long = "truncate": concat cuts documents at row ends; use "split"'
+        RecipeError,
+        match='documents.long = "truncate": concat cuts documents at row ends; use "split"',
     ):
         cut(recipe, tasks, made.documents([5]))
 
 
 def test_slots_are_by_the_law_of_each_segment_s_own_task():
-    recipe, tasks = made.mix({"seq_length": 64, "tasks": [{"preset": "ul2r"}], "documents": {"prepend_bos": True}})
+    recipe, tasks = made.mix(
+        {"seq_length": 64, "tasks": [{"preset": "ul2r"}], "documents": {"prepend_bos": True}}
+    )
     segments, _ = cut(recipe, tasks, made.documents([40, 2, 30, 200, 17] * 5))
     twins = [made.twin_task(task) for task in tasks]
     expected = []
     for n, t, bos, eos, key in zip(*(column.tolist() for column in segments[2:7]), strict=True):
-        facts = cutting.segment_facts(twins[t], made.BOS if bos else None, made.EOS if eos else None, key)
+        facts = cutting.segment_facts(
+            twins[t], made.BOS if bos else None, made.EOS if eos else None, key
+        )
         expected.append(objectives.law(twins[t]["objective"], n, facts))
     assert segments.slots.tolist() == expected

@@ -1,4 +1,5 @@
-"""Rows of two sides: the prefixes of a row fit encoder_length, and what follows them decoder_length."""
+"""Rows of two sides: the prefixes of a row fit encoder_length, and what follows them
+decoder_length."""
 
 import json
 
@@ -28,8 +29,12 @@ def corpus(tmp_path_factory):
 
 def recipe(sources, tasks, encoder=256, decoder=64, **changes):
     packing = {"encoder_length": encoder, "decoder_length": decoder, **changes.pop("packing", {})}
-    table = made.table(sources, tasks=tasks, packing=packing, specials={"missing": "add"}, **changes)
-    return table if "seq_length" in changes else {k: v for k, v in table.items() if k != "seq_length"}
+    table = made.table(
+        sources, tasks=tasks, packing=packing, specials={"missing": "add"}, **changes
+    )
+    return (
+        table if "seq_length" in changes else {k: v for k, v in table.items() if k != "seq_length"}
+    )
 
 
 def sides_of(out):
@@ -39,7 +44,10 @@ def sides_of(out):
         arrays = shard_in(out, manifest, number).arrays
         lengths = np.diff(arrays["cu_seqlens"].astype(np.int64))
         slots = lengths[
-            np.setdiff1d(np.arange(len(lengths)), arrays["row_offsets"][1:-1] + np.arange(len(arrays["tokens"]) - 1))
+            np.setdiff1d(
+                np.arange(len(lengths)),
+                arrays["row_offsets"][1:-1] + np.arange(len(arrays["tokens"]) - 1),
+            )
         ]
         row = np.repeat(np.arange(len(arrays["tokens"])), np.diff(arrays["row_offsets"]))
         prefix = arrays["segment_prefix"]
@@ -50,7 +58,9 @@ def sides_of(out):
 
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("tasks", [[{"preset": "ul2"}, PREFIX], [SPANS]], ids=["ul2", "spans"])
-def test_both_sums_of_each_row_fit_in_every_epoch_and_the_tighter_side_is_full(corpus, tmp_path, tasks):
+def test_both_sums_of_each_row_fit_in_every_epoch_and_the_tighter_side_is_full(
+    corpus, tmp_path, tasks
+):
     folder, sources = corpus
     made.build(recipe(sources, tasks, documents={"prepend_bos": True}), folder, tmp_path / "out")
     inputs, targets = sides_of(tmp_path / "out")
@@ -59,19 +69,26 @@ def test_both_sums_of_each_row_fit_in_every_epoch_and_the_tighter_side_is_full(c
     fill = shown["utilisation"]
     assert (fill["encoder"], fill["decoder"]) == (inputs.mean() / 256, targets.mean() / 64)
     assert np.maximum(inputs / 256, targets / 64).mean() > 0.97 and shown["seq_length"] == 320
-    assert f"encoder {fill['encoder']:.2%}, decoder {fill['decoder']:.2%}" in packprep("inspect", tmp_path / "out").out
+    assert (
+        f"encoder {fill['encoder']:.2%}, decoder {fill['decoder']:.2%}"
+        in packprep("inspect", tmp_path / "out").out
+    )
     for epoch, twin in ((0, ()), (3, ("--twin",))):
         options = ("--replay", "all", *twin, "--epoch", epoch, "--json")
         assert packprep("verify", tmp_path / "out", *options, at=folder).json["faults"] == 0
     columns = ("tokens", "prefix_ends")
-    stored, drawn = (open_dataset(tmp_path / "out").batch(range(9), None, columns, epochs=[e] * 9) for e in (0, 3))
+    stored, drawn = (
+        open_dataset(tmp_path / "out").batch(range(9), None, columns, epochs=[e] * 9)
+        for e in (0, 3)
+    )
     assert np.array_equal(stored["prefix_ends"], drawn["prefix_ends"])
     assert not np.array_equal(stored["tokens"], drawn["tokens"])
 
 
 @pytest.mark.parametrize("sides", [(64, 64), (256, 64), (96, 512)])
 @pytest.mark.parametrize(
-    "changes", [{}, {"random_roll": True, "noise_density": 0.5}, {"objective": "prefix_lm", "name": "s"}]
+    "changes",
+    [{}, {"random_roll": True, "noise_density": 0.5}, {"objective": "prefix_lm", "name": "s"}],
 )
 def test_the_longest_segment_is_that_of_which_both_sides_fit(sides, changes):
     documents = {"prepend_bos": True}
@@ -83,7 +100,9 @@ def test_the_longest_segment_is_that_of_which_both_sides_fit(sides, changes):
         for bos, eos in ((0, 0), (1, 1)):
             fits = [
                 prefix + bos + task.mode <= sides[0] and behind + eos <= sides[1]
-                for prefix, behind in (task.objective.most_sides(task, n) for n in range(2, sum(sides)))
+                for prefix, behind in (
+                    task.objective.most_sides(task, n) for n in range(2, sum(sides))
+                )
             ]
             longest = fits.index(False) + 1
             assert not any(fits[longest - 1 :]), "neither side falls when n grows"
@@ -99,7 +118,9 @@ def test_eos_ends_inputs_and_a_document_s_targets(corpus, tmp_path):
     ends = 0
     for i in range(len(ds)):
         row = ds.row(i)
-        for begin, end, prefix in zip(row.cu_seqlens[:-1], row.cu_seqlens[1:], row.segments["prefix"], strict=True):
+        for begin, end, prefix in zip(
+            row.cu_seqlens[:-1], row.cu_seqlens[1:], row.segments["prefix"], strict=True
+        ):
             assert row.tokens[begin + prefix - 1] == eos and row.loss_mask[begin + prefix - 1] == 1
             assert not row.loss_mask[begin : begin + prefix - 1].any()
             ends += 1 + int(row.tokens[end - 1] == eos)
@@ -107,15 +128,21 @@ def test_eos_ends_inputs_and_a_document_s_targets(corpus, tmp_path):
 
 
 def test_conversations_have_the_prompt_on_one_side_and_the_answer_on_the_other(tmp_path):
-    talks = [[("user", f"what is {k}?"), ("assistant", "a number " * (1 + k % 7))] for k in range(60)]
-    lines = [json.dumps({"messages": [{"role": r, "content": c} for r, c in talk]}) for talk in talks]
+    talks = [
+        [("user", f"what is {k}?"), ("assistant", "a number " * (1 + k % 7))] for k in range(60)
+    ]
+    lines = [
+        json.dumps({"messages": [{"role": r, "content": c} for r, c in talk]}) for talk in talks
+    ]
     made.write(tmp_path / "chat.jsonl", "\n".join(lines).encode())
     made.write(tmp_path / "t.jinja", CHATML.encode())
     documents = {"chat_template": "t.jinja", "append_eos": False}
     for name, ended in (("plain", False), ("ended", True)):
         task = {"objective": "prefix_lm", "eos_after_inputs": ended, "sentinel": ended}
         made.build(
-            recipe("chat.jsonl", [task], documents=documents, encoder=256, decoder=256), tmp_path, tmp_path / name
+            recipe("chat.jsonl", [task], documents=documents, encoder=256, decoder=256),
+            tmp_path,
+            tmp_path / name,
         )
         for epoch in (0, 5) if ended else ():
             options = ("--replay", "all", "--twin", "--epoch", epoch, "--json")
@@ -129,7 +156,10 @@ def test_conversations_have_the_prompt_on_one_side_and_the_answer_on_the_other(t
         for name in ("encoder_input_tokens", "decoder_target_tokens")
     )
     assert asked.count("what is") == 60 and "a number" not in asked
-    assert answered.count("a number") == sum(1 + k % 7 for k in range(60)) and "what is" not in answered
+    assert (
+        answered.count("a number") == sum(1 + k % 7 for k in range(60))
+        and "what is" not in answered
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,12 +184,23 @@ def test_what_does_not_go_together_is_refused_by_key(tmp_path, changes, said):
 def test_tasks_without_a_prefix_and_sides_that_are_too_small_are_refused_by_name(corpus, tmp_path):
     folder, sources = corpus
     with pytest.raises(
-        RecipeError, match="task 'causal': packing.encoder_length takes the prefix .* tasks of prefix_lm, span_corr"
+        RecipeError,
+        match=(
+            "task 'causal': packing.encoder_length takes the prefix .* tasks of prefix_lm,"
+            " span_corr"
+        ),
     ):
         made.build(recipe(sources, [{"objective": "causal"}]), folder, tmp_path / "a")
     with pytest.raises(
-        RecipeError, match="row of encoder_length = 256 and decoder_length = 8 holds .*; raise decoder_length"
+        RecipeError,
+        match="row of encoder_length = 256 and decoder_length = 8 holds .*; raise decoder_length",
     ):
-        made.build(recipe(sources, [PREFIX], decoder=8, documents={"min_tokens": 9}), folder, tmp_path / "b")
+        made.build(
+            recipe(sources, [PREFIX], decoder=8, documents={"min_tokens": 9}),
+            folder,
+            tmp_path / "b",
+        )
     with pytest.raises(RecipeError, match="raise encoder_length"):
-        made.build(recipe(sources, [SPANS], encoder=8, documents={"min_tokens": 9}), folder, tmp_path / "c")
+        made.build(
+            recipe(sources, [SPANS], encoder=8, documents={"min_tokens": 9}), folder, tmp_path / "c"
+        )

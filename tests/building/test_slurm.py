@@ -1,4 +1,5 @@
-"""The scripts without a Slurm: what the shell makes of them, with srun, sbatch, squeue and scontrol that tell what they got."""
+"""The scripts without a Slurm: what the shell makes of them, with srun, sbatch, squeue and scontrol
+that tell what they got."""
 
 import os
 import shlex
@@ -23,7 +24,9 @@ from packprep.errors import BuildError, RecipeError
 from tests.command_line import inside, refused
 
 HOSTILE = "a b'c\"d\ne$(touch x)`y`%a\\ #-"
-names = st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=20)
+names = st.text(
+    st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=20
+)
 
 
 def programs(folder: Path, **texts: str) -> dict[str, str]:
@@ -42,7 +45,9 @@ def no_slurm(tmp_path, monkeypatch):
 
 
 def job(out: Path, **changes) -> ArrayJob:
-    return ArrayJob(**{"command": "build", "arguments": ("r.toml",), "out": out, "count": 4, **changes})
+    return ArrayJob(
+        **{"command": "build", "arguments": ("r.toml",), "out": out, "count": 4, **changes}
+    )
 
 
 def ran(folder: Path, text: str, **environment: str) -> tuple[int, list[list[str]]]:
@@ -50,11 +55,17 @@ def ran(folder: Path, text: str, **environment: str) -> tuple[int, list[list[str
     calls = folder / "calls"
     calls.unlink(missing_ok=True)
     given = {
-        "SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3", "CALLS": str(calls), **environment
-    }  # fmt: skip
+        "SLURM_JOB_ID": "15",
+        "SLURM_ARRAY_JOB_ID": "12",
+        "SLURM_ARRAY_TASK_ID": "3",
+        "CALLS": str(calls),
+        **environment,
+    }
     done = subprocess.run(["bash", "-c", text], env={**os.environ, **given}, capture_output=True)
     lines = calls.read_bytes().split(b"\0\n") if calls.exists() else []
-    return done.returncode, [[os.fsdecode(word) for word in line.split(b"\0")] for line in lines if line]
+    return done.returncode, [
+        [os.fsdecode(word) for word in line.split(b"\0")] for line in lines if line
+    ]
 
 
 SRUN = """printf '%s\\0' "$@" >>"$CALLS"; echo >>"$CALLS"; exit "${SRUN_STATUS:-0}" """
@@ -66,9 +77,27 @@ def test_the_shell_gives_every_word_back(tmp_path_factory, out, words):
     environment = programs(folder, srun=SRUN)
     made = scripts(job(Path("/t") / out, arguments=("r.toml", *words)), folder)
     status, (call,) = ran(folder, made["build.sh"], **environment)
-    start = ["--nodes=1", "--ntasks=1", "--cpus-per-task=1", sys.executable, "-m", "packprep", "build", "r.toml"]
+    start = [
+        "--nodes=1",
+        "--ntasks=1",
+        "--cpus-per-task=1",
+        sys.executable,
+        "-m",
+        "packprep",
+        "build",
+        "r.toml",
+    ]
     assert status == 0
-    assert call == [*start, *words, "--out", f"/t/{out}", "--array-index", "3", "--array-count", "4"]
+    assert call == [
+        *start,
+        *words,
+        "--out",
+        f"/t/{out}",
+        "--array-index",
+        "3",
+        "--array-count",
+        "4",
+    ]
 
 
 def test_an_odd_folder_s_logs_go_where_they_belong(tmp_path):
@@ -82,22 +111,40 @@ def test_an_odd_folder_s_logs_go_where_they_belong(tmp_path):
 
 
 def test_sbatch_s_own_characters_are_escaped(tmp_path):
-    text = scripts(job(tmp_path / 'a "b" %c', options=("--comment", 'say "x" \\', "-p", "main")), tmp_path / 'a "b" %c')
+    text = scripts(
+        job(tmp_path / 'a "b" %c', options=("--comment", 'say "x" \\', "-p", "main")),
+        tmp_path / 'a "b" %c',
+    )
     assert f'#SBATCH "--output={tmp_path}/a \\"b\\" %%c/build-%a.log"\n' in text["build.sh"]
     assert '#SBATCH --comment "say \\"x\\" \\\\"\n#SBATCH -p main\n' in text["build.sh"]
 
 
 def test_without_options_no_cpus_memory_or_time_are_asked_for(tmp_path):
     for text in scripts(job(tmp_path / "out"), tmp_path).values():
-        options = [line.split()[1].partition("=")[0] for line in text.splitlines() if line.startswith("#SBATCH")]
+        options = [
+            line.split()[1].partition("=")[0]
+            for line in text.splitlines()
+            if line.startswith("#SBATCH")
+        ]
         assert set(options) <= {
-            "--job-name", "--array", "--output", "--open-mode", "--requeue", "--signal", "--kill-on-invalid-dep"
-        }  # fmt: skip
+            "--job-name",
+            "--array",
+            "--output",
+            "--open-mode",
+            "--requeue",
+            "--signal",
+            "--kill-on-invalid-dep",
+        }
 
 
 @pytest.mark.parametrize(
     "status, state, requeued",
-    [("75", "RUNNING", True), ("75", "CANCELLED", False), ("2", "RUNNING", False), ("0", "RUNNING", False)],
+    [
+        ("75", "RUNNING", True),
+        ("75", "CANCELLED", False),
+        ("2", "RUNNING", False),
+        ("0", "RUNNING", False),
+    ],
 )
 def test_status_75_of_a_running_job_is_queued_again(tmp_path, status, state, requeued):
     environment = programs(
@@ -122,7 +169,14 @@ def test_the_last_job_builds_what_is_missing_and_verifies_if_that_went_well(tmp_
         ["--cpus-per-task=8", "build", "r.toml", "--out", out, "--workers", "2"],
         ["--cpus-per-task=8", "verify", out, "--workers", "2"],
     ]
-    status, calls = ran(tmp_path, text, SRUN_STATUS="2", SLURM_CPUS_PER_TASK="3", SLURM_CPUS_ON_NODE="8", **environment)
+    status, calls = ran(
+        tmp_path,
+        text,
+        SRUN_STATUS="2",
+        SLURM_CPUS_PER_TASK="3",
+        SLURM_CPUS_ON_NODE="8",
+        **environment,
+    )
     assert status == 2 and [call[2] for call in calls] == ["--cpus-per-task=3"]
 
 
@@ -132,38 +186,73 @@ def test_verification_needs_the_folder_alone(tmp_path):
     made = scripts(job(tmp_path / "out", command="verify", arguments=given), tmp_path)
     assert list(made) == ["verify.sh"]
     _, (call,) = ran(tmp_path, made["verify.sh"], **environment)
-    assert call[6:] == ["verify", "--replay", "all", str(tmp_path / "out"), "--array-index", "3", "--array-count", "4"]
+    assert call[6:] == [
+        "verify",
+        "--replay",
+        "all",
+        str(tmp_path / "out"),
+        "--array-index",
+        "3",
+        "--array-count",
+        "4",
+    ]
 
 
 def test_arguments_are_passed_on_and_paths_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.json").touch()
-    flags = {"--tokenizer": "t.json", "--seed": 0, "--set": ["a=1", "b = 2"], "--source": ["web=w/x"], "--replay": None}
+    flags = {
+        "--tokenizer": "t.json",
+        "--seed": 0,
+        "--set": ["a=1", "b = 2"],
+        "--source": ["web=w/x"],
+        "--replay": None,
+    }
     assert arguments_of("build", ["r.toml"], flags) == (
-        f"{tmp_path}/r.toml", "--tokenizer", f"{tmp_path}/t.json", "--seed", "0", "--set", "a=1", "--set", "b = 2",
-        "--source", f"web={tmp_path}/w/x",
-    )  # fmt: skip
-    assert arguments_of("build", ["*.jsonl"], {"--tokenizer": "bytes"}) == ("*.jsonl", "--tokenizer", "bytes")
+        f"{tmp_path}/r.toml",
+        "--tokenizer",
+        f"{tmp_path}/t.json",
+        "--seed",
+        "0",
+        "--set",
+        "a=1",
+        "--set",
+        "b = 2",
+        "--source",
+        f"web={tmp_path}/w/x",
+    )
+    assert arguments_of("build", ["*.jsonl"], {"--tokenizer": "bytes"}) == (
+        "*.jsonl",
+        "--tokenizer",
+        "bytes",
+    )
     with pytest.raises(RecipeError, match="--replay does not go with --command build"):
         arguments_of("build", ["r.toml"], {"--replay": "all"})
 
 
-@pytest.mark.parametrize("count, at_once", [(1, 1), (16, 16), (17, 16), (64, 16), (500, 125), (1001, 251)])
+@pytest.mark.parametrize(
+    "count, at_once", [(1, 1), (16, 16), (17, 16), (64, 16), (500, 125), (1001, 251)]
+)
 def test_a_quarter_runs_at_a_time_and_no_fewer_than_16(count, at_once):
     assert default_at_once(count) == at_once
 
 
 def test_an_array_that_cannot_be_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", programs(tmp_path / "bin", scontrol='echo "MaxArraySize            = 50"')["PATH"])
+    monkeypatch.setenv(
+        "PATH", programs(tmp_path / "bin", scontrol='echo "MaxArraySize            = 50"')["PATH"]
+    )
     prepare(job(tmp_path / "out", count=50), False, print)
     with pytest.raises(
-        RecipeError, match="--array 51 is beyond this site's MaxArraySize of 50: a task makes many shards"
+        RecipeError,
+        match="--array 51 is beyond this site's MaxArraySize of 50: a task makes many shards",
     ):
         prepare(job(tmp_path / "out", count=51), False, print)
     with pytest.raises(RecipeError, match="--at-once 5 is more than the 4 tasks of --array 4"):
         prepare(job(tmp_path / "out", at_once=5), False, print)
     for word in ("--array=3", "-a3"):
-        with pytest.raises(RecipeError, match="the array's size is that of --array N before the --"):
+        with pytest.raises(
+            RecipeError, match="the array's size is that of --array N before the --"
+        ):
             prepare(job(tmp_path / "out", options=(word,)), False, print)
     with pytest.raises(RecipeError, match="an option of sbatch in a script is one line"):
         prepare(job(tmp_path / "out", options=("--comment", "a\nb")), False, print)
@@ -177,7 +266,10 @@ def test_where_no_slurm_is_a_large_array_is_told_of(tmp_path, no_slurm):
     assert said == []
     prepare(job(tmp_path / "out", count=1002), False, said.append)
     assert "no Slurm here tells its MaxArraySize, which is often 1001" in said[0]
-    with pytest.raises(BuildError, match="there is no sbatch here: where there is, run sbatch .*/out.slurm/build.sh"):
+    with pytest.raises(
+        BuildError,
+        match="there is no sbatch here: where there is, run sbatch .*/out.slurm/build.sh",
+    ):
         prepare(job(tmp_path / "out"), True, said.append)
 
 
@@ -190,7 +282,10 @@ def test_both_jobs_are_submitted_the_second_after_the_first(tmp_path, monkeypatc
     monkeypatch.setenv("PATH", programs(tmp_path / "bin", sbatch=SBATCH, scontrol="exit 1")["PATH"])
     folder = tmp_path / "out.slurm"
     result = prepare(job(tmp_path / "out"), True, print)
-    assert result["jobs"] == [{"script": "build.sh", "job": "7"}, {"script": "finish.sh", "job": "7"}]
+    assert result["jobs"] == [
+        {"script": "build.sh", "job": "7"},
+        {"script": "finish.sh", "job": "7"},
+    ]
     assert (tmp_path / "bin" / "said").read_text().splitlines() == [
         f"--parsable {folder}/build.sh", f"--parsable --dependency=afterok:7 {folder}/finish.sh"
     ]  # fmt: skip
@@ -202,16 +297,24 @@ def test_both_jobs_are_submitted_the_second_after_the_first(tmp_path, monkeypatc
     ]
     said = inside("status", tmp_path / "out")
     assert said.status == 1 and said.out.splitlines() == [
-        f"{tmp_path}/out: nothing is written yet; submitted as jobs 7 (build.sh), 7 (finish.sh), which wait or have just begun",
+        (
+            f"{tmp_path}/out: nothing is written yet; submitted as jobs 7 (build.sh), 7"
+            " (finish.sh), which wait or have just begun"
+        ),
         "squeue --jobs=7,7 says which",
     ]
     assert inside("status", tmp_path / "out", "--json").json["jobs"] == result["jobs"]
     monkeypatch.setenv("REFUSE", "finish")
     with pytest.raises(
-        BuildError, match=r"the array is job 7; what comes after it is not submitted: sbatch .* failed: no room"
+        BuildError,
+        match=(
+            r"the array is job 7; what comes after it is not submitted: sbatch .* failed: no room"
+        ),
     ):
         prepare(job(tmp_path / "out"), True, print)
-    assert inside("status", tmp_path / "out", "--json").json["jobs"] == [{"script": "build.sh", "job": "7"}]
+    assert inside("status", tmp_path / "out", "--json").json["jobs"] == [
+        {"script": "build.sh", "job": "7"}
+    ]
     (folder / "jobs.json").write_text("[7]")
     assert "nothing was begun here" in refused("status", tmp_path / "out")
     monkeypatch.setenv("REFUSE", "build")
@@ -220,8 +323,8 @@ def test_both_jobs_are_submitted_the_second_after_the_first(tmp_path, monkeypatc
     (folder / "jobs.json").unlink()
     said = refused("status", tmp_path / "out")
     assert (
-        f"unless its jobs wait (squeue says so), {prepare(job(tmp_path / 'out'), False, print)['submit']} begins"
-        in said
+        "unless its jobs wait (squeue says so),"
+        f" {prepare(job(tmp_path / 'out'), False, print)['submit']} begins" in said
     )
 
 
@@ -234,7 +337,10 @@ def test_a_script_that_was_changed_is_kept(tmp_path):
     script.write_text("mine")
     prepare(job(tmp_path / "out"), False, said.append)
     assert said == [f"{script} stood there with other text, which is in build.sh.old"]
-    assert script.with_name("build.sh.old").read_text() == "mine" and "sbatch" not in script.read_text()
+    assert (
+        script.with_name("build.sh.old").read_text() == "mine"
+        and "sbatch" not in script.read_text()
+    )
 
 
 @pytest.mark.parametrize("name", ["out", HOSTILE])
@@ -244,11 +350,17 @@ def test_the_redo_command_submits_what_is_missing_and_what_comes_after(tmp_path,
     result = prepare(job(out, count=5, at_once=2), False, print)
     monkeypatch.setenv("PATH", programs(tmp_path / "bin", sbatch=SBATCH)["PATH"])
     folder = out.with_name(f"{name}.slurm")
-    for command, array in ((redo_command(out, [2, 8, 9], 10), "--array=1,4%2 "), (result["submit"], "")):
+    for command, array in (
+        (redo_command(out, [2, 8, 9], 10), "--array=1,4%2 "),
+        (result["submit"], ""),
+    ):
         (tmp_path / "bin" / "said").unlink(missing_ok=True)
         assert command and subprocess.run(["bash", "-c", command]).returncode == 0
         said = (tmp_path / "bin" / "said").read_text()
-        assert said == f"--parsable {array}{folder}/build.sh\n--dependency=afterok:7 {folder}/finish.sh\n"
+        assert (
+            said
+            == f"--parsable {array}{folder}/build.sh\n--dependency=afterok:7 {folder}/finish.sh\n"
+        )
     assert redo_command(out, [], 10) == shlex.join(["sbatch", str(folder / "finish.sh")])
     (folder / "finish.sh").unlink()
     assert redo_command(out, [], 10) is None

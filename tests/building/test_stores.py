@@ -1,4 +1,5 @@
-"""Token stores: a dataset of a store is the one that is built from the text, byte for byte, and nothing else is taken for one."""
+"""Token stores: a dataset of a store is the one that is built from the text, byte for byte, and
+nothing else is taken for one."""
 
 import errno
 import json
@@ -28,16 +29,29 @@ from tests.tokenizer.tokenizers_made import gpt2_like, write
 TASKS = {
     "causal": {"tasks": [{"objective": "causal"}]},
     "ul2r": {"tasks": [{"preset": "ul2r"}], "seq_length": 256, "seed": 5},
-    "roll": {"tasks": [{"objective": "span_corruption", "random_roll": True, "noise_density": 0.2}]},
-    "llada": {"tasks": [{"objective": "masked_diffusion", "stratified": True}], "output": {"shard_text_bytes": 20_000}},
+    "roll": {
+        "tasks": [{"objective": "span_corruption", "random_roll": True, "noise_density": 0.2}]
+    },
+    "llada": {
+        "tasks": [{"objective": "masked_diffusion", "stratified": True}],
+        "output": {"shard_text_bytes": 20_000},
+    },
     "concat": {"tasks": [{"objective": "causal"}], "packing": {"algorithm": "concat"}},
-    "short": {"documents": {"min_tokens": 150, "long": "truncate", "append_eos": False, "prepend_bos": True}},
+    "short": {
+        "documents": {
+            "min_tokens": 150,
+            "long": "truncate",
+            "append_eos": False,
+            "prepend_bos": True,
+        }
+    },
 }
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """A folder with files of all formats of texts, and in store/ the tokens of them; the sources, as a recipe has them."""
+    """A folder with files of all formats of texts, and in store/ the tokens of them; the sources,
+    as a recipe has them."""
     folder = tmp_path_factory.mktemp("stores")
     sources = made.mixed_corpus(folder)
     with (folder / "web" / "a.jsonl").open("ab") as file:
@@ -56,7 +70,10 @@ def of_store(table, store="store"):
     """The recipe with its sources in a store."""
     use = ("name", "repeat", "share", "sample", "tasks")
     sources = [{key: source[key] for key in use if key in source} for source in table["sources"]]
-    return {**table, "sources": [{**source, "paths": [store], "format": "store"} for source in sources]}
+    return {
+        **table,
+        "sources": [{**source, "paths": [store], "format": "store"} for source in sources],
+    }
 
 
 def same(folder, table, store="store", at="out"):
@@ -71,7 +88,9 @@ def same(folder, table, store="store", at="out"):
     return outcome
 
 
-@pytest.mark.parametrize("name", ["roll", *(pytest.param(n, marks=pytest.mark.long) for n in TASKS if n != "roll")])
+@pytest.mark.parametrize(
+    "name", ["roll", *(pytest.param(n, marks=pytest.mark.long) for n in TASKS if n != "roll")]
+)
 def test_a_dataset_of_a_store_has_the_bytes_of_one_of_the_text(corpus, tmp_path, name):
     folder, sources = corpus
     outcome = same(folder, recipe(sources, **{**TASKS[name], "seed": 5}), at=tmp_path)
@@ -89,7 +108,8 @@ def test_a_dataset_of_a_store_has_the_bytes_of_one_of_the_text(corpus, tmp_path,
 def test_fractions_samples_and_shares_choose_the_same_documents(corpus, tmp_path, uses):
     folder, sources = corpus
     own = [
-        {**{k: v for k, v in source.items() if k != "repeat"}, **use} for source, use in zip(sources, uses, strict=True)
+        {**{k: v for k, v in source.items() if k != "repeat"}, **use}
+        for source, use in zip(sources, uses, strict=True)
     ]
     same(folder, recipe(own), at=tmp_path)
 
@@ -105,26 +125,49 @@ def test_one_source_of_a_store_beside_files_and_without_a_name(corpus, tmp_path)
     assert made.contents(tmp_path / "mixed", "shards") == made.contents(tmp_path / "text", "shards")
     made.build(made.table("more.jsonl"), tmp_path, tmp_path / "one", is_store=True)
     nameless = made.table([{"paths": ["one"], "format": "store"}])
-    assert made.build(nameless, tmp_path, tmp_path / "again").manifest["sources"][0]["name"] == "source0"
+    assert (
+        made.build(nameless, tmp_path, tmp_path / "again").manifest["sources"][0]["name"]
+        == "source0"
+    )
 
 
 def test_conversations_and_spans_are_trained_alike(tmp_path):
     with (tmp_path / "chats.jsonl").open("w") as file:
         for i, text in enumerate(made.texts(60, seed=2)):
-            turns = [{"role": "user", "content": text[:80]}, {"role": "assistant", "content": text[80:]}]
-            records = [{"messages": turns * (1 + i % 4)}, {"text": text, "loss_spans": [[3, 20, 0.5], [25, 30]]}]
+            turns = [
+                {"role": "user", "content": text[:80]},
+                {"role": "assistant", "content": text[80:]},
+            ]
+            records = [
+                {"messages": turns * (1 + i % 4)},
+                {"text": text, "loss_spans": [[3, 20, 0.5], [25, 30]]},
+            ]
             file.write(json.dumps([*records, {"text": text}][i % 3]) + "\n")
     (tmp_path / "chat.jinja").write_text(CHATML)
     documents = {"chat_template": "chat.jinja", "max_bad_fraction": 1, "long_answers": "untrained"}
     sources = [{"name": "chat", "paths": ["chats.jsonl"], "repeat": 1.5}]
-    table = made.table(sources, tasks=[{"objective": "causal"}], seq_length=128, documents=documents)
+    table = made.table(
+        sources, tasks=[{"objective": "causal"}], seq_length=128, documents=documents
+    )
     made.build(table, tmp_path, tmp_path / "store", is_store=True)
     outcome = same(tmp_path, {**table, "seq_length": 256})
     assert outcome.manifest["ledger"]["sources"]["chat"]["slots"]["weighted"] > 0
-    for key, value in (("trained_turns", "last"), ("loss_spans", "ignore"), ("trained_roles", ["user"])):
-        with pytest.raises(RecipeError, match=f"documents.{key} is .* here, and .* in the token store"):
-            made.build(of_store({**table, "documents": {**documents, key: value}}), tmp_path, tmp_path / "x")
-    with pytest.raises(RecipeError, match="which of its conversations are rejected depends on them"):
+    for key, value in (
+        ("trained_turns", "last"),
+        ("loss_spans", "ignore"),
+        ("trained_roles", ["user"]),
+    ):
+        with pytest.raises(
+            RecipeError, match=f"documents.{key} is .* here, and .* in the token store"
+        ):
+            made.build(
+                of_store({**table, "documents": {**documents, key: value}}),
+                tmp_path,
+                tmp_path / "x",
+            )
+    with pytest.raises(
+        RecipeError, match="which of its conversations are rejected depends on them"
+    ):
         holes = {"missing": "add", "mask": "<hole>"}
         made.build(
             of_store({**table, "specials": holes, "tasks": [{"objective": "masked_diffusion"}]}),
@@ -132,7 +175,9 @@ def test_conversations_and_spans_are_trained_alike(tmp_path):
             tmp_path / "x",
         )
     (tmp_path / "chat.jinja").write_text(CHATML + "\n")
-    with pytest.raises(RecipeError, match="the chat template is another than that of the token store"):
+    with pytest.raises(
+        RecipeError, match="the chat template is another than that of the token store"
+    ):
         made.build(of_store(table), tmp_path, tmp_path / "x")
 
 
@@ -141,11 +186,17 @@ def test_sources_of_tokens_are_stored_too(corpus, tmp_path):
     folder, sources = corpus
     made.build(recipe(sources[:1], tasks=[{"objective": "causal"}]), folder, tmp_path / "d")
     export_dataset(tmp_path / "d", "megatron", tmp_path / "mega", made.Silent())
-    table = made.table([{"name": "ids", "paths": ["mega/*.bin"], "format": "megatron", "repeat": 1.5}])
+    table = made.table(
+        [{"name": "ids", "paths": ["mega/*.bin"], "format": "megatron", "repeat": 1.5}]
+    )
     made.build(table, tmp_path, tmp_path / "store", is_store=True)
     same(tmp_path, table)
-    with pytest.raises(RecipeError, match="documents.append_eos is False here, and True in the token store"):
-        made.build(of_store({**table, "documents": {"append_eos": False}}), tmp_path, tmp_path / "x")
+    with pytest.raises(
+        RecipeError, match="documents.append_eos is False here, and True in the token store"
+    ):
+        made.build(
+            of_store({**table, "documents": {"append_eos": False}}), tmp_path, tmp_path / "x"
+        )
     same(tmp_path, {**table, "documents": {"append_eos": "segment"}}, at="segments")
 
 
@@ -195,12 +246,16 @@ def test_replay_goes_through_to_the_text_where_it_is_at_hand(tmp_path):
     report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, said)
     assert report["faults"] == 0 and report["replayed"] == report["segments"] > 0
     assert f"web at store:{tmp_path / 'store'}, books at {tmp_path / 'books'}" in said.said[0]
-    with pytest.raises(RecipeError, match="--twin reads the text, and of web there is the token store alone"):
+    with pytest.raises(
+        RecipeError, match="--twin reads the text, and of web there is the token store alone"
+    ):
         verified(tmp_path / "out", 5, twin=True)
     moved = {"web": str(tmp_path / "away")}
     assert verified(tmp_path / "out", 5, moved, twin=True)["faults"] == 0
     (tmp_path / "store").rename(tmp_path / "moved")
-    assert verified(tmp_path / "out")["faults"] == 0, "no store is needed but to make segments again"
+    assert verified(tmp_path / "out")["faults"] == 0, (
+        "no store is needed but to make segments again"
+    )
     with pytest.raises(PlanError, match="is no token store"):
         verified(tmp_path / "out", 5)
     everywhere = {source["name"]: f"store:{tmp_path / 'moved'}" for source in sources}
@@ -257,7 +312,9 @@ def test_what_a_store_says_wrongly_is_found_where_its_digests_are_right(corpus, 
             own[3] += 1
         data = b"".join(bytes(buffer) for buffer in stores.encode(arrays))
         path.write_bytes(data)
-        manifest, told = (json.loads(file.read_text()) for file in (store / "dataset.json", receipt))
+        manifest, told = (
+            json.loads(file.read_text()) for file in (store / "dataset.json", receipt)
+        )
         for entry in (manifest["shards"][0], told):
             entry.update(bytes=len(data), digest=digest_of(data))
         receipt.write_bytes(encode(told))
@@ -268,33 +325,52 @@ def test_what_a_store_says_wrongly_is_found_where_its_digests_are_right(corpus, 
 
 def test_what_is_no_dataset_and_what_is_no_store_say_so(corpus, tmp_path):
     folder, sources = corpus
-    for use in (open_dataset, lambda path: export_dataset(path, "megatron", tmp_path / "x", made.Silent())):
+    for use in (
+        open_dataset,
+        lambda path: export_dataset(path, "megatron", tmp_path / "x", made.Silent()),
+    ):
         with pytest.raises(
-            DatasetError, match=r'is a token store, which has no rows: build a dataset of it.*format = "store"'
+            DatasetError,
+            match=r'is a token store, which has no rows: build a dataset of it.*format = "store"',
         ):
             use(folder / "store")
     table = recipe(sources)
     made.build(table, folder, tmp_path / "dataset")
     made.write_lines(tmp_path / "a.jsonl", made.texts(5))
     for changes, wanted in (
-        ({"paths": [str(tmp_path / "dataset")]}, "is no token store: `packprep tokenize RECIPE --out"),
+        (
+            {"paths": [str(tmp_path / "dataset")]},
+            "is no token store: `packprep tokenize RECIPE --out",
+        ),
         ({"paths": ["nowhere"]}, "is no token store"),
         ({"format": "auto"}, 'store is what packprep wrote: of a token store say format = "store"'),
-        ({"paths": ["store", "store"]}, r"sources\[0\].paths: with format = \"store\" it is one token store"),
+        (
+            {"paths": ["store", "store"]},
+            r"sources\[0\].paths: with format = \"store\" it is one token store",
+        ),
         ({"name": "wep"}, "has the sources web, books, notes: name one of them"),
-        ({"text_key": "body"}, r"sources\[0\].text_key: with format = \"store\" it is the store's: leave it out"),
+        (
+            {"text_key": "body"},
+            r"sources\[0\].text_key: with format = \"store\" it is the store's: leave it out",
+        ),
     ):
         first, *others = of_store(table)["sources"]
         with pytest.raises(PackprepError, match=wanted):
-            made.build({**table, "sources": [{**first, **changes}, *others]}, folder, tmp_path / "x")
+            made.build(
+                {**table, "sources": [{**first, **changes}, *others]}, folder, tmp_path / "x"
+            )
     assert "text_key" in KEYS_OF_FILES and "repeat" not in KEYS_OF_FILES
-    with pytest.raises(RecipeError, match="a token store is made of files, and not of another store"):
+    with pytest.raises(
+        RecipeError, match="a token store is made of files, and not of another store"
+    ):
         made.build(of_store(table), folder, tmp_path / "x", is_store=True)
     with pytest.raises(PlanError, match="is a token store: give --out another folder"):
         made.build(of_store(table), folder, folder / "store")
     with pytest.raises(PlanError, match="is a dataset: give --out another folder"):
         made.build(table, folder, tmp_path / "dataset", is_store=True)
-    with pytest.raises(RecipeError, match=r"--source web=/away: the source is in a token store: say store:/away"):
+    with pytest.raises(
+        RecipeError, match=r"--source web=/away: the source is in a token store: say store:/away"
+    ):
         made.build(of_store(table), folder, tmp_path / "x", moved={"web": "/away"})
     write(tmp_path / "t", gpt2_like())
     with pytest.raises(RecipeError, match="tokenizer = .* is not the one of the token store"):
@@ -307,12 +383,16 @@ def test_a_document_of_whose_text_a_role_makes_something_else_is_refused(tmp_pat
     """A token of the model's own that plays a role in one of the two recipes alone."""
     write(tmp_path / "t", gpt2_like())
     made.write_lines(tmp_path / "a.jsonl", made.texts(30))
-    table = made.table([{"name": "a", "paths": ["a.jsonl"]}], tokenizer="t", tasks=[{"objective": "causal"}])
+    table = made.table(
+        [{"name": "a", "paths": ["a.jsonl"]}], tokenizer="t", tasks=[{"objective": "causal"}]
+    )
     made.build(table, tmp_path, tmp_path / "store", is_store=True)
     shard = (tmp_path / "store/shards/000/000000.safetensors").read_bytes()
     id = int(open_arrays(shard, "")["tokens"][0])
     role = {**table, "specials": {"mask": id}, "tasks": [{"objective": "masked_diffusion"}]}
-    with pytest.raises(SourceError, match=f"has token {id}, which is special in one of store and recipe alone"):
+    with pytest.raises(
+        SourceError, match=f"has token {id}, which is special in one of store and recipe alone"
+    ):
         made.build(of_store(role), tmp_path, tmp_path / "x")
     role["documents"] = {"max_bad_fraction": 1}
     made.write_lines(tmp_path / "a.jsonl", ["zz", *made.texts(30)])
@@ -329,7 +409,9 @@ def test_bad_documents_and_files_beyond_measure_end_a_store_too(tmp_path, monkey
     monkeypatch.setattr("packprep.building.work.LEAST_BOUND", 10)
     monkeypatch.setattr("packprep.building.work.BEYOND_PLAN", 0)
     made.write_lines(tmp_path / "a.jsonl", made.texts(5))
-    with pytest.raises(SourceError, match="holds more than 10 bytes of text, many times what a sample let expect"):
+    with pytest.raises(
+        SourceError, match="holds more than 10 bytes of text, many times what a sample let expect"
+    ):
         made.build(table, tmp_path, tmp_path / "other", is_store=True)
 
 
@@ -344,9 +426,14 @@ def flipped(path, array="tokens", at=500):
 
 
 def few_shards(folder, word="aaaa", n=80):
-    """Write a text, a recipe's table of several shards for it, and its store; gives the table of a dataset from the store."""
-    made.write_lines(folder / "a.jsonl", [f"document {i:04d} {word}" + " word" * 20 for i in range(n)])
-    table = made.table([{"name": "w", "paths": ["a.jsonl"]}], seq_length=128, output={"shard_text_bytes": 4000})
+    """Write a text, a recipe's table of several shards for it, and its store; gives the table of a
+    dataset from the store."""
+    made.write_lines(
+        folder / "a.jsonl", [f"document {i:04d} {word}" + " word" * 20 for i in range(n)]
+    )
+    table = made.table(
+        [{"name": "w", "paths": ["a.jsonl"]}], seq_length=128, output={"shard_text_bytes": 4000}
+    )
     shutil.rmtree(folder / "store", ignore_errors=True)
     made.build(table, folder, folder / "store", is_store=True)
     return table, of_store(table)
@@ -361,7 +448,8 @@ def test_a_changed_byte_of_a_store_ends_a_build_and_is_a_fault_of_the_replay(tmp
     good = path.read_bytes()
     flipped(path)
     with pytest.raises(
-        SourceError, match=r"000002.safetensors: its digest is .* it was changed or damaged; put the file"
+        SourceError,
+        match=r"000002.safetensors: its digest is .* it was changed or damaged; put the file",
     ):
         made.build(from_store, tmp_path, tmp_path / "out", workers)
     assert not (tmp_path / "out/dataset.json").exists()
@@ -371,10 +459,14 @@ def test_a_changed_byte_of_a_store_ends_a_build_and_is_a_fault_of_the_replay(tmp
     path.write_bytes(good)
     assert verified(tmp_path / "sound", -1)["faults"] == 0
     path.unlink()
-    with pytest.raises(SourceError, match="000002.safetensors is missing; put the token store back"):
+    with pytest.raises(
+        SourceError, match="000002.safetensors is missing; put the token store back"
+    ):
         made.build(from_store, tmp_path, tmp_path / "out", workers)
     (tmp_path / "away.jsonl").rename(tmp_path / "a.jsonl")
-    made.build(table, tmp_path, tmp_path / "store", is_store=True)  # as the message of a damaged shard says
+    made.build(
+        table, tmp_path, tmp_path / "store", is_store=True
+    )  # as the message of a damaged shard says
     assert path.read_bytes() == good
     made.build(from_store, tmp_path, tmp_path / "out", workers)
     assert made.contents(tmp_path / "out") == made.contents(tmp_path / "sound")
@@ -387,7 +479,9 @@ def test_the_manifest_and_plan_of_a_store_are_held_to_their_digests(tmp_path):
     manifest["shards"][0]["digest"] = "0" * 32
     for changed in (encode(manifest), encode({**manifest, "digest": own_digest(manifest)})):
         path.write_bytes(changed)
-        with pytest.raises(PackprepError, match="dataset.json: it or the plan .* was changed|its digest is"):
+        with pytest.raises(
+            PackprepError, match="dataset.json: it or the plan .* was changed|its digest is"
+        ):
             made.build(from_store, tmp_path, tmp_path / "out")
 
 
@@ -424,14 +518,21 @@ def test_a_store_that_was_made_again_ends_what_was_begun_with_the_other(tmp_path
     out = tmp_path / "out"
     made.build(from_store, tmp_path, out, array=(0, 2))
     plan = json.loads((out / "plan.json").read_text())
-    assert plan["sources"][0]["store"] == json.loads((tmp_path / "store/dataset.json").read_text())["digest"]
+    assert (
+        plan["sources"][0]["store"]
+        == json.loads((tmp_path / "store/dataset.json").read_text())["digest"]
+    )
     before = made.contents(out)
     shutil.copytree(tmp_path / "store", tmp_path / "kept")
     table, _ = few_shards(tmp_path, "bbbb")
     for options in ({}, {"array": (1, 2)}, {"workers": 2}):
-        with pytest.raises(PlanError, match="source 'w': the token store .* is another than the plan names"):
+        with pytest.raises(
+            PlanError, match="source 'w': the token store .* is another than the plan names"
+        ):
             made.build(from_store, tmp_path, out, **options)
-    with pytest.raises(PlanError, match="source 'w' lies in files here, and in a token store in the plan"):
+    with pytest.raises(
+        PlanError, match="source 'w' lies in files here, and in a token store in the plan"
+    ):
         made.build(table, tmp_path, out)
     assert made.contents(out) == before
     made.build(from_store, tmp_path, out, moved={"w": f"store:{tmp_path}/kept"})
@@ -445,7 +546,9 @@ def test_a_store_that_was_made_again_ends_what_was_begun_with_the_other(tmp_path
 def test_a_dataset_that_was_begun_from_the_text_is_not_gone_on_with_from_a_store(tmp_path):
     table, from_store = few_shards(tmp_path)
     made.build(table, tmp_path, tmp_path / "out", array=(0, 2))
-    with pytest.raises(PlanError, match="source 'w' lies in a token store here, and in files in the plan"):
+    with pytest.raises(
+        PlanError, match="source 'w' lies in a token store here, and in files in the plan"
+    ):
         made.build(from_store, tmp_path, tmp_path / "out")
 
 
@@ -457,7 +560,10 @@ def test_workers_find_a_store_that_is_made_again_while_they_build(tmp_path):
     make_shard(early, 1)
     few_shards(tmp_path, "bbbb")
     late = open_plan(tmp_path / "out")
-    with pytest.raises(SourceError, match="the token store .* is another than the plan names .*; put the plan's back"):
+    with pytest.raises(
+        SourceError,
+        match="the token store .* is another than the plan names .*; put the plan's back",
+    ):
         make_shard(late, 1)
     for used in (plan, early):
         with pytest.raises(SourceError, match="its digest is"):
@@ -483,13 +589,22 @@ def test_all_stores_of_a_process_share_one_bound_on_open_files(tmp_path, monkeyp
     monkeypatch.setattr(stores, "default_max_open", lambda: 3)
     sources, most = [], 0
     for name in ("x", "y", "z"):
-        records = [{"text": f"document {i} of {name}" + " word" * 9, "loss_spans": [[3, 20]]} for i in range(90)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        records = [
+            {"text": f"document {i} of {name}" + " word" * 9, "loss_spans": [[3, 20]]}
+            for i in range(90)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps(record) + "\n" for record in records)
+        )
         sources.append({"name": name, "paths": [f"{name}.jsonl"]})
-        one = made.table(sources[-1:], output={"shard_text_bytes": 500}, tasks=[{"preset": "causal"}])
+        one = made.table(
+            sources[-1:], output={"shard_text_bytes": 500}, tasks=[{"preset": "causal"}]
+        )
         made.build(one, tmp_path, tmp_path / f"store-{name}", is_store=True)
     table = made.table(sources, tasks=[{"preset": "causal"}])
-    from_stores = [{"name": s["name"], "paths": [f"store-{s['name']}"], "format": "store"} for s in sources]
+    from_stores = [
+        {"name": s["name"], "paths": [f"store-{s['name']}"], "format": "store"} for s in sources
+    ]
 
     class Counting(made.Silent):
         def add(self, *counts):
@@ -511,13 +626,15 @@ def test_too_many_open_files_are_called_that(tmp_path, monkeypatch):
 
     monkeypatch.setattr(stores, "open_file", refuse)
     with pytest.raises(
-        SourceError, match=r"cannot be read: Too many open files; raise the limit of open files \(ulimit -n\)"
+        SourceError,
+        match=r"cannot be read: Too many open files; raise the limit of open files \(ulimit -n\)",
     ):
         made.build(from_store, tmp_path, tmp_path / "out")
 
 
 def test_a_recipe_of_stores_is_the_one_that_its_dataset_was_built_of(tmp_path):
-    """`verify --recipe` by the recipe of the store, of the text, of the other store, and of another use."""
+    """`verify --recipe` by the recipe of the store, of the text, of the other store, and of another
+    use."""
     few_shards(tmp_path, n=20)
     made.write_lines(tmp_path / "b.jsonl", made.texts(20, mean_bytes=150))
     source = {"name": "w", "paths": ["b.jsonl"], "repeat": 1.5}
@@ -529,7 +646,9 @@ def test_a_recipe_of_stores_is_the_one_that_its_dataset_was_built_of(tmp_path):
 
     def faults_by(folder, table, moved=None):
         given = complete(read_recipe(table, tmp_path))
-        report = verify_dataset(tmp_path / folder, None, moved or {}, (0, 1), 0, made.Silent(), recipe=given)
+        report = verify_dataset(
+            tmp_path / folder, None, moved or {}, (0, 1), 0, made.Silent(), recipe=given
+        )
         assert {fault["promise"] for fault in report["listed"]} <= {"P22"}
         return " ".join(fault["message"] for fault in report["listed"])
 

@@ -13,7 +13,8 @@ from tests import golden, made
 
 @pytest.mark.parametrize("inputs, expected", [case[1:] for case in golden.cases("range_crop")])
 def test_ranges_are_cut_to_their_segment_as_in_the_golden_file(tmp_path, inputs, expected):
-    """A document with these loss_spans, its tokens one a character, cut so that a segment is [begin, end)."""
+    """A document with these loss_spans, its tokens one a character, cut so that a segment is
+    [begin, end)."""
     begin, end = inputs["begin"], inputs["end"]
     line = {"text": "abcdefghij"[:end], "loss_spans": inputs["ranges"]}
     made.write(tmp_path / "a.jsonl", json.dumps(line).encode())
@@ -33,17 +34,22 @@ def test_ranges_are_cut_to_their_segment_as_in_the_golden_file(tmp_path, inputs,
     ]
     dropped = outcome.manifest["ledger"]["sources"]["source0"]["tokens"]["dropped"]
     if expected["ranges"]:
-        assert [(start, ranges.tolist()) for start, ranges in segments] == [(begin, expected["ranges"])]
+        assert [(start, ranges.tolist()) for start, ranges in segments] == [
+            (begin, expected["ranges"])
+        ]
         assert not dropped
     else:  # a segment without a trained token is left out, and counted
         assert begin not in [start for start, _ in segments]
         assert dropped == {"untrained_segment": end - begin}
     loss = np.concatenate([dataset.row(i).loss_mask for i in range(len(dataset))])
-    assert loss.sum() == sum(b - max(a, 1) for a, b in inputs["ranges"])  # nothing predicts the first token
+    assert loss.sum() == sum(
+        b - max(a, 1) for a, b in inputs["ranges"]
+    )  # nothing predicts the first token
 
 
 def test_a_piece_whose_last_token_alone_is_not_trained_keeps_its_pivot(tmp_path):
-    """The first of three pieces has 127 tokens, a sentinel and no eos; verify tells it from one that is trained whole."""
+    """The first of three pieces has 127 tokens, a sentinel and no eos; verify tells it from one
+    that is trained whole."""
     line = {"text": "x" * 300, "loss_spans": [[0, 126], [130, 300]]}
     made.write(tmp_path / "a.jsonl", json.dumps(line).encode())
     tasks = [{"name": "s", "objective": "prefix_lm", "sentinel": True}]
@@ -63,9 +69,12 @@ WHOLE = [
 ]
 
 
-@pytest.mark.parametrize("task", [{}, {"sentinel": True}, {"mode_token": "[S2S]", "eos_after_inputs": True}])
+@pytest.mark.parametrize(
+    "task", [{}, {"sentinel": True}, {"mode_token": "[S2S]", "eos_after_inputs": True}]
+)
 def test_no_pivot_is_drawn_for_a_supervised_segment_that_is_all_trained(tmp_path, task):
-    """Its prefix holds the first content token, in each epoch; a plain segment beside it has a pivot of each epoch."""
+    """Its prefix holds the first content token, in each epoch; a plain segment beside it has a
+    pivot of each epoch."""
     made.write(tmp_path / "a.jsonl", b"\n".join(json.dumps(line).encode() for line in WHOLE))
     table = made.table("a.jsonl", seq_length=64, tasks=[{"objective": "prefix_lm", **task}])
     made.build(table, tmp_path, tmp_path / "out")
@@ -74,11 +83,17 @@ def test_no_pivot_is_drawn_for_a_supervised_segment_that_is_all_trained(tmp_path
     prompt = len(WHOLE[0]["prompt"])
     moved = 0
     for row in map(dataset.row, range(len(dataset))):
-        again = dataset.batch([row.index], columns=["loss_mask", "prefix_ends", "tokens"], epochs=[5])
-        for k, (document, start) in enumerate(zip(row.segments["doc"], row.segments["start"], strict=True)):
+        again = dataset.batch(
+            [row.index], columns=["loss_mask", "prefix_ends", "tokens"], epochs=[5]
+        )
+        for k, (document, start) in enumerate(
+            zip(row.segments["doc"], row.segments["start"], strict=True)
+        ):
             begin, end = int(row.segments["begin"][k]), int(row.segments["end"][k])
             if document == sum(len(json.dumps(line)) + 1 for line in WHOLE[:3]):
-                moved += not np.array_equal(again["prefix_ends"][0, begin:end], row.prefix_ends[begin:end])
+                moved += not np.array_equal(
+                    again["prefix_ends"][0, begin:end], row.prefix_ends[begin:end]
+                )
                 continue
             in_prefix = prompt if document == 0 and start == 0 else 1
             assert row.segments["prefix"][k] == in_prefix + added
@@ -87,7 +102,9 @@ def test_no_pivot_is_drawn_for_a_supervised_segment_that_is_all_trained(tmp_path
                 assert np.array_equal(column[0, begin:end], getattr(row, name)[begin:end])
     assert moved
     for epoch in (0, 5):
-        report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True, epoch=epoch)
+        report = verify_dataset(
+            tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True, epoch=epoch
+        )
         assert report["listed"] == [] and report["twin"] == report["segments"]
 
 
@@ -104,10 +121,18 @@ FIRST_ALONE = {"text": "abcdefgh", "loss_spans": [[0, 1]]}
         ({"objective": "masked_diffusion"}, False, True),
     ],
 )
-def test_a_segment_whose_only_trained_token_nothing_predicts_is_dropped_and_counted(tmp_path, task, bos, is_kept):
-    """A document of it alone is a reject, `untrained`; of a longer one only that segment is left out."""
-    first = 16 - bos - ("mode_token" in task) - ("sentinel" in task)  # tokens of a long document's first piece
-    lines = [FIRST_ALONE, {"text": "x" * first + "y" * 9, "loss_spans": [[3, 5], [first, first + 1]]}]
+def test_a_segment_whose_only_trained_token_nothing_predicts_is_dropped_and_counted(
+    tmp_path, task, bos, is_kept
+):
+    """A document of it alone is a reject, `untrained`; of a longer one only that segment is left
+    out."""
+    first = (
+        16 - bos - ("mode_token" in task) - ("sentinel" in task)
+    )  # tokens of a long document's first piece
+    lines = [
+        FIRST_ALONE,
+        {"text": "x" * first + "y" * 9, "loss_spans": [[3, 5], [first, first + 1]]},
+    ]
     made.write(tmp_path / "a.jsonl", b"\n".join(json.dumps(line).encode() for line in lines))
     documents = {"prepend_bos": bos, "max_bad_fraction": 1.0}
     table = made.table("a.jsonl", seq_length=16, tasks=[task], documents=documents)
@@ -119,7 +144,9 @@ def test_a_segment_whose_only_trained_token_nothing_predicts_is_dropped_and_coun
     dropped = (0 if is_kept else 8) + (0 if in_place or has_mode else 9)
     assert ledger["tokens"]["dropped"] == ({"untrained_segment": dropped} if dropped else {})
     report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
-    assert report["listed"] == [] and report["twin"] == report["segments"] == 1 + is_kept + (in_place or has_mode)
+    assert report["listed"] == [] and report["twin"] == report["segments"] == 1 + is_kept + (
+        in_place or has_mode
+    )
     dataset = packprep.open_dataset(tmp_path / "out")
     for row in map(dataset.row, range(0 if in_place else len(dataset))):
         for begin, end in zip(row.segments["begin"], row.segments["end"], strict=True):
@@ -129,10 +156,17 @@ def test_a_segment_whose_only_trained_token_nothing_predicts_is_dropped_and_coun
 def test_a_segment_whose_first_token_and_eos_alone_are_trained_stays(tmp_path):
     made.write(tmp_path / "a.jsonl", json.dumps({"text": "a", "loss_spans": [[0, 1]]}).encode())
     for append_eos, rows in ((True, 1), (False, 0)):
-        table = made.table("a.jsonl", seq_length=16, tasks=[{"preset": "causal"}], documents={"append_eos": append_eos})
+        table = made.table(
+            "a.jsonl",
+            seq_length=16,
+            tasks=[{"preset": "causal"}],
+            documents={"append_eos": append_eos},
+        )
         if rows:
             made.build(table, tmp_path, tmp_path / "out")
-            assert packprep.open_dataset(tmp_path / "out").row(0).loss_mask.tolist() == [1] + [0] * 15
+            assert (
+                packprep.open_dataset(tmp_path / "out").row(0).loss_mask.tolist() == [1] + [0] * 15
+            )
         else:
             with pytest.raises(PackprepError, match="nothing predicts what is trained of it"):
                 made.build(table, tmp_path, tmp_path / "none")
@@ -145,15 +179,23 @@ def test_a_plain_segment_has_the_same_loss_beside_supervised_documents(tmp_path)
     for name, more in (("alone", []), ("beside", [{"text": "abcdefghij", "loss_spans": [[3, 7]]}])):
         base, out = tmp_path / name, tmp_path / f"{name}_out"
         base.mkdir()
-        made.write(base / "a.jsonl", b"\n".join(json.dumps(line).encode() for line in [*plain, *more]))
+        made.write(
+            base / "a.jsonl", b"\n".join(json.dumps(line).encode() for line in [*plain, *more])
+        )
         tasks = [
             {"name": "c", "objective": "causal", "mode_token": "[NLG]"},
             {"name": "p", "objective": "prefix_lm", "mode_token": "[S2S]"},
             {"name": "m", "objective": "masked_diffusion", "mode_token": "[NLU]"},
         ]
-        made.build(made.table("a.jsonl", seq_length=256, tasks=tasks, documents={"prepend_bos": True}), base, out)
+        made.build(
+            made.table("a.jsonl", seq_length=256, tasks=tasks, documents={"prepend_bos": True}),
+            base,
+            out,
+        )
         report = verify_dataset(out, -1, {}, (0, 1), 0, made.Silent(), twin=True)
-        assert report["listed"] == [] and report["twin"] == report["segments"] >= len(plain) + len(more)
+        assert report["listed"] == [] and report["twin"] == report["segments"] >= len(plain) + len(
+            more
+        )
         dataset, found = packprep.open_dataset(out), {}
         for row in map(dataset.row, range(len(dataset))):
             for k, document in enumerate(row.segments["doc"].tolist()):
@@ -169,11 +211,16 @@ def test_many_spans_of_one_document_fall_into_many_segments(tmp_path):
     line = {"text": "abc" * n, "loss_spans": [[3 * k + 1, 3 * k + 2] for k in reversed(range(n))]}
     made.write(tmp_path / "a.jsonl", json.dumps(line).encode())
     made.build(
-        made.table("a.jsonl", seq_length=256, tasks=[{"preset": "causal"}], documents={"append_eos": False}),
-        tmp_path, tmp_path / "out",
-    )  # fmt: skip
+        made.table(
+            "a.jsonl", seq_length=256, tasks=[{"preset": "causal"}], documents={"append_eos": False}
+        ),
+        tmp_path,
+        tmp_path / "out",
+    )
     dataset = packprep.open_dataset(tmp_path / "out")
     batch = dataset.batch(range(len(dataset)), columns=["tokens", "loss_mask"])
-    inside = batch["tokens"][:, 1:] != dataset.pad_id  # one segment a row: the last row's rest is padding
+    inside = (
+        batch["tokens"][:, 1:] != dataset.pad_id
+    )  # one segment a row: the last row's rest is padding
     assert inside.sum() + len(dataset) == 3 * n
     assert np.array_equal(batch["loss_mask"][:, :-1], (batch["tokens"][:, 1:] == ord("b")) & inside)

@@ -16,7 +16,8 @@ from tests.weights_made import TASKS, WEIGHTS, build, character_weights, records
 
 
 def expected_weights(dataset, row, lines):
-    """float32[T]: what a row's loss_weights should be, slot by slot, by the documents' own characters; bytes are tokens."""
+    """float32[T]: what a row's loss_weights should be, slot by slot, by the documents' own
+    characters; bytes are tokens."""
     offsets = np.cumsum([0, *(len(json.dumps(line)) + 1 for line in lines)]).tolist()
     expected, columns = np.zeros(dataset.seq_length, np.float32), row.segments
     for k in range(row.n_segments):
@@ -24,7 +25,10 @@ def expected_weights(dataset, row, lines):
         task, n = dataset.tasks[int(columns["task"][k])], int(columns["tokens"][k])
         record = lines[offsets.index(int(columns["doc"][k]))]
         own = character_weights(record)
-        has_eos = start + n == len(record["text"]) or dataset.manifest["recipe"]["documents"]["append_eos"] == "segment"
+        has_eos = (
+            start + n == len(record["text"])
+            or dataset.manifest["recipe"]["documents"]["append_eos"] == "segment"
+        )
         weights = [*own[start : start + n], *([own[start + n - 1]] if has_eos else [])]
         pivot = int(columns["prefix"][k])
         if len(weights) < end - begin:  # a sentinel weighs what follows it
@@ -44,12 +48,16 @@ def expected_weights(dataset, row, lines):
 def test_weights_of_spans_are_the_loss_weights_of_what_is_predicted(tmp_path, names, columns):
     lines = records(1, 150)
     tasks = [TASKS[name] for name in names]
-    outcome = build(tmp_path, lines, tasks, seq_length=64, output={"columns": columns, "shard_text_bytes": 2000})
+    outcome = build(
+        tmp_path, lines, tasks, seq_length=64, output={"columns": columns, "shard_text_bytes": 2000}
+    )
     report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
     assert report["listed"] == [] and report["twin"] == report["segments"] > 100
     dataset = packprep.open_dataset(tmp_path / "out")
     assert len(dataset.manifest["shards"]) > 2
-    batch = dataset.batch(range(len(dataset)), columns=["loss_mask", "loss_weights", "loss_weight_sum"])
+    batch = dataset.batch(
+        range(len(dataset)), columns=["loss_mask", "loss_weights", "loss_weight_sum"]
+    )
     assert len(np.unique(batch["loss_weights"])) > 5
     for i in range(len(dataset)):
         row = dataset.row(i)
@@ -59,7 +67,11 @@ def test_weights_of_spans_are_the_loss_weights_of_what_is_predicted(tmp_path, na
         assert batch["loss_weight_sum"][i] == np.float32(expected.sum(dtype=np.float64))
     weighted = outcome.manifest["ledger"]["sources"]["source0"]["slots"]["weighted"]
     arrays = [dataset.row(int(r))._shard.arrays for r in dataset._first_row[:-1]]
-    lengths = [np.diff(a["trained_ranges"])[a["trained_weights"] != 1] for a in arrays if "trained_weights" in a]
+    lengths = [
+        np.diff(a["trained_ranges"])[a["trained_weights"] != 1]
+        for a in arrays
+        if "trained_weights" in a
+    ]
     assert weighted == sum(int(own.sum()) for own in lengths) > 0
 
 
@@ -67,11 +79,18 @@ def test_shards_in_which_all_weights_are_1_store_none(tmp_path):
     ones = records(2, 60, weights=(1, 1.0))
     build(tmp_path / "ones", ones, [TASKS["causal"]], seq_length=64)
     of_ones = packprep.open_dataset(tmp_path / "ones" / "out")
-    assert "trained_ranges" in of_ones.row(0)._shard.layout and "trained_weights" not in of_ones.row(0)._shard.layout
+    assert (
+        "trained_ranges" in of_ones.row(0)._shard.layout
+        and "trained_weights" not in of_ones.row(0)._shard.layout
+    )
     assert "weighted" not in of_ones.manifest["ledger"]["sources"]["source0"]["slots"]
     # A shard beside it may have some, and a batch has rows of both.
-    lines = [{"text": "x" * 50, "loss_spans": [[0, 40]]}] * 40 + [{"text": "y" * 50, "loss_spans": [[0, 40, 2.5]]}]
-    build(tmp_path / "both", lines, [TASKS["causal"]], seq_length=64, output={"shard_text_bytes": 500})
+    lines = [{"text": "x" * 50, "loss_spans": [[0, 40]]}] * 40 + [
+        {"text": "y" * 50, "loss_spans": [[0, 40, 2.5]]}
+    ]
+    build(
+        tmp_path / "both", lines, [TASKS["causal"]], seq_length=64, output={"shard_text_bytes": 500}
+    )
     both = packprep.open_dataset(tmp_path / "both" / "out")
     rows = [both.row(i) for i in range(len(both))]
     stored = ["trained_weights" in row._shard.layout for row in rows]
@@ -86,7 +105,10 @@ def test_weights_stay_in_later_epochs(tmp_path):
     lines = [{"text": "abcdefgh" * 4, "loss_spans": [[0, 8, 0.5], [8, 20, 2], [24, 32, 0]]}] * 30
     build(tmp_path, lines, [TASKS["masked"], TASKS["causal"]], seq_length=64)
     dataset = packprep.open_dataset(tmp_path / "out")
-    every, columns = range(len(dataset)), ["loss_mask", "loss_weights", "position_ids", "segment_ids"]
+    every, columns = (
+        range(len(dataset)),
+        ["loss_mask", "loss_weights", "position_ids", "segment_ids"],
+    )
     stored = dataset.batch(every, columns=columns)
     again = dataset.batch(every, columns=columns, epochs=[3] * len(dataset))
     assert not np.array_equal(stored["loss_mask"], again["loss_mask"])
@@ -96,13 +118,18 @@ def test_weights_stay_in_later_epochs(tmp_path):
             here = slice(int(segments["begin"][k]), int(segments["end"][k]))
             causal = dataset.tasks[int(segments["task"][k])]["objective"] == "causal"
             if causal:
-                assert np.array_equal(stored["loss_weights"][i, here], again["loss_weights"][i, here])
+                assert np.array_equal(
+                    stored["loss_weights"][i, here], again["loss_weights"][i, here]
+                )
                 continue
             found = again["loss_weights"][i, here]
-            assert (found[20:] == 0).all() and np.array_equal(found > 0, again["loss_mask"][i, here] > 0)
-            shares = {float(w) for w in np.concatenate((found[:8] / np.float32(0.5), found[8:20] / np.float32(2)))} - {
-                0.0
-            }
+            assert (found[20:] == 0).all() and np.array_equal(
+                found > 0, again["loss_mask"][i, here] > 0
+            )
+            shares = {
+                float(w)
+                for w in np.concatenate((found[:8] / np.float32(0.5), found[8:20] / np.float32(2)))
+            } - {0.0}
             assert len(shares) <= 1  # the segment's own weight of that epoch
 
 
@@ -130,23 +157,36 @@ def test_a_packed_rows_weighted_loss_is_that_of_its_documents_alone(tmp_path):
     build(tmp_path, lines, [TASKS["causal"]], seq_length=128, documents={"append_eos": False})
     dataset = packprep.open_dataset(tmp_path / "out")
     vocabulary = int(dataset.manifest["vocab_size"])
-    embedding, head = torch.randn(vocabulary, 16, dtype=torch.float64), torch.randn(16, vocabulary, dtype=torch.float64)
+    embedding, head = (
+        torch.randn(vocabulary, 16, dtype=torch.float64),
+        torch.randn(16, vocabulary, dtype=torch.float64),
+    )
 
-    def logits(ids, positions):  # of each token and its place alone, so that a packed row gives what its documents do
+    def logits(
+        ids, positions
+    ):  # of each token and its place alone, so that a packed row gives what its documents do
         angles = positions[:, None] * torch.arange(1, 17, dtype=torch.float64) / 7
         return (embedding[ids] * torch.cos(angles)) @ head
 
     packed = total = torch.zeros((), dtype=torch.float64)
-    batch = dataset.batch(range(len(dataset)), columns=["tokens", "labels", "position_ids", "loss_weights"])
+    batch = dataset.batch(
+        range(len(dataset)), columns=["tokens", "labels", "position_ids", "loss_weights"]
+    )
     for i in range(len(dataset)):
-        ids, labels, positions, weights = (torch.tensor(batch[name][i].astype(np.float64)) for name in batch)
-        losses = torch.nn.functional.cross_entropy(logits(ids.long(), positions), labels.long(), reduction="none")
+        ids, labels, positions, weights = (
+            torch.tensor(batch[name][i].astype(np.float64)) for name in batch
+        )
+        losses = torch.nn.functional.cross_entropy(
+            logits(ids.long(), positions), labels.long(), reduction="none"
+        )
         packed = packed + (losses * weights).sum()
     for line in lines:
         weights = torch.tensor(character_weights(line)[1:-1].astype(np.float64))
         ids = torch.tensor(list(line["text"].encode()))
         losses = torch.nn.functional.cross_entropy(
-            logits(ids[:-1], torch.arange(len(ids) - 1, dtype=torch.float64)), ids[1:], reduction="none"
+            logits(ids[:-1], torch.arange(len(ids) - 1, dtype=torch.float64)),
+            ids[1:],
+            reduction="none",
         )
         total = total + (losses * weights).sum()
     assert float(packed) == pytest.approx(float(total), rel=1e-12) and float(total) > 0
@@ -159,7 +199,10 @@ def test_a_column_of_spans_with_and_without_weights_is_read_as_its_lines_are(tmp
         {"text": "Q: What is abc? A: A module of base classes.", "loss_spans": spans, "weight": 2},
         {"text": "none"},
     ]
-    rows = [dict(line, weight=line.get("weight", None if missing == "absent" else missing)) for line in lines]
+    rows = [
+        dict(line, weight=line.get("weight", None if missing == "absent" else missing))
+        for line in lines
+    ]
     for row in rows[:1] if missing != "absent" else ():
         row["loss_spans"] = [[0, 2, missing], [18, 44, 0.5]]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
@@ -168,10 +211,15 @@ def test_a_column_of_spans_with_and_without_weights_is_read_as_its_lines_are(tmp
     for name in ("a.jsonl", "a.parquet"):
         table = made.table(name, tasks=[TASKS["causal"]], seq_length=128)
         made.build(table, tmp_path, tmp_path / f"out-{name}")
-        report = verify_dataset(tmp_path / f"out-{name}", -1, {}, (0, 1), 0, made.Silent(), twin=True)
+        report = verify_dataset(
+            tmp_path / f"out-{name}", -1, {}, (0, 1), 0, made.Silent(), twin=True
+        )
         assert report["listed"] == [] and report["twin"] == 2
         row = packprep.open_dataset(tmp_path / f"out-{name}").row(0)
-        begin, end = (int(row.segments[name][list(row.segments["tokens"]).index(44)]) for name in ("begin", "end"))
+        begin, end = (
+            int(row.segments[name][list(row.segments["tokens"]).index(44)])
+            for name in ("begin", "end")
+        )
         weights.append(row.loss_weights[begin:end].tolist())
     assert weights[0] == weights[1] and set(weights[0]) == {0, 1, 2}
 
@@ -179,11 +227,17 @@ def test_a_column_of_spans_with_and_without_weights_is_read_as_its_lines_are(tmp
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_a_column_of_floats_holds_spans_with_weights(tmp_path, compression):
     lines = [
-        {"text": f"document {i} " * 3, "loss_spans": [[0.0, 9.0, 0.5], [9.0, 20.0, 1.0 + i]], "weight": 0.5}
+        {
+            "text": f"document {i} " * 3,
+            "loss_spans": [[0.0, 9.0, 0.5], [9.0, 20.0, 1.0 + i]],
+            "weight": 0.5,
+        }
         for i in range(9)
     ]
     pq.write_table(pa.Table.from_pylist(lines), tmp_path / "a.parquet", compression=compression)
-    made.build(made.table("a.parquet", tasks=[TASKS["causal"]], seq_length=128), tmp_path, tmp_path / "out")
+    made.build(
+        made.table("a.parquet", tasks=[TASKS["causal"]], seq_length=128), tmp_path, tmp_path / "out"
+    )
     report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
     assert report["listed"] == [] and report["twin"] == 9
     dataset = packprep.open_dataset(tmp_path / "out")
@@ -195,7 +249,9 @@ def test_a_mixture_has_the_weights_of_its_datasets(tmp_path):
     for name, weights in (("a", (0.5, 2)), ("b", (1,))):
         build(tmp_path / name, records(3, 40, weights), [TASKS["causal"]], seq_length=64)
     alone = [packprep.open_dataset(tmp_path / name / "out") for name in ("a", "b")]
-    mixture = packprep.open_dataset([tmp_path / "a" / "out", tmp_path / "b" / "out"], shares=[0.5, 0.5])
+    mixture = packprep.open_dataset(
+        [tmp_path / "a" / "out", tmp_path / "b" / "out"], shares=[0.5, 0.5]
+    )
     rows = [0, len(alone[0]), 1]
     found = mixture.batch(rows, columns=["loss_weights", "loss_weight_sum"])
     for i, (dataset, row) in enumerate(((alone[0], 0), (alone[1], 0), (alone[0], 1))):
@@ -211,9 +267,18 @@ def test_weights_of_messages_multiply_with_their_conversation_s(tmp_path, templa
         messages = []
         for _ in range(chance.randint(1, 4)):
             which = chance.randrange(len(WEIGHTS))
-            spoken = {"role": "assistant", "content": chr(65 + which) * chance.randint(2, 9), "weight": WEIGHTS[which]}
-            messages += [{"role": "user", "content": "z" * chance.randint(1, 9), "weight": 3}, spoken]
-        lines.append({"messages": messages, **({"weight": chance.choice([0.5, 0.3, 2])} if i % 2 else {})})
+            spoken = {
+                "role": "assistant",
+                "content": chr(65 + which) * chance.randint(2, 9),
+                "weight": WEIGHTS[which],
+            }
+            messages += [
+                {"role": "user", "content": "z" * chance.randint(1, 9), "weight": 3},
+                spoken,
+            ]
+        lines.append(
+            {"messages": messages, **({"weight": chance.choice([0.5, 0.3, 2])} if i % 2 else {})}
+        )
     (tmp_path / "chat.jinja").write_text(template)
     documents = {"chat_template": "chat.jinja", "append_eos": False, "max_bad_fraction": 1.0}
     tasks = [TASKS["causal"], TASKS["masked"], TASKS["sentinel"]]
@@ -227,7 +292,10 @@ def test_weights_of_messages_multiply_with_their_conversation_s(tmp_path, templa
         columns = row.segments
         for k, doc in enumerate(columns["doc"].tolist()):
             of_document = lines[offsets.index(doc)].get("weight", 1)
-            for slot in np.flatnonzero(row.loss_mask[columns["begin"][k] : columns["end"][k]]) + columns["begin"][k]:
+            for slot in (
+                np.flatnonzero(row.loss_mask[columns["begin"][k] : columns["end"][k]])
+                + columns["begin"][k]
+            ):
                 letter = int(row.labels[slot]) - 65
                 if 0 <= letter < len(WEIGHTS):
                     own = np.float32(WEIGHTS[letter] * of_document)
@@ -238,7 +306,10 @@ def test_weights_of_messages_multiply_with_their_conversation_s(tmp_path, templa
 
 
 EVERY_TASK = [
-    *({"objective": name} for name in ("causal", "prefix_lm", "fill_in_the_middle", "masked_diffusion")),
+    *(
+        {"objective": name}
+        for name in ("causal", "prefix_lm", "fill_in_the_middle", "masked_diffusion")
+    ),
     {"objective": "span_corruption", "random_roll": True},
     *({"objective": name} for name in ("uniform_diffusion", "block_diffusion")),
     {"name": "random_length", "objective": "masked_diffusion", "random_length": 0.3},
@@ -248,7 +319,10 @@ EVERY_TASK = [
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "store", "tokens.parquet", "tokens.arrow"])
 def test_a_document_s_weight_holds_for_every_task_that_it_may_draw_without_it(tmp_path, form):
     chance = random.Random(7)
-    lines = [{"text": text, "weight": chance.choice([0.25, 1, 3, None])} for text in made.texts(120, 7, 90)]
+    lines = [
+        {"text": text, "weight": chance.choice([0.25, 1, 3, None])}
+        for text in made.texts(120, 7, 90)
+    ]
     positions, at = {}, 0
     for i, line in enumerate(lines):
         positions[i if form not in ("jsonl", "store") else at] = np.float32(
@@ -263,7 +337,8 @@ def test_a_document_s_weight_holds_for_every_task_that_it_may_draw_without_it(tm
         rows = pa.Table.from_pylist(of_key)
         if form.startswith("tokens"):
             rows = rows.append_column(
-                "input_ids", pa.array([list(line["text"].encode()) for line in lines], pa.list_(pa.int32()))
+                "input_ids",
+                pa.array([list(line["text"].encode()) for line in lines], pa.list_(pa.int32())),
             )
         folder.mkdir()
         if name.endswith("jsonl"):
@@ -271,9 +346,16 @@ def test_a_document_s_weight_holds_for_every_task_that_it_may_draw_without_it(tm
         elif name.endswith("parquet"):
             pq.write_table(rows, folder / name, row_group_size=50)
         else:
-            with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+            with (
+                pa.OSFile(str(folder / name), "wb") as sink,
+                pa.ipc.new_file(sink, rows.schema) as writer,
+            ):
                 writer.write_table(rows, max_chunksize=50)
-        source = {"name": "s", "paths": [name], "format": "tokens" if form.startswith("tokens") else "auto"}
+        source = {
+            "name": "s",
+            "paths": [name],
+            "format": "tokens" if form.startswith("tokens") else "auto",
+        }
         table = made.table([source], tasks=EVERY_TASK, seq_length=128, specials={"missing": "add"})
         if form == "store":
             made.build(table, folder, folder / "store", is_store=True)
@@ -281,34 +363,49 @@ def test_a_document_s_weight_holds_for_every_task_that_it_may_draw_without_it(tm
             assert report["listed"] == []
             table["sources"] = [{"name": "s", "paths": ["store"], "format": "store"}]
         made.build(table, folder, folder / "out")
-        report = verify_dataset(folder / "out", -1, {}, (0, 1), 0, made.Silent(), twin=form != "store")
+        report = verify_dataset(
+            folder / "out", -1, {}, (0, 1), 0, made.Silent(), twin=form != "store"
+        )
         assert report["listed"] == []
         datasets.append(packprep.open_dataset(folder / "out"))
     weighted, plain = datasets
-    assert {int(task) for i in range(len(plain)) for task in plain.row(i).segments["task"]} >= set(range(8))
+    assert {int(task) for i in range(len(plain)) for task in plain.row(i).segments["task"]} >= set(
+        range(8)
+    )
     for epoch in (0, 2):
         names = ["tokens", "labels", "segment_ids", "loss_mask", "loss_weights"]
         every, epochs = range(len(plain)), {"epochs": [epoch] * len(plain)} if epoch else {}
         found, expected = (of.batch(every, columns=names, **epochs) for of in (weighted, plain))
         for i in every:
             segments = plain.row(i).segments
-            for begin, end, position in zip(*(segments[name] for name in ("begin", "end", "doc")), strict=True):
+            for begin, end, position in zip(
+                *(segments[name] for name in ("begin", "end", "doc")), strict=True
+            ):
                 expected["loss_weights"][i, int(begin) : int(end)] *= positions[int(position)]
         for name in names:
             assert np.array_equal(found[name], expected[name]), (epoch, name)
 
 
 def test_a_document_of_weight_0_is_dropped_as_untrained(tmp_path):
-    lines = [{"text": "left out", "weight": 0}, {"text": "trained", "weight": 1.0}, {"text": "also"}]
+    lines = [
+        {"text": "left out", "weight": 0},
+        {"text": "trained", "weight": 1.0},
+        {"text": "also"},
+    ]
     outcome = build(tmp_path, lines, [TASKS["causal"]], seq_length=64)
-    assert outcome.manifest["ledger"]["sources"]["source0"]["documents"]["rejected"] == {"untrained": 1}
+    assert outcome.manifest["ledger"]["sources"]["source0"]["documents"]["rejected"] == {
+        "untrained": 1
+    }
     assert "trained_ranges" not in packprep.open_dataset(tmp_path / "out").row(0)._shard.layout
 
 
 def test_weights_alone_may_be_packed_by_concat(tmp_path):
     lines = [{"text": "abcdefgh" * 9, "weight": 1 + i % 2} for i in range(30)]
     build(tmp_path, lines, [TASKS["causal"]], seq_length=64, packing={"algorithm": "concat"})
-    assert verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"] == []
+    assert (
+        verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"]
+        == []
+    )
     dataset = packprep.open_dataset(tmp_path / "out")
     found = dataset.batch(range(len(dataset)), columns=["loss_weights"])["loss_weights"]
     assert set(np.unique(found)) == {0, 1, 2}
@@ -322,26 +419,43 @@ def test_a_weight_that_is_no_number_is_rejected_with_the_key_and_a_way_out(tmp_p
     made.build({**table, "documents": {"max_bad_fraction": 1.0}}, tmp_path, tmp_path / "out")
     (path,) = (tmp_path / "out" / "rejects").rglob("*.jsonl")
     reject = json.loads(path.read_text())
-    assert reject["reason"] == "bad_weight" and 'documents.loss_spans = "ignore"' in reject["detail"]
-    assert verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"] == []
+    assert (
+        reject["reason"] == "bad_weight" and 'documents.loss_spans = "ignore"' in reject["detail"]
+    )
+    assert (
+        verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"]
+        == []
+    )
     made.build({**table, "documents": {"loss_spans": "ignore"}}, tmp_path, tmp_path / "all")
 
 
 def test_a_row_of_tokens_of_weight_0_or_of_none_is_left_out_by_name(tmp_path):
     weights = [0, 0.5, None, float("nan"), -1, float("inf")]
     ids = [[10 + i] * 4 for i in range(len(weights))]
-    pq.write_table(pa.table({"tokens": ids, "weight": pa.array(weights, pa.float64())}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"tokens": ids, "weight": pa.array(weights, pa.float64())}), tmp_path / "a.parquet"
+    )
     table = made.table(
-        [{"name": "s", "paths": ["a.parquet"], "format": "tokens"}], tasks=[TASKS["causal"]], seq_length=64
+        [{"name": "s", "paths": ["a.parquet"], "format": "tokens"}],
+        tasks=[TASKS["causal"]],
+        seq_length=64,
     )
     table["documents"] = {"max_bad_fraction": 1.0}
     outcome = made.build(table, tmp_path, tmp_path / "out")
     rejected = outcome.manifest["ledger"]["sources"]["s"]["documents"]["rejected"]
     assert rejected == {"untrained": 1, "bad_weight": 2}
-    assert verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"] == []
-    (row,) = packprep.open_dataset(tmp_path / "out").batch([0], columns=["tokens", "loss_weights"])["loss_weights"]
+    assert (
+        verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"]
+        == []
+    )
+    (row,) = packprep.open_dataset(tmp_path / "out").batch([0], columns=["tokens", "loss_weights"])[
+        "loss_weights"
+    ]
     assert sorted(row[row > 0].tolist()) == [0.5] * 4 + [1] * 8
     table["documents"] = {"loss_spans": "ignore"}
     outcome = made.build(table, tmp_path, tmp_path / "all")
     assert outcome.manifest["ledger"]["sources"]["s"]["documents"]["rejected"] == {}
-    assert verify_dataset(tmp_path / "all", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"] == []
+    assert (
+        verify_dataset(tmp_path / "all", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"]
+        == []
+    )

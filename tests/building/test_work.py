@@ -40,7 +40,12 @@ def test_every_algorithm_makes_shards_that_balance(built, tmp_path, algorithm, m
         return
     packing = {"algorithm": algorithm, "pad_seq_to_mult": mult}
     tasks = [{"preset": "prefix_lm" if algorithm == "concat" else "ul2r"}]
-    table = {**built.table, "packing": packing, "tasks": tasks, "output": {"shard_text_bytes": "1MiB"}}
+    table = {
+        **built.table,
+        "packing": packing,
+        "tasks": tasks,
+        "output": {"shard_text_bytes": "1MiB"},
+    }
     manifest = made.build(table, built.base, tmp_path / "out").manifest
     ledger, whole = manifest["ledger"], built.outcome.manifest["ledger"]
     for name in ("web", "books", "notes"):
@@ -52,7 +57,9 @@ def test_next_fit_keeps_document_order(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(300))
     table = made.table("a.jsonl", packing={"algorithm": "next_fit"}, output={})
     arrays = make_shard(made.build(table, tmp_path, tmp_path / "out").plan, 0).arrays
-    places = list(zip(arrays["segment_doc"].tolist(), arrays["segment_start"].tolist(), strict=True))
+    places = list(
+        zip(arrays["segment_doc"].tolist(), arrays["segment_start"].tolist(), strict=True)
+    )
     assert places == sorted(places)
 
 
@@ -68,13 +75,19 @@ def test_max_segments_per_row_is_kept_and_loses_nothing(tmp_path):
 def test_the_last_row_s_padding_is_told_apart(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["x" * 100])
     for multiple, physical in ((1, 101), (8, 104)):
-        table = made.table("a.jsonl", tasks=[{"preset": "causal"}], packing={"pad_seq_to_mult": multiple})
+        table = made.table(
+            "a.jsonl", tasks=[{"preset": "causal"}], packing={"pad_seq_to_mult": multiple}
+        )
         ledger = made.build(table, tmp_path, tmp_path / f"out{multiple}").manifest["ledger"]
         assert ledger["row_padding"] == 512 - physical
-        assert ledger["last_row_padding"] == 512 - 101 and ledger["last_rows"] == 1  # what is inside of it, too
+        assert (
+            ledger["last_row_padding"] == 512 - 101 and ledger["last_rows"] == 1
+        )  # what is inside of it, too
 
 
 def test_progress_is_told(built):
     told = []
-    reading = make_shard(open_plan(built.out), 0, progress=lambda *counts: told.append(counts)).documents
+    reading = make_shard(
+        open_plan(built.out), 0, progress=lambda *counts: told.append(counts)
+    ).documents
     assert np.sum(told, axis=0)[0] == sum(reading.read.values())

@@ -19,7 +19,8 @@ def plain(tmp_path_factory) -> Project:
 
 @pytest.fixture
 def folder(tmp_path) -> Iterator[Path]:
-    """A folder of the test's own, in memory where there is room: hundreds of builds wait for no disk."""
+    """A folder of the test's own, in memory where there is room: hundreds of builds wait for no
+    disk."""
     if not os.access("/dev/shm", os.W_OK) or shutil.disk_usage("/dev/shm").free < 32 << 20:
         yield tmp_path
         return

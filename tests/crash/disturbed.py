@@ -1,7 +1,8 @@
 """Builds that are killed, or given an error, at one chosen call of those by which they write.
 
-A build runs in a fork of this process, through the command line, so that no point costs a start. The calls that it makes
-on its output folder pass a gate: a pipe with as many bytes as calls may pass, shared by the build's processes.
+A build runs in a fork of this process, through the command line, so that no point costs a start.
+The calls that it makes on its output folder pass a gate: a pipe with as many bytes as calls may
+pass, shared by the build's processes.
 """
 
 import contextlib
@@ -18,7 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packprep.format.digests import digest_of
-from packprep.format.json_files import FIRST_SEEN_NAME, MANIFEST_NAME, decode, receipt_name, rejects_name, shard_name
+from packprep.format.json_files import (
+    FIRST_SEEN_NAME,
+    MANIFEST_NAME,
+    decode,
+    receipt_name,
+    rejects_name,
+    shard_name,
+)
 from tests import command_line, made
 
 CALLS = ("open", "write", "fsync", "close", "rename", "link", "unlink", "mkdir")
@@ -27,7 +35,8 @@ KILL, STOP, SHORT = "kill", "stop", "short"
 
 
 class Project(NamedTuple):
-    """A corpus with its recipe, and the bytes of its build, or token store, that nothing disturbed."""
+    """A corpus with its recipe, and the bytes of its build, or token store, that nothing
+    disturbed."""
 
     base: Path
     recipe: Path
@@ -39,7 +48,8 @@ class Project(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a build ended: its exit status, or minus the signal; its messages; the calls it made, by name."""
+    """How a build ended: its exit status, or minus the signal; its messages; the calls it made, by
+    name."""
 
     status: int
     err: str
@@ -47,17 +57,23 @@ class Ended(NamedTuple):
 
 
 def project(
-    base: Path, documents: int = 120, shard_text_bytes: int = 12_000, name: str = "build", **changes: Any
+    base: Path,
+    documents: int = 120,
+    shard_text_bytes: int = 12_000,
+    name: str = "build",
+    **changes: Any,
 ) -> Project:
-    """A corpus of two files with some bad lines: a handful of shards, some with rejects. name: the command that makes them."""
+    """A corpus of two files with some bad lines: a handful of shards, some with rejects. name: the
+    command that makes them."""
     lines = made.texts(documents, 5, 250)
     made.write_lines(base / "a.jsonl", lines[::2])
     with open(base / "a.jsonl", "ab") as file:
         file.write(b'{broken\n{"other": 1}\n')
     made.write_lines(base / "b.jsonl.zst", lines[1::2])
     table = {"seq_length": 256, "tokenizer": '"bytes"', **changes}
-    recipe = "".join(f"{key} = {value}\n" for key, value in table.items()) + (
-        '[[sources]]\npaths = ["*.jsonl*"]\n[[tasks]]\npreset = "ul2r"\n'
+    recipe = (
+        "".join(f"{key} = {value}\n" for key, value in table.items())
+        + '[[sources]]\npaths = ["*.jsonl*"]\n[[tasks]]\npreset = "ul2r"\n'
         f"[output]\nshard_text_bytes = {shard_text_bytes}\n"
     )
     made.write(base / "recipe.toml", recipe.encode())
@@ -94,7 +110,9 @@ class Running(NamedTuple):
         _, state = os.waitpid(self.pid, 0)
         lines = [json.loads(line) for line in logged.splitlines()]
         err = "".join(line["err"] for line in lines if isinstance(line, dict))
-        return Ended(os.waitstatus_to_exitcode(state), err, [line for line in lines if isinstance(line, str)])
+        return Ended(
+            os.waitstatus_to_exitcode(state), err, [line for line in lines if isinstance(line, str)]
+        )
 
 
 def start(
@@ -105,16 +123,20 @@ def start(
     where: str = "anywhere",
     before: Callable[[], object] = lambda: None,
 ) -> Running:
-    """Start a command in a fork; its calls on `out` with the ascending numbers `at`, from 1 on, are struck.
+    """Start a command in a fork; its calls on `out` with the ascending numbers `at`, from 1 on, are
+    struck.
 
-    strike: KILL, in the middle of a write and before any other call; STOP, likewise before it goes on; the number of an
-    error, which the call gives; or SHORT: from that call on, each write takes a part of what it is given. where: whose
-    calls are counted, and who is killed: the build's "first" process, one of its "worker" processes, or "anywhere" and all.
+    strike: KILL, in the middle of a write and before any other call; STOP, likewise before it goes
+    on; the number of an error, which the call gives; or SHORT: from that call on, each write takes
+    a part of what it is given. where: whose calls are counted, and who is killed: the build's
+    "first" process, one of its "worker" processes, or "anywhere" and all.
     before: what the fork does first.
     """
     gate_out, gate_in = os.pipe()
     numbers = set(at)
-    os.write(gate_in, bytes(b".!"[number in numbers] for number in range(1, max(numbers, default=0) + 1)))
+    os.write(
+        gate_in, bytes(b".!"[number in numbers] for number in range(1, max(numbers, default=0) + 1))
+    )
     os.close(gate_in)
     log_out, log_in = os.pipe()
     process = os.fork()
@@ -169,9 +191,17 @@ def _guard(out: Path, gate: int, log: int, strike: str | int, where: str) -> Non
     def wrapped(name: str, real: Callable) -> Callable:
         def call(*arguments: Any, **named: Any) -> Any:
             nonlocal short
-            place = ours.get(arguments[0]) if name in ("write", "fsync", "close") else os.fspath(arguments[0])
+            place = (
+                ours.get(arguments[0])
+                if name in ("write", "fsync", "close")
+                else os.fspath(arguments[0])
+            )
             reads = name == "open" and not arguments[1] & (os.O_WRONLY | os.O_DIRECTORY)
-            if reads or not isinstance(place, str) or not (place == top or place.startswith(top + "/")):
+            if (
+                reads
+                or not isinstance(place, str)
+                or not (place == top or place.startswith(top + "/"))
+            ):
                 return real(*arguments, **named)
             if name == "open" and not arguments[1] & (os.O_WRONLY | os.O_RDWR | os.O_DIRECTORY):
                 return real(*arguments, **named)  # it is read
@@ -185,7 +215,9 @@ def _guard(out: Path, gate: int, log: int, strike: str | int, where: str) -> Non
                     os.killpg(0, number)
                 elif os.getpid() != first and strike == STOP:
                     os.kill(first, number)  # for which the test waits
-                signal.pthread_kill(threading.get_ident(), number)  # at once: no call of its own comes between
+                signal.pthread_kill(
+                    threading.get_ident(), number
+                )  # at once: no call of its own comes between
             if struck and isinstance(strike, int):
                 if name == "close":
                     real(*arguments)
@@ -210,9 +242,12 @@ def _guard(out: Path, gate: int, log: int, strike: str | int, where: str) -> Non
 
 
 def check_truth(plain: Project, out: Path) -> int:
-    """What stands in a disturbed output is whole, and `status` says what is true of it; gives the number of done shards."""
+    """What stands in a disturbed output is whole, and `status` says what is true of it; gives the
+    number of done shards."""
     there = (
-        {name: data for name, data in made.contents(out).items() if not name.endswith(".tmp")} if out.exists() else {}
+        {name: data for name, data in made.contents(out).items() if not name.endswith(".tmp")}
+        if out.exists()
+        else {}
     )
     there.pop(FIRST_SEEN_NAME, None)  # no part of what is published
     assert there.items() <= plain.expected.items(), "a file that is not as the undisturbed build's"
@@ -243,6 +278,7 @@ def check_goes_on(plain: Project, out: Path, workers: int = 1) -> None:
 
 
 def different(calls: Sequence[str]) -> list[int]:
-    """The numbers of calls, from 1 on, of which none is the same call on the same file as one before it."""
+    """The numbers of calls, from 1 on, of which none is the same call on the same file as one
+    before it."""
     names = [re.sub(r"\.[A-Za-z0-9-]+\.tmp$", "", call) for call in calls]
     return [i + 1 for i, name in enumerate(names) if name not in names[:i]]

@@ -1,4 +1,5 @@
-"""File systems of a test's own: in memory, or in a file. Both need root, and a kernel that lets it mount."""
+"""File systems of a test's own: in memory, or in a file. Both need root, and a kernel that lets it
+mount."""
 
 import os
 import shutil
@@ -51,7 +52,9 @@ def loop_mounted(folder: Path, size: str) -> Iterator[Path]:
 
 @cache
 def _can_mount(loop: bool) -> bool:
-    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("mount", "umount", "truncate", "mkfs.ext4")):
+    if os.geteuid() != 0 or not all(
+        shutil.which(tool) for tool in ("mount", "umount", "truncate", "mkfs.ext4")
+    ):
         return False
     with tempfile.TemporaryDirectory() as name:
         try:
@@ -66,4 +69,6 @@ def _can_mount(loop: bool) -> bool:
 
 
 needs_mounts = pytest.mark.skipif(not _can_mount(loop=False), reason="mounting needs root")
-needs_loop_mounts = pytest.mark.skipif(not _can_mount(loop=True), reason="loop mounts need root and a loop device")
+needs_loop_mounts = pytest.mark.skipif(
+    not _can_mount(loop=True), reason="loop mounts need root and a loop device"
+)

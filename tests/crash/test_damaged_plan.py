@@ -1,4 +1,5 @@
-"""plan.json carries its own digest: whatever byte of it changes, at whatever moment of a build, is found."""
+"""plan.json carries its own digest: whatever byte of it changes, at whatever moment of a build, is
+found."""
 
 import json
 import shutil
@@ -27,7 +28,9 @@ def test_the_digest_is_that_of_the_plan_without_it(plain):
     plan = json.loads(plain.expected["plan.json"])
     rest = {key: value for key, value in plan.items() if key != "digest"}
     assert plan["digest"] == own_digest(plan) == digest_of(encode(rest))
-    assert json.loads(plain.expected[MANIFEST_NAME])["plan"]["digest"] == digest_of(plain.expected["plan.json"])
+    assert json.loads(plain.expected[MANIFEST_NAME])["plan"]["digest"] == digest_of(
+        plain.expected["plan.json"]
+    )
 
 
 @pytest.mark.long
@@ -37,7 +40,9 @@ def test_a_change_of_any_byte_is_refused(plain, begun):
     for at in range(len(data)):
         for bit in (1 << int(chance.integers(8)), 1):  # the second turns digits into digits
             (begun / "plan.json").write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
-            with pytest.raises(PlanError, match="put the file back as it was|begin anew in another folder"):
+            with pytest.raises(
+                PlanError, match="put the file back as it was|begin anew in another folder"
+            ):
                 stored_plan(begun)
     for cut in (0, 1, len(data) // 2, len(data) - 1):
         (begun / "plan.json").write_bytes(data[:cut])
@@ -46,12 +51,15 @@ def test_a_change_of_any_byte_is_refused(plain, begun):
 
 
 def digits(data):
-    """The places of some digits and letters, of which another makes a plan that can be read as well."""
+    """The places of some digits and letters, of which another makes a plan that can be read as
+    well."""
     places = [at for at, byte in enumerate(data) if chr(byte).isdigit()]
     return places[:: len(places) // 12]
 
 
-def test_build_status_and_verify_refuse_a_digit_that_was_changed_before_publication_and_after(plain, begun, folder):
+def test_build_status_and_verify_refuse_a_digit_that_was_changed_before_publication_and_after(
+    plain, begun, folder
+):
     data = plain.expected["plan.json"]
     done = shutil.copytree(plain.base / "out", folder / "done")
     for at in digits(data):
@@ -59,9 +67,16 @@ def test_build_status_and_verify_refuse_a_digit_that_was_changed_before_publicat
         for out in (begun, done):
             (out / "plan.json").write_bytes(changed)
         before = made.contents(begun)
-        for command in (plain.command(begun), ["status", begun], plain.command(done), ["status", done]):
+        for command in (
+            plain.command(begun),
+            ["status", begun],
+            plain.command(done),
+            ["status", done],
+        ):
             message = command_line.refused(*command)
-            assert "plan.json: " in message and ("put the file back as it was" in message or "begin anew" in message)
+            assert "plan.json: " in message and (
+                "put the file back as it was" in message or "begin anew" in message
+            )
         assert made.contents(begun) == before
         said = command_line.inside("verify", done, "--json")
         assert said.status == 1 and said.json["listed"][0]["file"] == "plan.json", said
@@ -70,10 +85,13 @@ def test_build_status_and_verify_refuse_a_digit_that_was_changed_before_publicat
 def test_a_plan_written_by_hand_in_another_form_is_refused(plain, begun):
     plan = json.loads(plain.expected["plan.json"])
     (begun / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(PlanError, match="not in canonical form from byte .* edited or damaged .*put the file back"):
+    with pytest.raises(
+        PlanError, match="not in canonical form from byte .* edited or damaged .*put the file back"
+    ):
         stored_plan(begun)
     (begun / "plan.json").write_bytes(encode({**plan, "shards": plan["shards"] + 1}))
     with pytest.raises(
-        PlanError, match="it carries the digest '[0-9a-f]{32}' and its own is [0-9a-f]{32}: it was changed"
+        PlanError,
+        match="it carries the digest '[0-9a-f]{32}' and its own is [0-9a-f]{32}: it was changed",
     ):
         stored_plan(begun)

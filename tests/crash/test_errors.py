@@ -1,4 +1,5 @@
-"""Errors of the disk at every call by which a build writes: what, where, what to do; and the same command finishes."""
+"""Errors of the disk at every call by which a build writes: what, where, what to do; and the same
+command finishes."""
 
 import errno
 import os
@@ -15,7 +16,13 @@ from packprep.format.json_files import MANIFEST_NAME
 from tests import command_line, made
 from tests.crash import disturbed
 from tests.crash.disturbed import check_goes_on, check_truth
-from tests.crash.mounting import loop_mounted, needs_loop_mounts, needs_mounts, run_checked, unmounted
+from tests.crash.mounting import (
+    loop_mounted,
+    needs_loop_mounts,
+    needs_mounts,
+    run_checked,
+    unmounted,
+)
 
 ERRORS = {
     errno.ENOSPC: "No space left on device; the disk is full: make room",
@@ -40,12 +47,17 @@ def test_fault_24_an_error_of_any_call_stops_the_build_says_why_and_it_goes_on_l
     plain, folder, number, workers, record_property
 ):
     calls = disturbed.run(plain.command(folder / "out", workers), folder / "out").calls
-    points = disturbed.different(calls)[:: (1 if number == errno.EIO else 2) * (1 if workers == 1 else 4)]
+    points = disturbed.different(calls)[
+        :: (1 if number == errno.EIO else 2) * (1 if workers == 1 else 4)
+    ]
     survived = []
 
     def harmless(call):
-        """What a temporary leaves, and with two workers a folder that the other one has made meanwhile."""
-        return (call.startswith("unlink ") and call.endswith(".tmp")) or (workers > 1 and call.startswith("mkdir "))
+        """What a temporary leaves, and with two workers a folder that the other one has made
+        meanwhile."""
+        return (call.startswith("unlink ") and call.endswith(".tmp")) or (
+            workers > 1 and call.startswith("mkdir ")
+        )
 
     for at in points:
         out = folder / f"out{at}"
@@ -80,12 +92,20 @@ def test_fault_24_a_file_larger_than_this_process_may_write_is_named(plain, fold
     largest = max(sizes, key=sizes.__getitem__)
     limit = sizes[largest] - 1  # all but the largest shard can be written
     ended = disturbed.run(
-        plain.command(out, workers), out, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        plain.command(out, workers),
+        out,
+        before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
     check_refusal(
-        ended, out / largest, "File too large; the file would be larger than this process may write (ulimit -f)"
+        ended,
+        out / largest,
+        "File too large; the file would be larger than this process may write (ulimit -f)",
     )
-    assert largest not in made.contents(out) and MANIFEST_NAME not in made.contents(out) and not made.temporaries(out)
+    assert (
+        largest not in made.contents(out)
+        and MANIFEST_NAME not in made.contents(out)
+        and not made.temporaries(out)
+    )
     check_truth(plain, out)
     check_goes_on(plain, out, workers)
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
@@ -183,7 +203,10 @@ def test_a_folder_without_permission_is_named(readable, begun, monkeypatch):
     try:
         ended = disturbed.run(plain.command(out), out, before=drop)
         check_refusal(
-            ended, out, "Permission denied; the folder cannot be written: choose another --out, or its permissions"
+            ended,
+            out,
+            "Permission denied; the folder cannot be written: choose another --out, or its"
+            " permissions",
         )
     finally:
         for path in (out, *out.rglob("*")):

@@ -1,4 +1,5 @@
-"""SIGKILL at every call by which a build writes: what stands is whole and true, and the same command finishes."""
+"""SIGKILL at every call by which a build writes: what stands is whole and true, and the same
+command finishes."""
 
 import os
 import shutil
@@ -19,21 +20,29 @@ PARTS = 6
 
 def is_of_both(calls, name):
     """Whether a call of this name was made on a shard and on a receipt."""
-    return all(any(c.startswith(f"{name} {folder}/") for c in calls) for folder in ("shards", "receipts"))
+    return all(
+        any(c.startswith(f"{name} {folder}/") for c in calls) for folder in ("shards", "receipts")
+    )
 
 
 def test_the_points_are_all_calls_of_all_kinds(plain, folder):
     ended = disturbed.run(plain.command(folder / "out"), folder / "out")
     assert ended.status == 0 and made.contents(folder / "out") == plain.expected
     assert len(ended.calls) > 150
-    assert all(is_of_both(ended.calls, name) for name in ("open", "write", "fsync", "close", "mkdir"))
+    assert all(
+        is_of_both(ended.calls, name) for name in ("open", "write", "fsync", "close", "mkdir")
+    )
     assert sum(call.startswith("rename shards/") for call in ended.calls) == 3
-    assert sum(call.startswith("link ") for call in ended.calls) == 3 + 4  # receipts; tokenizer, plan, note, manifest
+    assert (
+        sum(call.startswith("link ") for call in ended.calls) == 3 + 4
+    )  # receipts; tokenizer, plan, note, manifest
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
-def test_fault_23_a_build_killed_at_any_call_goes_on_to_the_same_bytes(plain, folder, part, record_property):
+def test_fault_23_a_build_killed_at_any_call_goes_on_to_the_same_bytes(
+    plain, folder, part, record_property
+):
     count = len(disturbed.run(plain.command(folder / "out"), folder / "out").calls)
     for at in range(1 + part, count + 1, PARTS):
         out = folder / f"out{at}"
@@ -47,7 +56,9 @@ def test_fault_23_a_build_killed_at_any_call_goes_on_to_the_same_bytes(plain, fo
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["first", "worker"])
-def test_fault_23_a_process_of_two_workers_build_killed_at_any_call(plain, folder, where, record_property):
+def test_fault_23_a_process_of_two_workers_build_killed_at_any_call(
+    plain, folder, where, record_property
+):
     command = plain.command(folder / "out", 2)
     points = disturbed.different(disturbed.run(command, folder / "out", where=where).calls)
     points = points if where == "first" else points[::5]
@@ -57,7 +68,9 @@ def test_fault_23_a_process_of_two_workers_build_killed_at_any_call(plain, folde
         if where == "first":
             assert killed.status == -signal.SIGKILL
         else:
-            assert killed.status == 2 and "its worker process was killed by signal 9" in killed.err, killed.err
+            assert (
+                killed.status == 2 and "its worker process was killed by signal 9" in killed.err
+            ), killed.err
             assert not made.temporaries(out)
         check_truth(plain, out)
         check_goes_on(plain, out, 1 + at % 2)
@@ -66,7 +79,9 @@ def test_fault_23_a_process_of_two_workers_build_killed_at_any_call(plain, folde
 
 
 @pytest.mark.long
-def test_a_build_that_is_killed_again_and_again_ends_with_the_same_bytes(plain, folder, record_property):
+def test_a_build_that_is_killed_again_and_again_ends_with_the_same_bytes(
+    plain, folder, record_property
+):
     out, killed, done = folder / "out", 0, 0
     while disturbed.run(plain.command(out), out, 5 + 5 * killed).status == -signal.SIGKILL:
         before, done = done, check_truth(plain, out)
@@ -110,7 +125,10 @@ STRACE_POINTS = {
 
 def can_strace() -> bool:
     command = ["strace", "-o", os.devnull, "-e", "inject=close:retval=0:when=60000", "true"]
-    return bool(shutil.which("strace")) and subprocess.run(command, capture_output=True).returncode == 0
+    return (
+        bool(shutil.which("strace"))
+        and subprocess.run(command, capture_output=True).returncode == 0
+    )
 
 
 def traced(plain, out: Path, injections: list[str], log: Path) -> subprocess.CompletedProcess:
@@ -128,13 +146,17 @@ def traced(plain, out: Path, injections: list[str], log: Path) -> subprocess.Com
         *inject,
         *command,
     ]
-    return subprocess.run(whole, env=made.environment(), capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        whole, env=made.environment(), capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not can_strace(), reason="no strace that may trace")
 @pytest.mark.parametrize("call", STRACE_POINTS)
-def test_fault_23_a_command_killed_in_a_real_call_goes_on_to_the_same_bytes(plain, folder, call, record_property):
+def test_fault_23_a_command_killed_in_a_real_call_goes_on_to_the_same_bytes(
+    plain, folder, call, record_property
+):
     tried = 0
     for when in STRACE_POINTS[call]:
         out = folder / f"out{when}"
@@ -154,7 +176,9 @@ def test_fault_23_a_command_killed_in_a_real_call_goes_on_to_the_same_bytes(plai
 @pytest.mark.skipif(not can_strace(), reason="no strace that may trace")
 def test_real_calls_that_are_interrupted_are_made_again(plain, folder):
     log = folder / "log"
-    done = traced(plain, folder / "out", ["fsync:error=EINTR:when=1+2", "write:error=EINTR:when=1+3"], log)
+    done = traced(
+        plain, folder / "out", ["fsync:error=EINTR:when=1+2", "write:error=EINTR:when=1+3"], log
+    )
     assert done.returncode == 0, done.stderr
     assert log.read_text().count("EINTR") > 30
     assert made.contents(folder / "out") == plain.expected

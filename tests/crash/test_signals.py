@@ -1,5 +1,5 @@
-"""Builds that are met by a signal, in processes of their own: stopped at a safe point, at any moment from their start on, or
-killed with a worker or all."""
+"""Builds that are met by a signal, in processes of their own: stopped at a safe point, at any
+moment from their start on, or killed with a worker or all."""
 
 import contextlib
 import os
@@ -21,7 +21,8 @@ from tests.crash.disturbed import Project, check_goes_on, check_truth
 
 
 def slow(seconds: float) -> str:
-    """Code after which every commit takes longer, so that a build can be met at work. With one worker only."""
+    """Code after which every commit takes longer, so that a build can be met at work. With one
+    worker only."""
     return (
         "import time, packprep.building.run as run\n"
         "commit = run.commit_shard\n"
@@ -68,7 +69,9 @@ def test_fault_23_a_killed_build_goes_on_to_the_same_bytes(undisturbed, tmp_path
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
     assert not (out / MANIFEST_NAME).exists()
-    made.write(out / "shards" / "000" / ".000001.safetensors.host-1-aa.tmp", b"half")  # as a kill may leave
+    made.write(
+        out / "shards" / "000" / ".000001.safetensors.host-1-aa.tmp", b"half"
+    )  # as a kill may leave
     outcome = made.build(table, base, out, 2)
     assert outcome.manifest is not None
     assert made.contents(out) == expected  # no temporaries either
@@ -81,7 +84,9 @@ def made_temporaries(out: Path) -> bool:
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_a_build_with_status_75_and_it_goes_on_later(undisturbed, tmp_path, workers, number):
+def test_a_signal_stops_a_build_with_status_75_and_it_goes_on_later(
+    undisturbed, tmp_path, workers, number
+):
     base, table, expected = undisturbed
     out = tmp_path / "out"
     process = made.start_build(base, table, out, workers, before=slow(0.05) if workers == 1 else "")
@@ -90,7 +95,9 @@ def test_a_signal_stops_a_build_with_status_75_and_it_goes_on_later(undisturbed,
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 75, said
     assert "Stopped: by a signal; what is committed stays, and the same command goes on" in said
-    assert not (out / MANIFEST_NAME).exists() and shards_done(out) >= 2 and not made.temporaries(out)
+    assert (
+        not (out / MANIFEST_NAME).exists() and shards_done(out) >= 2 and not made.temporaries(out)
+    )
     assert made.build(table, base, out).manifest is not None
     assert made.contents(out) == expected
 
@@ -119,14 +126,19 @@ def test_a_build_whose_worker_is_killed_says_which_shard_and_what_to_do(undistur
 WORKERS = ([], ["--workers", "1"], ["--workers", "2"])
 OURS = re.compile(rf'File "{re.escape(str(made.ROOT))}/packprep/(\S+)", line \d+, in (\S+)')
 FIRST = {(name, "<module>") for name in ("__init__.py", "__main__.py", "cli/__init__.py")}
-"""The imports with which packprep begins. Until they are done Python has its own way with signals."""
+"""The imports with which packprep begins. Until they are done Python has its own way with
+signals."""
 
 
 def begin_build(plain: Project, out: Path, workers: list[str]) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "packprep", "build", plain.recipe, "--out", out, *workers],
-        env=made.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        env=made.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def seconds_of(plain: Project, out: Path, workers: list[str]) -> float:
@@ -138,8 +150,11 @@ def seconds_of(plain: Project, out: Path, workers: list[str]) -> float:
     return time.monotonic() - begun
 
 
-def strike(plain: Project, out: Path, workers: list[str], longest: float, chance: random.Random) -> str:
-    """Send a build one signal or two at a random moment, and let it go on; gives what became of it."""
+def strike(
+    plain: Project, out: Path, workers: list[str], longest: float, chance: random.Random
+) -> str:
+    """Send a build one signal or two at a random moment, and let it go on; gives what became of
+    it."""
     moments = [chance.uniform(0, longest)]
     if chance.random() < 1 / 3:
         moments.append(chance.uniform(0, 0.3))
@@ -179,13 +194,18 @@ def wait_until_gone(group: int, timeout: float = 20) -> None:
 
 def strike_many(plain: Project, folder: Path, count: int, seed: int) -> Counter:
     """(workers, what became of it) of `count` builds that are struck, and how often."""
-    longest = [max(seconds_of(plain, folder / f"whole{i}{j}", w) for j in range(2)) for i, w in enumerate(WORKERS)]
+    longest = [
+        max(seconds_of(plain, folder / f"whole{i}{j}", w) for j in range(2))
+        for i, w in enumerate(WORKERS)
+    ]
     became: Counter = Counter()
     for i in range(count):
         kind, out = i % len(WORKERS), folder / "out"
         chance = random.Random(f"{seed} {i}")
         try:
-            became[" ".join(WORKERS[kind]), strike(plain, out, WORKERS[kind], longest[kind], chance)] += 1
+            became[
+                " ".join(WORKERS[kind]), strike(plain, out, WORKERS[kind], longest[kind], chance)
+            ] += 1
         except BaseException as error:
             error.add_note(f"signal {i} of seed {seed}")
             raise
@@ -196,13 +216,18 @@ def strike_many(plain: Project, folder: Path, count: int, seed: int) -> Counter:
 @pytest.mark.long
 def test_a_signal_at_any_moment_ends_a_build_well(plain, folder):
     became = strike_many(plain, folder, 21, 0)
-    assert became.total() == 21 and sum(became[kind] for kind in became if kind[1] == "stopped") >= 5, became
+    assert (
+        became.total() == 21 and sum(became[kind] for kind in became if kind[1] == "stopped") >= 5
+    ), became
 
 
 @pytest.mark.campaign
 def test_a_thousand_signals_at_any_moment_end_builds_well(plain, folder):
     """PACKPREP_SIGNALS sets another number, PACKPREP_SEED the seed of their moments."""
-    count, seed = int(os.environ.get("PACKPREP_SIGNALS", "1000")), int(os.environ.get("PACKPREP_SEED", time.time_ns()))
+    count, seed = (
+        int(os.environ.get("PACKPREP_SIGNALS", "1000")),
+        int(os.environ.get("PACKPREP_SEED", time.time_ns())),
+    )
     print(f"PACKPREP_SEED={seed}")
     became = strike_many(plain, folder, count, seed)
     for (workers, what), times in sorted(became.items()):

@@ -1,4 +1,5 @@
-"""Two builds of the same folder at the same time: no lock, both end well, and the bytes are those of one."""
+"""Two builds of the same folder at the same time: no lock, both end well, and the bytes are those
+of one."""
 
 import json
 import re
@@ -18,7 +19,11 @@ from tests.crash.disturbed import check_goes_on
 
 def stamps(out):
     """Name → (inode, time of the last change) of all files."""
-    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.rglob("*") if path.is_file()}
+    return {
+        path: (path.stat().st_ino, path.stat().st_mtime_ns)
+        for path in out.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.long
@@ -31,7 +36,11 @@ def test_two_commands_at_the_same_time_give_the_bytes_of_one(plain, folder, work
         command = [sys.executable, "-m", "packprep", *map(str, plain.command(out, count))]
         commands.append(
             subprocess.Popen(
-                command, env=made.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+                command,
+                env=made.environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
             )
         )
         time.sleep(offset_s)
@@ -43,8 +52,11 @@ def test_two_commands_at_the_same_time_give_the_bytes_of_one(plain, folder, work
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_two_builds_interleaved_call_by_call(plain, folder, workers, record_property):
-    """One is stopped before a call, the other makes the whole dataset and tidies up, the first goes on."""
-    points = disturbed.different(disturbed.run(plain.command(folder / "out"), folder / "out").calls)[:: 3 - workers]
+    """One is stopped before a call, the other makes the whole dataset and tidies up, the first goes
+    on."""
+    points = disturbed.different(
+        disturbed.run(plain.command(folder / "out"), folder / "out").calls
+    )[:: 3 - workers]
     points = points if workers == 1 else points[::4]
     for at in points:
         out = folder / f"out{at}"
@@ -60,7 +72,9 @@ def test_two_builds_interleaved_call_by_call(plain, folder, workers, record_prop
         assert made.contents(out) == plain.expected
         after = stamps(out)
         changed = [path for path in before if before[path] != after[path]]
-        assert len({path.stem for path in changed}) <= 1, "no shard but the one that the first had in its hands"
+        assert len({path.stem for path in changed}) <= 1, (
+            "no shard but the one that the first had in its hands"
+        )
     record_property("points of two builds", len(points))
 
 
@@ -89,10 +103,14 @@ def test_a_build_again_writes_no_file(plain, folder):
     assert {path for path in before if before[path] != after[path]} <= {out / MANIFEST_NAME}
 
 
-def test_a_shard_that_comes_out_differently_stops_the_build_with_both_digests_and_nothing_is_lost(plain, folder):
+def test_a_shard_that_comes_out_differently_stops_the_build_with_both_digests_and_nothing_is_lost(
+    plain, folder
+):
     out = folder / "out"
     calls = disturbed.run(plain.command(folder / "other"), folder / "other").calls
-    first_is_done = calls.index(next(c for c in calls if c.startswith("link receipts/000/.000000.json"))) + 2
+    first_is_done = (
+        calls.index(next(c for c in calls if c.startswith("link receipts/000/.000000.json"))) + 2
+    )
 
     def change_a_token():
         make = building_run.make_shard
@@ -105,15 +123,22 @@ def test_a_shard_that_comes_out_differently_stops_the_build_with_both_digests_an
 
         building_run.make_shard = make_differently
 
-    first = disturbed.start(plain.command(out), out, [first_is_done], disturbed.STOP, before=change_a_token)
+    first = disturbed.start(
+        plain.command(out), out, [first_is_done], disturbed.STOP, before=change_a_token
+    )
     first.wait_until_stopped()
     check_goes_on(plain, out)
     before = stamps(out)
     first.go_on()
     ended = first.wait()
     stands = json.loads(plain.expected[receipt_name(1)])["digest"]
-    said = rf"error: {shard_name(1)}: made again with digest [0-9a-f]{{32}} and it stands with {stands}: the input files changed"
-    assert ended.status == 2 and re.search(said, ended.err) and ended.err.count(stands) == 1, ended.err
+    said = (
+        rf"error: {shard_name(1)}: made again with digest [0-9a-f]{{32}} and it stands with"
+        rf" {stands}: the input files changed"
+    )
+    assert ended.status == 2 and re.search(said, ended.err) and ended.err.count(stands) == 1, (
+        ended.err
+    )
     assert stamps(out) == before and made.contents(out) == plain.expected
 
 

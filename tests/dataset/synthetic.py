@@ -1,4 +1,5 @@
-"""A small valid dataset on disk, made without the builder: random segments that keep every promise of the format."""
+"""A small valid dataset on disk, made without the builder: random segments that keep every promise
+of the format."""
 
 from pathlib import Path
 
@@ -10,13 +11,31 @@ from packprep.format.digests import digest_of
 
 SOURCES = ["web", "code", "chat"]
 PAD = 1
-HEADER = ("doc", "start", "key", "tokens", "prefix", "noise", "loss_weight", "file", "task", "source", "repeat")
+HEADER = (
+    "doc",
+    "start",
+    "key",
+    "tokens",
+    "prefix",
+    "noise",
+    "loss_weight",
+    "file",
+    "task",
+    "source",
+    "repeat",
+)
 
 
-def task(name, attention="causal", alignment="next_token", weight=1.0, mode_token=None, **parameters):
+def task(
+    name, attention="causal", alignment="next_token", weight=1.0, mode_token=None, **parameters
+):
     return {
         "name": name,
-        "objective": {"bidirectional": "masked_diffusion", "prefix": "span_corruption"}.get(attention, attention),
+        "objective": (
+            {"bidirectional": "masked_diffusion", "prefix": "span_corruption"}.get(
+                attention, attention
+            )
+        ),
         "weight": weight,
         "attention": attention,
         "label_alignment": alignment,
@@ -28,7 +47,9 @@ def task(name, attention="causal", alignment="next_token", weight=1.0, mode_toke
 def tasks(in_place=False, blocks=False):
     table = [
         task("causal"),
-        task("x", "prefix", mode_token=7, noise_density=0.15, mean_span_length=32, random_roll=True),
+        task(
+            "x", "prefix", mode_token=7, noise_density=0.15, mean_span_length=32, random_roll=True
+        ),
     ]
     if in_place:
         table.append(task("masked", "bidirectional", "same_slot"))
@@ -37,12 +58,26 @@ def tasks(in_place=False, blocks=False):
     return [*table, task("too_short", weight=0.0)]
 
 
-def make_shard(rng, rows, seq_length=64, token_dtype="uint16", pad_to=1, in_place=False, blocks=False, trained=False):
-    """name → array for a shard of `rows` rows; a segment's physical slots are a multiple of pad_to."""
+def make_shard(
+    rng,
+    rows,
+    seq_length=64,
+    token_dtype="uint16",
+    pad_to=1,
+    in_place=False,
+    blocks=False,
+    trained=False,
+):
+    """name → array for a shard of `rows` rows; a segment's physical slots are a multiple of
+    pad_to."""
     table = tasks(in_place, blocks)
     labels_stored = in_place or blocks
     tokens = np.full((rows, seq_length), PAD, token_dtype)
-    labels, ids, mask = tokens.copy(), np.zeros((rows, seq_length), "u2"), np.zeros((rows, seq_length), "u1")
+    labels, ids, mask = (
+        tokens.copy(),
+        np.zeros((rows, seq_length), "u2"),
+        np.zeros((rows, seq_length), "u1"),
+    )
     row_offsets, cu, cu_padded = [0], [], []
     header = {name: [] for name in HEADER}
     block_offsets, block_noise, block_weight, trained_offsets, trained_ranges = [0], [], [], [0], []
@@ -60,10 +95,17 @@ def make_shard(rng, rows, seq_length=64, token_dtype="uint16", pad_to=1, in_plac
             slots = slice(at, at + n)
             tokens[r, slots] = rng.integers(2, 500, n)
             ids[r, slots] = segment
-            prefix = {"causal": 0, "prefix": max(1, n // 2), "bidirectional": n, "block_diffusion": -1}[rule]
+            prefix = {
+                "causal": 0,
+                "prefix": max(1, n // 2),
+                "bidirectional": n,
+                "block_diffusion": -1,
+            }[rule]
             if table[kind]["label_alignment"] == "same_slot":
                 labels[r, slots] = rng.integers(2, 500, n)
-                mask[r, at : at + (n // 2 if prefix < 0 else n)] = rng.integers(0, 2, n // 2 if prefix < 0 else n)
+                mask[r, at : at + (n // 2 if prefix < 0 else n)] = rng.integers(
+                    0, 2, n // 2 if prefix < 0 else n
+                )
             else:
                 labels[r, at : at + n - 1] = tokens[r, at + 1 : at + n]
                 mask[r, at + max(prefix - 1, 0) : at + n - 1] = 1
@@ -119,11 +161,17 @@ def make_shard(rng, rows, seq_length=64, token_dtype="uint16", pad_to=1, in_plac
         blocks=len(block_noise) if blocks else None,
         trained=len(trained_ranges) if trained else None,
     )
-    return {name: np.array(values[name], dtype).reshape(shape) for name, (dtype, shape) in layout.items()}
+    return {
+        name: np.array(values[name], dtype).reshape(shape)
+        for name, (dtype, shape) in layout.items()
+    }
 
 
-def make_dataset(directory, rows_per_shard=(5, 0, 7), seed=0, seq_length=64, token_dtype="uint16", **options):
-    """Write a dataset into `directory` and give its shards, name → array each; options as of make_shard."""
+def make_dataset(
+    directory, rows_per_shard=(5, 0, 7), seed=0, seq_length=64, token_dtype="uint16", **options
+):
+    """Write a dataset into `directory` and give its shards, name → array each; options as of
+    make_shard."""
     directory, rng = Path(directory), np.random.default_rng(seed)
     shards, entries = [], []
     for b, rows in enumerate(rows_per_shard):
@@ -171,7 +219,8 @@ def make_dataset(directory, rows_per_shard=(5, 0, 7), seed=0, seq_length=64, tok
 
 
 def slots_ahead(values, segment_ids, distance, dataset, rows, none, prefix_ends):
-    """[B, T]: what `values` has distance − 1 slots on, by a walk; `none` beyond the segment, on padding and in place.
+    """[B, T]: what `values` has distance − 1 slots on, by a walk; `none` beyond the segment, on
+    padding and in place.
 
     none None: that is 0, and so it is in a two-way prefix before its last slot.
     """
@@ -182,7 +231,11 @@ def slots_ahead(values, segment_ids, distance, dataset, rows, none, prefix_ends)
     found = np.full_like(values, none)
     for r, t in np.ndindex(values.shape):
         there = t + distance - 1
-        if there < values.shape[1] and segment_ids[r, t] == segment_ids[r, there] > 0 and not left_out[r, t]:
+        if (
+            there < values.shape[1]
+            and segment_ids[r, t] == segment_ids[r, there] > 0
+            and not left_out[r, t]
+        ):
             found[r, t] = values[r, there]
     return found
 
@@ -191,7 +244,12 @@ def slots_of_tasks(dataset, rows, chosen):
     """bool[B, T]: the slots of segments whose task is `chosen`."""
     tasks = np.array([chosen(task) for task in dataset.tasks])
     views = [dataset.row(i) for i in rows]
-    return np.array([np.append(tasks[row.segments["task"]], False)[row.segment_ids.astype(int) - 1] for row in views])
+    return np.array(
+        [
+            np.append(tasks[row.segments["task"]], False)[row.segment_ids.astype(int) - 1]
+            for row in views
+        ]
+    )
 
 
 def replace_in_manifest(directory, **changes):

@@ -11,7 +11,9 @@ from tests.golden import cases
 
 
 def golden(fn):
-    return pytest.mark.parametrize("inputs, expected", [pytest.param(i, e, id=name) for name, i, e in cases(fn)])
+    return pytest.mark.parametrize(
+        "inputs, expected", [pytest.param(i, e, id=name) for name, i, e in cases(fn)]
+    )
 
 
 def cu(lengths):
@@ -40,7 +42,10 @@ def prefixes(draw, lengths):
 
 @golden("pack_row")
 def test_positions_of_packed_rows(inputs, expected):
-    assert attention.position_ids(expected["cu_seqlens"], inputs["row_len"]).tolist() == expected["position_ids"]
+    assert (
+        attention.position_ids(expected["cu_seqlens"], inputs["row_len"]).tolist()
+        == expected["position_ids"]
+    )
     seqlens, offsets = attention.thd(expected["segment_ids_1based"], len(inputs["docs"]))
     assert seqlens.tolist() == [len(doc) for doc in inputs["docs"]]
     assert offsets[:-1].tolist() == expected["cu_seqlens"][:-1]
@@ -65,7 +70,11 @@ def test_position_ids_count_from_each_begin(layout):
 def brute_mask(ids, ends):
     total = len(ids)
     return np.array(
-        [[ids[q] == ids[k] and (k <= q or k < ends[q]) for k in range(total)] for q in range(total)], bool
+        [
+            [ids[q] == ids[k] and (k <= q or k < ends[q]) for k in range(total)]
+            for q in range(total)
+        ],
+        bool,
     ).reshape(total, total)
 
 
@@ -110,10 +119,15 @@ def test_block_mask_is_block_diffusions(inputs, expected):
 
 def test_block_mask_stays_inside_segments_and_no_query_is_empty():
     ids = np.array([1] * 6 + [2] * 4 + [0] * 2)
-    positions, half = np.array([0, 1, 2, 0, 1, 2, 0, 1, 0, 1, 0, 0]), np.array([0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0])
+    positions, half = (
+        np.array([0, 1, 2, 0, 1, 2, 0, 1, 0, 1, 0, 0]),
+        np.array([0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0]),
+    )
     mask = attention.block_mask(ids, positions, half, 2)
     one = attention.block_mask(ids[:6], positions[:6], half[:6], 2)
-    assert np.array_equal(mask[:6, :6], one) and not mask[:6, 6:].any() and not mask[6:10, 10:].any()
+    assert (
+        np.array_equal(mask[:6, :6], one) and not mask[:6, 6:].any() and not mask[6:10, 10:].any()
+    )
     assert mask.any(axis=1).all()
 
 
@@ -122,10 +136,16 @@ def test_block_mask_stays_inside_segments_and_no_query_is_empty():
 
 @golden("mtp_labels")
 def test_next_token_labels_at_every_distance(inputs, expected):
-    lengths, tokens, steps = inputs["doc_lengths"], np.array(inputs["tokens"]), inputs["predicted_tokens"]
+    lengths, tokens, steps = (
+        inputs["doc_lengths"],
+        np.array(inputs["tokens"]),
+        inputs["predicted_tokens"],
+    )
     ids = np.repeat(np.arange(1, len(lengths) + 1), lengths)
     trained = np.ones(len(tokens), int)
-    for begin, end in inputs["loss_masking_spans"]:  # of targets; ours stands at the predicting slot
+    for begin, end in inputs[
+        "loss_masking_spans"
+    ]:  # of targets; ours stands at the predicting slot
         trained[max(begin - 1, 0) : end - 1] = 0
     trained[: len(tokens) - 1] &= tokens[1:] != -100
     [(begin, end)] = expected["windows"]
@@ -139,15 +159,23 @@ def test_next_token_labels_at_every_distance(inputs, expected):
 def test_fault_14_k_step_labels_never_cross_a_segment(data):
     _, _, _, total, ids = data.draw(layouts())
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    tokens, mask, in_place = rng.integers(0, 9, total), rng.integers(0, 2, total), rng.random(total) < 0.2
+    tokens, mask, in_place = (
+        rng.integers(0, 9, total),
+        rng.integers(0, 2, total),
+        rng.random(total) < 0.2,
+    )
     for distance in (1, 2, 5):
         got = attention.next_token_labels(tokens, ids, mask, distance, in_place, -7)
         assert got.dtype == np.int64
         for i in range(total):
             there = i + distance
-            good = there < total and ids[i] == ids[there] != 0 and mask[there - 1] and not in_place[i]
+            good = (
+                there < total and ids[i] == ids[there] != 0 and mask[there - 1] and not in_place[i]
+            )
             assert got[i] == (tokens[there] if good else -7)
-    batch = attention.next_token_labels(np.stack([tokens] * 2), np.stack([ids] * 2), np.stack([mask] * 2), 2)
+    batch = attention.next_token_labels(
+        np.stack([tokens] * 2), np.stack([ids] * 2), np.stack([mask] * 2), 2
+    )
     assert np.array_equal(batch[1], attention.next_token_labels(tokens, ids, mask, 2))
 
 
@@ -162,7 +190,10 @@ def test_the_documented_k_step_example():
 
 @golden("label_counts")
 def test_label_counts(inputs, expected):
-    assert attention.label_counts(inputs["mask"], cu(inputs["doc_lengths"])).tolist() == expected["counts"]
+    assert (
+        attention.label_counts(inputs["mask"], cu(inputs["doc_lengths"])).tolist()
+        == expected["counts"]
+    )
 
 
 @given(st.data())
@@ -170,7 +201,9 @@ def test_label_counts_are_each_segments_trained_slots(data):
     _, offsets, padded, total, ids = data.draw(layouts())
     mask = np.random.default_rng(total).integers(0, 2, total)
     got = attention.label_counts(mask, offsets, padded)
-    assert got.dtype == np.int32 and got.tolist() == [int(mask[ids == i].sum()) if i else 0 for i in ids]
+    assert got.dtype == np.int32 and got.tolist() == [
+        int(mask[ids == i].sum()) if i else 0 for i in ids
+    ]
 
 
 # thd
@@ -207,7 +240,9 @@ def test_fault_16_batched_descriptors_are_right_beyond_the_first_row_and_with_pa
         ([[1, -1, 0, 0]], "row 0, slot 1.*-1"),
     ],
 )
-def test_fault_10_segments_beyond_the_maximum_and_broken_ids_are_refused_by_row_and_slot(ids, words):
+def test_fault_10_segments_beyond_the_maximum_and_broken_ids_are_refused_by_row_and_slot(
+    ids, words
+):
     with pytest.raises(ArgumentError, match=words):
         attention.thd(ids, 2)
 
@@ -236,7 +271,8 @@ def test_thd_pair(inputs, expected):
 
 
 def unlike_stripes(ids_q, ids_kv, pos_q, pos_kv):
-    """Segments of both sides of which slots are missing between, and that differ in number or in their last slot."""
+    """Segments of both sides of which slots are missing between, and that differ in number or in
+    their last slot."""
     found = []
     for i in set(ids_q.tolist()) & set(ids_kv.tolist()) - {0}:
         q, kv = pos_q[ids_q == i], pos_kv[ids_kv == i]
@@ -278,7 +314,9 @@ def test_thd_pair_is_what_a_mask_would_say(data):
     for _ in range(2):
         ids, pos = [], []
         for segment in data.draw(st.lists(st.integers(1, 4), max_size=4, unique=True).map(sorted)):
-            positions = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True).map(sorted))
+            positions = data.draw(
+                st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True).map(sorted)
+            )
             gap = data.draw(st.integers(0, 2))
             ids += [segment] * len(positions) + [0] * gap
             pos += positions + [0] * gap
@@ -291,7 +329,9 @@ def test_thd_pair_is_what_a_mask_would_say(data):
         assert f"row 0, segment {min(wrong)}:" in str(error) if wrong else "pieces" in str(error)
         return
     assert causal != "bottom_right" or not unlike_stripes(ids_q, ids_kv, pos_q, pos_kv)
-    for values, expected in zip(got, brute_pair(ids_q, ids_kv, pos_q, pos_kv, 4, causal, window), strict=True):
+    for values, expected in zip(
+        got, brute_pair(ids_q, ids_kv, pos_q, pos_kv, 4, causal, window), strict=True
+    ):
         assert values.tolist() == expected
     batched = attention.thd_pair(
         np.stack([ids_q * 0, ids_q]),
@@ -308,8 +348,10 @@ def test_thd_pair_is_what_a_mask_would_say(data):
 
 @given(st.data())
 def test_thd_pair_of_striped_sides_is_transformer_engines(data):
-    """Bottom-right: its `_get_seqlens_offsets_thd` takes a pair iff n_q − position_q ≤ n_kv − position_kv, n the slots of the
-    segment that a side holds. Equal wherever both sides hold as many slots of each segment, and its last one."""
+    """Bottom-right: its `_get_seqlens_offsets_thd` takes a pair iff n_q − position_q ≤ n_kv −
+    position_kv, n the slots of the segment that a side holds. Equal wherever both sides hold as
+    many slots of each segment, and its last one.
+    """
     ids, sides = [], ([], [])
     for segment in range(1, data.draw(st.integers(1, 4)) + 1):
         end = data.draw(st.integers(0, 9))
@@ -317,7 +359,9 @@ def test_thd_pair_of_striped_sides_is_transformer_engines(data):
         many = data.draw(st.integers(0, min(end, 5)))
         ids += [segment] * (many + 1) + [0]
         for side in sides:
-            positions = data.draw(st.lists(before, min_size=many, max_size=many, unique=True).map(sorted))
+            positions = data.draw(
+                st.lists(before, min_size=many, max_size=many, unique=True).map(sorted)
+            )
             side += [*positions, end, 0]
     ids, q, kv = np.array(ids), *map(np.array, sides)
     held = np.array([(ids == i).sum() for i in ids])
@@ -327,7 +371,9 @@ def test_thd_pair_of_striped_sides_is_transformer_engines(data):
     except ArgumentError as error:
         assert "pieces" in str(error)
         return
-    for counts, seqlens, offsets in zip((allowed.any(axis=1), allowed.any(axis=0)), got[:2], got[2:], strict=True):
+    for counts, seqlens, offsets in zip(
+        (allowed.any(axis=1), allowed.any(axis=0)), got[:2], got[2:], strict=True
+    ):
         kept = np.where(counts, ids, 0)
         starts = np.flatnonzero((kept != 0) & (np.diff(kept, prepend=0) != 0))
         assert seqlens.tolist() == [int((kept == i).sum()) for i in range(1, 5)]
@@ -335,12 +381,16 @@ def test_thd_pair_of_striped_sides_is_transformer_engines(data):
 
 
 def test_bottom_right_refuses_sides_of_a_ring_by_row_and_segment():
-    """Rank 0's queries, rank 1's keys: counted from each side's own end, query 0 would see key 1."""
+    """Rank 0's queries, rank 1's keys: counted from each side's own end, query 0 would see key
+    1."""
     q, kv = np.array([[0, 0, 0, 0], [1, 1, 2, 2]]), np.array([[1, 1, 2, 2], [1, 1, 2, 2]])
     words = "row 1, segment 1:.*queries hold 2 up to position 2, the keys 2 up to 3.*'top_left'"
     with pytest.raises(ArgumentError, match=words):
         attention.thd_pair(q, kv, [[0, 2, 0, 2]] * 2, [[1, 3, 1, 3]] * 2, 2, "bottom_right")
-    with pytest.raises(ArgumentError, match="row 0, segment 2:.*queries hold 2 up to position 3, the keys 3 up to 3"):
+    with pytest.raises(
+        ArgumentError,
+        match="row 0, segment 2:.*queries hold 2 up to position 3, the keys 3 up to 3",
+    ):
         attention.thd_pair([1, 2, 2], [2, 2, 2], [0, 1, 3], [0, 1, 3], 2, "bottom_right")
     one_side = attention.thd_pair(
         [1, 1, 0], [2, 2, 2], [0, 2, 0], [0, 1, 3], 2, "bottom_right"
@@ -387,7 +437,10 @@ def test_fault_29_the_tail_can_be_a_segment_or_join_the_last():
 
 @golden("seq_idx")
 def test_seq_idx(inputs, expected):
-    assert attention.seq_idx(inputs["cu_seqlens"], inputs["total_tokens"]).tolist() == expected["seq_idx"]
+    assert (
+        attention.seq_idx(inputs["cu_seqlens"], inputs["total_tokens"]).tolist()
+        == expected["seq_idx"]
+    )
 
 
 @given(layouts())
@@ -481,11 +534,15 @@ def test_a_window_sees_exactly_what_its_queries_see_in_the_whole_row(data):
     assert np.array_equal(mask, whole[begin:end, first:end])
     real = ids[begin:end] != 0
     assert mask[real].sum() == whole[begin:end][real].sum()
-    assert np.array_equal(window.position_ids, attention.position_ids(offsets, total, padded)[begin:end])
+    assert np.array_equal(
+        window.position_ids, attention.position_ids(offsets, total, padded)[begin:end]
+    )
     assert ((window.document_index_q == 0) == ~real).all()
     if padded is None:
         causal = attention.dense_mask(ids, None, window)
-        assert np.array_equal(bottom_right_mask(window.cu_seqlens_q, window.cu_seqlens_k)[real], causal[real])
+        assert np.array_equal(
+            bottom_right_mask(window.cu_seqlens_q, window.cu_seqlens_k)[real], causal[real]
+        )
 
 
 @settings(max_examples=200)
@@ -494,7 +551,10 @@ def test_cut_points_are_ends_that_micro_sequence_takes(data):
     lengths, offsets, padded, total, _ = data.draw(layouts())
     prefix = prefixes(data.draw, lengths)
     row = SimpleNamespace(
-        tokens=np.zeros(total), cu_seqlens=offsets, cu_seqlens_padded=padded, segments={"prefix": prefix}
+        tokens=np.zeros(total),
+        cu_seqlens=offsets,
+        cu_seqlens_padded=padded,
+        segments={"prefix": prefix},
     )
     size = data.draw(st.integers(1, 20))
     if size < prefix.max(initial=0):
@@ -543,8 +603,12 @@ def test_micro_windows_refuse_what_does_not_divide():
 def test_context_parallel(inputs, expected):
     offsets = cu(inputs["seq_lens"])
     for rank in range(inputs["cp_size"]):
-        indices, rank_cu, padded = attention.context_parallel(offsets, inputs["cp_size"], rank, inputs["tp_size"])
-        assert indices.tolist() == expected["rank_token_indices"][rank] and indices.dtype == np.int64
+        indices, rank_cu, padded = attention.context_parallel(
+            offsets, inputs["cp_size"], rank, inputs["tp_size"]
+        )
+        assert (
+            indices.tolist() == expected["rank_token_indices"][rank] and indices.dtype == np.int64
+        )
         assert rank_cu.tolist() == expected["rank_cu_seqlens"][rank] and rank_cu.dtype == np.int32
         assert padded.tolist() == expected["cu_seqlens_padded"] and padded.dtype == np.int32
 
@@ -566,7 +630,9 @@ def test_ranks_hold_every_slot_once_and_equally_many(layout, cp_size, tp_size):
         assert rank_cu.tolist() == cu(counts).tolist()
     for i, n in enumerate(lengths):  # the rows as they lie give the same
         assert padded[i + 1] - padded[i] >= n
-    again = attention.context_parallel(offsets, cp_size, cp_size - 1, tp_size, cu_seqlens_padded=padded)
+    again = attention.context_parallel(
+        offsets, cp_size, cp_size - 1, tp_size, cu_seqlens_padded=padded
+    )
     for a, b in zip(again, parts[-1], strict=True):
         assert a.tolist() == b.tolist()
 
@@ -590,7 +656,12 @@ def test_flatten_makes_one_row_in_which_rows_stay_apart(rows, tail):
     ends = np.zeros(ids.shape, np.int32)
     for b, (lengths, offsets, padded, n, _) in enumerate(rows):
         ends[b, :n] = attention.prefix_ends(offsets, [x // 2 for x in lengths], n, padded)
-    batch = {"tokens": tokens, "segment_ids": ids, "prefix_ends": ends, "more": np.stack([tokens] * 3, axis=-1)}
+    batch = {
+        "tokens": tokens,
+        "segment_ids": ids,
+        "prefix_ends": ends,
+        "more": np.stack([tokens] * 3, axis=-1),
+    }
     flat, offsets, longest = attention.flatten(batch, tail)
     kept = (ids != 0).ravel() if tail == "drop" else np.ones(ids.size, bool)
     assert flat["tokens"].tolist() == tokens.ravel()[kept].tolist()
@@ -627,5 +698,7 @@ def test_flatten_of_a_full_batch():
 def test_flatten_leaves_what_has_one_number_a_row():
     ids = np.array([[1, 1, 0], [1, 2, 2]], np.uint16)
     for tail in ("segment", "drop"):
-        columns, _, _ = attention.flatten({"segment_ids": ids, "n_trained": np.array([1, 2], np.int32)}, tail)
+        columns, _, _ = attention.flatten(
+            {"segment_ids": ids, "n_trained": np.array([1, 2], np.int32)}, tail
+        )
         assert columns["n_trained"].tolist() == [1, 2]

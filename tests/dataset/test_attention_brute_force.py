@@ -1,7 +1,8 @@
-"""Every function of packprep.dataset.attention on 1000 random layouts, next to loops that follow the definitions.
+"""Every function of packprep.dataset.attention on 1000 random layouts, next to loops that follow
+the definitions.
 
-Half of the layouts are physically padded. The loops know a row only as what stands in each slot: the number of its
-segment or none, and its place in it.
+Half of the layouts are physically padded. The loops know a row only as what stands in each slot:
+the number of its segment or none, and its place in it.
 """
 
 import random
@@ -72,16 +73,26 @@ def test_next_token_labels():
         expected = []
         for i in range(x.total):
             j = i + distance
-            good = j < x.total and x.segment[i] == x.segment[j] >= 0 and mask[j - 1] and not in_place[i]
+            good = (
+                j < x.total
+                and x.segment[i] == x.segment[j] >= 0
+                and mask[j - 1]
+                and not in_place[i]
+            )
             expected.append(tokens[j] if good else -1)
-        got = attention.next_token_labels(tokens, x.ids, mask, distance, np.array(in_place, bool), -1)
+        got = attention.next_token_labels(
+            tokens, x.ids, mask, distance, np.array(in_place, bool), -1
+        )
         says(got, expected, np.int64)
 
 
 def test_label_counts():
     for x in LAYOUTS:
         mask = [x.chance.randint(0, 1) for _ in x.segment]
-        expected = [0 if s < 0 else sum(m for m, t in zip(mask, x.segment, strict=True) if t == s) for s in x.segment]
+        expected = [
+            0 if s < 0 else sum(m for m, t in zip(mask, x.segment, strict=True) if t == s)
+            for s in x.segment
+        ]
         says(attention.label_counts(mask, x.cu_seqlens, x.cu_seqlens_padded), expected, np.int32)
 
 
@@ -98,7 +109,8 @@ def test_thd():
 
 @pytest.mark.parametrize("causal", [None, "top_left", "bottom_right"])
 def test_thd_pair(causal):
-    """Queries and keys are each some slots of the whole row, as ranks of context parallelism hold them."""
+    """Queries and keys are each some slots of the whole row, as ranks of context parallelism hold
+    them."""
     compared = 0
     for x in LAYOUTS:
         window = x.chance.choice(
@@ -106,9 +118,13 @@ def test_thd_pair(causal):
         )
         sides = [[i for i in range(x.total) if x.chance.random() < 0.7] for _ in range(2)]
         if causal == "bottom_right":  # neighbouring slots of each segment: others it refuses
-            ranges = [[sorted(x.chance.choices(range(n + 1), k=2)) for n in [*x.lengths, 1]] for _ in range(2)]
+            ranges = [
+                [sorted(x.chance.choices(range(n + 1), k=2)) for n in [*x.lengths, 1]]
+                for _ in range(2)
+            ]
             sides = [
-                [i for i in range(x.total) if s[x.segment[i]][0] <= x.place[i] < s[x.segment[i]][1]] for s in ranges
+                [i for i in range(x.total) if s[x.segment[i]][0] <= x.place[i] < s[x.segment[i]][1]]
+                for s in ranges
             ]
         room = 8
         q, k = ([(x.segment[i], x.place[i]) for i in side] for side in sides)
@@ -122,16 +138,23 @@ def test_thd_pair(causal):
                 distance = (a[1] - last[0][a[0]]) - (b[1] - last[1][b[0]])
             left, right = window or (-1, -1)
             return not (
-                (causal and distance < 0) or (left >= 0 and distance > left) or (right >= 0 and -distance > right)
+                (causal and distance < 0)
+                or (left >= 0 and distance > left)
+                or (right >= 0 and -distance > right)
             )
 
-        counts = [any(allowed(a, b) for b in k) for a in q], [any(allowed(a, b) for a in q) for b in k]
+        counts = (
+            [any(allowed(a, b) for b in k) for a in q],
+            [any(allowed(a, b) for a in q) for b in k],
+        )
         expected = []
         for side, counting in zip((q, k), counts, strict=True):
             kept = [s if c else -1 for (s, _), c in zip(side, counting, strict=True)]
             starts = [i for i, s in enumerate(kept) if s >= 0 and (i == 0 or kept[i - 1] != s)]
             expected.append(([kept.count(s) for s in range(room)], starts))
-        ids, positions = ([np.array([s[i] for s in side], np.int32) for side in (q, k)] for i in (0, 1))
+        ids, positions = (
+            [np.array([s[i] for s in side], np.int32) for side in (q, k)] for i in (0, 1)
+        )
         arguments = (ids[0] + 1, ids[1] + 1, *positions, room, causal, window)
         if any(len(starts) > room + 1 for _, starts in expected):  # offsets has room + 1 entries
             with pytest.raises(ArgumentError, match="more pieces"):
@@ -151,7 +174,9 @@ def test_pad_cu_seqlens():
         for tail in ("none", "segment", "fold"):
             expected = list(cu)
             if tail != "none" and cu[-1] < x.total:
-                expected = [*cu, x.total] if tail == "segment" or len(cu) == 1 else [*cu[:-1], x.total]
+                expected = (
+                    [*cu, x.total] if tail == "segment" or len(cu) == 1 else [*cu[:-1], x.total]
+                )
             room = len(expected) + x.chance.randint(-1, 3)
             if room < len(expected):
                 with pytest.raises(ArgumentError, match="do not fit"):
@@ -168,24 +193,36 @@ def ends_of(x):
 def sees(x, q, k):
     """Prefix, causal and both ways; padding sees padding before it and itself."""
     same = x.segment[q] == x.segment[k]
-    return same and (k <= q or (x.segment[q] >= 0 and k < x.begins[x.segment[q]] + x.prefix[x.segment[q]]))
+    return same and (
+        k <= q or (x.segment[q] >= 0 and k < x.begins[x.segment[q]] + x.prefix[x.segment[q]])
+    )
 
 
 def test_prefix_ends_and_dense_mask():
     for x in LAYOUTS:
         got = attention.prefix_ends(x.cu_seqlens, x.prefix, x.total, x.cu_seqlens_padded)
         says(got, ends_of(x), np.int32)
-        says(attention.dense_mask(x.ids, got), [[sees(x, q, k) for k in range(x.total)] for q in range(x.total)], bool)
-        causal = [[x.segment[q] == x.segment[k] and k <= q for k in range(x.total)] for q in range(x.total)]
+        says(
+            attention.dense_mask(x.ids, got),
+            [[sees(x, q, k) for k in range(x.total)] for q in range(x.total)],
+            bool,
+        )
+        causal = [
+            [x.segment[q] == x.segment[k] and k <= q for k in range(x.total)]
+            for q in range(x.total)
+        ]
         says(attention.dense_mask(x.ids), causal, bool)
 
 
 def test_block_mask():
     for x in LAYOUTS:
         block = x.chance.randint(1, 6)
-        half = [int(s >= 0 and p >= x.lengths[s] // 2) for s, p in zip(x.segment, x.place, strict=True)]
+        half = [
+            int(s >= 0 and p >= x.lengths[s] // 2) for s, p in zip(x.segment, x.place, strict=True)
+        ]
         position = [
-            p - x.lengths[s] // 2 if s >= 0 and h else p for s, p, h in zip(x.segment, x.place, half, strict=True)
+            p - x.lengths[s] // 2 if s >= 0 and h else p
+            for s, p, h in zip(x.segment, x.place, half, strict=True)
         ]
 
         def allowed(q, k, x=x, half=half, position=position, block=block):
@@ -218,7 +255,8 @@ def test_micro_sequence():
         behind = len(x.lengths)
         bounds = [*x.begins, (x.cu_seqlens_padded or x.cu_seqlens)[-1]]
         owner = [
-            max((s for s in range(behind) if bounds[s] <= i < bounds[s + 1]), default=behind) for i in range(x.total)
+            max((s for s in range(behind) if bounds[s] <= i < bounds[s + 1]), default=behind)
+            for i in range(x.total)
         ]
         first = min(i for i in range(x.total) if owner[i] == owner[begin])
         touched = sorted({owner[i] for i in range(begin, end)})
@@ -250,13 +288,20 @@ def test_cut_points():
         row = SimpleNamespace(
             tokens=[0] * x.total,
             cu_seqlens=np.array(x.cu_seqlens),
-            cu_seqlens_padded=None if x.cu_seqlens_padded is None else np.array(x.cu_seqlens_padded),
+            cu_seqlens_padded=(
+                None if x.cu_seqlens_padded is None else np.array(x.cu_seqlens_padded)
+            ),
             segments={"prefix": np.array(x.prefix, np.int64)},
         )
-        forbidden = {i for b, p in zip(x.begins, x.prefix, strict=True) for i in range(b + 1, b + p)}
+        forbidden = {
+            i for b, p in zip(x.begins, x.prefix, strict=True) for i in range(b + 1, b + p)
+        }
         expected, at = [], 0
         while at < x.total:
-            at = max((e for e in range(at + 1, min(at + size, x.total) + 1) if e not in forbidden), default=-1)
+            at = max(
+                (e for e in range(at + 1, min(at + size, x.total) + 1) if e not in forbidden),
+                default=-1,
+            )
             if at < 0:
                 break
             expected.append(at)
@@ -289,7 +334,10 @@ def test_context_parallel():
                     held += range(begins[s], begins[s + 1])
                 else:
                     held += [begins[s] + part * chunk + i for part in parts for i in range(chunk)]
-            real = [sum(whole[i][0] == s and whole[i][1] < x.lengths[s] for i in held) for s in range(len(x.lengths))]
+            real = [
+                sum(whole[i][0] == s and whole[i][1] < x.lengths[s] for i in held)
+                for s in range(len(x.lengths))
+            ]
             got = attention.context_parallel(x.cu_seqlens, cp_size, rank, tp_size)
             says(got[0], held, np.int64)
             says(got[1], np.cumsum([0, *real]).tolist(), np.int32)
@@ -319,7 +367,11 @@ def test_flatten(tail):
             for i in range(total):
                 if tail == "drop" and slots[i] < 0:
                     continue
-                if i == 0 or slots[i] != slots[i - 1] or (tail == "drop" and boundaries[-1] == len(flat_tokens)):
+                if (
+                    i == 0
+                    or slots[i] != slots[i - 1]
+                    or (tail == "drop" and boundaries[-1] == len(flat_tokens))
+                ):
                     boundaries += [len(flat_tokens)] if flat_tokens else []
                 where[b, i] = len(flat_tokens)
                 flat_tokens.append(1000 * b + i)
@@ -339,7 +391,9 @@ def test_flatten(tail):
         says(got["prefix_ends"], flat_ends, np.int32)
         boundaries = sorted(set(boundaries))
         says(cu_seqlens, boundaries, np.int32)
-        assert max_seqlen == max((b - a for a, b in zip(boundaries, boundaries[1:], strict=False)), default=0)
+        assert max_seqlen == max(
+            (b - a for a, b in zip(boundaries, boundaries[1:], strict=False)), default=0
+        )
 
 
 def test_micro_windows():
@@ -365,7 +419,8 @@ def test_micro_windows():
 
 
 def peak_bytes(call):
-    """The most that numpy and Python have allocated at once during the call; what a first call imports is not asked for."""
+    """The most that numpy and Python have allocated at once during the call; what a first call
+    imports is not asked for."""
     call()
     tracemalloc.start()
     try:
@@ -397,4 +452,6 @@ def test_thd_pair_of_131072_slots_takes_under_64_bytes_a_slot(causal, window):
     ids, positions, n = long_row()
     for dtype in (np.uint16, np.int64):
         arguments = [array.astype(dtype) for array in (ids, ids, positions, positions)]
-        assert peak_bytes(lambda given=arguments: attention.thd_pair(*given, n, causal, window)) < 64 * len(ids)
+        assert peak_bytes(
+            lambda given=arguments: attention.thd_pair(*given, n, causal, window)
+        ) < 64 * len(ids)

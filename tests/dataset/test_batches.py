@@ -46,7 +46,10 @@ def unevenness(costs, world_size, batch_size):
 @given(st.data())
 def test_balanced_every_row_comes_once_an_epoch_over_ranks_restarts_and_changed_sizes(data):
     n, group = data.draw(st.integers(1, 90), "n"), data.draw(st.integers(1, 12), "group")
-    options = {"seed": data.draw(st.integers(0, 2**64 - 1), "seed"), "balance": ("attention", group)}
+    options = {
+        "seed": data.draw(st.integers(0, 2**64 - 1), "seed"),
+        "balance": ("attention", group),
+    }
     options["window"] = group * data.draw(st.integers(1, 5), "groups")
     ds, delivered, state = Costly(documents(n, group).round(1)), [], None
     for _ in range(data.draw(st.integers(1, 4), "restarts")):
@@ -77,11 +80,14 @@ def test_ranks_of_a_balanced_step_cost_the_same_to_a_twentieth_for_every_split_o
 def test_an_epoch_that_no_step_divides_leaves_the_later_ones_even():
     ds = Costly(documents(2048 + 13))
     costs = ds.own[rows_of(ds, 5 * len(ds), balance=("attention", 32), window=1024)]
-    assert (unevenness(costs, 8, 4) > 1.1).mean() < 0.04  # where an epoch ends, and the windows that it cuts
+    assert (
+        unevenness(costs, 8, 4) > 1.1
+    ).mean() < 0.04  # where an epoch ends, and the windows that it cuts
 
 
 def test_steps_of_like_cost_come_in_no_order():
-    """A runs test (Wald, Wolfowitz): how often the cost of steps crosses its median, beside the plain shuffle's."""
+    """A runs test (Wald, Wolfowitz): how often the cost of steps crosses its median, beside the
+    plain shuffle's."""
     ds = Costly(documents(32768))
     for balance in (("attention", 32), None):
         steps = ds.own[rows_of(ds, 32768, balance=balance)].reshape(-1, 32).sum(axis=1)
@@ -109,12 +115,17 @@ def test_the_order_is_one_of_seed_group_and_window():
 
 def test_a_seek_in_four_billion_rows_reads_one_window():
     ds, asked = Costly([1.0]), []
-    ds.n, ds.costs = 4 * 10**9, lambda rows, attention, linear: asked.append(len(rows)) or (rows % 97).astype(float)
+    ds.n, ds.costs = (
+        4 * 10**9,
+        lambda rows, attention, linear: asked.append(len(rows)) or (rows % 97).astype(float),
+    )
     it = ds.batches(4, seed=3, rank=5, world_size=8, balance=("attention", 32))
     it.load_state_dict({**it.state_dict(), "rows": 32 * 10**8})
     rows = next(it)["tokens"]
     assert asked == [2048]
-    assert rows.tolist() == it.rows_of_samples(np.arange(32 * 10**8 + 20, 32 * 10**8 + 24))[0].tolist()
+    assert (
+        rows.tolist() == it.rows_of_samples(np.arange(32 * 10**8 + 20, 32 * 10**8 + 24))[0].tolist()
+    )
 
 
 def test_a_state_of_another_balance_is_refused():
@@ -123,7 +134,12 @@ def test_a_state_of_another_balance_is_refused():
     next(it)
     state = it.state_dict()
     assert state["balance"] == {"attention": 1.0, "linear": 0.0, "group": 8, "window": 512}
-    for other in ({"balance": ("attention", 16)}, {"balance": ATTENTION, "window": 64}, {"balance": ((1, 5), 8)}, {}):
+    for other in (
+        {"balance": ("attention", 16)},
+        {"balance": ATTENTION, "window": 64},
+        {"balance": ((1, 5), 8)},
+        {},
+    ):
         with pytest.raises(StateError, match="state's balance is .*give the balance and window"):
             ds.batches(8, **other).load_state_dict(state)
     with pytest.raises(StateError, match="state's balance is None"):
@@ -139,7 +155,9 @@ def test_a_mixture_is_balanced_over_its_datasets():
         rows = next(it)["tokens"]
         counted += [(rows < 100).sum(), (rows >= 100).sum()]
         assert mixed.delivered(it.state_dict()) == counted.tolist()
-    assert sorted(it.rows_of_samples(np.arange(64, 128))[0]) == sorted(plain.rows_of_samples(np.arange(64, 128))[0])
+    assert sorted(it.rows_of_samples(np.arange(64, 128))[0]) == sorted(
+        plain.rows_of_samples(np.arange(64, 128))[0]
+    )
 
 
 @pytest.mark.parametrize("pad_to, io", [(1, "mmap"), (8, "pread")])
@@ -172,7 +190,10 @@ def test_a_row_costs_the_squares_of_its_segments(tmp_path, pad_to, io):
         ({"balance": ((0, 0), 32)}, "one of them above"),
         ({"balance": ("attention", 0)}, "group of balance is 0"),
         ({"balance": ("attention", "8")}, "group of balance is '8'"),
-        ({"balance": ATTENTION, "window": 20}, "window is 20 and should be a multiple of the group, 8"),
+        (
+            {"balance": ATTENTION, "window": 20},
+            "window is 20 and should be a multiple of the group, 8",
+        ),
         ({"balance": ATTENTION, "shuffle": False}, "shuffle=False .* leave one out"),
     ],
 )
@@ -182,9 +203,23 @@ def test_a_balance_that_cannot_be_is_refused(options, words):
 
 
 def test_the_balanced_order_is_fixed():
-    """What stands here is part of the law: a change of it would repeat and skip rows of runs that are resumed."""
+    """What stands here is part of the law: a change of it would repeat and skip rows of runs that
+    are resumed."""
     costs = np.array([9, 4, 1, 7, 3, 8, 2, 6, 5, 0, 11, 10], float)
-    assert order.balanced(costs, 6, order.Balance(1, 0, 4, 24), 5).tolist() == [1, 8, 10, 5, 11, 0, 4, 9, 6, 2, 7, 3]
+    assert order.balanced(costs, 6, order.Balance(1, 0, 4, 24), 5).tolist() == [
+        1,
+        8,
+        10,
+        5,
+        11,
+        0,
+        4,
+        9,
+        6,
+        2,
+        7,
+        3,
+    ]
 
 
 @given(st.integers(1, 48), st.integers(0, 5))
@@ -194,4 +229,6 @@ def test_neighbours_of_a_group_make_up_for_each_other(n, seed):
     assert (np.sort(dealt) == np.arange(n)).all()
     if n % 2 == 0:
         pairs = np.take_along_axis(costs, dealt, axis=1).reshape(3, -1, 2).sum(axis=2)
-        assert np.allclose(np.sort(pairs), np.sort(costs[:, : n // 2] + costs[:, ::-1][:, : n // 2]))
+        assert np.allclose(
+            np.sort(pairs), np.sort(costs[:, : n // 2] + costs[:, ::-1][:, : n // 2])
+        )

@@ -17,20 +17,35 @@ from tests import made
 from tests.dataset.synthetic import PAD, make_shard, tasks
 from tests.verification.damage import edit_manifest, faults_of, promises_of, put_shard, resigned
 
-MASKED, BLOCKS = {"objective": "masked_diffusion"}, {"objective": "block_diffusion", "block_length": 8}
+MASKED, BLOCKS = (
+    {"objective": "masked_diffusion"},
+    {"objective": "block_diffusion", "block_length": 8},
+)
 BOS = {"documents": {"prepend_bos": True}}
 
 # name → (tasks, changes of the recipe, whether some documents say what is trained)
 KINDS = {
     "next_token": ([{"preset": "ul2r"}, {"objective": "prefix_lm"}], BOS, False),
-    "padded": ([{"preset": "ul2r"}, {"objective": "prefix_lm"}], {**BOS, "packing": {"pad_seq_to_mult": 8}}, False),
+    "padded": (
+        [{"preset": "ul2r"}, {"objective": "prefix_lm"}],
+        {**BOS, "packing": {"pad_seq_to_mult": 8}},
+        False,
+    ),
     "concat": ([{"preset": "causal"}], {"packing": {"algorithm": "concat"}}, False),
     "in_place": ([MASKED, BLOCKS, {"preset": "ul2r"}], BOS, False),
     "blocks_of_one": ([{**BLOCKS, "block_length": 1}], BOS, False),
-    "blocks_once": ([BLOCKS, {**BLOCKS, "name": "shifted", "shift": True}, {"preset": "causal"}], BOS, False),
+    "blocks_once": (
+        [BLOCKS, {**BLOCKS, "name": "shifted", "shift": True}, {"preset": "causal"}],
+        BOS,
+        False,
+    ),
     "blocks_once_padded": ([{**BLOCKS, "shift": True}], {"packing": {"pad_seq_to_mult": 8}}, False),
     "blocks_once_in_place": ([BLOCKS, MASKED, {"preset": "causal"}], {}, False),  # labels stay
-    "in_place_padded": ([MASKED, BLOCKS, {"preset": "causal"}], {"packing": {"pad_seq_to_mult": 8}}, False),
+    "in_place_padded": (
+        [MASKED, BLOCKS, {"preset": "causal"}],
+        {"packing": {"pad_seq_to_mult": 8}},
+        False,
+    ),
     "supervised": ([{"preset": "causal"}, {"objective": "prefix_lm"}], BOS, True),
     "supervised_in_place": ([MASKED, {"preset": "causal"}], {}, True),
 }
@@ -39,7 +54,10 @@ LEAST = ("blocks_once", "blocks_once_padded", "blocks_once_in_place")
 DRAWN_ANEW = ("concat", "in_place_padded", "supervised_in_place", *LEAST)
 """Kinds whose tasks, but for causal ones, are all noised in place: redraw refuses the others."""
 LEFT_OUT = {
-    kind: {"segment_ids"} if "in_place" in kind or "blocks" in kind else {"segment_ids", "loss_mask"} for kind in KINDS
+    kind: (
+        {"segment_ids"} if "in_place" in kind or "blocks" in kind else {"segment_ids", "loss_mask"}
+    )
+    for kind in KINDS
 }
 LEFT_OUT |= dict.fromkeys(LEAST[:2], {"segment_ids", "labels"})
 
@@ -64,7 +82,8 @@ def build(kind, base):
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """name of a kind → directories of the full and of the compact dataset, built at their first use."""
+    """name of a kind → directories of the full and of the compact dataset, built at their first
+    use."""
     return cache(lambda kind: build(kind, tmp_path_factory.mktemp(kind)))
 
 
@@ -102,13 +121,22 @@ def test_rows_read_equal(pairs, kind):
             names.append("prefix_ends")
         for name in names:
             x, y = getattr(a, name), getattr(b, name)
-            assert np.array_equal(x, y) and getattr(x, "dtype", None) == getattr(y, "dtype", None), name
+            assert np.array_equal(x, y) and getattr(x, "dtype", None) == getattr(
+                y, "dtype", None
+            ), name
             assert y is None or not y.flags.writeable
-        for x, y in zip(attention.thd(a.segment_ids, 600), attention.thd(b.segment_ids, 600), strict=True):
+        for x, y in zip(
+            attention.thd(a.segment_ids, 600), attention.thd(b.segment_ids, 600), strict=True
+        ):
             assert np.array_equal(x, y)
-        x, y = (attention.next_token_labels(r.tokens, r.segment_ids, r.loss_mask, distance=2) for r in (a, b))
+        x, y = (
+            attention.next_token_labels(r.tokens, r.segment_ids, r.loss_mask, distance=2)
+            for r in (a, b)
+        )
         assert np.array_equal(x, y)
-        x, y = (attention.label_counts(r.loss_mask, r.cu_seqlens, r.cu_seqlens_padded) for r in (a, b))
+        x, y = (
+            attention.label_counts(r.loss_mask, r.cu_seqlens, r.cu_seqlens_padded) for r in (a, b)
+        )
         assert np.array_equal(x, y)
 
 
@@ -120,13 +148,19 @@ def test_batches_read_equal_with_all_columns_anew_and_with_loss_on_some(pairs, k
     ahead = kind not in ("blocks_of_one", "blocks_once_padded")  # which have nothing ahead
     more = ["labels_3", "loss_mask_3", "loss_weights_3"] if ahead else []
     more += ["seq_idx"] * (kind == "concat")  # which is causal alone
-    for prepared, names in ((lambda ds: ds, columns + more), (lambda ds: ds.with_loss_on(**some), columns)):
+    for prepared, names in (
+        (lambda ds: ds, columns + more),
+        (lambda ds: ds.with_loss_on(**some), columns),
+    ):
         anew = [{"epochs": [1] * len(everything)}] if kind in DRAWN_ANEW else []
         for given in ({}, *anew, {"dtype": {"loss_mask": "f4", "segment_ids": "i8"}}):
             a, b = (prepared(ds).batch(everything, columns=names, **given) for ds in datasets)
             assert list(a) == list(b) == names
             for name in names:
-                assert a[name].dtype == b[name].dtype and np.array_equal(a[name], b[name]), (name, given)
+                assert a[name].dtype == b[name].dtype and np.array_equal(a[name], b[name]), (
+                    name,
+                    given,
+                )
     a, b = (next(ds.batches(7, seed=3)) for ds in datasets)
     for flat in (attention.flatten(a), attention.flatten(b, "segment")):
         for x, y in zip(flat[0].values(), attention.flatten(a)[0].values(), strict=True):
@@ -142,7 +176,9 @@ def test_both_are_verified_whole_and_described_the_same(pairs, kind):
         assert faults_of(directory, replay=20) == []
     a, b = describe_dataset(full), describe_dataset(compact)
     changing = {"directory", "bytes", "fingerprint"}
-    assert {k: v for k, v in a.items() if k not in changing} == {k: v for k, v in b.items() if k not in changing}
+    assert {k: v for k, v in a.items() if k not in changing} == {
+        k: v for k, v in b.items() if k not in changing
+    }
     assert b["bytes"] < a["bytes"]
     row = {**describe_row(full, 1, {}, True), "directory": ""}
     assert row == {**describe_row(compact, 1, {}, True), "directory": ""}
@@ -179,7 +215,11 @@ def test_an_array_too_many_is_refused_by_name(damaged):
     whole = {**first.arrays, "loss_mask": mask, "segment_ids": mask.astype("u2")}
     put_shard(directory, b"".join(shard.encode(whole)))
     [fault] = faults_of(directory)
-    assert fault["promise"] == "P3" and "'segment_ids' is there" in fault["message"] and "compact" in fault["message"]
+    assert (
+        fault["promise"] == "P3"
+        and "'segment_ids' is there" in fault["message"]
+        and "compact" in fault["message"]
+    )
     with pytest.raises(DatasetError, match="000000.safetensors: array 'segment_ids' is there"):
         open_dataset(directory).row(0)
 
@@ -192,7 +232,11 @@ def test_an_array_too_few_is_refused_by_name(pairs, damaged, tmp_path):
     full = shutil.copytree(pairs("next_token")[0], tmp_path / "full")
     put_shard(full, b"".join(shard.encode(shard.compacted(shards_of(full)[0].arrays))))
     [fault] = faults_of(full)
-    assert fault["promise"] == "P3" and "'segment_ids' is missing" in fault["message"] and "full" in fault["message"]
+    assert (
+        fault["promise"] == "P3"
+        and "'segment_ids' is missing" in fault["message"]
+        and "full" in fault["message"]
+    )
     with pytest.raises(DatasetError, match="000000.safetensors: array 'segment_ids' is missing"):
         open_dataset(full).row(0)
 
@@ -210,7 +254,8 @@ def test_a_manifest_that_calls_a_compact_dataset_full_is_found(damaged):
 
 
 @pytest.mark.parametrize(
-    "name, promise", [("tokens", {"P17"}), ("segment_prefix", {"P13"}), ("cu_seqlens", {"P5", "P12", "P7", "P16"})]
+    "name, promise",
+    [("tokens", {"P17"}), ("segment_prefix", {"P13"}), ("cu_seqlens", {"P5", "P12", "P7", "P16"})],
 )
 def test_a_wrong_number_is_found(damaged, name, promise):
     directory = damaged("next_token")
@@ -230,7 +275,9 @@ def test_a_wrong_number_is_found(damaged, name, promise):
 def test_what_is_derived_is_what_a_walk_over_the_segments_gives(options):
     arrays = make_shard(np.random.default_rng(2), 40, **options)
     n_rows, length = arrays["tokens"].shape
-    opened = shard.Shard("made", n_rows, len(arrays["segment_key"]), length, {k: () for k in arrays}, 0, 0)
+    opened = shard.Shard(
+        "made", n_rows, len(arrays["segment_key"]), length, {k: () for k in arrays}, 0, 0
+    )
     opened.__dict__["arrays"] = arrays
     facts = rows.Facts("made", length, PAD, arrays["tokens"].dtype, tasks())
     found = rows.Segments(facts, [(opened, r) for r in range(n_rows)])

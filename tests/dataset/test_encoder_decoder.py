@@ -1,4 +1,5 @@
-"""Rows as an encoder's and a decoder's: by a plain loop, and as seqio makes them of the same examples."""
+"""Rows as an encoder's and a decoder's: by a plain loop, and as seqio makes them of the same
+examples."""
 
 import json
 import os
@@ -41,7 +42,10 @@ def row_of(examples, length, gap=0):
 
 
 def batch_of(rows, encoder_length):
-    return {**{name: np.stack([row[name] for row in rows]) for name in rows[0]}, "encoder_length": encoder_length}
+    return {
+        **{name: np.stack([row[name] for row in rows]) for name in rows[0]},
+        "encoder_length": encoder_length,
+    }
 
 
 def sides_by_loop(examples, weights, encoder_length, decoder_length):
@@ -56,13 +60,19 @@ def sides_by_loop(examples, weights, encoder_length, decoder_length):
             lists[f"{side}_segment_ids"] += [i + 1] * len(tokens)
             lists[f"{side}_positions"] += range(len(tokens))
     lengths = {"encoder": encoder_length, "decoder": decoder_length}
-    return {name: values + [0] * (lengths[name[:7]] - len(values)) for name, values in lists.items()}
+    return {
+        name: values + [0] * (lengths[name[:7]] - len(values)) for name, values in lists.items()
+    }
 
 
 tokens = st.lists(st.integers(1, 99), min_size=1, max_size=6)
 
 
-@given(st.lists(st.lists(st.tuples(tokens, tokens), max_size=3), min_size=1, max_size=3), st.integers(0, 2), st.data())
+@given(
+    st.lists(st.lists(st.tuples(tokens, tokens), max_size=3), min_size=1, max_size=3),
+    st.integers(0, 2),
+    st.data(),
+)
 def test_each_side_is_its_examples_one_behind_another(rows, gap, data):
     batch = batch_of([row_of(examples, 42, gap) for examples in rows], 20)
     batch["loss_weights"] = np.zeros(batch["tokens"].shape, np.float32)
@@ -94,8 +104,14 @@ def test_what_no_encoder_takes_is_refused_by_row_and_segment():
             {"prefix_ends": good["segment_ids"] * 0},
             r"row 0 of the batch, segment 1: its prefix ends at slot 0 of \[0, 3\)",
         ),
-        ({"prefix_ends": np.where(good["segment_ids"] == 2, 6, good["prefix_ends"])}, "row 1 of the batch, segment 2"),
-        ({"prefix_ends": np.where(good["segment_ids"] == 2, -1, good["prefix_ends"])}, "row 1 of the batch, segment 2"),
+        (
+            {"prefix_ends": np.where(good["segment_ids"] == 2, 6, good["prefix_ends"])},
+            "row 1 of the batch, segment 2",
+        ),
+        (
+            {"prefix_ends": np.where(good["segment_ids"] == 2, -1, good["prefix_ends"])},
+            "row 1 of the batch, segment 2",
+        ),
     ):
         with pytest.raises(DatasetError, match=words):
             split({**good, **changes})
@@ -106,7 +122,9 @@ def test_what_no_encoder_takes_is_refused_by_row_and_segment():
 def test_a_dataset_and_a_mixture_of_such_say_where_the_encoder_ends(directory, tmp_path):
     ds = open_dataset(directory)
     batch = ds.batch([0, 1], columns=READ)
-    assert batch["encoder_length"] == ds.encoder_length == 128 and type(batch["encoder_length"]) is int
+    assert (
+        batch["encoder_length"] == ds.encoder_length == 128 and type(batch["encoder_length"]) is int
+    )
     assert ds.batch([1, 0], out=batch) == batch, "a batch may be written into again"
     assert "encoder_length" not in ds[0] and list(ds.__getitems__([0, 1])[1]) == list(ds[0])
     mixed = open_dataset([directory, directory], shares=[1, 2])
@@ -121,11 +139,15 @@ def test_later_epochs_are_split_too_and_their_text_is_the_same(directory):
     epochs = [split(ds.batch(rows, columns=READ, epochs=[epoch] * len(ds))) for epoch in (0, 1)]
     differ = {name for name in NAMES if (epochs[0][name] != epochs[1][name]).any()}
     assert differ == {"encoder_input_tokens", "decoder_target_tokens", "decoder_input_tokens"}
-    kept = [np.sort(np.hstack([e["encoder_input_tokens"], e["decoder_target_tokens"]]), axis=1) for e in epochs]
+    kept = [
+        np.sort(np.hstack([e["encoder_input_tokens"], e["decoder_target_tokens"]]), axis=1)
+        for e in epochs
+    ]
     assert (kept[0] == kept[1]).all()
 
 
-# seqio.json holds what seqio's own path made of examples, and T5's of documents; seqio_arrays.py, run where both are, made it.
+# seqio.json holds what seqio's own path made of examples, and T5's of documents; seqio_arrays.py,
+# run where both are, made it.
 
 
 def test_arrays_are_those_that_seqio_makes_of_the_same_examples():
@@ -138,10 +160,13 @@ def test_arrays_are_those_that_seqio_makes_of_the_same_examples():
 
 
 def spans_of(documents):
-    """{(inputs, targets): how often} of span corruption with T5's lengths. Both end with eos, as T5's."""
+    """{(inputs, targets): how often} of span corruption with T5's lengths. Both end with eos, as
+    T5's."""
     packing = {"encoder_length": 512, "decoder_length": 120}
     task = {"objective": "span_corruption", "eos_after_inputs": True}
-    recipe, tasks = made.mix({"tasks": [task], "packing": packing, "documents": {"append_eos": "segment"}})
+    recipe, tasks = made.mix(
+        {"tasks": [task], "packing": packing, "documents": {"append_eos": "segment"}}
+    )
     table, _ = cut(recipe, tasks, made.documents(documents))
     inputs = inputs_of(tasks, table)
     return Counter(zip(inputs.tolist(), (table.slots - inputs).tolist(), strict=True))
@@ -157,14 +182,23 @@ def test_inputs_and_targets_are_as_long_as_those_of_t5_s_own_span_corruption():
 
 
 @pytest.mark.campaign
-@pytest.mark.skipif(SEQIO not in os.environ, reason=f"{SEQIO} names a Python with benchmarks/requirements-t5.txt")
+@pytest.mark.skipif(
+    SEQIO not in os.environ, reason=f"{SEQIO} names a Python with benchmarks/requirements-t5.txt"
+)
 def test_seqio_takes_the_arrays_and_gives_what_it_makes_by_itself(directory, tmp_path):
     ds = open_dataset(directory)
-    given = {name: values.tolist() for name, values in split(ds.batch(range(len(ds)), columns=READ)).items()}
+    given = {
+        name: values.tolist()
+        for name, values in split(ds.batch(range(len(ds)), columns=READ)).items()
+    }
     rows = []
     for row in map(ds.row, range(len(ds))):
-        ends = zip(row.segments["begin"], row.segments["prefix"], np.diff(row.cu_seqlens), strict=True)
-        parts = [(row.tokens[b : b + p].tolist(), row.tokens[b + p : b + n].tolist()) for b, p, n in ends]
+        ends = zip(
+            row.segments["begin"], row.segments["prefix"], np.diff(row.cu_seqlens), strict=True
+        )
+        parts = [
+            (row.tokens[b : b + p].tolist(), row.tokens[b + p : b + n].tolist()) for b, p, n in ends
+        ]
         rows.append({"examples": parts, "arrays": {}})
     documents = list(range(3, 1100, 6))
     asked = {"lengths": [128, 32], "given": given, "rows": rows, "documents": documents}

@@ -53,13 +53,19 @@ def expected_rows(shards, options):
         for r in range(len(arrays["tokens"])):
             a, b = (int(n) for n in arrays["row_offsets"][r : r + 2])
             cu = arrays["cu_seqlens"][a + r : b + r + 1].tolist()
-            physical = arrays.get("cu_seqlens_padded", arrays["cu_seqlens"])[a + r : b + r + 1].tolist()
+            physical = arrays.get("cu_seqlens_padded", arrays["cu_seqlens"])[
+                a + r : b + r + 1
+            ].tolist()
             tokens, ids = arrays["tokens"][r].tolist(), arrays["segment_ids"][r].tolist()
             length = len(tokens)
             labels = [PAD] * length
             positions, weights, ends = [0] * length, [0.0] * length, [0] * length
             for s in range(b - a):
-                task, begin, n = table[arrays["segment_task"][a + s]], physical[s], cu[s + 1] - cu[s]
+                task, begin, n = (
+                    table[arrays["segment_task"][a + s]],
+                    physical[s],
+                    cu[s + 1] - cu[s],
+                )
                 for i in range(n):
                     slot = begin + i
                     assert ids[slot] == s + 1
@@ -67,7 +73,9 @@ def expected_rows(shards, options):
                     positions[slot] = i - n // 2 if block and i >= n // 2 else i
                     weight = arrays["segment_loss_weight"][a + s]
                     if block and i < n // 2:
-                        weight = arrays["block_loss_weight"][arrays["block_offsets"][a + s] + i // 4]
+                        weight = arrays["block_loss_weight"][
+                            arrays["block_offsets"][a + s] + i // 4
+                        ]
                     weights[slot] = float(weight) * int(arrays["loss_mask"][r, slot])
                     ends[slot] = begin + int(arrays["segment_prefix"][a + s])
                     if task["label_alignment"] == "same_slot":
@@ -86,7 +94,9 @@ def expected_rows(shards, options):
                     "cu": cu,
                     "physical": physical,
                     "header": {
-                        k[8:]: v[a:b].tolist() for k, v in arrays.items() if k.startswith("segment_") and v.ndim == 1
+                        k[8:]: v[a:b].tolist()
+                        for k, v in arrays.items()
+                        if k.startswith("segment_") and v.ndim == 1
                     },
                 }
             )
@@ -107,7 +117,11 @@ def test_rows_items_and_batches_agree_with_the_files(made):
             assert batch[name][i].tolist() == expected[name], name
             assert item[name].dtype == getattr(row, name).dtype == batch[name].dtype
         assert row.loss_weights.dtype == np.float32
-        assert row.loss_weights.tolist() == expected["loss_weights"] == batch["loss_weights"][i].tolist()
+        assert (
+            row.loss_weights.tolist()
+            == expected["loss_weights"]
+            == batch["loss_weights"][i].tolist()
+        )
         assert row.cu_seqlens.tolist() == expected["cu"]
         assert (row.cu_seqlens_padded is not None) == ("pad_to" in options)
         assert row.segments["begin"].tolist() == expected["physical"][:-1]
@@ -118,7 +132,9 @@ def test_rows_items_and_batches_agree_with_the_files(made):
         assert row.max_seqlen == max(
             (b - a for a, b in zip(expected["cu"], expected["cu"][1:], strict=False)), default=0
         )
-        for s, (begin, end) in enumerate(zip(row.segments["begin"], row.segments["end"], strict=True)):
+        for s, (begin, end) in enumerate(
+            zip(row.segments["begin"], row.segments["end"], strict=True)
+        ):
             assert (row.segment_ids[begin:end] == s + 1).all()
         if options.get("blocks") and -1 in expected["header"]["prefix"]:
             with pytest.raises(DatasetError, match="block diffusion"):
@@ -181,7 +197,9 @@ def test_items_are_writable_copies(tmp_path):
 def test_indices_count_from_either_end_and_end(tmp_path):
     make_dataset(tmp_path)
     ds = packprep.open_dataset(tmp_path)
-    assert np.array_equal(ds[-1]["tokens"], ds[11]["tokens"]) and np.array_equal(ds[-12]["tokens"], ds[0]["tokens"])
+    assert np.array_equal(ds[-1]["tokens"], ds[11]["tokens"]) and np.array_equal(
+        ds[-12]["tokens"], ds[0]["tokens"]
+    )
     assert ds.row(-1).index == 11
     assert np.array_equal(ds.batch([-1, 0])["tokens"], ds.batch([11, 0])["tokens"])
     assert np.array_equal(ds[np.int64(3)]["tokens"], ds[3]["tokens"])
@@ -263,7 +281,9 @@ def test_with_columns_gives_items_batches_and_pickles_of_these_columns_alone(tmp
             assert got["tokens"].dtype == np.int64 and got["loss_mask"].dtype == np.uint8
             assert all(np.array_equal(values, whole[name]) for name, values in got.items())
         for item in (reader[5], reader.__getitems__([2, 5])[1]):
-            assert list(item) == ["tokens", "loss_mask"] and np.array_equal(item["tokens"], whole["tokens"][5])
+            assert list(item) == ["tokens", "loss_mask"] and np.array_equal(
+                item["tokens"], whole["tokens"][5]
+            )
     assert list(some.batch([0], columns=["labels"])) == ["labels"]
     assert some.batch([0], dtype=np.int32)["tokens"].dtype == np.int32
     assert list(some.batch([0], out={"labels": np.empty((1, 64), "u2")})) == ["labels"]
@@ -271,7 +291,9 @@ def test_with_columns_gives_items_batches_and_pickles_of_these_columns_alone(tmp
     mapped = ds.with_columns(["loss_mask", "tokens"], dtype={"loss_mask": "f4"})[0]
     assert mapped["loss_mask"].dtype == np.float32 and mapped["tokens"].dtype == ds.token_dtype
     both = ds.with_loss_on(task="x").with_columns(["loss_mask"])
-    assert np.array_equal(both.batch(range(12))["loss_mask"], ds.with_loss_on(task="x").batch(range(12))["loss_mask"])
+    assert np.array_equal(
+        both.batch(range(12))["loss_mask"], ds.with_loss_on(task="x").batch(range(12))["loss_mask"]
+    )
     with pytest.raises(ArgumentError, match="'colour'"):
         ds.with_columns(["tokens", "colour"])
 
@@ -283,7 +305,10 @@ def test_items_of_a_list_are_views_of_one_batch(tmp_path):
         assert first[name].base is second[name].base is not None and first[name].flags.writeable
     alone = packprep.open_dataset(tmp_path).with_columns("labels").__getitems__([3, 1])
     assert [list(item) for item in alone] == [["labels"]] * 2
-    assert all(np.array_equal(item["labels"], row["labels"]) for item, row in zip(alone, (first, second), strict=True))
+    assert all(
+        np.array_equal(item["labels"], row["labels"])
+        for item, row in zip(alone, (first, second), strict=True)
+    )
 
 
 @pytest.mark.parametrize("max_open", [1, 3, 100])
@@ -294,7 +319,11 @@ def test_rows_by_any_integer_of_many_shards_are_those_of_the_shards(tmp_path, ma
     for i in [*range(10), *range(9, -11, -1), 5, 0, 9, -1]:
         for index in (i, np.int64(i), np.int8(i)):
             row = ds.row(index)
-            assert row.index == i % 10 and type(row.index) is int and np.array_equal(row.tokens, tokens[i])
+            assert (
+                row.index == i % 10
+                and type(row.index) is int
+                and np.array_equal(row.tokens, tokens[i])
+            )
         assert len(ds._open) <= max_open
     for index in ("3", 3.0, None, [3]):
         with pytest.raises(TypeError):
@@ -313,13 +342,20 @@ def test_labels_masks_and_weights_k_slots_ahead_are_those_of_the_slots_there(mad
         for name, next_slot in zip(names, own, strict=True):
             none = {"labels": PAD}.get(next_slot)
             expected = slots_ahead(batch[next_slot], batch["segment_ids"], k, ds, rows, none, ends)
-            assert batch[name].dtype == batch[next_slot].dtype and np.array_equal(batch[name], expected), name
+            assert batch[name].dtype == batch[next_slot].dtype and np.array_equal(
+                batch[name], expected
+            ), name
             assert np.array_equal(ds.batch(rows, columns=[name])[name], expected)
             assert np.array_equal([getattr(ds.row(i), name) for i in rows], expected)
         in_place = slots_of_tasks(ds, rows, lambda task: task["label_alignment"] == "same_slot")
         two_way = slots_of_tasks(ds, rows, lambda task: task["attention"] == "prefix")
-        trained, by_law = batch[names[1]] == 1, {"distance": k, "in_place": in_place, "ignore_index": -1}
-        law = attention.next_token_labels(batch["tokens"], batch["segment_ids"], batch["loss_mask"], **by_law)
+        trained, by_law = (
+            batch[names[1]] == 1,
+            {"distance": k, "in_place": in_place, "ignore_index": -1},
+        )
+        law = attention.next_token_labels(
+            batch["tokens"], batch["segment_ids"], batch["loss_mask"], **by_law
+        )
         assert (
             np.array_equal(trained, (law >= 0) & ~(two_way & (np.arange(ds.seq_length) < ends - 1)))
             and (batch[names[0]] == law)[trained].all()
@@ -355,25 +391,41 @@ def test_heads_are_trained_before_a_second_answer_behind_a_two_way_prefix(tmp_pa
     for task in ("causal", "prefix_lm"):
         recipe = builds.table("a.jsonl", seq_length=16, tasks=[{"preset": task}])
         builds.build(recipe, tmp_path, tmp_path / task)
-        batch = packprep.open_dataset(tmp_path / task).batch([0], columns=["loss_mask_2", "loss_mask_3"])
+        batch = packprep.open_dataset(tmp_path / task).batch(
+            [0], columns=["loss_mask_2", "loss_mask_3"]
+        )
         found[task] = [np.flatnonzero(column[0]).tolist() for column in batch.values()]
-    assert found == {"causal": [[1, 2, 7, 8, 9], [0, 1, 6, 7, 8]], "prefix_lm": [[2, 7, 8, 9], [6, 7, 8]]}
+    assert found == {
+        "causal": [[1, 2, 7, 8, 9], [0, 1, 6, 7, 8]],
+        "prefix_lm": [[2, 7, 8, 9], [6, 7, 8]],
+    }
 
 
 def test_a_distance_beyond_the_row_leaves_nothing(tmp_path):
     make_dataset(tmp_path, seq_length=8, rows_per_shard=(3,))
-    batch = packprep.open_dataset(tmp_path).batch(range(3), columns=["labels_8", "loss_mask_8", "loss_mask"])
-    assert batch["loss_mask"].any() and not batch["loss_mask_8"].any() and (batch["labels_8"] == PAD).all()
+    batch = packprep.open_dataset(tmp_path).batch(
+        range(3), columns=["labels_8", "loss_mask_8", "loss_mask"]
+    )
+    assert (
+        batch["loss_mask"].any()
+        and not batch["loss_mask_8"].any()
+        and (batch["labels_8"] == PAD).all()
+    )
 
 
 @pytest.mark.parametrize("pad_to", [1, 8])
 def test_seq_idx_is_a_column_of_what_sees_the_past_alone(tmp_path, pad_to):
     make_dataset(tmp_path, pad_to=pad_to)
     ds = packprep.open_dataset(tmp_path)
-    for ask in (lambda: ds.batch([0], columns="seq_idx"), lambda: ds.batches(2, columns=["seq_idx"]),
-                lambda: ds.with_columns(["seq_idx"]), lambda: ds.row(0).seq_idx):  # fmt: skip
+    for ask in (
+        lambda: ds.batch([0], columns="seq_idx"),
+        lambda: ds.batches(2, columns=["seq_idx"]),
+        lambda: ds.with_columns(["seq_idx"]),
+        lambda: ds.row(0).seq_idx,
+    ):
         with pytest.raises(
-            ArgumentError, match=r"task x sees .*with_loss_on\(task=\['causal', 'too_short'\]\).*causally"
+            ArgumentError,
+            match=r"task x sees .*with_loss_on\(task=\['causal', 'too_short'\]\).*causally",
         ):
             ask()
     served = ds.with_loss_on(task=["causal", "too_short"])
@@ -382,8 +434,13 @@ def test_seq_idx_is_a_column_of_what_sees_the_past_alone(tmp_path, pad_to):
     for i, found in enumerate(batch["seq_idx"]):
         row = served.row(i)
         expected = attention.seq_idx(row.cu_seqlens, ds.seq_length, row.cu_seqlens_padded)
-        assert found.tolist() == expected.tolist() == row.seq_idx.tolist() and not row.seq_idx.flags.writeable
-    assert (ds.with_loss_on(source=[]).batch([3], columns=["seq_idx"])["seq_idx"] == batch["seq_idx"][3]).all()
+        assert (
+            found.tolist() == expected.tolist() == row.seq_idx.tolist()
+            and not row.seq_idx.flags.writeable
+        )
+    assert (
+        ds.with_loss_on(source=[]).batch([3], columns=["seq_idx"])["seq_idx"] == batch["seq_idx"][3]
+    ).all()
     replace_in_manifest(tmp_path, ledger={"tasks": {"x": {"segments": 0}}})
     assert packprep.open_dataset(tmp_path).row(3).seq_idx.tolist() == batch["seq_idx"][3].tolist()
 
@@ -391,15 +448,19 @@ def test_seq_idx_is_a_column_of_what_sees_the_past_alone(tmp_path, pad_to):
 def test_what_sees_both_ways_or_predicts_in_place_alone_is_refused_by_name(tmp_path):
     make_dataset(tmp_path, in_place=True, blocks=True)
     ds = packprep.open_dataset(tmp_path)
-    with pytest.raises(ArgumentError, match=r"task x, masked, bd3 sees ahead.*a dataset of causal tasks$"):
+    with pytest.raises(
+        ArgumentError, match=r"task x, masked, bd3 sees ahead.*a dataset of causal tasks$"
+    ):
         ds.batches(2, columns=["seq_idx"])
     with pytest.raises(
-        ArgumentError, match=r"task masked, bd3 predicts in place, and has no loss_mask_2: take loss_mask,"
+        ArgumentError,
+        match=r"task masked, bd3 predicts in place, and has no loss_mask_2: take loss_mask,",
     ):
         ds.with_loss_on(task=["masked", "bd3"]).batches(2, columns=["loss_mask_2"])
     for name in ("labels_1", "labels_9", "cu_seqlens"):
         with pytest.raises(
-            ArgumentError, match=f"no column is called '{name}'.* k = 2 … 8" + ".*flatten" * (name[0] == "c")
+            ArgumentError,
+            match=f"no column is called '{name}'.* k = 2 … 8" + ".*flatten" * (name[0] == "c"),
         ):
             ds.batch([0], columns=[name])
 
@@ -411,7 +472,9 @@ def test_prefix_ends_are_a_column_on_request(tmp_path):
     assert got.tolist() == [row["prefix_ends"] for row in expected_rows(shards, {"pad_to": 4})]
     got = ds.batch(range(12), columns=["block_lengths", "prefix_ends"])
     assert not got["block_lengths"].any() and got["block_lengths"].dtype == np.int32
-    assert got["prefix_ends"].tolist() == [row["prefix_ends"] for row in expected_rows(shards, {"pad_to": 4})]
+    assert got["prefix_ends"].tolist() == [
+        row["prefix_ends"] for row in expected_rows(shards, {"pad_to": 4})
+    ]
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])
@@ -422,12 +485,16 @@ def test_block_lengths_say_where_prefix_ends_do_not_hold(tmp_path, io):
     lengths, ends = np.zeros((12, 64), int), np.zeros((12, 64), int)
     for i in range(12):
         of = ds.row(i).segments
-        for begin, end, prefix, task in zip(of["begin"], of["end"], of["prefix"], of["task"], strict=True):
+        for begin, end, prefix, task in zip(
+            of["begin"], of["end"], of["prefix"], of["task"], strict=True
+        ):
             in_blocks = ds.tasks[task]["attention"] == "block_diffusion"
             lengths[i, begin:end] = 4 if in_blocks else 0
             ends[i, begin:end] = -1 if in_blocks else begin + prefix
     assert lengths.any() and (lengths == 0).any()
-    assert np.array_equal(got["block_lengths"], lengths) and np.array_equal(got["prefix_ends"], ends)
+    assert np.array_equal(got["block_lengths"], lengths) and np.array_equal(
+        got["prefix_ends"], ends
+    )
     assert np.array_equal(ds.batch(range(12), columns=["block_lengths"])["block_lengths"], lengths)
     with pytest.raises(DatasetError, match="another attention rule"):
         ds.batch(range(12), columns=["prefix_ends"])
@@ -459,8 +526,14 @@ def test_micro_sequences_are_windows_over_all_of_a_row(tmp_path, pad_to, size):
         for window, layout in windows:
             real = row.segment_ids[window] > 0
             seen = dense[window][real]
-            assert not seen[:, : layout.first_document_begin].any() and not seen[:, window.stop :].any()
-            assert layout.cu_seqlens_q[-1] == window.stop - window.start and layout.cu_seqlens_k[0] == 0
+            assert (
+                not seen[:, : layout.first_document_begin].any()
+                and not seen[:, window.stop :].any()
+            )
+            assert (
+                layout.cu_seqlens_q[-1] == window.stop - window.start
+                and layout.cu_seqlens_k[0] == 0
+            )
             assert layout.cu_seqlens_k[-1] == window.stop - layout.first_document_begin
             assert layout.position_ids[real].tolist() == row.position_ids[window][real].tolist()
 
@@ -471,8 +544,14 @@ def test_sums_of_a_row_are_those_of_its_slots_whatever_is_asked_for_besides(made
     trained = [sum(row["loss_mask"]) for row in rows]
     weights = [np.float32(sum(row["loss_weights"])) for row in rows]
     sums = ["n_trained", "loss_weight_sum"]
-    for columns in (sums, ["loss_weight_sum", "tokens", "n_trained"], [*sums, "loss_mask", "loss_weights"]):
-        batch = ds.batch(range(12), columns=columns, dtype={"loss_mask": bool, "loss_weights": "f2"})
+    for columns in (
+        sums,
+        ["loss_weight_sum", "tokens", "n_trained"],
+        [*sums, "loss_mask", "loss_weights"],
+    ):
+        batch = ds.batch(
+            range(12), columns=columns, dtype={"loss_mask": bool, "loss_weights": "f2"}
+        )
         assert list(batch) == columns and batch["n_trained"].dtype == np.int32
         assert batch["n_trained"].tolist() == trained
         assert batch["loss_weight_sum"].dtype == np.float32
@@ -480,17 +559,29 @@ def test_sums_of_a_row_are_those_of_its_slots_whatever_is_asked_for_besides(made
     assert batch["loss_mask"].dtype == bool and batch["loss_weights"].dtype == np.float16
     assert batch["loss_mask"].tolist() == [row["loss_mask"] for row in rows]
     some = ds.with_loss_on(task="x").with_columns(["n_trained", "loss_mask"])
-    assert some[3]["n_trained"] == some[3]["loss_mask"].sum() and np.shape(some[3]["n_trained"]) == ()
-    assert [item["n_trained"] for item in some.__getitems__(range(12))] == some.batch(range(12))["n_trained"].tolist()
+    assert (
+        some[3]["n_trained"] == some[3]["loss_mask"].sum() and np.shape(some[3]["n_trained"]) == ()
+    )
+    assert [item["n_trained"] for item in some.__getitems__(range(12))] == some.batch(range(12))[
+        "n_trained"
+    ].tolist()
     out = {"n_trained": np.empty(12, np.int64)}
-    assert ds.batch(range(12), out=out)["n_trained"] is out["n_trained"] and out["n_trained"].tolist() == trained
+    assert (
+        ds.batch(range(12), out=out)["n_trained"] is out["n_trained"]
+        and out["n_trained"].tolist() == trained
+    )
     with pytest.raises(ArgumentError, match="out\\['n_trained'\\] has shape"):
         ds.batch([0], out=out)
 
 
 def test_loss_is_kept_on_the_named_sources_and_tasks_alone(made):
     ds, shards, options = made
-    for source, task in [("web", None), (None, "x"), (["web", "code"], ["x", "causal"]), ([], None)]:
+    for source, task in [
+        ("web", None),
+        (None, "x"),
+        (["web", "code"], ["x", "causal"]),
+        ([], None),
+    ]:
         part = ds.with_loss_on(source=source, task=task)
         assert len(part) == len(ds)
         batch = part.batch(range(12))
@@ -498,7 +589,9 @@ def test_loss_is_kept_on_the_named_sources_and_tasks_alone(made):
             row, whole = part.row(i), ds.row(i)
             expected = np.zeros(64, np.uint8)
             for s in range(whole.n_segments):
-                named = SOURCES[whole.segments["source"][s]] in ([source] if isinstance(source, str) else source or [])
+                named = SOURCES[whole.segments["source"][s]] in (
+                    [source] if isinstance(source, str) else source or []
+                )
                 tasked = ds.tasks[whole.segments["task"][s]]["name"] in (
                     [task] if isinstance(task, str) else task or []
                 )
@@ -506,17 +599,24 @@ def test_loss_is_kept_on_the_named_sources_and_tasks_alone(made):
                     at = slice(whole.segments["begin"][s], whole.segments["end"][s])
                     expected[at] = whole.loss_mask[at]
             assert row.loss_mask.dtype == np.uint8
-            assert np.array_equal(row.loss_mask, expected) and np.array_equal(batch["loss_mask"][i], expected)
+            assert np.array_equal(row.loss_mask, expected) and np.array_equal(
+                batch["loss_mask"][i], expected
+            )
             assert np.array_equal(row.loss_weights, whole.loss_weights * expected)
             assert np.array_equal(row.labels, whole.labels)
     both = ds.with_loss_on(source="web").with_loss_on(task="x")
-    assert np.array_equal(both.batch(range(12))["loss_mask"], ds.with_loss_on("web", "x").batch(range(12))["loss_mask"])
+    assert np.array_equal(
+        both.batch(range(12))["loss_mask"],
+        ds.with_loss_on("web", "x").batch(range(12))["loss_mask"],
+    )
 
 
 def test_unknown_names_say_which_exist(tmp_path):
     make_dataset(tmp_path)
     ds = packprep.open_dataset(tmp_path)
-    with pytest.raises(ArgumentError, match="no source is called 'wed'; there are 'web', 'code', 'chat'"):
+    with pytest.raises(
+        ArgumentError, match="no source is called 'wed'; there are 'web', 'code', 'chat'"
+    ):
         ds.with_loss_on(source="wed")
     with pytest.raises(ArgumentError, match="'causal', 'x', 'too_short'"):
         ds.with_loss_on(task=["x", "y"])
@@ -527,8 +627,14 @@ def test_what_the_manifest_says_is_at_hand(tmp_path):
     ds = packprep.open_dataset(str(tmp_path))
     assert (ds.seq_length, ds.vocab_size, ds.pad_id) == (64, 528, PAD)
     assert ds.manifest == manifest.read_manifest(tmp_path) and ds.tasks[1]["name"] == "x"
-    assert ds.task_params.dtype == np.float32 and ds.task_params.shape == (3, len(loader.TASK_PARAMS))
-    assert ds.task_params[1].tolist() == [7, np.float32(0.15), 32, 1] and np.isnan(ds.task_params[[0, 2]]).all()
+    assert ds.task_params.dtype == np.float32 and ds.task_params.shape == (
+        3,
+        len(loader.TASK_PARAMS),
+    )
+    assert (
+        ds.task_params[1].tolist() == [7, np.float32(0.15), 32, 1]
+        and np.isnan(ds.task_params[[0, 2]]).all()
+    )
 
 
 def test_a_missing_shard_or_list_of_directories_is_a_clear_error(tmp_path):
@@ -565,10 +671,14 @@ def test_threads_and_pickles_read_the_same(tmp_path):
     ds = packprep.open_dataset(tmp_path, max_open=2)
     whole = ds.batch(range(18))["tokens"]
     with ThreadPoolExecutor(8) as pool:
-        for i, item in zip(list(range(18)) * 20, pool.map(ds.__getitem__, list(range(18)) * 20), strict=True):
+        for i, item in zip(
+            list(range(18)) * 20, pool.map(ds.__getitem__, list(range(18)) * 20), strict=True
+        ):
             assert np.array_equal(item["tokens"], whole[i])
     again = pickle.loads(pickle.dumps(ds.with_loss_on(task="x")))
-    assert np.array_equal(again.batch(range(18))["loss_mask"], ds.with_loss_on(task="x").batch(range(18))["loss_mask"])
+    assert np.array_equal(
+        again.batch(range(18))["loss_mask"], ds.with_loss_on(task="x").batch(range(18))["loss_mask"]
+    )
 
 
 # Damage inside a shard: refused by file and row, never read outside
@@ -593,7 +703,12 @@ def damaged(tmp_path, name, index, value, **options):
         ("cu_seqlens", 0, 1, lambda row: row.n_tokens),
         ("cu_seqlens", 1, -5, lambda row: row.position_ids),
         ("cu_seqlens", 1, 1 << 30, lambda row: row.position_ids),
-        ("segment_task", slice(None), 77, lambda row: row.dataset.with_loss_on(task="x").row(row.index).loss_mask),
+        (
+            "segment_task",
+            slice(None),
+            77,
+            lambda row: row.dataset.with_loss_on(task="x").row(row.index).loss_mask,
+        ),
     ],
 )
 def test_damage_is_refused_by_file_and_row(tmp_path, name, index, value, read):
@@ -615,11 +730,15 @@ def test_damage_of_blocks_and_physical_offsets_is_refused_by_file_and_row(tmp_pa
 
 def test_one_segment_with_fewer_physical_slots_than_its_own_is_refused(tmp_path):
     make_dataset(tmp_path, pad_to=8)
-    row = next(row for row in map(packprep.open_dataset(tmp_path).row, range(5)) if row.n_segments > 1)
+    row = next(
+        row for row in map(packprep.open_dataset(tmp_path).row, range(5)) if row.n_segments > 1
+    )
     first = row._shard.segment_range(row._row)[0] + row._row
     end = int(row.cu_seqlens[1])
     ds = damaged(tmp_path, "cu_seqlens_padded", first + 1, end - 1, pad_to=8)
-    with pytest.raises(DatasetError, match=rf"row {row.index}: its cu_seqlens or cu_seqlens_padded do not ascend"):
+    with pytest.raises(
+        DatasetError, match=rf"row {row.index}: its cu_seqlens or cu_seqlens_padded do not ascend"
+    ):
         ds.row(row.index).cu_seqlens_padded  # noqa: B018
     ds = damaged(tmp_path, "cu_seqlens_padded", first + 1, end, pad_to=8)  # as many are enough
     assert ds.row(row.index).cu_seqlens_padded[1] == end
@@ -635,7 +754,9 @@ def test_a_shard_without_labels_is_refused_where_a_task_predicts_in_place(tmp_pa
 def test_a_manifest_that_claims_a_huge_dataset_costs_no_memory(tmp_path):
     make_dataset(tmp_path)
     entries = packprep.open_dataset(tmp_path).manifest["shards"]
-    replace_in_manifest(tmp_path, shards=[{**entries[0], "rows": 1 << 50}, *entries[1:]], seq_length=1 << 30)
+    replace_in_manifest(
+        tmp_path, shards=[{**entries[0], "rows": 1 << 50}, *entries[1:]], seq_length=1 << 30
+    )
     ds = packprep.open_dataset(tmp_path)
     tracemalloc.start()
     with pytest.raises(DatasetError):
@@ -677,12 +798,18 @@ def test_four_billion_rows_in_50000_shards_take_no_array_of_their_size(tmp_path)
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])
-@pytest.mark.parametrize("rows", [(2, 0, 11, 1, 1), (1, 1, 30), (40, 1, 1), (0, 3), (5,), (4, 4, 4)])
+@pytest.mark.parametrize(
+    "rows", [(2, 0, 11, 1, 1), (1, 1, 30), (40, 1, 1), (0, 3), (5,), (4, 4, 4)]
+)
 def test_a_row_is_found_however_unlike_the_shards_are(tmp_path, rows, io):
     make_dataset(tmp_path, rows_per_shard=rows)
     ds = packprep.open_dataset(tmp_path, io=io)
     expected = ds.batch(range(sum(rows)), columns=["tokens"])["tokens"]
-    for order in (range(sum(rows)), reversed(range(sum(rows))), range(-sum(rows), 0)):  # shards are opened as they come
+    for order in (
+        range(sum(rows)),
+        reversed(range(sum(rows))),
+        range(-sum(rows), 0),
+    ):  # shards are opened as they come
         ds = packprep.open_dataset(tmp_path, io=io)
         for index in order:
             row = ds.row(index)
@@ -697,7 +824,8 @@ def test_a_row_is_found_however_unlike_the_shards_are(tmp_path, rows, io):
 
 
 class Numbered(loader.Dataset):
-    """A dataset of n rows without files, whose row i has tokens i; only `batch` and `manifest` are used."""
+    """A dataset of n rows without files, whose row i has tokens i; only `batch` and `manifest` are
+    used."""
 
     def __init__(self, n, fingerprint="f" * 32):
         self.n, self.manifest, self.directory = (
@@ -717,7 +845,10 @@ class Numbered(loader.Dataset):
 @given(st.data())
 def test_every_row_comes_exactly_once_in_each_epoch_over_ranks_restarts_and_changed_sizes(data):
     n = data.draw(st.integers(1, 60), "n")
-    seed, shuffle = data.draw(st.integers(0, 2**64 - 1), "seed"), data.draw(st.booleans(), "shuffle")
+    seed, shuffle = (
+        data.draw(st.integers(0, 2**64 - 1), "seed"),
+        data.draw(st.booleans(), "shuffle"),
+    )
     ds, delivered, state = Numbered(n), [], None
     epochs = data.draw(st.integers(1, 3), "epochs")
     for _ in range(data.draw(st.integers(0, 4), "restarts")):
@@ -848,10 +979,14 @@ def test_a_state_of_before_is_taken_once_with_a_warning_that_names_what_is_not_c
     next(it)
     old = {key: value for key, value in it.state_dict().items() if key not in absent}
     again = Numbered(10).batches(3)
-    with pytest.warns(UserWarning, match=f"no {' and no '.join(absent)}, .*nothing tells whether") as caught:
+    with pytest.warns(
+        UserWarning, match=f"no {' and no '.join(absent)}, .*nothing tells whether"
+    ) as caught:
         again.load_state_dict(old)
     text, warned_at = str(caught[0].message), caught[0].filename
-    assert ("built again" in text) == ("digest" in absent) and ("drawn anew" in text) == ("redraw" in absent)
+    assert ("built again" in text) == ("digest" in absent) and ("drawn anew" in text) == (
+        "redraw" in absent
+    )
     assert warned_at == __file__
     assert again.state_dict() == it.state_dict()
     assert next(again)["tokens"].tolist() == next(it)["tokens"].tolist()

@@ -16,7 +16,11 @@ LAW2 = Path(__file__).parents[1] / "golden" / "law2"
 def test_a_manifest_is_read_as_a_plain_dict(tmp_path):
     make_dataset(tmp_path)
     value = manifest.read_manifest(tmp_path)
-    assert type(value) is dict and value["seq_length"] == 64 and value["tasks"][-1]["name"] == "too_short"
+    assert (
+        type(value) is dict
+        and value["seq_length"] == 64
+        and value["tasks"][-1]["name"] == "too_short"
+    )
 
 
 def test_no_manifest_says_that_the_build_is_not_finished(tmp_path):
@@ -24,7 +28,14 @@ def test_no_manifest_says_that_the_build_is_not_finished(tmp_path):
         manifest.read_manifest(tmp_path)
 
 
-ENTRY = {"rows": 1, "segments": 1, "tokens": 1, "bytes": 1, "digest": "0" * 32, "receipt_digest": "0" * 32}
+ENTRY = {
+    "rows": 1,
+    "segments": 1,
+    "tokens": 1,
+    "bytes": 1,
+    "digest": "0" * 32,
+    "receipt_digest": "0" * 32,
+}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +97,10 @@ def test_a_key_of_a_newer_version_is_refused_with_it(tmp_path, changes):
     changes(value)
     value["made_with"] = {"packprep": "7.0"}
     replace_in_manifest(tmp_path, **value)
-    with pytest.raises(DatasetError, match=r"key 'colour' is unknown to packprep \S+; packprep 7.0 wrote it: use that"):
+    with pytest.raises(
+        DatasetError,
+        match=r"key 'colour' is unknown to packprep \S+; packprep 7.0 wrote it: use that",
+    ):
         manifest.read_manifest(tmp_path)
 
 
@@ -108,7 +122,8 @@ def test_a_newer_law_is_refused_with_both(tmp_path):
     make_dataset(tmp_path)
     replace_in_manifest(tmp_path, law_version=9, colour=1, made_with={"packprep": "7.0"})
     with pytest.raises(
-        DatasetError, match="law_version 9 and this packprep makes 2 and 3: use packprep 7.0, which made it"
+        DatasetError,
+        match="law_version 9 and this packprep makes 2 and 3: use packprep 7.0, which made it",
     ):
         manifest.read_manifest(tmp_path)
 
@@ -151,14 +166,22 @@ def test_a_manifest_is_what_json_gives(tmp_path, rows):
     make_dataset(tmp_path, rows_per_shard=rows)
     data = (tmp_path / "dataset.json").read_bytes()
     value = manifest.read_manifest(tmp_path)
-    assert value == json.loads(data) and list(value) == list(json.loads(data)) and json_files.encode(value) == data
+    assert (
+        value == json.loads(data)
+        and list(value) == list(json.loads(data))
+        and json_files.encode(value) == data
+    )
     assert manifest.first_rows(value) == [0, *itertools.accumulate(rows)]
 
 
 def test_a_key_called_shards_elsewhere_changes_nothing(tmp_path):
     make_dataset(tmp_path)
     entries = manifest.read_manifest(tmp_path)["shards"]
-    for changes in ({"ledger": {"a": 1, "shards": entries}}, {"specials": {"shards": 3}}, {"engine": ',"shards":[{'}):
+    for changes in (
+        {"ledger": {"a": 1, "shards": entries}},
+        {"specials": {"shards": 3}},
+        {"engine": ',"shards":[{'},
+    ):
         replace_in_manifest(tmp_path, **changes)
         value = manifest.read_manifest(tmp_path)
         assert value["shards"] == entries and value.items() >= changes.items()
@@ -177,7 +200,10 @@ def test_a_missing_key_is_named(tmp_path):
 def test_a_dataset_shows_its_manifest_as_a_plain_dict(tmp_path):
     make_dataset(tmp_path, rows_per_shard=(2, 3))
     shown = packprep.open_dataset(tmp_path).manifest
-    assert json_files.encode(shown) == (tmp_path / "dataset.json").read_bytes() and type(shown["shards"]) is list
+    assert (
+        json_files.encode(shown) == (tmp_path / "dataset.json").read_bytes()
+        and type(shown["shards"]) is list
+    )
 
 
 TREE = """\
@@ -198,7 +224,10 @@ def test_a_dataset_as_text_is_a_tree_of_its_sources_and_tasks():
     assert repr(ds).count("\n") == 0 and "53 rows of 128 slots" in repr(ds)
     mixture = packprep.open_dataset([ds.directory, ds.directory], shares=[0.75, 0.25])
     tree = str(ds)
-    assert str(mixture) == f"mixture of 2 datasets\n75.00% of samples: {tree}\n25.00% of samples: {tree}"
+    assert (
+        str(mixture)
+        == f"mixture of 2 datasets\n75.00% of samples: {tree}\n25.00% of samples: {tree}"
+    )
 
 
 def test_a_tree_shows_every_character_and_is_escaped_in_a_notebook():
@@ -210,7 +239,8 @@ def test_a_tree_shows_every_character_and_is_escaped_in_a_notebook():
 
 
 @pytest.mark.parametrize(
-    "ledger", [{}, {"sources": 3, "tasks": [1]}, {"sources": {"a": None}, "tasks": {"r": {"tokens": "x"}}}]
+    "ledger",
+    [{}, {"sources": 3, "tasks": [1]}, {"sources": {"a": None}, "tasks": {"r": {"tokens": "x"}}}],
 )
 def test_a_ledger_that_says_nothing_does_not_keep_a_tree_from_being_shown(ledger):
     ds = packprep.open_dataset(LAW2 / "ul2r" / "dataset")

@@ -20,7 +20,8 @@ from tests.dataset.test_loader import Numbered
 
 @pytest.fixture
 def three(tmp_path):
-    """Directories of three datasets: 12 rows with blocks, 7 in place, 3 that predict the next token, of int32."""
+    """Directories of three datasets: 12 rows with blocks, 7 in place, 3 that predict the next
+    token, of int32."""
     options = [
         {"seed": 1, "in_place": True, "blocks": True, "trained": True, "pad_to": 4},
         {"seed": 2, "in_place": True, "rows_per_shard": (3, 4)},
@@ -32,7 +33,15 @@ def three(tmp_path):
 
 
 SHARES = [0.5, 0.3, 0.2]
-SUMMED = [*COLUMNS, "loss_weights", "n_trained", "loss_weight_sum", "labels_2", "loss_mask_3", "loss_weights_2"]
+SUMMED = [
+    *COLUMNS,
+    "loss_weights",
+    "n_trained",
+    "loss_weight_sum",
+    "labels_2",
+    "loss_mask_3",
+    "loss_weights_2",
+]
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])
@@ -50,7 +59,9 @@ def test_rows_items_and_batches_are_those_of_the_datasets_one_after_the_other(th
         expected = parts[d].batch([i], columns=SUMMED)
         row, again = mixed.row(index), mixed.row(index - 22)
         assert row.index == again.index == i and row.dataset is mixed.datasets[d]
-        assert np.array_equal(row.tokens, expected["tokens"][0]) and np.array_equal(row.labels, again.labels)
+        assert np.array_equal(row.tokens, expected["tokens"][0]) and np.array_equal(
+            row.labels, again.labels
+        )
         item = mixed[np.int64(index)]
         assert list(item) == list(COLUMNS)
         for name in SUMMED:
@@ -78,11 +89,37 @@ def test_each_dataset_comes_in_the_order_that_its_seed_gives_it_with_its_own_epo
     for d, dataset in enumerate(mixed.datasets):
         here = (rows >= first) & (rows < first + len(dataset))
         assert here.sum() == [250, 150, 100][d]
-        alone, own_epochs = dataset.rows_of_samples(np.arange(here.sum()), order.seed_of(9, d), True)
-        assert rows[here].tolist() == (first + alone).tolist() and epochs[here].tolist() == own_epochs.tolist()
+        alone, own_epochs = dataset.rows_of_samples(
+            np.arange(here.sum()), order.seed_of(9, d), True
+        )
+        assert (
+            rows[here].tolist() == (first + alone).tolist()
+            and epochs[here].tolist() == own_epochs.tolist()
+        )
         first += len(dataset)
     in_order, _ = mixed.rows_of_samples(np.arange(20), 9, False)
-    assert in_order.tolist() == [0, 12, 19, 1, 2, 13, 3, 20, 14, 4, 5, 15, 21, 6, 7, 16, 8, 19, 17, 9]
+    assert in_order.tolist() == [
+        0,
+        12,
+        19,
+        1,
+        2,
+        13,
+        3,
+        20,
+        14,
+        4,
+        5,
+        15,
+        21,
+        6,
+        7,
+        16,
+        8,
+        19,
+        17,
+        9,
+    ]
 
 
 def test_a_mixture_of_one_dataset_has_its_order(three):
@@ -105,7 +142,12 @@ def numbered(sizes, given, fingerprint="f", interpolate=None, max_epochs=None):
     datasets = []
     for d, n in enumerate(sizes):
         dataset = Numbered(n, fingerprint + str(d))
-        dataset.seq_length, dataset.vocab_size, dataset.pad_id, dataset.token_dtype = 8, 9, 0, np.dtype("u2")
+        dataset.seq_length, dataset.vocab_size, dataset.pad_id, dataset.token_dtype = (
+            8,
+            9,
+            0,
+            np.dtype("u2"),
+        )
         dataset.manifest |= {"tokenizer": {"digest": "t"}}
         datasets.append(dataset)
 
@@ -120,13 +162,20 @@ def numbered(sizes, given, fingerprint="f", interpolate=None, max_epochs=None):
 @given(st.data())
 def test_shares_and_epochs_hold_over_ranks_restarts_and_changed_sizes(data):
     sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4), "sizes")
-    given_shares = data.draw(st.lists(st.integers(1, 9), min_size=len(sizes), max_size=len(sizes)), "shares")
-    seed, shuffle = data.draw(st.integers(0, 2**64 - 1), "seed"), data.draw(st.booleans(), "shuffle")
+    given_shares = data.draw(
+        st.lists(st.integers(1, 9), min_size=len(sizes), max_size=len(sizes)), "shares"
+    )
+    seed, shuffle = (
+        data.draw(st.integers(0, 2**64 - 1), "seed"),
+        data.draw(st.booleans(), "shuffle"),
+    )
     samples = data.draw(st.integers(0, 200), "samples")
     mixed, delivered, state = numbered(sizes, given_shares), [], None
     for _ in range(data.draw(st.integers(1, 5), "restarts")):
         size, world = data.draw(st.integers(1, 9), "B"), data.draw(st.integers(1, 5), "W")
-        ranks = [mixed.batches(size, seed, r, world, shuffle, samples=samples) for r in range(world)]
+        ranks = [
+            mixed.batches(size, seed, r, world, shuffle, samples=samples) for r in range(world)
+        ]
         for it in ranks:
             if state is not None:
                 it.load_state_dict(state)
@@ -138,7 +187,9 @@ def test_shares_and_epochs_hold_over_ranks_restarts_and_changed_sizes(data):
             for batch in batches:
                 delivered += batch["tokens"].tolist()
         states = [json.loads(json.dumps(it.state_dict())) for it in ranks]
-        assert all(s == states[0] for s in states) and states[0]["rows"] == len(delivered) <= samples
+        assert (
+            all(s == states[0] for s in states) and states[0]["rows"] == len(delivered) <= samples
+        )
         state = states[0]
         assert mixed.delivered(state) == by_dataset(delivered, sizes, shuffle)
     one_rank = mixed.batches(1, seed, shuffle=shuffle)
@@ -146,7 +197,8 @@ def test_shares_and_epochs_hold_over_ranks_restarts_and_changed_sizes(data):
 
 
 def by_dataset(delivered, sizes, shuffle):
-    """How many rows of each dataset were delivered; each epoch of each holds every row of it once."""
+    """How many rows of each dataset were delivered; each epoch of each holds every row of it
+    once."""
     counts, first = [], 0
     for n in sizes:
         own = [row - first for row in delivered if first <= row < first + n]
@@ -183,27 +235,48 @@ def test_shares_that_change_hold_over_ranks_restarts_and_changed_sizes(data):
 
 def test_other_points_shares_or_interpolation_are_another_order(three):
     mixed = packprep.open_dataset(three, shares=SCHEDULE, interpolate="linear")
-    assert mixed.shares.shape == (2, 3) and "shares at samples 0, 100\n50.00% → 25.00% of samples" in str(mixed)
+    assert mixed.shares.shape == (
+        2,
+        3,
+    ) and "shares at samples 0, 100\n50.00% → 25.00% of samples" in str(mixed)
     state = mixed.batches(4).state_dict()
-    for shares, interpolate in ((SCHEDULE, "step"), ([SCHEDULE[0], (101, [1, 3, 0])], "linear"), (SHARES, None)):
+    for shares, interpolate in (
+        (SCHEDULE, "step"),
+        ([SCHEDULE[0], (101, [1, 3, 0])], "linear"),
+        (SHARES, None),
+    ):
         other = packprep.open_dataset(three, shares=shares, interpolate=interpolate)
         with pytest.raises(StateError, match="fingerprint"):
             other.batches(4).load_state_dict(state)
     again = packprep.open_dataset(
-        three, shares=[(0, [2, 0, 2]), (100, [0.25, 0.75, 0])], interpolate="linear", max_epochs=[9, 9, 9]
+        three,
+        shares=[(0, [2, 0, 2]), (100, [0.25, 0.75, 0])],
+        interpolate="linear",
+        max_epochs=[9, 9, 9],
     )
-    pickle.loads(pickle.dumps(again)).batches(4).load_state_dict(state)  # the same order, which may end before
+    pickle.loads(pickle.dumps(again)).batches(4).load_state_dict(
+        state
+    )  # the same order, which may end before
 
 
 @pytest.mark.parametrize(
-    "shares, interpolate", [([1, 2], None), ([(0, [1, 2])], None), ([(0, [1, 0]), (60, [0, 1])], "linear")]
+    "shares, interpolate",
+    [([1, 2], None), ([(0, [1, 2])], None), ([(0, [1, 0]), (60, [0, 1])], "linear")],
 )
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_max_epochs_end_a_mixture_where_the_first_dataset_is_exhausted(shares, interpolate, shuffle):
+def test_max_epochs_end_a_mixture_where_the_first_dataset_is_exhausted(
+    shares, interpolate, shuffle
+):
     mixed = numbered([50, 40], shares, interpolate=interpolate, max_epochs=[None, 2])
-    end, (rows, _) = mixed.exhausted_at(5, shuffle), mixed.rows_of_samples(np.arange(400), 5, shuffle)
+    end, (rows, _) = (
+        mixed.exhausted_at(5, shuffle),
+        mixed.rows_of_samples(np.arange(400), 5, shuffle),
+    )
     assert end == np.flatnonzero(rows >= 50)[80]
-    told = rf"dataset 1 of the mixture, numbered, .* max_epochs = 2, of 40 rows, before sample {end}: end by samples = {end}"
+    told = (
+        rf"dataset 1 of the mixture, numbered, .* max_epochs = 2, of 40 rows, before sample {end}:"
+        rf" end by samples = {end}"
+    )
     with pytest.raises(Exhausted, match=told):
         mixed.batches(4, 5, shuffle=shuffle, samples=end + 1)
     exact = [next(mixed.batches(end, 5, shuffle=shuffle, samples=end))["tokens"]]
@@ -217,7 +290,10 @@ def test_max_epochs_end_a_mixture_where_the_first_dataset_is_exhausted(shares, i
         assert steps == end // 8 and it.state_dict()["rows"] == steps * 8
         with pytest.raises(Exhausted):
             next(it)
-    assert numbered([50, 40], shares, interpolate=interpolate, max_epochs=[None, None]).exhausted_at() is None
+    assert (
+        numbered([50, 40], shares, interpolate=interpolate, max_epochs=[None, None]).exhausted_at()
+        is None
+    )
 
 
 def costly(most):
@@ -266,7 +342,9 @@ def test_balanced_states_go_on_with_other_max_epochs_where_the_rows_before_are_t
                 back.load_state_dict(json.loads(json.dumps(again.state_dict())))
                 assert back.state_dict() == state
             else:  # in another order of the same window rows would come twice
-                with pytest.raises(StateError, match="give the balance and window .* and the same max_epochs"):
+                with pytest.raises(
+                    StateError, match="give the balance and window .* and the same max_epochs"
+                ):
                     again.load_state_dict(state)
         back = mixed.batches(4, **balance)
         back.load_state_dict(state)
@@ -274,7 +352,12 @@ def test_balanced_states_go_on_with_other_max_epochs_where_the_rows_before_are_t
 
 
 @pytest.mark.parametrize(
-    "bad, words", [([1], "should be a list of 2"), (3, "should be a list of 2"), ([1, 0], r"max_epochs\[1\] is 0")]
+    "bad, words",
+    [
+        ([1], "should be a list of 2"),
+        (3, "should be a list of 2"),
+        ([1, 0], r"max_epochs\[1\] is 0"),
+    ],
 )
 def test_max_epochs_that_cannot_be_are_refused(bad, words):
     with pytest.raises(ArgumentError, match=words):
@@ -301,7 +384,8 @@ def test_rows_are_noised_anew_by_the_epochs_of_their_own_dataset(three):
     asked = []
     for dataset in mixed.datasets:
         dataset._fill = lambda found, batch, epochs, accelerate, dataset=dataset: (
-            asked.append((dataset.directory, epochs)) or loader.Dataset._fill(dataset, found, batch, None, accelerate)
+            asked.append((dataset.directory, epochs))
+            or loader.Dataset._fill(dataset, found, batch, None, accelerate)
         )
     for _ in mixed.batches(40, seed=3, redraw=True, samples=40):
         pass
@@ -325,7 +409,9 @@ def test_a_state_of_other_datasets_or_shares_is_refused_and_json_keeps_it(three)
     for other in others:
         with pytest.raises(StateError, match="fingerprint"):
             other.batches(4, seed=1).load_state_dict(state)
-    with pytest.raises(StateError, match=f"the state's digest is 'f+,.*this loader's is '{digests}'"):
+    with pytest.raises(
+        StateError, match=f"the state's digest is 'f+,.*this loader's is '{digests}'"
+    ):
         it.load_state_dict({**state, "digest": ",".join(["f" * 32, *digests.split(",")[1:]])})
     again = packprep.open_dataset(three, shares=[5, 3, 2]).batches(2, rank=1, world_size=2, seed=1)
     again.load_state_dict(state)
@@ -353,22 +439,40 @@ def test_loss_is_kept_on_the_named_sources_tasks_and_datasets(three):
         return reader.batch(range(22), columns=["loss_mask"])["loss_mask"]
 
     def of_parts(*restricted):
-        return np.concatenate([part.batch(range(len(part)), columns=["loss_mask"])["loss_mask"] for part in restricted])
+        return np.concatenate(
+            [
+                part.batch(range(len(part)), columns=["loss_mask"])["loss_mask"]
+                for part in restricted
+            ]
+        )
 
     assert np.array_equal(
-        masks(mixed.with_loss_on(task="x")), of_parts(*(part.with_loss_on(task="x") for part in parts))
+        masks(mixed.with_loss_on(task="x")),
+        of_parts(*(part.with_loss_on(task="x") for part in parts)),
     )
     assert np.array_equal(
         masks(mixed.with_loss_on(task=["masked", "x"], source="web")),
-        of_parts(*(part.with_loss_on("web", ["masked", "x"]) for part in parts[:2]), parts[2].with_loss_on("web", "x")),
+        of_parts(
+            *(part.with_loss_on("web", ["masked", "x"]) for part in parts[:2]),
+            parts[2].with_loss_on("web", "x"),
+        ),
     )
     none = [part.with_loss_on(source=[]) for part in parts]
-    assert np.array_equal(masks(mixed.with_loss_on(dataset=1)), of_parts(none[0], parts[1], none[2]))
-    assert np.array_equal(masks(mixed.with_loss_on(dataset=[2, 0])), of_parts(parts[0], none[1], parts[2]))
-    assert np.array_equal(masks(mixed.with_loss_on(task="bd3")), of_parts(parts[0].with_loss_on(task="bd3"), *none[1:]))
+    assert np.array_equal(
+        masks(mixed.with_loss_on(dataset=1)), of_parts(none[0], parts[1], none[2])
+    )
+    assert np.array_equal(
+        masks(mixed.with_loss_on(dataset=[2, 0])), of_parts(parts[0], none[1], parts[2])
+    )
+    assert np.array_equal(
+        masks(mixed.with_loss_on(task="bd3")),
+        of_parts(parts[0].with_loss_on(task="bd3"), *none[1:]),
+    )
     both = mixed.with_loss_on(dataset=1).with_loss_on(task="x")
     assert np.array_equal(masks(both), masks(mixed.with_loss_on(task="x", dataset=1)))
-    with pytest.raises(ArgumentError, match="no task of any dataset is called 'y'; there are 'causal', 'x'"):
+    with pytest.raises(
+        ArgumentError, match="no task of any dataset is called 'y'; there are 'causal', 'x'"
+    ):
         mixed.with_loss_on(task="y")
     with pytest.raises(ArgumentError, match=r"dataset is 3 .* 0 … 2"):
         mixed.with_loss_on(dataset=3)
@@ -402,11 +506,19 @@ def lengths(tmp_path):
 
 
 def test_each_step_is_of_one_dataset_and_its_length_has_its_own_batch_size(lengths):
-    mixed, parts = packprep.open_dataset(lengths, shares=[2, 2, 1]), [packprep.open_dataset(one) for one in lengths]
-    assert mixed.seq_length == 128 and mixed.seq_lengths == (64, 128, 64) and "40.00% of steps" in str(mixed)
+    mixed, parts = (
+        packprep.open_dataset(lengths, shares=[2, 2, 1]),
+        [packprep.open_dataset(one) for one in lengths],
+    )
+    assert (
+        mixed.seq_length == 128
+        and mixed.seq_lengths == (64, 128, 64)
+        and "40.00% of steps" in str(mixed)
+    )
     ranks = [mixed.batches({64: 4, 128: 2}, 7, r, 2) for r in range(2)]
     whole = [
-        part.batches(size, order.seed_of(7, d)) for d, (part, size) in enumerate(zip(parts, (8, 4, 8), strict=True))
+        part.batches(size, order.seed_of(7, d))
+        for d, (part, size) in enumerate(zip(parts, (8, 4, 8), strict=True))
     ]
     which, _ = order.of_samples(np.arange(60), mixed.counts, 7, True)
     rows = np.zeros(3, int)
@@ -417,14 +529,20 @@ def test_each_step_is_of_one_dataset_and_its_length_has_its_own_batch_size(lengt
         rows[d] += len(expected["tokens"])
         assert mixed.delivered(ranks[1].state_dict()) == rows.tolist()
     state = ranks[0].state_dict()
-    assert state == ranks[1].state_dict() and state["rows"] == 60 and state["step_rows"] == {"64": 8, "128": 4}
+    assert (
+        state == ranks[1].state_dict()
+        and state["rows"] == 60
+        and state["step_rows"] == {"64": 8, "128": 4}
+    )
     assert sum(1 for _ in mixed.batches({64: 1, 128: 1}, samples=17)) == 17
     anew = [next(mixed.batches({64: 4, 128: 2}, 7)) for _ in range(2)]
     assert np.array_equal(anew[0]["tokens"], anew[1]["tokens"])
 
 
 @pytest.mark.parametrize("shares", [[2, 2, 1], SCHEDULE])
-def test_a_mixture_of_lengths_goes_on_at_other_world_sizes_with_the_same_rows_of_a_step(lengths, shares):
+def test_a_mixture_of_lengths_goes_on_at_other_world_sizes_with_the_same_rows_of_a_step(
+    lengths, shares
+):
     mixed = packprep.open_dataset(lengths, shares=shares)
     one, expected = mixed.batches({64: 8, 128: 4}, 3), []
     for _ in range(40):
@@ -479,7 +597,10 @@ def test_a_mixture_of_lengths_refuses_what_it_cannot_do(lengths):
 def test_a_mixture_file_opens_the_mixture_wherever_it_lies(three, tmp_path):
     for name, options in (
         ("plain.json", {"shares": SHARES}),
-        ("mixture.json", {"shares": SCHEDULE, "interpolate": "linear", "max_epochs": [None, 4, None]}),
+        (
+            "mixture.json",
+            {"shares": SCHEDULE, "interpolate": "linear", "max_epochs": [None, 4, None]},
+        ),
     ):
         loader.write_mixture(tmp_path / name, three, **options)
         expected = packprep.open_dataset(three, **options)
@@ -489,9 +610,18 @@ def test_a_mixture_file_opens_the_mixture_wherever_it_lies(three, tmp_path):
             if not (moved.parent / folder.name).exists():
                 shutil.copytree(folder, moved.parent / folder.name)
         shutil.copy(tmp_path / name, moved)
-        for mixed in (packprep.open_dataset(tmp_path / name), packprep.open_dataset(str(moved), io="pread")):
-            assert mixed.fingerprint == expected.fingerprint and mixed.max_epochs == expected.max_epochs
-    assert json.loads(moved.read_text())["datasets"] == ["0", "1", "2"] and b".." not in moved.read_bytes()
+        for mixed in (
+            packprep.open_dataset(tmp_path / name),
+            packprep.open_dataset(str(moved), io="pread"),
+        ):
+            assert (
+                mixed.fingerprint == expected.fingerprint
+                and mixed.max_epochs == expected.max_epochs
+            )
+    assert (
+        json.loads(moved.read_text())["datasets"] == ["0", "1", "2"]
+        and b".." not in moved.read_bytes()
+    )
     assert packprep.open_dataset(moved.parent).fingerprint == expected.fingerprint  # by its folder
     with pytest.raises(ArgumentError, match="shares has|at least one"):
         loader.write_mixture(tmp_path / "no.json", three, shares=[1])
@@ -528,7 +658,9 @@ def test_a_mixture_file_that_cannot_be_used_says_what_and_where(three, tmp_path,
 
 def test_arguments_that_make_no_mixture_are_clear_errors(three, tmp_path):
     for some, there in ((None, 0), ([1, 1], 2)):
-        with pytest.raises(ArgumentError, match=rf"3 directories needs shares .* there are {there}"):
+        with pytest.raises(
+            ArgumentError, match=rf"3 directories needs shares .* there are {there}"
+        ):
             packprep.open_dataset(three, shares=some)
     with pytest.raises(ArgumentError, match="0 directories"):
         packprep.open_dataset([], shares=[])
@@ -550,7 +682,11 @@ def test_the_bound_on_open_shards_is_of_all_datasets_together(three):
     mixed = packprep.open_dataset(three, shares=SHARES, max_open=6)
     assert [dataset.max_open for dataset in mixed.datasets] == [2, 2, 2]
     assert [dataset._open for dataset in mixed.datasets] == [{}, {}, {}]
-    for limit, shards, bounds in [(10, [2, 9, 30], [2, 4, 4]), (2, [5, 5, 5], [1, 1, 1]), (99, [30, 9], [30, 9])]:
+    for limit, shards, bounds in [
+        (10, [2, 9, 30], [2, 4, 4]),
+        (2, [5, 5, 5], [1, 1, 1]),
+        (99, [30, 9], [30, 9]),
+    ]:
         assert mixture.split_bound(limit, shards) == bounds
 
 
@@ -568,31 +704,67 @@ def test_prefix_ends_are_given_where_no_dataset_has_blocks(three):
 
 
 def test_seq_idx_and_labels_ahead_are_refused_by_the_tasks_of_all_datasets(three):
-    for directory, own in ((three[1], task_of("m", "bidirectional", "same_slot")), (three[2], task_of("c"))):
-        replace_in_manifest(directory, tasks=[{**own, "name": f"{own['name']}{i}"} for i in range(4)])
+    for directory, own in (
+        (three[1], task_of("m", "bidirectional", "same_slot")),
+        (three[2], task_of("c")),
+    ):
+        replace_in_manifest(
+            directory, tasks=[{**own, "name": f"{own['name']}{i}"} for i in range(4)]
+        )
     mixed = packprep.open_dataset(three[1:], shares=[1, 1])
     with pytest.raises(
-        ArgumentError, match=r"task m0, m1, m2, m3 sees ahead.*with_loss_on\(task=\['c0', 'c1', 'c2', 'c3'\]\)"
+        ArgumentError,
+        match=r"task m0, m1, m2, m3 sees ahead.*with_loss_on\(task=\['c0', 'c1', 'c2', 'c3'\]\)",
     ):
         mixed.batches(2, columns=["seq_idx"])
     causal = mixed.with_loss_on(dataset=1)
-    assert np.array_equal(causal.batch([7], columns=["seq_idx"])["seq_idx"][0], causal.row(7).seq_idx)
-    batch = mixed.batch([7, 0], columns=["labels_2", "loss_mask_2"])  # one dataset has such labels, the other none
-    assert batch["loss_mask_2"][0].any() and not batch["loss_mask_2"][1].any() and (batch["labels_2"][1] == 1).all()
+    assert np.array_equal(
+        causal.batch([7], columns=["seq_idx"])["seq_idx"][0], causal.row(7).seq_idx
+    )
+    batch = mixed.batch(
+        [7, 0], columns=["labels_2", "loss_mask_2"]
+    )  # one dataset has such labels, the other none
+    assert (
+        batch["loss_mask_2"][0].any()
+        and not batch["loss_mask_2"][1].any()
+        and (batch["labels_2"][1] == 1).all()
+    )
     with pytest.raises(ArgumentError, match="task m0, m1, m2, m3 predicts in place"):
         mixed.with_loss_on(dataset=0).batches(2, columns=["labels_2"])
 
 
 NASTY = [
-    10**400, -(10**400), 1 << 64, -1, 1e308, float("nan"), float("inf"), True, None, "", "x", [], {}, [[]], [None], [10**400],
-    [[0, [10**400, 1]]], {"a": 1},
-]  # fmt: skip
+    10**400,
+    -(10**400),
+    1 << 64,
+    -1,
+    1e308,
+    float("nan"),
+    float("inf"),
+    True,
+    None,
+    "",
+    "x",
+    [],
+    {},
+    [[]],
+    [None],
+    [10**400],
+    [[0, [10**400, 1]]],
+    {"a": 1},
+]
 
 
 def places_in(value, place=()):
     """The place of each value inside a JSON value."""
     yield place
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    parts = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, part in parts:
         yield from places_in(part, (*place, key))
 

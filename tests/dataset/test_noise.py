@@ -1,4 +1,5 @@
-"""The law of in-place noise: equal to its twin in plain Python, and the distributions that it promises.
+"""The law of in-place noise: equal to its twin in plain Python, and the distributions that it
+promises.
 
 Statistics have fixed keys: they hold or they do not, and never change by chance.
 """
@@ -29,8 +30,16 @@ MASKED = {
     "weighting": "1/p",
     "noise_eos": True,
 }
-UNIFORM = {"schedule": "flip", "noise_range": (0.1, 0.4), "loss_on": "all", "weighting": "none", "noise_eos": True}
-BLOCKS = {parameter.name: parameter.default for parameter in noise.BLOCK_DIFFUSION.parameters} | {"block_length": 4}
+UNIFORM = {
+    "schedule": "flip",
+    "noise_range": (0.1, 0.4),
+    "loss_on": "all",
+    "weighting": "none",
+    "noise_eos": True,
+}
+BLOCKS = {parameter.name: parameter.default for parameter in noise.BLOCK_DIFFUSION.parameters} | {
+    "block_length": 4
+}
 VOCAB, SPECIAL, MASK = 40, [0, 1, 39], 39
 BLOCK_LAWS = {
     "level": {},
@@ -49,7 +58,9 @@ def ids_of(vocab_size=VOCAB, special=SPECIAL, mask=MASK):
 
 def columns(segments):
     key, at, count, row = zip(*segments, strict=True) if segments else ((), (), (), ())
-    return noise.Candidates(np.array(key, np.uint64), *(np.array(c, np.int64) for c in (at, count, row)))
+    return noise.Candidates(
+        np.array(key, np.uint64), *(np.array(c, np.int64) for c in (at, count, row))
+    )
 
 
 def arange_segments(keys, count):
@@ -70,8 +81,11 @@ def target(segments, tokens, may=None, before=None, length=None):
 
 @st.composite
 def cases(draw):
-    """Segments in row order with gaps between them, tokens, `may`, and how many candidates make a chunk."""
-    rows = draw(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=5), max_size=4))
+    """Segments in row order with gaps between them, tokens, `may`, and how many candidates make a
+    chunk."""
+    rows = draw(
+        st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=5), max_size=4)
+    )
     segments, before, at = [], [], 0
     for r, row in enumerate(rows):
         for gap, count in row:
@@ -95,7 +109,11 @@ def run(law, case, parameters, resolved, ids, task, epoch):
     made = np.array(tokens, dtype)
     length = np.array([b + s[2] for b, s in zip(before, segments, strict=True)], np.int64)
     where = target(
-        columns(segments), made, None if may is None else np.array(may, np.uint8), np.array(before, np.int64), length
+        columns(segments),
+        made,
+        None if may is None else np.array(may, np.uint8),
+        np.array(before, np.int64),
+        length,
     )
     was, candidates.CHUNK_SLOTS = candidates.CHUNK_SLOTS, chunk
     try:
@@ -135,9 +153,14 @@ def test_masked_diffusion_agrees_with_the_twin(
     noised, where = run("masked_diffusion", case, parameters, {}, ids, task, epoch)
     tokens, loss_mask = list(tokens), [0] * len(tokens)
     expected = twins.of("masked_diffusion").noise(
-        {"number": task, "parameters": parameters}, (ids.mask, ids.ordinary.tolist()), segments, may, tokens,
-        loss_mask, epoch,
-    )  # fmt: skip
+        {"number": task, "parameters": parameters},
+        (ids.mask, ids.ordinary.tolist()),
+        segments,
+        may,
+        tokens,
+        loss_mask,
+        epoch,
+    )
     assert where.tokens.tolist() == tokens
     assert where.loss_mask.tolist() == loss_mask
     assert_columns(noised, expected)
@@ -148,12 +171,16 @@ def test_masked_diffusion_agrees_with_the_twin(
     st.sampled_from([0, 1, 2**39, 2**40 - 1, 2**40]),
 )  # fmt: skip
 @many
-def test_uniform_diffusion_agrees_with_the_twin(case, noise_range, loss_on, weighting, epoch, constant):
+def test_uniform_diffusion_agrees_with_the_twin(
+    case, noise_range, loss_on, weighting, epoch, constant
+):
     parameters = {**UNIFORM, "noise_range": noise_range, "loss_on": loss_on, "weighting": weighting}
     segments, _, tokens, may, _, _ = case
     ids = ids_of()
     limits = [constant if step % 2 else step * 2**40 // 4096 for step in range(4096)]
-    noised, where = run("uniform_diffusion", case, parameters, {"flip_thresholds": limits}, ids, 0, epoch)
+    noised, where = run(
+        "uniform_diffusion", case, parameters, {"flip_thresholds": limits}, ids, 0, epoch
+    )
     tokens, loss_mask = list(tokens), [0] * len(tokens)
     described = {"parameters": parameters, "resolved": {"flip_thresholds": limits}}
     expected = twins.of("uniform_diffusion").noise(
@@ -177,9 +204,17 @@ def test_block_diffusion_agrees_with_the_twin(case, noise_range, block_length, e
     segments, before, tokens, _, _, _ = case
     noised, where = run("block_diffusion", case, parameters, {}, ids_of(), 0, epoch)
     tokens, loss_mask = list(tokens), [0] * len(tokens)
-    candidates = [twin.CandidateSlots(*s, b, b + s[2]) for b, s in zip(before, segments, strict=True)]
+    candidates = [
+        twin.CandidateSlots(*s, b, b + s[2]) for b, s in zip(before, segments, strict=True)
+    ]
     made = twins.of("block_diffusion").noise(
-        {"parameters": parameters}, (MASK, ids_of().ordinary.tolist()), candidates, None, tokens, loss_mask, epoch
+        {"parameters": parameters},
+        (MASK, ids_of().ordinary.tolist()),
+        candidates,
+        None,
+        tokens,
+        loss_mask,
+        epoch,
     )
     expected = [blocks for _, _, blocks in made]
     assert where.tokens.tolist() == tokens
@@ -191,7 +226,11 @@ def test_block_diffusion_agrees_with_the_twin(case, noise_range, block_length, e
     flat = [block for blocks in expected for block in blocks]
     assert level.tolist() == [np.float32(t) for t, _ in flat]
     assert weight.tolist() == [np.float32(w) for _, w in flat]
-    assert noised.level.tolist() == [level for level, _, _ in made] == [float(noised.blocks is None)] * len(segments)
+    assert (
+        noised.level.tolist()
+        == [level for level, _, _ in made]
+        == [float(noised.blocks is None)] * len(segments)
+    )
     assert noised.weight.tolist() == [weight for _, weight, _ in made] == [1.0] * len(segments)
 
 
@@ -204,7 +243,11 @@ def test_without_segments_or_candidates_nothing_is_written(law, count):
     segments = columns([] if count is None else [(5, 3, 0, 0), (6, 8, 0, 0)])
     tokens = np.arange(2, 12, dtype=np.uint16)
     where = target(segments, tokens.copy(), length=np.full(len(segments.key), 3, np.int64))
-    parameters = {"masked_diffusion": MASKED, "uniform_diffusion": UNIFORM, "block_diffusion": BLOCKS}[law]
+    parameters = {
+        "masked_diffusion": MASKED,
+        "uniform_diffusion": UNIFORM,
+        "block_diffusion": BLOCKS,
+    }[law]
     resolved = {"flip_thresholds": [2**40] * noise.FLIP_STEPS}
     noised = noise.LAWS[law].draw(0, parameters, resolved, ids_of(), where, 0)
     assert where.tokens.tolist() == tokens.tolist()
@@ -243,7 +286,11 @@ def test_thresholds_decide_to_the_last_of_forty_bits():
         for i in (0, 17, 63):
             for limit in (values[i], values[i] + 1):
                 below = noise.below(
-                    np.array([key]), np.array([count]), np.array([limit], np.uint64), np.array([count]), 0
+                    np.array([key]),
+                    np.array([count]),
+                    np.array([limit], np.uint64),
+                    np.array([count]),
+                    0,
                 )
                 assert below.tolist() == [value < limit for value in values]
 
@@ -272,7 +319,9 @@ def test_an_exact_count_breaks_ties_by_place(monkeypatch, equal):
 def test_an_exact_count_takes_the_ratio_as_it_is_given(candidates, ratio, expected):
     """0.15 cut to a multiple of 2⁻²⁴ lies below it, and 20 · 0.15 would give 2."""
     where = target(arange_segments(some_keys(1), candidates), np.full(candidates, 7, np.uint16))
-    noise.masked_diffusion(0, {**MASKED, "exact_count": True, "noise_range": (ratio, ratio)}, {}, ids_of(), where, 0)
+    noise.masked_diffusion(
+        0, {**MASKED, "exact_count": True, "noise_range": (ratio, ratio)}, {}, ids_of(), where, 0
+    )
     assert where.loss_mask.sum() == expected
 
 
@@ -280,30 +329,46 @@ EXACT = {**MASKED, "exact_count": True, "noise_range": (0.15, 0.99)}
 
 
 def test_an_exact_count_weighs_candidates_over_count():
-    """A segment's weights sum to its candidates, whatever k is rounded to: what may not be noised is none of them."""
+    """A segment's weights sum to its candidates, whatever k is rounded to: what may not be noised
+    is none of them."""
     tokens = np.full(60, 7, np.int32)
     tokens[[4, 25]] = MASK  # in the text itself
     may = np.ones(60, np.uint8)
     may[[1, 2, *range(20, 24), *range(50, 60)]] = 0
-    segments = columns([(5, 0, 3, 0), (6, 3, 1, 0), (7, 4, 1, 0), (8, 5, 15, 1), (9, 20, 30, 1), (10, 50, 10, 2)])
+    segments = columns(
+        [(5, 0, 3, 0), (6, 3, 1, 0), (7, 4, 1, 0), (8, 5, 15, 1), (9, 20, 30, 1), (10, 50, 10, 2)]
+    )
     where = target(segments, tokens, may)
     noised = noise.masked_diffusion(0, EXACT, {}, ids_of(), where, 0)
     many = [int(where.loss_mask[at : at + n].sum()) for _, at, n, _ in zip(*segments, strict=True)]
     candidates = [1, 1, 0, 15, 25, 0]
     weight = [np.float32(c / k) if k else 1 for c, k in zip(candidates, many, strict=True)]
-    assert noised.weight.tolist() == weight and many[2] == many[5] == 0 and many[3] < 15 and many[4] < 25
+    assert (
+        noised.weight.tolist() == weight
+        and many[2] == many[5] == 0
+        and many[3] < 15
+        and many[4] < 25
+    )
     # another level: the count is rounded, and at least one
-    assert [abs(w - 1 / t) > 1e-3 for w, t in zip(noised.weight[:2], noised.level[:2], strict=True)] == [True, True]
+    assert [
+        abs(w - 1 / t) > 1e-3 for w, t in zip(noised.weight[:2], noised.level[:2], strict=True)
+    ] == [True, True]
     again = target(segments, np.where(may == 0, 7, np.where(where.loss_mask, 7, where.tokens)), may)
     first = noise.masked_diffusion(0, EXACT, {}, ids_of()._replace(law=1), again, 0)
-    assert np.array_equal(again.loss_mask, where.loss_mask) and np.array_equal(first.level, noised.level)
+    assert np.array_equal(again.loss_mask, where.loss_mask) and np.array_equal(
+        first.level, noised.level
+    )
     assert np.array_equal(first.weight, (1 / first.level.astype(np.float64)).astype(np.float32))
     quiet = target(segments, np.full(60, 7, np.int32), may)
-    assert (noise.masked_diffusion(0, {**EXACT, "weighting": "none"}, {}, ids_of(), quiet, 0).weight == 1).all()
+    assert (
+        noise.masked_diffusion(0, {**EXACT, "weighting": "none"}, {}, ids_of(), quiet, 0).weight
+        == 1
+    ).all()
 
 
 def test_weights_of_an_exact_count_are_unbiased_in_short_segments():
-    """By the level they were not: of 2 candidates at least one is masked, of 3 tokens at level .6 one and not 1.8."""
+    """By the level they were not: of 2 candidates at least one is masked, of 3 tokens at level .6
+    one and not 1.8."""
     m, n = 4000, 3
     where = target(arange_segments(some_keys(m, 20), n), np.full(m * n, 7, np.uint16))
     noised = noise.masked_diffusion(0, EXACT, {}, ids_of(), where, 0)
@@ -359,7 +424,8 @@ def test_flips_follow_the_integral(n):
     special = (0, 1, vocab - 1)
     ids = ids_of(vocab, special, vocab - 1)
     made = resolve(
-        {"schedule": "linear", "noise_range": (n, n)}, Ids(vocab, 0, 1, 1, -1, np.zeros(0, np.int32), special=special)
+        {"schedule": "linear", "noise_range": (n, n)},
+        Ids(vocab, 0, 1, 1, -1, np.zeros(0, np.int32), special=special),
     )
     wanted = float(flip_probability(mu_of("linear", np.array([n])), vocab - 3)[0])
     assert abs(made["flip_rate"] - wanted) < 1e-12
@@ -373,7 +439,9 @@ def test_flips_follow_the_integral(n):
 def test_wrong_tokens_are_uniform_over_the_ordinary_ids_and_never_special():
     m, length = 100, 2000
     for original in (7, 0):  # an ordinary one, which has 36 others, and a special one, which has 37
-        where = target(arange_segments(some_keys(m, 3), length), np.full(m * length, original, np.uint16))
+        where = target(
+            arange_segments(some_keys(m, 3), length), np.full(m * length, original, np.uint16)
+        )
         resolved = {"flip_thresholds": [2**40] * noise.FLIP_STEPS}
         noise.uniform_diffusion(0, UNIFORM, resolved, ids_of(), where, 0)
         found = np.bincount(where.tokens, minlength=VOCAB)
@@ -392,16 +460,23 @@ def test_replaced_tokens_come_in_the_shares_asked_for():
     assert abs(noised - 0.15 * m * length) < 5 * math.sqrt(0.15 * 0.85 * m * length)
     after = where.tokens[where.loss_mask != 0]
     ordinary = VOCAB - len(SPECIAL)
-    shares = {MASK: 0.8, 7: 0.1 + 0.1 / ordinary, **{i: 0.1 / ordinary for i in range(2, 39) if i != 7}}
+    shares = {
+        MASK: 0.8,
+        7: 0.1 + 0.1 / ordinary,
+        **{i: 0.1 / ordinary for i in range(2, 39) if i != 7},
+    }
     for token, share in shares.items():
-        assert abs(int((after == token).sum()) - share * noised) < 5 * math.sqrt(share * (1 - share) * noised)
+        assert abs(int((after == token).sum()) - share * noised) < 5 * math.sqrt(
+            share * (1 - share) * noised
+        )
     assert not np.isin(after, [0, 1]).any()
     assert (where.tokens[where.loss_mask == 0] == 7).all()
 
 
 @pytest.mark.parametrize("many_in_row", [8, 13])
 def test_stratified_levels_vary_less_between_rows(many_in_row):
-    """Means of m levels at even distances have the variance 1 / 12 m², those of independent ones 1 / 12 m."""
+    """Means of m levels at even distances have the variance 1 / 12 m², those of independent ones 1
+    / 12 m."""
     rows = 400
     keys, row = some_keys(rows * many_in_row, 5), np.repeat(np.arange(rows), many_in_row)
     counts = np.full(len(keys), 2)
@@ -430,16 +505,18 @@ def test_stratified_levels_depend_on_their_row_alone():
     whole = noise.levels(segments, 0.0, 1.0, True, 1, 7)
     for r in (0, 1, 2):
         own = noise.Candidates(*(column[row == r] for column in segments))
-        assert noise.levels(own._replace(row=np.full(len(own.key), 40)), 0.0, 1.0, True, 1, 7).tolist() == (
-            whole[row == r].tolist()
-        )
+        assert noise.levels(
+            own._replace(row=np.full(len(own.key), 40)), 0.0, 1.0, True, 1, 7
+        ).tolist() == (whole[row == r].tolist())
 
 
 @pytest.mark.parametrize("stratified", [False, True])
 def test_levels_are_uncorrelated_with_length(stratified):
     m = 4000
     counts = 1 + (words(np.uint64(9), 0, np.arange(m)) % np.uint32(500)).astype(np.int64)
-    segments = noise.Candidates(some_keys(m, 7), np.cumsum(counts) - counts, counts, np.arange(m) // 8)
+    segments = noise.Candidates(
+        some_keys(m, 7), np.cumsum(counts) - counts, counts, np.arange(m) // 8
+    )
     level = noise.levels(segments, 0.0, 1.0, stratified, 0, 0)
     assert abs(np.corrcoef(level, counts)[0, 1]) < 4 / math.sqrt(m)
 
@@ -447,7 +524,9 @@ def test_levels_are_uncorrelated_with_length(stratified):
 def test_block_levels_lie_in_their_range_and_weigh_their_inverse():
     m, length, block = 300, 100, 32
     where = target(arange_segments(some_keys(m, 8), length), np.full(m * length, 7, np.uint16))
-    counts, level, weight = noise.block_diffusion(0, {**BLOCKS, "block_length": block}, {}, ids_of(), where, 0).blocks
+    counts, level, weight = noise.block_diffusion(
+        0, {**BLOCKS, "block_length": block}, {}, ids_of(), where, 0
+    ).blocks
     assert counts.tolist() == [4] * m
     level = level.astype(np.float64)
     assert ((level > 0.3 - 2.0**-24) & (level < 0.8)).all()
@@ -475,7 +554,9 @@ def test_fault_05_segments_and_epochs_have_noise_of_their_own():
     found = []
     for epoch in (0, 1):
         where = target(arange_segments(keys, n), np.full(2 * n, 7, np.uint16))
-        noise.masked_diffusion(0, {**MASKED, "noise_range": (0.5, 0.5), "epsilon": 0.0}, {}, ids_of(), where, epoch)
+        noise.masked_diffusion(
+            0, {**MASKED, "noise_range": (0.5, 0.5), "epsilon": 0.0}, {}, ids_of(), where, epoch
+        )
         found += [where.loss_mask[:n].astype(int), where.loss_mask[n:].astype(int)]
     for i in range(4):
         for j in range(i):
@@ -499,7 +580,9 @@ def test_every_pattern_of_noise_is_as_likely_over_segments_and_over_epochs(law):
         resolved = resolve(parameters, ids) if law == "uniform_diffusion" else {}
         noised = noise.LAWS[law].draw(0, parameters, resolved, ids_of(), where, epoch)
         level = noised.level if noised.blocks is None else noised.blocks[1]
-        return where.loss_mask.reshape(-1, n) @ (1 << np.arange(n)), ((level - 0.25) * 32).astype(int)
+        return where.loss_mask.reshape(-1, n) @ (1 << np.arange(n)), ((level - 0.25) * 32).astype(
+            int
+        )
 
     def check(found):
         assert not is_improbable(
@@ -517,7 +600,9 @@ def test_every_pattern_of_noise_is_as_likely_over_segments_and_over_epochs(law):
 def test_neighbouring_candidates_are_independent():
     m, n = 500, 512
     where = target(arange_segments(some_keys(m, 11), n), np.full(m * n, 7, np.uint16))
-    noise.masked_diffusion(0, {**MASKED, "noise_range": (0.25, 0.25), "epsilon": 0.0}, {}, ids_of(), where, 0)
+    noise.masked_diffusion(
+        0, {**MASKED, "noise_range": (0.25, 0.25), "epsilon": 0.0}, {}, ids_of(), where, 0
+    )
     masked = where.loss_mask.reshape(m, n).astype(np.float64)
     for distance in (1, 2, 4, 16):
         both = (masked[:, distance:] * masked[:, :-distance]).mean()
@@ -529,7 +614,9 @@ def test_neighbouring_candidates_are_independent():
 def test_an_exact_count_is_uniform_over_the_places():
     m, n = 3000, 20
     where = target(arange_segments(some_keys(m, 12), n), np.full(m * n, 7, np.uint16))
-    noise.masked_diffusion(0, {**MASKED, "exact_count": True, "noise_range": (0.3, 0.3)}, {}, ids_of(), where, 0)
+    noise.masked_diffusion(
+        0, {**MASKED, "exact_count": True, "noise_range": (0.3, 0.3)}, {}, ids_of(), where, 0
+    )
     masked = where.loss_mask.reshape(m, n)
     assert (masked.sum(axis=1) == 6).all()
     assert np.abs(masked.mean(axis=0) - 0.3).max() < 5 * math.sqrt(0.21 / m)

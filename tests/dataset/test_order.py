@@ -9,12 +9,18 @@ from hypothesis import strategies as st
 from packprep.dataset import order
 from packprep.errors import ArgumentError
 
-many_shares = st.one_of(st.lists(kind, min_size=1, max_size=5) for kind in (st.integers(1, 50), st.floats(0.01, 1)))
+many_shares = st.one_of(
+    st.lists(kind, min_size=1, max_size=5) for kind in (st.integers(1, 50), st.floats(0.01, 1))
+)
 seeds = st.integers(0, 2**64 - 1)
 
 
-@pytest.mark.parametrize("sizes", [range(1, 300), range(300, 5001, 131), [255, 256, 257, 4095, 4096, 4097, 5000]])
-def test_an_epochs_order_is_a_bijection(sizes):  # of every size to 5000: in tests/test_randomness.py
+@pytest.mark.parametrize(
+    "sizes", [range(1, 300), range(300, 5001, 131), [255, 256, 257, 4095, 4096, 4097, 5000]]
+)
+def test_an_epochs_order_is_a_bijection(
+    sizes,
+):  # of every size to 5000: in tests/test_randomness.py
     for n in sizes:
         rows = order.permutation(n, 3, n, np.arange(n))
         assert rows.dtype == np.int64
@@ -23,7 +29,9 @@ def test_an_epochs_order_is_a_bijection(sizes):  # of every size to 5000: in tes
 
 def test_an_order_of_four_billion_rows_is_without_repeats_and_goes_everywhere():
     n = 4 * 10**9
-    places = np.concatenate([np.arange(30_000), n - 1 - np.arange(30_000), np.arange(1, 30_000) * 133_331])
+    places = np.concatenate(
+        [np.arange(30_000), n - 1 - np.arange(30_000), np.arange(1, 30_000) * 133_331]
+    )
     rows = order.permutation(7, 1, n, np.unique(places))
     assert len(np.unique(rows)) == len(rows) and rows.min() >= 0 and rows.max() < n
     assert np.bincount(rows // (n // 100), minlength=100).min() > len(rows) / 200
@@ -32,7 +40,9 @@ def test_an_order_of_four_billion_rows_is_without_repeats_and_goes_everywhere():
 def test_samples_of_many_epochs_at_once_are_those_of_each():
     samples = np.arange(200).reshape(20, 10)
     whole = order.rows_of_samples(samples, 7, 5, True)
-    assert whole.ravel().tolist() == [int(order.rows_of_samples(np.array([g]), 7, 5, True)[0]) for g in range(200)]
+    assert whole.ravel().tolist() == [
+        int(order.rows_of_samples(np.array([g]), 7, 5, True)[0]) for g in range(200)
+    ]
 
 
 @settings(max_examples=40, deadline=None)
@@ -43,17 +53,28 @@ def test_any_seed_and_epoch_give_a_bijection(n, seed, epoch):
 
 def test_the_order_is_fixed_by_its_seed_and_epoch():
     assert order.permutation(0, 0, 10, np.arange(10)).tolist() == [4, 7, 9, 1, 6, 2, 5, 8, 3, 0]
-    other_epoch, other_seed = (order.permutation(s, e, 1000, np.arange(1000)) for s, e in ((0, 1), (1, 0)))
+    other_epoch, other_seed = (
+        order.permutation(s, e, 1000, np.arange(1000)) for s, e in ((0, 1), (1, 0))
+    )
     here = order.permutation(0, 0, 1000, np.arange(1000))
     assert (here == other_epoch).mean() < 0.02 and (here == other_seed).mean() < 0.02
 
 
 def test_a_place_is_found_without_the_others():
     whole = order.permutation(5, 2, 10**12, np.arange(4))
-    assert [int(order.permutation(5, 2, 10**12, np.array([i]))[0]) for i in range(4)] == whole.tolist()
+    assert [
+        int(order.permutation(5, 2, 10**12, np.array([i]))[0]) for i in range(4)
+    ] == whole.tolist()
 
 
-@given(st.integers(1, 30), st.integers(0, 100), st.integers(1, 7), st.integers(1, 5), st.integers(0, 9), st.booleans())
+@given(
+    st.integers(1, 30),
+    st.integers(0, 100),
+    st.integers(1, 7),
+    st.integers(1, 5),
+    st.integers(0, 9),
+    st.booleans(),
+)
 def test_samples_follow_the_formula(n, rows, batch_size, world_size, step, shuffle):
     for rank in range(world_size):
         samples = np.array(order.samples_of_step(rows, step, batch_size, rank, world_size))
@@ -66,11 +87,17 @@ def test_samples_follow_the_formula(n, rows, batch_size, world_size, step, shuff
             assert row == (int(order.permutation(11, g // n, n, at)[0]) if shuffle else g % n)
 
 
-@given(st.integers(0, 50), st.integers(0, 20), st.integers(0, 4), st.integers(1, 7), st.integers(1, 5))
-def test_steps_until_the_end_cover_it_and_no_step_is_empty_on_all_ranks(rows, n, epochs, batch_size, world_size):
+@given(
+    st.integers(0, 50), st.integers(0, 20), st.integers(0, 4), st.integers(1, 7), st.integers(1, 5)
+)
+def test_steps_until_the_end_cover_it_and_no_step_is_empty_on_all_ranks(
+    rows, n, epochs, batch_size, world_size
+):
     steps = order.n_steps(rows, epochs * n, batch_size, world_size)
     left = max(0, epochs * n - rows)
-    assert (steps - 1) * batch_size * world_size < left <= steps * batch_size * world_size or steps == left == 0
+    assert (
+        steps - 1
+    ) * batch_size * world_size < left <= steps * batch_size * world_size or steps == left == 0
 
 
 # Several datasets
@@ -100,7 +127,10 @@ def test_a_cycle_is_as_short_as_shares_allow_and_1000_at_most(given, counts):
 @given(st.lists(st.floats(0.05, 1), min_size=1, max_size=30))
 def test_counts_are_the_shares_to_a_thousandth(given):
     counts, exact = order.counts_of(given), np.array(given) / sum(given)
-    assert 1 <= counts.sum() <= 1000 and (np.abs(counts / counts.sum() - exact) < 1 / 1000 + 1e-9).all()
+    assert (
+        1 <= counts.sum() <= 1000
+        and (np.abs(counts / counts.sum() - exact) < 1 / 1000 + 1e-9).all()
+    )
 
 
 @pytest.mark.parametrize("bad", [0, -0.1, float("nan"), float("inf"), "0.5", None, True])
@@ -134,7 +164,9 @@ def test_any_sample_is_found_without_the_others(given, seed, shuffle, data):
     counts = order.counts_of(given)
     some = np.array(data.draw(st.lists(st.integers(0, 3000), min_size=1, max_size=12)))
     whole = order.of_samples(np.arange(3001), counts, seed, shuffle)
-    for found, expected in zip(order.of_samples(some.reshape(-1, 1), counts, seed, shuffle), whole, strict=True):
+    for found, expected in zip(
+        order.of_samples(some.reshape(-1, 1), counts, seed, shuffle), whole, strict=True
+    ):
         assert found.shape == (len(some), 1) and found.ravel().tolist() == expected[some].tolist()
 
 
@@ -142,7 +174,10 @@ def test_samples_far_apart_are_found_in_parts(monkeypatch):
     counts, samples = order.counts_of([0.123, 0.877]), np.arange(300).reshape(30, 10) * 777
     whole = order.of_samples(samples, counts, 3, True)
     monkeypatch.setattr(order, "_PLACES_AT_ONCE", 1)
-    assert all(np.array_equal(a, b) for a, b in zip(whole, order.of_samples(samples, counts, 3, True), strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(whole, order.of_samples(samples, counts, 3, True), strict=True)
+    )
 
 
 def test_patterns_differ_by_cycle_and_seed_and_in_order_all_are_one():
@@ -159,7 +194,8 @@ def test_patterns_differ_by_cycle_and_seed_and_in_order_all_are_one():
 
 
 def test_the_pattern_is_fixed():
-    """What stands here is part of the law: a change of it would repeat and skip rows of runs that are resumed."""
+    """What stands here is part of the law: a change of it would repeat and skip rows of runs that
+    are resumed."""
     counts = np.array([7, 3])
     assert order.pattern(np.arange(2), counts, 0, True).tolist() == [
         [1, 0, 0, 0, 1, 0, 0, 0, 0, 1],
@@ -182,14 +218,18 @@ def schedules(draw):
     n = draw(st.integers(1, 9), "datasets")
     points = [0, *sorted(draw(st.sets(st.integers(1, 700), max_size=4), "points"))]
     number = st.one_of(st.integers(0, 9), st.floats(0, 1), st.sampled_from([0, 0.001, 1e-9]))
-    shares = [(point, draw(st.lists(number, min_size=n, max_size=n).filter(any), "shares")) for point in points]
+    shares = [
+        (point, draw(st.lists(number, min_size=n, max_size=n).filter(any), "shares"))
+        for point in points
+    ]
     first = [max(numbers[d] for _, numbers in shares) for d in range(n)]
     shares[0] = (0, [a if b else 1 for a, b in zip(shares[0][1], first, strict=True)])
     return order.schedule_of(shares, n, draw(st.sampled_from(["step", "linear"])))
 
 
 def integrals(schedule, samples):
-    """Of each dataset over the first samples, by summing shares: that of a straight line is its middle's."""
+    """Of each dataset over the first samples, by summing shares: that of a straight line is its
+    middle's."""
     parts, ends = [], [*schedule.points[1:], samples]
     for m, (begin, end) in enumerate(zip(schedule.points, ends, strict=True)):
         end = min(end, samples)
@@ -212,17 +252,29 @@ def test_every_prefix_of_a_schedule_has_what_the_shares_integrals_say(schedule, 
     height = (n - 1).bit_length()
     bound = max(1, Fraction(height, 2))  # 1 up to four datasets
     counted = np.cumsum(datasets[:, None] == np.arange(n), axis=0)
-    for samples in {*data.draw(st.sets(st.integers(1, 900), max_size=40)), *schedule.points[1:], 900}:
+    for samples in {
+        *data.draw(st.sets(st.integers(1, 900), max_size=40)),
+        *schedule.points[1:],
+        900,
+    }:
         exact, counts = integrals(schedule, samples), counted[samples - 1].tolist()
-        assert all(abs(count - integral) <= bound for count, integral in zip(counts, exact, strict=True))
+        assert all(
+            abs(count - integral) <= bound for count, integral in zip(counts, exact, strict=True)
+        )
         assert order.among_first(samples, schedule, 0, True).tolist() == counts
     for d in range(n):
         assert numbers[datasets == d].tolist() == list(range(counted[-1, d]))
     some = np.array(data.draw(st.lists(st.integers(0, 899), min_size=1, max_size=9)))
     again = order.of_samples(some[:, None], schedule, 7, False)
-    assert again[0].ravel().tolist() == datasets[some].tolist() and again[1].ravel().tolist() == numbers[some].tolist()
+    assert (
+        again[0].ravel().tolist() == datasets[some].tolist()
+        and again[1].ravel().tolist() == numbers[some].tolist()
+    )
     d, most = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, 60))
-    beyond, found = np.flatnonzero((datasets == d) & (numbers == most)), order.first_beyond(d, most, schedule, 0, True)
+    beyond, found = (
+        np.flatnonzero((datasets == d) & (numbers == most)),
+        order.first_beyond(d, most, schedule, 0, True),
+    )
     assert found == beyond[0] if len(beyond) else found is None or found >= 900
 
 
@@ -234,7 +286,10 @@ def test_the_millionth_batch_of_a_schedule_over_four_billion_samples_takes_milli
         datasets, numbers = order.of_samples(np.arange(sample, sample + 32), schedule, 0, True)
         assert time.perf_counter() - begun < 0.2  # 4 ms, on a machine that does nothing else
         before, after = (order.among_first(s, schedule, 0, True) for s in (sample, sample + 32))
-        assert np.array_equal(before + np.bincount(datasets, minlength=4), after) and before.sum() == sample
+        assert (
+            np.array_equal(before + np.bincount(datasets, minlength=4), after)
+            and before.sum() == sample
+        )
         exact = [float(integral) for integral in integrals(schedule, sample)]
         assert np.abs(before - exact).max() <= 1
 
@@ -248,7 +303,8 @@ def test_shares_of_a_schedule_at_a_sample_are_between_its_points():
 
 
 def test_the_order_of_a_schedule_is_fixed():
-    """What stands here is part of the law: a change of it would repeat and skip rows of runs that are resumed."""
+    """What stands here is part of the law: a change of it would repeat and skip rows of runs that
+    are resumed."""
     schedule = order.schedule_of([(0, [0.7, 0.2, 0.1]), (20, [0, 0.5, 0.5])], 3, "linear")
     assert (
         "".join(map(str, order.of_samples(np.arange(40), schedule, 0, True)[0]))
@@ -271,7 +327,10 @@ def test_the_order_of_a_schedule_is_fixed():
         ([(0, [1, "1"])], r"\[1\] is '1'"),
         ([(0, [1, 1]), (9, [0, 0])], r"shares\[1\] has no number above 0"),
         ([(0, [1, 0]), (9, [2, 0])], "dataset 1 has a share of 0 at every point: leave it out"),
-        ([(0, [1, 1]), 0.5], r"shares\[1\] is 0.5 and should be \(sample, \[a number for each dataset\]\)"),
+        (
+            [(0, [1, 1]), 0.5],
+            r"shares\[1\] is 0.5 and should be \(sample, \[a number for each dataset\]\)",
+        ),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused(shares, words):
@@ -280,7 +339,9 @@ def test_a_schedule_that_cannot_be_is_refused(shares, words):
 
 
 def test_interpolate_is_of_points():
-    with pytest.raises(ArgumentError, match="interpolate is 'cubic' and should be 'step' or 'linear'"):
+    with pytest.raises(
+        ArgumentError, match="interpolate is 'cubic' and should be 'step' or 'linear'"
+    ):
         order.dealing_of([(0, [1])], ["a"], "cubic")
     with pytest.raises(ArgumentError, match="interpolate = 'step' is for shares at some samples"):
         order.dealing_of([1], ["a"], "step")

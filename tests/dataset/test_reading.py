@@ -1,4 +1,5 @@
-"""io = "pread": the same rows as from maps, without a map; and a file that is lost is an error with its place."""
+"""io = "pread": the same rows as from maps, without a map; and a file that is lost is an error with
+its place."""
 
 import errno
 import mmap
@@ -31,7 +32,9 @@ ROW_PARTS = [*COLUMNS, "loss_weights", "cu_seqlens", "cu_seqlens_padded"]
 def both(request, tmp_path):
     if request.param == "compact":
         for b, arrays in enumerate(make_dataset(tmp_path)):
-            (tmp_path / json_files.shard_name(b)).write_bytes(b"".join(shard.encode(shard.compacted(arrays))))
+            (tmp_path / json_files.shard_name(b)).write_bytes(
+                b"".join(shard.encode(shard.compacted(arrays)))
+            )
         replace_in_manifest(tmp_path, recipe={"output": {"columns": "compact"}})
     else:
         make_dataset(tmp_path, **VARIANTS[request.param])
@@ -46,11 +49,15 @@ def test_rows_are_those_of_maps_and_nothing_is_mapped(both, monkeypatch):
     monkeypatch.setattr(mmap, "mmap", None)
     for i in range(12):
         row = read.row(i)
-        for name, value in ({name: getattr(row, name) for name in ROW_PARTS} | row.segments).items():
+        for name, value in (
+            {name: getattr(row, name) for name in ROW_PARTS} | row.segments
+        ).items():
             if value is None:
                 assert expected[i][name] is None
                 continue
-            assert value.dtype == expected[i][name].dtype and np.array_equal(value, expected[i][name]), name
+            assert value.dtype == expected[i][name].dtype and np.array_equal(
+                value, expected[i][name]
+            ), name
             assert not value.flags.writeable
         assert (row.n_segments, row.n_tokens, row.max_seqlen) == (
             rows[i].n_segments,
@@ -61,20 +68,32 @@ def test_rows_are_those_of_maps_and_nothing_is_mapped(both, monkeypatch):
 
 
 @pytest.mark.long(beyond=6)
-@pytest.mark.parametrize("given", [{}, {"dtype": np.int64}, {"dtype": {"loss_mask": "f4", "loss_weights": "f2"}}])
+@pytest.mark.parametrize(
+    "given", [{}, {"dtype": np.int64}, {"dtype": {"loss_mask": "f4", "loss_weights": "f2"}}]
+)
 def test_batches_are_those_of_maps(both, given):
     in_halves = any(task["attention"] == "block_diffusion" for task in both[0].tasks)
-    names = [name for name in COLUMNS + MORE_COLUMNS if name != "seq_idx" and (name != "prefix_ends" or not in_halves)]
+    names = [
+        name
+        for name in COLUMNS + MORE_COLUMNS
+        if name != "seq_idx" and (name != "prefix_ends" or not in_halves)
+    ]
     rows = [3, 11, 0, 3, 7]
     for prepared in (lambda ds: ds, lambda ds: ds.with_loss_on(task="x")):
         mapped, read = (prepared(ds).batch(rows, columns=names, **given) for ds in both)
         for name in names:
-            assert mapped[name].dtype == read[name].dtype and np.array_equal(mapped[name], read[name]), name
+            assert mapped[name].dtype == read[name].dtype and np.array_equal(
+                mapped[name], read[name]
+            ), name
     out = {name: np.zeros((64, 5), np.int32).T for name in COLUMNS}  # not contiguous
     both[1].batch(rows, out=out)
     assert all(np.array_equal(out[name], values) for name, values in both[0].batch(rows).items())
     mapped, read = (list(ds.batches(5, seed=3, epochs=2)) for ds in both)
-    assert all(np.array_equal(a[name], b[name]) for a, b in zip(mapped, read, strict=True) for name in COLUMNS)
+    assert all(
+        np.array_equal(a[name], b[name])
+        for a, b in zip(mapped, read, strict=True)
+        for name in COLUMNS
+    )
 
 
 def test_redrawn_rows_are_those_of_maps(tmp_path):
@@ -94,13 +113,17 @@ def test_pickles_threads_and_forks_read_the_same(tmp_path):
     again = pickle.loads(pickle.dumps(ds.with_columns(["tokens"])))
     assert again.io == "pread" and np.array_equal(again.batch(range(18))["tokens"], whole["tokens"])
     with ThreadPoolExecutor(8) as pool:
-        for i, item in zip(list(range(18)) * 20, pool.map(ds.__getitem__, list(range(18)) * 20), strict=True):
+        for i, item in zip(
+            list(range(18)) * 20, pool.map(ds.__getitem__, list(range(18)) * 20), strict=True
+        ):
             assert all(np.array_equal(item[name], whole[name][i]) for name in COLUMNS)
     children = []
     for _ in range(2):
         child = os.fork()
         if child == 0:
-            good = all(np.array_equal(ds.batch(range(18))["tokens"], whole["tokens"]) for _ in range(50))
+            good = all(
+                np.array_equal(ds.batch(range(18))["tokens"], whole["tokens"]) for _ in range(50)
+            )
             os._exit(0 if good else 1)
         children.append(child)
     for _ in range(50):
@@ -134,7 +157,9 @@ def test_a_file_truncated_after_it_was_opened_is_an_error_by_file_and_row_and_he
     data = path.read_bytes()
     path.write_bytes(data[: 4096 + 64 * 2 * 3 + 10])  # three rows of tokens, and a piece
     assert np.array_equal(ds.batch([2], columns=["tokens"])["tokens"][0], whole["tokens"][2])
-    with pytest.raises(DatasetError, match=r"000000\.safetensors: row 3: array 'tokens'.*ends 118 bytes before"):
+    with pytest.raises(
+        DatasetError, match=r"000000\.safetensors: row 3: array 'tokens'.*ends 118 bytes before"
+    ):
         ds.batch([2, 3], columns=["tokens"])
     with pytest.raises(DatasetError, match=r"000000\.safetensors: its size changed"):
         ds.batch([2])
@@ -157,7 +182,9 @@ def test_a_truncated_file_ends_a_process_that_maps_it_and_not_one_that_reads_it(
     for io, status in (("pread", 0), ("mmap", -signal.SIGBUS)):
         path = shard_path(tmp_path)
         data = path.read_bytes()
-        done = subprocess.run([sys.executable, "-c", code, tmp_path, io, path], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, tmp_path, io, path], capture_output=True, text=True
+        )
         assert done.returncode == status, done.stderr
         assert ("row 0: array 'tokens'" in done.stdout) == (io == "pread")
         path.write_bytes(data)
@@ -197,7 +224,9 @@ def test_an_error_of_the_system_names_file_row_and_number_and_nothing_counts_as_
         return real(descriptor, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", fails)
-    with pytest.raises(DatasetError, match=rf"\.safetensors: row \d: array '\w+': cannot be read: .*Errno {number}"):
+    with pytest.raises(
+        DatasetError, match=rf"\.safetensors: row \d: array '\w+': cannot be read: .*Errno {number}"
+    ):
         next(it)
     assert it.state_dict()["rows"] == 12
     again = next(it)
@@ -206,9 +235,14 @@ def test_an_error_of_the_system_names_file_row_and_number_and_nothing_counts_as_
 
 def test_reads_that_give_less_than_was_asked_are_gone_on_with(tmp_path, monkeypatch):
     make_dataset(tmp_path, in_place=True)
-    ds, whole = packprep.open_dataset(tmp_path, io="pread"), packprep.open_dataset(tmp_path).batch(range(12))
+    ds, whole = (
+        packprep.open_dataset(tmp_path, io="pread"),
+        packprep.open_dataset(tmp_path).batch(range(12)),
+    )
     real = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: real(fd, [buffers[0][: 1 + len(buffers[0]) // 3]], at))
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, buffers, at: real(fd, [buffers[0][: 1 + len(buffers[0]) // 3]], at)
+    )
     got = ds.batch(range(12))
     assert all(np.array_equal(got[name], whole[name]) for name in COLUMNS)
 

@@ -1,4 +1,5 @@
-"""Rows drawn anew: the stored rows in epoch 0, the same law with chance of its own in every other."""
+"""Rows drawn anew: the stored rows in epoch 0, the same law with chance of its own in every
+other."""
 
 import json
 import math
@@ -27,7 +28,11 @@ EXACT = {**MASKED, "name": "exact", "exact_count": True, "noise_range": [0.15, 0
 
 # name → (tasks, changes of the recipe, whether documents say what is trained)
 KINDS = {
-    "mix": ([{"preset": "llada"}, UNIFORM, BLOCKS, CAUSAL], {"documents": {"prepend_bos": True}}, False),
+    "mix": (
+        [{"preset": "llada"}, UNIFORM, BLOCKS, CAUSAL],
+        {"documents": {"prepend_bos": True}},
+        False,
+    ),
     "supervised": ([MASKED, UNIFORM, BLOCKS, CAUSAL], {"documents": {"prepend_bos": True}}, True),
     "supervised_without_eos": (
         [{**MASKED, **NO_EOS}, {**BLOCKS, **NO_EOS}, {**EXACT, **NO_EOS}, CAUSAL],
@@ -36,12 +41,20 @@ KINDS = {
     ),
     "without_eos": ([{**task, **NO_EOS} for task in (MASKED, UNIFORM, BLOCKS)], {}, False),
     "mode_tokens": (
-        [{**MASKED, "mode_token": "[NLU]"}, {**BLOCKS, "mode_token": "[NLG]"}, {**UNIFORM, "mode_token": "[S2S]"}],
+        [
+            {**MASKED, "mode_token": "[NLU]"},
+            {**BLOCKS, "mode_token": "[NLG]"},
+            {**UNIFORM, "mode_token": "[S2S]"},
+        ],
         {"documents": {"prepend_bos": True}},
         False,
     ),
     "padded": ([{"preset": "mdlm"}, BLOCKS, CAUSAL], {"packing": {"pad_seq_to_mult": 16}}, False),
-    "mlm_int32": ([{"preset": "mlm"}], {"output": {"shard_text_bytes": 40_000, "token_dtype": "int32"}}, False),
+    "mlm_int32": (
+        [{"preset": "mlm"}],
+        {"output": {"shard_text_bytes": 40_000, "token_dtype": "int32"}},
+        False,
+    ),
     "stratified": ([{"preset": "mdlm"}], {}, False),
     "exact": ([EXACT], {}, False),
     "corrupted": ([{**UNIFORM, "loss_on": "corrupted", "weighting": "view_scale"}], {}, False),
@@ -50,17 +63,34 @@ SPANS, ROLLED = (
     {"objective": "span_corruption"},
     {"objective": "span_corruption", "random_roll": True, "noise_density": 0.4},
 )
-LOWER = {"objective": "span_corruption", "noise_density": 0.5, "mean_span_length": 1.0, "too_many_spans": "lower"}
+LOWER = {
+    "objective": "span_corruption",
+    "noise_density": 0.5,
+    "mean_span_length": 1.0,
+    "too_many_spans": "lower",
+}
 MARKED = {"objective": "prefix_lm", "sentinel": True}
 FIM = {"objective": "fill_in_the_middle", "mode_token": "[NLG]"}
 
 KINDS_MOVED = {
     "t5": ([{"preset": "t5"}], {}, False),
     "ul2r": ([{"preset": "ul2r"}], {"documents": {"prepend_bos": True}}, False),
-    "compact": ([{"preset": "ul2r"}, MARKED], {"output": {"columns": "compact", "shard_text_bytes": 40_000}}, False),
+    "compact": (
+        [{"preset": "ul2r"}, MARKED],
+        {"output": {"columns": "compact", "shard_text_bytes": 40_000}},
+        False,
+    ),
     "rolled": ([ROLLED, {**LOWER, "name": "lower"}], {"documents": {"append_eos": False}}, False),
-    "supervised_moved": ([SPANS, {"objective": "prefix_lm"}, MASKED], {"documents": {"prepend_bos": True}}, True),
-    "cuts": ([FIM, {**FIM, "name": "fim_always", "rate": 1.0}], {"documents": {"prepend_bos": True}}, False),
+    "supervised_moved": (
+        [SPANS, {"objective": "prefix_lm"}, MASKED],
+        {"documents": {"prepend_bos": True}},
+        True,
+    ),
+    "cuts": (
+        [FIM, {**FIM, "name": "fim_always", "rate": 1.0}],
+        {"documents": {"prepend_bos": True}},
+        False,
+    ),
     "all": (
         [{"preset": "ul2r"}, {**ROLLED, "name": "rolled"}, FIM, MASKED, BLOCKS, CAUSAL],
         {"packing": {"pad_seq_to_mult": 16}},
@@ -69,7 +99,11 @@ KINDS_MOVED = {
 }
 
 
-PRESETS = {name: ([{"preset": name}], {}, False) for name in presets() if name not in {**KINDS_MOVED, "causal": None}}
+PRESETS = {
+    name: ([{"preset": name}], {}, False)
+    for name in presets()
+    if name not in {**KINDS_MOVED, "causal": None}
+}
 
 
 def build(kind, base):
@@ -84,7 +118,9 @@ def build(kind, base):
                 file.write(json.dumps({"text": text, "loss_spans": spans}) + "\n")
         sources.append({"paths": ["chosen.jsonl"]})
     made.build(
-        made.table(sources, tasks=tasks, **{"output": {"shard_text_bytes": 40_000}, **changes}), base, base / "out"
+        made.table(sources, tasks=tasks, **{"output": {"shard_text_bytes": 40_000}, **changes}),
+        base,
+        base / "out",
     )
     return base / "out"
 
@@ -103,7 +139,9 @@ def in_place_slots(dataset, index):
         task = dataset.tasks[t]
         if task["label_alignment"] == "same_slot":
             begin, end = row.segments["begin"][i], row.segments["end"][i]
-            slots[begin : (begin + end) // 2 if task["attention"] == "block_diffusion" else end] = True
+            slots[begin : (begin + end) // 2 if task["attention"] == "block_diffusion" else end] = (
+                True
+            )
     return slots
 
 
@@ -116,7 +154,9 @@ def test_the_law_with_epoch_0_gives_the_stored_rows(datasets, kind):
     tokens, loss_mask = np.empty_like(stored["tokens"]), np.empty_like(stored["loss_mask"])
     segments, epochs = Segments(ds.facts, ds._find(everything)), np.zeros(len(ds), np.int64)
     weights = redraw._redraw(ds._laws, segments, epochs, tokens, loss_mask, True, False)
-    assert np.array_equal(tokens, stored["tokens"]) and np.array_equal(loss_mask, stored["loss_mask"])
+    assert np.array_equal(tokens, stored["tokens"]) and np.array_equal(
+        loss_mask, stored["loss_mask"]
+    )
     assert np.array_equal(weights * loss_mask, stored["loss_weights"])
 
 
@@ -133,13 +173,17 @@ def test_an_epoch_changes_nothing_but_what_may_be_noised(datasets, kind):
         slots = in_place_slots(ds, i)
         row = ds.row(i)
         may = slots.copy()
-        may[row.segments["begin"][row.segments["start"] == 0]] &= not ds.manifest["recipe"]["documents"]["prepend_bos"]
+        may[row.segments["begin"][row.segments["start"] == 0]] &= not ds.manifest["recipe"][
+            "documents"
+        ]["prepend_bos"]
         if "trained_ranges" in row._shard.arrays:
             first = row._shard.segment_range(row._row)[0]
             in_ranges = np.zeros(ds.seq_length, bool)
             offsets = row._shard.arrays["trained_offsets"]
             for g, begin in enumerate(row.segments["begin"]):
-                for a, b in row._shard.arrays["trained_ranges"][offsets[first + g] : offsets[first + g + 1]]:
+                for a, b in row._shard.arrays["trained_ranges"][
+                    offsets[first + g] : offsets[first + g + 1]
+                ]:
                     in_ranges[begin + a : begin + b] = True
             may &= in_ranges
         assert np.array_equal(anew["tokens"][i][~slots], stored["tokens"][i][~slots])
@@ -162,8 +206,13 @@ def test_no_two_epochs_are_equal_and_each_is_itself_again(datasets):
             assert all(not np.array_equal(one[name], other[name]) for other in seen[:i])
     again = ds.batch(range(20), columns=COLUMNS, epochs=[2] * 20)
     assert all(np.array_equal(again[name], seen[2][name]) for name in COLUMNS)
-    assert all(np.array_equal(ds.batch(range(20), columns=COLUMNS)[name], seen[0][name]) for name in COLUMNS)
-    beyond = ds.batch(range(20), columns=COLUMNS, epochs=[2**32 + 2] * 20)  # chance repeats after 2³² epochs
+    assert all(
+        np.array_equal(ds.batch(range(20), columns=COLUMNS)[name], seen[0][name])
+        for name in COLUMNS
+    )
+    beyond = ds.batch(
+        range(20), columns=COLUMNS, epochs=[2**32 + 2] * 20
+    )  # chance repeats after 2³² epochs
     assert all(np.array_equal(beyond[name], seen[2][name]) for name in COLUMNS)
 
 
@@ -179,16 +228,21 @@ def test_a_row_in_an_epoch_does_not_depend_on_its_batch(datasets, kind):
         assert np.array_equal(ds.batch(rows, columns=[name], epochs=epochs)[name], batch[name])
 
 
-@pytest.mark.parametrize(("size", "world", "shuffle"), [(1, 1, True), (7, 1, True), (3, 2, False), (5, 4, True)])
+@pytest.mark.parametrize(
+    ("size", "world", "shuffle"), [(1, 1, True), (7, 1, True), (3, 2, False), (5, 4, True)]
+)
 def test_batches_give_each_sample_in_its_epoch(datasets, size, world, shuffle):
     ds = datasets("mix")
     n, epochs = len(ds), 3
     ranks = [
-        list(ds.batches(size, 11, rank, world, shuffle, epochs, columns=COLUMNS, redraw=True)) for rank in range(world)
+        list(ds.batches(size, 11, rank, world, shuffle, epochs, columns=COLUMNS, redraw=True))
+        for rank in range(world)
     ]
     found = [row for step in zip(*ranks, strict=True) for batch in step for row in batch["tokens"]]
     samples = np.arange(epochs * n)
-    expected = ds.batch(order.rows_of_samples(samples, n, 11, shuffle), columns=["tokens"], epochs=samples // n)
+    expected = ds.batch(
+        order.rows_of_samples(samples, n, 11, shuffle), columns=["tokens"], epochs=samples // n
+    )
     assert np.array_equal(np.stack(found), expected["tokens"])
     stored = ds.batches(size, 11, 0, world, shuffle, epochs, columns=COLUMNS)
     assert np.array_equal(next(stored)["tokens"], ranks[0][0]["tokens"])
@@ -203,7 +257,9 @@ def test_epoch_3_of_a_resumed_run_is_that_of_an_undisturbed_one(datasets, at):
         next(undisturbed)
     state = undisturbed.state_dict()
     assert state["redraw"] is True and state["rows"] >= 3 * len(ds)
-    with pytest.raises(StateError, match="the state's redraw is True, this loader's is False: .*give the redraw"):
+    with pytest.raises(
+        StateError, match="the state's redraw is True, this loader's is False: .*give the redraw"
+    ):
         ds.batches(4, 3).load_state_dict(state)
     ahead = [next(undisturbed) for _ in range(6)]
     resumed = ds.batches(8, 3, columns=COLUMNS, redraw=True)
@@ -212,11 +268,15 @@ def test_epoch_3_of_a_resumed_run_is_that_of_an_undisturbed_one(datasets, at):
     for i in range(3):
         batch = next(resumed)
         for name in COLUMNS:
-            assert np.array_equal(batch[name], np.concatenate([ahead[2 * i][name], ahead[2 * i + 1][name]]))
+            assert np.array_equal(
+                batch[name], np.concatenate([ahead[2 * i][name], ahead[2 * i + 1][name]])
+            )
 
 
 @pytest.mark.long(beyond=2)
-@pytest.mark.parametrize("kind", ["ul2r", "cuts", "compact", "t5", "rolled", "supervised_moved", "all"])
+@pytest.mark.parametrize(
+    "kind", ["ul2r", "cuts", "compact", "t5", "rolled", "supervised_moved", "all"]
+)
 def test_moved_segments_go_on_in_the_middle_of_epoch_3_over_world_sizes_1_4_2(datasets, kind):
     ds = datasets(kind)
     options = {"seed": 3, "columns": [*COLUMNS, "n_trained"], "redraw": True}
@@ -226,7 +286,10 @@ def test_moved_segments_go_on_in_the_middle_of_epoch_3_over_world_sizes_1_4_2(da
         next(one)
     got, state = [next(one) for _ in range(4)], one.state_dict()
     for world_size, batch_size, steps in ((4, 2, 3), (2, 3, 2)):
-        ranks = [ds.batches(batch_size, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+        ranks = [
+            ds.batches(batch_size, rank=rank, world_size=world_size, **options)
+            for rank in range(world_size)
+        ]
         for rank in ranks:
             rank.load_state_dict(json.loads(json.dumps(state)))
         got += [next(rank) for _ in range(steps) for rank in ranks]
@@ -280,10 +343,17 @@ def test_given_arrays_are_written(datasets, dtype):
     ds = datasets("mix")
     rows, epochs = [3, 0, 8], [1, 1, 4]
     expected = ds.batch(rows, columns=COLUMNS, epochs=epochs)
-    out = {name: np.full((3, 2 * ds.seq_length), 77, dtype or expected[name].dtype)[:, ::2] for name in COLUMNS[:5]}
+    out = {
+        name: np.full((3, 2 * ds.seq_length), 77, dtype or expected[name].dtype)[:, ::2]
+        for name in COLUMNS[:5]
+    }
     given = ds.batch(rows, out=out, epochs=epochs)
-    assert all(given[name] is out[name] and np.array_equal(out[name], expected[name]) for name in out)
-    out = {name: np.full((3, ds.seq_length), 77, dtype or expected[name].dtype) for name in COLUMNS[:5]}
+    assert all(
+        given[name] is out[name] and np.array_equal(out[name], expected[name]) for name in out
+    )
+    out = {
+        name: np.full((3, ds.seq_length), 77, dtype or expected[name].dtype) for name in COLUMNS[:5]
+    }
     ds.batch(rows, out=out, epochs=epochs)
     assert all(np.array_equal(out[name], expected[name]) for name in out)
     cast = ds.batch(rows, dtype=dtype, epochs=epochs)
@@ -291,12 +361,15 @@ def test_given_arrays_are_written(datasets, dtype):
 
 
 def test_marginals_are_those_of_render(datasets):
-    """E[weight · trained] = 1 a candidate of masked diffusion; flip rates and shares of BERT as the recipe says."""
+    """E[weight · trained] = 1 a candidate of masked diffusion; flip rates and shares of BERT as the
+    recipe says."""
     ds = datasets("stratified")
     slots = ds.batch(range(len(ds)), columns=["segment_ids"])["segment_ids"] != 0
     total = square = 0.0
     for epoch in range(1, 9):
-        weights = ds.batch(range(len(ds)), columns=["loss_weights"], epochs=[epoch] * len(ds))["loss_weights"]
+        weights = ds.batch(range(len(ds)), columns=["loss_weights"], epochs=[epoch] * len(ds))[
+            "loss_weights"
+        ]
         total += float(weights.sum(dtype=np.float64))
         square += float((weights.astype(np.float64) ** 2).sum())
     assert abs(total / (8 * slots.sum()) - 1) < 5 * math.sqrt(square) / (8 * slots.sum())
@@ -328,13 +401,18 @@ def test_rows_of_an_epoch_are_those_of_a_build_with_its_chance(datasets, kind, e
             real = arrays["cu_seqlens"][begin + i : end + i + 1]
             at = arrays.get("cu_seqlens_padded", arrays["cu_seqlens"])[begin + i : end + i + 1]
             prefix = arrays["segment_prefix"][begin:end]
-            ends, labels = np.zeros(ds.seq_length, np.int64), np.full(ds.seq_length, ds.manifest["pad_id"])
+            ends, labels = (
+                np.zeros(ds.seq_length, np.int64),
+                np.full(ds.seq_length, ds.manifest["pad_id"]),
+            )
             for k, slots in enumerate(np.diff(real)):
                 here = slice(at[k], at[k] + slots)
                 ends[here] = -1 if prefix[k] == -1 else at[k] + prefix[k]
                 labels[at[k] : at[k] + slots - 1] = arrays["tokens"][i, at[k] + 1 : at[k] + slots]
             assert np.array_equal(row["prefix_ends"], ends)
-            assert np.array_equal(row["labels"], arrays["labels"][i] if "labels" in arrays else labels)
+            assert np.array_equal(
+                row["labels"], arrays["labels"][i] if "labels" in arrays else labels
+            )
             if "loss_mask" in arrays:
                 assert np.array_equal(row["loss_mask"], arrays["loss_mask"][i])
             for name in ("segment_ids", "position_ids"):
@@ -342,7 +420,10 @@ def test_rows_of_an_epoch_are_those_of_a_build_with_its_chance(datasets, kind, e
             own = ds.row(first + i, epoch=epoch)
             for name in names:
                 if name != "prefix_ends" or not (prefix == -1).any():
-                    assert np.array_equal(getattr(own, name), row[name]) and not getattr(own, name).flags.writeable
+                    assert (
+                        np.array_equal(getattr(own, name), row[name])
+                        and not getattr(own, name).flags.writeable
+                    )
             for name in ("prefix", "noise", "loss_weight"):
                 assert np.array_equal(own.segments[name], arrays[f"segment_{name}"][begin:end])
             assert np.array_equal(own.cu_seqlens, real) and own.n_tokens == real[-1]
@@ -365,7 +446,9 @@ def test_the_kernels_of_a_build_draw_the_same_rows(datasets, kind):
     for accelerate in ("numba", "auto"):
         anew = ds.batch(range(len(ds)), columns=names, epochs=epochs, accelerate=accelerate)
         assert all(np.array_equal(anew[name], expected[name]) for name in names)
-    plain, fast = (ds.batches(3, redraw=True, accelerate=which, epochs=2) for which in ("numpy", "numba"))
+    plain, fast = (
+        ds.batches(3, redraw=True, accelerate=which, epochs=2) for which in ("numpy", "numba")
+    )
     assert fast.state_dict() == plain.state_dict()
     fast.load_state_dict({**plain.state_dict(), "rows": len(ds) + 2})
     plain.load_state_dict(fast.state_dict())
@@ -375,7 +458,9 @@ def test_the_kernels_of_a_build_draw_the_same_rows(datasets, kind):
 def test_what_draws_is_refused_where_it_is_not_there(datasets):
     ds = datasets("t5")
     for batches in (ds.batches, open_dataset([ds.directory] * 2, shares=[1, 1]).batches):
-        with pytest.raises(ArgumentError, match="accelerate is 'gpu' and should be one of 'numpy', 'numba', 'auto'"):
+        with pytest.raises(
+            ArgumentError, match="accelerate is 'gpu' and should be one of 'numpy', 'numba', 'auto'"
+        ):
             batches(2, redraw=True, accelerate="gpu")
     code = """
 import sys
@@ -386,9 +471,14 @@ print(int(ds.batch([0], epochs=[3], accelerate="auto")["labels"].sum()))
 ds.batches(2, redraw=True, accelerate="numba")
 """
     for missing in ("numba", "msgspec"):  # a trainer's image may have either without the other
-        done = made.run_python(code.replace("MISSING", repr(missing)).replace("DIRECTORY", repr(str(ds.directory))))
+        done = made.run_python(
+            code.replace("MISSING", repr(missing)).replace("DIRECTORY", repr(str(ds.directory)))
+        )
         assert int(done.stdout) == int(ds.batch([0], epochs=[3])["labels"].sum())
-        said = f"ArgumentError: accelerate = 'numba' needs {missing}, not installed here: pip install {missing}, or"
+        said = (
+            f"ArgumentError: accelerate = 'numba' needs {missing}, not installed here: pip install"
+            f" {missing}, or"
+        )
         assert said in done.stderr
 
 
@@ -415,21 +505,34 @@ def test_characters_stay_whole_by_the_manifest_or_the_tokenizer_beside_it(datase
     ds = datasets("cuts")
     expected = ds.batch(range(len(ds)), epochs=[1] * len(ds))
     plan = open_plan(ds.directory)
-    assert np.array_equal(flags_of(ds.manifest["continues"], ds.vocab_size), plan.tasks[0].ids.continues)
+    assert np.array_equal(
+        flags_of(ds.manifest["continues"], ds.vocab_size), plan.tasks[0].ids.continues
+    )
     out = shutil.copytree(ds.directory, tmp_path / "out")
     replace_in_manifest(out, continues="")
     anew = open_dataset(out).batch(range(len(ds)), epochs=[1] * len(ds))
     assert all(np.array_equal(anew[name], values) for name, values in expected.items())
     tokenizer = out / "tokenizer.json"
-    for damage in (lambda: tokenizer.write_bytes(b"{"), lambda: tokenizer.write_bytes(b"{}"), tokenizer.unlink):
+    for damage in (
+        lambda: tokenizer.write_bytes(b"{"),
+        lambda: tokenizer.write_bytes(b"{}"),
+        tokenizer.unlink,
+    ):
         damage()
-        with pytest.raises(ArgumentError, match="'fill_in_the_middle' never cuts inside a character, .*tokenizer.json"):
+        with pytest.raises(
+            ArgumentError,
+            match="'fill_in_the_middle' never cuts inside a character, .*tokenizer.json",
+        ):
             open_dataset(out).batches(2, redraw=True)
     for damage in ("AAAA", "?", "é"):
         replace_in_manifest(out, continues=damage)
-        with pytest.raises(ArgumentError, match="'fill_in_the_middle' never cuts inside a character, .*continues"):
+        with pytest.raises(
+            ArgumentError, match="'fill_in_the_middle' never cuts inside a character, .*continues"
+        ):
             open_dataset(out).batches(2, redraw=True)
-    tasks = [{**task, "parameters": {**task["parameters"], "text_safe": False}} for task in ds.tasks]
+    tasks = [
+        {**task, "parameters": {**task["parameters"], "text_safe": False}} for task in ds.tasks
+    ]
     replace_in_manifest(out, continues="", tasks=tasks)
     open_dataset(out).batches(2, redraw=True)
 
@@ -437,12 +540,20 @@ def test_characters_stay_whole_by_the_manifest_or_the_tokenizer_beside_it(datase
 @pytest.mark.parametrize("accelerate", ["numpy", "numba"])
 @pytest.mark.parametrize("kind", ["cuts", "ul2r"])
 def test_whatever_a_header_says_it_is_drawn_or_refused(datasets, kind, accelerate):
-    fresh, chance, outcomes = open_dataset(datasets(kind).directory), np.random.default_rng(4), set()
+    fresh, chance, outcomes = (
+        open_dataset(datasets(kind).directory),
+        np.random.default_rng(4),
+        set(),
+    )
     *_, shard = fresh._at_hand(0)
     good = shard.arrays
     rows = len(good["tokens"])
     for _ in range(150):
-        arrays = {**good, "segment_tokens": good["segment_tokens"].copy(), "segment_key": good["segment_key"].copy()}
+        arrays = {
+            **good,
+            "segment_tokens": good["segment_tokens"].copy(),
+            "segment_key": good["segment_key"].copy(),
+        }
         row = int(chance.integers(rows))
         g = int(good["row_offsets"][row + 1]) - 1 - int(chance.integers(2))
         arrays["segment_tokens"][g] += chance.integers(-4, 5)
@@ -474,12 +585,16 @@ def test_a_dataset_of_causal_tasks_stays_as_it_is(causal):
 @pytest.mark.parametrize("objective", ["my_shift", "my_cuts"])
 def test_a_task_whose_chance_would_stay_is_refused_by_name_at_once(causal, tmp_path, objective):
     shutil.copytree(causal, tmp_path / "out")
-    tasks = [{**open_dataset(causal).tasks[0], "name": "mine", "objective": objective}, open_dataset(causal).tasks[1]]
+    tasks = [
+        {**open_dataset(causal).tasks[0], "name": "mine", "objective": objective},
+        open_dataset(causal).tasks[1],
+    ]
     replace_in_manifest(tmp_path / "out", tasks=tasks)
     ds = open_dataset(tmp_path / "out")
     for dataset in (ds, open_dataset([causal, tmp_path / "out"], shares=[1, 1])):
         with pytest.raises(
-            ArgumentError, match=rf"redraw: 'mine' \({objective}\) cannot be drawn anew, .*without redraw"
+            ArgumentError,
+            match=rf"redraw: 'mine' \({objective}\) cannot be drawn anew, .*without redraw",
         ):
             dataset.batches(2, redraw=True)
     with pytest.raises(ArgumentError, match="'mine'"):
@@ -498,7 +613,9 @@ def test_a_task_without_a_law_is_refused_by_name_at_once(datasets, tmp_path):
     next(ds.batches(2))
 
 
-def test_another_law_and_an_unknown_parameter_are_refused_with_the_version_that_can(datasets, tmp_path):
+def test_another_law_and_an_unknown_parameter_are_refused_with_the_version_that_can(
+    datasets, tmp_path
+):
     for manifest, said in (
         (
             lambda m: m.update(law_version=1),
@@ -521,7 +638,9 @@ def test_another_law_and_an_unknown_parameter_are_refused_with_the_version_that_
             dataset.batches(2, redraw=True)
 
 
-@pytest.mark.parametrize("replace", [[0.8, 0.1], [0.9, -0.1, 0.2], [0.9, "0.1", 0], [True, 0, 0], 1, None])
+@pytest.mark.parametrize(
+    "replace", [[0.8, 0.1], [0.9, -0.1, 0.2], [0.9, "0.1", 0], [True, 0, 0], 1, None]
+)
 def test_shares_that_are_none_are_refused(datasets, tmp_path, replace):
     shutil.copytree(datasets("exact").directory, tmp_path / "d")
     tasks = [{**task, "parameters": {**task["parameters"]}} for task in datasets("exact").tasks]
@@ -576,7 +695,9 @@ it.load_state_dict({**it.state_dict(), "rows": ROWS})
 batch = next(it)
 print(int(batch["tokens"].sum()), float(batch["loss_weights"].sum()))
 """
-    done = made.run_python(code.replace("DIRECTORY", repr(str(ds.directory))).replace("ROWS", str(2 * len(ds))))
+    done = made.run_python(
+        code.replace("DIRECTORY", repr(str(ds.directory))).replace("ROWS", str(2 * len(ds)))
+    )
     assert done.returncode == 0, done.stderr
     expected = ds.batch(range(5), columns=COLUMNS, epochs=[2] * 5)
     tokens, weights = done.stdout.split()

@@ -18,23 +18,38 @@ def folder(tmp_path_factory):
     made.build(media_made.table(tokenizer="bpe"), folder, folder / "d")
     sounds = {"media": {"sound": "<|begin|>", "film": "<|film|>"}}
     records = [
-        {"text": "la la", "media": [{"at": 2, "tokens": 3, "ref": f"{i}.wav", "kind": "sound"}]} for i in range(40)
+        {"text": "la la", "media": [{"at": 2, "tokens": 3, "ref": f"{i}.wav", "kind": "sound"}]}
+        for i in range(40)
     ]
     media_made.write(folder, "s.jsonl", records)
     made.build(
-        made.table("s.jsonl", seq_length=128, tokenizer="bpe", specials=sounds, tasks=[{"preset": "causal"}]),
+        made.table(
+            "s.jsonl",
+            seq_length=128,
+            tokenizer="bpe",
+            specials=sounds,
+            tasks=[{"preset": "causal"}],
+        ),
         folder,
         folder / "s",
     )
     made.write_lines(folder / "t.jsonl", made.texts(20))
     made.build(
-        made.table("t.jsonl", seq_length=128, tokenizer="bpe", tasks=[{"preset": "causal"}]), folder, folder / "t"
+        made.table("t.jsonl", seq_length=128, tokenizer="bpe", tasks=[{"preset": "causal"}]),
+        folder,
+        folder / "t",
     )
     return folder
 
 
 def places(media):
-    columns = media.row.tolist(), media.slot.tolist(), media.tokens.tolist(), media.kinds, media.refs
+    columns = (
+        media.row.tolist(),
+        media.slot.tolist(),
+        media.tokens.tolist(),
+        media.kinds,
+        media.refs,
+    )
     return list(zip(*columns, strict=True))
 
 
@@ -43,35 +58,50 @@ def test_a_batch_has_the_places_of_its_rows_in_their_order(folder):
         dataset = open_dataset(folder / "d", io=io)
         rows = [7, *range(12), 7, len(dataset) - 1]
         batch = dataset.batch(rows, columns=["tokens", "media"])
-        own = [(i, *place[1:]) for i, r in enumerate(rows) for place in places(dataset.row(r).media)]
+        own = [
+            (i, *place[1:]) for i, r in enumerate(rows) for place in places(dataset.row(r).media)
+        ]
         assert places(batch["media"]) == own and len(own) > 9
         slots = slot_ids(batch)
         flat = batch["tokens"].reshape(-1)
         at = batch["media"].flat_slots(dataset.seq_length)
         assert np.isin(flat[at], slots).all() and np.isin(flat, slots).sum() == len(at)
-        assert [places(one) for one in batch["media"]] == [places(dataset.row(r).media) for r in rows]
+        assert [places(one) for one in batch["media"]] == [
+            places(dataset.row(r).media) for r in rows
+        ]
         assert places(dataset.with_columns(["media"])[7]["media"]) == places(dataset.row(7).media)
         assert "media" not in dataset.batch([0]) and batch["tokens"].shape == (15, 128)
 
 
 def slot_ids(batch):
     media, tokens = batch["media"], batch["tokens"]
-    return [int(tokens[row, slot]) for name in ("film", "image")
-            for row, slot, _, kind, _ in [next(p for p in places(media) if p[3] == name)]]  # fmt: skip
+    return [
+        int(tokens[row, slot])
+        for name in ("film", "image")
+        for row, slot, _, kind, _ in [next(p for p in places(media) if p[3] == name)]
+    ]
 
 
 def test_later_epochs_have_the_same_places(folder):
     dataset = open_dataset(folder / "d")
     anew = next(
-        dataset.batches(len(dataset), shuffle=False, redraw=True, columns=["tokens", "media"], samples=len(dataset))
+        dataset.batches(
+            len(dataset),
+            shuffle=False,
+            redraw=True,
+            columns=["tokens", "media"],
+            samples=len(dataset),
+        )
     )
-    later = dataset.batch(range(len(dataset)), columns=["tokens", "media"], epochs=[3] * len(dataset))
+    later = dataset.batch(
+        range(len(dataset)), columns=["tokens", "media"], epochs=[3] * len(dataset)
+    )
     assert places(anew["media"]) == places(later["media"])
     at = later["media"].flat_slots(dataset.seq_length)
     assert (later["tokens"].reshape(-1)[at] == anew["tokens"].reshape(-1)[at]).all()
-    assert (later["tokens"] != anew["tokens"]).any() and places(dataset.row(5, epoch=3).media) == places(
-        dataset.row(5).media
-    )
+    assert (later["tokens"] != anew["tokens"]).any() and places(
+        dataset.row(5, epoch=3).media
+    ) == places(dataset.row(5).media)
 
 
 def test_a_mixture_names_the_kinds_of_all_its_datasets(folder):
@@ -87,7 +117,9 @@ def test_a_mixture_names_the_kinds_of_all_its_datasets(folder):
 def test_a_dataset_without_media_has_none(folder):
     dataset = open_dataset(folder / "t")
     media = dataset.batch([0, 1], columns=["media"])["media"]
-    assert media.offsets.tolist() == [0, 0, 0] and media.refs == [] and dataset.row(0).media.refs == []
+    assert (
+        media.offsets.tolist() == [0, 0, 0] and media.refs == [] and dataset.row(0).media.refs == []
+    )
 
 
 def test_columns_that_are_none_are_named_with_media(folder):

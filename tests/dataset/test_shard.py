@@ -25,7 +25,9 @@ def written(path, rows=5, seq_length=64, token_dtype="uint16", **options):
 def test_what_is_encoded_comes_back(tmp_path, rows, options):
     path = tmp_path / "s"
     arrays = written(path, rows, **options)
-    opened = shard.open_shard(path, options.get("seq_length", 64), options.get("token_dtype", "uint16"), rows=rows)
+    opened = shard.open_shard(
+        path, options.get("seq_length", 64), options.get("token_dtype", "uint16"), rows=rows
+    )
     assert opened.rows == rows and opened.segments == len(arrays["segment_key"])
     assert list(opened.arrays) == list(opened.layout)
     for name, array in arrays.items():
@@ -64,7 +66,9 @@ def test_the_order_is_rows_then_columns_by_item_size():
 def test_encode_makes_no_copies():
     arrays = make_shard(np.random.default_rng(0), 4)
     buffers = shard.encode(arrays)
-    for name, buffer in zip(shard.layout(4, len(arrays["segment_key"]), 64, "u2"), buffers[1:], strict=True):
+    for name, buffer in zip(
+        shard.layout(4, len(arrays["segment_key"]), 64, "u2"), buffers[1:], strict=True
+    ):
         assert buffer.nbytes == arrays[name].nbytes
         assert buffer.nbytes == 0 or np.shares_memory(np.frombuffer(buffer, np.uint8), arrays[name])
 
@@ -109,14 +113,22 @@ def huge(h):
 
 HEADERS = {
     "unknown array": (lambda h: {**h, "extra": h["tokens"]}, "'extra'"),
-    "missing array": (lambda h: {k: v for k, v in h.items() if k != "segment_key"}, "'segment_key'"),
+    "missing array": (
+        lambda h: {k: v for k, v in h.items() if k != "segment_key"},
+        "'segment_key'",
+    ),
     "missing one of a pair": (lambda h: {**h, "block_noise": h["segment_noise"]}, "'block_"),
     "wrong dtype": (changed("tokens", dtype="I32"), "'tokens'.*dtype"),
     "unknown dtype": (changed("tokens", dtype="BF16"), "'tokens'.*dtype"),
     "dtype no string": (changed("tokens", dtype=["U16"]), "'tokens'.*dtype"),
-    "overlap": (lambda h: changed("segment_ids", data_offsets=h["tokens"]["data_offsets"])(h), "'segment_ids'"),
+    "overlap": (
+        lambda h: changed("segment_ids", data_offsets=h["tokens"]["data_offsets"])(h),
+        "'segment_ids'",
+    ),
     "hole": (
-        lambda h: changed("loss_mask", data_offsets=[o + 8 for o in h["loss_mask"]["data_offsets"]])(h),
+        lambda h: changed(
+            "loss_mask", data_offsets=[o + 8 for o in h["loss_mask"]["data_offsets"]]
+        )(h),
         "'loss_mask'",
     ),
     "beyond the file": (changed("segment_repeat", data_offsets=[0, 2**70]), "'segment_repeat'"),
@@ -130,19 +142,31 @@ HEADERS = {
     "no shape": (changed("tokens", shape=[]), "'tokens'"),
     "other seq_length": (changed("tokens", shape=[10, 32]), "'tokens'"),
     "segments disagree": (changed("segment_key", shape=[1]), "."),
-    "rows disagree": (lambda h: changed("row_offsets", shape=[h["row_offsets"]["shape"][0] - 1])(h), "."),
+    "rows disagree": (
+        lambda h: changed("row_offsets", shape=[h["row_offsets"]["shape"][0] - 1])(h),
+        ".",
+    ),
     "entry no object": (lambda h: {**h, "tokens": [1]}, "'tokens'"),
     "entry with more": (changed("tokens", more=1), "'tokens'"),
     "no metadata": (lambda h: {k: v for k, v in h.items() if k != "__metadata__"}, "__metadata__"),
-    "other version": (lambda h: {**h, "__metadata__": {**h["__metadata__"], "version": "2"}}, "__metadata__"),
+    "other version": (
+        lambda h: {**h, "__metadata__": {**h["__metadata__"], "version": "2"}},
+        "__metadata__",
+    ),
     "a list": (lambda h: [h], "list"),
     "not JSON": (lambda h: b"{" * 100, "JSON"),
     "deep JSON": (lambda h: b"[" * 100_000, "JSON"),
     "no UTF-8": (lambda h: b'{"\xff": 1}', "JSON"),
     "NaN": (lambda h: b'{"tokens": {"dtype": "U16", "shape": [NaN], "data_offsets": [0, 1]}}', "."),
     "huge integer": (lambda h: b'{"tokens": ' + b"9" * 5000 + b"}", "."),
-    "many duplicates": (lambda h: b"{" + b",".join([b'"a":1'] * 100_000) + b"}", "'a' stands twice"),
-    "duplicate keys": (lambda h: json.dumps(h).encode()[:-1] + b', "tokens": {}}', "'tokens' stands twice"),
+    "many duplicates": (
+        lambda h: b"{" + b",".join([b'"a":1'] * 100_000) + b"}",
+        "'a' stands twice",
+    ),
+    "duplicate keys": (
+        lambda h: json.dumps(h).encode()[:-1] + b', "tokens": {}}',
+        "'tokens' stands twice",
+    ),
 }
 
 

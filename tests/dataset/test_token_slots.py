@@ -12,12 +12,18 @@ from packprep.objectives import fill_in_the_middle, span_corruption
 SENTINELS, NONE = np.arange(1000, 1300), np.zeros(0, np.uint8)
 KEYS = np.arange(60_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 N, DENSITY, MEAN = 12, 0.5, 2.0  # 6 tokens of noise in 3 spans
-LAW = {"noise_density": DENSITY, "mean_span_length": MEAN, "random_roll": False, "eos_after_inputs": False}
+LAW = {
+    "noise_density": DENSITY,
+    "mean_span_length": MEAN,
+    "random_roll": False,
+    "eos_after_inputs": False,
+}
 EOS = 7
 
 
 def is_improbable(counts, expected):
-    """Whether χ² of the counts is one of the 10⁻⁴ greatest: by Wilson and Hilferty (1931) its cube root is nearly normal."""
+    """Whether χ² of the counts is one of the 10⁻⁴ greatest: by Wilson and Hilferty (1931) its cube
+    root is nearly normal."""
     assert expected.min() > 5 and not counts[expected == 0].any()
     freedom = len(expected) - 1
     chi = ((counts - expected) ** 2 / expected).sum()
@@ -59,20 +65,30 @@ def numbers(found):
 
 
 def cuts_a_span(rolled):
-    """bool[m]: whether a mask ends and begins with noise, as one does that is rotated inside of a span."""
+    """bool[m]: whether a mask ends and begins with noise, as one does that is rotated inside of a
+    span."""
     return rolled[:, 0] & rolled[:, -1]
 
 
 @pytest.mark.parametrize("roll", [False, True])
-@pytest.mark.parametrize("density, mean, count", [(0.15, 3.0, 300), (0.9, 1.0, 300), (0.3, 2.0, 7), (0.5, 32.0, 3)])
+@pytest.mark.parametrize(
+    "density, mean, count", [(0.15, 3.0, 300), (0.9, 1.0, 300), (0.3, 2.0, 7), (0.5, 32.0, 3)]
+)
 def test_tokens_stand_where_the_kernels_put_them(density, mean, count, roll):
     chance = np.random.default_rng(1)
     m = 200
     n, key = chance.integers(3, 600, m), chance.integers(0, 1 << 63, m).astype(np.uint64)
     ended = not roll and count > 5
-    law = {"noise_density": density, "mean_span_length": mean, "random_roll": roll, "eos_after_inputs": ended}
+    law = {
+        "noise_density": density,
+        "mean_span_length": mean,
+        "random_roll": roll,
+        "eos_after_inputs": ended,
+    }
     most = count - int(roll)
-    slots = token_slots.span_slots(law, ids(count), Stretches(key, n, np.zeros(m, np.int64)), 0, NONE).slots
+    slots = token_slots.span_slots(
+        law, ids(count), Stretches(key, n, np.zeros(m, np.int64)), 0, NONE
+    ).slots
     first, begin = np.cumsum(slots) - slots, np.cumsum(n) - n
     tokens = np.arange(n.sum())
     for epoch in (0, 1, 77, (1 << 32) - 1):
@@ -97,7 +113,10 @@ def test_tokens_stand_where_the_kernels_put_them(density, mean, count, roll):
         again = np.full_like(rows, -1)
         again[placed.token], again[placed.special] = tokens, placed.id
         assert np.array_equal(placed.slots, slots)
-        assert np.array_equal(again[: slots.sum()], rows[: slots.sum()]) and (again[: slots.sum()] >= 0).all()
+        assert (
+            np.array_equal(again[: slots.sum()], rows[: slots.sum()])
+            and (again[: slots.sum()] >= 0).all()
+        )
 
 
 def test_every_mask_is_as_likely_over_segments_and_over_epochs():
@@ -105,7 +124,9 @@ def test_every_mask_is_as_likely_over_segments_and_over_epochs():
     for epoch in (0, 5):
         found = numbers(drawn(LAW, key, epoch))
         counts = np.array([(found == number).sum() for number in every])
-        assert counts.sum() == len(key) and not is_improbable(counts, np.full(len(every), len(key) / len(every)))
+        assert counts.sum() == len(key) and not is_improbable(
+            counts, np.full(len(every), len(key) / len(every))
+        )
     found = np.concatenate([numbers(drawn(LAW, key[:1], epoch)) for epoch in range(1, 3001)])
     counts = np.array([(found == number).sum() for number in every])
     assert not is_improbable(counts, np.full(len(every), len(found) / len(every)))
@@ -131,20 +152,26 @@ def test_under_a_roll_a_segment_keeps_its_kind_and_every_rotation_of_it_is_as_li
         every, weights = np.unique(numbers(rotated[kinds == kind]), return_counts=True)
         own = np.concatenate([numbers(drawn(law, one, epoch)) for epoch in range(1, 6001)])
         counts = np.array([(own == number).sum() for number in every])
-        assert counts.sum() == len(own) and not is_improbable(counts, len(own) * weights / weights.sum())
+        assert counts.sum() == len(own) and not is_improbable(
+            counts, len(own) * weights / weights.sum()
+        )
 
 
 def test_every_pivot_is_as_likely():
     own = Stretches(KEYS, np.full(len(KEYS), N), np.arange(len(KEYS)) * 100)
     stored, anew = (
-        token_slots.pivot_slots({"sentinel": True, "eos_after_inputs": False}, ids(1), own, epoch, NONE).prefix
+        token_slots.pivot_slots(
+            {"sentinel": True, "eos_after_inputs": False}, ids(1), own, epoch, NONE
+        ).prefix
         for epoch in (0, 3)
     )
     joint = np.bincount((stored - 1) * (N - 1) + anew - 1, minlength=(N - 1) ** 2)
     assert not is_improbable(joint, np.full((N - 1) ** 2, len(KEYS) / (N - 1) ** 2))
     one = Stretches(KEYS[:1], own.n[:1], own.first_slot[:1])
     pivots = [
-        token_slots.pivot_slots({"sentinel": False, "eos_after_inputs": False}, ids(0), one, e, NONE).prefix[0]
+        token_slots.pivot_slots(
+            {"sentinel": False, "eos_after_inputs": False}, ids(0), one, e, NONE
+        ).prefix[0]
         for e in range(1, 2201)
     ]
     assert not is_improbable(np.bincount(pivots)[1:], np.full(N - 1, 2200 / (N - 1)))
@@ -174,12 +201,18 @@ def test_cuts_are_found_where_the_kernels_made_them_and_go_where_they_make_other
     for epoch in (0, 1, 77, (1 << 32) - 1):
         there = rows[epoch] = np.full(int(n.sum()) + 3 * m, -1, np.int32)
         drawn = token_slots.rates(law), continues, PRE, MID, SUF
-        fill_in_the_middle._render(tokens, begin, n, key, epoch, first, *drawn[0], *drawn[1:], there)
+        fill_in_the_middle._render(
+            tokens, begin, n, key, epoch, first, *drawn[0], *drawn[1:], there
+        )
         placed = token_slots.cut_slots(law, special, own, epoch, tokens if epoch else there)
         out, fits = np.full_like(tokens, -1), np.zeros(m, np.bool_)
-        fill_in_the_middle._restore(there, begin, n, key, epoch, first, *drawn[0], *drawn[1:], out, fits)
+        fill_in_the_middle._restore(
+            there, begin, n, key, epoch, first, *drawn[0], *drawn[1:], out, fits
+        )
         assert fits.all() and (there[placed.special] == placed.id).all()
-        assert np.array_equal(placed.slots - n, 3 * (there[np.minimum(first + n, len(there) - 1)] >= 0))
+        assert np.array_equal(
+            placed.slots - n, 3 * (there[np.minimum(first + n, len(there) - 1)] >= 0)
+        )
         if epoch or not in_text:
             assert np.array_equal(there[placed.token], tokens)
         else:  # two places may fit
@@ -207,7 +240,9 @@ def test_every_pair_of_cuts_is_as_likely_in_both_orders():
 
     pairs = [(a, b) for a in range(6) for b in range(a + 1, 6)]
     for key, epochs in ((KEYS, [0]), (KEYS, [4])):
-        placed = token_slots.cut_slots(law, special, Stretches(key, n, np.arange(len(key)) * 8), epochs[0], NONE)
+        placed = token_slots.cut_slots(
+            law, special, Stretches(key, n, np.arange(len(key)) * 8), epochs[0], NONE
+        )
         moved = int((placed.slots > 5).sum())
         assert abs(moved / len(key) - 0.7) < 0.01
         found = counts_of(key, epochs)
@@ -219,7 +254,8 @@ def test_every_pair_of_cuts_is_as_likely_in_both_orders():
 
 
 def check_cuts(found, pairs, moved):
-    """found[s, m]: how often the suffix token stood at slot s and the middle token m slots behind; 5 tokens."""
+    """found[s, m]: how often the suffix token stood at slot s and the middle token m slots behind;
+    5 tokens."""
     expected = np.zeros((6, 6))
     for a, b in pairs:
         expected[1 + a, 1 + 5 - b] += 0.6 * moved / len(pairs)
@@ -233,6 +269,9 @@ def test_a_body_that_rows_end_before_fits_nowhere_or_has_other_slots():
     special = SpecialIds(SENTINELS[:0], (PRE, MID, SUF), continues)
     for _ in range(300):
         n = int(chance.integers(4, 30))
-        rows, key = chance.integers(0, 100, n).astype(np.uint16), chance.integers(0, 1 << 60, 1).astype(np.uint64)
+        rows, key = (
+            chance.integers(0, 100, n).astype(np.uint16),
+            chance.integers(0, 1 << 60, 1).astype(np.uint64),
+        )
         own = Stretches(key, np.array([n]), np.zeros(1, np.int64))
         assert token_slots.cut_slots(cut_law(rate=1.0), special, own, 0, rows).slots[0] == n + 3

@@ -5,7 +5,8 @@
     <!-- exit status: 1 -->             before a fence of sh that is to end so
     <!-- sample output -->              before a fence of text that is not what the block above it prints
 
-What becomes of a block is told by its language (running.py). A fence in any other form is an error: none escapes.
+What becomes of a block is told by its language (running.py). A fence in any other form is an error:
+none escapes.
 """
 
 import re
@@ -24,7 +25,8 @@ class BlockError(Exception):
 
 
 class Block(NamedTuple):
-    """A fence: its language, its text without the fence's indentation, the line of its first line, and what is said of it."""
+    """A fence: its language, its text without the fence's indentation, the line of its first line,
+    and what is said of it."""
 
     language: str
     text: str
@@ -33,7 +35,8 @@ class Block(NamedTuple):
     exit_status: int
     sample: bool
     below: bool
-    """Whether nothing stands between it and the block above it: a fence of text is then what that block prints."""
+    """Whether nothing stands between it and the block above it: a fence of text is then what that
+    block prints."""
 
     @property
     def name(self) -> str | None:
@@ -41,7 +44,8 @@ class Block(NamedTuple):
         match = _NAME.match(self.text)
         return (
             match[1]
-            if match and match[1].endswith({"python": ".py", "toml": ".toml"}.get(self.language, "\0"))
+            if match
+            and match[1].endswith({"python": ".py", "toml": ".toml"}.get(self.language, "\0"))
             else None
         )
 
@@ -58,7 +62,8 @@ class Page(NamedTuple):
 
 
 def read_page(path: Path) -> Page:
-    """BlockError for a fence that is not of a known language, is never closed, or has no plain form."""
+    """BlockError for a fence that is not of a known language, is never closed, or has no plain
+    form."""
     lines = path.read_text("utf-8").splitlines()
     blocks: list[Block] = []
     said: list[str] = []
@@ -70,7 +75,8 @@ def read_page(path: Path) -> Page:
             fence = _FENCE.fullmatch(line)
             if not fence or fence[2] not in LANGUAGES:
                 raise BlockError(
-                    f"{path.name}:{i + 1}: {line.strip()!r} begins no block: ``` and one of {', '.join(LANGUAGES)}"
+                    f"{path.name}:{i + 1}: {line.strip()!r} begins no block: ``` and one of"
+                    f" {', '.join(LANGUAGES)}"
                 )
             closing = f"{fence[1]}```"
             end = next((j for j in range(i + 1, len(lines)) if lines[j] == closing), None)
@@ -81,7 +87,10 @@ def read_page(path: Path) -> Page:
             said, below, i = [], True, end + 1
         elif line.lstrip().startswith("<!--"):
             end = next((j for j in range(i, len(lines)) if "-->" in lines[j]), i)
-            said += [" ".join(comment.split()) for comment in _COMMENT.findall("\n".join(lines[i : end + 1]))]
+            said += [
+                " ".join(comment.split())
+                for comment in _COMMENT.findall("\n".join(lines[i : end + 1]))
+            ]
             i = end + 1
         else:
             if line.strip():
@@ -92,7 +101,10 @@ def read_page(path: Path) -> Page:
 
 def _notes(comments: list[str]) -> tuple[str | None, int, bool]:
     """(not run, exit status, sample) of the comments before a fence."""
-    noted = {key.strip(): value.strip() for key, _, value in (comment.partition(":") for comment in comments)}
+    noted = {
+        key.strip(): value.strip()
+        for key, _, value in (comment.partition(":") for comment in comments)
+    }
     return noted.get("not run"), int(noted.get("exit status", "0")), "sample output" in noted
 
 

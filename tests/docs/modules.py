@@ -10,7 +10,8 @@ DOCS = ROOT / "docs"
 
 
 def module(name: str) -> Any:
-    """A file of docs/ as a module, once a process, so that those which import one another find it."""
+    """A file of docs/ as a module, once a process, so that those which import one another find
+    it."""
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
         assert spec is not None and spec.loader is not None

@@ -1,4 +1,5 @@
-"""One page's Python: blocks come as lines of JSON on stdin, run in one namespace, and what each came to goes out as one.
+"""One page's Python: blocks come as lines of JSON on stdin, run in one namespace, and what each
+came to goes out as one.
 
 A file of its own, so that processes which a block starts can import what they were started from.
 """
@@ -14,8 +15,13 @@ import traceback
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print past sys.stdout goes to stderr, and does not mix with answers
-    sys.path[:2] = [sys.path[1], ""]  # packprep of PYTHONPATH, then the page's folder; not that of this file
+    os.dup2(
+        2, 1
+    )  # what libraries print past sys.stdout goes to stderr, and does not mix with answers
+    sys.path[:2] = [
+        sys.path[1],
+        "",
+    ]  # packprep of PYTHONPATH, then the page's folder; not that of this file
     names: dict[str, object] = {"__name__": "__main__"}
     for line in sys.stdin:
         where, text = json.loads(line)

@@ -38,8 +38,9 @@ def run_page(
 ) -> list[str]:
     """Run a page's blocks in `folder`; gives what was left out for want of a library.
 
-    missing: pattern of modules that cannot be imported → why. A block of Python that imports one is left out, with all
-    blocks of Python after it, which may use its names, and the blocks of sh that call a file that was left out.
+    missing: pattern of modules that cannot be imported → why. A block of Python that imports one is
+    left out, with all blocks of Python after it, which may use its names, and the blocks of sh that
+    call a file that was left out.
     after: called with what each block of sh printed.
     """
     left_out: list[str] = []
@@ -78,7 +79,9 @@ def run_page(
     return left_out
 
 
-def _lacking(block: Block, missing: Mapping[str, str], python_ended: bool, files: set[str]) -> str | None:
+def _lacking(
+    block: Block, missing: Mapping[str, str], python_ended: bool, files: set[str]
+) -> str | None:
     """Why a block is left out."""
     if block.language == "python":
         if python_ended and not block.name:
@@ -93,10 +96,17 @@ def _lacking(block: Block, missing: Mapping[str, str], python_ended: bool, files
 def _sh(block: Block, folder: Path, environment: Mapping[str, str]) -> str:
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE_S,
+        stdin=subprocess.DEVNULL,
+    )
     if done.returncode != block.exit_status:
-        raise BlockError(f"exit status {done.returncode}, not {block.exit_status}\n{done.stdout}{done.stderr}")
+        raise BlockError(
+            f"exit status {done.returncode}, not {block.exit_status}\n{done.stdout}{done.stderr}"
+        )
     return done.stdout + done.stderr
 
 
@@ -162,8 +172,11 @@ def _toml(block: Block, folder: Path) -> None:
 
 
 def over_a_minimal_recipe(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe of its part: with a tokenizer, a source, and the paths of a source where they are missing."""
-    sources = [{"paths": ["data/web/*.jsonl.zst"], **source} for source in table.get("sources", [{}])]
+    """A recipe of its part: with a tokenizer, a source, and the paths of a source where they are
+    missing."""
+    sources = [
+        {"paths": ["data/web/*.jsonl.zst"], **source} for source in table.get("sources", [{}])
+    ]
     return {"tokenizer": "bytes", **table, "sources": sources}
 
 
@@ -195,8 +208,9 @@ _CHECKS: dict[str, Callable[[Block, Path], None]] = {
 
 
 def commands(folder: Path) -> Path:
-    """A folder for PATH with packprep and python of this interpreter. packprep is not that of the folder at hand, which
-    may look like a clone: kernels are compiled for the place of their source."""
+    """A folder for PATH with packprep and python of this interpreter. packprep is not that of the
+    folder at hand, which may look like a clone: kernels are compiled for the place of their
+    source."""
     folder.mkdir()
     for name, module in (("packprep", " -P -m packprep"), ("python", "")):
         script = folder / name

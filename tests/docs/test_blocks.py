@@ -1,4 +1,5 @@
-"""Every command and every block of code of every page runs, in order, in a folder made for the page (blocks.py, world.py)."""
+"""Every command and every block of code of every page runs, in order, in a folder made for the page
+(blocks.py, world.py)."""
 
 import os
 import re
@@ -27,7 +28,8 @@ NOT_RUN = {
     "docs/benchmarks.md": ["it takes other tools, their environments and an hour"],
     "docs/guides/jax.md": ["pip installs"],
     "docs/guides/torch.md": [
-        "torchtitan's main branch is not on the package index; tests/adapters/test_torchtitan.py runs it from a checkout"
+        "torchtitan's main branch is not on the package index; tests/adapters/test_torchtitan.py"
+        " runs it from a checkout"
     ],
     "docs/guides/trainers.md": [
         "Lightning is no dependency; benchmarks/trainers/lightning.py runs the same",
@@ -47,11 +49,15 @@ def slurm_built_what_one_process_builds(folder: Path) -> None:
     assert made.contents(folder / "packed", "shards") == shards
     assert made.contents(folder / "packed_by_a_pool", "shards") == shards
     assert "every promise holds" in (folder / "packed.slurm" / "finish.log").read_text()
-    assert "built again from their sources" in (folder / "packed.slurm" / "verify-3.log").read_text()
+    assert (
+        "built again from their sources" in (folder / "packed.slurm" / "verify-3.log").read_text()
+    )
 
 
 def ray_built_what_a_build_builds(folder: Path) -> None:
-    assert len(read_manifest(folder / "packed")["shards"]) == open_plan(folder / "packed").shards > 3
+    assert (
+        len(read_manifest(folder / "packed")["shards"]) == open_plan(folder / "packed").shards > 3
+    )
     assert packprep("build", "recipe.toml", "--out", "again", at=folder).status == 0
     assert made.contents(folder / "packed") == made.contents(folder / "again")
 
@@ -90,7 +96,10 @@ def test_the_blocks_of_a_page_run(name, request, tmp_path):
 
 
 def test_what_does_not_run_is_little_and_says_why():
-    found = {name: [block.not_run for block in read_page(path).blocks if block.not_run] for name, path in PAGES.items()}
+    found = {
+        name: [block.not_run for block in read_page(path).blocks if block.not_run]
+        for name, path in PAGES.items()
+    }
     found = {name: reasons for name, reasons in found.items() if reasons}
     for name, reasons in found.items():
         print(f"{name}: {'; '.join(reasons)}")
@@ -102,9 +111,15 @@ def test_every_line_that_begins_or_ends_a_fence_is_of_a_block_that_is_known(name
     """Counted by themselves, so that no fence escapes the reader of pages."""
     lines = PAGES[name].read_text("utf-8").splitlines()
     inside = {
-        i for block in read_page(PAGES[name]).blocks for i in range(block.line, block.line + block.text.count("\n"))
+        i
+        for block in read_page(PAGES[name]).blocks
+        for i in range(block.line, block.line + block.text.count("\n"))
     }
-    fences = [line for i, line in enumerate(lines, 1) if i not in inside and re.match(r"\s*(```|~~~)", line)]
+    fences = [
+        line
+        for i, line in enumerate(lines, 1)
+        if i not in inside and re.match(r"\s*(```|~~~)", line)
+    ]
     assert len(fences) == 2 * len(read_page(PAGES[name]).blocks)
 
 
@@ -197,7 +212,9 @@ def test_a_good_page_runs(tmp_path):
     assert run(tmp_path, GOOD) == []
     assert read_page(tmp_path / "made.md").needs == ("corpus", "torch")
     assert read_page(tmp_path / "made.md").blocks[-1].not_run == "there is no such thing"
-    assert (tmp_path / "page" / "recipe.toml").exists() and (tmp_path / "page" / "made" / "one").exists()
+    assert (tmp_path / "page" / "recipe.toml").exists() and (
+        tmp_path / "page" / "made" / "one"
+    ).exists()
 
 
 @pytest.mark.parametrize(
@@ -232,10 +249,14 @@ def test_a_broken_block_fails_and_is_named(tmp_path, before, after, said):
 
 def test_blocks_that_need_a_missing_library_are_left_out_with_what_follows_from_them(tmp_path):
     page = (
-        "```sh\ntouch one\n```\n```python\nimport nowhere.there as n\n```\n```python\nn.x\n```\n```sh\ntouch two\n```\n"
+        "```sh\ntouch one\n```\n```python\nimport nowhere.there as"
+        " n\n```\n```python\nn.x\n```\n```sh\ntouch two\n```\n"
     )
     left_out = run(tmp_path, page, missing={"nowhere": "nowhere is not installed"})
-    assert left_out == ["made.md:5: nowhere is not installed", "made.md:8: goes on from a block that was left out"]
+    assert left_out == [
+        "made.md:5: nowhere is not installed",
+        "made.md:8: goes on from a block that was left out",
+    ]
     assert (tmp_path / "page" / "two").exists()
     called = "```python\n# train.py\nfrom nowhere import x\n```\n```sh\npython train.py\n```\n"
     assert len(run(tmp_path, called, missing={"nowhere": "nowhere is not installed"})) == 2

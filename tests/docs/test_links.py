@@ -22,7 +22,9 @@ def prose(page: str) -> str:
 def anchors(page: Path) -> set[str]:
     """The anchors that a renderer makes of headings."""
     headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", page.read_text("utf-8")), re.M)
-    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -53,8 +55,15 @@ def test_this_test_sees_links():
 def test_the_flow_through_the_package_names_its_files():
     page = (ROOT / "docs/design.md").read_text("utf-8")
     flow = page[page.index("## From a recipe to a trainer's batch") : page.index("## Dependencies")]
-    named = re.findall(r"(?:^ *|─ |in |by )([a-z_]+)/(NAME|[a-z_]+(?:, [a-z_]+)*)?(?=[ \n])", flow, re.M)
-    files = [f"{room}/{name}" for room, names in named for name in (names or "__init__").split(", ") if name != "NAME"]
+    named = re.findall(
+        r"(?:^ *|─ |in |by )([a-z_]+)/(NAME|[a-z_]+(?:, [a-z_]+)*)?(?=[ \n])", flow, re.M
+    )
+    files = [
+        f"{room}/{name}"
+        for room, names in named
+        for name in (names or "__init__").split(", ")
+        if name != "NAME"
+    ]
     assert len(files) > 35
     for file in files:
         path = ROOT / "packprep" / file

@@ -28,14 +28,20 @@ def test_made_parts_are_current(page):
 
 @pytest.mark.parametrize("command", get_command(app).commands)
 def test_the_docs_say_every_option_in_the_words_of_the_help(command):
-    (part,) = [part["text"] for part in make.find_parts(PAGES["cli.md"]) if part["name"] == f"cli {command}"]
+    (part,) = [
+        part["text"]
+        for part in make.find_parts(PAGES["cli.md"])
+        if part["name"] == f"cli {command}"
+    ]
     said = " ".join(part.split())
     known = get_command(app).commands[command]
     assert " ".join(known.help.split()) in said
     for option in known.params:
         assert " ".join((option.help or "").split()) in said
     options = {name for option in known.params for name in option.opts if name.startswith("--")}
-    assert set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", part, re.M)) == options | {"--help"}, "run python docs/make.py"
+    assert set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", part, re.M)) == options | {"--help"}, (
+        "run python docs/make.py"
+    )
 
 
 @pytest.mark.parametrize("name", drawings.DRAWINGS)
@@ -70,7 +76,10 @@ def test_the_format_says_every_promise_and_every_array():
 
 def test_the_docs_say_every_objective_and_every_preset():
     for name in REGISTRY:
-        assert f"\n## {name}\n" in PAGES["objectives.md"] and f'objective = "{name}"' in PAGES["recipe.md"]
+        assert (
+            f"\n## {name}\n" in PAGES["objectives.md"]
+            and f'objective = "{name}"' in PAGES["recipe.md"]
+        )
     for name in presets():
         assert f"`{name}`" in PAGES["objectives.md"]
 
@@ -89,5 +98,7 @@ def test_the_format_says_every_reason_of_a_reject():
     from packprep.tokenizer.encoding import TEXT_REASONS
 
     for reason in (*BAD_REASONS, *TEXT_REASONS, *DROP_REASONS, TOO_LONG):
-        (line,) = [line for line in PAGES["format.md"].splitlines() if line.startswith(f"| `{reason}`")]
+        (line,) = [
+            line for line in PAGES["format.md"].splitlines() if line.startswith(f"| `{reason}`")
+        ]
         assert line.endswith("| yes |" if is_bad(reason) else "| no |")

@@ -35,7 +35,10 @@ def test_the_job_of_kubernetes_parses_and_gives_each_pod_its_place():
 
 def test_the_caps_on_shards_are_those_of_the_page():
     recipe = read_recipe({**made.table("x.jsonl"), "output": {}}, Path())
-    sizes = {text: _shard_text_bytes(recipe, text, 0.25) for text in (10**9, 10**12, 10**13, 26_843_545_600_000)}
+    sizes = {
+        text: _shard_text_bytes(recipe, text, 0.25)
+        for text in (10**9, 10**12, 10**13, 26_843_545_600_000)
+    }
     assert list(sizes.values()) == [10**9 // 16, 64 * MIB, 200_000_000, 512 * MIB]
     assert all(-(-text // size) <= 50_000 for text, size in sizes.items())
     at_60_tb = _shard_text_bytes(recipe, 60 * 10**12, 0.25)
@@ -45,8 +48,13 @@ def test_the_caps_on_shards_are_those_of_the_page():
 
 def test_no_folder_holds_more_than_a_thousand_shards_and_names_stay_apart_beyond_a_million():
     for name in (shard_name, receipt_name):
-        folders = np.unique([name(b).rpartition("/")[0] for b in range(0, 112_000, 7)], return_counts=True)[1]
+        folders = np.unique(
+            [name(b).rpartition("/")[0] for b in range(0, 112_000, 7)], return_counts=True
+        )[1]
         assert folders.max() <= 143
     assert shard_name(1_234_567) == "shards/1234/1234567.safetensors"
     dtypes = {name: dtype for name, (dtype, _) in layout(1, 1, 8, "u2").items()}
-    assert dtypes["segment_file"] == np.uint32 and dtypes["segment_source"] == dtypes["segment_repeat"] == np.uint16
+    assert (
+        dtypes["segment_file"] == np.uint32
+        and dtypes["segment_source"] == dtypes["segment_repeat"] == np.uint16
+    )

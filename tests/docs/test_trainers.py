@@ -4,8 +4,14 @@ import re
 
 from tests import made
 
-TRAINERS, PAGE = made.ROOT / "benchmarks" / "trainers", made.ROOT / "docs" / "guides" / "trainers.md"
-ROWS = {match[1]: match[0] for match in re.finditer(r"^\| .*/trainers/(\w+)\.(?:py|txt)\).*$", PAGE.read_text(), re.M)}
+TRAINERS, PAGE = (
+    made.ROOT / "benchmarks" / "trainers",
+    made.ROOT / "docs" / "guides" / "trainers.md",
+)
+ROWS = {
+    match[1]: match[0]
+    for match in re.finditer(r"^\| .*/trainers/(\w+)\.(?:py|txt)\).*$", PAGE.read_text(), re.M)
+}
 
 
 def test_every_environment_has_a_row_with_the_version_that_is_pinned():
@@ -17,7 +23,9 @@ def test_every_environment_has_a_row_with_the_version_that_is_pinned():
             assert outcome == "not run", name
             continue
         assert re.fullmatch(r"# Python 3\.\d+", lines[0]), name
-        package = re.search(r'made\.main\("([\w-]+)", check', (TRAINERS / f"{name}.py").read_text())[1]
+        package = re.search(
+            r'made\.main\("([\w-]+)", check', (TRAINERS / f"{name}.py").read_text()
+        )[1]
         of_checkout = lines[1].startswith(f"# checkout {version}, which PACKPREP_")
         assert f"{package}=={version}" in lines or of_checkout, name
         assert outcome in ("trained 20 steps", "read by its own loader and collator"), name
@@ -29,6 +37,7 @@ def test_environments_can_be_made_anywhere():
         wrong = [
             line
             for line in lines
-            if not line.startswith("# checkout ") and not re.fullmatch(r"[\w.\[\]-]+==[\w.!]+", line)
+            if not line.startswith("# checkout ")
+            and not re.fullmatch(r"[\w.\[\]-]+==[\w.!]+", line)
         ]
         assert not wrong, f"{path.name}: {wrong}"

@@ -1,4 +1,5 @@
-"""The site: every page is in it, links out of docs/ lead to pages, a warning ends the build, and nothing is fetched."""
+"""The site: every page is in it, links out of docs/ lead to pages, a warning ends the build, and
+nothing is fetched."""
 
 import importlib.util
 import re
@@ -26,37 +27,48 @@ def test_the_navigation_names_every_page_once():
 def test_a_page_is_led_to_what_it_links_to_and_has_no_comments():
     linked: set[str] = set()
     page = (
-        "<!-- needs: torch -->\n# A\n\n[a](../torch.md#batches) [b](../../examples/train_torch.py) [c](https://d.org) [e](#f)\n"
-        "[tests](../../tests/crash) [g](../../CONTRIBUTING.md)\n\n"
-        "<!-- not run:\nso -->\n```sh\n[k](../../x.py) <!-- kept -->\n```\n"
+        "<!-- needs: torch -->\n# A\n\n[a](../torch.md#batches) [b](../../examples/train_torch.py)"
+        " [c](https://d.org) [e](#f)\n[tests](../../tests/crash) [g](../../CONTRIBUTING.md)\n\n<!--"
+        " not run:\nso -->\n```sh\n[k](../../x.py) <!-- kept -->\n```\n"
     )
     made = website.page(page, "docs/guides/a.md", "guides/a.md", linked)
-    assert made == (
-        "# A\n\n[a](../torch.md#batches) [b](../source/examples/train_torch.py.md) [c](https://d.org) [e](#f)\n"
-        "[tests](../source/tests/crash.md) [g](../source/CONTRIBUTING.md)\n\n```sh\n[k](../../x.py) <!-- kept -->\n```\n"
+    assert (
+        made == "# A\n\n[a](../torch.md#batches) [b](../source/examples/train_torch.py.md)"
+        " [c](https://d.org) [e](#f)\n[tests](../source/tests/crash.md)"
+        " [g](../source/CONTRIBUTING.md)\n\n```sh\n[k](../../x.py) <!-- kept -->\n```\n"
     )
     assert linked == {"examples/train_torch.py", "tests/crash", "CONTRIBUTING.md"}
 
 
 def test_a_drawing_stands_in_its_page_without_a_colour_of_its_own():
     made = website.page("![A row](drawings/row.svg)\n", "docs/index.md", "index.md", set())
-    assert made.startswith('<div class="drawing"><svg') and "<style>" not in made and "currentColor" in made
+    assert (
+        made.startswith('<div class="drawing"><svg')
+        and "<style>" not in made
+        and "currentColor" in made
+    )
     assert "\n\n" not in made, "an empty line would end the block of HTML"
 
 
 def test_words_on_parameters_become_items():
     pytest.importorskip("griffe", reason="griffe is not installed: pip install '.[docs]'")
     listed = module("docstrings").listed
-    text = "What it gives.\n\nio: how. a, b: both, by `c`: all. Raises E if not.\n\n    table io: x\n\nMore: none."
-    assert listed(text, ["a", "b", "c", "io"]) == (
-        "What it gives.\n\n- `io`: how.\n- `a`, `b`: both, by `c`: all.\n\nRaises E if not.\n\n    table io: x\n\nMore: none."
+    text = (
+        "What it gives.\n\nio: how. a, b: both, by `c`: all. Raises E if not.\n\n    table io:"
+        " x\n\nMore: none."
+    )
+    assert (
+        listed(text, ["a", "b", "c", "io"])
+        == "What it gives.\n\n- `io`: how.\n- `a`, `b`: both, by `c`: all.\n\nRaises E if not.\n\n "
+        "   table io: x\n\nMore: none."
     )
     assert listed(text, []) == text
 
 
 @pytest.mark.long(beyond=1)
 @pytest.mark.skipif(
-    importlib.util.find_spec("zensical") is None, reason="zensical is not installed: pip install '.[docs]'"
+    importlib.util.find_spec("zensical") is None,
+    reason="zensical is not installed: pip install '.[docs]'",
 )
 @pytest.mark.parametrize(
     ("page", "said"),
@@ -66,7 +78,9 @@ def test_words_on_parameters_become_items():
         ("[bad](#nowhere)\n", "anchor does not exist"),
     ],
 )
-def test_a_link_that_leads_nowhere_ends_the_build_and_a_good_site_fetches_nothing(tmp_path, page, said):
+def test_a_link_that_leads_nowhere_ends_the_build_and_a_good_site_fetches_nothing(
+    tmp_path, page, said
+):
     (tmp_path / "mkdocs.yml").write_text(HEAD)
     for name, text in (("index.md", f"# A\n\n{page}"), ("site.css", "")):
         (tmp_path / ".site").mkdir(exist_ok=True)
@@ -74,12 +88,24 @@ def test_a_link_that_leads_nowhere_ends_the_build_and_a_good_site_fetches_nothin
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "docstrings.py", tmp_path / "docs")
     (tmp_path / "packprep").symlink_to(ROOT / "packprep")
-    command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", str(tmp_path / "mkdocs.yml")]
+    command = [
+        sys.executable,
+        "-m",
+        "zensical",
+        "build",
+        "--strict",
+        "--config-file",
+        str(tmp_path / "mkdocs.yml"),
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode != 0) == bool(said) and said in done.stdout + done.stderr, done.stdout + done.stderr
+    assert (done.returncode != 0) == bool(said) and said in done.stdout + done.stderr, (
+        done.stdout + done.stderr
+    )
     if not said:
         html = (tmp_path / "site" / "index.html").read_text("utf-8")
         assert "PackprepError" in html
-        assert not re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']?(?:https?:)?//[^>]+>", html)
+        assert not re.findall(
+            r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']?(?:https?:)?//[^>]+>", html
+        )
         for style in Path(tmp_path / "site").rglob("*.css"):
             assert not re.search(r"url\([\"']?https?:|@import", style.read_text("utf-8")), style

@@ -2,12 +2,14 @@
 
 clone               examples/, docs/ and packprep/ as in a clone of the repository
 corpus              data/web/*.jsonl.zst, data/code/*.parquet, data/books/*.txt, data/chat/*.jsonl (messages), and tokenizer/, a
-                    Llama-3-style tokenizer of 128,256 tokens with the ids of Llama 3.1's special ones and a chat template
+                    Llama-3-style tokenizer of 128,256 tokens with the ids of Llama 3.1's special
+                    ones and a chat template
 conversations       conversations/*.jsonl: four layouts, calls of tools among them; completions.jsonl, two texts; brings corpus
 recipe              recipe.toml: UL2R over data/web in several shards; brings corpus
 packed              packed/: a dataset as examples/quickstart.toml makes it
 mixture             packed_web/ and packed_code/: two datasets of corpus with rows of 2048 slots
-torch, jax, transformers, trl, megatron a library, without which the blocks of Python that import it are left out
+torch, jax, transformers, trl, megatron a library, without which the blocks of Python that import it
+are left out
 ray                 ray.py, which does at once and in one process what Ray does
 slurm               a private cluster; a block's jobs have ended well before the next block begins
 s3                  an S3 server in the environment, with the bucket `bucket`: web/… of corpus, and packed/
@@ -169,16 +171,30 @@ class World:
         return folder
 
     def _build(self, out: Path, *arguments: object) -> Path:
-        command = [sys.executable, "-m", "packprep", "build", *map(str, arguments), "--out", str(out)]
+        command = [
+            sys.executable,
+            "-m",
+            "packprep",
+            "build",
+            *map(str, arguments),
+            "--out",
+            str(out),
+        ]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return out
 
 
 def environment() -> dict[str, str]:
-    """In which packprep is found, nothing is fetched from a hub, and no job of a Slurm is to be seen."""
+    """In which packprep is found, nothing is fetched from a hub, and no job of a Slurm is to be
+    seen."""
     return quiet_environment(
-        made.environment(HF_HUB_OFFLINE="1", JAX_PLATFORMS="cpu", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
+        made.environment(
+            HF_HUB_OFFLINE="1",
+            JAX_PLATFORMS="cpu",
+            TOKENIZERS_PARALLELISM="false",
+            OMP_NUM_THREADS="1",
+        )
     )
 
 
@@ -189,9 +205,12 @@ def write_corpus(folder: Path) -> None:
     web = [f"{name}\n\n{words}" for name, words in documented]
     for i in range(2):
         made.write(
-            folder / f"data/web/{i:03d}.jsonl.zst", zstandard.compress(_lines({"text": text} for text in web[i::2]))
+            folder / f"data/web/{i:03d}.jsonl.zst",
+            zstandard.compress(_lines({"text": text} for text in web[i::2])),
         )
-        made.write_parquet(folder / f"data/code/{i:03d}.parquet", [text for _, text in sources][i::2], 8)
+        made.write_parquet(
+            folder / f"data/code/{i:03d}.parquet", [text for _, text in sources][i::2], 8
+        )
     topics = sorted(pydoc_data.topics.topics.items())
     for i in range(8):
         text = "\n\n".join(text for _, text in topics[i::8])[:60_000]
@@ -202,16 +221,27 @@ def write_corpus(folder: Path) -> None:
         folder / "tokenizer",
         tokenizers_made.llama3_sized(web),
         tokenizer_config={
-            "bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "chat_template": _CHAT_TEMPLATE,
+            "bos_token": "<|begin_of_text|>",
+            "eos_token": "<|end_of_text|>",
+            "chat_template": _CHAT_TEMPLATE,
         },
-    )  # fmt: skip
+    )
 
 
 def write_conversations(folder: Path) -> None:
-    """conversations/ and completions.jsonl: questions about the standard library, and what its docstrings answer."""
-    documented = [found for name, text in _standard_library() for found in _documented(name, text)][:300]
-    asked = [(f"What is {name}?", words.split("\n\n")[0], name, words) for name, words in documented]
-    parameters = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    """conversations/ and completions.jsonl: questions about the standard library, and what its
+    docstrings answer."""
+    documented = [found for name, text in _standard_library() for found in _documented(name, text)][
+        :300
+    ]
+    asked = [
+        (f"What is {name}?", words.split("\n\n")[0], name, words) for name, words in documented
+    ]
+    parameters = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}},
+        "required": ["name"],
+    }
     docs = {"name": "docs", "description": "The docstring of a name.", "parameters": parameters}
 
     def user(question: str) -> dict[str, str]:
@@ -231,7 +261,10 @@ def write_conversations(folder: Path) -> None:
             "tools": [{"type": "function", "function": docs}],
         },
         "conversations/sharegpt": lambda question, answer, *_: {
-            "conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+            "conversations": [
+                {"from": "human", "value": question},
+                {"from": "gpt", "value": answer},
+            ]
         },
         "conversations/answers": lambda question, answer, *_: {
             "prompt": [user(question)],
@@ -242,14 +275,20 @@ def write_conversations(folder: Path) -> None:
             "input": words,
             "output": answer,
         },
-        "completions": lambda question, answer, *_: {"prompt": f"Q: {question}\nA:", "completion": f" {answer}"},
+        "completions": lambda question, answer, *_: {
+            "prompt": f"Q: {question}\nA:",
+            "completion": f" {answer}",
+        },
     }
     for i, (path, record) in enumerate(layouts.items()):
-        made.write(folder / f"{path}.jsonl", _lines(record(*given) for given in asked[i :: len(layouts)]))
+        made.write(
+            folder / f"{path}.jsonl", _lines(record(*given) for given in asked[i :: len(layouts)])
+        )
 
 
 def _standard_library() -> list[tuple[str, str]]:
-    """(name, source) of modules of the standard library, smallest names first, to about a megabyte."""
+    """(name, source) of modules of the standard library, smallest names first, to about a
+    megabyte."""
     found, size = [], 0
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py")):
         text = path.read_text("utf-8", errors="ignore")
@@ -263,13 +302,22 @@ def _documented(module: str, source: str) -> list[tuple[str, str]]:
     """(name, docstring) of a module and what it defines."""
     tree = ast.parse(source)
     kinds = (ast.ClassDef, ast.FunctionDef)
-    named = [(module, tree), *((f"{module}.{node.name}", node) for node in ast.walk(tree) if isinstance(node, kinds))]
-    return [(name, words) for name, node in named if len(words := ast.get_docstring(node) or "") > 40]
+    named = [
+        (module, tree),
+        *((f"{module}.{node.name}", node) for node in ast.walk(tree) if isinstance(node, kinds)),
+    ]
+    return [
+        (name, words) for name, node in named if len(words := ast.get_docstring(node) or "") > 40
+    ]
 
 
 def _conversation(name: str, words: str) -> list[dict[str, str]]:
     first, *rest = re.split(r"\n\s*\n", words)
-    turns = [("system", "You explain Python's standard library."), ("user", f"What is {name}?"), ("assistant", first)]
+    turns = [
+        ("system", "You explain Python's standard library."),
+        ("user", f"What is {name}?"),
+        ("assistant", first),
+    ]
     if rest:
         turns += [("user", "Tell me more."), ("assistant", rest[0])]
     return [{"role": role, "content": content} for role, content in turns]
@@ -284,15 +332,20 @@ def fill_bucket(world: World, environment: dict[str, str]) -> None:
     from pyarrow.fs import S3FileSystem
 
     files = S3FileSystem(
-        access_key=environment["AWS_ACCESS_KEY_ID"], secret_key=environment["AWS_SECRET_ACCESS_KEY"], scheme="http",
-        endpoint_override=environment["AWS_ENDPOINT_URL"].partition("://")[2], region=environment["AWS_REGION"],
+        access_key=environment["AWS_ACCESS_KEY_ID"],
+        secret_key=environment["AWS_SECRET_ACCESS_KEY"],
+        scheme="http",
+        endpoint_override=environment["AWS_ENDPOINT_URL"].partition("://")[2],
+        region=environment["AWS_REGION"],
         allow_bucket_creation=True,
-    )  # fmt: skip
+    )
     files.create_dir("bucket")
     for folder, under in ((world.corpus / "data" / "web", "web"), (world.packed, "packed")):
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                with files.open_output_stream(f"bucket/{under}/{path.relative_to(folder).as_posix()}") as stream:
+                with files.open_output_stream(
+                    f"bucket/{under}/{path.relative_to(folder).as_posix()}"
+                ) as stream:
                     stream.write(path.read_bytes())
 
 
@@ -300,7 +353,10 @@ def waiting(cluster) -> Callable[[str], None]:
     """Waits for the jobs that a block says it submitted, and holds that each completed."""
 
     def wait(said: str) -> None:
-        jobs = ["".join(plan) for plan in re.findall(r"\.sh: job (\d+),|Submitted batch job (\d+)", said)]
+        jobs = [
+            "".join(plan)
+            for plan in re.findall(r"\.sh: job (\d+),|Submitted batch job (\d+)", said)
+        ]
         if jobs:
             cluster.wait(*jobs)
             assert {state for plan in jobs for state in cluster.states(plan)} == {"COMPLETED"}, said

@@ -15,11 +15,11 @@ CHATML = """\
 
 # Llama 3's own, without its tools
 LLAMA3 = (
-    "{% set loop_messages = messages %}{% for message in loop_messages %}"
-    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim "
-    "+ '<|eot_id|>' %}"
-    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content ="
+    " '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim"
+    " + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif"
+    " %}{{ content }}{% endfor %}{% if add_generation_prompt %}{{"
+    " '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 
 GENERATION = """\
@@ -37,7 +37,8 @@ GENERATION = """\
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
 """
 
-# As Llama 2 and Mistral: the system message stands inside the user's first; roles have to alternate.
+# As Llama 2 and Mistral: the system message stands inside the user's first; roles have to
+# alternate.
 HOISTED = """\
 {%- if messages[0].role == 'system' %}
     {%- set system = messages[0].content + '\\n\\n' %}{% set turns = messages[1:] %}
@@ -68,8 +69,8 @@ FORGETTING = """\
 {%- if add_generation_prompt %}{{- '<assistant>' }}{% endif %}
 """
 
-# As Qwen 3, with its tools: a thought stands in a tag of its own, in the turns behind the last user's message alone; several
-# results are one turn of the user's.
+# As Qwen 3, with its tools: a thought stands in a tag of its own, in the turns behind the last
+# user's message alone; several results are one turn of the user's.
 THINKING = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' + (messages[0].content + '\\n\\n' if messages[0].role == 'system' else '') + '<tools>' }}
@@ -113,7 +114,8 @@ THINKING = """\
 {%- endif %}
 """
 
-# As GPT-OSS: the last message ends in another token than the others; a call's name stands again before its result.
+# As GPT-OSS: the last message ends in another token than the others; a call's name stands again
+# before its result.
 CHANNELS = """\
 {{- '<|start|>system<|message|>' + strftime_now('%Y-%m-%d') + '<|end|>' }}
 {%- set ns = namespace(name='') %}
@@ -175,7 +177,8 @@ THOUGHT_FIRST = """\
 """
 
 
-# As Nemotron: an answer that says nothing is left out where it is the last message; the prompt begins a thought.
+# As Nemotron: an answer that says nothing is left out where it is the last message; the prompt
+# begins a thought.
 LAST_LEFT_OUT = """\
 {%- for m in messages %}
     {%- if m.role != 'assistant' or m.content or not loop.last %}
@@ -190,7 +193,9 @@ def turns(*contents: str, system: str | None = None) -> list[dict[str, str]]:
     """A conversation that the user begins."""
     first = [] if system is None else [{"role": "system", "content": system}]
     roles = ("user", "assistant")
-    return first + [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
+    return first + [
+        {"role": roles[i % 2], "content": content} for i, content in enumerate(contents)
+    ]
 
 
 def said(messages, text: str | None = None, loss_spans=None, **fields) -> Supervision:
@@ -202,7 +207,10 @@ def said(messages, text: str | None = None, loss_spans=None, **fields) -> Superv
 
 def calls(*named: tuple[str, Any], content: str | None = None, **fields: Any) -> dict[str, Any]:
     """An assistant's message that calls tools: each a name and its arguments."""
-    made = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in named]
+    made = [
+        {"type": "function", "function": {"name": name, "arguments": given}}
+        for name, given in named
+    ]
     return {"role": "assistant", "content": content, "tool_calls": made, **fields}
 
 

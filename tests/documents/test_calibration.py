@@ -23,12 +23,16 @@ def looked_up(folder, pattern, seed=0, **of_source):
     table["sources"][0].update(of_source)
     inputs = look_up(read_recipe(table, folder), {})
     unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
-    return inputs, PlannedSource(inputs.recipe.sources[0], 0, inputs.prefixes[0], inputs.files[0], 0, unresolved, seed)
+    return inputs, PlannedSource(
+        inputs.recipe.sources[0], 0, inputs.prefixes[0], inputs.files[0], 0, unresolved, seed
+    )
 
 
 def estimate(folder, pattern, seed=0, precise=False, **of_source):
     inputs, source = looked_up(folder, pattern, seed, **of_source)
-    engine = load_engine(engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text")
+    engine = load_engine(
+        engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text"
+    )
     return calibrate(source, engine, inputs.vocabulary, DocumentKeys(), precise=precise)
 
 
@@ -40,7 +44,9 @@ def all_tokens(found):
     return float((found.lengths * found.length_weights).sum())
 
 
-@pytest.mark.parametrize("ending, kind", [("jsonl", "jsonl"), ("jsonl.gz", "jsonl.gzip"), ("jsonl.zst", "jsonl.zstd")])
+@pytest.mark.parametrize(
+    "ending, kind", [("jsonl", "jsonl"), ("jsonl.gz", "jsonl.gzip"), ("jsonl.zst", "jsonl.zstd")]
+)
 def test_a_small_source_is_measured_whole(tmp_path, ending, kind):
     texts = made.texts(300)
     path = made.write_lines(tmp_path / f"a.{ending}", texts)
@@ -98,30 +104,41 @@ def test_precise_figures_are_exact_where_all_is_read_and_what_files_hold_is_note
     FILES[ending](tmp_path / f"a.{ending}", alike)
     FILES[ending](tmp_path / f"b.{ending}", other)
     inputs, source = looked_up(tmp_path, f"*.{ending}")
-    engine = load_engine(engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text")
+    engine = load_engine(
+        engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text"
+    )
     found = calibrate(source, engine, inputs.vocabulary, DocumentKeys(), precise=True)
     assert all_tokens(found) == text_bytes(alike + other) and found.sampling_error == 0
     source.ratios = found.ratios
     pieces = [source.pieces.of_file(i) for i in (0, 1)]
     held = [int(source.weights()[p.start : p.stop].sum()) for p in pieces]
     if ending != "parquet":  # a dictionary holds the repeated text once
-        assert held[0] / sum(held) == pytest.approx(text_bytes(alike) / text_bytes(alike + other), rel=0.01)
+        assert held[0] / sum(held) == pytest.approx(
+            text_bytes(alike) / text_bytes(alike + other), rel=0.01
+        )
     assert sum(held) * found.tokens_per_byte == pytest.approx(text_bytes(alike + other), rel=0.001)
 
 
 @pytest.mark.parametrize(
-    "ending, member", [("jsonl.gz", gzip.compress), ("jsonl.zst", zstandard.ZstdCompressor().compress)]
+    "ending, member",
+    [("jsonl.gz", gzip.compress), ("jsonl.zst", zstandard.ZstdCompressor().compress)],
 )
-def test_files_that_are_not_read_are_as_large_as_their_heads_and_trailers_say(tmp_path, monkeypatch, ending, member):
+def test_files_that_are_not_read_are_as_large_as_their_heads_and_trailers_say(
+    tmp_path, monkeypatch, ending, member
+):
     monkeypatch.setattr(sampling, "READ_BYTES", 1)
     texts = [made.texts(300, seed, mean_bytes=1000) for seed in range(4)]
     for i, some in enumerate(texts):
         made.write_lines(tmp_path / f"{i}.{ending}", some)
     # Of many members the last says little; what that file holds is told from its bytes.
-    lines = [json.dumps({"text": text}).encode() + b"\n" for text in made.texts(300, 9, mean_bytes=1000)]
+    lines = [
+        json.dumps({"text": text}).encode() + b"\n" for text in made.texts(300, 9, mean_bytes=1000)
+    ]
     made.write(tmp_path / f"many.{ending}", b"".join(map(member, lines)))
     inputs, source = looked_up(tmp_path, f"*.{ending}")
-    engine = load_engine(engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text")
+    engine = load_engine(
+        engine_facts(candidates("auto", inputs.vocabulary)[0]), inputs.vocabulary, "text"
+    )
     calibrate(source, engine, inputs.vocabulary, DocumentKeys(), precise=True)
     for i, some in enumerate(texts):
         assert source.files.piece_bytes[i][0] == pytest.approx(text_bytes(some), rel=0.03)
@@ -129,7 +146,9 @@ def test_files_that_are_not_read_are_as_large_as_their_heads_and_trailers_say(tm
 
 
 @pytest.mark.long(beyond=1)
-@pytest.mark.parametrize("ending, within", [("jsonl", 0.05), ("jsonl.zst", 0.15), ("jsonl.gz", 0.15)])
+@pytest.mark.parametrize(
+    "ending, within", [("jsonl", 0.05), ("jsonl.zst", 0.15), ("jsonl.gz", 0.15)]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_few_very_long_documents_are_estimated_by_their_own_bytes(tmp_path, ending, within, seed):
     texts = made.texts(40, seed, mean_bytes=300_000)
@@ -160,11 +179,17 @@ def test_the_error_counts_in_that_chance_decides_which_documents_are_used(tmp_pa
     used = []
     for seed in range(400):
         sampled = np.random.default_rng(seed).random(len(sizes)) < kept
-        choice = Choice(np.uint64(seed), int(repeat % 1 * 2**32), lambda file, positions, sampled=sampled: sampled)
+        choice = Choice(
+            np.uint64(seed),
+            int(repeat % 1 * 2**32),
+            lambda file, positions, sampled=sampled: sampled,
+        )
         once_more = choice(0, np.arange(len(sizes)), sizes)
         used.append(float((sampled * int(repeat) + once_more) @ sizes))
     assert np.mean(used) == pytest.approx(kept * repeat * sizes.sum(), rel=0.02)
-    assert found.error_of(used_by(0.0, kept, repeat)) == pytest.approx(np.std(used) / np.mean(used), rel=0.35)
+    assert found.error_of(used_by(0.0, kept, repeat)) == pytest.approx(
+        np.std(used) / np.mean(used), rel=0.35
+    )
 
 
 def test_all_documents_once_have_the_error_of_the_estimate_alone(tmp_path):
@@ -176,7 +201,11 @@ def test_all_documents_once_have_the_error_of_the_estimate_alone(tmp_path):
 def test_the_error_of_a_source_is_that_of_the_part_that_is_sampled(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(50))
     found = estimate(tmp_path, "a.jsonl")
-    assert found.error_of(used_by(0.5, 0.75, 1.5)) == found.error_of(used_by(0.0, 0.25, 1.5)) > found.sampling_error
+    assert (
+        found.error_of(used_by(0.5, 0.75, 1.5))
+        == found.error_of(used_by(0.0, 0.25, 1.5))
+        > found.sampling_error
+    )
 
 
 def test_the_first_texts_are_documents_cut_to_some_characters_together(tmp_path):
@@ -186,7 +215,11 @@ def test_the_first_texts_are_documents_cut_to_some_characters_together(tmp_path)
     made.write(tmp_path / "c.jsonl.zst", b"")
     *whole, last = first_texts(looked_up(tmp_path, "*")[1])
     assert sum(map(len, whole)) + len(last) == FIRST_CHARACTERS
-    assert len(whole) > 100 and set(whole) <= set(texts) and any(text.startswith(last) for text in texts)
+    assert (
+        len(whole) > 100
+        and set(whole) <= set(texts)
+        and any(text.startswith(last) for text in texts)
+    )
 
 
 def test_all_texts_of_a_small_source_are_its_first_and_a_source_of_tokens_has_none(tmp_path):
@@ -202,16 +235,24 @@ def test_the_sample_s_lengths_are_those_of_its_documents(tmp_path):
     texts = made.texts(200)
     made.write_lines(tmp_path / "a.jsonl", texts)
     found = estimate(tmp_path, "a.jsonl")
-    assert sorted(found.lengths.tolist()) == sorted(len(text.encode()) for text in texts)  # bytes are its tokens
+    assert sorted(found.lengths.tolist()) == sorted(
+        len(text.encode()) for text in texts
+    )  # bytes are its tokens
     assert found.length_weights.tolist() == [1.0] * len(texts)
 
 
 @pytest.mark.parametrize(
     "ending, ratio, document_bytes, first, tokens",
-    [("jsonl", 986, 338.778589, [849, 1744, 168, 1744], 21983), ("txt", 1024, 316.097551, [339] * 4, 943190)],
+    [
+        ("jsonl", 986, 338.778589, [849, 1744, 168, 1744], 21983),
+        ("txt", 1024, 316.097551, [339] * 4, 943190),
+    ],
 )
-def test_what_is_looked_at_stays_what_it_is(tmp_path, monkeypatch, ending, ratio, document_bytes, first, tokens):
-    """The plan holds these figures: places that are drawn in another way would be another plan of the same inputs."""
+def test_what_is_looked_at_stays_what_it_is(
+    tmp_path, monkeypatch, ending, ratio, document_bytes, first, tokens
+):
+    """The plan holds these figures: places that are drawn in another way would be another plan of
+    the same inputs."""
     for name, value in (("WHOLE_BYTES", 1 << 10), ("WINDOWS", 8), ("PIECE_TEXT_BYTES", 1 << 12)):
         monkeypatch.setattr(sampling, name, value)
     texts = made.texts(1000, 5)
@@ -243,17 +284,33 @@ def test_a_document_of_many_spans_is_tokenized_once_however_many_places_lie_in_i
 ):
     count = 20_000
     entries = {
-        "media": [{"at": i * 3000 // count, "tokens": 2, "ref": "a" * 9, "kind": "image"} for i in range(count)],
-        "loss_spans": [[i * 3000 // count, i * 3000 // count + 1, 1.000000000000000000000000001] for i in range(count)],
+        "media": [
+            {"at": i * 3000 // count, "tokens": 2, "ref": "a" * 9, "kind": "image"}
+            for i in range(count)
+        ],
+        "loss_spans": [
+            [i * 3000 // count, i * 3000 // count + 1, 1.000000000000000000000000001]
+            for i in range(count)
+        ],
     }
-    lines = json.dumps({"text": "abc" * 1000, "url": "x" * (1 << 20), beside: entries[beside]}).encode() + b"\n"
+    lines = (
+        json.dumps({"text": "abc" * 1000, "url": "x" * (1 << 20), beside: entries[beside]}).encode()
+        + b"\n"
+    )
     made.write(tmp_path / f"a.{ending}", gzip.compress(lines) if ending.endswith("gz") else lines)
     table = made.table(f"a.{ending}", tasks=[{"objective": "causal"}])
     table["specials"] = {"missing": "add", "media": {"image": ["<vs>", "<ip>", "<ve>"]}}
     inputs = look_up(read_recipe(table, tmp_path), {})
     unresolved = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
     source = PlannedSource(
-        inputs.recipe.sources[0], 0, inputs.prefixes[0], inputs.files[0], 0, unresolved, 0, kinds=("image",)
+        inputs.recipe.sources[0],
+        0,
+        inputs.prefixes[0],
+        inputs.files[0],
+        0,
+        unresolved,
+        0,
+        kinds=("image",),
     )
     seen = []
 
@@ -262,8 +319,16 @@ def test_a_document_of_many_spans_is_tokenized_once_however_many_places_lie_in_i
         return tokenize_supervised(engine, texts, conversations, *more)
 
     monkeypatch.setattr("packprep.documents.calibration.tokenize_supervised", tokenized)
-    engine = load_engine(engine_facts(candidates("reference", inputs.vocabulary)[0]), inputs.vocabulary, "text")
-    found = calibrate(
-        source, engine, inputs.vocabulary, DocumentKeys(), partial(supervise, template=None, settings=DocumentKeys())
+    engine = load_engine(
+        engine_facts(candidates("reference", inputs.vocabulary)[0]), inputs.vocabulary, "text"
     )
-    assert len(seen) == 1 and set(found.lengths.tolist()) == {3000 + (4 * count if beside == "media" else 0)}
+    found = calibrate(
+        source,
+        engine,
+        inputs.vocabulary,
+        DocumentKeys(),
+        partial(supervise, template=None, settings=DocumentKeys()),
+    )
+    assert len(seen) == 1 and set(found.lengths.tolist()) == {
+        3000 + (4 * count if beside == "media" else 0)
+    }

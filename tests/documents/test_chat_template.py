@@ -1,4 +1,5 @@
-"""packprep.documents.chat_template: which template, and that its bytes are a function of the messages."""
+"""packprep.documents.chat_template: which template, and that its bytes are a function of the
+messages."""
 
 import datetime
 import json
@@ -8,7 +9,12 @@ import jinja2.sandbox
 import pytest
 
 from packprep.documents import template_limits
-from packprep.documents.chat_template import TemplateRefusal, compile_template, find_template, named_templates
+from packprep.documents.chat_template import (
+    TemplateRefusal,
+    compile_template,
+    find_template,
+    named_templates,
+)
 from packprep.documents.supervision import conversation
 from packprep.documents.template_limits import TemplateLimit
 from packprep.errors import RecipeError
@@ -53,7 +59,11 @@ def test_what_is_no_function_of_the_messages_or_no_jinja_is_refused(source, what
 
 
 def test_a_template_is_kept_in_a_sandbox():
-    for source in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}", "{{ lipsum() }}"):
+    for source in (
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ lipsum() }}",
+    ):
         with pytest.raises(Exception):  # noqa: B017
             render(source, [])
 
@@ -65,19 +75,40 @@ def test_raise_exception_is_a_refusal_with_the_template_s_words():
 
 BOMBS = {
     "loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
-    "recursive loop": "{% for a in [1] recursive %}{{ loop([1, 1]) if loop.depth < 60 }}{% endfor %}",
-    "macro": "{% macro m(n) %}{% if n %}{% set a = m(n - 1) %}{% set b = m(n - 1) %}{% endif %}{% endmacro %}{{ m(60) }}",
+    "recursive loop": (
+        "{% for a in [1] recursive %}{{ loop([1, 1]) if loop.depth < 60 }}{% endfor %}"
+    ),
+    "macro": (
+        "{% macro m(n) %}{% if n %}{% set a = m(n - 1) %}{% set b = m(n - 1) %}{% endif %}{%"
+        " endmacro %}{{ m(60) }}"
+    ),
     "product": "{{ 'x' * 10 ** 10 }}",
     "product from the left": "{% set a = 10 ** 8 * 'x' %}",
     "power": "{{ 10 ** 9999999 }}",
-    "squares": "{% set n = namespace(x=10) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
-    "joined": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-    "added": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
-    "blocks": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set y %}{{ n.x }}{{ n.x }}{% endset %}"
-    "{% set n.x = y %}{% endfor %}",
+    "squares": (
+        "{% set n = namespace(x=10) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}"
+    ),
+    "joined": (
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{%"
+        " endfor %}"
+    ),
+    "added": (
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{%"
+        " endfor %}"
+    ),
+    "blocks": (
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set y %}{{ n.x }}{{ n.x }}{%"
+        " endset %}{% set n.x = y %}{% endfor %}"
+    ),
     "own text": "{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}",
-    "lists": "{% set n = namespace(x=['x']) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
-    "json": "{% set n = namespace(x=['x']) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
+    "lists": (
+        "{% set n = namespace(x=['x']) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{%"
+        " endfor %}{{ n.x }}"
+    ),
+    "json": (
+        "{% set n = namespace(x=['x']) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{%"
+        " endfor %}{{ n.x | tojson }}"
+    ),
     "center": "{{ 'x' | center(10 ** 10) }}",
     "ljust": "{{ 'x'.ljust(9999999999) }}",
     "replace": "{% set a = 'x' * 99999 %}{{ a.replace('x', a) }}",
@@ -94,46 +125,87 @@ BOMBS = {
     "wrap by a text": "{{ ('x' * 9999) | wordwrap(1, wrapstring='x' * 99999) }}",
     "json indented": "{{ [1] | tojson(indent=9999) }}",
     "json separated": "{{ [1, 2] | tojson(separators=('x' * 9999, ':')) }}",
-    "json indented at depth": "{% set n = namespace(x=[1] * 99999) %}{% for i in range(300) %}{% set n.x = [n.x] %}{% endfor %}"
-    "{{ n.x | tojson(indent=16) }}",
+    "json indented at depth": (
+        "{% set n = namespace(x=[1] * 99999) %}{% for i in range(300) %}{% set n.x = [n.x] %}{%"
+        " endfor %}{{ n.x | tojson(indent=16) }}"
+    ),
     "join of numbers": "{{ range(9999) | join('x' * 99999) }}",
     "join of an iterator": "{{ ('x' * 99999).join(range(9999) | map('string')) }}",
     "translate": "{{ ('x' * 9999).translate({120: 'y' * 99999}) }}",
     "bytes": "{{ ('x'.encode() * 99999999) | length }}",
-    "slices": "{% for i in range(99999) if i is odd %}{{ i | string | batch(9999999, 0) | list | length }}{% endfor %}",
+    "slices": (
+        "{% for i in range(99999) if i is odd %}{{ i | string | batch(9999999, 0) | list | length"
+        " }}{% endfor %}"
+    ),
     "a constant": "{% for i in range(99999) %}{{ 'x' | center(99999) }}{% endfor %}",
-    "in a text": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if 'y' in a %}{% endif %}{% endfor %}",
-    "in a list": "{% set a = range(99999) | list %}{% for i in range(99999) %}{% if -1 not in a %}{% endif %}{% endfor %}",
-    "test in": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if 'y' is in a %}{% endif %}{% endfor %}",
-    "test lower": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if a is lower %}{% endif %}{% endfor %}",
-    "equal texts": "{% set a, b = 'x' * 9999999, 'x' * 9999999 %}"
-    "{% for i in range(99999) %}{% if a == b %}{% endif %}{% endfor %}",
-    "copies": "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% set b = a[1:] %}{% endfor %}",
+    "in a text": (
+        "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if 'y' in a %}{% endif %}{%"
+        " endfor %}"
+    ),
+    "in a list": (
+        "{% set a = range(99999) | list %}{% for i in range(99999) %}{% if -1 not in a %}{% endif"
+        " %}{% endfor %}"
+    ),
+    "test in": (
+        "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if 'y' is in a %}{% endif %}{%"
+        " endfor %}"
+    ),
+    "test lower": (
+        "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if a is lower %}{% endif %}{%"
+        " endfor %}"
+    ),
+    "equal texts": (
+        "{% set a, b = 'x' * 9999999, 'x' * 9999999 %}"
+        "{% for i in range(99999) %}{% if a == b %}{% endif %}{% endfor %}"
+    ),
+    "copies": (
+        "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% set b = a[1:] %}{% endfor %}"
+    ),
     "sorted": "{% for i in range(99999) %}{% set b = range(99999) | sort %}{% endfor %}",
-    "selected": "{% for i in range(999) %}{% set b = range(99999) | select('none') | list %}{% endfor %}",
-    "passed over": "{% for i in range(999) %}{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}",
+    "selected": (
+        "{% for i in range(999) %}{% set b = range(99999) | select('none') | list %}{% endfor %}"
+    ),
+    "passed over": (
+        "{% for i in range(999) %}{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}"
+    ),
     "sum of lists": "{{ ([[1] * 999] * 99999) | sum(start=[]) }}",
-    "arguments": "{% macro m() %}{{ varargs | length }}{% endmacro %}{% set a = [1] * 99999 %}"
-    "{% for i in range(9999) %}{{ m(*a) }}{% endfor %}",
+    "arguments": (
+        "{% macro m() %}{{ varargs | length }}{% endmacro %}{% set a = [1] * 99999 %}"
+        "{% for i in range(9999) %}{{ m(*a) }}{% endfor %}"
+    ),
     "a body": "{% for i in range(99999) %}" + "{% if i == -1 %}{% endif %}" * 3000 + "{% endfor %}",
-    "a macro's body": "{% macro m() %}"
-    + "{% if i == -1 %}{% endif %}" * 3000
-    + "{% endmacro %}{% for i in range(99999) %}"
-    "{% set a = m() %}{% endfor %}",
-    "a block's body": "{% block b %}"
-    + "{% if i == -1 %}{% endif %}" * 3000
-    + "{% endblock %}{% for i in range(99999) %}"
-    "{% set a = self.b() %}{% endfor %}",
-    "a macro's arguments": "{% macro m(n) %}{% if n %}{{ m(n - 1, varargs, varargs) }}{% endif %}{% endmacro %}{{ m(60, 1) }}",
+    "a macro's body": (
+        "{% macro m() %}"
+        + "{% if i == -1 %}{% endif %}" * 3000
+        + "{% endmacro %}{% for i in range(99999) %}{% set a = m() %}{% endfor %}"
+    ),
+    "a block's body": (
+        "{% block b %}"
+        + "{% if i == -1 %}{% endif %}" * 3000
+        + "{% endblock %}{% for i in range(99999) %}{% set a = self.b() %}{% endfor %}"
+    ),
+    "a macro's arguments": (
+        "{% macro m(n) %}{% if n %}{{ m(n - 1, varargs, varargs) }}{% endif %}{% endmacro %}{{"
+        " m(60, 1) }}"
+    ),
 }
 # What holds a value twice over, and what then goes through all of it.
 for step in (
-    "[n.x, n.x]", "(n.x, n.x)", "{'a': n.x, 'b': n.x}", "dict(a=n.x, b=n.x)", "[n.x] * 2", "[n.x] + [n.x]",
-    "{}.fromkeys([1, 2], n.x)", "cycler(n.x, n.x).items", "(n.x + n.x) | batch(2) | list", "[n.x, n.x] | list",
-):  # fmt: skip
+    "[n.x, n.x]",
+    "(n.x, n.x)",
+    "{'a': n.x, 'b': n.x}",
+    "dict(a=n.x, b=n.x)",
+    "[n.x] * 2",
+    "[n.x] + [n.x]",
+    "{}.fromkeys([1, 2], n.x)",
+    "cycler(n.x, n.x).items",
+    "(n.x + n.x) | batch(2) | list",
+    "[n.x, n.x] | list",
+):
     BOMBS[f"doubled by {step}"] = (
-        f"{{% set n = namespace(x=[1]) %}}{{% for i in range(60) %}}{{% set n.x = {step} %}}{{% endfor %}}"
-        "{% if n.x == n.x | list or n.x is in [n.x] or n.x | upper or n.x | unique %}{% endif %}"
+        f"{{% set n = namespace(x=[1]) %}}{{% for i in range(60) %}}{{% set n.x = {step} %}}{{%"
+        " endfor %}{% if n.x == n.x | list or n.x is in [n.x] or n.x | upper or n.x | unique"
+        " %}{% endif %}"
     )
 
 
@@ -179,21 +251,63 @@ def test_what_prints_an_address_is_refused(value):
 
 
 PLAIN = (
-    "1 < 2 < 3", "1 < 3 < 2", "2 == 2 != 3", "'a' in 'abc' in ['abc']", "'x' not in messages", "1 not in [1]",
-    "'a' <= 'b' >= 'a'", "[1, messages[0]][1:]", "(1, messages)[0]", "{'a': messages[0], 1: 2}", "[[1], [x]]",
-    "messages[::-1]", "'abc'[1:]", "messages[:1] + messages[1:]", "dict(a=1, b=messages)", "[3, 1, 2] | sort",
-    "['b', 'a', 'b'] | unique | list", "'ba' | sort | join", "[1, 2, 3, 4] | batch(3, 0) | list",
-    "range(7) | slice(3) | list", "messages | map(attribute='role') | join(', ')",
-    "messages | selectattr('role', 'equalto', 'user') | list | length", "messages | groupby('role')",
-    "[[1], [2]] | sum(start=[])", "range(5) | select('odd') | list", "range(5) | reject('in', [1]) | list",
-    "[1, 2] | sum", "[] | map('nothing') | list", "{'b': 1, 'a': 2} | dictsort", "{'b': 1} | items | list",
-    "[2, 1] | min", "[] | max", "x | list", "'abc' | list", "'abc' | first", "['a'] | last",
-    "messages | tojson(indent=2)", "'a b' | title | wordcount", "'aB' is lower", "1 is in [1]", "2 is eq 2",
-    "x is defined", "'{} {0}' | length", "'{0} {0}'.format('a')", "'%s %s' % ('a', 1)", "'a,b'.split(',')",
-    "', '.join(messages | map(attribute='role'))", "'a\nb' | indent('> ')", "'abc def' | wordwrap(4)",
-    "'a' ~ 1 ~ none ~ x", "not 1 == 1", "'abc'.translate({97: 'x'})", "namespace(a=[1]).a", "cycler(1, 2).next()",
-    "'a' if messages else 'b'", "messages | reverse | list",
-)  # fmt: skip
+    "1 < 2 < 3",
+    "1 < 3 < 2",
+    "2 == 2 != 3",
+    "'a' in 'abc' in ['abc']",
+    "'x' not in messages",
+    "1 not in [1]",
+    "'a' <= 'b' >= 'a'",
+    "[1, messages[0]][1:]",
+    "(1, messages)[0]",
+    "{'a': messages[0], 1: 2}",
+    "[[1], [x]]",
+    "messages[::-1]",
+    "'abc'[1:]",
+    "messages[:1] + messages[1:]",
+    "dict(a=1, b=messages)",
+    "[3, 1, 2] | sort",
+    "['b', 'a', 'b'] | unique | list",
+    "'ba' | sort | join",
+    "[1, 2, 3, 4] | batch(3, 0) | list",
+    "range(7) | slice(3) | list",
+    "messages | map(attribute='role') | join(', ')",
+    "messages | selectattr('role', 'equalto', 'user') | list | length",
+    "messages | groupby('role')",
+    "[[1], [2]] | sum(start=[])",
+    "range(5) | select('odd') | list",
+    "range(5) | reject('in', [1]) | list",
+    "[1, 2] | sum",
+    "[] | map('nothing') | list",
+    "{'b': 1, 'a': 2} | dictsort",
+    "{'b': 1} | items | list",
+    "[2, 1] | min",
+    "[] | max",
+    "x | list",
+    "'abc' | list",
+    "'abc' | first",
+    "['a'] | last",
+    "messages | tojson(indent=2)",
+    "'a b' | title | wordcount",
+    "'aB' is lower",
+    "1 is in [1]",
+    "2 is eq 2",
+    "x is defined",
+    "'{} {0}' | length",
+    "'{0} {0}'.format('a')",
+    "'%s %s' % ('a', 1)",
+    "'a,b'.split(',')",
+    "', '.join(messages | map(attribute='role'))",
+    "'a\nb' | indent('> ')",
+    "'abc def' | wordwrap(4)",
+    "'a' ~ 1 ~ none ~ x",
+    "not 1 == 1",
+    "'abc'.translate({97: 'x'})",
+    "namespace(a=[1]).a",
+    "cycler(1, 2).next()",
+    "'a' if messages else 'b'",
+    "messages | reverse | list",
+)
 
 
 def test_what_is_counted_is_what_jinja_prints():
@@ -202,21 +316,29 @@ def test_what_is_counted_is_what_jinja_prints():
     plain.filters["tojson"] = compile_template("")._template.environment.filters["tojson"]
     for expression in (f"({expression})" for expression in PLAIN):
         template = (
-            f"{{% macro m(a) %}}{{{{ a }}}}{{% endmacro %}}{{{{ {expression} }}}}{{{{ m({expression}) }}}}"
-            f"{{% for a in [1, 2] if {expression} or a == 1 %}}{{{{ a }}}}{{% if {expression} %}}y{{% endif %}}{{% endfor %}}"
+            f"{{% macro m(a) %}}{{{{ a }}}}{{% endmacro %}}{{{{ {expression} }}}}{{{{"
+            f" m({expression}) }}}}{{% for a in [1, 2] if {expression} or a == 1 %}}{{{{ a }}}}{{%"
+            f" if {expression} %}}y{{% endif %}}{{% endfor %}}"
         )
-        assert render(template, messages) == plain.from_string(template).render(messages=messages), expression
+        assert render(template, messages) == plain.from_string(template).render(
+            messages=messages
+        ), expression
 
 
 def test_a_template_of_too_many_parts_is_refused():
-    with pytest.raises(RecipeError, match="it has too many parts; give another in documents.chat_template"):
+    with pytest.raises(
+        RecipeError, match="it has too many parts; give another in documents.chat_template"
+    ):
         compile_template("{{ a }}" * 40_000)
 
 
 def test_a_template_that_is_no_text_of_a_file_s_size_or_name_is_refused(tmp_path):
     (tmp_path / "large.jinja").touch()
     os.truncate(tmp_path / "large.jinja", 3 << 30)
-    for name, words in (("large.jinja", "has more than 1048576 bytes"), ("a\0b", "no file has such a name")):
+    for name, words in (
+        ("large.jinja", "has more than 1048576 bytes"),
+        ("a\0b", "no file has such a name"),
+    ):
         with pytest.raises(RecipeError, match=words):
             find_template(name, tmp_path, "bytes")
 
@@ -233,7 +355,10 @@ def test_a_template_reads_tools_and_variables_and_no_others_for_what_is_packprep
     source = "{{ tools | tojson }}{{ level }}{{ messages | length }}{{ documents }}"
     template = compile_template(source)
     variables = {"level": "low", "messages": [], "tools": 1}
-    assert template.render(chats.turns("q"), tools=[{"name": "f"}], variables=variables) == '[{"name": "f"}]low1None'
+    assert (
+        template.render(chats.turns("q"), tools=[{"name": "f"}], variables=variables)
+        == '[{"name": "f"}]low1None'
+    )
     assert template.render(chats.turns("q")) == "null1None"
 
 
@@ -274,7 +399,9 @@ MESSAGES = chats.turns("q", "a")
 
 
 def beside(folder, **files):
-    made.write(folder / "tok", made.gpt2_like(), **{k: v for k, v in files.items() if v is not None})
+    made.write(
+        folder / "tok", made.gpt2_like(), **{k: v for k, v in files.items() if v is not None}
+    )
     return folder
 
 
@@ -289,8 +416,24 @@ def test_the_bytes_have_no_template_of_their_own(tmp_path):
         ({}, None),
         ({"chat_template": None}, None),
         ({"chat_template": "T"}, "T"),
-        ({"chat_template": [{"name": "tool_use", "template": "U"}, {"name": "default", "template": "T"}]}, "T"),
-        ({"chat_template": [{"name": [], "template": "U"}, {"name": "default", "template": "T"}]}, "T"),
+        (
+            {
+                "chat_template": [
+                    {"name": "tool_use", "template": "U"},
+                    {"name": "default", "template": "T"},
+                ]
+            },
+            "T",
+        ),
+        (
+            {
+                "chat_template": [
+                    {"name": [], "template": "U"},
+                    {"name": "default", "template": "T"},
+                ]
+            },
+            "T",
+        ),
         ({"chat_template": [{"name": "rag", "template": "U"}]}, None),
     ],
 )
@@ -301,7 +444,9 @@ def test_the_template_of_tokenizer_config_is_taken(tmp_path, config, text, name)
 
 def test_a_processor_s_template_counts_like_the_configuration_s(tmp_path):
     assert find_template("", beside(tmp_path, chat_template={"chat_template": "P"}), "tok") == "P"
-    both = beside(tmp_path, chat_template={"chat_template": "P"}, tokenizer_config={"chat_template": "T"})
+    both = beside(
+        tmp_path, chat_template={"chat_template": "P"}, tokenizer_config={"chat_template": "T"}
+    )
     assert find_template("", both, "tok") == "T"
 
 
@@ -310,7 +455,10 @@ def test_templates_that_are_not_used_because_of_their_names_are_listed(tmp_path)
     (tmp_path / "tok/additional_chat_templates").mkdir()
     (tmp_path / "tok/additional_chat_templates/rag.jinja").write_text("R")
     said = named_templates("tok", tmp_path)
-    assert "templates named rag in additional_chat_templates" in said and "documents.chat_template = " in said
+    assert (
+        "templates named rag in additional_chat_templates" in said
+        and "documents.chat_template = " in said
+    )
     entries = [{"name": "rag", "template": "R"}, {"name": "tool_use", "template": "U"}]
     said = named_templates("tok", beside(tmp_path, tokenizer_config={"chat_template": entries}))
     assert "templates named rag, tool_use and none named default" in said
@@ -324,7 +472,10 @@ def test_the_file_that_newer_tokenizers_have_beside_them_comes_first(tmp_path):
 
 def test_the_tokens_that_a_template_names_are_set_in_it(tmp_path):
     config = {
-        "chat_template": "\n  {% if true %}{{ bos_token }}|{{ eos_token }}|{{ pad_token }}{% endif %}|{{ bos_token is defined }}",
+        "chat_template": (
+            "\n  {% if true %}{{ bos_token }}|{{ eos_token }}|{{ pad_token }}{% endif %}|{{"
+            " bos_token is defined }}"
+        ),
         "bos_token": {"content": '<"\\é🙂\n{%', "lstrip": False},
         "eos_token": "</s>",
         "pad_token": None,
@@ -336,7 +487,11 @@ def test_the_tokens_that_a_template_names_are_set_in_it(tmp_path):
 
 
 def test_a_token_that_the_configuration_declares_null_is_not_set(tmp_path):
-    config = {"bos_token": None, "eos_token": "</s>", "chat_template": "{{ bos_token }}x{{ eos_token }}"}
+    config = {
+        "bos_token": None,
+        "eos_token": "</s>",
+        "chat_template": "{{ bos_token }}x{{ eos_token }}",
+    }
     beside(tmp_path, tokenizer_config=config, special_tokens_map={"bos_token": "<s>"})
     assert compile_template(find_template("", tmp_path, "tok")).render([]) == "x</s>"
 
@@ -378,7 +533,10 @@ def test_a_file_of_the_recipe_s_that_cannot_be_used_is_refused_at_once(tmp_path,
 
 def test_a_template_beside_the_tokenizer_is_looked_into_only_when_it_is_used(tmp_path):
     config = {"chat_template": "{{ strftime_now('%d') }}"}
-    assert find_template("", beside(tmp_path, tokenizer_config=config), "tok") == config["chat_template"]
+    assert (
+        find_template("", beside(tmp_path, tokenizer_config=config), "tok")
+        == config["chat_template"]
+    )
 
 
 def test_a_config_that_is_no_object_says_nothing(tmp_path):
@@ -390,10 +548,25 @@ def test_a_config_that_is_no_object_says_nothing(tmp_path):
 @pytest.mark.parametrize(
     "source, knows",
     [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}A:{% endif %}", True),
-        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}", True),
+        (
+            (
+                "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt"
+                " %}A:{% endif %}"
+            ),
+            True,
+        ),
+        (
+            "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+            True,
+        ),
         ("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", False),
-        ("{% set add_generation_prompt = true %}{% for m in messages %}{{ m.content }}{% endfor %}", False),
+        (
+            (
+                "{% set add_generation_prompt = true %}{% for m in messages %}{{ m.content }}{%"
+                " endfor %}"
+            ),
+            False,
+        ),
     ],
 )
 def test_whether_a_template_tells_what_opens_a_turn_from_the_turn(source, knows):

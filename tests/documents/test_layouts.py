@@ -1,4 +1,5 @@
-"""packprep.documents.layouts: what a template gets of a record of each layout, or why the record cannot be used."""
+"""packprep.documents.layouts: what a template gets of a record of each layout, or why the record
+cannot be used."""
 
 import json
 
@@ -8,7 +9,11 @@ from packprep.documents.layouts import Dialogue, read_layout
 from packprep.sources.formats.batch import Supervision
 from tests.documents import chats_made as chats
 
-CALL = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": {"a": 1, "b": None}}}
+CALL = {
+    "type": "function",
+    "id": "c1",
+    "function": {"name": "add", "arguments": {"a": 1, "b": None}},
+}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"a": {"default": None}}}}]
 
 
@@ -32,7 +37,13 @@ def test_messages_reach_the_template_as_they_are_but_for_nulls_train_and_weight(
         {"role": "assistant", "thinking": "t", "tool_calls": [CALL], "weight": 0.5},
         turn("assistant", "a", train=True, weight=2, tool_calls=[]),
     ]
-    found = read("messages", messages=messages, tools=TOOLS, chat_template_kwargs={"enable_thinking": False}, weight=3)
+    found = read(
+        "messages",
+        messages=messages,
+        tools=TOOLS,
+        chat_template_kwargs={"enable_thinking": False},
+        weight=3,
+    )
     assert found == Dialogue(
         [
             turn("system", "s"),
@@ -74,7 +85,11 @@ def test_sharegpt_s_speakers_have_roles():
     assert found.messages == [
         turn("system", "s"),
         turn("user", "q"),
-        turn("assistant", None, tool_calls=[{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]),
+        turn(
+            "assistant",
+            None,
+            tool_calls=[{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+        ),
         turn("tool", "3"),
         turn("assistant", "I call nobody"),
         turn("assistant", "a"),
@@ -83,13 +98,20 @@ def test_sharegpt_s_speakers_have_roles():
     assert found.train == (None, None, None, None, None, False, True)
     assert found.weights == (1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0)
     assert read("sharegpt", conversations=QA).messages == QA
-    assert read("messages", messages=[{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]).messages == QA
+    assert (
+        read(
+            "messages", messages=[{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+        ).messages
+        == QA
+    )
 
 
 def test_alpaca_s_input_follows_its_instruction():
     assert read("alpaca", instruction="q", output="a").messages == QA
     assert read("alpaca", instruction="q", input="", output="a").messages == QA
-    found = read("alpaca", instruction="q", input="i", output="a", system="s", history=[["p", "o"]], weight=2)
+    found = read(
+        "alpaca", instruction="q", input="i", output="a", system="s", history=[["p", "o"]], weight=2
+    )
     assert found.messages == [turn("system", "s"), *chats.turns("p", "o", "q\n\ni", "a")]
     assert found.weights == (2.0,) * 5
 
@@ -98,11 +120,16 @@ def test_of_a_prompt_and_its_completion_the_completion_is_trained():
     assert read("prompt_completion", prompt="né", completion=" a", weight=2) == Supervision(
         "né a", [[2, 4]], {"weight": 2}
     )
-    found = read("prompt_completion", prompt=chats.turns("q", "a", "r"), completion=[turn("assistant", "b")])
+    found = read(
+        "prompt_completion", prompt=chats.turns("q", "a", "r"), completion=[turn("assistant", "b")]
+    )
     assert found.messages == chats.turns("q", "a", "r", "b")
     assert found.train == (False, False, False, None)
     asked = [turn("user", "q"), turn("assistant", "a", train=True), turn("user", "r")]
-    assert read("prompt_completion", prompt=asked, completion=[turn("assistant", "b")]).train[1] is True
+    assert (
+        read("prompt_completion", prompt=asked, completion=[turn("assistant", "b")]).train[1]
+        is True
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,16 +187,23 @@ def test_of_a_prompt_and_its_completion_the_completion_is_trained():
 )  # fmt: skip
 def test_what_is_wrong_with_a_record_is_said(layout, record, detail):
     reason, found = read(layout, **record)
-    assert reason == "bad_messages" and detail in found and found.isascii() and len(found) <= 200, found
+    assert reason == "bad_messages" and detail in found and found.isascii() and len(found) <= 200, (
+        found
+    )
 
 
 def test_one_message_has_to_be_of_a_trained_role():
     given = Supervision(None, None, {"messages": QA[:1]}, "messages")
     assert read_layout(given, ["user"]) == Dialogue(QA[:1], None, {}, (None,), (1.0,))
-    assert read_layout(given, ["tool", "assistant"])[1].startswith("no message is of documents.trained_roles")
+    assert read_layout(given, ["tool", "assistant"])[1].startswith(
+        "no message is of documents.trained_roles"
+    )
 
 
 def test_texts_that_are_no_text_or_too_long_are_rejected(monkeypatch):
     assert read("prompt_completion", prompt="a", completion="\udc00")[0] == "lone_surrogate"
     monkeypatch.setattr("packprep.sources.formats.batch.MAX_DOCUMENT_BYTES", 3)
-    assert read("prompt_completion", prompt="ab", completion="cd") == ("too_large", "4 bytes; at most 3 bytes")
+    assert read("prompt_completion", prompt="ab", completion="cd") == (
+        "too_large",
+        "4 bytes; at most 3 bytes",
+    )

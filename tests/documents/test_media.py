@@ -25,8 +25,14 @@ GOOD = {"at": 1, "tokens": 2, "ref": "r", "kind": "image"}
 
 def vocabulary_of(folder, tokenizer=None, **specials):
     tokenizers_made.write(folder / "t", tokenizer or tokenizers_made.byte_level(*TOKENS))
-    given = {"eos": "<eos>", "pad": "<pad>", "media": {"film": ("", "<|film|>", ""), "image": tuple(TOKENS[2:5])}}
-    return resolve_vocabulary("t", folder, Specials(**{**given, **specials}), Needs(frozenset(["eos"]), (), 0))
+    given = {
+        "eos": "<eos>",
+        "pad": "<pad>",
+        "media": {"film": ("", "<|film|>", ""), "image": tuple(TOKENS[2:5])},
+    }
+    return resolve_vocabulary(
+        "t", folder, Specials(**{**given, **specials}), Needs(frozenset(["eos"]), (), 0)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +83,16 @@ def test_what_says_nothing_of_media_is_a_text():
         b'{"text": "a", "weight": null}',
     ):
         assert line_decoder("text", Fields(kinds=KINDS))(line) == "a"
-    assert line_decoder("text", Fields())(b'{"text": "a", "media": [1]}') == "a"  # no kind, nothing is looked at
+    assert (
+        line_decoder("text", Fields())(b'{"text": "a", "media": [1]}') == "a"
+    )  # no kind, nothing is looked at
 
 
 def test_whole_numbers_of_any_type_are_places():
     places = record("abcd", [{**GOOD, "at": 2.0, "tokens": 3.0}]).places
-    assert [(place.at, place.tokens) for place in places] == [(2, 3)] and type(places[0].tokens) is int
+    assert [(place.at, place.tokens) for place in places] == [(2, 3)] and type(
+        places[0].tokens
+    ) is int
 
 
 @pytest.mark.parametrize("ref", media_made.REFS)
@@ -92,8 +102,14 @@ def test_any_text_is_a_ref(vocabulary, ref):
 
 
 def test_places_stand_where_their_text_is_cut(vocabulary):
-    """ids, spans, slots and what is trained, of a text by itself, of one with loss_spans, and of one without media."""
-    media = [{**GOOD, "at": 0, "tokens": 3}, {**GOOD, "at": 2, "kind": "film"}, {**GOOD, "at": 2}, {**GOOD, "at": 4}]
+    """ids, spans, slots and what is trained, of a text by itself, of one with loss_spans, and of
+    one without media."""
+    media = [
+        {**GOOD, "at": 0, "tokens": 3},
+        {**GOOD, "at": 2, "kind": "film"},
+        {**GOOD, "at": 2},
+        {**GOOD, "at": 4},
+    ]
     one, other = record("dog.", media), record("dog.", media, loss_spans=[[2, 4, 0.5]])
     tokens, trained = tokenized(vocabulary, one, "dog.", other)
     engine = ReferenceEngine(vocabulary, "text")
@@ -101,7 +117,23 @@ def test_places_stand_where_their_text_is_cut(vocabulary):
     begin, image, end, film = (vocabulary.media["image"] + vocabulary.media["film"])[:3] + (
         vocabulary.media["film"][1],
     )
-    ids = [begin, *[image] * 3, end, *do, film, film, begin, image, image, end, *g, begin, image, image, end]
+    ids = [
+        begin,
+        *[image] * 3,
+        end,
+        *do,
+        film,
+        film,
+        begin,
+        image,
+        image,
+        end,
+        *g,
+        begin,
+        image,
+        image,
+        end,
+    ]
     assert tokens.ids[tokens.offsets[0] : tokens.offsets[1]].tolist() == ids
     assert tokens.ids[tokens.offsets[2] :].tolist() == ids
     n, m = len(do), len(g)
@@ -111,8 +143,12 @@ def test_places_stand_where_their_text_is_cut(vocabulary):
         assert places.spans.tolist() == spans
         assert places.first.tolist() == [1, 5 + n, 8 + n, 12 + n + m]
         assert places.tokens.tolist() == [3, 2, 2, 2] and places.kind.tolist() == [1, 0, 1, 1]
-    assert trained[0].spans.tolist() == [[5, 5 + n], [11 + n, 11 + n + m]] and trained[0].weights.tolist() == [1, 1]
-    assert trained[2].spans.tolist() == [[11 + n, 11 + n + m]] and trained[2].weights.tolist() == [0.5]
+    assert trained[0].spans.tolist() == [[5, 5 + n], [11 + n, 11 + n + m]] and trained[
+        0
+    ].weights.tolist() == [1, 1]
+    assert trained[2].spans.tolist() == [[11 + n, 11 + n + m]] and trained[2].weights.tolist() == [
+        0.5
+    ]
     assert trained[0].eos_weight == 1 and trained[2].eos_weight == 0.5
 
 
@@ -131,10 +167,16 @@ def test_parts_are_the_placeholders_that_a_template_writes(vocabulary):
     text = found.text.replace("<|image|>", "<|image|>" * 4).replace("<|film|>", "<|film|>" * 2)
     engine = ReferenceEngine(vocabulary, "text")
     ids, _, _ = engine.encode_with_characters([text], True)
-    assert tokens.ids.tolist() == ids.tolist()  # as a processor does, which repeats them in the text
+    assert (
+        tokens.ids.tolist() == ids.tolist()
+    )  # as a processor does, which repeats them in the text
     places = trained[0].places
     assert [tokens.ids[a:b].tolist() for a, b in places.spans.tolist()] == [
-        [vocabulary.media["image"][0], *[vocabulary.media["image"][1]] * 4, vocabulary.media["image"][2]],
+        [
+            vocabulary.media["image"][0],
+            *[vocabulary.media["image"][1]] * 4,
+            vocabulary.media["image"][2],
+        ],
         [vocabulary.media["film"][1]] * 2,
     ]
     begin, end = trained[0].spans[-1]
@@ -148,10 +190,14 @@ def test_parts_are_the_placeholders_that_a_template_writes(vocabulary):
     (media_made.TEMPLATE.replace("<|film|>", "<|film|><|film|>"), [{**PART, "type": "film"}],
      "writes 2 placeholders for 1 parts"),
 ])  # fmt: skip
-def test_a_template_that_writes_other_placeholders_turns_the_conversation_away(vocabulary, source, content, words):
+def test_a_template_that_writes_other_placeholders_turns_the_conversation_away(
+    vocabulary, source, content, words
+):
     found = chat(content, "{% if add_generation_prompt %}{% endif %}" + source)
     tokens, trained = tokenized(vocabulary, found)
-    assert [reason for _, reason, _ in tokens.rejected] == ["bad_media"] and words in tokens.rejected[0][2]
+    assert [reason for _, reason, _ in tokens.rejected] == [
+        "bad_media"
+    ] and words in tokens.rejected[0][2]
     assert not len(tokens.ids) and not trained
 
 
@@ -173,7 +219,9 @@ def test_a_slot_token_at_no_place_turns_a_document_away(vocabulary):
     assert not tokens.rejected and len(trained) == 1
 
 
-def test_a_tokenizer_that_strips_spaces_beside_special_tokens_takes_media_in_messages_alone(tmp_path):
+def test_a_tokenizer_that_strips_spaces_beside_special_tokens_takes_media_in_messages_alone(
+    tmp_path,
+):
     tokenizer = tokenizers_made.byte_level(*TOKENS)
     tokenizer["added_tokens"][TOKENS.index("<|end|>")]["rstrip"] = True
     vocabulary = vocabulary_of(tmp_path, tokenizer)
@@ -184,15 +232,22 @@ def test_a_tokenizer_that_strips_spaces_beside_special_tokens_takes_media_in_mes
 
 def test_the_template_sees_neither_ref_nor_tokens():
     keys = "{{ m.content if m.content is string else m.content[0].keys() | list | join(' ') }}"
-    source = f"{{% if add_generation_prompt %}}{{% endif %}}{{% for m in messages %}}{keys}{{% endfor %}}"
+    source = (
+        f"{{% if add_generation_prompt %}}{{% endif %}}{{% for m in messages %}}{keys}{{%"
+        " endfor %}"
+    )
     found = chat([{**PART, "detail": "low"}], source)
     assert found.text == "type detailYes." and found.places == (MediaPlace("image", 4, "cat.jpg"),)
 
 
 def test_a_rejected_piece_rejects_its_document_alone(vocabulary):
-    tokens, trained = tokenized(vocabulary, record("ab", [GOOD]), "x", record("cd", [GOOD]), special_text="reject")
+    tokens, trained = tokenized(
+        vocabulary, record("ab", [GOOD]), "x", record("cd", [GOOD]), special_text="reject"
+    )
     assert not tokens.rejected and sorted(trained) == [0, 2]
-    tokens, trained = tokenized(vocabulary, record("a<pad>b", [GOOD]), "x", record("cd", [GOOD]), special_text="reject")
+    tokens, trained = tokenized(
+        vocabulary, record("a<pad>b", [GOOD]), "x", record("cd", [GOOD]), special_text="reject"
+    )
     assert [(i, reason) for i, reason, _ in tokens.rejected] == [(0, "special_text")]
     assert "counted from character 1" in tokens.rejected[0][2] and sorted(trained) == [2]
     assert np.diff(tokens.offsets)[0] == 0

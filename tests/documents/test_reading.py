@@ -20,7 +20,9 @@ def plan_of(folder, **changes):
 
 def read(plan, shard=0, shards=1, **options):
     slices = ((source, part) for source in plan.sources for part in source.slices(shard, shards))
-    return read_documents(plan.recipe, plan.sources, slices, plan.engine, plan.vocabulary, plan.token_dtype, **options)
+    return read_documents(
+        plan.recipe, plan.sources, slices, plan.engine, plan.vocabulary, plan.token_dtype, **options
+    )
 
 
 def texts_of(documents):
@@ -33,7 +35,9 @@ def test_documents_are_columns_with_their_places_and_keys(tmp_path):
     for name, documents in texts.items():
         made.write_lines(tmp_path / name, documents)
     reading = documents = read(plan_of(tmp_path, seed=5))
-    found = dict(zip(texts_of(reading), zip(documents.file, documents.position, strict=True), strict=True))
+    found = dict(
+        zip(texts_of(reading), zip(documents.file, documents.position, strict=True), strict=True)
+    )
     assert found == {"one": (0, 0), "zwei": (0, 16), "три": (1, 0)}
     assert documents.ids.dtype == np.uint16 and documents.offsets.dtype == np.int64
     expected = [chance.text_key(5, "source0", "ab"[f] + ".jsonl") for f in documents.file]
@@ -66,7 +70,9 @@ def test_empty_and_short_documents_are_counted_and_leave_the_others_alone(tmp_pa
         ("empty", 0),
         ("below_min_tokens", 30),
     ]
-    assert reading.dropped_tokens == {"source0": {"below_min_tokens": 2}} and reading.read == {"source0": 5}
+    assert reading.dropped_tokens == {"source0": {"below_min_tokens": 2}} and reading.read == {
+        "source0": 5
+    }
     assert not any(is_bad(r["reason"]) for r in reading.rejected.records())
 
 
@@ -87,23 +93,31 @@ def test_bad_documents_are_rejects_with_place_and_reason(tmp_path):
     assert [r["position"] for r in records] == places[1:6].tolist()
     reasons = ["malformed_json", "missing_text", "not_a_string", "invalid_utf8", "lone_surrogate"]
     assert [r["reason"] for r in records] == reasons and all(is_bad(reason) for reason in reasons)
-    assert all(r["source"] == "source0" and r["file"] == "a.jsonl" and r["repeat"] == 0 for r in records)
+    assert all(
+        r["source"] == "source0" and r["file"] == "a.jsonl" and r["repeat"] == 0 for r in records
+    )
 
 
 def test_fault_24_bad_documents_fail_stops_at_the_first_and_names_it(tmp_path):
     made.write(tmp_path / "a.jsonl", b'{"text": "good"}\n{broken\n')
     with pytest.raises(
-        SourceError, match=r"a.jsonl: document at 17: malformed_json: .*mend the file, or set documents.bad"
+        SourceError,
+        match=r"a.jsonl: document at 17: malformed_json: .*mend the file, or set documents.bad",
     ):
         read(plan_of(tmp_path, documents={"bad_documents": "fail"}))
     made.write(tmp_path / "a.jsonl", b'{"text": "good"}\n{"text": ""}\n')
-    assert len(read(plan_of(tmp_path, documents={"bad_documents": "fail"})).rejected) == 1  # empty is not bad
+    assert (
+        len(read(plan_of(tmp_path, documents={"bad_documents": "fail"})).rejected) == 1
+    )  # empty is not bad
 
 
 def test_special_text_that_is_rejected_counts_as_bad_under_fail(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["about <pad> and </s>", "plain"])
     reading = read(plan_of(tmp_path, documents={"special_text": "reject"}))
-    assert texts_of(reading) == ["plain"] and next(reading.rejected.records())["reason"] == "special_text"
+    assert (
+        texts_of(reading) == ["plain"]
+        and next(reading.rejected.records())["reason"] == "special_text"
+    )
     assert reading.dropped_tokens == {"source0": {}}
     with pytest.raises(SourceError, match="special_text"):
         read(plan_of(tmp_path, documents={"special_text": "reject", "bad_documents": "fail"}))
@@ -159,7 +173,9 @@ def test_sample_keeps_by_name_and_position_alone(tmp_path):
     kept = []
     for seed, name in ((0, "x"), (7, "y")):
         sources = [{"name": name, "paths": ["a.jsonl"], "sample": [0.25, 0.5]}]
-        kept.append(keeper(plan_of(tmp_path, sources=sources, seed=seed).sources[0], 0, 0)(0, positions))
+        kept.append(
+            keeper(plan_of(tmp_path, sources=sources, seed=seed).sources[0], 0, 0)(0, positions)
+        )
     assert np.array_equal(*kept) and 90 < kept[0].sum() < 160
 
 
@@ -179,4 +195,6 @@ def test_parts_that_a_shard_does_not_hold_are_not_read(tmp_path):
 
 def test_a_text_key_of_its_own(tmp_path):
     made.write(tmp_path / "a.jsonl", json.dumps({"body": "found", "text": "not this"}).encode())
-    assert texts_of(read(plan_of(tmp_path, sources=[{"paths": ["a.jsonl"], "text_key": "body"}]))) == ["found"]
+    assert texts_of(
+        read(plan_of(tmp_path, sources=[{"paths": ["a.jsonl"], "text_key": "body"}]))
+    ) == ["found"]

@@ -28,9 +28,14 @@ RECORDS = [
 
 
 def read(folder, records=RECORDS, template=CHATML, **documents):
-    made.write(folder / "a.jsonl", b"".join(json.dumps(r, ensure_ascii=False).encode() + b"\n" for r in records))
+    made.write(
+        folder / "a.jsonl",
+        b"".join(json.dumps(r, ensure_ascii=False).encode() + b"\n" for r in records),
+    )
     ignoring, recipe = (
-        read_recipe(made.table("a.jsonl", documents={"loss_spans": loss_spans, **documents}), folder)
+        read_recipe(
+            made.table("a.jsonl", documents={"loss_spans": loss_spans, **documents}), folder
+        )
         for loss_spans in ("ignore", "use")
     )
     inputs = look_up(ignoring, {})
@@ -60,8 +65,16 @@ def test_supervised_documents_bring_their_trained_tokens_cuts_and_system(tmp_pat
     ids = own(documents.offsets, documents.ids, 2)
     trained = [ids[a:b].tolist() for a, b in own(training.span_offsets, training.spans, 2)]
     assert trained == [[*"a 🙂".encode(), SUFFIX, 10], [*b"b", SUFFIX, 10]]
-    assert [0, *own(training.cut_offsets, training.cuts, 2)] == np.flatnonzero(ids == PREFIX).tolist()
-    assert training.system.tolist() == [0, 0, training.cuts[0], 0, 0] and training.cut_offsets.tolist() == [
+    assert [0, *own(training.cut_offsets, training.cuts, 2)] == np.flatnonzero(
+        ids == PREFIX
+    ).tolist()
+    assert training.system.tolist() == [
+        0,
+        0,
+        training.cuts[0],
+        0,
+        0,
+    ] and training.cut_offsets.tolist() == [
         0,
         0,
         0,
@@ -76,7 +89,9 @@ def test_what_cannot_be_trained_is_left_out_and_counted(tmp_path):
     reasons = [record["reason"] for record in reading.rejected.records()]
     assert reasons == ["untrained", "below_min_tokens", "special_text"]
     assert [is_bad(reason) for reason in reasons] == [False, False, True]
-    assert reading.dropped_tokens == {"source0": {"untrained": len("nothing"), "below_min_tokens": 1}}
+    assert reading.dropped_tokens == {
+        "source0": {"untrained": len("nothing"), "below_min_tokens": 1}
+    }
     assert reading.read == {"source0": len(RECORDS)}
 
 
@@ -84,12 +99,17 @@ def test_without_supervised_documents_there_is_nothing_about_training(tmp_path):
     assert read(tmp_path, [{"text": "a"}, {"text": "b"}]).training is None
     ignored = read(tmp_path, loss_spans="ignore")
     assert ignored.training is None
-    assert [record["reason"] for record in ignored.rejected.records()] == ["missing_text", "missing_text"]
+    assert [record["reason"] for record in ignored.rejected.records()] == [
+        "missing_text",
+        "missing_text",
+    ]
 
 
 def test_plain_documents_are_read_the_same_beside_supervised_ones(tmp_path):
     plain = [{"text": text} for text in made.texts(60)]
-    mixed = [record for i, p in enumerate(plain) for record in ([p, RECORDS[2]] if i % 3 == 0 else [p])]
+    mixed = [
+        record for i, p in enumerate(plain) for record in ([p, RECORDS[2]] if i % 3 == 0 else [p])
+    ]
     alone, beside = read(tmp_path, plain), read(tmp_path, mixed)
     own_ids = np.repeat(beside.training.supervised == 0, np.diff(beside.offsets))
     np.testing.assert_array_equal(beside.ids[own_ids], alone.ids)

@@ -1,4 +1,5 @@
-"""packprep.documents.supervision: which characters of a document are trained, or why it cannot be used."""
+"""packprep.documents.supervision: which characters of a document are trained, or why it cannot be
+used."""
 
 from itertools import pairwise
 
@@ -32,7 +33,9 @@ def pieces(marked):
 
 
 def test_every_reason_is_a_bad_one():
-    assert {"bad_loss_spans", "bad_messages", "template_error", "template_not_incremental"} <= set(BAD_REASONS)
+    assert {"bad_loss_spans", "bad_messages", "template_error", "template_not_incremental"} <= set(
+        BAD_REASONS
+    )
 
 
 def test_reading_documents_does_not_import_jinja():
@@ -60,8 +63,9 @@ def test_llama_3_trains_the_turn_and_its_closing_token():
     template = "{% set bos_token = '<|begin_of_text|>' %}\n" + chats.LLAMA3
     found = marked(chats.turns(" hi ", " hello\n", "bye", "bye", system="s"), template)
     assert trained(found) == ["hello<|eot_id|>", "bye<|eot_id|>"]
-    assert found.text[: found.system_end] == (
-        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|>"
+    assert (
+        found.text[: found.system_end]
+        == "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|>"
     )
     assert len(found.boundaries) == 4
 
@@ -98,12 +102,21 @@ def test_a_template_that_hoists_the_system_message_has_fewer_places_to_cut():
     found = marked(chats.turns("q", "a", "q2", "a2", system="s"), template)
     assert found.text == "<s>[INST] s\n\nq [/INST] a</s><s>[INST] q2 [/INST] a2</s>"
     assert trained(found) == [" a</s>", " a2</s>"]
-    assert pieces(found) == ["<s>[INST] s\n\nq [/INST]", " a</s>", "<s>[INST] q2 [/INST]", " a2</s>"]
+    assert pieces(found) == [
+        "<s>[INST] s\n\nq [/INST]",
+        " a</s>",
+        "<s>[INST] q2 [/INST]",
+        " a2</s>",
+    ]
     assert found.system_end == 0
 
 
 def test_an_assistant_may_begin_and_follow_itself():
-    messages = [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}, *chats.turns("q")]
+    messages = [
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        *chats.turns("q"),
+    ]
     assert trained(marked(messages)) == ["a<|im_end|>\n", "b<|im_end|>\n"]
 
 
@@ -122,23 +135,37 @@ def test_a_template_that_changes_what_stood_before_is_incremental_by_placeholder
 def test_what_a_template_refuses_is_rejected_with_its_words_and_its_mistakes_without():
     template = "{% set bos_token = '' %}{% set eos_token = '' %}" + chats.HOISTED
     messages = [{"role": "user", "content": "a"}, *chats.turns("b", "c")]
-    assert marked(messages, template) == ("template_error", "the template says 'roles must alternate user/assistant'")
+    assert marked(messages, template) == (
+        "template_error",
+        "the template says 'roles must alternate user/assistant'",
+    )
     for mistake in ("{{ messages[0].name.first }}", "{{ 1 // 0 }}", "{{ 'a' + 1 }}"):
-        assert marked(chats.turns("q", "a"), mistake) == ("template_error", "the template failed at these messages")
+        assert marked(chats.turns("q", "a"), mistake) == (
+            "template_error",
+            "the template failed at these messages",
+        )
     for too_much in ("{{ range(10 ** 9) | list }}", "{{ raise_exception }}"):
         reason, detail = marked(chats.turns("q", "a"), too_much)
-        assert reason == "template_error" and detail.startswith("the template does more than it may")
+        assert reason == "template_error" and detail.startswith(
+            "the template does more than it may"
+        )
 
 
 def test_a_key_that_is_null_is_not_there():
-    template = "{% for m in messages %}{{ m.content }}{% if m.name is defined %}({{ m.name }}){% endif %};{% endfor %}"
+    template = (
+        "{% for m in messages %}{{ m.content }}{% if m.name is defined %}({{ m.name }}){% endif"
+        " %};{% endfor %}"
+    )
     messages = chats.turns("q", "a")
     messages[0]["name"], messages[1]["name"] = None, "x"
     assert marked(messages, template).text == "q;a(x);"
 
 
 def test_a_template_that_passes_over_strings_is_an_error():
-    template = "{% for m in messages %}{{ m.role }}{% for part in m.content %}{{ part.text }}{% endfor %};{% endfor %}"
+    template = (
+        "{% for m in messages %}{{ m.role }}{% for part in m.content %}{{ part.text }}{% endfor"
+        " %};{% endfor %}"
+    )
     assert marked(chats.turns("hi", "yes"), template) == (
         "template_error",
         "the template leaves every message's content out",
@@ -157,7 +184,10 @@ def test_a_template_that_writes_parts_as_data_is_an_error_but_for_a_tool_s_json(
 
 
 def test_a_system_message_that_is_written_later_is_not_repeated():
-    template = "<s>{% for m in messages %}{% if m.role != 'system' %}{{ m.content }};{% endif %}{% endfor %}"
+    template = (
+        "<s>{% for m in messages %}{% if m.role != 'system' %}{{ m.content }};{% endif %}{%"
+        " endfor %}"
+    )
     found = marked(chats.turns("q", "a", system="S!"), template)
     assert (found.text, found.boundaries[0], found.system_end) == ("<s>q;a;", 3, 0)
 
@@ -167,7 +197,10 @@ def test_the_limit_of_a_document_counts_the_rendered_text(monkeypatch):
     size = len(text.encode())
     monkeypatch.setattr("packprep.sources.formats.batch.MAX_DOCUMENT_BYTES", size)
     assert marked(chats.turns("q", "数" * 9)).text == text
-    assert marked(chats.turns("q", "数" * 9 + "!")) == ("too_large", f"{size + 1} bytes; at most {size} bytes")
+    assert marked(chats.turns("q", "数" * 9 + "!")) == (
+        "too_large",
+        f"{size + 1} bytes; at most {size} bytes",
+    )
 
 
 def test_a_lone_surrogate_in_a_message_is_rejected():
@@ -189,7 +222,9 @@ def test_a_lone_surrogate_in_a_message_is_rejected():
     ],
 )
 def test_bad_messages_of_law_2_are_rejected(messages, detail):
-    reason, found = conversation(Supervision(None, None, {"messages": messages}, OLD_MESSAGES), chats.CHATML)
+    reason, found = conversation(
+        Supervision(None, None, {"messages": messages}, OLD_MESSAGES), chats.CHATML
+    )
     assert reason == "bad_messages" and detail in found and found.isascii()
 
 
@@ -257,17 +292,31 @@ def test_loss_spans_are_sorted_united_and_clipped(spans, united):
     [
         ([[0, 2, 2], [2, 3, 2.0], [3, 5, 0.5]], ((0, 3), (3, 5)), (2.0, 0.5)),
         ([[1, 3, 0.1], [0, 2, 0.1], [3, 4]], ((0, 3), (3, 4)), (float(np.float32(0.1)), 1.0)),
-        ([[0, 1, 0], [1, 2, 0.0], [2, 3, -0.0], [3, 9]], ((3, 5),), ()),  # what weighs 0 is not trained
+        (
+            [[0, 1, 0], [1, 2, 0.0], [2, 3, -0.0], [3, 9]],
+            ((3, 5),),
+            (),
+        ),  # what weighs 0 is not trained
         ([[0, 1, 1e-60], [1, 2, 2]], ((1, 2),), (2.0,)),  # 0 in float32
-        ([[0, 9, 3], [5, 9, 4], [2, 2, 7]], ((0, 5),), (3.0,)),  # what is empty or beyond the end overlaps nothing
+        (
+            [[0, 9, 3], [5, 9, 4], [2, 2, 7]],
+            ((0, 5),),
+            (3.0,),
+        ),  # what is empty or beyond the end overlaps nothing
         ([[0, 5, 3.4028235e38]], ((0, 5),), (float(np.finfo(np.float32).max),)),
         ([[0, 5, 16777217]], ((0, 5),), (16777216.0,)),
-        ([[0.0, 2.0, 0.5], [2, 3]], ((0, 2), (2, 3)), (0.5, 1.0)),  # as a column of numbers has them
+        (
+            [[0.0, 2.0, 0.5], [2, 3]],
+            ((0, 2), (2, 3)),
+            (0.5, 1.0),
+        ),  # as a column of numbers has them
     ],
 )
 def test_spans_of_other_weights_touch_and_do_not_overlap(spans, united, weights):
     assert marked(None, None, "né 🙂x", spans) == Conversation("né 🙂x", united, weights=weights)
-    assert ranges_of(spans, 5) == [(*span, w) for span, w in zip(united, weights or [1.0] * len(united), strict=True)]
+    assert ranges_of(spans, 5) == [
+        (*span, w) for span, w in zip(united, weights or [1.0] * len(united), strict=True)
+    ]
 
 
 WEIGHTS = st.sampled_from([0, 1, 0.3, 2, 1e-30, 1e30, -1, None])
@@ -284,7 +333,10 @@ def test_weighted_spans_are_those_of_the_twin(spans, weight, law):
     found = conversation(Supervision("x" * 12, spans, record), None, law=law)
     twin = ranges_of(spans, 12, record.get("weight"), law > 2)
     if isinstance(found, tuple):
-        assert found[0] == ("bad_weight" if weight == -1 and record else "bad_loss_spans") and twin is None
+        assert (
+            found[0] == ("bad_weight" if weight == -1 and record else "bad_loss_spans")
+            and twin is None
+        )
     else:
         weights = found.weights or (1.0,) * len(found.spans)
         assert twin == [(*span, weight) for span, weight in zip(found.spans, weights, strict=True)]
@@ -302,9 +354,9 @@ def test_a_document_s_weight_multiplies_those_of_its_spans(weight, weights):
         assert found == Conversation("abcd", ((0, 1), (2, 4)), weights=(1.0, 2.0))
     else:
         assert found == Conversation("abcd", ((0, 1), (2, 4)), weights=weights)
-    assert conversation(Supervision("abcd", [[0, 2, 2], [2, 3, 2.0]], {"weight": 0.5}), None) == Conversation(
-        "abcd", ((0, 3),)
-    )
+    assert conversation(
+        Supervision("abcd", [[0, 2, 2], [2, 3, 2.0]], {"weight": 0.5}), None
+    ) == Conversation("abcd", ((0, 3),))
 
 
 @pytest.mark.parametrize("weight", [-1, True, "1", float("nan"), float("inf"), 1e39, 10**400, [1]])
@@ -314,10 +366,17 @@ def test_a_document_s_weight_is_a_number_that_float32_holds(weight):
 
 
 def test_weights_that_multiply_to_more_than_float32_holds_are_rejected():
-    assert conversation(Supervision("ab", [[0, 1, 1e30]], {"weight": 1e30}), None)[0] == "bad_loss_spans"
+    assert (
+        conversation(Supervision("ab", [[0, 1, 1e30]], {"weight": 1e30}), None)[0]
+        == "bad_loss_spans"
+    )
 
 
-@given(st.lists(st.tuples(st.integers(0, 14), st.integers(0, 6)).map(lambda s: [s[0], sum(s)]), max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 14), st.integers(0, 6)).map(lambda s: [s[0], sum(s)]), max_size=8
+    )
+)
 def test_loss_spans_are_the_characters_inside_any_of_them(spans):
     found = marked(None, None, "x" * 12, spans).spans
     assert {i for begin, end in found for i in range(begin, end)} == {
@@ -365,5 +424,9 @@ def test_law_2_knows_no_weights(weight):
         "entry 0 has a weight, and weights other than 1 are not supported yet",
     )
     assert ranges_of([[0, 1, weight]], 4, weights=False) is None
-    assert conversation(Supervision("text", [[0, 1, 1.0]], {}), None, law=2) == Conversation("text", ((0, 1),))
-    assert conversation(Supervision("text", [[0.0, 1.0, 1.0]], {}), None, law=2)[0] == "bad_loss_spans"
+    assert conversation(Supervision("text", [[0, 1, 1.0]], {}), None, law=2) == Conversation(
+        "text", ((0, 1),)
+    )
+    assert (
+        conversation(Supervision("text", [[0.0, 1.0, 1.0]], {}), None, law=2)[0] == "bad_loss_spans"
+    )

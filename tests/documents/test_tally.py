@@ -19,15 +19,26 @@ def test_a_bound_holds_but_seldom_and_comes_near_with_many():
 def tally_of(units, is_whole=False):
     tally = Tally(is_whole=is_whole)
     for places, bad in units:
-        tally.count(places, [Reject(0, 5, "malformed_json", "detail"), Reject(0, 7, "empty", "")][: bad + 1], "a.jsonl")
+        tally.count(
+            places,
+            [Reject(0, 5, "malformed_json", "detail"), Reject(0, 7, "empty", "")][: bad + 1],
+            "a.jsonl",
+        )
         tally.add_unit(places, bad, places, bad)
     return tally
 
 
 def test_a_tally_of_all_documents_is_exact_unless_chance_decides_which_are_read():
     tally = tally_of([(10, 1)] * 40, is_whole=True)
-    assert (tally.totals, tally.least_bad(False), tally.reasons) == ((400, 40), 40, {"malformed_json": 40})
-    assert tally.example == "a.jsonl: document at 5: malformed_json: detail" and tally.first_path == "a.jsonl"
+    assert (tally.totals, tally.least_bad(False), tally.reasons) == (
+        (400, 40),
+        40,
+        {"malformed_json": 40},
+    )
+    assert (
+        tally.example == "a.jsonl: document at 5: malformed_json: detail"
+        and tally.first_path == "a.jsonl"
+    )
     assert 0 < tally.least_bad(True) < 40
 
 

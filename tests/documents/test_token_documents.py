@@ -20,7 +20,9 @@ def vocabulary(tmp_path_factory):
 
 def taken(lists, vocabulary, dtype="<i8", **settings):
     ids = np.array([id for ids in lists for id in ids], dtype)
-    offsets = np.concatenate(([0], np.cumsum([len(ids) for ids in lists], dtype=np.int64))).astype(np.int64)
+    offsets = np.concatenate(([0], np.cumsum([len(ids) for ids in lists], dtype=np.int64))).astype(
+        np.int64
+    )
     tokens = take_tokens(IdLists(ids, offsets), DocumentKeys(**settings), vocabulary)
     assert tokens.ids.dtype == np.int32
     bounds = zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)
@@ -46,7 +48,13 @@ def test_one_eos_at_the_end_is_the_one_that_is_appended(vocabulary, ids, content
 
 @pytest.mark.parametrize(
     "ids, content",
-    [([BOS, 1], [1]), ([BOS], []), ([BOS, BOS, 1, EOS], [BOS, 1]), ([BOS, EOS], []), ([1, BOS], [1, BOS])],
+    [
+        ([BOS, 1], [1]),
+        ([BOS], []),
+        ([BOS, BOS, 1, EOS], [BOS, 1]),
+        ([BOS, EOS], []),
+        ([1, BOS], [1, BOS]),
+    ],
 )
 def test_one_bos_at_the_begin_is_the_one_that_is_prepended(vocabulary, ids, content):
     assert taken([ids, ids], vocabulary, prepend_bos=True) == ([content, content], [])
@@ -54,13 +62,24 @@ def test_one_bos_at_the_begin_is_the_one_that_is_prepended(vocabulary, ids, cont
 
 @pytest.mark.parametrize(
     "dtype, odd",
-    [("i1", -1), ("<i2", -7), ("<u2", 65535), ("<i4", 528), ("<i8", 2**32 + 1), ("<i8", -(2**63)), ("<u8", 2**64 - 1)],
+    [
+        ("i1", -1),
+        ("<i2", -7),
+        ("<u2", 65535),
+        ("<i4", 528),
+        ("<i8", 2**32 + 1),
+        ("<i8", -(2**63)),
+        ("<u8", 2**64 - 1),
+    ],
 )
 def test_an_id_that_is_none_rejects_its_document_and_never_wraps(vocabulary, dtype, odd):
     found = taken([[1, 2], [3, odd, odd], [odd], [4]], vocabulary, dtype)
     assert found[0] == [[1, 2], [], [], [4]]
     said = f"is {odd}; the vocabulary has 528 ids"
-    assert found[1] == [(1, "id_out_of_range", f"token 1 {said}"), (2, "id_out_of_range", f"token 0 {said}")]
+    assert found[1] == [
+        (1, "id_out_of_range", f"token 1 {said}"),
+        (2, "id_out_of_range", f"token 0 {said}"),
+    ]
 
 
 def test_special_ids_stay_or_reject_as_the_recipe_says(vocabulary):
@@ -75,12 +94,17 @@ def test_special_ids_stay_or_reject_as_the_recipe_says(vocabulary):
         (1, "special_text", f"token 1 is the special id {EOS}"),
         (3, "special_text", f"token 0 is the special id {MASK}"),
     ]
-    assert taken([[3, EOS]], vocabulary, special_text="reject", append_eos=False)[1][0][1] == "special_text"
+    assert (
+        taken([[3, EOS]], vocabulary, special_text="reject", append_eos=False)[1][0][1]
+        == "special_text"
+    )
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(st.lists(st.sampled_from([1, 2, 3, BOS, EOS, MASK, -1, 528]), max_size=6), max_size=12),
+    st.lists(
+        st.lists(st.sampled_from([1, 2, 3, BOS, EOS, MASK, -1, 528]), max_size=6), max_size=12
+    ),
     st.booleans(),
     st.booleans(),
     st.sampled_from(["text", "reject"]),
@@ -88,7 +112,11 @@ def test_special_ids_stay_or_reject_as_the_recipe_says(vocabulary):
 def test_it_is_what_the_twin_takes(vocabulary, lists, append_eos, prepend_bos, special_text):
     from packprep.twin.tokens import content
 
-    given_settings = {"append_eos": append_eos, "prepend_bos": prepend_bos, "special_text": special_text}
+    given_settings = {
+        "append_eos": append_eos,
+        "prepend_bos": prepend_bos,
+        "special_text": special_text,
+    }
     found, rejected = taken(lists, vocabulary, **given_settings)
     forbidden = set(vocabulary.special_ids) if special_text == "reject" else set()
     ends = EOS if append_eos else None, BOS if prepend_bos else None

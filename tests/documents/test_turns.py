@@ -1,4 +1,5 @@
-"""packprep.documents.turns and .placeholders: which characters are which message, and which are trained."""
+"""packprep.documents.turns and .placeholders: which characters are which message, and which are
+trained."""
 
 import json
 from dataclasses import replace
@@ -41,7 +42,14 @@ def thought(thinks, says):
 
 
 USER = {"role": "user", "content": "q"}
-LONG = [USER, thought("hm", "a"), USER, thought("oh", "b"), {**USER, "content": "q3"}, thought("yes", " c ")]
+LONG = [
+    USER,
+    thought("hm", "a"),
+    USER,
+    thought("oh", "b"),
+    {**USER, "content": "q3"},
+    thought("yes", " c "),
+]
 
 
 def test_turns_are_found_where_a_template_drops_earlier_thoughts():
@@ -55,8 +63,16 @@ def test_turns_are_found_where_a_template_drops_earlier_thoughts():
         "<|im_start|>assistant\na<|im_end|>\n",
         "<|im_start|>user\nq<|im_end|>\n",
     ]
-    in_tags = [USER, {"role": "assistant", "content": "<think>\nhm\n</think>\n\na"}, USER, chats.turns("", "b")[1]]
-    assert trained(chats.THINKING, in_tags) == ["a<|im_end|>\n", "<think>\n\n</think>\n\nb<|im_end|>\n"]
+    in_tags = [
+        USER,
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\na"},
+        USER,
+        chats.turns("", "b")[1],
+    ]
+    assert trained(chats.THINKING, in_tags) == [
+        "a<|im_end|>\n",
+        "<think>\n\n</think>\n\nb<|im_end|>\n",
+    ]
     assert trained(chats.FORGETTING, [*in_tags, USER]) == ["\n\na</>", "b</>"]
 
 
@@ -73,17 +89,26 @@ def test_a_turn_begins_behind_what_the_prompt_and_the_turn_have_in_common():
         "b<|im_end|>\n",
         "yes\n</think>\n\n c <|im_end|>\n",
     ]
-    assert trained(chats.THINKING, [USER, chats.turns("", "b")[1]], variables=off) == ["b<|im_end|>\n"]
+    assert trained(chats.THINKING, [USER, chats.turns("", "b")[1]], variables=off) == [
+        "b<|im_end|>\n"
+    ]
 
 
 def test_of_a_tag_that_a_prompt_begins_like_a_turn_no_part_is_common():
-    messages = [USER, chats.calls(("f", {})), USER, {"role": "assistant", "content": "<think>x</think>b"}]
+    messages = [
+        USER,
+        chats.calls(("f", {})),
+        USER,
+        {"role": "assistant", "content": "<think>x</think>b"},
+    ]
     assert trained(chats.THOUGHT_FIRST, messages) == ["<|call|>f<|end|>", "b<|end|>"]
 
 
 def test_calls_and_results_of_tools():
     parallel = chats.calls(
-        ("weather", {"city": 'Zürich "x"', "n": [1, "two"]}), ("weather", '{"city": "y"}'), content="so"
+        ("weather", {"city": 'Zürich "x"', "n": [1, "two"]}),
+        ("weather", '{"city": "y"}'),
+        content="so",
     )
     messages = [
         USER,
@@ -95,8 +120,11 @@ def test_calls_and_results_of_tools():
         thought("", "b"),
     ]
     assert trained(chats.THINKING, messages, TOOLS) == [
-        'so\n<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich \\"x\\"", "n": [1, "two"]}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "weather", "arguments": {"city": "y"}}\n</tool_call><|im_end|>\n',
+        (
+            'so\n<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich \\"x\\"", "n": [1,'
+            ' "two"]}}\n</tool_call>\n<tool_call>\n{"name": "weather", "arguments": {"city":'
+            ' "y"}}\n</tool_call><|im_end|>\n'
+        ),
         "a<|im_end|>\n",
         "<think>\n\n</think>\n\nb<|im_end|>\n",
     ]
@@ -109,10 +137,13 @@ def test_calls_and_results_of_tools():
 
 def test_the_last_message_may_end_in_another_way_than_the_others():
     messages = [
-        {"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "thinking": "hm"}, USER,
-        chats.calls(("weather", {"city": "Zürich"})), chats.result('15 "C"'),
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a", "thinking": "hm"},
+        USER,
+        chats.calls(("weather", {"city": "Zürich"})),
+        chats.result('15 "C"'),
         {"role": "assistant", "content": "b", "thinking": "so"},
-    ]  # fmt: skip
+    ]
     del messages[3]["content"]
     assert trained(chats.CHANNELS, messages) == [
         "<|channel|>final<|message|>a<|end|>",
@@ -120,15 +151,32 @@ def test_the_last_message_may_end_in_another_way_than_the_others():
         "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>",
     ]
     assert [piece[:16] for piece in pieces(chats.CHANNELS, messages)] == [
-        "<|start|>system<", "<|start|>assista", "<|start|>user<|m", "<|start|>assista", "<|start|>weather", "<|start|>assista",
-    ]  # fmt: skip
-    assert trained(chats.ENDED, chats.turns("q", "a", "q", "b")) == ["a<|end|>\n", "b<|end|>\n<|endoftext|>"]
+        "<|start|>system<",
+        "<|start|>assista",
+        "<|start|>user<|m",
+        "<|start|>assista",
+        "<|start|>weather",
+        "<|start|>assista",
+    ]
+    assert trained(chats.ENDED, chats.turns("q", "a", "q", "b")) == [
+        "a<|end|>\n",
+        "b<|end|>\n<|endoftext|>",
+    ]
 
 
 @pytest.mark.parametrize("again", ["q", "q2"])
 def test_a_template_may_write_system_and_tools_before_the_last_question(again):
-    messages = [{"role": "system", "content": "S"}, USER, chats.calls(("weather", {"a": "b"})), chats.result("r")]
-    messages += [chats.turns("", "a")[1], {"role": "user", "content": again}, chats.turns("", "b")[1]]
+    messages = [
+        {"role": "system", "content": "S"},
+        USER,
+        chats.calls(("weather", {"a": "b"})),
+        chats.result("r"),
+    ]
+    messages += [
+        chats.turns("", "a")[1],
+        {"role": "user", "content": again},
+        chats.turns("", "b")[1],
+    ]
     call = '[CALLS] {"name": "weather", "arguments": {"a": "b"}}</s>'
     assert trained(chats.HOISTED_LAST, messages, TOOLS) == [call, " a</s>", " b</s>"]
     assert trained(chats.HOISTED_LAST, [*messages, {"role": "user", "content": "z"}], TOOLS) == [
@@ -152,9 +200,24 @@ def test_a_first_answer_without_a_header_begins_as_the_others_do():
 
 def test_messages_without_a_text_have_their_places():
     empty = {"role": "assistant", "content": ""}
-    messages = [{"role": "user", "content": ""}, thought("hm", ""), USER, empty, USER, empty, USER, thought("hm", "b")]
-    assert trained(chats.THINKING, messages) == [*["<|im_end|>\n"] * 3, "<think>\nhm\n</think>\n\nb<|im_end|>\n"]
-    assert trained(chats.THINKING, [{"role": "assistant", "content": "x"}, *LONG])[0] == "x<|im_end|>\n"
+    messages = [
+        {"role": "user", "content": ""},
+        thought("hm", ""),
+        USER,
+        empty,
+        USER,
+        empty,
+        USER,
+        thought("hm", "b"),
+    ]
+    assert trained(chats.THINKING, messages) == [
+        *["<|im_end|>\n"] * 3,
+        "<think>\nhm\n</think>\n\nb<|im_end|>\n",
+    ]
+    assert (
+        trained(chats.THINKING, [{"role": "assistant", "content": "x"}, *LONG])[0]
+        == "x<|im_end|>\n"
+    )
     assert trained(chats.THINKING, [thought("x", "a"), USER]) == ["a<|im_end|>\n"]
 
 
@@ -212,12 +275,24 @@ def test_a_template_that_knows_no_lists_of_parts_is_not_given_any():
 
 
 def test_null_is_a_content_that_is_not_there_or_else_an_empty_one():
-    null = {"role": "assistant", "content": None, "tool_calls": chats.calls(("f", {}))["tool_calls"]}
-    template = "{% for m in messages %}{{ 'none' if m.content is none else m.content }};{% endfor %}"
+    null = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": chats.calls(("f", {}))["tool_calls"],
+    }
+    template = (
+        "{% for m in messages %}{{ 'none' if m.content is none else m.content }};{% endfor %}"
+    )
     assert found(template, [USER, null], train=(None, False)).text == "q;;"
-    each = "{%% for m in messages %%}%s;{%% for c in m.tool_calls %%}{{ c.function.name }}{%% endfor %%}{%% endfor %%}"
+    each = (
+        "{%% for m in messages %%}%s;{%% for c in m.tool_calls %%}{{ c.function.name }}{%% endfor"
+        " %%}{%% endfor %%}"
+    )
     assert found(each % "{{ m.content + '' }}", [USER, null]).text == "q;;f"
-    assert found(each % "{{ '' if m.content is none else m.content + '' }}", [USER, null]).text == "q;;f"
+    assert (
+        found(each % "{{ '' if m.content is none else m.content + '' }}", [USER, null]).text
+        == "q;;f"
+    )
     with pytest.raises(TemplateRefusal, match="leaves these out"):
         found("{% for m in messages %}{{ m.content + ';' }}{% endfor %}", [USER, null])
     with pytest.raises(Exception, match="contents"):
@@ -225,10 +300,14 @@ def test_null_is_a_content_that_is_not_there_or_else_an_empty_one():
 
 
 def test_reasoning_has_each_name_by_which_templates_ask_for_it():
-    template = "{% for m in messages %}{{ m.thinking }}/{{ m.reasoning_content }}/{{ m.reasoning }};{% endfor %}"
+    template = (
+        "{% for m in messages %}{{ m.thinking }}/{{ m.reasoning_content }}/{{ m.reasoning }};{%"
+        " endfor %}"
+    )
     for name in ("reasoning_content", "thinking", "reasoning"):
         text = found(
-            template, [{"role": "assistant", "content": "a", name: "t"}, {"role": "user", "content": "q"}]
+            template,
+            [{"role": "assistant", "content": "a", name: "t"}, {"role": "user", "content": "q"}],
         ).text
         assert text == f"t/t/{'t' if name == 'reasoning' else ''};//;"
 
@@ -237,21 +316,35 @@ def test_reasoning_has_each_name_by_which_templates_ask_for_it():
 
 
 def test_the_last_turn_alone_is_trained():
-    assert trained(chats.THINKING, LONG, trained_turns="last") == ["<think>\nyes\n</think>\n\n c <|im_end|>\n"]
-    assert trained(chats.GENERATION, chats.turns("q", "a", "q", "b"), trained_turns="last") == ["b<|end|>"]
+    assert trained(chats.THINKING, LONG, trained_turns="last") == [
+        "<think>\nyes\n</think>\n\n c <|im_end|>\n"
+    ]
+    assert trained(chats.GENERATION, chats.turns("q", "a", "q", "b"), trained_turns="last") == [
+        "b<|end|>"
+    ]
     called = [*LONG[:2], USER, chats.calls(("f", {}), content="x")]
-    assert trained(chats.THINKING, called, trained_turns="last", train_on_tool_calls=False) == ["a<|im_end|>\n"]
+    assert trained(chats.THINKING, called, trained_turns="last", train_on_tool_calls=False) == [
+        "a<|im_end|>\n"
+    ]
 
 
 def test_messages_with_tool_calls_are_not_trained():
-    messages = [USER, chats.calls(("f", {}), content="x"), chats.result("r"), *chats.turns("q", "a")]
+    messages = [
+        USER,
+        chats.calls(("f", {}), content="x"),
+        chats.result("r"),
+        *chats.turns("q", "a"),
+    ]
     assert trained(chats.CHATML, messages, train_on_tool_calls=False) == ["a<|im_end|>\n"]
     assert trained(chats.GENERATION, messages, train_on_tool_calls=False) == ["a<|end|>"]
 
 
 def test_other_roles_are_trained_from_what_they_say():
     messages = [{"role": "system", "content": "S"}, *chats.turns(" q ", "a")]
-    assert trained(chats.CHATML, messages, trained_roles=("user", "system")) == ["S<|im_end|>\n", " q <|im_end|>\n"]
+    assert trained(chats.CHATML, messages, trained_roles=("user", "system")) == [
+        "S<|im_end|>\n",
+        " q <|im_end|>\n",
+    ]
     both = trained(chats.GENERATION, messages, trained_roles=("user", "assistant"))
     assert both == [" q <|end|>\n", "a<|end|>"]
 
@@ -260,14 +353,18 @@ def test_a_message_says_itself_whether_it_is_trained():
     messages = chats.turns("q", "a", "q2", "b")
     for template, end in ((chats.CHATML, "<|im_end|>\n"), (chats.GENERATION, "<|end|>")):
         assert trained(template, messages, train=(None, False, None, None)) == ["b" + end]
-        assert trained(template, messages, train=(None, True, None, False), trained_turns="last") == ["a" + end]
+        assert trained(
+            template, messages, train=(None, True, None, False), trained_turns="last"
+        ) == ["a" + end]
     assert trained(chats.CHATML, messages, train=(True, False, None, False)) == ["q<|im_end|>\n"]
     assert trained(chats.CHATML, messages, train=(False,) * 4) == []
 
 
 def test_blocks_of_a_message_are_its_own():
-    twice = chats.GENERATION.replace("{{- m.content + '<|end|>' -}}", "{{- m.content -}}{%- endgeneration -%}{{- '+' -}}"
-                                     "{%- generation -%}{{- '<|end|>' -}}")  # fmt: skip
+    twice = chats.GENERATION.replace(
+        "{{- m.content + '<|end|>' -}}",
+        "{{- m.content -}}{%- endgeneration -%}{{- '+' -}}{%- generation -%}{{- '<|end|>' -}}",
+    )
     messages = chats.turns("q", "a", "q", "b")
     assert trained(twice, messages) == ["a", "<|end|>", "b", "<|end|>"]
     assert trained(twice, messages, trained_turns="last") == ["b", "<|end|>"]
@@ -284,13 +381,17 @@ def test_system_and_tools_are_what_later_pieces_repeat():
     system = {"role": "system", "content": "Be brief."}
     tools = f"<tools>{json.dumps(TOOLS[0])}\n</tools><|im_end|>\n"
     assert repeated(chats.THINKING, [system, *LONG]) == "<|im_start|>system\nBe brief.<|im_end|>\n"
-    assert repeated(chats.THINKING, [system, *LONG], TOOLS) == f"<|im_start|>system\nBe brief.\n\n{tools}"
+    assert (
+        repeated(chats.THINKING, [system, *LONG], TOOLS)
+        == f"<|im_start|>system\nBe brief.\n\n{tools}"
+    )
     assert repeated(chats.THINKING, LONG, TOOLS) == f"<|im_start|>system\n{tools}"
     assert repeated(chats.THINKING, chats.turns("q", "a"), TOOLS) == f"<|im_start|>system\n{tools}"
     assert repeated(chats.THINKING, LONG) == ""
     assert repeated(chats.HOISTED_LAST, [system, USER, chats.turns("", "a")[1], USER], TOOLS) == ""
     in_question = (
-        "{% for m in messages %}<{{ m.role }}>{{ tools | tojson if loop.first else '' }}{{ m.content }}{% endfor %}"
+        "{% for m in messages %}<{{ m.role }}>{{ tools | tojson if loop.first else '' }}{{"
+        " m.content }}{% endfor %}"
     )
     assert repeated(in_question, chats.turns("q", "a"), TOOLS) == ""
 
@@ -309,9 +410,13 @@ def test_system_and_tools_are_what_later_pieces_repeat():
     ],
 )
 def test_what_users_say_stays_where_the_template_asks_for_it(asks):
-    template = chats.FORGETTING.replace("{%- for", "{% set n = namespace(x='') %}{%- for", 1).replace(
+    template = chats.FORGETTING.replace(
+        "{%- for", "{% set n = namespace(x='') %}{%- for", 1
+    ).replace(
         "<' + m.role + '>' + m.content + '</>'",
-        "<' + m.role + ('!' if m.role == 'user' and " + asks + " else '') + '>' + m.content + '</>'",
+        "<' + m.role + ('!' if m.role == 'user' and "
+        + asks
+        + " else '') + '>' + m.content + '</>'",
     )
     messages = [
         {"role": "user", "content": "yes"},
@@ -332,7 +437,9 @@ def test_names_in_calls_stay_where_the_template_asks_for_them():
     )
 
 
-@pytest.mark.parametrize("makes", ["upper", "title", "reverse", "replace('a', 'b')", "truncate(3, True, '', 0)"])
+@pytest.mark.parametrize(
+    "makes", ["upper", "title", "reverse", "replace('a', 'b')", "truncate(3, True, '', 0)"]
+)
 def test_a_text_that_the_template_changes_otherwise_is_rejected(makes):
     template = chats.FORGETTING.replace("m.content.split('</think>')[-1]", f"m.content | {makes}")
     with pytest.raises(NotIncremental, match="message 1"):
@@ -342,8 +449,9 @@ def test_a_text_that_the_template_changes_otherwise_is_rejected(makes):
 @pytest.mark.parametrize("makes", ["trim", "tojson", "tojson(ensure_ascii=True)", "trim | tojson"])
 def test_a_text_may_be_stripped_or_json(makes):
     template = (
-        "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}</u>{% else %}<a>{{ '' if loop.last else '!' }}"
-        "{{ m.content | MAKES }}</a>{% endif %}{% endfor %}{{ '<a>' if add_generation_prompt else '' }}"
+        "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}</u>{% else %}<a>{{ ''"
+        " if loop.last else '!' }}{{ m.content | MAKES }}</a>{% endif %}{% endfor %}{{ '<a>' if"
+        " add_generation_prompt else '' }}"
     )
     said = ' né "🙂"\n\t'
     first, last = trained(template.replace("MAKES", makes), chats.turns("q", said, "q", said))
@@ -358,7 +466,9 @@ def test_a_long_conversation_is_rendered_a_few_times(monkeypatch):
     template = compile_template(chats.THINKING)
     plain = template.render
     monkeypatch.setattr(
-        template, "render", lambda messages, **options: renderings.append(len(messages)) or plain(messages, **options)
+        template,
+        "render",
+        lambda messages, **options: renderings.append(len(messages)) or plain(messages, **options),
     )
     messages = [m for k in range(400) for m in (chats.turns(f"q{k}")[0], thought(f"t{k}", f"a{k}"))]
     text, spans, begins, _ = find_turns(template, Dialogue(messages), {}, DocumentKeys(), 3)
@@ -367,7 +477,10 @@ def test_a_long_conversation_is_rendered_a_few_times(monkeypatch):
 
 
 def test_both_ways_give_the_same_of_a_conversation_that_both_take(monkeypatch):
-    messages = [{"role": "system", "content": "S"}, *chats.turns("q", "a", " q", "b ", "x\n", "\nc")]
+    messages = [
+        {"role": "system", "content": "S"},
+        *chats.turns("q", "a", " q", "b ", "x\n", "\nc"),
+    ]
     for template in (chats.CHATML, chats.LLAMA3, chats.HOISTED, chats.GENERATION):
         template = "{% set bos_token = '<s>' %}{% set eos_token = '</s>' %}" + template
         by_prefixes = found(template, messages)
@@ -386,8 +499,10 @@ def test_both_ways_give_the_same_of_a_conversation_that_both_take(monkeypatch):
     ],
 )
 def test_renderings_that_are_only_for_turns_are_limited_together(asked):
-    hostile = chats.CHATML.replace("{%- if add_generation_prompt %}", "{%- if messages | length < 40 %}" + asked + "{% endif %}"
-                                   "{%- if add_generation_prompt %}")  # fmt: skip
+    hostile = chats.CHATML.replace(
+        "{%- if add_generation_prompt %}",
+        "{%- if messages | length < 40 %}" + asked + "{% endif %}{%- if add_generation_prompt %}",
+    )
     with pytest.raises(TemplateLimit):
         found(hostile, chats.turns(*["q", "a"] * 20))
 
@@ -413,7 +528,9 @@ def test_turns_are_what_the_template_writes_of_them(said, short):
     finally:
         turns.MOST_BY_PREFIXES = most
     thinks = f"<think>\n{last['reasoning_content'].strip(chr(10))}\n</think>\n\n"
-    assert got == [f"{a}<|im_end|>\n" for _, _, a in said[:-1]] + [f"{thinks}{last['content']}<|im_end|>\n"]
+    assert got == [f"{a}<|im_end|>\n" for _, _, a in said[:-1]] + [
+        f"{thinks}{last['content']}<|im_end|>\n"
+    ]
 
 
 def test_where_strings_stand_is_found_among_several_places():
@@ -423,11 +540,15 @@ def test_where_strings_stand_is_found_among_several_places():
     assert fitted("xay", ["x", "y"], [" a\n"]) == [(1, 2)]
     assert fitted("xy", ["x", "y"], ["gone"]) == [(1, 1)]
     assert (
-        fitted("xaz", ["x", "y"], ["a"]) is None and fitted("z", ["x"], []) is None and fitted("xx", ["x"], []) is None
+        fitted("xaz", ["x", "y"], ["a"]) is None
+        and fitted("z", ["x"], []) is None
+        and fitted("xx", ["x"], []) is None
     )
 
 
 def test_placeholders_out_of_order_do_not_fit():
-    render = compile_template("{% for m in messages | reverse %}{{ m.content }};{% endfor %}").render
+    render = compile_template(
+        "{% for m in messages | reverse %}{{ m.content }};{% endfor %}"
+    ).render
     laid = Placeholders(render, chats.turns("q", "a"), "\ufdd0\ufdd1", [True, True])
     assert not laid.place("a;q;")

@@ -1,4 +1,5 @@
-"""Every example builds and verifies, with its recipe as it stands but for what a small corpus needs."""
+"""Every example builds and verifies, with its recipe as it stands but for what a small corpus
+needs."""
 
 import gzip
 import json
@@ -38,7 +39,9 @@ def texts(count: int, words: int) -> list[str]:
     vocabulary = " ".join(tokenizers_made.SENTENCES).split()
     return [
         f"document {i}: "
-        + " ".join(vocabulary[(i * i + 7 * j) % len(vocabulary)] for j in range(1 + i * 13 % (2 * words)))
+        + " ".join(
+            vocabulary[(i * i + 7 * j) % len(vocabulary)] for j in range(1 + i * 13 % (2 * words))
+        )
         for i in range(count)
     ]
 
@@ -57,14 +60,23 @@ def folder(tmp_path):
 
 def test_every_recipe_has_a_test():
     assert {path.name for path in EXAMPLES.glob("*.toml")} == {
-        "quickstart.toml", "ul2r_llama.toml", "mixture.toml", "llada.toml", "supervised.toml", "code_fim.toml"
-    }  # fmt: skip
+        "quickstart.toml",
+        "ul2r_llama.toml",
+        "mixture.toml",
+        "llada.toml",
+        "supervised.toml",
+        "code_fim.toml",
+    }
 
 
 @pytest.mark.long
 def test_quickstart_builds_and_verifies(tmp_path):
-    packprep_says("build", EXAMPLES / "quickstart.toml", "--out", tmp_path / "packed", "--workers", "1")
-    assert "every promise holds" in packprep_says("verify", tmp_path / "packed", "--replay", "all", "--workers", "1")
+    packprep_says(
+        "build", EXAMPLES / "quickstart.toml", "--out", tmp_path / "packed", "--workers", "1"
+    )
+    assert "every promise holds" in packprep_says(
+        "verify", tmp_path / "packed", "--replay", "all", "--workers", "1"
+    )
     assert (
         packprep_says("inspect", tmp_path / "packed", "--row", "-1", "--from-plan").count(
             "rebuilt from source: identical"
@@ -76,11 +88,14 @@ def test_quickstart_builds_and_verifies(tmp_path):
 @pytest.mark.long
 def test_ul2r_for_llama_uses_reserved_tokens_and_adds_none(folder, tmp_path):
     tokenizers_made.write(folder / "tokenizer", tokenizers_made.llama3_like(n_reserved=248))
-    # The made tokenizer has 320 tokens before its special ones, and Llama's 128000; all else is as the recipe has it.
+    # The made tokenizer has 320 tokens before its special ones, and Llama's 128000; all else is as
+    # the recipe has it.
     smaller = ["--set", "specials.sentinels.first=327", "--set", "specials.vocab_size=576"]
     out = tmp_path / "packed"
     packprep_says("build", folder / "ul2r_llama.toml", "--out", out, "--workers", "1", *smaller)
-    assert "every promise holds" in packprep_says("verify", out, "--replay", "all", "--workers", "1")
+    assert "every promise holds" in packprep_says(
+        "verify", out, "--replay", "all", "--workers", "1"
+    )
     dataset = packprep.open_dataset(out)
     specials = dataset.manifest["specials"]
     assert (specials["[NLU]"], specials["[NLG]"], specials["[S2S]"]) == (322, 323, 326)
@@ -105,14 +120,25 @@ def test_ul2r_for_llama_plans_the_lengths_that_its_comments_name(folder):
 def test_mixture_gives_the_shares_and_holds_out_what_it_says(folder, tmp_path):
     out, heldout = tmp_path / "packed", tmp_path / "heldout"
     packprep_says("build", folder / "mixture.toml", "--out", out, "--workers", "1")
-    assert "every promise holds" in packprep_says("verify", out, "--replay", "all", "--workers", "1")
+    assert "every promise holds" in packprep_says(
+        "verify", out, "--replay", "all", "--workers", "1"
+    )
     sources = packprep.open_dataset(out).manifest["ledger"]["sources"]
     tokens = {name: source["tokens"]["used"] for name, source in sources.items()}
     assert 0.6 < tokens["web"] / sum(tokens.values()) < 0.8
 
-    second = ["--set", "sources.web.sample=[0.9, 1.0]", "--set", "sources.code.sample=[0.9, 1.0]", "--tasks", "causal"]
+    second = [
+        "--set",
+        "sources.web.sample=[0.9, 1.0]",
+        "--set",
+        "sources.code.sample=[0.9, 1.0]",
+        "--tasks",
+        "causal",
+    ]
     first = ["--set", "sources.web.sample=[0.0, 0.9]", "--set", "sources.code.sample=[0.0, 0.9]"]
-    packprep_says("build", folder / "mixture.toml", "--out", tmp_path / "first", "--workers", "1", *first)
+    packprep_says(
+        "build", folder / "mixture.toml", "--out", tmp_path / "first", "--workers", "1", *first
+    )
     packprep_says("build", folder / "mixture.toml", "--out", heldout, "--workers", "1", *second)
     assert not documents_of(tmp_path / "first") & documents_of(heldout)
 
@@ -129,7 +155,8 @@ def documents_of(directory: Path) -> set[tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
-    """The examples beside a corpus of real text and a tokenizer with the ids of Llama 3.1's special tokens."""
+    """The examples beside a corpus of real text and a tokenizer with the ids of Llama 3.1's special
+    tokens."""
     folder = tmp_path_factory.mktemp("real") / "examples"
     shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("__pycache__"))
     write_corpus(folder)
@@ -139,7 +166,9 @@ def real(tmp_path_factory):
 def built(real: Path, name: str, out: Path, *options: str) -> Dataset:
     """The dataset of a recipe as it stands, verified; `options` of build."""
     packprep_says("build", real / name, "--out", out, "--workers", "1", *options)
-    assert "every promise holds" in packprep_says("verify", out, "--replay", "all", "--workers", "1")
+    assert "every promise holds" in packprep_says(
+        "verify", out, "--replay", "all", "--workers", "1"
+    )
     return packprep.open_dataset(out)
 
 
@@ -149,27 +178,42 @@ def test_llada_masks_every_level_spreads_levels_over_rows_and_draws_new_noise(re
     assert dataset.manifest["specials"]["mask"] == 128002 and dataset.vocab_size == 128256
     rows = [dataset.row(i).segments["noise"] for i in range(len(dataset))]
     assert min(noise.min() for noise in rows) < 0.05 and max(noise.max() for noise in rows) > 0.95
-    assert all(abs(noise.mean() - 0.5) <= 0.5 / len(noise) + 1e-6 for noise in rows)  # of stratified levels alone
+    assert all(
+        abs(noise.mean() - 0.5) <= 0.5 / len(noise) + 1e-6 for noise in rows
+    )  # of stratified levels alone
     weights = np.concatenate([dataset.row(i).segments["loss_weight"] for i in range(len(dataset))])
     assert weights.min() >= 1 and weights.max() <= 1000
     shard = dataset.manifest["shards"][0]
-    assert shard["bytes"] < 10.5 * shard["rows"] * dataset.seq_length  # full columns take 11, and headers
+    assert (
+        shard["bytes"] < 10.5 * shard["rows"] * dataset.seq_length
+    )  # full columns take 11, and headers
     rows_of = dataset.batches(batch_size=len(dataset), shuffle=False, redraw=True)
     first, second = next(rows_of), next(rows_of)
-    assert np.array_equal(first["labels"], second["labels"]) and not np.array_equal(first["tokens"], second["tokens"])
+    assert np.array_equal(first["labels"], second["labels"]) and not np.array_equal(
+        first["tokens"], second["tokens"]
+    )
 
 
 @pytest.mark.long
 def test_supervised_trains_what_the_assistant_says_and_what_closes_it(real, tmp_path):
     dataset = built(real, "supervised.toml", tmp_path / "packed")
-    conversations = [json.loads(line)["messages"] for line in (real / "data/chat/000.jsonl").open(encoding="utf-8")]
-    answers = [m["content"] for messages in conversations for m in messages if m["role"] == "assistant"]
+    conversations = [
+        json.loads(line)["messages"]
+        for line in (real / "data/chat/000.jsonl").open(encoding="utf-8")
+    ]
+    answers = [
+        m["content"] for messages in conversations for m in messages if m["role"] == "assistant"
+    ]
     batch = dataset.batch(range(len(dataset)))
     trained = batch["labels"][batch["loss_mask"] == 1]
-    assert (trained == 128009).sum() == 2 * len(answers)  # <|eot_id|>; each conversation is used twice
+    assert (trained == 128009).sum() == 2 * len(
+        answers
+    )  # <|eot_id|>; each conversation is used twice
     tokenizer = Tokenizer.from_file(str(real / "tokenizer" / "tokenizer.json"))
     said = Counter(tokenizer.encode(answer, add_special_tokens=False).ids[-1] for answer in answers)
-    before = Counter(batch["tokens"][(batch["loss_mask"] == 1) & (batch["labels"] == 128009)].tolist())
+    before = Counter(
+        batch["tokens"][(batch["loss_mask"] == 1) & (batch["labels"] == 128009)].tolist()
+    )
     assert before == Counter({token: 2 * count for token, count in said.items()})
     mix = dataset.manifest["ledger"]["tasks"]
     assert mix["causal"]["segments"] > mix["prefix_lm"]["segments"] > 0
@@ -184,7 +228,8 @@ def test_code_is_rearranged_and_text_is_not_and_two_pieces_fill_a_row(real, tmp_
     for i in range(len(dataset)):
         row = dataset.row(i)
         for task, source, begin, end, tokens in zip(
-            *(row.segments[name].tolist() for name in ("task", "source", "begin", "end", "tokens")), strict=True
+            *(row.segments[name].tolist() for name in ("task", "source", "begin", "end", "tokens")),
+            strict=True,
         ):
             pairs.add((sources[source], tasks[task]))
             longest = max(longest, tokens)
@@ -200,6 +245,8 @@ def test_code_is_rearranged_and_text_is_not_and_two_pieces_fill_a_row(real, tmp_
 
 
 def test_read_batches_runs(tmp_path, capsys):
-    packprep_says("build", EXAMPLES / "quickstart.toml", "--out", tmp_path / "packed", "--workers", "1")
+    packprep_says(
+        "build", EXAMPLES / "quickstart.toml", "--out", tmp_path / "packed", "--workers", "1"
+    )
     runpy.run_path(str(EXAMPLES / "read_batches.py"))["main"](str(tmp_path / "packed"))
     assert "goes on with the same rows" in capsys.readouterr().out

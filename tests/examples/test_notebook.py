@@ -27,13 +27,21 @@ def test_it_opens_a_dataset_and_draws_a_row(tmp_path, monkeypatch, preset):
     made.write_lines(tmp_path / "a.jsonl", made.texts(30))
     table = made.table("a.jsonl", seq_length=256, tasks=[{"preset": preset}])
     made.build(table, tmp_path, tmp_path / "packed")
-    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR"):
+    for name in (
+        "IPYTHONDIR",
+        "JUPYTER_CONFIG_DIR",
+        "JUPYTER_DATA_DIR",
+        "JUPYTER_RUNTIME_DIR",
+        "MPLCONFIGDIR",
+    ):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     monkeypatch.setenv("PYTHONPATH", str(made.ROOT))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
     said = "".join(output.text for output in outputs if output.output_type == "stream")
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
     dataset = open_dataset(tmp_path / "packed")

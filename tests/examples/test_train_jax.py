@@ -1,4 +1,5 @@
-"""examples/train_jax.py on a small dataset of the ul2r and llada mixes: it learns, and a kill leaves no trace."""
+"""examples/train_jax.py on a small dataset of the ul2r and llada mixes: it learns, and a kill
+leaves no trace."""
 
 import re
 import signal
@@ -36,7 +37,9 @@ def start(packed: Path, *arguments: object) -> subprocess.Popen:
 
 
 def losses(out: str) -> dict[int, str]:
-    return {int(step): loss for step, loss in re.findall(r"^step (\d+) loss (\S+)$", out, re.MULTILINE)}
+    return {
+        int(step): loss for step, loss in re.findall(r"^step (\d+) loss (\S+)$", out, re.MULTILINE)
+    }
 
 
 def run(packed: Path, *arguments: object) -> dict[int, str]:
@@ -66,7 +69,9 @@ def test_it_learns_and_goes_on_after_a_kill_with_the_same_losses(packed, tmp_pat
     assert 9 <= first <= 60 and first % 4 == 1
     assert rest == {step: loss for step, loss in whole.items() if step >= first}
     assert {**losses(seen), **rest} == whole
-    assert list(tmp_path.iterdir()) == [checkpoint] or (tmp_path / f".{checkpoint.name}.tmp").exists()
+    assert (
+        list(tmp_path.iterdir()) == [checkpoint] or (tmp_path / f".{checkpoint.name}.tmp").exists()
+    )
 
 
 @pytest.mark.long

@@ -36,7 +36,9 @@ def start(packed, *options):
     # One thread: sums of floats depend on how they are split.
     environment = made.environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     command = [sys.executable, str(EXAMPLE), str(packed), *SMALL, *options]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def losses(said):
@@ -75,17 +77,30 @@ def test_the_loss_goes_down_and_a_killed_run_goes_on_with_the_same_losses(packed
 
 def test_rows_of_two_lengths_are_trained_together_and_gone_on_with(tmp_path):
     for length in (64, 128):
-        sources = [{"name": "packprep", "paths": [str(made.ROOT / "packprep" / "dataset" / "*.py")]}]
+        sources = [
+            {"name": "packprep", "paths": [str(made.ROOT / "packprep" / "dataset" / "*.py")]}
+        ]
         made.build(
-            made.table(sources, seq_length=length, tasks=[{"preset": "causal"}]), tmp_path, tmp_path / str(length)
+            made.table(sources, seq_length=length, tasks=[{"preset": "causal"}]),
+            tmp_path,
+            tmp_path / str(length),
         )
     changing = [(0, [1, 0]), (12, [1, 1]), (24, [0, 1])]
     folders = [tmp_path / "64", tmp_path / "128"]
     write_mixture(tmp_path / "mixture.json", folders, shares=changing, interpolate="linear")
-    options = ["--batch-tokens", "512", "--checkpoint", str(tmp_path / "model.pt"), "--save-every", "10"]
+    options = [
+        "--batch-tokens",
+        "512",
+        "--checkpoint",
+        str(tmp_path / "model.pt"),
+        "--save-every",
+        "10",
+    ]
     seen = {}
     for steps in (20, 40):
-        said, _ = start(tmp_path / "mixture.json", "--steps", str(steps), *options).communicate(timeout=300)
+        said, _ = start(tmp_path / "mixture.json", "--steps", str(steps), *options).communicate(
+            timeout=300
+        )
         seen |= losses(said)
     assert "going on after step 20" in said and len(seen) == 40
     values = [float(loss) for loss in seen.values()]
@@ -98,5 +113,7 @@ def test_the_gpu_is_taken_where_there_is_one(packed):
     if not torch.cuda.is_available():
         pytest.skip("no GPU: torch.cuda.is_available() is False")
     command = [sys.executable, str(EXAMPLE), str(packed), "--steps", "3", "--batch-size", "4"]
-    done = subprocess.run(command, env=made.environment(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, env=made.environment(), capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0 and "on cuda" in done.stdout, done.stderr

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install '.[trainers]'")
-pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[trainers]'")
+pytest.importorskip(
+    "transformers", reason="transformers is not installed: pip install '.[trainers]'"
+)
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install '.[trainers]'")
 
 from tests import made

@@ -13,7 +13,8 @@ from tests.test_mixed_rows import write_corpus as write_mixed
 
 
 class Known(NamedTuple):
-    """A dataset, and what its corpus holds: (source, position) → its bytes, and whether it says what is trained."""
+    """A dataset, and what its corpus holds: (source, position) → its bytes, and whether it says
+    what is trained."""
 
     out: Path
     texts: dict[tuple[str, int], bytes]
@@ -37,7 +38,11 @@ NEXT_TOKEN_KINDS: dict[str, dict[str, Any]] = {
     "no_eos": {"documents": {"prepend_bos": True, "append_eos": False}},
     "segment_eos": {"documents": {"append_eos": "segment"}},
     "padded": {"packing": {"pad_seq_to_mult": 8}},
-    "compact": {"output": COMPACT, "packing": {"pad_seq_to_mult": 16}, "documents": {"prepend_bos": True}},
+    "compact": {
+        "output": COMPACT,
+        "packing": {"pad_seq_to_mult": 16},
+        "documents": {"prepend_bos": True},
+    },
     "truncated": {"documents": {"long": "truncate"}},
     "dropped": {"documents": {"long": "drop"}},
     "concat": {"tasks": [{"preset": "causal"}], "packing": {"algorithm": "concat"}},
@@ -47,8 +52,15 @@ NEXT_TOKEN_KINDS: dict[str, dict[str, Any]] = {
 }
 # next-token tasks that attend causally
 CAUSAL_KINDS: dict[str, dict[str, Any]] = {
-    "causal": {"tasks": [{"preset": "causal"}, {"preset": "fim"}], "documents": {"prepend_bos": True}},
-    "causal_padded": {"tasks": [{"preset": "causal"}], "packing": {"pad_seq_to_mult": 8}, "output": COMPACT},
+    "causal": {
+        "tasks": [{"preset": "causal"}, {"preset": "fim"}],
+        "documents": {"prepend_bos": True},
+    },
+    "causal_padded": {
+        "tasks": [{"preset": "causal"}],
+        "packing": {"pad_seq_to_mult": 8},
+        "output": COMPACT,
+    },
 }
 MIXED_KINDS: dict[str, dict[str, Any]] = {
     "mixed": {},
@@ -60,13 +72,16 @@ MIXED_KINDS: dict[str, dict[str, Any]] = {
 
 
 def _next_token(folder: Path, changes: dict[str, Any]) -> Known:
-    """Two sources of line files, one of them used 2.5 times; long documents, short ones, and one without text."""
+    """Two sources of line files, one of them used 2.5 times; long documents, short ones, and one
+    without text."""
     texts = {}
     for name, count in (("web", 40), ("my books", 25)):
         lines = [*made.texts(count, len(name), 400), "x", "ab"]
         made.write_lines(folder / f"{name}.jsonl", [*lines, ""])
         at = 0
-        for line, text in zip((folder / f"{name}.jsonl").read_bytes().splitlines(True), lines, strict=False):
+        for line, text in zip(
+            (folder / f"{name}.jsonl").read_bytes().splitlines(True), lines, strict=False
+        ):
             texts[name, at] = text.encode()
             at += len(line)
     sources = [
@@ -95,7 +110,9 @@ def known(tmp_path_factory):
         if kind not in built:
             folder = tmp_path_factory.mktemp(kind)
             one = (NEXT_TOKEN_KINDS | CAUSAL_KINDS).get(kind)
-            built[kind] = _mixed(folder, MIXED_KINDS[kind]) if one is None else _next_token(folder, one)
+            built[kind] = (
+                _mixed(folder, MIXED_KINDS[kind]) if one is None else _next_token(folder, one)
+            )
         return built[kind]
 
     return of
@@ -112,6 +129,10 @@ def with_empty_shards(tmp_path_factory) -> Path:
     """A dataset some of whose shards have no rows."""
     folder = tmp_path_factory.mktemp("with_empty_shards")
     made.write_lines(folder / "a.jsonl", ["one document", "x" * 3000, "another"])
-    made.build(made.table("a.jsonl", output={"shard_text_bytes": 200}, tasks=NEXT_TOKEN), folder, folder / "out")
+    made.build(
+        made.table("a.jsonl", output={"shard_text_bytes": 200}, tasks=NEXT_TOKEN),
+        folder,
+        folder / "out",
+    )
     assert 0 in {entry["rows"] for entry in open_dataset(folder / "out").manifest["shards"]}
     return folder / "out"

@@ -19,7 +19,9 @@ def documents_of(prefix: Path) -> list[list[int]]:
     assert len(index) == 34 + 4 * sequences + 8 * sequences + 8 * boundaries
     lengths = struct.unpack_from(f"<{sequences}i", index, 34)
     begins = struct.unpack_from(f"<{sequences}q", index, 34 + 4 * sequences)
-    assert struct.unpack_from(f"<{boundaries}q", index, 34 + 12 * sequences) == tuple(range(boundaries))
+    assert struct.unpack_from(f"<{boundaries}q", index, 34 + 12 * sequences) == tuple(
+        range(boundaries)
+    )
     size = np.dtype(DTYPES[code]).itemsize
     assert len(data) == size * sum(lengths) and all(length > 0 for length in lengths)
     found, at = [], 0
@@ -32,13 +34,19 @@ def documents_of(prefix: Path) -> list[list[int]]:
 
 def parquet_rows(folder: Path) -> list[dict[str, list]]:
     """The rows of all files in their order."""
-    return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    return [
+        row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()
+    ]
 
 
 def arrow_rows(folder: Path) -> list[dict[str, list]]:
     """The rows of a folder as `save_to_disk` writes it, of the files that its state names."""
-    names = [file["filename"] for file in json.loads((folder / "state.json").read_bytes())["_data_files"]]
-    return [row for name in names for row in pa.ipc.open_stream(folder / name).read_all().to_pylist()]
+    names = [
+        file["filename"] for file in json.loads((folder / "state.json").read_bytes())["_data_files"]
+    ]
+    return [
+        row for name in names for row in pa.ipc.open_stream(folder / name).read_all().to_pylist()
+    ]
 
 
 def trl_row(row) -> dict[str, list]:
@@ -61,8 +69,9 @@ def described(path: Path) -> dict:
 
 
 def trained_by_nemo(row: dict[str, list]) -> list[tuple[int, int, int, int]]:
-    """(segment, offset in it, input token, target) of each trained prediction, as GPTSFTPackedDataset slices a row:
-    tokens [begin : end − 1], labels [begin + 1 : end], loss_mask [begin : end − 1]."""
+    """(segment, offset in it, input token, target) of each trained prediction, as
+    GPTSFTPackedDataset slices a row: tokens [begin : end − 1], labels [begin + 1 : end], loss_mask
+    [begin : end − 1]."""
     boundaries = [*row["seq_start_id"], len(row["input_ids"])]
     assert boundaries[0] == 0 and len(row["loss_mask"]) == len(row["input_ids"])
     trained = []

@@ -1,4 +1,5 @@
-"""The command: where it writes, what it refuses, and what is left when it is stopped, killed or out of room."""
+"""The command: where it writes, what it refuses, and what is left when it is stopped, killed or out
+of room."""
 
 import errno
 import os
@@ -25,8 +26,16 @@ from tests.command_line import inside, packprep, refused
 from tests.crash import disturbed
 from tests.exporting.plain import documents_of
 
-FORMS = [("megatron", "--what", "documents"), ("megatron", "--what", "rows"), ("parquet", "--columns", "nemo")]
-FORMS += [("parquet", "--columns", "full"), ("jsonl", "--what", "documents"), ("jsonl", "--what", "rows")]
+FORMS = [
+    ("megatron", "--what", "documents"),
+    ("megatron", "--what", "rows"),
+    ("parquet", "--columns", "nemo"),
+]
+FORMS += [
+    ("parquet", "--columns", "full"),
+    ("jsonl", "--what", "documents"),
+    ("jsonl", "--what", "rows"),
+]
 
 
 def command(known, out, form, *more):
@@ -56,19 +65,31 @@ def test_a_folder_of_data_is_read_whole_by_the_libraries_of_its_format(known, tm
     datasets = pytest.importorskip("datasets")
     assert inside(*command(known("repeated"), tmp_path / "out", form)).status == 0
     files = [path for path in (tmp_path / "out").iterdir() if path.suffix == f".{form[0]}"]
-    loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))["train"]
+    loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))[
+        "train"
+    ]
     if form[0] == "jsonl":
         assert len(loaded) == sum(path.read_bytes().count(b"\n") for path in files)
     else:
-        assert len(loaded) == pq.read_table(tmp_path / "out").num_rows == len(known("repeated").dataset)
+        assert (
+            len(loaded)
+            == pq.read_table(tmp_path / "out").num_rows
+            == len(known("repeated").dataset)
+        )
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_receipt_names_all_files_and_what_they_were_made_of(known, tmp_path, form):
     assert inside(*command(known("repeated"), tmp_path / "out", form)).status == 0
     files = made.contents(tmp_path / "out")
-    receipt, manifest = decode(files.pop(".export.json"), ".export.json"), known("repeated").dataset.manifest
-    assert receipt["dataset"] == {"digest": manifest["digest"], "fingerprint": manifest["fingerprint"]}
+    receipt, manifest = (
+        decode(files.pop(".export.json"), ".export.json"),
+        known("repeated").dataset.manifest,
+    )
+    assert receipt["dataset"] == {
+        "digest": manifest["digest"],
+        "fingerprint": manifest["fingerprint"],
+    }
     assert receipt["to"] == form[0] and receipt[form[1][2:]] == form[2]
     named = {file["file"]: (file["bytes"], file["digest"]) for file in receipt["files"]}
     assert named == {name: (len(data), digest_of(data)) for name, data in files.items()}
@@ -77,7 +98,9 @@ def test_the_receipt_names_all_files_and_what_they_were_made_of(known, tmp_path,
 def test_rows_are_the_packed_rows(known, tmp_path):
     receipt = known("repeated").export(tmp_path / "out", "megatron", what="rows")
     dataset = open_dataset(known("repeated").out)
-    assert documents_of(tmp_path / "out/rows") == [dataset.row(i).tokens.tolist() for i in range(len(dataset))]
+    assert documents_of(tmp_path / "out/rows") == [
+        dataset.row(i).tokens.tolist() for i in range(len(dataset))
+    ]
     assert receipt["data_path"] == [str(len(dataset) * 256), str(tmp_path / "out/rows")]
 
 
@@ -102,40 +125,61 @@ def test_an_out_that_holds_something_else_is_refused(known, tmp_path):
         ("repeated", FORMS[2], "to"),
         ("bos", FORMS[0], "dataset"),
     ):
-        assert f"holds another export: {key} is" in refused(*command(known(other), tmp_path / "export", form))
+        assert f"holds another export: {key} is" in refused(
+            *command(known(other), tmp_path / "export", form)
+        )
     assert made.contents(tmp_path / "export") == before
     assert "holds no export" in refused(*command(known("repeated"), known("bos").out, FORMS[0]))
 
 
-@pytest.mark.parametrize("to, form", [(to, form) for to, own in EXPORTS.items() for form in own.choices or ("",)])
+@pytest.mark.parametrize(
+    "to, form", [(to, form) for to, own in EXPORTS.items() for form in own.choices or ("",)]
+)
 def test_weights_that_documents_give_are_exported_refused_or_ignored_as_asked(tmp_path, to, form):
-    weights_made.build(tmp_path, weights_made.records(1, 60), [weights_made.TASKS["causal"]], seq_length=64)
+    weights_made.build(
+        tmp_path, weights_made.records(1, 60), [weights_made.TASKS["causal"]], seq_length=64
+    )
     options = {EXPORTS[to].option: form} if form else {}
     out = tmp_path / "exported"
     if form in EXPORTS[to].weighted:
         receipt = export_dataset(tmp_path / "out", to, out, made.Silent(), **options)
         assert "loss_weights" not in receipt
-        with pytest.raises(RecipeError, match="this export has the column loss_weights; leave the option out"):
-            export_dataset(tmp_path / "out", to, out, made.Silent(), loss_weights="ignore", **options)
+        with pytest.raises(
+            RecipeError, match="this export has the column loss_weights; leave the option out"
+        ):
+            export_dataset(
+                tmp_path / "out", to, out, made.Silent(), loss_weights="ignore", **options
+            )
         return
-    with pytest.raises(RecipeError, match="documents of source0 give weights other than 1.* say --loss-weights ignore"):
+    with pytest.raises(
+        RecipeError,
+        match="documents of source0 give weights other than 1.* say --loss-weights ignore",
+    ):
         export_dataset(tmp_path / "out", to, out, made.Silent(), **options)
     assert not out.exists()
-    receipt = export_dataset(tmp_path / "out", to, out, made.Silent(), loss_weights="ignore", **options)
+    receipt = export_dataset(
+        tmp_path / "out", to, out, made.Silent(), loss_weights="ignore", **options
+    )
     assert receipt["loss_weights"] == "ignore" and receipt["files"]
 
 
 def test_loss_weights_is_refuse_or_ignore(known, tmp_path):
     with pytest.raises(RecipeError, match="--loss-weights all: expected refuse or ignore"):
-        export_dataset(known("repeated").out, "mds", tmp_path / "out", made.Silent(), loss_weights="all")
-    receipt = known("repeated").export(tmp_path / "out", "megatron", loss_weights="ignore")  # none give weights
+        export_dataset(
+            known("repeated").out, "mds", tmp_path / "out", made.Silent(), loss_weights="all"
+        )
+    receipt = known("repeated").export(
+        tmp_path / "out", "megatron", loss_weights="ignore"
+    )  # none give weights
     assert "loss_weights" not in receipt
 
 
 @pytest.mark.parametrize("place", ["", "export", "shards/000", "../out/shards"])
 def test_an_out_inside_the_dataset_is_refused(known, place):
     before = made.contents(known("repeated").out)
-    assert "lies in the dataset" in refused(*command(known("repeated"), known("repeated").out / place, FORMS[0]))
+    assert "lies in the dataset" in refused(
+        *command(known("repeated"), known("repeated").out / place, FORMS[0])
+    )
     assert made.contents(known("repeated").out) == before
 
 
@@ -146,10 +190,13 @@ def test_a_damaged_shard_is_refused_before_anything_is_exported_from_it(own, tmp
     data[-3] ^= 1
     path.write_bytes(data)
     with pytest.raises(
-        DatasetError, match=r"000001\.safetensors: its digest is .* `packprep verify` says what is wrong"
+        DatasetError,
+        match=r"000001\.safetensors: its digest is .* `packprep verify` says what is wrong",
     ):
         export_dataset(own, form[0], tmp_path / "out", made.Silent(), **{form[1][2:]: form[2]})
-    assert ".export.json" not in made.contents(tmp_path / "out") and not made.temporaries(tmp_path / "out")
+    assert ".export.json" not in made.contents(tmp_path / "out") and not made.temporaries(
+        tmp_path / "out"
+    )
     data[-3] ^= 1
     path.write_bytes(data)
     export_dataset(own, form[0], tmp_path / "out", made.Silent(), **{form[1][2:]: form[2]})
@@ -184,7 +231,10 @@ def test_options_of_the_other_target_are_refused(known, tmp_path):
     assert "--what goes with --to megatron or --to jsonl" in refused(
         *command(known("repeated"), tmp_path / "out", FORMS[2], "--what", "rows")
     )
-    assert inside("export", known("repeated").out, "--to", "arrow", "--out", tmp_path / "out").status == 2
+    assert (
+        inside("export", known("repeated").out, "--to", "arrow", "--out", tmp_path / "out").status
+        == 2
+    )
     with pytest.raises(RecipeError, match="--to arrow: expected megatron or parquet"):
         export_dataset(known("repeated").out, "arrow", tmp_path / "out", made.Silent())
     assert not (tmp_path / "out").exists()
@@ -192,7 +242,11 @@ def test_options_of_the_other_target_are_refused(known, tmp_path):
 
 def test_an_export_is_a_line_and_a_file(own, tmp_path, monkeypatch):
     def write(exporting):
-        return {"files": [], "rows": [rows for _, rows in each_shard(exporting, counted)], "form": exporting.form}
+        return {
+            "files": [],
+            "rows": [rows for _, rows in each_shard(exporting, counted)],
+            "form": exporting.form,
+        }
 
     def counted(dataset, manifest):
         def count(item, report):
@@ -201,12 +255,21 @@ def test_an_export_is_a_line_and_a_file(own, tmp_path, monkeypatch):
 
         return one_by_one(count)
 
-    module = SimpleNamespace(check=lambda exporting: None, write=write, located=lambda receipt, out: receipt)
+    module = SimpleNamespace(
+        check=lambda exporting: None, write=write, located=lambda receipt, out: receipt
+    )
     monkeypatch.setitem(EXPORTS, "toy", Export("nothing"))
     monkeypatch.setitem(sys.modules, "packprep.exporting.toy", module)
     found = export_dataset(own, "toy", tmp_path / "out", made.Silent())
-    assert found["to"] == "toy" and found["form"] == "" and sum(found["rows"]) == len(open_dataset(own))
-    with pytest.raises(RecipeError, match="--what goes with --to megatron or --to jsonl: with --to toy give no such"):
+    assert (
+        found["to"] == "toy"
+        and found["form"] == ""
+        and sum(found["rows"]) == len(open_dataset(own))
+    )
+    with pytest.raises(
+        RecipeError,
+        match="--what goes with --to megatron or --to jsonl: with --to toy give no such",
+    ):
         export_dataset(own, "toy", tmp_path / "out", made.Silent(), what="rows")
 
 
@@ -237,13 +300,17 @@ def test_an_export_that_a_signal_stops_leaves_no_temporary_and_goes_on(known, tm
     before = signal.signal(signal.SIGTERM, stop)
     try:
         with pytest.raises(Stopped):
-            export_dataset(known("repeated").out, form[0], tmp_path / "out", progress, workers=1, **options)
+            export_dataset(
+                known("repeated").out, form[0], tmp_path / "out", progress, workers=1, **options
+            )
     finally:
         signal.signal(signal.SIGTERM, before)
     assert progress.ended == 1
     left = made.contents(tmp_path / "out")
     assert not made.temporaries(tmp_path / "out") and ".export.json" not in left
-    assert len(left) in ((1,) if form[0] == "megatron" else (2, 3))  # a worker may end a file while the signal is heard
+    assert len(left) in (
+        (1,) if form[0] == "megatron" else (2, 3)
+    )  # a worker may end a file while the signal is heard
     known("repeated").export(tmp_path / "out", form[0], **options)
     assert made.contents(tmp_path / "out") == made.contents(tmp_path / "whole")
 
@@ -251,7 +318,9 @@ def test_an_export_that_a_signal_stops_leaves_no_temporary_and_goes_on(known, tm
 @pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_an_export_killed_at_any_call_goes_on_to_the_same_bytes(known, tmp_path, form):
-    calls = disturbed.run(command(known("repeated"), tmp_path / "whole", form), tmp_path / "whole").calls
+    calls = disturbed.run(
+        command(known("repeated"), tmp_path / "whole", form), tmp_path / "whole"
+    ).calls
     expected = made.contents(tmp_path / "whole")
     assert any(call.startswith("rename") for call in calls)
     for at in disturbed.different([re.sub(r"[0-9]{6}", "N", call) for call in calls]):
@@ -259,7 +328,9 @@ def test_an_export_killed_at_any_call_goes_on_to_the_same_bytes(known, tmp_path,
         killed = disturbed.run(command(known("repeated"), out, form), out, at)
         assert killed.status == -signal.SIGKILL, killed
         if out.exists():
-            there = {name: data for name, data in made.contents(out).items() if not name.endswith(".tmp")}
+            there = {
+                name: data for name, data in made.contents(out).items() if not name.endswith(".tmp")
+            }
             there.pop(".export-begun.json", None)
             assert there.items() <= expected.items()
         again = inside(*command(known("repeated"), out, form))
@@ -280,7 +351,10 @@ def test_a_full_disk_is_named_and_what_is_whole_stays(known, tmp_path, form):
     )  # fmt: skip
     assert ended.status == 2 and "ulimit -f" in ended.err and not made.temporaries(out)
     ended = disturbed.run(
-        command(known("repeated"), tmp_path / "full", form), tmp_path / "full", 9, strike=errno.ENOSPC
+        command(known("repeated"), tmp_path / "full", form),
+        tmp_path / "full",
+        9,
+        strike=errno.ENOSPC,
     )
     assert ended.status == 2 and "the disk is full: make room" in ended.err, ended
     for folder in (out, tmp_path / "full"):
@@ -318,15 +392,20 @@ def test_a_dataset_at_a_url_and_parquet_into_one(known, tmp_path):
     for form in FORMS:
         options = {form[1][2:]: form[2]}
         known("repeated").export(tmp_path / form[0] / form[2], form[0], **options)
-        export_dataset(remote.url, form[0], tmp_path / "remote" / form[0] / form[2], made.Silent(), **options)
+        export_dataset(
+            remote.url, form[0], tmp_path / "remote" / form[0] / form[2], made.Silent(), **options
+        )
     assert made.contents(tmp_path / "remote/megatron") == made.contents(tmp_path / "megatron")
     assert made.contents(tmp_path / "remote/parquet") == made.contents(tmp_path / "parquet")
     to = Remote("memory://exporting/parquet")
     for _ in range(2):
         export_dataset(remote.url, "parquet", to.url, made.Silent())
-    assert {name: to.read(name) for name, _ in to.list()} == made.contents(tmp_path / "parquet/nemo")
+    assert {name: to.read(name) for name, _ in to.list()} == made.contents(
+        tmp_path / "parquet/nemo"
+    )
     with pytest.raises(
-        RecipeError, match="memory://exporting/m: Megatron's files are written to a folder of this machine"
+        RecipeError,
+        match="memory://exporting/m: Megatron's files are written to a folder of this machine",
     ):
         export_dataset(remote.url, "megatron", "memory://exporting/m", made.Silent())
     with pytest.raises(RecipeError, match="lies in the dataset"):
@@ -339,7 +418,9 @@ def lengths(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lengths")
     made.write_lines(folder / "a.jsonl", made.texts(40))
     for long in ("split", "decompose"):
-        table = made.table("a.jsonl", documents={"long": long}, seq_lengths=[64, 256], tasks=[{"preset": "causal"}])
+        table = made.table(
+            "a.jsonl", documents={"long": long}, seq_lengths=[64, 256], tasks=[{"preset": "causal"}]
+        )
         del table["seq_length"]
         made.build_lengths(table, folder, folder / long)
     return folder
@@ -351,26 +432,39 @@ def test_a_folder_of_several_lengths_is_exported_one_by_one(lengths, tmp_path):
     said = inside(*command)
     assert said.status == 0, said
     assert [one["out"] for one in said.json] == [f"{out}/seq_64", f"{out}/seq_256"]
-    lines = [line for data in made.contents(out).values() for line in data.splitlines() if b'"text"' in line]
-    assert len(lines) == len({decode(line, "", canonical=False)["position"] for line in lines}) == 40
+    lines = [
+        line
+        for data in made.contents(out).values()
+        for line in data.splitlines()
+        if b'"text"' in line
+    ]
+    assert (
+        len(lines) == len({decode(line, "", canonical=False)["position"] for line in lines}) == 40
+    )
     alone = inside("export", lengths / "split/seq_64", *command[2:-1], tmp_path / "alone")
     assert made.contents(tmp_path / "alone") == made.contents(out / "seq_64") and alone.status == 0
     assert inside(*command).err.count("nothing to make") == 2
     assert "lies in the dataset" in refused(*command[:-1], lengths / "split/rows")
 
 
-def test_documents_in_pieces_of_several_lengths_are_refused_and_their_rows_exported(lengths, tmp_path):
+def test_documents_in_pieces_of_several_lengths_are_refused_and_their_rows_exported(
+    lengths, tmp_path
+):
     out = tmp_path / "out"
     for to in ("jsonl", "megatron"):
         command = "export", lengths / "decompose", "--to", to, "--workers", 1, "--out", out / to
         assert 'documents.long = "decompose" divides documents' in refused(*command)
         assert not out.exists()
     for to in (("jsonl", "--what", "rows"), ("parquet", "--columns", "full")):
-        said = inside("export", lengths / "decompose", "--to", *to, "--workers", 1, "--out", out / to[0])
+        said = inside(
+            "export", lengths / "decompose", "--to", *to, "--workers", 1, "--out", out / to[0]
+        )
         assert said.status == 0 and said.out.count(" rows, ") == 2, said
 
 
-def test_an_unfinished_folder_of_several_lengths_is_refused_before_anything_is_written(lengths, tmp_path):
+def test_an_unfinished_folder_of_several_lengths_is_refused_before_anything_is_written(
+    lengths, tmp_path
+):
     unfinished = shutil.copytree(lengths / "split", tmp_path / "unfinished")
     (unfinished / "seq_256/dataset.json").unlink()
     command = "export", unfinished, "--to", "jsonl", "--workers", 1, "--out", tmp_path / "out"

@@ -1,4 +1,5 @@
-"""A folder for StreamingDataset: its rows are the loader's, by the format's description, and mosaicml-streaming reads it."""
+"""A folder for StreamingDataset: its rows are the loader's, by the format's description, and
+mosaicml-streaming reads it."""
 
 import json
 import struct
@@ -15,7 +16,8 @@ from tests.command_line import inside
 
 
 def rows_of(folder):
-    """The rows of all files that index.json names, of which every byte is accounted for: column → array."""
+    """The rows of all files that index.json names, of which every byte is accounted for: column →
+    array."""
     index = json.loads((folder / "index.json").read_bytes())
     assert index["version"] == 2
     for shard in index["shards"]:
@@ -54,18 +56,26 @@ BASE = {"tokens", "labels", "loss_mask", "segment_ids", "position_ids"}
         ("large_vocabulary", {"prefix_ends"}),
     ],
 )
-def test_rows_are_those_of_the_loader_in_files_that_are_not_too_large(known, tmp_path, monkeypatch, kind, more):
+def test_rows_are_those_of_the_loader_in_files_that_are_not_too_large(
+    known, tmp_path, monkeypatch, kind, more
+):
     dataset = known(kind).dataset
     monkeypatch.setattr(mds, "FILE_SLOTS", dataset.seq_length * 40)
     receipt = known(kind).export(tmp_path / "out", "mds")
     found = list(rows_of(tmp_path / "out"))
-    assert {*found[0]} == {*receipt["columns"]} == BASE | more and receipt["rows"] == len(found) == len(dataset)
+    assert {*found[0]} == {*receipt["columns"]} == BASE | more and receipt["rows"] == len(
+        found
+    ) == len(dataset)
     own = dataset.batch(range(len(dataset)), columns=receipt["columns"])
     assert all(np.array_equal([row[name] for row in found], own[name]) for name in own)
-    assert len(receipt["files"]) > 2 and {file.get("rows", 1) for file in receipt["files"]} <= set(range(1, 41))
+    assert len(receipt["files"]) > 2 and {file.get("rows", 1) for file in receipt["files"]} <= set(
+        range(1, 41)
+    )
 
 
-def test_an_export_that_stopped_goes_on_and_workers_and_urls_do_not_show(known, tmp_path, monkeypatch):
+def test_an_export_that_stopped_goes_on_and_workers_and_urls_do_not_show(
+    known, tmp_path, monkeypatch
+):
     one, begun = known("causal"), tmp_path / "begun"
     monkeypatch.setattr(mds, "FILE_SLOTS", one.dataset.seq_length * 20)
     one.export(tmp_path / "whole", "mds", workers=2)
@@ -98,9 +108,15 @@ def test_streaming_reads_the_arrays_of_the_loader_and_takes_the_hashes(known, tm
         "streaming", reason="mosaicml-streaming is not installed: pip install mosaicml-streaming"
     )
     receipt, dataset = known(kind).export(tmp_path / "out", "mds"), known(kind).dataset
-    given = {"remote": str(tmp_path / "out"), "local": str(tmp_path / "local"), "validate_hash": mds.HASH}
+    given = {
+        "remote": str(tmp_path / "out"),
+        "local": str(tmp_path / "local"),
+        "validate_hash": mds.HASH,
+    }
     rows = streaming.StreamingDataset(**given, shuffle=False, batch_size=1)
     assert len(rows) == len(dataset)
     for i in range(len(rows)):
         own = dataset.batch([i], columns=receipt["columns"])
-        assert rows[i].keys() == own.keys() and all(np.array_equal(rows[i][name], own[name][0]) for name in own)
+        assert rows[i].keys() == own.keys() and all(
+            np.array_equal(rows[i][name], own[name][0]) for name in own
+        )

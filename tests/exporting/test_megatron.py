@@ -1,5 +1,5 @@
-"""Megatron's files: byte by byte those that Megatron-core itself writes, and it reads them; and their documents are what the
-corpus holds, token by token, whatever the objectives made of it."""
+"""Megatron's files: byte by byte those that Megatron-core itself writes, and it reads them; and
+their documents are what the corpus holds, token by token, whatever the objectives made of it."""
 
 import json
 from collections import Counter
@@ -24,9 +24,13 @@ def exported(known, out):
     weights, paths = receipt["data_path"][::2], receipt["data_path"][1::2]
     found = dict(zip(paths, map(documents_of, paths), strict=True))
     assert weights == [str(sum(map(len, documents))) for documents in found.values()]
-    assert receipt["tokens"] == sum(map(int, weights)) and receipt["documents"] == sum(map(len, found.values()))
+    assert receipt["tokens"] == sum(map(int, weights)) and receipt["documents"] == sum(
+        map(len, found.values())
+    )
     names = [source["name"] for source in known.dataset.manifest["sources"]]
-    of_prefix = {str(out / prefix): name for prefix, name in zip(prefixes(names), names, strict=True)}
+    of_prefix = {
+        str(out / prefix): name for prefix, name in zip(prefixes(names), names, strict=True)
+    }
     return {of_prefix[path]: documents for path, documents in found.items()}, receipt
 
 
@@ -43,7 +47,11 @@ def test_every_document_is_there_as_often_as_it_is_used(known, tmp_path, kind):
     found, _ = exported(known(kind), tmp_path / "out")
     for source, repeats in (("web", {2, 3}), ("my books", {1})):
         counts = Counter(map(tuple, found[source]))
-        texts = Counter(dressed(known(kind), text) for (name, _), text in known(kind).texts.items() if name == source)
+        texts = Counter(
+            dressed(known(kind), text)
+            for (name, _), text in known(kind).texts.items()
+            if name == source
+        )
         assert counts.keys() == texts.keys()
         assert {counts[text] // many for text, many in texts.items() if many == 1} == repeats
 
@@ -55,11 +63,18 @@ def test_what_the_recipe_left_out_is_missing_and_said(known, tmp_path, kind):
     found, _ = exported(known(kind), tmp_path / "out")
     ledger = known(kind).dataset.manifest["ledger"]["sources"]
     lacking = sum(
-        source["tokens"]["truncated"] + sum(source["tokens"]["dropped"].values()) for source in ledger.values()
+        source["tokens"]["truncated"] + sum(source["tokens"]["dropped"].values())
+        for source in ledger.values()
     )
-    assert lacking and any(line.startswith(f"{lacking:,} tokens that the recipe truncated") for line in progress.said)
+    assert lacking and any(
+        line.startswith(f"{lacking:,} tokens that the recipe truncated") for line in progress.said
+    )
     for source, documents in found.items():
-        whole = {dressed(known(kind), text) for (name, _), text in known(kind).texts.items() if name == source}
+        whole = {
+            dressed(known(kind), text)
+            for (name, _), text in known(kind).texts.items()
+            if name == source
+        }
         cut = [document for document in map(tuple, documents) if document not in whole]
         assert len(cut) < len(documents) and bool(cut) == (kind == "truncated")
         assert all(EOS not in document for document in cut)
@@ -68,8 +83,11 @@ def test_what_the_recipe_left_out_is_missing_and_said(known, tmp_path, kind):
 
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("kind", MIXED_KINDS)
-def test_all_objectives_are_undone_and_no_two_tokens_meet_that_did_not_stand_together(known, tmp_path, kind):
-    """A document without training marks is whole; of the others, runs of segments that follow one another are."""
+def test_all_objectives_are_undone_and_no_two_tokens_meet_that_did_not_stand_together(
+    known, tmp_path, kind
+):
+    """A document without training marks is whole; of the others, runs of segments that follow one
+    another are."""
     one = known(kind)
     found, receipt = exported(one, tmp_path / "out")
     long = one.table["documents"].get("long", "split")
@@ -78,12 +96,23 @@ def test_all_objectives_are_undone_and_no_two_tokens_meet_that_did_not_stand_tog
     pieces = []
     for i in range(len(dataset)):
         columns = dataset.row(i).segments
-        for s, doc, start, n in zip(*(columns[c].tolist() for c in ("source", "doc", "start", "tokens")), strict=True):
+        for s, doc, start, n in zip(
+            *(columns[c].tolist() for c in ("source", "doc", "start", "tokens")), strict=True
+        ):
             pieces.append((sources[s], doc, start, n))
-    assert {dataset.tasks[t]["objective"] for i in range(len(dataset)) for t in dataset.row(i).segments["task"]} >= {
-        "causal", "prefix_lm", "span_corruption", "fill_in_the_middle", "masked_diffusion", "uniform_diffusion",
+    assert {
+        dataset.tasks[t]["objective"]
+        for i in range(len(dataset))
+        for t in dataset.row(i).segments["task"]
+    } >= {
+        "causal",
+        "prefix_lm",
+        "span_corruption",
+        "fill_in_the_middle",
+        "masked_diffusion",
+        "uniform_diffusion",
         "block_diffusion",
-    }  # fmt: skip
+    }
     expected, runs = Counter(), []
     for source, doc, start, n in sorted(pieces):
         if runs and runs[-1][:2] == [source, doc] and runs[-1][3] == start:
@@ -95,16 +124,24 @@ def test_all_objectives_are_undone_and_no_two_tokens_meet_that_did_not_stand_tog
         if (source, doc) not in one.supervised and long == "split":
             assert (begin, end) == (0, len(text))
         expected[source, dressed(one, text[begin:end], begin == 0, end == len(text))] += 1
-    assert Counter((source, tuple(document)) for source, all_ in found.items() for document in all_) == expected
+    assert (
+        Counter((source, tuple(document)) for source, all_ in found.items() for document in all_)
+        == expected
+    )
     assert receipt["documents"] == len(runs)
 
 
 def test_what_lies_between_two_segments_that_were_kept_parts_a_document(tmp_path):
     """Nothing of the middle is trained, so no segment holds it."""
     text = "".join(f"{i:04d}" for i in range(600))
-    lines = [{"text": text, "loss_spans": [[0, 50], [2300, 2400]]}, {"text": text, "loss_spans": [[600, 700]]}]
+    lines = [
+        {"text": text, "loss_spans": [[0, 50], [2300, 2400]]},
+        {"text": text, "loss_spans": [[600, 700]]},
+    ]
     made.write(tmp_path / "a.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-    table = made.table("a.jsonl", seq_length=256, tasks=[{"preset": "causal"}], documents={"prepend_bos": True})
+    table = made.table(
+        "a.jsonl", seq_length=256, tasks=[{"preset": "causal"}], documents={"prepend_bos": True}
+    )
     made.build(table, tmp_path, tmp_path / "dataset")
     said = made.Silent()
     said.say = (lines := []).append
@@ -118,14 +155,17 @@ def test_what_lies_between_two_segments_that_were_kept_parts_a_document(tmp_path
 
 
 def test_documents_of_a_shard_are_in_the_order_of_the_corpus(known, tmp_path):
-    """Every use of a document follows the one before it, and documents those before them in their file."""
+    """Every use of a document follows the one before it, and documents those before them in their
+    file."""
     one = known("repeated")
     found, _ = exported(one, tmp_path / "out")
     assert len(one.dataset.manifest["shards"]) > 1
     [books] = [documents for source, documents in found.items() if source == "my books"]
     order = [dressed(one, text) for (name, _), text in one.texts.items() if name == "my books"]
     at = [order.index(tuple(document)) for document in books]
-    assert sum(a > b for a, b in zip(at, at[1:], strict=False)) < len(one.dataset.manifest["shards"])
+    assert sum(a > b for a, b in zip(at, at[1:], strict=False)) < len(
+        one.dataset.manifest["shards"]
+    )
 
 
 DTYPES = [("repeated", 528, "uint16"), ("int32", 528, "uint16"), ("between", 65_520, "int32")]
@@ -134,7 +174,9 @@ DTYPES.append(("large_vocabulary", 70_000, "int32"))
 
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("kind, vocab_size, dtype", DTYPES)
-def test_the_dtype_is_the_one_that_megatron_takes_for_the_vocabulary(known, tmp_path, kind, vocab_size, dtype):
+def test_the_dtype_is_the_one_that_megatron_takes_for_the_vocabulary(
+    known, tmp_path, kind, vocab_size, dtype
+):
     receipt = known(kind).export(tmp_path / "out", "megatron")
     assert (receipt["vocab_size"], receipt["dtype"]) == (vocab_size, dtype)
 
@@ -150,7 +192,13 @@ def test_datasets_without_rows_and_with_empty_shards(without_rows, with_empty_sh
 
 def test_names_of_sources_become_names_of_files():
     named = prefixes(["web", "a/b", "../up", "a_b", ".hidden", "-x", "ünï", "y" * 300])
-    assert named[:5] == ["web_document", "a_b_document", "_._up_document", "a_b_3_document", "_hidden_document"]
+    assert named[:5] == [
+        "web_document",
+        "a_b_document",
+        "_._up_document",
+        "a_b_3_document",
+        "_hidden_document",
+    ]
     assert named[5:7] == ["_x_document", "ünï_document"] and len(named[7]) == 109
     assert len(set(named)) == len(named) and not any("/" in name for name in named)
 
@@ -161,7 +209,10 @@ DOCUMENTS = [np.arange(1, n + 1) for n in (3, 1, 700, 2, 40)]
 def write(prefix, dtype):
     pair = Pair(prefix, np.dtype(dtype))
     for some in (DOCUMENTS[:2], [], DOCUMENTS[2:]):
-        pair.add(np.concatenate([np.zeros(0, np.int64), *some]), np.array([len(d) for d in some], np.int64))
+        pair.add(
+            np.concatenate([np.zeros(0, np.int64), *some]),
+            np.array([len(d) for d in some], np.int64),
+        )
     return pair, pair.commit()
 
 

@@ -11,7 +11,13 @@ from packprep.exporting import parquet
 from packprep.exporting.export import export_dataset
 from tests import made
 from tests.exporting.conftest import CAUSAL_KINDS, MIXED_KINDS, NEXT_TOKEN_KINDS
-from tests.exporting.plain import described, parquet_rows, trained_by_nemo, trained_by_packprep, trl_row
+from tests.exporting.plain import (
+    described,
+    parquet_rows,
+    trained_by_nemo,
+    trained_by_packprep,
+    trl_row,
+)
 from tests.weights_made import TASKS, build, records
 
 PAD, EOS = 256, 258
@@ -53,7 +59,9 @@ def test_a_row_holds_its_segments_one_after_the_other(known, tmp_path, kind):
 def test_supervised_documents_keep_what_is_trained_of_them(known, tmp_path):
     one = known("mixed")
     table = {**one.table, "tasks": [{"preset": "causal"}, {"preset": "prefix_lm"}]}
-    table["sources"] = [{k: v for k, v in source.items() if k != "tasks"} for source in table["sources"]]
+    table["sources"] = [
+        {k: v for k, v in source.items() if k != "tasks"} for source in table["sources"]
+    ]
     made.build(table, one.out.parent, tmp_path / "dataset")
     export_dataset(tmp_path / "dataset", "parquet", tmp_path / "out", made.Silent())
     dataset = open_dataset(tmp_path / "dataset")
@@ -76,7 +84,11 @@ def test_trl_is_given_each_token_its_own_label_and_no_padding(known, tmp_path, k
     rows, dataset = parquet_rows(tmp_path / "out"), known(kind).dataset
     assert rows == [trl_row(dataset.row(i)) for i in range(len(dataset))] and len(rows) > 10
     trained = sum(label != -100 for row in rows for label in row["labels"])
-    assert trained == dataset.batch(range(len(dataset)), columns=["loss_mask"])["loss_mask"].sum() > 5000
+    assert (
+        trained
+        == dataset.batch(range(len(dataset)), columns=["loss_mask"])["loss_mask"].sum()
+        > 5000
+    )
     about = described(tmp_path / "out/000000.parquet")
     assert (about["columns"], about["loss_alignment"]) == ("trl", "target_slot")
 
@@ -88,7 +100,9 @@ def test_what_trl_cannot_train_is_refused_by_name(known, tmp_path, to, option):
         (known("mixed").out, "llada, mdlm, mlm, dllm, duo, bd3, quiet, counted predict in place"),
         (known("repeated").out, "r, x-long, .* see their prefixes both ways"),
     ):
-        with pytest.raises(RecipeError, match=f"{option}: .* and {names}. Give --to parquet --columns full"):
+        with pytest.raises(
+            RecipeError, match=f"{option}: .* and {names}. Give --to parquet --columns full"
+        ):
             export_dataset(dataset, to, tmp_path / "exported", made.Silent(), **columns)
     assert not (tmp_path / "exported").exists()
 
@@ -108,18 +122,28 @@ def test_the_full_columns_are_the_loaders(known, tmp_path, kind, monkeypatch):
         for name in names:
             assert row[name] == batch[name][i].tolist(), (i, name)
         segments = dataset.row(i).segments
-        assert row["segment_begin"] == segments["begin"].tolist() and row["segment_end"] == segments["end"].tolist()
+        assert (
+            row["segment_begin"] == segments["begin"].tolist()
+            and row["segment_end"] == segments["end"].tolist()
+        )
         assert row["segment_task"] == [dataset.tasks[t]["name"] for t in segments["task"]]
-        assert row["segment_source"] == [dataset.manifest["sources"][s]["name"] for s in segments["source"]]
+        assert row["segment_source"] == [
+            dataset.manifest["sources"][s]["name"] for s in segments["source"]
+        ]
     assert row.keys() == {*names, "segment_begin", "segment_end", "segment_task", "segment_source"}
 
 
 def test_what_predicts_in_place_is_refused_by_name_for_a_reader_that_shifts(known, tmp_path):
     with pytest.raises(
-        RecipeError, match="llada, mdlm, mlm, dllm, duo, bd3, quiet, counted predict in place. Give --columns full"
+        RecipeError,
+        match=(
+            "llada, mdlm, mlm, dllm, duo, bd3, quiet, counted predict in place. Give --columns full"
+        ),
     ):
         known("mixed").export(tmp_path / "out", "parquet")
-    with pytest.raises(RecipeError, match="llada, mdlm.* noised in place: their targets would be lost"):
+    with pytest.raises(
+        RecipeError, match="llada, mdlm.* noised in place: their targets would be lost"
+    ):
         known("mixed").export(tmp_path / "out", "megatron", what="rows")
     assert not (tmp_path / "out").exists()
 
@@ -135,26 +159,40 @@ def test_files_say_what_they_are(known, tmp_path, monkeypatch):
     for b, file in enumerate(receipt["files"]):
         path = tmp_path / "out" / file["file"]
         assert described(path) == {
-            "columns": "nemo", "dataset": manifest["digest"], "fingerprint": manifest["fingerprint"], "shard": b,
-            "shard_digest": manifest["shards"][b]["digest"], "seq_length": 256, "pad_seq_to_mult": 8,
-            "vocab_size": 528, "pad_id": PAD, "loss_alignment": "predicting_slot", "labels": "the next token of the segment",
-        }  # fmt: skip
+            "columns": "nemo",
+            "dataset": manifest["digest"],
+            "fingerprint": manifest["fingerprint"],
+            "shard": b,
+            "shard_digest": manifest["shards"][b]["digest"],
+            "seq_length": 256,
+            "pad_seq_to_mult": 8,
+            "vocab_size": 528,
+            "pad_id": PAD,
+            "loss_alignment": "predicting_slot",
+            "labels": "the next token of the segment",
+        }
         read = pq.ParquetFile(path).metadata
-        assert read.num_rows == manifest["shards"][b]["rows"] == file["rows"] and read.num_row_groups == -(
-            -read.num_rows // 5
-        )
+        assert read.num_rows == manifest["shards"][b]["rows"] == file[
+            "rows"
+        ] and read.num_row_groups == -(-read.num_rows // 5)
         assert {str(read.row_group(0).column(c).compression) for c in range(3)} == {"ZSTD"}
 
 
 def test_two_eos_in_a_segment_are_counted_and_said(tmp_path):
-    made.write_lines(tmp_path / "a.jsonl", ["one</s>two" * 3 + "<eos>x<eos>", "three", "a<eos>", "<eos>"])
-    table = made.table("a.jsonl", tasks=[{"preset": "causal"}], documents={"special_text": "special"})
+    made.write_lines(
+        tmp_path / "a.jsonl", ["one</s>two" * 3 + "<eos>x<eos>", "three", "a<eos>", "<eos>"]
+    )
+    table = made.table(
+        "a.jsonl", tasks=[{"preset": "causal"}], documents={"special_text": "special"}
+    )
     made.build(table, tmp_path, tmp_path / "dataset")
     progress = made.Silent()
     receipt = export_dataset(tmp_path / "dataset", "parquet", tmp_path / "out", progress)
     wanted = 0
     for row in parquet_rows(tmp_path / "out"):
-        for begin, end in zip(row["seq_start_id"], [*row["seq_start_id"][1:], len(row["input_ids"])], strict=True):
+        for begin, end in zip(
+            row["seq_start_id"], [*row["seq_start_id"][1:], len(row["input_ids"])], strict=True
+        ):
             wanted += row["input_ids"][begin : end - 1].count(EOS) > 1
     assert wanted == 1 and [file["segments_with_eos_inside"] for file in receipt["files"]] == [1]
     assert any("1 segments have eos inside" in line for line in progress.said)
@@ -163,7 +201,9 @@ def test_two_eos_in_a_segment_are_counted_and_said(tmp_path):
 def test_prefixes_are_said_to_be_read_causally(known, tmp_path):
     progress = made.Silent()
     export_dataset(known("repeated").out, "parquet", tmp_path / "out", progress)
-    assert any("attend causally, also inside the prefixes of r, x-long" in line for line in progress.said)
+    assert any(
+        "attend causally, also inside the prefixes of r, x-long" in line for line in progress.said
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,17 +216,29 @@ def test_prefixes_are_said_to_be_read_causally(known, tmp_path):
         ("hf", {"trainer": "swift"}, "--padding_free true"),
     ],
 )
-def test_rows_of_several_documents_are_said_to_need_a_trainer_that_is_told(known, tmp_path, to, options, told):
+def test_rows_of_several_documents_are_said_to_need_a_trainer_that_is_told(
+    known, tmp_path, to, options, told
+):
     progress = made.Silent()
     export_dataset(known("causal").out, to, tmp_path / "out", progress, **options)
     assert any("several documents" in line and told in line for line in progress.said)
 
 
 @pytest.mark.parametrize("form", ["nemo", "full"])
-def test_datasets_without_rows_and_with_empty_shards(without_rows, with_empty_shards, tmp_path, form):
-    receipt = export_dataset(without_rows, "parquet", tmp_path / "none", made.Silent(), columns=form)
-    assert receipt["rows"] == 0 and parquet_rows(tmp_path / "none") == [] and len(receipt["files"]) == 1
-    receipt = export_dataset(with_empty_shards, "parquet", tmp_path / "some", made.Silent(), columns=form)
+def test_datasets_without_rows_and_with_empty_shards(
+    without_rows, with_empty_shards, tmp_path, form
+):
+    receipt = export_dataset(
+        without_rows, "parquet", tmp_path / "none", made.Silent(), columns=form
+    )
+    assert (
+        receipt["rows"] == 0
+        and parquet_rows(tmp_path / "none") == []
+        and len(receipt["files"]) == 1
+    )
+    receipt = export_dataset(
+        with_empty_shards, "parquet", tmp_path / "some", made.Silent(), columns=form
+    )
     assert len(parquet_rows(tmp_path / "some")) == len(open_dataset(with_empty_shards))
     assert len(receipt["files"]) == len(open_dataset(with_empty_shards).manifest["shards"])
 

@@ -9,7 +9,11 @@ from packprep.format import json_files
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=12,
 )
@@ -19,7 +23,11 @@ JSON = st.recursive(
 def test_decode_gives_what_encode_took(value):
     data = json_files.encode(value)
     assert json_files.decode(data, "f") == value
-    assert data == json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+    assert (
+        data
+        == json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        + b"\n"
+    )
 
 
 def test_integers_stay_integers_and_keys_are_sorted():
@@ -27,7 +35,9 @@ def test_integers_stay_integers_and_keys_are_sorted():
     assert type(json_files.decode(b"1\n", "f")) is int
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "\ud800", {"\ud800": 1}])
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -float("inf"), "\ud800", {"\ud800": 1}]
+)
 def test_encode_refuses_what_json_cannot_say(value):
     with pytest.raises(DatasetError):
         json_files.encode([value])
@@ -57,7 +67,8 @@ def test_decode_refuses_what_is_no_json_of_a_dataset_and_names_the_file(data, ca
 
 
 @pytest.mark.parametrize(
-    "data", [b"{}", b"{} ", b"{} \n", b'{"b":1,"a":2}\n', b'"\\u00e9"\n', b"1.50\n", b"{}\n\n", b"{}\r\n"]
+    "data",
+    [b"{}", b"{} ", b"{} \n", b'{"b":1,"a":2}\n', b'"\\u00e9"\n', b"1.50\n", b"{}\n\n", b"{}\r\n"],
 )
 def test_decode_refuses_what_is_not_canonical_unless_allowed(data):
     with pytest.raises(DatasetError, match="canonical form from byte"):

@@ -1,6 +1,7 @@
 """What is fuzzed: for each kind of file its seeds, and what is done with any bytes in its place.
 
-Files of a dataset stand in datasets that are built for it; inputs go the way of a build, up to the arrays of its shards.
+Files of a dataset stand in datasets that are built for it; inputs go the way of a build, up to the
+arrays of its shards.
 
 A target ends well with any bytes: it raises nothing but what packprep raises on purpose.
 """
@@ -65,9 +66,18 @@ from tests.fuzz.seeds import (
 from tests.verification.damage import made, write_corpus
 
 RECIPES = {
-    "next_token": {"tasks": [{"preset": "ul2r"}, {"preset": "causal", "weight": 0.5}], "seq_length": 128},
-    "in_place": {"tasks": [{"preset": p} for p in ("mlm", "duo", "bd3", "fim", "causal")], "seq_length": 128},
-    "compact": {"output": {"columns": "compact", "shard_text_bytes": 6000}, "packing": {"pad_seq_to_mult": 8}},
+    "next_token": {
+        "tasks": [{"preset": "ul2r"}, {"preset": "causal", "weight": 0.5}],
+        "seq_length": 128,
+    },
+    "in_place": {
+        "tasks": [{"preset": p} for p in ("mlm", "duo", "bd3", "fim", "causal")],
+        "seq_length": 128,
+    },
+    "compact": {
+        "output": {"columns": "compact", "shard_text_bytes": 6000},
+        "packing": {"pad_seq_to_mult": 8},
+    },
 }
 NASTY_TEXTS = 150
 """By which an engine is proven: as a build's, but fewer."""
@@ -117,7 +127,8 @@ columns = "compact"
 
 @dataclass
 class Target:
-    """seeds: good files. run: does with any bytes what packprep does with such a file. change: a mutation of one."""
+    """seeds: good files. run: does with any bytes what packprep does with such a file. change: a
+    mutation of one."""
 
     seeds: list[bytes]
     run: Callable[[bytes], None]
@@ -125,7 +136,8 @@ class Target:
 
 
 def build_datasets(folder: Path) -> list[Path]:
-    """The small datasets of RECIPES, below `folder`; those that are there already are taken as they are."""
+    """The small datasets of RECIPES, below `folder`; those that are there already are taken as they
+    are."""
     built = []
     for name, changes in RECIPES.items():
         out = folder / name / "out"
@@ -176,7 +188,9 @@ def header_changed(data: bytes, chance: random.Random) -> bytes:
         return bytes_changed(data, chance)
     text = json_changed(data[8:end].rstrip(b" "), chance).rstrip(b"\n")
     text = text.ljust(-(-(8 + len(text)) // DATA_ALIGNMENT) * DATA_ALIGNMENT - 8)
-    length = len(text) if chance.random() < 0.9 else chance.choice([0, 1 << 20, 1 << 40, (1 << 64) - 1])
+    length = (
+        len(text) if chance.random() < 0.9 else chance.choice([0, 1 << 20, 1 << 40, (1 << 64) - 1])
+    )
     return length.to_bytes(8, "little") + text + data[end:]
 
 
@@ -207,12 +221,20 @@ Make = Callable[[Path], Target]
 
 
 def _of_datasets(name: str, run: Callable[[list[Path], bytes], None], change: Callable) -> Make:
-    """A target for a file in copies of `build_datasets`: whatever ended the process before may have left its own there."""
+    """A target for a file in copies of `build_datasets`: whatever ended the process before may have
+    left its own there."""
 
     def make(folder: Path) -> Target:
         built = build_datasets(folder.parent / "built")
-        datasets = [Path(shutil.copytree(path, folder / path.parent.name, dirs_exist_ok=True)) for path in built]
-        return Target([(directory / name).read_bytes() for directory in datasets], lambda d: run(datasets, d), change)
+        datasets = [
+            Path(shutil.copytree(path, folder / path.parent.name, dirs_exist_ok=True))
+            for path in built
+        ]
+        return Target(
+            [(directory / name).read_bytes() for directory in datasets],
+            lambda d: run(datasets, d),
+            change,
+        )
 
     return make
 
@@ -271,7 +293,8 @@ _made_with = lru_cache(planning.made_with)
 
 
 def _build(folder: Path, **changes: Any) -> Plan:
-    """All that a build does but write: files and roles found, engines loaded and proven, a plan, the arrays of some shards."""
+    """All that a build does but write: files and roles found, engines loaded and proven, a plan,
+    the arrays of some shards."""
     table = {"seq_length": 128, "tokenizer": "bytes", "tasks": [{"preset": "causal"}], **changes}
     recipe = complete(read_recipe(table, folder))
     with (
@@ -282,13 +305,17 @@ def _build(folder: Path, **changes: Any) -> Plan:
         inputs = look_up(recipe, {})
         planned = decode(encode(planning.make_plan(inputs)), "plan.json")
         check_plan(planned, "plan.json")
-        plan = Plan(with_defaults(planned, LATER), inputs.vocabulary.tokenizer_json, inputs.prefixes)
+        plan = Plan(
+            with_defaults(planned, LATER), inputs.vocabulary.tokenizer_json, inputs.prefixes
+        )
         for shard in range(min(plan.shards, MOST_SHARDS)):
             make_shard(plan, shard)
     return plan
 
 
-def _source(*names: str, seeds: Callable[[], list[bytes]], change: Callable, **settings: Any) -> Make:
+def _source(
+    *names: str, seeds: Callable[[], list[bytes]], change: Callable, **settings: Any
+) -> Make:
     """A target for a source of one file, or of a pair of which `first_of_two` tells the second."""
 
     def make(folder: Path) -> Target:
@@ -298,7 +325,11 @@ def _source(*names: str, seeds: Callable[[], list[bytes]], change: Callable, **s
                 (folder / name).write_bytes(part)
             source = {"paths": [names[0]], "repeat": 1.5, **settings}
             with refusals():
-                _build(folder, sources=[source], documents={"max_bad_fraction": 1.0, "chat_template": "chat.jinja"})
+                _build(
+                    folder,
+                    sources=[source],
+                    documents={"max_bad_fraction": 1.0, "chat_template": "chat.jinja"},
+                )
 
         (folder / "chat.jinja").write_text(TEMPLATES[0])
         return Target(seeds(), run, change)
@@ -316,13 +347,19 @@ def _tokenizer(folder: Path) -> Target:
 
     def run(data: bytes) -> None:
         (folder / "tokenizer.json").write_bytes(data)
-        special_text, engine = (("text", "auto"), ("reject", "reference"), ("special", "auto"))[len(data) % 3]
+        special_text, engine = (("text", "auto"), ("reject", "reference"), ("special", "auto"))[
+            len(data) % 3
+        ]
         with refusals():
             plan = _build(
-                folder, tokenizer="tokenizer.json", engine=engine, tasks=tasks, sources=[{"paths": ["in.jsonl"]}],
+                folder,
+                tokenizer="tokenizer.json",
+                engine=engine,
+                tasks=tasks,
+                sources=[{"paths": ["in.jsonl"]}],
                 documents={"special_text": special_text, "max_bad_fraction": 1.0},
                 specials={"missing": "add", "sentinels": "auto"},
-            )  # fmt: skip
+            )
             texts = TokenTexts(plan.vocabulary.tokenizer_json, plan.vocabulary.special_ids)
             for id in range(0, plan.vocabulary.vocab_size, plan.vocabulary.vocab_size // 50 + 1):
                 texts.meaning(id)
@@ -338,9 +375,14 @@ def _chat_template(folder: Path) -> Target:
         (folder / "template.jinja").write_bytes(data)
         with refusals():
             _build(
-                folder, sources=[{"paths": ["in.jsonl"]}],
-                documents={"chat_template": "template.jinja", "max_bad_fraction": 1.0, "special_text": "reject"},
-            )  # fmt: skip
+                folder,
+                sources=[{"paths": ["in.jsonl"]}],
+                documents={
+                    "chat_template": "template.jinja",
+                    "max_bad_fraction": 1.0,
+                    "special_text": "reject",
+                },
+            )
 
     return Target([template.encode() for template in TEMPLATES], run, template_changed)
 
@@ -353,14 +395,22 @@ def _tokenizer_config(folder: Path) -> Target:
     def run(data: bytes) -> None:
         (folder / "tokenizer_config.json").write_bytes(data)
         with refusals():
-            _build(folder, tokenizer=".", sources=[{"paths": ["in.jsonl"]}], documents={"max_bad_fraction": 1.0})
+            _build(
+                folder,
+                tokenizer=".",
+                sources=[{"paths": ["in.jsonl"]}],
+                documents={"max_bad_fraction": 1.0},
+            )
 
     return Target([json.dumps(config).encode() for config in CONFIGS], run, json_changed)
 
 
 _FORMATS: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
     "gz": (lambda data: gzip.compress(data, mtime=0), gzip.decompress),
-    "zst": (zstandard.compress, lambda data: zstandard.ZstdDecompressor().decompress(data, 1 << 20)),
+    "zst": (
+        zstandard.compress,
+        lambda data: zstandard.ZstdDecompressor().decompress(data, 1 << 20),
+    ),
 }
 
 
@@ -376,7 +426,11 @@ def _compressed(name: str) -> Make:
             data = compress(lines_changed(decompress(data), chance))
         return data + compress(b"\n{}") if chance.random() < 0.1 else data
 
-    return _source(f"in.jsonl.{name}", seeds=lambda: [compress(lines()), compress(some_lines * 50)], change=change)
+    return _source(
+        f"in.jsonl.{name}",
+        seeds=lambda: [compress(lines()), compress(some_lines * 50)],
+        change=change,
+    )
 
 
 TARGETS: dict[str, Make] = {
@@ -391,11 +445,17 @@ TARGETS: dict[str, Make] = {
     "lines": _source("in.jsonl", seeds=lambda: [lines()], change=lines_changed),
     "gzip": _compressed("gz"),
     "zstd": _compressed("zst"),
-    "text": _source("in.txt", seeds=lambda: [text.encode() for text in TEXTS], change=bytes_changed),
+    "text": _source(
+        "in.txt", seeds=lambda: [text.encode() for text in TEXTS], change=bytes_changed
+    ),
     "parquet": _source("in.parquet", seeds=parquet_files, change=bytes_replaced),
-    "parquet_tokens": _source("in.parquet", seeds=lambda: token_tables()[0], change=bytes_replaced, format="tokens"),
+    "parquet_tokens": _source(
+        "in.parquet", seeds=lambda: token_tables()[0], change=bytes_replaced, format="tokens"
+    ),
     "arrow": _source("in.arrow", seeds=arrow_files, change=bytes_replaced),
-    "arrow_tokens": _source("in.arrow", seeds=lambda: token_tables()[1], change=bytes_replaced, format="tokens"),
+    "arrow_tokens": _source(
+        "in.arrow", seeds=lambda: token_tables()[1], change=bytes_replaced, format="tokens"
+    ),
     "megatron": _source("in.bin", "in.idx", seeds=megatron_pairs, change=pair_changed),
 }
 """By name; each is made in a folder of its own."""

@@ -1,4 +1,5 @@
-"""A short run of every fuzz target: seeds changed at random here, and, where atheris is installed, the runner with it."""
+"""A short run of every fuzz target: seeds changed at random here, and, where atheris is installed,
+the runner with it."""
 
 import importlib.util
 import os
@@ -18,7 +19,8 @@ MOST_BYTES = 1 << 30
 
 
 def ends_well(name: str, folder: Path) -> None:
-    """Run a target's seeds and changes of them in a child of bounded memory; AssertionError with the input that it ends at."""
+    """Run a target's seeds and changes of them in a child of bounded memory; AssertionError with
+    the input that it ends at."""
     (folder / name).mkdir()
     target = targets.TARGETS[name](folder / name)
 
@@ -53,7 +55,10 @@ def test_a_target_ends_well_with_any_bytes(folder, name):
         ends_well(name, folder)
         return
     # The libraries' threads, which other tests may have begun, do not survive a fork.
-    code = f"from tests.fuzz import test_fuzz; test_fuzz.ends_well({name!r}, test_fuzz.Path({str(folder)!r}))"
+    code = (
+        f"from tests.fuzz import test_fuzz; test_fuzz.ends_well({name!r},"
+        f" test_fuzz.Path({str(folder)!r}))"
+    )
     done = run_python(code, RUST_BACKTRACE="0")
     assert done.returncode == 0, done.stderr
 
@@ -62,12 +67,25 @@ def test_a_target_ends_well_with_any_bytes(folder, name):
 def test_the_runner_counts_and_says_what_it_found(tmp_path):
     with_atheris = importlib.util.find_spec("atheris") is not None
     names = ["recipe", "megatron"]
-    command = [sys.executable, "tests/fuzz/run.py", "--seconds", "16", "--slice", "4", "--folder", str(tmp_path)]
+    command = [
+        sys.executable,
+        "tests/fuzz/run.py",
+        "--seconds",
+        "16",
+        "--slice",
+        "4",
+        "--folder",
+        str(tmp_path),
+    ]
     command += [word for name in names for word in ("--target", name)]
-    said = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600)
+    said = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600
+    )
     assert said.returncode == 0, said.stdout + said.stderr
     lines = said.stdout.splitlines()
-    assert lines[0] == ("with atheris" if with_atheris else "seeds changed at random, without atheris")
+    assert lines[0] == (
+        "with atheris" if with_atheris else "seeds changed at random, without atheris"
+    )
     assert [line.split()[0] for line in lines[1:]] == names
     for line in lines[1:]:
         words = line.split()
@@ -102,12 +120,21 @@ def test_the_runner_keeps_what_it_found(tmp_path, monkeypatch, ends, kept):
     script.write_text(FRAGILE.format(ends=ends))
     monkeypatch.setattr(run, "__file__", str(script))
     found = run.fuzz("recipe", tmp_path, 1, 7, plain=True)
-    assert not found.is_good and (found.hangs == 1) == ("timeout" in kept) and (found.crashes > 0) == (not found.hangs)
+    assert (
+        not found.is_good
+        and (found.hangs == 1) == ("timeout" in kept)
+        and (found.crashes > 0) == (not found.hangs)
+    )
     assert (tmp_path / "recipe" / kept).read_bytes() == b"a\n"
 
 
 def test_slices_go_from_target_to_target():
-    assert run.slices(["a", "b"], 100, 25) == [("a", 25, 0), ("b", 25, 0), ("a", 25, 1), ("b", 25, 1)]
+    assert run.slices(["a", "b"], 100, 25) == [
+        ("a", 25, 0),
+        ("b", 25, 0),
+        ("a", 25, 1),
+        ("b", 25, 1),
+    ]
     assert run.slices(["a", "b"], 5, 60) == [("a", 2, 0), ("b", 2, 0)]
 
 

@@ -13,8 +13,11 @@ def _all_cases() -> list[dict]:
 
 
 def cases(fn: str) -> list[tuple[str, dict, dict]]:
-    """(id, inputs, expected) of every case of the function `fn`; a name without cases is an error."""
-    found = [(case["id"], case["inputs"], case["expected"]) for case in _all_cases() if case["fn"] == fn]
+    """(id, inputs, expected) of every case of the function `fn`; a name without cases is an
+    error."""
+    found = [
+        (case["id"], case["inputs"], case["expected"]) for case in _all_cases() if case["fn"] == fn
+    ]
     if not found:
         raise KeyError(f"golden/cases.json has no case of {fn!r}")
     return found

@@ -23,14 +23,29 @@ CHATS = ("calls", "chats", "untrained")  # of law 3, whose other datasets have t
 def moved(folder: Path) -> dict[str, str]:
     """source → where its files lie now."""
     sources = json.loads((folder / "dataset/plan.json").read_text())["sources"]
-    return {source["name"]: source["prefix"].replace(f"/tmp/golden/{folder.name}", str(folder)) for source in sources}
+    return {
+        source["name"]: source["prefix"].replace(f"/tmp/golden/{folder.name}", str(folder))
+        for source in sources
+    }
 
 
 def verified(
-    folder: Path, replay: int | None = None, twin: bool = False, dataset: Path | None = None, epoch: int = 0
+    folder: Path,
+    replay: int | None = None,
+    twin: bool = False,
+    dataset: Path | None = None,
+    epoch: int = 0,
 ) -> dict:
     """The report of `verify`, which finds no fault. dataset: folder / "dataset" by default."""
-    asked = dataset or folder / "dataset", replay, moved(folder), (0, 1), 0, made.Silent(), twin and replay is not None
+    asked = (
+        dataset or folder / "dataset",
+        replay,
+        moved(folder),
+        (0, 1),
+        0,
+        made.Silent(),
+        twin and replay is not None,
+    )
     found = verify_dataset(*asked, epoch=epoch)
     assert found["faults"] == 0, found["listed"]
     return found
@@ -41,16 +56,23 @@ def check_read(folder: Path, to: Path) -> None:
     dataset = packprep.open_dataset(folder / "dataset")
     rows = np.arange(len(dataset))
     assert len(rows) and dataset.batch(rows)["tokens"].shape == (len(rows), dataset.seq_length)
-    assert sum(len(batch["loss_mask"]) for batch in dataset.batches(4, seed=1, epochs=1)) == len(rows)
+    assert sum(len(batch["loss_mask"]) for batch in dataset.batches(4, seed=1, epochs=1)) == len(
+        rows
+    )
     assert describe_row(folder / "dataset", 0, moved(folder))["segments"]
-    documents = export_dataset(folder / "dataset", "megatron", to / "bin", made.Silent(), loss_weights="ignore")
-    parquet = export_dataset(folder / "dataset", "parquet", to / "parquet", made.Silent(), columns="full")
+    documents = export_dataset(
+        folder / "dataset", "megatron", to / "bin", made.Silent(), loss_weights="ignore"
+    )
+    parquet = export_dataset(
+        folder / "dataset", "parquet", to / "parquet", made.Silent(), columns="full"
+    )
     assert documents["documents"] > 0 and parquet["rows"] == len(rows)
 
 
 def check_finished(folder: Path, to: Path) -> None:
-    """A finished dataset of a law that is made is read, replayed, recomputed by the twin, in a later epoch too, and gone on with
-    to the same bytes; built again, too, unless it is of law 2 and has messages."""
+    """A finished dataset of a law that is made is read, replayed, recomputed by the twin, in a
+    later epoch too, and gone on with to the same bytes; built again, too, unless it is of law 2 and
+    has messages."""
     check_read(folder, to)
     for epoch in (0, 3):
         found = verified(folder, ALL, twin=True, epoch=epoch)
@@ -65,7 +87,9 @@ def check_finished(folder: Path, to: Path) -> None:
         path.unlink()
     outcome = build_again(folder, to / "half")
     assert outcome.made and same_shards(folder / "dataset", to / "half")
-    assert all(outcome.manifest[key] == stored[key] for key in ("fingerprint", "law_version", "ledger"))
+    assert all(
+        outcome.manifest[key] == stored[key] for key in ("fingerprint", "law_version", "ledger")
+    )
     again = build_again(folder, to / "again").manifest
     assert same_shards(folder / "dataset", to / "again") or folder == LAW2 / "supervised"
     if folder.parent == LAW3:
@@ -74,7 +98,9 @@ def check_finished(folder: Path, to: Path) -> None:
 
 def build_again(folder: Path, out: Path, **changes):
     """Its recipe built into `out`, or gone on with there. changes: of the recipe's table."""
-    return build(read_recipe(load_recipe(folder / "recipe.toml") | changes, folder), out, made.Silent())
+    return build(
+        read_recipe(load_recipe(folder / "recipe.toml") | changes, folder), out, made.Silent()
+    )
 
 
 def tasks_of(folder: Path) -> list[dict]:
@@ -85,11 +111,14 @@ def tasks_of(folder: Path) -> list[dict]:
 def same_shards(one: Path, two: Path) -> bool:
     """Whether they have the same shards and rejects."""
     assert made.contents(one, "shards")
-    return all(made.contents(one, kind) == made.contents(two, kind) for kind in ("shards", "rejects"))
+    return all(
+        made.contents(one, kind) == made.contents(two, kind) for kind in ("shards", "rejects")
+    )
 
 
 def check_half(folder: Path, to: Path) -> None:
-    """A half-finished one is gone on with to the bytes of an undisturbed build; what was done stays."""
+    """A half-finished one is gone on with to the bytes of an undisturbed build; what was done
+    stays."""
     shutil.copytree(folder / "dataset", to / "half")
     before = made.contents(to / "half", "receipts")
     outcome = build_again(folder, to / "half")
@@ -110,7 +139,8 @@ def refusal(call) -> str:
 
 
 def check_old_law(to: Path) -> None:
-    """Datasets of law 1 are read and verified; what would make their bytes names both laws and the version that can."""
+    """Datasets of law 1 are read and verified; what would make their bytes names both laws and the
+    version that can."""
     mix, half = LAW1 / "mix", LAW1 / "half"
     check_read(mix, to)
     assert verified(mix)["segments"] > 100
@@ -121,7 +151,13 @@ def check_old_law(to: Path) -> None:
         refusal(lambda: dataset.batches(4, redraw=True)),
         refusal(lambda: dataset.batch([0], epochs=[1])),
         refusal(lambda: build_again(half, to / "half")),
-        *(segment["rebuilt"] for segment in describe_row(mix / "dataset", 0, moved(mix))["segments"]),
+        *(
+            segment["rebuilt"]
+            for segment in describe_row(mix / "dataset", 0, moved(mix))["segments"]
+        ),
     ]
     for message in said:
-        assert "law_version 1 and this packprep makes 2 and 3: use packprep 0.1.0, which made it" in message, message
+        assert (
+            "law_version 1 and this packprep makes 2 and 3: use packprep 0.1.0, which made it"
+            in message
+        ), message

@@ -26,12 +26,16 @@ BOTH_LAWS = "law_version 1 and this packprep makes 2 and 3: use packprep 0.1.0, 
 
 @pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("name", datasets.FINISHED)
-def test_a_dataset_of_law_2_is_verified_replayed_exported_gone_on_with_and_built_again(name, tmp_path):
+def test_a_dataset_of_law_2_is_verified_replayed_exported_gone_on_with_and_built_again(
+    name, tmp_path
+):
     datasets.check_finished(LAW2 / name, tmp_path)
 
 
 @pytest.mark.parametrize("name", datasets.CHATS)
-def test_a_dataset_of_this_law_is_verified_replayed_exported_gone_on_with_and_built_again(name, tmp_path):
+def test_a_dataset_of_this_law_is_verified_replayed_exported_gone_on_with_and_built_again(
+    name, tmp_path
+):
     datasets.check_finished(LAW3 / name, tmp_path)
 
 
@@ -40,19 +44,40 @@ def test_a_half_finished_one_of_law_2_is_gone_on_with(tmp_path):
 
 
 def test_the_datasets_are_what_they_are_there_for():
-    kinds = {name: packprep.open_dataset(LAW2 / name / "dataset").manifest for name in datasets.FINISHED}
-    objectives = {name: {t["objective"] for t in m["tasks"] if t["weight"]} for name, m in kinds.items()}
+    kinds = {
+        name: packprep.open_dataset(LAW2 / name / "dataset").manifest for name in datasets.FINISHED
+    }
+    objectives = {
+        name: {t["objective"] for t in m["tasks"] if t["weight"]} for name, m in kinds.items()
+    }
     assert objectives["in_place"] == {"masked_diffusion", "uniform_diffusion", "block_diffusion"}
     assert kinds["ul2r"]["tasks"][0]["parameters"]["random_roll"]
     assert [len(m["shards"]) > 1 for m in kinds.values()].count(True) > 2
-    drawn = [count for m in kinds.values() for name, count in m["ledger"]["tasks"].items() if name != "too_short"]
+    drawn = [
+        count
+        for m in kinds.values()
+        for name, count in m["ledger"]["tasks"].items()
+        if name != "too_short"
+    ]
     assert min(count["segments"] for count in drawn) > 2
-    assert "trained_ranges" in packprep.open_dataset(LAW2 / "supervised" / "dataset")._at_hand(0)[2].layout
+    assert (
+        "trained_ranges"
+        in packprep.open_dataset(LAW2 / "supervised" / "dataset")._at_hand(0)[2].layout
+    )
     calls = packprep.open_dataset(LAW3 / "calls" / "dataset")
-    assert "trained_weights" in calls._at_hand(0)[2].layout and calls.manifest["ledger"]["tasks"]["masked_diffusion"]
-    assert not any(source["documents"]["rejected"] for source in calls.manifest["ledger"]["sources"].values())
+    assert (
+        "trained_weights" in calls._at_hand(0)[2].layout
+        and calls.manifest["ledger"]["tasks"]["masked_diffusion"]
+    )
+    assert not any(
+        source["documents"]["rejected"] for source in calls.manifest["ledger"]["sources"].values()
+    )
     record = json.loads((LAW3 / "calls/sources/calls.jsonl").read_text().splitlines()[7])
-    assert record["tools"] and record["weight"] == 0.25 and record["messages"][1].keys() >= {"tool_calls", "weight"}
+    assert (
+        record["tools"]
+        and record["weight"] == 0.25
+        and record["messages"][1].keys() >= {"tool_calls", "weight"}
+    )
     assert record["messages"][1]["content"] is None
 
 
@@ -104,7 +129,12 @@ def test_a_law_newer_than_ours_is_refused_everywhere(tmp_path):
     shutil.copytree(LAW2 / "causal" / "dataset", tmp_path / "d")
     for name in ("plan.json", "dataset.json"):
         value = json.loads((tmp_path / "d" / name).read_text())
-        newer = {**value, "law_version": 9, "colour": 1, "made_with": {**value["made_with"], "packprep": "7.0"}}
+        newer = {
+            **value,
+            "law_version": 9,
+            "colour": 1,
+            "made_with": {**value["made_with"], "packprep": "7.0"},
+        }
         (tmp_path / "d" / name).write_bytes(encode({**newer, "digest": own_digest(newer)}))
     for call, error in (
         (lambda: packprep.open_dataset(tmp_path / "d"), PackprepError),
@@ -114,6 +144,7 @@ def test_a_law_newer_than_ours_is_refused_everywhere(tmp_path):
         (lambda: build_again(LAW2 / "causal", tmp_path / "d"), PlanError),
     ):
         with pytest.raises(
-            error, match="law_version 9 and this packprep makes 2 and 3: use packprep 7.0, which made it"
+            error,
+            match="law_version 9 and this packprep makes 2 and 3: use packprep 7.0, which made it",
         ):
             call()

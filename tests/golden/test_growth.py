@@ -1,4 +1,5 @@
-"""A recipe key and an objective's parameter that join later: nothing that exists is disturbed, and what has them says so."""
+"""A recipe key and an objective's parameter that join later: nothing that exists is disturbed, and
+what has them says so."""
 
 import re
 
@@ -17,15 +18,19 @@ from packprep.recipe import KEYS
 from tests import made
 from tests.golden.datasets import LAW2, build_again, refusal, verified
 
-# What every dataset has. A key that joins goes into none of these lists: it says later=True, or stands in the LATER of its
-# file, with the default that leaves everything as it was before.
+# What every dataset has. A key that joins goes into none of these lists: it says later=True, or
+# stands in the LATER of its file, with the default that leaves everything as it was before.
 RECIPE = {
     "": "seq_length seed tokenizer engine total_tokens",
     "sources": "name paths format text_key repeat share sample tasks",
-    "documents": "append_eos prepend_bos long max_tokens min_tokens special_text loss_spans chat_template bad_documents "
-    "max_bad_fraction",
+    "documents": (
+        "append_eos prepend_bos long max_tokens min_tokens special_text loss_spans chat_template"
+        " bad_documents max_bad_fraction"
+    ),
     "packing": "algorithm max_segments_per_row pad_seq_to_mult",
-    "specials": "missing eos bos pad mask fim_prefix fim_middle fim_suffix sentinels mode_tokens vocab_size",
+    "specials": (
+        "missing eos bos pad mask fim_prefix fim_middle fim_suffix sentinels mode_tokens vocab_size"
+    ),
     "tasks": "name objective weight mode_token",
     "output": "shard_text_bytes token_dtype columns",
 }
@@ -34,15 +39,19 @@ PARAMETERS = {
     "prefix_lm": "sentinel",
     "span_corruption": "noise_density mean_span_length random_roll too_many_spans",
     "fill_in_the_middle": "rate spm_rate text_safe",
-    "masked_diffusion": "noise_range epsilon exact_count replace stratified random_length weighting noise_eos",
+    "masked_diffusion": (
+        "noise_range epsilon exact_count replace stratified random_length weighting noise_eos"
+    ),
     "uniform_diffusion": "schedule noise_range loss_on weighting noise_eos",
     "block_diffusion": "block_length noise_range noise_eos",
 }
 FILES = {
     "plan": (
         {*_PARTS[""].__struct_fields__} - LATER[""].keys(),
-        "format version law_version fingerprint recipe engine made_with tokenizer vocabulary chat_template token_dtype tasks "
-        "shards shard_text_bytes sources files digest",
+        (
+            "format version law_version fingerprint recipe engine made_with tokenizer vocabulary"
+            " chat_template token_dtype tasks shards shard_text_bytes sources files digest"
+        ),
     ),
     "plan: vocabulary": (
         {*_PARTS["vocabulary"].__struct_fields__} - LATER["vocabulary"].keys(),
@@ -52,20 +61,32 @@ FILES = {
         {*_PARTS["sources"].__struct_fields__} - LATER["sources"].keys(),
         "name prefix repeat ratios step_bytes text_bytes tokens documents relative_error",
     ),
-    "plan: files": ({*_PARTS["files"].__struct_fields__} - LATER["files"].keys(), "source name size pieces"),
+    "plan: files": (
+        {*_PARTS["files"].__struct_fields__} - LATER["files"].keys(),
+        "source name size pieces",
+    ),
     "manifest": (
         manifest._KEYS.keys() - manifest.LATER[""].keys() - manifest._OPTIONAL,
-        "format version law_version seq_length token_dtype vocab_size pad_id specials added_tokens tokenizer plan tasks sources "
-        "recipe fingerprint engine made_with shards ledger digest",
+        (
+            "format version law_version seq_length token_dtype vocab_size pad_id specials"
+            " added_tokens tokenizer plan tasks sources recipe fingerprint engine made_with shards"
+            " ledger digest"
+        ),
     ),
     "manifest: tasks": (
         manifest._TASK_KEYS.keys() - manifest.LATER["tasks"].keys(),
         "name objective weight attention label_alignment mode_token parameters",
     ),
-    "manifest: shards": (manifest._SHARD_KEYS.keys(), "file rows segments tokens bytes digest receipt_digest"),
+    "manifest: shards": (
+        manifest._SHARD_KEYS.keys(),
+        "file rows segments tokens bytes digest receipt_digest",
+    ),
     "receipt": (
         _RECEIPT_KEYS,
-        "format version plan_digest shard file rows segments tokens bytes digest rejects text_digests ledger",
+        (
+            "format version plan_digest shard file rows segments tokens bytes digest rejects"
+            " text_digests ledger"
+        ),
     ),
     "receipt: rejects": (REJECTS_KEYS, "file bytes digest documents"),
     "ledger: added": (ADDED, "bos mode sentinel fim eos copy"),
@@ -81,7 +102,9 @@ def test_the_recipe_s_keys_that_are_always_stored_are_those_of_the_first_dataset
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_the_parameters_that_are_always_stored_are_those_of_the_first_datasets(name):
     always = {p.name for p in REGISTRY[name].parameters} - REGISTRY[name].later.keys()
-    assert PARAMETERS.keys() == OWN and always == set(PARAMETERS[name].split()), "one that joins says later=True"
+    assert PARAMETERS.keys() == OWN and always == set(PARAMETERS[name].split()), (
+        "one that joins says later=True"
+    )
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -92,7 +115,10 @@ def test_the_keys_that_are_always_written_are_those_of_the_first_datasets(file):
 
 @pytest.mark.parametrize("name", LAWS)
 def test_parameters_of_in_place_objectives_are_declared_once(name):
-    assert REGISTRY[name].parameters is LAWS[name].parameters and REGISTRY[name].attention == LAWS[name].attention
+    assert (
+        REGISTRY[name].parameters is LAWS[name].parameters
+        and REGISTRY[name].attention == LAWS[name].attention
+    )
 
 
 @pytest.mark.parametrize("name", TOKEN_LAWS)
@@ -105,11 +131,17 @@ def test_defaults_of_later_keys_are_filled_in_and_left_out_at_each_place():
     stored = {"x": 0, "part": {"y": 1}, "list": [{"c": 5}, {}]}
     whole = with_defaults(stored, later)
     assert whole == {"a": 1, "x": 0, "part": {"b": (2, 3), "y": 1}, "list": [{"c": 5}, {"c": None}]}
-    assert as_stored(whole, later) == stored and as_stored({**whole, "a": 2}, later) == {**stored, "a": 2}
+    assert as_stored(whole, later) == stored and as_stored({**whole, "a": 2}, later) == {
+        **stored,
+        "a": 2,
+    }
 
 
 def test_an_unknown_key_names_the_version_that_wrote_it():
-    said = r"key 'k' is unknown to packprep \S+; packprep 7.0 wrote it: use that version or a newer one"
+    said = (
+        r"key 'k' is unknown to packprep \S+; packprep 7.0 wrote it: use that version or a"
+        r" newer one"
+    )
     assert re.search(said, unknown_key("k", {"packprep": "7.0"}))
     for made_with in ({}, None, "3", {"packprep": 3}):
         assert (
@@ -123,11 +155,17 @@ def test_an_unknown_key_names_the_version_that_wrote_it():
 EDITS = {
     "packprep.recipe.schema": (
         "    min_tokens: ",
-        '    max_chars: Annotated[Whole, _key("the most characters of a document", ge=0, later=True)] = 0\n    min_tokens: ',
+        (
+            '    max_chars: Annotated[Whole, _key("the most characters of a document", ge=0,'
+            " later=True)] = 0\n    min_tokens: "
+        ),
     ),
     "packprep.dataset.token_slots": (
         '        Parameter("random_roll"',
-        '        Parameter("drift", (0.0, 0.5), "of spans", 0.0, 1.0, later=True),\n        Parameter("random_roll"',
+        (
+            '        Parameter("drift", (0.0, 0.5), "of spans", 0.0, 1.0, later=True),\n       '
+            ' Parameter("random_roll"'
+        ),
     ),
     "packprep.building.planning": ("**versions}", '**versions, "packprep": "7.0"}'),
 }
@@ -196,4 +234,6 @@ def test_they_are_stored_where_they_differ_and_refused_by_name_where_they_are_un
             lambda name=name: verified(LAW2 / "half", dataset=copy / name),
             lambda name=name: build_again(LAW2 / "half", copy / name),
         ):
-            assert re.search(rf"key '{key}' is unknown to packprep \S+; packprep 7.0 wrote it", refusal(call))
+            assert re.search(
+                rf"key '{key}' is unknown to packprep \S+; packprep 7.0 wrote it", refusal(call)
+            )

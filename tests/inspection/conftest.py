@@ -51,21 +51,29 @@ def write_corpus(folder: Path) -> None:
     corpus.mkdir()
     for name, documents in (("a.jsonl", DOCUMENTS), ("b.jsonl", DOCUMENTS[::-1] * 4)):
         lines = [json.dumps({"text": text}, ensure_ascii=False) for text in documents]
-        (corpus / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+        (corpus / name).write_text(
+            "".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n"
+        )
     with open(corpus / "b.jsonl", "a", encoding="utf-8") as file:
         file.write('{"words": "no text here"}\n')
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """corpus/ and what was built from it: ul2r/ in several shards; causal/, whose segments are padded to 8 slots."""
+    """corpus/ and what was built from it: ul2r/ in several shards; causal/, whose segments are
+    padded to 8 slots."""
     folder = tmp_path_factory.mktemp("inspection")
     write_corpus(folder)
     built(folder, "ul2r", output={"shard_text_bytes": "2KiB"})
     sources = [{"name": name, "paths": [f"corpus/{name}.jsonl"]} for name in ("a", "b")]
     padded = {"pad_seq_to_mult": 8}
     built(
-        folder, "causal", tasks=[{"preset": "causal"}], sources=sources, packing=padded, documents={"prepend_bos": True}
+        folder,
+        "causal",
+        tasks=[{"preset": "causal"}],
+        sources=sources,
+        packing=padded,
+        documents={"prepend_bos": True},
     )
     return folder
 

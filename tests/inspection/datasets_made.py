@@ -1,4 +1,5 @@
-"""Datasets of which every document is known, built once: all objectives and kinds of documents, and all formats of files."""
+"""Datasets of which every document is known, built once: all objectives and kinds of documents, and
+all formats of files."""
 
 import gzip
 import json
@@ -19,10 +20,17 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "dropped": {"documents": {"long": "drop"}, "packing": {"pad_seq_to_mult": 8}},
     "no_eos": {"documents": {"append_eos": False}},
     "segment_eos": {"documents": {"append_eos": "segment"}},
-    "compact": {"output": {"columns": "compact", "shard_text_bytes": 40_000}, "tasks": [{"preset": "ul2r"}, {"preset": "fim"}]},
+    "compact": {
+        "output": {"columns": "compact", "shard_text_bytes": 40_000},
+        "tasks": [{"preset": "ul2r"}, {"preset": "fim"}],
+    },
     "files": {"sources": WEB, "output": {"shard_text_bytes": 30_000}},
-    "concat": {"packing": {"algorithm": "concat"}, "tasks": [{"preset": "causal"}], "output": {"shard_text_bytes": 30_000}},
-}  # fmt: skip
+    "concat": {
+        "packing": {"algorithm": "concat"},
+        "tasks": [{"preset": "causal"}],
+        "output": {"shard_text_bytes": 30_000},
+    },
+}
 
 
 class Known(NamedTuple):
@@ -40,11 +48,20 @@ def known(folder: Path, name: str) -> Known:
     if name in ("files", "concat"):
         sources = made.mixed_corpus(folder)
         documents = _documents(folder)
-        recipe = made.table(changes.get("sources", sources[:2]), **{k: v for k, v in changes.items() if k != "sources"})
+        recipe = made.table(
+            changes.get("sources", sources[:2]),
+            **{k: v for k, v in changes.items() if k != "sources"},
+        )
     else:
         of_lines = test_mixed_rows.write_corpus(folder)
-        documents = {(source, f"{source}.jsonl", at): document.text for (source, at), document in of_lines.items()}
-        recipe = {**test_mixed_rows.recipe(changes), **{k: changes[k] for k in ("output", "tasks") if k in changes}}
+        documents = {
+            (source, f"{source}.jsonl", at): document.text
+            for (source, at), document in of_lines.items()
+        }
+        recipe = {
+            **test_mixed_rows.recipe(changes),
+            **{k: changes[k] for k in ("output", "tasks") if k in changes},
+        }
         if name == "compact":
             recipe["sources"] = recipe["sources"][:1]
     names = {source.get("name") for source in recipe["sources"]}
@@ -73,7 +90,8 @@ def _documents(folder: Path) -> dict[tuple[str, str, int], bytes]:
 
 
 def segments(known: Known) -> list[dict[str, Any]]:
-    """Every segment of a dataset: where it is, where it comes from, and its own bytes of the document."""
+    """Every segment of a dataset: where it is, where it comes from, and its own bytes of the
+    document."""
     plan = json.loads((known.out / "plan.json").read_text())
     found = []
     for r in range(len(known.dataset)):
@@ -84,9 +102,14 @@ def segments(known: Known) -> list[dict[str, Any]]:
             place = source, plan["files"][int(columns["file"][i])]["name"], int(columns["doc"][i])
             found.append(
                 {
-                    "place": place, "use": int(columns["repeat"][i]), "row": r, "segment": i + 1,
-                    "tokens": [start, start + n], "slots": [int(columns["begin"][i]), int(columns["end"][i])],
-                    "task": known.dataset.tasks[int(columns["task"][i])], "text": known.documents[place][start : start + n],
+                    "place": place,
+                    "use": int(columns["repeat"][i]),
+                    "row": r,
+                    "segment": i + 1,
+                    "tokens": [start, start + n],
+                    "slots": [int(columns["begin"][i]), int(columns["end"][i])],
+                    "task": known.dataset.tasks[int(columns["task"][i])],
+                    "text": known.documents[place][start : start + n],
                 }
-            )  # fmt: skip
+            )
     return found

@@ -31,13 +31,15 @@ def test_the_hub_reads_it(folder, tmp_path):
         "viewer": False,
     }
     assert (
-        DatasetCard.load(tmp_path / "README.md").text.startswith("\n# ul2r\n") and f"\n{rows} rows of 256" in card.text
+        DatasetCard.load(tmp_path / "README.md").text.startswith("\n# ul2r\n")
+        and f"\n{rows} rows of 256" in card.text
     )
     assert yaml.safe_load(text.split("---\n")[1]) == card.data.to_dict()
 
 
 @pytest.mark.parametrize(
-    ("rows", "size"), [(0, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (10**6, "1M<n<10M"), (10**13, "n>1T")]
+    ("rows", "size"),
+    [(0, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (10**6, "1M<n<10M"), (10**13, "n>1T")],
 )
 def test_sizes_are_the_hubs(rows, size, folder, monkeypatch):
     from packprep.building.plan import stored_plan
@@ -62,7 +64,11 @@ def test_it_says_what_the_dataset_says_and_is_the_same_from_anywhere(folder, tmp
         assert value in text
     for name, own in manifest["ledger"]["sources"].items():
         tokens, documents = own["tokens"]["used"], own["documents"]["used"]
-        assert re.search(rf"^\| {name} \| 1 \| [\d,]+ \| 1 \| {documents:,} \| {tokens:,} \| ", text, re.MULTILINE)
+        assert re.search(
+            rf"^\| {name} \| 1 \| [\d,]+ \| 1 \| {documents:,} \| {tokens:,} \| ",
+            text,
+            re.MULTILINE,
+        )
     assert f"packprep {manifest['made_with']['packprep']}, " in text and str(folder) not in text
     shutil.copytree(folder / "causal", tmp_path / "elsewhere/causal")
     assert card_of(tmp_path / "elsewhere/causal", tmp_path / "b.md") == text
@@ -70,20 +76,28 @@ def test_it_says_what_the_dataset_says_and_is_the_same_from_anywhere(folder, tmp
 
 def test_its_command_makes_the_dataset_again(folder, tmp_path):
     text = card_of(folder / "causal", tmp_path / "a.md")
-    recipe, command = (re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)[-1] for language in ("toml", "sh"))
+    recipe, command = (
+        re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)[-1] for language in ("toml", "sh")
+    )
     (tmp_path / "recipe.toml").write_text(recipe, "utf-8")
     words = shlex.split(command.replace("FOLDER", shlex.quote(str(folder / "corpus"))))
     assert words[:2] == ["packprep", "build"]
     assert packprep(*words[1:], at=tmp_path).status == 0
     again, first = (open_dataset(place / "causal") for place in (tmp_path, folder))
     assert again.fingerprint == first.fingerprint
-    assert [s["digest"] for s in again.manifest["shards"]] == [s["digest"] for s in first.manifest["shards"]]
+    assert [s["digest"] for s in again.manifest["shards"]] == [
+        s["digest"] for s in first.manifest["shards"]
+    ]
 
 
 def test_hostile_names_stay_names(tmp_path):
     name = '"] --- ```|<script>alert(1)</script>\\'
     made.write_lines(tmp_path / "a```.jsonl", ["some text"] * 3)
-    table = {"tokenizer": "bytes", "seq_length": 64, "sources": [{"name": name, "paths": ["*.jsonl"]}]}
+    table = {
+        "tokenizer": "bytes",
+        "seq_length": 64,
+        "sources": [{"name": name, "paths": ["*.jsonl"]}],
+    }
     made.build(table, tmp_path, tmp_path / "a\n---\nb|")
     text = card_of(tmp_path / "a\n---\nb|", tmp_path / "card.md")
     card = DatasetCard(text)
@@ -99,9 +113,13 @@ def test_what_it_refuses(folder, tmp_path):
     before = (tmp_path / "a.md").read_bytes()
     assert "is there already" in refused("inspect", folder / "ul2r", "--card", tmp_path / "a.md")
     assert (tmp_path / "a.md").read_bytes() == before
-    assert "there is no folder" in refused("inspect", folder / "ul2r", "--card", tmp_path / "no/a.md")
+    assert "there is no folder" in refused(
+        "inspect", folder / "ul2r", "--card", tmp_path / "no/a.md"
+    )
     assert "is there already" in refused("inspect", folder / "ul2r", "--card", tmp_path)
-    assert "one thing at a time" in refused("inspect", folder / "ul2r", "--card", tmp_path / "b.md", "--row", "1")
+    assert "one thing at a time" in refused(
+        "inspect", folder / "ul2r", "--card", tmp_path / "b.md", "--row", "1"
+    )
     own = shutil.copytree(folder / "ul2r", tmp_path / "own")
     (own / "plan.json").unlink()
     assert "| source0 | unknown | unknown |" in card_of(own, tmp_path / "c.md")

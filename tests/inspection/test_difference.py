@@ -15,7 +15,8 @@ from tests.inspection.conftest import built, write_corpus
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """Datasets of the same corpus: one twice from two places, one with another seed, length and task."""
+    """Datasets of the same corpus: one twice from two places, one with another seed, length and
+    task."""
     folder = tmp_path_factory.mktemp("two")
     write_corpus(folder)
     (folder / "moved").mkdir()
@@ -76,7 +77,9 @@ def test_the_first_row_that_differs_is_it(two, capsys):
     assert "they differ" in out and "is the first that differs: " in out and "\x1b" not in out
 
 
-@pytest.mark.parametrize("array", ["tokens", "segment_noise", "segment_doc", "cu_seqlens", "segment_task"])
+@pytest.mark.parametrize(
+    "array", ["tokens", "segment_noise", "segment_doc", "cu_seqlens", "segment_task"]
+)
 def test_one_changed_value_is_found_where_it_is(two, tmp_path, array):
     copy = tmp_path / "copy"
     shutil.copytree(two / "one", copy)
@@ -93,7 +96,11 @@ def test_one_changed_value_is_found_where_it_is(two, tmp_path, array):
     manifest["shards"][1]["digest"] = "0" * 32
     (copy / "dataset.json").write_bytes(encode_json(manifest))
     (each,) = describe_difference(two / "one", copy)["rows"]
-    assert (each["array"], each["row"], each["shard"]) == (array, row, "shards/000/000001.safetensors")
+    assert (each["array"], each["row"], each["shard"]) == (
+        array,
+        row,
+        "shards/000/000001.safetensors",
+    )
     assert each["here"] == pytest.approx(before) and each["there"] != each["here"]
     assert (each["slot"], each["segment"]) == ((200, None) if array == "tokens" else (None, 1))
 
@@ -108,7 +115,9 @@ def test_mixes_and_files_are_compared_by_name(two, capsys):
     totals = {each["name"]: (each["here"], each["there"]) for each in d["totals"]}
     one, other = (open_dataset(two / name) for name in ("one", "causal"))
     assert totals["rows"] == (len(one), len(other))
-    assert totals["segments"] == tuple(sum(ds.row(r).n_segments for r in range(len(ds))) for ds in (one, other))
+    assert totals["segments"] == tuple(
+        sum(ds.row(r).n_segments for r in range(len(ds))) for ds in (one, other)
+    )
     print_difference(d)
     assert "files of source0 only here: 2 (a.jsonl, b.jsonl)" in capsys.readouterr().out
 
@@ -132,7 +141,10 @@ def test_what_is_no_other_dataset_is_refused(two, tmp_path):
 def test_as_it_is_typed(two):
     said = command_line.packprep("inspect", two / "one", "--diff", two / "seed")
     assert said.status == 0 and "they differ" in said.out
-    assert command_line.inside("inspect", two / "one", "--diff", two / "seed", "--json").json["equal"] is False
+    assert (
+        command_line.inside("inspect", two / "one", "--diff", two / "seed", "--json").json["equal"]
+        is False
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +160,10 @@ def test_as_it_is_typed(two):
         (["--source", "web"], "--source NAME goes with --doc"),
         (["--source", "web=/x"], "--source NAME=PREFIX goes with --row or --doc"),
         (["--diff", "x", "--source", "web=/x"], "leave it or --diff out"),
-        (["--doc", "0", "--source", "web", "--source", "code"], "--source code: web is named already"),
+        (
+            ["--doc", "0", "--source", "web", "--source", "code"],
+            "--source code: web is named already",
+        ),
         (["--doc", "0", "--source", ""], "--source: expected NAME, or NAME=PREFIX"),
     ],
 )

@@ -38,14 +38,17 @@ def test_a_row_shows_each_place_once_with_its_ref(folder):
 def test_the_summary_and_the_report_tell_of_media(folder):
     said = inside("inspect", folder / "out").out
     many = sum(
-        int(open_dataset(folder / "out").row(r).media.tokens.sum()) for r in range(len(open_dataset(folder / "out")))
+        int(open_dataset(folder / "out").row(r).media.tokens.sum())
+        for r in range(len(open_dataset(folder / "out")))
     )
     assert f"{many:,} of them of media" in said
     inside("inspect", folder / "out", "--html", folder / "report.html")
     assert "cat.jpg" in (folder / "report.html").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", ["media_slot", "media_kind", "media_ref", "media_ref_offsets", "media_offsets"])
+@pytest.mark.parametrize(
+    "name", ["media_slot", "media_kind", "media_ref", "media_ref_offsets", "media_offsets"]
+)
 def test_a_difference_of_places_names_its_row_and_segment(folder, tmp_path, name):
     shutil.copytree(folder / "out", tmp_path / "out")
     with resigned(tmp_path / "out") as arrays:
@@ -64,7 +67,9 @@ def test_a_difference_of_places_names_its_row_and_segment(folder, tmp_path, name
 
 
 def test_an_export_says_that_it_has_no_refs(folder, tmp_path):
-    said = inside("export", folder / "out", "--to", "parquet", "--columns", "full", "--out", tmp_path / "p")
+    said = inside(
+        "export", folder / "out", "--to", "parquet", "--columns", "full", "--out", tmp_path / "p"
+    )
     assert "none of their refs" in said.err
 
 

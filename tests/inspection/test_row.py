@@ -23,19 +23,34 @@ from tests.weights_made import TASKS, build
 
 
 def ids_and_loss(segment, name=None):
-    pieces = [piece for part in segment["parts"] if name in (None, part["name"]) for piece in part["pieces"]]
-    return [id for piece in pieces for id in piece["ids"]], [bit for piece in pieces for bit in piece["loss"]]
+    pieces = [
+        piece
+        for part in segment["parts"]
+        if name in (None, part["name"])
+        for piece in part["pieces"]
+    ]
+    return [id for piece in pieces for id in piece["ids"]], [
+        bit for piece in pieces for bit in piece["loss"]
+    ]
 
 
 def test_every_token_of_every_row_is_shown_with_its_loss(dataset):
     ds = open_dataset(dataset)
     for r in range(len(ds)):
         shown, row = describe_row(dataset, r, {}, True), ds.row(r)
-        assert shown["row"] == r and shown["rows"] == len(ds) and len(shown["segments"]) == row.n_segments
-        assert shown["slots"] + shown["padding"] == ds.seq_length and shown["slots"] == np.count_nonzero(
-            row.segment_ids
+        assert (
+            shown["row"] == r
+            and shown["rows"] == len(ds)
+            and len(shown["segments"]) == row.n_segments
         )
-        assert shown["trained"] == row.loss_mask.sum() == sum(segment["trained"] for segment in shown["segments"])
+        assert shown["slots"] + shown["padding"] == ds.seq_length and shown[
+            "slots"
+        ] == np.count_nonzero(row.segment_ids)
+        assert (
+            shown["trained"]
+            == row.loss_mask.sum()
+            == sum(segment["trained"] for segment in shown["segments"])
+        )
         for i, segment in enumerate(shown["segments"]):
             own = row.segment_ids == i + 1
             ids, loss = ids_and_loss(segment)
@@ -49,7 +64,11 @@ def test_a_row_in_an_epoch_is_what_redraw_gives(tmp_path, capsys):
     out = tmp_path / "out"
     row = open_dataset(out).row(0, epoch=2)
     shown, stored = describe_row(out, 0, {}, epoch=2), describe_row(out, 0, {})
-    assert shown["epoch"] == 2 and shown["trained"] == row.loss_mask.sum() and shown["segments"] != stored["segments"]
+    assert (
+        shown["epoch"] == 2
+        and shown["trained"] == row.loss_mask.sum()
+        and shown["segments"] != stored["segments"]
+    )
     for i, segment in enumerate(shown["segments"]):
         assert ids_and_loss(segment)[0] == row.tokens[row.segment_ids == i + 1].tolist()
     print_row(shown)
@@ -90,11 +109,22 @@ def test_the_text_of_a_causal_segment_is_the_documents(folder):
             content = bytes(id for id in ids_and_loss(segment)[0] if id < 256)
             document = documents[segment["source"], segment["document"]]
             assert content == document[segment["start"] : segment["start"] + segment["tokens"]]
-            kinds = [piece["text"] for piece in segment["parts"][0]["pieces"] if piece["kind"] == "special"]
-            starts, ends = segment["start"] == 0, segment["start"] + segment["tokens"] == len(document)
+            kinds = [
+                piece["text"]
+                for piece in segment["parts"][0]["pieces"]
+                if piece["kind"] == "special"
+            ]
+            starts, ends = (
+                segment["start"] == 0,
+                segment["start"] + segment["tokens"] == len(document),
+            )
             assert kinds == ["<bos>"] * starts + ["<eos>"] * ends
             if starts and ends:
-                texts = [piece["text"] for piece in segment["parts"][0]["pieces"] if piece["kind"] == "text"]
+                texts = [
+                    piece["text"]
+                    for piece in segment["parts"][0]["pieces"]
+                    if piece["kind"] == "text"
+                ]
                 assert "".join(texts).encode() == document
             seen += 1
     assert seen > 40
@@ -111,7 +141,10 @@ def test_inputs_and_targets_are_apart(folder):
                 assert len(ids) == segment["prefix"]
                 assert loss == [0] * (segment["prefix"] - 1) + [1]
                 assert ids_and_loss(segment, parts[1])[1][-1] == 0
-    assert names >= {("span_corruption", "inputs", "targets"), ("prefix_lm", "prefix", "continuation")}
+    assert names >= {
+        ("span_corruption", "inputs", "targets"),
+        ("prefix_lm", "prefix", "continuation"),
+    }
 
 
 def test_the_padding_inside_and_after_segments_is_counted(folder):
@@ -128,7 +161,9 @@ def test_the_padding_inside_and_after_segments_is_counted(folder):
 def test_minus_one_is_the_first_row_that_shows_the_most_tasks(folder):
     ds = open_dataset(folder / "ul2r")
     declared = {task["name"] for task in ds.tasks if task["weight"]}
-    of_row = [{ds.tasks[t]["name"] for t in ds.row(r).segments["task"]} & declared for r in range(len(ds))]
+    of_row = [
+        {ds.tasks[t]["name"] for t in ds.row(r).segments["task"]} & declared for r in range(len(ds))
+    ]
     most = max(map(len, of_row))
     row = describe_row(folder / "ul2r", -1, {}, True)
     assert row["row"] == [len(tasks) for tasks in of_row].index(most)
@@ -150,12 +185,21 @@ def test_print_row_prints_what_json_has_gone_through(dataset, capsys):
 
 
 PICTURES = str.maketrans(
-    {10: "↵", 9: "⇥", 13: "⇤", 0: "\\u{0}", 127: "\\u{7f}", 0x200B: "\\u{200b}", 0x200D: "\\u{200d}"}
+    {
+        10: "↵",
+        9: "⇥",
+        13: "⇤",
+        0: "\\u{0}",
+        127: "\\u{7f}",
+        0x200B: "\\u{200b}",
+        0x200D: "\\u{200d}",
+    }
 )
 
 
 def printed_parts(row, out):
-    """[(name, text, marks)] of the parts that were printed, their lines joined, a mark for each cell of the text."""
+    """[(name, text, marks)] of the parts that were printed, their lines joined, a mark for each
+    cell of the text."""
     wanted = [part["name"] for segment in row["segments"] for part in segment["parts"]]
     gutter = max(map(len, wanted)) + 4
     parts, lines = [], out.splitlines()
@@ -213,7 +257,9 @@ def test_marks_stand_under_the_right_characters(dataset, capsys):
             if "tokens …" not in text:
                 assert (text, marks) == expected_part(part)
                 seen += text
-    assert {"日", "ż", "👍", "한", "↵", "e\u0301"} <= set(seen) | {seen[i : i + 2] for i in range(len(seen))}
+    assert {"日", "ż", "👍", "한", "↵", "e\u0301"} <= set(seen) | {
+        seen[i : i + 2] for i in range(len(seen))
+    }
 
 
 def test_long_segments_are_shortened_and_the_count_is_right(tmp_path, capsys):
@@ -231,9 +277,15 @@ def test_long_segments_are_shortened_and_the_count_is_right(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("objective", ["causal", "prefix_lm"])
-def test_of_a_conversation_its_calls_results_and_what_is_trained_are_shown(tmp_path, capsys, objective):
+def test_of_a_conversation_its_calls_results_and_what_is_trained_are_shown(
+    tmp_path, capsys, objective
+):
     city = "A city in Ελλάδα, or any other place on Earth that has weather. " * 20
-    function = {"name": "get_weather", "description": city, "parameters": {"type": "object", "properties": {}}}
+    function = {
+        "name": "get_weather",
+        "description": city,
+        "parameters": {"type": "object", "properties": {}},
+    }
     messages = [
         {"role": "system", "content": "Answer in one sentence. " * 30},
         *chats_made.turns("Athens, and is it warm? " * 20),
@@ -254,33 +306,46 @@ def test_of_a_conversation_its_calls_results_and_what_is_trained_are_shown(tmp_p
     parts = printed_parts(row, out)
     text, marks = ("".join(part[k] for part in parts) for k in (1, 2))
     first, *others = (text[m.start() + 1 : m.end() + 1] for m in re.finditer(r"[\^~+]+", marks))
-    calls = (f'{{"name": "get_weather", "arguments": {{"city": "{name}"}}}}' for name in ("Αθήνα", "Rome"))
+    calls = (
+        f'{{"name": "get_weather", "arguments": {{"city": "{name}"}}}}'
+        for name in ("Αθήνα", "Rome")
+    )
     assert first == "↵".join(f"<tool_call>↵{call}↵</tool_call>" for call in calls) + "<|im_end|>↵"
-    assert others[0].startswith("<think>↵↵</think>↵↵It is 31") and others[-1].endswith("in Athens. <|im_end|>↵")
-    assert '<tool_response>↵{"degrees": 31}↵</tool_response>↵<tool_response>↵{"degrees": 24}' in text
+    assert others[0].startswith("<think>↵↵</think>↵↵It is 31") and others[-1].endswith(
+        "in Athens. <|im_end|>↵"
+    )
+    assert (
+        '<tool_response>↵{"degrees": 31}↵</tool_response>↵<tool_response>↵{"degrees": 24}' in text
+    )
     assert "--segment K shows a segment whole" in out
 
 
 def test_of_many_segments_the_first_are_printed_and_one_of_each_task(folder, capsys):
     row = describe_row(folder / "ul2r", -1, {}, True)
     tasks = {segment["task"] for segment in row["segments"]}
-    first = next(segment for segment in row["segments"] if segment["task"] != row["segments"][-1]["task"])
+    first = next(
+        segment for segment in row["segments"] if segment["task"] != row["segments"][-1]["task"]
+    )
     print_row({**row, "segments": [first] * 50 + row["segments"]})
     out = capsys.readouterr().out
     assert (
-        f"… and {50 + len(row['segments']) - 24 - len(tasks - {first['task']})} more segments; --json gives all" in out
+        f"… and {50 + len(row['segments']) - 24 - len(tasks - {first['task']})} more segments;"
+        " --json gives all" in out
     )
     assert all(f"  {task}" in out for task in tasks)
 
 
 def test_rows_are_rebuilt_from_their_source(dataset):
     for r in range(len(open_dataset(dataset))):
-        assert {segment["rebuilt"] for segment in describe_row(dataset, r, {}, True)["segments"]} == {"identical"}
+        assert {
+            segment["rebuilt"] for segment in describe_row(dataset, r, {}, True)["segments"]
+        } == {"identical"}
 
 
 @pytest.fixture
 def apart(folder, tmp_path):
-    """A copy of a dataset whose sources are not where its plan says, and the folder where they are."""
+    """A copy of a dataset whose sources are not where its plan says, and the folder where they
+    are."""
     here = tmp_path / "here"
     shutil.copytree(folder / "corpus", here / "corpus")
     built(here, "causal", tasks=[{"preset": "causal"}])
@@ -314,7 +379,9 @@ def test_one_missing_file_leaves_the_segments_of_others(apart):
 def test_a_source_that_changed_differs(apart):
     dataset, moved = apart
     for file in moved.iterdir():
-        file.write_bytes(file.read_bytes().replace(b"The", b"Tha").replace(b"combining", b"cambining"))
+        file.write_bytes(
+            file.read_bytes().replace(b"The", b"Tha").replace(b"combining", b"cambining")
+        )
     rebuilt = {
         segment["rebuilt"].split(":")[0]
         for r in range(len(open_dataset(dataset)))
@@ -378,10 +445,19 @@ def test_segments_that_predict_in_place_show_inputs_and_labels(tmp_path, capsys)
             assert segment["noise"] == row.segments["noise"][i]
             if segment["task"] == "masked":
                 assert names == ["inputs", "labels"] and segment["predicts"] == "in place"
-                assert ids_and_loss(segment, "inputs") == (row.tokens[own].tolist(), row.loss_mask[own].tolist())
-                assert ids_and_loss(segment, "labels") == (row.labels[own].tolist(), row.loss_mask[own].tolist())
+                assert ids_and_loss(segment, "inputs") == (
+                    row.tokens[own].tolist(),
+                    row.loss_mask[own].tolist(),
+                )
+                assert ids_and_loss(segment, "labels") == (
+                    row.labels[own].tolist(),
+                    row.loss_mask[own].tolist(),
+                )
             else:
-                assert ids_and_loss(segment) == (row.tokens[own].tolist(), row.loss_mask[own].tolist())
+                assert ids_and_loss(segment) == (
+                    row.tokens[own].tolist(),
+                    row.loss_mask[own].tolist(),
+                )
     assert seen["bd3"] == ["x_t", "x_0"] and seen["causal"] == ["text"]
     print_row(describe_row(tmp_path, 0, {}, True))
     assert "loss weight" in capsys.readouterr().out
@@ -440,7 +516,10 @@ def test_rows_of_other_tokenizers_are_shown(folder, tmp_path):
     texts = ""
     for r in range(len(ds)):
         for i, segment in enumerate(describe_row(tmp_path / "bpe", r, {}, True)["segments"]):
-            assert ids_and_loss(segment)[0] == ds.row(r).tokens[ds.row(r).segment_ids == i + 1].tolist()
+            assert (
+                ids_and_loss(segment)[0]
+                == ds.row(r).tokens[ds.row(r).segment_ids == i + 1].tolist()
+            )
             assert segment["rebuilt"] == "identical"
             texts += "".join(piece["text"] for part in segment["parts"] for piece in part["pieces"])
     assert "<extra_id_0>" in texts and "<|end|>" in texts and " mat" in texts and "漢" in texts
@@ -469,7 +548,9 @@ def test_the_original_is_the_documents_text_and_its_slots_hold_it(known, epoch):
         assert segment["slots"][0] <= min(slots) and max(slots) < segment["slots"][1]
         assert own["rebuilt"] == "identical" and described["segments"] == row.n_segments
         seen.add(own["objective"])
-    assert seen == {task["objective"] for s in datasets_made.segments(known) for task in [s["task"]]}
+    assert seen == {
+        task["objective"] for s in datasets_made.segments(known) for task in [s["task"]]
+    }
 
 
 @pytest.mark.parametrize("epoch", [0, 3])
@@ -477,15 +558,21 @@ def test_a_segment_of_its_row_is_the_same_but_for_the_original(known, epoch):
     row = describe_row(known.out, 0, {}, True, epoch)
     for number, segment in enumerate(row["segments"], 1):
         described = describe_segment(known.out, 0, number, {}, True, epoch)
-        assert {key: described["segment"][key] for key in segment} == segment and described["epoch"] == epoch
+        assert {key: described["segment"][key] for key in segment} == segment and described[
+            "epoch"
+        ] == epoch
 
 
 @pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_each_sentinel_stands_for_its_span(known, epoch):
     spans = 0
-    for segment in [s for s in datasets_made.segments(known) if s["task"]["objective"] == "span_corruption"][:40]:
-        own = describe_segment(known.out, segment["row"], segment["segment"], {}, True, epoch)["segment"]
+    for segment in [
+        s for s in datasets_made.segments(known) if s["task"]["objective"] == "span_corruption"
+    ][:40]:
+        own = describe_segment(known.out, segment["row"], segment["segment"], {}, True, epoch)[
+            "segment"
+        ]
         tokens = known.dataset.row(segment["row"], epoch).tokens
         begin, end = segment["slots"]
         targets = begin + own["prefix"]
@@ -499,7 +586,9 @@ def test_each_sentinel_stands_for_its_span(known, epoch):
             held = tokens[span["target_slot"] + 1 : span["target_slot"] + 1 + b - a]
             assert bytes(held.tolist()) == segment["text"][a:b]
             spans += 1
-    assert spans or known.recipe["packing" if "packing" in known.recipe else "tasks"] == {"algorithm": "concat"}
+    assert spans or known.recipe["packing" if "packing" in known.recipe else "tasks"] == {
+        "algorithm": "concat"
+    }
 
 
 def test_it_is_printed_whole(known, capsys):
@@ -509,7 +598,11 @@ def test_it_is_printed_whole(known, capsys):
     assert json.loads(json.dumps(described)) == described
     print_segment(json.loads(json.dumps(described)))
     out = capsys.readouterr().out
-    assert not re.search(r"… [\d,]+ tokens …", out) and "rebuilt from source: identical" in out and "\x1b" not in out
+    assert (
+        not re.search(r"… [\d,]+ tokens …", out)
+        and "rebuilt from source: identical" in out
+        and "\x1b" not in out
+    )
     assert f"segment {longest['segment']} of {described['segments']}" in out
 
 
@@ -521,13 +614,20 @@ def test_what_the_original_is_shows_only_where_the_slots_do_not(known, capsys):
         shown = "  original" in capsys.readouterr().out
         if segment["task"]["objective"] == "span_corruption":
             assert shown
-        if segment["task"]["objective"] in ("causal", "masked_diffusion", "block_diffusion", "uniform_diffusion"):
+        if segment["task"]["objective"] in (
+            "causal",
+            "masked_diffusion",
+            "block_diffusion",
+            "uniform_diffusion",
+        ):
             assert not shown
 
 
 @pytest.mark.parametrize("number", [0, -1, 10_000])
 def test_a_segment_that_there_is_not_is_refused(folder, number):
-    with pytest.raises(ArgumentError, match=rf"segment {number}: row 0 of .* has \d+ segments; give 1 … \d+"):
+    with pytest.raises(
+        ArgumentError, match=rf"segment {number}: row 0 of .* has \d+ segments; give 1 … \d+"
+    ):
         describe_segment(folder / "ul2r", 0, number, {}, True)
 
 
@@ -535,7 +635,10 @@ def test_without_a_plan_it_is_shown_and_not_restored(folder, tmp_path, capsys):
     shutil.copytree(folder / "ul2r", tmp_path / "copy")
     (tmp_path / "copy" / "plan.json").unlink()
     described = describe_segment(tmp_path / "copy", 0, 1, {}, True)
-    assert described["segment"]["original"] is None and "no plan.json" in described["segment"]["not_restored"]
+    assert (
+        described["segment"]["original"] is None
+        and "no plan.json" in described["segment"]["not_restored"]
+    )
     print_segment(described)
     assert "original: not restored: " in capsys.readouterr().out
 
@@ -561,7 +664,9 @@ def test_a_sentinel_that_is_not_there_is_said(folder, tmp_path, capsys):
     data[at : at + 2] = b"a\0"
     path.write_bytes(data)
     described = describe_segment(copy, whole, number, {}, True)
-    assert described["segment"]["fits"] is False and described["segment"]["rebuilt"].startswith("differs")
+    assert described["segment"]["fits"] is False and described["segment"]["rebuilt"].startswith(
+        "differs"
+    )
     print_segment(described)
     assert "its sentinels are not where its header says" in capsys.readouterr().out
 
@@ -570,7 +675,9 @@ def test_as_it_is_typed(folder):
     said = command_line.packprep("inspect", folder / "ul2r", "--row", 0, "--segment", 1)
     assert said.status == 0 and said.out.startswith("row 0 of ")
     assert (
-        command_line.inside("inspect", folder / "ul2r", "--row", -1, "--segment", 1, "--json").json["segment"]["number"]
+        command_line.inside("inspect", folder / "ul2r", "--row", -1, "--segment", 1, "--json").json[
+            "segment"
+        ]["number"]
         == 1
     )
     assert "give --row R too" in command_line.refused("inspect", folder / "ul2r", "--segment", 1)
@@ -584,11 +691,23 @@ def test_weights_of_what_is_trained_are_shown_where_they_are_not_1(tmp_path, cap
     ]
     build(tmp_path, lines, [TASKS["causal"]], seq_length=64)
     row = describe_row(tmp_path / "out", 0, {})
-    assert [segment["weights"] for segment in row["segments"]] == [[[12, 20, 0.5], [20, 30, 2.0]], []]
+    assert [segment["weights"] for segment in row["segments"]] == [
+        [[12, 20, 0.5], [20, 30, 2.0]],
+        [],
+    ]
     print_row(row)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "weights" in line and "slots" in line]
+    (line,) = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if "weights" in line and "slots" in line
+    ]
     assert line == "  weights 0.5 in slots 12 … 19, 2 in slots 20 … 29; else 1"
     many = [[i, i + 1, 2 + i] for i in range(11)]
-    build(tmp_path / "many", [{"text": "a" * 40, "loss_spans": many}], [TASKS["causal"]], seq_length=64)
+    build(
+        tmp_path / "many",
+        [{"text": "a" * 40, "loss_spans": many}],
+        [TASKS["causal"]],
+        seq_length=64,
+    )
     print_row(describe_row(tmp_path / "many" / "out", 0, {}))
     assert ", and 3 more; else 1" in " ".join(capsys.readouterr().out.split())

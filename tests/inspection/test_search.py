@@ -27,18 +27,23 @@ def counted(text, needle):
 @pytest.mark.long(beyond=10)
 @pytest.mark.parametrize("needle", ["foo", "本 ", "wörld 日", "(read) ünïcödé", "e" * 30])
 def test_what_is_found_is_what_the_documents_hold(known, needle):
-    """Every segment's own bytes of its document, read from the source, are searched by themselves."""
+    """Every segment's own bytes of its document, read from the source, are searched by
+    themselves."""
     expected = []
     for segment in datasets_made.segments(known):
         for at in counted(segment["text"], needle.encode()):
             begin = segment["tokens"][0] + at
-            expected.append((segment["row"], segment["segment"], [begin, begin + len(needle.encode())]))
+            expected.append(
+                (segment["row"], segment["segment"], [begin, begin + len(needle.encode())])
+            )
     found = describe_matches(known.out, needle, 200)
     assert [(m["row"], m["segment"], m["tokens"]) for m in found["matches"]] == expected[:200]
     assert found["found"] == len(expected)
     assert found["matching_segments"] == len({place[:2] for place in expected})
     assert found["matching_rows"] == len({place[0] for place in expected})
-    assert found["segments"] == sum(known.dataset.row(r).n_segments for r in range(len(known.dataset)))
+    assert found["segments"] == sum(
+        known.dataset.row(r).n_segments for r in range(len(known.dataset))
+    )
     assert found["tokens"] == sum(len(segment["text"]) for segment in datasets_made.segments(known))
 
 
@@ -85,11 +90,14 @@ def test_how_many_tokens_are_decoded_at_once_changes_nothing(known, monkeypatch,
 
 
 def test_a_match_across_two_segments_is_none_and_hides_none(tmp_path):
-    """baa and aaab one after the other hold aaa three times, of which one lies inside of a segment."""
+    """baa and aaab one after the other hold aaa three times, of which one lies inside of a
+    segment."""
     made.write_lines(tmp_path / "a.jsonl", ["baa", "aaab"] * 20)
     made.build(made.table("a.jsonl", tasks=[{"preset": "causal"}]), tmp_path, tmp_path / "o")
     found = describe_matches(tmp_path / "o", "aaa", 100)
-    assert found["found"] == 20 and {tuple(match["tokens"]) for match in found["matches"]} == {(0, 3)}
+    assert found["found"] == 20 and {tuple(match["tokens"]) for match in found["matches"]} == {
+        (0, 3)
+    }
 
 
 @pytest.mark.long(beyond=1)
@@ -102,13 +110,20 @@ def test_of_other_vocabularies_it_finds_what_their_library_decodes(tmp_path, par
     tokenizers_made.write(tmp_path / "tok", parsed)
     texts = ["the quick brown fox", "a lazy dog jumps over the quick fox", *made.texts(40, 5)]
     made.write_lines(tmp_path / "a.jsonl", texts)
-    specials = {"eos": "<|end|>", "pad": "<|pad|>"} if "Byte" in json.dumps(parsed["decoder"]) else {"eos": "</s>"}
+    specials = (
+        {"eos": "<|end|>", "pad": "<|pad|>"}
+        if "Byte" in json.dumps(parsed["decoder"])
+        else {"eos": "</s>"}
+    )
     recipe = made.table("a.jsonl", tokenizer="tok", tasks=[{"preset": "causal"}], specials=specials)
     made.build(recipe, tmp_path, tmp_path / "o")
     tokenizer = Tokenizer.from_file(str(tmp_path / "o" / "tokenizer.json"))
     dataset = open_dataset(tmp_path / "o")
     for needle in ("quick", "the", "fox", "corpus b", "o"):
-        found = {(m["row"], m["segment"]): 0 for m in describe_matches(tmp_path / "o", needle, 10**6)["matches"]}
+        found = {
+            (m["row"], m["segment"]): 0
+            for m in describe_matches(tmp_path / "o", needle, 10**6)["matches"]
+        }
         for match in describe_matches(tmp_path / "o", needle, 10**6)["matches"]:
             found[match["row"], match["segment"]] += 1
         expected = {}
@@ -116,7 +131,9 @@ def test_of_other_vocabularies_it_finds_what_their_library_decodes(tmp_path, par
             row = dataset.row(r)
             for i in range(row.n_segments):
                 begin, n = int(row.segments["begin"][i]), int(row.segments["tokens"][i])
-                text = tokenizer.decode(row.tokens[begin : begin + n].tolist(), skip_special_tokens=False)
+                text = tokenizer.decode(
+                    row.tokens[begin : begin + n].tolist(), skip_special_tokens=False
+                )
                 if count := text.count(needle):
                     expected[r, i + 1] = count
         assert found == expected and expected
@@ -161,6 +178,10 @@ def test_a_damaged_shard_is_named(small, tmp_path, column, dtype, value, message
 
 def test_as_it_is_typed(small):
     said = command_line.packprep("inspect", small, "--grep", "corpus", "--limit", 1)
-    assert said.status == 0 and said.out.count("»corpus«") == 1 and "--limit shows more than 1" in said.out
+    assert (
+        said.status == 0
+        and said.out.count("»corpus«") == 1
+        and "--limit shows more than 1" in said.out
+    )
     assert command_line.inside("inspect", small, "--grep", "corpus", "--json").json["found"] > 1
     assert "the text is empty" in command_line.refused("inspect", small, "--grep", "")

@@ -61,13 +61,20 @@ def test_padding_inside_segments_is_no_content_in_any_figure(tmp_path, capsys):
     """31 tokens and eos in 64 slots: rows are full, and half of them is content."""
     made.write_lines(tmp_path / "a.jsonl", ["x" * 31] * 96)
     table = made.table(
-        "a.jsonl", seq_length=256, tasks=[{"preset": "causal"}], packing={"pad_seq_to_mult": 64}, output={}
+        "a.jsonl",
+        seq_length=256,
+        tasks=[{"preset": "causal"}],
+        packing={"pad_seq_to_mult": 64},
+        output={},
     )
     s = describe_build(made.build(table, tmp_path, tmp_path / "out"))
     assert s["rows"] == 24 and s["slots"]["row_padding"] == 0
     assert s["utilisation"] == {"all_rows": 0.5, "without_last_rows": 0.5}
     print_summary(s)
-    assert "utilisation  50.00% of 6,144 slots in rows; 50.00% without each shard's last row" in capsys.readouterr().out
+    assert (
+        "utilisation  50.00% of 6,144 slots in rows; 50.00% without each shard's last row"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_single_row_has_no_utilisation_without_its_last_row(tmp_path, capsys):
@@ -86,15 +93,24 @@ def test_the_task_mix_is_that_of_the_rows(described):
     task, tokens = header(ds, "task"), header(ds, "tokens").astype(int)
     slots = header(ds, "end") - header(ds, "begin")
     masks = np.stack([ds.row(r).loss_mask for r in range(len(ds))])
-    task_of_slot = np.stack([np.append(255, ds.row(r).segments["task"])[ds.row(r).segment_ids] for r in range(len(ds))])
+    task_of_slot = np.stack(
+        [np.append(255, ds.row(r).segments["task"])[ds.row(r).segment_ids] for r in range(len(ds))]
+    )
     assert sum(entry["drawn"] for entry in s["tasks"]) == pytest.approx(1)
     for t, entry in enumerate(s["tasks"]):
         own = task == t
         assert entry["name"] == ds.tasks[t]["name"]
-        assert (entry["segments"], entry["tokens"], entry["slots"]) == (own.sum(), tokens[own].sum(), slots[own].sum())
+        assert (entry["segments"], entry["tokens"], entry["slots"]) == (
+            own.sum(),
+            tokens[own].sum(),
+            slots[own].sum(),
+        )
         assert entry["token_share"] == pytest.approx(tokens[own].sum() / tokens.sum())
         trained = s["trained"][entry["name"]]
-        assert trained["trained"] == masks[task_of_slot == t].sum() and trained["slots"] == slots[own].sum()
+        assert (
+            trained["trained"] == masks[task_of_slot == t].sum()
+            and trained["slots"] == slots[own].sum()
+        )
 
 
 def test_the_source_mix_is_that_of_the_rows(described):
@@ -102,7 +118,10 @@ def test_the_source_mix_is_that_of_the_rows(described):
     source, tokens = header(ds, "source"), header(ds, "tokens").astype(int)
     assert sum(entry["documents"] for entry in s["sources"]) == s["documents"]["used"]
     for i, entry in enumerate(s["sources"]):
-        assert (entry["segments"], entry["tokens"]) == ((source == i).sum(), tokens[source == i].sum())
+        assert (entry["segments"], entry["tokens"]) == (
+            (source == i).sum(),
+            tokens[source == i].sum(),
+        )
         assert entry["token_share"] == pytest.approx(tokens[source == i].sum() / tokens.sum())
         assert entry["repeat"] == 1
 
@@ -111,7 +130,10 @@ def test_histograms_count_every_segment_and_row(described):
     s, ds = described
     slots = header(ds, "end") - header(ds, "begin")
     per_row = np.array([ds.row(r).n_segments for r in range(len(ds))])
-    for histogram, values in ((s["segment_slots"], slots), (s["row_segments"]["histogram"], per_row)):
+    for histogram, values in (
+        (s["segment_slots"], slots),
+        (s["row_segments"]["histogram"], per_row),
+    ):
         assert sum(bar["count"] for bar in histogram) == len(values)
         for bar in histogram:
             assert bar["count"] == ((values >= bar["from"]) & (values <= bar["to"])).sum()
@@ -124,7 +146,11 @@ def test_of_many_shards_some_are_read_and_the_summary_says_so(folder, monkeypatc
     monkeypatch.setattr(summary, "MOST_SHARDS", 2)
     s = describe_dataset(folder / "ul2r")
     assert s["shards"] > 2 and s["looked_at"]["shards"] == 2
-    assert sum(bar["count"] for bar in s["segment_slots"]) == s["looked_at"]["segments"] < s["segments"]
+    assert (
+        sum(bar["count"] for bar in s["segment_slots"])
+        == s["looked_at"]["segments"]
+        < s["segments"]
+    )
     print_summary(s)
     assert "of 2 shards" in capsys.readouterr().out
 
@@ -162,7 +188,9 @@ def test_a_folder_that_is_no_dataset_is_refused(tmp_path):
 
 def test_a_ledger_without_its_numbers_is_refused(tmp_path):
     make_dataset(tmp_path)
-    with pytest.raises(DatasetError, match=r"dataset\.json: its ledger does not have what it should"):
+    with pytest.raises(
+        DatasetError, match=r"dataset\.json: its ledger does not have what it should"
+    ):
         describe_dataset(tmp_path)
 
 
@@ -226,8 +254,19 @@ def test_a_folder_of_several_datasets_is_shown_whole_and_one_by_one(tmp_path):
     assert sum(one["documents"] for one in whole["datasets"]) == 40
     assert sum(one["slot_share"] for one in whole["datasets"]) == pytest.approx(1)
     text = inside("inspect", out).out
-    assert text.startswith(f"{out}: 2 datasets of ") and text.count("row slots") == 1 and text.count("fingerprint") == 2
-    for view in (["--row", 0], ["--doc", 0], ["--grep", "x"], ["--diff", out], ["--html", tmp_path / "h.html"]):
-        assert f"holds 2 datasets, and {view[0]} shows one: give its folder, as {out}/seq_64" in refused(
-            "inspect", out, *view
+    assert (
+        text.startswith(f"{out}: 2 datasets of ")
+        and text.count("row slots") == 1
+        and text.count("fingerprint") == 2
+    )
+    for view in (
+        ["--row", 0],
+        ["--doc", 0],
+        ["--grep", "x"],
+        ["--diff", out],
+        ["--html", tmp_path / "h.html"],
+    ):
+        assert (
+            f"holds 2 datasets, and {view[0]} shows one: give its folder, as {out}/seq_64"
+            in refused("inspect", out, *view)
         )

@@ -14,7 +14,8 @@ LINES = [
 
 @pytest.fixture
 def terminal(monkeypatch, capsys):
-    """Draws on a terminal of some columns, or on none; gives the lines, and whether there was colour."""
+    """Draws on a terminal of some columns, or on none; gives the lines, and whether there was
+    colour."""
 
     def draw(columns, what):
         monkeypatch.delenv("NO_COLOR", raising=False)
@@ -65,7 +66,9 @@ def test_a_long_text_is_wrapped_under_itself_and_whole(terminal, columns):
     text = "words " * 40 + "日本 end"
     lines, _ = terminal(columns, lambda page: page.facts([("tokens", text), ("x", "short")]))
     assert max(map(cell_len, lines)) <= columns
-    assert " ".join(" ".join(lines[:-1]).split()) == f"tokens {text}" and lines[-1] == "x       short"
+    assert (
+        " ".join(" ".join(lines[:-1]).split()) == f"tokens {text}" and lines[-1] == "x       short"
+    )
     assert all(line.startswith(" " * 8) for line in lines[1:-1])
 
 

@@ -21,11 +21,20 @@ def piece(text, loss=(0,), kind="text"):
 def drawn(pieces, width=100):
     """The lines and their marks, as printed."""
     lines = wrapped(units_of(pieces), width)
-    return [("".join(unit.shown for unit in line), "".join(unit.marks for unit in line)) for line in lines]
+    return [
+        ("".join(unit.shown for unit in line), "".join(unit.marks for unit in line))
+        for line in lines
+    ]
 
 
 def test_marks_stand_under_the_first_cell_of_each_token():
-    pieces = [piece("[NLG]", (0,), "special"), piece("The"), piece(" cat", (1,)), piece("\n", (1,)), piece("s")]
+    pieces = [
+        piece("[NLG]", (0,), "special"),
+        piece("The"),
+        piece(" cat", (1,)),
+        piece("\n", (1,)),
+        piece("s"),
+    ]
     assert drawn(pieces) == [
         (
             "‹NLG›The cat↵s",
@@ -77,12 +86,19 @@ def test_special_tokens_stand_between_marks_of_their_own(text, shown):
 
 
 def test_a_character_without_width_joins_the_one_before_it():
-    units = units_of([piece("e"), piece("\u0301", (1, 1)), piece("x", (1,)), piece("\u0301", (1, 1))])
-    assert [(unit.shown, unit.mark, unit.tokens) for unit in units] == [("e\u0301", "+", 3), ("x\u0301", "^", 3)]
+    units = units_of(
+        [piece("e"), piece("\u0301", (1, 1)), piece("x", (1,)), piece("\u0301", (1, 1))]
+    )
+    assert [(unit.shown, unit.mark, unit.tokens) for unit in units] == [
+        ("e\u0301", "+", 3),
+        ("x\u0301", "^", 3),
+    ]
     assert [unit.marks for unit in units] == ["+", "^"]
 
 
-@pytest.mark.skipif(cell_len("👍🏽") != 2, reason="this rich counts the cells of each character by itself")
+@pytest.mark.skipif(
+    cell_len("👍🏽") != 2, reason="this rich counts the cells of each character by itself"
+)
 def test_a_skin_tone_joins_its_emoji():
     [hand, after] = units_of([piece("👍", (1,) * 4), piece("🏽", (1,) * 4), piece("x")])
     assert (hand.shown, hand.marks, hand.tokens, after.shown) == ("👍🏽", "^~", 8, "x")
@@ -97,11 +113,15 @@ def test_a_character_without_width_is_escaped_after_a_special_token():
 def test_wrapping_keeps_every_cell_and_no_line_is_longer(width):
     pieces = [
         piece(text, (i % 2,))
-        for i, text in enumerate(["The", " quick", "日", "\n", "extraordinarily long", "é", " "] * 9)
+        for i, text in enumerate(
+            ["The", " quick", "日", "\n", "extraordinarily long", "é", " "] * 9
+        )
     ]
     lines = drawn(pieces, width)
     assert "".join(text for text, _ in lines) == "".join(visible(p["text"]) for p in pieces)
-    assert "".join(marks for _, marks in lines) == "".join(marks for _, marks in drawn(pieces, 10**6))
+    assert "".join(marks for _, marks in lines) == "".join(
+        marks for _, marks in drawn(pieces, 10**6)
+    )
     for text, marks in lines:
         assert cell_len(text) == len(marks) <= width
 

@@ -1,4 +1,5 @@
-"""Every length of an objective at once: all documents of 1 … n tokens, cut, measured by the law, and rendered apart."""
+"""Every length of an objective at once: all documents of 1 … n tokens, cut, measured by the law,
+and rendered apart."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +14,8 @@ from packprep.recipe import Recipe
 from packprep.twin import cutting, objectives
 from tests import made
 
-GAP = 3  # slots between rendered segments: whatever is written there was written beyond a segment's end
+# slots between rendered segments: whatever is written there was written beyond a segment's end
+GAP = 3
 
 
 class Rendered(NamedTuple):
@@ -41,12 +43,14 @@ def render_all(recipe: Recipe, tasks: Sequence[Task], documents: Documents) -> R
     bodies = documents.offsets[segments.document] + segments.start
     done = render_rows(with_labels, table, bodies, documents.ids, None, length, documents.ids.dtype)
     slots_of = [done[name].reshape(-1) for name in ("tokens", "labels", "segment_ids", "loss_mask")]
-    return Rendered(documents, table, slots, row * length + first_slot, *slots_of, done["segment_prefix"])
+    return Rendered(
+        documents, table, slots, row * length + first_slot, *slots_of, done["segment_prefix"]
+    )
 
 
 def check_lengths(rendered: Rendered) -> None:
-    """The rendered length is the law's: no slot inside a segment was left out, none outside was written. The documents
-    hold no pad."""
+    """The rendered length is the law's: no slot inside a segment was left out, none outside was
+    written. The documents hold no pad."""
     edges = np.zeros(len(rendered.tokens) + 1, np.int64)
     edges[rendered.at] += 1
     edges[rendered.at + rendered.slots] -= 1
@@ -57,7 +61,8 @@ def check_lengths(rendered: Rendered) -> None:
 
 
 def check_restored(tasks: Sequence[Task], rendered: Rendered) -> None:
-    """`restore` gives back the documents' tokens, and finds every body in the form that its header says."""
+    """`restore` gives back the documents' tokens, and finds every body in the form that its header
+    says."""
     segments = rendered.segments
     begin = rendered.documents.offsets[segments.document] + segments.start
     out = np.full_like(rendered.documents.ids, 9999)
@@ -71,12 +76,15 @@ def check_restored(tasks: Sequence[Task], rendered: Rendered) -> None:
 
 
 def check_law(recipe: Recipe, tasks: Sequence[Task], rendered: Rendered) -> None:
-    """The law gives what the twin's gives, for every segment; and no segment takes more than its row."""
+    """The law gives what the twin's gives, for every segment; and no segment takes more than its
+    row."""
     twins = [made.twin_task(task) for task in tasks]
     segments = rendered.segments
     expected = []
     for n, t, bos, eos, key in zip(*(column.tolist() for column in segments[2:7]), strict=True):
-        facts = cutting.segment_facts(twins[t], made.BOS if bos else None, made.EOS if eos else None, key, made.PAD)
+        facts = cutting.segment_facts(
+            twins[t], made.BOS if bos else None, made.EOS if eos else None, key, made.PAD
+        )
         expected.append(objectives.law(twins[t]["objective"], n, facts))
     assert rendered.slots.tolist() == expected
     assert rendered.slots.max(initial=0) <= recipe.seq_length
@@ -90,7 +98,9 @@ def check_segments(tasks: Sequence[Task], rendered: Rendered, chosen: Sequence[i
         begin = int(documents.offsets[segments.document[i]] + segments.start[i])
         tokens = documents.ids[begin : begin + int(segments.n[i])].tolist()
         bos, eos = made.BOS if segments.bos[i] else None, made.EOS if segments.eos[i] else None
-        facts = cutting.segment_facts(twins[segments.task[i]], bos, eos, int(segments.key[i]), made.PAD)
+        facts = cutting.segment_facts(
+            twins[segments.task[i]], bos, eos, int(segments.key[i]), made.PAD
+        )
         slots, prefix, loss, labels = objectives.segment(tokens, facts)
         place = slice(rendered.at[i], rendered.at[i] + rendered.slots[i])
         assert rendered.tokens[place].tolist() == slots

@@ -13,7 +13,10 @@ def configurations(draw, seq_length):
     mode = {"mode_token": "[NLG]"} if draw(st.booleans()) else {}
     return {
         "seq_length": seq_length,
-        "documents": {"append_eos": draw(st.sampled_from(made.ENDS)), "prepend_bos": draw(st.booleans())},
+        "documents": {
+            "append_eos": draw(st.sampled_from(made.ENDS)),
+            "prepend_bos": draw(st.booleans()),
+        },
         "tasks": [{"objective": "causal", **mode}],
     }
 
@@ -29,7 +32,11 @@ def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_to
     lengths.check_segments(tasks, rendered, [*range(30), *range(100, 4096, 1000)])
 
 
-@given(configurations(seq_length=32), st.lists(st.integers(1, 150), min_size=1, max_size=12), st.integers(0, 2**32))
+@given(
+    configurations(seq_length=32),
+    st.lists(st.integers(1, 150), min_size=1, max_size=12),
+    st.integers(0, 2**32),
+)
 @settings(max_examples=60)
 def test_kernels_equal_their_twins_on_documents_that_are_cut(table, sizes, seed):
     recipe, tasks = made.mix(table)

@@ -1,4 +1,5 @@
-"""What chance should give, which the report draws: against all compositions, rotations and pivots that there are."""
+"""What chance should give, which the report draws: against all compositions, rotations and pivots
+that there are."""
 
 from itertools import combinations, product
 
@@ -12,7 +13,8 @@ from tests import made
 
 
 def expected_of(table, x, y):
-    """What the one task of a table expects of some lengths and their numbers, or of some levels and their candidates."""
+    """What the one task of a table expects of some lengths and their numbers, or of some levels and
+    their candidates."""
     task = made.mix({"tasks": [table]})[1][0]
     return task.objective.expected(task, np.array(x), np.array(y))
 
@@ -51,7 +53,12 @@ def test_runs_under_a_roll_are_those_of_all_masks(n, n_noise, n_spans):
 
 
 def test_the_sum_over_segments_has_all_their_noise():
-    table = {"objective": "span_corruption", "noise_density": 0.5, "random_roll": True, "too_many_spans": "lower"}
+    table = {
+        "objective": "span_corruption",
+        "noise_density": 0.5,
+        "random_roll": True,
+        "too_many_spans": "lower",
+    }
     segments = {3: 2, 50: 7, 400: 1, 5000: 3}
     expected = expected_of(table, list(segments), list(segments.values()))
     most = len(made.ids().sentinels) - 1
@@ -65,7 +72,9 @@ def test_continuations_are_uniform(lengths):
     for n in lengths:
         for pivot in range(1, n):
             expected[n - pivot] += 1 / (n - 1)
-    assert expected_of({"objective": "prefix_lm"}, lengths, [1] * len(lengths)) == pytest.approx(expected)
+    assert expected_of({"objective": "prefix_lm"}, lengths, [1] * len(lengths)) == pytest.approx(
+        expected
+    )
 
 
 def test_shares_of_corrupted_candidates():

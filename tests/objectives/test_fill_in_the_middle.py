@@ -27,7 +27,10 @@ def configurations(draw, seq_length):
     parameters = {"rate": draw(RATES), "spm_rate": draw(RATES), "text_safe": draw(st.booleans())}
     return {
         "seq_length": seq_length,
-        "documents": {"append_eos": draw(st.sampled_from(made.ENDS)), "prepend_bos": draw(st.booleans())},
+        "documents": {
+            "append_eos": draw(st.sampled_from(made.ENDS)),
+            "prepend_bos": draw(st.booleans()),
+        },
         "tasks": [{"objective": "fill_in_the_middle", **parameters, **mode}],
     }
 
@@ -38,7 +41,10 @@ def table(**parameters):
 
 def bodies(rendered):
     """The slots of each segment without its eos."""
-    return [rendered.tokens[a : a + n - 1].tolist() for a, n in zip(rendered.at, rendered.slots, strict=True)]
+    return [
+        rendered.tokens[a : a + n - 1].tolist()
+        for a, n in zip(rendered.at, rendered.slots, strict=True)
+    ]
 
 
 @pytest.mark.long
@@ -54,7 +60,11 @@ def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_to
     lengths.check_segments(tasks, rendered, [*range(60), *range(100, 4096, 200)])
 
 
-@given(configurations(seq_length=64), st.lists(st.integers(1, 300), min_size=1, max_size=12), st.integers(0, 2**32))
+@given(
+    configurations(seq_length=64),
+    st.lists(st.integers(1, 300), min_size=1, max_size=12),
+    st.integers(0, 2**32),
+)
 @settings(max_examples=100)
 def test_kernels_equal_their_twins_on_documents_that_are_cut(table, sizes, seed):
     recipe, tasks = made.mix(table)
@@ -74,7 +84,9 @@ def test_capacity_is_what_trying_every_length_gives(table):
     assert capacities(recipe, tasks)[0][0].tolist() == expected
 
 
-@pytest.mark.parametrize("rate, spm_rate", [(0.5, 0.5), (0.9, 0.1), (0.25, 1.0), (1.0, 0.0), (0.0, 0.5)])
+@pytest.mark.parametrize(
+    "rate, spm_rate", [(0.5, 0.5), (0.9, 0.1), (0.25, 1.0), (1.0, 0.0), (0.0, 0.5)]
+)
 def test_shares_of_the_segments_are_rearranged_and_put_the_suffix_first(rate, spm_rate):
     count = 8000
     recipe, tasks = made.mix(table(rate=rate, spm_rate=spm_rate))
@@ -91,7 +103,8 @@ def test_shares_of_the_segments_are_rearranged_and_put_the_suffix_first(rate, sp
 
 
 def test_the_cuts_are_two_different_ones_uniform_over_all_pairs():
-    """Every pair of 0 … n equally often: the prefix and the suffix may be empty, the middle never is."""
+    """Every pair of 0 … n equally often: the prefix and the suffix may be empty, the middle never
+    is."""
     count, n = 21_000, 6
     recipe, tasks = made.mix(table(rate=1.0, spm_rate=0.0, text_safe=False))
     pairs = np.zeros((n + 1, n + 1), int)
@@ -150,7 +163,8 @@ def bytes_vocabulary(tmp_path_factory):
 
 
 def parts_of(body, fim):
-    """prefix, middle and suffix of a rendered body with empty ones among them, or the body alone."""
+    """prefix, middle and suffix of a rendered body with empty ones among them, or the body
+    alone."""
     if body[0] != fim[0]:
         return [body]
     pieces, piece = [], []
@@ -180,13 +194,22 @@ def test_no_part_begins_inside_a_character(bytes_vocabulary, texts, spm_rate, se
         assert body[0] == fim[0] and 3 <= len(pieces) <= 4
         for piece in pieces:
             bytes(piece).decode()  # an error if it is no whole text
-    twin = {**tasks[0].parameters, "fim": fim, "inside": set(np.flatnonzero(bytes_vocabulary.continues).tolist())}
+    twin = {
+        **tasks[0].parameters,
+        "fim": fim,
+        "inside": set(np.flatnonzero(bytes_vocabulary.continues).tolist()),
+    }
     assert twin["inside"] == set(range(0x80, 0xC0))
     for g in np.flatnonzero(rendered.segments.n >= 3):
         begin = int(documents.offsets[rendered.segments.document[g]])
         content = documents.ids[begin : begin + int(rendered.segments.n[g])].tolist()
         body = rendered.tokens[rendered.at[g] : rendered.at[g] + rendered.slots[g] - 1].tolist()
-        assert body == fill_in_the_middle.body(content, {"parameters": twin, "key": int(rendered.segments.key[g])})[0]
+        assert (
+            body
+            == fill_in_the_middle.body(
+                content, {"parameters": twin, "key": int(rendered.segments.key[g])}
+            )[0]
+        )
 
 
 def test_without_text_safe_characters_are_cut(bytes_vocabulary):
@@ -195,7 +218,12 @@ def test_without_text_safe_characters_are_cut(bytes_vocabulary):
     documents = replace(made.documents([40] * 50), ids=np.tile(tokens, 50))
     rendered = lengths.render_all(recipe, tasks, documents)
     lengths.check_restored(tasks, rendered)
-    begins = [piece[0] for body in bodies(rendered) for piece in parts_of(body, bytes_vocabulary.fim) if piece]
+    begins = [
+        piece[0]
+        for body in bodies(rendered)
+        for piece in parts_of(body, bytes_vocabulary.fim)
+        if piece
+    ]
     assert sum(0x80 <= begin < 0xC0 for begin in begins) > 50
 
 
@@ -209,12 +237,16 @@ def test_the_role_tokens_are_needed_only_where_it_is_applied():
     without = type(without)(65536, made.PAD, made.BOS, made.EOS, made.MASK, without.sentinels)
     recipe, tasks = made.mix(table(rate=0.0), without)
     assert needs_of(recipe)[0] == {"pad", "eos"}
-    with pytest.raises(RecipeError, match="needs a token for fim_middle, fim_prefix, fim_suffix: set it in"):
+    with pytest.raises(
+        RecipeError, match="needs a token for fim_middle, fim_prefix, fim_suffix: set it in"
+    ):
         made.mix(table(), without)
 
 
 def test_concat_refuses_it():
-    with pytest.raises(RecipeError, match="task 'fill_in_the_middle': concat cuts at row ends.*best_fit"):
+    with pytest.raises(
+        RecipeError, match="task 'fill_in_the_middle': concat cuts at row ends.*best_fit"
+    ):
         made.mix({**table(), "packing": {"algorithm": "concat"}})
 
 

@@ -24,7 +24,9 @@ def values(parameter):
     if isinstance(parameter.default, bool):
         return st.booleans()
     if parameter.shares:
-        parts = st.lists(st.integers(0, 8), min_size=len(parameter.default), max_size=len(parameter.default))
+        parts = st.lists(
+            st.integers(0, 8), min_size=len(parameter.default), max_size=len(parameter.default)
+        )
         return parts.filter(any).map(lambda drawn: [part / sum(drawn) for part in drawn])
     low = 0.0 if parameter.low is None else parameter.low
     high = 100.0 if parameter.high is None else parameter.high
@@ -32,7 +34,9 @@ def values(parameter):
         return st.integers(int(low), int(high))
     number = st.floats(low, high, exclude_min=parameter.low_open, exclude_max=parameter.high_open)
     if isinstance(parameter.default, tuple):
-        return st.lists(number, min_size=len(parameter.default), max_size=len(parameter.default)).map(sorted)
+        return st.lists(
+            number, min_size=len(parameter.default), max_size=len(parameter.default)
+        ).map(sorted)
     return number
 
 
@@ -43,7 +47,10 @@ def recipes(draw, objective):
     mode = {"mode_token": "[NLG]"} if draw(st.booleans()) else {}
     return {
         "seq_length": draw(st.sampled_from([64, 128])),
-        "documents": {"append_eos": draw(st.sampled_from(made.ENDS)), "prepend_bos": draw(st.booleans())},
+        "documents": {
+            "append_eos": draw(st.sampled_from(made.ENDS)),
+            "prepend_bos": draw(st.booleans()),
+        },
         "packing": {"pad_seq_to_mult": draw(st.sampled_from([1, 1, 8]))},
         "tasks": [{"objective": objective.name, **given, **mode}],
     }
@@ -86,7 +93,9 @@ def check_inverse(table, documents):
     assert not lost.untrained.any()
     segments, _ = place(segments, recipe, tasks)
     arrays = render(tasks, documents, segments, recipe.seq_length, recipe.packing.pad_seq_to_mult)
-    plan = SimpleNamespace(recipe=recipe, tasks=tasks, vocabulary=SimpleNamespace(roles={"eos": made.EOS}))
+    plan = SimpleNamespace(
+        recipe=recipe, tasks=tasks, vocabulary=SimpleNamespace(roles={"eos": made.EOS})
+    )
     stored = stored_segments(plan, arrays)
     for name in ("slots", "bos", "eos", "row"):
         assert np.array_equal(getattr(stored, name), getattr(segments, name))
@@ -100,7 +109,9 @@ def check_inverse(table, documents):
     some = np.arange(len(segments.n))[::-3]  # any segments, in any order
     chosen, places, _ = restore(plan, arrays, stored, some)
     for i, s in enumerate(some):
-        assert np.array_equal(chosen[places[i] : places[i + 1]], tokens[offsets[s] : offsets[s + 1]])
+        assert np.array_equal(
+            chosen[places[i] : places[i + 1]], tokens[offsets[s] : offsets[s + 1]]
+        )
     return True
 
 
@@ -109,7 +120,11 @@ def check_inverse(table, documents):
 def test_restore_inverts_render(name):
     done = 0
 
-    @given(recipes(REGISTRY[name]), st.lists(st.integers(1, 200), min_size=1, max_size=8), st.integers(0, 2**32))
+    @given(
+        recipes(REGISTRY[name]),
+        st.lists(st.integers(1, 200), min_size=1, max_size=8),
+        st.integers(0, 2**32),
+    )
     @settings(max_examples=90)
     def check(table, sizes, seed):
         nonlocal done

@@ -13,7 +13,9 @@ DEFAULTS = {parameter.name: parameter.default for parameter in OBJECTIVE.paramet
 
 def one_segment(tokens, at=0, count=None):
     count = len(tokens) - at if count is None else count
-    return noise.Candidates(np.array([12], np.uint64), np.array([at]), np.array([count]), np.array([0]))
+    return noise.Candidates(
+        np.array([12], np.uint64), np.array([at]), np.array([count]), np.array([0])
+    )
 
 
 def drawn(monkeypatch, level, uniforms):
@@ -49,14 +51,22 @@ def test_the_forward_process_is_lladas(monkeypatch, name, given, expected):
     prompt, ids = given["prompt_length"], given["ids"]
     drawn(monkeypatch, given["t"], given["uniforms"][prompt:])
     tokens, loss_mask = np.array(ids, np.int32), np.zeros(len(ids), np.uint8)
-    target = noise.Target(one_segment(ids, prompt), np.array([prompt]), np.array([len(ids)]), None, tokens, loss_mask)
-    ordinary = noise.NoiseIds(given["mask_id"], *noise.ordinary_ids(130_000, np.array([given["mask_id"]])))
-    noised = noise.masked_diffusion(0, {**DEFAULTS, "epsilon": given["eps"]}, {}, ordinary, target, 0)
+    target = noise.Target(
+        one_segment(ids, prompt), np.array([prompt]), np.array([len(ids)]), None, tokens, loss_mask
+    )
+    ordinary = noise.NoiseIds(
+        given["mask_id"], *noise.ordinary_ids(130_000, np.array([given["mask_id"]]))
+    )
+    noised = noise.masked_diffusion(
+        0, {**DEFAULTS, "epsilon": given["eps"]}, {}, ordinary, target, 0
+    )
     assert tokens.tolist() == expected["noisy"]
     assert loss_mask.tolist() == expected["masked"]
     labels = np.where(loss_mask, ids, -100)
     assert labels.tolist() == expected["labels"]
-    assert 1 / noised.weight[0] == pytest.approx(expected["p_mask"], abs=2.0**-23)  # levels are cut to 24 bits
+    assert 1 / noised.weight[0] == pytest.approx(
+        expected["p_mask"], abs=2.0**-23
+    )  # levels are cut to 24 bits
     # LLaDA divides by p and by the answer's length; the second is the trainer's
     weights = loss_mask * noised.weight / expected["answer_length"]
     assert weights.tolist() == pytest.approx(expected["token_weight_sft"], rel=2.0**-22)
@@ -66,7 +76,9 @@ def test_the_forward_process_is_lladas(monkeypatch, name, given, expected):
 def test_an_exact_count_is_dllms(name, given, expected):
     n, ratio = given["num_candidates"], given["ratio"]
     tokens, loss_mask = np.full(n, 5, np.uint16), np.zeros(n, np.uint8)
-    target = noise.Target(one_segment(tokens), np.zeros(1, np.int64), np.array([n]), None, tokens, loss_mask)
+    target = noise.Target(
+        one_segment(tokens), np.zeros(1, np.int64), np.array([n]), None, tokens, loss_mask
+    )
     parameters = {**DEFAULTS, "exact_count": True, "noise_range": (ratio, ratio)}
     noised = noise.masked_diffusion(0, parameters, {}, made.ids().for_noise, target, 0)
     assert loss_mask.sum() == (tokens == 259).sum() == expected["n_mask"]
@@ -75,9 +87,12 @@ def test_an_exact_count_is_dllms(name, given, expected):
 
 @pytest.mark.parametrize(("name", "given", "expected"), golden.cases("mdlm_antithetic_t"))
 def test_stratified_levels_are_as_evenly_spread_as_mdlms(name, given, expected):
-    """MDLM shifts each sample's uniform into its own n-th of [0, 1); here one shift is shared by the row."""
+    """MDLM shifts each sample's uniform into its own n-th of [0, 1); here one shift is shared by
+    the row."""
     n = given["n"]
-    assert np.diff(expected["t"]).tolist() == pytest.approx([(1 - given["sampling_eps"]) / n] * (n - 1))
+    assert np.diff(expected["t"]).tolist() == pytest.approx(
+        [(1 - given["sampling_eps"]) / n] * (n - 1)
+    )
     segments = noise.Candidates(
         np.arange(n, dtype=np.uint64), np.arange(n), np.ones(n, np.int64), np.zeros(n, np.int64)
     )
@@ -115,11 +130,15 @@ def test_the_forecast_is_the_share_that_is_masked():
 
 
 def test_a_masked_slot_weighs_the_inverse_of_the_share_that_is_masked():
-    table = {"tasks": [{"objective": "masked_diffusion", "noise_range": [0.2, 0.6], "epsilon": 0.0}]}
+    table = {
+        "tasks": [{"objective": "masked_diffusion", "noise_range": [0.2, 0.6], "epsilon": 0.0}]
+    }
     assert mean_weight(made.mix(table)[1][0]) == pytest.approx(2.5)
     table["tasks"][0]["weighting"] = "none"
     assert mean_weight(made.mix(table)[1][0]) == 1.0
 
 
 def test_a_mask_is_asked_for_where_something_becomes_it():
-    assert roles({"replace": [0.0, 0.9, 0.1]}) == frozenset() and roles({"replace": [0.1, 0.9, 0.0]}) == {"mask"}
+    assert roles({"replace": [0.0, 0.9, 0.1]}) == frozenset() and roles(
+        {"replace": [0.1, 0.9, 0.0]}
+    ) == {"mask"}

@@ -1,4 +1,5 @@
-"""The compiled writers of noise equal the numpy ones, which equal the twins (tests/dataset/test_noise.py)."""
+"""The compiled writers of noise equal the numpy ones, which equal the twins
+(tests/dataset/test_noise.py)."""
 
 import numpy as np
 import pytest
@@ -35,7 +36,9 @@ def both(law, case, parameters, resolved=None, ids=None, task=0, epoch=0):
         made, loss_mask = np.array(tokens, dtype), np.zeros(len(tokens), np.uint8)
         length = np.array([b + s[2] for b, s in zip(before, segments, strict=True)], np.int64)
         flags = None if may is None else np.array(may, np.uint8)
-        target = noise.Target(columns(segments), np.array(before, np.int64), length, flags, made, loss_mask)
+        target = noise.Target(
+            columns(segments), np.array(before, np.int64), length, flags, made, loss_mask
+        )
         noised = write(task, parameters, resolved or {}, ids or ids_of(), target, epoch)
         found.append((made, loss_mask, noised.level, noised.weight, *(noised.blocks or ())))
     return found
@@ -53,17 +56,42 @@ def assert_equal(found):
 )  # fmt: skip
 @many
 def test_masks_are_numpy_s(case, noise_range, epsilon, exact, stratified, shares, task, epoch):
-    changes = {"noise_range": noise_range, "epsilon": epsilon, "exact_count": exact, "stratified": stratified}
+    changes = {
+        "noise_range": noise_range,
+        "epsilon": epsilon,
+        "exact_count": exact,
+        "stratified": stratified,
+    }
     ids = ids_of(mask=MASK if shares[0] else -1)
-    assert_equal(both("masked_diffusion", case, {**MASKED, **changes, "replace": shares}, {}, ids, task, epoch))
+    assert_equal(
+        both(
+            "masked_diffusion", case, {**MASKED, **changes, "replace": shares}, {}, ids, task, epoch
+        )
+    )
 
 
-@given(cases(), ranges, st.sampled_from(["all", "corrupted"]), epochs, st.sampled_from([0, 1, 2**39, 2**40 - 1, 2**40]))
+@given(
+    cases(),
+    ranges,
+    st.sampled_from(["all", "corrupted"]),
+    epochs,
+    st.sampled_from([0, 1, 2**39, 2**40 - 1, 2**40]),
+)
 @many
 def test_flips_are_numpy_s(case, noise_range, loss_on, epoch, constant):
     limits = [constant if step % 2 else step * 2**40 // 4096 for step in range(4096)]
     changes = {"noise_range": noise_range, "loss_on": loss_on}
-    assert_equal(both("uniform_diffusion", case, {**UNIFORM, **changes}, {"flip_thresholds": limits}, None, 0, epoch))
+    assert_equal(
+        both(
+            "uniform_diffusion",
+            case,
+            {**UNIFORM, **changes},
+            {"flip_thresholds": limits},
+            None,
+            0,
+            epoch,
+        )
+    )
 
 
 @given(cases(), level_ranges, st.integers(1, 50), epochs, block_laws)
@@ -74,10 +102,14 @@ def test_blocks_are_numpy_s(case, noise_range, block_length, epoch, law):
 
 
 def long_case(lengths, tokens_below, dtype, masks=0):
-    """Segments of these lengths, one gap slot before each, tokens at random; `masks`: every so manieth is the mask."""
+    """Segments of these lengths, one gap slot before each, tokens at random; `masks`: every so
+    manieth is the mask."""
     ends = np.cumsum(np.array(lengths) + 1)
     keys = bits64(np.uint64(4), 0, np.arange(len(lengths)))
-    segments = [(int(k), int(e - n), n, i // 3) for i, (k, e, n) in enumerate(zip(keys, ends, lengths, strict=True))]
+    segments = [
+        (int(k), int(e - n), n, i // 3)
+        for i, (k, e, n) in enumerate(zip(keys, ends, lengths, strict=True))
+    ]
     tokens = bits64(np.uint64(9), 0, np.arange(int(ends[-1]) + 5)) % np.uint64(tokens_below)
     if masks:
         tokens[::masks] = MASK
@@ -99,7 +131,9 @@ def long_case(lengths, tokens_below, dtype, masks=0):
     ],
 )
 def test_long_segments_are_numpy_s(changes, dtype):
-    case = long_case([1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 500, 2047, 70_000], 39, dtype, masks=11)
+    case = long_case(
+        [1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 500, 2047, 70_000], 39, dtype, masks=11
+    )
     assert_equal(both("masked_diffusion", case, {**MASKED, **changes}))
 
 
@@ -107,8 +141,19 @@ def test_long_segments_are_numpy_s(changes, dtype):
 @pytest.mark.parametrize("block_length", [1, 4, 32, 100_000])
 def test_long_segments_in_blocks_are_numpy_s(block_length, law):
     for noise_range in ((0.3, 0.8), (1.0 - 1e-12, 1.0), (1.0, 1.0))[: 1 if law != "level" else 3]:
-        parameters = {**BLOCKS, "block_length": block_length, "noise_range": noise_range, **BLOCK_LAWS[law]}
-        assert_equal(both("block_diffusion", long_case([3, 500, 64, 30_000], 39, "uint16", masks=7), parameters))
+        parameters = {
+            **BLOCKS,
+            "block_length": block_length,
+            "noise_range": noise_range,
+            **BLOCK_LAWS[law],
+        }
+        assert_equal(
+            both(
+                "block_diffusion",
+                long_case([3, 500, 64, 30_000], 39, "uint16", masks=7),
+                parameters,
+            )
+        )
 
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=40), st.integers(0, 40))
@@ -140,6 +185,13 @@ def test_segments_outside_the_rows_are_never_written():
     for at, count in ((-1, 3), (8, 3), (0, -1)):
         with pytest.raises(AssertionError):
             noising.mask(
-                columns([(1, at, count, 0)]), None, np.ones(1), (1.0, 0.0, 0.0), MASK, np.zeros(0, np.int32), None,
-                np.zeros(10, np.uint16), np.zeros(10, np.uint8),
-            )  # fmt: skip
+                columns([(1, at, count, 0)]),
+                None,
+                np.ones(1),
+                (1.0, 0.0, 0.0),
+                MASK,
+                np.zeros(0, np.int32),
+                None,
+                np.zeros(10, np.uint16),
+                np.zeros(10, np.uint8),
+            )

@@ -16,7 +16,10 @@ def configurations(draw, seq_length):
     mode = {"mode_token": "[S2S]"} if draw(st.booleans()) else {}
     return {
         "seq_length": seq_length,
-        "documents": {"append_eos": draw(st.sampled_from(made.ENDS)), "prepend_bos": draw(st.booleans())},
+        "documents": {
+            "append_eos": draw(st.sampled_from(made.ENDS)),
+            "prepend_bos": draw(st.booleans()),
+        },
         "tasks": [{"objective": "prefix_lm", "sentinel": draw(st.booleans()), **mode}],
     }
 
@@ -32,7 +35,11 @@ def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_to
     lengths.check_segments(tasks, rendered, [*range(30), *range(100, 4096, 1000)])
 
 
-@given(configurations(seq_length=64), st.lists(st.integers(1, 300), min_size=1, max_size=12), st.integers(0, 2**32))
+@given(
+    configurations(seq_length=64),
+    st.lists(st.integers(1, 300), min_size=1, max_size=12),
+    st.integers(0, 2**32),
+)
 @settings(max_examples=60)
 def test_kernels_equal_their_twins_on_documents_that_are_cut(table, sizes, seed):
     recipe, tasks = made.mix(table, made.ids(1))
@@ -50,20 +57,28 @@ def test_fault_07_a_pivot_reaches_both_ends_and_every_place_between_equally_ofte
     counts = np.bincount(pivots, minlength=8)
     assert counts[0] == counts[7] == 0
     assert (abs(counts[1:7] - 500) < 5 * np.sqrt(500)).all(), counts
-    assert OBJECTIVE.body_prefix(tasks[0], Bodies(np.full(3000, 2), keys, all_trained)).tolist() == [1] * 3000
+    assert (
+        OBJECTIVE.body_prefix(tasks[0], Bodies(np.full(3000, 2), keys, all_trained)).tolist()
+        == [1] * 3000
+    )
     assert pivots[:50].tolist() == [twin.pivot_of(7, int(key)) for key in keys[:50]]
 
 
 @pytest.mark.parametrize("sentinel", [777, 0])
 def test_loss_begins_with_the_prediction_of_what_follows_the_pivot(sentinel):
-    table = {"seq_length": 64, "tasks": [{"objective": "prefix_lm", "mode_token": "[S2S]", "sentinel": True}]}
+    table = {
+        "seq_length": 64,
+        "tasks": [{"objective": "prefix_lm", "mode_token": "[S2S]", "sentinel": True}],
+    }
     recipe, tasks = made.mix(table, made.ids([sentinel]))
     rendered = lengths.render_all(recipe, tasks, made.documents([20] * 10))
     lengths.check_restored(tasks, rendered)
     for at, slots, prefix in zip(rendered.at, rendered.slots, rendered.prefix, strict=True):
         loss, tokens = rendered.loss_mask[at : at + slots], rendered.tokens[at : at + slots]
         assert np.flatnonzero(loss).tolist() == list(range(prefix - 1, slots - 1))
-        assert rendered.labels[at + prefix - 1] == sentinel == tokens[prefix]  # the sentinel is the first target
+        assert (
+            rendered.labels[at + prefix - 1] == sentinel == tokens[prefix]
+        )  # the sentinel is the first target
         assert tokens[0] == made.MODE_TOKENS["[S2S]"] and 2 <= prefix <= 20
 
 

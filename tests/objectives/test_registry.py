@@ -31,7 +31,9 @@ def test_every_preset_names_objectives_and_parameters_that_exist():
     for preset, tables in presets().items():
         for table in tables:
             objective = REGISTRY[table["objective"]]
-            known = {"name", "objective", "weight", "mode_token"} | {p.name for p in objective.parameters}
+            known = {"name", "objective", "weight", "mode_token"} | {
+                p.name for p in objective.parameters
+            }
             assert set(table) <= known, preset
 
 

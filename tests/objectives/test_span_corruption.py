@@ -30,7 +30,10 @@ def configurations(draw, seq_length):
     few = draw(st.booleans())
     table = {
         "seq_length": seq_length,
-        "documents": {"append_eos": draw(st.sampled_from(made.ENDS)), "prepend_bos": draw(st.booleans())},
+        "documents": {
+            "append_eos": draw(st.sampled_from(made.ENDS)),
+            "prepend_bos": draw(st.booleans()),
+        },
         "tasks": [
             {
                 "objective": "span_corruption",
@@ -68,7 +71,9 @@ def test_every_input_and_target_of_t5_ends_with_eos():
 @pytest.mark.long
 @given(configurations(seq_length=3 * 4096 + 8), st.integers(0, 2**32))
 @settings(max_examples=12)
-def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_tokens(configuration, seed):
+def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_tokens(
+    configuration, seed
+):
     table, sentinels = configuration
     recipe, tasks = made.mix(table, made.ids(sentinels))
     rendered = lengths.render_all(recipe, tasks, made.documents(np.arange(1, 4097), seed))
@@ -79,7 +84,11 @@ def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_to
     lengths.check_segments(tasks, rendered, [*short, *range(100, len(rendered.slots), 1500)])
 
 
-@given(configurations(seq_length=256), st.lists(st.integers(1, 700), min_size=1, max_size=12), st.integers(0, 2**32))
+@given(
+    configurations(seq_length=256),
+    st.lists(st.integers(1, 700), min_size=1, max_size=12),
+    st.integers(0, 2**32),
+)
 @settings(max_examples=60)
 def test_kernels_equal_their_twins_on_documents_that_are_cut(configuration, sizes, seed):
     table, sentinels = configuration
@@ -104,14 +113,26 @@ def test_capacity_is_what_trying_every_length_gives(configuration):
 def test_fault_08_no_sentinel_is_used_twice_and_inputs_and_targets_name_the_same_ones():
     table = {
         "seq_length": 1024,
-        "tasks": [{"objective": "span_corruption", "noise_density": 0.5, "mean_span_length": 1, "random_roll": True}],
+        "tasks": [
+            {
+                "objective": "span_corruption",
+                "noise_density": 0.5,
+                "mean_span_length": 1,
+                "random_roll": True,
+            }
+        ],
     }
-    recipe, tasks = made.mix(table, made.ids(120))  # too few for a row: segments are cut where the list ends
+    recipe, tasks = made.mix(
+        table, made.ids(120)
+    )  # too few for a row: segments are cut where the list ends
     rendered = lengths.render_all(recipe, tasks, made.documents([900] * 40, 1))
     assert rendered.slots.max() <= 1024
     ends = rendered.at + rendered.slots
     for begin, end, prefix in zip(rendered.at, ends, rendered.prefix, strict=True):
-        inputs, targets = rendered.tokens[begin : begin + prefix], rendered.tokens[begin + prefix : end]
+        inputs, targets = (
+            rendered.tokens[begin : begin + prefix],
+            rendered.tokens[begin + prefix : end],
+        )
         there, again = inputs[inputs >= 1000], targets[targets >= 1000]
         assert there.tolist() == again.tolist() == list(range(1000, 1000 + len(there)))
         assert len(there) <= 120
@@ -120,7 +141,14 @@ def test_fault_08_no_sentinel_is_used_twice_and_inputs_and_targets_name_the_same
 def test_fault_09_targets_are_right_under_every_rotation():
     table = {
         "seq_length": 256,
-        "tasks": [{"objective": "span_corruption", "noise_density": 0.4, "mean_span_length": 3, "random_roll": True}],
+        "tasks": [
+            {
+                "objective": "span_corruption",
+                "noise_density": 0.4,
+                "mean_span_length": 3,
+                "random_roll": True,
+            }
+        ],
     }
     recipe, tasks = made.mix(table)
     rendered = lengths.render_all(recipe, tasks, made.documents([30] * 400, 5))
@@ -128,9 +156,13 @@ def test_fault_09_targets_are_right_under_every_rotation():
     begins_with_noise = 0
     sentinels = tasks[0].ids.sentinels.tolist()
     for i in range(400):
-        slots = rendered.tokens[rendered.at[i] : rendered.at[i] + rendered.slots[i] - 1].tolist()  # without eos
+        slots = rendered.tokens[
+            rendered.at[i] : rendered.at[i] + rendered.slots[i] - 1
+        ].tolist()  # without eos
         inputs, targets = slots[: rendered.prefix[i]], slots[rendered.prefix[i] :]
-        content = rendered.documents.ids[rendered.documents.offsets[i] : rendered.documents.offsets[i + 1]].tolist()
+        content = rendered.documents.ids[
+            rendered.documents.offsets[i] : rendered.documents.offsets[i + 1]
+        ].tolist()
         assert span_twin.reconstruct(inputs, targets, sentinels) == content
         runs.add(sum(token >= 1000 for token in inputs))
         begins_with_noise += inputs[0] >= 1000
@@ -142,24 +174,55 @@ def test_fault_05_equal_documents_get_different_masks_and_every_use_its_own():
     documents = made.documents([200] * 50)
     same = replace(documents, ids=np.tile(documents.ids[:200], 50))
     rendered = lengths.render_all(recipe, tasks, same)
-    assert len({rendered.tokens[a : a + n].tobytes() for a, n in zip(rendered.at, rendered.slots, strict=True)}) == 50
-    one_place = replace(same, position=np.zeros(50, np.int64), file_key=same.file_key[:1].repeat(50))
+    assert (
+        len(
+            {
+                rendered.tokens[a : a + n].tobytes()
+                for a, n in zip(rendered.at, rendered.slots, strict=True)
+            }
+        )
+        == 50
+    )
+    one_place = replace(
+        same, position=np.zeros(50, np.int64), file_key=same.file_key[:1].repeat(50)
+    )
     uses = replace(one_place, repeat=np.arange(50))
     rendered = lengths.render_all(recipe, tasks, uses)
-    assert len({rendered.tokens[a : a + n].tobytes() for a, n in zip(rendered.at, rendered.slots, strict=True)}) == 50
+    assert (
+        len(
+            {
+                rendered.tokens[a : a + n].tobytes()
+                for a, n in zip(rendered.at, rendered.slots, strict=True)
+            }
+        )
+        == 50
+    )
     rendered = lengths.render_all(recipe, tasks, replace(one_place, repeat=np.zeros(50, np.int64)))
-    assert len({rendered.tokens[a : a + n].tobytes() for a, n in zip(rendered.at, rendered.slots, strict=True)}) == 1
+    assert (
+        len(
+            {
+                rendered.tokens[a : a + n].tobytes()
+                for a, n in zip(rendered.at, rendered.slots, strict=True)
+            }
+        )
+        == 1
+    )
 
 
 def test_fault_20_content_that_looks_like_sentinels_pad_or_eos_is_given_back():
     table = {"seq_length": 256, "tasks": [{"objective": "span_corruption", "random_roll": True}]}
     recipe, tasks = made.mix(table)
     documents = made.documents([100] * 30)
-    lookalike = np.resize(np.array([1000, 1001, made.PAD, made.EOS, 0], np.uint16), documents.ids.shape)
+    lookalike = np.resize(
+        np.array([1000, 1001, made.PAD, made.EOS, 0], np.uint16), documents.ids.shape
+    )
     rendered = lengths.render_all(recipe, tasks, replace(documents, ids=lookalike))
     lengths.check_restored(tasks, rendered)
     expected = np.concatenate(
-        [np.arange(n) >= max(p - 1, 0) for n, p in zip(rendered.slots, rendered.prefix, strict=True)]
+        [
+            np.arange(n) >= max(p - 1, 0)
+            for n, p in zip(rendered.slots, rendered.prefix, strict=True)
+        ]
     )
     expected[np.cumsum(rendered.slots) - 1] = False
     assert np.array_equal(rendered.loss_mask[rendered.segment_ids > 0], expected)
@@ -181,8 +244,13 @@ def test_span_counts_are_those_of_float64(id, inputs, expected):
 
 
 @pytest.mark.parametrize("id, inputs, expected", golden.cases("helper_vs_mask_mismatch"))
-def test_fault_02_the_reserved_length_is_the_realised_one_where_t5_s_two_differ(id, inputs, expected):
-    task = {"noise_density": inputs["noise_density"], "mean_span_length": inputs["mean_noise_span_length"]}
+def test_fault_02_the_reserved_length_is_the_realised_one_where_t5_s_two_differ(
+    id, inputs, expected
+):
+    task = {
+        "noise_density": inputs["noise_density"],
+        "mean_span_length": inputs["mean_noise_span_length"],
+    }
     n = expected["helper_tokens_length"]
     table = {"seq_length": 1024, "documents": {"append_eos": False}}
     recipe, tasks = made.mix({**table, "tasks": [{"objective": "span_corruption", **task}]})
@@ -190,7 +258,10 @@ def test_fault_02_the_reserved_length_is_the_realised_one_where_t5_s_two_differ(
     lengths.check_lengths(rendered)
     prefix, slots = int(rendered.prefix[0]), int(rendered.slots[0])
     # T5 counts an eos in the inputs and one in the targets
-    assert (prefix + 1, slots - prefix + 1) == (inputs["inputs_length"], expected["helper_targets_length"])
+    assert (prefix + 1, slots - prefix + 1) == (
+        inputs["inputs_length"],
+        expected["helper_targets_length"],
+    )
 
 
 @pytest.mark.parametrize("id, inputs, expected", golden.cases("infeasible_spans"))
@@ -214,7 +285,9 @@ def test_span_counts_gives_whole_numbers_of_python_and_takes_numpy_s():
 )
 @settings(max_examples=500)
 def test_span_counts_equals_its_twin(n, density, mean, max_spans):
-    assert span_counts(n, density, mean, max_spans) == span_twin.span_counts(n, density, mean, max_spans)
+    assert span_counts(n, density, mean, max_spans) == span_twin.span_counts(
+        n, density, mean, max_spans
+    )
 
 
 def test_span_counts_equals_its_twin_for_every_length_to_4096():
@@ -227,12 +300,18 @@ def test_span_counts_equals_its_twin_for_every_length_to_4096():
 def test_max_tokens_for_is_the_golden_file_s(id, inputs, expected):
     n = max_tokens_for(inputs["budget"], inputs["density"], inputs["mean_span"])
     assert n == expected["max_raw_len"] and type(n) is int
-    slots = [1 + m + 2 * span_counts(m, inputs["density"], inputs["mean_span"])[1] for m in (n, n + 1)]
+    slots = [
+        1 + m + 2 * span_counts(m, inputs["density"], inputs["mean_span"])[1] for m in (n, n + 1)
+    ]
     assert slots == [expected["len_at_max"], expected["len_at_max_plus_1"]]
 
 
 def test_max_tokens_for_the_contract_s_examples():
-    assert [max_tokens_for(512, d, m) for d, m in [(0.15, 3), (0.5, 3), (0.15, 32)]] == [465, 383, 507]
+    assert [max_tokens_for(512, d, m) for d, m in [(0.15, 3), (0.5, 3), (0.15, 32)]] == [
+        465,
+        383,
+        507,
+    ]
     assert max_tokens_for(4096, 0.5, 3) == 3071
     assert max_tokens_for(512, 0.15, 3, max_spans=4) == 512 - 1 - 8
 
@@ -247,7 +326,9 @@ def test_max_tokens_for_equals_its_twin(slots, density, mean, max_spans):
 SENTINEL_CASES = {id: (inputs, expected) for id, inputs, expected in golden.cases("sentinels")}
 
 
-@pytest.mark.parametrize("id", [id for id, (inputs, _) in SENTINEL_CASES.items() if "levanter_sentinels" in inputs])
+@pytest.mark.parametrize(
+    "id", [id for id, (inputs, _) in SENTINEL_CASES.items() if "levanter_sentinels" in inputs]
+)
 def test_render_with_mask_is_the_golden_file_s(id):
     inputs, expected = SENTINEL_CASES[id]
     if not any(inputs["mask"]):
@@ -279,14 +360,20 @@ def test_a_mask_without_noise_is_refused_where_others_wrote_targets_without_toke
 def test_render_with_mask_puts_the_mode_token_first(id, inputs, expected):
     arrays = (np.array(inputs[name]) for name in ("tokens", "mask", "sentinels"))
     slots, prefix = render_with_mask(*arrays, mode_token=inputs["task_token"])
-    assert slots.tolist() == expected["row_tokens"][: len(slots)] and len(slots) == expected["cu_seqlens"][-1]
+    assert (
+        slots.tolist() == expected["row_tokens"][: len(slots)]
+        and len(slots) == expected["cu_seqlens"][-1]
+    )
     assert prefix == expected["inputs_len"]
 
 
 def test_render_with_mask_the_contract_s_example():
     mask = np.array([bit == "1" for bit in "0011000111"])
     slots, prefix = render_with_mask(np.arange(10, 20), mask, np.array([100, 101]))
-    assert slots.tolist() == [10, 11, 100, 14, 15, 16, 101, 100, 12, 13, 101, 17, 18, 19] and prefix == 7
+    assert (
+        slots.tolist() == [10, 11, 100, 14, 15, 16, 101, 100, 12, 13, 101, 17, 18, 19]
+        and prefix == 7
+    )
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60).filter(any), st.booleans())
@@ -355,13 +442,27 @@ print(json.dumps(found))
 
 
 @pytest.mark.campaign
-@pytest.mark.skipif(T5 not in os.environ, reason=f"{T5} names a Python with benchmarks/requirements-t5.txt")
+@pytest.mark.skipif(
+    T5 not in os.environ, reason=f"{T5} names a Python with benchmarks/requirements-t5.txt"
+)
 def test_lengths_of_inputs_and_targets_have_t5_s_distribution(tmp_path):
-    """χ² of both samples together, for each n and law; without a roll all lengths are one number, and equal."""
+    """χ² of both samples together, for each n and law; without a roll all lengths are one number,
+    and equal."""
     count = 4000
-    laws = [(0.15, 3.0, False), (0.15, 3.0, True), (0.15, 8.0, True), (0.5, 3.0, True), (0.5, 32.0, True)]
+    laws = [
+        (0.15, 3.0, False),
+        (0.15, 3.0, True),
+        (0.15, 8.0, True),
+        (0.5, 3.0, True),
+        (0.5, 32.0, True),
+    ]
     cases = [(n, *law, count) for n in (24, 114, 512) for law in laws]
-    ran = subprocess.run([os.environ[T5], "-c", T5_RUNS, json.dumps(cases)], check=True, capture_output=True, text=True)
+    ran = subprocess.run(
+        [os.environ[T5], "-c", T5_RUNS, json.dumps(cases)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     for case, (runs, noise) in zip(cases, json.loads(ran.stdout.splitlines()[-1]), strict=True):
         n, density, mean, roll, _ = case
         theirs = Counter((n - k + r, k + r + 1) for r, k in zip(runs, noise, strict=True))  # 1: eos
@@ -373,11 +474,15 @@ def test_lengths_of_inputs_and_targets_have_t5_s_distribution(tmp_path):
         ds, ours = open_dataset(folder / "out"), Counter()
         for row in map(ds.row, range(len(ds))):
             prefix = row.segments["prefix"].tolist()
-            ours.update((p, s - p) for p, s in zip(prefix, np.diff(row.cu_seqlens).tolist(), strict=True))
+            ours.update(
+                (p, s - p) for p, s in zip(prefix, np.diff(row.cu_seqlens).tolist(), strict=True)
+            )
         lengths = sorted({*ours, *theirs})
         table = np.array([[sample[pair] for pair in lengths] for sample in (ours, theirs)])
         assert table.sum(axis=1).tolist() == [count, count]
         expected = table.sum(axis=0) / 2
         chi2, freedom = ((table - expected) ** 2 / expected).sum(), len(lengths) - 1
         print(f"{case}: {len(lengths)} pairs of lengths, chi2 {chi2:.2f} of {freedom}")
-        assert chi2 <= (0, 15.1)[freedom], f"{case}: {ours} and {theirs}"  # 15.1: one sample in 10,000
+        assert chi2 <= (0, 15.1)[freedom], (
+            f"{case}: {ours} and {theirs}"
+        )  # 15.1: one sample in 10,000

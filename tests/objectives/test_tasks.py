@@ -28,7 +28,9 @@ from tests import made
 
 
 def recipe_of(**changes):
-    return read_recipe({"tokenizer": "bytes", "sources": [{"paths": ["x.jsonl"]}], **changes}, Path())
+    return read_recipe(
+        {"tokenizer": "bytes", "sources": [{"paths": ["x.jsonl"]}], **changes}, Path()
+    )
 
 
 def span(**parameters):
@@ -40,15 +42,24 @@ def span(**parameters):
 
 def test_parameters_are_completed_in_their_types():
     recipe = complete(recipe_of(**span(mean_span_length=8)))
-    expected = {"noise_density": 0.15, "mean_span_length": 8.0, "random_roll": False, "too_many_spans": "split"}
+    expected = {
+        "noise_density": 0.15,
+        "mean_span_length": 8.0,
+        "random_roll": False,
+        "too_many_spans": "split",
+    }
     expected["eos_after_inputs"] = False
-    assert recipe.tasks[0].parameters == expected and type(recipe.tasks[0].parameters["mean_span_length"]) is float
+    assert (
+        recipe.tasks[0].parameters == expected
+        and type(recipe.tasks[0].parameters["mean_span_length"]) is float
+    )
     assert complete(recipe) == recipe
 
 
 def test_an_unknown_parameter_names_the_nearest_known():
     with pytest.raises(
-        RecipeError, match="unknown key of span_corruption 'noise_densty'; did you mean 'noise_density'?"
+        RecipeError,
+        match="unknown key of span_corruption 'noise_densty'; did you mean 'noise_density'?",
     ):
         complete(recipe_of(**span(noise_densty=0.1)))
     with pytest.raises(RecipeError, match="task 'causal': unknown key of causal 'sentinel'"):
@@ -56,12 +67,16 @@ def test_an_unknown_parameter_names_the_nearest_known():
 
 
 def test_an_unknown_objective_names_the_nearest_known():
-    with pytest.raises(RecipeError, match="unknown objective 'span_coruption'; did you mean 'span_corruption'?"):
+    with pytest.raises(
+        RecipeError, match="unknown objective 'span_coruption'; did you mean 'span_corruption'?"
+    ):
         complete(recipe_of(tasks=[{"objective": "span_coruption"}]))
 
 
 def test_values_out_of_range_name_task_key_value_and_range():
-    with pytest.raises(RecipeError, match=r"task 'span_corruption'.noise_density = 1.0: must be in \(0, 1\)"):
+    with pytest.raises(
+        RecipeError, match=r"task 'span_corruption'.noise_density = 1.0: must be in \(0, 1\)"
+    ):
         complete(recipe_of(**span(noise_density=1)))
     with pytest.raises(RecipeError, match=r"mean_span_length = 0.5: must be in \[1, ∞\)"):
         complete(recipe_of(**span(mean_span_length=0.5)))
@@ -75,16 +90,25 @@ def test_values_out_of_range_name_task_key_value_and_range():
 
 
 def test_roles_and_mode_tokens_that_are_wanted():
-    recipe = complete(recipe_of(tasks=[{"preset": "ul2r"}], documents={"append_eos": False, "prepend_bos": True}))
+    recipe = complete(
+        recipe_of(tasks=[{"preset": "ul2r"}], documents={"append_eos": False, "prepend_bos": True})
+    )
     assert needs_of(recipe)[:2] == ({"pad", "bos"}, ("[NLU]", "[NLG]", "[S2S]"))
     assert needs_of(complete(recipe_of())) == ({"pad", "eos"}, (), 0)
 
 
 def test_as_many_sentinels_are_wanted_as_the_longest_segment_takes():
     assert needs_of(complete(recipe_of(seq_length=4096, **span(noise_density=0.5))))[2] == 512
-    assert needs_of(complete(recipe_of(seq_length=4096, **span(noise_density=0.5, random_roll=True))))[2] == 513
+    assert (
+        needs_of(complete(recipe_of(seq_length=4096, **span(noise_density=0.5, random_roll=True))))[
+            2
+        ]
+        == 513
+    )
     assert needs_of(complete(recipe_of(tasks=[{"preset": "causal"}])))[2] == 0
-    assert needs_of(complete(recipe_of(tasks=[{"objective": "prefix_lm", "sentinel": True}])))[2] == 1
+    assert (
+        needs_of(complete(recipe_of(tasks=[{"objective": "prefix_lm", "sentinel": True}])))[2] == 1
+    )
 
 
 @given(
@@ -94,7 +118,9 @@ def test_as_many_sentinels_are_wanted_as_the_longest_segment_takes():
     st.booleans(),
 )
 @settings(max_examples=40)
-def test_with_the_sentinels_wanted_no_segment_is_cut_for_want_of_them(seq_length, density, mean, roll):
+def test_with_the_sentinels_wanted_no_segment_is_cut_for_want_of_them(
+    seq_length, density, mean, roll
+):
     table = span(noise_density=density, mean_span_length=mean, random_roll=roll)
     count = needs_of(complete(recipe_of(seq_length=seq_length, **table)))[2]
     table["seq_length"] = seq_length
@@ -113,7 +139,10 @@ def test_too_short_comes_last_and_has_no_mode_token():
 
 
 def test_a_row_too_short_to_cut_is_refused_with_what_to_do():
-    with pytest.raises(RecipeError, match=r"seq_length = 8 holds 3 of its tokens.*needs at least 5.*raise seq_length"):
+    with pytest.raises(
+        RecipeError,
+        match=r"seq_length = 8 holds 3 of its tokens.*needs at least 5.*raise seq_length",
+    ):
         made.mix({"seq_length": 8, **span(noise_density=0.5, mean_span_length=1)})
     with pytest.raises(RecipeError, match=r"documents.max_tokens = 4: .*a cut needs at least 5"):
         made.mix({"documents": {"max_tokens": 4}})
@@ -122,16 +151,25 @@ def test_a_row_too_short_to_cut_is_refused_with_what_to_do():
 
 
 def test_too_few_sentinels_are_refused():
-    with pytest.raises(RecipeError, match="needs at least 2 sentinels and there are 1: set specials.sentinels"):
+    with pytest.raises(
+        RecipeError, match="needs at least 2 sentinels and there are 1: set specials.sentinels"
+    ):
         made.mix(span(random_roll=True), made.ids(1))
     with pytest.raises(RecipeError, match="needs at least 1 sentinels and there are 0"):
         made.mix({"tasks": [{"objective": "prefix_lm", "sentinel": True}]}, made.ids(0))
 
 
 def test_concat_refuses_span_corruption():
-    with pytest.raises(RecipeError, match="task 'span_corruption': concat cuts at row ends.*best_fit"):
+    with pytest.raises(
+        RecipeError, match="task 'span_corruption': concat cuts at row ends.*best_fit"
+    ):
         made.mix({"packing": {"algorithm": "concat"}, **span()})
-    made.mix({"packing": {"algorithm": "concat"}, "tasks": [{"preset": "causal"}, {"preset": "prefix_lm"}]})
+    made.mix(
+        {
+            "packing": {"algorithm": "concat"},
+            "tasks": [{"preset": "causal"}, {"preset": "prefix_lm"}],
+        }
+    )
 
 
 @given(
@@ -142,7 +180,11 @@ def test_concat_refuses_span_corruption():
 )
 @settings(max_examples=30)
 def test_capacities_are_what_trying_every_length_gives(seq_length, preset, sentinels, max_tokens):
-    table = {"seq_length": seq_length, "tasks": [{"preset": preset}], "documents": {"max_tokens": max_tokens}}
+    table = {
+        "seq_length": seq_length,
+        "tasks": [{"preset": preset}],
+        "documents": {"max_tokens": max_tokens},
+    }
     recipe, tasks = made.mix(table, made.ids(sentinels))
     twin = made.twin_recipe(recipe, tasks)
     for t in range(len(tasks) - 1):
@@ -161,7 +203,9 @@ def test_pieces_that_end_before_the_row_does_divide_it():
     assert of(3000, 4096, "t5") == (1, [3724, 3723])
     assert of(documents={"max_tokens": 200}) == (3, [170, 169])
     # From a sixteenth of a row that would stay empty.
-    assert of(documents={"max_tokens": 480}) == (2, [256, 255]) and of(documents={"max_tokens": 481}) == (1, [481, 481])
+    assert of(documents={"max_tokens": 480}) == (2, [256, 255]) and of(
+        documents={"max_tokens": 481}
+    ) == (1, [481, 481])
     assert of(documents={"max_tokens": 200}, packing={"max_segments_per_row": 2}) == (2, [200, 200])
     # Slots are rounded up to 64, what a piece may take of 512 / 3 down.
     assert of(documents={"max_tokens": 190}, packing={"pad_seq_to_mult": 64}) == (3, [128, 127])
@@ -212,8 +256,12 @@ def test_thresholds_are_exact_cumulative_shares():
 def test_draws_equal_the_twin_s_and_a_source_draws_its_own_tasks_alone(weights, data):
     names = [f"t{i}" for i in range(len(weights))]
     own = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
-    tables = [{"name": n, "objective": "causal", "weight": w} for n, w in zip(names, weights, strict=True)]
-    recipe, tasks = made.mix({"tasks": tables, "sources": [{"paths": ["x"], "tasks": own}, {"paths": ["y"]}]})
+    tables = [
+        {"name": n, "objective": "causal", "weight": w} for n, w in zip(names, weights, strict=True)
+    ]
+    recipe, tasks = made.mix(
+        {"tasks": tables, "sources": [{"paths": ["x"], "tasks": own}, {"paths": ["y"]}]}
+    )
     limits = thresholds(recipe)
     assert limits.shape == (2, len(weights)) and limits[:, -1].tolist() == [2**53] * 2
     for s, allowed in enumerate([{names.index(n) for n in own}, set(range(len(names)))]):
@@ -226,7 +274,9 @@ def test_draws_equal_the_twin_s_and_a_source_draws_its_own_tasks_alone(weights, 
 
 
 def test_a_source_s_task_name_stands_for_its_family():
-    recipe, _ = made.mix({"tasks": [{"preset": "ul2r"}], "sources": [{"paths": ["x"], "tasks": ["x"]}]})
+    recipe, _ = made.mix(
+        {"tasks": [{"preset": "ul2r"}], "sources": [{"paths": ["x"], "tasks": ["x"]}]}
+    )
     assert thresholds(recipe)[0].tolist() == [0, 2**52, 2**53, 2**53]
 
 
@@ -261,7 +311,11 @@ def test_task_table_is_what_all_segments_of_a_task_share():
         },
         "resolved": {},
     }
-    assert table[-1]["name"] == "too_short" and table[-1]["mode_token"] is None and table[-1]["weight"] == 0
+    assert (
+        table[-1]["name"] == "too_short"
+        and table[-1]["mode_token"] is None
+        and table[-1]["weight"] == 0
+    )
 
 
 def test_tasks_of_which_one_weighs_a_hundred_times_another_are_warned_of():
@@ -274,7 +328,9 @@ def test_tasks_of_which_one_weighs_a_hundred_times_another_are_warned_of():
 
     assert warnings_of(0.01) == []
     (warning,) = warnings_of(0.005)
-    assert warning.startswith("a trained slot of task b weighs 200, one of a 1: beside the first the second trains")
+    assert warning.startswith(
+        "a trained slot of task b weighs 200, one of a 1: beside the first the second trains"
+    )
 
 
 def test_a_mode_token_takes_a_slot_whatever_its_id():
@@ -286,8 +342,14 @@ def test_a_stored_task_has_the_parameters_that_joined_later(monkeypatch):
     later = replace(REGISTRY["causal"], parameters=(Parameter("depth", 3, "", later=True),))
     monkeypatch.setitem(REGISTRY, "causal", later)
     assert whole_task({"objective": "causal", "parameters": {}})["parameters"] == {"depth": 3}
-    assert whole_task({"objective": "causal", "parameters": {"depth": 4}})["parameters"] == {"depth": 4}
-    for task in ({"objective": "one of a plugin", "parameters": {}}, {"objective": "causal", "parameters": None}, {}):
+    assert whole_task({"objective": "causal", "parameters": {"depth": 4}})["parameters"] == {
+        "depth": 4
+    }
+    for task in (
+        {"objective": "one of a plugin", "parameters": {}},
+        {"objective": "causal", "parameters": None},
+        {},
+    ):
         assert whole_task(task) == task
 
 

@@ -1,4 +1,5 @@
-"""An eighth objective from outside the package: one record is all it takes, by `register` or by an entry point."""
+"""An eighth objective from outside the package: one record is all it takes, by `register` or by an
+entry point."""
 
 import subprocess
 import sys
@@ -102,14 +103,18 @@ def task_of(out, name):
     return dataset, [task["name"] for task in dataset.tasks].index(name)
 
 
-@pytest.mark.parametrize("changes", [{}, {"packing": {"algorithm": "next_fit", "pad_seq_to_mult": 8}}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"packing": {"algorithm": "next_fit", "pad_seq_to_mult": 8}}]
+)
 def test_an_objective_that_is_registered_builds_and_verifies(tmp_path, registry, changes):
     register(toy())
     made.write_lines(tmp_path / "a.jsonl", made.texts(200))
     made.build(recipe({"objective": "reversed", "width": 3}, **changes), tmp_path, tmp_path / "out")
     assert good(tmp_path / "out") > 100
     dataset, number = task_of(tmp_path / "out", "reversed")
-    assert dataset.tasks[number]["objective"] == "reversed" and dataset.tasks[number]["parameters"] == {"width": 3}
+    assert dataset.tasks[number]["objective"] == "reversed" and dataset.tasks[number][
+        "parameters"
+    ] == {"width": 3}
     assert dataset.tasks[number]["attention"] == "causal"
     texts, seen = {text.encode() for text in made.texts(200)}, 0
     for row in map(dataset.row, range(len(dataset))):
@@ -128,16 +133,24 @@ def test_a_parameter_that_joins_later_leaves_what_was_built_before_as_it_was(tmp
     outcome = made.build(recipe({"objective": "reversed"}), tmp_path, tmp_path / "out")
     joined = Parameter("steps", 1, "how often", 1, later=True)
     REGISTRY["reversed"] = replace(first, parameters=(*first.parameters, joined))
-    assert good(tmp_path / "out") and open_plan(tmp_path / "out").tasks[0].parameters == {"width": 4, "steps": 1}
+    assert good(tmp_path / "out") and open_plan(tmp_path / "out").tasks[0].parameters == {
+        "width": 4,
+        "steps": 1,
+    }
     again = made.build(recipe({"objective": "reversed"}), tmp_path, tmp_path / "again")
     assert made.contents(tmp_path / "again") == made.contents(tmp_path / "out")
     other = made.build(recipe({"objective": "reversed", "steps": 2}), tmp_path, tmp_path / "other")
-    assert other.manifest["fingerprint"] != again.manifest["fingerprint"] == outcome.manifest["fingerprint"]
+    assert (
+        other.manifest["fingerprint"]
+        != again.manifest["fingerprint"]
+        == outcome.manifest["fingerprint"]
+    )
     with pytest.raises(PlanError, match=r"tasks\[0\].parameters.steps is 2 here and 1 in the plan"):
         made.build(recipe({"objective": "reversed", "steps": 2}), tmp_path, tmp_path / "out")
     REGISTRY["reversed"] = first
     with pytest.raises(
-        PlanError, match="key 'steps' is unknown to the objective reversed that is installed: use the version"
+        PlanError,
+        match="key 'steps' is unknown to the objective reversed that is installed: use the version",
     ):
         open_plan(tmp_path / "other")
 
@@ -153,7 +166,11 @@ def test_an_objective_in_place_builds_and_verifies(tmp_path, registry):
     )
     register(loud)
     made.write_lines(tmp_path / "a.jsonl", made.texts(200))
-    made.build(recipe({"objective": "shouting"}, documents={"prepend_bos": True}), tmp_path, tmp_path / "out")
+    made.build(
+        recipe({"objective": "shouting"}, documents={"prepend_bos": True}),
+        tmp_path,
+        tmp_path / "out",
+    )
     assert good(tmp_path / "out") > 100
     dataset, number = task_of(tmp_path / "out", "shouting")
     seen = 0
@@ -174,29 +191,47 @@ def test_an_objective_of_an_installed_package_is_found_by_every_process(tmp_path
     made.write(site / "packprep_toy.py", TOY.encode())
     info = site / "packprep_toy-1.0.dist-info"
     made.write(info / "METADATA", b"Metadata-Version: 2.1\nName: packprep-toy\nVersion: 1.0\n")
-    made.write(info / "entry_points.txt", b"[packprep.objectives]\nreversed = packprep_toy:OBJECTIVE\n")
+    made.write(
+        info / "entry_points.txt", b"[packprep.objectives]\nreversed = packprep_toy:OBJECTIVE\n"
+    )
     made.write_lines(tmp_path / "a.jsonl", made.texts(200))
-    lines = ["seq_length = 512", 'tokenizer = "bytes"', "[[sources]]", 'paths = ["a.jsonl"]', "[[tasks]]"]
+    lines = [
+        "seq_length = 512",
+        'tokenizer = "bytes"',
+        "[[sources]]",
+        'paths = ["a.jsonl"]',
+        "[[tasks]]",
+    ]
     lines += ['objective = "reversed"', "width = 5", "[output]", "shard_text_bytes = 20000"]
     made.write(tmp_path / "toy.toml", "\n".join(lines).encode())
 
     def packprep(*arguments, python_path=f"{made.ROOT}:{site}"):
         return subprocess.run(
             [sys.executable, "-m", "packprep", *arguments],
-            cwd=tmp_path, env=made.environment(PYTHONPATH=python_path), capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env=made.environment(PYTHONPATH=python_path),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
 
     built = packprep("build", "toy.toml", "--out", "out", "--workers", "2")
     assert built.returncode == 0, built.stderr
     verified = packprep("verify", "out", "--replay", "all", "--workers", "2")
-    assert verified.returncode == 0 and "every promise holds" in verified.stdout, verified.stdout + verified.stderr
+    assert verified.returncode == 0 and "every promise holds" in verified.stdout, (
+        verified.stdout + verified.stderr
+    )
     without = packprep("verify", "out", python_path=str(made.ROOT))
     assert without.returncode == 2 and "unknown objective 'reversed'" in without.stderr
 
 
 def test_whoever_does_not_know_a_rule_of_its_own_refuses_its_tasks(tmp_path, registry, monkeypatch):
     rule = Rule(
-        "own", (), lambda query, begin, end, columns, where: [(where(query > begin, query - 1, begin), query + 1)]
+        "own",
+        (),
+        lambda query, begin, end, columns, where: [
+            (where(query > begin, query - 1, begin), query + 1)
+        ],
     )
     monkeypatch.setitem(RULES, "two_keys", rule)
     monkeypatch.setitem(manifest._TASK_KEYS, "attention", ("a rule", RULES.__contains__))
@@ -206,7 +241,11 @@ def test_whoever_does_not_know_a_rule_of_its_own_refuses_its_tasks(tmp_path, reg
     good(tmp_path / "out")
     dataset, number = task_of(tmp_path / "out", "reversed")
     headers = [row.segments for row in map(dataset.row, range(len(dataset)))]
-    assert {prefix for of_row in headers for prefix in of_row["prefix"][of_row["task"] == number].tolist()} == {-1}
+    assert {
+        prefix
+        for of_row in headers
+        for prefix in of_row["prefix"][of_row["task"] == number].tolist()
+    } == {-1}
     with pytest.raises(DatasetError, match="another attention rule holds there"):
         dataset.batch(range(len(dataset)), columns=["prefix_ends"])
     with pytest.raises(ArgumentError, match="task reversed"):

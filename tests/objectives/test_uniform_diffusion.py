@@ -40,17 +40,25 @@ def test_the_linear_schedule_flips_as_duo(name, given, expected):
         # far out, where nothing flips in 2⁴⁰ draws, µ is cut
         assert found[0] == pytest.approx(expected["p_flip"], rel=1e-9, abs=1e-40)
         keep = 1 - found[0]
-        assert (keep - 1 / vocab) * vocab / (vocab - 1) == pytest.approx(expected["alpha_usdm"], rel=1e-8)
+        assert (keep - 1 / vocab) * vocab / (vocab - 1) == pytest.approx(
+            expected["alpha_usdm"], rel=1e-8
+        )
     assert noise.view_scale(one(n), vocab)[0] == pytest.approx(expected["view_scale"], rel=1e-12)
-    assert found[0] / (vocab - 1) == pytest.approx(expected["p_specific_wrong"], rel=1e-9, abs=1e-40)
+    assert found[0] / (vocab - 1) == pytest.approx(
+        expected["p_specific_wrong"], rel=1e-9, abs=1e-40
+    )
 
 
 @pytest.mark.parametrize(("name", "given", "expected"), golden.cases("duo_vp_flip"))
 def test_the_vp_schedule_flips_as_duo(name, given, expected):
     mu = mu_of("vp", one(given["t"]))
     assert mu[0] == pytest.approx(expected["mu"], rel=1e-12)
-    assert flip_rate("vp", one(given["t"]), given["vocab_size"])[0] == pytest.approx(expected["p_flip"], rel=1e-9)
-    assert noise.view_scale(one(given["t"]), given["vocab_size"])[0] == pytest.approx(expected["view_scale"], rel=1e-12)
+    assert flip_rate("vp", one(given["t"]), given["vocab_size"])[0] == pytest.approx(
+        expected["p_flip"], rel=1e-9
+    )
+    assert noise.view_scale(one(given["t"]), given["vocab_size"])[0] == pytest.approx(
+        expected["view_scale"], rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(("name", "given", "expected"), golden.cases("duo_noise_for_target_flip"))
@@ -108,7 +116,9 @@ def test_the_plan_stores_what_the_law_needs(schedule):
     assert made["alpha"][0] > made["alpha"][1]
     if schedule == "flip":
         assert made["flip_rate"] == pytest.approx(0.09)
-        assert made["alpha"] == pytest.approx([(1 - p - 1 / 50368) * 50368 / 50367 for p in (0.03, 0.15)])
+        assert made["alpha"] == pytest.approx(
+            [(1 - p - 1 / 50368) * 50368 / 50367 for p in (0.03, 0.15)]
+        )
 
 
 def test_one_level_is_one_threshold():
@@ -119,9 +129,15 @@ def test_one_level_is_one_threshold():
 
 @pytest.mark.parametrize(("law", "v"), [(1, 64), (2, 32)])
 def test_v_is_the_ids_that_can_be_drawn_from_law_2_on(law, v):
-    """Half of the vocabulary is special: the rate, its thresholds, alpha and the weights are those of the other half."""
+    """Half of the vocabulary is special: the rate, its thresholds, alpha and the weights are those
+    of the other half."""
     own = ids(64, range(32), law)
-    parameters = {**DEFAULTS, "schedule": "linear", "noise_range": (0.3, 0.3), "weighting": "view_scale"}
+    parameters = {
+        **DEFAULTS,
+        "schedule": "linear",
+        "noise_range": (0.3, 0.3),
+        "weighting": "view_scale",
+    }
     made = resolve(parameters, own)
     rate = float(flip_probability(mu_of("linear", one(0.3)), v)[0])
     assert made["flip_rate"] == pytest.approx(rate, rel=1e-12)

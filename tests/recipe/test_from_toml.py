@@ -39,7 +39,9 @@ def value_of(recipe, section, key):
 
 def test_every_key_of_every_section_is_tested_here():
     keys = {(section, key) for section, names in KEYS.items() for key in names}
-    assert keys - set(VALUES) == {("specials", "mode_tokens")}  # other keys of [specials]; see below
+    assert keys - set(VALUES) == {
+        ("specials", "mode_tokens")
+    }  # other keys of [specials]; see below
     assert set(VALUES) <= keys
 
 
@@ -67,7 +69,9 @@ def test_every_key_says_what_it_means_and_its_default_is_of_its_kind(section, ke
         assert declared.accept(declared.default) == declared.default
 
 
-@pytest.mark.parametrize("section, key", [("sources", "paths"), ("sources", "tasks"), ("specials", "sentinels")])
+@pytest.mark.parametrize(
+    "section, key", [("sources", "paths"), ("sources", "tasks"), ("specials", "sentinels")]
+)
 def test_a_set_is_no_list_since_it_has_no_order(section, key):
     with pytest.raises(RecipeError, match=f"{key} = {{'causal'}}: expected"):
         read_recipe(in_section(section, key, {"causal"}), Path())
@@ -75,18 +79,42 @@ def test_a_set_is_no_list_since_it_has_no_order(section, key):
 
 def test_the_defaults_are_the_contract_s():
     recipe = read()
-    assert (recipe.seq_length, recipe.seed, recipe.engine, recipe.total_tokens) == (4096, 0, "auto", 0)
+    assert (recipe.seq_length, recipe.seed, recipe.engine, recipe.total_tokens) == (
+        4096,
+        0,
+        "auto",
+        0,
+    )
     source = recipe.sources[0]
-    assert (source.name, source.format, source.text_key, source.repeat) == ("source0", "auto", "text", 1.0)
+    assert (source.name, source.format, source.text_key, source.repeat) == (
+        "source0",
+        "auto",
+        "text",
+        1.0,
+    )
     assert (source.share, source.sample, source.tasks) == (None, (0.0, 1.0), None)
     documents = recipe.documents
     assert (documents.append_eos, documents.prepend_bos, documents.long) == (True, False, "split")
     assert (documents.max_tokens, documents.min_tokens, documents.special_text) == (0, 1, "text")
-    assert (documents.loss_spans, documents.bad_documents, documents.max_bad_fraction) == ("use", "reject", 0.001)
+    assert (documents.loss_spans, documents.bad_documents, documents.max_bad_fraction) == (
+        "use",
+        "reject",
+        0.001,
+    )
     packing = recipe.packing
-    assert (packing.algorithm, packing.max_segments_per_row, packing.pad_seq_to_mult) == ("best_fit", 0, 1)
-    assert (recipe.specials.missing, recipe.specials.sentinels, recipe.specials.vocab_size) == ("error", None, 0)
-    assert [(t.name, t.objective, t.weight, t.mode_token) for t in recipe.tasks] == [("causal", "causal", 1.0, None)]
+    assert (packing.algorithm, packing.max_segments_per_row, packing.pad_seq_to_mult) == (
+        "best_fit",
+        0,
+        1,
+    )
+    assert (recipe.specials.missing, recipe.specials.sentinels, recipe.specials.vocab_size) == (
+        "error",
+        None,
+        0,
+    )
+    assert [(t.name, t.objective, t.weight, t.mode_token) for t in recipe.tasks] == [
+        ("causal", "causal", 1.0, None)
+    ]
     output = recipe.output
     assert (output.shard_text_bytes, output.token_dtype, output.columns) == ("auto", "auto", "full")
     assert recipe.min_tail == 3 and read(documents={"min_tokens": 9}).min_tail == 9
@@ -99,7 +127,10 @@ def test_the_defaults_are_the_contract_s():
     "table, said",
     [
         ({"seq_lenght": 8}, "unknown key 'seq_lenght'; did you mean 'seq_length'? (in the recipe)"),
-        ({"documents": {"apend_eos": True}}, "unknown key 'apend_eos'; did you mean 'append_eos'? (in [documents])"),
+        (
+            {"documents": {"apend_eos": True}},
+            "unknown key 'apend_eos'; did you mean 'append_eos'? (in [documents])",
+        ),
         ({"packing": {"algoritm": "x"}}, "did you mean 'algorithm'? (in [packing])"),
         ({"output": {"dtype": "x"}}, "did you mean 'token_dtype'? (in [output])"),
         ({"sources": [{"path": ["x"]}]}, "did you mean 'paths'? (in [sources[0]])"),
@@ -126,7 +157,10 @@ def test_an_unknown_key_names_the_nearest_known(table, said):
     [
         ({"sources": LEAST["sources"]}, "tokenizer is missing: a file, a directory"),
         ({"tokenizer": "bytes"}, "the recipe has no [[sources]]: give at least one"),
-        ({**LEAST, "sources": [{"name": "a"}]}, "sources[0].paths is missing: files, patterns or URLs"),
+        (
+            {**LEAST, "sources": [{"name": "a"}]},
+            "sources[0].paths is missing: files, patterns or URLs",
+        ),
         ({**LEAST, "tasks": [{"name": "a"}]}, "tasks[0].objective is missing"),
         ({**LEAST, "tasks": []}, "tasks is empty"),
         ({**LEAST, "sources": {"paths": ["x"]}}, "sources: expected [[sources]] tables"),
@@ -167,7 +201,10 @@ def test_a_missing_or_misshaped_part_is_named(table, said):
             {"sources": [{"paths": ["x"], "share": 0.5}, {"name": "b", "paths": ["y"]}]},
             "and not for b: give it in every",
         ),
-        ({"tasks": [{"objective": "causal"}, {"objective": "causal"}]}, "tasks[1].name = 'causal': taken already"),
+        (
+            {"tasks": [{"objective": "causal"}, {"objective": "causal"}]},
+            "tasks[1].name = 'causal': taken already",
+        ),
         ({"tasks": [{"name": "too_short", "objective": "causal"}]}, "'too_short': taken already"),
         ({"tasks": [{"preset": "ul2r"}, {"preset": "ul2r"}, {"preset": "ul2r"}]}, "taken already"),
     ],
@@ -181,16 +218,23 @@ def test_what_does_not_go_together_is_refused(table, said):
 def test_mode_tokens_are_quoted_keys_of_specials():
     mapped = read(specials={"[NLU]": "<|reserved_1|>", "[NLG]": 7}).specials.mode_tokens
     assert mapped == {"[NLU]": "<|reserved_1|>", "[NLG]": 7}
-    with pytest.raises(RecipeError, match=r"unknown key 'NLU'.*a mode token is quoted with its brackets"):
+    with pytest.raises(
+        RecipeError, match=r"unknown key 'NLU'.*a mode token is quoted with its brackets"
+    ):
         read(specials={"NLU": 7})
-    with pytest.raises(RecipeError, match=r'specials."\[NLU\]" = -1: expected a token\'s text or its id'):
+    with pytest.raises(
+        RecipeError, match=r'specials."\[NLU\]" = -1: expected a token\'s text or its id'
+    ):
         read(specials={"[NLU]": -1})
 
 
-@pytest.mark.parametrize("media", [{"text": "x"}, {"a": ["x", "x", "y"]}, {"a": ["y", "x", "x"]}, {"a": ["", "", "y"]}])
+@pytest.mark.parametrize(
+    "media", [{"text": "x"}, {"a": ["x", "x", "y"]}, {"a": ["y", "x", "x"]}, {"a": ["", "", "y"]}]
+)
 def test_a_kind_of_media_has_a_slot_token_of_its_own(media):
     with pytest.raises(
-        RecipeError, match=r"specials.media = .*: expected a table: a kind and its \[begin, slot, end\] tokens"
+        RecipeError,
+        match=r"specials.media = .*: expected a table: a kind and its \[begin, slot, end\] tokens",
     ):
         read(specials={"media": media})
 
@@ -207,7 +251,9 @@ def test_presets_expand_with_their_weights_in_proportion():
 
 
 def test_presets_compose_and_their_names_do_not_clash():
-    recipe = read(tasks=[{"preset": "ul2r"}, {"preset": "ul2"}, {"name": "mine", "objective": "causal"}])
+    recipe = read(
+        tasks=[{"preset": "ul2r"}, {"preset": "ul2"}, {"name": "mine", "objective": "causal"}]
+    )
     names = [t.name for t in recipe.tasks]
     assert len(set(names)) == len(names) and {"s", "ul2.s", "x-long", "ul2.x-long"} <= set(names)
     every = read(tasks=[{"preset": name} for name in presets()])
@@ -216,14 +262,21 @@ def test_presets_compose_and_their_names_do_not_clash():
 
 def test_the_presets_are_the_contract_s():
     assert {"causal", "prefix_lm", "ul2", "ul2r", "t5"} <= set(presets())
-    ul2r = {t["name"]: (t.get("noise_density"), t.get("mean_span_length"), t["weight"]) for t in presets()["ul2r"]}
+    ul2r = {
+        t["name"]: (t.get("noise_density"), t.get("mean_span_length"), t["weight"])
+        for t in presets()["ul2r"]
+    }
     assert ul2r == {
         "r": (0.15, 3.0, 0.25),
         "x-long": (0.15, 32.0, 0.125),
         "x-dense": (0.5, 3.0, 0.125),
         "s": (None, None, 0.5),
     }
-    spans = sorted((t["noise_density"], t["mean_span_length"]) for t in presets()["ul2"] if "noise_density" in t)
+    spans = sorted(
+        (t["noise_density"], t["mean_span_length"])
+        for t in presets()["ul2"]
+        if "noise_density" in t
+    )
     assert spans == [(0.15, 3), (0.15, 8), (0.15, 64), (0.5, 3), (0.5, 8), (0.5, 64)]
     assert len({t.get("weight", 1.0) for t in presets()["ul2"]}) == 1
     [mlm], [dllm] = presets()["mlm"], presets()["dllm"]
@@ -233,7 +286,9 @@ def test_the_presets_are_the_contract_s():
 def test_a_task_s_name_stands_for_its_family():
     names = ["r", "x", "x-long", "xy", "x-dense"]
     assert (
-        tasks_named("x", names) == [1, 2, 4] and tasks_named("x-long", names) == [2] and tasks_named("z", names) == []
+        tasks_named("x", names) == [1, 2, 4]
+        and tasks_named("x-long", names) == [2]
+        and tasks_named("z", names) == []
     )
 
 
@@ -242,8 +297,14 @@ def test_a_task_s_name_stands_for_its_family():
 
 def test_sizes_are_bytes():
     for text, expected in [
-        ("1MiB", 1 << 20), ("64 MB", 64_000_000), ("1.5kib", 1536), ("7", 7), ("7B", 7), (" 2 GiB ", 2 << 30), (9, 9),
-    ]:  # fmt: skip
+        ("1MiB", 1 << 20),
+        ("64 MB", 64_000_000),
+        ("1.5kib", 1536),
+        ("7", 7),
+        ("7B", 7),
+        (" 2 GiB ", 2 << 30),
+        (9, 9),
+    ]:
         assert parse_size(text) == expected
     for bad in ("", "x", "1 XB", "-1", "1e3", "0", 0, -1, 1.5, True, None):
         with pytest.raises(ValueError):
@@ -251,7 +312,9 @@ def test_sizes_are_bytes():
 
 
 def test_a_recipe_file_that_cannot_be_used_says_why(tmp_path):
-    with pytest.raises(RecipeError, match="none.toml: No such file or directory; give a recipe file or inputs"):
+    with pytest.raises(
+        RecipeError, match="none.toml: No such file or directory; give a recipe file or inputs"
+    ):
         load_recipe(tmp_path / "none.toml")
     (tmp_path / "a.toml").write_bytes(b"seed = \n")
     with pytest.raises(RecipeError, match="a.toml: not TOML: Invalid value .at line 1"):
@@ -284,7 +347,8 @@ def test_a_recipe_in_json_or_yaml_is_refused_as_one_whatever_its_name(tmp_path, 
     for path, read in ((toml, load_recipe), (own, refuse_other_formats)):
         path.write_text(text)
         with pytest.raises(
-            RecipeError, match=f"a.{path.suffix[1:]}: is {name}, and a recipe is TOML: write seq_length = 512"
+            RecipeError,
+            match=f"a.{path.suffix[1:]}: is {name}, and a recipe is TOML: write seq_length = 512",
         ):
             read(path)
 
@@ -335,7 +399,10 @@ def test_set_value_goes_by_key_number_or_name(assignment, path, value):
     [
         ("seed", "expected KEY=VALUE"),
         ("=5", "expected KEY=VALUE"),
-        ("sources.5.repeat=2", "there is no '5' among 2 of sources; go by number, 0 … 1, or by name"),
+        (
+            "sources.5.repeat=2",
+            "there is no '5' among 2 of sources; go by number, 0 … 1, or by name",
+        ),
         ("sources.book.repeat=2", "there is no 'book' among 2"),
         ("sources.0=2", "'sources.0' is no key; name one"),
         ("seed.x=2", "'seed.x' is no key"),
@@ -358,7 +425,13 @@ FULL = {
     "tokenizer": "some/where/tokenizer.json",
     "engine": "reference",
     "sources": [
-        {"name": "web", "paths": ["a/*.jsonl"], "repeat": 2.5, "sample": [0.1, 0.9], "tasks": ["r", "s"]},
+        {
+            "name": "web",
+            "paths": ["a/*.jsonl"],
+            "repeat": 2.5,
+            "sample": [0.1, 0.9],
+            "tasks": ["r", "s"],
+        },
         {"name": "books", "paths": ["b/*.parquet"], "format": "parquet", "text_key": "body"},
     ],
     "documents": {"prepend_bos": True, "max_tokens": 900},
@@ -376,13 +449,23 @@ def full(**changes):
 def test_a_normalised_recipe_has_its_defaults_filled_in_and_nothing_of_paths_or_engine():
     table = normalised(full())
     text = json.dumps(table)
-    assert "a/*.jsonl" not in text and "/base" not in text and "some/where" not in text and "engine" not in table
+    assert (
+        "a/*.jsonl" not in text
+        and "/base" not in text
+        and "some/where" not in text
+        and "engine" not in table
+    )
     assert table["tokenizer"] == "tokenizer.json" and table["output"]["shard_text_bytes"] == 1 << 20
     assert table["sources"][0]["repeat"] == 2.5 and table["sources"][1]["repeat"] == 1.0
     assert table["tasks"][0]["parameters"] == {
-        "noise_density": 0.15, "mean_span_length": 3.0, "random_roll": False, "too_many_spans": "split",
-    }  # fmt: skip
-    assert set(table["sources"][0]) == {name for name, key in KEYS["sources"].items() if not key.later} - {"paths"}
+        "noise_density": 0.15,
+        "mean_span_length": 3.0,
+        "random_roll": False,
+        "too_many_spans": "split",
+    }
+    assert set(table["sources"][0]) == {
+        name for name, key in KEYS["sources"].items() if not key.later
+    } - {"paths"}
 
 
 def test_a_normalised_recipe_comes_back_from_json():
@@ -402,13 +485,20 @@ def test_a_normalised_recipe_comes_back_from_json():
 
 
 def test_a_normalised_recipe_is_written_as_a_recipe_that_is_read_to_the_same():
-    taken = [(place, v[0] if isinstance(v, tuple) else v) for place, (values, _) in VALUES.items() for v in values]
+    taken = [
+        (place, v[0] if isinstance(v, tuple) else v)
+        for place, (values, _) in VALUES.items()
+        for v in values
+    ]
     several = [in_section(section, key, value) for (section, key), value in taken]
     shared = [
         {"paths": ["a"], "share": 0.25, "tasks": ["s", "r"]},
         {"name": 'b"\\ü', "paths": ["b\u2028"], "share": 1e-9},
     ]
-    modes = {"specials": {"[NLU]": 7, "[S2S]": "<s>"}, "tasks": [{"preset": "ul2r"}, {"preset": "bd3", "weight": 0.3}]}
+    modes = {
+        "specials": {"[NLU]": 7, "[S2S]": "<s>"},
+        "tasks": [{"preset": "ul2r"}, {"preset": "bd3", "weight": 0.3}],
+    }
     for table in [FULL, *several, {**LEAST, "sources": shared, **modes}]:
         recipe = complete(read_recipe(table, Path("/base"))).by_length()[-1]
         written = normalised_toml(
@@ -440,11 +530,19 @@ CHANGES = [
     {"tasks": [{"preset": "ul2r"}, {"name": "d", "objective": "causal", "weight": 2}]},
     {"output": {"shard_text_bytes": "2MiB"}},
     {"output": {"shard_text_bytes": "1MiB", "token_dtype": "int32"}},
-    *({"sources": [{**FULL["sources"][0], **change}, FULL["sources"][1]]} for change in (
-        {"name": "w"}, {"repeat": 2.6}, {"sample": [0.1, 0.8]}, {"tasks": ["s"]}, {"text_key": "t"}, {"format": "text"},
-    )),
+    *(
+        {"sources": [{**FULL["sources"][0], **change}, FULL["sources"][1]]}
+        for change in (
+            {"name": "w"},
+            {"repeat": 2.6},
+            {"sample": [0.1, 0.8]},
+            {"tasks": ["s"]},
+            {"text_key": "t"},
+            {"format": "text"},
+        )
+    ),
     {"sources": FULL["sources"][::-1]},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
@@ -458,7 +556,13 @@ def test_the_fingerprint_does_not_change_with_engine_paths_or_the_way_a_value_is
         {"engine": "auto"},
         {"sources": sources},
         {"tokenizer": "moved/other.json"},
-        {"documents": {"prepend_bos": True, "max_tokens": 900, "chat_template": "moved/chat.jinja"}},
+        {
+            "documents": {
+                "prepend_bos": True,
+                "max_tokens": 900,
+                "chat_template": "moved/chat.jinja",
+            }
+        },
         {"output": {"shard_text_bytes": 1 << 20}},
         {"documents": {"prepend_bos": True, "max_tokens": 900, "append_eos": True}},
         {"packing": {"max_segments_per_row": 7, "pad_seq_to_mult": 16, "algorithm": "best_fit"}},
@@ -510,7 +614,9 @@ def test_a_hostile_recipe_file_is_refused_by_name(tmp_path, text, words):
 ])  # fmt: skip
 def test_a_number_beyond_all_bounds_is_refused_by_name(section, key, value):
     with pytest.raises(RecipeError, match=rf"{section}\.{key}"):
-        read_recipe({"tokenizer": "bytes", "sources": [{"paths": ["a"]}], section: {key: value}}, Path())
+        read_recipe(
+            {"tokenizer": "bytes", "sources": [{"paths": ["a"]}], section: {key: value}}, Path()
+        )
 
 
 @pytest.mark.parametrize("name, change", [
@@ -568,7 +674,9 @@ def test_a_recipe_that_is_no_file_or_beyond_measure_is_refused_unread(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "zero.toml").symlink_to("/dev/zero")
     for name in ("pipe.toml", "zero.toml"):
-        with pytest.raises(RecipeError, match=f"{name} is no regular file but a pipe, a device or a socket"):
+        with pytest.raises(
+            RecipeError, match=f"{name} is no regular file but a pipe, a device or a socket"
+        ):
             load_recipe(tmp_path / name)
     (tmp_path / "large.toml").touch()
     os.truncate(tmp_path / "large.toml", 3 << 30)

@@ -1,4 +1,5 @@
-"""The JSON schema of the recipe takes what is read, and refuses keys, types and ranges that are not."""
+"""The JSON schema of the recipe takes what is read, and refuses keys, types and ranges that are
+not."""
 
 import json
 import tomllib
@@ -58,7 +59,9 @@ WRITTEN = written()
 
 def test_it_is_a_schema_and_docs_hold_it_as_the_command_prints_it():
     Draft202012Validator.check_schema(SCHEMA)
-    assert packprep("schema").out == (DOCS / "recipe.schema.json").read_text("utf-8"), "run python docs/make.py"
+    assert packprep("schema").out == (DOCS / "recipe.schema.json").read_text("utf-8"), (
+        "run python docs/make.py"
+    )
 
 
 @pytest.mark.parametrize("place", WRITTEN)
@@ -95,7 +98,12 @@ UNSAID = {
     ("packing", "encoder_length"): (64,),
     ("packing", "decoder_length"): (64,),
     ("documents", "template_date"): ("2026-02-30",),
-    ("documents", "chat_template_kwargs"): ({"messages": []}, {"tools": 1}, {"a b": 1}, {"a": None}),
+    ("documents", "chat_template_kwargs"): (
+        {"messages": []},
+        {"tools": 1},
+        {"a b": 1},
+        {"a": None},
+    ),
 }
 
 
@@ -103,7 +111,11 @@ UNSAID = {
 def test_values_of_a_wrong_type_or_range_are_refused(section, key):
     refused = 0
     for value in VALUES[section, key][1]:
-        if isinstance(value, float) and value.is_integer() or value in UNSAID.get((section, key), ()):
+        if (
+            isinstance(value, float)
+            and value.is_integer()
+            or value in UNSAID.get((section, key), ())
+        ):
             continue  # 8.0 is an integer to JSON
         if isinstance(value, list) and len(value) > 1000:
             continue  # over which jsonschema thinks for half a minute
@@ -131,12 +143,24 @@ def test_values_of_a_wrong_type_or_range_are_refused(section, key):
         ({"tasks": [{"preset": "ul2q"}]}, "$.tasks[0].preset"),
         ({"tasks": [{"preset": "ul2r", "name": "x"}]}, "$.tasks[0]"),
         ({"tasks": [{"objective": "causal", "sentinel": True}]}, "$.tasks[0]"),
-        ({"tasks": [{"objective": "span_corruption", "noise_density": 1}]}, "$.tasks[0].noise_density"),
-        ({"tasks": [{"objective": "span_corruption", "noise_density": "0.15"}]}, "$.tasks[0].noise_density"),
+        (
+            {"tasks": [{"objective": "span_corruption", "noise_density": 1}]},
+            "$.tasks[0].noise_density",
+        ),
+        (
+            {"tasks": [{"objective": "span_corruption", "noise_density": "0.15"}]},
+            "$.tasks[0].noise_density",
+        ),
         ({"tasks": [{"objective": "span_corruption", "random_roll": 1}]}, "$.tasks[0].random_roll"),
-        ({"tasks": [{"objective": "masked_diffusion", "noise_range": [0.1]}]}, "$.tasks[0].noise_range"),
+        (
+            {"tasks": [{"objective": "masked_diffusion", "noise_range": [0.1]}]},
+            "$.tasks[0].noise_range",
+        ),
         ({"tasks": [{"objective": "masked_diffusion", "weighting": "p"}]}, "$.tasks[0].weighting"),
-        ({"tasks": [{"objective": "block_diffusion", "block_length": 0}]}, "$.tasks[0].block_length"),
+        (
+            {"tasks": [{"objective": "block_diffusion", "block_length": 0}]},
+            "$.tasks[0].block_length",
+        ),
     ],
     ids=str,
 )
@@ -155,6 +179,8 @@ def test_every_key_has_its_meaning_kind_and_default():
                 [made_of] = table["patternProperties"].values()
             else:
                 made_of = properties[name]
-                default = json.loads(json.dumps(key.default)) if key.default not in (..., "") else None
+                default = (
+                    json.loads(json.dumps(key.default)) if key.default not in (..., "") else None
+                )
                 assert json.loads(json.dumps(made_of.get("default"))) == default
             assert (made_of["title"], made_of["description"]) == (key.kind, key.meaning)

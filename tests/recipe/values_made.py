@@ -24,7 +24,8 @@ NUMBERS = ["1", None, [1], {}, True, math.nan, math.inf, -math.inf]
 TEXTS = [1, 1.5, True, None, ["x"], {}]
 ROLES = (["</s>", 0, 7], ["", -1, 1.5, True, [1], {}])
 
-# (section, key) → (values that are taken, with what they become where that is another; values that are not)
+# (section, key) → (values that are taken, with what they become where that is another; values that
+# are not)
 VALUES = {
     ("", "seq_length"): ([8, 4096, 1 << 24], [0, 7, 12, -8, 8.0, (1 << 24) + 8, *NUMBERS]),
     ("", "seq_lengths"): (
@@ -36,7 +37,10 @@ VALUES = {
     ("", "engine"): (["auto", "reference"], TEXTS),
     ("", "total_tokens"): ([0], [-1, 1.0, *NUMBERS]),
     ("sources", "name"): (["web", "ünï"], ["a\0", "a\nb", "\x7f", "\ud800", *TEXTS]),
-    ("sources", "paths"): ([("x", ("x",)), (["x", "y*"], ("x", "y*"))], ["", [], [""], [1], 1, True, {}]),
+    ("sources", "paths"): (
+        [("x", ("x",)), (["x", "y*"], ("x", "y*"))],
+        ["", [], [""], [1], 1, True, {}],
+    ),
     ("sources", "format"): (
         ["auto", "jsonl", "parquet", "arrow", "text", "megatron", "tokens"],
         TEXTS,
@@ -48,7 +52,10 @@ VALUES = {
         ["auto", "messages", "sharegpt", "prompt_completion", "alpaca"],
         ["", "chosen", "Alpaca", *TEXTS],
     ),
-    ("sources", "repeat"): ([(2, 2.0), 0.001, 1e-9, (1000, 1000.0)], [0, 1e-300, -1, 1000.5, *NUMBERS]),
+    ("sources", "repeat"): (
+        [(2, 2.0), 0.001, 1e-9, (1000, 1000.0)],
+        [0, 1e-300, -1, 1000.5, *NUMBERS],
+    ),
     ("sources", "share"): ([(1, 1.0), 0.5, 1e-9], [0, 0.0, 1e-300, 1.5, -1, *NUMBERS]),
     ("sources", "sample"): (
         [([0, 1], (0.0, 1.0)), ([0.1, 0.9], (0.1, 0.9))],
@@ -66,7 +73,10 @@ VALUES = {
             "ab",
         ],
     ),
-    ("sources", "tasks"): ([("causal", ("causal",)), (["causal"], ("causal",))], [[], "", [1], 1, True, {}]),
+    ("sources", "tasks"): (
+        [("causal", ("causal",)), (["causal"], ("causal",))],
+        [[], "", [1], 1, True, {}],
+    ),
     ("documents", "append_eos"): ([True, False, "segment"], [1, 0, "true", "document", None]),
     ("documents", "prepend_bos"): ([True, False], [1, 0, "true", None]),
     ("documents", "long"): (["split", "truncate", "drop"], ["cut", 1, True, []]),
@@ -102,13 +112,22 @@ VALUES = {
     ("documents", "loss_spans"): (["use", "ignore"], ["no", 1, True, []]),
     ("documents", "bad_documents"): (["reject", "fail"], ["no", 1, True, []]),
     ("documents", "max_bad_fraction"): ([(0, 0.0), (1, 1.0), 0.5], [-0.1, 1.1, *NUMBERS]),
-    ("packing", "algorithm"): (["best_fit", "first_fit", "next_fit", "concat"], ["ffd", 1, True, []]),
+    ("packing", "algorithm"): (
+        ["best_fit", "first_fit", "next_fit", "concat"],
+        ["ffd", 1, True, []],
+    ),
     ("packing", "max_segments_per_row"): ([0, 65535], [-1, 65536, 1.0, *NUMBERS]),
-    ("packing", "encoder_length"): ([0], [-8, 12, 1 << 24, 1.0, 64, *NUMBERS]),  # alone; both in building/test_sides.py
+    ("packing", "encoder_length"): (
+        [0],
+        [-8, 12, 1 << 24, 1.0, 64, *NUMBERS],
+    ),  # alone; both in building/test_sides.py
     ("packing", "decoder_length"): ([0], [-8, 12, 1 << 24, 1.0, 64, *NUMBERS]),
     ("packing", "pad_seq_to_mult"): ([1, 16], [0, -1, 3, 1.0, *NUMBERS]),
     ("specials", "missing"): (["error", "add"], ["no", 1, True, []]),
-    **{("specials", role): ROLES for role in ("eos", "bos", "pad", "mask", "fim_prefix", "fim_middle", "fim_suffix")},
+    **{
+        ("specials", role): ROLES
+        for role in ("eos", "bos", "pad", "mask", "fim_prefix", "fim_middle", "fim_suffix")
+    },
     ("specials", "sentinels"): (
         ["auto", "<extra_id_{}>", {"first": 266, "count": 5}, (["<a>", 7], ("<a>", 7))],
         [
@@ -132,7 +151,18 @@ VALUES = {
             ({"image": "<|image|>"}, {"image": ("", "<|image|>", "")}),
             ({"b": ["<b>", 7, ""], "a": 9}, {"a": ("", 9, ""), "b": ("<b>", 7, "")}),
         ],
-        [{}, {"": "x"}, {"a": ""}, {"a": ["x"]}, {"a": ["x", "y", -1]}, {"a": -1}, {"a": None}, "x", 1, []],
+        [
+            {},
+            {"": "x"},
+            {"a": ""},
+            {"a": ["x"]},
+            {"a": ["x", "y", -1]},
+            {"a": -1},
+            {"a": None},
+            "x",
+            1,
+            [],
+        ],
     ),
     ("specials", "vocab_size"): ([0, 50_000], [-1, 1 << 31, 1.0, *NUMBERS]),
     ("tasks", "name"): (["a"], ["a\0", "a\nb", *TEXTS]),

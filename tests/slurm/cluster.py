@@ -1,7 +1,8 @@
-"""A Slurm of its own on this machine: munged, slurmctld and a slurmd for each of four emulated nodes; no systemd.
+"""A Slurm of its own on this machine: munged, slurmctld and a slurmd for each of four emulated
+nodes; no systemd.
 
-The nodes are this machine four times, told apart by ports. Packages come from apt where they are missing. Everything lies
-in one folder and is stopped by the pid files in it.
+The nodes are this machine four times, told apart by ports. Packages come from apt where they are
+missing. Everything lies in one folder and is stopped by the pid files in it.
 """
 
 import contextlib
@@ -55,7 +56,8 @@ def is_running(pid: int) -> bool:
 
 
 class Cluster:
-    """Up once `start` returned, until `stop`. `environment`: what makes sbatch, squeue and scontrol speak to it."""
+    """Up once `start` returned, until `stop`. `environment`: what makes sbatch, squeue and scontrol
+    speak to it."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -73,7 +75,10 @@ class Cluster:
         self.start_controller()
         for i in range(NODES):
             self._run("slurmd", "-f", str(self.conf), "-N", f"n{i}")
-        self.until(lambda: len(set(self.run("sinfo", "-hN", "-t", "idle", "-o", "%N").split())) == NODES, 30)
+        self.until(
+            lambda: len(set(self.run("sinfo", "-hN", "-t", "idle", "-o", "%N").split())) == NODES,
+            30,
+        )
 
     def _start_munge(self) -> None:
         folder = self.root / "munge"
@@ -83,9 +88,17 @@ class Cluster:
         folder.chmod(0o755)
         for path in (folder, key):
             shutil.chown(path, "munge", "munge")
-        files = {"socket": "socket", "key-file": "key", "log-file": "log", "pid-file": "pid", "seed-file": "seed"}
+        files = {
+            "socket": "socket",
+            "key-file": "key",
+            "log-file": "log",
+            "pid-file": "pid",
+            "seed-file": "seed",
+        }
         options = [f"--{option}={folder / name}" for option, name in files.items()]
-        self._run("runuser", "-u", "munge", "--", shutil.which("munged") or "munged", "--force", *options)
+        self._run(
+            "runuser", "-u", "munge", "--", shutil.which("munged") or "munged", "--force", *options
+        )
 
     def _write_conf(self, controller: int, *nodes: int) -> None:
         host, root = socket.gethostname().split(".")[0], self.root
@@ -111,7 +124,9 @@ class Cluster:
             "SlurmdParameters": "config_overrides",  # believe the nodes below, not this machine
             "SelectType": "select/cons_tres",
             "SelectTypeParameters": "CR_CPU",
-            "SchedulerParameters": "sched_interval=1,sched_min_interval=0,bf_interval=1,batch_sched_delay=0",
+            "SchedulerParameters": (
+                "sched_interval=1,sched_min_interval=0,bf_interval=1,batch_sched_delay=0"
+            ),
             "MaxArraySize": MAX_ARRAY_SIZE,
             "PreemptType": "preempt/partition_prio",
             "PreemptMode": "REQUEUE",
@@ -126,13 +141,17 @@ class Cluster:
         }
         lines = [f"{key}={value}" for key, value in settings.items()]
         lines += [
-            f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS_PER_NODE} Boards=1 "
-            f"SocketsPerBoard=1 CoresPerSocket={CPUS_PER_NODE} ThreadsPerCore=1 RealMemory=64000 State=UNKNOWN"
+            f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS_PER_NODE}"
+            f" Boards=1 SocketsPerBoard=1 CoresPerSocket={CPUS_PER_NODE} ThreadsPerCore=1"
+            " RealMemory=64000 State=UNKNOWN"
             for i, port in enumerate(nodes)
         ]
         whole = f"Nodes=n[0-{NODES - 1}] MaxTime=INFINITE State=UP"
         lines.append(f"PartitionName=main {whole} Default=YES PriorityTier=10 PreemptMode=off")
-        lines.append(f"PartitionName=spare {whole} Default=NO PriorityTier=1 PreemptMode=requeue GraceTime=20")
+        lines.append(
+            f"PartitionName=spare {whole} Default=NO PriorityTier=1 PreemptMode=requeue"
+            " GraceTime=20"
+        )
         self.conf.write_text("\n".join(lines) + "\n")
 
     def start_controller(self) -> None:
@@ -141,7 +160,8 @@ class Cluster:
         self.until(lambda: self._try("scontrol", "ping").stdout.count(" is UP"))
 
     def until_saved(self) -> None:
-        """Wait until the controller has written what it knows of the jobs: it does so some seconds late."""
+        """Wait until the controller has written what it knows of the jobs: it does so some seconds
+        late."""
         begun, file = time.time(), self.root / "state" / "job_state"
         self.until(lambda: file.exists() and file.stat().st_mtime > begun)
 
@@ -154,12 +174,17 @@ class Cluster:
         (self.root / "run" / "slurmctld.pid").unlink()
 
     def stop(self) -> None:
-        """Cancel what runs and end all that belongs to this cluster, though it never came up, or a test left it in ruins."""
+        """Cancel what runs and end all that belongs to this cluster, though it never came up, or a
+        test left it in ruins."""
         if self._try("scontrol", "ping").stdout.count(" is UP"):
             self._try("scancel", "--user=root")
             with contextlib.suppress(AssertionError):
                 self.until(lambda: not self._try("squeue", "-h").stdout.strip(), 20)
-        files = (*self.root.glob("run/slurmd-*.pid"), self.root / "run" / "slurmctld.pid", self.root / "munge" / "pid")
+        files = (
+            *self.root.glob("run/slurmd-*.pid"),
+            self.root / "run" / "slurmctld.pid",
+            self.root / "munge" / "pid",
+        )
         pids = [pid for pid in map(self._pid, files) if pid]
         for number in (signal.SIGTERM, signal.SIGKILL):
             for pid in pids:
@@ -171,12 +196,17 @@ class Cluster:
             pids = [pid for pid in (*pids, *self._steps()) if is_running(pid)]
 
     def _steps(self) -> list[int]:
-        """What nodes have started and outlives them: processes that know this cluster by its configuration."""
+        """What nodes have started and outlives them: processes that know this cluster by its
+        configuration."""
         mark = b"SLURM_CONF=" + os.fsencode(self.conf)
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                found += [int(folder.name)] if mark in (folder / "environ").read_bytes().split(b"\0") else []
+                found += (
+                    [int(folder.name)]
+                    if mark in (folder / "environ").read_bytes().split(b"\0")
+                    else []
+                )
         return found
 
     def run(self, *command: str, **options: object) -> str:
@@ -186,23 +216,33 @@ class Cluster:
         return done.stdout
 
     def until(self, condition: Callable[[], object], patience: float = _PATIENCE_S) -> None:
-        """Wait until a condition holds; AssertionError, with the queue and the controller's last words, if it never does."""
+        """Wait until a condition holds; AssertionError, with the queue and the controller's last
+        words, if it never does."""
         deadline = time.monotonic() + patience
         while not condition():
             if time.monotonic() > deadline:
                 log = self.root / "log" / "slurmctld"
                 said = log.read_text()[-3000:] if log.exists() else ""
-                raise AssertionError(f"waited {patience:g} s\n{self._try('squeue', '--states=all').stdout}\n{said}")
+                raise AssertionError(
+                    f"waited {patience:g} s\n{self._try('squeue', '--states=all').stdout}\n{said}"
+                )
             time.sleep(0.1)
 
     def states(self, job: str) -> list[str]:
-        """The states of a job, of an array those of its tasks in order of their numbers, as far as they have begun."""
+        """The states of a job, of an array those of its tasks in order of their numbers, as far as
+        they have begun."""
         lines = self.run("squeue", "-hr", "-j", job, "--states=all", "-o", "%K %T").splitlines()
         numbered = [line.split() for line in lines if line.strip()]
-        return [state for _, state in sorted(numbered, key=lambda pair: int(pair[0]) if pair[0].isdigit() else 0)]
+        return [
+            state
+            for _, state in sorted(
+                numbered, key=lambda pair: int(pair[0]) if pair[0].isdigit() else 0
+            )
+        ]
 
     def wait(self, *jobs: str, patience: float = _PATIENCE_S) -> None:
-        """Until jobs have ended. A job that is requeued begins at once and not after Slurm's two minutes."""
+        """Until jobs have ended. A job that is requeued begins at once and not after Slurm's two
+        minutes."""
 
         def ended() -> bool:
             states = [state for job in jobs for state in self.states(job)]
@@ -222,14 +262,21 @@ class Cluster:
 
     def hurry(self, job: str) -> None:
         """Let what was requeued begin at once."""
-        waiting = self._try("squeue", "-hr", "-j", job, "-t", "PENDING", "-o", "%i %r").stdout.splitlines()
+        waiting = self._try(
+            "squeue", "-hr", "-j", job, "-t", "PENDING", "-o", "%i %r"
+        ).stdout.splitlines()
         for line in waiting:
             name, _, reason = line.partition(" ")
             if reason == "BeginTime":
                 self._try("scontrol", "update", f"JobId={name}", "StartTime=now")
 
     def _try(self, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
-        settings = {"capture_output": True, "text": True, "timeout": 60, "env": {**os.environ, **self.environment}}
+        settings = {
+            "capture_output": True,
+            "text": True,
+            "timeout": 60,
+            "env": {**os.environ, **self.environment},
+        }
         return subprocess.run(command, **{**settings, **options})  # type: ignore[call-overload]
 
     def _run(self, *command: str) -> None:
@@ -255,4 +302,8 @@ class Cluster:
 
 def quiet_environment(environment: dict[str, str]) -> dict[str, str]:
     """An environment without what a job of another Slurm may have left in it."""
-    return {name: value for name, value in environment.items() if not name.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(("SLURM_", "SBATCH_", "SRUN_"))
+    }

@@ -1,4 +1,5 @@
-"""A private Slurm for these tests, one for each worker of pytest, at ports that are free; and the corpus that they build."""
+"""A private Slurm for these tests, one for each worker of pytest, at ports that are free; and the
+corpus that they build."""
 
 import re
 import shutil
@@ -14,7 +15,8 @@ from tests.slurm.cluster import Cluster, Unavailable, install
 
 
 class Small(NamedTuple):
-    """A recipe over a small corpus, and what the build, or a token store of it, by one process gives. Read only."""
+    """A recipe over a small corpus, and what the build, or a token store of it, by one process
+    gives. Read only."""
 
     recipe: Path
     table: dict[str, Any]
@@ -49,23 +51,33 @@ def cluster(place: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def small(place: Path) -> Small:
-    """Some twenty shards; the kernels that its tasks need are compiled once here, and not by each array task."""
+    """Some twenty shards; the kernels that its tasks need are compiled once here, and not by each
+    array task."""
     folder = place / "corpus"
     made.write_lines(folder / "a.jsonl", made.texts(400, 1))
     made.write_lines(folder / "b.jsonl.zst", made.texts(400, 2))
     recipe = made.write(
         folder / "recipe.toml",
-        b'seq_length = 512\ntokenizer = "bytes"\n[[sources]]\npaths = ["*.jsonl*"]\n[[tasks]]\npreset = "ul2r"\n'
-        b"[output]\nshard_text_bytes = 10_000\n",
+        b'seq_length = 512\ntokenizer = "bytes"\n[[sources]]\npaths ='
+        b' ["*.jsonl*"]\n[[tasks]]\npreset = "ul2r"\n[output]\nshard_text_bytes = 10_000\n',
     )
     table = {
-        "seq_length": 512, "tokenizer": "bytes", "sources": [{"paths": ["*.jsonl*"]}], "tasks": [{"preset": "ul2r"}],
+        "seq_length": 512,
+        "tokenizer": "bytes",
+        "sources": [{"paths": ["*.jsonl*"]}],
+        "tasks": [{"preset": "ul2r"}],
         "output": {"shard_text_bytes": 10_000},
-    }  # fmt: skip
+    }
     outcome = made.build(table, folder, folder / "out")
     made.build(table, folder, folder / "store", is_store=True)
     assert outcome.manifest is not None
-    return Small(recipe, table, made.contents(folder / "out"), made.contents(folder / "store"), outcome.plan.shards)
+    return Small(
+        recipe,
+        table,
+        made.contents(folder / "out"),
+        made.contents(folder / "store"),
+        outcome.plan.shards,
+    )
 
 
 @pytest.fixture

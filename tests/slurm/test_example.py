@@ -1,4 +1,5 @@
-"""examples/build.sbatch: it is what `packprep slurm` writes, and on a real Slurm it builds what one process builds."""
+"""examples/build.sbatch: it is what `packprep slurm` writes, and on a real Slurm it builds what one
+process builds."""
 
 import os
 import re
@@ -39,7 +40,9 @@ def test_it_has_the_options_of_the_written_script_and_ends_as_it_does(tmp_path):
 
 
 @pytest.mark.long
-def test_it_builds_and_a_task_that_was_signalled_is_queued_again_and_goes_on(cluster, small, place, tmp_path):
+def test_it_builds_and_a_task_that_was_signalled_is_queued_again_and_goes_on(
+    cluster, small, place, tmp_path
+):
     folder = place / "sbatch"
     folder.mkdir()
     shutil.copy(EXAMPLE, folder)
@@ -54,7 +57,9 @@ def test_it_builds_and_a_task_that_was_signalled_is_queued_again_and_goes_on(clu
         os.kill(pid, signal.SIGUSR1)
     cluster.wait(array)
     assert cluster.states(array) == ["COMPLETED"] * TASKS
-    assert log.read_text().count("shards to make") == 2 and "stopped: by a signal" in log.read_text()
+    assert (
+        log.read_text().count("shards to make") == 2 and "stopped: by a signal" in log.read_text()
+    )
     if not (out / "dataset.json").exists():  # each of the last may have missed the other's receipt
         build = [sys.executable, "-m", "packprep", "build", str(small.recipe), "--out", str(out)]
         cluster.run(*build, env=quiet_environment(made.environment()))

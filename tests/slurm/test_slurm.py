@@ -38,7 +38,18 @@ def packprep(cluster, *arguments, status=0, **changes) -> str:
 
 def submitted(cluster, small, out, count, *options, **changes) -> Prepared:
     """An array over the small corpus, and the job after it."""
-    arguments = ["slurm", small.recipe, "--out", out, "--array", count, "--workers", 1, "--submit", *options]
+    arguments = [
+        "slurm",
+        small.recipe,
+        "--out",
+        out,
+        "--array",
+        count,
+        "--workers",
+        1,
+        "--submit",
+        *options,
+    ]
     said = packprep(cluster, *arguments, **changes)
     return Prepared(said, re.findall(r"\.sh: job (\d+),", said))
 
@@ -61,7 +72,11 @@ def pids(out: Path, task: int) -> list[int]:
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if b"packprep" in words and os.fsencode(out) in words and words[0] == os.fsencode(sys.executable):
+        if (
+            b"packprep" in words
+            and os.fsencode(out) in words
+            and words[0] == os.fsencode(sys.executable)
+        ):
             at = words.index(b"--array-index")
             found += [int(folder.name)] if words[at + 1] == str(task).encode() else []
     return found
@@ -71,11 +86,15 @@ def node_of(cluster, job: str) -> str:
     return cluster.run("squeue", "-h", "-j", job, "-o", "%N").strip()
 
 
-def test_an_array_over_four_nodes_gives_the_bytes_of_one_process_and_is_published_and_verified(cluster, small, out):
+def test_an_array_over_four_nodes_gives_the_bytes_of_one_process_and_is_published_and_verified(
+    cluster, small, out
+):
     prepared = submitted(cluster, small, out, NODES, *NODE_EACH)
     array, finish = prepared.jobs
     assert f"packprep status {out} --array-count {NODES}" in prepared.said
-    assert f"submitted as jobs {array} (build.sh), {finish} (finish.sh)" in packprep(cluster, "status", out, status=1)
+    assert f"submitted as jobs {array} (build.sh), {finish} (finish.sh)" in packprep(
+        cluster, "status", out, status=1
+    )
     cluster.wait(array, finish)
     logs = [log(out, f"build-{i}.log") for i in range(NODES)]
     assert cluster.states(array) == ["COMPLETED"] * NODES, "\n".join(logs)
@@ -94,7 +113,9 @@ def test_a_token_store_is_made_by_an_array_and_of_it_a_dataset(cluster, small, o
     assert "every promise holds" in log(out, "finish.log"), log(out, "tokenize-0.log")
     assert made.contents(out) == small.tokens
     store, dataset = out, out.with_name("of-store")
-    text = small.recipe.read_text().replace('paths = ["*.jsonl*"]', f'format = "store"\npaths = ["{store}"]')
+    text = small.recipe.read_text().replace(
+        'paths = ["*.jsonl*"]', f'format = "store"\npaths = ["{store}"]'
+    )
     recipe = made.write(out.with_name("of-store.toml"), text.encode())
     prepared = submitted(cluster, small._replace(recipe=recipe), dataset, 3)
     cluster.wait(*prepared.jobs)
@@ -105,7 +126,9 @@ def test_a_token_store_is_made_by_an_array_and_of_it_a_dataset(cluster, small, o
 
 @pytest.mark.long
 def test_datasets_of_several_lengths_are_made_by_one_array(cluster, small, out):
-    prepared = submitted(cluster, small, out, 3, "--set", "seq_lengths=[256, 512]", "--seq-length", 256)
+    prepared = submitted(
+        cluster, small, out, 3, "--set", "seq_lengths=[256, 512]", "--seq-length", 256
+    )
     cluster.wait(*prepared.jobs)
     assert "every promise holds" in log(out, "finish.log"), log(out, "build-0.log")
     both = made.write(
@@ -119,11 +142,15 @@ def test_datasets_of_several_lengths_are_made_by_one_array(cluster, small, out):
     prepared = submitted(cluster, small._replace(recipe=both), whole, 3)
     cluster.wait(*prepared.jobs)
     assert log(whole, "finish.log").count("every promise holds") == 2, log(whole, "build-0.log")
-    assert made.contents(whole / "seq_256") == made.contents(out) and (whole / "mixture.json").exists()
+    assert (
+        made.contents(whole / "seq_256") == made.contents(out) and (whole / "mixture.json").exists()
+    )
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ['o\'u "t" %a%% #1 $(touch x) `y`', "ou\nt\\ \t'"], ids=["quotes", "lines"])
+@pytest.mark.parametrize(
+    "name", ['o\'u "t" %a%% #1 $(touch x) `y`', "ou\nt\\ \t'"], ids=["quotes", "lines"]
+)
 def test_names_are_taken_as_they_are(cluster, small, out, name):
     out = out.with_name(name)
     array, finish = submitted(cluster, small, out, 2).jobs
@@ -144,9 +171,13 @@ def test_tasks_that_are_killed_cancelled_requeued_and_preempted_and_the_redo_lis
     array, finish = submitted(cluster, small, out, NODES, *options, **SLOW).jobs
     cluster.until(lambda: all(receipts(out, i, NODES, small.shards) for i in range(NODES)))
     urgent = cluster.run(
-        "sbatch", "--parsable", "--exclusive", f"--nodelist={node_of(cluster, f'{array}_0')}", "--output=/dev/null",
+        "sbatch",
+        "--parsable",
+        "--exclusive",
+        f"--nodelist={node_of(cluster, f'{array}_0')}",
+        "--output=/dev/null",
         "--wrap=sleep 1",
-    ).strip()  # fmt: skip
+    ).strip()
     for pid in pids(out, 1):
         os.kill(pid, signal.SIGKILL)
     cluster.run("scancel", f"{array}_2")
@@ -187,7 +218,9 @@ def test_a_signal_to_a_task_its_double_and_a_controller_that_dies(cluster, small
     logs = [log(out, f"build-{i}.log") for i in range(NODES)]
     assert cluster.states(array) == ["COMPLETED"] * NODES, "\n".join(logs)
     assert cluster.states(finish) == ["COMPLETED"], log(out, "finish.log")
-    assert "packprep: stopped: by a signal" in log(out, "build-1.log") and "restart 1" in log(out, "build-1.log")
+    assert "packprep: stopped: by a signal" in log(out, "build-1.log") and "restart 1" in log(
+        out, "build-1.log"
+    )
     assert made.contents(out) == small.expected
 
 
@@ -228,10 +261,25 @@ def test_an_array_verifies_and_the_task_that_finds_a_fault_fails(cluster, small,
     (array,) = re.findall(r"verify\.sh: job (\d+),", said)
     cluster.wait(array)
     assert cluster.states(array) == ["COMPLETED", "FAILED"]
-    assert "every promise holds" in log(out, "verify-0.log") and path.name in log(out, "verify-1.log")
+    assert "every promise holds" in log(out, "verify-0.log") and path.name in log(
+        out, "verify-1.log"
+    )
 
 
 def test_an_array_beyond_the_site_s_limit_is_refused(cluster, small, out):
-    said = packprep(cluster, "slurm", small.recipe, "--out", out, "--array", MAX_ARRAY_SIZE + 1, "--submit", status=2)
-    assert f"--array {MAX_ARRAY_SIZE + 1} is beyond this site's MaxArraySize of {MAX_ARRAY_SIZE}" in said
+    said = packprep(
+        cluster,
+        "slurm",
+        small.recipe,
+        "--out",
+        out,
+        "--array",
+        MAX_ARRAY_SIZE + 1,
+        "--submit",
+        status=2,
+    )
+    assert (
+        f"--array {MAX_ARRAY_SIZE + 1} is beyond this site's MaxArraySize of {MAX_ARRAY_SIZE}"
+        in said
+    )
     assert "a task makes many shards" in said and not out.with_name("out.slurm").exists()

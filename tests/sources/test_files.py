@@ -49,7 +49,14 @@ def plain_pieces(files, formats):
                 left -= PIECE_BYTES
         else:
             for part in range(file.pieces):
-                pieces.append((i, 1, part, (part + 1) * file.size // file.pieces - part * file.size // file.pieces))
+                pieces.append(
+                    (
+                        i,
+                        1,
+                        part,
+                        (part + 1) * file.size // file.pieces - part * file.size // file.pieces,
+                    )
+                )
     return pieces
 
 
@@ -58,7 +65,11 @@ def listings(draw):
     names, sizes, counts = [], [], []
     for i in range(draw(st.integers(1, 25))):
         ending = draw(st.sampled_from(ENDINGS))
-        size = draw(st.sampled_from([0, 0, 1, 100, PIECE_BYTES - 1, PIECE_BYTES, 5 * PIECE_BYTES + 7, 10**12]))
+        size = draw(
+            st.sampled_from(
+                [0, 0, 1, 100, PIECE_BYTES - 1, PIECE_BYTES, 5 * PIECE_BYTES + 7, 10**12]
+            )
+        )
         format, compression = detect_format(f"{i}{ending}")
         count = draw(st.integers(0, 3)) if format in ("parquet", "arrow") else 1
         if format == "jsonl":
@@ -76,7 +87,11 @@ def test_files_and_pieces_are_those_of_the_plain_way(listing):
     names, sizes, counts = listing
     files = Files(3, names, np.array(sizes, np.int64), "auto", "/", np.array(counts, np.int64))
     plain = [SourceFile(3, *values) for values in zip(*listing, strict=True)]
-    assert list(files) == plain and [files[i] for i in range(len(files))] == plain and files[1:] == plain[1:]
+    assert (
+        list(files) == plain
+        and [files[i] for i in range(len(files))] == plain
+        and files[1:] == plain[1:]
+    )
     assert files.formats == [detect_format(name) for name in names]
     pieces, expected = Pieces(files), plain_pieces(plain, files.formats)
     assert len(pieces) == len(expected)
@@ -89,7 +104,9 @@ def test_files_and_pieces_are_those_of_the_plain_way(listing):
 
 @pytest.mark.parametrize("format", ["jsonl", "text", "parquet"])
 def test_a_format_that_the_recipe_names_holds_for_all_files(format):
-    files = Files(0, ["a.txt", "b.jsonl.gz"], np.ones(2, np.int64), format, "/", np.ones(2, np.int64))
+    files = Files(
+        0, ["a.txt", "b.jsonl.gz"], np.ones(2, np.int64), format, "/", np.ones(2, np.int64)
+    )
     assert files.formats == [(format, ""), (format, "gzip")]
 
 
@@ -105,7 +122,9 @@ def test_a_hundred_thousand_files_are_planned_in_little_memory(monkeypatch, endi
     scale = script("scale")
     count, size = 100_000, 60_000_000
     monkeypatch.setattr("packprep.building.planning.find_files", scale.listing(count, size, ending))
-    monkeypatch.setattr("packprep.building.planning.first_look", lambda *of_files_that_are_not_there: None)
+    monkeypatch.setattr(
+        "packprep.building.planning.first_look", lambda *of_files_that_are_not_there: None
+    )
     inputs = scale.inputs_of()
     tracemalloc.start()
     with scale.simulated():

@@ -16,9 +16,17 @@ from tests import made
 from tests.tokens_made import save_dataset
 
 NAMES = (
-    "a.jsonl", "b.jsonl.gz", "x/a.jsonl", "x/B.txt", "x/y/a.jsonl", "x/y/[1].txt", "x/.hidden.jsonl", ".h/a.jsonl",
-    "x/y/z/w.txt", "é.txt",
-)  # fmt: skip
+    "a.jsonl",
+    "b.jsonl.gz",
+    "x/a.jsonl",
+    "x/B.txt",
+    "x/y/a.jsonl",
+    "x/y/[1].txt",
+    "x/.hidden.jsonl",
+    ".h/a.jsonl",
+    "x/y/z/w.txt",
+    "é.txt",
+)
 PARTS = (
     "*",
     "**",
@@ -70,11 +78,27 @@ def test_files_of_all_formats_are_the_same_at_a_url(tmp_path):
         if path.is_file():
             remote.write(path.relative_to(tmp_path).as_posix(), [path.read_bytes()])
     local = find_files(source_of(f"{tmp_path}/**"), 0, Path("/"), None)[1]
-    assert {file.name.rsplit(".", 1)[1] for file in local} == {"jsonl", "zst", "gz", "parquet", "arrow", "txt"}
-    assert find_files(source_of("memory://finding/corpus/**"), 0, Path("/"), None) == (remote.url, local)
+    assert {file.name.rsplit(".", 1)[1] for file in local} == {
+        "jsonl",
+        "zst",
+        "gz",
+        "parquet",
+        "arrow",
+        "txt",
+    }
+    assert find_files(source_of("memory://finding/corpus/**"), 0, Path("/"), None) == (
+        remote.url,
+        local,
+    )
     # and moved, there and back
-    assert find_files(source_of(f"{tmp_path}/**"), 0, Path("/"), remote.url + "/") == (remote.url, local)
-    assert find_files(source_of("memory://finding/corpus/**"), 0, Path("/"), str(tmp_path)) == (str(tmp_path), local)
+    assert find_files(source_of(f"{tmp_path}/**"), 0, Path("/"), remote.url + "/") == (
+        remote.url,
+        local,
+    )
+    assert find_files(source_of("memory://finding/corpus/**"), 0, Path("/"), str(tmp_path)) == (
+        str(tmp_path),
+        local,
+    )
 
 
 def test_the_prefix_is_the_common_folder(tmp_path):
@@ -104,9 +128,13 @@ def pair(folder: Path, name: str, bin_bytes: int = 10, idx_bytes: int = 5) -> No
 
 
 @pytest.mark.parametrize("remote", [False, True])
-@pytest.mark.parametrize("patterns", [("*",), ("*.bin",), ("*.idx",), ("*.bin", "a.idx"), ("a.idx", "a.bin", "b.idx")])
+@pytest.mark.parametrize(
+    "patterns", [("*",), ("*.bin",), ("*.idx",), ("*.bin", "a.idx"), ("a.idx", "a.bin", "b.idx")]
+)
 @pytest.mark.parametrize("format", ["auto", "megatron"])
-def test_a_pair_is_one_file_whichever_of_the_two_a_pattern_finds(tmp_path, patterns, format, remote):
+def test_a_pair_is_one_file_whichever_of_the_two_a_pattern_finds(
+    tmp_path, patterns, format, remote
+):
     pair(tmp_path, "a", 10, 5)
     pair(tmp_path, "b", 20, 7)
     paths = tuple(f"file://{tmp_path}/{pattern}" if remote else pattern for pattern in patterns)
@@ -131,7 +159,11 @@ def test_one_of_a_pair_without_the_other_is_an_error(tmp_path, there, missing):
         ("a.jsonl", "tokens", 'a.jsonl: format = "tokens" reads Parquet files'),
         ("a.txt", "tokens", "folders of Hugging Face datasets"),
         ("a.bin", "tokens", 'for Megatron\'s files say "megatron"'),
-        ("a.jsonl", "megatron", 'a.jsonl: format = "megatron" reads pairs of a .bin and an .idx file'),
+        (
+            "a.jsonl",
+            "megatron",
+            'a.jsonl: format = "megatron" reads pairs of a .bin and an .idx file',
+        ),
         ("a.parquet", "megatron", "Name one of the two"),
         ("a.parquet.gz", "tokens", "compressed as a whole"),
         ("a.bin.gz", "auto", "megatron files compressed as a whole cannot be read"),
@@ -149,13 +181,16 @@ def test_a_saved_dataset_is_named_by_its_folder(tmp_path):
     names = [f"saved/data-0000{i}-of-00002.arrow" for i in range(2)]
     for format, kind in (("tokens", "arrow_tokens"), ("auto", "arrow")):
         for path in ("saved", "saved/"):
-            prefix, files = find_files(Source(paths=(path,), name="web", format=format), 0, tmp_path, None)
+            prefix, files = find_files(
+                Source(paths=(path,), name="web", format=format), 0, tmp_path, None
+            )
             assert (prefix, files.names, files.kinds) == (str(tmp_path), names, [(kind, "")])
 
 
 @pytest.fixture
 def linked(tmp_path):
-    """Two files; one has a symbolic link and a hard link, and the folder has a link that leads out of it."""
+    """Two files; one has a symbolic link and a hard link, and the folder has a link that leads out
+    of it."""
     for name in ("in/a.jsonl", "in/b.jsonl", "in/p.json", "in/1/2/3/d.jsonl", "else/e.jsonl"):
         made.write(tmp_path / name, name.encode())
     (tmp_path / "in/l.jsonl").symlink_to("a.jsonl")
@@ -171,7 +206,9 @@ def twice(folder, *sources, url=False):
         Source(name=f"s{i}", paths=tuple(f"{base}/{p}" for p in paths), sample=s)
         for i, (paths, s) in enumerate(sources)
     ]
-    return named_twice(made_of, [find_files(source, i, folder, None)[1] for i, source in enumerate(made_of)])
+    return named_twice(
+        made_of, [find_files(source, i, folder, None)[1] for i, source in enumerate(made_of)]
+    )
 
 
 ALL, LOW, HIGH = (0.0, 1.0), (0.0, 0.5), (0.5, 1.0)
@@ -182,20 +219,34 @@ def test_a_file_that_is_read_twice_is_named(linked):
     assert twice(linked, (["in/[ab].jsonl", "in/a.jsonl", "in/../in/b.jsonl"], ALL)) == ""
     said = twice(linked, (["in/*.jsonl"], ALL))
     assert f"{a} (as 'a.jsonl' of source 's0' and 'l.jsonl' of source 's0')" in said
-    assert f"{b} (as 'b.jsonl' of source 's0' and 'h.jsonl' of source 's0')" in said and "more;" not in said
+    assert (
+        f"{b} (as 'b.jsonl' of source 's0' and 'h.jsonl' of source 's0')" in said
+        and "more;" not in said
+    )
     both = [(["in/[ab].jsonl"], ALL), (["in/a.jsonl"], ALL)]
     for url in (False, True):
         said = twice(linked, *both, url=url)
-        assert f"{a} (as 'a.jsonl' of source 's0' and 'a.jsonl' of source 's1')" in said and "b.jsonl" not in said
+        assert (
+            f"{a} (as 'a.jsonl' of source 's0' and 'a.jsonl' of source 's1')" in said
+            and "b.jsonl" not in said
+        )
     for i in range(9):
         made.write(linked / f"in/x{i}.txt", b"x")
-    assert "x2.txt" in (said := twice(linked, (["in/*.txt"], ALL), (["in/*.txt"], ALL))) and " and 6 more;" in said
+    assert (
+        "x2.txt" in (said := twice(linked, (["in/*.txt"], ALL), (["in/*.txt"], ALL)))
+        and " and 6 more;" in said
+    )
 
 
 def test_sources_of_other_documents_of_a_file_are_not_warned_of(linked):
     assert twice(linked, (["in/a.jsonl"], LOW), (["in/a.jsonl"], HIGH)) == ""
-    assert twice(linked, (["in/a.jsonl"], LOW), (["in/a.jsonl"], HIGH), (["in/a.jsonl"], (0.4, 0.6))) != ""
-    assert twice(linked, (["in/a.jsonl"], LOW), (["in/l.jsonl"], HIGH)) != ""  # `sample` goes by the name
+    assert (
+        twice(linked, (["in/a.jsonl"], LOW), (["in/a.jsonl"], HIGH), (["in/a.jsonl"], (0.4, 0.6)))
+        != ""
+    )
+    assert (
+        twice(linked, (["in/a.jsonl"], LOW), (["in/l.jsonl"], HIGH)) != ""
+    )  # `sample` goes by the name
 
 
 REJECTS = "rejects/000/000000.jsonl"
@@ -226,7 +277,10 @@ def test_an_output_that_a_pattern_reaches_is_found(linked, pattern, out, expecte
     if url and out == "else/out":
         expected = None  # no link to a folder is followed there
     assert match_below(source, linked, files, str(linked / out), ["plan.json", REJECTS]) == expected
-    assert match_below(source, linked, files, f"file://{linked / out}", ["plan.json", REJECTS]) == expected
+    assert (
+        match_below(source, linked, files, f"file://{linked / out}", ["plan.json", REJECTS])
+        == expected
+    )
     assert match_below(source, linked, files, "s3://bucket/in/out", ["plan.json", REJECTS]) is None
 
 

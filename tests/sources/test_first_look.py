@@ -1,4 +1,5 @@
-"""A look at the begin of a source's files: what spoils them all is an error, what spoils some of them is not."""
+"""A look at the begin of a source's files: what spoils them all is an error, what spoils some of
+them is not."""
 
 import gzip
 import json
@@ -19,7 +20,9 @@ def look(folder, files, messages=True, kinds=(), **source):
     sizes = np.array([path.stat().st_size for path in paths], np.int64)
     given = Source(name="web", paths=("*",), **source)
     try:
-        first_look(given, Files(0, list(files), sizes, given.format, str(folder)), messages, "", kinds)
+        first_look(
+            given, Files(0, list(files), sizes, given.format, str(folder)), messages, "", kinds
+        )
     except SourceError as error:
         return str(error)
     return ""
@@ -64,20 +67,40 @@ def test_what_documents_alone_spoil_is_left_to_the_rejects(tmp_path, data):
 )
 def test_lines_that_are_no_json_are_called_text_only_where_they_may_be(tmp_path, data, words):
     said = look(tmp_path, {"a.jsonl": data})
-    assert "none of its first" in said and words in said and ("Once" in data.decode() or "format" not in said)
-    assert look(tmp_path, {"a.jsonl": data + line(text="one") * 3 if b"\n" in data else line(text="one")}) == ""
+    assert (
+        "none of its first" in said
+        and words in said
+        and ("Once" in data.decode() or "format" not in said)
+    )
+    assert (
+        look(
+            tmp_path,
+            {"a.jsonl": data + line(text="one") * 3 if b"\n" in data else line(text="one")},
+        )
+        == ""
+    )
 
 
 def test_json_lines_by_the_name_of_a_text(tmp_path):
     lines = line(text="one") + line(text="two")
     said = look(tmp_path, {"a.txt": lines})
     assert "one document, with braces and keys" in said and 'format = "jsonl"' in said
-    assert look(tmp_path, {"a.txt": lines}, format="text") == look(tmp_path, {"a.txt": lines + b"one\n"}) == ""
-    assert look(tmp_path, {"a.txt": lines, "b.txt": b"prose"}) == look(tmp_path, {"a.txt": b"{}, a set\n"}) == ""
+    assert (
+        look(tmp_path, {"a.txt": lines}, format="text")
+        == look(tmp_path, {"a.txt": lines + b"one\n"})
+        == ""
+    )
+    assert (
+        look(tmp_path, {"a.txt": lines, "b.txt": b"prose"})
+        == look(tmp_path, {"a.txt": b"{}, a set\n"})
+        == ""
+    )
 
 
 def test_binary_data_is_not_guessed_to_be_latin_1(tmp_path):
-    assert "it is binary data and no text" in look(tmp_path, {"a.bin.txt": b"\x07\xff\x00\x80model"})
+    assert "it is binary data and no text" in look(
+        tmp_path, {"a.bin.txt": b"\x07\xff\x00\x80model"}
+    )
 
 
 def test_a_message_s_text_at_another_key_than_content(tmp_path):
@@ -85,8 +108,16 @@ def test_a_message_s_text_at_another_key_than_content(tmp_path):
         return line(messages=[{"role": "user", "content": "a"}, {"role": "assistant", **answer}])
 
     assert "a text at 'text'" in look(tmp_path, {"a.jsonl": messages(text="b") * 3})
-    for sound in (messages(content="b"), messages(tool_calls=[{"name": "f"}], text="b"), messages(name="b")):
-        assert look(tmp_path, {"a.jsonl": sound + messages(text="b") * 3}) == look(tmp_path, {"a.jsonl": sound}) == ""
+    for sound in (
+        messages(content="b"),
+        messages(tool_calls=[{"name": "f"}], text="b"),
+        messages(name="b"),
+    ):
+        assert (
+            look(tmp_path, {"a.jsonl": sound + messages(text="b") * 3})
+            == look(tmp_path, {"a.jsonl": sound})
+            == ""
+        )
     size = write(tmp_path / "a.jsonl", messages(text="b")).stat().st_size
     files = Files(0, ["a.jsonl"], np.array([size], np.int64), "auto", str(tmp_path))
     first_look(Source(name="web", paths=("*",)), files, True, "{{ message.text }}")
@@ -97,7 +128,10 @@ def test_loss_spans_that_seem_to_count_bytes_are_warned_of_once_with_a_count(tmp
     assert look(tmp_path, {name: b"".join(of_bytes) for name in ("a.jsonl", "b.jsonl")}) == ""
     said = capsys.readouterr().err
     assert said.count("warning") == 1 and "loss_spans of 6 of 12 documents" in said
-    assert f"{tmp_path}/a.jsonl: its loss_spans reach to 8 of a text of 4 characters and 8 bytes" in said
+    assert (
+        f"{tmp_path}/a.jsonl: its loss_spans reach to 8 of a text of 4 characters and 8 bytes"
+        in said
+    )
     for end in (4, 5, 9, 1 << 40):  # all of it, eos too, or all there may be
         assert look(tmp_path, {"a.jsonl": line(text="äöüß", loss_spans=[[0, end]])}) == ""
     assert capsys.readouterr().err == ""
@@ -106,21 +140,38 @@ def test_loss_spans_that_seem_to_count_bytes_are_warned_of_once_with_a_count(tmp
 def test_media_that_count_bytes_in_all_documents_or_that_no_kind_reads(tmp_path, capsys):
     media = [{"at": at, "tokens": 3, "ref": "r", "kind": "image"} for at in (2, 8)]
     of_bytes = {"a.jsonl": line(text="one") + line(text="äöüß", media=media)}
-    assert "its media reach to 8 of a text of 4 characters" in look(tmp_path, of_bytes, kinds=("image",))
-    assert look(tmp_path, {**of_bytes, "b.jsonl": line(text="äöüß", media=media[:1])}, kinds=("image",)) == ""
+    assert "its media reach to 8 of a text of 4 characters" in look(
+        tmp_path, of_bytes, kinds=("image",)
+    )
+    assert (
+        look(
+            tmp_path, {**of_bytes, "b.jsonl": line(text="äöüß", media=media[:1])}, kinds=("image",)
+        )
+        == ""
+    )
     assert "media of 1 of 2 documents that were looked at" in capsys.readouterr().err
     of_characters = {"a.jsonl": line(text="one") + line(text="äöüß", media=media[:1])}
     assert look(tmp_path, of_characters, kinds=("image",)) == ""
-    assert "would be trained without: name their kinds in specials.media" in look(tmp_path, of_characters)
+    assert "would be trained without: name their kinds in specials.media" in look(
+        tmp_path, of_characters
+    )
     assert look(tmp_path, of_characters, False) == ""
-    for other in ("print", ["web"], [], [{"kind": "image", "url": "x"}], {}):  # fields of another's own
+    for other in (
+        "print",
+        ["web"],
+        [],
+        [{"kind": "image", "url": "x"}],
+        {},
+    ):  # fields of another's own
         assert look(tmp_path, {"a.jsonl": line(text="one", media=other)}) == ""
 
 
 def test_a_key_that_no_document_has(tmp_path):
     said = look(tmp_path, {"a.jsonl": line(id="7", body="a longer text")})
     assert (
-        'text_key = "body"' in said and "'id', 'body'" in said and said.startswith(f"source 'web': {tmp_path}/a.jsonl")
+        'text_key = "body"' in said
+        and "'id', 'body'" in said
+        and said.startswith(f"source 'web': {tmp_path}/a.jsonl")
     )
     assert look(tmp_path, {"a.jsonl": line(body="x")}, text_key="body") == ""
     assert "messages" in look(tmp_path, {"a.jsonl": line(messages=[])}, messages=False)
@@ -136,7 +187,9 @@ def test_a_key_that_no_document_has(tmp_path):
     ],
 )
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
-def test_a_file_in_another_encoding_is_named_with_the_way_out(tmp_path, encoding, begin, named, name):
+def test_a_file_in_another_encoding_is_named_with_the_way_out(
+    tmp_path, encoding, begin, named, name
+):
     said = look(tmp_path, {name: (line(text="é") * 9).decode().encode(encoding)})
     assert f"it begins with {begin}: {named}" in said
     assert said.endswith(f"iconv -f {named} -t UTF-8 {tmp_path}/{name} > {tmp_path}/utf8-{name}")
@@ -149,12 +202,15 @@ def test_latin_1_is_guessed_where_nothing_is_utf8(tmp_path):
     )
     assert "it may be Latin-1" in look(tmp_path, {"a.txt": bad})
     assert (
-        look(tmp_path, {"a.jsonl": bad * 3 + good}) == look(tmp_path, {"a.txt": "é".encode() * 100_001}) == ""
+        look(tmp_path, {"a.jsonl": bad * 3 + good})
+        == look(tmp_path, {"a.txt": "é".encode() * 100_001})
+        == ""
     )  # cut in a character
 
 
 @pytest.mark.parametrize(
-    "value, words", [([1, 2], "a list"), ({"a": 1}, "an object"), (7, "a number"), (True, "true or")]
+    "value, words",
+    [([1, 2], "a list"), ({"a": 1}, "an object"), (7, "a number"), (True, "true or")],
 )
 def test_a_value_that_is_no_text(tmp_path, value, words):
     said = look(tmp_path, {"a.jsonl": line(text=value) * 3})
@@ -169,20 +225,30 @@ def test_one_good_file_is_enough_and_the_others_are_warned_of(tmp_path, capsys):
     assert look(tmp_path, bad) and not capsys.readouterr().err
     assert look(tmp_path, {"b.jsonl": line(text="x"), **bad}) == ""
     said = capsys.readouterr().err
-    assert f"warning: source 'web': {FILES - 1} of {FILES} files" in said and f"{tmp_path}/a0.jsonl: none of" in said
+    assert (
+        f"warning: source 'web': {FILES - 1} of {FILES} files" in said
+        and f"{tmp_path}/a0.jsonl: none of" in said
+    )
     assert look(tmp_path, {"b.jsonl": line(text="x")}) == capsys.readouterr().err == ""
 
 
 def test_a_text_in_an_object_is_found_by_its_whole_key(tmp_path):
-    said = look(tmp_path, {"a.jsonl": line(id=1, data={"title": "x", "body": {"raw": "a longer text"}, "none": {}})})
+    said = look(
+        tmp_path,
+        {"a.jsonl": line(id=1, data={"title": "x", "body": {"raw": "a longer text"}, "none": {}})},
+    )
     assert "their keys are: 'id', 'data.title', 'data.body.raw', 'data.none'." in said
     assert said.endswith('text_key = "data.body.raw"')
-    assert look(tmp_path, {"a.jsonl": line(data={"body": {"raw": "x"}})}, text_key="data.body.raw") == ""
+    assert (
+        look(tmp_path, {"a.jsonl": line(data={"body": {"raw": "x"}})}, text_key="data.body.raw")
+        == ""
+    )
     assert "'a.b'" in look(tmp_path, {"a.jsonl": line(**{"a.b": {"c": "no key names this"}})})
 
 
 @pytest.mark.parametrize(
-    "begin, words", [(b"PAR1", "Parquet"), (b"\x1f\x8b\x08", "gzip"), (b"BZh9", "bzip2"), (b"%PDF-1.7", "PDF")]
+    "begin, words",
+    [(b"PAR1", "Parquet"), (b"\x1f\x8b\x08", "gzip"), (b"BZh9", "bzip2"), (b"%PDF-1.7", "PDF")],
 )
 def test_a_file_of_another_kind(tmp_path, begin, words):
     assert words in look(tmp_path, {"a.jsonl": begin + bytes(20)}) and words in look(
@@ -222,7 +288,9 @@ PAIR = line(prompt="q", chosen="a", rejected="b")
         (line(id=1, turns=[{"from": "human", "value": "q"}]), {}, ['set messages_key = "turns"']),
     ],
 )  # fmt: skip
-def test_records_of_a_layout_are_told_and_never_advised_to_be_read_as_text(tmp_path, data, options, words):
+def test_records_of_a_layout_are_told_and_never_advised_to_be_read_as_text(
+    tmp_path, data, options, words
+):
     found = look(tmp_path, {"a.jsonl": data}, **options)
     assert found and all(word in found for word in words) and "text_key (" not in found, found
 

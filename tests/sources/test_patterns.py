@@ -13,7 +13,9 @@ from tests.sources.test_finding import source_of
 def test_advice_on_a_pattern_with_the_brackets_of_a_name_finds_the_file(tmp_path):
     made.write(tmp_path / "run [v1]/part[0].jsonl", b"{}")
     assert len(find_files(source_of("run [v1]/part[0].jsonl"), 0, tmp_path, None)[1]) == 1
-    with pytest.raises(SourceError, match=r"\[ begins a class of characters in a pattern") as caught:
+    with pytest.raises(
+        SourceError, match=r"\[ begins a class of characters in a pattern"
+    ) as caught:
         find_files(source_of("run [v1]/*.jsonl"), 0, tmp_path, None)
     advised = str(caught.value).partition("as in ")[2].partition("; if its files")[0]
     assert find_files(source_of(advised), 0, tmp_path, None)[1].names == ["run [v1]/part[0].jsonl"]
@@ -25,7 +27,9 @@ def test_advice_on_a_pattern_with_the_brackets_of_a_name_finds_the_file(tmp_path
 @pytest.mark.parametrize("name", [".cache/x/a.jsonl", "data/.a.jsonl"])
 def test_advice_on_a_pattern_that_passes_over_hidden_names_finds_the_file(tmp_path, name):
     made.write(tmp_path / name, b"{}")
-    with pytest.raises(SourceError, match=f"pass over names that begin with a dot, as {name}") as caught:
+    with pytest.raises(
+        SourceError, match=f"pass over names that begin with a dot, as {name}"
+    ) as caught:
         find_files(source_of("**/*.jsonl"), 0, tmp_path, None)
     advised = str(caught.value).partition("as in ")[2].partition("; if its files")[0]
     _, files = find_files(source_of(advised), 0, tmp_path, None)
@@ -39,13 +43,21 @@ def names_found(folder: Path, *patterns: str) -> list[str]:
 def test_a_folder_that_links_lead_to_is_read_once(tmp_path):
     made.write(tmp_path / "data/b/a.jsonl", b"{}")
     made.write(tmp_path / "data/b/c/a.jsonl", b"{} ")
-    for name, target in (("data/a", "b"), ("data/latest", "."), ("data/also", "."), ("data/b/c/up", "../..")):
+    for name, target in (
+        ("data/a", "b"),
+        ("data/latest", "."),
+        ("data/also", "."),
+        ("data/b/c/up", "../.."),
+    ):
         (tmp_path / name).symlink_to(target)
     expected = ["b/a.jsonl", "b/c/a.jsonl"]
     assert names_found(tmp_path, "data/**/*.jsonl") == expected
     assert names_found(tmp_path, "data/**") == expected
     assert names_found(tmp_path, "data/*/a.jsonl", "data/b/**/*.jsonl") == expected
-    assert names_found(tmp_path, "data/a/*.jsonl", "data/latest/b/c/*.jsonl") == ["a/a.jsonl", "latest/b/c/a.jsonl"]
+    assert names_found(tmp_path, "data/a/*.jsonl", "data/latest/b/c/*.jsonl") == [
+        "a/a.jsonl",
+        "latest/b/c/a.jsonl",
+    ]
 
 
 def test_links_to_folders_elsewhere_are_followed_once(tmp_path):

@@ -21,7 +21,9 @@ def test_the_files_are_those_of_the_state_in_order_of_their_names(tmp_path):
 @pytest.mark.parametrize("key", ["_indices_files", "_indices_data_files"])
 def test_an_indices_mapping_is_refused(tmp_path, key):
     folder = save_dataset(tmp_path / "saved", [[1]], 1, **{key: [{"filename": "indices.arrow"}]})
-    with pytest.raises(SourceError, match="state.json: the dataset has an indices mapping .*flatten_indices"):
+    with pytest.raises(
+        SourceError, match="state.json: the dataset has an indices mapping .*flatten_indices"
+    ):
         saved_files(str(folder))
     assert saved_files(str(save_dataset(tmp_path / "none", [[1]], 1, **{key: None})))
 
@@ -36,9 +38,15 @@ def test_an_indices_mapping_is_refused(tmp_path, key):
         ('{"_data_files": {"filename": "a"}}', "it lists no _data_files"),
         ('{"_data_files": ["a"]}', "None is no name of a file in its folder"),
         ('{"_data_files": [{"filename": 5}]}', "5 is no name of a file"),
-        ('{"_data_files": [{"filename": "../a.arrow"}]}', "'../a.arrow' is no name of a file in its folder"),
+        (
+            '{"_data_files": [{"filename": "../a.arrow"}]}',
+            "'../a.arrow' is no name of a file in its folder",
+        ),
         ('{"_data_files": [{"filename": ".."}]}', "'..' is no name"),
-        ('{"_data_files": [{"filename": "gone.arrow"}]}', "gone.arrow: the file is missing, and state.json lists it"),
+        (
+            '{"_data_files": [{"filename": "gone.arrow"}]}',
+            "gone.arrow: the file is missing, and state.json lists it",
+        ),
     ],
 )
 def test_damaged_states_are_errors(tmp_path, state, said):

@@ -58,8 +58,12 @@ def write_corpus(folder, files):
     return Corpus(folder, positions)
 
 
-def planned(corpus, repeat=1.0, sample=(0.0, 1.0), name="s", seed=0, shards=3, ratios=None, step=None):
-    source = Source(name=name, paths=(str(corpus.folder / "**" / "*"),), repeat=repeat, sample=sample)
+def planned(
+    corpus, repeat=1.0, sample=(0.0, 1.0), name="s", seed=0, shards=3, ratios=None, step=None
+):
+    source = Source(
+        name=name, paths=(str(corpus.folder / "**" / "*"),), repeat=repeat, sample=sample
+    )
     prefix, files = find_files(source, 0, Path("/"), None)
     kinds = {format_name(*planning_format(file.name)) for file in files}
     resolved = {
@@ -96,7 +100,9 @@ def uses_in(source, shards):
 
 
 FILES = st.lists(
-    st.tuples(st.sampled_from(sorted(ENDINGS)), st.integers(0, 60), st.integers(0, 5)), min_size=1, max_size=8
+    st.tuples(st.sampled_from(sorted(ENDINGS)), st.integers(0, 60), st.integers(0, 5)),
+    min_size=1,
+    max_size=8,
 )
 
 
@@ -116,13 +122,20 @@ def test_fault_17_every_document_is_used_as_often_as_repeat_and_sample_say(
     found = Counter(use for own in uses_in(source, shards) for use in own)
     assert found == made.uses_of(source)
     if sample == (0.0, 1.0):
-        whole = Counter({(file, at): int(repeat) for file, ats in corpus.positions.items() for at in ats})
+        whole = Counter(
+            {(file, at): int(repeat) for file, ats in corpus.positions.items() for at in ats}
+        )
         once_more = Counter((file, at) for file, at, _ in found.elements())
         once_more.subtract(whole)
         assert set(once_more.values()) <= ({0, 1} if repeat % 1 else {0})
 
 
-@given(FILES, st.sampled_from([1.0, 2.5, 0.3]), st.sampled_from([(0.0, 1.0), (0.2, 0.7)]), st.integers(1, 40))
+@given(
+    FILES,
+    st.sampled_from([1.0, 2.5, 0.3]),
+    st.sampled_from([(0.0, 1.0), (0.2, 0.7)]),
+    st.integers(1, 40),
+)
 @settings(max_examples=60)
 def test_slices_neither_overlap_nor_leave_a_gap_and_give_each_shard_its_share(
     tmp_path_factory, files, repeat, sample, shards
@@ -147,7 +160,11 @@ def test_slices_neither_overlap_nor_leave_a_gap_and_give_each_shard_its_share(
     assert set(taken) == {(p, u) for p in range(len(source.pieces)) for u in range(source.uses)}
     # the uses follow one another, each in its own keyed order
     seen = list(dict.fromkeys(order))
-    assert seen == [(use, int(piece)) for use in range(source.uses) for piece in source.order(range(use, use + 1))[0]]
+    assert seen == [
+        (use, int(piece))
+        for use in range(source.uses)
+        for piece in source.order(range(use, use + 1))[0]
+    ]
 
 
 def test_sources_end_together_and_every_shard_holds_each_one_s_share_of_the_text(tmp_path):
@@ -160,18 +177,25 @@ def test_sources_end_together_and_every_shard_holds_each_one_s_share_of_the_text
     for source in sources:
         counts = [len(own) for own in uses_in(source, 10)]
         assert min(counts) > 0 and counts[-1] > 0
-        sizes = [sum(hi - lo for _, _, lo, hi, _ in source.taken(b, 10, source.places(b, 10))) for b in range(10)]
+        sizes = [
+            sum(hi - lo for _, _, lo, hi, _ in source.taken(b, 10, source.places(b, 10)))
+            for b in range(10)
+        ]
         assert max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize("seeds", [(0, 0), (1, 99)])
 def test_two_sample_intervals_part_the_corpus_whatever_seed_and_source_name(tmp_path, seeds):
-    corpus = write_corpus(tmp_path, [(".jsonl", 300, 0), (".parquet", 200, 1), (".jsonl.zst", 200, 2), (".txt", 1, 3)])
+    corpus = write_corpus(
+        tmp_path, [(".jsonl", 300, 0), (".parquet", 200, 1), (".jsonl.zst", 200, 2), (".txt", 1, 3)]
+    )
     held_out = planned(corpus, 1.0, (0.0, 0.1), "held-out", seeds[0], 2)
     training = planned(corpus, 1.0, (0.1, 1.0), "training", seeds[1], 5)
     first = {(name, position) for own in uses_in(held_out, 2) for name, position, _ in own}
     rest = {(name, position) for own in uses_in(training, 5) for name, position, _ in own}
-    everything = {(name, position) for name, positions in corpus.positions.items() for position in positions}
+    everything = {
+        (name, position) for name, positions in corpus.positions.items() for position in positions
+    }
     assert first.isdisjoint(rest) and first | rest == everything
     assert 0.05 * len(everything) < len(first) < 0.15 * len(everything)
 
@@ -201,11 +225,16 @@ def test_a_fraction_is_the_same_however_many_shards_begin_inside_a_piece(tmp_pat
     write = ENDINGS[ending]
     texts = made.texts(200, mean_bytes=500)
     for k in range(20 if ending == ".txt" else 1):
-        write(tmp_path / f"d{k:02d}{ending}", texts[10 * k : 10 * k + 10] if ending == ".txt" else texts)
+        write(
+            tmp_path / f"d{k:02d}{ending}",
+            texts[10 * k : 10 * k + 10] if ending == ".txt" else texts,
+        )
     found = [
         Counter(
             use
-            for own in uses_in(planned(Corpus(tmp_path, {}), 1.4, shards=shards, step=1 << 8), shards)
+            for own in uses_in(
+                planned(Corpus(tmp_path, {}), 1.4, shards=shards, step=1 << 8), shards
+            )
             for use in own
         )
         for shards in (1, 2, 7, 31)
@@ -217,7 +246,9 @@ def test_a_fraction_is_the_same_however_many_shards_begin_inside_a_piece(tmp_pat
 def test_each_use_has_its_own_order_of_pieces(tmp_path):
     source = planned(write_corpus(tmp_path, [(".parquet", 700, 0)]), 3.0)
     orders = source.order(range(3)).tolist()
-    assert len({tuple(order) for order in orders}) == 3 and all(sorted(o) == list(range(100)) for o in orders)
+    assert len({tuple(order) for order in orders}) == 3 and all(
+        sorted(o) == list(range(100)) for o in orders
+    )
     other = planned(write_corpus(tmp_path / "x", [(".parquet", 700, 0)]), 3.0, seed=1)
     assert other.order(range(1))[0].tolist() != orders[0]
 
@@ -230,15 +261,21 @@ def test_a_line_file_of_many_pieces_is_cut_at_lines(tmp_path):
     source = planned(corpus, shards=7)
     assert len(source.pieces) == 3 and every(source).bytes.sum() == len(line) * count
     found = Counter(use for own in uses_in(source, 7) for use in own)
-    assert found == Counter(("d0/a.jsonl", position, 0) for position in corpus.positions["d0/a.jsonl"])
+    assert found == Counter(
+        ("d0/a.jsonl", position, 0) for position in corpus.positions["d0/a.jsonl"]
+    )
 
 
 # Text files
 
 
-@given(st.lists(st.sampled_from([0, 0, 1, 7, 300, 5000]), min_size=1, max_size=60), st.integers(1, 30))
+@given(
+    st.lists(st.sampled_from([0, 0, 1, 7, 300, 5000]), min_size=1, max_size=60), st.integers(1, 30)
+)
 @settings(max_examples=40)
-def test_small_text_files_share_pieces_and_each_is_in_one_shard_though_some_are_empty(tmp_path_factory, sizes, shards):
+def test_small_text_files_share_pieces_and_each_is_in_one_shard_though_some_are_empty(
+    tmp_path_factory, sizes, shards
+):
     folder = tmp_path_factory.mktemp("t")
     made.write_texts(folder / "x", ["a" * size for size in sizes])
     corpus = Corpus(folder, {f"d{i:04d}.txt": [0] for i in range(len(sizes))})
@@ -259,7 +296,9 @@ def test_text_files_are_grouped_to_about_a_piece(tmp_path):
 
 
 def test_a_text_file_between_others_keeps_its_own_piece(tmp_path):
-    corpus = write_corpus(tmp_path, [(".txt", 2, 0), (".jsonl", 20, 1), (".txt", 2, 2), (".txt", 2, 3)])
+    corpus = write_corpus(
+        tmp_path, [(".txt", 2, 0), (".jsonl", 20, 1), (".txt", 2, 2), (".txt", 2, 3)]
+    )
     for name in list(corpus.positions):  # one folder, so that the order is that of the numbers
         os.rename(tmp_path / name, tmp_path / name.split("/")[1])
     source = planned(Corpus(tmp_path, {}))
@@ -274,7 +313,11 @@ def test_an_empty_file_of_another_format_between_text_files_takes_none_of_them_a
         made.write(tmp_path / name, b"")
     source = planned(Corpus(tmp_path, {}))
     assert every(source).files.tolist() == [1, 2]
-    assert sorted(name for own in uses_in(source, 2) for name, _, _ in own) == ["a.txt", "c.txt", "d.txt"]
+    assert sorted(name for own in uses_in(source, 2) for name, _, _ in own) == [
+        "a.txt",
+        "c.txt",
+        "d.txt",
+    ]
 
 
 # Empty and odd sources
@@ -335,7 +378,14 @@ def test_files_are_named_relative_to_the_prefix_and_sorted_bytewise(tmp_path):
         made.write_lines(tmp_path / name, ["x"])
     prefix, files = find_files(source_of("**/*.jsonl"), 4, tmp_path, None)
     assert prefix == str(tmp_path)
-    assert [file.name for file in files] == ["B.jsonl", "a-b.jsonl", "a/b.jsonl", "a/c/d.jsonl", "z.jsonl", "é.jsonl"]
+    assert [file.name for file in files] == [
+        "B.jsonl",
+        "a-b.jsonl",
+        "a/b.jsonl",
+        "a/c/d.jsonl",
+        "z.jsonl",
+        "é.jsonl",
+    ]
     assert {(file.source, file.size, file.pieces) for file in files} == {(4, 14, 1)}
 
 
@@ -371,11 +421,18 @@ def test_moved_files_keep_their_names(tmp_path):
 
 def test_what_names_no_file_is_refused_with_where_it_was_looked_for(tmp_path):
     (tmp_path / "folder").mkdir()
-    with pytest.raises(SourceError, match=r"source 'web': x.jsonl: no such file \(looked for .*/x.jsonl\)"):
+    with pytest.raises(
+        SourceError, match=r"source 'web': x.jsonl: no such file \(looked for .*/x.jsonl\)"
+    ):
         find_files(source_of("x.jsonl"), 0, tmp_path, None)
-    with pytest.raises(SourceError, match=r"source 'web': \*.jsonl matches no file \(looked for .*--source web=FOLDER"):
+    with pytest.raises(
+        SourceError,
+        match=r"source 'web': \*.jsonl matches no file \(looked for .*--source web=FOLDER",
+    ):
         find_files(source_of("*.jsonl"), 0, tmp_path, None)
-    with pytest.raises(SourceError, match=r"folder/ is a folder; say which files, as in folder/\*\*/\*.jsonl"):
+    with pytest.raises(
+        SourceError, match=r"folder/ is a folder; say which files, as in folder/\*\*/\*.jsonl"
+    ):
         find_files(source_of("folder/"), 0, tmp_path, None)
 
 

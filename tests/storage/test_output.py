@@ -1,4 +1,5 @@
-"""Output on object storage: the bytes of a local build, whatever stopped it in between, and the same checks of them."""
+"""Output on object storage: the bytes of a local build, whatever stopped it in between, and the
+same checks of them."""
 
 import json
 import os
@@ -20,7 +21,14 @@ from packprep.building.plan import open_plan
 from packprep.building.work import make_shard
 from packprep.errors import BuildError, PlanError, StorageError
 from packprep.format.digests import digest_of
-from packprep.format.json_files import FIRST_SEEN_NAME, MANIFEST_NAME, decode, receipt_name, rejects_name, shard_name
+from packprep.format.json_files import (
+    FIRST_SEEN_NAME,
+    MANIFEST_NAME,
+    decode,
+    receipt_name,
+    rejects_name,
+    shard_name,
+)
 from packprep.storage import Remote, folder_at
 from tests import command_line, made
 from tests.crash import disturbed
@@ -57,7 +65,8 @@ def objects(url: str) -> dict[str, bytes]:
 
 
 def check_truth(plain: disturbed.Project, url: str) -> int:
-    """What stands is of the undisturbed build, and `status` says what is true of it; gives the number of done shards."""
+    """What stands is of the undisturbed build, and `status` says what is true of it; gives the
+    number of done shards."""
     there = objects(url)
     there.pop(FIRST_SEEN_NAME, None)  # no part of what is published
     assert there.items() <= plain.expected.items()
@@ -70,7 +79,9 @@ def check_truth(plain: disturbed.Project, url: str) -> int:
         receipt = decode(there[receipt_name(b)], "receipt")
         assert digest_of(there[shard_name(b)]) == receipt["digest"]
     assert said.json["missing"] == sorted(set(range(said.json["shards"])) - done)
-    assert said.json["published"] == (MANIFEST_NAME in there) and said.status == (0 if MANIFEST_NAME in there else 1)
+    assert said.json["published"] == (MANIFEST_NAME in there) and said.status == (
+        0 if MANIFEST_NAME in there else 1
+    )
     return len(done)
 
 
@@ -90,7 +101,9 @@ def test_a_build_into_a_url_has_the_bytes_of_a_local_one(plain, url, workers):
     finish(plain, url, workers)
     assert check_truth(plain, url) == 3
     said = command_line.inside(*plain.command(url, workers), "--json")
-    assert said.json["made"] == 0 and said.json["directory"] == url and objects(url) == plain.expected
+    assert (
+        said.json["made"] == 0 and said.json["directory"] == url and objects(url) == plain.expected
+    )
 
 
 def test_datasets_of_several_lengths_at_a_url_are_the_local_ones(tmp_path, url):
@@ -100,8 +113,13 @@ def test_datasets_of_several_lengths_at_a_url_are_the_local_ones(tmp_path, url):
         said = command_line.inside(*several.command(out))
         assert said.status == 0, said.err
     assert objects(url) == made.contents(tmp_path / "here")
-    assert command_line.inside("verify", url, "--replay", "all").out.count("every promise holds") == 3
-    assert [one["published"] for one in command_line.inside("status", url, "--json").json] == [True, True]
+    assert (
+        command_line.inside("verify", url, "--replay", "all").out.count("every promise holds") == 3
+    )
+    assert [one["published"] for one in command_line.inside("status", url, "--json").json] == [
+        True,
+        True,
+    ]
 
 
 def test_a_build_into_the_memory_of_this_process(plain):
@@ -135,7 +153,11 @@ def test_verify_has_no_more_than_a_shard_here_for_each_worker(plain, url, monkey
 
     def watched(self, name, begin=0, end=None):
         nonlocal most
-        lying = [path for path in Path(os.environ["TMPDIR"]).rglob("*.safetensors") if path.stat().st_size]
+        lying = [
+            path
+            for path in Path(os.environ["TMPDIR"]).rglob("*.safetensors")
+            if path.stat().st_size
+        ]
         most = max(most, len(lying))
         return read(self, name, begin, end)
 
@@ -151,7 +173,9 @@ def test_verify_names_faults_by_the_url_and_not_by_the_copy(plain, url):
     finish(plain, url)
     remote = Remote(url)
     damaged = {
-        shard_name(1): plain.expected[shard_name(1)][:-1] + bytes([plain.expected[shard_name(1)][-1] ^ 1]),
+        shard_name(1): (
+            plain.expected[shard_name(1)][:-1] + bytes([plain.expected[shard_name(1)][-1] ^ 1])
+        ),
         shard_name(0): plain.expected[shard_name(0)][:4000],
         "shards/000/odd": b"?",
     }
@@ -175,7 +199,10 @@ def test_verify_of_a_url_without_a_dataset_says_so(plain, url):
 @pytest.mark.parametrize("more", [[], ["--row", "0"], ["--row", "-1"]])
 def test_inspect_says_of_a_url_what_it_says_of_the_folder(plain, url, more):
     finish(plain, url)
-    here, there = (command_line.inside("inspect", out, *more, "--json").json for out in (plain.base / "out", url))
+    here, there = (
+        command_line.inside("inspect", out, *more, "--json").json
+        for out in (plain.base / "out", url)
+    )
     assert here.pop("directory") == str(plain.base / "out") and there.pop("directory") == url
     assert here == there
 
@@ -186,12 +213,22 @@ def test_inspect_says_of_a_url_what_it_says_of_the_folder(plain, url, more):
 def test_a_receipt_is_written_after_its_shard_and_the_manifest_last(plain, url, monkeypatch):
     written = []
     write, create = Remote.write, Remote.create
-    monkeypatch.setattr(Remote, "write", lambda self, name, data: (written.append(name), write(self, name, data))[1])
-    monkeypatch.setattr(Remote, "create", lambda self, name, data: (written.append(name), create(self, name, data))[1])
+    monkeypatch.setattr(
+        Remote, "write", lambda self, name, data: (written.append(name), write(self, name, data))[1]
+    )
+    monkeypatch.setattr(
+        Remote,
+        "create",
+        lambda self, name, data: (written.append(name), create(self, name, data))[1],
+    )
     assert command_line.inside(*plain.command(url)).status == 0
     expected = ["tokenizer.json", "plan.json", FIRST_SEEN_NAME]
     for b in range(3):
-        expected += [name for name in (shard_name(b), rejects_name(b), receipt_name(b)) if name in plain.expected]
+        expected += [
+            name
+            for name in (shard_name(b), rejects_name(b), receipt_name(b))
+            if name in plain.expected
+        ]
     assert written == [*expected, MANIFEST_NAME]
 
 
@@ -207,8 +244,12 @@ def test_a_build_that_fails_at_any_write_tells_the_truth_and_goes_on(plain, url,
             if calls > at:
                 raise StorageError(f"{url}/{name}: the store is gone; run the same command again")
 
-        monkeypatch.setattr(Remote, "write", lambda self, name, data: (fail(name), write(self, name, data))[1])
-        monkeypatch.setattr(Remote, "create", lambda self, name, data: (fail(name), create(self, name, data))[1])
+        monkeypatch.setattr(
+            Remote, "write", lambda self, name, data: (fail(name), write(self, name, data))[1]
+        )
+        monkeypatch.setattr(
+            Remote, "create", lambda self, name, data: (fail(name), create(self, name, data))[1]
+        )
         said = command_line.inside(*plain.command(url))
         monkeypatch.setattr(Remote, "write", write)
         monkeypatch.setattr(Remote, "create", create)
@@ -241,7 +282,9 @@ def test_stale_rejects_are_removed_where_there_are_none(plain, url):
     finish(plain, url)
 
 
-def test_a_build_that_was_slower_than_another_changes_nothing_but_stops_where_they_differ(plain, url):
+def test_a_build_that_was_slower_than_another_changes_nothing_but_stops_where_they_differ(
+    plain, url
+):
     finish(plain, url)
     plan, output = open_plan(url), folder_at(url)
     Remote(url).remove(receipt_name(0))
@@ -259,7 +302,9 @@ def test_a_build_that_was_slower_than_another_changes_nothing_but_stops_where_th
     assert objects(url) == plain.expected
     Remote(url).remove(receipt_name(0))
     shard.arrays["tokens"][0, 0] ^= 1
-    with pytest.raises(BuildError, match="made again with digest [0-9a-f]+ and it stands with [0-9a-f]+"):
+    with pytest.raises(
+        BuildError, match="made again with digest [0-9a-f]+ and it stands with [0-9a-f]+"
+    ):
         commit_shard(Slow(url), plan, 0, shard)
     with pytest.raises(BuildError, match="made again with digest"):
         commit_shard(output, plan, 0, shard)
@@ -276,14 +321,20 @@ def test_another_manifest_that_stands_there_stops_the_build(plain, url):
 def test_files_of_a_build_without_a_plan_are_refused(plain, url):
     finish(plain, url)
     Remote(url).remove("plan.json")
-    assert f"{url} has files of a build and no plan.json" in command_line.refused(*plain.command(url))
+    assert f"{url} has files of a build and no plan.json" in command_line.refused(
+        *plain.command(url)
+    )
     Remote(url).remove(MANIFEST_NAME)
-    assert f"{url} has files of a build and no plan.json" in command_line.refused(*plain.command(url))
+    assert f"{url} has files of a build and no plan.json" in command_line.refused(
+        *plain.command(url)
+    )
 
 
 def test_a_plan_that_was_changed_is_refused_by_its_url(plain, url):
     finish(plain, url)
-    Remote(url).write("plan.json", [plain.expected["plan.json"].replace(b'"shards":3', b'"shards":4')])
+    Remote(url).write(
+        "plan.json", [plain.expected["plan.json"].replace(b'"shards":3', b'"shards":4')]
+    )
     with pytest.raises(PlanError, match=f"{url}/plan.json: it carries the digest"):
         status_of(url)
 
@@ -300,7 +351,9 @@ class Counted(Remote):
 
     def list(self, below=""):
         self.asked["list"] += 1
-        return sorted((name, len(data)) for name, data in self.objects.items() if name.startswith(f"{below}/"))
+        return sorted(
+            (name, len(data)) for name, data in self.objects.items() if name.startswith(f"{below}/")
+        )
 
     def size(self, name):
         self.asked["size"] += 1
@@ -362,7 +415,9 @@ class Slow:
                 return
             there = socket.create_connection(("127.0.0.1", self._to))
             threading.Thread(target=self._pass, args=(client, there, True), daemon=True).start()
-            self._answers.append(threading.Thread(target=self._pass, args=(there, client, False), daemon=True))
+            self._answers.append(
+                threading.Thread(target=self._pass, args=(there, client, False), daemon=True)
+            )
             self._answers[-1].start()
 
     def _pass(self, source: socket.socket, target: socket.socket, slowly: bool) -> None:
@@ -407,7 +462,10 @@ def test_a_build_on_s3_has_the_bytes_of_a_local_one_and_verifies(either, bucket,
     verified = command_line.packprep(
         "verify", bucket, "--replay", "all", "--workers", workers, "--json", TMPDIR=str(tmp_path)
     )
-    assert verified.status == 0 and verified.json["replayed" if plain.name == "build" else "tokens"] > 100, verified
+    assert (
+        verified.status == 0
+        and verified.json["replayed" if plain.name == "build" else "tokens"] > 100
+    ), verified
     assert not list(tmp_path.iterdir())
     Remote(bucket).write("shards/000/odd", [b"?"])
     data = plain.expected[shard_name(2)]
@@ -417,22 +475,40 @@ def test_a_build_on_s3_has_the_bytes_of_a_local_one_and_verifies(either, bucket,
     assert {("P1", "shards/000/odd"), ("P1", shard_name(2))} <= {
         (f["promise"], f["file"]) for f in verified.json["listed"]
     }
-    assert command_line.packprep("inspect", bucket, *(["--row", 0] if plain.name == "build" else [])).status == 0
+    assert (
+        command_line.packprep(
+            "inspect", bucket, *(["--row", 0] if plain.name == "build" else [])
+        ).status
+        == 0
+    )
 
 
 @pytest.mark.long
 def test_a_dataset_on_s3_is_built_of_a_token_store_there(plain, tokens, bucket, tmp_path):
     assert command_line.packprep(*tokens.command(f"{bucket}/store")).status == 0
     of_text = 'paths = ["*.jsonl*"]'
-    text = plain.recipe.read_text().replace(of_text, f'format = "store"\npaths = ["{bucket}/store"]')
+    text = plain.recipe.read_text().replace(
+        of_text, f'format = "store"\npaths = ["{bucket}/store"]'
+    )
     recipe = made.write(tmp_path / "of-store.toml", text.encode())
     for index in (1, 0):
-        build = "build", recipe, "--out", f"{bucket}/out", "--array-index", index, "--array-count", 2
+        build = (
+            "build",
+            recipe,
+            "--out",
+            f"{bucket}/out",
+            "--array-index",
+            index,
+            "--array-count",
+            2,
+        )
         said = command_line.packprep(*build)
         assert said.status == 0, said
     found = objects(f"{bucket}/out")
     for name, data in plain.expected.items():
-        assert name.startswith(("receipts/", "dataset.json", "plan.json")) or found[name] == data, name
+        assert name.startswith(("receipts/", "dataset.json", "plan.json")) or found[name] == data, (
+            name
+        )
     verified = command_line.packprep("verify", f"{bucket}/out", "--replay", "all", "--json")
     assert (verified.status, verified.json["faults"]) == (0, 0) and verified.json["replayed"] > 100
 
@@ -444,7 +520,11 @@ def test_array_tasks_on_s3_share_a_build_and_the_last_publishes(either, bucket):
         arguments = [*plain.command(bucket), "--array-index", index, "--array-count", 3]
         command = [sys.executable, "-m", "packprep", *map(str, arguments)]
         environment = made.environment()
-        tasks.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL))
+        tasks.append(
+            subprocess.Popen(
+                command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+            )
+        )
     said = [task.communicate(timeout=120)[1] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0, 0], said
     assert objects(bucket) == plain.expected
@@ -462,7 +542,11 @@ def test_two_builds_at_once_on_s3_give_the_bytes_of_one(either, bucket):
     for workers in (1, 2):
         command = [sys.executable, "-m", "packprep", *map(str, plain.command(bucket, workers))]
         environment = made.environment()
-        commands.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL))
+        commands.append(
+            subprocess.Popen(
+                command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+            )
+        )
     said = [command.communicate(timeout=120)[1] for command in commands]
     assert [command.returncode for command in commands] == [0, 0], said
     assert objects(bucket) == plain.expected
@@ -472,8 +556,13 @@ def kill_when_sent(plain, slow, url: str, sent: int, workers: int = 1) -> None:
     """A build by the slow way, killed with all its processes when so many bytes were sent."""
     command = [sys.executable, "-m", "packprep", *map(str, plain.command(url, workers))]
     environment = made.environment(AWS_ENDPOINT_URL=f"http://127.0.0.1:{slow.port}")
-    build = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                             start_new_session=True)  # fmt: skip
+    build = subprocess.Popen(
+        command,
+        env=environment,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     end = time.monotonic() + 100
     while slow.sent < sent:
         assert build.poll() is None and time.monotonic() < end, (build.returncode, slow.sent)
@@ -484,8 +573,12 @@ def kill_when_sent(plain, slow, url: str, sent: int, workers: int = 1) -> None:
 
 
 @pytest.mark.long(beyond=1)
-@pytest.mark.parametrize("sent, workers", [(20_000, 1), (60_000, 1), (110_000, 1), (130_000, 2), (170_000, 1)])
-def test_fault_23_a_build_killed_while_it_uploads_tells_the_truth_and_goes_on(plain, bucket, slow, sent, workers):
+@pytest.mark.parametrize(
+    "sent, workers", [(20_000, 1), (60_000, 1), (110_000, 1), (130_000, 2), (170_000, 1)]
+)
+def test_fault_23_a_build_killed_while_it_uploads_tells_the_truth_and_goes_on(
+    plain, bucket, slow, sent, workers
+):
     kill_when_sent(plain, slow, bucket, sent, workers)
     assert check_truth(plain, bucket) < 3
     said = command_line.packprep(*plain.command(bucket, workers))
@@ -494,8 +587,12 @@ def test_fault_23_a_build_killed_while_it_uploads_tells_the_truth_and_goes_on(pl
 
 @pytest.mark.long
 @pytest.mark.parametrize("sent, workers", [(8_000, 1), (40_000, 2), (60_000, 1)])
-def test_a_token_store_killed_while_it_uploads_tells_the_truth_and_goes_on(tokens, bucket, slow, sent, workers):
-    test_fault_23_a_build_killed_while_it_uploads_tells_the_truth_and_goes_on(tokens, bucket, slow, sent, workers)
+def test_a_token_store_killed_while_it_uploads_tells_the_truth_and_goes_on(
+    tokens, bucket, slow, sent, workers
+):
+    test_fault_23_a_build_killed_while_it_uploads_tells_the_truth_and_goes_on(
+        tokens, bucket, slow, sent, workers
+    )
 
 
 @pytest.mark.long

@@ -1,4 +1,5 @@
-"""What a folder of a file system does, whichever kind it is; and what it does while connections break."""
+"""What a folder of a file system does, whichever kind it is; and what it does while connections
+break."""
 
 import json
 import multiprocessing
@@ -90,7 +91,8 @@ def test_a_file_is_written_only_if_there_is_none(folder):
 
 
 def wins(folders: list[Remote], times: int) -> list[list[int]]:
-    """By round, which of the folders wrote a new file, where all of them write it in the same moment."""
+    """By round, which of the folders wrote a new file, where all of them write it in the same
+    moment."""
     barrier = threading.Barrier(len(folders), timeout=60)
     won: list[list[int]] = [[] for _ in range(times)]
 
@@ -130,7 +132,10 @@ class Google(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
-        first = self.headers["x-goog-if-generation-match"] != "0" or unquote(self.path) not in self.objects
+        first = (
+            self.headers["x-goog-if-generation-match"] != "0"
+            or unquote(self.path) not in self.objects
+        )
         self.objects.update({unquote(self.path): data} if first else {})
         self.send_response(200 if first else 412)
         for header in (("ETag", '"1"'), ("x-goog-generation", "1"), ("Content-Length", "0")):
@@ -146,9 +151,14 @@ def test_google_s_store_is_given_its_condition():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         account = {"gcs_base_url": f"http://127.0.0.1:{server.server_port}", "disable_oauth": True}
         account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
-        put_if_none = _put_if_none("GCSStore", "bucket/folder", service_account_key=json.dumps(account))
+        put_if_none = _put_if_none(
+            "GCSStore", "bucket/folder", service_account_key=json.dumps(account)
+        )
         assert put_if_none is not None
-        assert [put_if_none("bucket/folder/claim", data) for data in (b"mine", b"theirs")] == [True, False]
+        assert [put_if_none("bucket/folder/claim", data) for data in (b"mine", b"theirs")] == [
+            True,
+            False,
+        ]
         server.shutdown()
     assert Google.objects == {"/bucket/folder/claim": b"mine"}
 
@@ -158,7 +168,9 @@ def test_a_forked_process_is_asked_first_and_waits_for_no_thread_of_another(s3, 
     assert folder.create("claim", b"mine")
     context = multiprocessing.get_context("fork")
     results = context.Queue()
-    process = context.Process(target=lambda: results.put([folder.create(name, b"theirs") for name in ("claim", "new")]))
+    process = context.Process(
+        target=lambda: results.put([folder.create(name, b"theirs") for name in ("claim", "new")])
+    )
     process.start()
     assert results.get(timeout=60) == [False, True]
     process.join(60)
@@ -167,14 +179,19 @@ def test_a_forked_process_is_asked_first_and_waits_for_no_thread_of_another(s3, 
 
 PROFILES = {
     "config": "[default]\nregion = x\n[profile work]\nregion = x\n[profile sso]\nsso_session = s\n",
-    "credentials": f"[work]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n",
+    "credentials": (
+        f"[work]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    ),
 }
 
 
 @pytest.fixture
 def profiles(s3, tmp_path, monkeypatch):
     """The server, and files of AWS's profiles, of which `work` has its keys."""
-    for name, variable in (("config", "AWS_CONFIG_FILE"), ("credentials", "AWS_SHARED_CREDENTIALS_FILE")):
+    for name, variable in (
+        ("config", "AWS_CONFIG_FILE"),
+        ("credentials", "AWS_SHARED_CREDENTIALS_FILE"),
+    ):
         (tmp_path / name).write_text(PROFILES[name])
         monkeypatch.setenv(variable, str(tmp_path / name))
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -186,13 +203,21 @@ def test_a_profile_gives_keys_for_all_that_is_asked(profiles, monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "work")
     folder = Remote(f"s3://{BUCKET}/{profiles.name}")
     put, seen = obstore.put, []
-    monkeypatch.setattr(obstore, "put", lambda *given, **how: (seen.append(how), put(*given, **how))[1])
+    monkeypatch.setattr(
+        obstore, "put", lambda *given, **how: (seen.append(how), put(*given, **how))[1]
+    )
     assert folder.create("claim", b"mine") and not folder.create("claim", b"theirs")
-    assert folder.list() == [("claim", 4)] and folder.read("claim") == b"mine" and seen == [{"mode": "create"}]
+    assert (
+        folder.list() == [("claim", 4)]
+        and folder.read("claim") == b"mine"
+        and seen == [{"mode": "create"}]
+    )
     assert all(len(one) == 1 for one in wins([folder, Remote(folder.url)], 5))
 
 
-@pytest.mark.parametrize("profile, keys", [(None, {}), ("sso", None), ("nobody", None), ("work", ACCESS_KEY)])
+@pytest.mark.parametrize(
+    "profile, keys", [(None, {}), ("sso", None), ("nobody", None), ("work", ACCESS_KEY)]
+)
 def test_which_profiles_have_their_keys_in_files(profiles, monkeypatch, profile, keys):
     monkeypatch.setenv("AWS_PROFILE", profile or "default")
     found = _keys_of_profile()
@@ -212,7 +237,11 @@ def test_an_open_file_is_any_file(folder):
             count = chance.choice([1, 100, 70_000, 2 << 20, 9 << 20])
             file.seek(at)
             assert file.read(count) == DATA[at : at + count]
-        assert file.seek(-5, os.SEEK_END) == len(DATA) - 5 and file.read() == DATA[-5:] and file.read(1) == b""
+        assert (
+            file.seek(-5, os.SEEK_END) == len(DATA) - 5
+            and file.read() == DATA[-5:]
+            and file.read(1) == b""
+        )
         file.seek(0)
         assert file.read() == DATA
     with pytest.raises(StorageError, match="has 21000001 bytes and should have 7"):
@@ -250,11 +279,10 @@ def test_no_partial_object_shows_its_name(s3, tmp_path):
 def test_a_process_that_ends_in_an_upload_publishes_nothing(s3, tmp_path):
     folder = Remote(f"s3://{BUCKET}/{tmp_path.name}")
     ended = run_python(
-        "from packprep.storage import Remote\n"
-        "def stop(number, frame): raise KeyboardInterrupt\n"
-        f"folder = Remote({folder.url!r}); folder.list()\n"
-        "import signal; signal.signal(signal.SIGALRM, stop); signal.setitimer(signal.ITIMER_REAL, 0.5)\n"
-        "folder.write('f', [bytes(64)] * (1 << 24))\n"
+        "from packprep.storage import Remote\ndef stop(number, frame): raise"
+        f" KeyboardInterrupt\nfolder = Remote({folder.url!r}); folder.list()\nimport signal;"
+        " signal.signal(signal.SIGALRM, stop); signal.setitimer(signal.ITIMER_REAL,"
+        " 0.5)\nfolder.write('f', [bytes(64)] * (1 << 24))\n"
     )
     assert "KeyboardInterrupt" in ended.stderr and ended.returncode != 0
     assert folder.list() == []
@@ -285,7 +313,9 @@ def test_writes_go_on_after_lost_connections(s3, breaking, tmp_path, after):
 
 @pytest.mark.long
 @pytest.mark.parametrize("direction", ["upload", "download"])
-def test_a_claim_goes_on_after_lost_connections(s3, breaking, tmp_path, monkeypatch, capsys, direction):
+def test_a_claim_goes_on_after_lost_connections(
+    s3, breaking, tmp_path, monkeypatch, capsys, direction
+):
     """What was lost may be the answer of a store that wrote it."""
     monkeypatch.setattr(messages, "_said", set())
     proxy = breaking(direction, 0, 4)
@@ -299,7 +329,9 @@ def test_a_claim_goes_on_after_lost_connections(s3, breaking, tmp_path, monkeypa
 def test_what_stays_broken_is_given_up_and_publishes_nothing(s3, breaking, tmp_path, monkeypatch):
     monkeypatch.setattr("packprep.storage.remote._TRIES", 2)
     breaking("upload", 3_000_000, 1 << 30)
-    with pytest.raises(StorageError, match="writing failed: .* It was tried 2 times. Check the network"):
+    with pytest.raises(
+        StorageError, match="writing failed: .* It was tried 2 times. Check the network"
+    ):
         Remote(f"s3://{BUCKET}/{tmp_path.name}").write("f", PARTS)
     reach(monkeypatch, s3.environment)
     assert Remote(f"s3://{BUCKET}/{tmp_path.name}").list() == []
@@ -310,8 +342,15 @@ def test_wrong_credentials_are_one_message_at_once(s3, monkeypatch, variable):
     monkeypatch.setenv(variable, "wrong")
     monkeypatch.setattr(time, "sleep", None)  # nothing is tried again
     folder = Remote(f"s3://{BUCKET}/x")
-    for call in (folder.list, lambda: folder.read("f"), lambda: folder.write("f", [b""]), lambda: folder.size("f")):
-        with pytest.raises(StorageError, match="The store refused the credentials.*AWS_SECRET_ACCESS_KEY"):
+    for call in (
+        folder.list,
+        lambda: folder.read("f"),
+        lambda: folder.write("f", [b""]),
+        lambda: folder.size("f"),
+    ):
+        with pytest.raises(
+            StorageError, match="The store refused the credentials.*AWS_SECRET_ACCESS_KEY"
+        ):
             call()
 
 
@@ -366,7 +405,9 @@ def test_what_may_pass_is_tried_again(error, passes):
 
 
 @pytest.mark.parametrize("failures", [1, 3])
-def test_it_is_said_that_a_store_is_tried_again_after_the_second_failure_before_the_wait(monkeypatch, capsys, failures):
+def test_it_is_said_that_a_store_is_tried_again_after_the_second_failure_before_the_wait(
+    monkeypatch, capsys, failures
+):
     monkeypatch.setattr(messages, "_said", set())
     folder, waits, left = Remote("s3://bucket/x"), [], iter([ConnectTimeout()] * failures)
     monkeypatch.setattr(time, "sleep", lambda seconds: waits.append(capsys.readouterr().err))
@@ -378,5 +419,8 @@ def test_it_is_said_that_a_store_is_tried_again_after_the_second_failure_before_
 
     monkeypatch.setattr(Remote, "_store", lambda folder: None)
     assert folder._tried("reading", "f", action) == "done"
-    said = [f"packprep: s3://bucket/x: reading failed {n} times (ConnectTimeout): trying again\n" for n in (2, 3)]
+    said = [
+        f"packprep: s3://bucket/x: reading failed {n} times (ConnectTimeout): trying again\n"
+        for n in (2, 3)
+    ]
     assert waits == ["", *said][:failures]

@@ -27,7 +27,9 @@ def upload(folder, remote: Remote) -> None:
 
 
 def at(url: str, sources):
-    return [{**source, "paths": [f"{url}/{path}" for path in source["paths"]]} for source in sources]
+    return [
+        {**source, "paths": [f"{url}/{path}" for path in source["paths"]]} for source in sources
+    ]
 
 
 def shards(folder):
@@ -49,7 +51,9 @@ def test_the_bytes_are_the_same(s3, corpus, local, tmp_path):
     assert outcome.manifest is not None
     assert shards(tmp_path / "out") == shards(local) and shards(local)
     # From the local folder on, by --source.
-    moved = {source["name"]: f"{corpus[0]}/{source['paths'][0].split('/')[0]}" for source in corpus[1]}
+    moved = {
+        source["name"]: f"{corpus[0]}/{source['paths'][0].split('/')[0]}" for source in corpus[1]
+    }
     made.build(table, tmp_path, tmp_path / "moved", moved=moved)
     assert shards(tmp_path / "moved") == shards(local)
 
@@ -68,7 +72,10 @@ def test_verify_reads_urls_and_the_twin_says_that_it_does_not(corpus, local):
     moved = [
         part
         for source in corpus[1]
-        for part in ("--source", f"{source['name']}=file://{corpus[0]}/{source['paths'][0].split('/')[0]}")
+        for part in (
+            "--source",
+            f"{source['name']}=file://{corpus[0]}/{source['paths'][0].split('/')[0]}",
+        )
     ]
     assert packprep("verify", local, "--replay", "all", *moved).status == 0
     twin = packprep("verify", local, "--replay", "all", "--twin", *moved)
@@ -81,9 +88,15 @@ def test_a_changed_or_missing_object_is_said(corpus, tmp_path, local):
     table = made.table(at(remote.url, corpus[1][:1]))
     from packprep.sources.formats.batch import open_source
 
-    with pytest.raises(SourceError, match="had 3 when the plan was made"), open_source(f"{remote.url}/web/a.jsonl", 3):
+    with (
+        pytest.raises(SourceError, match="had 3 when the plan was made"),
+        open_source(f"{remote.url}/web/a.jsonl", 3),
+    ):
         pass
-    with pytest.raises(SourceError, match="the file is missing"), open_source(f"{remote.url}/web/no.jsonl", 3):
+    with (
+        pytest.raises(SourceError, match="the file is missing"),
+        open_source(f"{remote.url}/web/no.jsonl", 3),
+    ):
         pass
     remote.write("web/bad.parquet", [b"PAR1 is not all that a file needs PAR1"])
     with pytest.raises(SourceError, match="bad.parquet: not a readable Parquet file"):
@@ -93,8 +106,8 @@ def test_a_changed_or_missing_object_is_said(corpus, tmp_path, local):
 @pytest.mark.long
 def test_wrong_credentials_end_the_command_with_one_line(server, tmp_path):
     (tmp_path / "recipe.toml").write_text(
-        f'seq_length = 512\ntokenizer = "bytes"\nsources = [{{name = "web", paths = ["s3://{BUCKET}/web/*"]}}]\n'
-        'tasks = [{preset = "causal"}]\n'
+        'seq_length = 512\ntokenizer = "bytes"\nsources = [{name = "web", paths ='
+        f' ["s3://{BUCKET}/web/*"]}}]\ntasks = [{{preset = "causal"}}]\n'
     )
     for variable in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
         environment = {**server.environment, variable: "wrong"}

@@ -38,4 +38,6 @@ def wrong_kind(trap, breaks=False):
     def load(vocabulary, special_text):
         return WrongEngine(vocabulary, special_text, trap, breaks)
 
-    return EngineKind("wrong", lambda: WrongEngine.version, lambda vocabulary: None, load, proven=True)
+    return EngineKind(
+        "wrong", lambda: WrongEngine.version, lambda vocabulary: None, load, proven=True
+    )

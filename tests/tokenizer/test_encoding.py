@@ -43,11 +43,15 @@ def llama(folder):
 
 
 def documents(tokens):
-    return [tokens.ids[a:b].tolist() for a, b in zip(tokens.offsets, tokens.offsets[1:], strict=False)]
+    return [
+        tokens.ids[a:b].tolist() for a, b in zip(tokens.offsets, tokens.offsets[1:], strict=False)
+    ]
 
 
 def reference(vocabulary, texts, special_text="text"):
-    return tokenize(load_engine(REFERENCE, vocabulary, special_text), texts, special_text, vocabulary)
+    return tokenize(
+        load_engine(REFERENCE, vocabulary, special_text), texts, special_text, vocabulary
+    )
 
 
 def test_tokens_decode_to_the_text(llama):
@@ -62,7 +66,10 @@ def test_tokens_decode_to_the_text(llama):
 def test_nothing_of_the_tokenizer_s_post_processor_truncation_or_padding_runs(folder, llama):
     assert 320 not in reference(llama, TEXTS).ids
     bert = resolve(folder / "bert", made.bert_like(), needs("mask"))
-    lengths = [len(ids) for ids in documents(reference(bert, ["the lazy dog and the quick brown fox", "dog"]))]
+    lengths = [
+        len(ids)
+        for ids in documents(reference(bert, ["the lazy dog and the quick brown fox", "dog"]))
+    ]
     assert lengths == [8, 1]
 
 
@@ -72,7 +79,12 @@ def test_dropout_does_not_run(folder):
     vocabulary = resolve(folder / "dropout", tokenizer)
     ids = documents(reference(vocabulary, ["jumps over the lazy dog"] * 20))
     assert all(other == ids[0] for other in ids)
-    assert ids[0] == documents(reference(resolve(folder / "gpt2", made.gpt2_like()), ["jumps over the lazy dog"]))[0]
+    assert (
+        ids[0]
+        == documents(
+            reference(resolve(folder / "gpt2", made.gpt2_like()), ["jumps over the lazy dog"])
+        )[0]
+    )
 
 
 def test_batches_do_not_show(llama, monkeypatch):
@@ -93,7 +105,12 @@ def test_no_texts_give_no_tokens(bytes_vocabulary, engine):
 
 
 def test_fault_26_special_token_text_in_a_document_stays_text(llama):
-    texts = ["a <|end_of_text|> b", "<|begin_of_text|>", "x<|reserved_special_token_0|>y", "<|eot_id|>"]
+    texts = [
+        "a <|end_of_text|> b",
+        "<|begin_of_text|>",
+        "x<|reserved_special_token_0|>y",
+        "<|eot_id|>",
+    ]
     tokens = reference(llama, texts)
     assert tokens.rejected == []
     assert not set(tokens.ids.tolist()) & set(llama.special_ids)
@@ -103,8 +120,13 @@ def test_fault_26_special_token_text_in_a_document_stays_text(llama):
 
 def test_fault_26_a_role_played_by_an_added_token_that_is_not_special_stays_text(folder):
     tokenizer = made.gpt2_like()
-    tokenizer["added_tokens"] += [made.added(321, "<tool>", special=False), made.added(322, "<other>", special=False)]
-    vocabulary = resolve(folder / "tool", tokenizer, specials=Specials(mode_tokens={"[NLU]": "<tool>"}))
+    tokenizer["added_tokens"] += [
+        made.added(321, "<tool>", special=False),
+        made.added(322, "<other>", special=False),
+    ]
+    vocabulary = resolve(
+        folder / "tool", tokenizer, specials=Specials(mode_tokens={"[NLU]": "<tool>"})
+    )
     tokens = reference(vocabulary, ["<tool>", "<other>"])
     assert tokens.rejected == []
     plain, ordinary = documents(tokens)
@@ -116,7 +138,10 @@ def test_fault_26_a_role_played_by_an_added_token_that_is_not_special_stays_text
 def test_fault_26_where_the_model_itself_gives_the_special_token_the_document_is_rejected(folder):
     vocabulary = resolve(folder / "t5", made.t5_like(), needs(sentinels=3))
     tokens = reference(vocabulary, ["the dog", "the <pad> dog", "lazy", "a<extra_id_3>"])
-    assert [(i, reason) for i, reason, _ in tokens.rejected] == [(1, "special_text"), (3, "special_text")]
+    assert [(i, reason) for i, reason, _ in tokens.rejected] == [
+        (1, "special_text"),
+        (3, "special_text"),
+    ]
     assert "<pad> (id 0)" in tokens.rejected[0][2]
     assert [len(ids) > 0 for ids in documents(tokens)] == [True, False, True, False]
     assert documents(tokens)[2] == documents(reference(vocabulary, ["lazy"]))[0]
@@ -139,7 +164,9 @@ def test_special_text_may_be_special(llama):
 
 def test_special_text_may_be_rejected(llama):
     tokens = reference(
-        llama, ["fine", "a <|end_of_text|> b", "<|end_of_text", "<|reserved_special_token_11|>"], "reject"
+        llama,
+        ["fine", "a <|end_of_text|> b", "<|end_of_text", "<|reserved_special_token_11|>"],
+        "reject",
     )
     assert tokens.rejected == [
         (1, "special_text", "<|end_of_text|> at character 2"),
@@ -158,7 +185,10 @@ def test_an_ordinary_token_with_a_role_rejects_where_it_occurs(folder):
 def test_a_lone_surrogate_is_rejected(bytes_vocabulary, engine, special_text):
     loaded = load_engine(engine, bytes_vocabulary, special_text)
     tokens = tokenize(loaded, ["ok", "né\ud83d!", "🙂", "\udc00"], special_text, bytes_vocabulary)
-    assert [(i, reason) for i, reason, _ in tokens.rejected] == [(1, "lone_surrogate"), (3, "lone_surrogate")]
+    assert [(i, reason) for i, reason, _ in tokens.rejected] == [
+        (1, "lone_surrogate"),
+        (3, "lone_surrogate"),
+    ]
     assert tokens.rejected[0][2].startswith("U+D83D at character 2")
     assert documents(tokens) == [[111, 107], [], list("🙂".encode()), []]
 
@@ -167,7 +197,18 @@ def test_a_lone_surrogate_is_rejected(bytes_vocabulary, engine, special_text):
 
 PIECES = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
-    st.sampled_from([*BYTES_SPECIALS[:12], "<extra_id_25", "<<pad>", "[NLU", "\r\n", "\u0085", "\ufeff", "e\u0301"]),
+    st.sampled_from(
+        [
+            *BYTES_SPECIALS[:12],
+            "<extra_id_25",
+            "<<pad>",
+            "[NLU",
+            "\r\n",
+            "\u0085",
+            "\ufeff",
+            "e\u0301",
+        ]
+    ),
 )
 DOCUMENTS = st.lists(st.lists(PIECES, max_size=6).map("".join), max_size=5)
 
@@ -199,12 +240,24 @@ def failing_on(kind):
     """(a tokenizer.json that fails on some texts, one of them)."""
     parsed = made.gpt2_like()
     if kind == "pattern":
-        pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+        pattern = {
+            "type": "Split",
+            "pattern": {"Regex": "(a+)+$"},
+            "behavior": "Isolated",
+            "invert": False,
+        }
         steps = [pattern, {**parsed["pre_tokenizer"], "use_regex": False}]
-        return {**parsed, "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, "a" * 60 + "b"
+        return {
+            **parsed,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        }, "a" * 60 + "b"
     words = {word: id for id, word in enumerate(["the", "dog", "<|endoftext|>", *"tehdog"])}
     if kind == "unigram":
-        model = {"type": "Unigram", "unk_id": None, "vocab": [[word, -1.0 - id] for word, id in words.items()]}
+        model = {
+            "type": "Unigram",
+            "unk_id": None,
+            "vocab": [[word, -1.0 - id] for word, id in words.items()],
+        }
     else:
         model = {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}
     changes = {"model": model, "added_tokens": [made.added(2, "<|endoftext|>")]}
@@ -213,11 +266,15 @@ def failing_on(kind):
 
 @pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("kind", ["unigram", "words", "pattern"])
-def test_a_text_on_which_the_tokenizer_fails_is_rejected_and_the_others_are_as_without_it(tmp_path, kind, begins):
+def test_a_text_on_which_the_tokenizer_fails_is_rejected_and_the_others_are_as_without_it(
+    tmp_path, kind, begins
+):
     parsed, bad = failing_on(kind)
     vocabulary = resolve(tmp_path / kind, parsed, needs())
     engine = load_engine(REFERENCE, vocabulary, "text")
-    tokens = tokenize(engine, ["the dog", bad, "", "dog", "x\ud800", bad], "text", vocabulary, begins)
+    tokens = tokenize(
+        engine, ["the dog", bad, "", "dog", "x\ud800", bad], "text", vocabulary, begins
+    )
     without = tokenize(engine, ["the dog", "", "", "dog", "", ""], "text", vocabulary, begins)
     failed = ("tokenizer_error", "the tokenizer fails on its text")
     assert [entry for entry in tokens.rejected if entry[0] != 4] == [(1, *failed), (5, *failed)]
@@ -237,15 +294,22 @@ EXPLODING = {
     "an empty pattern": replacing(("x*", "b" * 9000), ("x*", "c" * 9000), regex=True),
     "doubling": replacing(*[("", "b")] * 40, regex=True),
     "what stands before": [{"type": "Prepend", "prepend": "b" * 600_000}],
-    "among others": [{"type": "Sequence", "normalizers": replacing(("a", "B" * 3000))}, {"type": "Lowercase"}]
-    + replacing(("b", "c" * 3000)),
+    "among others": (
+        [
+            {"type": "Sequence", "normalizers": replacing(("a", "B" * 3000))},
+            {"type": "Lowercase"},
+        ]
+        + replacing(("b", "c" * 3000))
+    ),
 }
 
 
 @pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("kind", EXPLODING)
-def test_a_text_that_the_normalizer_makes_too_much_of_is_rejected_before_it_does(tmp_path, kind, begins):
+def test_a_text_that_the_normalizer_makes_too_much_of_is_rejected_before_it_does(
+    tmp_path, kind, begins
+):
     normalizer = {"type": "Sequence", "normalizers": EXPLODING[kind]}
     vocabulary = resolve(tmp_path, {**made.gpt2_like(), "normalizer": normalizer})
     engine = load_engine(REFERENCE, vocabulary, "text")
@@ -260,7 +324,9 @@ def test_a_text_that_the_normalizer_makes_too_much_of_is_rejected_before_it_does
     *replacing(("a", "bcd" * 10), ("aa", ""), ("", "b" * 10)), *replacing(("a+|b", "." * 20), ("x*", "b" * 10), regex=True),
 ])  # fmt: skip
 def test_the_length_of_a_normal_form_is_known_before_it_is_made(step):
-    forms = NormalForms({"type": "Sequence", "normalizers": [step, *replacing(("of no text", "b" * 200))]})
+    forms = NormalForms(
+        {"type": "Sequence", "normalizers": [step, *replacing(("of no text", "b" * 200))]}
+    )
     text = "aaab ünïcödé 🙂 ba" * 4096
     normal = tokenizers.Tokenizer.from_str(
         json.dumps({"normalizer": step, "model": made.gpt2_like()["model"]})
@@ -272,7 +338,10 @@ def test_a_normalizer_may_make_sixteen_times_a_text_or_a_million_characters():
     def characters(content, text):
         return NormalForms(*replacing(("a", "b" * content))).characters(text)
 
-    assert characters(17, "a" * 61_000) == 17 * 61_000 < 1 << 20 and characters(1 << 20, "a") == 1 << 20
+    assert (
+        characters(17, "a" * 61_000) == 17 * 61_000 < 1 << 20
+        and characters(1 << 20, "a") == 1 << 20
+    )
     assert (
         characters(17, "a" + "x" * 100_000) == 100_017 and characters(16, "a" * 100_000) == 100_000
     )  # nothing is counted
@@ -318,7 +387,11 @@ def test_the_bytes_engine_s_characters_equal_the_reference_s(bytes_vocabulary, s
 @pytest.mark.parametrize("kind", ["llama", "bert", "t5"])
 def test_characters_ascend_beside_the_usual_ids(folder, llama, kind):
     makers = {"bert": made.bert_like, "t5": made.t5_like}
-    vocabulary = llama if kind == "llama" else resolve(folder / f"characters {kind}", makers[kind](), needs())
+    vocabulary = (
+        llama
+        if kind == "llama"
+        else resolve(folder / f"characters {kind}", makers[kind](), needs())
+    )
     engine = load_engine(REFERENCE, vocabulary, "text")
 
     @given(DOCUMENTS)

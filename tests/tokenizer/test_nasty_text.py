@@ -18,7 +18,9 @@ def test_a_text_is_a_function_of_key_and_number():
 
 def test_every_category_and_script_is_there():
     found = "".join(suite())
-    assert {unicodedata.category(c) for c in found} == {unicodedata.category(chr(c)) for c in range(sys.maxunicode + 1)}
+    assert {unicodedata.category(c) for c in found} == {
+        unicodedata.category(chr(c)) for c in range(sys.maxunicode + 1)
+    }
 
     def scripts(text):
         letters = (c for c in text if unicodedata.category(c)[0] == "L")

@@ -8,7 +8,14 @@ from packprep.tokenizer.encoding import tokenize
 from packprep.tokenizer.engines.engine import EngineRefusal
 from packprep.tokenizer.engines.fastokens import FastEngine
 from packprep.tokenizer.engines.reference import ReferenceEngine
-from packprep.tokenizer.proof import MAX_CHARACTERS, RATE, compared, difference, prove, prove_on_nasty_text
+from packprep.tokenizer.proof import (
+    MAX_CHARACTERS,
+    RATE,
+    compared,
+    difference,
+    prove,
+    prove_on_nasty_text,
+)
 from tests.tokenizer import tokenizers_made as made
 from tests.tokenizer.engines_made import WrongEngine
 from tests.tokenizer.test_roles import needs, resolve
@@ -24,12 +31,18 @@ def test_an_engine_that_is_right_passes_and_one_that_is_believed_is_not_asked(gp
     prove_on_nasty_text(ReferenceEngine(gpt2, "text"), "text", gpt2)
 
 
-def test_that_an_engine_is_compared_is_said_before_it_begins_and_where_it_is(gpt2, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cache, "cache_folders", lambda: cache.CacheFolders((str(tmp_path),), str(tmp_path)))
+def test_that_an_engine_is_compared_is_said_before_it_begins_and_where_it_is(
+    gpt2, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(
+        cache, "cache_folders", lambda: cache.CacheFolders((str(tmp_path),), str(tmp_path))
+    )
     engine, said = FastEngine(gpt2, "text"), []
     monkeypatch.setattr(proof, "prove", lambda *given: said.append(capsys.readouterr().err))
     prove_on_nasty_text(engine, "text", gpt2)
-    assert said == ["packprep: comparing engine fastokens with the reference, once for a tokenizer\n"]
+    assert said == [
+        "packprep: comparing engine fastokens with the reference, once for a tokenizer\n"
+    ]
     prove_on_nasty_text(engine, "text", gpt2)  # as is remembered
     assert len(said) == 1 and capsys.readouterr().err == ""
 
@@ -42,7 +55,10 @@ def test_the_reference_has_its_tokens_and_no_others(gpt2):
 @pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("trap", ["\r\n", "<|endoftext|>", "\u0301", "🇩🇪", "    "])
 def test_an_engine_that_errs_on_nasty_text_is_refused_with_text_and_both_ids(gpt2, trap):
-    with pytest.raises(EngineRefusal, match=r"it differs from the reference: the text .* gives \[.*\] .* reference \["):
+    with pytest.raises(
+        EngineRefusal,
+        match=r"it differs from the reference: the text .* gives \[.*\] .* reference \[",
+    ):
         prove_on_nasty_text(WrongEngine(gpt2, "text", trap), "text", gpt2)
 
 
@@ -52,8 +68,15 @@ def test_a_difference_is_shown_by_what_is_around_it(gpt2):
     expected = engine.reference.encode([text])[0].tolist()
     tokens = tokenize(engine, ["the", text], "text", gpt2)
     found = difference(engine, text, tokens, 1, "text", gpt2)
-    assert text[found.character :] == found.text and found.text.endswith("TRAP") and len(found.text) < 60
-    assert found.reference_ids == expected[found.token :] and found.ids == [*expected[found.token : -1], 0]
+    assert (
+        text[found.character :] == found.text
+        and found.text.endswith("TRAP")
+        and len(found.text) < 60
+    )
+    assert found.reference_ids == expected[found.token :] and found.ids == [
+        *expected[found.token : -1],
+        0,
+    ]
     assert str(found.ids) in str(found) and str(found.reference_ids) in str(found)
     assert difference(engine, "the", tokens, 0, "text", gpt2) is None
 
@@ -71,7 +94,10 @@ def test_a_rejection_that_the_reference_does_not_give_is_a_difference(gpt2):
     tokens = tokenize(engine, ["the\ud800"], "text", gpt2)
     assert difference(engine, "the\ud800", tokens, 0, "text", gpt2) is None
     found = difference(engine, "the", tokens, 0, "text", gpt2)
-    assert found.ids.startswith("no ids but a rejection (U+D800 at character 3") and found.reference_ids
+    assert (
+        found.ids.startswith("no ids but a rejection (U+D800 at character 3")
+        and found.reference_ids
+    )
 
 
 def test_a_text_on_which_the_reference_fails_is_not_compared(gpt2, monkeypatch):
@@ -108,7 +134,10 @@ def test_one_document_of_2000_is_compared_whatever_else_is_read_with_it():
     assert abs(len(found) - 400_000 / RATE) < 4 * np.sqrt(400_000 / RATE)
     later = compared(key, positions[1000:], 0) + 1000
     np.testing.assert_array_equal(later, found[found >= 1000])
-    for other in (compared(key, positions, 1), compared(text_key(1, "web", "a.jsonl"), positions, 0)):
+    for other in (
+        compared(key, positions, 1),
+        compared(text_key(1, "web", "a.jsonl"), positions, 0),
+    ):
         assert len(np.intersect1d(found, other)) < 10 < len(other)
 
 

@@ -50,7 +50,9 @@ def test_bos_and_pad_may_be_eos(tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_a_token_that_the_tokenizer_has_in_another_role_is_refused(tmp_path, tokenizer, needed, specials, words):
+def test_a_token_that_the_tokenizer_has_in_another_role_is_refused(
+    tmp_path, tokenizer, needed, specials, words
+):
     message = fails(tmp_path, tokenizer, needed, specials)
     assert words.replace("its own", "the tokenizer's own") in message and "\n" not in message
 
@@ -60,14 +62,21 @@ def test_files_beside_the_tokenizer_say_which_roles_are_taken(tmp_path):
     assert "eos (the tokenizer's own) and mask" in fails(
         tmp_path, made.llama3_like(), needs("mask"), Specials(mask="<|eot_id|>"), **beside
     )
-    vocabulary = resolve(tmp_path, made.llama3_like(), needs("mask"), Specials(mask="<|end_of_text|>"), **beside)
+    vocabulary = resolve(
+        tmp_path, made.llama3_like(), needs("mask"), Specials(mask="<|end_of_text|>"), **beside
+    )
     assert vocabulary.roles["mask"] == 321 and vocabulary.roles["eos"] == 325
 
 
 def test_a_token_of_a_role_that_is_given_to_another_or_not_used_is_free(tmp_path):
     given = Specials(mask="<|finetune_right_pad_id|>", pad="<|reserved_special_token_0|>")
     assert resolve(tmp_path, made.llama3_like(), needs("mask"), given).roles["mask"] == 324
-    unused = resolve(tmp_path, made.bert_like(), needs("eos", modes=["[A]"]), Specials(mode_tokens={"[A]": "[MASK]"}))
+    unused = resolve(
+        tmp_path,
+        made.bert_like(),
+        needs("eos", modes=["[A]"]),
+        Specials(mode_tokens={"[A]": "[MASK]"}),
+    )
     assert unused.mode_tokens == {"[A]": 9} and "mask" not in unused.roles
     assert resolve(tmp_path, made.bert_like(), needs("eos"), Specials(pad="[CLS]")).roles == {
         "eos": 8,
@@ -78,7 +87,9 @@ def test_a_token_of_a_role_that_is_given_to_another_or_not_used_is_free(tmp_path
 
 def test_one_token_may_be_bos_eos_and_pad_as_a_tokenizer_says(tmp_path):
     config = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
-    vocabulary = resolve(tmp_path, made.gpt2_like(), needs("eos", "bos", "pad"), tokenizer_config=config)
+    vocabulary = resolve(
+        tmp_path, made.gpt2_like(), needs("eos", "bos", "pad"), tokenizer_config=config
+    )
     assert vocabulary.roles == {"eos": 320, "bos": 320, "pad": 320}
 
 
@@ -105,11 +116,23 @@ def test_added_and_reserved_tokens_are_no_text(tmp_path):
 
 
 def with_odd_tokens() -> dict:
-    """In the model alone <extra_id_7> 320, [unused1] 321, <div> 325, <0x0A> 326; added </s>, <|a|>, <unused0> and spaces."""
+    """In the model alone <extra_id_7> 320, [unused1] 321, <div> 325, <0x0A> 326; added </s>, <|a|>,
+    <unused0> and spaces."""
     parsed = made.byte_level()
-    parsed["model"]["vocab"] |= {"<extra_id_7>": 320, "[unused1]": 321, "<|a|>": 322, "<unused0>": 323, "    ": 324}
+    parsed["model"]["vocab"] |= {
+        "<extra_id_7>": 320,
+        "[unused1]": 321,
+        "<|a|>": 322,
+        "<unused0>": 323,
+        "    ": 324,
+    }
     parsed["model"]["vocab"] |= {"<div>": 325, "<0x0A>": 326, "</s>": 327}
-    special = {"</s>": (327, True), "<|a|>": (322, True), "<unused0>": (323, False), "    ": (324, False)}
+    special = {
+        "</s>": (327, True),
+        "<|a|>": (322, True),
+        "<unused0>": (323, False),
+        "    ": (324, False),
+    }
     parsed["added_tokens"] = [made.added(id, text, flag) for text, (id, flag) in special.items()]
     return parsed
 

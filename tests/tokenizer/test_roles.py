@@ -91,7 +91,9 @@ def test_bytes_has_every_role_without_a_word_said():
 
 def test_bytes_can_be_extended():
     specials = Specials(missing="add", sentinels="auto")
-    vocabulary = resolve_vocabulary("bytes", Path(), specials, needs("eos", modes=["[X]"], sentinels=300))
+    vocabulary = resolve_vocabulary(
+        "bytes", Path(), specials, needs("eos", modes=["[X]"], sentinels=300)
+    )
     assert vocabulary.mode_tokens == {"[X]": 522}
     assert vocabulary.sentinels == (*range(266, 522), *range(523, 567))
     assert vocabulary.vocab_size == 567
@@ -145,18 +147,24 @@ def test_files_beside_the_tokenizer_are_heard_first(tmp_path):
         tmp_path,
         made.llama3_like(),
         tokenizer_config=config,
-        special_tokens_map={"eos_token": "<|end_of_text|>", "mask_token": "<|reserved_special_token_1|>"},
+        special_tokens_map={
+            "eos_token": "<|end_of_text|>",
+            "mask_token": "<|reserved_special_token_1|>",
+        },
     )
     assert vocabulary.roles == {"eos": 325, "pad": 324, "mask": 323}
     assert "eos: <|eot_id|> (id 325), named by the tokenizer's own files" in vocabulary.notes
 
 
 def with_pieces(tokenizer: dict, *texts: str) -> dict:
-    """The tokenizer with texts as ordinary pieces of its vocabulary, in place of its longest ones."""
+    """The tokenizer with texts as ordinary pieces of its vocabulary, in place of its longest
+    ones."""
     vocab = tokenizer["model"]["vocab"]
     for text, long in zip(texts, sorted(vocab, key=len)[-len(texts) :], strict=True):
         vocab[text] = vocab.pop(long)
-        tokenizer["model"]["merges"] = [pair for pair in tokenizer["model"]["merges"] if "".join(pair) != long]
+        tokenizer["model"]["merges"] = [
+            pair for pair in tokenizer["model"]["merges"] if "".join(pair) != long
+        ]
     vocab_texts = set(vocab)
     tokenizer["model"]["merges"] = [
         pair for pair in tokenizer["model"]["merges"] if {*pair, "".join(pair)} <= vocab_texts
@@ -165,7 +173,15 @@ def with_pieces(tokenizer: dict, *texts: str) -> dict:
 
 
 def test_an_ordinary_piece_is_no_special_token_whatever_its_text(tmp_path):
-    pieces = ("<s>", "<pad>", "<mask>", "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<extra_id_0>")
+    pieces = (
+        "<s>",
+        "<pad>",
+        "<mask>",
+        "<fim_prefix>",
+        "<fim_middle>",
+        "<fim_suffix>",
+        "<extra_id_0>",
+    )
     tokenizer = with_pieces(made.gpt2_like(), *pieces)
     vocabulary = resolve(tmp_path, tokenizer)
     assert vocabulary.roles == {"eos": 320, "pad": 320}
@@ -176,7 +192,9 @@ def test_an_ordinary_piece_is_no_special_token_whatever_its_text(tmp_path):
     id = tokenizer["model"]["vocab"]["<s>"]
     assert resolve(tmp_path, tokenizer, needs("bos"), Specials(bos="<s>")).roles["bos"] == id
     assert resolve(tmp_path, tokenizer, tokenizer_config={"bos_token": "<s>"}).roles["bos"] == id
-    more = resolve(tmp_path, tokenizer, needs(sentinels=2), Specials(missing="add", sentinels="auto"))
+    more = resolve(
+        tmp_path, tokenizer, needs(sentinels=2), Specials(missing="add", sentinels="auto")
+    )
     assert [entry["text"] for entry in more.added_tokens] == ["<extra_id_1>", "<extra_id_2>"]
 
 
@@ -187,9 +205,13 @@ def test_null_beside_the_tokenizer_means_that_there_is_no_such_token(tmp_path):
     assert vocabulary.beside[0]["roles"] == {"bos": None, "mask": None}
     message = fails(tmp_path, made.llama3_like(), needs("bos"), tokenizer_config=config)
     assert "bos: the files beside the tokenizer declare null, so it has no such token" in message
-    added = resolve(tmp_path, made.llama3_like(), needs("bos"), Specials(missing="add"), tokenizer_config=config)
+    added = resolve(
+        tmp_path, made.llama3_like(), needs("bos"), Specials(missing="add"), tokenizer_config=config
+    )
     assert added.added_tokens == ({"id": 336, "text": "<s>", "role": "bos"},)
-    both = resolve(tmp_path, made.bert_like(), tokenizer_config={"bos_token": None, "cls_token": "[CLS]"})
+    both = resolve(
+        tmp_path, made.bert_like(), tokenizer_config={"bos_token": None, "cls_token": "[CLS]"}
+    )
     assert both.roles["bos"] == 7
 
 
@@ -197,12 +219,16 @@ def test_another_token_does_not_stand_in_for_a_declared_one_that_is_missing(tmp_
     config = {"eos_token": "<|im_end|>"}
     message = fails(tmp_path, made.llama3_like(), tokenizer_config=config)
     assert "declare '<|im_end|>', which tokenizer.json lacks" in message
-    added = resolve(tmp_path, made.llama3_like(), None, Specials(missing="add"), tokenizer_config=config)
+    added = resolve(
+        tmp_path, made.llama3_like(), None, Specials(missing="add"), tokenizer_config=config
+    )
     assert added.added_tokens == ({"id": 336, "text": "<|im_end|>", "role": "eos"},)
 
 
 def test_a_well_known_added_token_that_is_not_special_is_offered_and_not_taken(tmp_path):
-    tokenizer = made.byte_level("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+    tokenizer = made.byte_level(
+        "<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"
+    )
     for entry in tokenizer["added_tokens"][1:]:
         entry["special"] = False
     assert "fim_prefix" not in resolve(tmp_path, tokenizer).roles
@@ -214,8 +240,14 @@ def test_a_well_known_added_token_that_is_not_special_is_offered_and_not_taken(t
 
 def test_fim_tokens_come_from_one_family(tmp_path):
     texts = ("<|endoftext|>", "<fim_prefix>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
-    vocabulary = resolve(tmp_path, made.byte_level(*texts), needs("fim_prefix", "fim_middle", "fim_suffix"))
-    assert [vocabulary.roles[role] for role in ("fim_prefix", "fim_middle", "fim_suffix")] == [322, 323, 324]
+    vocabulary = resolve(
+        tmp_path, made.byte_level(*texts), needs("fim_prefix", "fim_middle", "fim_suffix")
+    )
+    assert [vocabulary.roles[role] for role in ("fim_prefix", "fim_middle", "fim_suffix")] == [
+        322,
+        323,
+        324,
+    ]
 
 
 def test_what_nothing_uses_is_not_required(tmp_path):
@@ -225,7 +257,11 @@ def test_what_nothing_uses_is_not_required(tmp_path):
 @pytest.mark.parametrize(
     "beside",
     [
-        {"tokenizer_config": {"added_tokens_decoder": {"321": {"content": "<|im_end|>", "special": True}}}},
+        {
+            "tokenizer_config": {
+                "added_tokens_decoder": {"321": {"content": "<|im_end|>", "special": True}}
+            }
+        },
         {"tokenizer_config": {"additional_special_tokens": ["<|endoftext|>", "<|im_end|>"]}},
         {"tokenizer_config": {"extra_special_tokens": {"image_token": "<|im_end|>"}}},
         {"tokenizer_config": {"extra_special_tokens": [{"content": "<|im_end|>"}]}},
@@ -236,19 +272,29 @@ def test_added_tokens_that_tokenizer_json_lacks_are_refused_by_name(tmp_path, be
     message = fails(tmp_path, made.gpt2_like(), **beside)
     assert "lacks 1 added tokens that the files beside it declare ('<|im_end|>')" in message
     assert f"AutoTokenizer.from_pretrained('{tmp_path / 'tok'}').save_pretrained(FOLDER)" in message
-    assert resolve(tmp_path, made.byte_level("<|endoftext|>", "<|im_end|>"), **beside).roles["eos"] == 320
+    assert (
+        resolve(tmp_path, made.byte_level("<|endoftext|>", "<|im_end|>"), **beside).roles["eos"]
+        == 320
+    )
 
 
 def test_added_tokens_json_is_not_read_beside_a_newer_list(tmp_path):
     config = {"added_tokens_decoder": {"320": {"content": "<|endoftext|>", "special": True}}}
-    assert resolve(tmp_path, made.gpt2_like(), tokenizer_config=config, added_tokens={"<|old|>": 9}).roles["eos"] == 320
+    assert (
+        resolve(
+            tmp_path, made.gpt2_like(), tokenizer_config=config, added_tokens={"<|old|>": 9}
+        ).roles["eos"]
+        == 320
+    )
 
 
 @pytest.mark.parametrize("name", ["tok", "tok/tekken.json"])
 def test_a_tekken_json_is_no_tokenizer_json(tmp_path, name):
     (tmp_path / "tok").mkdir()
     (tmp_path / "tok/tekken.json").write_text("{}")
-    with pytest.raises(VocabularyError, match=r"tekken.json is Mistral's own format.*from_pretrained\('.*/tok'\)"):
+    with pytest.raises(
+        VocabularyError, match=r"tekken.json is Mistral's own format.*from_pretrained\('.*/tok'\)"
+    ):
         load_tokenizer_json(name, tmp_path)
 
 
@@ -256,8 +302,14 @@ def test_a_tekken_json_is_no_tokenizer_json(tmp_path, name):
 
 
 def test_roles_are_given_by_text_or_id(tmp_path):
-    specials = Specials(eos="<|eot_id|>", mask=323, mode_tokens={"[NLU]": "<|reserved_special_token_0|>", "[X]": 326})
-    vocabulary = resolve(tmp_path, made.llama3_like(), needs("eos", "mask", modes=["[NLU]"]), specials)
+    specials = Specials(
+        eos="<|eot_id|>",
+        mask=323,
+        mode_tokens={"[NLU]": "<|reserved_special_token_0|>", "[X]": 326},
+    )
+    vocabulary = resolve(
+        tmp_path, made.llama3_like(), needs("eos", "mask", modes=["[NLU]"]), specials
+    )
     assert vocabulary.roles["eos"] == 325
     assert vocabulary.roles["mask"] == 323
     assert vocabulary.mode_tokens == {"[NLU]": 322, "[X]": 326}
@@ -267,7 +319,10 @@ def test_roles_are_given_by_text_or_id(tmp_path):
 @pytest.mark.parametrize(
     ("sentinels", "expected"),
     [
-        ("<|reserved_special_token_{}|>", (322, 323, 326, 327, 328, 329, 330, 331, 332, 333, 334, 335)),
+        (
+            "<|reserved_special_token_{}|>",
+            (322, 323, 326, 327, 328, 329, 330, 331, 332, 333, 334, 335),
+        ),
         (["<|eot_id|>", 330], (325, 330)),
         ({"first": 326, "count": 3}, (326, 327, 328)),
     ],
@@ -287,17 +342,23 @@ def test_a_pattern_leaves_out_what_was_given_another_role(tmp_path):
 
 def test_a_sentinel_twice_is_refused(tmp_path):
     message = fails(
-        tmp_path, made.llama3_like(), specials=Specials(sentinels=[330, 331, "<|reserved_special_token_6|>"])
+        tmp_path,
+        made.llama3_like(),
+        specials=Specials(sentinels=[330, 331, "<|reserved_special_token_6|>"]),
     )
     assert "<|reserved_special_token_6|> (id 330) stands twice" in message
 
 
 def test_a_pattern_without_a_place_for_the_number_is_refused(tmp_path):
-    assert "<extra_id_{}>" in fails(tmp_path, made.llama3_like(), specials=Specials(sentinels="<extra_id>"))
+    assert "<extra_id_{}>" in fails(
+        tmp_path, made.llama3_like(), specials=Specials(sentinels="<extra_id>")
+    )
 
 
 def test_a_mode_token_named_like_a_role_is_refused(tmp_path):
-    assert "'pad' has the name of a role" in fails(tmp_path, made.llama3_like(), needs(modes=["pad"]))
+    assert "'pad' has the name of a role" in fails(
+        tmp_path, made.llama3_like(), needs(modes=["pad"])
+    )
 
 
 # missing = "error"
@@ -311,14 +372,38 @@ CASES = {
     "gpt2, nothing reserved": (made.gpt2_like(), UL2R, Specials()),
     "gpt2, no mask, no fim": (made.gpt2_like(), Needs(ALL_ROLES, (), 0), Specials()),
     "t5, sentinels to spare": (made.t5_like(8), UL2R, Specials()),
-    "t5, one sentinel to spare": (made.t5_like(3), needs(modes=["[NLU]", "[NLG]"], sentinels=9), Specials()),
-    "bert, unused in the model": (made.bert_like(), needs(modes=UL2R_MODES, sentinels=9), Specials()),
-    "placeholders": (made.byte_level("<｜place▁holder▁no▁0｜>", "<｜place▁holder▁no▁1｜>"), needs("eos"), Specials()),
+    "t5, one sentinel to spare": (
+        made.t5_like(3),
+        needs(modes=["[NLU]", "[NLG]"], sentinels=9),
+        Specials(),
+    ),
+    "bert, unused in the model": (
+        made.bert_like(),
+        needs(modes=UL2R_MODES, sentinels=9),
+        Specials(),
+    ),
+    "placeholders": (
+        made.byte_level("<｜place▁holder▁no▁0｜>", "<｜place▁holder▁no▁1｜>"),
+        needs("eos"),
+        Specials(),
+    ),
     "no eos, no pad": (made.byte_level(), needs("eos"), Specials()),
     "no eos, no pad, no need": (made.byte_level(), needs(), Specials()),
-    "part of a fim family": (made.byte_level("</s>", "<fim_prefix>"), Needs(ALL_ROLES, (), 0), Specials()),
-    "given, not there": (made.llama3_like(), needs("eos"), Specials(eos="<end>", sentinels=["<a>", "<b>"])),
-    "given id, not there": (made.llama3_like(), needs("eos", "mask"), Specials(eos=99999, mask="<m>")),
+    "part of a fim family": (
+        made.byte_level("</s>", "<fim_prefix>"),
+        Needs(ALL_ROLES, (), 0),
+        Specials(),
+    ),
+    "given, not there": (
+        made.llama3_like(),
+        needs("eos"),
+        Specials(eos="<end>", sentinels=["<a>", "<b>"]),
+    ),
+    "given id, not there": (
+        made.llama3_like(),
+        needs("eos", "mask"),
+        Specials(eos=99999, mask="<m>"),
+    ),
     "auto finds none": (made.llama3_like(), needs(sentinels=4), Specials(sentinels="auto")),
     "odd text": (made.byte_level("</s>"), needs(modes=['[\\"\x7f\n]']), Specials()),
 }
@@ -343,10 +428,18 @@ def test_the_lines_of_the_message_really_work(tmp_path, case):
 
 def test_everything_missing_is_listed_at_once(tmp_path):
     message = fails(
-        tmp_path, made.llama3_like(), needs("mask", modes=["[NLU]"], sentinels=9), Specials(fim_prefix="<F>")
+        tmp_path,
+        made.llama3_like(),
+        needs("mask", modes=["[NLU]"], sentinels=9),
+        Specials(fim_prefix="<F>"),
     )
     assert "tokenizer = 'tok' lacks 4 of the roles" in message
-    for part in ("fim_prefix: no token '<F>'", "[NLU]: no token '[NLU]'", "mask: no token", "sentinels: no tokens of"):
+    for part in (
+        "fim_prefix: no token '<F>'",
+        "[NLU]: no token '[NLU]'",
+        "mask: no token",
+        "sentinels: no tokens of",
+    ):
         assert part in message
     assert "12 reserved tokens that play no role: <|reserved_special_token_0|> (322)" in message
     assert 'missing = "add"' in message
@@ -365,8 +458,13 @@ def test_consecutive_reserved_tokens_are_offered_as_a_range(tmp_path):
 
 
 def test_a_role_of_which_the_token_is_known_takes_no_reserved_one(tmp_path):
-    message = fails(tmp_path, made.llama3_like(), needs(modes=["[NLU]"]), Specials(eos="<|nothing|>"))
-    assert pasted_blocks(message)[0] == {"eos": "<|end_of_text|>", "[NLU]": "<|reserved_special_token_0|>"}
+    message = fails(
+        tmp_path, made.llama3_like(), needs(modes=["[NLU]"]), Specials(eos="<|nothing|>")
+    )
+    assert pasted_blocks(message)[0] == {
+        "eos": "<|end_of_text|>",
+        "[NLU]": "<|reserved_special_token_0|>",
+    }
 
 
 def test_adding_is_not_offered_above_the_ceiling(tmp_path):
@@ -386,7 +484,9 @@ def test_an_unknown_id_cannot_be_added(tmp_path):
 
 def test_added_tokens_go_to_the_end_and_the_file_loads_with_them(tmp_path):
     needed = needs("eos", "mask", modes=UL2R_MODES, sentinels=3)
-    vocabulary = resolve(tmp_path, made.gpt2_like(), needed, Specials(missing="add", sentinels="auto"))
+    vocabulary = resolve(
+        tmp_path, made.gpt2_like(), needed, Specials(missing="add", sentinels="auto")
+    )
     assert [(entry["id"], entry["text"], entry["role"]) for entry in vocabulary.added_tokens] == [
         (321, "[NLU]", "[NLU]"),
         (322, "[NLG]", "[NLG]"),
@@ -399,7 +499,10 @@ def test_added_tokens_go_to_the_end_and_the_file_loads_with_them(tmp_path):
     assert vocabulary.vocab_size == 328
     assert vocabulary.roles == {"eos": 320, "pad": 320, "mask": 327}
     assert vocabulary.special_ids == tuple(range(320, 328))
-    assert any("added 7 tokens with ids 321 to 327" in note and "328 rows" in note for note in vocabulary.notes)
+    assert any(
+        "added 7 tokens with ids 321 to 327" in note and "328 rows" in note
+        for note in vocabulary.notes
+    )
     tokenizer = loads_as(vocabulary)
     assert tokenizer.encode("[S2S]<extra_id_2>").ids == [323, 326]
     again = resolve(tmp_path, made.gpt2_like(), needed, Specials(missing="add", sentinels="auto"))
@@ -416,11 +519,16 @@ def test_auto_uses_existing_sentinels_first(tmp_path):
     vocabulary = resolve(tmp_path, made.t5_like(4), needs(sentinels=6), specials)
     size = vocabulary.vocab_size
     assert vocabulary.sentinels == (size - 3, size - 4, size - 5, size - 6, size - 2, size - 1)
-    assert resolve(tmp_path, made.t5_like(4), needs(sentinels=3), specials).sentinels == vocabulary.sentinels[:3]
+    assert (
+        resolve(tmp_path, made.t5_like(4), needs(sentinels=3), specials).sentinels
+        == vocabulary.sentinels[:3]
+    )
 
 
 def test_with_add_a_given_text_is_added_and_nothing_else(tmp_path):
-    vocabulary = resolve(tmp_path, made.gpt2_like(), specials=Specials(missing="add", pad="<nothing>"))
+    vocabulary = resolve(
+        tmp_path, made.gpt2_like(), specials=Specials(missing="add", pad="<nothing>")
+    )
     assert vocabulary.roles == {"eos": 320, "pad": 321}
     assert vocabulary.added_tokens == ({"id": 321, "text": "<nothing>", "role": "pad"},)
 
@@ -472,7 +580,9 @@ def test_an_added_token_with_another_token_s_id_is_refused(tmp_path):
     tokenizer = made.gpt2_like()
     vocab = tokenizer["model"]["vocab"]
     vocab[max(vocab, key=vocab.get)] = 320
-    assert "both 320" in fails(tmp_path, {**tokenizer, "added_tokens": [made.added(320, "<|endoftext|>")]})
+    assert "both 320" in fails(
+        tmp_path, {**tokenizer, "added_tokens": [made.added(320, "<|endoftext|>")]}
+    )
 
 
 def test_dropout_is_off_and_said(tmp_path):
@@ -482,12 +592,16 @@ def test_dropout_is_off_and_said(tmp_path):
 
 
 def test_a_file_is_read_relative_to_the_recipe(tmp_path):
-    made.write(tmp_path / "there", made.gpt2_like(), tokenizer_config={"eos_token": "<|endoftext|>"})
+    made.write(
+        tmp_path / "there", made.gpt2_like(), tokenizer_config={"eos_token": "<|endoftext|>"}
+    )
     data, beside = load_tokenizer_json("there/tokenizer.json", tmp_path)
     assert data == (tmp_path / "there" / "tokenizer.json").read_bytes()
     config = (tmp_path / "there" / "tokenizer_config.json").read_bytes()
     roles = {"eos": "<|endoftext|>"}
-    assert beside == [{"file": "tokenizer_config.json", "digest": digest_of(config), "roles": roles}]
+    assert beside == [
+        {"file": "tokenizer_config.json", "digest": digest_of(config), "roles": roles}
+    ]
     assert load_tokenizer_json(str(tmp_path / "there"), Path("/")) == (data, beside)
 
 
@@ -509,7 +623,9 @@ def test_what_is_no_tokenizer_is_refused_by_name(tmp_path, content, words):
 
 
 def test_a_tokenizer_at_which_the_library_panics_is_refused(tmp_path):
-    broken = made.byte_level("</s>", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+    broken = made.byte_level(
+        "</s>", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    )
     assert "`tokenizers` cannot load it" in fails(tmp_path, broken)
 
 
@@ -536,11 +652,15 @@ def test_half_a_character_in_a_tokenizer_is_refused(tmp_path):
 def test_a_broken_file_beside_the_tokenizer_is_refused(tmp_path, broken):
     made.write(tmp_path, made.gpt2_like())
     (tmp_path / "tokenizer_config.json").write_text(broken)
-    with pytest.raises(VocabularyError, match=r"tokenizer_config\.json beside the tokenizer is not JSON"):
+    with pytest.raises(
+        VocabularyError, match=r"tokenizer_config\.json beside the tokenizer is not JSON"
+    ):
         load_tokenizer_json(str(tmp_path), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["missing/tokenizer.json", "./missing", "a/b/c", "tokenizer.json", "s3://a/b"])
+@pytest.mark.parametrize(
+    "name", ["missing/tokenizer.json", "./missing", "a/b/c", "tokenizer.json", "s3://a/b"]
+)
 def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(tmp_path, monkeypatch, name):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: pytest.fail("asked the Hub"))
     with pytest.raises(VocabularyError, match="does not exist") as caught:
@@ -556,7 +676,9 @@ def test_a_folder_without_a_tokenizer_says_what_it_holds(tmp_path):
 
 
 def test_a_hub_name_is_fetched_with_its_hints_and_it_is_said_before(tmp_path, monkeypatch, capsys):
-    folder = made.write(tmp_path / "hub", made.gpt2_like(), tokenizer_config={"eos_token": "<|endoftext|>"})
+    folder = made.write(
+        tmp_path / "hub", made.gpt2_like(), tokenizer_config={"eos_token": "<|endoftext|>"}
+    )
     said = []
     monkeypatch.setattr(messages, "_said", set())
 
@@ -571,11 +693,16 @@ def test_a_hub_name_is_fetched_with_its_hints_and_it_is_said_before(tmp_path, mo
     data, beside = load_tokenizer_json("somebody/some-model.v1", tmp_path)
     assert data == (folder / "tokenizer.json").read_bytes()
     assert [file["roles"] for file in beside] == [{"eos": "<|endoftext|>"}]
-    fetching = "packprep: fetching tokenizer somebody/some-model.v1 from the Hugging Face Hub, unless it is here\n"
+    fetching = (
+        "packprep: fetching tokenizer somebody/some-model.v1 from the Hugging Face Hub, unless it"
+        " is here\n"
+    )
     assert "".join(said) == said[0] == fetching
 
 
-@pytest.mark.parametrize("error", [ConnectionError("no route"), EntryNotFoundError("404\nmore"), ValueError("odd")])
+@pytest.mark.parametrize(
+    "error", [ConnectionError("no route"), EntryNotFoundError("404\nmore"), ValueError("odd")]
+)
 def test_a_hub_that_does_not_answer_says_what_was_tried(tmp_path, monkeypatch, error):
     def download(repo: str, file: str) -> str:
         raise error
@@ -590,13 +717,17 @@ def test_a_hub_that_does_not_answer_says_what_was_tried(tmp_path, monkeypatch, e
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_tokenizer_that_is_no_regular_file_is_refused_and_not_looked_up_on_the_hub(tmp_path, monkeypatch, kind):
+def test_a_tokenizer_that_is_no_regular_file_is_refused_and_not_looked_up_on_the_hub(
+    tmp_path, monkeypatch, kind
+):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", None)
     if kind == "pipe":
         os.mkfifo(tmp_path / "tokenizer")
     else:
         (tmp_path / "tokenizer").symlink_to("/dev/zero")
-    with pytest.raises(VocabularyError, match="is no regular file but a pipe, a device or a socket"):
+    with pytest.raises(
+        VocabularyError, match="is no regular file but a pipe, a device or a socket"
+    ):
         resolve_vocabulary("tokenizer", tmp_path, Specials(), needs())
 
 
@@ -604,9 +735,13 @@ def test_a_tokenizer_that_is_no_regular_file_is_refused_and_not_looked_up_on_the
 def test_ids_far_beyond_the_tokens_are_refused_before_tables_of_them_are_made(tmp_path, id):
     parsed = made.gpt2_like()
     parsed["model"]["vocab"]["far"] = id
-    assert f"it has the id {id}: at most 1048576 ids may be without a token" in fails(tmp_path, parsed)
+    assert f"it has the id {id}: at most 1048576 ids may be without a token" in fails(
+        tmp_path, parsed
+    )
     size = 321 + (1 << 20)
-    assert resolve(tmp_path, made.gpt2_like(), specials=Specials(vocab_size=size)).vocab_size == size
+    assert (
+        resolve(tmp_path, made.gpt2_like(), specials=Specials(vocab_size=size)).vocab_size == size
+    )
     message = fails(tmp_path, made.gpt2_like(), specials=Specials(vocab_size=size + 1))
     assert f"vocab_size = {size + 1}: at most 1048576" in message
 

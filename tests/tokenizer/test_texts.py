@@ -89,7 +89,8 @@ def test_the_pieces_of_other_tokenizers_join_to_the_text(parsed, text, shown):
 
 
 @pytest.mark.parametrize(
-    "parsed", [tokenizers_made.llama3_like(), tokenizers_made.bert_like(), tokenizers_made.t5_like()]
+    "parsed",
+    [tokenizers_made.llama3_like(), tokenizers_made.bert_like(), tokenizers_made.t5_like()],
 )
 def test_a_few_tokens_are_shown_as_they_are_with_all_of_the_file(parsed):
     data = json.dumps(parsed).encode()
@@ -101,14 +102,18 @@ def test_a_few_tokens_are_shown_as_they_are_with_all_of_the_file(parsed):
 
 def test_a_tokenizer_with_half_a_character_is_none():
     parsed = tokenizers_made.byte_level("<|end|>")
-    data = json.dumps({**parsed, "added_tokens": [*parsed["added_tokens"], tokenizers_made.added(900, "\ud800")]})
+    data = json.dumps(
+        {**parsed, "added_tokens": [*parsed["added_tokens"], tokenizers_made.added(900, "\ud800")]}
+    )
     with pytest.raises(VocabularyError, match="'tokenizer.json': not JSON"):
         TokenTexts(data.encode())
 
 
 def test_a_decoder_without_a_type_is_passed_over():
     """`tokenizers` takes it for a WordPiece decoder."""
-    data = json.dumps({**tokenizers_made.byte_level(), "decoder": {"prefix": "##", "cleanup": True}})
+    data = json.dumps(
+        {**tokenizers_made.byte_level(), "decoder": {"prefix": "##", "cleanup": True}}
+    )
     assert Tokenizer.from_str(data).get_vocab_size() == 320
     assert [piece.text for piece in TokenTexts(data.encode()).pieces([64, 65])] == ["a", "b"]
 
@@ -116,7 +121,9 @@ def test_a_decoder_without_a_type_is_passed_over():
 def test_byte_fallback_tokens_are_joined():
     vocabulary = {"▁a": 0, "<0xC3>": 1, "<0xA9>": 2, "<0x>": 3}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     texts = TokenTexts(tokenizer.to_str().encode())
     assert [piece.text for piece in texts.pieces([0, 1, 2, 3])] == [" a", "é", "<0x>"]
 
@@ -133,7 +140,12 @@ def test_byte_fallback_tokens_are_joined():
 )
 def test_the_space_that_a_tokenizer_adds_is_no_part_of_a_document(like, one, two):
     texts = TokenTexts(json.dumps(like()).encode())
-    assert [texts.without_added_space(text) for text in ("a", " a", "  a", "")] == ["a", one, two, ""]
+    assert [texts.without_added_space(text) for text in ("a", " a", "  a", "")] == [
+        "a",
+        one,
+        two,
+        "",
+    ]
 
 
 def test_a_role_is_special_even_where_the_tokenizer_says_nothing():
@@ -148,5 +160,7 @@ def test_the_table_gives_what_each_token_means():
     flat, offsets = table.decode(ids)
     for i, id in enumerate(ids.tolist()):
         mean = texts.meaning(id)
-        assert flat[offsets[i] : offsets[i + 1]].tobytes() == (mean.encode() if isinstance(mean, str) else mean)
+        assert flat[offsets[i] : offsets[i + 1]].tobytes() == (
+            mean.encode() if isinstance(mean, str) else mean
+        )
     assert table.decode(ids[:0])[0].tolist() == []

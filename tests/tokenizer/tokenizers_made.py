@@ -34,7 +34,8 @@ def _byte_level() -> str:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
-        SENTENCES, trainers.BpeTrainer(vocab_size=320, initial_alphabet=sorted(alphabet), show_progress=False)
+        SENTENCES,
+        trainers.BpeTrainer(vocab_size=320, initial_alphabet=sorted(alphabet), show_progress=False),
     )
     return tokenizer.to_str()
 
@@ -52,7 +53,8 @@ def gpt2_like() -> dict:
 
 
 def llama3_like(n_reserved: int = 12) -> dict:
-    """Llama 3's names, reserved tokens 0 and 1 apart from the rest, a post-processor that puts bos in front.
+    """Llama 3's names, reserved tokens 0 and 1 apart from the rest, a post-processor that puts bos
+    in front.
 
     320 <|begin_of_text|>   321 <|end_of_text|>      322, 323 reserved 0, 1
     324 <|finetune_right_pad_id|>   325 <|eot_id|>   326 … reserved 2 …
@@ -76,7 +78,8 @@ def llama3_like(n_reserved: int = 12) -> dict:
 def llama3_sized(texts: Iterable[str]) -> dict:
     """The size of Llama 3.1's: 128,000 tokens, and the names and ids of its 256 special ones.
 
-    4000 tokens are trained on `texts`; the others are pairs of them, and follow all that was trained in the merges.
+    4000 tokens are trained on `texts`; the others are pairs of them, and follow all that was
+    trained in the merges.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -94,22 +97,54 @@ def llama3_sized(texts: Iterable[str]) -> dict:
         if first + second not in vocab:
             vocab[first + second] = len(vocab)
             merges.append([first, second])
-    named = {0: "begin_of_text", 1: "end_of_text", 4: "finetune_right_pad_id", 6: "start_header_id", 7: "end_header_id"}
+    named = {
+        0: "begin_of_text",
+        1: "end_of_text",
+        4: "finetune_right_pad_id",
+        6: "start_header_id",
+        7: "end_header_id",
+    }
     named |= {8: "eom_id", 9: "eot_id", 10: "python_tag"}
     reserved = (f"reserved_special_token_{k}" for k in range(256 - len(named)))
-    parsed["added_tokens"] = [added(128_000 + k, f"<|{named.get(k) or next(reserved)}|>") for k in range(256)]
+    parsed["added_tokens"] = [
+        added(128_000 + k, f"<|{named.get(k) or next(reserved)}|>") for k in range(256)
+    ]
     return parsed
 
 
 def bert_like() -> dict:
-    """WordPiece: [PAD] 0, [unused0…4] 1…5 in the model alone, [UNK] 6, [CLS] 7, [SEP] 8, [MASK] 9."""
-    words = sorted({word for sentence in SENTENCES for word in sentence.split() if word.isalpha() and word.isascii()})
-    pieces = ["[PAD]", *(f"[unused{k}]" for k in range(5)), "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
-    pieces += [*"abcdefghijklmnopqrstuvwxyz[]<>/", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
+    """WordPiece: [PAD] 0, [unused0…4] 1…5 in the model alone, [UNK] 6, [CLS] 7, [SEP] 8, [MASK]
+    9."""
+    words = sorted(
+        {
+            word
+            for sentence in SENTENCES
+            for word in sentence.split()
+            if word.isalpha() and word.isascii()
+        }
+    )
+    pieces = [
+        "[PAD]",
+        *(f"[unused{k}]" for k in range(5)),
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *words,
+    ]
+    pieces += [
+        *"abcdefghijklmnopqrstuvwxyz[]<>/",
+        *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"),
+    ]
     vocab = {piece: id for id, piece in enumerate(dict.fromkeys(pieces))}
     return {
         "version": "1.0",
-        "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        "truncation": {
+            "direction": "Right",
+            "max_length": 4,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        },
         "padding": {
             "strategy": {"Fixed": 8},
             "direction": "Right",
@@ -118,7 +153,9 @@ def bert_like() -> dict:
             "pad_type_id": 0,
             "pad_token": "[PAD]",
         },
-        "added_tokens": [added(vocab[text], text) for text in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")],
+        "added_tokens": [
+            added(vocab[text], text) for text in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+        ],
         "normalizer": {
             "type": "BertNormalizer",
             "clean_text": True,
@@ -140,7 +177,8 @@ def bert_like() -> dict:
 
 
 def t5_like(n_extra: int = 10) -> dict:
-    """Unigram: <pad> 0, </s> 1, <unk> 2, pieces, and at the end <extra_id_{n-1}> … <extra_id_0>, all pieces too."""
+    """Unigram: <pad> 0, </s> 1, <unk> 2, pieces, and at the end <extra_id_{n-1}> … <extra_id_0>,
+    all pieces too."""
     words = sorted({word for sentence in SENTENCES for word in sentence.split()})
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
     pieces += [(f"▁{word}", -8.0) for word in words]
@@ -155,10 +193,25 @@ def t5_like(n_extra: int = 10) -> dict:
         "padding": None,
         "added_tokens": [added(id, text) for text, id in special],
         "normalizer": None,
-        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+        "pre_tokenizer": {
+            "type": "Metaspace",
+            "replacement": "▁",
+            "prepend_scheme": "always",
+            "split": True,
+        },
         "post_processor": None,
-        "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
-        "model": {"type": "Unigram", "unk_id": 2, "vocab": [list(piece) for piece in pieces], "byte_fallback": False},
+        "decoder": {
+            "type": "Metaspace",
+            "replacement": "▁",
+            "prepend_scheme": "always",
+            "split": True,
+        },
+        "model": {
+            "type": "Unigram",
+            "unk_id": 2,
+            "vocab": [list(piece) for piece in pieces],
+            "byte_fallback": False,
+        },
     }
 
 
@@ -177,17 +230,25 @@ def _sentencepiece() -> str:
 
 
 def llama2_like(**top_level) -> dict:
-    """SentencePiece's BPE: <unk> 0, <s> 1, </s> 2, a token for each byte, what is trained on SENTENCES."""
+    """SentencePiece's BPE: <unk> 0, <s> 1, </s> 2, a token for each byte, what is trained on
+    SENTENCES."""
     model = json.loads(_sentencepiece())["model"]
     texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *model["vocab"]]
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-    steps = [{**SPACE_TO_MARK, "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    steps = [
+        {**SPACE_TO_MARK, "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [added(id, text) for id, text in enumerate(texts[:3])],
-        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, SPACE_TO_MARK]},
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Prepend", "prepend": "▁"}, SPACE_TO_MARK],
+        },
         "pre_tokenizer": None,
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": [*steps, strip]},
@@ -202,8 +263,14 @@ def llama2_like(**top_level) -> dict:
 
 
 def gemma_like() -> dict:
-    """As `llama2_like`, but nothing is put in front, and split after spaces; its <0x09> is the tab itself."""
-    after = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    """As `llama2_like`, but nothing is put in front, and split after spaces; its <0x09> is the tab
+    itself."""
+    after = {
+        "type": "Split",
+        "pattern": {"String": " "},
+        "behavior": "MergedWithPrevious",
+        "invert": False,
+    }
     parsed = llama2_like(normalizer=SPACE_TO_MARK, pre_tokenizer=after)
     vocabulary = parsed["model"]["vocab"]
     assert "\t" in vocabulary
@@ -218,15 +285,19 @@ def mistral_like() -> dict:
 
 
 def with_hole() -> dict:
-    """The file says that <|endoftext|> is 322, after a vocabulary that ends at 319; `tokenizers` makes it 320."""
+    """The file says that <|endoftext|> is 322, after a vocabulary that ends at 319; `tokenizers`
+    makes it 320."""
     parsed = byte_level()
     parsed["added_tokens"] = [added(322, "<|endoftext|>")]
     return parsed
 
 
 def write(folder: Path, tokenizer: dict, **beside: dict) -> Path:
-    """Writes tokenizer.json into folder, and NAME.json for each NAME in `beside`; gives the folder."""
+    """Writes tokenizer.json into folder, and NAME.json for each NAME in `beside`; gives the
+    folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in {"tokenizer": tokenizer, **beside}.items():
-        (folder / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        (folder / f"{name}.json").write_text(
+            json.dumps(content, ensure_ascii=False), encoding="utf-8"
+        )
     return folder

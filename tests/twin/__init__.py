@@ -1,1 +1,2 @@
-"""Slow, obvious twins of the compiled kernels, written from the design's text. They share no code with packprep."""
+"""Slow, obvious twins of the compiled kernels, written from the design's text. They share no code
+with packprep."""

@@ -33,7 +33,9 @@ def holds(directory, epochs=EPOCHS, replay=ALL):
 
 @pytest.fixture(scope="module")
 def every_kind(tmp_path_factory):
-    return built(tmp_path_factory.mktemp("every_kind"), documents={"prepend_bos": True}, seq_length=192)
+    return built(
+        tmp_path_factory.mktemp("every_kind"), documents={"prepend_bos": True}, seq_length=192
+    )
 
 
 def test_every_kind_of_task(every_kind):
@@ -44,7 +46,12 @@ def test_every_kind_of_task(every_kind):
 @pytest.mark.parametrize("columns", ["full", pytest.param("least", marks=pytest.mark.long)])
 def test_every_law_of_blocks(tmp_path, columns):
     output = {"columns": columns, "shard_text_bytes": 20_000}
-    holds(built(tmp_path, tasks=BLOCKS, documents={"prepend_bos": True}, seq_length=192, output=output), (0, 1, 2))
+    holds(
+        built(
+            tmp_path, tasks=BLOCKS, documents={"prepend_bos": True}, seq_length=192, output=output
+        ),
+        (0, 1, 2),
+    )
 
 
 @pytest.mark.long
@@ -53,7 +60,9 @@ def test_every_law_of_blocks(tmp_path, columns):
 def test_every_preset(tmp_path, preset, append_eos):
     made.write_lines(tmp_path / "a.jsonl", made.texts(40, 7, mean_bytes=400))
     tasks = [{"preset": preset}]
-    recipe = made.table("a.jsonl", tasks=tasks, documents={"append_eos": append_eos}, seq_length=200)
+    recipe = made.table(
+        "a.jsonl", tasks=tasks, documents={"append_eos": append_eos}, seq_length=200
+    )
     made.build(recipe, tmp_path, tmp_path / "out")
     holds(tmp_path / "out")
 
@@ -83,17 +92,32 @@ def test_every_rule_of_cutting_and_packing(tmp_path, changes):
 def test_documents_that_say_what_is_trained(tmp_path, weights):
     draws, lines = random.Random(8), []
     for i in range(90):
-        text = " ".join(draws.choice(["two", "and", "wörter", "so"]) for _ in range(draws.randint(1, 60)))
+        text = " ".join(
+            draws.choice(["two", "and", "wörter", "so"]) for _ in range(draws.randint(1, 60))
+        )
         n = len(text)
-        spans = [[[n // 3, n // 2], [3 * n // 4, n]], [[0, n]], [[0, n // 2, 1], [n // 2, n, 0.5]]][i % (2 + weights)]
+        spans = [[[n // 3, n // 2], [3 * n // 4, n]], [[0, n]], [[0, n // 2, 1], [n // 2, n, 0.5]]][
+            i % (2 + weights)
+        ]
         lines.append(json.dumps({"text": text, **({"loss_spans": spans} if i % 5 else {})}))
     made.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
     tasks = [
-        {"name": "s", "objective": "prefix_lm", "sentinel": True, "mode_token": "[S2S]"}, {"preset": "prefix_lm"},
-        {"preset": "t5"}, {"preset": "mlm"}, {"preset": "bd3"}, {"preset": "duo"}, {"preset": "fim"},
-    ]  # fmt: skip
+        {"name": "s", "objective": "prefix_lm", "sentinel": True, "mode_token": "[S2S]"},
+        {"preset": "prefix_lm"},
+        {"preset": "t5"},
+        {"preset": "mlm"},
+        {"preset": "bd3"},
+        {"preset": "duo"},
+        {"preset": "fim"},
+    ]
     documents = {"prepend_bos": True, "append_eos": "segment" if weights else True}
-    recipe = made.table("a.jsonl", seq_length=128, tasks=tasks, documents=documents, output={"shard_text_bytes": 9000})
+    recipe = made.table(
+        "a.jsonl",
+        seq_length=128,
+        tasks=tasks,
+        documents=documents,
+        output={"shard_text_bytes": 9000},
+    )
     made.build(recipe, tmp_path, tmp_path / "out")
     holds(tmp_path / "out", (0, *EPOCHS))
     holds(tmp_path / "out", (5,), 30)
@@ -103,7 +127,11 @@ def test_conversations(tmp_path):
     lines = []
     for i in range(40):
         turns = [("user", 20 + i), ("assistant", 40), ("user", 9), ("assistant", 5 * i + 1)]
-        lines.append(json.dumps({"messages": [{"role": role, "content": "wörter " * n} for role, n in turns]}))
+        lines.append(
+            json.dumps(
+                {"messages": [{"role": role, "content": "wörter " * n} for role, n in turns]}
+            )
+        )
     made.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
     made.write(tmp_path / "t.jinja", TEMPLATE.encode())
     tasks = [CAUSAL, {"name": "s", "objective": "prefix_lm", "sentinel": True}, {"preset": "mdlm"}]
@@ -125,21 +153,35 @@ def other_weights(self, segments, columns, epochs, redraw=Dataset.redraw):
 
 
 @pytest.mark.long(beyond=1)
-@pytest.mark.parametrize("wrong, array", [(another_epoch, "tokens"), (other_weights, "loss_weights")])
+@pytest.mark.parametrize(
+    "wrong, array", [(another_epoch, "tokens"), (other_weights, "loss_weights")]
+)
 @pytest.mark.parametrize("replay", [ALL, 40])
 def test_what_differs_is_named(every_kind, monkeypatch, wrong, array, replay):
     monkeypatch.setattr("packprep.verification.check_arrays", lambda *arguments: True)
-    monkeypatch.setattr("packprep.verification.faults.MAX_LISTED", 10**6)  # the other replay's faults beside the twin's
+    monkeypatch.setattr(
+        "packprep.verification.faults.MAX_LISTED", 10**6
+    )  # the other replay's faults beside the twin's
     monkeypatch.setattr(Dataset, "redraw", wrong)
-    found = [fault for fault in report(every_kind, 4, replay)["listed"] if fault["message"].startswith("twin: ")]
+    found = [
+        fault
+        for fault in report(every_kind, 4, replay)["listed"]
+        if fault["message"].startswith("twin: ")
+    ]
     assert any(f"{array}: the twin gives" in fault["message"] for fault in found)
 
 
 def test_rows_of_an_epoch_are_others_than_the_stored(every_kind):
     ds = open_dataset(every_kind)
     rows = np.arange(len(ds))
-    stored, once, twice = (ds.batch(rows, columns=["tokens"], epochs=[e] * len(ds))["tokens"] for e in (0, 1, 2))
-    for one, other in ((stored, once), (once, twice), (stored, twice)):  # but for rows of causal alone
+    stored, once, twice = (
+        ds.batch(rows, columns=["tokens"], epochs=[e] * len(ds))["tokens"] for e in (0, 1, 2)
+    )
+    for one, other in (
+        (stored, once),
+        (once, twice),
+        (stored, twice),
+    ):  # but for rows of causal alone
         assert (one != other).any(axis=1).mean() > 0.8
 
 
@@ -150,10 +192,15 @@ KEYS = [chance.text_key("epochs", i) for i in range(200)]
 
 
 def test_a_roll_keeps_its_kind_and_takes_every_offset_of_it():
-    """3 spans of 6 in 12 tokens: of the masks that begin and end with noise there are 10 · 10, of the others 3 · 10 · 10."""
+    """3 spans of 6 in 12 tokens: of the masks that begin and end with noise there are 10 · 10, of
+    the others 3 · 10 · 10."""
     for key in KEYS[:6]:
-        masks = [span_corruption.span_mask(12, 0.5, 2.0, None, True, key, epoch) for epoch in range(2500)]
-        assert {sum(mask) for mask in masks} == {6} and len({len(span_corruption.runs(mask)) for mask in masks}) == 1
+        masks = [
+            span_corruption.span_mask(12, 0.5, 2.0, None, True, key, epoch) for epoch in range(2500)
+        ]
+        assert {sum(mask) for mask in masks} == {6} and len(
+            {len(span_corruption.runs(mask)) for mask in masks}
+        ) == 1
         there_are = 100 if masks[0][0] and masks[0][-1] else 300
         assert 0.98 * there_are <= len(set(map(tuple, masks))) <= there_are
 
@@ -164,11 +211,23 @@ def test_a_pivot_is_anywhere_and_one_that_is_said_stays():
 
 
 def test_whether_a_text_is_rearranged_stays_and_its_cuts_and_order_do_not():
-    """5 tokens have 15 pairs of cuts; where the suffix comes first, the slots tell the second alone, as where the first is 0."""
-    parameters = {"rate": 0.5, "spm_rate": 0.5, "text_safe": False, "fim": [97, 98, 99], "inside": set()}
+    """5 tokens have 15 pairs of cuts; where the suffix comes first, the slots tell the second
+    alone, as where the first is 0."""
+    parameters = {
+        "rate": 0.5,
+        "spm_rate": 0.5,
+        "text_safe": False,
+        "fim": [97, 98, 99],
+        "inside": set(),
+    }
     for key in KEYS[:12]:
         facts = [{"parameters": parameters, "key": key, "epoch": epoch} for epoch in range(600)]
         bodies = [fill_in_the_middle.body([1, 2, 3, 4, 5], own)[0] for own in facts]
-        assert len(set(map(tuple, bodies))) == (15 if fill_in_the_middle.applied(parameters, key) else 1)
-        again = [fill_in_the_middle.content(body, 0, own) for body, own in zip(bodies, facts, strict=True)]
+        assert len(set(map(tuple, bodies))) == (
+            15 if fill_in_the_middle.applied(parameters, key) else 1
+        )
+        again = [
+            fill_in_the_middle.content(body, 0, own)
+            for body, own in zip(bodies, facts, strict=True)
+        ]
         assert again == [[1, 2, 3, 4, 5]] * 600

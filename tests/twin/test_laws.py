@@ -20,7 +20,11 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "cases.json").read_t
 
 def golden(fn, with_input=None):
     """Parametrizes by the cases of `fn`, or by those of them that have the input `with_input`."""
-    cases = [case for case in GOLDEN if case["fn"] == fn and (with_input is None or with_input in case["inputs"])]
+    cases = [
+        case
+        for case in GOLDEN
+        if case["fn"] == fn and (with_input is None or with_input in case["inputs"])
+    ]
     found = [pytest.param(case["inputs"], case["expected"], id=case["id"]) for case in cases]
     assert found, f"no golden case is called {fn}"
     return pytest.mark.parametrize("inputs, expected", found)
@@ -32,26 +36,37 @@ def compositions(n, k):
         yield [edges[i + 1] - edges[i] for i in range(k)]
 
 
-# ---- spans -----------------------------------------------------------------------------------------------------------
+# ---- spans
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long(beyond=6)
 @golden("span_counts")
 def test_span_counts(inputs, expected):
-    noise, n_spans = span_corruption.span_counts(inputs["length"], inputs["density"], inputs["mean_span"])
+    noise, n_spans = span_corruption.span_counts(
+        inputs["length"], inputs["density"], inputs["mean_span"]
+    )
     text = max(inputs["length"], 2) - noise
-    assert (noise, n_spans, text) == (expected["num_noise"], expected["num_spans_clamped"], expected["num_nonnoise"])
+    assert (noise, n_spans, text) == (
+        expected["num_noise"],
+        expected["num_spans_clamped"],
+        expected["num_nonnoise"],
+    )
 
 
 @golden("span_counts_f32_vs_f64")
 def test_span_counts_are_those_of_float64(inputs, expected):
-    noise, n_spans = span_corruption.span_counts(inputs["length"], inputs["density"], inputs["mean_span"])
+    noise, n_spans = span_corruption.span_counts(
+        inputs["length"], inputs["density"], inputs["mean_span"]
+    )
     assert [noise, n_spans, inputs["length"] - noise] == expected["f64"] != expected["f32"]
 
 
 @golden("infeasible_spans")
 def test_more_spans_than_text_are_clamped(inputs, expected):
-    noise, n_spans = span_corruption.span_counts(inputs["length"], inputs["density"], inputs["mean_span"])
+    noise, n_spans = span_corruption.span_counts(
+        inputs["length"], inputs["density"], inputs["mean_span"]
+    )
     assert (noise, n_spans) == (expected["num_noise"], expected["required_spans_after_clamp"])
 
 
@@ -66,7 +81,10 @@ def test_span_counts_round_half_to_even_and_obey_max_spans():
 
 @golden("mask_from_spans")
 def test_mask_from_spans(inputs, expected):
-    assert span_corruption.mask_from_spans(inputs["nonnoise_spans"], inputs["noise_spans"]) == expected["mask"]
+    assert (
+        span_corruption.mask_from_spans(inputs["nonnoise_spans"], inputs["noise_spans"])
+        == expected["mask"]
+    )
 
 
 @golden("max_raw_length_for_budget")
@@ -74,13 +92,16 @@ def test_max_tokens_for(inputs, expected):
     n = span_corruption.max_tokens_for(inputs["budget"], inputs["density"], inputs["mean_span"])
     assert n == expected["max_raw_len"]
     lengths = [
-        1 + m + 2 * span_corruption.span_counts(m, inputs["density"], inputs["mean_span"])[1] for m in (n, n + 1)
+        1 + m + 2 * span_corruption.span_counts(m, inputs["density"], inputs["mean_span"])[1]
+        for m in (n, n + 1)
     ]
     assert lengths == [expected["len_at_max"], expected["len_at_max_plus_1"]]
 
 
 def test_max_tokens_for_the_design_s_examples():
-    assert [span_corruption.max_tokens_for(512, d, m) for d, m in [(0.15, 3), (0.5, 3), (0.15, 32)]] == [465, 383, 507]
+    assert [
+        span_corruption.max_tokens_for(512, d, m) for d, m in [(0.15, 3), (0.5, 3), (0.15, 32)]
+    ] == [465, 383, 507]
     assert span_corruption.max_tokens_for(4096, 0.5, 3) == 3071
     assert span_corruption.max_tokens_for(3, 0.15, 3) == 0
     assert span_corruption.max_tokens_for(5, 0.15, 3) == 2
@@ -91,7 +112,11 @@ def test_composition_takes_each_outcome_equally_often_over_all_draws():
         for k in range(1, n + 1):
             seen = Counter()
             for draws in product(*(range(n - k + 1 + i) for i in range(k - 1))):
-                seen[tuple(span_corruption.composition_from(n, k, lambda i, j, draws=draws: draws[i]))] += 1
+                seen[
+                    tuple(
+                        span_corruption.composition_from(n, k, lambda i, j, draws=draws: draws[i])
+                    )
+                ] += 1
             assert set(seen) == {tuple(parts) for parts in compositions(n, k)}
             assert len(set(seen.values())) == 1
 
@@ -100,7 +125,9 @@ def binomial_bounds(trials, p, tail):
     """Least and greatest counts that are not in a tail of less than `tail`, exactly."""
     q = Fraction(1) - p
     terms = [
-        comb(trials, i) * p.numerator**i * q.numerator ** (trials - i)  # over p.denominator ** trials
+        comb(trials, i)
+        * p.numerator**i
+        * q.numerator ** (trials - i)  # over p.denominator ** trials
         for i in range(trials + 1)
     ]
     limit = tail * p.denominator**trials
@@ -121,7 +148,8 @@ def binomial_bounds(trials, p, tail):
 def test_composition_is_uniform_over_keys(n, k, purpose):
     keys = 1500
     seen = Counter(
-        tuple(span_corruption.composition(n, k, chance.text_key("composition", n, k, i), purpose)) for i in range(keys)
+        tuple(span_corruption.composition(n, k, chance.text_key("composition", n, k, i), purpose))
+        for i in range(keys)
     )
     low, high = binomial_bounds(keys, Fraction(1, comb(n - 1, k - 1)), Fraction(1, 10**6))
     assert set(seen) == {tuple(parts) for parts in compositions(n, k)}
@@ -133,7 +161,9 @@ def test_rolled_masks_are_the_uniform_rotation():
         for noise in range(1, n):
             for k in range(1, min(noise, n - noise) + 1):
                 rolled, rotations = Counter(), Counter()
-                for noise_spans, text_spans in product(compositions(noise, k), compositions(n - noise, k)):
+                for noise_spans, text_spans in product(
+                    compositions(noise, k), compositions(n - noise, k)
+                ):
                     base = span_corruption.mask_from_spans(text_spans, noise_spans)
                     assert len(span_corruption.cutting_offsets(base)) == noise - k
                     for r in range(n):
@@ -148,13 +178,18 @@ def test_span_mask_without_roll_begins_with_text_and_ends_in_noise():
     for seed in range(30):
         mask = span_corruption.span_mask(40, 0.3, 3, None, False, chance.text_key(seed))
         assert (not mask[0]) and mask[-1]
-        assert (sum(mask), len(span_corruption.runs(mask))) == span_corruption.span_counts(40, 0.3, 3)
+        assert (sum(mask), len(span_corruption.runs(mask))) == span_corruption.span_counts(
+            40, 0.3, 3
+        )
 
 
 def test_one_span_is_the_last_noise_tokens():
     noise, n_spans = span_corruption.span_counts(20, 0.15, 3)
     assert n_spans == 1
-    assert span_corruption.span_mask(20, 0.15, 3, None, False, 77) == [False] * (20 - noise) + [True] * noise
+    assert (
+        span_corruption.span_mask(20, 0.15, 3, None, False, 77)
+        == [False] * (20 - noise) + [True] * noise
+    )
 
 
 def test_span_mask_rolls_by_the_drawn_number():
@@ -171,16 +206,21 @@ def test_span_mask_rolls_by_the_drawn_number():
     assert 0 < cut < 200
 
 
-# ---- objectives ------------------------------------------------------------------------------------------------------
+# ---- objectives
+# ------------------------------------------------------------------------------------------------------
 
 
 @golden("sentinels", with_input="levanter_sentinels")
 def test_fault_8_9_sentinels_follow_the_runs_in_order(inputs, expected):
     if not any(inputs["mask"]):
         with pytest.raises(ValueError, match="without noise"):
-            span_corruption.corrupted(inputs["tokens"], inputs["mask"], inputs["levanter_sentinels"])
+            span_corruption.corrupted(
+                inputs["tokens"], inputs["mask"], inputs["levanter_sentinels"]
+            )
         return
-    found = span_corruption.corrupted(inputs["tokens"], inputs["mask"], inputs["levanter_sentinels"])
+    found = span_corruption.corrupted(
+        inputs["tokens"], inputs["mask"], inputs["levanter_sentinels"]
+    )
     assert found == (expected["levanter_inputs"], expected["levanter_targets"])
     assert span_corruption.reconstruct(*found, inputs["levanter_sentinels"]) == inputs["tokens"]
 
@@ -196,10 +236,16 @@ def test_corrupted_is_the_design_s_example():
 
 @golden("ul2r_segment")
 def test_span_corruption_row(inputs, expected):
-    body_inputs, body_targets = span_corruption.corrupted(inputs["tokens"], inputs["mask"], inputs["sentinels"])
+    body_inputs, body_targets = span_corruption.corrupted(
+        inputs["tokens"], inputs["mask"], inputs["sentinels"]
+    )
     slots = [inputs["task_token"], *body_inputs, *body_targets]
     prefix = 1 + len(body_inputs)
-    segment = (slots, objectives.loss_of(len(slots), prefix), objectives.next_tokens(slots, inputs["pad_id"]))
+    segment = (
+        slots,
+        objectives.loss_of(len(slots), prefix),
+        objectives.next_tokens(slots, inputs["pad_id"]),
+    )
     row = shard.row_arrays([segment], inputs["row_len"], inputs["pad_id"])
     assert prefix == expected["inputs_len"] == sum(expected["input_mask"])
     assert row["tokens"] == expected["row_tokens"]
@@ -254,7 +300,14 @@ def test_prefix_lm_trains_what_follows_the_pivot(sentinel):
         slots, prefix, loss, labels = objectives.segment([50, 51, 52, 53], facts)
         pivot = prefix - 2
         pivots.add(pivot)
-        assert slots == [1, 3, *[50, 51, 52, 53][:pivot], *([100] if sentinel else []), *range(50 + pivot, 54), 2]
+        assert slots == [
+            1,
+            3,
+            *[50, 51, 52, 53][:pivot],
+            *([100] if sentinel else []),
+            *range(50 + pivot, 54),
+            2,
+        ]
         assert [labels[t] for t, trained in enumerate(loss) if trained] == slots[prefix:]
     assert pivots == {1, 2, 3}  # fault 7: the pivot reaches the end
 
@@ -292,7 +345,8 @@ def test_law_is_the_length_and_content_comes_back(n, facts):
     assert trained == slots[max(prefix, 1) :]
 
 
-# ---- cutting ---------------------------------------------------------------------------------------------------------
+# ---- cutting
+# ---------------------------------------------------------------------------------------------------------
 
 
 def recipe(**changed):
@@ -330,9 +384,18 @@ def test_cut_takes_all_that_is_left_if_it_fits_with_eos():
     assert cutting.cut(64, recipe()) == [(0, 61, 0, False, False), (61, 3, 0, False, True)]
     assert cutting.cut(64, recipe(append_eos=False)) == [(0, 64, 0, False, False)]
     assert cutting.cut(64 + 63, recipe()) == [(0, 64, 0, False, False), (64, 63, 0, False, True)]
-    assert cutting.cut(100, recipe(prepend_bos=True)) == [(0, 63, 0, True, False), (63, 37, 0, False, True)]
-    assert cutting.cut(65, recipe(min_tokens=20)) == [(0, 45, 0, False, False), (45, 20, 0, False, True)]
-    assert cutting.cut(10, recipe(max_tokens=6)) == [(0, 5, 0, False, False), (5, 5, 0, False, True)]
+    assert cutting.cut(100, recipe(prepend_bos=True)) == [
+        (0, 63, 0, True, False),
+        (63, 37, 0, False, True),
+    ]
+    assert cutting.cut(65, recipe(min_tokens=20)) == [
+        (0, 45, 0, False, False),
+        (45, 20, 0, False, True),
+    ]
+    assert cutting.cut(10, recipe(max_tokens=6)) == [
+        (0, 5, 0, False, False),
+        (5, 5, 0, False, True),
+    ]
 
 
 def test_cut_sends_fewer_than_three_tokens_to_too_short():
@@ -356,7 +419,12 @@ def test_cut_refuses_a_tail_that_capacity_cannot_leave():
 
 
 def test_capacity_is_max_tokens_for():
-    for seq_length, density, mean in [(512, 0.15, 3), (512, 0.5, 3), (512, 0.15, 32), (128, 0.15, 3)]:
+    for seq_length, density, mean in [
+        (512, 0.15, 3),
+        (512, 0.5, 3),
+        (512, 0.15, 32),
+        (128, 0.15, 3),
+    ]:
         task = span_task(noise_density=density, mean_span_length=mean)
         found = cutting.capacity(recipe(seq_length=seq_length, tasks=[task]), 0, False, False)
         assert found == span_corruption.max_tokens_for(seq_length, density, mean)
@@ -370,17 +438,28 @@ def test_inner_pieces_divide_the_row_that_sentinels_or_max_tokens_leave():
     ended = recipe(seq_length=4096, tasks=[t5], append_eos="segment")
     assert [cutting.inner_capacity(ended, 0, bos) for bos in (False, True)] == [1861, 1860]
     assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=200), 0, False) == 170
-    assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=200, max_segments=2), 0, False) == 200
+    assert (
+        cutting.inner_capacity(recipe(seq_length=512, max_tokens=200, max_segments=2), 0, False)
+        == 200
+    )
     assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=200, pad=128), 0, False) == 200
     assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=480), 0, False) == 256
     assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=481), 0, False) == 481
-    assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=200, min_tokens=100), 0, False) == 199
-    assert cutting.inner_capacity(recipe(seq_length=512, max_tokens=200, long="truncate"), 0, False) == 200
+    assert (
+        cutting.inner_capacity(recipe(seq_length=512, max_tokens=200, min_tokens=100), 0, False)
+        == 199
+    )
+    assert (
+        cutting.inner_capacity(recipe(seq_length=512, max_tokens=200, long="truncate"), 0, False)
+        == 200
+    )
 
 
 def test_capacity_keeps_to_the_sentinels():
     def of(**parameters):
-        return cutting.capacity(recipe(seq_length=4096, tasks=[span_task(**parameters)]), 0, False, False)
+        return cutting.capacity(
+            recipe(seq_length=4096, tasks=[span_task(**parameters)]), 0, False, False
+        )
 
     few = list(range(1000, 1010))
     n = of(sentinels=few)
@@ -399,13 +478,20 @@ def test_tasks_are_drawn_by_weight_among_the_allowed():
         total = sum(Fraction(tasks[i]["weight"]) for i in allowed)
         assert set(seen) == allowed
         for i in allowed:
-            low, high = binomial_bounds(len(keys), Fraction(tasks[i]["weight"]) / total, Fraction(1, 10**6))
+            low, high = binomial_bounds(
+                len(keys), Fraction(tasks[i]["weight"]) / total, Fraction(1, 10**6)
+            )
             assert low <= seen[i] <= high
 
 
 MIX = [
     {"objective": "causal", "weight": 1.0, "mode": None},
-    {"objective": "prefix_lm", "weight": 0.5, "mode": 3, "parameters": {"sentinel": True, "sentinels": [1000]}},
+    {
+        "objective": "prefix_lm",
+        "weight": 0.5,
+        "mode": 3,
+        "parameters": {"sentinel": True, "sentinels": [1000]},
+    },
     span_task(random_roll=True, sentinels=list(range(1000, 1008))),
     span_task(noise_density=0.5, sentinels=list(range(1000, 1005)), too_many_spans="lower"),
 ]
@@ -455,7 +541,8 @@ def test_fault_4_6_cut_pieces_tile_the_document_and_fit_after_corruption(
     assert at == (n_tokens if segments else 0)
 
 
-# ---- packing ---------------------------------------------------------------------------------------------------------
+# ---- packing
+# ---------------------------------------------------------------------------------------------------------
 
 
 @golden("pack_documents")
@@ -464,8 +551,12 @@ def test_next_fit(inputs, expected):
         with pytest.raises(ValueError, match="length 9 at position 1"):
             cutting.pack(inputs["lengths"], inputs["max_length"], "next_fit")
         return
-    found, _ = cutting.pack(inputs["lengths"], inputs["max_length"], "next_fit", inputs["max_segments"] or 0)
-    assert found == [row for row, (begin, end) in enumerate(expected["ranges"]) for _ in range(begin, end)]
+    found, _ = cutting.pack(
+        inputs["lengths"], inputs["max_length"], "next_fit", inputs["max_segments"] or 0
+    )
+    assert found == [
+        row for row, (begin, end) in enumerate(expected["ranges"]) for _ in range(begin, end)
+    ]
     fill = [sum(inputs["lengths"][begin:end]) for begin, end in expected["ranges"]]
     assert fill == expected["fill"]
 
@@ -492,7 +583,10 @@ def test_max_segments_limits_every_algorithm():
         assert cutting.pack([1, 1, 1, 1, 1], 8, algorithm, 2)[0] == [0, 0, 1, 1, 2]
 
 
-@given(st.lists(st.integers(1, 16), max_size=60), st.sampled_from(["best_fit", "first_fit", "next_fit"]))
+@given(
+    st.lists(st.integers(1, 16), max_size=60),
+    st.sampled_from(["best_fit", "first_fit", "next_fit"]),
+)
 @settings(max_examples=100, deadline=None)
 def test_rows_are_numbered_by_creation_and_filled_without_holes(lengths, algorithm):
     found, offsets = cutting.pack(lengths, 16, algorithm)
@@ -504,11 +598,14 @@ def test_rows_are_numbered_by_creation_and_filled_without_holes(lengths, algorit
     assert sorted(fill) == list(range(len(fill)))
 
 
-# ---- rows ------------------------------------------------------------------------------------------------------------
+# ---- rows
+# ------------------------------------------------------------------------------------------------------------
 
 
 def causal_segments(documents, pad=0):
-    found = [objectives.segment(document, {"objective": "causal", "pad": pad}) for document in documents]
+    found = [
+        objectives.segment(document, {"objective": "causal", "pad": pad}) for document in documents
+    ]
     return [(slots, loss, labels) for slots, _, loss, labels in found]
 
 
@@ -524,7 +621,9 @@ def test_row_arrays(inputs, expected):
 
 
 def test_fault_1_3_row_arrays_with_padded_segments():
-    row = shard.row_arrays(causal_segments([[5, 6, 7], [8, 9], [1, 2, 3, 4]], pad=255), 16, 255, pad_seq_to_mult=4)
+    row = shard.row_arrays(
+        causal_segments([[5, 6, 7], [8, 9], [1, 2, 3, 4]], pad=255), 16, 255, pad_seq_to_mult=4
+    )
     assert row["tokens"] == [5, 6, 7, 255, 8, 9, 255, 255, 1, 2, 3, 4, 255, 255, 255, 255]
     assert row["labels"] == [6, 7, 255, 255, 9, 255, 255, 255, 2, 3, 4, 255, 255, 255, 255, 255]
     assert row["loss_mask"] == [1, 1, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0]

@@ -1,4 +1,5 @@
-"""packprep.twin.records gives what readers and documents/layouts.py give, of any record, in its own way."""
+"""packprep.twin.records gives what readers and documents/layouts.py give, of any record, in its own
+way."""
 
 import json
 
@@ -20,44 +21,96 @@ from tests.sources.formats.parts import part_of
 
 CALLS = [{"function": {"name": "f", "arguments": {"a": None}}}]
 odd = st.sampled_from(
-    [None, "", "x", 0, 1, 2.5, -1, True, False, [], {}, ["x"], [["q", "a"]], {"a": 1}, "[]", "{", 10**400]
+    [
+        None,
+        "",
+        "x",
+        0,
+        1,
+        2.5,
+        -1,
+        True,
+        False,
+        [],
+        {},
+        ["x"],
+        [["q", "a"]],
+        {"a": 1},
+        "[]",
+        "{",
+        10**400,
+    ]
 )
 weights = st.sampled_from([None, 0, 1, 0.5, 1e30, -1, True, "1"])
 flags = st.sampled_from([None, True, False, 1, "x"])
-texts = st.sampled_from(["", "q", "né", "\ud800", '{"name": "f", "arguments": {}}', '[{"name": "f"}, {"name": 3}]'])
-contents = texts | st.sampled_from([None, [{"type": "text", "text": "q"}], [{"type": "image"}], [{"type": "text"}]])
+texts = st.sampled_from(
+    ["", "q", "né", "\ud800", '{"name": "f", "arguments": {}}', '[{"name": "f"}, {"name": 3}]']
+)
+contents = texts | st.sampled_from(
+    [None, [{"type": "text", "text": "q"}], [{"type": "image"}], [{"type": "text"}]]
+)
 messages = st.fixed_dictionaries(
-    {"role": st.sampled_from(["system", "user", "assistant", "assistant", "tool"]), "content": contents},
-    optional={
-        "train": flags, "weight": weights, "tool_calls": st.sampled_from([CALLS, [], None, [{}]]), "name": odd,
-        "tool_call_id": odd, "thinking": texts, "extra": odd,
+    {
+        "role": st.sampled_from(["system", "user", "assistant", "assistant", "tool"]),
+        "content": contents,
     },
-)  # fmt: skip
+    optional={
+        "train": flags,
+        "weight": weights,
+        "tool_calls": st.sampled_from([CALLS, [], None, [{}]]),
+        "name": odd,
+        "tool_call_id": odd,
+        "thinking": texts,
+        "extra": odd,
+    },
+)
 spoken = st.fixed_dictionaries(
     {
-        "from": st.sampled_from(["human", "GPT", "gpt", "function_call", "observation", "system", "nobody", None]),
+        "from": st.sampled_from(
+            ["human", "GPT", "gpt", "function_call", "observation", "system", "nobody", None]
+        ),
         "value": texts | odd,
     },
     optional={"loss": flags | odd, "train": flags, "weight": weights},
 )
-lists = st.lists(messages, max_size=4) | st.lists(spoken, max_size=4) | st.lists(messages | odd, max_size=3) | odd
+lists = (
+    st.lists(messages, max_size=4)
+    | st.lists(spoken, max_size=4)
+    | st.lists(messages | odd, max_size=3)
+    | odd
+)
 made = st.fixed_dictionaries(
     {},
     optional={
-        "text": texts | st.none(), "loss_spans": st.sampled_from([None, [], [[0, 1]]]), "messages": lists, "conversations": lists,
-        "prompt": texts | lists, "completion": texts | lists, "label": odd, "instruction": texts, "input": texts | st.none(),
-        "output": texts, "system": st.sampled_from([None, "", "s", 3]), "history": odd, "weight": weights,
-        "tools": st.sampled_from([None, [], [{"a": 1}], "[]", "[", 3, ""]), "chosen": odd, "rejected": odd,
+        "text": texts | st.none(),
+        "loss_spans": st.sampled_from([None, [], [[0, 1]]]),
+        "messages": lists,
+        "conversations": lists,
+        "prompt": texts | lists,
+        "completion": texts | lists,
+        "label": odd,
+        "instruction": texts,
+        "input": texts | st.none(),
+        "output": texts,
+        "system": st.sampled_from([None, "", "s", 3]),
+        "history": odd,
+        "weight": weights,
+        "tools": st.sampled_from([None, [], [{"a": 1}], "[]", "[", 3, ""]),
+        "chosen": odd,
+        "rejected": odd,
         "chat_template_kwargs": st.sampled_from([None, {}, {"x": 1}, '{"x": 1}', {"tools": 1}, 3]),
-        "data": st.fixed_dictionaries({}, optional={"messages": lists, "text": texts}), "answer": texts,
+        "data": st.fixed_dictionaries({}, optional={"messages": lists, "text": texts}),
+        "answer": texts,
     },
-)  # fmt: skip
+)
 asked = st.builds(
     Keys,
     st.sampled_from(["text", "text", "prompt", "data.text"]),
     st.sampled_from(["messages", "messages", "conversations", "data.messages"]),
     st.just("tools"),
-    st.sampled_from(["auto", "auto", "auto", "messages", "sharegpt", "prompt_completion", "alpaca"]),
+    st.sampled_from(
+        ["auto", "auto", "auto", "messages", "sharegpt", "prompt_completion", "alpaca"]
+    ),
     st.sampled_from([3, 3, 2]),
     st.sampled_from([("assistant",), ("user", "tool")]),
 )
@@ -68,7 +121,9 @@ def by_the_package(record, keys):
     if keys.law == 2:
         fields, keys = Fields(law=2), Keys(keys.text)
     found = line_decoder(keys.text, fields)(json.dumps(record).encode())
-    return read_layout(found, keys.roles) if isinstance(found, Supervision) and found.layout else found
+    return (
+        read_layout(found, keys.roles) if isinstance(found, Supervision) and found.layout else found
+    )
 
 
 def by_the_twin(record, keys):
@@ -127,9 +182,21 @@ def test_rows_have_the_sizes_that_the_package_chooses_by(tmp_path, format, text_
             sizes.update(zip(positions.tolist(), given.tolist(), strict=True))
             return super().__call__(file, positions, given)
 
-    list(read(part_of(tmp_path / "a.parquet"), text_key, Noted(np.uint64(1), 1 << 31), fields=Fields(format=format)))
+    list(
+        read(
+            part_of(tmp_path / "a.parquet"),
+            text_key,
+            Noted(np.uint64(1), 1 << 31),
+            fields=Fields(format=format),
+        )
+    )
     source = {
-        "files": [("a.parquet", (tmp_path / "a.parquet").stat().st_size, 1)], "prefix": str(tmp_path), "format": "auto",
-        "step_bytes": 1, "keys": Keys(text_key, format=format, law=3),
-    }  # fmt: skip
-    assert reading.sizes(source, 0, 0, reading.TextReader(True, lambda talk: ())) == sorted(sizes.items())
+        "files": [("a.parquet", (tmp_path / "a.parquet").stat().st_size, 1)],
+        "prefix": str(tmp_path),
+        "format": "auto",
+        "step_bytes": 1,
+        "keys": Keys(text_key, format=format, law=3),
+    }
+    assert reading.sizes(source, 0, 0, reading.TextReader(True, lambda talk: ())) == sorted(
+        sizes.items()
+    )

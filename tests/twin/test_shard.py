@@ -1,4 +1,5 @@
-"""The twin computes whole shards from plan, tokenizer and sources, and gets what was built, whatever the recipe says."""
+"""The twin computes whole shards from plan, tokenizer and sources, and gets what was built,
+whatever the recipe says."""
 
 import gzip
 import json
@@ -58,7 +59,10 @@ def test_so_many_segments_as_asked_for(every_kind):
             "documents": {"prepend_bos": True},
             "tasks": [{"preset": "llada"}, CAUSAL, {"preset": "prefix_lm"}],
         },
-        {"packing": {"pad_seq_to_mult": 8}, "documents": {"append_eos": "segment", "prepend_bos": True}},
+        {
+            "packing": {"pad_seq_to_mult": 8},
+            "documents": {"append_eos": "segment", "prepend_bos": True},
+        },
     ],
     ids=["first_fit", "next_fit", "compact", "truncate", "drop", "concat", "segment"],
 )
@@ -70,15 +74,27 @@ def test_every_rule_of_cutting_and_packing(tmp_path, changes):
 
 @pytest.mark.long
 def test_parts_of_sources(tmp_path):
-    """Fractions of uses, samples, own tasks, damaged lines, batches, members of gzip, and steps smaller than the file."""
+    """Fractions of uses, samples, own tasks, damaged lines, batches, members of gzip, and steps
+    smaller than the file."""
     chance = random.Random(5)
     texts = [f"{chance.random()} ünïcödé <pad>" * chance.randint(0, 8) for _ in range(400)]
     lines = [json.dumps({"body": text}).encode() for text in texts]
-    lines[3], lines[9], lines[20], lines[21] = b"{", b'{"body": "\xff"}', b" \r", b'{"body": null, "body": "last"}'
-    lines[30], lines[31] = b'{"body": "\\ud800"}', b'{"body": "deep", "x": ' + b"[" * 300 + b"]" * 300 + b"}"
+    lines[3], lines[9], lines[20], lines[21] = (
+        b"{",
+        b'{"body": "\xff"}',
+        b" \r",
+        b'{"body": null, "body": "last"}',
+    )
+    lines[30], lines[31] = (
+        b'{"body": "\\ud800"}',
+        b'{"body": "deep", "x": ' + b"[" * 300 + b"]" * 300 + b"}",
+    )
     data = b"\xef\xbb\xbf" + b"\n".join(lines)
     half = len(data) // 2
-    made.write(tmp_path / "z/a.jsonl.gz", gzip.compress(data[:half]) + b"\0" * 9 + gzip.compress(data[half:]))
+    made.write(
+        tmp_path / "z/a.jsonl.gz",
+        gzip.compress(data[:half]) + b"\0" * 9 + gzip.compress(data[half:]),
+    )
     made.write(tmp_path / "z/b.jsonl", data)
     made.write_arrow(tmp_path / "c.arrow", texts, 130)
     table = pa.table({"text": pa.array([None, *texts[:99], "x"]).dictionary_encode()})
@@ -96,7 +112,11 @@ def test_parts_of_sources(tmp_path):
         {"name": "d", "paths": ["d.parquet"]},
     ]
     recipe = made.table(
-        sources, tasks=EVERY_KIND, seed=99, documents={"max_bad_fraction": 1.0}, output={"shard_text_bytes": 20_000}
+        sources,
+        tasks=EVERY_KIND,
+        seed=99,
+        documents={"max_bad_fraction": 1.0},
+        output={"shard_text_bytes": 20_000},
     )
     made.build(recipe, tmp_path, tmp_path / "out")
     holds(tmp_path / "out")
@@ -112,7 +132,9 @@ def test_what_is_larger_than_a_document_may_be_is_left_out_in_every_kind_of_file
     made.write(tmp_path / "c.jsonl.gz", gzip.compress(lines))
     pa.parquet.write_table(pa.table({"text": [text, "small"]}), tmp_path / "d.parquet")
     sources = [{"name": "s", "paths": ["*.*"]}]
-    recipe = made.table(sources, tasks=[{"objective": "causal"}], documents={"max_bad_fraction": 1.0})
+    recipe = made.table(
+        sources, tasks=[{"objective": "causal"}], documents={"max_bad_fraction": 1.0}
+    )
     outcome = made.build(recipe, tmp_path, tmp_path / "out")
     assert outcome.manifest["ledger"]["sources"]["s"]["documents"]["rejected"] == {"too_large": 4}
     holds(tmp_path / "out")
@@ -133,12 +155,19 @@ def test_documents_that_say_what_is_trained(tmp_path):
             record["loss_spans"] = spans = [bounds[k : k + 2] for k in range(0, len(bounds), 2)]
             if i % 2:  # in no order, overlapping, touching, empty, beyond the end
                 begin, end = spans[0]
-                more = [[end, end], [begin, max(begin, end - 1), 1], [len(text) - 1, 10**30], [begin, begin + 1]]
+                more = [
+                    [end, end],
+                    [begin, max(begin, end - 1), 1],
+                    [len(text) - 1, 10**30],
+                    [begin, begin + 1],
+                ]
                 record["loss_spans"] = [*more, *reversed(spans)]
         elif i % 3 == 1:
             turns = [("system", 6), ("user", 30), ("assistant", 40), ("user", 9), ("assistant", 50)]
             own = turns[chance.randint(0, 1) : chance.choice([3, 5])]
-            record = {"messages": [{"role": r, "content": words(chance.randint(1, n))} for r, n in own]}
+            record = {
+                "messages": [{"role": r, "content": words(chance.randint(1, n))} for r, n in own]
+            }
         lines.append(json.dumps(record))
     lines[3] = '{"text": "no such place", "loss_spans": [[99, 5]]}'
     lines[6] = '{"text": "weighed", "loss_spans": [[0, 3, 0.5]]}'
@@ -147,11 +176,21 @@ def test_documents_that_say_what_is_trained(tmp_path):
     made.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
     made.write(tmp_path / "t.jinja", TEMPLATE.encode())
     tasks = [
-        CAUSAL, {"name": "s", "objective": "prefix_lm", "sentinel": True}, {"preset": "bd3"}, {"preset": "fim"},
-        {"name": "bert", "objective": "masked_diffusion", "noise_eos": False}, {"preset": "duo"},
-    ]  # fmt: skip
+        CAUSAL,
+        {"name": "s", "objective": "prefix_lm", "sentinel": True},
+        {"preset": "bd3"},
+        {"preset": "fim"},
+        {"name": "bert", "objective": "masked_diffusion", "noise_eos": False},
+        {"preset": "duo"},
+    ]
     documents = {"chat_template": "t.jinja", "prepend_bos": True, "max_bad_fraction": 1.0}
-    recipe = made.table("a.jsonl", seq_length=128, tasks=tasks, documents=documents, output={"shard_text_bytes": 9000})
+    recipe = made.table(
+        "a.jsonl",
+        seq_length=128,
+        tasks=tasks,
+        documents=documents,
+        output={"shard_text_bytes": 9000},
+    )
     made.build(recipe, tmp_path, tmp_path / "out")
     holds(tmp_path / "out")
     holds(tmp_path / "out", 50)
@@ -166,10 +205,16 @@ def test_what_differs_is_named(every_kind, tmp_path, name):
             arrays[name][1, 3] = 1 if arrays[name][1, 3] != 1 else 0
         else:  # another level of a noised segment or block
             arrays[name][np.flatnonzero(arrays[name])[0]] /= 2
-    found = [fault for fault in report(directory)["listed"] if fault["message"].startswith(f"twin: {name}")]
+    found = [
+        fault
+        for fault in report(directory)["listed"]
+        if fault["message"].startswith(f"twin: {name}")
+    ]
     assert [fault["promise"] for fault in found] == ["P17"]
     if name in ("tokens", "labels", "loss_mask"):
-        assert (found[0]["row"], found[0]["slot"]) == (1, 3) and "the twin gives" in found[0]["message"]
+        assert (found[0]["row"], found[0]["slot"]) == (1, 3) and "the twin gives" in found[0][
+            "message"
+        ]
 
 
 def test_it_goes_with_replay(every_kind):
@@ -179,7 +224,9 @@ def test_it_goes_with_replay(every_kind):
 
 def test_an_objective_without_a_twin_is_refused_by_name():
     task = {"name": "mine", "objective": "reversed"}
-    with pytest.raises(PlanError, match=r"task 'mine': objective 'reversed' has no twin.*without --twin"):
+    with pytest.raises(
+        PlanError, match=r"task 'mine': objective 'reversed' has no twin.*without --twin"
+    ):
         check({"tasks": [task], "recipe": {"sources": []}})
 
 
@@ -190,7 +237,11 @@ def every_row_looked_at(lengths, capacity, algorithm, max_segments):
         order = sorted(order, key=lambda i: (-lengths[i], i))
     row_of, fill, count, reached = {}, [], [], []
     for time, i in enumerate(order):
-        able = [r for r in range(len(fill)) if fill[r] + lengths[i] <= capacity and count[r] < max_segments]
+        able = [
+            r
+            for r in range(len(fill))
+            if fill[r] + lengths[i] <= capacity and count[r] < max_segments
+        ]
         if not able:
             able = [len(fill)]
             fill, count, reached = [*fill, 0], [*count, 0], [*reached, 0]
@@ -207,4 +258,6 @@ def every_row_looked_at(lengths, capacity, algorithm, max_segments):
 def test_packing_gives_what_looking_at_every_row_gives(algorithm, most, max_segments):
     lengths = np.random.default_rng(most).integers(1, most + 1, 900).tolist()
     found = cutting.pack(lengths, 64, algorithm, max_segments)
-    assert list(zip(*found, strict=True)) == every_row_looked_at(lengths, 64, algorithm, max_segments or 65535)
+    assert list(zip(*found, strict=True)) == every_row_looked_at(
+        lengths, 64, algorithm, max_segments or 65535
+    )

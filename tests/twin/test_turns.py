@@ -1,4 +1,5 @@
-"""The twin finds turns by another way than the build, and gives the same; what the build says wrongly it does not repeat."""
+"""The twin finds turns by another way than the build, and gives the same; what the build says
+wrongly it does not repeat."""
 
 import random
 from dataclasses import replace
@@ -30,7 +31,12 @@ TEMPLATES = {
     )
 }
 WITH_TOOLS = ("THINKING", "CHANNELS", "HOISTED_LAST")
-TOOLS = [{"type": "function", "function": {"name": "weather", "description": "of a place", "parameters": {}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "of a place", "parameters": {}},
+    }
+]
 HEAD = "{%- set bos_token = '<s>' %}{%- set eos_token = '</s>' %}"
 
 
@@ -47,11 +53,16 @@ def talks(name, count):
         for _ in range(chance.randint(1, 4)):
             messages.append({"role": "user", "content": said()})
             if with_tools and chance.random() < 0.6:
-                call = {"type": "function", "function": {"name": "weather", "arguments": {"place": said(), "n": 3}}}
+                call = {
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": {"place": said(), "n": 3}},
+                }
                 messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
                 messages.append({"role": "tool", "content": said()})
             answer = {"role": "assistant", "content": said()}
-            messages.append({**answer, "reasoning_content": said()} if chance.random() < 0.3 else answer)
+            messages.append(
+                {**answer, "reasoning_content": said()} if chance.random() < 0.3 else answer
+            )
         train = tuple(chance.choice([None, None, None, True, False]) for _ in messages)
         weights = tuple(chance.choice([1.0, 1.0, 0.5, 0.0]) for _ in messages)
         yield Talk(messages, TOOLS if with_tools else None, {}, train, weights)
@@ -66,7 +77,9 @@ def twin_s(source, find, **documents):
     }
 
     def render(messages, tools, variables, prompt, around):
-        return compile_template(source, "2026-01-01").render(messages, prompt, around, tools, variables)
+        return compile_template(source, "2026-01-01").render(
+            messages, prompt, around, tools, variables
+        )
 
     return Template(source, render, find, {**defaults, **documents}, 3)
 
@@ -80,7 +93,9 @@ def finding(source, **documents):
 
 
 def settings(**documents):
-    documents = {key: tuple(value) if isinstance(value, list) else value for key, value in documents.items()}
+    documents = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in documents.items()
+    }
     return replace(DocumentKeys(template_date="2026-01-01"), **documents)
 
 
@@ -96,7 +111,12 @@ def united(spans):
 @pytest.mark.long(beyond=10)
 @pytest.mark.parametrize(
     "documents",
-    [{}, {"trained_turns": "last"}, {"train_on_tool_calls": False}, {"trained_roles": ["assistant", "user"]}],
+    [
+        {},
+        {"trained_turns": "last"},
+        {"train_on_tool_calls": False},
+        {"trained_roles": ["assistant", "user"]},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -112,7 +132,11 @@ def test_both_find_the_same_turns(name, documents):
         text, of_build = found
         weights = built.weights or [1.0] * len(built.spans)
         spans = [(*span, weight) for span, weight in zip(built.spans, weights, strict=True)]
-        assert (text.text, united(text.spans), text.strings) == (built.text, spans, list(built.strings))
+        assert (text.text, united(text.spans), text.strings) == (
+            built.text,
+            spans,
+            list(built.strings),
+        )
         assert (*text.blocks,) == built.blocks
         assert (*text.boundaries,) == built.boundaries and (*text.roles,) == built.roles
         assert text.system_end == built.system_end
@@ -127,7 +151,12 @@ def test_what_the_build_says_wrongly_is_not_repeated(name):
     source = HEAD + TEMPLATES[name]
     messages = [
         {"role": role, "content": said}
-        for role, said in (("user", "one"), ("assistant", "two <b>"), ("user", "three"), ("assistant", "four"))
+        for role, said in (
+            ("user", "one"),
+            ("assistant", "two <b>"),
+            ("user", "three"),
+            ("assistant", "four"),
+        )
     ]
     talk = Talk(messages, None, {}, (None,) * 4, (1.0,) * 4)
     right, taken = text_of_talk(talk, twin_s(source, finding(source)))
@@ -147,7 +176,9 @@ def test_what_the_build_says_wrongly_is_not_repeated(name):
         assert text_of_talk(talk, twin_s(source, lambda _, made=made: made))[0] == right
 
 
-@pytest.mark.parametrize("source", [chats.LAST_LEFT_OUT, chats.LAST_LEFT_OUT.replace("<think>", "")])
+@pytest.mark.parametrize(
+    "source", [chats.LAST_LEFT_OUT, chats.LAST_LEFT_OUT.replace("<think>", "")]
+)
 def test_what_follows_an_answer_that_is_left_out_at_the_end_does_not_begin_with_it(source):
     messages = chats.turns("q", "a", "q", "", "q", "b")
     talk = Talk(messages, None, {}, (None,) * 6, (1.0,) * 6)
@@ -159,7 +190,9 @@ def test_what_follows_an_answer_that_is_left_out_at_the_end_does_not_begin_with_
 
 def test_an_answer_to_a_trained_message_that_says_nothing_is_trained():
     source = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    talk = Talk(chats.turns("", "answer", "more", "last"), None, {}, (True, None, None, None), (1.0,) * 4)
+    talk = Talk(
+        chats.turns("", "answer", "more", "last"), None, {}, (True, None, None, None), (1.0,) * 4
+    )
     built = conversation(Dialogue(*talk), source, settings(), 3)
     text, _ = text_of_talk(talk, twin_s(source, finding(source)))
     assert united(text.spans) == [(*span, 1.0) for span in built.spans] and built.spans[0] == (0, 6)

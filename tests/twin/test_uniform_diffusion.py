@@ -28,15 +28,27 @@ def plan(tmp_path_factory):
         "bytes", tmp_path_factory.mktemp("none"), Specials(), Needs(frozenset({"pad"}), (), 0)
     )
     tasks = []
-    for schedule, noise_range in (("vp", (0.03, 0.15)), ("linear", (0.1, 0.9)), ("flip", (0.0, 1.0))):
+    for schedule, noise_range in (
+        ("vp", (0.03, 0.15)),
+        ("linear", (0.1, 0.9)),
+        ("flip", (0.0, 1.0)),
+    ):
         parameters = {"schedule": schedule, "noise_range": noise_range}
         resolved = uniform_diffusion.resolve(parameters, ids_of(vocabulary))
         tasks.append(
-            {"name": schedule, "objective": "uniform_diffusion", "parameters": parameters, "resolved": resolved}
+            {
+                "name": schedule,
+                "objective": "uniform_diffusion",
+                "parameters": parameters,
+                "resolved": resolved,
+            }
         )
     return {
         "tasks": tasks,
-        "vocabulary": {"vocab_size": vocabulary.vocab_size, "special_ids": list(vocabulary.special_ids)},
+        "vocabulary": {
+            "vocab_size": vocabulary.vocab_size,
+            "special_ids": list(vocabulary.special_ids),
+        },
     }
 
 

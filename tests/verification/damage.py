@@ -1,7 +1,9 @@
-"""Small datasets to be damaged, and the means: arrays to write on, and signatures that fit again afterwards.
+"""Small datasets to be damaged, and the means: arrays to write on, and signatures that fit again
+afterwards.
 
-A shard is never changed in place of its file: `resigned` gives writable arrays, writes them as a shard, and puts the new
-sizes and digests into receipt and manifest, so that only the promise that was broken can give the damage away.
+A shard is never changed in place of its file: `resigned` gives writable arrays, writes them as a
+shard, and puts the new sizes and digests into receipt and manifest, so that only the promise that
+was broken can give the damage away.
 """
 
 import io
@@ -26,7 +28,21 @@ from packprep.recipe import read_recipe
 from packprep.verification import verify_dataset
 from tests.made import Silent
 
-WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "wizards", "brew", "coffee"]
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "while",
+    "wizards",
+    "brew",
+    "coffee",
+]
 SEQ_LENGTH = 256
 
 
@@ -36,7 +52,8 @@ def text(chance: random.Random, n_bytes: int) -> str:
 
 
 def write_corpus(folder: Path) -> None:
-    """Two sources: `web`, line files with documents of all lengths and some bad lines, and `books`, one compressed file."""
+    """Two sources: `web`, line files with documents of all lengths and some bad lines, and `books`,
+    one compressed file."""
     chance = random.Random(folder.name)
     lengths = [1, 2, 3, 5, 30, 90, 200, 260, 700]
     (folder / "web").mkdir(parents=True)
@@ -55,7 +72,10 @@ def recipe_table(**changes: Any) -> dict[str, Any]:
     table = {
         "tokenizer": "bytes",
         "seq_length": SEQ_LENGTH,
-        "sources": [{"name": "web", "paths": ["web/*.jsonl"]}, {"name": "books", "paths": ["books.jsonl.zst"]}],
+        "sources": [
+            {"name": "web", "paths": ["web/*.jsonl"]},
+            {"name": "books", "paths": ["books.jsonl.zst"]},
+        ],
         "tasks": [{"preset": "ul2r"}, {"preset": "causal", "weight": 0.5}],
         "output": {"shard_text_bytes": 12_000},
     }
@@ -63,7 +83,8 @@ def recipe_table(**changes: Any) -> dict[str, Any]:
 
 
 def made(folder: Path, **changes: Any) -> Path:
-    """A dataset of the corpus in `folder/in`, which is written if it is not there: its directory."""
+    """A dataset of the corpus in `folder/in`, which is written if it is not there: its
+    directory."""
     corpus = folder / "in"
     if not corpus.exists():
         write_corpus(corpus)
@@ -80,13 +101,19 @@ def copied(dataset: Path, folder: Path) -> Path:
 
 def report_of(directory: Path, replay: int | None = None, **moved: str | Path) -> dict[str, Any]:
     """What `verify` gives; `moved`: source = prefix."""
-    return verify_dataset(directory, replay, {k: str(v) for k, v in moved.items()}, (0, 1), 0, Silent())
+    return verify_dataset(
+        directory, replay, {k: str(v) for k, v in moved.items()}, (0, 1), 0, Silent()
+    )
 
 
-def faults_of(directory: Path, replay: int | None = None, **moved: str | Path) -> list[dict[str, Any]]:
+def faults_of(
+    directory: Path, replay: int | None = None, **moved: str | Path
+) -> list[dict[str, Any]]:
     """The faults that `verify` lists."""
     report = report_of(directory, replay, **moved)
-    assert bool(report["faults"]) == bool(report["listed"]) and report["faults"] >= len(report["listed"])
+    assert bool(report["faults"]) == bool(report["listed"]) and report["faults"] >= len(
+        report["listed"]
+    )
     return report["listed"]
 
 
@@ -108,7 +135,9 @@ def sign(directory: Path) -> None:
     for b, entry in enumerate(manifest["shards"]):
         entry["receipt_digest"] = digest_of((directory / receipt_name(b)).read_bytes())
     del manifest["digest"]
-    (directory / "dataset.json").write_bytes(encode({**manifest, "digest": digest_of(encode(manifest))}))
+    (directory / "dataset.json").write_bytes(
+        encode({**manifest, "digest": digest_of(encode(manifest))})
+    )
 
 
 def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -142,18 +171,24 @@ def edit_plan(directory: Path, change: Callable[[dict[str, Any]], dict[str, Any]
     same = {key: plan[key] for key in ("fingerprint", "recipe", "tasks")}
     if "removed" in plan:
         same["removed"] = named_removal(plan)
-    edit_manifest(directory, lambda manifest: manifest.update(same, plan={"file": "plan.json", "digest": after}))
+    edit_manifest(
+        directory,
+        lambda manifest: manifest.update(same, plan={"file": "plan.json", "digest": after}),
+    )
 
 
 def arrays_of(directory: Path, shard: int = 0) -> dict[str, np.ndarray]:
     """name → a copy of a shard's array, to write on."""
     manifest = manifest_of(directory)
-    opened = open_shard(directory / shard_name(shard), manifest["seq_length"], manifest["token_dtype"])
+    opened = open_shard(
+        directory / shard_name(shard), manifest["seq_length"], manifest["token_dtype"]
+    )
     return {name: np.array(array) for name, array in opened.arrays.items()}
 
 
 def put_shard(directory: Path, data: bytes, shard: int = 0, **entries: Any) -> None:
-    """Write a shard's bytes, and their size and digest (and `entries`) into receipt and manifest."""
+    """Write a shard's bytes, and their size and digest (and `entries`) into receipt and
+    manifest."""
     (directory / shard_name(shard)).write_bytes(data)
     entries = {"bytes": len(data), "digest": digest_of(data), **entries}
     edit_manifest(directory, lambda manifest: manifest["shards"][shard].update(entries))
@@ -162,7 +197,8 @@ def put_shard(directory: Path, data: bytes, shard: int = 0, **entries: Any) -> N
 
 @contextmanager
 def resigned(directory: Path, shard: int = 0) -> Iterator[dict[str, np.ndarray]]:
-    """A shard's arrays, to be damaged inside the block; then the shard is written and everything signed again."""
+    """A shard's arrays, to be damaged inside the block; then the shard is written and everything
+    signed again."""
     arrays = arrays_of(directory, shard)
     yield arrays
     buffer = io.BytesIO()
@@ -173,12 +209,15 @@ def resigned(directory: Path, shard: int = 0) -> Iterator[dict[str, np.ndarray]]
 
 
 def places_of(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(row, begin, end) int64[segments]: where each segment lies, by a walk over cu_seqlens (those without padding inside)."""
+    """(row, begin, end) int64[segments]: where each segment lies, by a walk over cu_seqlens (those
+    without padding inside)."""
     row, begin, end = [], [], []
     offsets = arrays["row_offsets"]
     for r in range(len(offsets) - 1):
         cu = arrays["cu_seqlens"][offsets[r] + r : offsets[r + 1] + r + 1]
-        physical = arrays.get("cu_seqlens_padded", arrays["cu_seqlens"])[offsets[r] + r : offsets[r + 1] + r + 1]
+        physical = arrays.get("cu_seqlens_padded", arrays["cu_seqlens"])[
+            offsets[r] + r : offsets[r + 1] + r + 1
+        ]
         for i in range(len(cu) - 1):
             row.append(r)
             begin.append(int(physical[i]))

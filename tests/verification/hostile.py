@@ -1,5 +1,5 @@
-"""What must hold of any bytes in a dataset's files: a loader and `verify` end soon, in little memory, and raise
-nothing but what packprep raises on purpose."""
+"""What must hold of any bytes in a dataset's files: a loader and `verify` end soon, in little
+memory, and raise nothing but what packprep raises on purpose."""
 
 import contextlib
 import gc
@@ -19,14 +19,26 @@ from packprep.errors import PackprepError
 MORE_MEMORY = 1 << 29
 """Bytes that a child may map beyond what it has when it is forked."""
 PARTS = [
-    "tokens", "labels", "segment_ids", "loss_mask", "cu_seqlens", "cu_seqlens_padded", "segments", "position_ids",
-    "prefix_ends", "loss_weights", "n_segments", "n_tokens", "max_seqlen",
-]  # fmt: skip
+    "tokens",
+    "labels",
+    "segment_ids",
+    "loss_mask",
+    "cu_seqlens",
+    "cu_seqlens_padded",
+    "segments",
+    "position_ids",
+    "prefix_ends",
+    "loss_weights",
+    "n_segments",
+    "n_tokens",
+    "max_seqlen",
+]
 MOST_ROWS = 40
 
 
 def read_all(directory: Path, io: str = "mmap") -> int:
-    """Read rows, batches and samples of a dataset in every way that the loader has; gives how many calls were refused."""
+    """Read rows, batches and samples of a dataset in every way that the loader has; gives how many
+    calls were refused."""
     refused = 0
 
     @contextlib.contextmanager
@@ -62,7 +74,9 @@ def _read_rows(dataset: Dataset, rows: list[int], counted) -> None:
 def _read_batches(dataset: Dataset, rows: list[int], counted) -> None:
     with counted():
         _ = dataset.task_params
-    one_distance = [name for name in (*COLUMNS, *MORE_COLUMNS) if name not in AHEAD or AHEAD[name][1] == 2]
+    one_distance = [
+        name for name in (*COLUMNS, *MORE_COLUMNS) if name not in AHEAD or AHEAD[name][1] == 2
+    ]
     for columns in (COLUMNS, *[(name,) for name in one_distance], ("prefix_ends", "block_lengths")):
         for begin in range(0, len(rows), 8):
             with counted():
@@ -70,7 +84,9 @@ def _read_batches(dataset: Dataset, rows: list[int], counted) -> None:
     for begin in range(0, len(rows), 8):
         own = rows[begin : begin + 8]
         with counted():
-            dataset.batch(own, columns=("tokens", "loss_mask", "loss_weights"), epochs=[1] * len(own))
+            dataset.batch(
+                own, columns=("tokens", "loss_mask", "loss_weights"), epochs=[1] * len(own)
+            )
     with counted():
         dataset.with_loss_on(task=dataset.tasks[0]["name"]).batch(rows[:8])
     with counted():
@@ -80,8 +96,8 @@ def _read_batches(dataset: Dataset, rows: list[int], counted) -> None:
 
 
 def in_child(work: Callable[[], Any], seconds: int = 120, more: int = MORE_MEMORY) -> Any:
-    """What `work` gives (JSON), done in a forked process that may map `more` bytes and run so long; AssertionError with
-    the traceback of whatever it raised, or the signal that ended it."""
+    """What `work` gives (JSON), done in a forked process that may map `more` bytes and run so long;
+    AssertionError with the traceback of whatever it raised, or the signal that ended it."""
     gc.collect()
     read, write = os.pipe()
     child = os.fork()
@@ -105,7 +121,9 @@ def in_child(work: Callable[[], Any], seconds: int = 120, more: int = MORE_MEMOR
     with open(read) as pipe:
         text = pipe.read()
     _, how = os.waitpid(child, 0)
-    assert not os.WIFSIGNALED(how), f"the child ended by signal {os.WTERMSIG(how)} (14: after {seconds} s)"
+    assert not os.WIFSIGNALED(how), (
+        f"the child ended by signal {os.WTERMSIG(how)} (14: after {seconds} s)"
+    )
     result = json.loads(text)
     assert "error" not in result, result["error"]
     return result["value"]

@@ -10,7 +10,11 @@ def slot_faults(tokens, labels, segment_ids, loss_mask, may, segments, next_toke
     """
     found = []
     for r, row in enumerate(tokens):
-        owner = {t: g for g, (begin, slots, _) in enumerate(segments[r]) for t in range(begin, begin + slots)}
+        owner = {
+            t: g
+            for g, (begin, slots, _) in enumerate(segments[r])
+            for t in range(begin, begin + slots)
+        }
         for t, token in enumerate(row):
             label = None if labels is None else labels[r][t]
             if t not in owner:
@@ -25,7 +29,9 @@ def slot_faults(tokens, labels, segment_ids, loss_mask, may, segments, next_toke
                 begin, slots, prefix = segments[r][g]
                 is_last = t == begin + slots - 1
                 plain = next_token[r][g]
-                follows = not is_last and t + 1 >= begin + prefix and (may is None or may[r][t + 1] != 0)
+                follows = (
+                    not is_last and t + 1 >= begin + prefix and (may is None or may[r][t + 1] != 0)
+                )
                 target = pad if is_last else row[t + 1]
                 wrong = [
                     (P6, segment_ids[r][t] != g + 1, segment_ids[r][t]),

@@ -1,4 +1,5 @@
-"""Flipped bits in each array: found by the digest, and, where a liar has signed again, by what the arrays must be."""
+"""Flipped bits in each array: found by the digest, and, where a liar has signed again, by what the
+arrays must be."""
 
 import random
 
@@ -12,7 +13,10 @@ FLIPS = 6
 
 @pytest.fixture(scope="module", params=["plain", "padded"])
 def dataset(request, tmp_path_factory):
-    changes = {"plain": {}, "padded": {"packing": {"pad_seq_to_mult": 8}, "documents": {"prepend_bos": True}}}
+    changes = {
+        "plain": {},
+        "padded": {"packing": {"pad_seq_to_mult": 8}, "documents": {"prepend_bos": True}},
+    }
     return made(tmp_path_factory.mktemp(request.param), **changes[request.param])
 
 
@@ -25,10 +29,24 @@ def flipped(arrays, name, chance):
 
 
 NAMES = [
-    "tokens", "segment_ids", "loss_mask", "row_offsets", "segment_doc", "segment_start", "segment_key", "cu_seqlens",
-    "cu_seqlens_padded", "segment_tokens", "segment_prefix", "segment_noise", "segment_loss_weight", "segment_file",
-    "segment_task", "segment_source", "segment_repeat",
-]  # fmt: skip
+    "tokens",
+    "segment_ids",
+    "loss_mask",
+    "row_offsets",
+    "segment_doc",
+    "segment_start",
+    "segment_key",
+    "cu_seqlens",
+    "cu_seqlens_padded",
+    "segment_tokens",
+    "segment_prefix",
+    "segment_noise",
+    "segment_loss_weight",
+    "segment_file",
+    "segment_task",
+    "segment_source",
+    "segment_repeat",
+]
 
 
 @pytest.mark.long(beyond=2)
@@ -50,16 +68,22 @@ def test_a_flipped_bit_in_each_array_is_found(dataset, name, tmp_path):
 
 @pytest.mark.long
 def test_flipped_bits_anywhere_never_crash(dataset, tmp_path):
-    """Twenty bits at once, signed again and replayed: every index out of a header is checked before it is used."""
+    """Twenty bits at once, signed again and replayed: every index out of a header is checked before
+    it is used."""
     chance = random.Random(5)
     good = arrays_of(dataset)
     directory = copied(dataset, tmp_path)
     for _ in range(25):
         with resigned(directory) as arrays:
             arrays.update({key: value.copy() for key, value in good.items()})
-            places = [flipped(arrays, chance.choice(sorted(good)), chance) for _ in range(chance.choice([1, 2, 20]))]
+            places = [
+                flipped(arrays, chance.choice(sorted(good)), chance)
+                for _ in range(chance.choice([1, 2, 20]))
+            ]
         for replay in (-1, 5):
-            assert faults_of(directory, replay) or any(place.startswith("tokens") for place in places), places
+            assert faults_of(directory, replay) or any(
+                place.startswith("tokens") for place in places
+            ), places
 
 
 @pytest.mark.long
@@ -96,7 +120,11 @@ def test_an_empty_shard_is_good(tmp_path):
     "changes",
     [
         {"packing": {"algorithm": "concat"}, "tasks": [{"preset": "causal"}]},
-        {"packing": {"algorithm": "concat"}, "tasks": [{"preset": "prefix_lm"}], "documents": {"prepend_bos": True}},
+        {
+            "packing": {"algorithm": "concat"},
+            "tasks": [{"preset": "prefix_lm"}],
+            "documents": {"prepend_bos": True},
+        },
         {"packing": {"algorithm": "next_fit"}},
         {"packing": {"algorithm": "first_fit", "max_segments_per_row": 2}},
         {"documents": {"long": "truncate"}},
@@ -112,7 +140,11 @@ def test_an_empty_shard_is_good(tmp_path):
 )
 def test_every_promise_holds_for_every_kind_of_recipe(changes, tmp_path):
     directory = made(tmp_path, **changes)
-    assert faults_of(directory) == [] and faults_of(directory, -1) == [] and faults_of(directory, 20) == []
+    assert (
+        faults_of(directory) == []
+        and faults_of(directory, -1) == []
+        and faults_of(directory, 20) == []
+    )
 
 
 def test_every_promise_holds_for_repeats_samples_and_tasks_by_source(tmp_path):
@@ -121,4 +153,8 @@ def test_every_promise_holds_for_repeats_samples_and_tasks_by_source(tmp_path):
         {"name": "books", "paths": ["books.jsonl.zst"], "sample": [0.1, 0.8], "tasks": ["causal"]},
     ]
     directory = made(tmp_path, sources=sources)
-    assert faults_of(directory) == [] and faults_of(directory, -1) == [] and faults_of(directory, 20) == []
+    assert (
+        faults_of(directory) == []
+        and faults_of(directory, -1) == []
+        and faults_of(directory, 20) == []
+    )

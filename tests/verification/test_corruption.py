@@ -1,4 +1,5 @@
-"""A thousand random single-byte corruptions over all files of three datasets: `verify` finds each, and no loader breaks."""
+"""A thousand random single-byte corruptions over all files of three datasets: `verify` finds each,
+and no loader breaks."""
 
 import random
 import time
@@ -21,8 +22,8 @@ RECIPES = {
     },
 }
 REFUSED = {"causal and ul2r": 5, "in place": 40, "compact": 5}
-"""Calls that are refused on the good dataset: redraw of what cannot be drawn anew, prefix_ends of block diffusion, seq_idx
-of tasks that see ahead."""
+"""Calls that are refused on the good dataset: redraw of what cannot be drawn anew, prefix_ends of
+block diffusion, seq_idx of tasks that see ahead."""
 IN_A_JSON = b'0123456789-.eE"\\{}[]:, truefalsnN\xff\x00'
 
 
@@ -42,12 +43,17 @@ def places(directory, chance, count):
             at = chance.randrange(len(data[8:].split(b"  ")[0]) + 16)  # its length and its header
         else:
             at = chance.randrange(len(data))
-        new = chance.choice(IN_A_JSON) if chance.random() < 0.5 else data[at] ^ (1 << chance.randrange(8))
+        new = (
+            chance.choice(IN_A_JSON)
+            if chance.random() < 0.5
+            else data[at] ^ (1 << chance.randrange(8))
+        )
         yield name, at, new if new != data[at] else data[at] ^ 1
 
 
 def corrupted(directory, seed, count, usual):
-    """{outcome: how often} of corruptions made one after the other; AssertionError at one that is not found.
+    """{outcome: how often} of corruptions made one after the other; AssertionError at one that is
+    not found.
 
     usual: the calls that are refused on the good dataset, as prefix_ends of block diffusion.
     """

@@ -1,4 +1,5 @@
-"""P21: documents that were lost, used twice or moved, with everything signed again as well as can be."""
+"""P21: documents that were lost, used twice or moved, with everything signed again as well as can
+be."""
 
 import json
 import random
@@ -42,19 +43,29 @@ PAD = 256
 
 
 def write_sources(folder):
-    """`web`: line files with bad lines; `books`: a compressed one; `table`: row groups, with nulls; `notes`: text files."""
+    """`web`: line files with bad lines; `books`: a compressed one; `table`: row groups, with nulls;
+    `notes`: text files."""
     write_corpus(folder)
     chance = random.Random(3)
     texts = [text(chance, chance.choice([3, 40, 150, 400])) for _ in range(90)]
     texts[17] = texts[50] = None
-    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / "t.parquet", row_group_size=11)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": texts}), folder / "t.parquet", row_group_size=11
+    )
     (folder / "notes").mkdir()
     for i in range(30):
-        (folder / f"notes/{i:02d}.txt").write_text("" if i == 11 else text(chance, chance.choice([2, 90, 300])))
+        (folder / f"notes/{i:02d}.txt").write_text(
+            "" if i == 11 else text(chance, chance.choice([2, 90, 300]))
+        )
 
 
 def sources_table(**changes):
-    paths = {"web": "web/*.jsonl", "books": "books.jsonl.zst", "table": "t.parquet", "notes": "notes/*.txt"}
+    paths = {
+        "web": "web/*.jsonl",
+        "books": "books.jsonl.zst",
+        "table": "t.parquet",
+        "notes": "notes/*.txt",
+    }
     return [{"name": name, "paths": [paths[name]], **changes} for name in SOURCES]
 
 
@@ -69,7 +80,9 @@ def dataset(tmp_path_factory):
 def sampled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sampled")
     write_sources(folder / "in")
-    return made(folder, sources=sources_table(repeat=1.5, sample=[0.2, 0.8]), tasks=[{"preset": "causal"}])
+    return made(
+        folder, sources=sources_table(repeat=1.5, sample=[0.2, 0.8]), tasks=[{"preset": "causal"}]
+    )
 
 
 @pytest.fixture
@@ -86,7 +99,9 @@ def test_what_a_shard_reads_is_worked_out_by_columns_as_part_by_part(sampled, mo
             parts = [coverage._in_part(source.slices(b, plan.shards)) for source in plan.sources]
             expected = sorted(map(tuple, np.concatenate(parts, axis=1).T.tolist()))
             some = list(coverage._extents(plan, b))
-            assert sorted(tuple(row) for own in some for row in np.array(own).T.tolist()) == expected
+            assert (
+                sorted(tuple(row) for own in some for row in np.array(own).T.tolist()) == expected
+            )
             assert len(some) >= fewest
             for own in some:
                 assert np.array(own).T.tolist() == sorted(np.array(own).T.tolist())
@@ -159,7 +174,10 @@ def counts_of(arrays):
     for s, name in enumerate(SOURCES):
         own = arrays["segment_source"] == s
         places = {
-            tuple(p) for p in np.stack([arrays[f"segment_{n}"][own] for n in ("file", "repeat", "doc")]).T.tolist()
+            tuple(p)
+            for p in np.stack(
+                [arrays[f"segment_{n}"][own] for n in ("file", "repeat", "doc")]
+            ).T.tolist()
         }
         tokens = int(arrays["segment_tokens"][own].sum())
         found[name] = np.array([len(places), own.sum(), tokens, (end - begin)[own].sum()])
@@ -167,7 +185,8 @@ def counts_of(arrays):
 
 
 def change(directory, rows_changed, shard=0, documents=True):
-    """Put `rows_changed(rows)` in a shard's place; receipts, ledger and manifest agree with it, and with each other.
+    """Put `rows_changed(rows)` in a shard's place; receipts, ledger and manifest agree with it, and
+    with each other.
 
     documents: whether the ledger's documents read and used change, too.
     """
@@ -192,7 +211,9 @@ def change(directory, rows_changed, shard=0, documents=True):
             source["slots"]["used"] += n_tokens
             source["slots"]["added"]["eos"] += n_slots - n_tokens
         for short in (False, True):
-            own = [p for row in rows_of(arrays) for p in row if bool(p.header["segment_task"]) is short]
+            own = [
+                p for row in rows_of(arrays) for p in row if bool(p.header["segment_task"]) is short
+            ]
             name = "too_short" if short else next(n for n in ledger["tasks"] if n != "too_short")
             ledger["tasks"][name] = {
                 "segments": len(own),
@@ -200,7 +221,9 @@ def change(directory, rows_changed, shard=0, documents=True):
                 "slots": sum(len(p.tokens) for p in own),
             }
         ledger["rows"], ledger["row_slots"] = rows, rows * arrays["tokens"].shape[1]
-        ledger["row_padding"] = ledger["row_slots"] - sum(s["slots"]["total"] for s in ledger["sources"].values())
+        ledger["row_padding"] = ledger["row_slots"] - sum(
+            s["slots"]["total"] for s in ledger["sources"].values()
+        )
         receipt["tokens"] += int(whole[2])
 
     edit_receipt(directory, count, shard)
@@ -222,7 +245,8 @@ def files_of(directory):
 
 
 def a_document(directory, source, shard=0):
-    """(place, pieces) of a document of one segment, of a source, in the middle of what the shard has of its file."""
+    """(place, pieces) of a document of one segment, of a source, in the middle of what the shard
+    has of its file."""
     found = {}
     for row in rows_of(arrays_of(directory, shard)):
         for piece in row:
@@ -239,7 +263,11 @@ def a_document(directory, source, shard=0):
 def shard_of(directory, source):
     """The first shard with documents of a source."""
     shards = range(len(manifest_of(directory)["shards"]))
-    return next(b for b in shards if (arrays_of(directory, b)["segment_source"] == SOURCES.index(source)).sum() > 4)
+    return next(
+        b
+        for b in shards
+        if (arrays_of(directory, b)["segment_source"] == SOURCES.index(source)).sum() > 4
+    )
 
 
 def another_shard(directory, shard):
@@ -307,7 +335,10 @@ def test_p21_a_document_that_is_lost_and_no_longer_counted(directory, source):
     faults = faults_of(directory, ALL)
     assert {"P17", "P21"} == promises_of(faults)
     words = [fault["message"] for fault in p21(faults)]
-    assert any(f"the document at {place[2]} of " in w and "should be in its segments, and is not" in w for w in words)
+    assert any(
+        f"the document at {place[2]} of " in w and "should be in its segments, and is not" in w
+        for w in words
+    )
 
 
 def test_p21_a_row_between_two_shards_that_is_lost(directory):
@@ -318,7 +349,11 @@ def test_p21_a_row_between_two_shards_that_is_lost(directory):
     for b in shards:
         used = used_documents(arrays_of(directory, b))
         owner |= dict.fromkeys(used.position[used.file == file].tolist(), b)
-    row = next(r for r in sorted(owner) if r + 1 in owner and owner[r + 1] != owner[r] and owner.get(r - 1) == owner[r])
+    row = next(
+        r
+        for r in sorted(owner)
+        if r + 1 in owner and owner[r + 1] != owner[r] and owner.get(r - 1) == owner[r]
+    )
     change(directory, without((file, 0, row)), owner[row])
     (fault,) = faults_of(directory)
     assert fault["promise"] == "P21" and f"the document at {row} of 't.parquet'" in fault["message"]
@@ -348,9 +383,14 @@ def test_p21_a_document_in_another_shard_too(directory, source):
     assert promises_of(faults) == {"P21"}
     words = " ".join(fault["message"] for fault in faults)
     if source in ("web", "notes"):
-        assert f"the document at {place[2]} of " in words and "is not of what the plan gives this shard" in words
+        assert (
+            f"the document at {place[2]} of " in words
+            and "is not of what the plan gives this shard" in words
+        )
     else:
-        assert "lies among the documents of shards/000/0" in words or "or another of its rows" in words
+        assert (
+            "lies among the documents of shards/000/0" in words or "or another of its rows" in words
+        )
     assert {"P17", "P21"} == promises_of(faults_of(directory, ALL))
 
 
@@ -389,7 +429,9 @@ def put_rejects(directory, records, shard=0):
         receipt["rejects"] = {"file": rejects_name(shard), **signed}
         for name, source in receipt["ledger"]["sources"].items():
             rejected = {reason: n for (owner, reason), n in after.items() if owner == name}
-            more = sum(rejected.values()) - sum(n for (owner, _), n in before.items() if owner == name)
+            more = sum(rejected.values()) - sum(
+                n for (owner, _), n in before.items() if owner == name
+            )
             source["documents"]["rejected"] = rejected
             source["documents"]["read"] += more
 
@@ -403,7 +445,9 @@ def of_source(records, source):
 
 def shard_with_rejects(directory, source):
     for b in range(len(manifest_of(directory)["shards"])):
-        if (directory / rejects_name(b)).exists() and any(r["source"] == source for r in records_of(directory, b)):
+        if (directory / rejects_name(b)).exists() and any(
+            r["source"] == source for r in records_of(directory, b)
+        ):
             return b
     raise AssertionError("no such shard")
 
@@ -418,7 +462,10 @@ def test_p21_a_reject_that_is_lost(directory, source):
     assert promises_of(faults) == ({"P21"} if source != "web" else set()), faults
     faults = faults_of(directory, ALL)
     assert {"P17", "P21"} == promises_of(faults)
-    words = f"the document at {lost['position']} of {lost['file']!r} of {source} (use 0) should be among the rejects"
+    words = (
+        f"the document at {lost['position']} of {lost['file']!r} of {source} (use 0) should be"
+        " among the rejects"
+    )
     assert any(words in fault["message"] for fault in faults)
 
 
@@ -430,14 +477,19 @@ def test_p21_a_reject_that_moved_to_another_shard(directory):
     put_rejects(directory, records, shard)
     put_rejects(directory, [*records_of(directory, other), moved], other)
     (fault,) = faults_of(directory)
-    assert fault["promise"] == "P21" and "is not of what the plan gives this shard" in fault["message"]
+    assert (
+        fault["promise"] == "P21" and "is not of what the plan gives this shard" in fault["message"]
+    )
 
 
 def test_p21_a_reject_that_is_listed_twice(directory):
     records = records_of(directory)
     put_rejects(directory, [records[0], *records])
     (fault,) = faults_of(directory)
-    assert (fault["promise"], fault["file"]) == ("P21", rejects_name(0)) and "is listed twice" in fault["message"]
+    assert (fault["promise"], fault["file"]) == (
+        "P21",
+        rejects_name(0),
+    ) and "is listed twice" in fault["message"]
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -445,7 +497,14 @@ def test_p21_a_document_that_is_used_and_rejected(directory, source):
     shard = shard_of(directory, source)
     (file, use, position), _ = a_document(directory, source, shard)
     name = files_of(directory)[file]["name"]
-    record = {"source": source, "file": name, "position": position, "repeat": use, "reason": "empty", "detail": ""}
+    record = {
+        "source": source,
+        "file": name,
+        "position": position,
+        "repeat": use,
+        "reason": "empty",
+        "detail": "",
+    }
     put_rejects(directory, [*records_of(directory, shard), record], shard)
     (fault,) = faults_of(directory)
     assert fault["promise"] == "P21" and "is in segments and among the rejects" in fault["message"]
@@ -493,31 +552,45 @@ def test_p21_what_the_sample_leaves_out(sampled, tmp_path):
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("name", ["notes", "web"])
 def test_p21_what_a_fraction_does_not_take(tmp_path, name):
-    """Which text files a use takes follows from their sizes, which the plan has; which lines, only their file tells."""
+    """Which text files a use takes follows from their sizes, which the plan has; which lines, only
+    their file tells."""
     write_sources(tmp_path / "in")
     for i in range(0, 30, 3):
         (tmp_path / f"in/notes/{i:02d}.txt").write_text("")
     directory = made(tmp_path, sources=sources_table(repeat=1.5), tasks=[{"preset": "causal"}])
     assert faults_of(directory, ALL) == []
     source = next(source for source in open_plan(directory).sources if source.name == name)
-    shard = next(b for b in range(9) if any((r["source"], r["repeat"]) == (name, 1) for r in records_of(directory, b)))
+    shard = next(
+        b
+        for b in range(9)
+        if any((r["source"], r["repeat"]) == (name, 1) for r in records_of(directory, b))
+    )
     records = records_of(directory, shard)
     record = next(r for r in records if (r["source"], r["repeat"]) == (name, 1))
     taken = {(file, at) for file, at, use in uses_of(source) if use == 1}
     folder = tmp_path / "in/web"
-    every = [(f.name, at) for f in source.files for at in (lines_of(folder / f.name) if name == "web" else [0])]
+    every = [
+        (f.name, at)
+        for f in source.files
+        for at in (lines_of(folder / f.name) if name == "web" else [0])
+    ]
     record["file"], record["position"] = next(place for place in every if place not in taken)
     put_rejects(directory, records, shard)
     words = [fault["message"] for fault in p21(faults_of(directory))]
-    assert any("is left out by the source's sample or repeat" in w for w in words) == (name == "notes")
+    assert any("is left out by the source's sample or repeat" in w for w in words) == (
+        name == "notes"
+    )
     assert any(
-        "is among the rejects, and should not be" in fault["message"] for fault in p21(faults_of(directory, ALL))
+        "is among the rejects, and should not be" in fault["message"]
+        for fault in p21(faults_of(directory, ALL))
     )
 
 
 def lines_of(path):
     """Where the lines of a file begin."""
-    return np.cumsum([0, *(len(line) for line in path.read_bytes().splitlines(keepends=True))])[:-1].tolist()
+    return np.cumsum([0, *(len(line) for line in path.read_bytes().splitlines(keepends=True))])[
+        :-1
+    ].tolist()
 
 
 # Under long = "truncate" a document may keep no trained token
@@ -526,7 +599,9 @@ def lines_of(path):
 def test_a_document_of_which_no_trained_token_is_kept_is_a_reject(tmp_path):
     write_corpus(tmp_path / "in")
     records = [{"text": "a long question " * 60, "loss_spans": [[900, 910]]} for _ in range(5)]
-    (tmp_path / "in/spans.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "in/spans.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records)
+    )
     sources = [{"name": "all", "paths": ["spans.jsonl", "web/*.jsonl"]}]
     directory = made(
         tmp_path, sources=sources, tasks=[{"preset": "causal"}], documents={"long": "truncate"},
@@ -542,7 +617,10 @@ def test_a_document_of_which_no_trained_token_is_kept_is_a_reject(tmp_path):
 
 
 PLACES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 20)), max_size=30)
-EXTENTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 20), st.integers(1, 6)), max_size=12)
+EXTENTS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 20), st.integers(1, 6)),
+    max_size=12,
+)
 
 
 @given(PLACES, EXTENTS)
@@ -557,5 +635,6 @@ def test_a_place_is_inside_of_an_extent_that_holds_it(places, extents):
         Locations(*np.array(sorted_places, np.int64).reshape(-1, 3).T), coverage._Extents(*table.T)
     )
     assert found.tolist() == [
-        any((f, u) == (file, use) and b <= p < e for file, use, b, e in apart) for f, u, p in sorted_places
+        any((f, u) == (file, use) and b <= p < e for file, use, b, e in apart)
+        for f, u, p in sorted_places
     ]

@@ -1,4 +1,5 @@
-"""`verify --epoch`: the rows that redraw gives keep every promise, and one that it gets wrong breaks a promise by number."""
+"""`verify --epoch`: the rows that redraw gives keep every promise, and one that it gets wrong
+breaks a promise by number."""
 
 import json
 from dataclasses import replace
@@ -27,10 +28,18 @@ SPANS = {"objective": "span_corruption"}
 ROLLED = {**SPANS, "name": "rolled", "random_roll": True, "noise_density": 0.4}
 MARKED = {"name": "marked", "objective": "prefix_lm", "sentinel": True, "mode_token": "[NLU]"}
 FIM = {"name": "anywhere", "objective": "fill_in_the_middle", "rate": 1.0, "mode_token": "[S2S]"}
-IN_PLACE = [{"preset": preset} for preset in ("llada", "mdlm", "dllm", "mlm", "duo", "bd3", "causal")]
+IN_PLACE = [
+    {"preset": preset} for preset in ("llada", "mdlm", "dllm", "mlm", "duo", "bd3", "causal")
+]
 BOS = {"documents": {"prepend_bos": True}}
 BLOCKS = [
-    {"objective": "block_diffusion", "block_length": 5, "name": f"{name}{shift}", "shift": shift, **law}
+    {
+        "objective": "block_diffusion",
+        "block_length": 5,
+        "name": f"{name}{shift}",
+        "shift": shift,
+        **law,
+    }
     for shift in (False, True)
     for name, law in BLOCK_LAWS.items()
 ]
@@ -38,11 +47,27 @@ BLOCKS = [
 KINDS = {
     "moved": ([{"preset": "ul2r"}, ROLLED, MARKED], BOS, False),
     "in_place": (IN_PLACE, {"packing": {"pad_seq_to_mult": 16}}, False),
-    "supervised": ([SPANS, MARKED, {"objective": "prefix_lm"}, {"preset": "mlm"}, {"preset": "bd3"}], BOS, True),
-    "supervised_without_eos": ([MARKED, {"objective": "prefix_lm"}], {"documents": {"append_eos": False}}, True),
-    "compact": ([{"preset": "t5"}, MARKED], {"output": {"columns": "compact", "shard_text_bytes": 20_000}}, False),
+    "supervised": (
+        [SPANS, MARKED, {"objective": "prefix_lm"}, {"preset": "mlm"}, {"preset": "bd3"}],
+        BOS,
+        True,
+    ),
+    "supervised_without_eos": (
+        [MARKED, {"objective": "prefix_lm"}],
+        {"documents": {"append_eos": False}},
+        True,
+    ),
+    "compact": (
+        [{"preset": "t5"}, MARKED],
+        {"output": {"columns": "compact", "shard_text_bytes": 20_000}},
+        False,
+    ),
     "ul2": ([{"preset": "ul2"}, {"preset": "bd3"}], {"documents": {"append_eos": False}}, False),
-    "int32": ([{"preset": "ul2r"}], {"output": {"shard_text_bytes": 20_000, "token_dtype": "int32"}}, False),
+    "int32": (
+        [{"preset": "ul2r"}],
+        {"output": {"shard_text_bytes": 20_000, "token_dtype": "int32"}},
+        False,
+    ),
     "fim": ([{"preset": "fim"}, {**FIM, "text_safe": False}], BOS, False),
     "causal": ([{"preset": "causal"}], {}, False),
     "blocks": (BLOCKS, BOS, False),
@@ -67,7 +92,10 @@ def build(kind, base):
     made.write_lines(base / "plain.jsonl", made.texts(60, mean_bytes=400))
     sources = [{"paths": ["plain.jsonl"]}]
     if supervised:
-        lines = [{"text": text, "loss_spans": spans(i, text)} for i, text in enumerate(made.texts(60, seed=5))]
+        lines = [
+            {"text": text, "loss_spans": spans(i, text)}
+            for i, text in enumerate(made.texts(60, seed=5))
+        ]
         (base / "chosen.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         sources.append({"paths": ["chosen.jsonl"]})
     table = made.table(sources, tasks=tasks, **{"output": {"shard_text_bytes": 20_000}, **changes})
@@ -112,7 +140,9 @@ def test_what_is_verified_is_what_a_trainer_gets(datasets):
     assert not np.array_equal(arrays["tokens"], shard.arrays["tokens"])
     header = [ds.row(i, epoch=5).segments for i in range(shard.rows)]
     for name in of_arrays.HEADER:
-        assert np.array_equal(arrays[f"segment_{name}"], np.concatenate([row[name] for row in header]))
+        assert np.array_equal(
+            arrays[f"segment_{name}"], np.concatenate([row[name] for row in header])
+        )
 
 
 def test_rows_are_drawn_a_few_at_a_time(datasets, monkeypatch):
@@ -133,7 +163,8 @@ def test_rows_are_drawn_a_few_at_a_time(datasets, monkeypatch):
 
 
 def of_later_epochs(wrong):
-    """A law's function that is the right one in epoch 0, and `wrong`, of what it gives, in the others."""
+    """A law's function that is the right one in epoch 0, and `wrong`, of what it gives, in the
+    others."""
 
     def changed(law):
         def place(parameters, ids, segments, epoch, known):
@@ -193,12 +224,20 @@ def test_spans_that_are_drawn_wrongly_are_seen(datasets, monkeypatch, wrong, pro
     assert not report(datasets("moved"), 0)["faults"]
 
 
-PIVOTS = [(a_longer_prefix, {"P13"}), (another_epoch_s, {"P13", "P14"}), (the_stored, {"P13", "P14"})]
+PIVOTS = [
+    (a_longer_prefix, {"P13"}),
+    (another_epoch_s, {"P13", "P14"}),
+    (the_stored, {"P13", "P14"}),
+]
 
 
-@pytest.mark.parametrize("wrong, promises", PIVOTS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    "wrong, promises", PIVOTS, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_pivots_that_are_drawn_wrongly_are_seen(datasets, monkeypatch, wrong, promises):
-    monkeypatch.setitem(token_slots.LAWS, "prefix_lm", of_later_epochs(wrong)(token_slots.LAWS["prefix_lm"]))
+    monkeypatch.setitem(
+        token_slots.LAWS, "prefix_lm", of_later_epochs(wrong)(token_slots.LAWS["prefix_lm"])
+    )
     assert broken(datasets("compact")) == promises
 
 
@@ -222,7 +261,9 @@ def a_slot_is_trained_that_is_not_noised(noised, target, epoch):
 
 def first_trained(target):
     """The first slot of the task's that is trained."""
-    slots = np.concatenate([np.arange(at, at + n) for at, n in zip(*target.segments[1:3], strict=True)])
+    slots = np.concatenate(
+        [np.arange(at, at + n) for at, n in zip(*target.segments[1:3], strict=True)]
+    )
     return slots[target.loss_mask[slots] != 0][0]
 
 
@@ -248,7 +289,9 @@ NOISES = [
 ]
 
 
-@pytest.mark.parametrize("objective, wrong, promises", NOISES, ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    "objective, wrong, promises", NOISES, ids=lambda value: getattr(value, "__name__", None)
+)
 def test_noise_that_is_drawn_wrongly_is_seen(datasets, monkeypatch, objective, wrong, promises):
     law = noise.LAWS[objective]
 
@@ -278,7 +321,9 @@ def test_rows_that_are_not_drawn_anew_are_seen(datasets, monkeypatch, kind, prom
     assert promise in broken(datasets(kind))
 
 
-@pytest.mark.parametrize("name, promise", [("labels", "P10"), ("loss_mask", "P9"), ("loss_weights", "P13")])
+@pytest.mark.parametrize(
+    "name, promise", [("labels", "P10"), ("loss_mask", "P9"), ("loss_weights", "P13")]
+)
 def test_columns_that_do_not_follow_are_seen(datasets, monkeypatch, name, promise):
     whole = Dataset.redraw
 
@@ -295,14 +340,18 @@ def test_columns_that_do_not_follow_are_seen(datasets, monkeypatch, name, promis
 
 def test_an_epoch_whose_segments_are_wrong_is_seen_by_replay_alone_too(datasets, monkeypatch):
     law = token_slots.LAWS["span_corruption"]
-    monkeypatch.setitem(token_slots.LAWS, "span_corruption", of_later_epochs(two_tokens_change_places)(law))
+    monkeypatch.setitem(
+        token_slots.LAWS, "span_corruption", of_later_epochs(two_tokens_change_places)(law)
+    )
     found = report(datasets("moved"), 3, ALL)
     assert {fault["promise"] for fault in found["listed"]} == {"P17"}
     assert any(fault["message"].startswith("tokens made again") for fault in found["listed"])
 
 
 def test_redraw_that_stops_breaks_a_promise(datasets, monkeypatch):
-    monkeypatch.setattr(redraw, "_check_slots", lambda segments, which, wrong: _raise(segments, which))
+    monkeypatch.setattr(
+        redraw, "_check_slots", lambda segments, which, wrong: _raise(segments, which)
+    )
     found = report(datasets("moved"), 3)
     assert {fault["promise"] for fault in found["listed"]} == {"P12"}
     assert all(fault["message"].startswith("cannot be drawn anew: ") for fault in found["listed"])

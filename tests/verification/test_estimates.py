@@ -1,4 +1,5 @@
-"""P22: honest builds of many forms hold it, and estimates that are not those of the keyed sample are found."""
+"""P22: honest builds of many forms hold it, and estimates that are not those of the keyed sample
+are found."""
 
 import json
 import random
@@ -20,26 +21,43 @@ def unequal(count, seed=0):
     """Documents whose second half is much longer and compresses much better."""
     chance = random.Random(f"unequal {seed}")
     first = [f"{chance.getrandbits(8 * 90):x}" for _ in range(count // 2)]
-    return first + ["the same words again " * chance.randint(20, 60) for _ in range(count - count // 2)]
+    return first + [
+        "the same words again " * chance.randint(20, 60) for _ in range(count - count // 2)
+    ]
 
 
 def write_forms(folder, seed=0, count=60):
-    """Files of each form, in which a part tells little of the rest; gives the keys of a source of each."""
+    """Files of each form, in which a part tells little of the rest; gives the keys of a source of
+    each."""
     texts = unequal(count, seed)
     for ending in ("jsonl", "jsonl.gz", "jsonl.zst"):
         made.write_lines(folder / f"one.{ending}", texts)
         for k in range(3):
-            made.write_lines(folder / f"many/{k}.{ending}", unequal(count // (k + 2), f"{seed} {k}"))
+            made.write_lines(
+                folder / f"many/{k}.{ending}", unequal(count // (k + 2), f"{seed} {k}")
+            )
     made.write_parquet(folder / "one.parquet", texts, max(3, count // 7))
     made.write_arrow(folder / "one.arrow", texts, max(3, count // 5))
     made.write_texts(folder / "notes", texts[:: count // 12])
     ids = tokens_made.ids_of(texts)
     tokens_made.write_megatron(folder / "ids.bin", ids, "<u2")
     tokens_made.write_parquet(folder / "ids.parquet", ids, max(3, count // 7))
-    turns = [[{"role": "user", "content": text[:90]}, {"role": "assistant", "content": text}] for text in texts]
-    made.write(folder / "chats.jsonl", "\n".join(json.dumps({"messages": own}) for own in turns).encode())
+    turns = [
+        [{"role": "user", "content": text[:90]}, {"role": "assistant", "content": text}]
+        for text in texts
+    ]
+    made.write(
+        folder / "chats.jsonl", "\n".join(json.dumps({"messages": own}) for own in turns).encode()
+    )
     made.write(folder / "chat.jinja", CHAT.encode())
-    names = ["one.jsonl", "one.jsonl.gz", "one.jsonl.zst", "many/*.jsonl", "many/*.jsonl.gz", "many/*.jsonl.*"]
+    names = [
+        "one.jsonl",
+        "one.jsonl.gz",
+        "one.jsonl.zst",
+        "many/*.jsonl",
+        "many/*.jsonl.gz",
+        "many/*.jsonl.*",
+    ]
     names += ["one.parquet", "one.arrow", "notes/*.txt", "ids.bin", "chats.jsonl"]
     return {
         **{name: {"paths": [name]} for name in names},
@@ -50,7 +68,10 @@ def write_forms(folder, seed=0, count=60):
 def table_of(sources, **changes):
     given = [{"name": f"s{i}", **source} for i, source in enumerate(sources)]
     documents = {"chat_template": "chat.jinja", "max_bad_fraction": 1.0}
-    return made.table(given, **{"tasks": [{"preset": "causal"}], "documents": documents, "seq_length": 128, **changes})
+    return made.table(
+        given,
+        **{"tasks": [{"preset": "causal"}], "documents": documents, "seq_length": 128, **changes},
+    )
 
 
 @pytest.fixture
@@ -84,7 +105,9 @@ def test_an_honest_build_has_no_fault(tmp_path, small_sample, name):
     for k, keys in enumerate(HONEST[name]):
         other = {"paths": ["notes/*.txt"], **({"share": 1} if "share" in keys else {})}
         total = {"total_tokens": 20_000} if "share" in keys else {}
-        made.build(table_of([{**forms[name], **keys}, other], **total), tmp_path, tmp_path / f"out{k}")
+        made.build(
+            table_of([{**forms[name], **keys}, other], **total), tmp_path, tmp_path / f"out{k}"
+        )
         assert faults_of(tmp_path / f"out{k}", ALL) == []
 
 
@@ -99,12 +122,20 @@ def test_random_honest_builds_have_no_fault(tmp_path, small_sample, part):
         sources = []
         for name in names:
             keys = (
-                {"share": chance.choice([0.3, 0.7, 1])} if by_share else {"repeat": chance.choice([0.6, 1.0, 1.5, 2])}
+                {"share": chance.choice([0.3, 0.7, 1])}
+                if by_share
+                else {"repeat": chance.choice([0.6, 1.0, 1.5, 2])}
             )
             low, high = sorted(chance.sample(range(11), 2))
             some = chance.random() < 0.3
-            sources.append({**forms[name], **keys, **({"sample": [low / 10, high / 10]} if some else {})})
-        total = {"total_tokens": chance.choice([20_000, 90_000])} if by_share and chance.random() < 0.5 else {}
+            sources.append(
+                {**forms[name], **keys, **({"sample": [low / 10, high / 10]} if some else {})}
+            )
+        total = (
+            {"total_tokens": chance.choice([20_000, 90_000])}
+            if by_share and chance.random() < 0.5
+            else {}
+        )
         output = {"shard_text_bytes": chance.choice([5_000, 20_000, "auto"])}
         table = table_of(sources, seed=chance.getrandbits(40), output=output, **total)
         out = tmp_path / f"out{k}"
@@ -114,7 +145,10 @@ def test_random_honest_builds_have_no_fault(tmp_path, small_sample, part):
             assert faults_of(tmp_path / f"store{k}", ALL) == [], table
             place = {"paths": [f"{tmp_path}/store{k}"], "format": "store"}
             own = [{key: s[key] for key in ("repeat", "sample") if key in s} for s in sources]
-            table = {**table, "sources": [{**use, **place, "name": f"s{i}"} for i, use in enumerate(own)]}
+            table = {
+                **table,
+                "sources": [{**use, **place, "name": f"s{i}"} for i, use in enumerate(own)],
+            }
         if how == "lengths":
             table.pop("seq_length")
             found = made.build_lengths({**table, "seq_lengths": [256, 2048]}, tmp_path / "in", out)
@@ -129,11 +163,15 @@ def test_random_honest_builds_have_no_fault(tmp_path, small_sample, part):
 def test_a_compressed_file_whose_halves_differ_has_no_fault(tmp_path, ending):
     path = made.write_lines(tmp_path / f"a.{ending}", unequal(6000))
     assert path.stat().st_size > sample.PIECE_TEXT_BYTES
-    made.build(table_of([{"paths": [path.name]}], documents={}, output={}), tmp_path, tmp_path / "out")
+    made.build(
+        table_of([{"paths": [path.name]}], documents={}, output={}), tmp_path, tmp_path / "out"
+    )
     assert faults_of(tmp_path / "out", ALL) == []
 
 
-def test_a_build_from_urls_has_no_fault_wherever_its_files_lie_now(tmp_path, small_sample, monkeypatch):
+def test_a_build_from_urls_has_no_fault_wherever_its_files_lie_now(
+    tmp_path, small_sample, monkeypatch
+):
     monkeypatch.setattr(sample, "REMOTE_WINDOWS", 3)
     monkeypatch.setattr(sample, "REMOTE_WINDOW_BYTES", 700)
     made.write_lines(tmp_path / "in/a.jsonl", unequal(60))
@@ -203,7 +241,9 @@ CHANGED = {
 def test_an_estimate_that_was_changed_is_found(tmp_path, small_sample, key):
     forms = write_forms(tmp_path / "in")
     sources = [{**forms["one.jsonl.gz"], "share": 1}, {**forms["one.parquet"], "share": 1}]
-    made.build(table_of(sources, total_tokens=30_000, documents={}), tmp_path / "in", tmp_path / "out")
+    made.build(
+        table_of(sources, total_tokens=30_000, documents={}), tmp_path / "in", tmp_path / "out"
+    )
 
     def change(plan):
         from packprep.building.plan import Plan
@@ -213,7 +253,9 @@ def test_an_estimate_that_was_changed_is_found(tmp_path, small_sample, key):
         of_bytes = [source["tokens_per_byte"] for source in plan["sources"]]
         asked = Plan(plan, change.tokenizer)
         once = [int(source.weights().sum()) for source in asked.sources]
-        for source, repeat in zip(plan["sources"], repeats(asked.recipe, once, of_bytes), strict=True):
+        for source, repeat in zip(
+            plan["sources"], repeats(asked.recipe, once, of_bytes), strict=True
+        ):
             source["repeat"] = repeat
 
     change.tokenizer = consistent.tokenizer = (tmp_path / "out/tokenizer.json").read_bytes()

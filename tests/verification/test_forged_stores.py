@@ -1,6 +1,8 @@
-"""Forgeries of a token store, signed again so that no digest tells: what finds each of them, and what nothing finds.
+"""Forgeries of a token store, signed again so that no digest tells: what finds each of them, and
+what nothing finds.
 
-`python -m pytest -m campaign -s tests/verification/test_forged_stores.py` makes all, and prints those that are not found.
+`python -m pytest -m campaign -s tests/verification/test_forged_stores.py` makes all, and prints
+those that are not found.
 """
 
 import copy
@@ -30,19 +32,26 @@ from tests.verification.damage import read_json
 
 SHARDS = 4
 NOT_FOUND = {"plan engine.version", "plan beside_tokenizer", "plan recipe.documents.append_eos"}
-"""The forgeries that change no document of a dataset that is built from the store; docs/promises.md says why."""
+"""The forgeries that change no document of a dataset that is built from the store; docs/promises.md
+says why."""
 
 
 class Store:
-    """The parts of a store in memory, to be forged; `write` puts them into its folder and signs everything again."""
+    """The parts of a store in memory, to be forged; `write` puts them into its folder and signs
+    everything again."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.plan, self.manifest = (read_json(folder / name) for name in ("plan.json", "dataset.json"))
+        self.plan, self.manifest = (
+            read_json(folder / name) for name in ("plan.json", "dataset.json")
+        )
         shards = range(len(self.manifest["shards"]))
         self.receipts = [read_json(folder / receipt_name(b)) for b in shards]
         self.arrays = [
-            {name: array.copy() for name, array in open_arrays((folder / shard_name(b)).read_bytes(), "").items()}
+            {
+                name: array.copy()
+                for name, array in open_arrays((folder / shard_name(b)).read_bytes(), "").items()
+            }
             for b in shards
         ]
         self.rejects = [
@@ -58,22 +67,32 @@ class Store:
         for b, receipt in enumerate(self.receipts):
             data = b"".join(bytes(buffer) for buffer in stores.encode(self.arrays[b]))
             (self.folder / shard_name(b)).write_bytes(data)
-            receipt.update(bytes=len(data), digest=digest_of(data), plan_digest=digest_of(plan), rejects=None)
+            receipt.update(
+                bytes=len(data), digest=digest_of(data), plan_digest=digest_of(plan), rejects=None
+            )
             path = self.folder / rejects_name(b)
             path.unlink(missing_ok=True)
             if self.rejects[b]:
                 lines = b"".join(map(encode, self.rejects[b]))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(lines)
-                about = {"bytes": len(lines), "digest": digest_of(lines), "documents": len(self.rejects[b])}
+                about = {
+                    "bytes": len(lines),
+                    "digest": digest_of(lines),
+                    "documents": len(self.rejects[b]),
+                }
                 receipt["rejects"] = {"file": rejects_name(b), **about}
             (self.folder / receipt_name(b)).write_bytes(encode(receipt))
             entry = {key: receipt[key] for key in ("rows", "segments", "tokens", "bytes", "digest")}
-            entries.append({"file": shard_name(b), **entry, "receipt_digest": digest_of(encode(receipt))})
+            entries.append(
+                {"file": shard_name(b), **entry, "receipt_digest": digest_of(encode(receipt))}
+            )
         try:
             self.manifest = make_manifest(open_plan(self.folder), entries, self._total())
         except PackprepError:  # nobody reads such a plan; the manifest names it anyway
-            self.manifest.update(shards=entries, plan={"file": "plan.json", "digest": digest_of(plan)})
+            self.manifest.update(
+                shards=entries, plan={"file": "plan.json", "digest": digest_of(plan)}
+            )
         self.edit_manifest(self.manifest)
         signed = encode({**self.manifest, "digest": own_digest(self.manifest)})
         (self.folder / "dataset.json").write_bytes(signed)
@@ -86,21 +105,26 @@ class Store:
 
     def sign_recipe(self) -> None:
         """Have the plan's fingerprint follow from its recipe and files."""
-        (self.folder / "plan.json").write_bytes(encode({**self.plan, "digest": own_digest(self.plan)}))
+        (self.folder / "plan.json").write_bytes(
+            encode({**self.plan, "digest": own_digest(self.plan)})
+        )
         try:
             plan = open_plan(self.folder)
         except PackprepError:
             return
         files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
         digest, template = self.plan["tokenizer"]["digest"], self.plan["chat_template"]
-        self.plan["fingerprint"] = fingerprint(plan.recipe, files, digest, template, plan.law, plan.removed_digest)
+        self.plan["fingerprint"] = fingerprint(
+            plan.recipe, files, digest, template, plan.law, plan.removed_digest
+        )
 
 
 Forgery = tuple[str, Callable[[Store], None]]
 
 
 def made_store(folder: Path) -> dict[str, Any]:
-    """Make a store of media, conversations, spans, a compressed file and a table, with rejects; gives its recipe's table."""
+    """Make a store of media, conversations, spans, a compressed file and a table, with rejects;
+    gives its recipe's table."""
     media_made.corpus(folder)
     lines = [json.dumps({"text": text}) for text in made.texts(60, 3)]
     lines[7:7] = ['{"text": 5}', "{bad", '{"text": ""}']
@@ -108,7 +132,11 @@ def made_store(folder: Path) -> dict[str, Any]:
     made.write_parquet(folder / "d.parquet", made.texts(40, 4), 15)
     sources = [
         {"name": "texts", "paths": ["a.jsonl"]},
-        {"name": "chats", "paths": ["b.jsonl"], "tasks": ["causal", "prefix_lm", "masked_diffusion"]},
+        {
+            "name": "chats",
+            "paths": ["b.jsonl"],
+            "tasks": ["causal", "prefix_lm", "masked_diffusion"],
+        },
         {"name": "zipped", "paths": ["*.zst"]},
         {"name": "table", "paths": ["d.parquet"]},
     ]
@@ -139,7 +167,9 @@ def of_arrays(store: Store, chance: random.Random) -> Iterator[Forgery]:
         for how in ("+1", "swap") if there else ():
             b, seed = chance.choice(there), chance.random()
 
-            def change(store: Store, name: str = name, how: str = how, b: int = b, seed: float = seed) -> None:
+            def change(
+                store: Store, name: str = name, how: str = how, b: int = b, seed: float = seed
+            ) -> None:
                 element(store.arrays[b][name], random.Random(seed), how)
 
             yield f"array {name} {how}", change
@@ -189,7 +219,9 @@ def of_documents(store: Store, chance: random.Random) -> Iterator[Forgery]:
 
     def untrained(store: Store) -> None:
         """Have the first supervised document be trained nowhere."""
-        arrays = next(arrays for arrays in store.arrays if len(arrays["supervised"]) and len(arrays["spans"]))
+        arrays = next(
+            arrays for arrays in store.arrays if len(arrays["supervised"]) and len(arrays["spans"])
+        )
         n = int(arrays["span_offsets"][1])
         for name in ("spans", "weights", "turns"):
             arrays[name] = arrays[name][n:]
@@ -198,7 +230,11 @@ def of_documents(store: Store, chance: random.Random) -> Iterator[Forgery]:
     def unsupervised(store: Store) -> None:
         """Have a supervised document without places be a plain one."""
         for arrays in store.arrays:
-            lacks_places = np.diff(arrays["place_offsets"]) == 0 if "place_offsets" in arrays else arrays["system"] >= 0
+            lacks_places = (
+                np.diff(arrays["place_offsets"]) == 0
+                if "place_offsets" in arrays
+                else arrays["system"] >= 0
+            )
             if not lacks_places.any():
                 continue
             s = int(np.argmax(lacks_places))
@@ -222,7 +258,10 @@ def of_documents(store: Store, chance: random.Random) -> Iterator[Forgery]:
         b = next(b for b, rejects in enumerate(store.rejects) if rejects)
         arrays = store.arrays[b]
         end = int(arrays["reject_offsets"][1])
-        arrays["reject_text"], arrays["rejected"] = arrays["reject_text"][end:], arrays["rejected"][1:]
+        arrays["reject_text"], arrays["rejected"] = (
+            arrays["reject_text"][end:],
+            arrays["rejected"][1:],
+        )
         arrays["reject_offsets"] = arrays["reject_offsets"][1:] - end
         record = store.rejects[b].pop(0)
         documents = store.receipts[b]["ledger"]["sources"][record["source"]]["documents"]
@@ -242,7 +281,9 @@ def of_documents(store: Store, chance: random.Random) -> Iterator[Forgery]:
         text = store.arrays[b]["reject_text"][at:end].tobytes().decode()
         reason, _, detail = text.partition(" ")
         changed = detail[:-1] + ("x" if detail[-1] != "x" else "y")
-        store.arrays[b]["reject_text"][at:end] = np.frombuffer(f"{reason} {changed}".encode(), np.uint8)
+        store.arrays[b]["reject_text"][at:end] = np.frombuffer(
+            f"{reason} {changed}".encode(), np.uint8
+        )
         for record in store.rejects[b]:
             if (record["reason"], record["detail"]) == (reason, detail):
                 record["detail"] = changed
@@ -261,9 +302,9 @@ def of_documents(store: Store, chance: random.Random) -> Iterator[Forgery]:
 
     def special(store: Store) -> None:
         """Have a document hold eos."""
-        store.arrays[0]["tokens"][int(store.arrays[0]["document_offsets"][1]) - 1] = store.plan["vocabulary"]["roles"][
-            "eos"
-        ]
+        store.arrays[0]["tokens"][int(store.arrays[0]["document_offsets"][1]) - 1] = store.plan[
+            "vocabulary"
+        ]["roles"]["eos"]
 
     def shards_swapped(store: Store) -> None:
         for parts in (store.arrays, store.rejects):
@@ -274,7 +315,11 @@ def of_documents(store: Store, chance: random.Random) -> Iterator[Forgery]:
         store.receipts[1].update(one)
 
     def other_ref(store: Store) -> None:
-        arrays = next(arrays for arrays in store.arrays if "place_refs" in arrays and len(arrays["place_refs"]))
+        arrays = next(
+            arrays
+            for arrays in store.arrays
+            if "place_refs" in arrays and len(arrays["place_refs"])
+        )
         arrays["place_refs"][0] ^= 1
 
     def wide(store: Store) -> None:
@@ -469,9 +514,16 @@ def finder_of(store: Path, table: dict[str, Any], base: Path) -> str:
 
 
 def of_store(table: dict[str, Any], store: Path) -> dict[str, Any]:
-    sources = [{"name": s["name"], "paths": [str(store)], "format": "store"} for s in table["sources"]]
+    sources = [
+        {"name": s["name"], "paths": [str(store)], "format": "store"} for s in table["sources"]
+    ]
     tasks = {s["name"]: s["tasks"] for s in table["sources"] if "tasks" in s}
-    return {**table, "sources": [{**s, **({"tasks": tasks[s["name"]]} if s["name"] in tasks else {})} for s in sources]}
+    return {
+        **table,
+        "sources": [
+            {**s, **({"tasks": tasks[s["name"]]} if s["name"] in tasks else {})} for s in sources
+        ],
+    }
 
 
 def found_by(table: dict[str, Any], base: Path, name: str, change: Callable[[Store], None]) -> str:
@@ -483,7 +535,9 @@ def found_by(table: dict[str, Any], base: Path, name: str, change: Callable[[Sto
     store = Store(folder)
     change(store)
     store.write()
-    assert name == "nothing" or made.contents(folder) != made.contents(base / "store"), f"{name} changes nothing"
+    assert name == "nothing" or made.contents(folder) != made.contents(base / "store"), (
+        f"{name} changes nothing"
+    )
     return finder_of(folder, table, base)
 
 
@@ -497,9 +551,14 @@ def base(tmp_path_factory):
 
 
 SOME = (
-    "array tokens +1", "documents accepted", "receipt tokens", "plan sources.0.estimates", "plan sources.0.store",
-    "plan sources.2.estimates.0.ratios", "manifest kind",
-)  # fmt: skip
+    "array tokens +1",
+    "documents accepted",
+    "receipt tokens",
+    "plan sources.0.estimates",
+    "plan sources.0.store",
+    "plan sources.2.estimates.0.ratios",
+    "manifest kind",
+)
 
 
 def test_some_forgeries_of_a_store_are_found(base):
@@ -515,8 +574,14 @@ def test_some_forgeries_of_a_store_are_found(base):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_all_forgeries_of_a_store_are_found_but_for_those_of_the_docs(base, seed):
     folder, table = base
-    found = {name: found_by(table, folder, name, change) for name, change in forgeries(Store(folder / "store"), seed)}
+    found = {
+        name: found_by(table, folder, name, change)
+        for name, change in forgeries(Store(folder / "store"), seed)
+    }
     left = sorted(name for name, by in found.items() if not by)
     counts = {by: list(found.values()).count(by) for by in ("verify", "replay", "build", "")}
-    print(f"\n{len(found)} forgeries of a token store, found by {counts}; not found: {', '.join(left) or 'none'}")
+    print(
+        f"\n{len(found)} forgeries of a token store, found by {counts}; not found:"
+        f" {', '.join(left) or 'none'}"
+    )
     assert set(left) <= NOT_FOUND, left

@@ -1,7 +1,9 @@
-"""Forgeries of mixture.json, removed.json, and the arrays of media and block noise: how many `verify` finds.
+"""Forgeries of mixture.json, removed.json, and the arrays of media and block noise: how many
+`verify` finds.
 
-Each is drawn by its number, changes, leaves out, adds or swaps something, and signs everything again. `verify` is asked
-first, then `verify --replay all`. What neither finds has to be of a kind that NOT_FOUND names, with the reason.
+Each is drawn by its number, changes, leaves out, adds or swaps something, and signs everything
+again. `verify` is asked first, then `verify --replay all`. What neither finds has to be of a kind
+that NOT_FOUND names, with the reason.
 """
 
 import os
@@ -36,7 +38,9 @@ from tests.verification.damage import (
 
 ALL = -1
 NOT_FOUND = {
-    "removed: a document without segments": "`remove` lists such documents too, and the rows are the same",
+    "removed: a document without segments": (
+        "`remove` lists such documents too, and the rows are the same"
+    ),
 }
 
 
@@ -46,7 +50,9 @@ NOT_FOUND = {
 def build_lengths(folder: Path) -> Path:
     made.write_lines(folder / "a.jsonl", made.texts(60, 1))
     table = made.table("a.jsonl", seq_lengths=[64, 128, 256], tasks=[{"preset": "causal"}])
-    made.build_lengths({k: v for k, v in table.items() if k != "seq_length"}, folder, folder / "out")
+    made.build_lengths(
+        {k: v for k, v in table.items() if k != "seq_length"}, folder, folder / "out"
+    )
     shutil.copytree(folder / "out/seq_128", folder / "other")
     return folder / "out"
 
@@ -56,12 +62,18 @@ def build_removed(folder: Path) -> Path:
     made.write_lines(folder / "a.jsonl", ["", *made.texts(50, 1, 200)])
     made.write_lines(folder / "b.jsonl", made.texts(30, 2, 200))
     sources = [{"name": "web", "paths": ["a.jsonl"]}, {"name": "books", "paths": ["b.jsonl"]}]
-    table = made.table(sources, documents={"max_bad_fraction": 1}, output={"shard_text_bytes": 4000})
+    table = made.table(
+        sources, documents={"max_bad_fraction": 1}, output={"shard_text_bytes": 4000}
+    )
     made.build(table, folder, folder / "whole")
     positions = {name: positions_of(folder / name) for name in ("a.jsonl", "b.jsonl")}
     for out, before, chosen in (
         ("once", "whole", [("web", "a.jsonl", 4), ("web", "a.jsonl", 9), ("books", "b.jsonl", 3)]),
-        ("out", "once", [("web", "a.jsonl", 21), ("books", "b.jsonl", 8), ("books", "b.jsonl", 20)]),
+        (
+            "out",
+            "once",
+            [("web", "a.jsonl", 21), ("books", "b.jsonl", 8), ("books", "b.jsonl", 20)],
+        ),
     ):
         lines = [{"source": s, "file": f, "doc": positions[f][i]} for s, f, i in chosen]
         (folder / "list").write_bytes(b"".join(map(encode, lines)))
@@ -107,9 +119,13 @@ def forge_mixture(out: Path, chance: random.Random) -> Forgery:
         if what == 0:
             slots[i] += chance.choice([-1, 1, 64, slots[i]])
         elif what == 1:
-            names[i] = chance.choice(["../other", f"./{names[i]}", f"{names[i]}/", f"../out/{names[i]}", names[j]])
+            names[i] = chance.choice(
+                ["../other", f"./{names[i]}", f"{names[i]}/", f"../out/{names[i]}", names[j]]
+            )
         elif what == 2:
-            value["shares"] = chance.choice([slots, [[0, [1, 1, 1]]], [[0, [slots[0], 0, slots[2]]]]])
+            value["shares"] = chance.choice(
+                [slots, [[0, [1, 1, 1]]], [[0, [slots[0], 0, slots[2]]]]]
+            )
         elif what == 3:
             slots[i] = chance.choice([float(slots[i]), slots[i] * 2, 0.5])
         else:
@@ -156,7 +172,9 @@ def forge_removed(out: Path, chance: random.Random) -> Forgery:
         positions[chance.randrange(3)] = chance.choice([*every, positions[0] + 1, 1 << 40])
     elif kind == "leave out":
         what = chance.randrange(3)
-        del (positions, documents[source], documents)[what][(chance.randrange(3), file, source)[what]]
+        del (positions, documents[source], documents)[what][
+            (chance.randrange(3), file, source)[what]
+        ]
     elif kind == "add":
         positions.append(chance.choice([*every, 0, 7, 1 << 50]))
         if positions[-1] not in here:
@@ -179,7 +197,9 @@ def forge_removed(out: Path, chance: random.Random) -> Forgery:
         elif what == 2:
             value.update(chance.choice([{"version": 2}, {"format": "packprep"}, {"note": 1}]))
         else:
-            positions[0] = chance.choice([float(positions[0]), True, [positions[0]], str(positions[0])])
+            positions[0] = chance.choice(
+                [float(positions[0]), True, [positions[0]], str(positions[0])]
+            )
     elif kind == "replaced":
         what, i = chance.randrange(6), chance.randrange(2)
         if what == 0:
@@ -218,7 +238,10 @@ def forge_media(out: Path, chance: random.Random) -> Forgery:
     arrays = arrays_of(out)
     slots = media_slots(arrays)
     names = sorted(name for name in arrays if name.startswith("media_"))
-    places, kind = len(arrays["media_slot"]), chance.choice(["element", "element", "leave out", "add", "swap", "move"])
+    places, kind = (
+        len(arrays["media_slot"]),
+        chance.choice(["element", "element", "leave out", "add", "swap", "move"]),
+    )
     k = chance.randrange(places)
     if kind == "element":
         name = chance.choice(names)
@@ -240,7 +263,9 @@ def forge_media(out: Path, chance: random.Random) -> Forgery:
         other = chance.choice([i for i in range(places) if i != k])
         order[[k, other]] = order[[other, k]]
         what = chance.choice(["refs", "kinds", "all"])
-        before = {name: arrays[name].copy() for name in ("media_slot", "media_tokens", "media_kind")}
+        before = {
+            name: arrays[name].copy() for name in ("media_slot", "media_tokens", "media_kind")
+        }
         take(arrays, order)
         kept = {
             "refs": ("media_slot", "media_tokens", "media_kind"),
@@ -288,7 +313,10 @@ def forge_blocks(out: Path, chance: random.Random) -> Forgery:
     """A change of the arrays of blocks of a shard."""
     arrays = arrays_of(out)
     blocks = len(arrays["block_noise"])
-    kind, k = chance.choice(["element", "element", "leave out", "add", "swap", "move"]), chance.randrange(blocks)
+    kind, k = (
+        chance.choice(["element", "element", "leave out", "add", "swap", "move"]),
+        chance.randrange(blocks),
+    )
     both = ("block_noise", "block_loss_weight")
     segment = int(np.searchsorted(arrays["block_offsets"], k, "right")) - 1
     if kind == "element":
@@ -296,11 +324,17 @@ def forge_blocks(out: Path, chance: random.Random) -> Forgery:
         change_element(arrays[name], chance)
         kind = f"element of {name}"
     elif kind in ("leave out", "add"):
-        order = np.delete(np.arange(blocks), k) if kind == "leave out" else np.insert(np.arange(blocks), k, k)
+        order = (
+            np.delete(np.arange(blocks), k)
+            if kind == "leave out"
+            else np.insert(np.arange(blocks), k, k)
+        )
         arrays.update({name: arrays[name][order] for name in both})
         arrays["block_offsets"][segment + 1 :] += len(order) - blocks
     elif kind == "swap":
-        other = chance.choice([i for i in range(blocks) if arrays["block_noise"][i] != arrays["block_noise"][k]])
+        other = chance.choice(
+            [i for i in range(blocks) if arrays["block_noise"][i] != arrays["block_noise"][k]]
+        )
         for name in chance.choice([both, both[:1], both[1:]]):
             arrays[name][[k, other]] = arrays[name][[other, k]]
     else:
@@ -319,7 +353,9 @@ def change_element(array: np.ndarray, chance: random.Random) -> None:
     elif how == "other":
         flat[i] = chance.choice(flat.tolist())
     if flat.tobytes() == before:
-        flat.view(np.uint8)[i * flat.itemsize + chance.randrange(flat.itemsize)] ^= np.uint8(1 << chance.randrange(8))
+        flat.view(np.uint8)[i * flat.itemsize + chance.randrange(flat.itemsize)] ^= np.uint8(
+            1 << chance.randrange(8)
+        )
 
 
 def put_arrays(out: Path, arrays: dict[str, np.ndarray], media: int) -> None:
@@ -349,7 +385,9 @@ def verified(out: Path, replay: int | None) -> bool:
     try:
         if not (out / "mixture.json").exists():
             return bool(faults_of(out, replay))
-        reports = [verify_dataset(one, None, {}, (0, 1), 0, made.Silent()) for one in datasets_in(out)]
+        reports = [
+            verify_dataset(one, None, {}, (0, 1), 0, made.Silent()) for one in datasets_in(out)
+        ]
         return bool(verify_lengths(str(out), reports, (0, 1), 0)["faults"])
     except PackprepError:
         return True
@@ -364,7 +402,8 @@ KINDS = {
 
 
 def forgeries(folder: Path, name: str, numbers: range) -> Iterator[tuple[str, str]]:
-    """Make forgeries of one kind of file: what each is, and by what it is found, "" where by nothing."""
+    """Make forgeries of one kind of file: what each is, and by what it is found, "" where by
+    nothing."""
     build, forge = KINDS[name]
     folder.mkdir()
     out = build(folder)
@@ -375,14 +414,21 @@ def forgeries(folder: Path, name: str, numbers: range) -> Iterator[tuple[str, st
         apply()
         changed = {file: data for file, data in made.contents(out).items() if data != before[file]}
         if changed:
-            how = "verify" if verified(out, None) else "verify --replay all" if verified(out, ALL) else ""
+            how = (
+                "verify"
+                if verified(out, None)
+                else "verify --replay all"
+                if verified(out, ALL)
+                else ""
+            )
             yield f"{kind} ({number})", how
         for file in changed:
             (out / file).write_bytes(before[file])
 
 
 def count_found(folder: Path, count: int) -> tuple[int, Counter, list[str]]:
-    """Forge each kind of file so often: (how many, how many are found by what, what is not found)."""
+    """Forge each kind of file so often: (how many, how many are found by what, what is not
+    found)."""
     found, missed = Counter[str](), []
     for name in KINDS:
         for kind, how in forgeries(folder / name, name, range(count)):

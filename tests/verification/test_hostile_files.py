@@ -1,7 +1,9 @@
-"""Files made to harm: pipes and devices in a file's place, numbers to allocate by, names that lead out of the folder.
+"""Files made to harm: pipes and devices in a file's place, numbers to allocate by, names that lead
+out of the folder.
 
-Each is signed, so that nothing but what it says can give it away. The loader reads or refuses it, `verify` names a promise
-or refuses it; neither crashes, hangs, or takes memory by a number that it found (`in_child` limits both).
+Each is signed, so that nothing but what it says can give it away. The loader reads or refuses it,
+`verify` names a promise or refuses it; neither crashes, hangs, or takes memory by a number that it
+found (`in_child` limits both).
 """
 
 import os
@@ -18,10 +20,26 @@ from packprep.verification import PROMISES
 from tests import test_removing
 from tests.fuzz.mutations import value_changed
 from tests.verification import test_coverage, test_plan, test_promises
-from tests.verification.damage import copied, edit_manifest, edit_receipt, made, manifest_of, read_json, report_of, sign
+from tests.verification.damage import (
+    copied,
+    edit_manifest,
+    edit_receipt,
+    made,
+    manifest_of,
+    read_json,
+    report_of,
+    sign,
+)
 from tests.verification.hostile import in_child, read_all
 
-FILES = ["dataset.json", "plan.json", "tokenizer.json", shard_name(1), receipt_name(1), rejects_name(0)]
+FILES = [
+    "dataset.json",
+    "plan.json",
+    "tokenizer.json",
+    shard_name(1),
+    receipt_name(1),
+    rejects_name(0),
+]
 LOADED = {"dataset.json", shard_name(1)}
 SMALL = 1 << 28
 
@@ -30,7 +48,9 @@ SMALL = 1 << 28
 def dataset(tmp_path_factory):
     """In-place and next-token tasks."""
     presets = ("mlm", "duo", "bd3", "causal")
-    return made(tmp_path_factory.mktemp("dataset"), tasks=[{"preset": preset} for preset in presets])
+    return made(
+        tmp_path_factory.mktemp("dataset"), tasks=[{"preset": preset} for preset in presets]
+    )
 
 
 @pytest.fixture
@@ -39,7 +59,8 @@ def directory(dataset, tmp_path):
 
 
 def outcome(directory, replay=None, load=True):
-    """(what `verify` comes to: "good", "error: …" or its promises; calls that the loader refused), in a limited child.
+    """(what `verify` comes to: "good", "error: …" or its promises; calls that the loader refused),
+    in a limited child.
 
     load: whether the loader reads the dataset too, in both of its ways.
     """
@@ -67,15 +88,24 @@ def sign_plan(directory, plan):
 def test_every_promise_has_a_hostile_file_of_its_own():
     tests = [
         name.split("_")
-        for name in (*vars(test_promises), *vars(test_coverage), *vars(test_plan), *vars(test_removing))
+        for name in (
+            *vars(test_promises),
+            *vars(test_coverage),
+            *vars(test_plan),
+            *vars(test_removing),
+        )
         if name.startswith("test_")
     ]
-    assert {number for number in PROMISES if any(number.lower() in words for words in tests)} == set(PROMISES)
+    assert {
+        number for number in PROMISES if any(number.lower() in words for words in tests)
+    } == set(PROMISES)
 
 
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("kind", ["fifo", "folder", "device", "endless", "socket", "link to itself", "link out"])
+@pytest.mark.parametrize(
+    "kind", ["fifo", "folder", "device", "endless", "socket", "link to itself", "link out"]
+)
 def test_what_is_no_regular_file_is_refused_without_waiting(directory, name, kind, monkeypatch):
     path = directory / name
     data = path.read_bytes()
@@ -104,8 +134,12 @@ def test_what_is_no_regular_file_is_refused_without_waiting(directory, name, kin
 MANIFESTS = {
     "rows that no disk holds": lambda m: m["shards"][0].update(rows=10**18),
     "segments that no disk holds": lambda m: m["shards"][0].update(segments=10**18),
-    "counts beyond 64 bits": lambda m: m["shards"][0].update(segments=10**30, tokens=10**30, bytes=10**30),
-    "counts that overflow in sum": lambda m: [entry.update(segments=1 << 61) for entry in m["shards"]],
+    "counts beyond 64 bits": (
+        lambda m: m["shards"][0].update(segments=10**30, tokens=10**30, bytes=10**30)
+    ),
+    "counts that overflow in sum": lambda m: [
+        entry.update(segments=1 << 61) for entry in m["shards"]
+    ],
     "a count as a float": lambda m: m["shards"][0].update(rows=5.0),
     "a count as a flag": lambda m: m["shards"][0].update(rows=True),
     "a count as a text": lambda m: m["shards"][0].update(rows="5"),
@@ -119,11 +153,19 @@ MANIFESTS = {
     "the largest vocabulary": lambda m: m.update(vocab_size=(1 << 31) - 1, token_dtype="int32"),
     "an output that is a list": lambda m: m["recipe"].update(output=[]),
     "documents that are a number": lambda m: m["recipe"].update(documents=1),
-    "a parameter beyond floats": lambda m: m["tasks"][0]["parameters"].update(noise_density=10**400),
+    "a parameter beyond floats": (
+        lambda m: m["tasks"][0]["parameters"].update(noise_density=10**400)
+    ),
     "a mode token beyond ids": lambda m: m["tasks"][0].update(mode_token=10**400),
-    "an endless block": lambda m: [t["parameters"].update(block_length=(1 << 62)) for t in m["tasks"]],
-    "levels that are texts": lambda m: [t["parameters"].update(noise_range=["a", "b"]) for t in m["tasks"]],
-    "levels below 0": lambda m: [t["parameters"].update(noise_range=[-1.0, 2.0]) for t in m["tasks"]],
+    "an endless block": lambda m: [
+        t["parameters"].update(block_length=(1 << 62)) for t in m["tasks"]
+    ],
+    "levels that are texts": lambda m: [
+        t["parameters"].update(noise_range=["a", "b"]) for t in m["tasks"]
+    ],
+    "levels below 0": lambda m: [
+        t["parameters"].update(noise_range=[-1.0, 2.0]) for t in m["tasks"]
+    ],
     "no parameters": lambda m: [t.update(parameters={}) for t in m["tasks"]],
     "no thresholds": lambda m: [t.update(resolved={}) for t in m["tasks"]],
     "few thresholds": lambda m: [t.update(resolved={"flip_thresholds": [1]}) for t in m["tasks"]],
@@ -150,7 +192,9 @@ def edit_manifest_unread(directory, change):
     manifest = manifest_of(directory)
     change(manifest)
     del manifest["digest"]
-    (directory / "dataset.json").write_bytes(encode({**manifest, "digest": digest_of(encode(manifest))}))
+    (directory / "dataset.json").write_bytes(
+        encode({**manifest, "digest": digest_of(encode(manifest))})
+    )
 
 
 TEXTS = {
@@ -208,7 +252,9 @@ PLANS = {
     "an objective that is none": lambda p: p["recipe"]["tasks"][0].update(objective="x"),
     "a parameter that is none": lambda p: p["recipe"]["tasks"][0]["parameters"].update(x=1),
     "another task": lambda p: p["tasks"].pop(),
-    "thresholds that are none": lambda p: [t.update(resolved={"flip_thresholds": "x"}) for t in p["tasks"]],
+    "thresholds that are none": lambda p: [
+        t.update(resolved={"flip_thresholds": "x"}) for t in p["tasks"]
+    ],
     "a tokenizer elsewhere": lambda p: p["tokenizer"].update(file="/etc/passwd"),
     "ratios that are none": lambda p: p["sources"][0].update(ratios={}),
     "no step": lambda p: p["sources"][0].update(step_bytes=0),
@@ -227,8 +273,12 @@ def test_a_hostile_plan(directory, case):
 
 @pytest.mark.long
 def test_any_value_changed_in_a_signed_json_file_is_seen_or_without_effect(directory):
-    """Whatever a value of plan, manifest or a receipt is replaced by, `verify` and the loader end well."""
-    good = {name: (directory / name).read_bytes() for name in ("plan.json", "dataset.json", receipt_name(0))}
+    """Whatever a value of plan, manifest or a receipt is replaced by, `verify` and the loader end
+    well."""
+    good = {
+        name: (directory / name).read_bytes()
+        for name in ("plan.json", "dataset.json", receipt_name(0))
+    }
     receipts = {receipt_name(b) for b in range(len(manifest_of(directory)["shards"]))}
     good |= {name: (directory / name).read_bytes() for name in receipts}
 
@@ -265,14 +315,19 @@ def test_any_value_changed_in_a_signed_json_file_is_seen_or_without_effect(direc
 
 
 def test_swapped_and_old_shards_that_were_signed_again_are_seen(dataset, directory, tmp_path):
-    """Two shards change places, sizes and digests with them: their receipts' ledgers count other segments."""
+    """Two shards change places, sizes and digests with them: their receipts' ledgers count other
+    segments."""
     entries = manifest_of(directory)["shards"]
     data = [(directory / shard_name(b)).read_bytes() for b in (0, 1)]
     for b in (0, 1):
         (directory / shard_name(b)).write_bytes(data[1 - b])
-        other = {key: entries[1 - b][key] for key in ("rows", "segments", "tokens", "bytes", "digest")}
+        other = {
+            key: entries[1 - b][key] for key in ("rows", "segments", "tokens", "bytes", "digest")
+        }
         edit_receipt(directory, lambda receipt, other=other: receipt.update(other), b)
-        edit_manifest(directory, lambda manifest, b=b, other=other: manifest["shards"][b].update(other))
+        edit_manifest(
+            directory, lambda manifest, b=b, other=other: manifest["shards"][b].update(other)
+        )
     assert outcome(directory)[0] == "P16 P21"
 
 

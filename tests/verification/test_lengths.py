@@ -1,4 +1,5 @@
-"""What holds across the datasets of several row lengths: one recipe, one mixture, each document in one of them."""
+"""What holds across the datasets of several row lengths: one recipe, one mixture, each document in
+one of them."""
 
 import json
 import shutil
@@ -21,7 +22,8 @@ LENGTHS = [64, 128, 256]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two sources, one of them with bad lines, and two builds of them: all, with documents whole, and cut, decomposed."""
+    """Two sources, one of them with bad lines, and two builds of them: all, with documents whole,
+    and cut, decomposed."""
     folder = tmp_path_factory.mktemp("lengths")
     made.write_lines(folder / "web/a.jsonl", made.texts(150, 1))
     made.write(folder / "web/b.jsonl", b'{"text": "short"}\n{"text": ""}\n{"no": 1}\n')
@@ -38,13 +40,17 @@ def table(long="split", lengths=LENGTHS, **changes):
     ]
     output = {"shard_text_bytes": 25_000}
     documents = {"long": long, "max_bad_fraction": 1}
-    made_of = made.table(sources, documents=documents, seq_lengths=lengths, output=output, **changes)
+    made_of = made.table(
+        sources, documents=documents, seq_lengths=lengths, output=output, **changes
+    )
     return {key: value for key, value in made_of.items() if key != "seq_length"}
 
 
 def faults_across(place, replay=None, workers=0, array=(0, 1)):
     """What `verify` finds across the datasets, each of which has to be sound alone."""
-    reports = [verify_dataset(one, replay, {}, array, 0, made.Silent()) for one in datasets_in(place)]
+    reports = [
+        verify_dataset(one, replay, {}, array, 0, made.Silent()) for one in datasets_in(place)
+    ]
     assert len(reports) == 3 and not any(report["faults"] for report in reports), reports
     report = verify_lengths(str(place), reports, array, workers)
     assert report["faults"] == len(report["listed"])
@@ -60,10 +66,15 @@ def test_a_build_has_no_fault_across_its_lengths(folder, name):
     across = said.json[-1]
     assert (across["kind"], across["datasets"], across["directory"]) == ("lengths", 3, str(out))
     assert across["documents"] == 150 + 3 + 60 + 30 and across["shards"] >= 6
-    assert "across its row lengths every promise holds (3 datasets, 243 documents" in inside("verify", out).out
+    assert (
+        "across its row lengths every promise holds (3 datasets, 243 documents"
+        in inside("verify", out).out
+    )
     reports = [verify_dataset(one, None, {}, (0, 1), 0, made.Silent()) for one in datasets_in(out)]
     parts = [verify_lengths(str(out), reports, (i, 2), workers=2) for i in range(2)]
-    assert sum(part["documents"] for part in parts) == 243 and not any(part["faults"] for part in parts)
+    assert sum(part["documents"] for part in parts) == 243 and not any(
+        part["faults"] for part in parts
+    )
 
 
 def test_the_dataset_of_another_build_is_found(folder, tmp_path):
@@ -109,15 +120,25 @@ def test_a_mixture_that_is_not_of_the_datasets_is_found(folder, tmp_path, change
 def test_a_mixture_that_people_wrote_is_as_it_was(folder, tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(20, 3))
     for name in ("one", "two"):
-        made.build(made.table([{"paths": ["a.jsonl"]}], tasks=[{"preset": "causal"}]), tmp_path, tmp_path / name)
-    mixture = {"format": "packprep mixture", "version": 1, "datasets": ["one", "two"], "shares": [3, 1]}
+        made.build(
+            made.table([{"paths": ["a.jsonl"]}], tasks=[{"preset": "causal"}]),
+            tmp_path,
+            tmp_path / name,
+        )
+    mixture = {
+        "format": "packprep mixture",
+        "version": 1,
+        "datasets": ["one", "two"],
+        "shares": [3, 1],
+    }
     (tmp_path / "mixture.json").write_text(json.dumps(mixture, indent=1))
     said = inside("verify", tmp_path, "--json")
     assert said.status == 0 and [report["kind"] for report in said.json] == ["dataset", "dataset"]
 
 
 def test_a_document_in_two_datasets_or_in_none_is_found_without_the_sources(folder, tmp_path):
-    """Each dataset is sound, and of the same recipe; but one build chose other documents for its row length."""
+    """Each dataset is sound, and of the same recipe; but one build chose other documents for its
+    row length."""
     lengths_of = segments._lengths_of
 
     def chosen(length):
@@ -135,13 +156,18 @@ def test_a_document_in_two_datasets_or_in_none_is_found_without_the_sources(fold
         mixed_again(out)
         faults = faults_across(out)
         assert faults and {fault["promise"] for fault in faults} == {"P21"}
-        assert any(f"is in segments of {where} datasets" in fault["message"] for fault in faults), faults
+        assert any(f"is in segments of {where} datasets" in fault["message"] for fault in faults), (
+            faults
+        )
 
 
 def mixed_again(out: Path) -> None:
     """Write the mixture.json that belongs to the datasets as they are now."""
     (out / "mixture.json").unlink()
-    slots = [json.loads(Path(one, "dataset.json").read_bytes())["ledger"]["row_slots"] for one in datasets_in(out)]
+    slots = [
+        json.loads(Path(one, "dataset.json").read_bytes())["ledger"]["row_slots"]
+        for one in datasets_in(out)
+    ]
     names = [f"seq_{length}" for length in LENGTHS]
     value = {"format": "packprep mixture", "version": 1, "datasets": names, "shares": [[0, slots]]}
     (out / "mixture.json").write_bytes(encode(value))
@@ -182,8 +208,12 @@ def test_sources_that_changed_between_two_lengths_are_found(folder, tmp_path):
 def test_a_dataset_that_lost_documents_is_compared_with_the_others(folder, tmp_path):
     out = shutil.copytree(folder / "all", tmp_path / "out")
     shutil.rmtree(out / "seq_64")
-    (tmp_path / "list").write_text('{"source": "web", "file": "web/b.jsonl", "doc": 0}\n'.replace("web/b", "b"))
-    result = remove_documents(folder / "all/seq_64", tmp_path / "list", out / "seq_64", made.Silent())
+    (tmp_path / "list").write_text(
+        '{"source": "web", "file": "web/b.jsonl", "doc": 0}\n'.replace("web/b", "b")
+    )
+    result = remove_documents(
+        folder / "all/seq_64", tmp_path / "list", out / "seq_64", made.Silent()
+    )
     assert result["removed"] == 1
     assert faults_across(out) == []
     (out / "mixture.json").unlink()  # `remove` writes none

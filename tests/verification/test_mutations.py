@@ -1,8 +1,9 @@
-"""Whether verification can fail: a copy of packprep with one fault in its code builds a dataset, and finds the fault itself.
+"""Whether verification can fail: a copy of packprep with one fault in its code builds a dataset,
+and finds the fault itself.
 
-Build and replay are the same code, so that both make the same mistake: most of these faults are seen by the plain twin.
-Kernels run as the Python that they are written in, so that no copy has to be compiled; but for the last test, whose
-fault is in what was compiled.
+Build and replay are the same code, so that both make the same mistake: most of these faults are
+seen by the plain twin. Kernels run as the Python that they are written in, so that no copy has to
+be compiled; but for the last test, whose fault is in what was compiled.
 """
 
 import json
@@ -72,7 +73,8 @@ print(json.dumps(found))
 
 
 class Mutation(NamedTuple):
-    """A fault: `old` becomes `new` in one file of the package. by_twin: only the twin can see it."""
+    """A fault: `old` becomes `new` in one file of the package. by_twin: only the twin can see
+    it."""
 
     name: str
     file: str
@@ -139,7 +141,13 @@ MUTATIONS = [
         'shuffled = np.argsort(row_draws, kind="stable")[::-1].copy()',
         True,
     ),
-    Mutation("eos_missing", "building/segments.py", "            e = eos_on\n", "            e = np.int64(0)\n", False),
+    Mutation(
+        "eos_missing",
+        "building/segments.py",
+        "            e = eos_on\n",
+        "            e = np.int64(0)\n",
+        False,
+    ),
 ]
 STALE = Mutation(
     "stale_kernel",
@@ -159,7 +167,9 @@ def package_copy(folder: Path) -> Path:
 def edit(folder: Path, mutation: Mutation) -> None:
     path = folder / "packprep" / mutation.file
     source = path.read_text("utf-8")
-    assert source.count(mutation.old) == 1, f"{mutation.file} does not hold the text that {mutation.name} replaces"
+    assert source.count(mutation.old) == 1, (
+        f"{mutation.file} does not hold the text that {mutation.name} replaces"
+    )
     path.write_text(source.replace(mutation.old, mutation.new), "utf-8")
 
 
@@ -169,12 +179,20 @@ def write_corpus(folder: Path) -> Path:
 
 
 def run(
-    package: Path, code: str, corpus: Path, out: Path, recipe: dict[str, Any] = RECIPE, **environment: str
+    package: Path,
+    code: str,
+    corpus: Path,
+    out: Path,
+    recipe: dict[str, Any] = RECIPE,
+    **environment: str,
 ) -> list[str]:
-    """The last lines that code prints with this package, under the recipe's table, the corpus and the output folder."""
+    """The last lines that code prints with this package, under the recipe's table, the corpus and
+    the output folder."""
     command = [sys.executable, "-c", code, json.dumps(recipe), str(corpus), str(out)]
     found = made.environment(PYTHONPATH=str(package), **environment)
-    done = subprocess.run(command, cwd=package, env=found, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=package, env=found, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -182,7 +200,9 @@ def run(
 def assert_found(reports: list[dict], mutation: Mutation) -> None:
     without, with_twin = reports
     assert bool(without["faults"]) is not mutation.by_twin, without["listed"]
-    assert with_twin["faults"] and all(fault["promise"].startswith("P") for fault in with_twin["listed"])
+    assert with_twin["faults"] and all(
+        fault["promise"].startswith("P") for fault in with_twin["listed"]
+    )
     if mutation.by_twin:
         assert {fault["promise"] for fault in with_twin["listed"]} == {"P17"}
         assert all(fault["message"].startswith("twin: ") for fault in with_twin["listed"])
@@ -201,26 +221,32 @@ def test_the_package_as_it_is_has_no_fault(tmp_path):
 def test_a_fault_in_the_code_is_found(tmp_path, mutation):
     corpus, package = write_corpus(tmp_path), package_copy(tmp_path / "copy")
     edit(package, mutation)
-    assert_found(json.loads(run(package, PLAIN + BUILD_AND_VERIFY, corpus, tmp_path / "out")[-1]), mutation)
+    assert_found(
+        json.loads(run(package, PLAIN + BUILD_AND_VERIFY, corpus, tmp_path / "out")[-1]), mutation
+    )
 
 
 @pytest.mark.long
 def test_a_stale_kernel_is_found(tmp_path):
-    """A cache in which the callers of a kernel were compiled with another one: that of a changed package, whose code has the
-    digest of the package as it is."""
+    """A cache in which the callers of a kernel were compiled with another one: that of a changed
+    package, whose code has the digest of the package as it is."""
     corpus, package = write_corpus(tmp_path), package_copy(tmp_path / "copy")
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    recipe = {**RECIPE, "tasks": [{"preset": "prefix_lm"}, {"preset": "causal"}]}  # few kernels to compile
+    recipe = {
+        **RECIPE,
+        "tasks": [{"preset": "prefix_lm"}, {"preset": "causal"}],
+    }  # few kernels to compile
     any_code = "import packprep.cache\npackprep.cache.code_digest = lambda path: ''\n"
     source = package / "packprep" / STALE.file
     sound = source.read_bytes()
     edit(package, STALE)
-    run(package, any_code + BUILD_AND_VERIFY, corpus, tmp_path / "changed", recipe, **cache)  # compiles
+    run(
+        package, any_code + BUILD_AND_VERIFY, corpus, tmp_path / "changed", recipe, **cache
+    )  # compiles
     source.write_bytes(sound)
     code = (
-        any_code
-        + BUILD_AND_VERIFY
-        + "\nfrom packprep.objectives.prefix_lm import _pivots\nprint(_pivots.compiled.stats.cache_hits)"
+        any_code + BUILD_AND_VERIFY + "\nfrom packprep.objectives.prefix_lm import"
+        " _pivots\nprint(_pivots.compiled.stats.cache_hits)"
     )
     *_, reports, hits = run(package, code, corpus, tmp_path / "out", recipe, **cache)
     assert "{}" not in hits and hits.strip() != "Counter()", "the kernel was compiled anew"

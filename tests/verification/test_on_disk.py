@@ -1,4 +1,5 @@
-"""Files of a dataset that are damaged, missing, too many, or another's: `verify` says so, or refuses by name."""
+"""Files of a dataset that are damaged, missing, too many, or another's: `verify` says so, or
+refuses by name."""
 
 import os
 import random
@@ -47,7 +48,8 @@ def names(faults):
 
 
 def outcome_of(directory, replay=None):
-    """The faults, or the error that `verify` raised on purpose; any other exception is the test's failure."""
+    """The faults, or the error that `verify` raised on purpose; any other exception is the test's
+    failure."""
     try:
         return faults_of(directory, replay)
     except (DatasetError, PlanError) as error:
@@ -67,7 +69,11 @@ def test_the_files_are_those_of_the_format(dataset):
     wanted = {"dataset.json", "plan.json", "tokenizer.json"} | {
         f(b) for b in shards for f in (shard_name, receipt_name)
     }
-    assert set(files_of(dataset)) - wanted == {rejects_name(b) for b in shards} & set(files_of(dataset)) != set()
+    assert (
+        set(files_of(dataset)) - wanted
+        == {rejects_name(b) for b in shards} & set(files_of(dataset))
+        != set()
+    )
 
 
 def test_one_changed_byte_in_any_file_is_found(dataset, scratch):
@@ -78,7 +84,9 @@ def test_one_changed_byte_in_any_file_is_found(dataset, scratch):
     for name in files:
         size = (dataset / name).stat().st_size
         count = -(-POSITIONS // len(files))
-        places += [(name, at) for at in {0, size - 1, *(chance.randrange(size) for _ in range(count - 2))}]
+        places += [
+            (name, at) for at in {0, size - 1, *(chance.randrange(size) for _ in range(count - 2))}
+        ]
         if name.endswith(".safetensors"):
             places += [(name, chance.randrange(900)) for _ in range(4)]
     assert len(places) >= 150
@@ -187,7 +195,9 @@ def test_an_old_shard_that_was_signed_for_the_new_manifest(dataset, tmp_path):
         shutil.copy(dataset / name(0), other / name(0))
     receipt = read_json(other / receipt_name(0))
     manifest = manifest_of(other)
-    manifest["shards"][0].update({key: receipt[key] for key in ("rows", "segments", "tokens", "bytes", "digest")})
+    manifest["shards"][0].update(
+        {key: receipt[key] for key in ("rows", "segments", "tokens", "bytes", "digest")}
+    )
     from packprep.format.json_files import encode
 
     (other / "dataset.json").write_bytes(encode(manifest))
@@ -213,7 +223,9 @@ def test_a_file_that_the_dataset_does_not_name(directory, name):
     (directory / name).parent.mkdir(exist_ok=True)
     (directory / name).write_bytes(b"")
     (fault,) = faults_of(directory)
-    assert (fault["promise"], fault["file"]) == ("P1", name) and "belongs to no dataset" in fault["message"]
+    assert (fault["promise"], fault["file"]) == ("P1", name) and "belongs to no dataset" in fault[
+        "message"
+    ]
 
 
 def test_a_file_whose_name_is_not_utf8(directory):
@@ -243,7 +255,9 @@ def test_rejects_that_no_receipt_names(dataset, tmp_path):
     assert fault["promise"] == "P1" and "the receipt names no rejects" in fault["message"]
 
 
-@pytest.mark.parametrize("name", ["shards/000/000001.safetensors", "receipts/000/000001.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["shards/000/000001.safetensors", "receipts/000/000001.json", "tokenizer.json"]
+)
 def test_a_symbolic_link_to_a_good_file(directory, name):
     path = directory / name
     target = directory.parent / path.name
@@ -263,7 +277,9 @@ def test_a_symbolic_link_to_a_folder(directory):
 def test_a_missing_shard(directory):
     (directory / shard_name(1)).unlink()
     (fault,) = faults_of(directory)
-    assert (fault["promise"], fault["file"]) == ("P1", shard_name(1)) and "No such file" in fault["message"]
+    assert (fault["promise"], fault["file"]) == ("P1", shard_name(1)) and "No such file" in fault[
+        "message"
+    ]
 
 
 def test_a_folder_in_the_place_of_a_shard(directory):
@@ -296,17 +312,22 @@ def test_all_receipts_missing(directory):
 
 @pytest.mark.parametrize("name", ["plan.json", "tokenizer.json"])
 def test_what_the_shards_are_checked_by_is_damaged(directory, name):
-    """A report with one fault, and no shard looked at: whatever they are compared with would be wrong."""
+    """A report with one fault, and no shard looked at: whatever they are compared with would be
+    wrong."""
     path = directory / name
     data = path.read_bytes()
     path.write_bytes(data[:-2] + b" " + data[-2:])
     report = report_of(directory)
-    assert [(f["promise"], f["file"]) for f in report["listed"]] == [("P1", name)] and report["shards"] == 0
+    assert [(f["promise"], f["file"]) for f in report["listed"]] == [("P1", name)] and report[
+        "shards"
+    ] == 0
 
 
 def test_no_manifest_is_no_dataset(directory):
     (directory / "dataset.json").unlink()
-    with pytest.raises(DatasetError, match=r"the build of .* is not finished\. Run its command again"):
+    with pytest.raises(
+        DatasetError, match=r"the build of .* is not finished\. Run its command again"
+    ):
         faults_of(directory)
 
 
@@ -319,7 +340,10 @@ def test_no_plan(directory):
 def test_no_tokenizer(directory):
     (directory / "tokenizer.json").unlink()
     (fault,) = faults_of(directory)
-    assert (fault["promise"], fault["file"]) == ("P1", "tokenizer.json") and "No such file" in fault["message"]
+    assert (fault["promise"], fault["file"]) == (
+        "P1",
+        "tokenizer.json",
+    ) and "No such file" in fault["message"]
 
 
 def test_not_a_directory_at_all(tmp_path):

@@ -1,4 +1,5 @@
-"""P22: forged plans, from which every shard was then built, and which carry digests and fingerprints of their own."""
+"""P22: forged plans, from which every shard was then built, and which carry digests and
+fingerprints of their own."""
 
 import json
 import shutil
@@ -95,7 +96,11 @@ def test_honest_datasets_have_no_faults(dataset, shared):
     for directory in (dataset, shared):
         assert faults_of(directory, ALL) == []
     plan = read_json(dataset / "plan.json")
-    assert [source["patterns"] for source in plan["sources"]] == [["*.jsonl"], ["rows.parquet"], ["batches.arrow"]]
+    assert [source["patterns"] for source in plan["sources"]] == [
+        ["*.jsonl"],
+        ["rows.parquet"],
+        ["batches.arrow"],
+    ]
     assert plan["beside_tokenizer"] == []
 
 
@@ -116,7 +121,9 @@ def exchanged_modes(plan):
 
 
 def resolved_of_duo(plan):
-    return next(task for task in plan["tasks"] if task["objective"] == "uniform_diffusion")["resolved"]
+    return next(task for task in plan["tasks"] if task["objective"] == "uniform_diffusion")[
+        "resolved"
+    ]
 
 
 def other_thresholds(plan):
@@ -137,7 +144,9 @@ FORGERIES = {
     "sentinels that are ordinary bytes": lambda p: ids(p).update(sentinels=list(range(97, 117))),
     "mode tokens exchanged": exchanged_modes,
     "no special ids": lambda p: ids(p).update(special_ids=[]),
-    "an added token that is none": lambda p: ids(p).update(added_tokens=[{"id": 521, "text": "x", "role": "mask"}]),
+    "an added token that is none": (
+        lambda p: ids(p).update(added_tokens=[{"id": 521, "text": "x", "role": "mask"}])
+    ),
     "a vocabulary twice as large": lambda p: ids(p).update(vocab_size=1056),
     "another token dtype": lambda p: p.update(token_dtype="int32"),
     "thresholds where the twin does not look": other_thresholds,
@@ -203,9 +212,15 @@ def consistent(change):
 OF_THE_SOURCES = {
     "a file left out": (without_a_file, "'b.jsonl', which is not in it"),
     "fewer pieces of a Parquet file": (fewer_pieces("rows.parquet"), "'rows.parquet' has 3 pieces"),
-    "fewer pieces of an Arrow file": (fewer_pieces("batches.arrow"), "'batches.arrow' has 3 pieces"),
+    "fewer pieces of an Arrow file": (
+        fewer_pieces("batches.arrow"),
+        "'batches.arrow' has 3 pieces",
+    ),
     "pieces that hold something else": (another_weight, "do not hold what the plan says"),
-    "a ratio that makes a source larger": (source(1, ratios={"parquet": 2048}), "sources[1].ratios.parquet is"),
+    "a ratio that makes a source larger": (
+        source(1, ratios={"parquet": 2048}),
+        "sources[1].ratios.parquet is",
+    ),
 }
 
 
@@ -226,7 +241,9 @@ def test_ratios_that_end_a_source_early_are_found(shared, tmp_path):
     change.tokenizer = (shared / "tokenizer.json").read_bytes()
     directory = forged(shared, tmp_path / "forged", change)
     assert faults_of(directory) == []
-    assert any("sources[1].ratios.parquet is" in fault["message"] for fault in faults_of(directory, ALL))
+    assert any(
+        "sources[1].ratios.parquet is" in fault["message"] for fault in faults_of(directory, ALL)
+    )
 
 
 OF_THE_RECIPE = {
@@ -268,7 +285,11 @@ def test_p22_more_bad_documents_than_the_recipe_lets_pass(tmp_path):
     lines = [json.dumps({"text": text}) for text in made.texts(60, 5)] + ["{"] * 30
     made.write(tmp_path / "in/lines/a.jsonl", ("\n".join(lines) + "\n").encode())
     sources = [{"name": "lines", "paths": ["lines/*.jsonl"]}]
-    made.build(recipe_table(sources=sources, documents={"max_bad_fraction": 0.9}), tmp_path / "in", tmp_path / "out")
+    made.build(
+        recipe_table(sources=sources, documents={"max_bad_fraction": 0.9}),
+        tmp_path / "in",
+        tmp_path / "out",
+    )
     directory = tmp_path / "out"
     assert faults_of(directory) == []
     plan = read_json(directory / "plan.json")
@@ -285,9 +306,10 @@ def test_p22_more_bad_documents_than_the_recipe_lets_pass(tmp_path):
 
     edit_manifest(directory, change)
     (fault,) = faults_of(directory)
-    assert (fault["promise"], fault["file"]) == ("P22", "dataset.json") and "30 of 90 documents are bad" in fault[
-        "message"
-    ]
+    assert (fault["promise"], fault["file"]) == (
+        "P22",
+        "dataset.json",
+    ) and "30 of 90 documents are bad" in fault["message"]
 
 
 def other_header(directory, change):
@@ -303,7 +325,9 @@ def other_header(directory, change):
     "change",
     [
         lambda header: json.dumps(dict(reversed(header.items())), separators=(",", ":")),
-        lambda header: json.dumps(header, separators=(",", ":")).replace('"tokens"', '"\\u0074okens"'),
+        lambda header: json.dumps(header, separators=(",", ":")).replace(
+            '"tokens"', '"\\u0074okens"'
+        ),
         lambda header: json.dumps(header),
     ],
     ids=["other order", "escaped", "spaces"],
@@ -332,7 +356,9 @@ def test_which_segments_are_replayed_depends_on_the_seed(dataset):
         return [(item.number, *item.replay.tolist()) for item in items if item.replay is not None]
 
     assert chosen(1) == chosen(1) != chosen(2)
-    assert verify_dataset(dataset, 3, {}, (0, 1), 0, made.Silent(), replay_seed=4)["replay_seed"] == 4
+    assert (
+        verify_dataset(dataset, 3, {}, (0, 1), 0, made.Silent(), replay_seed=4)["replay_seed"] == 4
+    )
 
 
 def test_a_megatron_pair_listed_without_its_pieces_is_found(dataset, tmp_path):
@@ -346,4 +372,6 @@ def test_a_megatron_pair_listed_without_its_pieces_is_found(dataset, tmp_path):
     change.tokenizer = (tmp_path / "out/tokenizer.json").read_bytes()
     directory = forged(tmp_path / "out", tmp_path / "forged", change)
     assert faults_of(directory) == []
-    assert "source pair: 'pair.bin' has 1 pieces" in [f["message"] for f in faults_of(directory, ALL)]
+    assert "source pair: 'pair.bin' has 1 pieces" in [
+        f["message"] for f in faults_of(directory, ALL)
+    ]

@@ -1,4 +1,5 @@
-"""One damage for each promise, signed again, that breaks it alone: `verify` names that promise and the place."""
+"""One damage for each promise, signed again, that breaks it alone: `verify` names that promise and
+the place."""
 
 import json
 import shutil
@@ -49,7 +50,10 @@ def plain(tmp_path_factory):
 def padded(tmp_path_factory):
     """With bos, and segments padded to a multiple of 8."""
     return made(
-        tmp_path_factory.mktemp("padded"), packing={"pad_seq_to_mult": 8}, documents={"prepend_bos": True}, seed=3
+        tmp_path_factory.mktemp("padded"),
+        packing={"pad_seq_to_mult": 8},
+        documents={"prepend_bos": True},
+        seed=3,
     )
 
 
@@ -58,8 +62,13 @@ def mixed(tmp_path_factory):
     """In-place tasks beside next-token ones, and a source of documents with loss_spans."""
     folder = tmp_path_factory.mktemp("mixed")
     write_corpus(folder / "in")
-    records = [{"text": "ask " * (3 + i % 40) + "answer " * 9, "loss_spans": [[12 + i, 19 + i], [30 + i, 40 + i]]}
-               for i in range(60)]  # fmt: skip
+    records = [
+        {
+            "text": "ask " * (3 + i % 40) + "answer " * 9,
+            "loss_spans": [[12 + i, 19 + i], [30 + i, 40 + i]],
+        }
+        for i in range(60)
+    ]
     (folder / "in/spans.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     paths = {"web": "web/*.jsonl", "books": "books.jsonl.zst", "spans": "spans.jsonl"}
     presets = ("mlm", "mdlm", "duo", "bd3", "fim", "prefix_lm", "causal")
@@ -137,7 +146,11 @@ def test_p1_a_file_with_another_digest(directory):
 def test_p2_manifest_and_receipt_disagree(directory):
     edit_manifest(directory, lambda manifest: manifest["shards"][0].update(tokens=5))
     assert_only(
-        faults_of(directory), "P2", RECEIPT, value=_tokens_of(directory), words="tokens is not the manifest's 5"
+        faults_of(directory),
+        "P2",
+        RECEIPT,
+        value=_tokens_of(directory),
+        words="tokens is not the manifest's 5",
     )
 
 
@@ -235,9 +248,10 @@ def test_p17_trained_ranges_that_no_document_asked_for(directory):
     assert faults_of(directory) == []
     faults = faults_of(directory, replay=-1)
     assert promises_of(faults) == {"P17"}
-    assert {"array 'trained_offsets' is not made again", "array 'trained_ranges' is not made again"} == {
-        f["message"] for f in faults
-    }
+    assert {
+        "array 'trained_offsets' is not made again",
+        "array 'trained_ranges' is not made again",
+    } == {f["message"] for f in faults}
 
 
 def test_p9_trained_ranges_that_are_not_those_of_the_loss(directory):
@@ -304,7 +318,9 @@ def test_p5_cu_seqlens_that_does_not_increase(directory):
         row = int(np.flatnonzero(np.diff(arrays["row_offsets"]) >= 2)[0])
         at = first_of_row(arrays, row)
         arrays["cu_seqlens"][at + 2] = value = int(arrays["cu_seqlens"][at + 1])
-    assert_only(faults_of(directory), "P5", row=row, value=value, words="does not strictly increase")
+    assert_only(
+        faults_of(directory), "P5", row=row, value=value, words="does not strictly increase"
+    )
 
 
 @pytest.mark.parametrize("beyond", [1, 2**31 - 1 - 256])
@@ -317,7 +333,9 @@ def test_p5_cu_seqlens_that_ends_beyond_the_row(directory, beyond):
 
 def test_p5_padded_offsets_that_are_not_the_lengths_rounded_up(padded_directory):
     with resigned(padded_directory) as arrays:
-        ends = arrays["cu_seqlens_padded"][arrays["row_offsets"][1:] + np.arange(len(arrays["row_offsets"]) - 1)]
+        ends = arrays["cu_seqlens_padded"][
+            arrays["row_offsets"][1:] + np.arange(len(arrays["row_offsets"]) - 1)
+        ]
         row = int(np.flatnonzero(ends <= 240)[0])
         at = first_of_row(arrays, row + 1) - 1
         arrays["cu_seqlens_padded"][at] += 8
@@ -364,7 +382,9 @@ def test_p7_padding_between_padded_segments(padded_directory):
         g = int(np.flatnonzero(((end - begin) % 8 > 0) & (np.diff(rows, append=-1) == 0))[0])
         row, slot = int(rows[g]), int(end[g])
         arrays["loss_mask"][row, slot] = 1
-    assert_only(faults_of(padded_directory), "P7", row=row, slot=slot, value=1, words="padding is trained")
+    assert_only(
+        faults_of(padded_directory), "P7", row=row, slot=slot, value=1, words="padding is trained"
+    )
 
 
 @pytest.mark.parametrize("value", [VOCAB_SIZE, 65535])
@@ -401,7 +421,8 @@ def test_fault_11_p9_the_last_slot_never_predicts_the_next_segment(directory):
 
 
 def with_labels(arrays):
-    """Labels as a mixed recipe would store them: the next slot's token of the same segment, else pad."""
+    """Labels as a mixed recipe would store them: the next slot's token of the same segment, else
+    pad."""
     labels = np.full_like(arrays["tokens"], PAD)
     for row, begin, end in zip(*places_of(arrays), strict=True):
         labels[row, begin : end - 1] = arrays["tokens"][row, begin + 1 : end]
@@ -436,7 +457,9 @@ def test_p7_and_p8_hold_for_labels_too(plain):
     plan, arrays = open_plan(plain), with_labels(arrays_of(plain))
     row, slot = padding_of(arrays)
     arrays["labels"][row, slot] = 3
-    assert_only(faults_of_arrays(plan, arrays), "P7", row=row, slot=slot, value=3, words="another label")
+    assert_only(
+        faults_of_arrays(plan, arrays), "P7", row=row, slot=slot, value=3, words="another label"
+    )
     arrays["labels"][row, slot] = PAD
     _, row, begin, _ = long_segment(plain, arrays, "causal")
     arrays["labels"][row, begin] = VOCAB_SIZE
@@ -470,7 +493,9 @@ def test_p11_a_header_that_names_nothing_there_is(directory, name, value, words)
     with resigned(directory) as arrays:
         g, row, _, _ = long_segment(directory, arrays, "causal")
         arrays[name][g] = value
-    assert_only(faults_of(directory), "P11", row=row, value=value, words=f"segment {g}: {name} {words}")
+    assert_only(
+        faults_of(directory), "P11", row=row, value=value, words=f"segment {g}: {name} {words}"
+    )
 
 
 def test_p11_a_file_of_another_source(directory):
@@ -506,21 +531,30 @@ def test_p11_a_use_that_the_plan_does_not_have(directory):
 
 
 def test_p11_a_task_that_the_key_does_not_draw(directory):
-    """Prefix language modelling that is said to be causal: each slot obeys its task, and the mix is not the recipe's."""
+    """Prefix language modelling that is said to be causal: each slot obeys its task, and the mix is
+    not the recipe's."""
     with resigned(directory) as arrays:
         g, row, begin, end = long_segment(directory, arrays, "causal")
         arrays["segment_task"][g] = 5  # too_short has causal's law
-    assert_only(faults_of(directory), "P11", row=row, value=5, words="is not the task that its key draws")
+    assert_only(
+        faults_of(directory), "P11", row=row, value=5, words="is not the task that its key draws"
+    )
 
 
 # P12, P13, P14
 
 
-@pytest.mark.parametrize("task, at, value, words", [("causal", -1, 65, "no eos"), ("r", 0, NLU + 1, "no mode token")])
+@pytest.mark.parametrize(
+    "task, at, value, words", [("causal", -1, 65, "no eos"), ("r", 0, NLU + 1, "no mode token")]
+)
 def test_p12_a_special_token_that_is_not_in_its_place(directory, task, at, value, words):
     with resigned(directory) as arrays:
         rows, begin, end = places_of(arrays)
-        g = next(g for g in segments_of(directory, arrays, task) if arrays["tokens"][rows[g], end[g] - 1] == EOS)
+        g = next(
+            g
+            for g in segments_of(directory, arrays, task)
+            if arrays["tokens"][rows[g], end[g] - 1] == EOS
+        )
         row, slot = int(rows[g]), int(end[g] - 1 if at else begin[g])
         arrays["tokens"][row, slot] = value
     assert_only(faults_of(directory), "P12", row=row, slot=slot, value=value, words=words)
@@ -541,34 +575,53 @@ def test_p12_another_length_than_the_law(directory, more):
     with resigned(directory) as arrays:
         g, row, begin, end = long_segment(directory, arrays, "causal")
         arrays["segment_tokens"][g] = min(int(arrays["segment_tokens"][g]) + more, 2**31 - 1)
-    assert_only(faults_of(directory), "P12", row=row, slot=begin, value=end - begin, words="than its task's law")
+    assert_only(
+        faults_of(directory),
+        "P12",
+        row=row,
+        slot=begin,
+        value=end - begin,
+        words="than its task's law",
+    )
 
 
 def test_p12_the_last_segment_of_a_document_has_its_eos(directory):
-    """An eos that is counted as a token: the length law holds, and the end of the document does not."""
+    """An eos that is counted as a token: the length law holds, and the end of the document does
+    not."""
     with resigned(directory) as arrays:
         rows, begin, end = places_of(arrays)
         causal = segments_of(directory, arrays, "causal")
         g = next(g for g in causal if arrays["tokens"][rows[g], end[g] - 1] == EOS)
         arrays["segment_tokens"][g] += 1
-    faults = [f for f in faults_of(directory) if f["promise"] != "P16"]  # the ledger counts one token less
+    faults = [
+        f for f in faults_of(directory) if f["promise"] != "P16"
+    ]  # the ledger counts one token less
     assert_only(
-        faults, "P12", row=int(rows[g]), slot=int(end[g]) - 1, value=EOS, words="ends its document, and has no eos"
+        faults,
+        "P12",
+        row=int(rows[g]),
+        slot=int(end[g]) - 1,
+        value=EOS,
+        words="ends its document, and has no eos",
     )
 
 
 def test_p12_a_segment_inside_a_document_has_no_eos(tmp_path):
-    """The first of two segments gives its last token to the second and takes an eos instead: all lengths hold."""
+    """The first of two segments gives its last token to the second and takes an eos instead: all
+    lengths hold."""
     directory = made(tmp_path, tasks=[{"preset": "causal"}])
     with resigned(directory) as arrays:
         rows, begin, end = places_of(arrays)
         last_of_row = np.diff(rows, append=-1) != 0
-        document = np.stack([arrays[f"segment_{name}"].astype(np.int64) for name in ("file", "doc")], 1)
+        document = np.stack(
+            [arrays[f"segment_{name}"].astype(np.int64) for name in ("file", "doc")], 1
+        )
         g, h = next(
             (g, h)
             for g in range(len(rows))
             for h in np.flatnonzero(last_of_row & (end < 256) & (document == document[g]).all(1))
-            if arrays["segment_start"][h] == arrays["segment_start"][g] + arrays["segment_tokens"][g]
+            if arrays["segment_start"][h]
+            == arrays["segment_start"][g] + arrays["segment_tokens"][g]
         )
         tokens, row, slot = arrays["tokens"], rows[h], int(end[g]) - 1
         tokens[row, begin[h] + 1 : end[h] + 1] = tokens[row, begin[h] : end[h]].copy()
@@ -578,7 +631,9 @@ def test_p12_a_segment_inside_a_document_has_no_eos(tmp_path):
         arrays["cu_seqlens"][h + row + 1] += 1
         arrays["segment_tokens"][[g, h]] += [-1, 1]
         moved_to(directory, arrays, h, int(arrays["segment_start"][h]) - 1)
-    faults = [f for f in faults_of(directory) if f["promise"] != "P16"]  # the ledger counts one eos less
+    faults = [
+        f for f in faults_of(directory) if f["promise"] != "P16"
+    ]  # the ledger counts one eos less
     words = "has an eos, and its document goes on"
     assert_only(faults, "P12", row=int(rows[g]), slot=slot, value=EOS, words=words)
 
@@ -593,7 +648,9 @@ def test_p12_with_eos_after_each_segment_one_inside_a_document_without_it_is_fou
         arrays["segment_tokens"][g] += 1
     words = "0 more than its task's law without eos"
     slots = int(end[g] - begin[g])
-    assert_only(faults_of(directory), "P12", row=int(rows[g]), slot=int(begin[g]), value=slots, words=words)
+    assert_only(
+        faults_of(directory), "P12", row=int(rows[g]), slot=int(begin[g]), value=slots, words=words
+    )
 
 
 @pytest.mark.parametrize("task, change", [("causal", 1), ("causal", 2**31 - 1), ("too_short", -1)])
@@ -602,8 +659,17 @@ def test_p13_a_prefix_that_is_not_the_tasks(directory, task, change):
         rows, begin, _ = places_of(arrays)
         g = int(segments_of(directory, arrays, task)[0])
         arrays["segment_prefix"][g] = change
-    faults = [f for f in faults_of(directory) if f["promise"] != "P9"]  # a longer prefix is not trained
-    assert_only(faults, "P13", row=int(rows[g]), slot=int(begin[g]), value=change, words="segment_prefix should be 0")
+    faults = [
+        f for f in faults_of(directory) if f["promise"] != "P9"
+    ]  # a longer prefix is not trained
+    assert_only(
+        faults,
+        "P13",
+        row=int(rows[g]),
+        slot=int(begin[g]),
+        value=change,
+        words="segment_prefix should be 0",
+    )
 
 
 def test_fault_7_p13_a_pivot_that_was_not_drawn(directory):
@@ -647,7 +713,13 @@ def test_fault_6_p14_a_sentinel_that_is_missing(directory, task, which):
     with resigned(directory) as arrays:
         g, row, begin, slots = sentinels_of(directory, arrays, task)
         arrays["tokens"][row, slots[which]] = 65
-    assert_only(faults_of(directory), "P14", row=row, slot=begin, words=f"segment {g}: a sentinel is missing")
+    assert_only(
+        faults_of(directory),
+        "P14",
+        row=row,
+        slot=begin,
+        words=f"segment {g}: a sentinel is missing",
+    )
 
 
 def test_fault_8_p14_a_sentinel_used_twice(directory):
@@ -659,15 +731,25 @@ def test_fault_8_p14_a_sentinel_used_twice(directory):
     assert_only(faults_of(directory), "P14", row=row, slot=begin)
 
 
-@pytest.mark.parametrize("task", [{"preset": "t5"}, {"objective": "fill_in_the_middle", "rate": 1.0}])
+@pytest.mark.parametrize(
+    "task", [{"preset": "t5"}, {"objective": "fill_in_the_middle", "rate": 1.0}]
+)
 def test_p14_a_text_with_a_sentinel_or_role_token_of_its_own(tmp_path, monkeypatch, task):
-    builds.write_lines(tmp_path / "a.jsonl", ["number <extra_id_0> has <fim_suffix> here", "this one has none of them"])
-    table = builds.table("a.jsonl", tasks=[task], seq_length=64, documents={"special_text": "special"})
+    builds.write_lines(
+        tmp_path / "a.jsonl",
+        ["number <extra_id_0> has <fim_suffix> here", "this one has none of them"],
+    )
+    table = builds.table(
+        "a.jsonl", tasks=[task], seq_length=64, documents={"special_text": "special"}
+    )
     none = np.zeros(0, np.int64)
     monkeypatch.setattr(plans, "marks_of_sources", lambda recipe, tasks: [(none, none)])
     builds.build(table, tmp_path, tmp_path / "out")
     (fault,) = faults_of(tmp_path / "out")
-    assert fault["promise"] == "P14" and "sentinels or role tokens, and its task writes" in fault["message"]
+    assert (
+        fault["promise"] == "P14"
+        and "sentinels or role tokens, and its task writes" in fault["message"]
+    )
 
 
 # P15, P16, P17
@@ -680,31 +762,47 @@ def moved_to(directory, arrays, g, start):
     name = source.files[int(arrays["segment_file"][g]) - source.first_file].name
     arrays["segment_start"][g] = start
     arrays["segment_key"][g] = segment_key(
-        text_key(source.seed, source.name, name), int(arrays["segment_doc"][g]), int(arrays["segment_repeat"][g]), start
+        text_key(source.seed, source.name, name),
+        int(arrays["segment_doc"][g]),
+        int(arrays["segment_repeat"][g]),
+        start,
     )
 
 
 def test_fault_21_p15_a_document_that_does_not_begin_at_its_first_token(directory):
     with resigned(directory) as arrays:
         rows, _, _ = places_of(arrays)
-        g = int(segments_of(directory, arrays, "too_short")[0])  # whose slots do not depend on its key
+        g = int(
+            segments_of(directory, arrays, "too_short")[0]
+        )  # whose slots do not depend on its key
         moved_to(directory, arrays, g, 5)
     assert_only(faults_of(directory), "P15", row=int(rows[g]), value=5, words="and should with 0")
 
 
 def test_p15_pieces_without_a_trained_token_are_left_out_and_others_are_not(tmp_path):
-    lines = [{"text": "abcdefghijklmnopqrstu", "loss_spans": [[12, 21]]}, *({"text": "z" * 60} for _ in range(9))]
+    lines = [
+        {"text": "abcdefghijklmnopqrstu", "loss_spans": [[12, 21]]},
+        *({"text": "z" * 60} for _ in range(9)),
+    ]
     builds.write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, lines)).encode())
     tasks = [{"objective": "masked_diffusion"}, {"preset": "t5"}]
     documents = {"max_tokens": 7, "append_eos": False}
-    builds.build(builds.table("a.jsonl", tasks=tasks, documents=documents), tmp_path, tmp_path / "out")
-    assert faults_of(tmp_path / "out") == []  # of the first document what begins at 12, all of it trained
+    builds.build(
+        builds.table("a.jsonl", tasks=tasks, documents=documents), tmp_path, tmp_path / "out"
+    )
+    assert (
+        faults_of(tmp_path / "out") == []
+    )  # of the first document what begins at 12, all of it trained
     with resigned(tmp_path / "out") as arrays:
         others = arrays["segment_doc"][arrays["segment_task"] == 1]
-        first = np.flatnonzero((arrays["segment_start"] == 0) & np.isin(arrays["segment_doc"], others))
+        first = np.flatnonzero(
+            (arrays["segment_start"] == 0) & np.isin(arrays["segment_doc"], others)
+        )
         g = int(first[arrays["segment_task"][first] == 0][0])
         moved_to(tmp_path / "out", arrays, g, 2)
-    messages = [fault["message"] for fault in faults_of(tmp_path / "out") if fault["promise"] == "P15"]
+    messages = [
+        fault["message"] for fault in faults_of(tmp_path / "out") if fault["promise"] == "P15"
+    ]
     assert f"segment {g}: it begins with token 2 of its document and should with 0" in messages
 
 
@@ -713,7 +811,10 @@ def test_fault_17_p15_a_document_that_is_there_twice(directory):
         rows, begin, end = places_of(arrays)
         short = segments_of(directory, arrays, "too_short")
         g, h = next(
-            (g, h) for g in short for h in short if g < h and arrays["segment_file"][g] == arrays["segment_file"][h]
+            (g, h)
+            for g in short
+            for h in short
+            if g < h and arrays["segment_file"][g] == arrays["segment_file"][h]
         )
         for name in ("doc", "key", "start", "source", "file"):
             arrays[f"segment_{name}"][h] = arrays[f"segment_{name}"][g]
@@ -754,7 +855,10 @@ def test_p16_a_ledger_that_balances_and_is_wrong(directory):
     edit_receipt(directory, change)
     faults = faults_of(directory)
     assert promises_of(faults) == {"P16"}
-    assert any("source web: the ledger's counts are not those of the arrays" in f["message"] for f in faults)
+    assert any(
+        "source web: the ledger's counts are not those of the arrays" in f["message"]
+        for f in faults
+    )
 
 
 @pytest.mark.parametrize("task, key", [("causal", "segments"), ("s", "tokens"), ("r", "slots")])
@@ -770,14 +874,22 @@ def test_p16_a_task_that_is_counted_wrongly(directory, task, key):
 
 def test_p16_a_manifest_whose_ledger_is_not_the_sum(directory):
     edit_manifest(directory, lambda manifest: manifest["ledger"].update(rows=1))
-    assert_only(faults_of(directory), "P16", "dataset.json", words="not the sum of the receipts' ledgers")
+    assert_only(
+        faults_of(directory), "P16", "dataset.json", words="not the sum of the receipts' ledgers"
+    )
 
 
 def test_p16_tokens_that_both_receipt_and_manifest_count_wrongly(directory):
     tokens = _tokens_of(directory)
     edit_manifest(directory, lambda manifest: manifest["shards"][0].update(tokens=tokens + 1))
     edit_receipt(directory, lambda receipt: receipt.update(tokens=tokens + 1))
-    assert_only(faults_of(directory), "P16", RECEIPT, value=tokens + 1, words=f"the arrays hold {tokens} tokens")
+    assert_only(
+        faults_of(directory),
+        "P16",
+        RECEIPT,
+        value=tokens + 1,
+        words=f"the arrays hold {tokens} tokens",
+    )
 
 
 @pytest.mark.parametrize(
@@ -794,7 +906,9 @@ def test_p16_tokens_that_both_receipt_and_manifest_count_wrongly(directory):
 )
 def test_p16_a_ledger_that_is_none(directory, change):
     edit_receipt(directory, lambda receipt: change(receipt["ledger"]))
-    assert_only(faults_of(directory), "P16", RECEIPT, words="has not the keys and counts of a ledger")
+    assert_only(
+        faults_of(directory), "P16", RECEIPT, words="has not the keys and counts of a ledger"
+    )
 
 
 def test_a_receipt_with_what_a_newer_version_wrote_names_it(directory):
@@ -810,7 +924,10 @@ def test_p16_rejects_that_the_ledger_does_not_count(directory):
     lines = path.read_bytes().splitlines(keepends=True)
     data = b"".join(lines[1:] + lines[1:2])
     path.write_bytes(data)
-    edit_receipt(directory, lambda receipt: receipt["rejects"].update(bytes=len(data), digest=digest_of(data)))
+    edit_receipt(
+        directory,
+        lambda receipt: receipt["rejects"].update(bytes=len(data), digest=digest_of(data)),
+    )
     fault, twice = faults_of(directory)
     assert_only([fault], "P16", RECEIPT, words="not those that the rejects file lists")
     assert_only([twice], "P21", rejects_name(0), words="is listed twice")
@@ -825,19 +942,23 @@ def test_p17_a_token_that_the_document_does_not_have(directory):
     assert faults_of(directory) == []
     faults = faults_of(directory, replay=-1)
     assert promises_of(faults) == {"P17"}
-    assert [(f["row"], f["slot"], f["value"]) for f in faults if f["slot"] is not None] == [(row, begin + 1, value)]
+    assert [(f["row"], f["slot"], f["value"]) for f in faults if f["slot"] is not None] == [
+        (row, begin + 1, value)
+    ]
 
 
 # In-place segments, trained ranges and blocks: P9, P10, P18, P19, P20
 
 
 def slot_of(directory, arrays, task, trained):
-    """(row, slot) that is trained or not, in a segment of the task, not its first or last slot, of an ordinary token."""
+    """(row, slot) that is trained or not, in a segment of the task, not its first or last slot, of
+    an ordinary token."""
     rows, begin, end = places_of(arrays)
     for g in segments_of(directory, arrays, task):
         inside = slice(begin[g] + 1, end[g] - 1)
         found = np.flatnonzero(
-            (arrays["loss_mask"][rows[g], inside] == trained) & (arrays["tokens"][rows[g], inside] < 256)
+            (arrays["loss_mask"][rows[g], inside] == trained)
+            & (arrays["tokens"][rows[g], inside] < 256)
         )
         if len(found):
             return int(rows[g]), int(begin[g]) + 1 + int(found[0])
@@ -856,7 +977,9 @@ def test_p9_a_prompt_is_not_trained(mixed_directory):
     with resigned(mixed_directory) as arrays:
         g, row, begin, _ = limited_segment(mixed_directory, arrays, "causal", "prefix_lm")
         ranges = arrays["trained_ranges"][arrays["trained_offsets"][g] :]
-        slot = begin + int(ranges[0, 1])  # it would predict the token after the first one that is not trained any more
+        slot = begin + int(
+            ranges[0, 1]
+        )  # it would predict the token after the first one that is not trained any more
         assert ranges[1, 0] > ranges[0, 1] + 1 and arrays["loss_mask"][row, slot] == 0
         arrays["loss_mask"][row, slot] = 1
     assert_only(faults_of(mixed_directory), "P9", row=row, slot=slot, value=1)
@@ -869,7 +992,9 @@ def test_p10_in_place_a_token_that_is_not_trained_is_its_label(mixed_directory, 
         arrays["tokens"][row, slot] = value = int(arrays["tokens"][row, slot]) ^ 1
     faults = faults_of(mixed_directory)
     assert promises_of(faults) == {"P10", "P18"}  # nor is it what the key noises
-    assert_only([f for f in faults if f["promise"] == "P10"], "P10", row=row, slot=slot, value=value)
+    assert_only(
+        [f for f in faults if f["promise"] == "P10"], "P10", row=row, slot=slot, value=value
+    )
 
 
 def test_p10_a_next_token_label_in_a_mixed_dataset(mixed_directory):
@@ -885,7 +1010,12 @@ def test_p18_another_token_than_the_key_flips_to(mixed_directory):
         should = int(arrays["tokens"][row, slot])
         arrays["tokens"][row, slot] = value = should ^ 1
     assert_only(
-        faults_of(mixed_directory), "P18", row=row, slot=slot, value=value, words=f"tokens drawn anew is {should}"
+        faults_of(mixed_directory),
+        "P18",
+        row=row,
+        slot=slot,
+        value=value,
+        words=f"tokens drawn anew is {should}",
     )
 
 
@@ -895,7 +1025,14 @@ def test_p18_loss_on_a_slot_that_was_not_chosen(mixed_directory, task):
     with resigned(mixed_directory) as arrays:
         row, slot = slot_of(mixed_directory, arrays, task, 0)
         arrays["loss_mask"][row, slot] = 1
-    assert_only(faults_of(mixed_directory), "P18", row=row, slot=slot, value=1, words="loss_mask drawn anew is 0")
+    assert_only(
+        faults_of(mixed_directory),
+        "P18",
+        row=row,
+        slot=slot,
+        value=1,
+        words="loss_mask drawn anew is 0",
+    )
 
 
 @pytest.mark.parametrize("task", ["mdlm", "duo"])
@@ -905,7 +1042,13 @@ def test_p18_a_level_or_weight_that_was_not_drawn(mixed_directory, task, name, v
         g, row, _, _ = long_segment(mixed_directory, arrays, task)
         assert arrays[name][g] != value
         arrays[name][g] = value
-    assert_only(faults_of(mixed_directory), "P18", row=row, value=value, words=f"segment {g}: {name} should be")
+    assert_only(
+        faults_of(mixed_directory),
+        "P18",
+        row=row,
+        value=value,
+        words=f"segment {g}: {name} should be",
+    )
 
 
 @pytest.mark.parametrize("name, value", [("block_noise", 0.625), ("block_loss_weight", 2.5)])
@@ -917,11 +1060,14 @@ def test_p18_a_block_whose_level_was_not_drawn(mixed_directory, name, value):
 
 
 @pytest.mark.parametrize(
-    "column, value, words", [(1, 10**6, "outside"), (1, 0, "is empty"), (0, -1, "out of order"), (1, -(2**31), "")]
+    "column, value, words",
+    [(1, 10**6, "outside"), (1, 0, "is empty"), (0, -1, "out of order"), (1, -(2**31), "")],
 )
 def test_p19_a_range_outside_its_segment(mixed_directory, column, value, words):
     with resigned(mixed_directory) as arrays:
-        g, row, _, _ = limited_segment(mixed_directory, arrays, "causal", "mlm", "prefix_lm", "mdlm")
+        g, row, _, _ = limited_segment(
+            mixed_directory, arrays, "causal", "mlm", "prefix_lm", "mdlm"
+        )
         arrays["trained_ranges"][arrays["trained_offsets"][g], column] = value
     faults = faults_of(mixed_directory)
     assert promises_of(faults) == {"P19"} and {f["row"] for f in faults} == {row}
@@ -948,7 +1094,10 @@ def test_p16_weights_that_the_ledger_does_not_count(mixed_directory):
         arrays["trained_weights"] = np.ones(len(arrays["trained_ranges"]), np.float32)
         arrays["trained_weights"][0] = 2
     (fault,) = faults_of(mixed_directory)
-    assert fault["promise"] == "P16" and "the ledger's counts are not those of the arrays" in fault["message"]
+    assert (
+        fault["promise"] == "P16"
+        and "the ledger's counts are not those of the arrays" in fault["message"]
+    )
 
 
 @pytest.mark.parametrize("at, value", [(0, 1), (-1, 10**9), (5, -1), (5, 2**62)])
@@ -964,21 +1113,33 @@ def test_p19_what_a_later_piece_repeats_is_trained(tmp_path):
     with resigned(tmp_path / "d") as arrays:
         stored = stored_segments(open_plan(tmp_path / "d"), arrays)
         g = int(np.flatnonzero((stored.copy > 1) & (stored.task == 0))[0])
-        copy, row, begin = (int(column[g]) for column in (stored.copy, stored.row, stored.first_slot))
+        copy, row, begin = (
+            int(column[g]) for column in (stored.copy, stored.row, stored.first_slot)
+        )
         which = arrays["trained_offsets"][g]
         assert arrays["trained_ranges"][which, 0] >= copy
-        arrays["loss_mask"][row, begin + copy - 2 : begin + arrays["trained_ranges"][which, 0] - 1] = 1
+        arrays["loss_mask"][
+            row, begin + copy - 2 : begin + arrays["trained_ranges"][which, 0] - 1
+        ] = 1
         arrays["trained_ranges"][which, 0] = copy - 1
     faults = [fault for fault in faults_of(tmp_path / "d") if fault["promise"] == "P19"]
     assert [(fault["row"], fault["slot"]) for fault in faults] == [(row, begin + copy - 1)]
-    assert f"segment {g}: a trained range begins among the {copy} tokens that it repeats" in faults[0]["message"]
+    assert (
+        f"segment {g}: a trained range begins among the {copy} tokens that it repeats"
+        in faults[0]["message"]
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, -0.5, 1.5, np.nan, np.inf])
 def test_p20_a_block_whose_level_cannot_be(mixed_directory, value):
     with resigned(mixed_directory) as arrays:
         arrays["block_noise"][1] = value
-    assert_only(faults_of(mixed_directory), "P20", value=str(np.float32(value)), words="block 1: its level or weight")
+    assert_only(
+        faults_of(mixed_directory),
+        "P20",
+        value=str(np.float32(value)),
+        words="block 1: its level or weight",
+    )
 
 
 def test_p20_a_block_that_belongs_to_the_neighbour(mixed_directory):
@@ -999,14 +1160,17 @@ def test_p20_offsets_of_blocks_that_do_not_ascend(mixed_directory, at, value):
 
 
 def test_p24_a_segment_in_a_row_whose_encoder_has_no_room_for_it(tmp_path):
-    """The first segment of a row stands behind the last one of the row before, where the decoder's side has room."""
+    """The first segment of a row stands behind the last one of the row before, where the decoder's
+    side has room."""
     directory = builds.two_sided(tmp_path, 64, 64)
     with resigned(directory) as arrays:
         _, begin, end = places_of(arrays)
         first, cu = arrays["row_offsets"], arrays["cu_seqlens"]
         used = [int(end[g - 1]) for g in first[1:]]
         r = next(
-            r for r in range(1, len(first) - 2) if used[r - 1] + end[first[r]] <= 128 and first[r + 1] - first[r] > 1
+            r
+            for r in range(1, len(first) - 2)
+            if used[r - 1] + end[first[r]] <= 128 and first[r + 1] - first[r] > 1
         )
         g, n, at = int(first[r]), int(end[first[r]]), used[r - 1]
         for name, padding in (("tokens", PAD), ("segment_ids", 0), ("loss_mask", 0)):
@@ -1019,7 +1183,13 @@ def test_p24_a_segment_in_a_row_whose_encoder_has_no_room_for_it(tmp_path):
         cu[g + r + 1 : first[r + 1] + r + 1] -= n
         first[r] += 1
         inputs = int(arrays["segment_prefix"][first[r - 1] : g + 1].sum())
-    assert_only(faults_of(directory), "P24", row=r - 1, value=inputs, words="more than the 64 slots of the encoder")
+    assert_only(
+        faults_of(directory),
+        "P24",
+        row=r - 1,
+        value=inputs,
+        words="more than the 64 slots of the encoder",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -1043,13 +1213,17 @@ def test_p25_offsets_of_places_that_do_not_ascend(media_directory):
     assert fault["promise"] == "P25" and "media_ref_offsets does not ascend" in fault["message"]
 
 
-@pytest.mark.parametrize("name, value", [("slot", 127), ("slot", -1), ("tokens", 0), ("tokens", 128), ("kind", 7)])
+@pytest.mark.parametrize(
+    "name, value", [("slot", 127), ("slot", -1), ("tokens", 0), ("tokens", 128), ("kind", 7)]
+)
 def test_p25_a_place_beyond_its_segment(media_directory, name, value):
     with resigned(media_directory) as arrays:
         i = int(np.argmax(arrays["media_tokens"] > 1))
         arrays[f"media_{name}"][i] = value
         g = int(np.searchsorted(arrays["media_offsets"], i, "right")) - 1
-    faults = [fault for fault in faults_of(media_directory) if fault["promise"] != "P16"]  # its slots are counted
+    faults = [
+        fault for fault in faults_of(media_directory) if fault["promise"] != "P16"
+    ]  # its slots are counted
     assert promises_of(faults) == {"P25"} and f"segment {g}: a place of" in faults[0]["message"]
 
 
@@ -1058,7 +1232,11 @@ def test_p25_a_place_of_another_kind(media_directory):
         arrays["media_kind"][0] ^= 1
         slot = int(arrays["media_slot"][0])
     faults = faults_of(media_directory)
-    assert promises_of(faults) == {"P25"} and faults[0]["slot"] == slot and "no slot token" in faults[0]["message"]
+    assert (
+        promises_of(faults) == {"P25"}
+        and faults[0]["slot"] == slot
+        and "no slot token" in faults[0]["message"]
+    )
 
 
 def test_p25_a_place_that_is_left_out(media_directory):
@@ -1072,7 +1250,11 @@ def test_p25_a_place_that_is_left_out(media_directory):
         )
         arrays["media_offsets"] = np.minimum(arrays["media_offsets"], len(arrays["media_slot"]))
     faults = [fault for fault in faults_of(media_directory) if fault["promise"] != "P16"]
-    assert promises_of(faults) == {"P25"} and faults[0]["slot"] == slot and "at no place" in faults[0]["message"]
+    assert (
+        promises_of(faults) == {"P25"}
+        and faults[0]["slot"] == slot
+        and "at no place" in faults[0]["message"]
+    )
 
 
 def test_p25_a_ref_that_is_no_text(media_directory):
@@ -1095,11 +1277,22 @@ def test_p25_a_slot_of_media_that_may_be_trained(media_directory):
             slot, row = int(arrays["media_slot"][i]), int(rows[g])
             which = slice(*arrays["trained_offsets"][g : g + 2])
             ends = np.flatnonzero(arrays["trained_ranges"][which, 1] == slot - begins[g])
-            if g in causal and arrays["media_kind"][i] == 0 and len(ends) and arrays["media_tokens"][i] > 1:
+            if (
+                g in causal
+                and arrays["media_kind"][i] == 0
+                and len(ends)
+                and arrays["media_tokens"][i] > 1
+            ):
                 arrays["trained_ranges"][which.start + ends[0], 1] += 1
                 arrays["loss_mask"][row, slot - 1] = 1
                 break
-    assert_only(faults_of(media_directory), "P25", row=row, slot=slot, words="a slot of media may be trained")
+    assert_only(
+        faults_of(media_directory),
+        "P25",
+        row=row,
+        slot=slot,
+        words="a slot of media may be trained",
+    )
 
 
 def test_p17_another_ref_is_found_by_replay(media, media_directory):

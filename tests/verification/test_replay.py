@@ -1,4 +1,5 @@
-"""Replay: segments and shards are built again from their sources, and whoever changed is named: the dataset or the source."""
+"""Replay: segments and shards are built again from their sources, and whoever changed is named: the
+dataset or the source."""
 
 import gzip
 import json
@@ -71,7 +72,9 @@ def test_so_many_segments_are_built_again_as_asked_for(dataset, wanted):
     assert report["faults"] == 0 and report["replayed"] == min(wanted, report["segments"])
 
 
-def test_without_the_engine_of_the_plan_the_reference_builds_again_and_says_so(tmp_path, monkeypatch):
+def test_without_the_engine_of_the_plan_the_reference_builds_again_and_says_so(
+    tmp_path, monkeypatch
+):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/tokenizer.json").write_text(json.dumps(gpt2_like()))
     lines = [json.dumps({"text": f"the lazy dog, {k} times"}) for k in range(100)]
@@ -88,13 +91,17 @@ def test_without_the_engine_of_the_plan_the_reference_builds_again_and_says_so(t
         progress = Silent()
         report = verify_dataset(own, replay, {}, (0, 1), 0, progress)
         assert report["faults"] == 0 and report["replayed"] == (replay or 0)
-        assert said == any("in place of the plan's fastokens" in message for message in progress.said)
+        assert said == any(
+            "in place of the plan's fastokens" in message for message in progress.said
+        )
 
 
 def other_text(path):
     """Other letters in the same places: the file keeps its size, its lines and their ends."""
     data = path.read_bytes()
-    path.write_bytes(re.sub(rb"(?<=[a-z] )[a-y](?=[a-z]{2} )", lambda m: bytes([m[0][0] + 1]), data))
+    path.write_bytes(
+        re.sub(rb"(?<=[a-z] )[a-y](?=[a-z]{2} )", lambda m: bytes([m[0][0] + 1]), data)
+    )
     assert len(path.read_bytes()) == len(data) and path.read_bytes() != data
 
 
@@ -124,7 +131,9 @@ def test_a_source_of_another_size_is_named(own, replay):
     path = own.parent / "in/web/a.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     faults = faults_of(own, replay)
-    assert promises_of(faults) == {"P17"} and all(str(path) in message for message in messages(faults))
+    assert promises_of(faults) == {"P17"} and all(
+        str(path) in message for message in messages(faults)
+    )
     assert all("bytes" in message for message in messages(faults))
 
 
@@ -136,7 +145,9 @@ def test_a_missing_source_is_named(own, replay):
     faults = faults_of(own, replay)
     assert promises_of(faults) == ({"P17", "P22"} if replay == ALL else {"P17"})
     again = messages(fault for fault in faults if fault["promise"] == "P17")
-    assert all(f"cannot be built again: {path}: the file is missing" in message for message in again)
+    assert all(
+        f"cannot be built again: {path}: the file is missing" in message for message in again
+    )
 
 
 @pytest.mark.parametrize("replay", [60, ALL])
@@ -155,7 +166,8 @@ def test_a_source_that_is_none_is_refused(dataset, tmp_path):
         faults_of(dataset, ALL, wep=tmp_path)
 
 
-# Damage that only the source gives away. What the arrays tell by themselves is found before replay: test_promises.py.
+# Damage that only the source gives away. What the arrays tell by themselves is found before replay:
+# test_promises.py.
 
 
 @pytest.mark.long(beyond=4)
@@ -200,7 +212,10 @@ def test_a_reject_with_another_reason_in_words(directory):
     records[0]["detail"] = "because"
     data = b"".join(encode(record) for record in records)
     path.write_bytes(data)
-    edit_receipt(directory, lambda receipt: receipt["rejects"].update(bytes=len(data), digest=digest_of(data)))
+    edit_receipt(
+        directory,
+        lambda receipt: receipt["rejects"].update(bytes=len(data), digest=digest_of(data)),
+    )
     assert faults_of(directory) == []
     (fault,) = faults_of(directory, ALL)
     assert (fault["promise"], fault["file"]) == ("P17", rejects_name(0))
@@ -214,7 +229,10 @@ def test_a_ledger_that_says_less_was_read(directory):
         receipt["ledger"]["sources"]["web"]["documents"]["used"] -= 1
 
     edit_receipt(directory, change)
-    assert promises_of(faults_of(directory)) == {"P16", "P21"}  # the manifest's ledger was not changed with it
+    assert promises_of(faults_of(directory)) == {
+        "P16",
+        "P21",
+    }  # the manifest's ledger was not changed with it
     faults = [f for f in faults_of(directory, ALL) if f["promise"] == "P17"]
     assert messages(faults) == ["the ledger is not that of the shard made again"]
 
@@ -233,7 +251,8 @@ def test_without_its_receipt_a_shard_is_still_built_again(directory):
 
 
 def difference_of(dataset, change, task):
-    """What replay says of the last segment of a task that was changed by `change(arrays, g, row, begin, end)`."""
+    """What replay says of the last segment of a task that was changed by `change(arrays, g, row,
+    begin, end)`."""
     arrays = arrays_of(dataset)
     rows, begin, end = places_of(arrays)
     g = int(segments_of(dataset, arrays, task)[-1])
@@ -281,12 +300,18 @@ def test_trained_ranges_that_the_document_does_not_have(tmp_path):
     """Stratified noise depends on the row: what may be noised is compared by itself."""
     write_corpus(tmp_path / "in")
     records = [
-        {"text": "a question and its answer " * (1 + i % 9), "loss_spans": [[5, 9], [12, 20]]} for i in range(40)
+        {"text": "a question and its answer " * (1 + i % 9), "loss_spans": [[5, 9], [12, 20]]}
+        for i in range(40)
     ]
-    (tmp_path / "in/spans.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "in/spans.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records)
+    )
     sources = [{"name": "all", "paths": ["*.jsonl", "web/*.jsonl"]}]
     directory = made(
-        tmp_path, sources=sources, tasks=[{"preset": "mdlm"}, {"preset": "bd3"}], output={"shard_text_bytes": 8000}
+        tmp_path,
+        sources=sources,
+        tasks=[{"preset": "mdlm"}, {"preset": "bd3"}],
+        output={"shard_text_bytes": 8000},
     )
     shard = next(
         b
@@ -298,7 +323,9 @@ def test_trained_ranges_that_the_document_does_not_have(tmp_path):
     assert not any(replay_segments(plan, arrays, everything))
     g = int(np.flatnonzero(np.diff(arrays["trained_offsets"]) == 2)[0])
     arrays["trained_ranges"][arrays["trained_offsets"][g], 1] -= 1
-    assert replay_segments(plan, arrays, np.array([g]))[0].startswith("its trained ranges are [[5, 8], [12, 20]]")
+    assert replay_segments(plan, arrays, np.array([g]))[0].startswith(
+        "its trained ranges are [[5, 8], [12, 20]]"
+    )
 
 
 def test_more_tokens_than_the_document_has(dataset):
@@ -341,12 +368,21 @@ def write_kinds(folder):
 
 
 @pytest.mark.long(beyond=2)
-@pytest.mark.parametrize("paths", ["p.parquet", "a.arrow", "l.jsonl", "g.jsonl.gz", "t/*.txt", "?.*"])
-@pytest.mark.parametrize("more", [{}, {"repeat": 2.3, "sample": [0.2, 0.9]}], ids=["once", "repeated"])
+@pytest.mark.parametrize(
+    "paths", ["p.parquet", "a.arrow", "l.jsonl", "g.jsonl.gz", "t/*.txt", "?.*"]
+)
+@pytest.mark.parametrize(
+    "more", [{}, {"repeat": 2.3, "sample": [0.2, 0.9]}], ids=["once", "repeated"]
+)
 def test_every_kind_of_source_is_built_again(tmp_path, paths, more):
     (tmp_path / "in").mkdir()
     write_kinds(tmp_path / "in")
-    directory = made(tmp_path, sources=[{"paths": [paths], **more}], seq_length=128, output={"shard_text_bytes": 1500})
+    directory = made(
+        tmp_path,
+        sources=[{"paths": [paths], **more}],
+        seq_length=128,
+        output={"shard_text_bytes": 1500},
+    )
     for replay in (ALL, 10**6):
         report = report_of(directory, replay)
         assert report["faults"] == 0 and report["replayed"] == report["segments"] > 20
@@ -355,7 +391,9 @@ def test_every_kind_of_source_is_built_again(tmp_path, paths, more):
 def test_files_of_one_source_in_folders(tmp_path):
     for folder in ("in/x/1", "in/x/2", "in/y"):
         write_corpus(tmp_path / folder)
-    directory = made(tmp_path, sources=[{"name": "all", "paths": ["x/**/*.jsonl", "y/web/*.jsonl"]}])
+    directory = made(
+        tmp_path, sources=[{"name": "all", "paths": ["x/**/*.jsonl", "y/web/*.jsonl"]}]
+    )
     assert faults_of(directory, ALL) == []
     (tmp_path / "in/x").rename(tmp_path / "in/z")
     assert promises_of(faults_of(directory, 10)) == {"P17"}

@@ -1,7 +1,9 @@
-"""One element of one array changed a little, and all digests signed again: what finds it, and what no check can see.
+"""One element of one array changed a little, and all digests signed again: what finds it, and what
+no check can see.
 
-`verify` alone proves from a row's stored arrays that attention and loss stay inside segments, so it has to find every
-change of an array but those of OF_THE_SOURCES, which only the sources tell; `verify --replay all` finds these.
+`verify` alone proves from a row's stored arrays that attention and loss stay inside segments, so it
+has to find every change of an array but those of OF_THE_SOURCES, which only the sources tell;
+`verify --replay all` finds these.
 """
 
 import json
@@ -24,13 +26,20 @@ from tests.verification.damage import (
 )
 
 RECIPES = {
-    "next token": {"tasks": [{"preset": "ul2r"}, {"preset": "causal"}], "packing": {"pad_seq_to_mult": 8}},
+    "next token": {
+        "tasks": [{"preset": "ul2r"}, {"preset": "causal"}],
+        "packing": {"pad_seq_to_mult": 8},
+    },
     "in place": {"tasks": [{"preset": p} for p in ("mlm", "mdlm", "duo", "bd3", "fim", "causal")]},
-    "compact": {"output": {"columns": "compact", "shard_text_bytes": 12_000}, "documents": {"prepend_bos": True}},
+    "compact": {
+        "output": {"columns": "compact", "shard_text_bytes": 12_000},
+        "documents": {"prepend_bos": True},
+    },
     "supervised": {"tasks": [{"preset": p} for p in ("mlm", "bd3", "prefix_lm", "causal")]},
 }
 OF_THE_SOURCES = {"tokens", "labels", "trained_ranges", "trained_offsets", "trained_weights"}
-"""Arrays whose elements only the sources tell, here and there: a word for a word, a range of characters."""
+"""Arrays whose elements only the sources tell, here and there: a word for a word, a range of
+characters."""
 
 
 def datasets():
@@ -49,9 +58,13 @@ def datasets():
                     }
                     for i in range(60)
                 ]
-                (folder / "in/spans.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+                (folder / "in/spans.jsonl").write_text(
+                    "".join(json.dumps(record) + "\n" for record in records)
+                )
                 sources = {"spans": "spans.jsonl", "books": "books.jsonl.zst"}
-                changes["sources"] = [{"name": name, "paths": [path]} for name, path in sources.items()]
+                changes["sources"] = [
+                    {"name": name, "paths": [path]} for name, path in sources.items()
+                ]
                 changes["output"] = {"shard_text_bytes": 6000}
             directory = copied(made(folder, **changes), folder)
             made_of[kind] = directory, arrays_of(directory)
@@ -76,7 +89,9 @@ def change(array, place, how):
         j = (i + 1) % len(flat)
         flat[i], flat[j] = flat[j].copy(), flat[i].copy()
     else:
-        flat.view(np.uint8)[i * flat.itemsize + place % flat.itemsize] ^= np.uint8(1 << (place // 7 % 8))
+        flat.view(np.uint8)[i * flat.itemsize + place % flat.itemsize] ^= np.uint8(
+            1 << (place // 7 % 8)
+        )
     return flat.tobytes() != before
 
 
@@ -120,7 +135,9 @@ def test_documents_that_sample_leaves_out_are_found_without_replay(tmp_path):
 
     write_lines(tmp_path / "in/a.jsonl", [f"the text of document {i} " * 3 for i in range(300)])
     source = {"name": "web", "paths": ["a.jsonl"], "repeat": 1.5, "sample": [0.2, 0.9]}
-    directory = made(tmp_path, sources=[source], tasks=[{"preset": "causal"}], output={"shard_text_bytes": 4000})
+    directory = made(
+        tmp_path, sources=[source], tasks=[{"preset": "causal"}], output={"shard_text_bytes": 4000}
+    )
     assert not faults_of(directory)
     (job_source,) = open_plan(directory).sources
     lines = (tmp_path / "in/a.jsonl").read_bytes().splitlines(keepends=True)
@@ -134,7 +151,9 @@ def test_documents_that_sample_leaves_out_are_found_without_replay(tmp_path):
         with resigned(own, shard) as arrays:
             g = int(np.flatnonzero(arrays["segment_repeat"] == use)[0])
             arrays["segment_doc"][g] = left_out[0]
-            key = segment_key(text_key(0, "web", "a.jsonl"), left_out[:1], use, arrays["segment_start"][g])
+            key = segment_key(
+                text_key(0, "web", "a.jsonl"), left_out[:1], use, arrays["segment_start"][g]
+            )
             arrays["segment_key"][g] = key[0]
         faults = faults_of(own)
         assert any("sample and repeat" in fault["message"] for fault in faults), faults

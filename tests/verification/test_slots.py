@@ -1,4 +1,5 @@
-"""The compiled walk over slots finds what the plain one finds: which promise, where, which value."""
+"""The compiled walk over slots finds what the plain one finds: which promise, where, which
+value."""
 
 import numpy as np
 import pytest
@@ -44,7 +45,15 @@ def good_rows(chance, length, rows, dtype, with_labels, with_may, kinds):
             segments[r].append((t, slots, prefix))
             next_token[r].append(plain)
             t += slots
-    return tokens, labels if with_labels else None, ids, loss, may if with_may else None, segments, next_token
+    return (
+        tokens,
+        labels if with_labels else None,
+        ids,
+        loss,
+        may if with_may else None,
+        segments,
+        next_token,
+    )
 
 
 def both(tokens, labels, ids, loss, may, segments, next_token):
@@ -56,11 +65,26 @@ def both(tokens, labels, ids, loss, may, segments, next_token):
     where, counts = np.zeros((_CODES, LISTED, 3), np.int64), np.zeros(_CODES, np.int64)
     none = np.zeros((0, tokens.shape[1]), tokens.dtype)
     _check_slots(
-        tokens, none if labels is None else labels, ids, loss, none.astype(np.uint8) if may is None else may,
-        row_begin, *columns, kinds, PAD, VOCAB_SIZE, LISTED, where, counts,
-    )  # fmt: skip
-    found = [(code, *map(int, place)) for code in range(_CODES) for place in where[code, : counts[code]]]
-    lists = [None if array is None else array.tolist() for array in (tokens, labels, ids, loss, may)]
+        tokens,
+        none if labels is None else labels,
+        ids,
+        loss,
+        none.astype(np.uint8) if may is None else may,
+        row_begin,
+        *columns,
+        kinds,
+        PAD,
+        VOCAB_SIZE,
+        LISTED,
+        where,
+        counts,
+    )
+    found = [
+        (code, *map(int, place)) for code in range(_CODES) for place in where[code, : counts[code]]
+    ]
+    lists = [
+        None if array is None else array.tolist() for array in (tokens, labels, ids, loss, may)
+    ]
     return sorted(found), sorted(slot_faults(*lists, segments, next_token, PAD, VOCAB_SIZE))
 
 
@@ -75,7 +99,15 @@ def test_the_same_faults_are_found(dtype, seed, with_labels, with_may, changes):
     for _ in range(changes):
         array = arrays[chance.integers(len(arrays))]
         place = tuple(chance.integers(0, array.shape))
-        values = [0, 1, PAD, VOCAB_SIZE, VOCAB_SIZE - 1, np.iinfo(array.dtype).max, np.iinfo(array.dtype).min]
+        values = [
+            0,
+            1,
+            PAD,
+            VOCAB_SIZE,
+            VOCAB_SIZE - 1,
+            np.iinfo(array.dtype).max,
+            np.iinfo(array.dtype).min,
+        ]
         array[place] = values[chance.integers(len(values))]
     found, expected = both(*made)
     assert found == expected

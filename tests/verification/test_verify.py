@@ -49,21 +49,34 @@ def test_array_tasks_share_the_shards(directory):
     (directory / "extra").write_bytes(b"")
     shards = len(manifest_of(directory)["shards"])
     for count in (1, 2, 3, 5, shards, shards + 4):
-        reports = [verify_dataset(directory, None, {}, (i, count), 1, Silent()) for i in range(count)]
-        assert [r["shards"] for r in reports] == [len(share_of(i, count, shards)) for i in range(count)]
+        reports = [
+            verify_dataset(directory, None, {}, (i, count), 1, Silent()) for i in range(count)
+        ]
+        assert [r["shards"] for r in reports] == [
+            len(share_of(i, count, shards)) for i in range(count)
+        ]
         listed = [fault["file"] for report in reports for fault in report["listed"]]
         assert sorted(listed) == sorted(
-            ["extra", "shards/000/000000.safetensors", "shards/000/000003.safetensors", "shards/000/000005.safetensors"]
+            [
+                "extra",
+                "shards/000/000000.safetensors",
+                "shards/000/000003.safetensors",
+                "shards/000/000005.safetensors",
+            ]
         )
         assert "extra" in [fault["file"] for fault in reports[0]["listed"]]
 
 
 @pytest.mark.long
 def test_the_first_task_of_an_array_adds_up_all_ledgers(directory):
-    edit_manifest(directory, lambda manifest: manifest["ledger"].update(rows=manifest["ledger"]["rows"] + 1))
+    edit_manifest(
+        directory, lambda manifest: manifest["ledger"].update(rows=manifest["ledger"]["rows"] + 1)
+    )
     for i in range(3):
         listed = verify_dataset(directory, None, {}, (i, 3), 1, Silent())["listed"]
-        assert [f["message"] for f in listed] == ["its ledger is not the sum of the receipts' ledgers"][i:]
+        assert [f["message"] for f in listed] == [
+            "its ledger is not the sum of the receipts' ledgers"
+        ][i:]
 
 
 @pytest.mark.long
@@ -71,7 +84,9 @@ def test_processes_find_what_one_finds(directory):
     damage(directory, 1)
     damage(directory, 4)
     alone = verify_dataset(directory, 30, {}, (0, 1), 0, Silent())
-    assert {fault["file"] for fault in alone["listed"]} == {f"shards/000/{shard:06d}.safetensors" for shard in (1, 4)}
+    assert {fault["file"] for fault in alone["listed"]} == {
+        f"shards/000/{shard:06d}.safetensors" for shard in (1, 4)
+    }
     assert verify_dataset(directory, 30, {}, (0, 1), 2, Silent()) == alone
 
 
@@ -87,7 +102,9 @@ def test_progress_is_told_all_bytes(dataset):
     entries = manifest_of(dataset)["shards"]
     size = sum(entry["bytes"] for entry in entries)
     assert (
-        progress.begun == [(size, len(entries), len(entries))] and progress.text_bytes == size and progress.ended == 1
+        progress.begun == [(size, len(entries), len(entries))]
+        and progress.text_bytes == size
+        and progress.ended == 1
     )
 
 
@@ -105,7 +122,9 @@ def test_a_manifest_with_fewer_shards_than_the_plan(directory):
     report = report_of(directory, replay=-1)
     words = [fault["message"] for fault in report["listed"]]
     shards = len(manifest_of(directory)["shards"])
-    assert any(f"lists {shards} shards and the plan has {shards + 1}" in message for message in words)
+    assert any(
+        f"lists {shards} shards and the plan has {shards + 1}" in message for message in words
+    )
     assert sum("belongs to no dataset" in message for message in words) >= 2
 
 
@@ -117,7 +136,10 @@ def test_a_manifest_with_more_shards_than_the_plan(directory):
         new.write_bytes(old.read_bytes())
     edit_manifest(directory, lambda manifest: manifest["shards"].append(entry))
     report = report_of(directory, replay=-1)
-    assert any(f"lists {shards + 1} shards and the plan has {shards}" in f["message"] for f in report["listed"])
+    assert any(
+        f"lists {shards + 1} shards and the plan has {shards}" in f["message"]
+        for f in report["listed"]
+    )
 
 
 def test_verification_stops_between_shards(dataset):
@@ -137,7 +159,8 @@ def test_the_report_as_text(directory, capsys):
     print_report(report_of(directory))
     line, verdict = capsys.readouterr().out.splitlines()
     assert (
-        line.startswith("P9 shards/000/000003.safetensors, row 0, slot 0: loss_mask is not what") and "(value " in line
+        line.startswith("P9 shards/000/000003.safetensors, row 0, slot 0: loss_mask is not what")
+        and "(value " in line
     )
     assert verdict.startswith(f"{directory}: 1 fault (") and " rows, " in verdict
 
@@ -145,7 +168,9 @@ def test_the_report_as_text(directory, capsys):
 def test_the_report_of_a_good_dataset_as_text(dataset, capsys):
     print_report(report_of(dataset, replay=9))
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"{dataset}: every promise holds (") and "; 9 segments built again" in line
+    assert (
+        line.startswith(f"{dataset}: every promise holds (") and "; 9 segments built again" in line
+    )
 
 
 def test_the_report_says_how_many_faults_it_does_not_list(directory, capsys):

@@ -1,4 +1,5 @@
-"""`packprep verify --replay` from the dataset's folder and the sources alone, as a user gives it."""
+"""`packprep verify --replay` from the dataset's folder and the sources alone, as a user gives
+it."""
 
 import fcntl
 import os
@@ -41,12 +42,15 @@ LINES = 90
 
 
 def built(folder, tokenizer="bytes", engine="auto"):
-    """A dataset of a recipe and its sources: its folder, in which nothing else is left of what built it."""
+    """A dataset of a recipe and its sources: its folder, in which nothing else is left of what
+    built it."""
     write_lines(folder / "in/lines/a.jsonl", texts(LINES, 1))
     write_lines(folder / "in/lines/b.jsonl", [*texts(30, 2), ""])
     write_parquet(folder / "in/rows.parquet", texts(40, 3), rows_per_group=9)
     recipe = folder / "made/recipe.toml"
-    text = RECIPE.format(tokenizer=tokenizer, engine=engine).replace('"lines/', f'"{folder}/in/lines/')
+    text = RECIPE.format(tokenizer=tokenizer, engine=engine).replace(
+        '"lines/', f'"{folder}/in/lines/'
+    )
     write(recipe, text.replace('"rows.', f'"{folder}/in/rows.').encode())
     more = [] if tokenizer == "bytes" else ["--set", "specials.missing=add"]
     said = inside("build", recipe, "--out", folder / "made/out", "--json", *more)
@@ -89,10 +93,22 @@ def test_one_shard_of_many_is_built_again_where_the_others_are_missing(own):
         if b != 2:
             for name in (shard_name(b), receipt_name(b), rejects_name(b)):
                 (own / name).unlink(missing_ok=True)
-    arguments = ["verify", own, "--replay", "all", "--array-index", 2, "--array-count", count, *sources_at(own.parent)]
+    arguments = [
+        "verify",
+        own,
+        "--replay",
+        "all",
+        "--array-index",
+        2,
+        "--array-count",
+        count,
+        *sources_at(own.parent),
+    ]
     said = inside(*arguments, "--json")
     assert said.status == 0 and (said.json["shards"], said.json["faults"]) == (1, 0), said
-    assert said.json["replayed"] == said.json["segments"] == manifest_of(own)["shards"][2]["segments"]
+    assert (
+        said.json["replayed"] == said.json["segments"] == manifest_of(own)["shards"][2]["segments"]
+    )
     assert inside(*arguments[:4], "--json").status == 1  # all of it is not there
 
 
@@ -101,19 +117,33 @@ def test_an_array_of_tasks_builds_all_of_it_again(dataset):
     found = []
     for index in range(3):
         variables = {
-            f"SLURM_ARRAY_TASK_{k}": v for k, v in (("ID", f"{index}"), ("MIN", "0"), ("MAX", "2"), ("COUNT", "3"))
+            f"SLURM_ARRAY_TASK_{k}": v
+            for k, v in (("ID", f"{index}"), ("MIN", "0"), ("MAX", "2"), ("COUNT", "3"))
         }
         said = inside("verify", dataset, "--replay", "all", "--json", **variables)
         assert said.status == 0, said
         found.append((said.json["shards"], said.json["replayed"]))
-    assert [sum(column) for column in zip(*found, strict=True)] == [len(entries), sum(e["segments"] for e in entries)]
+    assert [sum(column) for column in zip(*found, strict=True)] == [
+        len(entries),
+        sum(e["segments"] for e in entries),
+    ]
 
 
 def test_workers_and_a_bar_on_a_terminal(dataset):
     """The same verdict by two processes, with a bar on stderr, and nothing of it on stdout."""
     here, there = pty.openpty()
     fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("4H", 40, 160, 0, 0))
-    command = [sys.executable, "-m", "packprep", "verify", str(dataset), "--replay", "all", "--workers", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "packprep",
+        "verify",
+        str(dataset),
+        "--replay",
+        "all",
+        "--workers",
+        "2",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=there, env=environment())
     os.close(there)
     shown = b""
@@ -125,14 +155,21 @@ def test_workers_and_a_bar_on_a_terminal(dataset):
     out, _ = process.communicate(timeout=120)
     os.close(here)
     assert process.returncode == 0 and b"every promise holds" in out and b"%|" not in out, out
-    assert b"100%|" in shown and b"tokens" in shown and b"documents" not in shown and b"Traceback" not in shown
+    assert (
+        b"100%|" in shown
+        and b"tokens" in shown
+        and b"documents" not in shown
+        and b"Traceback" not in shown
+    )
 
 
 @pytest.mark.long
 def test_off_a_terminal_there_is_no_bar(dataset):
     said = packprep("verify", dataset, "--replay", "3", "--workers", "2")
     reads, shards = said.err.splitlines()
-    assert reads.startswith("packprep: reads the sources lines at ") and shards.startswith("packprep: shards to do: ")
+    assert reads.startswith("packprep: reads the sources lines at ") and shards.startswith(
+        "packprep: shards to do: "
+    )
     assert said.status == 0 and "3 segments built again from their sources" in said.out
 
 
@@ -164,7 +201,10 @@ def test_a_source_that_changed_is_what_is_blamed(own, replay):
     said = inside("verify", own, "--replay", replay, "--json", *sources_at(own.parent))
     assert said.status == 1
     assert {fault["promise"] for fault in said.json["listed"]} == {"P17"}
-    assert all("source 'lines' changed since the build: the text" in f["message"] for f in said.json["listed"])
+    assert all(
+        "source 'lines' changed since the build: the text" in f["message"]
+        for f in said.json["listed"]
+    )
 
 
 def resign_plan(directory, change):
@@ -212,7 +252,9 @@ def test_a_plan_of_another_version_of_the_bytes_is_refused_for_replay(own):
 
 
 def test_the_segments_of_a_replay_are_drawn_anew_or_by_the_seed(dataset):
-    said = [inside("verify", dataset, "--replay", "3", *more) for more in ((), ("--replay-seed", "5"))]
+    said = [
+        inside("verify", dataset, "--replay", "3", *more) for more in ((), ("--replay-seed", "5"))
+    ]
     assert all(one.status == 0 and "chosen by --replay-seed " in one.out for one in said)
     assert "--replay-seed 5" in said[1].out
 
@@ -220,12 +262,19 @@ def test_the_segments_of_a_replay_are_drawn_anew_or_by_the_seed(dataset):
 def test_a_dataset_is_compared_with_a_recipe_from_elsewhere(dataset, tmp_path):
     text = RECIPE.format(tokenizer="bytes", engine="auto")
     for name, changed in (("same", text), ("other", text.replace("repeat = 1.5", "repeat = 2"))):
-        write(tmp_path / f"{name}.toml", changed.replace('"lines/', f'"{dataset.parent}/in/lines/').encode())
+        write(
+            tmp_path / f"{name}.toml",
+            changed.replace('"lines/', f'"{dataset.parent}/in/lines/').encode(),
+        )
     same, other = (
-        inside("verify", dataset, "--recipe", tmp_path / f"{name}.toml", "--json") for name in ("same", "other")
+        inside("verify", dataset, "--recipe", tmp_path / f"{name}.toml", "--json")
+        for name in ("same", "other")
     )
     assert same.status == 0 and same.json["listed"] == []
     assert other.status == 1
     assert [fault["promise"] for fault in other.json["listed"]] == ["P22"]
-    assert "sources[1].repeat is 2.0 in the recipe that was given, and 1.5" in other.json["listed"][0]["message"]
+    assert (
+        "sources[1].repeat is 2.0 in the recipe that was given, and 1.5"
+        in other.json["listed"][0]["message"]
+    )
     assert "expected a RECIPE.toml" in refused("verify", dataset, "--recipe", tmp_path / "a.jsonl")

@@ -4,15 +4,24 @@
 loader ──► Loader ──► batch: name → jax.Array [B, T] ──► dense_mask or splash_attention ──► masked_loss
            loading.py                                    attention.py                       loading.py
 ```
-grain_source.py gives the same rows as a Grain dataset; it is imported by itself, since it needs Grain.
+grain_source.py gives the same rows as a Grain dataset; it is imported by itself, since it needs
+Grain.
 """
 
 try:
     import jax as _jax  # noqa: F401
 except ImportError as error:
-    raise ImportError("packprep.adapters.jax needs JAX, which is not installed: pip install 'packprep[jax]'") from error
+    raise ImportError(
+        "packprep.adapters.jax needs JAX, which is not installed: pip install 'packprep[jax]'"
+    ) from error
 
-from packprep.adapters.jax.attention import block_masks, dense_mask, splash_attention, splash_kernel, splash_segment_ids
+from packprep.adapters.jax.attention import (
+    block_masks,
+    dense_mask,
+    splash_attention,
+    splash_kernel,
+    splash_segment_ids,
+)
 from packprep.adapters.jax.loading import Loader, data_rank, loader, masked_loss
 
 __all__ = [

@@ -1,15 +1,17 @@
 """Attention over packed rows in JAX: one rule, as a dense mask and as splash attention.
 
-allowed(q, k) = same segment and (k ≤ q or k < prefix_ends[q]), which is causal (prefix 0), prefix LM, and fully both
-ways (prefix = the segment). Since k ≤ q is k < q + 1, a slot sees the keys of its segment below one number:
+allowed(q, k) = same segment and (k ≤ q or k < prefix_ends[q]), which is causal (prefix 0), prefix
+LM, and fully both ways (prefix = the segment). Since k ≤ q is k < q + 1, a slot sees the keys of
+its segment below one number:
 
     slot          0  1  2  3  4  5  6        a prefix of 2 in segment 1, segment 2 causal, padding at 6
     segment_ids   1  1  1  1  2  2  0
     prefix_ends   2  2  2  2  4  4  0
     reach         2  2  3  4  5  6  7        max(q + 1, prefix_ends[q])
 
-Cross attention, whose keys have ids of their own (key_segment_ids), lets a query see all keys of its segment, and padding
-those of the row's first. An encoder's attention to itself, both ways in each segment, is that of its ids to themselves.
+Cross attention, whose keys have ids of their own (key_segment_ids), lets a query see all keys of
+its segment, and padding those of the row's first. An encoder's attention to itself, both ways in
+each segment, is that of its ids to themselves.
 
 Block diffusion follows another rule, which dense_mask can do and splash attention cannot.
 """
@@ -37,15 +39,20 @@ def dense_mask(
 ) -> jax.Array:
     """bool[B, 1, T, T], [q, k], for jax.nn.dot_product_attention; O(T²).
 
-    All [B, T]; without prefix_ends causal. key_segment_ids: [B, K], for cross attention, bool[B, 1, T, K].
-    Block diffusion needs position_ids and block_lengths. Padding attends padding, so that no query is without a key.
+    All [B, T]; without prefix_ends causal. key_segment_ids: [B, K], for cross attention, bool[B, 1,
+    T, K]. Block diffusion needs position_ids and block_lengths. Padding attends padding, so that no
+    query is without a key.
     """
     if (position_ids is None) != (block_lengths is None):
-        raise ArgumentError("position_ids and block_lengths say together where block diffusion's blocks lie: give both")
+        raise ArgumentError(
+            "position_ids and block_lengths say together where block diffusion's blocks lie: give"
+            " both"
+        )
     if key_segment_ids is not None:
         if prefix_ends is not None or block_lengths is not None:
             raise ArgumentError(
-                "prefix_ends and blocks are of a row that attends to itself: leave them out of cross attention"
+                "prefix_ends and blocks are of a row that attends to itself: leave them out of"
+                " cross attention"
             )
         begin, end = _meetings(segment_ids, key_segment_ids)
         keys = jnp.arange(key_segment_ids.shape[-1])
@@ -61,10 +68,12 @@ def dense_mask(
 
 
 def _runs(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(begin, end), shaped as the ids: the run of one id in which each slot lies. Each run of padding is a segment here: it
-    sees itself, and blocks of padding far apart need not meet."""
+    """(begin, end), shaped as the ids: the run of one id in which each slot lies. Each run of
+    padding is a segment here: it sees itself, and blocks of padding far apart need not meet."""
     slots = jnp.arange(segment_ids.shape[-1], dtype=jnp.int32)
-    return boundaries.runs(segment_ids, slots, jnp, lambda values: jax.lax.cummax(values, axis=values.ndim - 1))
+    return boundaries.runs(
+        segment_ids, slots, jnp, lambda values: jax.lax.cummax(values, axis=values.ndim - 1)
+    )
 
 
 def _meetings(segment_ids: jax.Array, key_segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -79,7 +88,9 @@ def _reach(
     """int32[…, T]: the first slot that each slot does not see, if its segment went on so far."""
     if key_segment_ids is not None:
         return jnp.full(segment_ids.shape, key_segment_ids.shape[-1], jnp.int32)
-    queries = jnp.broadcast_to(jnp.arange(segment_ids.shape[-1], dtype=jnp.int32), segment_ids.shape)
+    queries = jnp.broadcast_to(
+        jnp.arange(segment_ids.shape[-1], dtype=jnp.int32), segment_ids.shape
+    )
     if prefix_ends is None:
         return queries + 1
     columns = {"prefix_ends": prefix_ends.astype(jnp.int32)}
@@ -93,33 +104,36 @@ def block_masks(
     block: int = 128,
     key_segment_ids: jax.Array | None = None,
 ) -> jax.Array:
-    """int8[T/block, T/block], [q, k], of one row: 0 no pair of the two blocks is allowed, 2 the rule by slots allows
-    all of them, 1 otherwise. O(T + (T/block)²).
+    """int8[T/block, T/block], [q, k], of one row: 0 no pair of the two blocks is allowed, 2 the
+    rule by slots allows all of them, 1 otherwise. O(T + (T/block)²).
 
-    segment_ids, prefix_ends: [T]. key_segment_ids: [K], for cross attention: [T/block, K/block]. A 2 says
-    nothing of segments, which splash attention compares by itself.
+    segment_ids, prefix_ends: [T]. key_segment_ids: [K], for cross attention: [T/block, K/block]. A
+    2 says nothing of segments, which splash attention compares by itself.
     """
     ids = splash_segment_ids(segment_ids, key_segment_ids)
     queries, keys = ids.q.reshape(-1, block), ids.kv.reshape(-1, block)
     reach = _reach(segment_ids, prefix_ends, key_segment_ids).reshape(-1, block)
     begin = jnp.arange(len(keys)) * block  # of each block of keys
-    meet = (queries.min(axis=1)[:, None] <= keys[:, -1]) & (keys[:, 0] <= queries.max(axis=1)[:, None])
+    meet = (queries.min(axis=1)[:, None] <= keys[:, -1]) & (
+        keys[:, 0] <= queries.max(axis=1)[:, None]
+    )
     some = meet & (begin < reach.max(axis=1)[:, None])
     every = begin + block <= reach.min(axis=1)[:, None]
     return jnp.where(some, jnp.where(every, _FULL, _PARTIAL), _EMPTY).astype(jnp.int8)
 
 
 def _next_to_load(needed: jax.Array, width: int) -> jax.Array:
-    """Shaped as `needed` (bool, in the order of the grid): the place, modulo `width`, of the next block that is needed,
-    so that it is on its way while empty ones are passed over; after the last one the first. As narrow as can be: it
-    lies in a TPU's scalar memory, of which there is little."""
+    """Shaped as `needed` (bool, in the order of the grid): the place, modulo `width`, of the next
+    block that is needed, so that it is on its way while empty ones are passed over; after the last
+    one the first. As narrow as can be: it lies in a TPU's scalar memory, of which there is
+    little."""
     flat = needed.ravel()
     places = jnp.where(flat, jnp.arange(flat.size, dtype=jnp.int32), flat.size)
     following = jax.lax.cummin(places, reverse=True)
     following = jnp.where(following < flat.size, following, following[0]) % width
-    return following.astype(jnp.int8 if width <= 128 else jnp.int16 if width <= 32768 else jnp.int32).reshape(
-        needed.shape
-    )
+    return following.astype(
+        jnp.int8 if width <= 128 else jnp.int16 if width <= 32768 else jnp.int32
+    ).reshape(needed.shape)
 
 
 def _below_reach(reach, key):
@@ -134,11 +148,12 @@ def splash_kernel(
     interpret: bool = False,
     key_segment_ids: jax.Array | None = None,
 ) -> splash_attention_kernel.SplashAttentionKernel:
-    """Splash attention's kernel of one row, made inside jit: its block masks are arrays of that row.
+    """Splash attention's kernel of one row, made inside jit: its block masks are arrays of that
+    row.
 
-    segment_ids, prefix_ends: [T]; key_segment_ids: [K], for cross attention. Call it with [heads, T, head_dim], keys
-    [heads, K, head_dim], and the row's `splash_segment_ids`. Inside a block
-    the mask is computed from the row's reach, so no partial block is stored: O(T + (T/block)²) memory.
+    segment_ids, prefix_ends: [T]; key_segment_ids: [K], for cross attention. Call it with [heads,
+    T, head_dim], keys [heads, K, head_dim], and the row's `splash_segment_ids`. Inside a block the
+    mask is computed from the row's reach, so no partial block is stored: O(T + (T/block)²) memory.
     """
     masks = block_masks(segment_ids, prefix_ends, block, key_segment_ids)
     needed = masks != _EMPTY
@@ -179,10 +194,14 @@ def splash_kernel(
 def splash_segment_ids(
     segment_ids: jax.Array, key_segment_ids: jax.Array | None = None
 ) -> splash_attention_kernel.SegmentIds:
-    """One row's ids as the kernel wants them, int32[T] each, every run of padding a segment of its own; with
-    key_segment_ids, int32[K], those of cross attention."""
+    """One row's ids as the kernel wants them, int32[T] each, every run of padding a segment of its
+    own; with key_segment_ids, int32[K], those of cross attention."""
     begin, _ = _runs(segment_ids if key_segment_ids is None else key_segment_ids)
-    queries = begin if key_segment_ids is None else _meetings(segment_ids, key_segment_ids)[0].astype(begin.dtype)
+    queries = (
+        begin
+        if key_segment_ids is None
+        else _meetings(segment_ids, key_segment_ids)[0].astype(begin.dtype)
+    )
     return splash_attention_kernel.SegmentIds(q=queries, kv=begin)
 
 
@@ -198,23 +217,29 @@ def splash_attention(
     interpret: bool | None = None,
     key_segment_ids: jax.Array | None = None,
 ) -> jax.Array:
-    """[B, T, heads, head_dim]: what jax.nn.dot_product_attention gives with `dense_mask`, without a mask of T².
+    """[B, T, heads, head_dim]: what jax.nn.dot_product_attention gives with `dense_mask`, without a
+    mask of T².
 
-    query, key, value: [B, T, heads, head_dim]; keys and values may have fewer heads, a divisor. segment_ids,
-    prefix_ends: [B, T]; without prefix_ends causal. key_segment_ids: [B, K], of keys and values [B, K, …], for cross attention.
+    query, key, value: [B, T, heads, head_dim]; keys and values may have fewer heads, a divisor.
+    segment_ids,
+    prefix_ends: [B, T]; without prefix_ends causal. key_segment_ids: [B, K], of keys and values [B,
+    K, …], for cross attention.
     scale: 1/√head_dim by default. block: a multiple of 128 that
-    divides T. interpret: run without a TPU, slowly (default: wherever there is none). Outputs at padding are finite
-    and mean nothing; where prefix_ends is −1 they are NaN, since the kernel cannot do block diffusion, which the loader
-    refuses by name. Raises ArgumentError if T is no multiple of `block`.
+    divides T. interpret: run without a TPU, slowly (default: wherever there is none). Outputs at
+    padding are finite and mean nothing; where prefix_ends is −1 they are NaN, since the kernel
+    cannot do block diffusion, which the loader refuses by name. Raises ArgumentError if T is no
+    multiple of `block`.
     """
     if prefix_ends is not None and key_segment_ids is not None:
-        raise ArgumentError("prefix_ends are of a row that attends to itself: leave them out of cross attention")
+        raise ArgumentError(
+            "prefix_ends are of a row that attends to itself: leave them out of cross attention"
+        )
     head_dim = query.shape[3]
     for length in (query.shape[1], key.shape[1]):
         if block % 128 or block < 128 or length % block:
             raise ArgumentError(
-                f"splash attention works on blocks of a multiple of 128 slots that divides the row: block is {block} and "
-                f"a row has {length}"
+                "splash attention works on blocks of a multiple of 128 slots that divides the row:"
+                f" block is {block} and a row has {length}"
             )
     if interpret is None:
         interpret = jax.default_backend() != "tpu"

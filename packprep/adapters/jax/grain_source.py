@@ -1,6 +1,7 @@
 """packprep's batches as a Grain dataset, with their exact state in Grain's checkpoints.
 
-Grain takes the dataset that open_dataset gives as a random-access source too; order and state are Grain's own then.
+Grain takes the dataset that open_dataset gives as a random-access source too; order and state are
+Grain's own then.
 """
 
 import os
@@ -47,12 +48,14 @@ class _Iterator(grain.DatasetIterator):
 def grain_batches(
     directory: str | os.PathLike | Dataset | Mixture, batch_size: int, **options: Any
 ) -> grain.IterDataset:
-    """A grain.IterDataset over one rank's batches, dicts of numpy arrays [batch_size, T]; options as of `Dataset.batches`.
+    """A grain.IterDataset over one rank's batches, dicts of numpy arrays [batch_size, T]; options
+    as of `Dataset.batches`.
 
     columns: by default all that the dataset's tasks need, prefix_ends and loss_weights among them.
 
-    The state of its iterators is packprep's {fingerprint, digest, seed, shuffle, redraw, rows}: one rank's serves all, and
-    set_state goes on exactly, at any batch size and world size. Raises what `Dataset.batches` raises.
+    The state of its iterators is packprep's {fingerprint, digest, seed, shuffle, redraw, rows}: one
+    rank's serves all, and set_state goes on exactly, at any batch size and world size. Raises what
+    `Dataset.batches` raises.
     """
     dataset = opened(directory)
     return _Batches(dataset, batch_size, {"columns": default_columns(dataset), **options})

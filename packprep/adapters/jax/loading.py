@@ -1,5 +1,7 @@
-"""A dataset as an iterator over global arrays: each process reads the rows that its devices hold, as numpy arrays of fixed
-shapes, each laid so that JAX on a CPU need not copy it; and the loss that its labels are made for."""
+"""A dataset as an iterator over global arrays: each process reads the rows that its devices hold,
+as numpy arrays of fixed shapes, each laid so that JAX on a CPU need not copy it; and the loss that
+its labels are made for.
+"""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -24,11 +26,18 @@ ROW_COLUMNS = tuple(name for name in COLUMNS + MORE_COLUMNS if name not in BY_RO
 LAYOUT_COLUMNS = ("cu_seqlens", "cu_seqlens_padded", "seqlens", "offsets")
 TRAINED_SEGMENT_IDS = "trained_segment_ids"  # segment_ids where loss_mask is not 0, elsewhere 0
 TRAINED_SLOTS = "trained_slots"  # loss_mask as int32
-NOISED_SLOTS = "noised_slots"  # 1 where a segment that predicts in place holds another token than its text
+NOISED_SLOTS = (  # 1 where a segment that predicts in place holds another token than its text
+    "noised_slots"
+)
 
 _ALIGNMENT = 64  # bytes: an array that begins elsewhere is copied
-_DTYPES = {"loss_mask": np.dtype(bool), "loss_weights": np.dtype(np.float32)}  # all others are int32
-_DTYPES |= {name: _DTYPES[next_slot] for name, (next_slot, _) in AHEAD.items() if next_slot in _DTYPES}
+_DTYPES = {
+    "loss_mask": np.dtype(bool),
+    "loss_weights": np.dtype(np.float32),
+}  # all others are int32
+_DTYPES |= {
+    name: _DTYPES[next_slot] for name, (next_slot, _) in AHEAD.items() if next_slot in _DTYPES
+}
 _STEPS_AHEAD = 64
 
 ATTENTION: dict[str, frozenset[str]] = {
@@ -36,8 +45,8 @@ ATTENTION: dict[str, frozenset[str]] = {
     "splash": frozenset({"prefix_ends"}),
     "dense": frozenset({"prefix_ends", "position_ids", "block_lengths"}),
 }
-"""Attention path → the columns beside segment_ids that it reads, and so the rules that it can do. "causal": a kernel that is
-told segments alone."""
+"""Attention path → the columns beside segment_ids that it reads, and so the rules that it can do.
+"causal": a kernel that is told segments alone."""
 
 NAMES = {
     # It trains where targets_segmentation is not 0, and reads no weights.
@@ -49,7 +58,8 @@ NAMES = {
         "targets_position": "position_ids",
         "targets_segmentation": TRAINED_SEGMENT_IDS,
     },
-    # The fields of GrugLmExample, whose loss_weight stands at the predicting slot; the ids go into its attn_mask.
+    # The fields of GrugLmExample, whose loss_weight stands at the predicting slot; the ids go into
+    # its attn_mask.
     "levanter": {
         "tokens": "tokens",
         "loss_weight": "loss_weights",
@@ -61,7 +71,8 @@ NAMES = {
 }
 """Trainer → its name → the column. Columns that it has no name for keep their own."""
 
-# Of its block diffusion, whose loss reads both masks, and trains where targets_loss_mask and targets_segmentation are not 0.
+# Of its block diffusion, whose loss reads both masks, and trains where targets_loss_mask and
+# targets_segmentation are not 0.
 _MAXTEXT_IN_PLACE = {
     "targets_segmentation": "segment_ids",
     "corruption_mask": NOISED_SLOTS,
@@ -80,10 +91,11 @@ class _Form(NamedTuple):
 
 
 class Loader:
-    """An iterator over global batches, dicts of jax.Arrays; made by `loader`. Its state is that of packprep's own.
+    """An iterator over global batches, dicts of jax.Arrays; made by `loader`. Its state is that of
+    packprep's own.
 
-    dataset, sharding, batch_size: as given. names: of a batch's arrays. seq_length: slots of its rows. rank, world_size: this
-    process' share of every batch's rows.
+    dataset, sharding, batch_size: as given. names: of a batch's arrays. seq_length: slots of its
+    rows. rank, world_size: this process' share of every batch's rows.
     """
 
     def __init__(
@@ -94,8 +106,8 @@ class Loader:
         form: _Form,
         options: Mapping[str, Any],
     ):
-        # It checks the arguments, and its state says where all processes stand: the rows of one rank of one, with the
-        # global batch, are those of all ranks with their shares.
+        # It checks the arguments, and its state says where all processes stand: the rows of one
+        # rank of one, with the global batch, are those of all ranks with their shares.
         self._position = dataset.batches(batch_size, **options)
         self._redraw, self._accelerate = options["redraw"], options["accelerate"]
         self._form = form
@@ -124,29 +136,40 @@ class Loader:
         columns = tuple(dict.fromkeys(names.values()))
         batch = read(self.dataset, rows, anew, len(samples), columns, self._form, self._accelerate)
         arrays = global_arrays(self.sharding, batch, columns, self.batch_size)
-        self._position.load_state_dict({**state, "rows": end})  # last: a batch that could not be read is not delivered
+        self._position.load_state_dict(
+            {**state, "rows": end}
+        )  # last: a batch that could not be read is not delivered
         named: dict[str, Any] = {name: arrays[column] for name, column in names.items()}
         if self.dataset.encoder_length and not self._form.is_split:
             named["encoder_length"] = self.dataset.encoder_length
         return named
 
     def _drawn(self, begin: int) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Rows delivered before a step → (global samples, rows, their epochs) of this process' share, for that after
-        `begin` and some more, since the order costs as much for many samples as for a few."""
+        """Rows delivered before a step → (global samples, rows, their epochs) of this process'
+        share, for that after `begin` and some more, since the order costs as much for many samples
+        as for a few."""
         n_rows, size = len(self.dataset), self.batch_size // self.world_size
-        n_steps = max(1, min(_STEPS_AHEAD, n_rows // self.batch_size))  # each epoch in them costs once more
-        steps = [order.samples_of_step(begin, k, size, self.rank, self.world_size) for k in range(n_steps)]
+        n_steps = max(
+            1, min(_STEPS_AHEAD, n_rows // self.batch_size)
+        )  # each epoch in them costs once more
+        steps = [
+            order.samples_of_step(begin, k, size, self.rank, self.world_size)
+            for k in range(n_steps)
+        ]
         samples = np.array(steps, np.int64)
         rows, epochs = self._position.rows_of_samples(samples)
-        return {begin + k * self.batch_size: (samples[k], rows[k], epochs[k]) for k in range(n_steps)}
+        return {
+            begin + k * self.batch_size: (samples[k], rows[k], epochs[k]) for k in range(n_steps)
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """{fingerprint, digest, seed, shuffle, redraw, rows}, for json: any process' state serves all."""
+        """{fingerprint, digest, seed, shuffle, redraw, rows}, for json: any process' state serves
+        all."""
         return self._position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the rows that `state` has delivered, at any batch size and sharding; StateError if it is another
-        dataset's, seed's or order's."""
+        """Go on after the rows that `state` has delivered, at any batch size and sharding;
+        StateError if it is another dataset's, seed's or order's."""
         self._position.load_state_dict(state)
 
 
@@ -170,11 +193,14 @@ def loader(
     max_segments: int | None = None,
     loss_weights: str = "refuse",
 ) -> Loader:
-    """An iterator over global batches, dicts of jax.Arrays of fixed shapes, with state_dict and load_state_dict.
+    """An iterator over global batches, dicts of jax.Arrays of fixed shapes, with state_dict and
+    load_state_dict.
 
-    directory: or what open_dataset gives. A mixture's columns are those that the tasks of any of its datasets need.
-    sharding: of arrays [batch_size, T], over the devices of all processes; each process reads the rows that its own
-    hold. Default: all on the first device, for one process. batch_size: rows of the global batch.
+    directory: or what open_dataset gives. A mixture's columns are those that the tasks of any of
+    its datasets need.
+    sharding: of arrays [batch_size, T], over the devices of all processes; each process reads the
+    rows that its own hold. Default: all on the first device, for one process. batch_size: rows of
+    the global batch.
 
         tokens labels segment_ids position_ids   int32[batch_size, T]
         loss_mask                                bool[batch_size, T]
@@ -185,32 +211,39 @@ def loader(
         cu_seqlens cu_seqlens_padded offsets     int32[batch_size, max_segments + 1], with max_segments
         seqlens                                  int32[batch_size, max_segments], with max_segments
 
-    A last batch that is short, with `epochs` or `samples`, is filled up with rows of padding, so that shapes stay as they are.
+    A last batch that is short, with `epochs` or `samples`, is filled up with rows of padding, so
+    that shapes stay as they are.
 
-    seed, shuffle, epochs, samples, redraw, accelerate, balance, window: as of `Dataset.batches`. columns: these instead. names:
-    "packprep", "maxtext" or "levanter", whose words the columns then have, or "seqio": the arrays of
-    `packprep.dataset.encoder_decoder.split`, [batch_size, encoder_length] and [batch_size, T − encoder_length], of a dataset with
-    packing.encoder_length, which is an int of each batch else. attention: the path that the model takes, which
-    refuses by name tasks that it cannot do: "causal" (a kernel that is told segments alone; the default of MaxText and Levanter),
-    "splash" (the default else), "dense". prefix_bidirectional=False reads prefixes causally; what predicts in place sees
-    both ways all the same. max_segments: most segments of a row, with the padding behind them as one more; a row with
-    more is refused. seqlens (by id, filled with 0) and offsets (filled with −1) are TransformerEngine's.
+    seed, shuffle, epochs, samples, redraw, accelerate, balance, window: as of `Dataset.batches`.
+    columns: these instead. names: "packprep", "maxtext" or "levanter", whose words the columns then
+    have, or "seqio": the arrays of `packprep.dataset.encoder_decoder.split`, [batch_size,
+    encoder_length] and [batch_size, T − encoder_length], of a dataset with packing.encoder_length,
+    which is an int of each batch else. attention: the path that the model takes, which refuses by
+    name tasks that it cannot do: "causal" (a kernel that is told segments alone; the default of
+    MaxText and Levanter), "splash" (the default else), "dense". prefix_bidirectional=False reads
+    prefixes causally; what predicts in place sees both ways all the same. max_segments: most
+    segments of a row, with the padding behind them as one more; a row with more is refused. seqlens
+    (by id, filled with 0) and offsets (filled with −1) are TransformerEngine's.
 
-    With names="maxtext" tasks that predict in place give what its block diffusion takes: corruption_mask (1 where the input
-    is not the text) and targets_loss_mask, int32[batch_size, T]. Of tasks of block diffusion they are x_t alone, int32
-    [batch_size, T/2], which earlier blocks see as it is. loss_weights: MaxText's loss reads none, so tasks and documents
-    that weight theirs are refused, unless "ignore" says that they should not count.
-    Raises ArgumentError and DatasetError.
+    With names="maxtext" tasks that predict in place give what its block diffusion takes:
+    corruption_mask (1 where the input is not the text) and targets_loss_mask, int32[batch_size, T].
+    Of tasks of block diffusion they are x_t alone, int32 [batch_size, T/2], which earlier blocks
+    see as it is. loss_weights: MaxText's loss reads none, so tasks and documents that weight theirs
+    are refused, unless "ignore" says that they should not count. Raises ArgumentError and
+    DatasetError.
     """
     dataset = opened(directory)
     if dataset.seq_lengths is not None:
         raise ArgumentError(
-            f"{dataset!r} has rows of several seq_lengths, and arrays have one shape here: make a loader for each of its datasets"
+            f"{dataset!r} has rows of several seq_lengths, and arrays have one shape here: make a"
+            " loader for each of its datasets"
         )
     tasks = tasks_of(dataset)
     if sharding is None:
         if jax.process_count() > 1:
-            raise ArgumentError(f"{jax.process_count()} processes need a sharding over the devices of all")
+            raise ArgumentError(
+                f"{jax.process_count()} processes need a sharding over the devices of all"
+            )
         sharding = SingleDeviceSharding(jax.local_devices()[0])
     check_names(tasks, names)
     if loss_weights not in ("refuse", "ignore"):
@@ -218,7 +251,9 @@ def loader(
     weighted, in_place = weights_spans(dataset), False
     if names == "maxtext":
         in_place = check_maxtext(dataset, attention, weighted, loss_weights)
-    noised_alone = in_place and attention is None and any(RULES[task["attention"]].in_blocks for task in tasks)
+    noised_alone = (
+        in_place and attention is None and any(RULES[task["attention"]].in_blocks for task in tasks)
+    )
     if names == "seqio":
         _check_seqio(dataset, attention, prefix_bidirectional, max_segments)
     elif not in_place or attention is not None:
@@ -235,7 +270,13 @@ def loader(
     named |= _MAXTEXT_IN_PLACE if in_place else {}
     form = _Form(named, max_segments, prefix_bidirectional, noised_alone, names == "seqio")
     given: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "samples": samples}
-    options = {**given, "redraw": redraw, "accelerate": accelerate, "balance": balance, "window": window}
+    options = {
+        **given,
+        "redraw": redraw,
+        "accelerate": accelerate,
+        "balance": balance,
+        "window": window,
+    }
     return Loader(dataset, sharding, batch_size, form, options)
 
 
@@ -265,70 +306,91 @@ def _named(
 # What the model and the trainer can do
 
 
-def check_attention(tasks: Sequence[StoredTask], attention: str, prefix_bidirectional: bool) -> None:
-    """ArgumentError, by the task's name, if the path cannot do the attention rule of one of the tasks."""
+def check_attention(
+    tasks: Sequence[StoredTask], attention: str, prefix_bidirectional: bool
+) -> None:
+    """ArgumentError, by the task's name, if the path cannot do the attention rule of one of the
+    tasks."""
     if attention not in ATTENTION:
-        raise ArgumentError(f"attention is {attention!r} and should be one of {', '.join(map(repr, ATTENTION))}")
+        raise ArgumentError(
+            f"attention is {attention!r} and should be one of {', '.join(map(repr, ATTENTION))}"
+        )
     for task in tasks:
         rule = RULES[task["attention"]]
         read = () if rule.ahead == "prefix" and not prefix_bidirectional else rule.columns
         if not ATTENTION[attention].issuperset(read):
-            ways = [f"attention={name!r}" for name, columns in ATTENTION.items() if columns.issuperset(read)]
+            ways = [
+                f"attention={name!r}"
+                for name, columns in ATTENTION.items()
+                if columns.issuperset(read)
+            ]
             if rule.ahead == "prefix":
                 ways.append("prefix_bidirectional=False, which reads prefixes causally")
             raise ArgumentError(
-                f"{attention} attention cannot do task {task['name']!r}, whose attention rule is {task['attention']}; "
-                f"use {' or '.join(ways) or 'a model of your own'}"
+                f"{attention} attention cannot do task {task['name']!r}, whose attention rule is"
+                f" {task['attention']}; use {' or '.join(ways) or 'a model of your own'}"
             )
 
 
 def check_names(tasks: Sequence[StoredTask], names: str) -> None:
     """ArgumentError if there is no such trainer, or if it cannot train one of the tasks."""
     if names not in ("packprep", *NAMES):
-        raise ArgumentError(f"names is {names!r} and should be 'packprep', {', '.join(map(repr, NAMES))}")
+        raise ArgumentError(
+            f"names is {names!r} and should be 'packprep', {', '.join(map(repr, NAMES))}"
+        )
     if names == "levanter":
         for task in tasks:
             if is_in_place(task):
                 raise ArgumentError(
-                    f"Levanter's target is the next slot's token, but task {task['name']!r} predicts in place"
+                    f"Levanter's target is the next slot's token, but task {task['name']!r}"
+                    " predicts in place"
                 )
 
 
-def check_maxtext(dataset: Dataset | Mixture, attention: str | None, weighted: bool, loss_weights: str) -> bool:
-    """Whether all tasks predict in place, which MaxText trains as block diffusion. ArgumentError by the task's name for what
-    its loss, or without a path of the model's own its mask, would pass over.
+def check_maxtext(
+    dataset: Dataset | Mixture, attention: str | None, weighted: bool, loss_weights: str
+) -> bool:
+    """Whether all tasks predict in place, which MaxText trains as block diffusion. ArgumentError by
+    the task's name for what its loss, or without a path of the model's own its mask, would pass
+    over.
 
-    Its mask counts blocks of causal_block_size slots from the row's begin, and compares segment ids. So blocks are a
-    segment's own if it begins with one, and a single block as long as the row is two-way attention in each segment.
+    Its mask counts blocks of causal_block_size slots from the row's begin, and compares segment
+    ids. So blocks are a segment's own if it begins with one, and a single block as long as the row
+    is two-way attention in each segment.
     """
     tasks = [task for each in datasets_of(dataset) for task in drawn_tasks(each.manifest)]
     in_place = [task for task in tasks if is_in_place(task)]
     if loss_weights == "refuse":
         if weighted:
             raise ArgumentError(
-                "documents of this dataset give weights to what is trained of them, which MaxText's loss does not read; use "
-                "names='packprep' with masked_loss, take the weights out of the documents, or say loss_weights='ignore'"
+                "documents of this dataset give weights to what is trained of them, which MaxText's"
+                " loss does not read; use names='packprep' with masked_loss, take the weights out"
+                " of the documents, or say loss_weights='ignore'"
             )
         for task in in_place:
             if task["parameters"].get("weighting") != "none":
                 raise ArgumentError(
-                    f"task {task['name']!r} weights its loss, which MaxText's loss does not read; use names='packprep' with "
-                    "masked_loss, build with weighting = 'none' where the objective has it, or say loss_weights='ignore'"
+                    f"task {task['name']!r} weights its loss, which MaxText's loss does not read;"
+                    " use names='packprep' with masked_loss, build with weighting = 'none' where"
+                    " the objective has it, or say loss_weights='ignore'"
                 )
     if not in_place:
         return False
     for task in in_place:
         if task["label_alignment"] == "next_slot":
             raise ArgumentError(
-                f"task {task['name']!r} has shift, and MaxText shifts itself, with each block's first token clean "
-                "(seed_and_mask): build without shift, or use names='packprep'"
+                f"task {task['name']!r} has shift, and MaxText shifts itself, with each block's"
+                " first token clean (seed_and_mask): build without shift, or use names='packprep'"
             )
     if len(in_place) < len(tasks):
         other = next(task["name"] for task in tasks if not is_in_place(task))
         raise ArgumentError(
-            f"task {in_place[0]['name']!r} predicts in place and task {other!r} does not, and MaxText trains with one "
-            "objective: build a dataset of each"
-            + (", without the documents of one and two tokens, by documents.min_tokens = 3" * (other == "too_short"))
+            f"task {in_place[0]['name']!r} predicts in place and task {other!r} does not, and"
+            " MaxText trains with one objective: build a dataset of each"
+            + (
+                ", without the documents of one and two tokens, by documents.min_tokens = 3"
+                * (other == "too_short")
+            )
         )
     if attention is None:
         _check_blocks(dataset, tasks)
@@ -336,33 +398,40 @@ def check_maxtext(dataset: Dataset | Mixture, attention: str | None, weighted: b
 
 
 def _check_blocks(dataset: Dataset | Mixture, tasks: Sequence[StoredTask]) -> None:
-    """ArgumentError unless one causal_block_size serves all tasks, and each x_t, in rows half as long, begins with a block."""
-    sizes = {task["name"]: task["parameters"].get("block_length", dataset.seq_length) for task in tasks}
+    """ArgumentError unless one causal_block_size serves all tasks, and each x_t, in rows half as
+    long, begins with a block."""
+    sizes = {
+        task["name"]: task["parameters"].get("block_length", dataset.seq_length) for task in tasks
+    }
     size = min(sizes.values())
     if len(set(sizes.values())) > 1:
         raise ArgumentError(
-            f"tasks have blocks of {', '.join(f'{n} slots ({name})' for name, n in sizes.items())}, and MaxText has one "
-            "causal_block_size: build a dataset of each"
+            f"tasks have blocks of {', '.join(f'{n} slots ({name})' for name, n in sizes.items())},"
+            " and MaxText has one causal_block_size: build a dataset of each"
         )
     for each in datasets_of(dataset):
         multiple = each.manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1)
         if any(RULES[task["attention"]].in_blocks for task in each.tasks) and multiple % (2 * size):
             raise ArgumentError(
-                f"MaxText counts blocks of {size} slots from the row's begin, and segments of {each.directory} begin at "
-                f"multiples of {multiple}: build with packing.pad_seq_to_mult = {2 * size}, two blocks since x_t and x_0 "
-                "are stored"
+                f"MaxText counts blocks of {size} slots from the row's begin, and segments of"
+                f" {each.directory} begin at multiples of {multiple}: build with"
+                f" packing.pad_seq_to_mult = {2 * size}, two blocks since x_t and x_0 are stored"
             )
 
 
 def _check_seqio(
-    dataset: Dataset | Mixture, attention: str | None, prefix_bidirectional: bool, max_segments: int | None
+    dataset: Dataset | Mixture,
+    attention: str | None,
+    prefix_bidirectional: bool,
+    max_segments: int | None,
 ) -> None:
-    """Raises what `encoder_decoder.check_length` does, and ArgumentError for options that say nothing of these arrays."""
+    """Raises what `encoder_decoder.check_length` does, and ArgumentError for options that say
+    nothing of these arrays."""
     encoder_decoder.check_length(dataset.encoder_length)
     if attention is not None or not prefix_bidirectional or max_segments is not None:
         raise ArgumentError(
-            "names='seqio' gives the prefixes to an encoder, and lays each side's segments one behind another: leave "
-            "attention, prefix_bidirectional and max_segments out"
+            "names='seqio' gives the prefixes to an encoder, and lays each side's segments one"
+            " behind another: leave attention, prefix_bidirectional and max_segments out"
         )
 
 
@@ -370,8 +439,8 @@ def _check_seqio(
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A new array, not filled in, that JAX on a CPU takes without a copy. Arrays made of it share its memory, so it is
-    written to once and never used again."""
+    """A new array, not filled in, that JAX on a CPU takes without a copy. Arrays made of it share
+    its memory, so it is written to once and never used again."""
     size = int(np.prod(shape)) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
@@ -389,8 +458,8 @@ def read(
 ) -> dict[str, np.ndarray]:
     """The columns of `rows`, [n_rows, T] each; rows that are missing are padding.
 
-    columns: of ROW_COLUMNS, those that follow from them, and with max_segments of LAYOUT_COLUMNS; segment_ids come in any
-    case. epochs, accelerate: as of `Dataset.batch`.
+    columns: of ROW_COLUMNS, those that follow from them, and with max_segments of LAYOUT_COLUMNS;
+    segment_ids come in any case. epochs, accelerate: as of `Dataset.batch`.
     """
     shape = (n_rows, dataset.seq_length)
     stored = {name for name in ROW_COLUMNS if name in columns} | {"segment_ids"}
@@ -400,7 +469,10 @@ def read(
         stored.add("loss_mask")
     batch = {name: aligned(shape, _DTYPES.get(name, np.dtype(np.int32))) for name in sorted(stored)}
     dataset.batch(
-        rows, out={name: values[: len(rows)] for name, values in batch.items()}, epochs=epochs, accelerate=accelerate
+        rows,
+        out={name: values[: len(rows)] for name, values in batch.items()},
+        epochs=epochs,
+        accelerate=accelerate,
     )
     for name, values in batch.items():
         values[len(rows) :] = dataset.pad_id if _is_token(name) else 0
@@ -430,8 +502,8 @@ def _is_token(name: str) -> bool:
 
 
 def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.ndarray]:
-    """The columns with the first of each segment's two copies, [n_rows, T // 2] each: it begins at half of where the
-    segment did.
+    """The columns with the first of each segment's two copies, [n_rows, T // 2] each: it begins at
+    half of where the segment did.
 
         segment_ids   1  1  1  1  1  1  .  .  2  2  2  2        two copies of 3, and of 2
         of them       1  1  1  .  2  2
@@ -439,7 +511,9 @@ def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.
     ids = batch["segment_ids"]
     n_rows, length = ids.shape
     slots = np.arange(length)
-    begin, end = boundaries.runs(ids, slots, np, lambda values: np.maximum.accumulate(values, axis=-1))
+    begin, end = boundaries.runs(
+        ids, slots, np, lambda values: np.maximum.accumulate(values, axis=-1)
+    )
     row, slot = np.nonzero((ids > 0) & (slots < (begin + end) // 2))
     at = slot - (begin[row, slot] + 1) // 2
     halves = {}
@@ -450,19 +524,31 @@ def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.
     return halves
 
 
-def _read_prefixes_causally(dataset: Dataset | Mixture, rows: np.ndarray, prefix_ends: np.ndarray) -> None:
-    """Put the begin of its segment into prefix_ends, [n_rows, T], wherever a task's rule is a prefix."""
+def _read_prefixes_causally(
+    dataset: Dataset | Mixture, rows: np.ndarray, prefix_ends: np.ndarray
+) -> None:
+    """Put the begin of its segment into prefix_ends, [n_rows, T], wherever a task's rule is a
+    prefix."""
     for number, ends in zip(rows.tolist(), prefix_ends, strict=False):
         row = dataset.row(number)
-        is_prefix = np.array([RULES[task["attention"]].ahead == "prefix" for task in row.dataset.tasks])
-        begin = np.append(-1, np.where(is_prefix[row.segments["task"]], row.segments["begin"], -1))[row.segment_ids]
+        is_prefix = np.array(
+            [RULES[task["attention"]].ahead == "prefix" for task in row.dataset.tasks]
+        )
+        begin = np.append(-1, np.where(is_prefix[row.segments["task"]], row.segments["begin"], -1))[
+            row.segment_ids
+        ]
         np.copyto(ends, begin, where=begin >= 0, casting="unsafe")
 
 
-def _layouts(segment_ids: np.ndarray, rows: Sequence[int] | np.ndarray, max_segments: int) -> dict[str, np.ndarray]:
+def _layouts(
+    segment_ids: np.ndarray, rows: Sequence[int] | np.ndarray, max_segments: int
+) -> dict[str, np.ndarray]:
     """LAYOUT_COLUMNS of a batch's rows, whose numbers in the dataset are for messages."""
     n_rows, length = segment_ids.shape
-    made = {name: aligned((n_rows, max_segments + (name != "seqlens")), np.dtype(np.int32)) for name in LAYOUT_COLUMNS}
+    made = {
+        name: aligned((n_rows, max_segments + (name != "seqlens")), np.dtype(np.int32))
+        for name in LAYOUT_COLUMNS
+    }
     for i, ids in enumerate(segment_ids):
         try:
             seqlens, offsets = thd(ids, max_segments)
@@ -472,14 +558,19 @@ def _layouts(segment_ids: np.ndarray, rows: Sequence[int] | np.ndarray, max_segm
             physical = np.append(offsets[:n], end)
             if (
                 end < length
-            ):  # the padding behind them: kernels leave what is in no segment unwritten, and 0 · NaN is NaN
-                real, physical = np.append(real, real[-1] + length - end), np.append(physical, length)
+                # the padding behind them: kernels leave what is in no segment unwritten, and 0 ·
+                # NaN is NaN
+            ):
+                real, physical = (
+                    np.append(real, real[-1] + length - end),
+                    np.append(physical, length),
+                )
             made["cu_seqlens"][i] = pad_cu_seqlens(real, max_segments + 1)
             made["cu_seqlens_padded"][i] = pad_cu_seqlens(physical, max_segments + 1)
         except ArgumentError as error:
             raise ArgumentError(
-                f"row {rows[i]} does not fit max_segments={max_segments}, which counts the padding behind a row's "
-                f"segments as one more: {error}"
+                f"row {rows[i]} does not fit max_segments={max_segments}, which counts the padding"
+                f" behind a row's segments as one more: {error}"
             ) from error
         made["seqlens"][i], made["offsets"][i] = seqlens, offsets
     return made
@@ -489,38 +580,45 @@ def _layouts(segment_ids: np.ndarray, rows: Sequence[int] | np.ndarray, max_segm
 
 
 def data_rank(sharding: Any, shape: tuple[int, int]) -> tuple[int, int]:
-    """(rank, world size) of this process among those that share the rows of a global batch of `shape`, [B, T].
+    """(rank, world size) of this process among those that share the rows of a global batch of
+    `shape`, [B, T].
 
-    The rows that this process' devices hold are [rank · B/world size, (rank + 1) · B/world size). Axes that do not cut
-    rows do not count: processes that are replicas have the same rank. Raises ArgumentError if the sharding does not
-    fit the shape, or if those rows are no such share.
+    The rows that this process' devices hold are [rank · B/world size, (rank + 1) · B/world size).
+    Axes that do not cut rows do not count: processes that are replicas have the same rank. Raises
+    ArgumentError if the sharding does not fit the shape, or if those rows are no such share.
     """
     if not hasattr(sharding, "addressable_devices_indices_map"):
         raise ArgumentError(
-            f'sharding is {sharding!r} and should be a jax.sharding.Sharding, as NamedSharding(mesh, PartitionSpec("data"))'
+            f"sharding is {sharding!r} and should be a jax.sharding.Sharding, as"
+            ' NamedSharding(mesh, PartitionSpec("data"))'
         )
     try:
         indices = sharding.addressable_devices_indices_map(shape).values()
     except ValueError as error:
-        raise ArgumentError(f"the sharding does not fit a batch of {list(shape)}: {error}") from error
+        raise ArgumentError(
+            f"the sharding does not fit a batch of {list(shape)}: {error}"
+        ) from error
     n_rows = shape[0]
     held = np.zeros(n_rows, bool)
     for rows, *_ in indices:
         held[rows] = True
     rows = np.flatnonzero(held)
     if len(rows) == 0:
-        raise ArgumentError("the sharding has no device of this process: build the mesh over the devices of all")
+        raise ArgumentError(
+            "the sharding has no device of this process: build the mesh over the devices of all"
+        )
     begin, size = int(rows[0]), len(rows)
     if rows[-1] - begin + 1 != size:
         apart = int(rows[int(np.argmax(np.diff(rows) > 1))])
         raise ArgumentError(
-            f"this process' devices hold rows {begin} … {apart} and then row {rows[rows > apart][0]} of {n_rows}: order "
-            "the mesh so that each process' devices are neighbours on the axes that cut rows"
+            f"this process' devices hold rows {begin} … {apart} and then row"
+            f" {rows[rows > apart][0]} of {n_rows}: order the mesh so that each process' devices"
+            " are neighbours on the axes that cut rows"
         )
     if n_rows % size or begin % size:
         raise ArgumentError(
-            f"this process' devices hold rows [{begin}, {begin + size}) of {n_rows}, no equal share of them: give every "
-            "process equally many devices on the axes that cut rows"
+            f"this process' devices hold rows [{begin}, {begin + size}) of {n_rows}, no equal share"
+            " of them: give every process equally many devices on the axes that cut rows"
         )
     return begin // size, n_rows // size
 
@@ -535,7 +633,8 @@ def _row_sharding(sharding: Sharding) -> Sharding:
 def global_arrays(
     sharding: Sharding, batch: Mapping[str, np.ndarray], columns: Collection[str], n_rows: int
 ) -> dict[str, jax.Array]:
-    """These columns of this process' rows as global arrays of `n_rows` rows, which all processes make together."""
+    """These columns of this process' rows as global arrays of `n_rows` rows, which all processes
+    make together."""
     cut_by_rows = _row_sharding(sharding)
     arrays = {}
     for name in columns:
@@ -549,14 +648,19 @@ def global_arrays(
 
 
 def masked_loss(
-    logits: jax.Array, labels: jax.Array, loss_mask: jax.Array, loss_weights: jax.Array | None = None
+    logits: jax.Array,
+    labels: jax.Array,
+    loss_mask: jax.Array,
+    loss_weights: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(sum of the trained slots' cross entropies, number of trained slots), float32 and int32 scalars.
+    """(sum of the trained slots' cross entropies, number of trained slots), float32 and int32
+    scalars.
 
-    logits: [B, T, vocabulary]; labels, loss_mask, loss_weights: [B, T]. The prediction made at a slot is trained where
-    its loss_mask is not 0, times its loss_weights if given: nothing is shifted. What to divide by is the trainer's
-    choice. Logits of other slots take part in neither the sum nor its gradient, whatever they are, NaN too: they are
-    replaced before anything is computed from them, since 0 · NaN is NaN.
+    logits: [B, T, vocabulary]; labels, loss_mask, loss_weights: [B, T]. The prediction made at a
+    slot is trained where its loss_mask is not 0, times its loss_weights if given: nothing is
+    shifted. What to divide by is the trainer's choice. Logits of other slots take part in neither
+    the sum nor its gradient, whatever they are, NaN too: they are replaced before anything is
+    computed from them, since 0 · NaN is NaN.
     """
     trained = loss_mask != 0
     logits = jnp.where(trained[..., None], logits.astype(jnp.float32), 0)

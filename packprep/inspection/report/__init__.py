@@ -1,4 +1,5 @@
-"""One self-contained HTML file of a dataset, for eyes and for showing around: which rows it shows, what it says, and its file.
+"""One self-contained HTML file of a dataset, for eyes and for showing around: which rows it shows,
+what it says, and its file.
 
 ```
 manifest ─► totals, ledger, mix ───────────────┐
@@ -50,17 +51,25 @@ def check_file(html: str | os.PathLike) -> None:
     """ArgumentError unless a file can be written there; before work that would be in vain."""
     path = Path(html)
     if path.is_dir():
-        raise ArgumentError(f"--html {html}: is a folder; give the name of a file in it, as in {path / 'report.html'}")
+        raise ArgumentError(
+            f"--html {html}: is a folder; give the name of a file in it, as in"
+            f" {path / 'report.html'}"
+        )
     if not path.parent.is_dir():
-        raise ArgumentError(f"--html {html}: there is no folder {path.parent}; make it, or choose another place")
+        raise ArgumentError(
+            f"--html {html}: there is no folder {path.parent}; make it, or choose another place"
+        )
     if path.exists() and not path.is_file():
         raise ArgumentError(f"--html {html}: is no regular file; choose another place")
     if path.exists() and not _is_html(path):
         raise ArgumentError(
-            f"--html {html}: a file is there that is no HTML, and is not overwritten; choose another place"
+            f"--html {html}: a file is there that is no HTML, and is not overwritten; choose"
+            " another place"
         )
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ArgumentError(f"--html {html}: the folder {path.parent} cannot be written; choose another place")
+        raise ArgumentError(
+            f"--html {html}: the folder {path.parent} cannot be written; choose another place"
+        )
 
 
 def _is_html(path: Path) -> bool:
@@ -69,7 +78,8 @@ def _is_html(path: Path) -> bool:
 
 
 def shards_shown(directory: str | os.PathLike | Folder) -> Sequence[int]:
-    """The shards that a report of this dataset looks at, ascending: those to verify. DatasetError where there is no manifest."""
+    """The shards that a report of this dataset looks at, ascending: those to verify. DatasetError
+    where there is no manifest."""
     with local_copy(folder_at(directory)) as local:
         local.fetch(MANIFEST_NAME)
         return evenly(len(read_manifest(local.folder)["shards"]), MOST_SHARDS)
@@ -83,12 +93,15 @@ def write_report(
     promises: Mapping[str, str],
     from_plan: bool = False,
 ) -> dict[str, Any]:
-    """Write the report of a published dataset. The same dataset and verification give the same bytes.
+    """Write the report of a published dataset. The same dataset and verification give the same
+    bytes.
 
-    verification: what `verify_dataset` gave for `shards_shown`, without replay, or the error that kept it from looking;
+    verification: what `verify_dataset` gave for `shards_shown`, without replay, or the error that
+    kept it from looking;
     promises: promise → what it says. moved, from_plan: as in `describe_row`.
-    Gives {html, bytes, directory, rows, shown_rows, shards, looked_at: shards, faults: count, None where it was not verified}.
-    Raises DatasetError without a manifest, ArgumentError and BuildError where the file cannot be written.
+    Gives {html, bytes, directory, rows, shown_rows, shards, looked_at: shards, faults: count, None
+    where it was not verified}. Raises DatasetError without a manifest, ArgumentError and BuildError
+    where the file cannot be written.
     """
     check_file(html)
     with local_copy(folder_at(directory)) as local:
@@ -118,10 +131,14 @@ def _page(
     looked = list(evenly(shards, MOST_SHARDS))
     sound = _sound(verification, looked)
     with _opened(local, moved, from_plan) as data:
-        figures, rows = _figures(local, manifest, data.plan if isinstance(data, OpenedDataset) else data, sound, notes)
+        figures, rows = _figures(
+            local, manifest, data.plan if isinstance(data, OpenedDataset) else data, sound, notes
+        )
         if len(sound) < len(looked):
             why = "is left out of the figures: it has faults, or was not verified."
-            notes.append(f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} looked at {why}")
+            notes.append(
+                f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} looked at {why}"
+            )
         described, first = _rows(manifest, data, looked, sound, rows, notes)
         anew = _anew(data, described, first, sound, notes)
         made, newest = _made(local, manifest, data, notes)
@@ -146,9 +163,14 @@ def _page(
         shown,
         _looked_at(figures, shards, total),
         _sample_says(described, total),
-        ""
-        if anew is None
-        else f"Row {first:,} as it is stored, and as a loader with redraw gives it in epoch {EPOCH}.",
+        (
+            ""
+            if anew is None
+            else (
+                f"Row {first:,} as it is stored, and as a loader with redraw gives it in epoch"
+                f" {EPOCH}."
+            )
+        ),
         made,
         newest,
     )
@@ -156,7 +178,9 @@ def _page(
 
 
 @contextmanager
-def _opened(local: LocalCopy, moved: Mapping[str, str], from_plan: bool) -> Iterator[OpenedDataset | PackprepError]:
+def _opened(
+    local: LocalCopy, moved: Mapping[str, str], from_plan: bool
+) -> Iterator[OpenedDataset | PackprepError]:
     """The dataset, or why its rows cannot be shown."""
     with ExitStack() as stack:
         data: OpenedDataset | PackprepError
@@ -170,7 +194,8 @@ def _opened(local: LocalCopy, moved: Mapping[str, str], from_plan: bool) -> Iter
 def _made(
     local: LocalCopy, manifest: Manifest, data: OpenedDataset | PackprepError, notes: list[str]
 ) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """(what the dataset was made from, or None; source → the day of its newest file, or why it is not known)."""
+    """(what the dataset was made from, or None; source → the day of its newest file, or why it is
+    not known)."""
     plan: Mapping[str, Any] | None = None
     try:
         plan = stored_plan(local.folder)
@@ -214,7 +239,11 @@ Rows = tuple[list[Mapping[int, Sequence[int]]], int]
 
 
 def _figures(
-    local: LocalCopy, manifest: Manifest, plan: Plan | PackprepError, sound: Sequence[int], notes: list[str]
+    local: LocalCopy,
+    manifest: Manifest,
+    plan: Plan | PackprepError,
+    sound: Sequence[int],
+    notes: list[str],
 ) -> tuple[Figures | None, Rows]:
     """(figures, None where nothing can be inverted; which rows have which tasks)."""
     by_task: list[Mapping[int, Sequence[int]]] = []
@@ -252,7 +281,9 @@ def _rows(
     by_task, best = found
     begins = first_rows(manifest)
     shown = sorted({*_with_rows(sound), *_with_rows([b for b in looked if b not in sound])})
-    chosen = chosen_rows([range(begins[b], begins[b + 1]) for b in shown], by_task, best, manifest["seq_length"])
+    chosen = chosen_rows(
+        [range(begins[b], begins[b + 1]) for b in shown], by_task, best, manifest["seq_length"]
+    )
     if not chosen:
         return [], 0
     try:
@@ -271,9 +302,14 @@ def _anew(
     sound: Sequence[int],
     notes: list[str],
 ) -> dict[str, Any] | None:
-    """The row that is shown first in epoch EPOCH, if its shard has no fault and chance gives another row there."""
+    """The row that is shown first in epoch EPOCH, if its shard has no fault and chance gives
+    another row there."""
     for shown in rows:
-        if shown["row"] == first and isinstance(data, OpenedDataset) and data.location(first)[0] in sound:
+        if (
+            shown["row"] == first
+            and isinstance(data, OpenedDataset)
+            and data.location(first)[0] in sound
+        ):
             try:
                 return None if "unreadable" in shown else row_anew(data, shown, EPOCH)
             except DatasetError as error:
@@ -282,7 +318,10 @@ def _anew(
 
 
 def _verdict(
-    verification: Mapping[str, Any] | PackprepError, promises: Mapping[str, str], looked: Sequence[int], shards: int
+    verification: Mapping[str, Any] | PackprepError,
+    promises: Mapping[str, str],
+    looked: Sequence[int],
+    shards: int,
 ) -> dict[str, Any]:
     verdict: dict[str, Any] = {"kind": "bad", "sign": "✗", "faults": [], "more": "", "promises": []}
     if isinstance(verification, PackprepError):
@@ -293,17 +332,21 @@ def _verdict(
         }
     part = "All" if len(looked) == shards else f"{len(looked)} of {shards:,}"
     which = f"{part} shards" if shards > 1 else "Its one shard"
-    counts = ", ".join(counted(verification[f"{what}s"], what) for what in ("row", "segment", "token"))
+    counts = ", ".join(
+        counted(verification[f"{what}s"], what) for what in ("row", "segment", "token")
+    )
     did = (
-        f"{which} recomputed ({counts}), and all files of the dataset's own. Of the sources at most the segments shown below "
-        "were read again: packprep verify --replay does that for all."
+        f"{which} recomputed ({counts}), and all files of the dataset's own. Of the sources at most"
+        " the segments shown below were read again: packprep verify --replay does that for all."
     )
     if len(looked) < shards:
         did += " The other shards were not looked at: packprep verify looks at all."
     if not verification["faults"]:
         return {**verdict, "kind": "good", "sign": "✓", "title": "Every promise holds", "text": did}
     if not verification["shards"] and shards:
-        did = "No shard was looked at: without a sound plan and tokenizer nothing can be recomputed."
+        did = (
+            "No shard was looked at: without a sound plan and tokenizer nothing can be recomputed."
+        )
     faults = [
         {
             "promise": fault["promise"],
@@ -311,7 +354,9 @@ def _verdict(
             "file": fault["file"],
             "row": "" if fault["row"] is None else f"{fault['row']:,}",
             "slot": "" if fault["slot"] is None else f"{fault['slot']:,}",
-            "message": fault["message"] + ("" if fault["value"] is None else f" (value {fault['value']})"),
+            "message": (
+                fault["message"] + ("" if fault["value"] is None else f" (value {fault['value']})")
+            ),
         }
         for fault in verification["listed"][:MOST_LINES]
     ]
@@ -323,12 +368,17 @@ def _verdict(
         "text": did,
         "faults": faults,
         "more": f"… and {counted(left, 'more fault')}; packprep verify lists them." if left else "",
-        "promises": [(promise, promises[promise]) for promise in sorted(named, key=lambda name: int(name[1:]))],
+        "promises": [
+            (promise, promises[promise])
+            for promise in sorted(named, key=lambda name: int(name[1:]))
+        ],
     }
 
 
 def _looked_at(figures: Figures | None, shards: int, total: int) -> str:
-    looked, rows, slot_rows = (0, 0, 0) if figures is None else (figures.shards, figures.rows, figures.slot_rows)
+    looked, rows, slot_rows = (
+        (0, 0, 0) if figures is None else (figures.shards, figures.rows, figures.slot_rows)
+    )
     text = "Of all rows."
     if looked < shards:
         text = f"Of {rows:,} of {counted(total, 'row')}, in {looked} of {shards:,} shards."
@@ -344,9 +394,12 @@ def _sample_says(rows: Sequence[Mapping[str, Any]], total: int) -> str:
         part = "All rows, as a model reads them."
     else:
         part = (
-            f"{len(rows)} of {counted(total, 'row')}, as a model reads them: at even places, and some with each task."
+            f"{len(rows)} of {counted(total, 'row')}, as a model reads them: at even places, and"
+            " some with each task."
         )
-    return f"{part} Each segment, what is trained in it, and what it was before. The arrow keys page."
+    return (
+        f"{part} Each segment, what is trained in it, and what it was before. The arrow keys page."
+    )
 
 
 MOST_ROWS, FEWEST_ROWS = 48, 8
@@ -355,10 +408,14 @@ MOST_SHOWN_SLOTS = 1 << 18
 ROWS_OF_A_TASK = 4
 
 
-def rows_with_tasks(row: np.ndarray, task: np.ndarray, first: int) -> tuple[dict[int, list[int]], int, int]:
-    """(task → some rows that have it, at even places; the first row with the most tasks, its number of them).
+def rows_with_tasks(
+    row: np.ndarray, task: np.ndarray, first: int
+) -> tuple[dict[int, list[int]], int, int]:
+    """(task → some rows that have it, at even places; the first row with the most tasks, its number
+    of them).
 
-    row, task: int64[segments] of a shard that has some; first: the number of its first row in the dataset.
+    row, task: int64[segments] of a shard that has some; first: the number of its first row in the
+    dataset.
     """
     by_task, pairs = {}, np.unique(np.stack((task, row), axis=1), axis=0)
     for t in np.unique(task).tolist():
@@ -371,25 +428,33 @@ def rows_with_tasks(row: np.ndarray, task: np.ndarray, first: int) -> tuple[dict
 def chosen_rows(
     rows: Sequence[range], by_task: Sequence[Mapping[int, Sequence[int]]], best: int, length: int
 ) -> list[int]:
-    """The rows to show, ascending. rows: of each shard that is looked at; by_task: as `rows_with_tasks` gives, of each shard.
+    """The rows to show, ascending. rows: of each shard that is looked at; by_task: as
+    `rows_with_tasks` gives, of each shard.
 
-    best: a row that is shown in any case; −1: none. length: slots of a row. Each task gets a row first, however many there
-    are; what is left is shared by even places and by tasks with few rows.
+    best: a row that is shown in any case; −1: none. length: slots of a row. Each task gets a row
+    first, however many there are; what is left is shared by even places and by tasks with few rows.
     """
     most = max(min(MOST_ROWS, MOST_SHOWN_SLOTS // length), FEWEST_ROWS)
-    every = np.concatenate([np.array(of_shard, np.int64) for of_shard in rows]) if rows else np.zeros(0, np.int64)
+    every = (
+        np.concatenate([np.array(of_shard, np.int64) for of_shard in rows])
+        if rows
+        else np.zeros(0, np.int64)
+    )
     chosen = {best} if best >= 0 else set()
     found: dict[int, list[int]] = {}
     for of_shard in by_task:
         for t, with_task in of_shard.items():
             found.setdefault(t, []).extend(with_task)
     candidates = {
-        t: [with_task[i] for i in evenly(len(with_task), ROWS_OF_A_TASK)] for t, with_task in sorted(found.items())
+        t: [with_task[i] for i in evenly(len(with_task), ROWS_OF_A_TASK)]
+        for t, with_task in sorted(found.items())
     }
     for with_task in candidates.values():
         if not chosen.intersection(with_task):
             chosen.add(with_task[0])
-    chosen.update(every[evenly(len(every), max(most // 2, 1))].tolist()[: max(most - len(chosen), 0)])
+    chosen.update(
+        every[evenly(len(every), max(most // 2, 1))].tolist()[: max(most - len(chosen), 0)]
+    )
     for turn in range(ROWS_OF_A_TASK):
         for with_task in candidates.values():
             if turn < len(with_task) and len(chosen) < most:

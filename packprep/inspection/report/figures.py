@@ -1,12 +1,13 @@
-"""The header columns and slots of some shards → histograms, as they are and as they should be → charts with words and table.
+"""The header columns and slots of some shards → histograms, as they are and as they should be →
+charts with words and table.
 
 ```
 shard ─► columns of all its segments ─► lengths of documents and segments, fill of rows
       └► slots of its first rows ─────► trained slots, span lengths, noise by level
 ```
-Only shards in which verification found no fault are read: what stands in them may be believed. What chance
-should give them, their objectives say. Charts are inline SVG: bars of what
-is there, a line of what should be, and one text for those who cannot see them.
+Only shards in which verification found no fault are read: what stands in them may be believed. What
+chance should give them, their objectives say. Charts are inline SVG: bars of what is there, a line
+of what should be, and one text for those who cannot see them.
 """
 
 import itertools
@@ -36,8 +37,8 @@ LENGTHS = np.unique(np.rint(2.0 ** (np.arange(64) / 2)).astype(np.int64))
 FILLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 """The least fill of each bin of rows; the last bin is that of full rows."""
 TOP, BOTTOM, BELOW = 24, 144, 164
-"""Of a chart, in pixels from above: its highest bar, its axis, the text below. Its width is the page's: places along it are
-per cents. Colours are the page's, by class."""
+"""Of a chart, in pixels from above: its highest bar, its axis, the text below. Its width is the
+page's: places along it are per cents. Colours are the page's, by class."""
 DWARFS = 8
 """A bar so many times as high as the next is drawn to a logarithmic scale."""
 
@@ -58,7 +59,9 @@ class Columns(NamedTuple):
     start: np.ndarray
     prefix: np.ndarray  # int64
     level: np.ndarray  # float32
-    trainable: np.ndarray | None  # uint8, flat: slots inside trained ranges; None: the shard has no ranges
+    trainable: (
+        np.ndarray | None
+    )  # uint8, flat: slots inside trained ranges; None: the shard has no ranges
     block_level: np.ndarray | None  # float32[blocks]
     block_offsets: np.ndarray | None  # int64[m + 1]
     removed: np.ndarray  # bool: with their documents
@@ -66,7 +69,8 @@ class Columns(NamedTuple):
 
 @dataclass
 class Levels:
-    """In-place noise of one task: units are segments, or blocks. LEVEL_BINS equal parts of the task's range of levels."""
+    """In-place noise of one task: units are segments, or blocks. LEVEL_BINS equal parts of the
+    task's range of levels."""
 
     units: np.ndarray = field(default_factory=lambda: np.zeros(LEVEL_BINS, np.int64))
     candidates: np.ndarray = field(default_factory=lambda: np.zeros(LEVEL_BINS, np.int64))
@@ -76,14 +80,20 @@ class Levels:
 
 @dataclass
 class Spans:
-    """Runs of noise of one task: neighbouring tokens of the document whose slots lie behind the prefix."""
+    """Runs of noise of one task: neighbouring tokens of the document whose slots lie behind the
+    prefix."""
 
-    lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # how many have k tokens
-    segments: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # how many segments have n tokens
+    lengths: np.ndarray = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )  # how many have k tokens
+    segments: np.ndarray = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )  # how many segments have n tokens
 
 
 class Figures:
-    """What was counted so far. tasks: int64[tasks] each. The rest are histograms over the bins above."""
+    """What was counted so far. tasks: int64[tasks] each. The rest are histograms over the bins
+    above."""
 
     def __init__(self, manifest: Manifest, plan: Plan):
         self.manifest, self.plan, self.tasks = manifest, plan, plan.tasks
@@ -99,7 +109,8 @@ class Figures:
         self.spans: dict[int, Spans] = {}
 
     def add(self, shard: Shard, most_slots: int) -> None:
-        """Count a shard; of its slots those of the first rows, `most_slots` at most but one row at least."""
+        """Count a shard; of its slots those of the first rows, `most_slots` at most but one row at
+        least."""
         arrays, length = shard.arrays, shard.seq_length
         self.shards += 1
         self.rows += shard.rows
@@ -145,14 +156,17 @@ class Figures:
         return ((c.start[which] == 0) & bos).astype(np.int64) + task.mode
 
     def _add_spans(self, shard: Shard, stored: SegmentTable, t: int, chosen: np.ndarray) -> None:
-        """Noise is a token whose slot lies behind the prefix. A segment that cannot be inverted is left out."""
+        """Noise is a token whose slot lies behind the prefix. A segment that cannot be inverted is
+        left out."""
         arrays = shard.arrays
         restored = restore(self.plan, arrays, stored, chosen)
         n = np.diff(restored.offsets)
         slots = slots_of_tokens(self.plan, arrays, stored, chosen, restored.ids)
         known = restored.fits & (np.add.reduceat(slots < 0, restored.offsets[:-1]) == 0)
         inputs_end = stored.first_slot[chosen] + arrays["segment_prefix"][chosen]
-        noise = np.append(slots >= np.repeat(inputs_end, n), False) & np.append(np.repeat(known, n), False)
+        noise = np.append(slots >= np.repeat(inputs_end, n), False) & np.append(
+            np.repeat(known, n), False
+        )
         begins = noise.copy()
         begins[1:] &= ~noise[:-1]
         begins[restored.offsets[:-1]] = noise[restored.offsets[:-1]]
@@ -162,7 +176,8 @@ class Figures:
         spans.segments = _added(spans.segments, np.bincount(n[known]))
 
     def _add_noise(self, t: int, task: Task, c: Columns, which: np.ndarray) -> None:
-        """Candidates are what redraw takes: the body, and eos unless noise_eos is off; no prompt, no mask of the text's own."""
+        """Candidates are what redraw takes: the body, and eos unless noise_eos is off; no prompt,
+        no mask of the text's own."""
         parameters, copies = task.parameters, task.objective.copies
         any_token = LAWS[task.objective.name].any_token(parameters)
         blocks = copies > 1
@@ -187,16 +202,26 @@ class Figures:
             ends = begins + np.maximum(high - low, 0)
         else:
             level, begins, ends = c.level[which], at + before, at + before + count
-        allowed = np.ones(len(c.tokens), np.uint8) if c.trainable is None or blocks else c.trainable.copy()
+        allowed = (
+            np.ones(len(c.tokens), np.uint8)
+            if c.trainable is None or blocks
+            else c.trainable.copy()
+        )
         if not any_token:
             allowed &= originals != self.manifest["specials"].get("mask", -1)
         candidates = _sums(allowed, begins, ends)
-        corrupted = _sums((c.tokens != originals).view(np.uint8) if any_token or blocks else c.loss, begins, ends)
+        corrupted = _sums(
+            (c.tokens != originals).view(np.uint8) if any_token or blocks else c.loss, begins, ends
+        )
         assert task.objective.expected is not None
         expected = task.objective.expected(task, level, candidates) * candidates
         low_level, high_level = level_range(parameters)
         width = high_level - low_level
-        position = (level.astype(np.float64) - low_level) / width * LEVEL_BINS if width > 0 else np.zeros(len(level))
+        position = (
+            (level.astype(np.float64) - low_level) / width * LEVEL_BINS
+            if width > 0
+            else np.zeros(len(level))
+        )
         bin = np.clip(position.astype(np.int64), 0, LEVEL_BINS - 1)
         found = self.levels.setdefault(t, Levels())
         found.units += np.bincount(bin, minlength=LEVEL_BINS)
@@ -213,11 +238,14 @@ def _added(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
 
 def binned(values: np.ndarray) -> np.ndarray:
     """int64[len(LENGTHS)]: how many of the values, each at least 1, lie in each bin of lengths."""
-    return np.bincount(np.searchsorted(LENGTHS, values[values > 0], "right") - 1, minlength=len(LENGTHS))
+    return np.bincount(
+        np.searchsorted(LENGTHS, values[values > 0], "right") - 1, minlength=len(LENGTHS)
+    )
 
 
 def _document_tokens(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """int64[documents]: the content tokens of each use of a document; all its segments are in one shard."""
+    """int64[documents]: the content tokens of each use of a document; all its segments are in one
+    shard."""
     names = ("segment_repeat", "segment_doc", "segment_file")
     order = np.lexsort([arrays[name] for name in names])
     columns = [arrays[name][order] for name in names]
@@ -232,7 +260,9 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
     chosen = slice(begin, last)
     segments = segments_of(shard, manifest, rows)
     at, slots, size = segments.at, segments.slots, segments.size
-    prefix, n = (arrays[f"segment_{name}"][chosen].astype(np.int64) for name in ("prefix", "tokens"))
+    prefix, n = (
+        arrays[f"segment_{name}"][chosen].astype(np.int64) for name in ("prefix", "tokens")
+    )
     tokens = arrays["tokens"][first:end].reshape(-1)
     if "loss_mask" in arrays:
         loss = arrays["loss_mask"][first:end].reshape(-1)
@@ -240,11 +270,16 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
         loss = segments.next_token_loss_mask()
     trainable = None
     if "trained_offsets" in arrays:
-        offsets, ranges = arrays["trained_offsets"][begin : last + 1], arrays["trained_ranges"].astype(np.int64)
+        offsets, ranges = (
+            arrays["trained_offsets"][begin : last + 1],
+            arrays["trained_ranges"].astype(np.int64),
+        )
         many = np.diff(offsets)
         ranges = ranges[offsets[0] : offsets[-1]]
         begins = np.repeat(at, many) + ranges[:, 0]
-        trainable = fill_slots(begins, ranges[:, 1] - ranges[:, 0], np.ones(len(ranges), np.uint8), 0, size)
+        trainable = fill_slots(
+            begins, ranges[:, 1] - ranges[:, 0], np.ones(len(ranges), np.uint8), 0, size
+        )
     blocks = arrays["block_offsets"][begin : last + 1] if "block_offsets" in arrays else None
     return Columns(
         tokens,
@@ -297,17 +332,25 @@ def charts_of(figures: Figures) -> list[tuple[str, str, list[Chart]]]:
         _fill(figures),
     ]
     groups = [
-        ("Lengths", "Bins of lengths double every second bar.", [one for one in lengths if one is not None]),
+        (
+            "Lengths",
+            "Bins of lengths double every second bar.",
+            [one for one in lengths if one is not None],
+        ),
         (
             "Spans",
-            "Neighbouring tokens of a document that stand behind the prefix, and are predicted. The line is exact: what chance "
-            "gives each segment, summed over the segments seen.",
+            (
+                "Neighbouring tokens of a document that stand behind the prefix, and are predicted."
+                " The line is exact: what chance gives each segment, summed over the segments seen."
+            ),
             list(_spans(figures)),
         ),
         (
             "Noise",
-            "Levels are uniform over the task's range. Beside them, the share of the candidates that was corrupted at each "
-            "level, over what the law says.",
+            (
+                "Levels are uniform over the task's range. Beside them, the share of the candidates"
+                " that was corrupted at each level, over what the law says."
+            ),
             list(_noise(figures)),
         ),
     ]
@@ -335,13 +378,21 @@ def _fill(figures: Figures) -> Chart | None:
     if not sum(counts):
         return None
     edges = [f"{100 * low:g}" for low in FILLS]
-    names = [f"{low} … {high} %" for low, high in zip(edges[:-1], edges[1:], strict=True)] + ["100 %"]
-    ticks = [(i + 0.5, text) for i, text in ((0, "< 50"), (2, "80"), (4, "95"), (6, "99"), (8, "100 %"))]
+    names = [f"{low} … {high} %" for low, high in zip(edges[:-1], edges[1:], strict=True)] + [
+        "100 %"
+    ]
+    ticks = [
+        (i + 0.5, text) for i, text in ((0, "< 50"), (2, "80"), (4, "95"), (6, "99"), (8, "100 %"))
+    ]
     full = counts[-1] / sum(counts)
     words = f"Row fill: {full:.1%} of {sum(counts):,} rows have no padding"
     note = f"per cent of a row's slots in segments; {full:.1%} of the rows are full"
-    rows = [(name, *_counted(count, sum(counts))) for name, count in zip(names, counts, strict=True)]
-    return _counts("Row fill", note, words, ("row fill", "rows", "share"), rows, counts, None, ticks)
+    rows = [
+        (name, *_counted(count, sum(counts))) for name, count in zip(names, counts, strict=True)
+    ]
+    return _counts(
+        "Row fill", note, words, ("row fill", "rows", "share"), rows, counts, None, ticks
+    )
 
 
 def _spans(figures: Figures) -> Iterator[Chart]:
@@ -358,17 +409,25 @@ def _spans(figures: Figures) -> Iterator[Chart]:
         shown = int(np.searchsorted(np.cumsum(expected), 0.997 * total)) + 1
         width = -(-shown // (SPAN_BINS - 1))
         bins = np.minimum(np.maximum(np.arange(size) - 1, 0) // width, -(-shown // width))
-        counts, theory_counts = np.bincount(bins, counted).tolist(), np.bincount(bins, expected).tolist()
+        counts, theory_counts = (
+            np.bincount(bins, counted).tolist(),
+            np.bincount(bins, expected).tolist(),
+        )
         names = [_range(1 + i * width, (i + 1) * width) for i in range(len(counts))]
         if len(counts) > -(-shown // width):
             names[-1] = f"{1 + (len(counts) - 1) * width:,} and more"
         k = np.arange(size)
         mean, theory = float(k @ counted) / total, float(k @ expected) / total
         note = f"mean {mean:.2f} tokens, by theory {theory:.2f}; {total:,} spans"
-        ticks = [(i + 0.5, f"{1 + i * width}") for i in range(0, len(counts) - 2, max(len(counts) // 5, 1))]
+        ticks = [
+            (i + 0.5, f"{1 + i * width}")
+            for i in range(0, len(counts) - 2, max(len(counts) // 5, 1))
+        ]
         words = f"Span lengths of task {task.name}: {note}"
         title, rows = f"{task.name}: span length", _beside(names, counts, theory_counts)
-        yield _counts(title, note, words, ("tokens", "spans", "by theory"), rows, counts, theory_counts, ticks)
+        yield _counts(
+            title, note, words, ("tokens", "spans", "by theory"), rows, counts, theory_counts, ticks
+        )
 
 
 def _noise(figures: Figures) -> Iterator[Chart]:
@@ -379,25 +438,38 @@ def _noise(figures: Figures) -> Iterator[Chart]:
         edges = np.linspace(low, high, LEVEL_BINS + 1)
         names = [f"{a:.3g} … {b:.3g}" for a, b in zip(edges[:-1], edges[1:], strict=True)]
         units, candidates = levels.units, np.maximum(levels.candidates, 1)
-        shares, law = (levels.corrupted / candidates).tolist(), (levels.expected / candidates).tolist()
+        shares, law = (
+            (levels.corrupted / candidates).tolist(),
+            (levels.expected / candidates).tolist(),
+        )
         count = int(units.sum())
         if high > low:
             even, level_ticks = [count / LEVEL_BINS] * LEVEL_BINS, _unit_ticks(low, high)
             stratified = ", stratified in a row" if task.parameters.get("stratified") else ""
             note = f"uniform over {low:g} … {high:g}{stratified}; {count:,} {thing}"
-            words = f"Noise levels of task {task.name}: {note}, in bins of {units.min():,} to {units.max():,}"
+            words = (
+                f"Noise levels of task {task.name}: {note}, in bins of {units.min():,} to"
+                f" {units.max():,}"
+            )
             title, counts = f"{task.name}: noise level", units.tolist()
             rows = _beside(names, counts, even)
-            yield _counts(title, note, words, ("level", thing, "by theory"), rows, counts, even, level_ticks)
+            yield _counts(
+                title, note, words, ("level", thing, "by theory"), rows, counts, even, level_ticks
+            )
         else:
             names, shares, law = [f"{low:g}"], shares[:1], law[:1]
         total = max(int(levels.candidates.sum()), 1)
         mean, theory = levels.corrupted.sum() / total, levels.expected.sum() / total
-        note = f"{mean:.2%} of {levels.candidates.sum():,} candidates corrupted, by the law {theory:.2%}"
+        note = (
+            f"{mean:.2%} of {levels.candidates.sum():,} candidates corrupted, by the law"
+            f" {theory:.2%}"
+        )
         ticks = _unit_ticks(low, high) if high > low else [(0.5, f"level {low:g}")]
         words = f"Corrupted share by level of task {task.name}: {note}"
         head = ("level", "corrupted", "by the law")
-        rows = [(name, f"{a:.2%}", f"{b:.2%}") for name, a, b in zip(names, shares, law, strict=True)]
+        rows = [
+            (name, f"{a:.2%}", f"{b:.2%}") for name, a, b in zip(names, shares, law, strict=True)
+        ]
         svg = chart(shares, law, ticks, [(1.0, "100 %")], words, _said(head, rows))
         yield Chart(f"{task.name}: corrupted, by level", note, svg, head, rows)
 
@@ -406,8 +478,12 @@ def _unit_ticks(low: float, high: float) -> list[Tick]:
     return [(LEVEL_BINS * i / 4, f"{low + (high - low) * i / 4:.3g}") for i in range(5)]
 
 
-def _beside(names: Sequence[str], counts: Sequence[float], theory: Sequence[float]) -> list[tuple[str, ...]]:
-    return [(name, f"{a:,.0f}", f"{b:,.1f}") for name, a, b in zip(names, counts, theory, strict=True)]
+def _beside(
+    names: Sequence[str], counts: Sequence[float], theory: Sequence[float]
+) -> list[tuple[str, ...]]:
+    return [
+        (name, f"{a:,.0f}", f"{b:,.1f}") for name, a, b in zip(names, counts, theory, strict=True)
+    ]
 
 
 def _counts(
@@ -425,7 +501,9 @@ def _counts(
     second, first = sorted([0, *counts])[-2:]
     log = 0 < second * DWARFS < first
     # a line for each tenfold, or, where there are many, for each hundredfold
-    powers = [10**k for k in range(0, len(str(round(most))), 1 if most < 1000 else 2)] if log else []
+    powers = (
+        [10**k for k in range(0, len(str(round(most))), 1 if most < 1000 else 2)] if log else []
+    )
     lines = [(float(p), f"{p:,}") for p in powers if p * 2 < most] + [(most, f"{round(most):,}")]
     svg = chart(counts, expected, ticks, lines, words, _said(head, rows), log)
     return Chart(title, f"{note}; logarithmic scale" if log else note, svg, head, rows)
@@ -434,7 +512,8 @@ def _counts(
 def _said(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
     """A row of a table in a line: "64 … 90: count 12, share 3.1%"."""
     return [
-        f"{row[0]}: " + ", ".join(f"{name} {cell}" for name, cell in zip(head[1:], row[1:], strict=True))
+        f"{row[0]}: "
+        + ", ".join(f"{name} {cell}" for name, cell in zip(head[1:], row[1:], strict=True))
         for row in rows
     ]
 
@@ -465,8 +544,9 @@ def chart(
 ) -> Markup:
     """Bars of the values, one a bin, and points of what is expected joined by a line.
 
-    lines: (value, text) of lines across, the last above which no bar should go; words: what the chart says, for a screen
-    reader; says: what each bin says when it is pointed at; log: whether heights are logarithms, from a half up.
+    lines: (value, text) of lines across, the last above which no bar should go; words: what the
+    chart says, for a screen reader; says: what each bin says when it is pointed at; log: whether
+    heights are logarithms, from a half up.
     """
     most = max([lines[-1][0], *values, *(expected or ())], default=0.0) or 1.0
     step = 100 / max(len(values), 1)
@@ -483,26 +563,39 @@ def chart(
         across = Markup('x="{:.2f}%" width="{:.2f}%"').format(i * step + gap / 2, step - gap)
         if value > 0:
             height = max(height, 1.0)
-            bar = Markup('<rect class="bar" {} y="{:.1f}" height="{:.1f}"/>').format(across, BOTTOM - height, height)
-        ground = Markup('<rect class="ground" {} y="{}" height="{}"/>').format(across, TOP, BOTTOM - TOP)
+            bar = Markup('<rect class="bar" {} y="{:.1f}" height="{:.1f}"/>').format(
+                across, BOTTOM - height, height
+            )
+        ground = Markup('<rect class="ground" {} y="{}" height="{}"/>').format(
+            across, TOP, BOTTOM - TOP
+        )
         parts.append(Markup('<g class="bin" data-says="{}">{}{}</g>').format(text, ground, bar))
     if expected is not None:
         points = [((i + 0.5) * step, y(value)) for i, value in enumerate(expected)]
         for (x1, y1), (x2, y2) in itertools.pairwise(points):
-            line = Markup('<line class="theory" x1="{:.2f}%" y1="{:.1f}" x2="{:.2f}%" y2="{:.1f}"/>')
+            line = Markup(
+                '<line class="theory" x1="{:.2f}%" y1="{:.1f}" x2="{:.2f}%" y2="{:.1f}"/>'
+            )
             parts.append(line.format(x1, y1, x2, y2))
         parts += [
-            Markup('<circle class="theory" cx="{:.2f}%" cy="{:.1f}" r="2.2"/>').format(*point) for point in points
+            Markup('<circle class="theory" cx="{:.2f}%" cy="{:.1f}" r="2.2"/>').format(*point)
+            for point in points
         ]
     parts.append(Markup('<line class="axis" x2="100%" y1="{0}" y2="{0}"/>').format(BOTTOM))
-    side = Markup('x="100%" text-anchor="end"') if log and values[0] > values[-1] else ""  # where bars are lower
+    side = (
+        Markup('x="100%" text-anchor="end"') if log and values[0] > values[-1] else ""
+    )  # where bars are lower
     value_text = Markup('<text class="value" {} y="{:.1f}">{}</text>')
     parts += [value_text.format(side, y(value) - 5, text) for value, text in lines]
     for position, text in ticks:
         x = position * step
         anchor = "start" if x < 9 else "end" if x > 91 else "middle"
         place = 0.0 if x < 3 else 100.0 if x > 97 else x
-        parts.append(Markup('<text x="{:.1f}%" y="{}" text-anchor="{}">{}</text>').format(place, BELOW, anchor, text))
+        parts.append(
+            Markup('<text x="{:.1f}%" y="{}" text-anchor="{}">{}</text>').format(
+                place, BELOW, anchor, text
+            )
+        )
     head = Markup('<svg class="chart" role="img" aria-label="{}">').format(words)
     return head + Markup("").join(parts) + Markup("</svg>")
 
@@ -511,11 +604,15 @@ def meter(share: float | None, wanted: float | None = None) -> Markup:
     """A bar of a share of 1, with a mark where it was wanted; the numbers stand beside it."""
     parts = [Markup('<rect class="track" width="100" height="8"/>')]
     if share:
-        parts.append(Markup('<rect class="bar" width="{:.2f}" height="8"/>').format(100 * min(share, 1)))
+        parts.append(
+            Markup('<rect class="bar" width="{:.2f}" height="8"/>').format(100 * min(share, 1))
+        )
     if wanted is not None:
         x = min(max(100 * wanted, 0.75), 99.25)
         parts.append(Markup('<path class="wanted" d="M{:.2f} -2V10"/>').format(x))
-    head = Markup('<svg class="meter" viewBox="0 -2 100 12" preserveAspectRatio="none" aria-hidden="true">')
+    head = Markup(
+        '<svg class="meter" viewBox="0 -2 100 12" preserveAspectRatio="none" aria-hidden="true">'
+    )
     return head + Markup("").join(parts) + Markup("</svg>")
 
 
@@ -523,7 +620,14 @@ def stack(parts: Sequence[tuple[str, float]], words: str) -> Markup:
     """One bar of several (class, share of 1), side by side."""
     drawn, x = [], 0.0
     for kind, share in parts:
-        drawn.append(Markup('<rect class="{}" x="{:.3f}" width="{:.3f}" height="20"/>').format(kind, x, 1000 * share))
+        drawn.append(
+            Markup('<rect class="{}" x="{:.3f}" width="{:.3f}" height="20"/>').format(
+                kind, x, 1000 * share
+            )
+        )
         x += 1000 * share
-    head = Markup('<svg class="stack" viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label="{}">')
+    head = Markup(
+        '<svg class="stack" viewBox="0 0 1000 20" preserveAspectRatio="none" role="img"'
+        ' aria-label="{}">'
+    )
     return head.format(words) + Markup("").join(drawn) + Markup("</svg>")

@@ -1,7 +1,8 @@
 """Totals, figures, sample and faults → one HTML file that asks for nothing.
 
-Names come from recipes, files and documents, and may be anything: what the template puts out has every character showing
-and is escaped, and what the script reads is JSON without a character that means something in HTML.
+Names come from recipes, files and documents, and may be anything: what the template puts out has
+every character showing and is escaped, and what the script reads is JSON without a character that
+means something in HTML.
 """
 
 import base64
@@ -39,11 +40,14 @@ def page(
     made: Mapping[str, Any] | None,
     newest: Mapping[str, str],
 ) -> bytes:
-    """The page. totals: as `describe_manifest` gives; rows: what the script reads; made: as `origin` gives; newest: source →
-    the day of its newest file; the rest are sentences and their parts."""
+    """The page. totals: as `describe_manifest` gives; rows: what the script reads; made: as
+    `origin` gives; newest: source → the day of its newest file; the rest are sentences and their
+    parts."""
     style, script = (_text(f"page.{kind}") for kind in ("css", "js"))
     groups = charts_of(figures) if figures is not None and figures.segments else []
-    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True
+    )
     return (
         environment.from_string(_text("page.html"))
         .render(
@@ -59,12 +63,17 @@ def page(
             usage=totals and _usage(totals),
             mix=totals and _mix(totals, recipe, figures),
             groups=groups,
-            theory=any('class="theory"' in chart.svg for _, _, charts in groups for chart in charts),
+            theory=any(
+                'class="theory"' in chart.svg for _, _, charts in groups for chart in charts
+            ),
             looked_at=looked_at,
             sample_says=sample_says,
             anew_says=anew_says,
             origin=made and _origin(made, newest),
-            foot=f"Written by packprep inspect {directory} --html. This page is one file and loads nothing.",
+            foot=(
+                f"Written by packprep inspect {directory} --html. This page is one file and loads"
+                " nothing."
+            ),
             data=Markup(as_data(rows)),
         )
         .encode()
@@ -99,13 +108,18 @@ def _percent(share: float | None) -> str:
 
 def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
     engine = s["engine"]
-    name = f"{engine.get('name')} {engine.get('version')}" if isinstance(engine, Mapping) else engine
+    name = (
+        f"{engine.get('name')} {engine.get('version')}" if isinstance(engine, Mapping) else engine
+    )
     documents, fill = s["documents"], s["utilisation"]
     rejected = sum(documents["rejected"].values())
     without = fill["without_last_rows"]
     mean, shards = s["segments"] / s["rows"] if s["rows"] else 0.0, counted(s["shards"], "shard")
     return {
-        "lead": f"{counted(s['rows'], 'row')} of {s['seq_length']:,} slots in {shards}, {size_of(s['bytes'])}",
+        "lead": (
+            f"{counted(s['rows'], 'row')} of {s['seq_length']:,} slots in {shards},"
+            f" {size_of(s['bytes'])}"
+        ),
         "cards": [
             ("rows", f"{s['rows']:,}", f"of {s['seq_length']:,} slots"),
             ("segments", f"{s['segments']:,}", f"{mean:.2f} a row"),
@@ -114,7 +128,8 @@ def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
             (
                 "utilisation",
                 _percent(fill["all_rows"]),
-                ("" if without is None else f"{without:.2%} without last rows") + sides_in_words(fill),
+                ("" if without is None else f"{without:.2%} without last rows")
+                + sides_in_words(fill),
             ),
             ("size", size_of(s["bytes"]), f"in {shards}"),
         ],
@@ -139,9 +154,16 @@ def _origin(made: Mapping[str, Any], newest: Mapping[str, str]) -> dict[str, Any
         ],
         "head": ("source", "files", "size", "newest file"),
         "sources": [
-            (clipped(s["name"], _NAME), f"{s['files']:,}", size_of(s["bytes"]), newest[s["name"]])
-            if s["files"] is not None
-            else (clipped(s["name"], _NAME), "unknown", "unknown", newest[s["name"]])
+            (
+                (
+                    clipped(s["name"], _NAME),
+                    f"{s['files']:,}",
+                    size_of(s["bytes"]),
+                    newest[s["name"]],
+                )
+                if s["files"] is not None
+                else (clipped(s["name"], _NAME), "unknown", "unknown", newest[s["name"]])
+            )
             for s in sources
         ],
         "recipe": made["recipe"].splitlines(),
@@ -159,7 +181,11 @@ def _sums(s: Mapping[str, Any]) -> list[dict[str, Any]]:
         (
             "Tokens",
             ("read", tokens["read"]),
-            [("used", tokens["used"]), ("truncated", tokens["truncated"]), *_named("dropped: ", tokens["dropped"])],
+            [
+                ("used", tokens["used"]),
+                ("truncated", tokens["truncated"]),
+                *_named("dropped: ", tokens["dropped"]),
+            ],
         ),
         (
             "Slots",
@@ -175,22 +201,33 @@ def _sums(s: Mapping[str, Any]) -> list[dict[str, Any]]:
     sums = []
     for title, (label, whole), parts in lines:
         off = whole - sum(value for _, value in parts)
-        shown = [(clipped(name, _NAME), f"{value:,}") for i, (name, value) in enumerate(parts) if value or not i]
+        shown = [
+            (clipped(name, _NAME), f"{value:,}")
+            for i, (name, value) in enumerate(parts)
+            if value or not i
+        ]
         says = "✓ balances" if not off else f"✗ does not balance: off by {off:,}"
         whole_said = (label, f"{whole:,}")
-        sums.append({"title": title, "whole": whole_said, "parts": shown, "balances": not off, "says": says})
+        sums.append(
+            {"title": title, "whole": whole_said, "parts": shown, "balances": not off, "says": says}
+        )
     return sums
 
 
 def _named(before: str, counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    return [(before + name, n) for name, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    return [
+        (before + name, n)
+        for name, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ]
 
 
 def _usage(s: Mapping[str, Any]) -> dict[str, Any]:
     slots, whole = s["slots"], s["row_slots"] or 1
     padding = slots["padding_inside"] + slots["row_padding"]
     parts = [("tokens", slots["used"]), *_named("", slots["added"])]
-    shown = [(f"u{min(i, 8)}", name, n) for i, (name, n) in enumerate(parts) if n] + [("u9", "padding", padding)]
+    shown = [(f"u{min(i, 8)}", name, n) for i, (name, n) in enumerate(parts) if n] + [
+        ("u9", "padding", padding)
+    ]
     words = "Slots: " + ", ".join(f"{name} {n / whole:.2%}" for _, name, n in shown)
     keys = [(kind, name, _percent(n / whole)) for kind, name, n in shown]
     return {"svg": stack([(kind, n / whole) for kind, _, n in shown], words), "keys": keys}
@@ -202,7 +239,11 @@ Counted = tuple[int, float | None, float | None]
 
 def _cells(lines: Sequence[Counted], whole: bool = False) -> list[dict[str, Any]]:
     """A column of meters, to the scale of the greatest share; whole: of 1."""
-    scale = 1.0 if whole else max((share or 0.0 for _, *shares in lines for share in shares), default=0.0) or 1.0
+    scale = (
+        1.0
+        if whole
+        else max((share or 0.0 for _, *shares in lines for share in shares), default=0.0) or 1.0
+    )
     return [
         {
             "count": f"{count:,}",
@@ -213,11 +254,18 @@ def _cells(lines: Sequence[Counted], whole: bool = False) -> list[dict[str, Any]
     ]
 
 
-def _mix(s: Mapping[str, Any], recipe: Mapping[str, Any], figures: Figures | None) -> dict[str, Any]:
+def _mix(
+    s: Mapping[str, Any], recipe: Mapping[str, Any], figures: Figures | None
+) -> dict[str, Any]:
     asked = {source["name"]: source for source in recipe.get("sources", ())}
     about = "A mark on a bar is what the recipe asks for. Bars are to the scale of their column."
-    if any(source.get("tasks") for source in asked.values()) or (figures is not None and figures.supervised):
-        about += " Sources that draw only some tasks, and documents with trained ranges, move the drawn shares off their marks."
+    if any(source.get("tasks") for source in asked.values()) or (
+        figures is not None and figures.supervised
+    ):
+        about += (
+            " Sources that draw only some tasks, and documents with trained ranges, move the drawn"
+            " shares off their marks."
+        )
     if figures is not None and figures.segments:
         about += " Trained slots are those of the rows looked at, as a share of the task's slots."
     return {"about": about, "tables": [_task_table(s, figures), _source_table(s)]}
@@ -231,13 +279,22 @@ def _task_table(s: Mapping[str, Any], figures: Figures | None) -> dict[str, Any]
         [clipped(task["name"], _NAME) for _, task in shown],
         [task["objective"] for _, task in shown],
         [_percent(share) for share in wanted],
-        _cells([(task["segments"], task["segments"] / of, w) for (_, task), w in zip(shown, wanted, strict=True)]),
+        _cells(
+            [
+                (task["segments"], task["segments"] / of, w)
+                for (_, task), w in zip(shown, wanted, strict=True)
+            ]
+        ),
         _cells([(task["tokens"], task["token_share"], None) for _, task in shown]),
     ]
     head = [("task", ""), ("objective", ""), ("wanted", "n"), ("segments", "n"), ("tokens", "n")]
     if figures is not None and figures.segments:
         pairs = [(int(figures.task_trained[t]), int(figures.task_slots[t])) for t, _ in shown]
-        columns.append(_cells([(part, part / slots if slots else None, None) for part, slots in pairs], whole=True))
+        columns.append(
+            _cells(
+                [(part, part / slots if slots else None, None) for part, slots in pairs], whole=True
+            )
+        )
         head.append(("trained slots", "n"))
     return _table("Tasks", head, columns)
 
@@ -251,13 +308,27 @@ def _source_table(s: Mapping[str, Any]) -> dict[str, Any]:
         [_percent(share) for share in wanted],
         [f"{source['documents']:,}" for source in sources],
         _cells([(source["segments"], source["segments"] / of, None) for source in sources]),
-        _cells([(source["tokens"], source["token_share"], w) for source, w in zip(sources, wanted, strict=True)]),
+        _cells(
+            [
+                (source["tokens"], source["token_share"], w)
+                for source, w in zip(sources, wanted, strict=True)
+            ]
+        ),
     ]
-    head = [("source", ""), ("repeat", "n"), ("wanted", "n"), ("documents", "n"), ("segments", "n"), ("tokens", "n")]
+    head = [
+        ("source", ""),
+        ("repeat", "n"),
+        ("wanted", "n"),
+        ("documents", "n"),
+        ("segments", "n"),
+        ("tokens", "n"),
+    ]
     return _table("Sources", head, columns)
 
 
-def _table(title: str, head: Sequence[tuple[str, str]], columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def _table(
+    title: str, head: Sequence[tuple[str, str]], columns: Sequence[Sequence[Any]]
+) -> dict[str, Any]:
     """head: (words, class) of each column. Of many lines the first MOST_LINES."""
     lines = len(columns[0])
     title = f"{title}, the first {MOST_LINES} of {lines:,}" if lines > MOST_LINES else title

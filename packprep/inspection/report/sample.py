@@ -1,10 +1,12 @@
-"""Rows for the report: each described as `inspect --row` does, beside it what its segments were before, and small enough.
+"""Rows for the report: each described as `inspect --row` does, beside it what its segments were
+before, and small enough.
 
 ```
 row_with ─► parts as pieces ─┬─► tokens: {t: texts, f: flags, i: ids}, the middle of a long part left out
 restore, labels ─► originals ┘
 ```
-Texts have every character showing, as in a terminal; a flag is a digit of base 32, the sum of TRAINED … CORRUPTED.
+Texts have every character showing, as in a terminal; a flag is a digit of base 32, the sum of
+TRAINED … CORRUPTED.
 """
 
 import json
@@ -57,10 +59,13 @@ _SIZES = (
 _TEXT, _NAME, _MESSAGE = 80, 200, 400  # characters that are kept
 
 
-def sample_rows(data: OpenedDataset, rows: Sequence[int], sound: frozenset[int]) -> list[dict[str, Any]]:
+def sample_rows(
+    data: OpenedDataset, rows: Sequence[int], sound: frozenset[int]
+) -> list[dict[str, Any]]:
     """The rows as plain values; {row, shard, unreadable: why} where one cannot be read.
 
-    sound: shards in which verification found no fault: only their segments are inverted and built again.
+    sound: shards in which verification found no fault: only their segments are inverted and built
+    again.
     """
     described: list[dict[str, Any]] = []
     locations = [data.location(row) for row in rows]
@@ -69,7 +74,9 @@ def sample_rows(data: OpenedDataset, rows: Sequence[int], sound: frozenset[int])
         of_shard = [row for row, (b, _) in zip(rows, locations, strict=True) if b == shard]
         with data.local.fetched(shard_name(shard)):
             try:
-                shown, read = _of_shard(data, shard, of_shard, shard in sound, (left, unshown), read)
+                shown, read = _of_shard(
+                    data, shard, of_shard, shard in sound, (left, unshown), read
+                )
             except DatasetError as error:
                 shown = [_unreadable(data, row, error) for row in of_shard]
             described += shown
@@ -81,7 +88,8 @@ def sample_rows(data: OpenedDataset, rows: Sequence[int], sound: frozenset[int])
 def row_anew(data: OpenedDataset, shown: Mapping[str, Any], epoch: int) -> dict[str, Any] | None:
     """{row, epoch, segments: [{number, parts}]} of a row of `sample_rows` as redraw gives it.
 
-    None where the row stays as it is, or has a task that cannot be drawn anew. DatasetError where what is stored cannot be.
+    None where the row stays as it is, or has a task that cannot be drawn anew. DatasetError where
+    what is stored cannot be.
     """
     number = shown["row"]
     with data.local.fetched(shard_name(data.location(number)[0])):
@@ -90,35 +98,51 @@ def row_anew(data: OpenedDataset, shown: Mapping[str, Any], epoch: int) -> dict[
             view = data.dataset.row(number, epoch)
         except ArgumentError:
             return None
-        if np.array_equal(view.tokens, stored.tokens) and np.array_equal(view.loss_mask, stored.loss_mask):
+        if np.array_equal(view.tokens, stored.tokens) and np.array_equal(
+            view.loss_mask, stored.loss_mask
+        ):
             return None
         plain = row_with(data, number, [""] * view.n_segments, epoch)
         fitted = _fitted(data, plain, view, 0, None, {}, _size(shown))
-    segments = [{"number": segment["number"], "parts": segment["parts"]} for segment in fitted["segments"]]
+    segments = [
+        {"number": segment["number"], "parts": segment["parts"]} for segment in fitted["segments"]
+    ]
     return {"row": number, "epoch": epoch, "segments": segments}
 
 
 def _unreadable(data: OpenedDataset, row: int, error: Exception) -> dict[str, Any]:
     message = clipped(visible(data.local.named(str(error))), _MESSAGE)
-    return {"row": row, "shard": shard_name(data.location(row)[0]), "unreadable": message, "tasks": []}
+    return {
+        "row": row,
+        "shard": shard_name(data.location(row)[0]),
+        "unreadable": message,
+        "tasks": [],
+    }
 
 
 def _of_shard(
-    data: OpenedDataset, number: int, rows: Sequence[int], sound: bool, room: tuple[int, int], read: int
+    data: OpenedDataset,
+    number: int,
+    rows: Sequence[int],
+    sound: bool,
+    room: tuple[int, int],
+    read: int,
 ) -> tuple[list[dict[str, Any]], int]:
     shard = shard_in(data.local.folder, data.dataset.manifest, number)
     ranges = {row: shard.segment_range(data.location(row)[1]) for row in rows}
     every = np.concatenate([np.arange(*bounds) for bounds in ranges.values()])
     plan = data.plan
     verdicts = dict.fromkeys(
-        every.tolist(), "not rebuilt: verification found faults in this shard, or did not look at it"
+        every.tolist(),
+        "not rebuilt: verification found faults in this shard, or did not look at it",
     )
     stored: SegmentTable | None = None
     if sound and isinstance(plan, Plan):
         chosen, read = _affordable(plan, shard.arrays, every, read)
         verdicts = dict.fromkeys(
             every.tolist(),
-            f"not rebuilt: its file takes more reading than {MOST_READ_BYTES >> 30} GiB in all; `packprep inspect --row` does it",
+            f"not rebuilt: its file takes more reading than {MOST_READ_BYTES >> 30} GiB in all;"
+            " `packprep inspect --row` does it",
         )
         verdicts |= zip(chosen.tolist(), data.rebuilt(number, chosen), strict=True)
         stored = stored_segments(plan, shard.arrays)
@@ -137,9 +161,15 @@ def _of_shard(
     return shown, read
 
 
-def _affordable(plan: Plan, arrays: Mapping[str, np.ndarray], every: np.ndarray, read: int) -> tuple[np.ndarray, int]:
-    """(the segments whose files may be read again, ascending; bytes that reading takes with these)."""
-    sources, files = arrays["segment_source"][every].tolist(), arrays["segment_file"][every].tolist()
+def _affordable(
+    plan: Plan, arrays: Mapping[str, np.ndarray], every: np.ndarray, read: int
+) -> tuple[np.ndarray, int]:
+    """(the segments whose files may be read again, ascending; bytes that reading takes with
+    these)."""
+    sources, files = (
+        arrays["segment_source"][every].tolist(),
+        arrays["segment_file"][every].tolist(),
+    )
     chosen: list[int] = []
     known: dict[tuple[int, ...], bool] = {}
     for g, s, file in zip(every.tolist(), sources, files, strict=True):
@@ -147,7 +177,10 @@ def _affordable(plan: Plan, arrays: Mapping[str, np.ndarray], every: np.ndarray,
         size = 0 if source.prefix == UNREAD else int(source.files.sizes[file - source.first_file])
         read_for: tuple[int, ...] = (file, int(arrays["segment_repeat"][g]))
         if position_of(*source.formats[file - source.first_file]) == "byte":
-            size, read_for = min(size, PIECE_BYTES), (*read_for, int(arrays["segment_doc"][g]) // PIECE_BYTES)
+            size, read_for = (
+                min(size, PIECE_BYTES),
+                (*read_for, int(arrays["segment_doc"][g]) // PIECE_BYTES),
+            )
         if read_for not in known:
             known[read_for] = read + size <= MOST_READ_BYTES
             read += size if known[read_for] else 0
@@ -172,7 +205,9 @@ def _fitted(
         task = tasks[int(columns["task"][i])]
         begin, end, prefix = (int(columns[name][i]) for name in ("begin", "end", "prefix"))
         bounds.append(
-            [begin, end, prefix, task["parameters"].get("block_length", 1)] if prefix < 0 else [begin, end, prefix]
+            [begin, end, prefix, task["parameters"].get("block_length", 1)]
+            if prefix < 0
+            else [begin, end, prefix]
         )
     whole = [
         _segment(data, segment, view, first + i, stored, arrays)
@@ -181,11 +216,17 @@ def _fitted(
     names = ("row", "shard", "row_in_shard", "slots", "padding", "trained")
     head = {name: plain[name] for name in names} | {
         "count": len(plain["segments"]),
-        "tasks": list(dict.fromkeys(clipped(segment["task"], _NAME) for segment in plain["segments"])),
+        "tasks": list(
+            dict.fromkeys(clipped(segment["task"], _NAME) for segment in plain["segments"])
+        ),
     }
     row: dict[str, Any] = {}
     for tokens, segments in _SIZES:
-        row = {**head, "bounds": bounds[: 10 * segments], "segments": [_shortened(s, tokens) for s in whole[:segments]]}
+        row = {
+            **head,
+            "bounds": bounds[: 10 * segments],
+            "segments": [_shortened(s, tokens) for s in whole[:segments]],
+        }
         if _size(row) <= budget:
             break
     return row
@@ -216,8 +257,21 @@ def _segment(
         parts.append(_tokens(part["name"], part["pieces"], changed[at:], begin + at))
         at += sum(len(piece["ids"]) for piece in part["pieces"])
     original, why = _original(data, segment, task, view, g, stored, arrays)
-    names = ("number", "document", "start", "tokens", "begin", "slots", "padding", "prefix", "trained", "noise")
-    described = {name: segment[name] for name in (*names, "loss_weight", "key", "repeat", "predicts")}
+    names = (
+        "number",
+        "document",
+        "start",
+        "tokens",
+        "begin",
+        "slots",
+        "padding",
+        "prefix",
+        "trained",
+        "noise",
+    )
+    described = {
+        name: segment[name] for name in (*names, "loss_weight", "key", "repeat", "predicts")
+    }
     for name in ("task", "objective", "source", "file"):
         described[name] = clipped(visible(segment[name]), _NAME)
     rebuilt = clipped(visible(data.local.named(segment["rebuilt"])), _MESSAGE)
@@ -247,19 +301,28 @@ def _original(
     stored: SegmentTable | None,
     arrays: Any,
 ) -> tuple[dict[str, Any] | None, str]:
-    """(the segment before its objective, its corrupted tokens flagged; or None and why there is nothing to show)."""
+    """(the segment before its objective, its corrupted tokens flagged; or None and why there is
+    nothing to show)."""
     begin, number = segment["begin"], segment["number"] - 1
     if is_in_place(task):
         ids = _labels(task, view, begin, segment["slots"])
         first_copy = slice(begin, begin + len(ids))
         noised = view.tokens[first_copy] != ids
         law = LAWS[task["objective"]]
-        if not law.any_token(task["parameters"]) and not RULES[task["attention"]].in_blocks:  # some stay as they are
+        if (
+            not law.any_token(task["parameters"]) and not RULES[task["attention"]].in_blocks
+        ):  # some stay as they are
             noised |= view.loss_mask[first_copy] != 0
-    elif isinstance(data.plan, Plan) and data.plan.tasks[int(view.segments["task"][number])].objective.supervised:
+    elif (
+        isinstance(data.plan, Plan)
+        and data.plan.tasks[int(view.segments["task"][number])].objective.supervised
+    ):
         return None, "The row holds the text as it is."
     elif stored is None:
-        return None, "Not inverted: that takes a plan that can be opened here and a shard without faults."
+        return (
+            None,
+            "Not inverted: that takes a plan that can be opened here and a shard without faults.",
+        )
     elif removed_segments(arrays)[g]:
         return None, "Its document was removed."
     else:
@@ -268,14 +331,21 @@ def _original(
         if not fits[0]:
             return None, "Not inverted: its sentinels are not where the header says."
         slots = slots_of_tokens(data.plan, arrays, stored, np.array([g]), ids)
-        noised = (slots >= begin + segment["prefix"]) & (segment["prefix"] > 0)  # what stands behind the prefix
+        noised = (slots >= begin + segment["prefix"]) & (
+            segment["prefix"] > 0
+        )  # what stands behind the prefix
     texts = data.texts.pieces(ids.tolist())
-    pieces = [{"text": p.text, "ids": p.ids, "kind": p.kind, "loss": [0] * len(p.ids)} for p in texts]
+    pieces = [
+        {"text": p.text, "ids": p.ids, "kind": p.kind, "loss": [0] * len(p.ids)} for p in texts
+    ]
     return _tokens("original", pieces, noised, -1), ""
 
 
-def _tokens(name: str, pieces: Sequence[Mapping[str, Any]], corrupted: np.ndarray, first: int) -> dict[str, Any]:
-    """A part: texts, flags and ids of its pieces, one beside the other. first: slot of the first; −1: it is in no row."""
+def _tokens(
+    name: str, pieces: Sequence[Mapping[str, Any]], corrupted: np.ndarray, first: int
+) -> dict[str, Any]:
+    """A part: texts, flags and ids of its pieces, one beside the other. first: slot of the first;
+    −1: it is in no row."""
     texts, flags, ids, at = [], [], [], 0
     for piece in pieces:
         end = at + len(piece["ids"])
@@ -287,12 +357,21 @@ def _tokens(name: str, pieces: Sequence[Mapping[str, Any]], corrupted: np.ndarra
         flags.append(DIGITS[flag])
         ids.append(piece["ids"][0] if end - at == 1 else piece["ids"])
         at = end
-    return {"name": name, "first": first, "count": at, "runs": [{"t": texts, "f": "".join(flags), "i": ids}]}
+    return {
+        "name": name,
+        "first": first,
+        "count": at,
+        "runs": [{"t": texts, "f": "".join(flags), "i": ids}],
+    }
 
 
 def _shortened(segment: Mapping[str, Any], most: int) -> dict[str, Any]:
     parts = [_cut(part, most) for part in segment["parts"]]
-    return {**segment, "parts": parts, "original": segment["original"] and _cut(segment["original"], most)}
+    return {
+        **segment,
+        "parts": parts,
+        "original": segment["original"] and _cut(segment["original"], most),
+    }
 
 
 def _cut(part: Mapping[str, Any], most: int) -> dict[str, Any]:

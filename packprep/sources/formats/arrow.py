@@ -1,10 +1,12 @@
 """Arrow IPC files and streams (as Hugging Face datasets writes them): a piece is a record batch.
 
-pyarrow can count the rows before a batch only by decoding them all. The message headers have the counts, so they are
-read here: the framing is in the Arrow columnar format's "Serialization and Interprocess Communication" and in
-format/Message.fbs and format/File.fbs, the tables in FlatBuffers' "Internals".
+pyarrow can count the rows before a batch only by decoding them all. The message headers have the
+counts, so they are read here: the framing is in the Arrow columnar format's "Serialization and
+Interprocess Communication" and in format/Message.fbs and format/File.fbs, the tables in
+FlatBuffers' "Internals".
 
-Folders that `datasets` writes with `save_to_disk` are such streams, and a state.json that lists them.
+Folders that `datasets` writes with `save_to_disk` are such streams, and a state.json that lists
+them.
 """
 
 import json
@@ -54,7 +56,12 @@ def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) 
 
 
 def read(
-    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, fields: Fields | None
+    part: Slice,
+    text_key: str,
+    keep: Keep | None,
+    batch_bytes: int,
+    decoders: Decoders,
+    fields: Fields | None,
 ) -> Iterator[Batch]:
     """The documents of a slice of a record batch; see `formats.read`."""
     with _opened(part.path, part.size) as file:
@@ -65,7 +72,9 @@ def read(
         if not is_url(part.path):  # there each buffer would be a request
             for offset in (*index.dictionaries, index.offsets[part.piece]):
                 advice = "Write it with fewer rows a batch"
-                check_block(part.path, "a record batch", _largest_decompressed(file, offset), advice)
+                check_block(
+                    part.path, "a record batch", _largest_decompressed(file, offset), advice
+                )
         # Mapped, so that only the pages of the columns that are read are touched.
         with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
             columns = _columns(part, source, index, text_key, fields)
@@ -74,10 +83,19 @@ def read(
             batch = BatchBuilder(part.file)
             first = sum(index.rows[: part.piece])
             if part.format == "arrow_tokens":
-                rows_of = columns[text_key], first + low, keep, batch_bytes, first + begin, columns.get("weight")
+                rows_of = (
+                    columns[text_key],
+                    first + low,
+                    keep,
+                    batch_bytes,
+                    first + begin,
+                    columns.get("weight"),
+                )
                 yield from read_lists(part.file, *rows_of)
                 return
-            yield from read_rows(batch, columns, text_key, fields, first + low, keep, batch_bytes, first + begin)
+            yield from read_rows(
+                batch, columns, text_key, fields, first + low, keep, batch_bytes, first + begin
+            )
             yield from batch.take()
 
 
@@ -90,7 +108,8 @@ def numbers(part: Slice, decoders: Decoders) -> range:
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float | None:
-    """The bytes that a part's record batch takes for each id of its column of tokens; None if it has no id."""
+    """The bytes that a part's record batch takes for each id of its column of tokens; None if it
+    has no id."""
     with _opened(part.path, part.size) as file:
         index = _index(file, part.size)
         with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
@@ -112,8 +131,13 @@ def _columns(
 
         def sizes_of(keys: Sequence[str]) -> list[int]:
             places = [find_columns(part.path, schema, key, None, sizes_of)[key] for key in keys]
-            held = [_arrays(part.piece, source, index, schema, [place.number])[0] for place in places]
-            return [place.of(_validated(array)).nbytes for place, array in zip(places, held, strict=True)]
+            held = [
+                _arrays(part.piece, source, index, schema, [place.number])[0] for place in places
+            ]
+            return [
+                place.of(_validated(array)).nbytes
+                for place, array in zip(places, held, strict=True)
+            ]
 
         columns = find_columns(part.path, schema, text_key, fields, sizes_of)
     wanted = sorted({column.number for column in columns.values()})
@@ -132,7 +156,8 @@ def _arrays(
     only_wanted = pa.ipc.IpcReadOptions(included_fields=list(wanted), use_threads=False)
     if not index.is_stream:
         return list(pa.ipc.open_file(source, options=only_wanted).get_batch(piece).columns)
-    # Dictionaries before the batch belong to it, so all that precedes it is gone through (nothing of it is copied).
+    # Dictionaries before the batch belong to it, so all that precedes it is gone through (nothing
+    # of it is copied).
     source.seek(0)
     reader = pa.ipc.open_stream(source, options=only_wanted)
     for _ in range(piece):
@@ -141,11 +166,18 @@ def _arrays(
 
 
 def _validated(column: pa.Array) -> pa.Array:
-    """The column, checked so that a damaged file cannot lead outside of its buffers; strings as their bytes."""
+    """The column, checked so that a damaged file cannot lead outside of its buffers; strings as
+    their bytes."""
     if pa.types.is_dictionary(column.type):
         return pa.DictionaryArray.from_arrays(column.indices, _validated(column.dictionary))
-    as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
-    if column.type in as_bytes:  # full validation would refuse the whole column for one text that is not UTF-8
+    as_bytes = {
+        pa.string(): pa.binary(),
+        pa.large_string(): pa.large_binary(),
+        pa.string_view(): pa.binary_view(),
+    }
+    if (
+        column.type in as_bytes
+    ):  # full validation would refuse the whole column for one text that is not UTF-8
         column = column.view(as_bytes[column.type])
     column.validate(full=True)
     return column
@@ -190,7 +222,9 @@ def _index_of_stream(file: BinaryIO, size: int) -> BatchIndex:
             dictionaries.append(at)
         at = header.end
         if at > size:
-            raise pa.ArrowInvalid(f"a message ends at byte {at}, but the file has {size}; it is truncated")
+            raise pa.ArrowInvalid(
+                f"a message ends at byte {at}, but the file has {size}; it is truncated"
+            )
     if at == 0:
         raise pa.ArrowInvalid("it is empty")
     return BatchIndex(True, dictionaries, offsets, rows, sizes)
@@ -222,8 +256,9 @@ def _read_header(file: BinaryIO, at: int) -> _Header | None:
 
 
 def _largest_decompressed(file: BinaryIO, at: int) -> int:
-    """The bytes that the largest compressed buffer of a record batch or dictionary has once it is decompressed; 0 where none
-    is compressed. Each begins with that number; it is −1 where this buffer is not."""
+    """The bytes that the largest compressed buffer of a record batch or dictionary has once it is
+    decompressed; 0 where none is compressed. Each begins with that number; it is −1 where this
+    buffer is not."""
     found = _read_message(file, at)
     if found is None:
         return 0
@@ -246,7 +281,8 @@ def _largest_decompressed(file: BinaryIO, at: int) -> int:
 
 
 def _read_message(file: BinaryIO, at: int) -> tuple[bytes, int] | None:
-    """(a message's header, the byte of the file at which its body begins); None at the mark that ends a stream."""
+    """(a message's header, the byte of the file at which its body begins); None at the mark that
+    ends a stream."""
     mark, n_bytes = struct.unpack("<II", _read(file, at, 8))
     begin = at + 8
     if mark != _CONTINUATION:  # before format version 0.15 there was no mark
@@ -302,7 +338,8 @@ _MOST_BYTES = 64 << 20  # of a state.json
 def saved_files(folder: str) -> list[str]:
     """The names of a dataset's Arrow files, ascending.
 
-    SourceError where state.json is damaged, or says that the dataset is another selection of its files' rows.
+    SourceError where state.json is damaged, or says that the dataset is another selection of its
+    files' rows.
     """
     path = Path(folder) / "state.json"
     try:
@@ -314,11 +351,13 @@ def saved_files(folder: str) -> list[str]:
             f"{path}: cannot be read: {error}. Save the dataset anew, or name its .arrow files."
         ) from error
     if not isinstance(state, dict) or not isinstance(state.get("_data_files"), list):
-        raise SourceError(f"{path}: it lists no _data_files. Save the dataset anew, or name its .arrow files.")
+        raise SourceError(
+            f"{path}: it lists no _data_files. Save the dataset anew, or name its .arrow files."
+        )
     if state.get("_indices_files") or state.get("_indices_data_files"):
         raise SourceError(
-            f"{path}: the dataset has an indices mapping (_indices_files): it is another selection of the rows of its files. "
-            "Save it again after flatten_indices(), with save_to_disk."
+            f"{path}: the dataset has an indices mapping (_indices_files): it is another selection"
+            " of the rows of its files. Save it again after flatten_indices(), with save_to_disk."
         )
     return sorted(_name_of(path, entry) for entry in state["_data_files"])
 
@@ -326,7 +365,11 @@ def saved_files(folder: str) -> list[str]:
 def _name_of(path: Path, entry: Any) -> str:
     name = entry.get("filename") if isinstance(entry, dict) else None
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise SourceError(f"{path}: {name!r} is no name of a file in its folder. Save the dataset anew.")
+        raise SourceError(
+            f"{path}: {name!r} is no name of a file in its folder. Save the dataset anew."
+        )
     if not (path.parent / name).is_file():
-        raise SourceError(f"{path.parent / name}: the file is missing, and state.json lists it. Put it back.")
+        raise SourceError(
+            f"{path.parent / name}: the file is missing, and state.json lists it. Put it back."
+        )
     return name

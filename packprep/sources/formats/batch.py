@@ -1,14 +1,17 @@
-"""What every format takes and gives: a slice of a file in, batches of documents as columns out; and which documents are taken.
+"""What every format takes and gives: a slice of a file in, batches of documents as columns out; and
+which documents are taken.
 
-Which documents of a piece a fraction of its documents is: evenly by length, each with the same probability.
+Which documents of a piece a fraction of its documents is: evenly by length, each with the same
+probability.
 
     size        0     1    2…3   4…7   8…15  …      stored bytes (line, text) or tokens; of messages, how many
     class       0     1     2     3     4    …      bits of the size
     taken       iff ⌊(j + 1) · f + u⌋ > ⌊j · f + u⌋, for the j-th document of its class in the piece
 
-u is uniform, keyed by piece, use and class. So each document is taken with probability f, whatever its length; and what is
-taken of a piece has f of its bytes but for about a document of each class, where tossing a coin for each lets few long
-documents decide. A part that begins inside a piece is chosen from as the whole is: what lies before it is counted.
+u is uniform, keyed by piece, use and class. So each document is taken with probability f, whatever
+its length; and what is taken of a piece has f of its bytes but for about a document of each class,
+where tossing a coin for each lets few long documents decide. A part that begins inside a piece is
+chosen from as the whole is: what lies before it is counted.
 """
 
 import re
@@ -31,10 +34,11 @@ _32 = np.uint64(32)
 
 
 class Choice:
-    """The documents of one piece that one use takes. It is asked for all of them in order, and remembers how many it saw.
+    """The documents of one piece that one use takes. It is asked for all of them in order, and
+    remembers how many it saw.
 
-    key: of the piece in that use. fraction: in 2⁻³², below 2³². sample: (file, positions) → bool[n]: the documents among
-    which is chosen, or None for all.
+    key: of the piece in that use. fraction: in 2⁻³², below 2³². sample: (file, positions) →
+    bool[n]: the documents among which is chosen, or None for all.
     """
 
     def __init__(self, key: np.uint64, fraction: int, sample=None):
@@ -46,11 +50,19 @@ class Choice:
     def __call__(self, file: int, positions: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """bool[n]: which of the next documents are taken. positions, sizes: int64[n], sizes ≥ 0."""
         taken = np.zeros(len(positions), np.bool_)
-        among = np.arange(len(positions)) if self.sample is None else np.flatnonzero(self.sample(file, positions))
+        among = (
+            np.arange(len(positions))
+            if self.sample is None
+            else np.flatnonzero(self.sample(file, positions))
+        )
         of_class = np.frexp(sizes[among].astype(np.float64))[1]
         order = np.argsort(of_class, kind="stable")
         sorted_class, count = of_class[order], np.bincount(of_class, minlength=_CLASSES)
-        number = np.arange(len(order)) - (np.cumsum(count) - count)[sorted_class] + self.seen[sorted_class]
+        number = (
+            np.arange(len(order))
+            - (np.cumsum(count) - count)[sorted_class]
+            + self.seen[sorted_class]
+        )
         self.seen += count
         before = number.astype(np.uint64) * self.fraction + self._shift[sorted_class]
         taken[among[order]] = (before + self.fraction) >> _32 > before >> _32
@@ -59,24 +71,27 @@ class Choice:
 
 PIECE_BYTES = 4 << 20  # a piece of an uncompressed line file
 MAX_DOCUMENT_BYTES = 8 << 20
-"""Of a document's text in UTF-8: a longer one is rejected. The reference engine's encoding of one takes some 50 times its bytes
-of prose, and 200 times where each byte is a token."""
+"""Of a document's text in UTF-8: a longer one is rejected. The reference engine's encoding of one
+takes some 50 times its bytes of prose, and 200 times where each byte is a token."""
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES
-"""Of a line of JSON, whose escapes take up to three times the bytes of a text that is not ASCII: a longer line is rejected, and
-never held in memory whole."""
+"""Of a line of JSON, whose escapes take up to three times the bytes of a text that is not ASCII: a
+longer line is rejected, and never held in memory whole."""
 MAX_DOCUMENT_TOKENS = 8 << 20  # of a document of a source of tokens
 TOKEN_TEXT_BYTES = 4
-"""What a token of a source of tokens counts as text: about what a token of English makes with a vocabulary of 50,000 or
-more, so that shards of text and shards of tokens have like sizes. No document depends on it."""
+"""What a token of a source of tokens counts as text: about what a token of English makes with a
+vocabulary of 50,000 or more, so that shards of text and shards of tokens have like sizes. No
+document depends on it."""
 MAX_DETAIL = 200  # characters of a reject's detail
-_LEAST_BYTES = 64  # what a document counts in a batch at least: it is some objects, however short its text
+_LEAST_BYTES = (
+    64  # what a document counts in a batch at least: it is some objects, however short its text
+)
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 LOSS_SPANS, MESSAGES, MEDIA = "loss_spans", "messages", "media"
 """The fields by which a document says what of it is trained, and where places of media stand."""
 
-# Why a document can be rejected. A reason, a position and a detail are part of a dataset's bytes: nothing in them
-# may depend on the version of Python or of a library.
+# Why a document can be rejected. A reason, a position and a detail are part of a dataset's bytes:
+# nothing in them may depend on the version of Python or of a library.
 BAD_REASONS = (
     "malformed_json",
     "missing_text",
@@ -95,8 +110,8 @@ BAD_REASONS = (
 )
 
 Keep = Callable[[int, np.ndarray], np.ndarray] | Choice
-"""(file, positions int64[n]) → bool[n]: which documents to decode; or a Choice, which is asked for all of a piece from its
-begin, with their sizes."""
+"""(file, positions int64[n]) → bool[n]: which documents to decode; or a Choice, which is asked for
+all of a piece from its begin, with their sizes."""
 
 
 class Reject(NamedTuple):
@@ -120,7 +135,8 @@ class IdLists(NamedTuple):
 
 @dataclass(frozen=True)
 class Supervision:
-    """What a document says of its training, as its file has it, unchecked: loss_spans of its text, or the fields of a layout.
+    """What a document says of its training, as its file has it, unchecked: loss_spans of its text,
+    or the fields of a layout.
 
     text        None: it has none; beside a layout it is not wanted
     loss_spans  of any type; None: it has none
@@ -140,10 +156,12 @@ class Batch(NamedTuple):
     """Documents in file order, and the rejected ones among them.
 
     texts: n texts;  files: int32[n];  positions: int64[n], strictly increasing within one file
-    supervision: document's number in the batch → its fields, of those that have loss_spans, messages or media and where
-    somebody asked; one without a text of its own has the text "" here
-    tokens: n documents of a source of tokens, whose batches have no texts and no supervision; None: a source of text
-    weights: document's number in a batch of tokens → its weight, of those that have one other than 1
+    supervision: document's number in the batch → its fields, of those that have loss_spans,
+    messages or media and where somebody asked; one without a text of its own has the text "" here
+    tokens: n documents of a source of tokens, whose batches have no texts and no supervision; None:
+    a source of text
+    weights: document's number in a batch of tokens → its weight, of those that have one other than
+    1
     """
 
     texts: list[str]
@@ -156,10 +174,12 @@ class Batch(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What a shard takes from one piece of one file in one use: [lo·units // weight, hi·units // weight) of its units.
+    """What a shard takes from one piece of one file in one use: [lo·units // weight, hi·units //
+    weight) of its units.
 
-    Units are bytes (line file), rows (Parquet row group, Arrow record batch), documents (Megatron's), input steps of
-    `step_bytes` (compressed line file), or 1 (text file). Neighbouring slices neither overlap nor leave a gap.
+    Units are bytes (line file), rows (Parquet row group, Arrow record batch), documents
+    (Megatron's), input steps of `step_bytes` (compressed line file), or 1 (text file). Neighbouring
+    slices neither overlap nor leave a gap.
     """
 
     path: str
@@ -200,7 +220,9 @@ class BatchBuilder:
         self.positions.append(position)
         self.bytes += max(n_bytes, _LEAST_BYTES)
 
-    def extend(self, positions: np.ndarray, texts: list[str], n_bytes: np.ndarray, batch_bytes: int) -> Iterator[Batch]:
+    def extend(
+        self, positions: np.ndarray, texts: list[str], n_bytes: np.ndarray, batch_bytes: int
+    ) -> Iterator[Batch]:
         """Adds texts; gives the batch as often as it holds `batch_bytes`.
 
         positions, n_bytes: int64[n]
@@ -226,8 +248,20 @@ class BatchBuilder:
         """The batch, unless it is empty; the next one begins."""
         if self.texts or self.rejects:
             files = np.full(len(self.texts), self.file, np.int32)
-            batch = Batch(self.texts, files, np.array(self.positions, np.int64), self.rejects, self.supervision)
-            self.texts, self.positions, self.rejects, self.supervision, self.bytes = [], array("q"), [], {}, 0
+            batch = Batch(
+                self.texts,
+                files,
+                np.array(self.positions, np.int64),
+                self.rejects,
+                self.supervision,
+            )
+            self.texts, self.positions, self.rejects, self.supervision, self.bytes = (
+                [],
+                array("q"),
+                [],
+                {},
+                0,
+            )
             yield batch
 
 
@@ -242,8 +276,11 @@ def slices(sizes: np.ndarray, n_bytes: int) -> Iterator[slice]:
         begin = end
 
 
-def kept(keep: Keep | None, file: int, positions: np.ndarray, sizes: Callable[[], np.ndarray]) -> np.ndarray:
-    """bool[n]: which of the documents at `positions: int64[n]` are wanted. sizes: gives int64[n] where they are asked for."""
+def kept(
+    keep: Keep | None, file: int, positions: np.ndarray, sizes: Callable[[], np.ndarray]
+) -> np.ndarray:
+    """bool[n]: which of the documents at `positions: int64[n]` are wanted. sizes: gives int64[n]
+    where they are asked for."""
     if keep is None or not len(positions):
         return np.ones(len(positions), bool)
     if isinstance(keep, Choice):
@@ -265,7 +302,8 @@ def large_text(text: str) -> tuple[str, str] | None:
 
 
 def are_too_long(lengths: np.ndarray) -> np.ndarray:
-    """bool[n]: which token documents have more tokens than MAX_DOCUMENT_TOKENS. lengths: int64[n]"""
+    """bool[n]: which token documents have more tokens than MAX_DOCUMENT_TOKENS. lengths:
+    int64[n]"""
     return lengths > MAX_DOCUMENT_TOKENS
 
 
@@ -276,12 +314,16 @@ def too_many_tokens(n_tokens: int) -> tuple[str, str]:
 
 def invalid_utf8(error: UnicodeDecodeError, whole: str) -> tuple[str, str]:
     """Reason and detail of bytes that are not UTF-8, found in the `whole`, e.g. "line"."""
-    return "invalid_utf8", f"byte {error.start} of the {whole}, 0x{error.object[error.start]:02x}, is not valid UTF-8"
+    return (
+        "invalid_utf8",
+        f"byte {error.start} of the {whole}, 0x{error.object[error.start]:02x}, is not valid UTF-8",
+    )
 
 
 @contextmanager
 def open_source(path: str, size: int) -> Iterator[BinaryIO]:
-    """An input file or URL, open for reading, after a check that it still has the planned `size`; see `source_errors`."""
+    """An input file or URL, open for reading, after a check that it still has the planned `size`;
+    see `source_errors`."""
     with source_errors(path):
         if is_url(path):
             remote, name = locate(path)
@@ -303,23 +345,28 @@ def open_source(path: str, size: int) -> Iterator[BinaryIO]:
 def changed_size(path: str, size: int, found: int) -> SourceError:
     """The error of a file that no longer has the planned `size`."""
     return SourceError(
-        f"{path}: the file has {found} bytes, but had {size} when the plan was made. Put the file back as it was, "
-        f"or build into a new output folder."
+        f"{path}: the file has {found} bytes, but had {size} when the plan was made. Put the file"
+        " back as it was, or build into a new output folder."
     )
 
 
 @contextmanager
 def source_errors(path: str) -> Iterator[None]:
-    """Turns what the operating system says about a file into a SourceError that names the file and what to do."""
+    """Turns what the operating system says about a file into a SourceError that names the file and
+    what to do."""
     try:
         yield
     except FileNotFoundError as error:
         raise SourceError(
-            f"{path}: the file is missing. Put it back, or say with --source NAME=PREFIX where its source lies."
+            f"{path}: the file is missing. Put it back, or say with --source NAME=PREFIX where its"
+            " source lies."
         ) from error
     except PermissionError as error:
-        raise SourceError(f"{path}: no permission to read the file. Allow it (chmod, chown), then go on.") from error
+        raise SourceError(
+            f"{path}: no permission to read the file. Allow it (chmod, chown), then go on."
+        ) from error
     except OSError as error:
         raise SourceError(
-            f"{path}: cannot be read: {error}. Check the disk or the file server, then start the same command again."
+            f"{path}: cannot be read: {error}. Check the disk or the file server, then start the"
+            " same command again."
         ) from error

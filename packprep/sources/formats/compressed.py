@@ -1,8 +1,10 @@
-"""A compressed file as a stream of decompressed blocks, each labelled with the input step that it came out of.
+"""A compressed file as a stream of decompressed blocks, each labelled with the input step that it
+came out of.
 
-Step s feeds the decompressor exactly the bytes [s·step_bytes, (s+1)·step_bytes) of the file; all that comes out while
-they are fed belongs to step s. So which step a decompressed byte belongs to depends on the file and step_bytes alone,
-not on where a reader began: decoding always begins at the file's start.
+Step s feeds the decompressor exactly the bytes [s·step_bytes, (s+1)·step_bytes) of the file; all
+that comes out while they are fed belongs to step s. So which step a decompressed byte belongs to
+depends on the file and step_bytes alone, not on where a reader began: decoding always begins at the
+file's start.
 """
 
 from array import array
@@ -22,17 +24,23 @@ from packprep.storage import is_url
 
 _MAX_OUTPUT = 1 << 20  # bytes of one block of gzip
 _READ_BYTES = 1 << 20
-AT_ONCE_BYTES = 1 << 20  # of lines that are decoded at once; decompressed blocks are smaller, or much larger
+AT_ONCE_BYTES = (
+    1 << 20
+)  # of lines that are decoded at once; decompressed blocks are smaller, or much larger
 _FED_AT_ONCE = 16 << 10
 _ZSTD_AT_ONCE = 512
-# What comes out of one call grows to 16 MiB at the very most: gzip packs 1032 bytes into one, zstd 128 KiB into four.
-_MAX_WINDOW = 1 << 31  # files made with `zstd --long=31` exist; memory is taken only as a file asks for it
+# What comes out of one call grows to 16 MiB at the very most: gzip packs 1032 bytes into one, zstd
+# 128 KiB into four.
+_MAX_WINDOW = (
+    1 << 31
+)  # files made with `zstd --long=31` exist; memory is taken only as a file asks for it
 
 T = TypeVar("T")
 
 
 class Block(NamedTuple):
-    """Consecutive bytes of a stream. Blocks tile the stream; no block lies in two labels; a block may be empty."""
+    """Consecutive bytes of a stream. Blocks tile the stream; no block lies in two labels; a block
+    may be empty."""
 
     label: int  # the step, or whatever divides the stream
     position: int  # of the block's first byte in the stream
@@ -46,10 +54,11 @@ class Decompressor(Protocol):
 
 
 class Gzip:
-    """Any number of gzip members, one after the other; zero bytes between and after them are padding.
+    """Any number of gzip members, one after the other; zero bytes between and after them are
+    padding.
 
-    zlib-ng gives what zlib does at every byte that it is fed; faster libraries hold some back, which would move lines from
-    one step to the next.
+    zlib-ng gives what zlib does at every byte that it is fed; faster libraries hold some back,
+    which would move lines from one step to the next.
     """
 
     def __init__(self) -> None:
@@ -102,8 +111,8 @@ _DECOMPRESSORS: dict[str, Callable[[], Decompressor]] = {"gzip": Gzip, "zstd": Z
 def decompressed(
     path: str, size: int, compression: str, step_bytes: int, begins: array | None = None
 ) -> Iterator[Block]:
-    """The decompressed blocks of a file, labelled with their steps; each step begins with an empty block. begins: gets the
-    position in the stream at which each step begins.
+    """The decompressed blocks of a file, labelled with their steps; each step begins with an empty
+    block. begins: gets the position in the stream at which each step begins.
 
     Raises SourceError for a file that is missing, changed, corrupt or truncated.
     """
@@ -119,7 +128,10 @@ def decompressed(
             while offset < step_end:
                 data = file.read(min(_READ_BYTES, step_end - offset))
                 if not data:
-                    raise SourceError(f"{path}: the file became shorter while it was read, at byte {offset} of {size}.")
+                    raise SourceError(
+                        f"{path}: the file became shorter while it was read, at byte {offset} of"
+                        f" {size}."
+                    )
                 for i in range(0, len(data), _FED_AT_ONCE):
                     fed = data[i : i + _FED_AT_ONCE]
                     at = offset + i
@@ -129,22 +141,29 @@ def decompressed(
                                 yield Block(step, position, output)
                                 position += len(output)
                     except (zlib_ng.error, zstandard.ZstdError) as error:  # type: ignore[misc]
-                        plain = " If it is not compressed, give it a name without that ending." if not at else ""
+                        plain = (
+                            " If it is not compressed, give it a name without that ending."
+                            if not at
+                            else ""
+                        )
                         raise SourceError(
-                            f"{path}: corrupt {compression} data between bytes {at} and {at + len(fed)} of {size}: "
-                            f"{error}. Fetch the file again, or take it out of the recipe.{plain}"
+                            f"{path}: corrupt {compression} data between bytes {at} and"
+                            f" {at + len(fed)} of {size}: {error}. Fetch the file again, or take it"
+                            f" out of the recipe.{plain}"
                         ) from error
                 offset += len(data)
     if not decompressor.at_end:
         raise SourceError(
-            f"{path}: the {compression} data is truncated: it ends at byte {size} inside a compressed stream. "
-            f"Fetch the file again, or take it out of the recipe."
+            f"{path}: the {compression} data is truncated: it ends at byte {size} inside a"
+            " compressed stream. Fetch the file again, or take it out of the recipe."
         )
 
 
 def said_bytes(path: str, size: int, compression: str, about: float) -> int | None:
-    """The decompressed bytes of a file, as its first zstd frame's header or its last gzip member's trailer says; None where it
-    does not, or not within a factor of two of what it is about: then there are more members or frames."""
+    """The decompressed bytes of a file, as its first zstd frame's header or its last gzip member's
+    trailer says; None where it does not, or not within a factor of two of what it is about: then
+    there are more members or frames.
+    """
     with open_source(path, size) as file:
         if compression == "gzip":
             file.seek(max(size - 4, 0))
@@ -165,13 +184,16 @@ class Cursor:
     blocks: Iterator[Block]
     key: Hashable = None  # which stream: the file as it was when it was opened
     rest: Block | None = None  # comes before `blocks`
-    at_line_start: bool = True  # whether the next byte begins a line; if not, that line is nobody's any more
+    at_line_start: bool = (
+        True  # whether the next byte begins a line; if not, that line is nobody's any more
+    )
     next_label: int = 0  # lines of earlier labels are gone
     seen: np.ndarray | None = None  # what a Choice saw of them, which alone takes this cursor
     begins: array = field(default_factory=lambda: array("q"))  # of the steps so far
 
     def next(self, begin: int, end: int) -> Block | None:
-        """The next block; one with begin ≤ label < end together with those after it, to about AT_ONCE_BYTES. None at the end."""
+        """The next block; one with begin ≤ label < end together with those after it, to about
+        AT_ONCE_BYTES. None at the end."""
         block, self.rest = self.rest or next(self.blocks, None), None
         if block is None or not begin <= block.label < end:
             return block
@@ -187,32 +209,44 @@ class Cursor:
 
 @dataclass
 class Decoders:
-    """What a process remembers about files between slices, so that neighbouring slices of a file cost one pass.
+    """What a process remembers about files between slices, so that neighbouring slices of a file
+    cost one pass.
 
-    Only speed depends on it. It holds at most `capacity` open files; a file that was changed is begun anew.
+    Only speed depends on it. It holds at most `capacity` open files; a file that was changed is
+    begun anew.
     """
 
     capacity: int = 8
     step_begins: array = field(default_factory=lambda: array("q"))
-    """Of the stream that was taken last: the position at which each of its steps begins, as far as it was read."""
+    """Of the stream that was taken last: the position at which each of its steps begins, as far as
+    it was read."""
     _cursors: OrderedDict[Hashable, Cursor] = field(default_factory=OrderedDict)
     _facts: OrderedDict[Hashable, object] = field(default_factory=OrderedDict)
 
     def take(
-        self, path: str, size: int, compression: str, step_bytes: int, step: int, choice: int | None = None
+        self,
+        path: str,
+        size: int,
+        compression: str,
+        step_bytes: int,
+        step: int,
+        choice: int | None = None,
     ) -> Cursor:
-        """A cursor that has not passed `step`. Whoever takes it owns it until it is given back. choice: the key of a
-        Choice, which is to see all lines from the first."""
+        """A cursor that has not passed `step`. Whoever takes it owns it until it is given back.
+        choice: the key of a Choice, which is to see all lines from the first."""
         key = (*_identity(path), compression, step_bytes, choice)
         cursor = self._cursors.pop(key, None)
         if cursor is None or cursor.next_label > step:
             begins = array("q")
-            cursor = Cursor(decompressed(path, size, compression, step_bytes, begins), key, begins=begins)
+            cursor = Cursor(
+                decompressed(path, size, compression, step_bytes, begins), key, begins=begins
+            )
         self.step_begins = cursor.begins
         return cursor
 
     def give_back(self, cursor: Cursor) -> None:
-        """Remembers where a reader stopped. Not to be called after an error: the next reader then begins anew."""
+        """Remembers where a reader stopped. Not to be called after an error: the next reader then
+        begins anew."""
         self._cursors[cursor.key] = cursor
         if len(self._cursors) > self.capacity:
             self._cursors.popitem(last=False)

@@ -1,4 +1,5 @@
-"""Which fields of a record are read, and which layout its fields show: of conversations, of answers to prompts, or of none.
+"""Which fields of a record are read, and which layout its fields show: of conversations, of answers
+to prompts, or of none.
 
 ```
 {"text": …}                                     a text: all else says nothing, except loss_spans, weight and messages
@@ -27,8 +28,8 @@ OLD_MESSAGES = "messages of law 2"
 OF_PLACE = {"at", "tokens", "ref", "kind"}
 """The keys of an entry of media."""
 UNREAD_MEDIA = (
-    "its documents have media, and would be trained without: name their kinds in specials.media, or set documents.loss_spans = "
-    '"ignore" to train on the texts alone'
+    "its documents have media, and would be trained without: name their kinds in specials.media, or"
+    ' set documents.loss_spans = "ignore" to train on the texts alone'
 )
 
 
@@ -54,12 +55,18 @@ LAYOUTS = (
     Layout(
         "preference data",
         ("chosen", "rejected"),
-        advice="packprep trains on one answer: write prompt and chosen as messages, or as prompt and completion",
+        advice=(
+            "packprep trains on one answer: write prompt and chosen as messages, or as prompt and"
+            " completion"
+        ),
     ),
     Layout(
         "rated completions",
         ("prompt", "completion", "label"),
-        advice="packprep trains on all that it reads: keep the records whose label is true, without the label",
+        advice=(
+            "packprep trains on all that it reads: keep the records whose label is true, without"
+            " the label"
+        ),
     ),
     Layout(
         "rated steps",
@@ -119,11 +126,14 @@ class Fields:
         """Where a layout's field stands in a record."""
         if field == "tools":
             return self.tools_key
-        own_list = field == "messages" or (field == "conversations" and self.messages_key != "messages")
+        own_list = field == "messages" or (
+            field == "conversations" and self.messages_key != "messages"
+        )
         return self.messages_key if own_list else field
 
     def beside_text(self, text_key: str) -> list[str]:
-        """The keys at which a record that has a text may have more than it: their begins, where they are nested."""
+        """The keys at which a record that has a text may have more than it: their begins, where
+        they are nested."""
         keys = (
             LOSS_SPANS,
             self.messages_key,
@@ -142,7 +152,8 @@ class Fields:
     def layout_of(self, value: Callable[[str], Any], has_text: bool) -> Layout | None:
         """The layout of a record; None: it has none.
 
-        value: gives what stands at a key, None where nothing does. has_text: whether it has a text or loss_spans
+        value: gives what stands at a key, None where nothing does. has_text: whether it has a text
+        or loss_spans
         """
         if self.law < 3:
             return OLD if value(MESSAGES) is not None else None
@@ -150,30 +161,45 @@ class Fields:
             return next(layout for layout in LAYOUTS if layout.name == self.format)
         for layout in LAYOUTS[:1] if has_text else LAYOUTS:
             found = [value(self.key_of(field)) for field in layout.needs]
-            if all(v is not None for v in found) and ("label" not in layout.needs or isinstance(found[-1], bool)):
+            if all(v is not None for v in found) and (
+                "label" not in layout.needs or isinstance(found[-1], bool)
+            ):
                 return layout
         return None
 
     def counted(self, columns: Collection[str]) -> list[str]:
-        """The keys whose texts' bytes and lists' items are the size of a table's row without a text: of layouts that `columns`
-        hold."""
+        """The keys whose texts' bytes and lists' items are the size of a table's row without a
+        text: of layouts that `columns` hold."""
         layouts = (OLD,) if self.law < 3 else (layout for layout in LAYOUTS if not layout.advice)
         needs = ([self.key_of(field) for field in layout.needs] for layout in layouts)
-        return list(dict.fromkeys(key for keys in needs if all(key in columns for key in keys) for key in keys))
+        return list(
+            dict.fromkeys(
+                key for keys in needs if all(key in columns for key in keys) for key in keys
+            )
+        )
 
     def of_text(self, text: str, spans: Any, value: Callable[[str], Any]) -> str | Supervision:
-        """What a record of no layout is: its text; with loss_spans or media, these and what may stand beside them."""
-        media, weight = value(MEDIA) if self.kinds else None, value("weight") if self.law > 2 else None
+        """What a record of no layout is: its text; with loss_spans or media, these and what may
+        stand beside them."""
+        media, weight = (
+            value(MEDIA) if self.kinds else None,
+            value("weight") if self.law > 2 else None,
+        )
         if spans is None and weight is None and (media is None or media == []):
             return text
         beside = {"weight": weight, MEDIA: media}
         return Supervision(
-            text, spans, {key: given for key, given in beside.items() if given is not None}, kinds=self.kinds
+            text,
+            spans,
+            {key: given for key, given in beside.items() if given is not None},
+            kinds=self.kinds,
         )
 
-    def of_layout(self, layout: Layout, text: str | None, spans: Any, value: Callable[[str], Any]) -> Supervision:
-        """What a record of a layout is: its text and loss_spans, and those fields of the layout that it has. value: as for
-        `layout_of`."""
+    def of_layout(
+        self, layout: Layout, text: str | None, spans: Any, value: Callable[[str], Any]
+    ) -> Supervision:
+        """What a record of a layout is: its text and loss_spans, and those fields of the layout
+        that it has. value: as for `layout_of`."""
         found = [(field, value(self.key_of(field))) for field in (*layout.needs, *layout.may_have)]
         if self.kinds:
             found.append((MEDIA, value(MEDIA)))
@@ -199,26 +225,45 @@ def instead_of_text(layout: Layout) -> str:
 
 
 def _named(layout: Layout) -> str:
-    return layout.name if layout.needs == (layout.name,) else f"{layout.name} ({', '.join(layout.needs)})"
+    return (
+        layout.name
+        if layout.needs == (layout.name,)
+        else f"{layout.name} ({', '.join(layout.needs)})"
+    )
 
 
 def of_table(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table's row as a line's record would be: without nulls, and without numbers that stand for a missing weight."""
-    record = {key: without_nulls(value) for key, value in row.items() if key != "weight" or not is_missing(value)}
+    """Return a table's row as a line's record would be: without nulls, and without numbers that
+    stand for a missing weight."""
+    record = {
+        key: without_nulls(value)
+        for key, value in row.items()
+        if key != "weight" or not is_missing(value)
+    }
     if isinstance(spans := record.get(LOSS_SPANS), list):
         record[LOSS_SPANS] = [
-            span[:2] if isinstance(span, list) and len(span) == 3 and is_missing(span[2]) else span for span in spans
+            span[:2] if isinstance(span, list) and len(span) == 3 and is_missing(span[2]) else span
+            for span in spans
         ]
     return record
 
 
 def without_nulls(value: Any) -> Any:
-    """A value of an Arrow column, in which null is a key that is not there, as each object has every key; but a message's
-    content may be null. A message's weight that is NaN is not there either."""
+    """A value of an Arrow column, in which null is a key that is not there, as each object has
+    every key; but a message's content may be null. A message's weight that is NaN is not there
+    either."""
     if isinstance(value, Mapping):
         is_message = "role" in value or "from" in value
-        kept = {k: without_nulls(v) for k, v in value.items() if not (is_message and k == "weight" and is_missing(v))}
-        return {k: inner for k, inner in kept.items() if inner is not None or (k == "content" and "role" in value)}
+        kept = {
+            k: without_nulls(v)
+            for k, v in value.items()
+            if not (is_message and k == "weight" and is_missing(v))
+        }
+        return {
+            k: inner
+            for k, inner in kept.items()
+            if inner is not None or (k == "content" and "role" in value)
+        }
     return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
@@ -236,7 +281,8 @@ _BEYOND_FLOAT32 = 2.0**128 - 2.0**103  # the least number that float32 rounds to
 
 
 def weight_of(value: Any) -> float | None:
-    """A weight of a document, a message or a span, as float32 holds it; None for what is no finite number of at least 0."""
+    """A weight of a document, a message or a span, as float32 holds it; None for what is no finite
+    number of at least 0."""
     if type(value) not in (int, float) or not 0 <= value < _BEYOND_FLOAT32:
         return None
     return float(np.float32(float(value)))
@@ -245,7 +291,10 @@ def weight_of(value: Any) -> float | None:
 def bad_weight(value: Any) -> tuple[str, str]:
     """Return the reason and detail of a document whose weight `weight_of` refuses."""
     wanted = "a finite number of at least 0 in float32 is wanted"
-    return "bad_weight", f'weight is {shown(value)}; {wanted}; documents.loss_spans = "ignore" reads the text alone'
+    return (
+        "bad_weight",
+        f'weight is {shown(value)}; {wanted}; documents.loss_spans = "ignore" reads the text alone',
+    )
 
 
 def shown(value: Any) -> str:
@@ -256,4 +305,6 @@ def shown(value: Any) -> str:
         return f"{value:g}"
     if isinstance(value, str):
         return ascii(value[:40])
-    return str(value) if type(value) is int and abs(value) < 1 << 64 else f"a {type(value).__name__}"
+    return (
+        str(value) if type(value) is int and abs(value) < 1 << 64 else f"a {type(value).__name__}"
+    )

@@ -1,15 +1,18 @@
 """Line files: which lines belong to a part, and their texts, or the reasons why they have none.
 
-A line begins at byte 0 or after b"\\n". It belongs to the part in which its first byte lies, and is read to its end,
-wherever that lies. In a compressed file a byte lies in the step that it came out of; see `compressed`.
+A line begins at byte 0 or after b"\\n". It belongs to the part in which its first byte lies, and is
+read to its end, wherever that lies. In a compressed file a byte lies in the step that it came out
+of; see `compressed`.
 
-Almost every line takes a fast path: msgspec decodes the one field of many lines and skips the rest. Only lines that it
-refuses are looked at again by Python's own decoder, which finds the reason, or takes what msgspec is too strict about
-(a lone surrogate in another field; a repeated key whose last value counts), and lines with loss_spans or a layout (fields.py).
+Almost every line takes a fast path: msgspec decodes the one field of many lines and skips the rest.
+Only lines that it refuses are looked at again by Python's own decoder, which finds the reason, or
+takes what msgspec is too strict about (a lone surrogate in another field; a repeated key whose last
+value counts), and lines with loss_spans or a layout (fields.py).
 
-Checking what a decoder skips (is it UTF-8? how deep does it nest?) costs as much as decoding. Where a file's other fields
-are few and short, they are decoded, too: a record whose keys are all known, with a string or a number at each, has nothing
-that was skipped. Which fields a part has is learnt from its first lines; only speed depends on it.
+Checking what a decoder skips (is it UTF-8? how deep does it nest?) costs as much as decoding. Where
+a file's other fields are few and short, they are decoded, too: a record whose keys are all known,
+with a string or a number at each, has nothing that was skipped. Which fields a part has is learnt
+from its first lines; only speed depends on it.
 """
 
 import codecs
@@ -43,28 +46,36 @@ from packprep.sources.formats.batch import (
 from packprep.sources.formats.compressed import AT_ONCE_BYTES, Block, Cursor, Decoders
 from packprep.sources.formats.fields import Fields, field_at, refused
 
-# How deep decoders can go depends on the version of Python and on the depth of the caller: a limit of our own, far
-# below theirs, keeps one line's fate the same everywhere.
+# How deep decoders can go depends on the version of Python and on the depth of the caller: a limit
+# of our own, far below theirs, keeps one line's fate the same everywhere.
 MAX_NESTING = 256
 MIN_NESTED_BYTES = 2 * (MAX_NESTING + 1)
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NO_BRACKET = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _MAX_DIGITS = 4000  # Python refuses to read integers of more than 4300, unless it is told otherwise
 
-Outcome = str | Supervision | tuple[str, str]  # a text, the fields of a supervised document, or a reason and its detail
+Outcome = (
+    str | Supervision | tuple[str, str]
+)  # a text, the fields of a supervised document, or a reason and its detail
 
 
 @lru_cache(maxsize=64)
 def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes], Outcome]:
-    """A function from one line, without its end, to its text or to (reason, detail); it never raises.
+    """A function from one line, without its end, to its text or to (reason, detail); it never
+    raises.
 
-    fields: of a line with loss_spans or a layout it gives these, as `Supervision`, by the exact way: its messages take longer
-    to render anyway. None: they are not looked at.
+    fields: of a line with loss_spans or a layout it gives these, as `Supervision`, by the exact
+    way: its messages take longer to render anyway. None: they are not looked at.
     """
     names = fields.beside_text(text_key) if fields else []
     decoder = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
-    fast, others = decoder.decode if decoder else _refuse, [attrgetter(f"field{i}") for i in range(len(names))]
-    alone = {name: get for name, get in zip(names, others, strict=True) if name in (MEDIA, "weight")}
+    fast, others = (
+        decoder.decode if decoder else _refuse,
+        [attrgetter(f"field{i}") for i in range(len(names))],
+    )
+    alone = {
+        name: get for name, get in zip(names, others, strict=True) if name in (MEDIA, "weight")
+    }
     of_layouts = [get for name, get in zip(names, others, strict=True) if name not in alone]
     if fields and fields.format != "auto":
         fast = _refuse
@@ -79,7 +90,11 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
             # msgspec does not look at the UTF-8 of what it skips.
             if not line.isascii():
                 line.decode()
-            beside = {name: _values.decode(str(raw, "utf-8")) for name, get in alone.items() if (raw := get(record))}
+            beside = {
+                name: _values.decode(str(raw, "utf-8"))
+                for name, get in alone.items()
+                if (raw := get(record))
+            }
             return fields.of_text(text, None, beside.get) if fields and beside else text
         except (ValueError, msgspec.MsgspecError, RecursionError):
             return decode_slowly(line, text_key, fields)
@@ -91,15 +106,20 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
 def _decoder_of(
     text_key: str, fields: tuple[tuple[str, Any], ...], whole: bool = False
 ) -> msgspec.json.Decoder[Any] | None:
-    """A decoder of records with `text`, and `field0` … of a key and a type each, None where they are not there. whole: it
-    refuses other keys, else it skips them.
+    """A decoder of records with `text`, and `field0` … of a key and a type each, None where they
+    are not there. whole: it refuses other keys, else it skips them.
 
     None: msgspec cannot look for such a key.
     """
-    own: list[Any] = [("text", str), *((f"field{i}", kind, None) for i, (_, kind) in enumerate(fields))]
+    own: list[Any] = [
+        ("text", str),
+        *((f"field{i}", kind, None) for i, (_, kind) in enumerate(fields)),
+    ]
     keys = {"text": text_key} | {f"field{i}": name for i, (name, _) in enumerate(fields)}
     try:
-        record = msgspec.defstruct("Record", own, rename=keys, gc=False, forbid_unknown_fields=whole)
+        record = msgspec.defstruct(
+            "Record", own, rename=keys, gc=False, forbid_unknown_fields=whole
+        )
     except ValueError:  # msgspec refuses keys that JSON has to escape
         return None
     return msgspec.json.Decoder(record)
@@ -111,7 +131,9 @@ def _refuse(_: object) -> NoReturn:
 
 def read_integer(digits: str) -> int:
     """One that is too long to be read is as far beyond any text: ±2⁶⁴."""
-    return int(digits) if len(digits) <= _MAX_DIGITS else -(1 << 64) if digits[0] == "-" else 1 << 64
+    return (
+        int(digits) if len(digits) <= _MAX_DIGITS else -(1 << 64) if digits[0] == "-" else 1 << 64
+    )
 
 
 _values = json.JSONDecoder(parse_int=read_integer)
@@ -145,11 +167,17 @@ def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> O
             return fields.of_layout(layout, None, spans, value)
     if text is None and text_key not in record:
         keys = ", ".join(ascii(key[:40]) for key in list(record)[:8])
-        return "missing_text", f"no key {ascii(text_key[:40])}; the line's keys are: {keys or 'none'}"
+        return (
+            "missing_text",
+            f"no key {ascii(text_key[:40])}; the line's keys are: {keys or 'none'}",
+        )
     if not isinstance(text, str):
         return "not_a_string", f"the value of {ascii(text_key[:40])} is {_kind(text)}"
     if not text.isascii() and (found := SURROGATE.search(text)):
-        return "lone_surrogate", f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}"
+        return (
+            "lone_surrogate",
+            f"character {found.start()} of the text is the lone surrogate {ascii(found[0])}",
+        )
     if too_large := large_text(text):
         return too_large
     if fields and layout:
@@ -172,12 +200,15 @@ def _kind(value: object) -> str:
 
 
 def nested_too_deep(line: bytes) -> bool:
-    """Whether brackets outside of strings nest deeper than MAX_NESTING. Most lines are done after two counts."""
+    """Whether brackets outside of strings nest deeper than MAX_NESTING. Most lines are done after
+    two counts."""
     if line.count(b"[") + line.count(b"{") <= MAX_NESTING:
         return False
     brackets = np.frombuffer(_STRING.sub(b"", line).translate(None, _NO_BRACKET), np.uint8)
     depth = 0
-    for begin in range(0, len(brackets), 1 << 16):  # in blocks, so that a line of brackets needs no memory
+    for begin in range(
+        0, len(brackets), 1 << 16
+    ):  # in blocks, so that a line of brackets needs no memory
         block = brackets[begin : begin + (1 << 16)]
         opening = (block == ord("[")) | (block == ord("{"))
         depths = depth + np.cumsum(np.where(opening, 1, -1))
@@ -189,7 +220,9 @@ def nested_too_deep(line: bytes) -> bool:
 
 _LEARNT_LINES = 32
 _MAX_FIELDS = 32
-_MAX_OTHER_BYTES = 256  # of a line's other values; longer ones are skipped faster than they are decoded
+_MAX_OTHER_BYTES = (
+    256  # of a line's other values; longer ones are skipped faster than they are decoded
+)
 _CHECKED_BYTES = 16 << 10  # of UTF-8 at once: what comes of it stays in the cache
 _Scalar = str | int | float | bool | None
 
@@ -202,9 +235,9 @@ def block_decoder(
 ) -> Callable[[bytes, np.ndarray, np.ndarray], list[str] | None]:
     """A function from n lines to their n texts, or to None: look at them one by one.
 
-    It takes data, starts: int64[n], sizes: int64[n]: line i is data[starts[i] : starts[i] + sizes[i]], and nothing but
-    blank lines lies between two lines. None is given if any line has no text, or a size of −1 or one that a text may not have,
-    or some of the `fields`.
+    It takes data, starts: int64[n], sizes: int64[n]: line i is data[starts[i] : starts[i] +
+    sizes[i]], and nothing but blank lines lies between two lines. None is given if any line has no
+    text, or a size of −1 or one that a text may not have, or some of the `fields`.
     """
     names = fields.beside_text(text_key) if fields else []
     skipping = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
@@ -218,9 +251,10 @@ def block_decoder(
         nonlocal whole, has_learnt
         if skipping is None or sizes.min() <= 0 or sizes.max() > limits.MAX_DOCUMENT_BYTES:
             return None
-        # Each line begins with "{" and ends with "}" (and "\r"). Then no record can reach over a line's end: "}" with a "{"
-        # behind it is JSON in a string alone, and a string has no line's end in it. So as many records as lines are one record
-        # a line, although a decoder of many records does not mind two in one line.
+        # Each line begins with "{" and ends with "}" (and "\r"). Then no record can reach over a
+        # line's end: "}" with a "{" behind it is JSON in a string alone, and a string has no line's
+        # end in it. So as many records as lines are one record a line, although a decoder of many
+        # records does not mind two in one line.
         characters, last = np.frombuffer(data, np.uint8), starts + sizes - 1
         last -= characters[last] == ord("\r")
         if not ((characters[starts] == ord("{")).all() and (characters[last] == ord("}")).all()):
@@ -228,7 +262,9 @@ def block_decoder(
         block = memoryview(data)[starts[0] : starts[-1] + sizes[-1]]
         if not has_learnt:
             some = zip(starts[:_LEARNT_LINES].tolist(), sizes[:_LEARNT_LINES].tolist(), strict=True)
-            whole = _whole_decoder(text_key, names, [data[start : start + size] for start, size in some])
+            whole = _whole_decoder(
+                text_key, names, [data[start : start + size] for start, size in some]
+            )
             has_learnt = True
         if whole is not None:
             try:
@@ -254,8 +290,11 @@ def block_decoder(
     return decode
 
 
-def _whole_decoder(text_key: str, fields: Sequence[str], lines: Sequence[bytes]) -> msgspec.json.Decoder[Any] | None:
-    """A decoder of records that skips nothing, and refuses what it would have to skip; None: it would not be faster."""
+def _whole_decoder(
+    text_key: str, fields: Sequence[str], lines: Sequence[bytes]
+) -> msgspec.json.Decoder[Any] | None:
+    """A decoder of records that skips nothing, and refuses what it would have to skip; None: it
+    would not be faster."""
     names: dict[str, None] = {}
     for line in lines:
         try:
@@ -271,7 +310,9 @@ def _whole_decoder(text_key: str, fields: Sequence[str], lines: Sequence[bytes])
         if len(names) > _MAX_FIELDS:
             return None
     absent = [(name, None) for name in fields]
-    return _decoder_of(text_key, (*absent, *((name, _Scalar) for name in names if name not in fields)), True)
+    return _decoder_of(
+        text_key, (*absent, *((name, _Scalar) for name in names if name not in fields)), True
+    )
 
 
 def _check_utf8(block: bytes) -> None:
@@ -282,7 +323,11 @@ def _check_utf8(block: bytes) -> None:
     while begin < len(block):
         end = begin + _CHECKED_BYTES
         some = block[begin:end]
-        begin += len(some) if some.isascii() else codecs.utf_8_decode(some, "strict", end >= len(block))[1]
+        begin += (
+            len(some)
+            if some.isascii()
+            else codecs.utf_8_decode(some, "strict", end >= len(block))[1]
+        )
 
 
 BOM = b"\xef\xbb\xbf"
@@ -292,7 +337,8 @@ _IS_SPACE = np.array([bytes([byte]).isspace() for byte in range(256)])
 
 
 class Lines(NamedTuple):
-    """Lines without their ends: line i is `data[starts[i] : starts[i] + sizes[i]]`, or too large and not held."""
+    """Lines without their ends: line i is `data[starts[i] : starts[i] + sizes[i]]`, or too large
+    and not held."""
 
     data: bytes
     positions: np.ndarray  # int64[n] of the lines in the stream; strictly increasing
@@ -322,10 +368,13 @@ def read(
     decoders: Decoders,
     fields: Fields | None,
     line: Callable[[str, Fields | None], Callable[[bytes], Outcome]] = line_decoder,
-    block: Callable[[str, Fields | None], Callable[[bytes, np.ndarray, np.ndarray], list[str] | None]] = block_decoder,
+    block: Callable[
+        [str, Fields | None], Callable[[bytes, np.ndarray, np.ndarray], list[str] | None]
+    ] = block_decoder,
 ) -> Iterator[Batch]:
-    """The documents of a slice of a line file, compressed or not; see `formats.read`. line, block: what decodes one line, and
-    many, of another format of lines: as `line_decoder` and `block_decoder`."""
+    """The documents of a slice of a line file, compressed or not; see `formats.read`. line, block:
+    what decodes one line, and many, of another format of lines: as `line_decoder` and
+    `block_decoder`."""
     decode_block, batch = block(text_key, fields), BatchBuilder(part.file)
     for lines in _part_lines(part, keep, decoders):
         all_wanted = keep is None
@@ -350,7 +399,9 @@ def _add_one_by_one(
     for i, position in enumerate(lines.positions.tolist()):
         line = lines.line(i)
         if line is None:
-            batch.reject(position, "too_large", f"a line of more than {limits.MAX_LINE_BYTES} bytes")
+            batch.reject(
+                position, "too_large", f"a line of more than {limits.MAX_LINE_BYTES} bytes"
+            )
         elif isinstance(outcome := decode(line), tuple):
             batch.reject(position, *outcome)
         else:
@@ -375,7 +426,9 @@ def _part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[
     begin, end = part.range(-(-part.size // part.step_bytes))
     if begin < end:
         of_choice = int(keep.key) if isinstance(keep, Choice) else None
-        cursor = decoders.take(part.path, part.size, part.compression, part.step_bytes, begin, of_choice)
+        cursor = decoders.take(
+            part.path, part.size, part.compression, part.step_bytes, begin, of_choice
+        )
         if isinstance(keep, Choice):
             keep.seen = cursor.seen = keep.seen if cursor.seen is None else cursor.seen
             _choose(keep, part.file, take_lines(cursor, cursor.next_label, begin, most))
@@ -391,7 +444,8 @@ def _choose(choice: Choice, file: int, some: Iterator[Lines]) -> None:
 
 
 def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:
-    """Blocks of a file around the bytes [begin, end): label 0 is the one byte before them, 1 they, 2 what follows."""
+    """Blocks of a file around the bytes [begin, end): label 0 is the one byte before them, 1 they,
+    2 what follows."""
     with open_source(path, size) as file:
         position = max(begin - 1, 0)
         file.seek(position)
@@ -406,7 +460,10 @@ def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:
                 step = min(2 * step, _READ_BYTES)
             data = file.read(n_bytes)
             if not data:
-                raise SourceError(f"{path}: the file became shorter while it was read, at byte {position} of {size}.")
+                raise SourceError(
+                    f"{path}: the file became shorter while it was read, at byte {position} of"
+                    f" {size}."
+                )
             yield Block(label, position, data)
             position += len(data)
 
@@ -414,8 +471,9 @@ def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:
 def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator[Lines]:
     """The lines whose first byte lies in a block with begin ≤ label < end; no Lines are empty.
 
-    Blank lines are left out, and the byte order mark of the stream's first line. A line of more than `max_bytes`
-    is not held. Then the cursor stands where a call with this `end` as its `begin` goes on.
+    Blank lines are left out, and the byte order mark of the stream's first line. A line of more
+    than `max_bytes` is not held. Then the cursor stands where a call with this `end` as its `begin`
+    goes on.
     """
     pending: list[bytes] = []  # the beginning of a line that is wanted, but has not ended
     pending_bytes = pending_at = 0
@@ -450,7 +508,11 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
                 yield from _whole_lines(data, position, start, last, max_bytes)
             if last < len(data):
                 cursor.at_line_start = False
-                pending, pending_bytes, pending_at = [data[last:]], len(data) - last, position + last
+                pending, pending_bytes, pending_at = (
+                    [data[last:]],
+                    len(data) - last,
+                    position + last,
+                )
                 if pending_bytes > max_bytes:
                     yield from _one_line(pending, pending_bytes, pending_at, max_bytes)
                     pending = []
@@ -466,9 +528,11 @@ def _one_line(parts: list[bytes], n_bytes: int, position: int, max_bytes: int) -
         yield from _whole_lines(b"".join([*parts, b"\n"]), position, 0, n_bytes + 1, max_bytes)
 
 
-def _whole_lines(data: bytes, position: int, begin: int, end: int, max_bytes: int) -> Iterator[Lines]:
-    """The lines of data[begin:end], which ends with a line's end, but for blank ones; some at a time, since each byte may be
-    a line's end."""
+def _whole_lines(
+    data: bytes, position: int, begin: int, end: int, max_bytes: int
+) -> Iterator[Lines]:
+    """The lines of data[begin:end], which ends with a line's end, but for blank ones; some at a
+    time, since each byte may be a line's end."""
     characters = np.frombuffer(data, np.uint8)
     while begin < end:
         some_end = data.find(b"\n", min(begin + AT_ONCE_BYTES, end - 1)) + 1

@@ -1,12 +1,14 @@
-"""Megatron's indexed datasets: a pair of a .bin file, the ids of all sequences, and an .idx file, where they lie.
+"""Megatron's indexed datasets: a pair of a .bin file, the ids of all sequences, and an .idx file,
+where they lie.
 
 ```
 .idx   "MMIDIDX\\0\\0"  version u64 = 1  dtype u8  S u64  N u64
        lengths i32[S]  pointers i64[S]  document_indices i64[N]  [modes i8[S]]      little-endian
 ```
-Sequence s is `lengths[s]` ids from byte `pointers[s]` of the .bin on; document d is the sequences from
-`document_indices[d]` to `document_indices[d + 1]`, so there are N − 1. Megatron's own writer and reader are
-megatron/core/datasets/indexed_dataset.py. A piece is a run of documents. Only the entries of a run are read, wherever it
+Sequence s is `lengths[s]` ids from byte `pointers[s]` of the .bin on; document d is the sequences
+from `document_indices[d]` to `document_indices[d + 1]`, so there are N − 1. Megatron's own writer
+and reader are megatron/core/datasets/indexed_dataset.py. A piece is a run of documents. Only the
+entries of a run are read, wherever it
 lies: the index of a billion documents is never read whole.
 """
 
@@ -76,7 +78,9 @@ def index_path(path: str) -> str:
     return path[:-4] + (".IDX" if path.endswith(".BIN") else ".idx")
 
 
-def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int = PIECE_BYTES) -> int:
+def pieces(
+    path: str, size: int, text_key: str, tokens: bool, piece_bytes: int = PIECE_BYTES
+) -> int:
     """The pieces of a pair of `size` bytes together, from the head of its index."""
     with _opened(path, size) as (index_file, ids_file):
         return _runs(_read_index(path, index_file, ids_file), size, piece_bytes)
@@ -105,7 +109,9 @@ def numbers(part: Slice, decoders: Decoders) -> range:
         path = index_path(part.path)
         index = decoders.fact(path, lambda: _read_index(part.path, index_file, ids_file))
         runs = _runs(index, part.size, part.piece_bytes)
-        return range(part.piece * index.documents // runs, (part.piece + 1) * index.documents // runs)
+        return range(
+            part.piece * index.documents // runs, (part.piece + 1) * index.documents // runs
+        )
 
 
 def _runs(index: Index, size: int, piece_bytes: int) -> int:
@@ -113,7 +119,12 @@ def _runs(index: Index, size: int, piece_bytes: int) -> int:
 
 
 def read(
-    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, fields: Fields | None
+    part: Slice,
+    text_key: str,
+    keep: Keep | None,
+    batch_bytes: int,
+    decoders: Decoders,
+    fields: Fields | None,
 ) -> Iterator[Batch]:
     """The documents of a slice of a run; see `formats.read`."""
     with _opened(part.path, part.size) as (index_file, ids_file):
@@ -122,8 +133,8 @@ def read(
         runs = _runs(index, part.size, part.piece_bytes)
         if part.piece >= runs:
             raise SourceError(
-                f"{path}: it lists {index.documents} documents, fewer than when the plan was made. Put the file back as it "
-                "was, or build into a new output folder."
+                f"{path}: it lists {index.documents} documents, fewer than when the plan was made."
+                " Put the file back as it was, or build into a new output folder."
             )
         first, end = (p * index.documents // runs for p in (part.piece, part.piece + 1))
         low, high = part.range(end - first)
@@ -134,18 +145,30 @@ def read(
         falls = np.flatnonzero(np.diff(bounds) < 0)
         if len(falls) or bounds[0] < 0 or bounds[-1] > index.sequences:
             at = int(falls[0]) if len(falls) else 0
-            raise _damaged(path, f"document {first + at} has the sequences from {bounds[at]} to {bounds[at + 1]}")
-        positions = np.arange(chosen_from if isinstance(keep, Choice) else first, end, dtype=np.int64)
-        wanted = kept(keep, part.file, positions, lambda: _sizes(path, index, index_file, positions))[first - end :]
+            raise _damaged(
+                path,
+                f"document {first + at} has the sequences from {bounds[at]} to {bounds[at + 1]}",
+            )
+        positions = np.arange(
+            chosen_from if isinstance(keep, Choice) else first, end, dtype=np.int64
+        )
+        wanted = kept(
+            keep, part.file, positions, lambda: _sizes(path, index, index_file, positions)
+        )[first - end :]
         for some in slices(np.maximum(np.diff(bounds), 1), _SEQUENCES):
             if wanted[some].any():
                 own = bounds[some.start : some.stop + 1]
-                group = _Group(path, index, first + some.start, own, *_entries(path, index, index_file, own))
+                group = _Group(
+                    path, index, first + some.start, own, *_entries(path, index, index_file, own)
+                )
                 yield from group.batches(part.file, ids_file, wanted[some], batch_bytes)
 
 
-def _entries(path: str, index: Index, file: BinaryIO, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(lengths in ids, pointers) of the sequences of some documents, int64 each, that lie in the .bin; none has a mode."""
+def _entries(
+    path: str, index: Index, file: BinaryIO, bounds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(lengths in ids, pointers) of the sequences of some documents, int64 each, that lie in the
+    .bin; none has a mode."""
     s, count = int(bounds[0]), int(bounds[-1] - bounds[0])
     lengths = _array(file, path, _HEADER.size + 4 * s, "<i4", count).astype(np.int64)
     pointers = _array(file, path, index.pointers_at + 8 * s, "<i8", count)
@@ -155,20 +178,27 @@ def _entries(path: str, index: Index, file: BinaryIO, bounds: np.ndarray) -> tup
         i = int(odd[0])
         raise _damaged(
             path,
-            f"sequence {s + i} has {lengths[i]} ids from byte {pointers[i]} on, and the .bin {index.ids_bytes} bytes",
+            f"sequence {s + i} has {lengths[i]} ids from byte {pointers[i]} on, and the .bin"
+            f" {index.ids_bytes} bytes",
         )
-    if index.has_modes and (modes := np.flatnonzero(_array(file, path, index.modes_at + s, "i1", count))).size:
+    if (
+        index.has_modes
+        and (modes := np.flatnonzero(_array(file, path, index.modes_at + s, "i1", count))).size
+    ):
         raise SourceError(
-            f"{path}: sequence {s + int(modes[0])} has a mode other than 0: the data are multimodal, and only text can be "
-            "read. Take the file out of the recipe."
+            f"{path}: sequence {s + int(modes[0])} has a mode other than 0: the data are"
+            " multimodal, and only text can be read. Take the file out of the recipe."
         )
     return lengths, pointers
 
 
 def _sizes(path: str, index: Index, file: BinaryIO, positions: np.ndarray) -> np.ndarray:
-    """int64[n]: the tokens of neighbouring documents; what of the index is damaged, whoever reads them tells."""
+    """int64[n]: the tokens of neighbouring documents; what of the index is damaged, whoever reads
+    them tells."""
     first, count = int(positions[0]), len(positions)
-    bounds = _array(file, path, index.documents_at + 8 * first, "<i8", count + 1).clip(0, index.sequences)
+    bounds = _array(file, path, index.documents_at + 8 * first, "<i8", count + 1).clip(
+        0, index.sequences
+    )
     s, sequences = int(bounds[0]), max(int(bounds[-1] - bounds[0]), 0)
     lengths = _array(file, path, _HEADER.size + 4 * s, "<i4", sequences).astype(np.int64)
     before = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
@@ -185,7 +215,9 @@ class _Group(NamedTuple):
     lengths: np.ndarray  # int64[sequences]
     pointers: np.ndarray  # int64[sequences]
 
-    def batches(self, file: int, ids_file: BinaryIO, wanted: np.ndarray, batch_bytes: int) -> Iterator[Batch]:
+    def batches(
+        self, file: int, ids_file: BinaryIO, wanted: np.ndarray, batch_bytes: int
+    ) -> Iterator[Batch]:
         """The wanted documents, bool[n], in batches of about `batch_bytes`."""
         before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.lengths)))
         of_document = self.bounds - self.bounds[0]
@@ -194,7 +226,10 @@ class _Group(NamedTuple):
         for some in slices(np.maximum(sizes[documents] * TOKEN_TEXT_BYTES, 1), batch_bytes):
             own = documents[some]
             large = are_too_long(sizes[own])
-            rejects = [Reject(file, self.first + i, *too_many_tokens(int(sizes[i]))) for i in own[large].tolist()]
+            rejects = [
+                Reject(file, self.first + i, *too_many_tokens(int(sizes[i])))
+                for i in own[large].tolist()
+            ]
             own = own[~large]
             ids = self._ids(ids_file, own, int(sizes[own].sum()))
             offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes[own])))
@@ -202,14 +237,17 @@ class _Group(NamedTuple):
             yield Batch([], files, self.first + own, rejects, {}, IdLists(ids, offsets))
 
     def _ids(self, ids_file: BinaryIO, documents: np.ndarray, total: int) -> np.ndarray:
-        """The ids of documents one after the other. Sequences that follow one another in the .bin are read at once."""
+        """The ids of documents one after the other. Sequences that follow one another in the .bin
+        are read at once."""
         ids = np.empty(total, self.head.dtype)
         here = np.diff(self.bounds)[documents]  # sequences of each
         begins = self.bounds[documents] - self.bounds[0]
         which = np.repeat(begins - (np.cumsum(here) - here), here) + np.arange(int(here.sum()))
         begin = self.pointers[which]
         end = begin + self.lengths[which] * self.head.dtype.itemsize
-        starts = np.flatnonzero(np.concatenate(([True], begin[1:] != end[:-1]))) if len(which) else which
+        starts = (
+            np.flatnonzero(np.concatenate(([True], begin[1:] != end[:-1]))) if len(which) else which
+        )
         stops = np.append(starts[1:], len(which))[: len(starts)] - 1
         target, at = ids.view(np.uint8).data, 0
         for a, b in zip(begin[starts].tolist(), end[stops].tolist(), strict=True):
@@ -219,54 +257,71 @@ class _Group(NamedTuple):
 
 
 def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
-    """The head of an index, and what it says of both files as wholes. SourceError where that cannot be."""
+    """The head of an index, and what it says of both files as wholes. SourceError where that cannot
+    be."""
     path = index_path(path)
     index_bytes, ids_bytes = index_file.seek(0, 2), ids_file.seek(0, 2)
     if index_bytes < _HEADER.size:
         raise _damaged(path, f"it has {index_bytes} bytes, and its head alone takes {_HEADER.size}")
-    magic, version, code, sequences, count = _HEADER.unpack(_bytes(index_file, path, 0, _HEADER.size))
+    magic, version, code, sequences, count = _HEADER.unpack(
+        _bytes(index_file, path, 0, _HEADER.size)
+    )
     if magic != _MAGIC:
         raise SourceError(
-            f"{path}: not an index of Megatron's: it begins with {magic!r}, not {_MAGIC!r}. Take the file out of the recipe, "
-            "or set format to what it is."
+            f"{path}: not an index of Megatron's: it begins with {magic!r}, not {_MAGIC!r}. Take"
+            " the file out of the recipe, or set format to what it is."
         )
     if version != 1:
-        raise SourceError(f"{path}: version {version} of Megatron's index; only 1 is known. Write the data anew.")
+        raise SourceError(
+            f"{path}: version {version} of Megatron's index; only 1 is known. Write the data anew."
+        )
     if code not in _DTYPES:
         what = (
-            f"ids of {_FLOATS[code]}, which are no token ids" if code in _FLOATS else f"an unknown dtype code, {code}"
+            f"ids of {_FLOATS[code]}, which are no token ids"
+            if code in _FLOATS
+            else f"an unknown dtype code, {code}"
         )
         raise SourceError(f"{path}: the index names {what}. Write the data with an integer dtype.")
     least = _HEADER.size + 12 * sequences + 8 * count
     if index_bytes not in (least, least + sequences):
         raise _damaged(
             path,
-            f"it lists {sequences} sequences and {count} document indices, which take {least} bytes (with modes "
-            f"{least + sequences}), and has {index_bytes}",
+            f"it lists {sequences} sequences and {count} document indices, which take {least} bytes"
+            f" (with modes {least + sequences}), and has {index_bytes}",
         )
-    index = Index(np.dtype(_DTYPES[code]), sequences, max(count - 1, 0), index_bytes > least, ids_bytes)
+    index = Index(
+        np.dtype(_DTYPES[code]), sequences, max(count - 1, 0), index_bytes > least, ids_bytes
+    )
     first, last = (
-        int(_array(index_file, path, index.documents_at + 8 * i, "<i8", 1)[0]) if count else 0 for i in (0, count - 1)
+        int(_array(index_file, path, index.documents_at + 8 * i, "<i8", 1)[0]) if count else 0
+        for i in (0, count - 1)
     )
     if (first, last) != (0, sequences):
         raise _damaged(
             path,
-            f"its documents go from sequence {first} to {last}, and there are {sequences}: its writer did not end the last "
-            "document",
+            f"its documents go from sequence {first} to {last}, and there are {sequences}: its"
+            " writer did not end the last document",
         )
     end = 0
     if sequences:
         length = int(_array(index_file, path, index.pointers_at - 4, "<i4", 1)[0])
-        end = int(_array(index_file, path, index.documents_at - 8, "<i8", 1)[0]) + length * index.dtype.itemsize
+        end = (
+            int(_array(index_file, path, index.documents_at - 8, "<i8", 1)[0])
+            + length * index.dtype.itemsize
+        )
     if end != ids_bytes:
         raise _damaged(
-            path, f"its last sequence ends at byte {end} of the .bin, which has {ids_bytes}: they are no pair"
+            path,
+            f"its last sequence ends at byte {end} of the .bin, which has {ids_bytes}: they are no"
+            " pair",
         )
     return index
 
 
 def _damaged(path: str, what: str) -> SourceError:
-    return SourceError(f"{path}: damaged: {what}. Fetch both files again, or take them out of the recipe.")
+    return SourceError(
+        f"{path}: damaged: {what}. Fetch both files again, or take them out of the recipe."
+    )
 
 
 def _array(file: BinaryIO, path: str, at: int, dtype: str, count: int) -> np.ndarray:
@@ -286,7 +341,9 @@ def _read_into(file: Any, path: str, at: int, target: memoryview) -> None:
     while done < len(target):
         count = file.readinto(target[done:])
         if not count:
-            raise _damaged(path, f"the pair ends too early, {len(target) - done} bytes before it should")
+            raise _damaged(
+                path, f"the pair ends too early, {len(target) - done} bytes before it should"
+            )
         done += count
 
 
@@ -296,10 +353,13 @@ def _opened(path: str, size: int) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     sizes = [_size_of(index_path(path)), _size_of(path)]
     if sum(sizes) != size:
         raise SourceError(
-            f"{path}: the file and its .idx have {sum(sizes)} bytes together, but had {size} when the plan was made. Put "
-            "both back as they were, or build into a new output folder."
+            f"{path}: the file and its .idx have {sum(sizes)} bytes together, but had {size} when"
+            " the plan was made. Put both back as they were, or build into a new output folder."
         )
-    with open_source(index_path(path), sizes[0]) as index_file, open_source(path, sizes[1]) as ids_file:
+    with (
+        open_source(index_path(path), sizes[0]) as index_file,
+        open_source(path, sizes[1]) as ids_file,
+    ):
         yield index_file, ids_file
 
 

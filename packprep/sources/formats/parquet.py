@@ -34,19 +34,28 @@ from packprep.sources.formats.table import (
 )
 from packprep.storage import is_url
 
-_BUFFER_BYTES = 1 << 20  # how much of a column is read ahead; without it pyarrow reads a whole row group's column
+_BUFFER_BYTES = (
+    1 << 20
+)  # how much of a column is read ahead; without it pyarrow reads a whole row group's column
 
 
 def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) -> list[int]:
-    """By the footer, of each row group: the bytes of its column of texts or messages before compression, or of all columns
-    where it has neither; with `tokens` TOKEN_TEXT_BYTES for each id."""
+    """By the footer, of each row group: the bytes of its column of texts or messages before
+    compression, or of all columns where it has neither; with `tokens` TOKEN_TEXT_BYTES for each
+    id."""
     names = [*COLUMNS, text_key] if tokens else [MESSAGES, text_key]
     with _opened(path, size) as (source, file):
         held = []
         groups = _groups(file, file.num_row_groups)
-        for group, found in zip(groups, _chunks(source, file, range(len(groups)), names), strict=True):
+        for group, found in zip(
+            groups, _chunks(source, file, range(len(groups)), names), strict=True
+        ):
             of_ids = TOKEN_TEXT_BYTES * sum(c.num_values for c in found)
-            held.append(of_ids if tokens else sum(c.total_uncompressed_size for c in found) or group.total_byte_size)
+            held.append(
+                of_ids
+                if tokens
+                else sum(c.total_uncompressed_size for c in found) or group.total_byte_size
+            )
         if any(not 0 <= n_bytes < 1 << 47 for n_bytes in held):
             raise pa.ArrowInvalid("its footer gives sizes that cannot be")
         return held
@@ -58,7 +67,12 @@ def bytes_per_token(part: Slice, text_key: str) -> float:
 
 
 def read(
-    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, fields: Fields | None
+    part: Slice,
+    text_key: str,
+    keep: Keep | None,
+    batch_bytes: int,
+    decoders: Decoders,
+    fields: Fields | None,
 ) -> Iterator[Batch]:
     """The documents of a slice of a row group; see `formats.read`."""
     with _opened(part.path, part.size) as (source, file):
@@ -84,22 +98,41 @@ def read(
         batch = BatchBuilder(part.file)
         row = 0
         rows_at_once = _rows_at_once(source, chunks, groups[-1].num_rows, batch_bytes, tokens)
-        for rows in file.iter_batches(rows_at_once, row_groups=[part.piece], columns=names, use_threads=False):
-            low, high = 0 if isinstance(keep, Choice) else max(begin - row, 0), min(end - row, rows.num_rows)
+        for rows in file.iter_batches(
+            rows_at_once, row_groups=[part.piece], columns=names, use_threads=False
+        ):
+            low, high = (
+                0 if isinstance(keep, Choice) else max(begin - row, 0),
+                min(end - row, rows.num_rows),
+            )
             if low < high:
                 table = rows.slice(low, high - low)
-                values = {key: c.of(table.column(file.schema_arrow.names[c.number])) for key, c in columns.items()}
+                values = {
+                    key: c.of(table.column(file.schema_arrow.names[c.number]))
+                    for key, c in columns.items()
+                }
                 at = first + row + low
                 if tokens:
-                    rows_of = values[text_key], at, keep, batch_bytes, first + begin, values.get("weight")
+                    rows_of = (
+                        values[text_key],
+                        at,
+                        keep,
+                        batch_bytes,
+                        first + begin,
+                        values.get("weight"),
+                    )
                     yield from read_lists(part.file, *rows_of)
                 else:
-                    yield from read_rows(batch, values, text_key, fields, at, keep, batch_bytes, first + begin)
+                    yield from read_rows(
+                        batch, values, text_key, fields, at, keep, batch_bytes, first + begin
+                    )
             row += rows.num_rows
             if row >= end:
                 break
         if row < end:
-            raise pa.ArrowInvalid(f"row group {part.piece} has {row} rows, and its footer says {groups[-1].num_rows}")
+            raise pa.ArrowInvalid(
+                f"row group {part.piece} has {row} rows, and its footer says {groups[-1].num_rows}"
+            )
         yield from batch.take()
 
 
@@ -114,21 +147,32 @@ def numbers(part: Slice, decoders: Decoders) -> range:
 def _groups(file: pq.ParquetFile, count: int) -> list[pq.RowGroupMetaData]:
     """The first `count` row groups of a footer whose numbers of rows can be."""
     groups = [file.metadata.row_group(i) for i in range(count)]
-    if any(group.num_rows < 0 for group in groups) or sum(group.num_rows for group in groups) >= 1 << 62:
+    if (
+        any(group.num_rows < 0 for group in groups)
+        or sum(group.num_rows for group in groups) >= 1 << 62
+    ):
         raise pa.ArrowInvalid("its footer gives numbers of rows that cannot be")
     return groups
 
 
 def _rows_at_once(
-    source: "_Source", chunks: Sequence[pq.ColumnChunkMetaData], n_rows: int, batch_bytes: int, tokens: bool
+    source: "_Source",
+    chunks: Sequence[pq.ColumnChunkMetaData],
+    n_rows: int,
+    batch_bytes: int,
+    tokens: bool,
 ) -> int:
-    """As many rows as hold about `batch_bytes`; fewer where a dictionary hides how long the texts are."""
+    """As many rows as hold about `batch_bytes`; fewer where a dictionary hides how long the texts
+    are."""
     n_rows = max(1, n_rows)
     if tokens:  # of repeated ids any number takes a few bytes, so they are counted
         per_row = max(1, 8 * sum(c.num_values for c in chunks) // n_rows)
         return max(1, min(SLICE_LISTS, batch_bytes // per_row))
     per_row = max(1, sum(c.total_uncompressed_size for c in chunks) // n_rows)
-    longest = max((_page(source, c.dictionary_page_offset).decoded for c in chunks if c.has_dictionary_page), default=0)
+    longest = max(
+        (_page(source, c.dictionary_page_offset).decoded for c in chunks if c.has_dictionary_page),
+        default=0,
+    )
     return max(1, min(SLICE_ROWS, batch_bytes // per_row, REPEATED_BYTES // max(1, longest)))
 
 
@@ -137,10 +181,13 @@ def _chunks(
 ) -> Iterator[list[pq.ColumnChunkMetaData]]:
     """What the footer says of the leaves of some columns in each of some row groups.
 
-    Asked for what is damaged or encrypted, pyarrow's RowGroupMetaData ends the process. Its reader raises, and is asked first.
+    Asked for what is damaged or encrypted, pyarrow's RowGroupMetaData ends the process. Its reader
+    raises, and is asked first.
     """
     paths = [file.schema.column(i).path + "." for i in range(len(file.schema))]
-    leaves = [i for i, path in enumerate(paths) if any(path.startswith(name + ".") for name in names)]
+    leaves = [
+        i for i, path in enumerate(paths) if any(path.startswith(name + ".") for name in names)
+    ]
     for group in groups:
         source.only_footer = True
         with contextlib.suppress(_NotInFooter):
@@ -154,7 +201,8 @@ class _NotInFooter(Exception):
 
 
 class _Source:
-    """The file below a Parquet file. only_footer: nothing may be read of it; the footer has been."""
+    """The file below a Parquet file. only_footer: nothing may be read of it; the footer has
+    been."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.only_footer, self.closed = file, False, False
@@ -180,15 +228,21 @@ class _Page(NamedTuple):
     stored: int
 
 
-def _check_pages(path: str, source: _Source, size: int, chunks: Sequence[pq.ColumnChunkMetaData]) -> None:
-    """Raises SourceError for a page of some columns that is too large to be decoded: a page is decoded whole."""
+def _check_pages(
+    path: str, source: _Source, size: int, chunks: Sequence[pq.ColumnChunkMetaData]
+) -> None:
+    """Raises SourceError for a page of some columns that is too large to be decoded: a page is
+    decoded whole."""
     for chunk in chunks:
         at = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
         end = min(at + chunk.total_compressed_size, size)
         while at < end:
             page = _page(source, at)
             check_block(
-                path, "a page", page.decoded, "Write it with fewer rows a page (write_batch_size, data_page_size)"
+                path,
+                "a page",
+                page.decoded,
+                "Write it with fewer rows a page (write_batch_size, data_page_size)",
             )
             at = page.begin + page.stored
 
@@ -196,8 +250,9 @@ def _check_pages(path: str, source: _Source, size: int, chunks: Sequence[pq.Colu
 def _page(source: _Source, at: int) -> _Page:
     """The page at a byte of a file.
 
-    Its header is Parquet's PageHeader in Thrift's compact protocol: the fields 1, type, 2, uncompressed_page_size, 3,
-    compressed_page_size, then a checksum and what depends on the type, which is passed over.
+    Its header is Parquet's PageHeader in Thrift's compact protocol: the fields 1, type, 2,
+    uncompressed_page_size, 3, compressed_page_size, then a checksum and what depends on the type,
+    which is passed over.
     """
     for n_bytes in _HEADER_BYTES:
         source.seek(at)
@@ -219,7 +274,8 @@ _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 7, 8, 12
 
 
 def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, int], int]:
-    """(the integers among a Thrift struct's fields, by number, and the byte after it). IndexError where the data ends."""
+    """(the integers among a Thrift struct's fields, by number, and the byte after it). IndexError
+    where the data ends."""
     if depth > _MAX_DEPTH:
         raise pa.ArrowInvalid("a page's header is nested too deep")
     fields: dict[int, int] = {}
@@ -269,7 +325,11 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 @contextmanager
 def _opened(path: str, size: int) -> Iterator[tuple[_Source, pq.ParquetFile]]:
-    options = {"pre_buffer": False, "buffer_size": _BUFFER_BYTES, "page_checksum_verification": True}
+    options = {
+        "pre_buffer": False,
+        "buffer_size": _BUFFER_BYTES,
+        "page_checksum_verification": True,
+    }
     with (
         open_source(path, size) as opened,
         arrow_errors(path, "Parquet file"),

@@ -1,4 +1,5 @@
-"""Rows of Arrow columns → documents: of texts, or of lists of token ids; what Parquet and Arrow files have in common."""
+"""Rows of Arrow columns → documents: of texts, or of lists of token ids; what Parquet and Arrow
+files have in common."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -50,11 +51,14 @@ from packprep.sources.formats.fields import (
 SLICE_ROWS = 1 << 14  # rows that are looked at together
 REPEATED_BYTES = 128 << 20  # what they may hold where one dictionary gives all of them
 _MOST_TEXT_KEYS = 100
-MAX_BLOCK_BYTES = 256 << 20  # what has to be decoded at once: a page, or a compressed record batch's largest buffer
+MAX_BLOCK_BYTES = (
+    256 << 20
+)  # what has to be decoded at once: a page, or a compressed record batch's largest buffer
 
 
 class Column(NamedTuple):
-    """Where a file's schema has a key: the number of a column, and the names of the fields in it, in which it lies."""
+    """Where a file's schema has a key: the number of a column, and the names of the fields in it,
+    in which it lies."""
 
     number: int
     inside: tuple[str, ...] = ()
@@ -79,12 +83,14 @@ def find_columns(
 ) -> dict[str, Column]:
     """Key → column, of all that is read of a file, text_key among them where its texts are.
 
-    fields: None: the text is all. sizes_of: says which of several keys may hold the text. SourceError unless each column is
-    there at most once, and the text or a layout is.
+    fields: None: the text is all. sizes_of: says which of several keys may hold the text.
+    SourceError unless each column is there at most once, and the text or a layout is.
     """
     if fields is None:
         return {text_key: _text_column(path, schema, text_key, sizes_of)}
-    spans, messages = (_column(path, schema, key, text_key) for key in (LOSS_SPANS, fields.messages_key))
+    spans, messages = (
+        _column(path, schema, key, text_key) for key in (LOSS_SPANS, fields.messages_key)
+    )
     found = {LOSS_SPANS: spans} if spans else {}
     text = fields.format == "auto" and _place(schema, text_key)
     if fields.law < 3:
@@ -96,7 +102,9 @@ def find_columns(
     def there(layout: Layout) -> bool:
         return all(_column(path, schema, fields.key_of(field), text_key) for field in layout.needs)
 
-    layouts = [layout for layout in LAYOUTS if fields.format in ("auto", layout.name) and there(layout)]
+    layouts = [
+        layout for layout in LAYOUTS if fields.format in ("auto", layout.name) and there(layout)
+    ]
     if text:
         found[text_key] = _text_column(path, schema, text_key, sizes_of)
     elif not any(not layout.advice for layout in layouts):
@@ -116,13 +124,23 @@ def _has_places(schema: pa.Schema) -> bool:
     index = schema.get_field_index(MEDIA)
     kind = schema.field(index).type if index >= 0 else pa.null()
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return is_list and pa.types.is_struct(kind.value_type) and {part.name for part in kind.value_type} >= OF_PLACE
+    return (
+        is_list
+        and pa.types.is_struct(kind.value_type)
+        and {part.name for part in kind.value_type} >= OF_PLACE
+    )
 
 
 def _no_layout(
-    path: str, schema: pa.Schema, text_key: str, fields: Fields, layouts: list[Layout], sizes_of: SizesOf
+    path: str,
+    schema: pa.Schema,
+    text_key: str,
+    fields: Fields,
+    layouts: list[Layout],
+    sizes_of: SizesOf,
 ) -> SourceError:
-    """The error of a file with neither a text nor a layout that is read. layouts: those that it has, which are not read."""
+    """The error of a file with neither a text nor a layout that is read. layouts: those that it
+    has, which are not read."""
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     if layouts:
         return SourceError(f"{path}: its rows are {refused(layouts[0])}. Its columns are: {names}.")
@@ -130,25 +148,32 @@ def _no_layout(
         layout = next(layout for layout in LAYOUTS if layout.name == fields.format)
         wanted = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
         return SourceError(
-            f"{path}: messages_format = {fields.format!r} wants columns named {wanted}; the columns are: {names}. Set "
-            "messages_key to the one that holds the messages, or messages_format to what the file has."
+            f"{path}: messages_format = {fields.format!r} wants columns named {wanted}; the columns"
+            f" are: {names}. Set messages_key to the one that holds the messages, or"
+            " messages_format to what the file has."
         )
     if key := _messages_in(schema):
         return SourceError(
-            f"{path}: no column named {text_key!r}, and one of messages: set messages_key = {as_toml(key)}.",
+            f"{path}: no column named {text_key!r}, and one of messages: set messages_key ="
+            f" {as_toml(key)}.",
             {"messages_key": key},
         )
     return _text_missing(path, schema, text_key, "no column", sizes_of)
 
 
 def _messages_in(schema: pa.Schema) -> str:
-    """The key of a column that holds messages, "a.b" of b in a column a of objects; "" if there is none."""
+    """The key of a column that holds messages, "a.b" of b in a column a of objects; "" if there is
+    none."""
     for field in schema:
         kind = field.type
         if pa.types.is_struct(kind) and (inner := _messages_in(pa.schema(list(kind)))):
             return f"{field.name}.{inner}"
         is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        if is_list and pa.types.is_struct(kind.value_type) and is_message([part.name for part in kind.value_type]):
+        if (
+            is_list
+            and pa.types.is_struct(kind.value_type)
+            and is_message([part.name for part in kind.value_type])
+        ):
             return str(field.name)
     return ""
 
@@ -159,7 +184,8 @@ def _column(path: str, schema: pa.Schema, key: str, text_key: str) -> Column | N
         return None
     if (count := len(schema.get_all_field_indices(key))) > 1:
         raise SourceError(
-            f'{path}: {count} columns named {key!r}. Write the file with one, or set documents.loss_spans = "ignore".'
+            f"{path}: {count} columns named {key!r}. Write the file with one, or set"
+            ' documents.loss_spans = "ignore".'
         )
     return _place(schema, key)
 
@@ -174,32 +200,45 @@ def _place(schema: pa.Schema, key: str) -> Column | None:
     if index < 0 or not pa.types.is_struct(schema.field(index).type):
         return None
     inner = _place(pa.schema(list(schema.field(index).type)), rest)
-    return inner and Column(index, (schema.field(index).type.field(inner.number).name, *inner.inside))
+    return inner and Column(
+        index, (schema.field(index).type.field(inner.number).name, *inner.inside)
+    )
 
 
 def _text_column(path: str, schema: pa.Schema, text_key: str, sizes_of: SizesOf) -> Column:
-    """Where a schema has the texts; SourceError unless it has them once, and they are strings or bytes.
+    """Where a schema has the texts; SourceError unless it has them once, and they are strings or
+    bytes.
 
     A column of nothing but nulls is accepted: each of its rows is a reject.
     """
     place, count = _place(schema, text_key), len(schema.get_all_field_indices(text_key))
     if place is None:
-        raise _text_missing(path, schema, text_key, f"{count} columns" if count else "no column", sizes_of)
+        raise _text_missing(
+            path, schema, text_key, f"{count} columns" if count else "no column", sizes_of
+        )
     kind = schema.field(place.number).type
     for name in place.inside:
         kind = kind.field(name).type
     if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
         raise SourceError(
-            f"{path}: the column {text_key!r} holds {kind}, not strings. Set text_key to the one that holds the text."
+            f"{path}: the column {text_key!r} holds {kind}, not strings. Set text_key to the one"
+            " that holds the text."
         )
     return place
 
 
-def _text_missing(path: str, schema: pa.Schema, text_key: str, problem: str, sizes_of: SizesOf) -> SourceError:
-    """Make the error of a file without one column of texts. It advises the key with the most bytes of text."""
+def _text_missing(
+    path: str, schema: pa.Schema, text_key: str, problem: str, sizes_of: SizesOf
+) -> SourceError:
+    """Make the error of a file without one column of texts. It advises the key with the most bytes
+    of text."""
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     there = next((layout for layout in LAYOUTS if set(layout.needs) <= set(schema.names)), None)
-    keys = [(key, kind) for key, kind in _leaves(schema) if _is_text(kind) and not pa.types.is_null(kind)]
+    keys = [
+        (key, kind)
+        for key, kind in _leaves(schema)
+        if _is_text(kind) and not pa.types.is_null(kind)
+    ]
     texts = [key for key, kind in keys if not _is_binary(kind)] or [key for key, _ in keys]
     texts = texts[:_MOST_TEXT_KEYS]
     settings = {}
@@ -214,24 +253,33 @@ def _text_missing(path: str, schema: pa.Schema, text_key: str, problem: str, siz
         advice += f", as in text_key = {as_toml(settings['text_key'])}"
     elif any(field.name in COLUMNS and _is_tokens(field.type) for field in schema):
         settings = {"format": "tokens"}
-        advice = 'It holds lists of token ids: set format = "tokens", and the tokenizer that made them'
-    return SourceError(f"{path}: {problem} named {text_key!r}; the columns are: {names}. {advice}.", settings)
+        advice = (
+            'It holds lists of token ids: set format = "tokens", and the tokenizer that made them'
+        )
+    return SourceError(
+        f"{path}: {problem} named {text_key!r}; the columns are: {names}. {advice}.", settings
+    )
 
 
 def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Yield the keys of a schema and the types of their values, "a.b" for b in a column a of objects."""
+    """Yield the keys of a schema and the types of their values, "a.b" for b in a column a of
+    objects."""
     for name in schema.names:
         if len(schema.get_all_field_indices(name)) > 1:
             continue
         kind = schema.field(name).type
         if pa.types.is_struct(kind) and "." not in name:
-            yield from ((f"{name}.{inner}", of_inner) for inner, of_inner in _leaves(pa.schema(list(kind))))
+            yield from (
+                (f"{name}.{inner}", of_inner) for inner, of_inner in _leaves(pa.schema(list(kind)))
+            )
         else:
             yield name, kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    return any(getattr(pa.types, f"is_{name}")(kind) for name in ("binary", "large_binary", "binary_view"))
+    return any(
+        getattr(pa.types, f"is_{name}")(kind) for name in ("binary", "large_binary", "binary_view")
+    )
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -240,35 +288,43 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def check_block(path: str, what: str, n_bytes: int, advice: str) -> None:
-    """Raises SourceError for a block that takes more than MAX_BLOCK_BYTES once it is decoded. what: e.g. "a page"."""
+    """Raises SourceError for a block that takes more than MAX_BLOCK_BYTES once it is decoded. what:
+    e.g. "a page"."""
     if n_bytes > MAX_BLOCK_BYTES:
         raise SourceError(
-            f"{path}: {what} of it holds {n_bytes} bytes once decompressed, and at most {MAX_BLOCK_BYTES} are decoded at once. "
-            f"{advice}, or take the file out of the recipe."
+            f"{path}: {what} of it holds {n_bytes} bytes once decompressed, and at most"
+            f" {MAX_BLOCK_BYTES} are decoded at once. {advice}, or take the file out of the recipe."
         )
 
 
 @contextmanager
 def arrow_errors(path: str, what: str) -> Iterator[None]:
-    """Turns what pyarrow says about damaged data into a SourceError; errors of the operating system pass."""
+    """Turns what pyarrow says about damaged data into a SourceError; errors of the operating system
+    pass."""
     try:
         yield
     except UnicodeDecodeError as error:  # a column's name
         raise SourceError(
-            f"{path}: not a readable {what}: a name in it is not UTF-8: {error}. Fetch the file again, or take it out of the "
-            "recipe."
+            f"{path}: not a readable {what}: a name in it is not UTF-8: {error}. Fetch the file"
+            " again, or take it out of the recipe."
         ) from error
     except (pa.ArrowException, OSError) as error:
         # pyarrow reports damaged data as an OSError, too, but without a number.
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        mend = "It is encrypted: write it anew without" if "decrypt" in str(error).lower() else "Fetch the file again"
+        mend = (
+            "It is encrypted: write it anew without"
+            if "decrypt" in str(error).lower()
+            else "Fetch the file again"
+        )
         if _is_pointer(path):
             error, mend = (
                 OSError("it is a Git LFS pointer, which stands for the file itself"),
                 "Fetch that with git lfs pull",
             )
-        raise SourceError(f"{path}: not a readable {what}: {error}. {mend}, or take it out of the recipe.") from error
+        raise SourceError(
+            f"{path}: not a readable {what}: {error}. {mend}, or take it out of the recipe."
+        ) from error
 
 
 def _is_pointer(path: str) -> bool:
@@ -287,45 +343,66 @@ def read_rows(
     batch_bytes: int,
     wanted_from: int = 0,
 ) -> Iterator[Batch]:
-    """Adds the rows of columns of arrays to a batch; gives the batch whenever it holds `batch_bytes`.
+    """Adds the rows of columns of arrays to a batch; gives the batch whenever it holds
+    `batch_bytes`.
 
-    first: position of the columns' first row in the file; those before `wanted_from` are there for `keep` to see
+    first: position of the columns' first row in the file; those before `wanted_from` are there for
+    `keep` to see
     """
     n_rows = len(next(iter(columns.values())))
     text = columns.get(text_key)
     at_once = _rows_at_once(text)
     for begin in range(0, n_rows, at_once):
         rows = (pa.nulls(n_rows, pa.string()) if text is None else text).slice(begin, at_once)
-        needed = [key for key in columns if key != text_key and (_has_nulls(rows) or not fields or fields.says(key))]
+        needed = [
+            key
+            for key in columns
+            if key != text_key and (_has_nulls(rows) or not fields or fields.says(key))
+        ]
         others = {key: columns[key].slice(begin, at_once) for key in needed}
         positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
         counted = [others[key] for key in fields.counted(others)] if fields else []
         if fields and fields.law < 3:
             counted = [column for column in counted if _is_list(column.type)]
-        wanted = kept(keep, batch.file, positions, partial(_sizes, rows, counted)) & (positions >= wanted_from)
+        wanted = kept(keep, batch.file, positions, partial(_sizes, rows, counted)) & (
+            positions >= wanted_from
+        )
         rows, *values = map(_without_views, (rows, *others.values()))
         if not wanted.all():
             mask = pa.array(wanted)
-            positions, rows, values = positions[wanted], rows.filter(mask), [column.filter(mask) for column in values]
+            positions, rows, values = (
+                positions[wanted],
+                rows.filter(mask),
+                [column.filter(mask) for column in values],
+            )
         if pa.types.is_dictionary(rows.type):
             rows = rows.dictionary_decode()
         if pa.types.is_null(rows.type):
             rows = rows.cast(pa.string())
         beside = dict(zip(others, values, strict=True))
-        yield from _add_rows(batch, rows.cast(pa.large_binary()), beside, fields, positions, batch_bytes)
+        yield from _add_rows(
+            batch, rows.cast(pa.large_binary()), beside, fields, positions, batch_bytes
+        )
 
 
 def _has_nulls(rows: pa.Array) -> bool:
-    return bool(rows.null_count) or (pa.types.is_dictionary(rows.type) and bool(rows.dictionary.null_count))
+    return bool(rows.null_count) or (
+        pa.types.is_dictionary(rows.type) and bool(rows.dictionary.null_count)
+    )
 
 
 def _without_views(column: pa.Array) -> pa.Array:
     """The column as pyarrow can filter it."""
-    return column.cast(pa.large_binary()) if column.type in (pa.string_view(), pa.binary_view()) else column
+    return (
+        column.cast(pa.large_binary())
+        if column.type in (pa.string_view(), pa.binary_view())
+        else column
+    )
 
 
 def _sizes(rows: pa.Array, counted: Sequence[pa.Array]) -> np.ndarray:
-    """int64[n]: the bytes of each text; where it is null, the bytes of texts and the items of lists in other columns."""
+    """int64[n]: the bytes of each text; where it is null, the bytes of texts and the items of lists
+    in other columns."""
     others = pa.array(sum((_lengths(column) for column in counted), np.zeros(len(rows), np.int64)))
     if pa.types.is_null(rows.type):
         return others.to_numpy(zero_copy_only=False)
@@ -348,11 +425,14 @@ def _lengths(column: pa.Array) -> np.ndarray:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return any(getattr(pa.types, f"is_{name}")(kind) for name in ("list", "large_list", "fixed_size_list"))
+    return any(
+        getattr(pa.types, f"is_{name}")(kind) for name in ("list", "large_list", "fixed_size_list")
+    )
 
 
 def _rows_at_once(text: pa.Array | None) -> int:
-    """As many rows as hold REPEATED_BYTES, if each were the longest text of a column's dictionary."""
+    """As many rows as hold REPEATED_BYTES, if each were the longest text of a column's
+    dictionary."""
     if text is None or not pa.types.is_dictionary(text.type) or not len(text.dictionary):
         return SLICE_ROWS
     longest = pc.max(pc.binary_length(text.dictionary.cast(pa.large_binary()))).as_py() or 1
@@ -450,18 +530,19 @@ COLUMNS = ("input_ids", "tokens")  # where text_key says nothing of its own
 
 
 def find_token_column(path: str, schema: pa.Schema, text_key: str) -> int:
-    """The index of the column of lists of ids: `text_key`, or while that is "text" the first of COLUMNS that is there.
+    """The index of the column of lists of ids: `text_key`, or while that is "text" the first of
+    COLUMNS that is there.
 
-    SourceError unless it exists once and holds lists of integers. A column of nothing but nulls is accepted: each of its
-    rows is a reject.
+    SourceError unless it exists once and holds lists of integers. A column of nothing but nulls is
+    accepted: each of its rows is a reject.
     """
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     wanted = COLUMNS if text_key == "text" else (text_key,)
     name = next((name for name in wanted if name in schema.names), None)
     if name is None:
         raise SourceError(
-            f"{path}: no column named {' or '.join(map(repr, wanted))}; the columns are: {names}. Set text_key to the one "
-            "that holds the lists of token ids."
+            f"{path}: no column named {' or '.join(map(repr, wanted))}; the columns are: {names}."
+            " Set text_key to the one that holds the lists of token ids."
         )
     found = schema.get_all_field_indices(name)
     if len(found) > 1:
@@ -469,14 +550,17 @@ def find_token_column(path: str, schema: pa.Schema, text_key: str) -> int:
     kind = schema.field(found[0]).type
     if not _is_tokens(kind):
         raise SourceError(
-            f"{path}: the column {name!r} holds {kind}, not lists of integers. Set text_key to the one that holds the lists "
-            'of token ids; for text, set format to "auto".'
+            f"{path}: the column {name!r} holds {kind}, not lists of integers. Set text_key to the"
+            ' one that holds the lists of token ids; for text, set format to "auto".'
         )
     return found[0]
 
 
-def find_token_columns(path: str, schema: pa.Schema, text_key: str, fields: Fields | None) -> dict[str, Column]:
-    """Return the columns that are read of a table of tokens, by key: the lists of ids, and weights where there are fields."""
+def find_token_columns(
+    path: str, schema: pa.Schema, text_key: str, fields: Fields | None
+) -> dict[str, Column]:
+    """Return the columns that are read of a table of tokens, by key: the lists of ids, and weights
+    where there are fields."""
     found = {text_key: Column(find_token_column(path, schema, text_key))}
     weight = _column(path, schema, "weight", text_key) if fields and fields.law > 2 else None
     return {**found, "weight": weight} if weight else found
@@ -485,7 +569,9 @@ def find_token_columns(path: str, schema: pa.Schema, text_key: str, fields: Fiel
 def _is_tokens(kind: pa.DataType) -> bool:
     if pa.types.is_null(kind):
         return True
-    lists = any(getattr(pa.types, f"is_{name}")(kind) for name in ("list", "large_list", "fixed_size_list"))
+    lists = any(
+        getattr(pa.types, f"is_{name}")(kind) for name in ("list", "large_list", "fixed_size_list")
+    )
     return lists and (pa.types.is_integer(kind.value_type) or pa.types.is_null(kind.value_type))
 
 
@@ -498,16 +584,20 @@ def read_lists(
     wanted_from: int = 0,
     weights: pa.Array | None = None,
 ) -> Iterator[Batch]:
-    """The rows of a column of lists, in batches of about `batch_bytes`, a token counted as TOKEN_TEXT_BYTES.
+    """The rows of a column of lists, in batches of about `batch_bytes`, a token counted as
+    TOKEN_TEXT_BYTES.
 
     weights: of the rows; None: they have none
-    first: position of the column's first row in the file; those before `wanted_from` are there for `keep` to see
+    first: position of the column's first row in the file; those before `wanted_from` are there for
+    `keep` to see
     """
     for begin in range(0, len(column), SLICE_LISTS):
         rows = column.slice(begin, SLICE_LISTS)
         of_rows = None if weights is None else weights.slice(begin, SLICE_LISTS)
         positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
-        wanted = kept(keep, file, positions, partial(list_lengths, rows)) & (positions >= wanted_from)
+        wanted = kept(keep, file, positions, partial(list_lengths, rows)) & (
+            positions >= wanted_from
+        )
         if not wanted.all():
             rows, positions = rows.filter(pa.array(wanted)), positions[wanted]
             of_rows = None if of_rows is None else of_rows.filter(pa.array(wanted))
@@ -521,13 +611,22 @@ def list_lengths(rows: pa.Array) -> np.ndarray:
     """int64[n]: the elements of each list; 0 for null."""
     if pa.types.is_null(rows.type):
         return np.zeros(len(rows), np.int64)
-    lengths: np.ndarray = pc.list_value_length(rows).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths: np.ndarray = (
+        pc.list_value_length(rows).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    )
     return lengths
 
 
-def _batch(file: int, rows: pa.Array, positions: np.ndarray, lengths: np.ndarray, given: Sequence[Any]) -> Batch:
-    """One batch of rows, those that are no tokens or too many among its rejects. given: the rows' weights, if they have any."""
-    unlike_1 = {i: value for i, value in enumerate(given) if not is_missing(value) and (value != 1 or value is True)}
+def _batch(
+    file: int, rows: pa.Array, positions: np.ndarray, lengths: np.ndarray, given: Sequence[Any]
+) -> Batch:
+    """One batch of rows, those that are no tokens or too many among its rejects. given: the rows'
+    weights, if they have any."""
+    unlike_1 = {
+        i: value
+        for i, value in enumerate(given)
+        if not is_missing(value) and (value != 1 or value is True)
+    }
     weights = {i: weight_of(value) for i, value in unlike_1.items()}
     refused = {i: bad_weight(given[i]) for i, weight in weights.items() if weight is None}
     if rows.null_count:
@@ -551,15 +650,31 @@ def _batch(file: int, rows: pa.Array, positions: np.ndarray, lengths: np.ndarray
     good = np.ones(len(rows), np.bool_)
     good[list(refused)] = False
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[good])))
-    rejects = [Reject(file, int(positions[i]), refused[i][0], refused[i][1][:MAX_DETAIL]) for i in sorted(refused)]
+    rejects = [
+        Reject(file, int(positions[i]), refused[i][0], refused[i][1][:MAX_DETAIL])
+        for i in sorted(refused)
+    ]
     count = int(good.sum())
     number = np.cumsum(good) - 1
-    kept = {int(number[i]): weight for i, weight in weights.items() if good[i] and weight is not None}
-    return Batch([], np.full(count, file, np.int32), positions[good], rejects, {}, IdLists(ids, offsets), kept)
+    kept = {
+        int(number[i]): weight for i, weight in weights.items() if good[i] and weight is not None
+    }
+    return Batch(
+        [],
+        np.full(count, file, np.int32),
+        positions[good],
+        rejects,
+        {},
+        IdLists(ids, offsets),
+        kept,
+    )
 
 
-def _ids(rows: pa.Array, numbers: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:
-    """(the ids of lists one after the other, the number of each list that holds a null → reason and detail)."""
+def _ids(
+    rows: pa.Array, numbers: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:
+    """(the ids of lists one after the other, the number of each list that holds a null → reason and
+    detail)."""
     if not len(rows) or pa.types.is_null(rows.type):
         return np.zeros(0, np.int64), {}
     ids = rows.flatten()

@@ -23,9 +23,15 @@ _STEP_BYTES = 1 << 20  # how a compressed text file is cut does not matter: all 
 
 
 def read(
-    part: Slice, text_key: str, keep: Keep | None, batch_bytes: int, decoders: Decoders, fields: Fields | None
+    part: Slice,
+    text_key: str,
+    keep: Keep | None,
+    batch_bytes: int,
+    decoders: Decoders,
+    fields: Fields | None,
 ) -> Iterator[Batch]:
-    """The document of a text file, compressed or not; see `formats.read`. An empty file is the text ""."""
+    """The document of a text file, compressed or not; see `formats.read`. An empty file is the text
+    ""."""
     begin, end = part.range(1)
     at = np.zeros(1, np.int64)
     if begin == end or not kept(keep, part.file, at, lambda: at + part.size)[0]:

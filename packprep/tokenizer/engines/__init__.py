@@ -1,7 +1,7 @@
 """Texts → flat ids, by an engine.
 
-The reference engine is the `tokenizers` library. Every other engine gives the same ids, only faster; a recipe's
-fingerprint does not know which one ran.
+The reference engine is the `tokenizers` library. Every other engine gives the same ids, only
+faster; a recipe's fingerprint does not know which one ran.
 
 ```
 engine        what an engine is, and how one fails
@@ -34,7 +34,8 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class EngineKind:
-    """version: of this installation; None: not installed. load: raises EngineRefusal for a tokenizer that it does not take."""
+    """version: of this installation; None: not installed. load: raises EngineRefusal for a
+    tokenizer that it does not take."""
 
     package: str  # what to install
     version: Callable[[], str | None]
@@ -42,7 +43,9 @@ class EngineKind:
         [Vocabulary], str | None
     ]  # why it does not take a tokenizer, as far as can be told without loading
     load: Callable[[Vocabulary, str], Engine]
-    proven: bool  # whether it has to be compared with the reference before it is trusted, and all through the build
+    # whether it has to be compared with the reference before it is trusted, and all through the
+    # build
+    proven: bool
 
 
 # In the order in which "auto" tries them; the reference takes every tokenizer.
@@ -51,7 +54,9 @@ ENGINES: dict[str, EngineKind] = {
         "packprep",
         lambda: BytesEngine.version,
         lambda vocabulary: (
-            None if vocabulary.tokenizer_json == bytes_tokenizer_json() else 'it is not the built-in "bytes"'
+            None
+            if vocabulary.tokenizer_json == bytes_tokenizer_json()
+            else 'it is not the built-in "bytes"'
         ),
         BytesEngine,
         proven=False,
@@ -88,16 +93,24 @@ ENGINES: dict[str, EngineKind] = {
 
 
 def candidates(requested: str, vocabulary: Vocabulary) -> list[str]:
-    """The names of the engines that the recipe's `engine` may mean here, best first: all that can be, for "auto".
+    """The names of the engines that the recipe's `engine` may mean here, best first: all that can
+    be, for "auto".
 
-    RecipeError if an engine asked for by name is not known, not installed, or does not take this tokenizer.
+    RecipeError if an engine asked for by name is not known, not installed, or does not take this
+    tokenizer.
     """
     if requested != "auto" and requested not in ENGINES:
-        raise RecipeError(f"engine = {requested!r} is not known; the engines are auto, {', '.join(ENGINES)}")
+        raise RecipeError(
+            f"engine = {requested!r} is not known; the engines are auto, {', '.join(ENGINES)}"
+        )
     found = []
     for name in ENGINES if requested == "auto" else (requested,):
         kind = ENGINES[name]
-        missing = f"it is not installed here (pip install {kind.package})" if kind.version() is None else None
+        missing = (
+            f"it is not installed here (pip install {kind.package})"
+            if kind.version() is None
+            else None
+        )
         why = missing or kind.refusal(vocabulary)
         if why is None:
             found.append(name)
@@ -108,13 +121,17 @@ def candidates(requested: str, vocabulary: Vocabulary) -> list[str]:
 
 def refused(name: str, why: str) -> RecipeError:
     """The error for an engine that was asked for by name and cannot be used."""
-    return RecipeError(f'engine = {name!r} cannot be used with this tokenizer: {why}. Use engine = "auto"')
+    return RecipeError(
+        f'engine = {name!r} cannot be used with this tokenizer: {why}. Use engine = "auto"'
+    )
 
 
 def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> None:
-    """Load the engine that the recipe's `engine` most likely means while the caller goes on; `loaded` then waits for it.
+    """Load the engine that the recipe's `engine` most likely means while the caller goes on;
+    `loaded` then waits for it.
 
-    Libraries load large vocabularies without the lock of Python. Whatever goes wrong is for `loaded` to say.
+    Libraries load large vocabularies without the lock of Python. Whatever goes wrong is for
+    `loaded` to say.
     """
     with contextlib.suppress(PackprepError):
         name = candidates(requested, vocabulary)[0]
@@ -126,7 +143,8 @@ def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> 
 
 
 def loaded(name: str, vocabulary: Vocabulary, special_text: str) -> Engine:
-    """An engine; the one that was loaded last is remembered, for a large vocabulary takes a second. Raises EngineRefusal."""
+    """An engine; the one that was loaded last is remembered, for a large vocabulary takes a second.
+    Raises EngineRefusal."""
     key = ENGINES[name], vocabulary, special_text
     if key not in _last:
         if why := ENGINES[name].refusal(vocabulary):
@@ -147,7 +165,9 @@ def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> s
 
     requested: the recipe's `engine`.
     """
-    said = f"engine {engine.name} {engine.version}, by itself about {engine.rate} MB/s of text a core"
+    said = (
+        f"engine {engine.name} {engine.version}, by itself about {engine.rate} MB/s of text a core"
+    )
     if isinstance(engine, ReferenceEngine) and engine.in_place_of:
         return f"{said}, in place of the plan's {engine.in_place_of}"
     if requested == engine.name:
@@ -160,18 +180,25 @@ def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> s
         if why is not None:
             refusals.append(why)
         elif kind.proven and kind.version() is None:
-            return f"{said}; {name} is faster with this tokenizer: pip install {kind.package}, then begin in another folder"
+            return (
+                f"{said}; {name} is faster with this tokenizer: pip install {kind.package}, then"
+                " begin in another folder"
+            )
         elif kind.proven:
             passed_over.append(name)
     if passed_over:
-        return f"{said}, as {' and '.join(passed_over)} failed, or was not there or not wanted, when the plan was made"
+        return (
+            f"{said}, as {' and '.join(passed_over)} failed, or was not there or not wanted, when"
+            " the plan was made"
+        )
     if engine.name == REFERENCE and refusals:
         return f"{said}: {refusals[-1]}, and nothing faster is exact for that"
     return said
 
 
 def engine_facts(name: str) -> dict[str, str]:
-    """What a plan says of its engine: {"name", "version"}, and the version of the "reference" that it is compared with."""
+    """What a plan says of its engine: {"name", "version"}, and the version of the "reference" that
+    it is compared with."""
     version = ENGINES[name].version()
     assert version is not None
     facts = {"name": name, "version": version}
@@ -179,23 +206,27 @@ def engine_facts(name: str) -> dict[str, str]:
 
 
 def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text: str) -> Engine:
-    """The engine of a plan; the reference in its place, where this installation has another version of it, or none.
+    """The engine of a plan; the reference in its place, where this installation has another version
+    of it, or none.
 
-    PlanError where it is not one that is compared with the reference, or the reference is another, too.
+    PlanError where it is not one that is compared with the reference, or the reference is another,
+    too.
     """
     name, version = engine["name"], engine["version"]
     believed = REFERENCE if "reference" in engine else name
     if believed not in ENGINES:
         raise PlanError(
-            f"the plan's engine is {name} {version}, which this packprep does not have "
-            f"(it has {', '.join(ENGINES)}). Use the packprep that wrote the plan, or build into a new folder"
+            f"the plan's engine is {name} {version}, which this packprep does not have (it has"
+            f" {', '.join(ENGINES)}). Use the packprep that wrote the plan, or build into a new"
+            " folder"
         )
     planned, here = engine.get("reference", version), ENGINES[believed].version()
     if planned != here:
         raise PlanError(
-            f"the plan's engine is {believed} {planned}, and here it is {f'{believed} {here}' if here else 'not installed'}: "
-            "the same text may get other tokens. "
-            f"Install the plan's version: pip install {ENGINES[believed].package}=={planned}, or build into a new folder"
+            f"the plan's engine is {believed} {planned}, and here it is"
+            f" {f'{believed} {here}' if here else 'not installed'}: the same text may get other"
+            " tokens. Install the plan's version: pip install"
+            f" {ENGINES[believed].package}=={planned}, or build into a new folder"
         )
     found = ENGINES[name].version() if name in ENGINES else None
     try:
@@ -208,5 +239,6 @@ def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text:
     if believed != name:
         return ReferenceEngine(vocabulary, special_text, f"{name} {version} ({why})")
     raise PlanError(
-        f"the plan's engine {name} cannot be used with the plan's tokenizer: {why}; build into a new folder"
+        f"the plan's engine {name} cannot be used with the plan's tokenizer: {why}; build into a"
+        " new folder"
     )

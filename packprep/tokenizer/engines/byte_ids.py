@@ -12,7 +12,8 @@ from packprep.tokenizer.roles import Vocabulary
 
 
 class BytesEngine:
-    """The ids of a text are its UTF-8 bytes: exact by its making, so that nothing needs to be compared."""
+    """The ids of a text are its UTF-8 bytes: exact by its making, so that nothing needs to be
+    compared."""
 
     name = "bytes"
     version = "1"
@@ -23,7 +24,9 @@ class BytesEngine:
     def __init__(self, vocabulary: Vocabulary, special_text: str):
         self._any_special = any_of(BYTES_SPECIALS)
         self._special = self._any_special if special_text == "special" else None
-        self._ids = {text: np.array([256 + k], dtype=np.int32) for k, text in enumerate(BYTES_SPECIALS)}
+        self._ids = {
+            text: np.array([256 + k], dtype=np.int32) for k, text in enumerate(BYTES_SPECIALS)
+        }
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """ids: int32[total], offsets: int64[n + 1]."""
@@ -35,7 +38,9 @@ class BytesEngine:
         lengths = np.array([len(data) for data in encoded], dtype=np.int64)
         return _byte_ids(b"".join(encoded)), offsets_of(lengths)
 
-    def encode_with_characters(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def encode_with_characters(
+        self, texts: Sequence[str], chat: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """ids: int32[total], offsets: int64[n + 1], characters: int64[total, 2]."""
         special = self._any_special if chat else self._special
         ids, characters = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int64)]
@@ -49,7 +54,11 @@ class BytesEngine:
                 characters.append(np.array([match.span()], np.int64))
                 begin = match.end()
             lengths.append(size + _append_bytes(ids, characters, text, begin, len(text)))
-        return np.concatenate(ids), offsets_of(np.array(lengths, np.int64)), np.concatenate(characters)
+        return (
+            np.concatenate(ids),
+            offsets_of(np.array(lengths, np.int64)),
+            np.concatenate(characters),
+        )
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
         """id → token as the tokenizer.json writes it, of those ids that are tokens."""
@@ -68,10 +77,15 @@ def _byte_ids(data: bytes) -> np.ndarray:
     return np.frombuffer(data, dtype=np.uint8).astype(np.int32)
 
 
-def _append_bytes(ids: list[np.ndarray], characters: list[np.ndarray], text: str, begin: int, end: int) -> int:
-    """Append the bytes of text[begin:end] and the characters that they are of; gives how many there are."""
+def _append_bytes(
+    ids: list[np.ndarray], characters: list[np.ndarray], text: str, begin: int, end: int
+) -> int:
+    """Append the bytes of text[begin:end] and the characters that they are of; gives how many there
+    are."""
     data = _byte_ids(text[begin:end].encode())
     ids.append(data)
-    at = begin - 1 + np.cumsum((data & 0xC0) != 0x80)  # all bytes but a character's first are 10xxxxxx
+    at = (
+        begin - 1 + np.cumsum((data & 0xC0) != 0x80)
+    )  # all bytes but a character's first are 10xxxxxx
     characters.append(np.stack((at, at + 1), 1))
     return len(data)

@@ -11,7 +11,8 @@ import numpy as np
 class Engine(Protocol):
     """Turns texts without lone surrogates into ids, without adding, cutting or padding anything.
 
-    One is loaded for a vocabulary and a special_text: what the text of a special token is, "text", "special" or "reject".
+    One is loaded for a vocabulary and a special_text: what the text of a special token is, "text",
+    "special" or "reject".
     """
 
     @property
@@ -27,22 +28,29 @@ class Engine(Protocol):
 
     @property
     def rate(self) -> int:
-        """About how many MB/s of text one core makes ids of, as found with real tokenizers and text (docs/benchmarks.md)."""
+        """About how many MB/s of text one core makes ids of, as found with real tokenizers and text
+        (docs/benchmarks.md)."""
         ...
 
     @property
     def reference(self) -> "Reference | None":
-        """What gives the same ids, slowly, and is believed; None where this engine itself is believed."""
+        """What gives the same ids, slowly, and is believed; None where this engine itself is
+        believed."""
         ...
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1]. Raises whatever its library does, panics included."""
+        """ids: int32[total], offsets: int64[n + 1]. Raises whatever its library does, panics
+        included."""
         ...
 
-    def encode_with_characters(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1], characters: int64[total, 2], [begin, end) of what each token stands for.
+    def encode_with_characters(
+        self, texts: Sequence[str], chat: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """ids: int32[total], offsets: int64[n + 1], characters: int64[total, 2], [begin, end) of
+        what each token stands for.
 
-        chat: the text of a special token is that token, whatever special_text says. Otherwise the ids are `encode`'s.
+        chat: the text of a special token is that token, whatever special_text says. Otherwise the
+        ids are `encode`'s.
         """
         ...
 
@@ -64,8 +72,11 @@ class EngineRefusal(Exception):
 
 
 def cannot_load(error: Exception) -> EngineRefusal:
-    """The refusal of a library that fails on a tokenizer, with the first line of what it says: some add where in their code."""
-    return EngineRefusal(f"it cannot load it ({(str(error).strip().splitlines() or ['no message'])[0]})")
+    """The refusal of a library that fails on a tokenizer, with the first line of what it says: some
+    add where in their code."""
+    return EngineRefusal(
+        f"it cannot load it ({(str(error).strip().splitlines() or ['no message'])[0]})"
+    )
 
 
 class EngineFault(Exception):
@@ -92,6 +103,7 @@ def offsets_of(lengths: np.ndarray) -> np.ndarray:
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that finds the longest of the texts at the first place where one begins; of no text, nothing."""
+    """A pattern that finds the longest of the texts at the first place where one begins; of no
+    text, nothing."""
     longest_first = sorted(filter(None, texts), key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

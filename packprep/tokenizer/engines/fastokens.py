@@ -1,6 +1,8 @@
-"""`fastokens`: byte-level BPE at some 50 times the reference's speed, SentencePiece's with byte_fallback at 2 to 10 times.
+"""`fastokens`: byte-level BPE at some 50 times the reference's speed, SentencePiece's with
+byte_fallback at 2 to 10 times.
 
-Flat buffers of ids come from a function that the library calls private, so pyproject.toml pins its version.
+Flat buffers of ids come from a function that the library calls private, so pyproject.toml pins its
+version.
 """
 
 import os
@@ -9,9 +11,18 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from packprep.cache import remembered
-from packprep.tokenizer.engines.engine import EngineRefusal, cannot_load, installed_version, offsets_of
+from packprep.tokenizer.engines.engine import (
+    EngineRefusal,
+    cannot_load,
+    installed_version,
+    offsets_of,
+)
 from packprep.tokenizer.engines.reference import ReferenceEngine, plain_of
-from packprep.tokenizer.engines.shapes import not_byte_level_bpe, not_of_own_characters, not_sentencepiece_bpe
+from packprep.tokenizer.engines.shapes import (
+    not_byte_level_bpe,
+    not_of_own_characters,
+    not_sentencepiece_bpe,
+)
 from packprep.tokenizer.file import (
     added_tokens,
     panics_as_errors,
@@ -19,8 +30,8 @@ from packprep.tokenizer.file import (
 )
 from packprep.tokenizer.roles import Vocabulary
 
-# The letters outside of ASCII that fold to letters inside. The library's own matchers of well-known patterns read
-# (?i:'s) as ASCII; the reference takes "'ſ" for it too.
+# The letters outside of ASCII that fold to letters inside. The library's own matchers of well-known
+# patterns read (?i:'s) as ASCII; the reference takes "'ſ" for it too.
 _FOLDED = ("\u017f", "\u212a")
 NAME = "fastokens"
 _ONE_THREAD = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
@@ -29,9 +40,9 @@ _ONE_THREAD = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
 class FastEngine:
     """`fastokens`, one thread: processes scale, its threads hardly do.
 
-    The reference is asked where tokens begin, which the library does not tell, and for the ids of texts that have one of
-    _FOLDED, where the tokenizer has patterns without regard to case.
-    Raises EngineRefusal for a tokenizer that it does not take.
+    The reference is asked where tokens begin, which the library does not tell, and for the ids of
+    texts that have one of _FOLDED, where the tokenizer has patterns without regard to case. Raises
+    EngineRefusal for a tokenizer that it does not take.
     """
 
     name = NAME
@@ -45,7 +56,9 @@ class FastEngine:
             from fastokens import _native as library
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
-        self._split = special_text != "special"  # then a special token's text is text, and none has to be looked for
+        self._split = (
+            special_text != "special"
+        )  # then a special token's text is text, and none has to be looked for
         plain = plain_of(vocabulary, special_text, with_special=not self._split)
         self.version, self.library = installed_version(NAME) or "", (str(library.__file__),)
         self._folded = b"(?i" in plain
@@ -68,7 +81,9 @@ class FastEngine:
         ids, ends = self._tokenizer.encode_batch_flat(list(texts), False, self._split)
         return np.frombuffer(ids, "<u4").view(np.int32), np.frombuffer(ends, "<u8").view(np.int64)
 
-    def _encode_apart(self, texts: Sequence[str], odd: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _encode_apart(
+        self, texts: Sequence[str], odd: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """`encode`, but by the reference those texts whose numbers are in `odd`."""
         rest = list(texts)
         for i in odd:
@@ -78,9 +93,13 @@ class FastEngine:
         documents = [fast[a:b] for a, b in zip(fast_offsets, fast_offsets[1:], strict=False)]
         for i, a, b in zip(odd, slow_offsets, slow_offsets[1:], strict=False):
             documents[i] = slow[a:b]
-        return np.concatenate(documents), offsets_of(np.array([len(ids) for ids in documents], np.int64))
+        return np.concatenate(documents), offsets_of(
+            np.array([len(ids) for ids in documents], np.int64)
+        )
 
-    def encode_with_characters(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def encode_with_characters(
+        self, texts: Sequence[str], chat: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The reference's."""
         return self.reference.encode_with_characters(texts, chat)
 
@@ -92,15 +111,19 @@ class FastEngine:
 def _with_folded(texts: Sequence[str]) -> list[int]:
     """The numbers of the texts that have one of _FOLDED."""
     one, other = _FOLDED
-    return [i for i, text in enumerate(texts) if not text.isascii() and (one in text or other in text)]
+    return [
+        i for i, text in enumerate(texts) if not text.isascii() and (one in text or other in text)
+    ]
 
 
 @remembered(str | None, lambda vocabulary: (vocabulary.digest,))
 def refusal(vocabulary: Vocabulary) -> str | None:
-    """Why the library is not trusted with this tokenizer, by what it consists of; None: it may be proven.
+    """Why the library is not trusted with this tokenizer, by what it consists of; None: it may be
+    proven.
 
-    The library takes more: without ByteLevel or byte_fallback it merges across characters that the vocabulary does not have, and
-    with byte_fallback it gives tokens with such a character, which no merge makes.
+    The library takes more: without ByteLevel or byte_fallback it merges across characters that the
+    vocabulary does not have, and with byte_fallback it gives tokens with such a character, which no
+    merge makes.
     """
     parsed = parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json")
     if parsed["model"].get("byte_fallback"):

@@ -1,6 +1,7 @@
 """`gigatoken`: SentencePiece's BPE with byte_fallback at some ten times the reference's speed.
 
-A text at a time: its batches go through a pool of threads, which hangs in a process that was forked.
+A text at a time: its batches go through a pool of threads, which hangs in a process that was
+forked.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,7 +9,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from packprep.cache import remembered
-from packprep.tokenizer.engines.engine import EngineRefusal, cannot_load, installed_version, offsets_of
+from packprep.tokenizer.engines.engine import (
+    EngineRefusal,
+    cannot_load,
+    installed_version,
+    offsets_of,
+)
 from packprep.tokenizer.engines.reference import ReferenceEngine, plain_of
 from packprep.tokenizer.engines.shapes import not_sentencepiece_bpe
 from packprep.tokenizer.file import panics_as_errors, parse_tokenizer_json
@@ -16,12 +22,13 @@ from packprep.tokenizer.roles import Vocabulary
 
 NAME = "gigatoken"
 MOST_IDS = 1 << 27
-"""After so many the library is loaded anew, up to 0.7 s: it keeps every word that it meets, 3 to 20 bytes an id, which comes to
-400 MB of prose or 2.7 GB of random letters."""
+"""After so many the library is loaded anew, up to 0.7 s: it keeps every word that it meets, 3 to 20
+bytes an id, which comes to 400 MB of prose or 2.7 GB of random letters."""
 
 
 class GigatokenEngine:
-    """`gigatoken`. The reference is asked where tokens begin. Raises EngineRefusal for a tokenizer that it does not take."""
+    """`gigatoken`. The reference is asked where tokens begin. Raises EngineRefusal for a tokenizer
+    that it does not take."""
 
     name = NAME
     rate = 35
@@ -52,7 +59,9 @@ class GigatokenEngine:
         ids = np.concatenate(found).view(np.int32) if found else np.zeros(0, np.int32)
         return ids, offsets_of(np.array([len(own) for own in found], np.int64))
 
-    def encode_with_characters(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def encode_with_characters(
+        self, texts: Sequence[str], chat: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The reference's."""
         return self.reference.encode_with_characters(texts, chat)
 
@@ -63,7 +72,8 @@ class GigatokenEngine:
 
 @remembered(str | None, lambda vocabulary: (vocabulary.digest,))
 def refusal(vocabulary: Vocabulary) -> str | None:
-    """Why the library is not trusted with this tokenizer, by what it consists of; None: it may be proven.
+    """Why the library is not trusted with this tokenizer, by what it consists of; None: it may be
+    proven.
 
     It takes byte-level BPE, too, and differs there on code points that are new in Unicode 17.
     """

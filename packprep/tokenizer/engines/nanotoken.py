@@ -12,7 +12,8 @@ from packprep.tokenizer.roles import Vocabulary
 
 NAME = "nanotoken"
 CACHED_WORDS = 1 << 17
-"""How many words, and as many pieces between spaces, the library remembers: below 32 MiB, and no slower than without a bound."""
+"""How many words, and as many pieces between spaces, the library remembers: below 32 MiB, and no
+slower than without a bound."""
 
 
 class WordPieceEngine:
@@ -34,7 +35,10 @@ class WordPieceEngine:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
         # Only where a special token's text is that token has it to be looked for.
         plain = plain_of(vocabulary, special_text, with_special=special_text == "special")
-        self.version, self.library = installed_version(NAME) or "", (str(library.nanotoken_rs.__file__),)
+        self.version, self.library = (
+            installed_version(NAME) or "",
+            (str(library.nanotoken_rs.__file__),),
+        )
         library.set_cache_entries(CACHED_WORDS)
         try:
             with panics_as_errors():
@@ -51,7 +55,9 @@ class WordPieceEngine:
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False, parallel=False)
         return encoded.ids.view(np.int32), encoded.offsets
 
-    def encode_with_characters(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def encode_with_characters(
+        self, texts: Sequence[str], chat: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The reference's."""
         return self.reference.encode_with_characters(texts, chat)
 
@@ -62,6 +68,11 @@ class WordPieceEngine:
 
 @remembered(str | None, lambda vocabulary: (vocabulary.digest,))
 def refusal(vocabulary: Vocabulary) -> str | None:
-    """Why the library does not take this tokenizer, by its model; its normalizer and pre-tokenizer are refused in loading."""
+    """Why the library does not take this tokenizer, by its model; its normalizer and pre-tokenizer
+    are refused in loading."""
     kind = parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json")["model"].get("type")
-    return None if kind == "WordPiece" else f"its model is {kind or 'of an unnamed type'}, not WordPiece"
+    return (
+        None
+        if kind == "WordPiece"
+        else f"its model is {kind or 'of an unnamed type'}, not WordPiece"
+    )

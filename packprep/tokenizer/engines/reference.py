@@ -23,11 +23,14 @@ class NormalizerLimit(Exception):
     """A normalizer makes more of a text than it may."""
 
     def __init__(self) -> None:
-        super().__init__(f"the tokenizer's normalizer makes more than {MOST_CHARACTERS} characters of its text")
+        super().__init__(
+            f"the tokenizer's normalizer makes more than {MOST_CHARACTERS} characters of its text"
+        )
 
 
 def most_of_one(step: Any) -> int:
-    """The most characters that a step of a normalizer or decoder makes of one, as far as its author wrote them."""
+    """The most characters that a step of a normalizer or decoder makes of one, as far as its author
+    wrote them."""
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Prepend":
         return 1 + len(step["prepend"])
@@ -46,7 +49,8 @@ class NormalForms:
         self._steps = [_step(step) for step in steps] if self._most > MOST_GROWTH else []
 
     def characters(self, text: str) -> int:
-        """What a text counts for where memory is counted: its own characters, or more where it may become many.
+        """What a text counts for where memory is counted: its own characters, or more where it may
+        become many.
 
         Raises NormalizerLimit.
         """
@@ -65,11 +69,13 @@ class NormalForms:
 class _Step(NamedTuple):
     table: Mapping[str, Any]
     normalizer: Any
-    without: Any  # the same with nothing for what it puts in the place of a pattern; None for other steps
+    # the same with nothing for what it puts in the place of a pattern; None for other steps
+    without: Any
     with_one: Any  # with one character for it
 
     def length(self, form: str) -> int:
-        """How long it makes a text, without making it; of a library's own steps the text's own length."""
+        """How long it makes a text, without making it; of a library's own steps the text's own
+        length."""
         if self.table["type"] == "Prepend":  # to each part between added tokens
             return len(form) * (1 + len(self.table["prepend"]))
         if self.without is None:
@@ -98,8 +104,8 @@ BATCH_CHARACTERS = 1 << 20
 class ReferenceEngine:
     """`tokenizers`, without its post-processor, truncation, padding and dropout.
 
-    in_place_of: a plan's engine that cannot be used here, and why; "": this is the plan's own. A text on which this one fails
-    is no reject then, for that engine may take it.
+    in_place_of: a plan's engine that cannot be used here, and why; "": this is the plan's own. A
+    text on which this one fails is no reject then, for that engine may take it.
     """
 
     name = "reference"
@@ -119,7 +125,8 @@ class ReferenceEngine:
         self._forms = NormalForms(outline_of(vocabulary.tokenizer_json).normalizer)
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself, as far as it is text. Raises whatever the decoder does, panics included."""
+        """The text of each token by itself, as far as it is text. Raises whatever the decoder does,
+        panics included."""
         return self._tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False)
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
@@ -130,21 +137,27 @@ class ReferenceEngine:
         """ids: int32[total], offsets: int64[n + 1]."""
         parts, lengths = [], []
         for batch in _batches(texts, self._forms):
-            lists = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
+            lists = [
+                encoding.ids
+                for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            ]
             counts = [len(ids) for ids in lists]
             parts.append(np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=sum(counts)))
             lengths += counts
         ids = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
         return ids, offsets_of(np.array(lengths, dtype=np.int64))
 
-    def encode_with_characters(self, texts: Sequence[str], chat: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def encode_with_characters(
+        self, texts: Sequence[str], chat: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """ids: int32[total], offsets: int64[n + 1], characters: int64[total, 2]."""
         ids: list[int] = []
         characters: list[tuple[int, int]] = []
         lengths: list[int] = []
         tokenizer = self._for_chat() if chat else self._tokenizer
         for batch in _batches(texts, self._forms):
-            # not encode_batch_fast, which leaves the offsets out; Python's are counted in characters
+            # not encode_batch_fast, which leaves the offsets out; Python's are counted in
+            # characters
             for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
                 ids += encoding.ids
                 characters += encoding.offsets
@@ -163,7 +176,8 @@ class ReferenceEngine:
 
 
 def plain_of(vocabulary: Vocabulary, special_text: str, with_special: bool = True) -> bytes:
-    """The tokenizer.json that engines load: what plays a role is special in it, unless such text is meant as the token.
+    """The tokenizer.json that engines load: what plays a role is special in it, unless such text is
+    meant as the token.
 
     with_special: whether it has its special tokens.
     """
@@ -172,7 +186,8 @@ def plain_of(vocabulary: Vocabulary, special_text: str, with_special: bool = Tru
 
 
 def _batches(texts: Sequence[str], forms: NormalForms) -> Iterator[Sequence[str]]:
-    """Neighbouring texts of about BATCH_CHARACTERS: the library's encodings take many times the room of their ids.
+    """Neighbouring texts of about BATCH_CHARACTERS: the library's encodings take many times the
+    room of their ids.
 
     Raises NormalizerLimit.
     """

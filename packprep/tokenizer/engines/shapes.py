@@ -13,11 +13,17 @@ from packprep.tokenizer.file import steps_of
 
 SPACE = "▁"
 _TO_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-_AFTER_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+_AFTER_SPACES = {
+    "type": "Split",
+    "pattern": {"String": " "},
+    "behavior": "MergedWithPrevious",
+    "invert": False,
+}
 
 
 def not_byte_level_bpe(parsed: Mapping[str, Any]) -> str | None:
-    """BPE of bytes after splits by pattern, with no normalizer or NFC: GPT-2, GPT-4, Llama 3, Qwen, DeepSeek, and most since."""
+    """BPE of bytes after splits by pattern, with no normalizer or NFC: GPT-2, GPT-4, Llama 3, Qwen,
+    DeepSeek, and most since."""
     model = parsed["model"]
     if why := _not_bpe(parsed, ("unk_token", "byte_fallback")):
         return why
@@ -26,15 +32,21 @@ def not_byte_level_bpe(parsed: Mapping[str, Any]) -> str | None:
             return f"its normalizer is {step}, not NFC"
     *splits, last = _types(parsed.get("pre_tokenizer"), "pretokenizers") or ["None"]
     if last != "ByteLevel" or not {*splits} <= {"Split", "Digits"}:
-        return f"its pre-tokenizer is {' → '.join([*splits, last])}, not ByteLevel after Split or Digits"
-    missing = [character for character in byte_characters() if character not in model.get("vocab", {})]
+        return (
+            f"its pre-tokenizer is {' → '.join([*splits, last])}, not ByteLevel after Split or"
+            " Digits"
+        )
+    missing = [
+        character for character in byte_characters() if character not in model.get("vocab", {})
+    ]
     return f"its vocabulary lacks {len(missing)} of the 256 bytes" if missing else None
 
 
 def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> str | None:
     """SentencePiece's BPE with byte_fallback, where spaces become ▁: Llama 2, Gemma, Mistral up to v0.3, Phi-3, Yi.
 
-    metaspace: whether the pre-tokenizer Metaspace may do that; whether it splits is left to the proof.
+    metaspace: whether the pre-tokenizer Metaspace may do that; whether it splits is left to the
+    proof.
     """
     model = parsed["model"]
     if not model.get("byte_fallback") and model.get("type") == "BPE":
@@ -45,23 +57,39 @@ def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> 
         if step != _TO_SPACES and step != {"type": "Prepend", "prepend": SPACE}:
             return f"its normalizer is {_type(step)}, and not the one that makes {SPACE} of spaces"
     splits = [*steps_of(parsed.get("pre_tokenizer"), "pretokenizers")]
-    if len(splits) > 1 or any(step != _AFTER_SPACES and _type(step) != "Metaspace" for step in splits):
-        return f"its pre-tokenizer is {' → '.join(map(_type, splits))}, not Metaspace or a split after spaces"
+    if len(splits) > 1 or any(
+        step != _AFTER_SPACES and _type(step) != "Metaspace" for step in splits
+    ):
+        return (
+            f"its pre-tokenizer is {' → '.join(map(_type, splits))}, not Metaspace or a split after"
+            " spaces"
+        )
     vocabulary = model.get("vocab", {})
     whole = {byte for byte in range(128) if chr(byte) in vocabulary}  # which are never taken apart
-    missing = [byte for byte in range(256) if byte not in whole and f"<0x{byte:02X}>" not in vocabulary]
+    missing = [
+        byte for byte in range(256) if byte not in whole and f"<0x{byte:02X}>" not in vocabulary
+    ]
     if missing:
         return f"its vocabulary lacks {len(missing)} of the 256 bytes"
     split = all(step == _AFTER_SPACES for step in splits)
-    return None if metaspace or split else "its pre-tokenizer is Metaspace, not a split after spaces"
+    return (
+        None if metaspace or split else "its pre-tokenizer is Metaspace, not a split after spaces"
+    )
 
 
 def not_of_own_characters(parsed: Mapping[str, Any]) -> str | None:
-    """Tokens none of which has a character that is no token itself, but for added ones that are not special."""
+    """Tokens none of which has a character that is no token itself, but for added ones that are not
+    special."""
     vocabulary = parsed["model"].get("vocab", {})
-    tokens = vocabulary.keys() - {entry["content"] for entry in parsed["added_tokens"] if not entry.get("special")}
+    tokens = vocabulary.keys() - {
+        entry["content"] for entry in parsed["added_tokens"] if not entry.get("special")
+    }
     lacking = set("".join(tokens)) - vocabulary.keys()
-    odd = min((token for token in tokens if not lacking.isdisjoint(token)), default=None) if lacking else None
+    odd = (
+        min((token for token in tokens if not lacking.isdisjoint(token)), default=None)
+        if lacking
+        else None
+    )
     return f"its vocabulary has {odd!a}, and lacks a character of that" if odd else None
 
 

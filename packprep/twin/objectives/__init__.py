@@ -1,4 +1,5 @@
-"""Token document → segment, one at a time: its slots, the length law, its inverse. One file an objective, of its name.
+"""Token document → segment, one at a time: its slots, the length law, its inverse. One file an
+objective, of its name.
 
 `facts` of a segment is a dict:
 
@@ -17,9 +18,11 @@ Absent entries are None, False or empty. A file has
     body(tokens, facts)             of a next-token kind: (the body's slots, how many of them are its prefix)
     content(slots, prefix, facts)   the inverse of `body`
     noise(task, ids, segments, trainable, tokens, loss_mask, epoch)
-                                    of an in-place kind: writes tokens and loss_mask, flat lists, at the slots of candidates;
-                                    [(level, weight, [(level, weight) of each block])] of the segments. task: number,
-                                    parameters and resolved; ids: (mask, ordinary ids, ascending); trainable: bool of each slot
+                                    of an in-place kind: writes tokens and loss_mask, flat lists, at
+                                    the slots of candidates; [(level, weight, [(level, weight) of
+                                    each block])] of the segments. task: number, parameters and
+                                    resolved; ids: (mask, ordinary ids, ascending); trainable: bool
+                                    of each slot
 
 and, where they are needed,
 
@@ -70,14 +73,16 @@ def segment(tokens, facts):
 
 
 def in_place(tokens, facts):
-    """(slots, prefix) of an in-place segment before its noise; a prefix of −1: the slots stand more than once."""
+    """(slots, prefix) of an in-place segment before its noise; a prefix of −1: the slots stand more
+    than once."""
     head, tail = head_and_tail(facts)
     slots, times = head + list(tokens) + tail, copies(facts["objective"])
     return slots * times, len(slots) if times == 1 else -1
 
 
 def labels(slots, task, facts):
-    """What the slots of an in-place segment before its noise predict: each itself, unless its file says otherwise."""
+    """What the slots of an in-place segment before its noise predict: each itself, unless its file
+    says otherwise."""
     kind = of(task["objective"])
     return kind.labels(slots, task, facts.get("pad", 0)) if hasattr(kind, "labels") else list(slots)
 

@@ -1,6 +1,8 @@
-"""block_diffusion: candidates of the first copy are noised by their block's level; the second is clean.
+"""block_diffusion: candidates of the first copy are noised by their block's level; the second is
+clean.
 
-`parameters` of a segment: noise_range, block_length, canvas, noise, half_life, complementary, shift, weighting.
+`parameters` of a segment: noise_range, block_length, canvas, noise, half_life, complementary,
+shift, weighting.
 """
 
 from packprep.twin.chance import (
@@ -47,14 +49,18 @@ def noise(task, ids, segments, trainable, tokens, loss_mask, epoch):
         if parameters["noise"] == "position":
             chosen = soonest(key, block_of, levels, parameters["half_life"] * length, epoch)
         else:
-            chosen = [uniform40(key, i, epoch) < threshold(levels[block_of[i]]) for i in range(count)]
+            chosen = [
+                uniform40(key, i, epoch) < threshold(levels[block_of[i]]) for i in range(count)
+            ]
         for i in range(count):
             hit = chosen[i] != inverse and (uniform or tokens[at + i] != mask_id)
             if hit:
                 tokens[at + i] = replaced(
                     key, i, None, (0.0, 1.0, 0.0) if uniform else (1.0,), mask_id, ordinary, epoch
                 )
-            place = skipped + i - int(parameters["shift"])  # in the segment, of the slot that predicts it
+            place = (
+                skipped + i - int(parameters["shift"])
+            )  # in the segment, of the slot that predicts it
             if place >= 0 and (hit or uniform):
                 loss_mask[at - skipped + place] = 1
         levels = [1.0 - level if inverse else level for level in levels]
@@ -65,7 +71,8 @@ def noise(task, ids, segments, trainable, tokens, loss_mask, epoch):
 
 
 def soonest(key, block_of, levels, half_life, epoch):
-    """Whether each candidate is among the round(level · n) of its block's n that arrive first; later ones are faster."""
+    """Whether each candidate is among the round(level · n) of its block's n that arrive first;
+    later ones are faster."""
     chosen = [False] * len(block_of)
     for block in sorted(set(block_of)):
         level, mine = levels[block], [i for i, b in enumerate(block_of) if b == block]

@@ -1,7 +1,7 @@
 """fill_in_the_middle, one segment at a time, in plain Python.
 
-`parameters` of a segment: rate, spm_rate, text_safe, fim (ids of prefix, middle, suffix), inside (ids of tokens that
-begin inside a character).
+`parameters` of a segment: rate, spm_rate, text_safe, fim (ids of prefix, middle, suffix), inside
+(ids of tokens that begin inside a character).
 """
 
 from packprep.twin.chance import CUT_POINTS, integers, purpose_in, words

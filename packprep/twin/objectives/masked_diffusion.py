@@ -1,4 +1,5 @@
-"""masked_diffusion: candidates give way to the mask, each with the segment's probability or exactly so many of them.
+"""masked_diffusion: candidates give way to the mask, each with the segment's probability or exactly
+so many of them.
 
 `parameters` of a segment: noise_range, stratified, exact_count, epsilon, replace, weighting.
 """
@@ -39,7 +40,11 @@ def noise(task, ids, segments, trainable, tokens, loss_mask, epoch):
     for (key, at, count, *_), share in zip(segments, shares, strict=True):
         ratio = low + (high - low) * share
         level = quantised(ratio)
-        candidates = [i for i in range(count) if (trainable is None or trainable[at + i]) and tokens[at + i] != mask_id]
+        candidates = [
+            i
+            for i in range(count)
+            if (trainable is None or trainable[at + i]) and tokens[at + i] != mask_id
+        ]
         if parameters["exact_count"]:
             ascending = sorted(candidates, key=lambda i: (words(key, NOISE_LOW, i, epoch), i))
             chosen = sorted(ascending[: max(int(len(candidates) * ratio), 1)])
@@ -50,7 +55,9 @@ def noise(task, ids, segments, trainable, tokens, loss_mask, epoch):
             chosen = [i for i in candidates if uniform40(key, i, epoch) < limit]
         for i in chosen:
             loss_mask[at + i] = 1
-            tokens[at + i] = replaced(key, i, tokens[at + i], parameters["replace"], mask_id, ordinary, epoch)
+            tokens[at + i] = replaced(
+                key, i, tokens[at + i], parameters["replace"], mask_id, ordinary, epoch
+            )
         weight = 1.0 / max(probability, 2.0**-24) if parameters["weighting"] == "1/p" else 1.0
         result.append((level, weight, []))
     return result
@@ -71,7 +78,8 @@ def shares_of_row(segments, task, epoch):
 
 
 def replaced(key, i, token, shares, mask_id, ordinary, epoch):
-    """The mask, any ordinary token, or the token itself, by number 2i; which ordinary token by number 2i + 1."""
+    """The mask, any ordinary token, or the token itself, by number 2i; which ordinary token by
+    number 2i + 1."""
     if shares[0] >= 1:
         return mask_id
     draw = words(key, REPLACEMENT, 2 * i, epoch)

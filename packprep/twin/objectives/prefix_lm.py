@@ -1,7 +1,7 @@
 """prefix_lm: the tokens as they are, those before a pivot its prefix.
 
-`parameters` of a segment: sentinel (bool: one stands at the pivot), sentinels (ids; the first is used), input_eos (a list: the
-id that ends the prefix, or nothing).
+`parameters` of a segment: sentinel (bool: one stands at the pivot), sentinels (ids; the first is
+used), input_eos (a list: the id that ends the prefix, or nothing).
 """
 
 from packprep.twin import chance
@@ -21,7 +21,9 @@ def law(n, facts):
 def sides(n, facts):
     """The most slots of the inputs and of the targets: all tokens but one on either."""
     most = max(n - 1, 1)
-    return most + len(_input_eos(facts)), most + (1 if facts.get("parameters", {}).get("sentinel") else 0)
+    return most + len(_input_eos(facts)), most + (
+        1 if facts.get("parameters", {}).get("sentinel") else 0
+    )
 
 
 def body(tokens, facts):
@@ -31,7 +33,8 @@ def body(tokens, facts):
 
 
 def pivot_of(n, key, first_trained=None, epoch=0):
-    """1 … n − 1: how many content tokens a prefix holds. Where a document says what is trained, no epoch has another."""
+    """1 … n − 1: how many content tokens a prefix holds. Where a document says what is trained, no
+    epoch has another."""
     if first_trained is not None:
         return max(first_trained, 1)
     return 1 + chance.integers(key, chance.purpose_in(epoch, chance.PIVOT), 0, n - 1, epoch)

@@ -1,8 +1,9 @@
-"""span_corruption: noise spans, how many, where, and rolled; each gives way to a sentinel, behind which it stands again.
+"""span_corruption: noise spans, how many, where, and rolled; each gives way to a sentinel, behind
+which it stands again.
 
-`parameters` of a segment: noise_density, mean_span_length, random_roll, sentinels (None: as many as needed),
-too_many_spans ("split" | "lower"), input_eos (a list: the id that ends the inputs, or nothing), and max_spans (or None), which
-`completed` adds.
+`parameters` of a segment: noise_density, mean_span_length, random_roll, sentinels (None: as many as
+needed), too_many_spans ("split" | "lower"), input_eos (a list: the id that ends the inputs, or
+nothing), and max_spans (or None), which `completed` adds.
 """
 
 from packprep.twin import chance
@@ -79,7 +80,8 @@ def content(slots, prefix, facts):
 
 
 def corrupted(tokens, mask, sentinels):
-    """(inputs, targets): each noise run becomes its own sentinel, which stands again before the run's tokens."""
+    """(inputs, targets): each noise run becomes its own sentinel, which stands again before the
+    run's tokens."""
     inputs, targets = [], []
     used = 0
     for i, token in enumerate(tokens):
@@ -99,7 +101,8 @@ def corrupted(tokens, mask, sentinels):
 
 
 def reconstruct(inputs, targets, sentinels):
-    """The original of `corrupted`: each sentinel in the inputs gives way to the tokens behind it in the targets."""
+    """The original of `corrupted`: each sentinel in the inputs gives way to the tokens behind it in
+    the targets."""
     tokens_behind: dict[int, list[int]] = {}
     order: list[int] = []
     for token in targets:
@@ -112,8 +115,12 @@ def reconstruct(inputs, targets, sentinels):
             raise ValueError("the targets do not begin with a sentinel")
         else:
             tokens_behind[order[-1]].append(token)
-    if [token for token in inputs if token in sentinels] != order or order != list(sentinels[: len(order)]):
-        raise ValueError("the sentinels of inputs and targets are not the first ones in the same order")
+    if [token for token in inputs if token in sentinels] != order or order != list(
+        sentinels[: len(order)]
+    ):
+        raise ValueError(
+            "the sentinels of inputs and targets are not the first ones in the same order"
+        )
     result = []
     for token in inputs:
         result += tokens_behind.get(token, [token])
@@ -121,7 +128,8 @@ def reconstruct(inputs, targets, sentinels):
 
 
 def span_counts(n, density, mean, max_spans=None):
-    """(noise tokens, spans) of a segment of n tokens. Python's round() is half to even, its floats are float64."""
+    """(noise tokens, spans) of a segment of n tokens. Python's round() is half to even, its floats
+    are float64."""
     n = max(n, 2)
     noise = min(max(round(n * density), 1), n - 1)
     most = min(noise, n - noise)
@@ -131,7 +139,8 @@ def span_counts(n, density, mean, max_spans=None):
 
 
 def composition_from(n, k, draw):
-    """n as k positive parts. draw(i, j) gives the i-th number, of 0 … j − 1. Floyd's sampling of k − 1 cut points."""
+    """n as k positive parts. draw(i, j) gives the i-th number, of 0 … j − 1. Floyd's sampling of k
+    − 1 cut points."""
     chosen = set()
     for i in range(k - 1):
         j = n - k + 1 + i
@@ -157,8 +166,12 @@ def mask_from_spans(text_spans, noise_spans):
 def base_mask(n, density, mean, max_spans, key, epoch):
     """The mask before a roll: begins with text, ends in noise."""
     noise, spans = span_counts(n, density, mean, max_spans)
-    noise_spans = composition(noise, spans, key, chance.purpose_in(epoch, chance.NOISE_SPANS), epoch)
-    text_spans = composition(n - noise, spans, key, chance.purpose_in(epoch, chance.TEXT_SPANS), epoch)
+    noise_spans = composition(
+        noise, spans, key, chance.purpose_in(epoch, chance.NOISE_SPANS), epoch
+    )
+    text_spans = composition(
+        n - noise, spans, key, chance.purpose_in(epoch, chance.TEXT_SPANS), epoch
+    )
     return mask_from_spans(text_spans, noise_spans)
 
 
@@ -172,14 +185,16 @@ def rotated(base, offset):
 
 
 def rolled(base, r):
-    """The rotation that r (0 … n − 1) stands for: cutting offsets first, then the others, each ascending."""
+    """The rotation that r (0 … n − 1) stands for: cutting offsets first, then the others, each
+    ascending."""
     cutting = cutting_offsets(base)
     others = [o for o in range(len(base)) if o not in cutting]
     return rotated(base, (cutting + others)[r])
 
 
 def span_mask(n, density, mean, max_spans, roll, key, epoch=0):
-    """list[bool]: which of n ≥ 2 tokens are noise. Whether a roll cuts a span is for all epochs as epoch 0 has it."""
+    """list[bool]: which of n ≥ 2 tokens are noise. Whether a roll cuts a span is for all epochs as
+    epoch 0 has it."""
     if n < 2:
         raise ValueError(f"{n} tokens: at least 2 are needed for noise and text")
     base = base_mask(n, density, mean, max_spans, key, epoch)
@@ -204,7 +219,8 @@ def runs(mask):
 
 
 def max_tokens_for(slots, density, mean, max_spans=None):
-    """The largest n whose segment (mode token, no bos, no eos, no roll) has at most `slots` slots; 0 if none."""
+    """The largest n whose segment (mode token, no bos, no eos, no roll) has at most `slots` slots;
+    0 if none."""
     best = 0
     for n in range(1, slots + 1):
         if 1 + n + 2 * span_counts(n, density, mean, max_spans)[1] <= slots:

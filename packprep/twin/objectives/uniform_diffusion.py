@@ -1,6 +1,8 @@
-"""uniform_diffusion: candidates flip to other ordinary tokens; the plan's flip thresholds, by another rule of integration.
+"""uniform_diffusion: candidates flip to other ordinary tokens; the plan's flip thresholds, by
+another rule of integration.
 
-`parameters` of a segment: noise_range, schedule, loss_on, weighting. What the plan works out: flip_thresholds.
+`parameters` of a segment: noise_range, schedule, loss_on, weighting. What the plan works out:
+flip_thresholds.
 """
 
 import math
@@ -36,12 +38,15 @@ def noise(task, ids, segments, trainable, tokens, loss_mask, epoch):
             if flips:
                 tokens[slot] = other(key, i, tokens[slot], ordinary, epoch)
         view_scale = parameters["weighting"] == "view_scale"
-        result.append((level, level / (len(ordinary) * (1 - level) + level) if view_scale else 1.0, []))
+        result.append(
+            (level, level / (len(ordinary) * (1 - level) + level) if view_scale else 1.0, [])
+        )
     return result
 
 
 def other(key, i, token, ordinary, epoch):
-    """Candidate i's new token: number i, uniform over the ordinary ids (ascending) without the token itself."""
+    """Candidate i's new token: number i, uniform over the ordinary ids (ascending) without the
+    token itself."""
     place = bisect_left(ordinary, token)
     if place == len(ordinary) or ordinary[place] != token:
         return ordinary[integers(key, REPLACEMENT, i, len(ordinary), epoch)]
@@ -79,5 +84,8 @@ def differences(task, drawable):
         level = low + (high - low) * (k + 0.5) / len(stored)
         rate = flip_rate(task["parameters"]["schedule"], level, drawable)
         if abs(stored[k] / 2**40 - rate) > TOLERANCE:
-            found.append(f"task {task['name']!r}: flip threshold {k} is {stored[k]}, the twin's {int(rate * 2**40)}")
+            found.append(
+                f"task {task['name']!r}: flip threshold {k} is {stored[k]}, the twin's"
+                f" {int(rate * 2**40)}"
+            )
     return found

@@ -24,7 +24,13 @@ HOSTILE = [
 def report(directory: Path, html: Path, **options: Any) -> dict[str, Any]:
     """Verify what the report looks at and write it, as the command does."""
     verification = verify_dataset(
-        directory, None, {}, (0, 1), 0, made.Silent(), only=options.get("only", shards_shown(directory))
+        directory,
+        None,
+        {},
+        (0, 1),
+        0,
+        made.Silent(),
+        only=options.get("only", shards_shown(directory)),
     )
     return write_report(directory, html, {}, verification, PROMISES, True)
 
@@ -87,7 +93,8 @@ def browser():
 
 @pytest.fixture
 def look(browser):
-    """Opens a report: (html, hash, **options of the context) → page; at the end nothing was asked for, said or thrown."""
+    """Opens a report: (html, hash, **options of the context) → page; at the end nothing was asked
+    for, said or thrown."""
     contexts, heard, asked = [], [], []
 
     def opened(html: Path, hash: str = "", **options: Any):

@@ -1,4 +1,5 @@
-"""Reports in Chromium, opened from a file as a person does. `look` holds that nothing is asked for and nothing thrown."""
+"""Reports in Chromium, opened from a file as a person does. `look` holds that nothing is asked for
+and nothing thrown."""
 
 import shutil
 
@@ -83,7 +84,8 @@ MISSING = """
   return { found, seen: [...seen].map((each) => each[0]).join("") };
 }
 """
-"""Characters of the page, but for ASCII, that are drawn as one is that no font has; and all that were looked at."""
+"""Characters of the page, but for ASCII, that are drawn as one is that no font has; and all that
+were looked at."""
 UNNAMED = """
 () => [...document.querySelectorAll("button, input, select, canvas, svg[role=img], [role=region]")].filter((e) =>
   !(e.textContent.trim() || e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.labels?.length)).length
@@ -113,10 +115,16 @@ def test_it_opens_whole(page, mixed_html):
 
 def test_a_row_stands_beside_itself_in_epoch_1(page, mixed_html):
     data = data_of(mixed_html)
-    assert page.locator("#epochs .about").inner_text().startswith(f"Row {data['first']} as it is stored")
+    assert (
+        page.locator("#epochs .about")
+        .inner_text()
+        .startswith(f"Row {data['first']} as it is stored")
+    )
     articles = page.locator("#anew article")
     assert articles.count() == len(data["anew"]["segments"])
-    sides = [articles.nth(i).locator(".sides > div").all_inner_texts() for i in range(articles.count())]
+    sides = [
+        articles.nth(i).locator(".sides > div").all_inner_texts() for i in range(articles.count())
+    ]
     assert all(a.startswith("stored: ") and b.startswith("epoch 1: ") for a, b in sides)
     assert any(a.removeprefix("stored: ") != b.removeprefix("epoch 1: ") for a, b in sides)
 
@@ -163,7 +171,9 @@ def test_filter_by_task(page, mixed_html):
     for task in ("bd3", "x-long", "mlm"):
         own = [row["row"] for row in data["rows"] if task in row["tasks"]]
         page.locator("#task").select_option(task)
-        assert row_of(page) in own and f"of the {len(own)} row" in page.locator("#status").inner_text()
+        assert (
+            row_of(page) in own and f"of the {len(own)} row" in page.locator("#status").inner_text()
+        )
         seen = {row_of(page)}
         while not page.locator("#previous").is_disabled():
             page.locator("#previous").click()
@@ -171,7 +181,9 @@ def test_filter_by_task(page, mixed_html):
             seen.add(row_of(page))
             page.locator("#next").click()
         assert seen | {row_of(page)} == set(own)
-    assert page.locator("#task option").count() == 1 + len({t for row in data["rows"] for t in row["tasks"]})
+    assert page.locator("#task option").count() == 1 + len(
+        {t for row in data["rows"] for t in row["tasks"]}
+    )
 
 
 @pytest.mark.long
@@ -181,7 +193,11 @@ def test_the_header_is_shown_by_focus_by_pointer_and_by_strip(page, mixed, mixed
     for i in range(row.n_segments):
         buttons.nth(i).focus()
         text = page.locator("#panel").inner_text()
-        assert f"Segment {i + 1}" in text and f"{int(row.segments['key'][i]):016x}" in text and "identical" in text
+        assert (
+            f"Segment {i + 1}" in text
+            and f"{int(row.segments['key'][i]):016x}" in text
+            and "identical" in text
+        )
     page.locator("#segments article").nth(0).locator(".tok").first.hover()
     assert "Segment 1" in page.locator("#panel").inner_text()
     assert f"token {row.tokens[0]}, slot 0" in page.locator("#panel .token").inner_text()
@@ -199,7 +215,9 @@ def test_the_header_follows_what_is_read(look, mixed_html):
     assert articles.count() > 3 and card.inner_text() == "Segment 1"
     seen = [card.inner_text()]
     page.mouse.move(5, 400)
-    end = page.evaluate("document.getElementById('segments').getBoundingClientRect().bottom - innerHeight")
+    end = page.evaluate(
+        "document.getElementById('segments').getBoundingClientRect().bottom - innerHeight"
+    )
     for _ in range(60):
         page.mouse.wheel(0, end / 60)
         page.wait_for_timeout(40)  # a frame
@@ -214,7 +232,11 @@ def test_the_header_follows_what_is_read(look, mixed_html):
 
 @pytest.mark.long
 def test_code_keeps_its_lines_and_every_character_has_a_glyph(look, tmp_path):
-    code = "def f(x):\n\tif x:  # " + "long " * 60 + "\r\n        return [x,\n                x]\n\x1b\n"
+    code = (
+        "def f(x):\n\tif x:  # "
+        + "long " * 60
+        + "\r\n        return [x,\n                x]\n\x1b\n"
+    )
     made.write_lines(tmp_path / "a.jsonl", [code])
     table = {
         "tokenizer": "bytes",
@@ -229,9 +251,14 @@ def test_code_keeps_its_lines_and_every_character_has_a_glyph(look, tmp_path):
         page = look(tmp_path / "a.html", **options)
         page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
         assert page.locator("#segments .line").all_text_contents() == [*lines[:-1], "<eos>"]
-        heights = [page.locator("#segments .line").nth(i).bounding_box()["height"] for i in range(len(lines))]
+        heights = [
+            page.locator("#segments .line").nth(i).bounding_box()["height"]
+            for i in range(len(lines))
+        ]
         assert heights[1] >= 4 * heights[0] and max(heights[2:]) < 2 * heights[0]
-        assert page.evaluate("[...document.querySelectorAll('.text')].every((t) => t.scrollWidth <= t.clientWidth)")
+        assert page.evaluate(
+            "[...document.querySelectorAll('.text')].every((t) => t.scrollWidth <= t.clientWidth)"
+        )
         glyphs = page.evaluate(MISSING)
         assert glyphs["found"] == [] and set("↵⇥⇤↳✓…←→·×") <= set(glyphs["seen"])
 
@@ -252,11 +279,15 @@ def test_masks_have_the_ink_that_the_rule_allows(look, mixed, mixed_html):
             ids = [1] * segment["slots"]
             if segment["rule"] == "block_diffusion":
                 half = segment["slots"] // 2
-                length = next(t for t in dataset.tasks if t["name"] == segment["task"])["parameters"]["block_length"]
+                length = next(t for t in dataset.tasks if t["name"] == segment["task"])[
+                    "parameters"
+                ]["block_length"]
                 mask = block_mask(ids, [*range(half)] * 2, [0] * half + [1] * half, length)
             else:
                 mask = dense_mask(ids, [segment["prefix"]] * segment["slots"])
-            assert page.evaluate(INKED, "segment-mask") == pytest.approx(mask.mean(), abs=0.03), segment["task"]
+            assert page.evaluate(INKED, "segment-mask") == pytest.approx(mask.mean(), abs=0.03), (
+                segment["task"]
+            )
             assert 0 < page.evaluate(INKED, "row-mask") < 1
     assert len(seen) >= 12
 
@@ -278,12 +309,18 @@ def test_charts_stand_in_even_columns_and_say_their_values(look, mixed_html, wid
     page = look(mixed_html, viewport={"width": width, "height": 900})
     charts = page.locator(".charts svg.chart")
     boxes = [charts.nth(i).bounding_box() for i in range(charts.count())]
-    assert len({round(box["x"]) for box in boxes}) == columns and len({round(box["width"]) for box in boxes}) == 1
+    assert (
+        len({round(box["x"]) for box in boxes}) == columns
+        and len({round(box["width"]) for box in boxes}) == 1
+    )
     assert len({round(box["y"]) for box in boxes[:columns]}) == 1
     figure = page.locator(".charts figure").first
     figure.locator(".bin").nth(2).hover()
     cells = figure.locator("tbody tr").nth(2).locator("td").all_text_contents()
-    assert figure.locator("figcaption span").inner_text() == f"{cells[0]}: count {cells[1]}, share {cells[2]}"
+    assert (
+        figure.locator("figcaption span").inner_text()
+        == f"{cells[0]}: count {cells[1]}, share {cells[2]}"
+    )
     page.mouse.move(1, 1)
     assert figure.locator("figcaption span").inner_text().startswith("tokens of a document")
 
@@ -341,9 +378,16 @@ def test_a_fault_is_at_the_top(look, mixed, tmp_path):
 def test_landmarks_headings_and_names(page):
     assert page.locator("main, nav, header, footer").count() == 4
     levels = [
-        int(name[1]) for name in page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map((h) => h.tagName)")
+        int(name[1])
+        for name in page.evaluate(
+            "[...document.querySelectorAll('h1,h2,h3,h4')].map((h) => h.tagName)"
+        )
     ]
-    assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False))
+    assert (
+        levels[0] == 1
+        and levels.count(1) == 1
+        and all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False))
+    )
     assert page.evaluate(UNNAMED) == 0
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -355,4 +399,6 @@ def test_landmarks_headings_and_names(page):
 def test_print_shows_all_of_the_text(page):
     page.emulate_media(media="print")
     assert not page.locator("nav").is_visible() and page.locator("#segments").is_visible()
-    assert page.evaluate("[...document.querySelectorAll('.text')].every((t) => t.scrollHeight <= t.clientHeight + 2)")
+    assert page.evaluate(
+        "[...document.querySelectorAll('.text')].every((t) => t.scrollHeight <= t.clientHeight + 2)"
+    )

@@ -11,7 +11,15 @@ from packprep.dataset.manifest import read_manifest
 from packprep.dataset.shard import shard_of
 from packprep.format.json_files import shard_name
 from packprep.inspection.report import figures as module
-from packprep.inspection.report.figures import BOTTOM, FILLS, LENGTHS, TOP, Figures, _counts, charts_of
+from packprep.inspection.report.figures import (
+    BOTTOM,
+    FILLS,
+    LENGTHS,
+    TOP,
+    Figures,
+    _counts,
+    charts_of,
+)
 
 EOS, SENTINEL = 258, 266
 
@@ -53,9 +61,16 @@ def test_lengths(counted):
     assert figures.segment_slots.tolist() == in_bins([c["end"] - c["begin"] for _, _, c in every])
     rows = [dataset.row(i) for i in range(len(dataset))]
     assert figures.row_segments.tolist() == in_bins([row.n_segments for row in rows])
-    fills = [max(i for i, low in enumerate(FILLS) if low <= row.n_tokens / dataset.seq_length) for row in rows]
+    fills = [
+        max(i for i, low in enumerate(FILLS) if low <= row.n_tokens / dataset.seq_length)
+        for row in rows
+    ]
     assert figures.fill.tolist() == np.bincount(fills, minlength=len(FILLS)).tolist()
-    assert (figures.rows, figures.slot_rows, figures.segments) == (len(dataset), len(dataset), len(every))
+    assert (figures.rows, figures.slot_rows, figures.segments) == (
+        len(dataset),
+        len(dataset),
+        len(every),
+    )
 
 
 def test_trained_slots(counted):
@@ -64,7 +79,10 @@ def test_trained_slots(counted):
     for row, _, c in segments(dataset):
         slots[c["task"]] += c["end"] - c["begin"]
         trained[c["task"]] += int(row.loss_mask[c["begin"] : c["end"]].sum())
-    assert figures.task_slots.tolist() == slots.tolist() and figures.task_trained.tolist() == trained.tolist()
+    assert (
+        figures.task_slots.tolist() == slots.tolist()
+        and figures.task_trained.tolist() == trained.tolist()
+    )
 
 
 def test_spans_are_the_runs_between_sentinels_or_what_follows_the_pivot(counted):
@@ -75,7 +93,9 @@ def test_spans_are_the_runs_between_sentinels_or_what_follows_the_pivot(counted)
             g = int(row._shard.arrays["row_offsets"][row._row]) + int(
                 np.flatnonzero(row.segments["begin"] == c["begin"])[0]
             )
-            ranges = row._shard.arrays["trained_ranges"][slice(*row._shard.arrays["trained_offsets"][g : g + 2])]
+            ranges = row._shard.arrays["trained_ranges"][
+                slice(*row._shard.arrays["trained_offsets"][g : g + 2])
+            ]
             mode = task["mode_token"] is not None
             is_whole = ranges[0][0] <= mode and sum(int(b - a) for a, b in ranges) >= c["tokens"]
             if is_whole:  # else the document decided where the prefix ends
@@ -90,8 +110,12 @@ def test_spans_are_the_runs_between_sentinels_or_what_follows_the_pivot(counted)
     for t, found in lengths.items():
         assert figures.spans[t].lengths.tolist() == np.bincount(found).tolist()
         n = np.flatnonzero(figures.spans[t].segments)
-        theory = figures.tasks[t].objective.expected(figures.tasks[t], n, figures.spans[t].segments[n])
-        assert theory.sum() == pytest.approx(len(found))  # no roll: the number of spans is no chance
+        theory = figures.tasks[t].objective.expected(
+            figures.tasks[t], n, figures.spans[t].segments[n]
+        )
+        assert theory.sum() == pytest.approx(
+            len(found)
+        )  # no roll: the number of spans is no chance
 
 
 def test_noise_is_counted_over_its_candidates(counted):
@@ -108,8 +132,12 @@ def test_noise_is_counted_over_its_candidates(counted):
         high = half - (not task["parameters"]["noise_eos"] and row.labels[begin + half - 1] == EOS)
         may = np.zeros(half, bool)
         may[low:high] = True
-        g = int(row._shard.arrays["row_offsets"][row._row]) + int(np.flatnonzero(row.segments["begin"] == begin)[0])
-        ranges = row._shard.arrays["trained_ranges"][slice(*row._shard.arrays["trained_offsets"][g : g + 2])]
+        g = int(row._shard.arrays["row_offsets"][row._row]) + int(
+            np.flatnonzero(row.segments["begin"] == begin)[0]
+        )
+        ranges = row._shard.arrays["trained_ranges"][
+            slice(*row._shard.arrays["trained_offsets"][g : g + 2])
+        ]
         if not blocks:
             inside = np.zeros(half, bool)
             for a, b in ranges:
@@ -118,7 +146,10 @@ def test_noise_is_counted_over_its_candidates(counted):
         changed = row.tokens[begin : begin + half] != row.labels[begin : begin + half]
         noised = changed if flips else row.loss_mask[begin : begin + half] == 1
         assert not (noised & ~may).any()
-        candidates[t], corrupted[t] = candidates.get(t, 0) + int(may.sum()), corrupted.get(t, 0) + int(noised.sum())
+        candidates[t], corrupted[t] = (
+            candidates.get(t, 0) + int(may.sum()),
+            corrupted.get(t, 0) + int(noised.sum()),
+        )
         length = task["parameters"].get("block_length", half)
         units[t] = units.get(t, 0) + -(-half // length)
     assert figures.levels.keys() == candidates.keys() and len(candidates) >= 6
@@ -136,17 +167,26 @@ def test_every_chart_says_its_numbers_in_words_and_as_a_table(counted):
         for chart in charts:
             assert 'role="img" aria-label="' in chart.svg and chart.rows
             assert all(len(row) == len(chart.head) for row in chart.rows)
-            assert chart.svg.count('class="bin"') == len(chart.rows) and f'data-says="{chart.rows[0][0]}: ' in chart.svg
+            assert (
+                chart.svg.count('class="bin"') == len(chart.rows)
+                and f'data-says="{chart.rows[0][0]}: ' in chart.svg
+            )
             assert ('class="theory"' in chart.svg) == ("by " in chart.head[-1])
 
 
-@pytest.mark.parametrize(("shown", "log"), [([900, 200, 0, 50], False), ([900, 100, 0, 50], True), ([900, 0], False)])
+@pytest.mark.parametrize(
+    ("shown", "log"), [([900, 200, 0, 50], False), ([900, 100, 0, 50], True), ([900, 0], False)]
+)
 def test_a_bar_that_dwarfs_the_rest_stands_on_a_logarithmic_scale(shown, log):
     names = [(str(n), str(n)) for n in shown]
     drawn = _counts("t", "n", "w", ("a", "b"), names, shown, None, [])
     heights = [float(h) for h in re.findall(r'class="bar" [^/]* height="([\d.]+)"', drawn.svg)]
-    assert drawn.note == ("n; logarithmic scale" if log else "n") and max(heights) == pytest.approx(BOTTOM - TOP)
-    assert len(heights) == sum(map(bool, shown)) and (min(heights) > 60) == (log or len(heights) == 1)
+    assert drawn.note == ("n; logarithmic scale" if log else "n") and max(heights) == pytest.approx(
+        BOTTOM - TOP
+    )
+    assert len(heights) == sum(map(bool, shown)) and (min(heights) > 60) == (
+        log or len(heights) == 1
+    )
 
 
 def test_of_a_large_shard_the_first_rows_are_read(mixed):

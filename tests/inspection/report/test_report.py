@@ -69,10 +69,21 @@ def test_a_page_has_no_markup_but_its_own_and_names_no_other_place(mixed_html, h
     for html in (mixed_html, tmp_path / "hostile.html"):
         found = tags_of(html)
         assert found.tags <= set(ALLOWED.split())
-        assert not [name for name, _ in found.attributes if name.startswith("on") or name in ("style", "src", "action")]
+        assert not [
+            name
+            for name, _ in found.attributes
+            if name.startswith("on") or name in ("style", "src", "action")
+        ]
         assert {value for name, value in found.attributes if name == "href"} <= {
-            "data:,", "#verdict", "#ledger", "#mix", "#distributions", "#rows", "#epochs", "#origin",
-        }  # fmt: skip
+            "data:,",
+            "#verdict",
+            "#ledger",
+            "#mix",
+            "#distributions",
+            "#rows",
+            "#epochs",
+            "#origin",
+        }
         text = html.read_text("utf-8")
         assert not re.search(r"https?:|url\(|@import|innerHTML|eval\(", text)
         assert text.count("<script") == text.count("</script>") == 2
@@ -84,7 +95,10 @@ def test_hostile_text_comes_back_as_it_was(hostile, tmp_path):
     text = (tmp_path / "a.html").read_text("utf-8")
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\x85\u200b-\u200f\u2028-\u202e\ufeff]", text)
     originals = [
-        s["original"] for row in data_of(tmp_path / "a.html")["rows"] for s in row["segments"] if s["original"]
+        s["original"]
+        for row in data_of(tmp_path / "a.html")["rows"]
+        for s in row["segments"]
+        if s["original"]
     ]
     ids = [
         i
@@ -97,7 +111,9 @@ def test_hostile_text_comes_back_as_it_was(hostile, tmp_path):
     assert all(document.encode() in data for document in HOSTILE[:4])
 
 
-@pytest.mark.parametrize("value", ["</script>", "<!--", "\u2028\u2029", "\ud800", "\x00", "&amp;", "日本"])
+@pytest.mark.parametrize(
+    "value", ["</script>", "<!--", "\u2028\u2029", "\ud800", "\x00", "&amp;", "日本"]
+)
 def test_data_cannot_end_its_script(value):
     text = as_data({"a": value})
     assert json.loads(text) == {"a": value} and text.isascii() and not set("<>&") & set(text)
@@ -121,8 +137,14 @@ def test_a_damaged_shard_is_told_of_and_left_out(own, tmp_path):
     assert said["faults"] >= 1 and said["looked_at"] == 3
     assert "shards/000/000001.safetensors" in text and PROMISES["P1"].split(",")[0] in text
     assert "Every promise holds" not in text and "1 shard of the 4 looked at" in text
-    shown = [row for row in data_of(tmp_path / "a.html")["rows"] if row["shard"].endswith("1.safetensors")]
-    assert shown and not any(s["rebuilt"] == "identical" for row in shown for s in row.get("segments", []))
+    shown = [
+        row
+        for row in data_of(tmp_path / "a.html")["rows"]
+        if row["shard"].endswith("1.safetensors")
+    ]
+    assert shown and not any(
+        s["rebuilt"] == "identical" for row in shown for s in row.get("segments", [])
+    )
 
 
 @pytest.mark.long(beyond=1)
@@ -164,7 +186,9 @@ def test_a_damaged_ledger_hides_nothing(own, tmp_path):
     (own / "dataset.json").write_text(text + "\n")
     said = report(own, tmp_path / "a.html")
     page = (tmp_path / "a.html").read_text("utf-8")
-    assert said["faults"] >= 2 and "The ledger cannot be shown" in page and 'id="ledger"' not in page
+    assert (
+        said["faults"] >= 2 and "The ledger cannot be shown" in page and 'id="ledger"' not in page
+    )
 
 
 def test_it_says_what_it_was_made_from(own, tmp_path):
@@ -172,7 +196,12 @@ def test_it_says_what_it_was_made_from(own, tmp_path):
     made.write_lines(tmp_path / "new.jsonl", ["another"] * 9)
     for name, day in (("old", 1), ("new", 20)):
         os.utime(tmp_path / f"{name}.jsonl", (86400 * day, 86400 * day))
-    table = {"tokenizer": "bytes", "seq_length": 64, "seed": 77, "sources": [{"name": "a<b", "paths": ["*.jsonl"]}]}
+    table = {
+        "tokenizer": "bytes",
+        "seq_length": 64,
+        "seed": 77,
+        "sources": [{"name": "a<b", "paths": ["*.jsonl"]}],
+    }
     made.build(table, tmp_path, tmp_path / "out")
     manifest = read_manifest(tmp_path / "out")
     report(tmp_path / "out", tmp_path / "a.html")
@@ -205,10 +234,16 @@ def test_without_a_manifest_there_is_no_report(tmp_path):
 
 
 def test_what_could_not_be_verified_is_said(mixed, tmp_path):
-    said = write_report(mixed, tmp_path / "a.html", {}, PlanError("of another law <version>"), PROMISES)
+    said = write_report(
+        mixed, tmp_path / "a.html", {}, PlanError("of another law <version>"), PROMISES
+    )
     text = (tmp_path / "a.html").read_text("utf-8")
     assert said["faults"] is None and said["looked_at"] == 0
-    assert "Not verified" in text and "of another law &lt;version&gt;" in text and "Distributions" not in text
+    assert (
+        "Not verified" in text
+        and "of another law &lt;version&gt;" in text
+        and "Distributions" not in text
+    )
     assert data_of(tmp_path / "a.html")["rows"]
 
 
@@ -225,7 +260,9 @@ def test_of_many_shards_some_are_looked_at(tmp_path, monkeypatch):
     said = report(tmp_path / "out", tmp_path / "a.html")
     text = (tmp_path / "a.html").read_text("utf-8")
     assert (said["looked_at"], said["shards"], said["faults"]) == (3, shards, 0)
-    assert f"3 of {shards} shards recomputed" in text and "The other shards were not looked at" in text
+    assert (
+        f"3 of {shards} shards recomputed" in text and "The other shards were not looked at" in text
+    )
     assert {row["shard"][-11:-12:-1] for row in data_of(tmp_path / "a.html")["rows"]}
     (tmp_path / "out/shards/000/000001.safetensors").write_bytes(b"")  # not one of the three
     assert report(tmp_path / "out", tmp_path / "b.html")["faults"] == 0
@@ -235,7 +272,8 @@ def test_of_many_shards_some_are_looked_at(tmp_path, monkeypatch):
 @pytest.mark.parametrize("seq_length, words", [(65536, 9), (4096, 2), (512, 40)])
 def test_a_report_stays_small(tmp_path, seq_length, words):
     made.write_lines(
-        tmp_path / "a.jsonl", [f"日本語 \u202e <&> {i} " * words for i in range(9000 // words)] + ["x" * 900_000]
+        tmp_path / "a.jsonl",
+        [f"日本語 \u202e <&> {i} " * words for i in range(9000 // words)] + ["x" * 900_000],
     )
     table = {"tokenizer": "bytes", "seq_length": seq_length, "sources": [{"paths": ["a.jsonl"]}]}
     table["tasks"] = [{"preset": "ul2r"}, {"preset": "llada"}, {"preset": "bd3"}]
@@ -258,17 +296,27 @@ def test_the_command_says_what_it_wrote(mixed, tmp_path):
     said = packprep("inspect", mixed, "--html", tmp_path / "a.html")
     size = (tmp_path / "a.html").stat().st_size
     assert (
-        said.status == 0 and said.out == f"{tmp_path / 'a.html'}: {size:,} bytes, 48 of 275 rows; every promise holds\n"
+        said.status == 0
+        and said.out
+        == f"{tmp_path / 'a.html'}: {size:,} bytes, 48 of 275 rows; every promise holds\n"
     )
     as_json = inside("inspect", mixed, "--html", tmp_path / "a.html", "--json").json
     assert as_json == {
-        "html": str(tmp_path / "a.html"), "bytes": size, "directory": str(mixed), "rows": 275, "shown_rows": 48,
-        "shards": 4, "looked_at": 4, "faults": 0,
-    }  # fmt: skip
+        "html": str(tmp_path / "a.html"),
+        "bytes": size,
+        "directory": str(mixed),
+        "rows": 275,
+        "shown_rows": 48,
+        "shards": 4,
+        "looked_at": 4,
+        "faults": 0,
+    }
 
 
 def test_places_that_cannot_be_written_are_refused_first(mixed, tmp_path):
-    assert "is a folder; give the name of a file in it" in refused("inspect", mixed, "--html", tmp_path)
+    assert "is a folder; give the name of a file in it" in refused(
+        "inspect", mixed, "--html", tmp_path
+    )
     message = refused("inspect", mixed, "--html", tmp_path / "no/a.html")
     assert f"there is no folder {tmp_path / 'no'}" in message and not (tmp_path / "no").exists()
     message = refused("inspect", mixed, "--html", tmp_path / "a.html", "--row", 1)
@@ -294,13 +342,19 @@ def test_a_report_replaces_one_whole_or_not_at_all(mixed, tmp_path, monkeypatch)
 
 
 def test_sources_that_have_moved(mixed, tmp_path):
-    """Where a source's files are not, its segments are not rebuilt; --source says where they are."""
+    """Where a source's files are not, its segments are not rebuilt; --source says where they
+    are."""
     moved = shutil.copytree(mixed.parent, tmp_path / "moved", ignore=shutil.ignore_patterns("out"))
     (moved / "web.jsonl").unlink()
     html = tmp_path / "a.html"
     said = inside("inspect", mixed, "--html", html, "--source", f"web={moved}")
     assert said.status == 0, said
-    verdicts = {s["rebuilt"][:11] for row in data_of(html)["rows"] for s in row["segments"] if s["source"] == "web"}
+    verdicts = {
+        s["rebuilt"][:11]
+        for row in data_of(html)["rows"]
+        for s in row["segments"]
+        if s["source"] == "web"
+    }
     assert verdicts == {"not rebuilt"}
 
 
@@ -311,7 +365,10 @@ def test_a_dataset_at_a_url(mixed, tmp_path):
         remote.write(name, [data])
     said, local = report(remote, tmp_path / "a.html"), report(mixed, tmp_path / "b.html")
     assert said["directory"] == str(remote) and said["faults"] == 0
-    assert data_of(tmp_path / "a.html") == data_of(tmp_path / "b.html") and said["shown_rows"] == local["shown_rows"]
+    assert (
+        data_of(tmp_path / "a.html") == data_of(tmp_path / "b.html")
+        and said["shown_rows"] == local["shown_rows"]
+    )
 
 
 @given(st.integers(0, 500), st.integers(1, 60))

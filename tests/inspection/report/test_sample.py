@@ -1,4 +1,5 @@
-"""Rows of a report: what stands in them is what the dataset holds, whatever the text, and it has bounded size."""
+"""Rows of a report: what stands in them is what the dataset holds, whatever the text, and it has
+bounded size."""
 
 import json
 
@@ -16,14 +17,20 @@ from tests import made
 def tokens_of(part):
     """[(id, flag)] of a part that is whole."""
     (run,) = part["runs"]
-    return [(i, int(f, 32)) for ids, f in zip(run["i"], run["f"], strict=True) for i in np.atleast_1d(ids).tolist()]
+    return [
+        (i, int(f, 32))
+        for ids, f in zip(run["i"], run["f"], strict=True)
+        for i in np.atleast_1d(ids).tolist()
+    ]
 
 
 @pytest.fixture(scope="module")
 def rows(mixed):
     with opened(mixed, {}, True) as data:
         every = list(range(0, len(data.dataset), 3))
-        return open_dataset(mixed), sample_rows(data, every, frozenset(range(len(data.dataset.manifest["shards"]))))
+        return open_dataset(mixed), sample_rows(
+            data, every, frozenset(range(len(data.dataset.manifest["shards"])))
+        )
 
 
 def test_the_slots_of_a_row_are_its_parts(rows):
@@ -36,7 +43,10 @@ def test_the_slots_of_a_row_are_its_parts(rows):
             found = [pair for part in segment["parts"] for pair in tokens_of(part)]
             assert [id for id, _ in found] == view.tokens[begin:end].tolist()
             assert [part["first"] for part in segment["parts"]][0] == begin
-            whole = [(f & 3 == TRAINED, t) for (_, f), t in zip(found, view.loss_mask[begin:end].tolist(), strict=True)]
+            whole = [
+                (f & 3 == TRAINED, t)
+                for (_, f), t in zip(found, view.loss_mask[begin:end].tolist(), strict=True)
+            ]
             assert all(not t or f or "bytes" for f, t in whole)
             assert segment["trained"] == int(view.loss_mask[begin:end].sum())
             assert segment["rebuilt"] == "identical"
@@ -55,7 +65,9 @@ def test_originals_are_the_documents_text(rows):
             ids = [id for id, flag in original if not flag & IS_SPECIAL]
             if segment["source"] == "web":
                 assert len([id for id in ids if id < 256]) == segment["tokens"]
-            flagged = sum(bool(flag & CORRUPTED) for id, flag in original if id < 128)  # others may share a character
+            flagged = sum(
+                bool(flag & CORRUPTED) for id, flag in original if id < 128
+            )  # others may share a character
             if segment["objective"] == "span_corruption":
                 targets = tokens_of(segment["parts"][-1])
                 assert flagged == sum(id < 128 for id, _ in targets)
@@ -75,7 +87,9 @@ def test_a_row_of_another_epoch_is_what_redraw_gives(mixed, tmp_path):
     assert anew["row"] == 1 and anew["epoch"] == 2 and len(anew["segments"]) == view.n_segments
     for i, segment in enumerate(anew["segments"]):
         found = [id for part in segment["parts"] for id, _ in tokens_of(part)]
-        assert found == view.tokens[view.segment_ids == i + 1].tolist() and segment["number"] == i + 1
+        assert (
+            found == view.tokens[view.segment_ids == i + 1].tolist() and segment["number"] == i + 1
+        )
     made.write_lines(tmp_path / "a.jsonl", made.texts(4))
     made.build(made.table("a.jsonl", tasks=[{"preset": "causal"}]), tmp_path, tmp_path / "out")
     with opened(tmp_path / "out", {}) as data:
@@ -87,7 +101,10 @@ def test_an_unsound_shard_is_neither_inverted_nor_built_again(mixed):
         (row,) = sample_rows(data, [1], frozenset())
     assert all(segment["rebuilt"].startswith("not rebuilt") for segment in row["segments"])
     in_place = {"masked_diffusion", "uniform_diffusion", "block_diffusion"}
-    assert all(segment["original"] is None or segment["objective"] in in_place for segment in row["segments"])
+    assert all(
+        segment["original"] is None or segment["objective"] in in_place
+        for segment in row["segments"]
+    )
 
 
 def test_reading_again_has_a_bound(mixed, monkeypatch):
@@ -105,7 +122,10 @@ def test_a_long_row_loses_its_middles_first(mixed, monkeypatch, budget):
     assert len(json.dumps(row, separators=(",", ":"))) <= budget or len(row["segments"]) <= 8
     for segment in row["segments"]:
         for part in segment["parts"]:
-            held = sum(run.get("gap", 0) or sum(len(np.atleast_1d(ids)) for ids in run["i"]) for run in part["runs"])
+            held = sum(
+                run.get("gap", 0) or sum(len(np.atleast_1d(ids)) for ids in run["i"])
+                for run in part["runs"]
+            )
             assert held == part["count"]
 
 

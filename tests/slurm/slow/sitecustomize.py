@@ -1,4 +1,5 @@
-"""In front of an array task's path: every flush to disk takes a tenth of a second longer, so that it can be met at work."""
+"""In front of an array task's path: every flush to disk takes a tenth of a second longer, so that
+it can be met at work."""
 
 import os
 import time

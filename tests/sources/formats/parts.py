@@ -16,10 +16,14 @@ def write(folder, name, data):
     return path
 
 
-def part_of(path, piece=0, lo=0, hi=1, weight=1, step_bytes=16 << 10, piece_bytes=PIECE_BYTES, file=7):
+def part_of(
+    path, piece=0, lo=0, hi=1, weight=1, step_bytes=16 << 10, piece_bytes=PIECE_BYTES, file=7
+):
     format, compression = detect_format(path.name)
     size = path.stat().st_size
-    return Slice(str(path), file, size, format, compression, piece, lo, hi, weight, step_bytes, piece_bytes)
+    return Slice(
+        str(path), file, size, format, compression, piece, lo, hi, weight, step_bytes, piece_bytes
+    )
 
 
 def pieces_of(path, piece_bytes=PIECE_BYTES):
@@ -33,14 +37,17 @@ def read_all(part, text_key="text", **options):
         assert batch.texts or batch.rejects
         assert batch.files.tolist() == [part.file] * len(batch.texts)
         assert len(batch.positions) == len(batch.texts)
-        assert all(len(reject.detail) <= 200 and reject.detail.isascii() for reject in batch.rejects)
+        assert all(
+            len(reject.detail) <= 200 and reject.detail.isascii() for reject in batch.rejects
+        )
         documents += zip(batch.positions.tolist(), batch.texts, strict=True)
         rejects += [(reject.position, reject.reason) for reject in batch.rejects]
     return documents, rejects
 
 
 def read_cut(path, cuts, order=None, piece_bytes=PIECE_BYTES, **options):
-    """As `read_all`, of all pieces of a file, each cut at `cuts` = 0 … weight and read in `order`."""
+    """As `read_all`, of all pieces of a file, each cut at `cuts` = 0 … weight and read in
+    `order`."""
     step_bytes = options.pop("step_bytes", 16 << 10)
     parts = [
         part_of(path, piece, lo, hi, cuts[-1], step_bytes, piece_bytes)

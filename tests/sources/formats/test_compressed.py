@@ -30,7 +30,9 @@ def test_blocks_tile_the_stream_and_steps_ascend(tmp_path, compression, step_byt
     found = blocks(path, compression, step_bytes)
     assert b"".join(block.data for block in found) == data
     labels = [block.label for block in found]
-    assert labels == sorted(labels) and set(labels) == set(range(-(-path.stat().st_size // step_bytes)))
+    assert labels == sorted(labels) and set(labels) == set(
+        range(-(-path.stat().st_size // step_bytes))
+    )
     position = 0
     for block in found:
         assert block.position == position
@@ -45,18 +47,25 @@ def test_a_step_has_what_comes_out_while_it_is_fed(tmp_path):
     decoder = zlib.decompressobj(wbits=31)
     expected = [decoder.decompress(packed[i : i + 50_000]) for i in range(0, len(packed), 50_000)]
     found = blocks(path, "gzip", 50_000)
-    assert [b"".join(b.data for b in found if b.label == step) for step in range(len(expected))] == expected
+    assert [
+        b"".join(b.data for b in found if b.label == step) for step in range(len(expected))
+    ] == expected
 
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.binary(max_size=3000) | st.sampled_from([b"abc " * 500, bytes(20_000), NOISE[:9999]]), max_size=8),
+    st.lists(
+        st.binary(max_size=3000) | st.sampled_from([b"abc " * 500, bytes(20_000), NOISE[:9999]]),
+        max_size=8,
+    ),
     st.integers(0, 9),
     st.integers(0, 4),
     st.sampled_from([None, zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH]),
     st.sampled_from([1, 7, 100, 4096]),
 )
-def test_at_every_step_gzip_has_given_what_zlib_gives(tmp_path_factory, pieces, level, strategy, flush, step_bytes):
+def test_at_every_step_gzip_has_given_what_zlib_gives(
+    tmp_path_factory, pieces, level, strategy, flush, step_bytes
+):
     """The law says which bytes are of which step by zlib; another library might hold some back."""
     compressor, packed = zlib.compressobj(level, zlib.DEFLATED, 31, 8, strategy), b""
     for piece in pieces:
@@ -77,7 +86,9 @@ def test_one_call_gives_bounded_output(tmp_path, compression):
     path = write(tmp_path, "a", COMPRESS[compression](bytes(200 << 20)))
     found = blocks(path, compression, 1 << 20)
     assert sum(len(block.data) for block in found) == 200 << 20
-    assert max(len(block.data) for block in found) <= (1 << 20 if compression == "gzip" else 16 << 20)
+    assert max(len(block.data) for block in found) <= (
+        1 << 20 if compression == "gzip" else 16 << 20
+    )
 
 
 @pytest.mark.parametrize("step_bytes", [1, 10, 1 << 20])
@@ -91,7 +102,9 @@ def test_members_frames_and_paddings_are_one_stream(tmp_path, step_bytes):
 
 
 def test_a_zstd_file_with_a_long_window_is_read(tmp_path):
-    parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True, write_content_size=False)
+    parameters = zstandard.ZstdCompressionParameters(
+        window_log=28, enable_ldm=True, write_content_size=False
+    )
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     path = write(tmp_path, "a", compressor.compress(NOISE) + compressor.flush())
     assert b"".join(block.data for block in blocks(path, "zstd", 1 << 20)) == NOISE
@@ -102,7 +115,9 @@ def test_a_truncated_file_is_an_error_at_whatever_byte(tmp_path, compression):
     packed = COMPRESS[compression](b"abcdefgh" * 3 + NOISE[:30])
     for n in range(1, len(packed)):
         path = write(tmp_path, "a", packed[:n])
-        with pytest.raises(SourceError, match=rf"{path}: .* ends at byte {n} .*[Ff]etch the file again"):
+        with pytest.raises(
+            SourceError, match=rf"{path}: .* ends at byte {n} .*[Ff]etch the file again"
+        ):
             blocks(path, compression, 1 << 20)
 
 
@@ -114,7 +129,8 @@ def test_a_corrupt_file_is_an_error_that_names_the_bytes(tmp_path, compression):
     packed[100_000:100_010] = bytes(10)
     path = write(tmp_path, "a", packed)
     with pytest.raises(
-        SourceError, match=rf"{path}: corrupt {compression} data between bytes \d+ and \d+ of {len(packed)}"
+        SourceError,
+        match=rf"{path}: corrupt {compression} data between bytes \d+ and \d+ of {len(packed)}",
     ):
         blocks(path, compression, 1 << 14)
 
@@ -135,7 +151,9 @@ def test_junk_after_the_last_member_is_an_error(tmp_path):
     for compression, compress in COMPRESS.items():
         if compression:
             with pytest.raises(SourceError, match="corrupt"):
-                blocks(write(tmp_path, "a", compress(b"abc") + b"this is junk"), compression, 1 << 14)
+                blocks(
+                    write(tmp_path, "a", compress(b"abc") + b"this is junk"), compression, 1 << 14
+                )
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
@@ -149,7 +167,8 @@ def test_the_last_part_of_a_truncated_line_file_fails_and_earlier_ones_do_not(tm
 
 
 def by_hand(packed, step_bytes):
-    """Each step's bytes of a zstd file, fed byte by byte: what comes out does not depend on how a step is fed."""
+    """Each step's bytes of a zstd file, fed byte by byte: what comes out does not depend on how a
+    step is fed."""
     steps = []
     frame = None
     for at in range(len(packed)):
@@ -167,9 +186,13 @@ def test_every_step_of_zstd_has_the_bytes_that_the_rule_says(tmp_path, seed):
     rng = random.Random(seed)
     packed = b""
     for _ in range(rng.randrange(1, 8)):
-        data = rng.choice([rng.randbytes, bytes, lambda n: b"abcdefg " * (n // 8)])(rng.choice([0, 9, 3000, 400_000]))
+        data = rng.choice([rng.randbytes, bytes, lambda n: b"abcdefg " * (n // 8)])(
+            rng.choice([0, 9, 3000, 400_000])
+        )
         size, checksum = rng.random() < 0.5, rng.random() < 0.5
-        packed += zstandard.ZstdCompressor(write_content_size=size, write_checksum=checksum).compress(data)
+        packed += zstandard.ZstdCompressor(
+            write_content_size=size, write_checksum=checksum
+        ).compress(data)
         packed += SKIPPABLE * rng.choice([0, 0, 1, 3])
     path = write(tmp_path, "a", packed)
     for step_bytes in (rng.randrange(1, 40), rng.randrange(400, 700), 1 << 14):

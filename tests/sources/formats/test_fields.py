@@ -1,4 +1,5 @@
-"""Which fields of lines and rows are read, and which layout they show (packprep.sources.formats.fields), in each format."""
+"""Which fields of lines and rows are read, and which layout they show
+(packprep.sources.formats.fields), in each format."""
 
 import json
 
@@ -34,7 +35,10 @@ def jsonl(folder, records):
 def table(records):
     """Of records whose keys all are columns, null where they have none."""
     return pa.table(
-        {key: [record.get(key) for record in records] for key in dict.fromkeys(k for r in records for k in r)}
+        {
+            key: [record.get(key) for record in records]
+            for key in dict.fromkeys(k for r in records for k in r)
+        }
     )
 
 
@@ -45,7 +49,10 @@ def parquet(folder, records):
 
 def arrow(folder, records):
     rows = table(records)
-    with pa.OSFile(str(folder / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as writer:
+    with (
+        pa.OSFile(str(folder / "a.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, rows.schema) as writer,
+    ):
         writer.write_table(rows)
     return folder / "a.arrow"
 
@@ -86,11 +93,17 @@ CHAT = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
     ],
 )
 def test_each_layout_gives_the_conversation(tmp_path, write, record, fields):
-    assert documents(write(tmp_path, [record] * 3), fields=fields) == ([CHAT] * 3, [["a<|im_end|>\n"]] * 3, [])
+    assert documents(write(tmp_path, [record] * 3), fields=fields) == (
+        [CHAT] * 3,
+        [["a<|im_end|>\n"]] * 3,
+        [],
+    )
 
 
 @FORMATS
-def test_a_prompt_and_its_completion_are_a_text_that_is_trained_from_the_completion_on(tmp_path, write):
+def test_a_prompt_and_its_completion_are_a_text_that_is_trained_from_the_completion_on(
+    tmp_path, write
+):
     path = write(tmp_path, [{"prompt": "né? ", "completion": "a"}] * 2)
     assert documents(path) == (["né? a"] * 2, [["a"]] * 2, [])
 
@@ -126,7 +139,10 @@ def test_a_record_whose_text_is_null_is_what_its_other_fields_show(tmp_path, wri
     ]
     texts, trained, rejects = documents(write(tmp_path, records))
     of_chat = documents(write(tmp_path, [{"messages": QA}]))[0][0]
-    assert texts == [of_chat, "plain", of_chat, "pc", "plain", of_chat] and trained[1] is trained[4] is None
+    assert (
+        texts == [of_chat, "plain", of_chat, "pc", "plain", of_chat]
+        and trained[1] is trained[4] is None
+    )
     assert [reason for reason, _ in rejects] == ["bad_messages"]
 
 
@@ -141,7 +157,10 @@ def test_a_text_may_lie_in_an_object(tmp_path, write):
 def test_a_record_with_a_text_and_messages_is_rejected(tmp_path, write):
     path = write(tmp_path, [{"text": "t", "messages": QA}, {"text": "t", "messages": None}])
     texts, _, [(reason, detail)] = documents(path)
-    assert (texts, reason) == (["t"], "bad_messages") and "set messages_format for these alone" in detail
+    assert (texts, reason) == (
+        ["t"],
+        "bad_messages",
+    ) and "set messages_format for these alone" in detail
     assert documents(path, fields=Fields(format="messages"))[0] == [CHAT]
 
 
@@ -149,10 +168,22 @@ def test_a_record_with_a_text_and_messages_is_rejected(tmp_path, write):
     "record, name",
     [
         ({"prompt": "q", "chosen": "a", "rejected": "b"}, "preference data (chosen, rejected)"),
-        ({"conversations": SHAREGPT, "chosen": "a", "rejected": "b"}, "preference data (chosen, rejected)"),
-        ({"prompt": "q", "completion": "a", "label": True}, "rated completions (prompt, completion, label)"),
-        ({"prompt": "q", "completions": ["a"], "labels": [True]}, "rated steps (prompt, completions, labels)"),
-        ({"question": "q", "answer": "a"}, "question and answer (question, answer): name them prompt and completion"),
+        (
+            {"conversations": SHAREGPT, "chosen": "a", "rejected": "b"},
+            "preference data (chosen, rejected)",
+        ),
+        (
+            {"prompt": "q", "completion": "a", "label": True},
+            "rated completions (prompt, completion, label)",
+        ),
+        (
+            {"prompt": "q", "completions": ["a"], "labels": [True]},
+            "rated steps (prompt, completions, labels)",
+        ),
+        (
+            {"question": "q", "answer": "a"},
+            "question and answer (question, answer): name them prompt and completion",
+        ),
         ({"prompt": "q", "response": "a"}, "prompt and response (prompt, response)"),
         ({"instruction": "q", "response": "a", "context": ""}, "instruction and response"),
     ],
@@ -169,22 +200,33 @@ def test_other_layouts_are_refused_by_name(tmp_path, record, name):
 
 @pytest.mark.parametrize(
     "record",
-    [{"prompt": "q"}, {"prompt": "q", "chosen": None, "rejected": "b"}, {"conversations": None}, {"question": "q"}],
+    [
+        {"prompt": "q"},
+        {"prompt": "q", "chosen": None, "rejected": "b"},
+        {"conversations": None},
+        {"question": "q"},
+    ],
 )
 def test_a_record_that_shows_no_layout_lacks_a_text(record):
     assert outcome(record)[0] == "missing_text"
 
 
 def test_a_label_that_is_no_rating_says_nothing():
-    assert outcome({"prompt": "q", "completion": "a", "label": "math"}).layout == "prompt_completion"
+    assert (
+        outcome({"prompt": "q", "completion": "a", "label": "math"}).layout == "prompt_completion"
+    )
 
 
 def test_law_2_knows_messages_alone(tmp_path):
     old = Fields(law=2)
-    assert outcome({"messages": QA, "tools": []}, fields=old) == Supervision(None, None, {"messages": QA}, OLD_MESSAGES)
+    assert outcome({"messages": QA, "tools": []}, fields=old) == Supervision(
+        None, None, {"messages": QA}, OLD_MESSAGES
+    )
     assert outcome({"conversations": SHAREGPT}, fields=old)[0] == "missing_text"
     assert outcome({"text": "t", "loss_spans": [], "weight": 2}, fields=old) == Supervision("t", [])
-    assert outcome({"text": "t", "loss_spans": [], "weight": 2}) == Supervision("t", [], {"weight": 2})
+    assert outcome({"text": "t", "loss_spans": [], "weight": 2}) == Supervision(
+        "t", [], {"weight": 2}
+    )
     with pytest.raises(SourceError, match="no column named 'text'"):
         documents(parquet(tmp_path, [{"conversations": SHAREGPT}]), fields=old)
 
@@ -195,7 +237,10 @@ def test_a_field_that_is_the_text_is_no_field_of_a_layout():
 
 
 def test_columns_of_bytes_and_dictionaries_are_texts(tmp_path):
-    columns = {"prompt": pa.array(["né", "n"]).dictionary_encode(), "completion": pa.array([b"\xc3\xa9", b"\xff"])}
+    columns = {
+        "prompt": pa.array(["né", "n"]).dictionary_encode(),
+        "completion": pa.array([b"\xc3\xa9", b"\xff"]),
+    }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     texts, trained, rejects = documents(tmp_path / "a.parquet")
     assert (texts, trained) == (["néé"], [["é"]])
@@ -205,7 +250,10 @@ def test_columns_of_bytes_and_dictionaries_are_texts(tmp_path):
 def test_a_null_of_a_dictionary_is_no_text(tmp_path):
     texts = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["plain", None]))
     rows = pa.table({"text": texts, "prompt": ["p", "p"], "completion": ["c", "c"]})
-    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as writer:
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, rows.schema) as writer,
+    ):
         writer.write_table(rows)
     assert documents(tmp_path / "a.arrow") == (["plain", "pc"], [None, ["c"]], [])
 
@@ -213,10 +261,19 @@ def test_a_null_of_a_dictionary_is_no_text(tmp_path):
 def test_a_null_of_a_column_is_a_key_that_is_not_there_but_for_content():
     given = {
         "messages": [
-            {"role": "assistant", "content": None, "tool_calls": [{"arguments": {"a": 1, "b": None}}], "x": None}
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"arguments": {"a": 1, "b": None}}],
+                "x": None,
+            }
         ]
     }
-    wanted = {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"arguments": {"a": 1}}]}]}
+    wanted = {
+        "messages": [
+            {"role": "assistant", "content": None, "tool_calls": [{"arguments": {"a": 1}}]}
+        ]
+    }
     assert without_nulls(given) == wanted
     assert without_nulls([None, {"content": None}]) == [None, {}]
 
@@ -238,7 +295,10 @@ def test_keys_with_points_are_looked_for_as_they_are_first():
     [
         (
             Fields(format="sharegpt"),
-            "messages_format = 'sharegpt' wants columns named 'conversations'; the columns are: 'x'",
+            (
+                "messages_format = 'sharegpt' wants columns named 'conversations'; the columns"
+                " are: 'x'"
+            ),
         ),
         (Fields("dialog", format="messages"), "wants columns named 'dialog'"),
         (FIELDS, "no column named 'text'; the columns are: 'x'. Set text_key"),
@@ -250,14 +310,20 @@ def test_a_table_without_the_layout_says_what_it_has(tmp_path, fields, message):
         documents(parquet(tmp_path, [{"x": "y"}]), fields=fields)
 
 
-@pytest.mark.parametrize("record, key", [({"dialog": QA}, "dialog"), ({"data": {"turns": SHAREGPT}}, "data.turns")])
+@pytest.mark.parametrize(
+    "record, key", [({"dialog": QA}, "dialog"), ({"data": {"turns": SHAREGPT}}, "data.turns")]
+)
 def test_a_table_with_messages_under_another_name_says_it(tmp_path, record, key):
-    with pytest.raises(SourceError, match=f"no column named 'text', and .* set messages_key = \"{key}\""):
+    with pytest.raises(
+        SourceError, match=f"no column named 'text', and .* set messages_key = \"{key}\""
+    ):
         documents(parquet(tmp_path, [record]), fields=FIELDS)
 
 
 def test_where_the_fields_are_ignored_no_text_is_advised(tmp_path):
-    with pytest.raises(SourceError, match='Its rows are sharegpt .conversations.: set documents.loss_spans = "use"'):
+    with pytest.raises(
+        SourceError, match='Its rows are sharegpt .conversations.: set documents.loss_spans = "use"'
+    ):
         documents(parquet(tmp_path, [{"conversations": SHAREGPT}]), fields=None)
 
 

@@ -16,15 +16,23 @@ from tests.sources.formats.parts import part_of, read_all, write
 DEEP = b"[" * MAX_NESTING + b"]" * MAX_NESTING
 
 scalars = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
 )
 others = st.dictionaries(
     st.sampled_from(["id", "é", "loss_spans", "messages", 'a"b']),
-    scalars | st.lists(scalars, max_size=2) | st.dictionaries(st.text(max_size=3), scalars, max_size=2),
+    scalars
+    | st.lists(scalars, max_size=2)
+    | st.dictionaries(st.text(max_size=3), scalars, max_size=2),
     max_size=3,
 )
 good_lines = st.builds(
-    lambda before, text, after, ascii: json.dumps({**before, "text": text, **after}, ensure_ascii=ascii).encode(),
+    lambda before, text, after, ascii: json.dumps(
+        {**before, "text": text, **after}, ensure_ascii=ascii
+    ).encode(),
     others,
     st.text(max_size=12),
     others,
@@ -77,8 +85,19 @@ def in_a_block(lines, end=b"\n"):
 @pytest.mark.long
 @settings(max_examples=400, deadline=None)
 @given(
-    st.lists(st.lists(good_lines, min_size=1, max_size=6) | st.lists(good_lines | odd_lines, min_size=1, max_size=6)),
-    st.sampled_from([None, Fields(), Fields(law=3), Fields("data.messages", law=3), Fields(format="alpaca", law=3)]),
+    st.lists(
+        st.lists(good_lines, min_size=1, max_size=6)
+        | st.lists(good_lines | odd_lines, min_size=1, max_size=6)
+    ),
+    st.sampled_from(
+        [
+            None,
+            Fields(),
+            Fields(law=3),
+            Fields("data.messages", law=3),
+            Fields(format="alpaca", law=3),
+        ]
+    ),
     st.sampled_from(["text", "id", 'a"b']),
 )
 def test_a_block_gives_what_its_lines_give_or_nothing(blocks, fields, text_key):
@@ -104,11 +123,14 @@ def test_a_block_gives_what_its_lines_give_or_nothing(blocks, fields, text_key):
     ],
 )
 def test_good_lines_are_decoded_together(lines, fields):
-    """The fast way is taken: else the equality above could hold for a decoder that gives nothing."""
+    """The fast way is taken: else the equality above could hold for a decoder that gives
+    nothing."""
     decode = block_decoder("text", fields)
     for _ in range(2):
         assert decode(*in_a_block(lines)) == [line_decoder("text")(line) for line in lines]
-        assert decode(*in_a_block(lines, b"\n \t\r\n\n")) == [line_decoder("text")(line) for line in lines]
+        assert decode(*in_a_block(lines, b"\n \t\r\n\n")) == [
+            line_decoder("text")(line) for line in lines
+        ]
 
 
 def test_two_lines_of_one_record_and_one_line_of_two_are_not_taken_for_records():
@@ -155,9 +177,9 @@ def test_texts_added_together_are_batched_as_if_added_one_by_one():
                 expected += single.take()
         found = [*together.extend(positions, texts, sizes, 50), *together.take()]
         expected += single.take()
-        assert [(b.texts, b.positions.tolist(), b.files.tolist(), b.supervision) for b in found] == [
-            (b.texts, b.positions.tolist(), b.files.tolist(), b.supervision) for b in expected
-        ]
+        assert [
+            (b.texts, b.positions.tolist(), b.files.tolist(), b.supervision) for b in found
+        ] == [(b.texts, b.positions.tolist(), b.files.tolist(), b.supervision) for b in expected]
 
 
 def test_slices_hold_about_the_bytes_asked_for_or_one_document():

@@ -16,9 +16,14 @@ from packprep.twin.records import MAX_DEPTH
 
 decode = line_decoder("text")
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4) | st.just("text"), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=4) | st.just("text"), inner, max_size=3)
     ),
     max_leaves=8,
 )
@@ -104,7 +109,9 @@ def test_numbers_that_only_python_writes_beside_a_text_are_read_as_python_reads_
     [('"weight": NaN', "bad_weight"), ('"weight": Infinity', "bad_weight"), ('"loss_spans": [[0, NaN]]', "bad_loss_spans"),
      ('"loss_spans": [[0, 1, NaN]]', "bad_loss_spans"), ('"media": [{"at": NaN}]', "bad_media")],
 )  # fmt: skip
-def test_numbers_that_only_python_writes_in_a_field_of_ours_are_rejected_by_its_name(beside, reason):
+def test_numbers_that_only_python_writes_in_a_field_of_ours_are_rejected_by_its_name(
+    beside, reason
+):
     outcome = line_decoder("text", Fields(kinds=("image",)))(f'{{"text": "a", {beside}}}'.encode())
     assert conversation(outcome, None)[0] == reason
 
@@ -122,8 +129,15 @@ def test_the_limit_of_nesting_is_exact_and_ours():
     for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
         for depth in (254, 255, 256):
             inner = opening * depth + b"1" + closing * depth
-            found = [decode(line) for line in (b'{"x":' + inner + b',"text":"a"}', b'{"text":"a","x":' + inner + b"}")]
-            assert found == ["a"] * 2 if depth < 256 else [reason for reason, _ in found] == ["malformed_json"] * 2
+            found = [
+                decode(line)
+                for line in (b'{"x":' + inner + b',"text":"a"}', b'{"text":"a","x":' + inner + b"}")
+            ]
+            assert (
+                found == ["a"] * 2
+                if depth < 256
+                else [reason for reason, _ in found] == ["malformed_json"] * 2
+            )
             assert nested_too_deep(b'{"x":' + inner) == (depth > 255)
     assert MAX_NESTING == MAX_DEPTH == 256
 
@@ -154,11 +168,18 @@ def test_an_unterminated_string_full_of_quotes_is_decided_fast():
 
 def test_a_detail_shows_no_more_than_an_excerpt():
     secret = "s" * 10_000
-    for line in (secret, json.dumps({secret: 1}), json.dumps({"text": [secret]}), '{"text": "\\ud800' + secret + '"}'):
+    for line in (
+        secret,
+        json.dumps({secret: 1}),
+        json.dumps({"text": [secret]}),
+        '{"text": "\\ud800' + secret + '"}',
+    ):
         assert len(decode(line.encode())[1]) < 200
 
 
-@pytest.mark.parametrize("key", ["", 'a"b', "back\\slash", "\n", "é", "\U0001f600", "text.x", "class", "__init__"])
+@pytest.mark.parametrize(
+    "key", ["", 'a"b', "back\\slash", "\n", "é", "\U0001f600", "text.x", "class", "__init__"]
+)
 def test_any_string_can_be_the_text_key(key):
     decode_key = line_decoder(key)
     assert decode_key(json.dumps({"x": 1, key: "a"}).encode()) == "a"
@@ -167,7 +188,9 @@ def test_any_string_can_be_the_text_key(key):
 
 
 @settings(max_examples=300, deadline=None)
-@given(values, st.booleans(), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=2))
+@given(
+    values, st.booleans(), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=2)
+)
 def test_the_fast_path_and_the_exact_path_agree_on_any_bytes(value, ensure_ascii, changes):
     line = bytearray(json.dumps(value, ensure_ascii=ensure_ascii).encode("utf-8", "surrogatepass"))
     for at, byte in changes:

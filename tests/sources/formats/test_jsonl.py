@@ -23,11 +23,16 @@ ENDINGS = {"": "", "gzip": ".gz", "zstd": ".zst"}
 texts = st.text(max_size=12) | st.sampled_from(["é" * 40, "\U0001f600x" * 30, "a" * 300, ""])
 some_lines = st.one_of(
     texts.map(lambda text: json.dumps({"id": 1, "text": text}, ensure_ascii=False).encode()),
-    st.sampled_from([b"", b" ", b"\t ", b"{", b'{"text": null}', b'{"text": "\xff"}', b"\xef\xbb\xbf"]),
+    st.sampled_from(
+        [b"", b" ", b"\t ", b"{", b'{"text": null}', b'{"text": "\xff"}', b"\xef\xbb\xbf"]
+    ),
 )
 files = st.builds(
     lambda lines, bom, final: b"\xef\xbb\xbf" * bom + b"".join(lines)[: None if final else -1],
-    st.lists(st.builds(lambda line, end: line + end, some_lines, st.sampled_from([b"\n", b"\r\n"])), max_size=12),
+    st.lists(
+        st.builds(lambda line, end: line + end, some_lines, st.sampled_from([b"\n", b"\r\n"])),
+        max_size=12,
+    ),
     st.booleans(),
     st.booleans(),
 )
@@ -55,7 +60,9 @@ def by_hand(data):
 @pytest.mark.long
 @settings(max_examples=250, deadline=None)
 @given(files, cut_points, st.sampled_from([1, 7, 64, 4096]), st.sampled_from([1, 100, 1 << 20]))
-def test_fault_17_each_line_is_in_exactly_one_part_of_a_line_file(data, cuts, piece_bytes, batch_bytes):
+def test_fault_17_each_line_is_in_exactly_one_part_of_a_line_file(
+    data, cuts, piece_bytes, batch_bytes
+):
     with tempfile.TemporaryDirectory() as folder:
         path = write(folder, "a.jsonl", data)
         found, rejects = read_cut(path, cuts, piece_bytes=piece_bytes, batch_bytes=batch_bytes)
@@ -82,14 +89,18 @@ def test_fault_17_each_line_is_in_exactly_one_part_of_a_compressed_file(
         return range(n) if seed is None else random.Random(seed).sample(list(range(n)) * 2, 2 * n)
 
     with tempfile.TemporaryDirectory() as folder:
-        path = write(folder, "a.jsonl" + ENDINGS[compression], b"".join(map(COMPRESS[compression], members)))
+        path = write(
+            folder, "a.jsonl" + ENDINGS[compression], b"".join(map(COMPRESS[compression], members))
+        )
         found, rejects = read_cut(path, cuts, order, step_bytes=step_bytes, decoders=decoders)
     assert (found, [position for position, _ in rejects]) == by_hand(data)
 
 
 def test_parts_of_a_compressed_file_depend_on_the_step_alone(tmp_path):
     rng = random.Random(0)
-    data = b"".join(b'{"text": "%d"}\n' % rng.getrandbits(rng.randrange(1, 2000)) for _ in range(300))
+    data = b"".join(
+        b'{"text": "%d"}\n' % rng.getrandbits(rng.randrange(1, 2000)) for _ in range(300)
+    )
     for compression in ("gzip", "zstd"):
         path = write(tmp_path, "a.jsonl" + ENDINGS[compression], COMPRESS[compression](data))
         n = -(-path.stat().st_size // 1024)
@@ -106,18 +117,25 @@ def test_neighbouring_parts_of_a_compressed_file_cost_one_pass(tmp_path, monkeyp
     path = write(tmp_path, "a.jsonl.gz", COMPRESS["gzip"](data))
     fed = []
     feed = compressed.Gzip.feed
-    monkeypatch.setattr(compressed.Gzip, "feed", lambda self, data: fed.append(len(data)) or feed(self, data))
+    monkeypatch.setattr(
+        compressed.Gzip, "feed", lambda self, data: fed.append(len(data)) or feed(self, data)
+    )
     decoders = Decoders()
     for i in range(10):
         read_all(part_of(path, 0, i, i + 1, 10, 4096), decoders=decoders)
     assert sum(fed) == path.stat().st_size
     read_all(part_of(path, 0, 0, 1, 10, 4096))
-    assert sum(fed) < 1.2 * path.stat().st_size  # a part's end is not passed further than its last line needs
+    assert (
+        sum(fed) < 1.2 * path.stat().st_size
+    )  # a part's end is not passed further than its last line needs
 
 
 def test_a_compressed_file_that_was_replaced_is_begun_anew(tmp_path):
     decoders = Decoders()
-    old, new = (b"".join(b'{"text": "%s%d"}\n' % (name, i) for i in range(1000, 4000)) for name in (b"a", b"b"))
+    old, new = (
+        b"".join(b'{"text": "%s%d"}\n' % (name, i) for i in range(1000, 4000))
+        for name in (b"a", b"b")
+    )
     path = write(tmp_path, "a.jsonl.gz", COMPRESS["gzip"](old))
     read_all(part_of(path, 0, 0, 1, 2, 1024), decoders=decoders)
     padded = COMPRESS["gzip"](new)
@@ -131,7 +149,10 @@ def test_decoders_hold_few_files_open(tmp_path):
     data = COMPRESS["gzip"](b'{"text": "a"}\n' * 5000)
     paths = [write(tmp_path, f"{i}.jsonl.gz", data) for i in range(5)]
     whole = [read_cut(path, [0, 1, 2], step_bytes=64) for path in paths]
-    halves = [[read_all(part_of(path, 0, i, i + 1, 2, 64), decoders=decoders)[0] for path in paths] for i in range(2)]
+    halves = [
+        [read_all(part_of(path, 0, i, i + 1, 2, 64), decoders=decoders)[0] for path in paths]
+        for i in range(2)
+    ]
     assert [(first + second, []) for first, second in zip(*halves, strict=True)] == whole
     assert len(decoders._cursors) <= 2
 
@@ -143,7 +164,8 @@ def test_decoders_hold_few_files_open(tmp_path):
     cut_points,
 )
 def test_lines_of_any_blocks_are_taken_once_and_long_ones_are_not_held(datas, advances, cuts):
-    """Against a line-by-line twin: blocks of any size and label, lines of more than 4 bytes too large."""
+    """Against a line-by-line twin: blocks of any size and label, lines of more than 4 bytes too
+    large."""
     blocks, label, at = [], 0, 0
     for i, data in enumerate(datas):
         label += advances[i] if i < len(advances) else 1
@@ -153,7 +175,11 @@ def test_lines_of_any_blocks_are_taken_once_and_long_ones_are_not_held(datas, ad
     expected, at = [], 0
     for line in stream.split(b"\n"):
         if line:
-            owner = next(block.label for block in blocks if block.position <= at < block.position + len(block.data))
+            owner = next(
+                block.label
+                for block in blocks
+                if block.position <= at < block.position + len(block.data)
+            )
             expected.append((owner, at, line if len(line) <= 4 else None))
         at += len(line) + 1
     kept = Cursor(iter(blocks))
@@ -161,7 +187,9 @@ def test_lines_of_any_blocks_are_taken_once_and_long_ones_are_not_held(datas, ad
         wanted = [(at, line) for owner, at, line in expected if begin <= owner < end]
         for cursor in (kept, Cursor(iter(blocks))):
             found = take_lines(cursor, begin, end, 4)
-            assert [(at, some.line(i)) for some in found for i, at in enumerate(some.positions.tolist())] == wanted
+            assert [
+                (at, some.line(i)) for some in found for i, at in enumerate(some.positions.tolist())
+            ] == wanted
 
 
 @pytest.mark.parametrize("compression", ENDINGS)
@@ -202,7 +230,12 @@ def test_the_limit_of_a_document_counts_its_text_and_not_the_line(tmp_path, monk
 def test_a_fraction_chooses_lines_longer_than_a_text_as_those_just_above_the_limit(monkeypatch):
     monkeypatch.setattr(limits, "MAX_DOCUMENT_BYTES", 12)
     four = np.arange(4)
-    assert Lines(b"", four, four, np.array([3, 12, 40, -1])).stored_sizes().tolist() == [3, 12, 13, 13]
+    assert Lines(b"", four, four, np.array([3, 12, 40, -1])).stored_sizes().tolist() == [
+        3,
+        12,
+        13,
+        13,
+    ]
 
 
 def test_documents_that_are_not_kept_leave_no_trace(tmp_path):
@@ -224,7 +257,7 @@ def test_documents_that_are_not_kept_leave_no_trace(tmp_path):
 def test_batches_are_bounded(tmp_path):
     from packprep.sources.formats import read
 
-    path = write(tmp_path, "a.jsonl", (b'{"text": "%s"}\n' % (b"a" * 100)) * 1000)
+    path = write(tmp_path, "a.jsonl", b'{"text": "%s"}\n' % (b"a" * 100) * 1000)
     sizes = [len(batch.texts) for batch in read(part_of(path), "text", batch_bytes=1120)]
     assert sizes == [10] * 100
 
@@ -235,7 +268,10 @@ def test_a_batch_of_empty_texts_or_rejects_is_bounded_too(tmp_path, line):
     from packprep.sources.formats import read
 
     path = write(tmp_path, "a.jsonl", line * 1000)
-    sizes = [len(batch.texts) + len(batch.rejects) for batch in read(part_of(path), "text", batch_bytes=6400)]
+    sizes = [
+        len(batch.texts) + len(batch.rejects)
+        for batch in read(part_of(path), "text", batch_bytes=6400)
+    ]
     assert sum(sizes) == 1000 and max(sizes) <= 100
 
 
@@ -254,7 +290,11 @@ def test_an_empty_file_has_no_pieces_and_no_documents(tmp_path, ending):
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
 def test_a_file_that_changed_its_size_stops_the_build(tmp_path, ending):
-    path = write(tmp_path, "a.jsonl" + ending, COMPRESS[{"": "", ".gz": "gzip", ".zst": "zstd"}[ending]](b"{}\n"))
+    path = write(
+        tmp_path,
+        "a.jsonl" + ending,
+        COMPRESS[{"": "", ".gz": "gzip", ".zst": "zstd"}[ending]](b"{}\n"),
+    )
     part = part_of(path)
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(SourceError, match=r"a\.jsonl.*bytes, but had"):

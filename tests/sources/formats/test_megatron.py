@@ -29,11 +29,16 @@ def read_all(part, **options):
     """([(position, ids)], [(position, reason, detail)]) of a part."""
     found, rejects = [], []
     for batch in read(part, "text", **options):
-        assert batch.texts == [] and batch.supervision == {} and batch.files.tolist() == [7] * len(batch.positions)
+        assert (
+            batch.texts == []
+            and batch.supervision == {}
+            and batch.files.tolist() == [7] * len(batch.positions)
+        )
         ids, offsets = batch.tokens
         assert len(offsets) == len(batch.positions) + 1 and offsets[-1] == len(ids)
         found += [
-            (int(p), ids[a:b].tolist()) for p, a, b in zip(batch.positions, offsets[:-1], offsets[1:], strict=True)
+            (int(p), ids[a:b].tolist())
+            for p, a, b in zip(batch.positions, offsets[:-1], offsets[1:], strict=True)
         ]
         rejects += [(r.position, r.reason, r.detail) for r in batch.rejects]
     return found, rejects
@@ -52,7 +57,9 @@ cut_points = st.lists(st.integers(0, 40), max_size=6).map(lambda cuts: [0, *sort
 
 @settings(max_examples=150, deadline=None)
 @given(pairs(), cut_points, st.integers(30, 500), st.integers(1, 200), st.booleans())
-def test_fault_17_each_document_is_in_exactly_one_part(pair, cuts, piece_bytes, batch_bytes, remembers):
+def test_fault_17_each_document_is_in_exactly_one_part(
+    pair, cuts, piece_bytes, batch_bytes, remembers
+):
     dtype, lists, sequences, with_modes = pair
     with tempfile.TemporaryDirectory() as folder:
         modes = [0] * sum(sequences) if with_modes else None
@@ -77,7 +84,11 @@ def test_a_middle_is_entered_by_the_index_alone(tmp_path, monkeypatch):
     from packprep.sources.formats import megatron
 
     plain = megatron._read_into
-    monkeypatch.setattr(megatron, "_read_into", lambda f, p, at, to: (read_bytes.append(len(to)), plain(f, p, at, to)))
+    monkeypatch.setattr(
+        megatron,
+        "_read_into",
+        lambda f, p, at, to: (read_bytes.append(len(to)), plain(f, p, at, to)),
+    )
     pieces = count_pieces(str(path), "megatron", "", size_of(path), 1 << 20)
     assert pieces == 6
     found, _ = read_all(part_of(path, 4, 1, 2, 10, 1 << 20))
@@ -102,7 +113,9 @@ def test_a_document_beyond_the_limit_is_a_reject_and_is_not_read(tmp_path, monke
     monkeypatch.setattr(limits, "MAX_DOCUMENT_TOKENS", 10)
     path = write_megatron(tmp_path / "a.bin", [[1] * 10, [2] * 11, [3] * 10])
     found, rejects = read_all(part_of(path))
-    assert found == [(0, [1] * 10), (2, [3] * 10)] and rejects == [(1, "too_large", "11 tokens; at most 10")]
+    assert found == [(0, [1] * 10), (2, [3] * 10)] and rejects == [
+        (1, "too_large", "11 tokens; at most 10")
+    ]
 
 
 def test_the_pieces_of_positions_and_the_bytes_of_a_token(tmp_path):
@@ -131,7 +144,10 @@ HUGE = 2**63 + 5
     "damage, said",
     [
         (broken(index=lambda b: b[:20]), "it has 20 bytes, and its head alone takes 34"),
-        (broken(index=lambda b: b[:-1]), "it lists 2 sequences and 3 document indices, which take 82 bytes"),
+        (
+            broken(index=lambda b: b[:-1]),
+            "it lists 2 sequences and 3 document indices, which take 82 bytes",
+        ),
         (broken(index=lambda b: b + b"x"), "and has 83"),
         (broken(index=lambda b: b""), "it has 0 bytes"),
         (broken(magic=b"MMIDIDX\0\1"), "not an index of Megatron's"),
@@ -143,9 +159,18 @@ HUGE = 2**63 + 5
         (broken(sequences=HUGE), f"it lists {HUGE} sequences"),
         (broken(count=HUGE), f"{HUGE} document indices"),
         (broken(sequences=HUGE, count=2**64 - HUGE), f"it lists {HUGE} sequences"),
-        (broken(code=4), "its last sequence ends at byte 22 of the .bin, which has 14: they are no pair"),
-        (broken(data=lambda b: b[:-1]), "its last sequence ends at byte 14 of the .bin, which has 13"),
-        (broken(data=lambda b: b + b"xx"), "its last sequence ends at byte 14 of the .bin, which has 16"),
+        (
+            broken(code=4),
+            "its last sequence ends at byte 22 of the .bin, which has 14: they are no pair",
+        ),
+        (
+            broken(data=lambda b: b[:-1]),
+            "its last sequence ends at byte 14 of the .bin, which has 13",
+        ),
+        (
+            broken(data=lambda b: b + b"xx"),
+            "its last sequence ends at byte 14 of the .bin, which has 16",
+        ),
         (broken(pointers=[0, 2**62]), "they are no pair"),
         (broken(pointers=[9, 6]), "sequence 0 has 3 ids from byte 9 on, and the .bin 14 bytes"),
         (broken(pointers=[-2, 6]), "sequence 0 has 3 ids from byte -2 on"),
@@ -185,9 +210,13 @@ def test_indices_that_cannot_be_are_errors(tmp_path, lengths, bounds, said):
 def test_a_file_that_changed_or_went_since_the_plan_is_an_error(tmp_path):
     path = write_megatron(tmp_path / "a.bin", [[1, 2, 3], [4, 5, 6, 7]])
     part = part_of(path)
-    with pytest.raises(SourceError, match="have 96 bytes together, but had 97 when the plan was made"):
+    with pytest.raises(
+        SourceError, match="have 96 bytes together, but had 97 when the plan was made"
+    ):
         read_all(part._replace(size=part.size + 1))
-    with pytest.raises(SourceError, match="it lists 2 documents, fewer than when the plan was made"):
+    with pytest.raises(
+        SourceError, match="it lists 2 documents, fewer than when the plan was made"
+    ):
         read_all(part._replace(piece=1))
     path.with_suffix(".idx").unlink()
     with pytest.raises(SourceError, match=r"a\.idx: the file is missing"):
@@ -198,14 +227,21 @@ def test_pairs_without_documents_have_no_pieces(tmp_path):
     for bounds in ([0], []):
         write_index(tmp_path / "a.idx", [], bounds)
         (tmp_path / "a.bin").write_bytes(b"")
-        assert count_pieces(str(tmp_path / "a.bin"), "megatron", "", size_of(tmp_path / "a.bin")) == 0
+        assert (
+            count_pieces(str(tmp_path / "a.bin"), "megatron", "", size_of(tmp_path / "a.bin")) == 0
+        )
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10**9), st.integers(0, 255), st.integers(0, 10**9))
 def test_any_byte_may_be_any_other(at, value, cut):
     with tempfile.TemporaryDirectory() as folder:
-        path = write_megatron(Path(folder) / "a.bin", [[1, 2, 3], [], [4, 5, 6, 7]], sequences=[2, 0, 1], modes=[0] * 3)
+        path = write_megatron(
+            Path(folder) / "a.bin",
+            [[1, 2, 3], [], [4, 5, 6, 7]],
+            sequences=[2, 0, 1],
+            modes=[0] * 3,
+        )
         index = path.with_suffix(".idx")
         data = bytearray(index.read_bytes())
         data[at % len(data)] = value

@@ -41,11 +41,18 @@ def test_a_parquet_file_compressed_as_a_whole_is_refused():
 
 
 def test_pieces_of_line_files_are_arithmetic():
-    assert [count_pieces("none", "jsonl", "", size) for size in (0, 1, 4 << 20, (4 << 20) + 1)] == [0, 1, 1, 2]
+    assert [count_pieces("none", "jsonl", "", size) for size in (0, 1, 4 << 20, (4 << 20) + 1)] == [
+        0,
+        1,
+        1,
+        2,
+    ]
     assert [count_pieces("none", "jsonl", "gzip", size) for size in (0, 1, 1 << 40)] == [0, 1, 1]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.txt", "a.txt.gz", "a.parquet", "a.arrow"])
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.txt", "a.txt.gz", "a.parquet", "a.arrow"]
+)
 def test_a_file_that_is_missing_is_an_error_that_names_it(tmp_path, name):
     path = write(tmp_path, name, b"abc")
     part = part_of(path)
@@ -55,7 +62,9 @@ def test_a_file_that_is_missing_is_an_error_that_names_it(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "a.parquet", "a.arrow"])
-@pytest.mark.parametrize("code, words", [(errno.EACCES, "no permission"), (errno.EIO, "cannot be read.*Input/output")])
+@pytest.mark.parametrize(
+    "code, words", [(errno.EACCES, "no permission"), (errno.EIO, "cannot be read.*Input/output")]
+)
 def test_an_error_of_the_operating_system_names_the_file(tmp_path, monkeypatch, name, code, words):
     path = write(tmp_path, name, b"abc")
     part = part_of(path)

@@ -1,4 +1,5 @@
-"""Readers and the fields that say what is trained: loss_spans and messages, in every format that has fields."""
+"""Readers and the fields that say what is trained: loss_spans and messages, in every format that
+has fields."""
 
 import json
 
@@ -53,7 +54,9 @@ REJECTS = [
     (6, "not_a_string"),
     *((i, "bad_loss_spans") for i in range(10, 13)),
 ]
-MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("name", pa.string())]))
+MESSAGES = pa.list_(
+    pa.struct([("role", pa.string()), ("content", pa.string()), ("name", pa.string())])
+)
 
 
 def table(records, dictionary=False):
@@ -78,17 +81,25 @@ def arrow(path, given, stream=False):
 
 WRITERS = {
     "jsonl": lambda folder, records: write(
-        folder, "a.jsonl", b"".join(json.dumps(r, ensure_ascii=False).encode() + b"\n" for r in records)
+        folder,
+        "a.jsonl",
+        b"".join(json.dumps(r, ensure_ascii=False).encode() + b"\n" for r in records),
     ),
-    "parquet": lambda folder, records: (pq.write_table(table(records), folder / "a.parquet"), folder / "a.parquet")[1],
+    "parquet": lambda folder, records: (
+        pq.write_table(table(records), folder / "a.parquet"),
+        folder / "a.parquet",
+    )[1],
     "arrow file": lambda folder, records: arrow(folder / "a.arrow", table(records)),
     "arrow stream": lambda folder, records: arrow(folder / "b.arrow", table(records), stream=True),
-    "arrow dictionary": lambda folder, records: arrow(folder / "c.arrow", table(records, True), stream=True),
+    "arrow dictionary": lambda folder, records: arrow(
+        folder / "c.arrow", table(records, True), stream=True
+    ),
 }
 
 
 def rows(path, records, template=chats.CHATML, fields=FIELDS, **options):
-    """([(record's number, text, conversation)], [(record's number, reason)]) of a file with these records."""
+    """([(record's number, text, conversation)], [(record's number, reason)]) of a file with these
+    records."""
     part = part_of(path)
     at = {}
     position = 0
@@ -100,7 +111,8 @@ def rows(path, records, template=chats.CHATML, fields=FIELDS, **options):
         batch, conversations = supervise(batch, template)
         numbers = [at[p] for p in batch.positions.tolist()]
         documents += (
-            (n, text, conversations.get(i)) for i, (n, text) in enumerate(zip(numbers, batch.texts, strict=True))
+            (n, text, conversations.get(i))
+            for i, (n, text) in enumerate(zip(numbers, batch.texts, strict=True))
         )
         rejects += [(at[reject.position], reject.reason) for reject in batch.rejects]
     return documents, rejects
@@ -124,7 +136,10 @@ def test_documents_that_are_not_kept_leave_no_trace(tmp_path, writer):
             seen.extend(positions.tolist())
             return [(len(seen) - len(positions) + k) % 2 == parity for k in range(len(positions))]
 
-        expected = [d for d in whole if d[0] % 2 == parity], [r for r in rejects if r[0] % 2 == parity]
+        expected = (
+            [d for d in whole if d[0] % 2 == parity],
+            [r for r in rejects if r[0] % 2 == parity],
+        )
         assert rows(path, RECORDS, keep=keep) == expected
 
 
@@ -152,24 +167,42 @@ def test_a_file_may_have_messages_alone(tmp_path, kind):
     given = pa.table({"messages": pa.array([chats.turns("q", "né 🙂"), None, []], MESSAGES)})
     path = tmp_path / f"a.{kind}"
     pq.write_table(given, path) if kind == "parquet" else arrow(path, given)
-    batch, conversations = supervise(next(read(part_of(path), "text", fields=Fields())), chats.CHATML)
+    batch, conversations = supervise(
+        next(read(part_of(path), "text", fields=Fields())), chats.CHATML
+    )
     assert conversations == {0: CHAT} and batch.texts == [CHAT.text]
-    assert [(r.position, r.reason) for r in batch.rejects] == [(1, "not_a_string"), (2, "bad_messages")]
+    assert [(r.position, r.reason) for r in batch.rejects] == [
+        (1, "not_a_string"),
+        (2, "bad_messages"),
+    ]
     with pytest.raises(SourceError, match="no column named 'text'"):
         read_all(part_of(path))
 
 
 def test_columns_of_another_type_are_rejects_of_the_rows_that_use_them(tmp_path):
-    given = pa.table({"text": ["a", "b", None], "messages": [None, 3, 4], "loss_spans": [None, None, None]})
+    given = pa.table(
+        {"text": ["a", "b", None], "messages": [None, 3, 4], "loss_spans": [None, None, None]}
+    )
     pq.write_table(given, tmp_path / "a.parquet")
-    batch, conversations = supervise(next(read(part_of(tmp_path / "a.parquet"), "text", fields=Fields())), None)
+    batch, conversations = supervise(
+        next(read(part_of(tmp_path / "a.parquet"), "text", fields=Fields())), None
+    )
     assert batch.texts == ["a"] and conversations == {}
-    assert [(r.position, r.reason) for r in batch.rejects] == [(1, "bad_messages"), (2, "bad_messages")]
+    assert [(r.position, r.reason) for r in batch.rejects] == [
+        (1, "bad_messages"),
+        (2, "bad_messages"),
+    ]
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
-    columns = [pa.array(["a"]), pa.array([None], pa.list_(pa.int64())), pa.array([None], pa.list_(pa.int64()))]
-    path = arrow(tmp_path / "a.arrow", pa.Table.from_arrays(columns, ["text", "loss_spans", "loss_spans"]))
+    columns = [
+        pa.array(["a"]),
+        pa.array([None], pa.list_(pa.int64())),
+        pa.array([None], pa.list_(pa.int64())),
+    ]
+    path = arrow(
+        tmp_path / "a.arrow", pa.Table.from_arrays(columns, ["text", "loss_spans", "loss_spans"])
+    )
     with pytest.raises(SourceError, match="2 columns named 'loss_spans'"):
         read_all(part_of(path), fields=Fields())
     assert read_all(part_of(path)) == ([(0, "a")], [])
@@ -177,8 +210,12 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
 
 def test_messages_of_a_parquet_file_that_are_not_utf_8_are_rejects(tmp_path):
     raw = pa.array([b"\xff", b"q"]).view(pa.string())
-    message = pa.StructArray.from_arrays([pa.array(["assistant", "assistant"]), raw], ["role", "content"])
-    given = pa.table({"messages": pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), message)})
+    message = pa.StructArray.from_arrays(
+        [pa.array(["assistant", "assistant"]), raw], ["role", "content"]
+    )
+    given = pa.table(
+        {"messages": pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), message)}
+    )
     pq.write_table(given, tmp_path / "a.parquet")
     documents, rejects = read_all(part_of(tmp_path / "a.parquet"), fields=Fields())
     assert [position for position, _ in documents] == [1] and rejects == [(0, "invalid_utf8")]
@@ -198,17 +235,31 @@ def test_a_field_that_is_the_text_is_the_text_and_nothing_else():
     assert found_in(b'{"messages": "hello"}', "messages") == "hello"
     assert found_in(b'{"messages": []}', "messages") == "not_a_string"
     assert found_in(b'{"loss_spans": "x", "messages": 3}', "loss_spans") == "bad_messages"
-    assert found_in(b'{"messages": "x", "loss_spans": [[0, 1]]}', "messages") == Conversation("x", ((0, 1),))
+    assert found_in(b'{"messages": "x", "loss_spans": [[0, 1]]}', "messages") == Conversation(
+        "x", ((0, 1),)
+    )
 
 
 @pytest.mark.parametrize(
     "line, outcome",
     [
         (b'{"text": "a", "loss_spans": null, "messages": null}', "a"),
-        (b'{"text": "ab", "loss_spans": [[0, 9]], "loss_spans": [[0, 1]]}', Conversation("ab", ((0, 1),))),
-        (b'{"n": ' + b"9" * 9000 + b', "text": "ab", "loss_spans": [[0, 1]]}', Conversation("ab", ((0, 1),))),
-        (b'{"n": 1e999, "t": "\\ud800", "text": "ab", "loss_spans": [[0, 1]]}', Conversation("ab", ((0, 1),))),
-        (b'{"text": "ab", "loss_spans": [[0, ' + b"9" * 9000 + b"]]}", Conversation("ab", ((0, 2),))),
+        (
+            b'{"text": "ab", "loss_spans": [[0, 9]], "loss_spans": [[0, 1]]}',
+            Conversation("ab", ((0, 1),)),
+        ),
+        (
+            b'{"n": ' + b"9" * 9000 + b', "text": "ab", "loss_spans": [[0, 1]]}',
+            Conversation("ab", ((0, 1),)),
+        ),
+        (
+            b'{"n": 1e999, "t": "\\ud800", "text": "ab", "loss_spans": [[0, 1]]}',
+            Conversation("ab", ((0, 1),)),
+        ),
+        (
+            b'{"text": "ab", "loss_spans": [[0, ' + b"9" * 9000 + b"]]}",
+            Conversation("ab", ((0, 2),)),
+        ),
         (b'{"text": "ab", "loss_spans": [[-' + b"9" * 9000 + b", 1]]}", "bad_loss_spans"),
         (b'{"text": "ab", "loss_spans": [[1e999, 1]]}', "bad_loss_spans"),
         (b'{"text": ' + b"9" * 9000 + b', "loss_spans": [[0, 1]]}', "not_a_string"),
@@ -242,7 +293,9 @@ KEYS = st.sampled_from(["text", "loss_spans", "messages", "x"])
     st.booleans(),
     st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=2),
 )
-def test_the_fast_path_and_the_exact_path_agree_on_fields_and_plain_lines_are_as_without(value, ascii, changes):
+def test_the_fast_path_and_the_exact_path_agree_on_fields_and_plain_lines_are_as_without(
+    value, ascii, changes
+):
     line = bytearray(json.dumps(value, ensure_ascii=ascii).encode("utf-8", "surrogatepass"))
     for at, byte in changes:
         line[at % len(line)] = byte

@@ -18,13 +18,17 @@ from packprep.sources.formats.table import MAX_BLOCK_BYTES, check_block
 from tests.sources.formats.parts import part_of, pieces_of, read_all, read_cut, write
 
 texts = st.lists(st.none() | st.text(max_size=10), max_size=30)
-kinds = st.sampled_from(["string", "large_string", "binary", "large_binary", "string_view", "dictionary"])
+kinds = st.sampled_from(
+    ["string", "large_string", "binary", "large_binary", "string_view", "dictionary"]
+)
 cut_points = st.lists(st.integers(0, 40), max_size=6).map(lambda cuts: [0, *sorted(cuts), 40])
 
 
 def table_of(texts, kind="string"):
     column = pa.array(texts, pa.string())
-    column = column.dictionary_encode() if kind == "dictionary" else column.cast(getattr(pa, kind)())
+    column = (
+        column.dictionary_encode() if kind == "dictionary" else column.cast(getattr(pa, kind)())
+    )
     return pa.table({"id": np.arange(len(texts)), "text": column, "a.b": ["x"] * len(texts)})
 
 
@@ -50,7 +54,12 @@ def by_hand(texts):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    texts, kinds, st.sampled_from(["parquet", "file", "lz4", "stream"]), st.integers(1, 12), cut_points, st.booleans()
+    texts,
+    kinds,
+    st.sampled_from(["parquet", "file", "lz4", "stream"]),
+    st.integers(1, 12),
+    cut_points,
+    st.booleans(),
 )
 def test_fault_17_each_row_is_in_exactly_one_part(texts, kind, form, rows_at_once, cuts, remembers):
     with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +69,9 @@ def test_fault_17_each_row_is_in_exactly_one_part(texts, kind, form, rows_at_onc
 
 
 @pytest.mark.parametrize("form", ["parquet", "file", "stream"])
-def test_pieces_are_row_groups_or_record_batches_and_positions_count_through_the_file(tmp_path, form):
+def test_pieces_are_row_groups_or_record_batches_and_positions_count_through_the_file(
+    tmp_path, form
+):
     path = write_table(tmp_path, table_of([str(i) for i in range(10)]), form, 4)
     assert pieces_of(path) == 3
     assert read_all(part_of(path, 1))[0] == [(i, str(i)) for i in range(4, 8)]
@@ -72,7 +83,10 @@ def test_row_groups_larger_than_a_slice_are_read_in_slices(tmp_path, form):
     texts = [str(i) * 20 for i in range(5000)]
     path = write_table(tmp_path, table_of(texts), form, 5000)
     assert read_all(part_of(path, 0, 1, 3, 4))[0] == by_hand(texts)[0][1250:3750]
-    assert max(sum(map(len, batch.texts)) for batch in read(part_of(path), "text", batch_bytes=1000)) < 1100
+    assert (
+        max(sum(map(len, batch.texts)) for batch in read(part_of(path), "text", batch_bytes=1000))
+        < 1100
+    )
 
 
 @pytest.mark.parametrize("form", ["parquet", "file", "stream"])
@@ -97,7 +111,10 @@ def test_bytes_that_are_not_utf8_are_rejected_row_by_row(tmp_path, form, kind):
         with pytest.raises(SourceError, match="UTF8"):
             read_all(part_of(path))
         return
-    assert read_all(part_of(path)) == ([(0, "a"), (2, "é")], [(1, "invalid_utf8"), (3, "invalid_utf8")])
+    assert read_all(part_of(path)) == (
+        [(0, "a"), (2, "é")],
+        [(1, "invalid_utf8"), (3, "invalid_utf8")],
+    )
 
 
 @pytest.mark.parametrize("form", ["parquet", "file", "stream"])
@@ -113,7 +130,10 @@ def test_a_column_of_nulls_and_texts_that_are_too_large_are_rejects(tmp_path, fo
 def test_a_missing_or_unfit_column_is_an_error_that_lists_the_columns(tmp_path, form):
     path = write_table(tmp_path, table_of(["a"]), form, 10)
     assert read_all(part_of(path), "a.b")[0] == [(0, "x")]
-    with pytest.raises(SourceError, match=r"a\.\w+: no column named 'content'; the columns are: 'id', 'text', 'a.b'"):
+    with pytest.raises(
+        SourceError,
+        match=r"a\.\w+: no column named 'content'; the columns are: 'id', 'text', 'a.b'",
+    ):
         read_all(part_of(path), "content")
     with pytest.raises(SourceError, match="the column 'id' holds int64, not strings"):
         read_all(part_of(path), "id")
@@ -125,13 +145,19 @@ def test_a_missing_or_unfit_column_is_an_error_that_lists_the_columns(tmp_path, 
         ),
         (
             {"title": ["a" * 99], "body": ["b"]},
-            r"text_key \(--text-key\) to the one that holds the text, as in text_key = \"title\"\.$",
+            (
+                r"text_key \(--text-key\) to the one that holds the text, as in text_key ="
+                r" \"title\"\.$"
+            ),
         ),
         (
             {"blob": [b"x" * 999], "doc": [{"lang": "en", "body": "b" * 99}]},
             r"of strings are 'doc.lang', 'doc.body', as in text_key = \"doc.body\"\.$",
         ),
-        ({"input_ids": ids}, r"lists of token ids: set format = \"tokens\", and the tokenizer that made them\.$"),
+        (
+            {"input_ids": ids},
+            r"lists of token ids: set format = \"tokens\", and the tokenizer that made them\.$",
+        ),
     ):
         with pytest.raises(SourceError, match=advice):
             read_all(part_of(write_table(tmp_path, pa.table(columns), form, 10)))
@@ -171,11 +197,18 @@ def test_a_damaged_file_gives_documents_or_an_error_and_nothing_else(tmp_path, f
 @pytest.mark.parametrize("deltas", [False, True])
 def test_dictionaries_that_change_between_the_batches_of_a_stream_are_followed(tmp_path, deltas):
     path = tmp_path / "a.arrow"
-    batches = [["a", "b", "a"], ["a", "b", "c", "c"], ["d", "a"] if not deltas else ["a", "b", "c", "d"]]
+    batches = [
+        ["a", "b", "a"],
+        ["a", "b", "c", "c"],
+        ["d", "a"] if not deltas else ["a", "b", "c", "d"],
+    ]
     arrays = [pa.array(batch).dictionary_encode() for batch in batches]
     options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=deltas)
     schema = pa.schema([("text", arrays[0].type)])
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema, options=options) as writer:
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_stream(sink, schema, options=options) as writer,
+    ):
         for array in arrays:
             writer.write_batch(pa.record_batch([array], schema))
     for piece in (2, 0, 1):
@@ -198,7 +231,9 @@ def test_an_empty_stream_has_no_pieces(tmp_path):
 
 def test_a_block_may_have_so_many_bytes_and_no_more():
     check_block("a.parquet", "a page", MAX_BLOCK_BYTES, "")
-    with pytest.raises(SourceError, match=f"a.parquet: a page of it holds {MAX_BLOCK_BYTES + 1} bytes"):
+    with pytest.raises(
+        SourceError, match=f"a.parquet: a page of it holds {MAX_BLOCK_BYTES + 1} bytes"
+    ):
         check_block("a.parquet", "a page", MAX_BLOCK_BYTES + 1, "Write it anew")
 
 

@@ -10,7 +10,9 @@ ENDINGS = [("", ""), ("gzip", ".gz"), ("zstd", ".zst")]
 
 
 @pytest.mark.parametrize("compression, ending", ENDINGS)
-@pytest.mark.parametrize("text", ["", "a\r\n\nb ", "é\U0001f600" * 1000, "\ufeff in the middle \ufeff"])
+@pytest.mark.parametrize(
+    "text", ["", "a\r\n\nb ", "é\U0001f600" * 1000, "\ufeff in the middle \ufeff"]
+)
 def test_a_text_file_is_one_document(tmp_path, compression, ending, text):
     path = write(tmp_path, "a.txt" + ending, COMPRESS[compression](text.encode()))
     assert pieces_of(path) == 1

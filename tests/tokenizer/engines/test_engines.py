@@ -62,33 +62,47 @@ def without_fastokens(monkeypatch):
     monkeypatch.setitem(ENGINES, fastokens.NAME, kind)
 
 
-def test_auto_may_be_every_engine_that_takes_the_tokenizer_best_first(bytes_vocabulary, llama, bert, sentencepiece):
+def test_auto_may_be_every_engine_that_takes_the_tokenizer_best_first(
+    bytes_vocabulary, llama, bert, sentencepiece
+):
     assert candidates("auto", bytes_vocabulary)[0] == "bytes"
     assert candidates("auto", llama) == ["fastokens", "reference"]
     assert candidates("auto", sentencepiece) == ["gigatoken", "fastokens", "reference"]
-    assert candidates("auto", bert)[-1] == "reference" and "fastokens" not in candidates("auto", bert)
-    assert candidates("reference", llama) == ["reference"] and candidates("fastokens", llama) == ["fastokens"]
+    assert candidates("auto", bert)[-1] == "reference" and "fastokens" not in candidates(
+        "auto", bert
+    )
+    assert candidates("reference", llama) == ["reference"] and candidates("fastokens", llama) == [
+        "fastokens"
+    ]
 
 
 def test_auto_is_the_reference_where_nothing_else_is_installed(llama, without_fastokens):
     assert candidates("auto", llama) == ["reference"]
     with pytest.raises(
-        RecipeError, match=r"'fastokens' cannot be used .* not installed here \(pip install fastokens\)"
+        RecipeError,
+        match=r"'fastokens' cannot be used .* not installed here \(pip install fastokens\)",
     ):
         candidates("fastokens", llama)
 
 
 def test_an_engine_that_does_not_take_the_tokenizer_is_refused_with_the_reason(llama, bert):
-    with pytest.raises(RecipeError, match="'bytes' cannot be used with this tokenizer: it is not the built-in"):
+    with pytest.raises(
+        RecipeError, match="'bytes' cannot be used with this tokenizer: it is not the built-in"
+    ):
         candidates("bytes", llama)
-    with pytest.raises(RecipeError, match="'fastokens' cannot be used .* its model is WordPiece, not BPE"):
+    with pytest.raises(
+        RecipeError, match="'fastokens' cannot be used .* its model is WordPiece, not BPE"
+    ):
         candidates("fastokens", bert)
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones(llama):
     with pytest.raises(
         RecipeError,
-        match="'quick' is not known; the engines are auto, bytes, nanotoken, gigatoken, fastokens, reference",
+        match=(
+            "'quick' is not known; the engines are auto, bytes, nanotoken, gigatoken, fastokens,"
+            " reference"
+        ),
     ):
         candidates("quick", llama)
 
@@ -96,7 +110,11 @@ def test_an_unknown_engine_is_refused_with_the_known_ones(llama):
 def test_a_fast_engine_s_facts_have_the_version_of_its_reference_too():
     assert engine_facts("bytes") == BYTES
     assert engine_facts("reference") == {"name": "reference", "version": tokenizers.__version__}
-    facts = {"name": "fastokens", "version": installed_version("fastokens"), "reference": tokenizers.__version__}
+    facts = {
+        "name": "fastokens",
+        "version": installed_version("fastokens"),
+        "reference": tokenizers.__version__,
+    }
     assert engine_facts("fastokens") == facts
 
 
@@ -105,12 +123,17 @@ HERE = {"reference": tokenizers.__version__}
 
 @pytest.mark.parametrize(
     "facts",
-    [{"name": "reference", "version": "0.0.1"}, {"name": "fastokens", "version": "0.3.5", "reference": "0.0.1"}],
+    [
+        {"name": "reference", "version": "0.0.1"},
+        {"name": "fastokens", "version": "0.3.5", "reference": "0.0.1"},
+    ],
 )
 def test_another_reference_than_the_plan_s_is_refused_with_both(llama, facts):
     with pytest.raises(PlanError) as caught:
         load_engine(facts, llama, "text")
-    assert f"reference 0.0.1, and here it is reference {tokenizers.__version__}" in str(caught.value)
+    assert f"reference 0.0.1, and here it is reference {tokenizers.__version__}" in str(
+        caught.value
+    )
     assert "pip install tokenizers==0.0.1" in str(caught.value)
 
 
@@ -120,13 +143,18 @@ def test_another_reference_than_the_plan_s_is_refused_with_both(llama, facts):
         (
             "fastokens",
             "0.0.2",
-            f"fastokens {installed_version('fastokens')} is installed here: pip install fastokens==0.0.2",
+            (
+                f"fastokens {installed_version('fastokens')} is installed here: pip install"
+                " fastokens==0.0.2"
+            ),
         ),
         ("gigatoken", installed_version("gigatoken"), "its model has no byte_fallback"),
         ("quick", "3", "it is not installed here: pip install quick==3"),
     ],
 )
-def test_the_reference_goes_in_place_of_a_plan_s_engine_that_cannot_be_used_and_says_so(llama, name, version, why):
+def test_the_reference_goes_in_place_of_a_plan_s_engine_that_cannot_be_used_and_says_so(
+    llama, name, version, why
+):
     engine = load_engine({"name": name, "version": version, **HERE}, llama, "text")
     assert engine.name == "reference" and engine.in_place_of == f"{name} {version} ({why})"
     assert f"4 MB/s of text a core, in place of the plan's {engine.in_place_of}" in engine_in_words(
@@ -136,7 +164,9 @@ def test_the_reference_goes_in_place_of_a_plan_s_engine_that_cannot_be_used_and_
 
 def test_the_reference_goes_in_place_of_an_engine_that_is_not_installed(llama, without_fastokens):
     engine = load_engine({"name": "fastokens", "version": "0.1", **HERE}, llama, "text")
-    assert engine.in_place_of == "fastokens 0.1 (it is not installed here: pip install fastokens==0.1)"
+    assert (
+        engine.in_place_of == "fastokens 0.1 (it is not installed here: pip install fastokens==0.1)"
+    )
 
 
 def test_a_text_on_which_only_the_reference_fails_is_no_reject_in_place_of_another_engine(folder):
@@ -144,49 +174,79 @@ def test_a_text_on_which_only_the_reference_fails_is_no_reject_in_place_of_anoth
         "a" * 60 + "b",
         {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},
     )
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    parsed = {**made.gpt2_like(), "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]}}
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+    parsed = {
+        **made.gpt2_like(),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
+    }
     vocabulary = resolve(folder / "hopeless", parsed, needs())
     engine = load_engine({"name": "fastokens", "version": "0.1", **HERE}, vocabulary, "text")
     with pytest.raises(
-        PlanError, match=r"61 characters that begins 'aaaa.* in place of fastokens 0\.1 .* install that version"
+        PlanError,
+        match=(
+            r"61 characters that begins 'aaaa.* in place of fastokens 0\.1 .* install that version"
+        ),
     ):
         tokenize(engine, ["the", hopeless], "text", vocabulary)
     own = loaded("reference", vocabulary, "text")
-    assert tokenize(own, ["the", hopeless], "text", vocabulary).rejected[0][:2] == (1, "tokenizer_error")
+    assert tokenize(own, ["the", hopeless], "text", vocabulary).rejected[0][:2] == (
+        1,
+        "tokenizer_error",
+    )
 
 
 def test_an_engine_is_told_with_its_rate_and_with_what_would_be_faster(
     monkeypatch, llama, bert, t5, sentencepiece, bytes_vocabulary
 ):
     def told(requested, vocabulary):
-        return engine_in_words(loaded(candidates(requested, vocabulary)[0], vocabulary, "text"), requested, vocabulary)
+        return engine_in_words(
+            loaded(candidates(requested, vocabulary)[0], vocabulary, "text"), requested, vocabulary
+        )
 
     version = tokenizers.__version__
-    assert told("auto", bytes_vocabulary) == "engine bytes 1, by itself about 600 MB/s of text a core"
+    assert (
+        told("auto", bytes_vocabulary) == "engine bytes 1, by itself about 600 MB/s of text a core"
+    )
     assert told("auto", llama).endswith(", by itself about 150 MB/s of text a core")
     assert told("auto", sentencepiece).endswith(", by itself about 35 MB/s of text a core")
     assert (
         told("reference", llama)
-        == f'engine reference {version}, by itself about 4 MB/s of text a core, as engine = "reference" asks'
+        == f"engine reference {version}, by itself about 4 MB/s of text a core, as engine ="
+        ' "reference" asks'
     )
     why = "its model is Unigram, not BPE, and nothing faster is exact for that"
-    assert told("auto", t5) == f"engine reference {version}, by itself about 4 MB/s of text a core: {why}"
+    assert (
+        told("auto", t5)
+        == f"engine reference {version}, by itself about 4 MB/s of text a core: {why}"
+    )
     without = dataclasses.replace(ENGINES["nanotoken"], version=lambda: None)
     monkeypatch.setitem(ENGINES, "nanotoken", without)
-    assert "; nanotoken is faster with this tokenizer: pip install 'packprep[nanotoken]', then" in told("auto", bert)
+    assert (
+        "; nanotoken is faster with this tokenizer: pip install 'packprep[nanotoken]', then"
+        in told("auto", bert)
+    )
     kind = dataclasses.replace(ENGINES["gigatoken"], version=lambda: None)
     monkeypatch.setitem(ENGINES, "gigatoken", kind)
-    assert "; gigatoken is faster with this tokenizer: pip install 'packprep[gigatoken]', then" in told(
-        "auto", sentencepiece
+    assert (
+        "; gigatoken is faster with this tokenizer: pip install 'packprep[gigatoken]', then"
+        in told("auto", sentencepiece)
     )
 
 
-def test_an_engine_is_told_as_its_plan_has_it_where_the_recipe_asks_for_another_or_a_faster_one_failed(llama):
+def test_an_engine_is_told_as_its_plan_has_it_where_the_recipe_asks_for_another_or_a_faster_one_failed(
+    llama,
+):
     said = engine_in_words(loaded("fastokens", llama, "text"), "reference", llama)
     assert said.endswith(", by itself about 150 MB/s of text a core")
     said = engine_in_words(loaded("reference", llama, "text"), "auto", llama)
-    assert said.endswith(" a core, as fastokens failed, or was not there or not wanted, when the plan was made")
+    assert said.endswith(
+        " a core, as fastokens failed, or was not there or not wanted, when the plan was made"
+    )
 
 
 def test_of_byte_fallback_that_reason_is_told_for_which_no_engine_takes_it(folder):
@@ -194,7 +254,9 @@ def test_of_byte_fallback_that_reason_is_told_for_which_no_engine_takes_it(folde
     parsed["model"]["vocab"]["<unused0>"] = parsed["model"]["vocab"].pop("<0xFF>")
     vocabulary = resolve(folder / "lacks a byte", parsed, needs())
     said = engine_in_words(loaded("reference", vocabulary, "text"), "auto", vocabulary)
-    assert said.endswith(" a core: its vocabulary lacks 1 of the 256 bytes, and nothing faster is exact for that")
+    assert said.endswith(
+        " a core: its vocabulary lacks 1 of the 256 bytes, and nothing faster is exact for that"
+    )
 
 
 def test_an_engine_that_is_not_known_is_refused(llama):
@@ -203,7 +265,9 @@ def test_an_engine_that_is_not_known_is_refused(llama):
 
 
 def test_an_engine_is_not_used_for_another_tokenizer(llama):
-    with pytest.raises(PlanError, match="bytes cannot be used with the plan's tokenizer: it is not the built-in"):
+    with pytest.raises(
+        PlanError, match="bytes cannot be used with the plan's tokenizer: it is not the built-in"
+    ):
         load_engine(BYTES, llama, "text")
 
 
@@ -232,12 +296,16 @@ def test_an_engine_whose_loading_has_begun_is_the_one_that_is_loaded(llama, load
     assert loads == [fastokens.NAME] and not registry._loading
 
 
-def test_what_goes_wrong_while_an_engine_is_loaded_is_said_where_it_is_asked_for(bert, llama, loads, monkeypatch):
+def test_what_goes_wrong_while_an_engine_is_loaded_is_said_where_it_is_asked_for(
+    bert, llama, loads, monkeypatch
+):
     def refuse(*_):
         loads.append(fastokens.NAME)
         raise EngineRefusal("not today")
 
-    monkeypatch.setitem(ENGINES, fastokens.NAME, dataclasses.replace(ENGINES[fastokens.NAME], load=refuse))
+    monkeypatch.setitem(
+        ENGINES, fastokens.NAME, dataclasses.replace(ENGINES[fastokens.NAME], load=refuse)
+    )
     begin_loading("auto", llama, "text")
     for _ in range(2):  # the second time by itself
         with pytest.raises(EngineRefusal, match="not today"):
@@ -259,4 +327,7 @@ def test_every_engine_knows_the_tokens_as_the_file_writes_them(name, request):
     vocabulary = request.getfixturevalue(name)
     written = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json").texts
     for engine in candidates("auto", vocabulary):
-        assert loaded(engine, vocabulary, "text").tokens_of(range(vocabulary.vocab_size + 9)) == written, engine
+        assert (
+            loaded(engine, vocabulary, "text").tokens_of(range(vocabulary.vocab_size + 9))
+            == written
+        ), engine

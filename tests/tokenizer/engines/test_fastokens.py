@@ -21,16 +21,24 @@ from tests.tokenizer import tokenizers_made as made
 from tests.tokenizer.test_roles import needs, resolve
 
 GPT4 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": False,
+}
 
 
 def unresolved(folder, parsed):
     """A vocabulary of a tokenizer that resolving one would refuse."""
     data = json.dumps(parsed).encode()
-    return replace(vocabulary_of(folder, made.gpt2_like()), tokenizer_json=data, digest=digest_of(data))
+    return replace(
+        vocabulary_of(folder, made.gpt2_like()), tokenizer_json=data, digest=digest_of(data)
+    )
 
 
 def split(pattern, behavior="Isolated"):
@@ -65,7 +73,9 @@ def with_many_added(*tokens):
     parsed = made.gpt2_like()
     many = [(f"<r{k}>", False) for k in range(400)]
     for text, special in [*many[:201], *tokens, *many[201:]]:
-        parsed["added_tokens"].append(made.added(parsed["added_tokens"][-1]["id"] + 1, text, special))
+        parsed["added_tokens"].append(
+            made.added(parsed["added_tokens"][-1]["id"] + 1, text, special)
+        )
     return parsed
 
 
@@ -73,7 +83,9 @@ TAKEN = {
     "gpt2": made.gpt2_like(),
     "llama3": made.llama3_like(),
     "gpt4": after(split(GPT4)),
-    "deepseek": after(split(r"\p{N}{1,3}"), split("[一-龥぀-ヿ]+"), split(r" ?[\p{P}\p{S}]+[\r\n]*|\s+")),
+    "deepseek": after(
+        split(r"\p{N}{1,3}"), split("[一-龥぀-ヿ]+"), split(r" ?[\p{P}\p{S}]+[\r\n]*|\s+")
+    ),
     "digits": after({"type": "Digits", "individual_digits": True}, split(GPT4)),
     "nfc": after(split(GPT4), normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}]}),
     "ignore_merges": changed("model", ignore_merges=True),
@@ -86,14 +98,26 @@ TAKEN = {
 REFUSED = {
     "its model is WordPiece, not BPE": made.bert_like(),
     "its model is Unigram, not BPE": made.t5_like(),
-    "its pre-tokenizer is ByteLevel, not Metaspace or a split after spaces": changed("model", byte_fallback=True),
+    "its pre-tokenizer is ByteLevel, not Metaspace or a split after spaces": changed(
+        "model", byte_fallback=True
+    ),
     "its model has unk_token = '<|endoftext|>'": changed("model", unk_token="<|endoftext|>"),
-    "its vocabulary has '\\x0b\\x0b', and lacks a character of that": with_a_token_of_what_is_none("\v\v"),
+    "its vocabulary has '\\x0b\\x0b', and lacks a character of that": with_a_token_of_what_is_none(
+        "\v\v"
+    ),
     "its normalizer is NFKC, not NFC": {**made.gpt2_like(), "normalizer": {"type": "NFKC"}},
-    "its normalizer is Lowercase, not NFC": {**made.gpt2_like(), "normalizer": {"type": "Lowercase"}},
-    "its pre-tokenizer is Whitespace → ByteLevel, not ByteLevel after": after({"type": "Whitespace"}),
+    "its normalizer is Lowercase, not NFC": {
+        **made.gpt2_like(),
+        "normalizer": {"type": "Lowercase"},
+    },
+    "its pre-tokenizer is Whitespace → ByteLevel, not ByteLevel after": after(
+        {"type": "Whitespace"}
+    ),
     "its pre-tokenizer is None, not ByteLevel after": {**made.gpt2_like(), "pre_tokenizer": None},
-    "its pre-tokenizer is Split, not ByteLevel after": {**made.gpt2_like(), "pre_tokenizer": split("a")},
+    "its pre-tokenizer is Split, not ByteLevel after": {
+        **made.gpt2_like(),
+        "pre_tokenizer": split("a"),
+    },
 }
 
 
@@ -111,14 +135,19 @@ def vocabulary_of(folder, parsed):
     [
         ([["t", "h"], ["th", "e"]], ["t h", "th e"]),
         (["t h", "th e"], ["t h", "th e"]),
-        ([["a b", "c"], ["d", "e"]], [["a b", "c"], ["d", "e"]]),  # in the older form nobody could tell where it ends
+        (
+            [["a b", "c"], ["d", "e"]],
+            [["a b", "c"], ["d", "e"]],
+        ),  # in the older form nobody could tell where it ends
         ([["t", "h", "e"]], [["t", "h", "e"]]),
         ([["t", 1]], [["t", 1]]),
         ([[]], [[]]),
         (None, None),
     ],
 )
-def test_merges_are_handed_over_in_the_form_that_loads_faster_where_it_says_the_same(merges, expected):
+def test_merges_are_handed_over_in_the_form_that_loads_faster_where_it_says_the_same(
+    merges, expected
+):
     data = json.dumps(changed("model", merges=merges)).encode()
     assert json.loads(plain_tokenizer_json(data, frozenset()))["model"]["merges"] == expected
 
@@ -137,7 +166,9 @@ def test_ids_are_the_reference_s_on_nasty_text(folder, name, special_text):
 def test_ids_are_the_reference_s_on_any_text(folder, name, special_text):
     vocabulary = vocabulary_of(folder, TAKEN[name])
     engine = FastEngine(vocabulary, special_text)
-    own = st.sampled_from(["the dog", " the", "<|endoftext|>", "<pad>", "'ll", "\r\n", "  ", "e\u0301", "123", "数据"])
+    own = st.sampled_from(
+        ["the dog", " the", "<|endoftext|>", "<pad>", "'ll", "\r\n", "  ", "e\u0301", "123", "数据"]
+    )
 
     @given(st.lists(st.lists(st.text(max_size=8) | own, max_size=8).map("".join), max_size=5))
     @example([])
@@ -162,11 +193,17 @@ def test_letters_that_fold_to_ascii_go_through_the_reference(folder, monkeypatch
     texts = ["the dog", "the'\u017f'the dog", "", "\u017f", "\u212a'\u212ajumps", "the"]
     asked = []
     encode = engine.reference.encode
-    monkeypatch.setattr(engine.reference, "encode", lambda texts: asked.extend(texts) or encode(texts))
+    monkeypatch.setattr(
+        engine.reference, "encode", lambda texts: asked.extend(texts) or encode(texts)
+    )
     ids, offsets = engine.encode(texts)
     assert asked == [texts[1], texts[3], texts[4]]
     expected, expected_offsets = encode(texts)
-    assert ids.dtype == np.int32 and ids.tolist() == expected.tolist() and offsets.tolist() == expected_offsets.tolist()
+    assert (
+        ids.dtype == np.int32
+        and ids.tolist() == expected.tolist()
+        and offsets.tolist() == expected_offsets.tolist()
+    )
     prove_on_nasty_text(engine, "text", vocabulary)
 
 
@@ -175,7 +212,9 @@ def test_what_tokens_stand_for_is_the_reference_s(folder, chat):
     engine = FastEngine(vocabulary_of(folder, TAKEN["llama3"]), "text")
     texts = ["é<|eot_id|> the dog", ""]
     for got, expected in zip(
-        engine.encode_with_characters(texts, chat), engine.reference.encode_with_characters(texts, chat), strict=True
+        engine.encode_with_characters(texts, chat),
+        engine.reference.encode_with_characters(texts, chat),
+        strict=True,
     ):
         assert got.tolist() == expected.tolist()
 
@@ -188,7 +227,9 @@ def test_what_the_library_is_not_exact_for_is_refused(folder, why):
 
 def test_a_vocabulary_that_lacks_a_byte_is_refused(folder):
     parsed = made.gpt2_like()
-    parsed["model"]["vocab"] = {text: id for text, id in parsed["model"]["vocab"].items() if text != "ÿ"}
+    parsed["model"]["vocab"] = {
+        text: id for text, id in parsed["model"]["vocab"].items() if text != "ÿ"
+    }
     vocabulary = unresolved(folder, parsed)
     with pytest.raises(EngineRefusal, match="its vocabulary lacks 1 of the 256 bytes"):
         FastEngine(vocabulary, "text")
@@ -199,7 +240,9 @@ def test_an_added_token_that_the_libraries_number_differently_is_refused(folder)
     assert Tokenizer.from_str(json.dumps(parsed)).token_to_id("<|endoftext|>") == 320
     vocabulary = unresolved(folder, parsed)
     engine = FastEngine(vocabulary, "special")  # the file's ids, which are not the reference's
-    with pytest.raises(EngineRefusal, match="it differs from the reference: the text '<|endoftext|>'"):
+    with pytest.raises(
+        EngineRefusal, match="it differs from the reference: the text '<|endoftext|>'"
+    ):
         prove(engine, ["<|endoftext|>"], "special", vocabulary)
 
 
@@ -217,16 +260,22 @@ def test_an_added_token_that_is_not_special_is_found_between_special_ones(folder
     ids, offsets = engine.encode(texts)
     expected, expected_offsets = engine.reference.encode(texts)
     assert ids.tolist() == expected.tolist() and offsets.tolist() == expected_offsets.tolist()
-    assert {first, first + 2} <= set(ids.tolist()) and (first + 1 in ids.tolist()) == (special_text == "special")
+    assert {first, first + 2} <= set(ids.tolist()) and (first + 1 in ids.tolist()) == (
+        special_text == "special"
+    )
 
 
-@pytest.mark.parametrize("tokens", [[("<a><b>", True), ("<b>", False)], [("xab", True), ("abx", False)]])
+@pytest.mark.parametrize(
+    "tokens", [[("<a><b>", True), ("<b>", False)], [("xab", True), ("abx", False)]]
+)
 def test_each_of_many_added_tokens_is_proven_and_two_that_overlap(folder, tokens):
     vocabulary = vocabulary_of(folder, with_many_added(*tokens))
     engine = FastEngine(
         vocabulary, "text"
     )  # which has only those that are not special, and finds them across the others
-    with pytest.raises(EngineRefusal, match=f"it differs from the reference: the text '.*{tokens[0][0]}"):
+    with pytest.raises(
+        EngineRefusal, match=f"it differs from the reference: the text '.*{tokens[0][0]}"
+    ):
         prove_on_nasty_text(engine, "text", vocabulary)
     prove_on_nasty_text(FastEngine(vocabulary, "special"), "special", vocabulary)
 
@@ -241,7 +290,9 @@ def test_a_text_on_which_engine_and_reference_fail_is_a_reject(folder):
     vocabulary = vocabulary_of(folder, after(split(r"(a+)+$")))
     hopeless = "a" * 60 + "b"
     tokens = tokenize(engine, ["the dog", hopeless, "the"], "text", vocabulary)
-    assert [entry[:2] for entry in tokens.rejected] == [(1, "tokenizer_error")] and not np.diff(tokens.offsets).all()
+    assert [entry[:2] for entry in tokens.rejected] == [(1, "tokenizer_error")] and not np.diff(
+        tokens.offsets
+    ).all()
 
 
 class PanicException(BaseException):
@@ -277,11 +328,18 @@ def test_a_text_that_only_the_reference_fails_on_is_the_engine_s(folder):
     engine = FastEngine(vocabulary, "text")
     tokens = tokenize(engine, ["the", SPACES], "text", vocabulary)
     assert tokens.rejected == [] and len(tokens.ids) > 11_000_000
-    assert tokenize(engine.reference, ["the", SPACES], "text", vocabulary).rejected[0][:2] == (1, "tokenizer_error")
+    assert tokenize(engine.reference, ["the", SPACES], "text", vocabulary).rejected[0][:2] == (
+        1,
+        "tokenizer_error",
+    )
     prove(engine, ["the", SPACES], "text", vocabulary)
-    twin = TwinTokenizer(vocabulary.tokenizer_json, list(vocabulary.special_ids), "text", engine.name)
+    twin = TwinTokenizer(
+        vocabulary.tokenizer_json, list(vocabulary.special_ids), "text", engine.name
+    )
     assert twin.encode(Text(SPACES))[0] == tokens.ids[tokens.offsets[1] :].tolist()
-    alone = TwinTokenizer(vocabulary.tokenizer_json, list(vocabulary.special_ids), "text", "reference")
+    alone = TwinTokenizer(
+        vocabulary.tokenizer_json, list(vocabulary.special_ids), "text", "reference"
+    )
     assert alone.encode(Text(SPACES)) is None
 
 

@@ -49,12 +49,19 @@ REFUSED = {
     "its model has no byte_fallback": made.gpt2_like(),
     "its model has ignore_merges = True": changed(ignore_merges=True),
     "its normalizer is NFKC": made.llama2_like(normalizer={"type": "NFKC"}),
-    "its normalizer is Replace": made.llama2_like(normalizer={**made.SPACE_TO_MARK, "content": "_"}),
-    "its pre-tokenizer is Digits → Metaspace, not Metaspace or a split after spaces": made.llama2_like(
-        pre_tokenizer={
-            "type": "Sequence",
-            "pretokenizers": [{"type": "Digits", "individual_digits": True}, made.mistral_like()["pre_tokenizer"]],
-        }
+    "its normalizer is Replace": made.llama2_like(
+        normalizer={**made.SPACE_TO_MARK, "content": "_"}
+    ),
+    "its pre-tokenizer is Digits → Metaspace, not Metaspace or a split after spaces": (
+        made.llama2_like(
+            pre_tokenizer={
+                "type": "Sequence",
+                "pretokenizers": [
+                    {"type": "Digits", "individual_digits": True},
+                    made.mistral_like()["pre_tokenizer"],
+                ],
+            }
+        )
     ),
     "its vocabulary lacks 1 of the 256 bytes": without("<0xFF>"),
 }
@@ -76,7 +83,9 @@ def vocabulary_of(folder, parsed):
 def test_ids_are_the_reference_s_on_nasty_text(folder, engine_of, name, special_text):
     vocabulary = vocabulary_of(folder, TAKEN[name])
     if (engine_of, name) == (FastEngine, "mistral"):
-        with pytest.raises(EngineRefusal, match="its pre-tokenizer is Metaspace, not a split after spaces"):
+        with pytest.raises(
+            EngineRefusal, match="its pre-tokenizer is Metaspace, not a split after spaces"
+        ):
             FastEngine(vocabulary, special_text)
     else:
         prove_on_nasty_text(engine_of(vocabulary, special_text), special_text, vocabulary)
@@ -86,7 +95,9 @@ def test_ids_are_the_reference_s_on_nasty_text(folder, engine_of, name, special_
 def test_ids_are_the_reference_s_on_any_text(folder, name):
     vocabulary = vocabulary_of(folder, TAKEN[name])
     engine = GigatokenEngine(vocabulary, "text")
-    own = st.sampled_from(["the dog", " the", "<s>", "<0x0A>", "▁", " ", "\r\n", "\t", "e\u0301", "123", "数据", "\0"])
+    own = st.sampled_from(
+        ["the dog", " the", "<s>", "<0x0A>", "▁", " ", "\r\n", "\t", "e\u0301", "123", "数据", "\0"]
+    )
 
     @given(st.lists(st.lists(st.text(max_size=8) | own, max_size=8).map("".join), max_size=5))
     @example([])
@@ -106,9 +117,13 @@ def test_what_it_may_not_be_tried_on_is_refused(folder, why):
         GigatokenEngine(vocabulary_of(folder, REFUSED[why]), "text")
 
 
-def test_it_is_loaded_anew_before_it_remembers_much_and_the_ids_do_not_depend_on_that(folder, monkeypatch):
+def test_it_is_loaded_anew_before_it_remembers_much_and_the_ids_do_not_depend_on_that(
+    folder, monkeypatch
+):
     engine = GigatokenEngine(vocabulary_of(folder, TAKEN["gemma"]), "text")
-    texts = [" ".join(f"the{a}dog-{b}" for a in range(10) for b in range(k, k + 40)) for k in range(8)]
+    texts = [
+        " ".join(f"the{a}dog-{b}" for a in range(10) for b in range(k, k + 40)) for k in range(8)
+    ]
     first = engine._tokenizer
     expected = engine.encode(texts)[0].tolist()
     assert engine.encode(texts)[0].tolist() == expected and engine._tokenizer is first

@@ -16,7 +16,9 @@ from packprep.tokenizer.proof import prove_on_nasty_text
 from tests.tokenizer import tokenizers_made as made
 from tests.tokenizer.test_roles import needs, resolve
 
-library = pytest.importorskip("nanotoken", reason="nanotoken is not installed: pip install 'packprep[nanotoken]'")
+library = pytest.importorskip(
+    "nanotoken", reason="nanotoken is not installed: pip install 'packprep[nanotoken]'"
+)
 
 
 def changed(part, **values):
@@ -75,7 +77,21 @@ def test_ids_are_the_reference_s_on_nasty_text(folder, name, special_text):
 def test_ids_are_the_reference_s_on_any_text(folder, special_text):
     vocabulary = vocabulary_of(folder, "not special", TAKEN["not special"])
     engine = WordPieceEngine(vocabulary, special_text)
-    own = st.sampled_from(["the dog", " the", "[MASK]", "[PAD]", "[UNK]", "##a", "\r\n", "\v", "e\u0301", "数据", "\0"])
+    own = st.sampled_from(
+        [
+            "the dog",
+            " the",
+            "[MASK]",
+            "[PAD]",
+            "[UNK]",
+            "##a",
+            "\r\n",
+            "\v",
+            "e\u0301",
+            "数据",
+            "\0",
+        ]
+    )
 
     @given(st.lists(st.lists(st.text(max_size=8) | own, max_size=8).map("".join), max_size=5))
     @example([])
@@ -94,8 +110,12 @@ def test_rejects_are_the_reference_s(folder, special_text):
     vocabulary = vocabulary_of(folder, "bert", TAKEN["bert"])
     engine = WordPieceEngine(vocabulary, special_text)
     texts = ["the dog", "a [MASK] b", "\ud800 half", "", "[unused1]", "[PAD]"]
-    fast, slow = (tokenize(each, texts, special_text, vocabulary) for each in (engine, engine.reference))
-    assert fast.rejected == slow.rejected and any(reason == "lone_surrogate" for _, reason, _ in fast.rejected)
+    fast, slow = (
+        tokenize(each, texts, special_text, vocabulary) for each in (engine, engine.reference)
+    )
+    assert fast.rejected == slow.rejected and any(
+        reason == "lone_surrogate" for _, reason, _ in fast.rejected
+    )
     assert fast.ids.tolist() == slow.ids.tolist() and fast.offsets.tolist() == slow.offsets.tolist()
 
 
@@ -106,14 +126,23 @@ def test_what_is_no_wordpiece_or_is_not_known_to_the_library_is_refused(folder, 
 
 
 def test_auto_tries_it_before_the_reference_and_the_plan_names_both(folder):
-    assert candidates("auto", vocabulary_of(folder, "bert", TAKEN["bert"])) == ["nanotoken", "reference"]
+    assert candidates("auto", vocabulary_of(folder, "bert", TAKEN["bert"])) == [
+        "nanotoken",
+        "reference",
+    ]
     facts = engine_facts("nanotoken")
-    assert facts["version"] == installed_version("nanotoken") and set(facts) == {"name", "version", "reference"}
+    assert facts["version"] == installed_version("nanotoken") and set(facts) == {
+        "name",
+        "version",
+        "reference",
+    }
 
 
 def test_what_it_remembers_is_bounded_and_the_ids_do_not_depend_on_it(folder, monkeypatch):
     vocabulary = vocabulary_of(folder, "bert", TAKEN["bert"])
-    texts = [" ".join(f"the{a}dog-{b}" for a in range(40) for b in range(k, k + 40)) for k in range(8)]
+    texts = [
+        " ".join(f"the{a}dog-{b}" for a in range(40) for b in range(k, k + 40)) for k in range(8)
+    ]
     ids = WordPieceEngine(vocabulary, "text").encode(texts)[0].tolist()
     assert library.get_cache_entries() == CACHED_WORDS
     monkeypatch.setattr(engine_file, "CACHED_WORDS", 64)
@@ -134,6 +163,8 @@ def test_what_tokens_stand_for_is_the_reference_s(folder):
     engine = WordPieceEngine(vocabulary_of(folder, "bert", TAKEN["bert"]), "text")
     texts = ["É the dog", ""]
     for got, expected in zip(
-        engine.encode_with_characters(texts, False), engine.reference.encode_with_characters(texts, False), strict=True
+        engine.encode_with_characters(texts, False),
+        engine.reference.encode_with_characters(texts, False),
+        strict=True,
     ):
         assert got.tolist() == expected.tolist()
