@@ -11,9 +11,8 @@ import nox
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["tests", "long", "adapters", "lint", "types", "docs", "minimums", "package"]
-TRAINERS = sorted(
-    Path(__file__).parent.glob("benchmarks/trainers/*.txt")
-)  # the first line: "# Python 3.11", or "# not run: WHY"
+# the first line: "# Python 3.11", or "# not run: WHY"
+TRAINERS = sorted(Path(__file__).parent.glob("benchmarks/trainers/*.txt"))
 
 
 @nox.session
@@ -122,9 +121,8 @@ def trainers(session: nox.Session, pins: Path, not_run: str | None) -> None:
     if not_run:
         print(f"{pins.stem}: not run: {not_run}")
         return
-    session.install(
-        "--no-deps", "-r", str(pins)
-    )  # what else a trainer says that it needs may exist for a GPU alone
+    # what else a trainer says that it needs may exist for a GPU alone
+    session.install("--no-deps", "-r", str(pins))
     session.install("--no-deps", ".")
     session.chdir("benchmarks")
     session.run("python", "-m", f"trainers.{pins.stem}")

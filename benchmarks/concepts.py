@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # the recipe and corpus are those of the tests
+# the recipe and corpus are those of the tests
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import packprep
 

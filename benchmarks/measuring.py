@@ -19,9 +19,8 @@ from inputs import SOURCES
 from peers.contender import RESULT, Config, Contender, Work
 
 HERE = Path(__file__).resolve().parent
-THREADS = {
-    "TOKENIZERS_PARALLELISM": "false"
-}  # as with worker processes; each tool sets its own processes
+# as with worker processes; each tool sets its own processes
+THREADS = {"TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass

@@ -714,9 +714,8 @@ def words() -> dict[str, int]:
                 flags=re.S | re.M,
             )
             text = re.sub(r"<!--.*?-->|<[^>]+>", " ", text, flags=re.S)
-            found[name] = sum(
-                any(map(str.isalnum, word)) for word in text.split()
-            )  # no bars and rules of tables
+            # no bars and rules of tables
+            found[name] = sum(any(map(str.isalnum, word)) for word in text.split())
     return found
 
 

@@ -19,9 +19,8 @@ class Clock:
 
     seconds: dict[str, float] = field(default_factory=dict)
     _began: float = field(default_factory=time.perf_counter)
-    _inner: list[float] = field(
-        default_factory=lambda: [0.0]
-    )  # seconds of finished stages inside of each open one
+    # seconds of finished stages inside of each open one
+    _inner: list[float] = field(default_factory=lambda: [0.0])
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

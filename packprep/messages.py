@@ -190,9 +190,8 @@ class Bar:
                 "documents": self._documents,
                 "rejects": self._rejects,
             }
-            known = [
-                f"{n:,} {what}" for what, n in counts.items() if n
-            ]  # who counts no documents reports none
+            # who counts no documents reports none
+            known = [f"{n:,} {what}" for what, n in counts.items() if n]
             self._bar.set_postfix_str(", ".join(known), refresh=False)
             self._bar.total = max(self._bar.total, self._bar.n + text_bytes)
             self._bar.update(text_bytes)
@@ -201,9 +200,8 @@ class Bar:
         say_stage(f"{item}: done")
         self._left -= 1
         if self._bar is not None and not self._left:
-            self._bar.total = self._bar.n = (
-                self._bar.n or self._bar.total
-            )  # of rejects alone no text is counted
+            # of rejects alone no text is counted
+            self._bar.total = self._bar.n = self._bar.n or self._bar.total
             self._bar.refresh()
 
     def say(self, message: str) -> None:

@@ -67,9 +67,8 @@ def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> SegmentTabl
             arrays["tokens"][row, begin + slots - 1].astype(np.int64),
             removed_segments(arrays),
         )
-        if (
-            "labels" in arrays
-        ):  # those of the next slot end with pad, and x_0 is clean: there the token itself says it
+        # those of the next slot end with pad, and x_0 is clean: there the token itself says it
+        if "labels" in arrays:
             noised = [task.in_place and task.objective.copies == 1 for task in plan.tasks]
             last = np.where(
                 np.array(noised)[arrays["segment_task"]],
@@ -131,9 +130,8 @@ class RestoredTokens(NamedTuple):
 
     ids: np.ndarray  # of the dataset's dtype: one segment after the other
     offsets: np.ndarray  # int64[k + 1]
-    fits: (
-        np.ndarray
-    )  # bool[k]: whether what stands between the tokens (sentinels, …) is what the header says
+    # bool[k]: whether what stands between the tokens (sentinels, …) is what the header says
+    fits: np.ndarray
 
 
 def restore(
@@ -333,10 +331,8 @@ def slots_of_tokens(
 
     flat[~holds(flat, np.arange(len(flat)))] = -1
     unknown = np.flatnonzero(flat < 0)
-    for step, order in (
-        (1, unknown),
-        (-1, unknown[::-1]),
-    ):  # a role token of the text stands beside its neighbours
+    # a role token of the text stands beside its neighbours
+    for step, order in ((1, unknown), (-1, unknown[::-1])):
         for i in order[(order >= step) & (order < len(flat) + min(step, 0))].tolist():
             if flat[i] < 0 and flat[i - step] >= 0 and segment[i] == segment[i - step]:
                 beside = flat[i - step : i - step + 1] + step
@@ -521,9 +517,8 @@ def _difference_of_ranges(
                 f"the weights of its trained ranges are {found.tolist()} and should be"
                 f" {again.tolist()}"
             )
-    elif (
-        "trained_offsets" in made or stored.first_trained[g] >= 0
-    ):  # its source gives no document ranges
+    # its source gives no document ranges
+    elif "trained_offsets" in made or stored.first_trained[g] >= 0:
         return (
             "its trained ranges are"
             f" {'missing' if 'trained_offsets' in made else 'none of its document'}"

@@ -579,10 +579,8 @@ class Bench:
         }:
             changed |= more
         shutil.copytree(self.kernels, cache, copy_function=os.link)
-        facts = mutant.file.split("/")[1] in (
-            "tokenizer",
-            "dataset",
-        )  # what is kept of tokenizers follows from them
+        # what is kept of tokenizers follows from them
+        facts = mutant.file.split("/")[1] in ("tokenizer", "dataset")
         for path in cache.glob("packprep/*"):
             what = path.name.rpartition("-")[0]
             if what.rpartition(".")[2] in changed if what.startswith("packprep.") else facts:
@@ -610,9 +608,8 @@ class Bench:
         before, stamp = path.read_bytes(), path.stat().st_mtime
         path.write_bytes(mutated(mutant))
         self._changes += 1
-        os.utime(
-            path, (stamp, stamp - 10 * self._changes)
-        )  # no two alike: by it Python knows what it has compiled
+        # no two alike: by it Python knows what it has compiled
+        os.utime(path, (stamp, stamp - 10 * self._changes))
         try:
             yield
         finally:

@@ -23,9 +23,8 @@ def install(packages: Sequence[str], programs: Sequence[str]) -> None:
         raise Unavailable(
             f"{', '.join(packages)}: not installed, and there is no apt-get to install it"
         )
-    policy = Path(
-        "/usr/sbin/policy-rc.d"
-    )  # status 101: a package that is installed starts no service
+    # status 101: a package that is installed starts no service
+    policy = Path("/usr/sbin/policy-rc.d")
     ours = not policy.exists()
     if ours:
         policy.write_text("#!/bin/sh\nexit 101\n")

@@ -190,10 +190,8 @@ def test_exactness_tells_equal_refused_and_different_apart(tmp_path, capsys, mon
     assert "it differs from the reference: the text" in capsys.readouterr().out
 
 
-TOKENIZERS, DOCUMENTS = (
-    "PACKPREP_TOKENIZERS",
-    "PACKPREP_DOCUMENTS",
-)  # what real_tokenizers.py made, and corpus.py's corpus.jsonl
+# what real_tokenizers.py made, and corpus.py's corpus.jsonl
+TOKENIZERS, DOCUMENTS = ("PACKPREP_TOKENIZERS", "PACKPREP_DOCUMENTS")
 
 
 @pytest.mark.campaign

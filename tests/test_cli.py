@@ -567,9 +567,8 @@ def test_status_of_nothing(tmp_path):
 def test_verify_a_good_dataset(dataset):
     said = packprep("verify", dataset)
     assert said.status == 0 and "every promise holds (5 shards, " in said.out
-    assert re.fullmatch(
-        SHARDS_TO_DO, re.sub(r".*: compiling .*\n", "", said.err)
-    )  # where it is the first to verify
+    # where it is the first to verify
+    assert re.fullmatch(SHARDS_TO_DO, re.sub(r".*: compiling .*\n", "", said.err))
     for replay, workers in (("5", 1), ("all", 2)):
         said = packprep("verify", dataset, "--replay", replay, "--workers", workers)
         assert said.status == 0 and "built again from their sources" in said.out
@@ -1082,9 +1081,8 @@ def test_quiet_tells_of_errors_alone_and_verbose_of_stages_before_a_command_s_na
         )
         if "build" in line:
             assert re.search(r"of all workers: plan .* render \d\.\d\d s, .*publish", said.err)
-    assert re.match(
-        r"packprep: shards? to do", inside("verify", out).err
-    )  # one command's choice is not the next one's
+    # one command's choice is not the next one's
+    assert re.match(r"packprep: shards? to do", inside("verify", out).err)
 
 
 def test_help_names_every_command():

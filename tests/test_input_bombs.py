@@ -241,9 +241,8 @@ def test_a_dictionary_that_repeats_a_long_text(tmp_path, ordinary):
     assert (tmp_path / "in.parquet").stat().st_size < MIB
     found = read(tmp_path / "in.parquet")
     assert (found["documents"], found["text"]) == (300, 300 * 4 * MIB)
-    assert (
-        found["peak"] < ordinary["parquet"] + 4 * 256 * MIB
-    )  # the rows read at once, and copies of them
+    # the rows read at once, and copies of them
+    assert found["peak"] < ordinary["parquet"] + 4 * 256 * MIB
 
 
 @pytest.mark.long

@@ -202,13 +202,11 @@ print(rows, "numba.np.linalg" in sys.modules or extended)
 def test_what_is_kept_is_loaded_without_what_compiles_and_others_can_be_compiled_then(copied):
     first = made.run_copied(copied, ROWS)
     rows, compiles = first.rsplit(" ", 1)
-    assert (
-        compiles == "True" and made.run_copied(copied, ROWS) == f"{rows} False"
-    )  # where rows are made arrays are allocated
+    # where rows are made arrays are allocated
+    assert compiles == "True" and made.run_copied(copied, ROWS) == f"{rows} False"
     then = made.run_copied(copied, ROWS + PIVOTS)
-    assert then.splitlines()[0] == f"{rows} False" and then.endswith(
-        " 0"
-    )  # the latter was not kept
+    # the latter was not kept
+    assert then.splitlines()[0] == f"{rows} False" and then.endswith(" 0")
     assert made.run_copied(copied, PIVOTS) == f"{then.splitlines()[1].rsplit(' ', 1)[0]} 1"
 
 

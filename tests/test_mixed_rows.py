@@ -173,9 +173,8 @@ class Segment(NamedTuple):
     document: Document
     start: int
     n: int
-    original: list[
-        int
-    ]  # its slots before any objective: bos, mode, a repeated system message, content, eos
+    # its slots before any objective: bos, mode, a repeated system message, content, eos
+    original: list[int]
     trainable: list[bool]  # which of them may be trained
     head: int  # bos and mode
     copied: int
@@ -344,9 +343,8 @@ def test_in_place_segments_have_their_labels_and_no_prompt_is_noised_or_trained(
             continue
         objective, copies = s.task["objective"], 1 + (s.task["objective"] == "block_diffusion")
         original, may = np.array(s.original * copies), np.array(s.trainable)
-        may = (
-            np.concatenate((may, np.zeros(len(may), np.bool_))) if copies == 2 else may
-        )  # x_0 is never noised
+        # x_0 is never noised
+        may = np.concatenate((may, np.zeros(len(may), np.bool_))) if copies == 2 else may
         tokens, loss = np.array(s.column("tokens")), np.array(s.column("loss_mask")) == 1
         assert s.column("labels") == original.tolist()
         assert s.prefix == (-1 if copies == 2 else len(tokens))
@@ -434,9 +432,8 @@ def test_no_trained_token_is_lost_and_none_is_there_twice(mixed):
 
 @pytest.mark.long
 def test_workers_do_not_show(mixed, tmp_path):
-    if (
-        mixed.recipe["documents"].get("prepend_bos") or not mixed.recipe["packing"]
-    ):  # one variant is enough
+    # one variant is enough
+    if mixed.recipe["documents"].get("prepend_bos") or not mixed.recipe["packing"]:
         return
     made.build(mixed.recipe, mixed.out.parent, tmp_path / "again", 2)
     assert made.contents(tmp_path / "again") == made.contents(mixed.out)

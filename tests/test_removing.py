@@ -113,9 +113,8 @@ def test_a_dataset_loses_documents_and_no_other_slot_moves(built, tmp_path, name
                     ).all()
             elif name_of != "segment_prefix" and not name_of.startswith("media_"):
                 assert (without[name_of] == array).all(), name_of
-    moved = (
-        {"web": str(old.parent / "sources")} if name == "duo" else {}
-    )  # whose plan is of another place
+    # whose plan is of another place
+    moved = {"web": str(old.parent / "sources")} if name == "duo" else {}
     for epoch in (0, 2):
         assert sound(new, moved=moved, twin=True, epoch=epoch)["replayed"] > 0
         before, after = (
@@ -410,9 +409,8 @@ def test_a_removal_that_is_killed_at_any_write_opens_as_nothing_and_goes_on(buil
                 )
     assert status == 0 and kills > 3
     assert made.contents(new) == wanted
-    assert (
-        inside("remove", old, "--documents", gone, "--out", new).status == 0
-    )  # once more changes nothing
+    # once more changes nothing
+    assert inside("remove", old, "--documents", gone, "--out", new).status == 0
     assert made.contents(new) == wanted
 
 

@@ -103,9 +103,8 @@ def grain_of(plan, ending):
     longest = max(own.max() for own in LENGTHS.values())
     if ending not in (".jsonl.zst", ".jsonl.gz"):
         return 2 * longest
-    steps = 4 * max(
-        source["step_bytes"] for source in plan["sources"]
-    )  # hexadecimal digits: to a half, twice
+    # hexadecimal digits: to a half, twice
+    steps = 4 * max(source["step_bytes"] for source in plan["sources"])
     return 2 * longest + max(steps, 256 << 10 if ending == ".jsonl.zst" else 0)  # blocks of zstd
 
 

@@ -230,9 +230,8 @@ def test_a_document_with_a_token_that_its_tasks_write_is_rejected(tmp_path, name
     """Sentinels and role tokens stand once each in a segment, so no document may bring its own."""
     tasks, marks = WRITE_THEM[name]
     lists = [PLAIN, [*PLAIN, SENTINEL, *PLAIN], [FIM_SUFFIX, *PLAIN], PLAIN, [*PLAIN, 300]]
-    written = [
-        bool(set(marks) & {*ids, *([SENTINEL] if 300 in ids else [])}) for ids in lists
-    ]  # 300 is a sentinel too
+    # 300 is a sentinel too
+    written = [bool(set(marks) & {*ids, *([SENTINEL] if 300 in ids else [])}) for ids in lists]
     tokens_made.write_megatron(tmp_path / "a.bin", lists)
     table = made.table("a.bin", tasks=tasks, seq_length=64, documents={"max_bad_fraction": 1.0})
     made.build(table, tmp_path, tmp_path / "out")

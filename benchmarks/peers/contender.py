@@ -36,9 +36,8 @@ class Work:
     output_bytes: int | None = None
     seconds: float | None = None  # of the work alone; None: the whole process counts
     began_at: float | None = None  # time.time() at which imports were done
-    extra: dict[str, float] = field(
-        default_factory=dict
-    )  # other measurements: name with unit → value
+    # other measurements: name with unit → value
+    extra: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
 

@@ -55,9 +55,8 @@ def loaded(
         np.empty(config["seq_length"], np.int32),
         4.0,
     )
-    for i in range(
-        count
-    ):  # the page cache, the process's own map of its pages, and whatever the store caches
+    # the page cache, the process's own map of its pages, and whatever the store caches
+    for i in range(count):
         buffer[:] = row(i)
     rows, begin = 0, time.perf_counter()
     while rows < ROWS and time.perf_counter() - begin < deadline:

@@ -63,10 +63,8 @@ def rows_read(dataset: Dataset, export: Path, multiple: int) -> tuple[int, int, 
         for i, number in enumerate(numbers):
             documents = made.documents(dataset, number)
             for begin, end, document in zip(bounds[i], bounds[i][1:], documents, strict=False):
-                n, at = (
-                    len(document.tokens) - 1,
-                    slice(begin, begin + len(document.tokens) - 1),
-                )  # its last is a label
+                # its last is a label
+                n, at = (len(document.tokens) - 1, slice(begin, begin + len(document.tokens) - 1))
                 assert end - begin == -(-n // multiple) * multiple
                 assert np.array_equal(batch["tokens"][i][at], document.tokens[:-1])
                 assert np.array_equal(batch["labels"][i][at], document.tokens[1:])

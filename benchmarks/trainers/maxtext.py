@@ -108,9 +108,8 @@ def train(folder: Path, kind: str) -> None:
 def reference(folder: Path, kind: str) -> list[float]:
     """The losses of a plain loop over the same rows, of which each document is by itself in a
     row."""
-    config, _ = pre_train.initialize(
-        arguments(folder, kind)
-    )  # it also chooses the generator of random weights
+    # it also chooses the generator of random weights
+    config, _ = pre_train.initialize(arguments(folder, kind))
     mesh = maxtext_utils.get_mesh_from_config(config)
     create, _ = model_creation_utils.create_nnx_abstract_model(config, mesh)
     with jax.set_mesh(mesh), nnx.logical_axis_rules(config.logical_axis_rules):

@@ -49,9 +49,8 @@ def work(config: dict) -> None:
             "use_cache": False,
         }
         trained = torch.tensor(batch["n_trained"])
-        torch.distributed.all_reduce(
-            trained
-        )  # what the loss is divided by; DDP takes the mean of gradients, and means the sum
+        # what the loss is divided by; DDP takes the mean of gradients, and means the sum
+        torch.distributed.all_reduce(trained)
         loss = (
             masked_loss(model(input_ids=batch["tokens"], **given).logits, batch, trained) * WORKERS
         )

@@ -68,9 +68,8 @@ class Packed(NamedTuple):
     rows: float
     slots: float  # of segments, with the padding inside
     content: float
-    without_last: (
-        float | None
-    )  # content over slots, without each shard's last row; None: there are no other rows
+    # content over slots, without each shard's last row; None: there are no other rows
+    without_last: float | None
     file_bytes: float
     inputs: float  # slots of prefixes; 0 where rows have one side
 
@@ -130,9 +129,8 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         tokenize_s += source["text_bytes"] * sample.tokenize_s_per_byte
         renders |= sample.chat and not in_store
     sources = []
-    errors = [
-        source["tokens"] * source["relative_error"] for source in plan["sources"]
-    ]  # in tokens
+    # in tokens
+    errors = [source["tokens"] * source["relative_error"] for source in plan["sources"]]
     all_errors = sum(error**2 for error in errors)
     for source, error in zip(plan["sources"], errors, strict=True):
         share = source["tokens"] / total

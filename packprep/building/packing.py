@@ -79,9 +79,8 @@ def assign(counts, capacity, max_segments):
                 each = min(each, max_segments - many)
             full = min(n, left // each)
             left -= full * each
-            for part in range(
-                2
-            ):  # the full rows of `each` documents; then one row with the rest of the documents
+            # the full rows of `each` documents; then one row with the rest of the documents
+            for part in range(2):
                 if part == 0:
                     moved, docs = full, each
                 elif left > 0 and full < n:

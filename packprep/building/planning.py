@@ -330,9 +330,8 @@ def follows(
     sources: with their ratios; their repeats are set here. tokens_per_byte: of each. is_store: the
     plan is a token store's.
     """
-    once = [
-        int(source.weights().sum()) for source in sources
-    ]  # text bytes of one use of all documents
+    # text bytes of one use of all documents
+    once = [int(source.weights().sum()) for source in sources]
     for source, repeat in zip(sources, repeats(recipe, once, tokens_per_byte), strict=True):
         source.repeat = repeat
     if (pieces := pieces_of_all_uses(sources)) > MOST_PIECES:
@@ -403,9 +402,8 @@ def _proven_and_calibrated(
         for i, source in enumerate(recipe.sources)
     ]  # fmt: skip
     in_files = [source for source in sources if source.name not in inputs.stores]
-    if (
-        not in_files
-    ):  # no text is read but by who replays, with the engine that the first store was made with
+    # no text is read but by who replays, with the engine that the first store was made with
+    if not in_files:
         before = inputs.stores[sources[0].name].plan.stored["engine"]["name"]
         names = [before] if before in names else names[-1:]
     texts: list[str] = []

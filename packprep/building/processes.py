@@ -335,9 +335,8 @@ def _work(
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
-    sending = (
-        threading.Lock()
-    )  # shards are written by a thread of their own, which may have something to say
+    # shards are written by a thread of their own, which may have something to say
+    sending = threading.Lock()
 
     def send(kind: str, value: Any) -> None:
         with sending:

@@ -186,9 +186,8 @@ def without(
             entry["slots"]["added"],
             {kind: int(k[own].sum()) for kind, k in added_by_kind.items()},
         )
-        too_many = max(
-            0, lost["eos"] - added["eos"]
-        )  # of what cannot be told apart without its tokens
+        # of what cannot be told apart without its tokens
+        too_many = max(0, lost["eos"] - added["eos"])
         for kind, k in (
             lost | {"eos": lost["eos"] - too_many, "copy": lost["copy"] + too_many}
         ).items():

@@ -436,9 +436,8 @@ def _media(
 ) -> dict[str, np.ndarray]:
     """The arrays of places of media; none where no segment has a place."""
     places, many = training.places, np.diff(training.place_offsets)
-    first = places.first + np.repeat(
-        documents.offsets[:-1], many
-    )  # ascending: in all documents' tokens
+    # ascending: in all documents' tokens
+    first = places.first + np.repeat(documents.offsets[:-1], many)
     begin = documents.offsets[table.document] + table.start
     low, high = np.searchsorted(first, begin), np.searchsorted(first, begin + table.n)
     count = high - low

@@ -141,9 +141,8 @@ def build(
     to_do = sum(source.weight for source in plan.sources) * len(missing) // plan.shards
     asked, workers = workers, min(workers_for(to_do) if workers is None else workers, len(missing))
     if missing:
-        with clock.stage(
-            "start-up"
-        ):  # loaded once, and shared by the workers that are forked from here
+        # loaded once, and shared by the workers that are forked from here
+        with clock.stage("start-up"):
             engine = plan.text_engine
         progress.say(pace(plan.stored, engine, inputs, asked, array[1]))
     if len(missing) < plan.shards:
@@ -163,9 +162,8 @@ def build(
             shard_maker, arguments, items, workers, report, clean, started, progress.say
         )
         with _at_hand(out, plan), contextlib.closing(made):
-            for item, seconds in islice(
-                made, max(1, len(items))
-            ):  # `started` is called where there are none, too
+            # `started` is called where there are none, too
+            for item, seconds in islice(made, max(1, len(items))):
                 clock.add(seconds)
                 progress.done(item)
             with clock.stage("publish"):  # while workers end, who have much memory to give back
@@ -423,9 +421,8 @@ def compare_sources(
                 for s in sources:
                     refuse(plan, item, s, changed[s])
     out.remove(FIRST_SEEN_NAME)
-    out.create(
-        FIRST_SEEN_NAME, note_of(inputs.files)
-    )  # which goes on where another build removes its temporary
+    # which goes on where another build removes its temporary
+    out.create(FIRST_SEEN_NAME, note_of(inputs.files))
 
 
 def shard_comparer(out: Folder, prefixes: Sequence[str]) -> Do:

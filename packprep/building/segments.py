@@ -33,12 +33,10 @@ class SegmentTable(NamedTuple):
     bos: np.ndarray  # int64: 0 or 1
     eos: np.ndarray  # int64: 0 or 1
     key: np.ndarray  # uint64
-    copy: (
-        np.ndarray
-    )  # int64: tokens of the document's system message that are repeated before the content
-    first_trained: (
-        np.ndarray
-    )  # int64: first trained body token of a supervised document; −1 of others
+    # int64: tokens of the document's system message that are repeated before the content
+    copy: np.ndarray
+    # int64: first trained body token of a supervised document; −1 of others
+    first_trained: np.ndarray
     slots: np.ndarray  # int64: by the length law
     row: np.ndarray  # int64: of `concat`, which cuts where rows end; else packing gives it
     first_slot: np.ndarray  # int64: in the row
@@ -80,16 +78,13 @@ class CutLimits(NamedTuple):
 
     drawn: np.ndarray  # int64[sources, tasks]: thresholds of the tasks that segments draw
     drawn_supervised: np.ndarray  # … that segments of supervised documents draw
-    capacity: (
-        np.ndarray
-    )  # int64[lengths, tasks, 2], by row length and bos: the most tokens of a document's last piece
+    # int64[lengths, tasks, 2], by row length and bos: the most tokens of a document's last piece
+    capacity: np.ndarray
     inner: np.ndarray  # int64[lengths, tasks, 2], by bos: of those before it
-    random_length: (
-        np.ndarray
-    )  # int64[tasks]: how probably a segment is cut to a random length, · 2⁵³
-    unpredicted: (
-        np.ndarray
-    )  # int64[tasks, 2], by bos: leading tokens of a supervised body that nothing predicts
+    # int64[tasks]: how probably a segment is cut to a random length, · 2⁵³
+    random_length: np.ndarray
+    # int64[tasks, 2], by bos: leading tokens of a supervised body that nothing predicts
+    unpredicted: np.ndarray
 
 
 def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
@@ -120,14 +115,12 @@ class LeftOut(NamedTuple):
     """Tokens of documents that are in no segment, or in one where they should be trained and are
     not; int64[D] each."""
 
-    untrained: (
-        np.ndarray
-    )  # of segments of supervised documents that are left out, for nothing in them is trained
+    # of segments of supervised documents that are left out, for nothing in them is trained
+    untrained: np.ndarray
     apart: np.ndarray  # of answers in pieces without the message that they answer, left out or not
     elsewhere: np.ndarray  # that the datasets of other row lengths have
-    unfit: (
-        np.ndarray
-    )  # of a document's longest place of media, where one fits into no segment; 0: all do
+    # of a document's longest place of media, where one fits into no segment; 0: all do
+    unfit: np.ndarray
 
 
 _CUT = SegmentTable._fields[: SegmentTable._fields.index("slots")]  # the columns that kernels write
@@ -397,9 +390,8 @@ def _cut_supervised(
                 repeated + last - at >= unpredicted[t, b] or (e > 0 and is_end_trained)
             )
             if is_trained and not (has_sides and t == too_short):
-                if (
-                    write and count < document.shape[0]
-                ):  # of a document that is turned away later, there may be no room
+                # of a document that is turned away later, there may be no room
+                if write and count < document.shape[0]:
                     document[count], start[count], n[count], task[count] = d, at, take, t
                     bos[count], eos[count], key[count] = b, e, k
                     copy[count], first_trained[count] = repeated, repeated + first - at

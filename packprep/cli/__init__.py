@@ -42,14 +42,12 @@ def main() -> None:
     from packprep.messages import USUAL, say_error, show
 
     show(USUAL)
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # a file's name may hold what the terminal's encoding does not
+    # a file's name may hold what the terminal's encoding does not
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = get_command(app)(
-            prog_name="packprep", standalone_mode=False
-        )  # app itself would set sys.excepthook
+        # app itself would set sys.excepthook
+        status = get_command(app)(prog_name="packprep", standalone_mode=False)
         if status:
             raise SystemExit(status)
     except UsageError as error:
@@ -106,9 +104,8 @@ def entry() -> None:
     """
     _open_closed_streams()
     _on_signals(_end)
-    os.environ.setdefault(
-        "NUMPY_MADVISE_HUGEPAGE", "0"
-    )  # a virtual machine has to ask its host for such pages each time
+    # a virtual machine has to ask its host for such pages each time
+    os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
     try:
         import packprep.cli.application  # noqa: F401
     except ModuleNotFoundError as error:

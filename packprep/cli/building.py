@@ -267,9 +267,8 @@ def slurm(
     first = next((i for i, word in enumerate(inputs or ()) if word.startswith("-")), None)
     given, words = (inputs or [])[:first], [] if first is None else (inputs or [])[first:]
     if command != "verify":
-        recipe_of(
-            given, tokenizer, seq_length, tasks, text_key, seed, set_
-        )  # refused here, and not in every task
+        # refused here, and not in every task
+        recipe_of(given, tokenizer, seq_length, tasks, text_key, seed, set_)
         moved_of(source)
     flags = {
         "--tokenizer": tokenizer,

@@ -83,9 +83,8 @@ def print_forecast(f: dict[str, Any]) -> None:
         f"{f[name]:,} {name if f[name] != 1 else name[:-1]}" for name in ("shards", "files")
     )
     put_line(f"{shards} of about {f['shard_text_bytes'] / 2**20:.3g} MiB of text, {files}")
-    sums = [
-        f"{f[name]:,} {what}" for name, what in SUMS.items() if f[name]
-    ]  # a sample may have seen no document
+    # a sample may have seen no document
+    sums = [f"{f[name]:,} {what}" for name, what in SUMS.items() if f[name]]
     put_line(f"about {', '.join(sums)} ({f['engine']['name']} engine)")
     put_line(
         f"about {f['rows']:,} rows of {f['seq_length']}, {f['output_bytes']:,} bytes on disk, "

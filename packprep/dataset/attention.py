@@ -387,9 +387,8 @@ def cut_points(row, size) -> np.ndarray:
     ends, at = [], 0
     while at < length:
         cut = min(at + size, length)
-        i = (
-            int(np.searchsorted(begin, cut, side="left")) - 1
-        )  # the last segment that begins before the cut
+        # the last segment that begins before the cut
+        i = int(np.searchsorted(begin, cut, side="left")) - 1
         if i >= 0 and cut < begin[i] + prefix[i]:
             if begin[i] <= at:
                 raise ArgumentError(

@@ -30,11 +30,8 @@ from packprep.dataset.rows import (
 )
 from packprep.errors import ArgumentError, Exhausted, StateError
 
-_AHEAD = (
-    1,
-    64,
-    4096,
-)  # the order is drawn for about so many samples at once: at first, then, and from then on
+# the order is drawn for about so many samples at once: at first, then, and from then on
+_AHEAD = (1, 64, 4096)
 _LIMITED = frozenset(("seq_idx", *AHEAD))  # columns that not every task can serve
 _CAUSALLY = (
     "packprep.dataset.attention.seq_idx(row.cu_seqlens, seq_length, row.cu_seqlens_padded) of"
@@ -414,9 +411,8 @@ class Reader:
                 "balance is for rows of one seq_length, and this mixture has several: leave it out"
             )
         batches._exhaustion = self.exhaustion(batches._seed, batches._shuffle, batches._step_rows)
-        if (
-            batches._exhaustion is not None and batches._balance is not None
-        ):  # no row beyond may come before
+        # no row beyond may come before
+        if batches._exhaustion is not None and batches._balance is not None:
             batches._balance = order.ending_at(batches._balance, batches._exhaustion[0])
         if batches.end is not None:
             batches.refuse_exhausted(batches.end)
@@ -439,12 +435,10 @@ class Batches:
     _batch_size: int
     _world_size: int
     _rank: int
-    _share: tuple[
-        int, int
-    ]  # rank and world size; the above are those of a mixture's steps where a sample is one
-    _step_rows: (
-        dict[int, int] | None
-    )  # seq_length → rows of a step over all ranks, where a sample is a step
+    # rank and world size; the above are those of a mixture's steps where a sample is one
+    _share: tuple[int, int]
+    # seq_length → rows of a step over all ranks, where a sample is a step
+    _step_rows: dict[int, int] | None
     _first: int = 0  # of the steps, only every `_every`-th from this one on is made
     _every: int = 1
     _seed: int
@@ -455,16 +449,14 @@ class Batches:
     _accelerate: str
     _balance: order.Balance | None
     _exhaustion: tuple[int, str] | None
-    _windows: dict[
-        int, np.ndarray
-    ]  # a window's first sample → the samples of the plain order, as they come
+    # a window's first sample → the samples of the plain order, as they come
+    _windows: dict[int, np.ndarray]
 
     def _restart(self, rows: int) -> None:
         self._rows = rows  # delivered over all ranks before `_step` 0
         self._step = 0
-        self._ahead: deque[tuple[np.ndarray, np.ndarray]] = (
-            deque()
-        )  # rows and epochs of the next steps
+        # rows and epochs of the next steps
+        self._ahead: deque[tuple[np.ndarray, np.ndarray]] = deque()
         self._draws = 0
 
     def __iter__(self) -> "Batches":
@@ -501,9 +493,8 @@ class Batches:
                 steps,
                 -(-(order.n_steps(self._rows, self.end, size, world) - next_step) // self._every),
             )
-        elif (
-            self._exhaustion is not None
-        ):  # a step is whole or none, so all ranks end at the same one
+        # a step is whole or none, so all ranks end at the same one
+        elif self._exhaustion is not None:
             self.refuse_exhausted(self._rows + (next_step + 1) * self.step_samples)
             steps = min(
                 steps,

@@ -57,12 +57,8 @@ __all__ = ["COLUMNS", "Dataset", "Mixture", "Row", "open_dataset", "write_mixtur
 Shares: TypeAlias = Sequence[float] | Sequence[tuple[int, Sequence[float]]]
 Held: TypeAlias = Callable[[ShardEntry], AbstractContextManager[Path]]
 _ROWS_AT_ONCE = 64
-TASK_PARAMS = (
-    "mode_token",
-    "noise_density",
-    "mean_span_length",
-    "random_roll",
-)  # the columns of task_params
+# the columns of task_params
+TASK_PARAMS = ("mode_token", "noise_density", "mean_span_length", "random_roll")
 
 
 def default_max_open() -> int:
@@ -113,9 +109,8 @@ class Dataset(Reader):
         )
         self._n_shards = len(manifest["shards"])
         self._open: dict[int, tuple[Any, int, Shard]] = {}
-        self._forgets = (
-            self._n_shards > max_open
-        )  # whether shards are closed again, those longest unused first
+        # whether shards are closed again, those longest unused first
+        self._forgets = self._n_shards > max_open
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": {}}
@@ -178,11 +173,8 @@ class Dataset(Reader):
                 else nullcontext(Path(self.directory, entry["file"]))
             ) as path:
                 shard = shard_of(path, self.manifest, number, self.io)
-                known = (
-                    shard.tokens,
-                    self._first_row[number],
-                    shard,
-                )  # opened, after which the file may be removed
+                # opened, after which the file may be removed
+                known = (shard.tokens, self._first_row[number], shard)
             if self._stores_labels and "labels" not in shard.layout:
                 raise DatasetError(
                     f"{shard.path}: array 'labels' is missing, though a task predicts in place"

@@ -155,13 +155,11 @@ class Manifest(TypedDict):
     sources: list[dict[str, Any]]
     recipe: dict[str, Any]
     fingerprint: str
-    max_bad_fraction: NotRequired[
-        float
-    ]  # where it was published by another limit than its plan names
+    # where it was published by another limit than its plan names
+    max_bad_fraction: NotRequired[float]
     kind: NotRequired[str]  # "store": a token store, of which datasets are built
-    removed: NotRequired[
-        dict[str, Any]
-    ]  # the digest of removed.json, and which datasets this one replaces, the oldest first
+    # the digest of removed.json, and which datasets this one replaces, the oldest first
+    removed: NotRequired[dict[str, Any]]
     engine: Any
     made_with: Any
     shards: Sequence[ShardEntry]

@@ -333,9 +333,8 @@ def noise_blocks(
         (number + 1) * law.block_length, np.repeat(before + segments.count, blocks)
     )
     candidates = np.maximum(candidates_end - candidates_begin, 0)
-    for part in in_chunks(
-        segments, 4 if law.uniform or law.half_life else 1
-    ):  # words and ids are wider than bytes
+    # words and ids are wider than bytes
+    for part in in_chunks(segments, 4 if law.uniform or law.half_life else 1):
         own = Candidates(*(column[part] for column in segments))
         window = window_of(own)
         of_part = slice(int(first[part][0]), int(first[part][-1] + blocks[part][-1]))

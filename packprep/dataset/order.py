@@ -186,9 +186,8 @@ def dealt(costs: np.ndarray) -> np.ndarray:
         shape = (len(costs), n // several)
         merged, together = np.zeros(shape), np.empty((*shape, 0), np.int64)
         by_cost = np.argsort(-sums, axis=1, kind="stable")
-        for some in np.split(
-            by_cost, several, axis=1
-        ):  # the dearest first, each to what is cheapest so far
+        # the dearest first, each to what is cheapest so far
+        for some in np.split(by_cost, several, axis=1):
             to = np.argsort(merged, axis=1, kind="stable")
             added = np.empty_like(some)
             np.put_along_axis(added, to, some, axis=1)
@@ -260,9 +259,8 @@ def counts_of(shares: Sequence[float]) -> np.ndarray:
             raise ArgumentError(
                 f"shares[{i}] is {share!r:.100} and should be a number above 0, of at most 1.8e308"
             )
-    exact = np.array(given, np.float64) / max(
-        given
-    )  # first: a sum of large numbers may be infinite
+    # first: a sum of large numbers may be infinite
+    exact = np.array(given, np.float64) / max(given)
     exact /= exact.sum()
     lengths = np.arange(1, LONGEST_CYCLE + 1)[:, None]
     whole = (np.abs(exact * lengths - np.rint(exact * lengths)) <= 1e-9 * lengths).all(axis=1)
@@ -339,9 +337,8 @@ def of_samples(
     cycles, places = np.divmod(np.asarray(samples, np.int64).ravel(), length)
     by_cycle = np.argsort(cycles, kind="stable")
     datasets, numbers = np.empty_like(cycles), np.empty_like(cycles)
-    in_cycle = np.arange(length) - np.repeat(
-        np.cumsum(counts) - counts, counts
-    )  # of the places sorted by dataset
+    # of the places sorted by dataset
+    in_cycle = np.arange(length) - np.repeat(np.cumsum(counts) - counts, counts)
     first = np.flatnonzero(np.diff(cycles[by_cycle], prepend=-1))  # the first sample of each cycle
     at_once = max(1, _PLACES_AT_ONCE // length)
     for begin in range(0, len(first), at_once):
@@ -376,9 +373,8 @@ def first_beyond(
     low, high = most, _END
     if among_first(high, counts, seed, shuffle)[dataset] <= most:
         return None
-    while (
-        high - low > 1
-    ):  # of the first `low` samples at most `most` are the dataset's, of the first `high` more
+    # of the first `low` samples at most `most` are the dataset's, of the first `high` more
+    while high - low > 1:
         middle = (low + high) // 2
         low, high = (
             (low, middle)
@@ -491,9 +487,8 @@ class Schedule:
             self.integral(begin, end, low + 1) - group,
             self.integral(begin, middle, low + 1) - half,
         )
-        rise, of_half = (
-            rises if rises[0] else (2, 1)
-        )  # behind the end of all its samples a group may be asked for one more
+        # behind the end of all its samples a group may be asked for one more
+        rise, of_half = rises if rises[0] else (2, 1)
         return (2 * (half * rise + (wanted - group) * of_half) + common * rise) // (
             2 * common * rise
         ), low

@@ -411,9 +411,8 @@ def _redraw(
         np.copyto(loss_mask, 0, where=segments.at_slots(in_place, False).reshape(tokens.shape))
     header = {name: segments.column(name) for name in ("key", "tokens")}
     mode = np.array([0 if law is None else law.mode for law in laws.by_task], np.int64)
-    header["before"] = ((segments.column("start") == 0) & laws.prepend_bos) + mode[
-        task
-    ]  # slots before the body
+    # slots before the body
+    header["before"] = ((segments.column("start") == 0) & laws.prepend_bos) + mode[task]
     trainable = _trainable(segments)
     if laws.moved[task].any():
         _move_all(laws, segments, header, epochs, trainable, tokens, loss_mask, kernels)
@@ -627,9 +626,8 @@ def _target(
     before = header["before"][which]
     count = half - before
     if not law.parameters["noise_eos"] and (trainable is None or law.copies > 1):
-        count = np.minimum(
-            count, header["tokens"][which]
-        )  # where ranges say what may be noised, they leave eos out
+        # where ranges say what may be noised, they leave eos out
+        count = np.minimum(count, header["tokens"][which])
     if (count < 0).any():
         what = "a segment has fewer slots than its bos and mode token; `packprep verify` says which"
         raise DatasetError(f"redraw: {what}")

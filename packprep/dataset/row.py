@@ -37,14 +37,8 @@ class Row:
     Made by Dataset.row. Reading a part that is damaged raises DatasetError with file and row.
     """
 
-    __slots__ = (
-        "__dict__",
-        "_opened",
-        "_row",
-        "dataset",
-        "index",
-        "tokens",
-    )  # the dict: what is derived
+    # the dict: what is derived
+    __slots__ = ("__dict__", "_opened", "_row", "dataset", "index", "tokens")
     dataset: Any
     index: int
     tokens: np.ndarray
@@ -77,9 +71,8 @@ class Row:
     loss_weights_6: np.ndarray
     loss_weights_7: np.ndarray
     loss_weights_8: np.ndarray
-    _opened: tuple[
-        Any, int, Shard
-    ]  # what gives tokens, the shard's first row in the dataset, itself
+    # what gives tokens, the shard's first row in the dataset, itself
+    _opened: tuple[Any, int, Shard]
     _row: int  # in its shard
 
     def __repr__(self) -> str:

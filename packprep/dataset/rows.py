@@ -398,9 +398,8 @@ class SlotColumn(NamedTuple):
 
     dtype: np.dtype | None
     cast: bool
-    derived: (
-        Callable[[Segments], np.ndarray] | None
-    )  # [size], where a shard has it not; None: see `fill`
+    # [size], where a shard has it not; None: see `fill`
+    derived: Callable[[Segments], np.ndarray] | None
 
 
 SLOTS: dict[str, SlotColumn] = {
@@ -424,10 +423,8 @@ AHEAD = {
 }
 """Column of the prediction `k` slots ahead → (column of the next slot's, k)."""
 SLOTS |= {name: SLOTS[next_slot]._replace(derived=None) for name, (next_slot, _) in AHEAD.items()}
-SUMS = {
-    "n_trained": "loss_mask",
-    "loss_weight_sum": "loss_weights",
-}  # one number a row, [B], and what it sums
+# one number a row, [B], and what it sums
+SUMS = {"n_trained": "loss_mask", "loss_weight_sum": "loss_weights"}
 BY_ROW = (*SUMS, "row_cost")
 """The columns of one number a row, [B]."""
 MADE_FROM = {**SUMS, **{name: next_slot for name, (next_slot, _) in AHEAD.items()}}
@@ -519,9 +516,8 @@ def gather(
     for name in made:
         source = MADE_FROM[name]
         own = own_dtype(source, facts.token_dtype)
-        cut = (
-            source == "loss_weights" and source in slots and slots[source].dtype != own
-        )  # by what it is cast to
+        # by what it is cast to
+        cut = source == "loss_weights" and source in slots and slots[source].dtype != own
         if source not in slots or cut:
             slots[source] = np.empty((len(places), facts.seq_length), own)
     for name, values in slots.items():

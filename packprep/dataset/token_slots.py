@@ -63,9 +63,8 @@ class SpecialIds(NamedTuple):
 
     sentinels: np.ndarray  # int64[k]
     fim: tuple[int, int, int]  # prefix, middle and suffix
-    continues: (
-        np.ndarray
-    )  # uint8[vocabulary]: 1 where a token begins inside a character; empty: none does
+    # uint8[vocabulary]: 1 where a token begins inside a character; empty: none does
+    continues: np.ndarray
     eos: int = -1  # none
 
 

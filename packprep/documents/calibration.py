@@ -107,9 +107,8 @@ def calibrate(
     noted in `source.files.piece_bytes` then.
     """
     tables = [i for i in source.files.piece_bytes if position_of(*source.formats[i]) == "number"]
-    source.files.forget(
-        {i: source.files.piece_bytes[i] for i in tables}
-    )  # what an earlier sample noted
+    # what an earlier sample noted
+    source.files.forget({i: source.files.piece_bytes[i] for i in tables})
     clock, counted = Clock(), list[int]()
     count = _counter(engine, vocabulary, settings.special_text, clock, counted)
     if supervise is not None:

@@ -180,9 +180,8 @@ def _token_texts(
         for name, value in config.items():
             text = value.get("content") if isinstance(value, dict) else value
             if text is None or isinstance(text, str):
-                texts.setdefault(
-                    name, text
-                )  # null: there is no such token, whatever the next file says
+                # null: there is no such token, whatever the next file says
+                texts.setdefault(name, text)
     named = {name: texts.get(name) for name in sorted(set(_TOKEN_NAME.findall(source)))}
     return {name: text for name, text in named.items() if text is not None}
 

@@ -201,13 +201,11 @@ class Placeholders:
             return False
         self._text, self._literals, self._numbers, self._owner = text, literals, numbers, owners
         self._starts = [0, *(end for _, end in ends)]  # of the literals in the text
-        self._shown = {
-            owner: j for j, owner in reversed(list(enumerate(owners)))
-        }  # each message's first placeholder
+        # each message's first placeholder
+        self._shown = {owner: j for j, owner in reversed(list(enumerate(owners)))}
         self._first = {owner: ends[j][0] for owner, j in self._shown.items()}
-        self._gap = [
-            bisect_left(owners, k) for k in range(len(self.messages))
-        ]  # placeholders before those of a message
+        # placeholders before those of a message
+        self._gap = [bisect_left(owners, k) for k in range(len(self.messages))]
         self._where: dict[int, list[int]] = {}
         for j, number in enumerate(numbers):
             self._where.setdefault(number, []).append(j)

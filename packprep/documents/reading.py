@@ -123,15 +123,13 @@ class Rejected:
     object.
     """
 
-    places: Sequence[array] = field(
-        default_factory=lambda: [array("q") for _ in range(3)]
-    )  # file, use, position
+    # file, use, position
+    places: Sequence[array] = field(default_factory=lambda: [array("q") for _ in range(3)])
     _reasons: array = field(default_factory=lambda: array("I"))
     _ends: array = field(default_factory=lambda: array("q"))
     _details: bytearray = field(default_factory=bytearray)
-    _names: dict[int, tuple[str, str]] = field(
-        default_factory=dict
-    )  # file → its source's name and its own
+    # file → its source's name and its own
+    _names: dict[int, tuple[str, str]] = field(default_factory=dict)
     _known: dict[str, int] = field(default_factory=dict)  # reason → its number
 
     def __len__(self) -> int:
@@ -211,9 +209,8 @@ class Documents:
     training: Training | None = None  # None: no document says what of it is trained
     rejected: Rejected = field(default_factory=Rejected)
     read: dict[str, int] = field(default_factory=dict)  # source → documents
-    dropped_tokens: dict[str, dict[str, int]] = field(
-        default_factory=dict
-    )  # source → reason → tokens
+    # source → reason → tokens
+    dropped_tokens: dict[str, dict[str, int]] = field(default_factory=dict)
     text_digests: dict[str, str] = field(default_factory=dict)  # source → digest
 
 

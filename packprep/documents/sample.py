@@ -115,9 +115,8 @@ def first_looks(
         _NO_LINE,
     )
     for lines in _windows(source, starts, files, key, 0):
-        new = {
-            line.begin: line for line, _ in lines if line[:2] != last[:2]
-        }  # a long line reaches into many windows
+        # a long line reaches into many windows
+        new = {line.begin: line for line, _ in lines if line[:2] != last[:2]}
         last = lines[-1][0]
         found = [_document(decode, line.data, supervise) for line in new.values()]
         yield _texts_and_conversations(found)
@@ -372,9 +371,8 @@ def _at_places(
 
     They stand for what was read, and the error is that of chance, as a part of the tokens.
     """
-    found = [
-        (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
-    ]  # sizes, tokens, how many each stands for
+    # sizes, tokens, how many each stands for
+    found = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))]
     first: Place | None = None  # stands for all where the text is too little to have a place
     supervised = chat = False
     text_bytes, all_bytes, next_place = [0] * len(looks), 0, distance / 2
@@ -485,9 +483,8 @@ def look_at_pieces(
     else:
         with clock.stage("read"):
             looks = [_begin(source, piece, supervise, tally) for piece in chosen]
-    expected = sum(look.held for look in looks) * (
-        4 if compressed else 1
-    )  # about what text expands to
+    # about what text expands to
+    expected = sum(look.held for look in looks) * (4 if compressed else 1)
     few = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
     found, text_bytes = _at_places(
         looks, 0.0 if few else expected / (4 * SPACING if precise else SPACING), count, clock

@@ -124,9 +124,8 @@ def supervise(
                 rejects.append(Reject(int(batch.files[i]), position, reason, detail[:MAX_DETAIL]))
                 continue
             text = found.text
-            if (
-                found.limited or not found.spans or found.weights
-            ):  # otherwise its weight is 1, as without one
+            # otherwise its weight is 1, as without one
+            if found.limited or not found.spans or found.weights:
                 conversations[len(texts)] = found
         texts.append(text)
         used.append(i)
@@ -330,9 +329,8 @@ def rendered_turns(
             ' documents.loss_spans = "ignore"'
         )
     compiled = compile_template(template, settings.template_date)
-    from packprep.documents.template_limits import (
-        TemplateLimit,
-    )  # with jinja2, which came with the template
+    # with jinja2, which came with the template
+    from packprep.documents.template_limits import TemplateLimit
 
     try:
         return find_turns(compiled, dialogue, _variables(dialogue, settings), settings, law)
@@ -430,13 +428,11 @@ class Training(NamedTuple):
     part, or the answer was cut inside, and this is its rest.
     """
 
-    supervised: (
-        np.ndarray
-    )  # uint8[D]: 1 where the document says which part of it is trained; of the others all is
+    # uint8[D]: 1 where the document says which part of it is trained; of the others all is
+    supervised: np.ndarray
     span_offsets: np.ndarray  # int64[D + 1]
-    spans: (
-        np.ndarray
-    )  # int64[k, 2]: half-open trained ranges, ascending; apart, or of other messages or weights
+    # int64[k, 2]: half-open trained ranges, ascending; apart, or of other messages or weights
+    spans: np.ndarray
     weights: np.ndarray  # float32[k]: of the spans, above 0
     # int64[k, 2]: the first trained token of the span's message; where the message it answers ends
     turns: np.ndarray
@@ -490,9 +486,8 @@ def trained_tokens(
     what is repeated alone.
     """
     n, spans = len(begins), np.array(conversation.spans, np.int64).reshape(-1, 2)
-    before = (
-        np.searchsorted(spans[:, 0], begins, side="right") - 1
-    )  # the last span that begins at or before the token
+    # the last span that begins at or before the token
+    before = np.searchsorted(spans[:, 0], begins, side="right") - 1
     ends = np.append(spans[:, 1], 0)  # of no span, −1: 0
     roles, boundaries = conversation.roles, np.array(conversation.boundaries, np.int64)
     message = np.searchsorted(boundaries, begins, side="right") if roles else np.zeros(n, np.int64)

@@ -26,16 +26,12 @@ import jinja2.sandbox
 MOST_STEPS = 1 << 17
 MOST_CHARACTERS = 1 << 26
 MOST_WORK = 1 << 30  # some seconds
-MOST_NUMBER = (
-    1 << 24
-)  # of an argument, as of a width; the bits of a product or power are fewer, too
+# of an argument, as of a width; the bits of a product or power are fewer, too
+MOST_NUMBER = 1 << 24
 MOST_NODES = 1 << 15  # of a template
 _PLACE = 64  # characters that a value counts as which is no text: about the time that it takes
-_ITEM, _NODE, _PASSED = (
-    16,
-    64,
-    256,
-)  # the work of an item that is compared, a node that is run, an item given to a filter
+# the work of an item that is compared, a node that is run, an item given to a filter
+_ITEM, _NODE, _PASSED = (16, 64, 256)
 _MOST_INDENT = 64
 _PRINTED = (str, int, float, type(None), jinja2.Undefined)
 _CONTAINERS = (dict, list, tuple, set)
@@ -94,9 +90,8 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(_BINOPS)
 
     def __init__(self, **options: Any):
-        super().__init__(
-            **options, optimized=False, finalize=_finalize
-        )  # folded while compiling, nothing would be counted
+        # folded while compiling, nothing would be counted
+        super().__init__(**options, optimized=False, finalize=_finalize)
         self.begin()
 
     def limit(self) -> None:
@@ -280,9 +275,8 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 self.characters(
                     min(abs(value), MOST_CHARACTERS) if "*" in text or "{:{" in text else 20
                 )
-        self.characters(
-            max(0, text.count("{") + text.count("%") - 1) * longest
-        )  # each field may ask for the longest
+        # each field may ask for the longest
+        self.characters(max(0, text.count("{") + text.count("%") - 1) * longest)
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A call is a step; methods of strings are counted by what they give."""
@@ -301,9 +295,8 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if isinstance(of, str):
             args = self._method(of, method.__name__, args, kwargs)
         result = super().call(context, obj, *args, **kwargs)
-        if isinstance(
-            result, bytes | bytearray
-        ):  # nothing of theirs is counted, and a template prints none
+        # nothing of theirs is counted, and a template prints none
+        if isinstance(result, bytes | bytearray):
             raise TemplateLimit
         if isinstance(result, str | list | tuple):
             self.characters(len(result))
@@ -410,9 +403,8 @@ def _made_by(environment: LimitedEnvironment, name: str, value: Any, others: lis
         environment.characters((sum(numbers) + sum(map(len, strings))) * lines)
     elif name == "format" and isinstance(value, str):
         environment.formatted(value, others)
-    elif name == "wordwrap" and isinstance(
-        value, str
-    ):  # a word is cut from its begin again and again
+    # a word is cut from its begin again and again
+    elif name == "wordwrap" and isinstance(value, str):
         cuts = len(value) // max(numbers[0] if numbers else 79, 1)
         environment.characters((len(value) + sum(map(len, strings))) * cuts)
     elif (

@@ -35,9 +35,8 @@ MOST_BY_PREFIXES = 128
 placeholders, which need fewer."""
 _ADVICE = "; a template with {% generation %} blocks would say itself what is trained"
 
-Render = Callable[
-    ..., str
-]  # `ChatTemplate.render` of a template and what it reads beside the messages
+# `ChatTemplate.render` of a template and what it reads beside the messages
+Render = Callable[..., str]
 Span = tuple[int, int, int]  # begin, end, number of the message
 
 

@@ -222,9 +222,8 @@ def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str
     text, before, exact = decoded(row.tokens, turns[:0] if in_place else turns)
     labels = ""
     if in_place:
-        half = (
-            int(found["end"][k]) - end
-        )  # where x_0 lies, in block diffusion, whose labels may be of the next slot
+        # where x_0 lies, in block diffusion, whose labels may be of the next slot
+        half = int(found["end"][k]) - end
         labels, before, exact_labels = decoded(row.tokens[half:] if half else row.labels, turns)
         exact &= exact_labels
     ranges = [[low, high] for (low, _), (_, high) in zip(before[::2], before[1::2], strict=True)]

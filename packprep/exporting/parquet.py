@@ -162,9 +162,8 @@ def trl_lists(dataset: Dataset, shard: Shard, first_row: int, rows: range) -> li
     """
     found = joined(dataset, shard, first_row, rows)
     labels = np.full(len(found.tokens), IGNORE_INDEX, np.int32)
-    np.copyto(
-        labels[1:], found.tokens[1:], where=found.mask[:-1] == 1
-    )  # a segment's last slot is never trained
+    # a segment's last slot is never trained
+    np.copyto(labels[1:], found.tokens[1:], where=found.mask[:-1] == 1)
     positions = np.arange(len(labels)) - np.repeat(found.begins, found.lengths)
     by_slot = [
         _lists(found.by_row, values.astype(np.int32))

@@ -74,10 +74,8 @@ def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]
     limit = (
         {"max_bad_fraction": manifest["max_bad_fraction"]} if "max_bad_fraction" in manifest else {}
     )
-    recipe = {
-        **recipe,
-        "documents": {**recipe["documents"], **limit},
-    }  # by which it is published again
+    # by which it is published again
+    recipe = {**recipe, "documents": {**recipe["documents"], **limit}}
     paths = {s["name"]: ["FILES"] for s in recipe["sources"]} | {
         s["name"]: s["paths"] for s in sources
     }

@@ -24,12 +24,8 @@ MOST_SHARDS = 3  # that differ and are looked into
 AROUND = 8  # tokens that are shown on either side of a slot
 _ROWS_AT_ONCE = 256
 MADE_BY = ("plan", "engine", "made_with")  # keys of the manifest that say how a dataset was made
-_ELSEWHERE = (
-    "shards",
-    "ledger",
-    "recipe",
-    "digest",
-)  # keys of the manifest that are compared apart, or follow
+# keys of the manifest that are compared apart, or follow
+_ELSEWHERE = ("shards", "ledger", "recipe", "digest")
 
 
 def describe_difference(

@@ -505,9 +505,8 @@ def _restored(
             "spans": [],
         }
     stored = sound_segments(plan, shard)
-    stored = stored._replace(
-        row=stored.row - stored.row[chosen]
-    )  # the row stands alone, as its epoch has it
+    # the row stands alone, as its epoch has it
+    stored = stored._replace(row=stored.row - stored.row[chosen])
     arrays = dict(shard.arrays)
     arrays.update(
         {name: getattr(view, name)[None] for name in ("tokens", "labels") if name in arrays}

@@ -54,9 +54,8 @@ class Kernel:
             if "packprep.kernel.overloads" not in sys.modules:
                 from numba.core.compiler_lock import global_compiler_lock
 
-                importlib.import_module(
-                    "packprep.kernel.overloads"
-                )  # what numba is told of kernel/memory.py
+                # what numba is told of kernel/memory.py
+                importlib.import_module("packprep.kernel.overloads")
                 hold_at_forks(global_compiler_lock)
         import numba
 
@@ -65,9 +64,8 @@ class Kernel:
         # Kernels take numbers and arrays alone: numba need not import what teaches it other types,
         # as awkward, .3 s, which gigatoken brings.
         dispatcher._compilation_chain_init_hook = lambda: None
-        if (
-            not self._inline and self.function.__closure__ is None
-        ):  # no file shows what a closure holds
+        # no file shows what a closure holds
+        if not self._inline and self.function.__closure__ is None:
             with contextlib.suppress(OSError):  # a function of no file
                 code = self.function.__code__
                 self._what = f"{self.function.__module__}.{self.function.__qualname__}"

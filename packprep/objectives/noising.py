@@ -24,10 +24,8 @@ _LOW = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(ONE)
 _UNBLOCKED = 1 << 40  # a block that holds every segment
 _TICK = 2.0**-24
-_MANTISSA, _HALF = (
-    (1 << 52) - 1,
-    1022 << 52,
-)  # of a float64's bits: its fraction, and the exponent of ½ … 1
+# of a float64's bits: its fraction, and the exponent of ½ … 1
+_MANTISSA, _HALF = ((1 << 52) - 1, 1022 << 52)
 
 
 @kernel(inline=True)
@@ -335,9 +333,8 @@ def _exponentials(words, count, time):
         )
         z = (mantissa - 1.0) / (mantissa + 1.0)
         square = z * z
-        series = (
-            1.0 / 21.0 * square + 1.0 / 19.0
-        )  # in a line each, which the compiler runs for several words at once
+        # in a line each, which the compiler runs for several words at once
+        series = 1.0 / 21.0 * square + 1.0 / 19.0
         series = series * square + 1.0 / 17.0
         series = series * square + 1.0 / 15.0
         series = series * square + 1.0 / 13.0

@@ -56,9 +56,8 @@ class Task:
     parameters: Mapping[str, Any]
     mode_token: int  # −1: none
     ids: Ids
-    resolved: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # what the plan worked out once: thresholds, …
+    # what the plan worked out once: thresholds, …
+    resolved: Mapping[str, Any] = field(default_factory=dict)
     keeps_prefix: bool = (
         False  # whether prefixes are as long in every epoch: where rows have two sides
     )
@@ -125,9 +124,8 @@ class Bodies(NamedTuple):
 
     n: np.ndarray  # int64: tokens of the body: content, and a system message that is repeated
     key: np.ndarray  # uint64
-    first_trained: (
-        np.ndarray
-    )  # int64: the first trained token of a supervised document; −1 of others
+    # int64: the first trained token of a supervised document; −1 of others
+    first_trained: np.ndarray
     epoch: int = 0
 
 

@@ -191,9 +191,8 @@ def _compose(n, k, key, purpose, epoch, words, chosen, cuts, lengths, at):
     for begin in range(0, n, 64):
         bits = flags_as_bits(chosen, begin)
         end = count + np.int64(bits_set(bits))
-        while (
-            count < end
-        ):  # eight at a time: how many there are cannot be guessed. What is too much is overwritten
+        # eight at a time: how many there are cannot be guessed. What is too much is overwritten
+        while count < end:
             for _ in range(8):
                 cuts[count] = begin + np.int64(trailing_zeros(bits))
                 bits &= bits - _1
@@ -241,10 +240,8 @@ def _draw_runs(n, n_noise, n_spans, key, epoch, roll, buffers):
     left = r if cut else r - inside
     if epoch != 0:  # of the same kind, so that the length stays
         left = integer(key, REDRAWN_ROLL, 0, inside if cut else n - inside, epoch)
-    first, skip = (
-        np.int64(0),
-        np.int64(0),
-    )  # the run in which it begins, and how much of it lies before
+    # the run in which it begins, and how much of it lies before
+    first, skip = (np.int64(0), np.int64(0))
     while True:
         if first & 1:
             offsets = base[first] - 1 if cut else np.int64(1)

@@ -77,10 +77,8 @@ def flip_rate(schedule: str, level: np.ndarray, drawable: int) -> np.ndarray:
     mu = np.minimum(mu_of(schedule, level), _FAR)
     if mu.size <= _NODES:
         return flip_probability(mu, drawable)
-    from numpy.polynomial.chebyshev import (
-        chebinterpolate,
-        chebval,
-    )  # 4 ms, which other tasks do without
+    # 4 ms, which other tasks do without
+    from numpy.polynomial.chebyshev import chebinterpolate, chebval
 
     middle, half = (mu.max() + mu.min()) / 2, (mu.max() - mu.min()) / 2
 

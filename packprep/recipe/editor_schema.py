@@ -27,16 +27,13 @@ def json_schema(
         **msgspec.json.schema(Role),
         "description": KEYS["specials"]["mode_tokens"].meaning,
     }
-    tables["specials"]["patternProperties"] = {
-        "^$|^[^A-Za-z_]|[^A-Za-z0-9_]": mode_token
-    }  # which no bare word matches
+    # which no bare word matches
+    tables["specials"]["patternProperties"] = {"^$|^[^A-Za-z_]|[^A-Za-z0-9_]": mode_token}
 
     keys, required = task.pop("properties"), task.pop("required")
     del task["additionalProperties"]
-    keys["objective"]["anyOf"] = [
-        {"enum": list(objectives)},
-        {"type": "string"},
-    ]  # an editor offers those of the first
+    # an editor offers those of the first
+    keys["objective"]["anyOf"] = [{"enum": list(objectives)}, {"type": "string"}]
     preset = {
         "title": "a text",
         "description": "a list of tasks by its name",
@@ -82,9 +79,8 @@ def _table_schema(section: str, shared: dict[str, Any]) -> dict[str, Any]:
             msgspec.json.schema(key.given),
         )
         shared.update(made.pop("$defs", {}))
-        if (
-            "pattern" in made
-        ):  # halves of characters stand in no file, and not every editor has a word for them
+        # halves of characters stand in no file, and not every editor has a word for them
+        if "pattern" in made:
             made["pattern"] = made["pattern"].replace(r"\ud800-\udfff", "")
         properties[name] = about | made | about
         if key.default not in (..., None, ""):

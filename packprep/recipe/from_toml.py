@@ -105,9 +105,8 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
             values[name] = read_value(keys[name], value, f"{where}.{name}" if where else name)
         elif section == "tasks":
             others[name] = value
-        elif (
-            section == "specials" and not name.isidentifier()
-        ):  # a mode token has brackets; a bare word is a slip
+        # a mode token has brackets; a bare word is a slip
+        elif section == "specials" and not name.isidentifier():
             others[name] = read_value(KEYS[section]["mode_tokens"], value, f'specials."{name}"')
         else:
             known = [*keys, *([] if where else [name for name in SECTIONS if name])]

@@ -19,10 +19,8 @@ from msgspec import Meta
 
 from packprep.format.json_files import Later
 
-MOST = {
-    "sources": 65_535,
-    "tasks": 65_535,
-}  # a segment's header has their numbers in 16 bits, and one more task, too_short
+# a segment's header has their numbers in 16 bits, and one more task, too_short
+MOST = {"sources": 65_535, "tasks": 65_535}
 MOST_DRAWS = 1 << 22  # pairs of a source and a task: each has its threshold
 MOST_SENTINELS = 1 << 20
 _LARGEST = 2**63 - 1  # that TOML can write

@@ -577,9 +577,8 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
         if WILDCARD.search(name) and not os.path.exists(pattern):
             matched = False
             for found in files_matched(root, name.split(os.sep)):
-                file = seen(
-                    os.path.join(root, found)
-                )  # the one call for each file that the file system sees
+                # the one call for each file that the file system sees
+                file = seen(os.path.join(root, found))
                 if file is not None:
                     files[found], matched = file, True
             if not matched:

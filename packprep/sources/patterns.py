@@ -56,9 +56,8 @@ def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iter
     without a link comes first, then the first in sorted order: the heap gives them in this order,
     since a longer path is greater than its beginning.
     """
-    heap = [
-        (False, "", 0)
-    ]  # whether a link is on the path, the path below root, the number of the part
+    # whether a link is on the path, the path below root, the number of the part
+    heap = [(False, "", 0)]
     entered = set()
     while heap:
         linked, folder, n = heapq.heappop(heap)

@@ -28,9 +28,8 @@ from packprep.sources.formats import FORMATS, PIECE_BYTES, Slice, position_of
 from packprep.storage import is_url
 
 _WEIGHT_BITS = 16  # the kept part of a piece is an integer per 2¹⁶
-_AT_ONCE = (
-    1 << 18
-)  # pieces: millions of them are worked on in parts that stay in the processor's cache
+# pieces: millions of them are worked on in parts that stay in the processor's cache
+_AT_ONCE = 1 << 18
 MOST_PIECES = 1 << 26
 """Pieces of all sources, once for each use: 256 TiB of lines. Every process holds twelve bytes of
 each."""

@@ -138,9 +138,8 @@ def _make_folder(folder: Path) -> None:
         return
     _make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    with contextlib.suppress(
-        PermissionError
-    ):  # what may be written and not listed cannot be flushed
+    # what may be written and not listed cannot be flushed
+    with contextlib.suppress(PermissionError):
         _flush_folder(folder.parent)
 
 
@@ -231,9 +230,8 @@ def create_file(path: Path, data: bytes) -> bool:
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(temporary, path)
                     return True
-            elif (
-                error.errno != errno.ENOENT
-            ):  # which says that another process that publishes too tidied it up
+            # which says that another process that publishes too tidied it up
+            elif error.errno != errno.ENOENT:
                 raise
         finally:
             with contextlib.suppress(OSError):
@@ -341,9 +339,8 @@ class LocalFolder:
 
     def free_bytes(self) -> int | None:
         whole = Path(os.path.abspath(self.path))
-        with contextlib.suppress(
-            OSError
-        ):  # a folder that cannot be looked at: what is written there says so
+        # a folder that cannot be looked at: what is written there says so
+        with contextlib.suppress(OSError):
             return shutil.disk_usage(
                 next(folder for folder in (whole, *whole.parents) if folder.exists())
             ).free

@@ -25,9 +25,8 @@ T = TypeVar("T")
 _TRIES = 7  # over about half a minute, besides what the tries themselves take
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 16.0  # seconds
 _READ_AT_ONCE = 16 << 20  # bytes: what a lost connection costs at most
-_BLOCK_BYTES = (
-    2 << 20
-)  # of an open file; neighbouring ones are fetched together when it is read in order
+# of an open file; neighbouring ones are fetched together when it is read in order
+_BLOCK_BYTES = 2 << 20
 _BLOCKS = 6  # blocks that an open file keeps
 _AT_ONCE = 16  # requests that are under way at the same time where many objects are read
 _CHUNK = 256
@@ -43,15 +42,10 @@ _REFUSED = re.compile(
 )
 _NO_BUCKET = re.compile("NO_?SUCH_?BUCKET|BUCKET_?NOT_?FOUND|Bucket '.*' not found", re.IGNORECASE)
 _STATUS = re.compile(r"(?:HTTP|non-2xx) status(?: code)?:? (\d{3})", re.IGNORECASE)
-_NETWORK = re.compile(
-    "Timeout|Connect|Network|Protocol|Incomplete|Read|Write|Client"
-)  # in the names of exceptions' types
-_PASSING = {
-    408,
-    409,
-    425,
-    429,
-}  # the statuses below 500 that pass by themselves; 409: another writes it at this moment
+# in the names of exceptions' types
+_NETWORK = re.compile("Timeout|Connect|Network|Protocol|Incomplete|Read|Write|Client")
+# the statuses below 500 that pass by themselves; 409: another writes it at this moment
+_PASSING = {408, 409, 425, 429}
 _PASSING_NUMBERS = {
     errno.EINTR,
     errno.EIO,
@@ -234,9 +228,8 @@ class Remote:
             with suppress(FileNotFoundError):
                 store.remove(self._path(name))
 
-        if (
-            self.size(name) is not None
-        ):  # who removes an object that is not there may leave the marker of a folder
+        # who removes an object that is not there may leave the marker of a folder
+        if self.size(name) is not None:
             self._tried("removing", name, removed)
 
     def free_bytes(self) -> int | None:

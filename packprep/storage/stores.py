@@ -208,9 +208,8 @@ class _Arrow:
         return info.size if info.type == FileType.File else None
 
     def put(self, path: str, buffers: Sequence[Buffer]) -> None:
-        stream = self._files.open_output_stream(
-            path, compression=None
-        )  # by default names ending in .gz are compressed
+        # by default names ending in .gz are compressed
+        stream = self._files.open_output_stream(path, compression=None)
         try:
             for buffer in buffers:
                 stream.write(buffer)

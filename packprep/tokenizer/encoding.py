@@ -205,9 +205,8 @@ class _PlainText:
 
     def places(self, ids: np.ndarray, in_chat: bool) -> np.ndarray:
         """int64[k]: where forbidden ids are."""
-        first, end = (
-            self.ordinary
-        )  # forbidden ids are at the top of most vocabularies: a pass or two instead of a look-up
+        # forbidden ids are at the top of most vocabularies: a pass or two instead of a look-up
+        first, end = self.ordinary
         if not len(ids) or ((not first or ids.min() >= first) and ids.max() < end):
             return np.zeros(0, np.int64)
         return np.flatnonzero((self.forbidden_in_chat if in_chat else self.forbidden)[ids])

@@ -592,10 +592,8 @@ def plain_tokenizer_json(
         and all(isinstance(p, str) and " " not in p for p in pair)
         for pair in merges
     ):
-        model = {
-            **model,
-            "merges": list(map(" ".join, merges)),
-        }  # the older form, which loads faster
+        # the older form, which loads faster
+        model = {**model, "merges": list(map(" ".join, merges))}
     nothing = {"truncation": None, "padding": None, "post_processor": None}
     return msgspec.json.encode({**parsed, **nothing, "added_tokens": added, "model": model})
 

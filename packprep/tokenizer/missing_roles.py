@@ -123,9 +123,8 @@ def _lines_from_reserved(
     """TOML lines that give missing roles to tokens that are there, and whether they are enough for
     all roles."""
     singles = [part for part in missing if part.key not in ("sentinels", "media")]
-    can_be_all = not any(
-        part.key == "media" for part in missing
-    )  # whose tokens stand inside of a table
+    # whose tokens stand inside of a table
+    can_be_all = not any(part.key == "media" for part in missing)
     spans = next((part for part in missing if part.key == "sentinels"), None)
     known = [part for part in singles if part.instead]
     singles = [part for part in singles if not part.instead]

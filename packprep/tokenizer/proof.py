@@ -303,10 +303,8 @@ def _proven_for(engine: Engine, special_text: str, vocabulary: Vocabulary) -> tu
     if not engine.library or engine.reference is None:
         return None
     both = []
-    for own in (
-        engine,
-        engine.reference,
-    ):  # with what changes when a file of its library is replaced
+    # with what changes when a file of its library is replaced
+    for own in (engine, engine.reference):
         files = [
             (path, status.st_size, status.st_mtime_ns)
             for path in own.library

@@ -136,9 +136,8 @@ class TokenTexts:
     def without_added_space(self, text: str) -> str:
         """The text of a document from its begin, without the space that the tokenizer put there: so
         it gives the same ids."""
-        alone = text.startswith(" ") and not text.startswith(
-            "  "
-        )  # none is put before a space, but by Prepend
+        # none is put before a space, but by Prepend
+        alone = text.startswith(" ") and not text.startswith("  ")
         return (
             text[1:]
             if alone and self._space_added or text.startswith(" ") and self._space_prepended

@@ -352,9 +352,8 @@ def _of_segment(
     if segment.task != arrays["segment_task"][g] or segment.key != arrays["segment_key"][g]:
         in_row, alike = [segment.key], [g]
     one = render(twin, segment, in_row, alike.index(g), supervised, epoch)
-    unsaid = {
-        "segment_removed": np.zeros(len(arrays["segment_key"]), np.uint8)
-    }  # where no document of the shard was removed
+    # where no document of the shard was removed
+    unsaid = {"segment_removed": np.zeros(len(arrays["segment_key"]), np.uint8)}
     for name, value in _header(segment, one).items():
         for difference in _differences_of(
             name, {**unsaid, **arrays}[name][g : g + 1], [value], reported, None

@@ -523,10 +523,8 @@ def pack_sides(inputs, targets, room, max_segments=0):
     if inputs:
         other = 1 - tighter
         wanted[other] = Fraction(needed[other] * room[tighter] // needed[tighter], room[other])
-    by_part: list[dict[int, list[tuple[int, int]]]] = [
-        {},
-        {},
-    ]  # of a side → (of the other, segment), the best last
+    # of a side → (of the other, segment), the best last
+    by_part: list[dict[int, list[tuple[int, int]]]] = [{}, {}]
     for side in (0, 1):
         for i in sorted(range(len(inputs)), key=lambda i: (-parts[1 - side][i], -i)):
             by_part[side].setdefault(parts[side][i], []).append((parts[1 - side][i], i))

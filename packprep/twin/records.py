@@ -545,8 +545,7 @@ def in_float32(weight: Any) -> float | None:
     if type(weight) not in (int, float) or not 0 <= weight < math.inf:
         return None
     try:
-        return struct.unpack("<f", struct.pack("<f", weight))[
-            0
-        ]  # the native form gives infinity instead of an error
+        # the native form gives infinity instead of an error
+        return struct.unpack("<f", struct.pack("<f", weight))[0]
     except OverflowError:
         return None

@@ -106,9 +106,8 @@ class Twin:
         self.tasks = [self._task(t, task) for t, task in enumerate(plan["tasks"][:-1])]
         self.in_place = any(objectives.is_in_place(task["objective"]) for task in self.tasks)
         self.with_blocks = any(objectives.copies(task["objective"]) > 1 for task in self.tasks)
-        least = (
-            recipe["output"]["columns"] == "least"
-        )  # then the copy that is clean gives the labels of both
+        # then the copy that is clean gives the labels of both
+        least = recipe["output"]["columns"] == "least"
         self.with_labels = any(
             objectives.is_in_place(task["objective"])
             and not (least and objectives.copies(task["objective"]) > 1)

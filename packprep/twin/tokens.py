@@ -16,9 +16,8 @@ from packprep.twin.records import Picture
 class Trained(NamedTuple):
     """What is trained of a document that says so; numbers are of its tokens."""
 
-    spans: list[
-        tuple[int, int]
-    ]  # ascending, disjoint, half-open; none touches another of its weight
+    # ascending, disjoint, half-open; none touches another of its weight
+    spans: list[tuple[int, int]]
     weights: list[float]  # of each
     cuts: list[int]  # the first tokens of messages after the first
     system: int  # leading tokens that later pieces repeat

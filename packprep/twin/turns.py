@@ -88,9 +88,8 @@ def text_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
     end = theirs.system_end and chat.system_end(begins)
     taken += end is None
     weights = [struct.unpack("f", struct.pack("f", weight))[0] for weight in talk.weights]
-    places = {
-        0: talk.messages[0]["role"]
-    }  # the role of the first message at a place, or of one there that asks
+    # the role of the first message at a place, or of one there that asks
+    places = {0: talk.messages[0]["role"]}
     at = 0
     for k, message in enumerate(talk.messages):
         at = begins.get(k, at)

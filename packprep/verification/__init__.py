@@ -252,9 +252,8 @@ def verify_dataset(
                 check_objects(local.out, manifest, faults)
             else:
                 check_listing(folder, manifest, faults)
-        if not check_foundations(
-            folder, manifest, faults
-        ):  # nothing can be recomputed from a damaged plan
+        # nothing can be recomputed from a damaged plan
+        if not check_foundations(folder, manifest, faults):
             return _report(local, manifest, epoch, range(0), 0, (0, 0), faults)
         stored = stored_plan(folder)
         assert stored is not None

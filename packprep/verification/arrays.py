@@ -314,9 +314,8 @@ def _check_headers(
         wrong &= task != np.where(
             short, too_short, _drawn(plan, arrays, thresholds(plan.recipe, supervised=True))
         )
-    if (
-        plan.recipe.packing.algorithm == "concat"
-    ):  # where a row ends, too few tokens for the task drawn may be left
+    # where a row ends, too few tokens for the task drawn may be left
+    if plan.recipe.packing.algorithm == "concat":
         wrong &= task != too_short
     bad("P11", wrong, "segment_task", "is not the task that its key draws")
     return faults.total == before
@@ -485,9 +484,8 @@ def _check_coverage(
     wrong = start[order] != should
     if "trained_offsets" in arrays:  # segments without a trained token are left out
         wrong &= (start[order] < should) | ~_may_be_limited(plan, arrays, order, goes_on)
-    if (
-        plan.recipe.documents.long == "decompose"
-    ):  # what is between them fills rows of other lengths
+    # what is between them fills rows of other lengths
+    if plan.recipe.documents.long == "decompose":
         wrong &= start[order] < should
     wrong = np.flatnonzero(wrong)
     row, documents = stored.row, plan.recipe.documents

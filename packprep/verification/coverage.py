@@ -316,10 +316,8 @@ def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
 
     for source in plan.sources:
         locations = source.places(shard, plan.shards)
-        for location in {
-            *locations[:1],
-            *locations[-1:],
-        }:  # of which the shard takes a part, perhaps
+        # of which the shard takes a part, perhaps
+        for location in {*locations[:1], *locations[-1:]}:
             own = source.taken(shard, plan.shards, [location])
             found.append(_in_part(part for of_piece in own for part in source.slices_of(*of_piece)))
         inner = locations[1:-1]
@@ -387,9 +385,8 @@ def _inside(locations: Locations, extents: _Extents) -> np.ndarray:
     for file, use, which in _groups(locations.at(near)):
         first, end = np.searchsorted(keys, _uses_of_files(file, np.array([use, use + 1])))
         position = locations.position[near[which]]
-        last = (
-            np.searchsorted(extents.begin[first:end], position, "right") - 1
-        )  # that begins here or before
+        # that begins here or before
+        last = np.searchsorted(extents.begin[first:end], position, "right") - 1
         inside[near[which]] = (last >= 0) & (position < extents.end[first:end][last])
     return inside
 
@@ -409,9 +406,8 @@ def _groups(locations: Locations) -> list[tuple[int, int, slice]]:
 
 def _check_kept(plan: Plan, shard: int, every: Locations, faults: Faults) -> None:
     """`sample` and a fractional `repeat` keep each document, as far as the plan tells."""
-    if all(
-        keeps_all(source, source.uses - 1) for source in plan.sources
-    ):  # the last use has no more than the others
+    # the last use has no more than the others
+    if all(keeps_all(source, source.uses - 1) for source in plan.sources):
         return
     for file, use, which in _groups(every):
         is_kept = kept_by_plan(_source_of(plan, file), use, file, every.position[which])

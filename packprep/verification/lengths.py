@@ -132,9 +132,8 @@ def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> N
             local.fetch(MANIFEST_NAME)
             manifests.append(read_manifest(local.folder))
     if not out.exists(MIXTURE_NAME):
-        if not any(
-            "removed" in manifest for manifest in manifests
-        ):  # `remove` makes one dataset and no mixture
+        # `remove` makes one dataset and no mixture
+        if not any("removed" in manifest for manifest in manifests):
             faults.add(
                 "P1",
                 MIXTURE_NAME,
@@ -183,9 +182,8 @@ def _alike(stored: dict[str, Any]) -> dict[str, Any]:
     """Return the keys and values of plan.json that all datasets of a build share."""
     shared = {key: value for key, value in stored.items() if key not in _OF_ONE_PLAN}
     del shared["recipe"]["seq_length"]
-    shared["recipe"].get("documents", {}).pop(
-        "max_bad_fraction", None
-    )  # may change while a build goes on
+    # may change while a build goes on
+    shared["recipe"].get("documents", {}).pop("max_bad_fraction", None)
     for source in shared["sources"]:
         del source["prefix"]
     for task in shared["tasks"]:
@@ -243,9 +241,8 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
     )
     ends = np.cumsum([part.shape[1] for part in (*present, *in_segments, *left_out)])
     by_part = np.split(number.reshape(-1), ends[:-1])
-    counts = np.zeros(
-        (3, every.shape[1]), np.int64
-    )  # of datasets: that know it, have segments of it, leave it to others
+    # of datasets: that know it, have segments of it, leave it to others
+    counts = np.zeros((3, every.shape[1]), np.int64)
     for i, part in enumerate(by_part):
         counts[i // len(opened)] += np.bincount(part, minlength=every.shape[1])
     there, holding, elsewhere_in = counts

@@ -432,9 +432,8 @@ def _worked_out_again(plan: Plan) -> dict[str, Any]:
 def _vocabulary(plan: Plan) -> Vocabulary:
     """The vocabulary that the recipe makes of tokenizer.json, less what was added to it."""
     recipe, stored, specials = plan.recipe, plan.vocabulary, plan.recipe.specials
-    if (
-        plan.law < 3
-    ):  # A well-known text was a special token wherever it stood, so the plan's own are believed.
+    # A well-known text was a special token wherever it stood, so the plan's own are believed.
+    if plan.law < 3:
         added = {token["id"] for token in stored.added_tokens}
         texts = texts_of_ids(stored.tokenizer_json, list(stored.roles.values()))
         roles = {

@@ -82,11 +82,8 @@ def test_block_masks_leave_out_no_pair_and_call_full_only_what_is_full(row, bloc
 
 
 def test_block_masks_of_segments_that_end_with_blocks_hold_nothing_else():
-    segments = [
-        ("causal", 8, 0),
-        ("bidirectional", 8, 0),
-        ("prefix", 8, 0),
-    ]  # the prefix is of 3 slots
+    # the prefix is of 3 slots
+    segments = [("causal", 8, 0), ("bidirectional", 8, 0), ("prefix", 8, 0)]
     row = packed(32, segments)
     assert np.asarray(block_masks(row["segment_ids"], row["prefix_ends"], 4)).tolist() == [
         [1, 0, 0, 0, 0, 0, 0, 0],

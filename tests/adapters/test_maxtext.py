@@ -82,9 +82,8 @@ def misled(module, ids, block, position_ids=None):
     and of how many documents."""
     packed = mask(module, ids, block, position_ids)
     right = np.zeros_like(packed)
-    right[np.ix_(ids == 0, ids == 0)] = packed[
-        np.ix_(ids == 0, ids == 0)
-    ]  # padding sees padding, whatever it is
+    # padding sees padding, whatever it is
+    right[np.ix_(ids == 0, ids == 0)] = packed[np.ix_(ids == 0, ids == 0)]
     for number in range(1, ids.max() + 1):
         at = np.flatnonzero(ids == number)
         right[np.ix_(at, at)] = mask(module, np.ones(len(at), np.int32), block)
@@ -112,9 +111,8 @@ def test_rows_whose_segments_begin_anywhere_are_right_where_it_counts_by_their_p
 ):
     row = dataset_of(tmp_path, {"preset": "dllm"}, 1).row(0)
     wrong, documents = misled(attention_op, row.segment_ids, BLOCK)
-    assert (
-        documents > 1 and wrong > 0
-    )  # why packing is refused there, and the loader refuses what is not aligned
+    # why packing is refused there, and the loader refuses what is not aligned
+    assert documents > 1 and wrong > 0
     assert misled(attention_op, row.segment_ids, BLOCK, row.position_ids)[0] == 0
 
 

@@ -109,9 +109,8 @@ def test_labels_masks_and_weights_ahead_are_what_megatron_s_mtp_rolls(tmp_path, 
         assert torch.equal(rolled["loss_mask"], weights.view(1, -1))
         trained = rolled["loss_mask"] > 0
         assert torch.equal(rolled["labels"][trained], labels.view(1, -1)[trained])
-        within = real & (
-            labels.view(1, -1) != dataset.pad_id
-        )  # untrained slots have their label too
+        # untrained slots have their label too
+        within = real & (labels.view(1, -1) != dataset.pad_id)
         assert torch.equal(rolled["labels"][within], labels.view(1, -1)[within])
 
 
@@ -126,9 +125,8 @@ def test_too_many_segments_are_refused_by_row(tmp_path):
 
 
 def test_fault_16_packed_seq_params_of_several_rows_move_their_boundaries(tmp_path, monkeypatch):
-    monkeypatch.setitem(
-        sys.modules, "megatron.core.packed_seq_params", None
-    )  # as where it is not installed
+    # as where it is not installed
+    monkeypatch.setitem(sys.modules, "megatron.core.packed_seq_params", None)
     make(tmp_path)
     rows = megatron.GPTRows(tmp_path, max_segments=20)
     batch = next(iter(DataLoader(rows, batch_size=3)))

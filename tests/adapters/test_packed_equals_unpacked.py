@@ -121,9 +121,8 @@ def by_varlen(batch):
     assert max(np.diff(begins)) == keywords["max_seqlen_q"]
 
     def attend(_, q, k, v):
-        q, k, v = (
-            x.transpose(1, 2).flatten(0, 1).transpose(0, 1) for x in (q, k, v)
-        )  # [heads, slots, head_dim]
+        # [heads, slots, head_dim]
+        q, k, v = (x.transpose(1, 2).flatten(0, 1).transpose(0, 1) for x in (q, k, v))
         out = [torch.full_like(q[:, : begins[0]], NAN)]
         for begin, end in zip(begins[:-1], begins[1:], strict=True):
             own = (x[None, :, begin:end] for x in (q, k, v))
@@ -383,9 +382,8 @@ class Scan(torch.nn.Module):
         torch.manual_seed(1)
         self.embed = torch.nn.Embedding(528, width)
         self.taps = torch.nn.Parameter(torch.randn(taps, width))
-        self.chosen = torch.nn.Linear(
-            width, width + 2 * states
-        )  # time step, input and output matrix of each slot
+        # time step, input and output matrix of each slot
+        self.chosen = torch.nn.Linear(width, width + 2 * states)
         self.decay = torch.nn.Parameter(torch.randn(width, states))
         self.states = states
         self.double()

@@ -224,9 +224,8 @@ def test_packpreps_own_lines_run_and_what_is_missing_is_a_line(small, tmp_path, 
     assert [line.why for line in measured if line.status != "measured"] == []
     tokens = lines["packprep ul2r"].work.tokens
     assert tokens == lines["packprep t5"].work.tokens > 5000
-    assert (
-        tokens - 100 < lines["numpy, spans"].work.tokens <= tokens
-    )  # without segments of one or two tokens
+    # without segments of one or two tokens
+    assert tokens - 100 < lines["numpy, spans"].work.tokens <= tokens
     assert lines["packprep ul2r"].work.documents == 60 and result["disagreements"] == []
     assert all(results.rate(line) > 0 for line in measured)
     assert not list(folder.glob("run-*"))

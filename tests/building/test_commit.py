@@ -77,9 +77,8 @@ def test_fault_23_every_file_appears_by_one_step_after_it_is_on_disk_and_the_rec
     names = [shard_name(shard), rejects_name(shard), receipt_name(shard)]
     assert [name for name in seen if name != "fsync"] == names
     for name in names:
-        assert (
-            seen[seen.index(name) - 1] == "fsync" == seen[seen.index(name) + 1]
-        )  # the file; then its folder
+        # the file; then its folder
+        assert seen[seen.index(name) - 1] == "fsync" == seen[seen.index(name) + 1]
 
 
 def test_a_second_commit_of_the_same_shard_changes_nothing(out):

@@ -113,10 +113,8 @@ def test_what_says_what_is_trained_is_forecast_by_the_tasks_that_it_may_draw(tmp
         for text in made.texts(150, 3, 3000)
     ]
     made.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
-    tasks = [
-        {"preset": "bd3"},
-        {"preset": "causal"},
-    ]  # block diffusion doubles slots, and takes no such documents
+    # block diffusion doubles slots, and takes no such documents
+    tasks = [{"preset": "bd3"}, {"preset": "causal"}]
     found, manifest, size, _ = built_as_forecast(
         tmp_path, tmp_path / "out", tasks=tasks, seq_length=1024, output={}
     )

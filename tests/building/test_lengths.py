@@ -141,9 +141,8 @@ def test_workers_arrays_stores_and_kills_change_no_byte(corpus, tmp_path, monkey
     assert process.wait() == -9 and (killed / "seq_64" / "dataset.json").exists()
     status = inside("status", killed)
     assert status.status == 1 and "0 of" in status.out and not (killed / "mixture.json").exists()
-    assert (
-        "seq_1024: nothing is written yet" in status.out
-    )  # nor is a dataset that was not begun forgotten
+    # nor is a dataset that was not begun forgotten
+    assert "seq_1024: nothing is written yet" in status.out
     shutil.rmtree(killed / "seq_256")
     assert inside("status", killed).status == 1 and inside("verify", killed).status == 2
     made.build_lengths(table, folder, killed)

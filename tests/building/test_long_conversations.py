@@ -112,9 +112,8 @@ def test_no_piece_trains_an_answer_whose_question_is_not_in_it(tmp_path, long_an
     covered = dict.fromkeys(messages, 0)
     for doc, start, n, copy, trained in pieces(dataset):
         may, marked = trained_here(parts(messages[doc]), start, n, rest)
-        assert trained == may - (
-            {start} if copy == 0 else set()
-        )  # nothing predicts a row's first token
+        # nothing predicts a row's first token
+        assert trained == may - ({start} if copy == 0 else set())
         apart, seen, covered[doc] = apart + len(marked - may), seen + (start > 0), covered[doc] + n
     left_out = ledger["tokens"]["dropped"]["untrained_segment"]
     assert left_out == sum(parts(messages[doc])[-1][3] for doc in messages) - sum(covered.values())

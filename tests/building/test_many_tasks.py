@@ -46,9 +46,8 @@ def test_sixteen_fresh_tasks_at_once_write_one_plan_and_publish_one_dataset(smal
     tasks = [started(base, table, out, i, TASKS) for i in range(TASKS)]
     said = [task.communicate(timeout=300)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0] * TASKS, [text for text in said if text]
-    assert (
-        made.contents(out) == expected
-    )  # the last to end has found all receipts, published and tidied up
+    # the last to end has found all receipts, published and tidied up
+    assert made.contents(out) == expected
     stranger = started(base, other, out, 0, TASKS)
     assert "PlanError" in stranger.communicate(timeout=120)[0] and stranger.returncode == 2
 

@@ -97,9 +97,8 @@ def test_each_place_is_found_once_whole_and_in_order(corpus):
     kept = 0
     for position in used:
         own = [what for _, what in sorted(found.get(position, []))]
-        assert own == [
-            what for what in wanted[position] if what in own
-        ]  # pieces of nothing but places are left out
+        # pieces of nothing but places are left out
+        assert own == [what for what in wanted[position] if what in own]
         kept += len(own)
     assert kept > 60 and kept == sum(len(dataset.row(i).media.slot) for i in range(len(dataset)))
     ledger = dataset.manifest["ledger"]["sources"]["texts"]
@@ -136,15 +135,11 @@ def test_a_cut_falls_before_a_place_or_behind_one_that_begins_its_piece(tmp_path
         return sorted(zip(own.start.tolist(), own.n.tolist(), strict=True)), reasons
 
     assert pieces("x" * 20, 15, "y" * 9) == ([(0, 20), (20, 24)], [])
-    assert pieces("x" * 2, 32, "y" * 9) == (
-        [(0, 2), (34, 9)],
-        [],
-    )  # of a place alone nothing is trained
+    # of a place alone nothing is trained
+    assert pieces("x" * 2, 32, "y" * 9) == ([(0, 2), (34, 9)], [])
     assert pieces("x" * 9, 26, "y" * 2, 26, "z" * 3) == ([(0, 9), (9, 28), (37, 29)], [])
-    assert pieces("x" * 9, 30, "y" * 2) == (
-        [(0, 9), (39, 2)],
-        [],
-    )  # the rest of two tokens does not fit beside it
+    # the rest of two tokens does not fit beside it
+    assert pieces("x" * 9, 30, "y" * 2) == ([(0, 9), (39, 2)], [])
     assert pieces("x" * 9, 33, "y") == ([], ["place_too_long"])
     assert pieces("x" * 9, 32) == ([], ["place_too_long"])  # with its eos it does not fit
     assert pieces(5, 7) == ([], ["untrained"])

@@ -176,9 +176,8 @@ def test_ordinary_documents_under_ul2r_fill_best_fit_rows_to_999_thousandths_and
     documents = made.documents(sizes)
     segments, lost = cut(recipe, tasks, documents)
     used = np.bincount(segments.document, segments.n, len(sizes))
-    assert not lost.untrained.any() and np.array_equal(
-        used, sizes
-    )  # fault 18: nothing is truncated
+    # fault 18: nothing is truncated
+    assert not lost.untrained.any() and np.array_equal(used, sizes)
     slots = segments.slots
     assert slots.sum() > slots_wanted * 0.9 and 500 < sizes.mean() < 700
     row, offset = pack(slots, seq_length, "best_fit", 65535)

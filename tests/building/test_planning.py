@@ -118,9 +118,8 @@ def test_a_few_shards_by_themselves_are_as_many_as_workers_share_evenly(folder, 
 
 def test_long_rows_are_not_made_fewer_to_share_shards_evenly(folder):
     recipe = inputs_of(folder, "a.jsonl", seq_length=65536, output={}).recipe
-    assert (
-        _shard_text_bytes(recipe, 3 << 30, 0.25) == 2000 * 65536 * 4
-    )  # eight shards would have fewer rows
+    # eight shards would have fewer rows
+    assert _shard_text_bytes(recipe, 3 << 30, 0.25) == 2000 * 65536 * 4
     recipe = inputs_of(folder, "a.jsonl", seq_length=16384, output={}).recipe
     whole = int(2000 * 16384 / 0.25)
     assert _shard_text_bytes(recipe, 5 * whole, 0.25) == whole  # six shards would have too few

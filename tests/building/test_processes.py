@@ -337,9 +337,8 @@ def test_a_process_that_is_deep_in_a_library_ends_with_75_all_the_same(number):
 @pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_no_thread_and_no_descriptor_is_left_behind(workers):
-    list(
-        in_processes(double, (), [1, 2], workers, nothing)
-    )  # a server of processes stays, once it runs
+    # a server of processes stays, once it runs
+    list(in_processes(double, (), [1, 2], workers, nothing))
     before = os.listdir("/proc/self/fd"), threading.active_count()
     list(in_processes(double, (), [1, 2], workers, nothing))
     with pytest.raises(SourceError):

@@ -188,10 +188,8 @@ def test_fault_11_loss_masks_are_the_golden_file_s(id, inputs, expected):
     prefixes = [sum(inputs["input_mask"][b : b + n]) for b, n in zip(begins, sizes, strict=True)]
     table = bare(begins, sizes)
     tokens = np.array(inputs["tokens"], np.uint16)
-    tasks = [
-        *with_prefixes(prefixes),
-        made.in_place_task(),
-    ]  # the second makes labels, and no segment draws it
+    # the second makes labels, and no segment draws it
+    tasks = [*with_prefixes(prefixes), made.in_place_task()]
     arrays = render_rows(tasks, table, begins, tokens, None, len(tokens), np.dtype(np.uint16))
     assert arrays["segment_prefix"].tolist() == prefixes and np.array_equal(
         arrays["tokens"][0], tokens

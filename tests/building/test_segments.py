@@ -93,9 +93,8 @@ def test_cut_equals_its_twin(configuration, sizes, seed):
     except RecipeError as error:
         assert "cut" in str(error)  # a row or max_tokens that could not leave a tail
         return
-    sizes = [
-        max(size, recipe.documents.min_tokens) for size in sizes
-    ]  # reading leaves shorter ones out
+    # reading leaves shorter ones out
+    sizes = [max(size, recipe.documents.min_tokens) for size in sizes]
     documents = made.documents(sizes, seed)
     segments, lost = cut(recipe, tasks, documents)
     expected, left_out = [], 0
@@ -128,9 +127,8 @@ def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, 
     documents = replace(made.documents(sizes, count), training=training(marked, recipe, law))
     segments, lost = cut(recipe, tasks, documents)
     twin, expected = made.twin_recipe(recipe, tasks), []
-    told = np.zeros(
-        (count, 2), np.int64
-    )  # tokens that may be trained, and those that are, where nothing is cut off
+    # tokens that may be trained, and those that are, where nothing is cut off
+    told = np.zeros((count, 2), np.int64)
     for d, (size, one) in enumerate(zip(sizes, marked, strict=True)):
         key, trained = (
             facts_key(documents, d),
@@ -148,9 +146,8 @@ def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, 
             told[d, 1] += sum(end - begin for begin, end, _ in kept)
     assert list(zip(*(column.tolist() for column in segments[:9]), strict=True)) == expected
     if recipe.documents.long == "split":
-        unpredicted = (
-            told[:, 0] - told[:, 1] - lost.apart
-        )  # trained first tokens of pieces that are left out
+        # trained first tokens of pieces that are left out
+        unpredicted = told[:, 0] - told[:, 1] - lost.apart
         assert ((unpredicted >= 0) & (unpredicted <= lost.untrained)).all()
         assert law == 3 or not lost.apart.any()
 
@@ -170,9 +167,8 @@ def conversation(chance_of, size):
     system = chance_of.choice([0, min(size // 2, 5), min(size // 2, 60)])
     spans = tuple(zip(edges[::2], edges[1::2], strict=True))
     weights = tuple(chance_of.choice([0.5, 1.0, 3.0]) for _ in spans)
-    if (
-        chance_of.random() < 0.5 and spans[-1][1] - spans[-1][0] > 1
-    ):  # two that touch, of unequal weight
+    # two that touch, of unequal weight
+    if chance_of.random() < 0.5 and spans[-1][1] - spans[-1][0] > 1:
         *spans, (begin, end) = spans
         middle = chance_of.randrange(begin + 1, end)
         spans, weights = (*spans, (begin, middle), (middle, end)), (*weights, weights[-1] * 2)

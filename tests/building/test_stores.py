@@ -464,9 +464,8 @@ def test_a_changed_byte_of_a_store_ends_a_build_and_is_a_fault_of_the_replay(tmp
     ):
         made.build(from_store, tmp_path, tmp_path / "out", workers)
     (tmp_path / "away.jsonl").rename(tmp_path / "a.jsonl")
-    made.build(
-        table, tmp_path, tmp_path / "store", is_store=True
-    )  # as the message of a damaged shard says
+    # as the message of a damaged shard says
+    made.build(table, tmp_path, tmp_path / "store", is_store=True)
     assert path.read_bytes() == good
     made.build(from_store, tmp_path, tmp_path / "out", workers)
     assert made.contents(tmp_path / "out") == made.contents(tmp_path / "sound")

@@ -42,9 +42,8 @@ def test_ranges_are_cut_to_their_segment_as_in_the_golden_file(tmp_path, inputs,
         assert begin not in [start for start, _ in segments]
         assert dropped == {"untrained_segment": end - begin}
     loss = np.concatenate([dataset.row(i).loss_mask for i in range(len(dataset))])
-    assert loss.sum() == sum(
-        b - max(a, 1) for a, b in inputs["ranges"]
-    )  # nothing predicts the first token
+    # nothing predicts the first token
+    assert loss.sum() == sum(b - max(a, 1) for a, b in inputs["ranges"])
 
 
 def test_a_piece_whose_last_token_alone_is_not_trained_keeps_its_pivot(tmp_path):
@@ -126,9 +125,8 @@ def test_a_segment_whose_only_trained_token_nothing_predicts_is_dropped_and_coun
 ):
     """A document of it alone is a reject, `untrained`; of a longer one only that segment is left
     out."""
-    first = (
-        16 - bos - ("mode_token" in task) - ("sentinel" in task)
-    )  # tokens of a long document's first piece
+    # tokens of a long document's first piece
+    first = 16 - bos - ("mode_token" in task) - ("sentinel" in task)
     lines = [
         FIRST_ALONE,
         {"text": "x" * first + "y" * 9, "loss_spans": [[3, 5], [first, first + 1]]},
@@ -219,8 +217,7 @@ def test_many_spans_of_one_document_fall_into_many_segments(tmp_path):
     )
     dataset = packprep.open_dataset(tmp_path / "out")
     batch = dataset.batch(range(len(dataset)), columns=["tokens", "loss_mask"])
-    inside = (
-        batch["tokens"][:, 1:] != dataset.pad_id
-    )  # one segment a row: the last row's rest is padding
+    # one segment a row: the last row's rest is padding
+    inside = batch["tokens"][:, 1:] != dataset.pad_id
     assert inside.sum() + len(dataset) == 3 * n
     assert np.array_equal(batch["loss_mask"][:, :-1], (batch["tokens"][:, 1:] == ord("b")) & inside)

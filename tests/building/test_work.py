@@ -80,9 +80,8 @@ def test_the_last_row_s_padding_is_told_apart(tmp_path):
         )
         ledger = made.build(table, tmp_path, tmp_path / f"out{multiple}").manifest["ledger"]
         assert ledger["row_padding"] == 512 - physical
-        assert (
-            ledger["last_row_padding"] == 512 - 101 and ledger["last_rows"] == 1
-        )  # what is inside of it, too
+        # what is inside of it, too
+        assert ledger["last_row_padding"] == 512 - 101 and ledger["last_rows"] == 1
 
 
 def test_progress_is_told(built):

@@ -215,9 +215,8 @@ def _guard(out: Path, gate: int, log: int, strike: str | int, where: str) -> Non
                     os.killpg(0, number)
                 elif os.getpid() != first and strike == STOP:
                     os.kill(first, number)  # for which the test waits
-                signal.pthread_kill(
-                    threading.get_ident(), number
-                )  # at once: no call of its own comes between
+                # at once: no call of its own comes between
+                signal.pthread_kill(threading.get_ident(), number)
             if struck and isinstance(strike, int):
                 if name == "close":
                     real(*arguments)

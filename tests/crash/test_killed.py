@@ -33,9 +33,8 @@ def test_the_points_are_all_calls_of_all_kinds(plain, folder):
         is_of_both(ended.calls, name) for name in ("open", "write", "fsync", "close", "mkdir")
     )
     assert sum(call.startswith("rename shards/") for call in ended.calls) == 3
-    assert (
-        sum(call.startswith("link ") for call in ended.calls) == 3 + 4
-    )  # receipts; tokenizer, plan, note, manifest
+    # receipts; tokenizer, plan, note, manifest
+    assert sum(call.startswith("link ") for call in ended.calls) == 3 + 4
 
 
 @pytest.mark.long

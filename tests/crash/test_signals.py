@@ -69,9 +69,8 @@ def test_fault_23_a_killed_build_goes_on_to_the_same_bytes(undisturbed, tmp_path
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
     assert not (out / MANIFEST_NAME).exists()
-    made.write(
-        out / "shards" / "000" / ".000001.safetensors.host-1-aa.tmp", b"half"
-    )  # as a kill may leave
+    # as a kill may leave
+    made.write(out / "shards" / "000" / ".000001.safetensors.host-1-aa.tmp", b"half")
     outcome = made.build(table, base, out, 2)
     assert outcome.manifest is not None
     assert made.contents(out) == expected  # no temporaries either

@@ -143,9 +143,8 @@ def test_next_token_labels_at_every_distance(inputs, expected):
     )
     ids = np.repeat(np.arange(1, len(lengths) + 1), lengths)
     trained = np.ones(len(tokens), int)
-    for begin, end in inputs[
-        "loss_masking_spans"
-    ]:  # of targets; ours stands at the predicting slot
+    # of targets; ours stands at the predicting slot
+    for begin, end in inputs["loss_masking_spans"]:
         trained[max(begin - 1, 0) : end - 1] = 0
     trained[: len(tokens) - 1] &= tokens[1:] != -100
     [(begin, end)] = expected["windows"]
@@ -392,9 +391,8 @@ def test_bottom_right_refuses_sides_of_a_ring_by_row_and_segment():
         match="row 0, segment 2:.*queries hold 2 up to position 3, the keys 3 up to 3",
     ):
         attention.thd_pair([1, 2, 2], [2, 2, 2], [0, 1, 3], [0, 1, 3], 2, "bottom_right")
-    one_side = attention.thd_pair(
-        [1, 1, 0], [2, 2, 2], [0, 2, 0], [0, 1, 3], 2, "bottom_right"
-    )  # no pair: nothing counts
+    # no pair: nothing counts
+    one_side = attention.thd_pair([1, 1, 0], [2, 2, 2], [0, 2, 0], [0, 1, 3], 2, "bottom_right")
     assert [values.tolist() for values in one_side] == [[0, 0], [0, 0], [-1] * 3, [-1] * 3]
 
 

@@ -373,9 +373,8 @@ def test_fault_14_no_head_sees_its_label_from_inside_a_two_way_prefix(tmp_path):
     ds, trained = packprep.open_dataset(tmp_path), 0
     for row in map(ds.row, range(12)):
         seen = attention.dense_mask(row.segment_ids, row.prefix_ends)
-        last_seen = (
-            ds.seq_length - 1 - np.argmax(seen[:, ::-1], axis=1)
-        )  # whose input is, at depth k − 1, the token k − 1 on
+        # whose input is, at depth k − 1, the token k − 1 on
+        last_seen = ds.seq_length - 1 - np.argmax(seen[:, ::-1], axis=1)
         for k in (2, 3, 8):
             heads = np.flatnonzero(getattr(row, f"loss_mask_{k}"))
             assert (last_seen[heads] + k - 1 < heads + k).all()
@@ -805,11 +804,8 @@ def test_a_row_is_found_however_unlike_the_shards_are(tmp_path, rows, io):
     make_dataset(tmp_path, rows_per_shard=rows)
     ds = packprep.open_dataset(tmp_path, io=io)
     expected = ds.batch(range(sum(rows)), columns=["tokens"])["tokens"]
-    for order in (
-        range(sum(rows)),
-        reversed(range(sum(rows))),
-        range(-sum(rows), 0),
-    ):  # shards are opened as they come
+    # shards are opened as they come
+    for order in (range(sum(rows)), reversed(range(sum(rows))), range(-sum(rows), 0)):
         ds = packprep.open_dataset(tmp_path, io=io)
         for index in order:
             row = ds.row(index)

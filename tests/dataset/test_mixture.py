@@ -254,9 +254,8 @@ def test_other_points_shares_or_interpolation_are_another_order(three):
         interpolate="linear",
         max_epochs=[9, 9, 9],
     )
-    pickle.loads(pickle.dumps(again)).batches(4).load_state_dict(
-        state
-    )  # the same order, which may end before
+    # the same order, which may end before
+    pickle.loads(pickle.dumps(again)).batches(4).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -721,9 +720,8 @@ def test_seq_idx_and_labels_ahead_are_refused_by_the_tasks_of_all_datasets(three
     assert np.array_equal(
         causal.batch([7], columns=["seq_idx"])["seq_idx"][0], causal.row(7).seq_idx
     )
-    batch = mixed.batch(
-        [7, 0], columns=["labels_2", "loss_mask_2"]
-    )  # one dataset has such labels, the other none
+    # one dataset has such labels, the other none
+    batch = mixed.batch([7, 0], columns=["labels_2", "loss_mask_2"])
     assert (
         batch["loss_mask_2"][0].any()
         and not batch["loss_mask_2"][1].any()

@@ -210,9 +210,8 @@ def test_no_two_epochs_are_equal_and_each_is_itself_again(datasets):
         np.array_equal(ds.batch(range(20), columns=COLUMNS)[name], seen[0][name])
         for name in COLUMNS
     )
-    beyond = ds.batch(
-        range(20), columns=COLUMNS, epochs=[2**32 + 2] * 20
-    )  # chance repeats after 2³² epochs
+    # chance repeats after 2³² epochs
+    beyond = ds.batch(range(20), columns=COLUMNS, epochs=[2**32 + 2] * 20)
     assert all(np.array_equal(beyond[name], seen[2][name]) for name in COLUMNS)
 
 

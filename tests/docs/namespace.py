@@ -15,13 +15,10 @@ import traceback
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(
-        2, 1
-    )  # what libraries print past sys.stdout goes to stderr, and does not mix with answers
-    sys.path[:2] = [
-        sys.path[1],
-        "",
-    ]  # packprep of PYTHONPATH, then the page's folder; not that of this file
+    # what libraries print past sys.stdout goes to stderr, and does not mix with answers
+    os.dup2(2, 1)
+    # packprep of PYTHONPATH, then the page's folder; not that of this file
+    sys.path[:2] = [sys.path[1], ""]
     names: dict[str, object] = {"__name__": "__main__"}
     for line in sys.stdin:
         where, text = json.loads(line)

@@ -235,9 +235,8 @@ def test_the_sample_s_lengths_are_those_of_its_documents(tmp_path):
     texts = made.texts(200)
     made.write_lines(tmp_path / "a.jsonl", texts)
     found = estimate(tmp_path, "a.jsonl")
-    assert sorted(found.lengths.tolist()) == sorted(
-        len(text.encode()) for text in texts
-    )  # bytes are its tokens
+    # bytes are its tokens
+    assert sorted(found.lengths.tolist()) == sorted(len(text.encode()) for text in texts)
     assert found.length_weights.tolist() == [1.0] * len(texts)
 
 

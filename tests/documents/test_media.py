@@ -83,9 +83,8 @@ def test_what_says_nothing_of_media_is_a_text():
         b'{"text": "a", "weight": null}',
     ):
         assert line_decoder("text", Fields(kinds=KINDS))(line) == "a"
-    assert (
-        line_decoder("text", Fields())(b'{"text": "a", "media": [1]}') == "a"
-    )  # no kind, nothing is looked at
+    # no kind, nothing is looked at
+    assert line_decoder("text", Fields())(b'{"text": "a", "media": [1]}') == "a"
 
 
 def test_whole_numbers_of_any_type_are_places():
@@ -167,9 +166,8 @@ def test_parts_are_the_placeholders_that_a_template_writes(vocabulary):
     text = found.text.replace("<|image|>", "<|image|>" * 4).replace("<|film|>", "<|film|>" * 2)
     engine = ReferenceEngine(vocabulary, "text")
     ids, _, _ = engine.encode_with_characters([text], True)
-    assert (
-        tokens.ids.tolist() == ids.tolist()
-    )  # as a processor does, which repeats them in the text
+    # as a processor does, which repeats them in the text
+    assert tokens.ids.tolist() == ids.tolist()
     places = trained[0].places
     assert [tokens.ids[a:b].tolist() for a, b in places.spans.tolist()] == [
         [

@@ -106,9 +106,8 @@ def test_fault_24_bad_documents_fail_stops_at_the_first_and_names_it(tmp_path):
     ):
         read(plan_of(tmp_path, documents={"bad_documents": "fail"}))
     made.write(tmp_path / "a.jsonl", b'{"text": "good"}\n{"text": ""}\n')
-    assert (
-        len(read(plan_of(tmp_path, documents={"bad_documents": "fail"})).rejected) == 1
-    )  # empty is not bad
+    # empty is not bad
+    assert len(read(plan_of(tmp_path, documents={"bad_documents": "fail"})).rejected) == 1
 
 
 def test_special_text_that_is_rejected_counts_as_bad_under_fail(tmp_path):

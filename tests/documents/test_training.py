@@ -144,9 +144,8 @@ def test_tokens_of_touching_spans_are_apart_where_their_weights_differ():
 def test_a_token_that_straddles_the_begin_of_a_span_is_not_trained(chatml):
     pieces, trained = one(chatml, Conversation("the lazy dog and then", ((9, 12), (13, 21))))
     assert pieces[-4:] == [" dog", " and", " the", "n"]
-    assert text_of(pieces, trained) == [
-        " then"
-    ]  # " dog" and " and" begin one character before their spans
+    # " dog" and " and" begin one character before their spans
+    assert text_of(pieces, trained) == [" then"]
     pieces, trained = one(chatml, Conversation("the lazy dog and then", ((8, 12),)))
     assert text_of(pieces, trained) == [" dog"]
 

@@ -178,15 +178,13 @@ def test_llada_masks_every_level_spreads_levels_over_rows_and_draws_new_noise(re
     assert dataset.manifest["specials"]["mask"] == 128002 and dataset.vocab_size == 128256
     rows = [dataset.row(i).segments["noise"] for i in range(len(dataset))]
     assert min(noise.min() for noise in rows) < 0.05 and max(noise.max() for noise in rows) > 0.95
-    assert all(
-        abs(noise.mean() - 0.5) <= 0.5 / len(noise) + 1e-6 for noise in rows
-    )  # of stratified levels alone
+    # of stratified levels alone
+    assert all(abs(noise.mean() - 0.5) <= 0.5 / len(noise) + 1e-6 for noise in rows)
     weights = np.concatenate([dataset.row(i).segments["loss_weight"] for i in range(len(dataset))])
     assert weights.min() >= 1 and weights.max() <= 1000
     shard = dataset.manifest["shards"][0]
-    assert (
-        shard["bytes"] < 10.5 * shard["rows"] * dataset.seq_length
-    )  # full columns take 11, and headers
+    # full columns take 11, and headers
+    assert shard["bytes"] < 10.5 * shard["rows"] * dataset.seq_length
     rows_of = dataset.batches(batch_size=len(dataset), shuffle=False, redraw=True)
     first, second = next(rows_of), next(rows_of)
     assert np.array_equal(first["labels"], second["labels"]) and not np.array_equal(
@@ -206,9 +204,8 @@ def test_supervised_trains_what_the_assistant_says_and_what_closes_it(real, tmp_
     ]
     batch = dataset.batch(range(len(dataset)))
     trained = batch["labels"][batch["loss_mask"] == 1]
-    assert (trained == 128009).sum() == 2 * len(
-        answers
-    )  # <|eot_id|>; each conversation is used twice
+    # <|eot_id|>; each conversation is used twice
+    assert (trained == 128009).sum() == 2 * len(answers)
     tokenizer = Tokenizer.from_file(str(real / "tokenizer" / "tokenizer.json"))
     said = Counter(tokenizer.encode(answer, add_special_tokens=False).ids[-1] for answer in answers)
     before = Counter(

@@ -168,9 +168,8 @@ def test_loss_weights_is_refuse_or_ignore(known, tmp_path):
         export_dataset(
             known("repeated").out, "mds", tmp_path / "out", made.Silent(), loss_weights="all"
         )
-    receipt = known("repeated").export(
-        tmp_path / "out", "megatron", loss_weights="ignore"
-    )  # none give weights
+    # none give weights
+    receipt = known("repeated").export(tmp_path / "out", "megatron", loss_weights="ignore")
     assert "loss_weights" not in receipt
 
 
@@ -308,9 +307,8 @@ def test_an_export_that_a_signal_stops_leaves_no_temporary_and_goes_on(known, tm
     assert progress.ended == 1
     left = made.contents(tmp_path / "out")
     assert not made.temporaries(tmp_path / "out") and ".export.json" not in left
-    assert len(left) in (
-        (1,) if form[0] == "megatron" else (2, 3)
-    )  # a worker may end a file while the signal is heard
+    # a worker may end a file while the signal is heard
+    assert len(left) in ((1,) if form[0] == "megatron" else (2, 3))
     known("repeated").export(tmp_path / "out", form[0], **options)
     assert made.contents(tmp_path / "out") == made.contents(tmp_path / "whole")
 

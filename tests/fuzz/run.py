@@ -256,9 +256,8 @@ def main() -> int:
     parser.add_argument(
         "--plain", action="store_true", help="without atheris, though it is installed"
     )
-    parser.add_argument(
-        "--here", action="store_true", help=argparse.SUPPRESS
-    )  # the process of one target
+    # the process of one target
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     plain = given.plain or importlib.util.find_spec("atheris") is None
     if given.here:

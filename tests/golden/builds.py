@@ -46,12 +46,8 @@ DUO_PLAN = HERE / "duo_plan.json"
 build begins from it."""
 
 _ROLES = ("<pad>", "<eos>", *(f"<extra_id_{k}>" for k in range(100)))
-_PLACES = (
-    "digest",
-    "made_with",
-    "engine",
-    "sources",
-)  # sources are frozen key by key, without their prefix
+# sources are frozen key by key, without their prefix
+_PLACES = ("digest", "made_with", "engine", "sources")
 
 _WEB, _BPE = source("web", "web.jsonl"), 'tokenizer = "sources/bpe.json"\n'
 _T5 = task("span_corruption", "noise_density = 0.15\nmean_span_length = 3.0\nrandom_roll = true\n")

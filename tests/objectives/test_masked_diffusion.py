@@ -64,9 +64,8 @@ def test_the_forward_process_is_lladas(monkeypatch, name, given, expected):
     assert loss_mask.tolist() == expected["masked"]
     labels = np.where(loss_mask, ids, -100)
     assert labels.tolist() == expected["labels"]
-    assert 1 / noised.weight[0] == pytest.approx(
-        expected["p_mask"], abs=2.0**-23
-    )  # levels are cut to 24 bits
+    # levels are cut to 24 bits
+    assert 1 / noised.weight[0] == pytest.approx(expected["p_mask"], abs=2.0**-23)
     # LLaDA divides by p and by the answer's length; the second is the trainer's
     weights = loss_mask * noised.weight / expected["answer_length"]
     assert weights.tolist() == pytest.approx(expected["token_weight_sft"], rel=2.0**-22)

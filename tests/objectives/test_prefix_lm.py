@@ -76,9 +76,8 @@ def test_loss_begins_with_the_prediction_of_what_follows_the_pivot(sentinel):
     for at, slots, prefix in zip(rendered.at, rendered.slots, rendered.prefix, strict=True):
         loss, tokens = rendered.loss_mask[at : at + slots], rendered.tokens[at : at + slots]
         assert np.flatnonzero(loss).tolist() == list(range(prefix - 1, slots - 1))
-        assert (
-            rendered.labels[at + prefix - 1] == sentinel == tokens[prefix]
-        )  # the sentinel is the first target
+        # the sentinel is the first target
+        assert rendered.labels[at + prefix - 1] == sentinel == tokens[prefix]
         assert tokens[0] == made.MODE_TOKENS["[S2S]"] and 2 <= prefix <= 20
 
 

@@ -122,9 +122,8 @@ def test_fault_08_no_sentinel_is_used_twice_and_inputs_and_targets_name_the_same
             }
         ],
     }
-    recipe, tasks = made.mix(
-        table, made.ids(120)
-    )  # too few for a row: segments are cut where the list ends
+    # too few for a row: segments are cut where the list ends
+    recipe, tasks = made.mix(table, made.ids(120))
     rendered = lengths.render_all(recipe, tasks, made.documents([900] * 40, 1))
     assert rendered.slots.max() <= 1024
     ends = rendered.at + rendered.slots
@@ -483,6 +482,5 @@ def test_lengths_of_inputs_and_targets_have_t5_s_distribution(tmp_path):
         expected = table.sum(axis=0) / 2
         chi2, freedom = ((table - expected) ** 2 / expected).sum(), len(lengths) - 1
         print(f"{case}: {len(lengths)} pairs of lengths, chi2 {chi2:.2f} of {freedom}")
-        assert chi2 <= (0, 15.1)[freedom], (
-            f"{case}: {ours} and {theirs}"
-        )  # 15.1: one sample in 10,000
+        # 15.1: one sample in 10,000
+        assert chi2 <= (0, 15.1)[freedom], f"{case}: {ours} and {theirs}"

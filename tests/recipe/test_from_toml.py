@@ -39,9 +39,8 @@ def value_of(recipe, section, key):
 
 def test_every_key_of_every_section_is_tested_here():
     keys = {(section, key) for section, names in KEYS.items() for key in names}
-    assert keys - set(VALUES) == {
-        ("specials", "mode_tokens")
-    }  # other keys of [specials]; see below
+    # other keys of [specials]; see below
+    assert keys - set(VALUES) == {("specials", "mode_tokens")}
     assert set(VALUES) <= keys
 
 

@@ -244,9 +244,8 @@ def test_sources_of_other_documents_of_a_file_are_not_warned_of(linked):
         twice(linked, (["in/a.jsonl"], LOW), (["in/a.jsonl"], HIGH), (["in/a.jsonl"], (0.4, 0.6)))
         != ""
     )
-    assert (
-        twice(linked, (["in/a.jsonl"], LOW), (["in/l.jsonl"], HIGH)) != ""
-    )  # `sample` goes by the name
+    # `sample` goes by the name
+    assert twice(linked, (["in/a.jsonl"], LOW), (["in/l.jsonl"], HIGH)) != ""
 
 
 REJECTS = "rejects/000/000000.jsonl"

@@ -156,13 +156,8 @@ def test_media_that_count_bytes_in_all_documents_or_that_no_kind_reads(tmp_path,
         tmp_path, of_characters
     )
     assert look(tmp_path, of_characters, False) == ""
-    for other in (
-        "print",
-        ["web"],
-        [],
-        [{"kind": "image", "url": "x"}],
-        {},
-    ):  # fields of another's own
+    # fields of another's own
+    for other in ("print", ["web"], [], [{"kind": "image", "url": "x"}], {}):
         assert look(tmp_path, {"a.jsonl": line(text="one", media=other)}) == ""
 
 
@@ -201,11 +196,12 @@ def test_latin_1_is_guessed_where_nothing_is_utf8(tmp_path):
         tmp_path, {"a.jsonl": bad * 3}
     )
     assert "it may be Latin-1" in look(tmp_path, {"a.txt": bad})
+    # cut in a character
     assert (
         look(tmp_path, {"a.jsonl": bad * 3 + good})
         == look(tmp_path, {"a.txt": "é".encode() * 100_001})
         == ""
-    )  # cut in a character
+    )
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,8 @@ def test_the_shard_opened_longest_ago_goes_first(built, url, tmp_path):
     cache = tmp_path / "cache"
     for number in (0, 1, 0):
         open_remote(url, cache=cache)[first[number]]
-    os.utime(
-        cache / "shards" / entries[0]["digest"], ns=(2 * 10**18, 2 * 10**18)
-    )  # clocks may be coarse
+    # clocks may be coarse
+    os.utime(cache / "shards" / entries[0]["digest"], ns=(2 * 10**18, 2 * 10**18))
     os.utime(cache / "shards" / entries[1]["digest"], ns=(10**18, 10**18))
     room = sum(entries[i]["bytes"] for i in (0, 2))
     open_remote(url, cache=cache, max_bytes=room)[first[2]]

@@ -256,9 +256,8 @@ def test_temporaries_of_a_process_or_all_are_removed_and_nothing_else(tmp_path, 
     kept = ("shards/000/000001.safetensors", ".hidden", "shards/000/x.tmp")
     for name in (*own, *others, *kept):
         made.write(tmp_path / name, b"")
-    LocalFolder(tmp_path).remove_temporaries(
-        of_process=12
-    )  # of this host: elsewhere 12 may be at work
+    # of this host: elsewhere 12 may be at work
+    LocalFolder(tmp_path).remove_temporaries(of_process=12)
     assert set(made.contents(tmp_path)) == {*others, *kept}
     LocalFolder(tmp_path).remove_temporaries()
     assert set(made.contents(tmp_path)) == set(kept)

@@ -159,9 +159,8 @@ def other_weights(self, segments, columns, epochs, redraw=Dataset.redraw):
 @pytest.mark.parametrize("replay", [ALL, 40])
 def test_what_differs_is_named(every_kind, monkeypatch, wrong, array, replay):
     monkeypatch.setattr("packprep.verification.check_arrays", lambda *arguments: True)
-    monkeypatch.setattr(
-        "packprep.verification.faults.MAX_LISTED", 10**6
-    )  # the other replay's faults beside the twin's
+    # the other replay's faults beside the twin's
+    monkeypatch.setattr("packprep.verification.faults.MAX_LISTED", 10**6)
     monkeypatch.setattr(Dataset, "redraw", wrong)
     found = [
         fault
@@ -177,11 +176,8 @@ def test_rows_of_an_epoch_are_others_than_the_stored(every_kind):
     stored, once, twice = (
         ds.batch(rows, columns=["tokens"], epochs=[e] * len(ds))["tokens"] for e in (0, 1, 2)
     )
-    for one, other in (
-        (stored, once),
-        (once, twice),
-        (stored, twice),
-    ):  # but for rows of causal alone
+    # but for rows of causal alone
+    for one, other in ((stored, once), (once, twice), (stored, twice)):
         assert (one != other).any(axis=1).mean() > 0.8
 
 

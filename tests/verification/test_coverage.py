@@ -401,9 +401,8 @@ def test_p21_a_document_that_changed_its_shard(directory, source):
     change(directory, without(place), shard)
     change(directory, with_another(pieces), another_shard(directory, shard))
     faults = faults_of(directory)
-    assert promises_of(faults) == {"P21"} or (
-        source == "table" and not faults
-    )  # to whose turn a row belongs a table says
+    # to whose turn a row belongs a table says
+    assert promises_of(faults) == {"P21"} or (source == "table" and not faults)
     words = [fault["message"] for fault in p21(faults_of(directory, ALL))]
     for what in ("should be in its segments, and is not", "is in its segments, and should not be"):
         assert any(f"the document at {place[2]} of " in w and what in w for w in words)

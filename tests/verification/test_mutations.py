@@ -232,17 +232,14 @@ def test_a_stale_kernel_is_found(tmp_path):
     package, whose code has the digest of the package as it is."""
     corpus, package = write_corpus(tmp_path), package_copy(tmp_path / "copy")
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    recipe = {
-        **RECIPE,
-        "tasks": [{"preset": "prefix_lm"}, {"preset": "causal"}],
-    }  # few kernels to compile
+    # few kernels to compile
+    recipe = {**RECIPE, "tasks": [{"preset": "prefix_lm"}, {"preset": "causal"}]}
     any_code = "import packprep.cache\npackprep.cache.code_digest = lambda path: ''\n"
     source = package / "packprep" / STALE.file
     sound = source.read_bytes()
     edit(package, STALE)
-    run(
-        package, any_code + BUILD_AND_VERIFY, corpus, tmp_path / "changed", recipe, **cache
-    )  # compiles
+    # compiles
+    run(package, any_code + BUILD_AND_VERIFY, corpus, tmp_path / "changed", recipe, **cache)
     source.write_bytes(sound)
     code = (
         any_code + BUILD_AND_VERIFY + "\nfrom packprep.objectives.prefix_lm import"

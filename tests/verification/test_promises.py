@@ -593,9 +593,8 @@ def test_p12_the_last_segment_of_a_document_has_its_eos(directory):
         causal = segments_of(directory, arrays, "causal")
         g = next(g for g in causal if arrays["tokens"][rows[g], end[g] - 1] == EOS)
         arrays["segment_tokens"][g] += 1
-    faults = [
-        f for f in faults_of(directory) if f["promise"] != "P16"
-    ]  # the ledger counts one token less
+    # the ledger counts one token less
+    faults = [f for f in faults_of(directory) if f["promise"] != "P16"]
     assert_only(
         faults,
         "P12",
@@ -631,9 +630,8 @@ def test_p12_a_segment_inside_a_document_has_no_eos(tmp_path):
         arrays["cu_seqlens"][h + row + 1] += 1
         arrays["segment_tokens"][[g, h]] += [-1, 1]
         moved_to(directory, arrays, h, int(arrays["segment_start"][h]) - 1)
-    faults = [
-        f for f in faults_of(directory) if f["promise"] != "P16"
-    ]  # the ledger counts one eos less
+    # the ledger counts one eos less
+    faults = [f for f in faults_of(directory) if f["promise"] != "P16"]
     words = "has an eos, and its document goes on"
     assert_only(faults, "P12", row=int(rows[g]), slot=slot, value=EOS, words=words)
 
@@ -659,9 +657,8 @@ def test_p13_a_prefix_that_is_not_the_tasks(directory, task, change):
         rows, begin, _ = places_of(arrays)
         g = int(segments_of(directory, arrays, task)[0])
         arrays["segment_prefix"][g] = change
-    faults = [
-        f for f in faults_of(directory) if f["promise"] != "P9"
-    ]  # a longer prefix is not trained
+    # a longer prefix is not trained
+    faults = [f for f in faults_of(directory) if f["promise"] != "P9"]
     assert_only(
         faults,
         "P13",
@@ -772,9 +769,8 @@ def moved_to(directory, arrays, g, start):
 def test_fault_21_p15_a_document_that_does_not_begin_at_its_first_token(directory):
     with resigned(directory) as arrays:
         rows, _, _ = places_of(arrays)
-        g = int(
-            segments_of(directory, arrays, "too_short")[0]
-        )  # whose slots do not depend on its key
+        # whose slots do not depend on its key
+        g = int(segments_of(directory, arrays, "too_short")[0])
         moved_to(directory, arrays, g, 5)
     assert_only(faults_of(directory), "P15", row=int(rows[g]), value=5, words="and should with 0")
 
@@ -790,9 +786,8 @@ def test_p15_pieces_without_a_trained_token_are_left_out_and_others_are_not(tmp_
     builds.build(
         builds.table("a.jsonl", tasks=tasks, documents=documents), tmp_path, tmp_path / "out"
     )
-    assert (
-        faults_of(tmp_path / "out") == []
-    )  # of the first document what begins at 12, all of it trained
+    # of the first document what begins at 12, all of it trained
+    assert faults_of(tmp_path / "out") == []
     with resigned(tmp_path / "out") as arrays:
         others = arrays["segment_doc"][arrays["segment_task"] == 1]
         first = np.flatnonzero(
@@ -977,9 +972,8 @@ def test_p9_a_prompt_is_not_trained(mixed_directory):
     with resigned(mixed_directory) as arrays:
         g, row, begin, _ = limited_segment(mixed_directory, arrays, "causal", "prefix_lm")
         ranges = arrays["trained_ranges"][arrays["trained_offsets"][g] :]
-        slot = begin + int(
-            ranges[0, 1]
-        )  # it would predict the token after the first one that is not trained any more
+        # it would predict the token after the first one that is not trained any more
+        slot = begin + int(ranges[0, 1])
         assert ranges[1, 0] > ranges[0, 1] + 1 and arrays["loss_mask"][row, slot] == 0
         arrays["loss_mask"][row, slot] = 1
     assert_only(faults_of(mixed_directory), "P9", row=row, slot=slot, value=1)
@@ -1221,9 +1215,8 @@ def test_p25_a_place_beyond_its_segment(media_directory, name, value):
         i = int(np.argmax(arrays["media_tokens"] > 1))
         arrays[f"media_{name}"][i] = value
         g = int(np.searchsorted(arrays["media_offsets"], i, "right")) - 1
-    faults = [
-        fault for fault in faults_of(media_directory) if fault["promise"] != "P16"
-    ]  # its slots are counted
+    # its slots are counted
+    faults = [fault for fault in faults_of(media_directory) if fault["promise"] != "P16"]
     assert promises_of(faults) == {"P25"} and f"segment {g}: a place of" in faults[0]["message"]
 
 

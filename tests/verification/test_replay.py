@@ -229,10 +229,8 @@ def test_a_ledger_that_says_less_was_read(directory):
         receipt["ledger"]["sources"]["web"]["documents"]["used"] -= 1
 
     edit_receipt(directory, change)
-    assert promises_of(faults_of(directory)) == {
-        "P16",
-        "P21",
-    }  # the manifest's ledger was not changed with it
+    # the manifest's ledger was not changed with it
+    assert promises_of(faults_of(directory)) == {"P16", "P21"}
     faults = [f for f in faults_of(directory, ALL) if f["promise"] == "P17"]
     assert messages(faults) == ["the ledger is not that of the shard made again"]
 

@@ -31,10 +31,8 @@ NOISED_SLOTS = (  # 1 where a segment that predicts in place holds another token
 )
 
 _ALIGNMENT = 64  # bytes: an array that begins elsewhere is copied
-_DTYPES = {
-    "loss_mask": np.dtype(bool),
-    "loss_weights": np.dtype(np.float32),
-}  # all others are int32
+# all others are int32
+_DTYPES = {"loss_mask": np.dtype(bool), "loss_weights": np.dtype(np.float32)}
 _DTYPES |= {
     name: _DTYPES[next_slot] for name, (next_slot, _) in AHEAD.items() if next_slot in _DTYPES
 }
@@ -136,9 +134,8 @@ class Loader:
         columns = tuple(dict.fromkeys(names.values()))
         batch = read(self.dataset, rows, anew, len(samples), columns, self._form, self._accelerate)
         arrays = global_arrays(self.sharding, batch, columns, self.batch_size)
-        self._position.load_state_dict(
-            {**state, "rows": end}
-        )  # last: a batch that could not be read is not delivered
+        # last: a batch that could not be read is not delivered
+        self._position.load_state_dict({**state, "rows": end})
         named: dict[str, Any] = {name: arrays[column] for name, column in names.items()}
         if self.dataset.encoder_length and not self._form.is_split:
             named["encoder_length"] = self.dataset.encoder_length
@@ -149,9 +146,8 @@ class Loader:
         share, for that after `begin` and some more, since the order costs as much for many samples
         as for a few."""
         n_rows, size = len(self.dataset), self.batch_size // self.world_size
-        n_steps = max(
-            1, min(_STEPS_AHEAD, n_rows // self.batch_size)
-        )  # each epoch in them costs once more
+        # each epoch in them costs once more
+        n_steps = max(1, min(_STEPS_AHEAD, n_rows // self.batch_size))
         steps = [
             order.samples_of_step(begin, k, size, self.rank, self.world_size)
             for k in range(n_steps)

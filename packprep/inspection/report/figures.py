@@ -59,9 +59,8 @@ class Columns(NamedTuple):
     start: np.ndarray
     prefix: np.ndarray  # int64
     level: np.ndarray  # float32
-    trainable: (
-        np.ndarray | None
-    )  # uint8, flat: slots inside trained ranges; None: the shard has no ranges
+    # uint8, flat: slots inside trained ranges; None: the shard has no ranges
+    trainable: np.ndarray | None
     block_level: np.ndarray | None  # float32[blocks]
     block_offsets: np.ndarray | None  # int64[m + 1]
     removed: np.ndarray  # bool: with their documents
@@ -83,12 +82,10 @@ class Spans:
     """Runs of noise of one task: neighbouring tokens of the document whose slots lie behind the
     prefix."""
 
-    lengths: np.ndarray = field(
-        default_factory=lambda: np.zeros(0, np.int64)
-    )  # how many have k tokens
-    segments: np.ndarray = field(
-        default_factory=lambda: np.zeros(0, np.int64)
-    )  # how many segments have n tokens
+    # how many have k tokens
+    lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    # how many segments have n tokens
+    segments: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 class Figures:
@@ -582,9 +579,8 @@ def chart(
             for point in points
         ]
     parts.append(Markup('<line class="axis" x2="100%" y1="{0}" y2="{0}"/>').format(BOTTOM))
-    side = (
-        Markup('x="100%" text-anchor="end"') if log and values[0] > values[-1] else ""
-    )  # where bars are lower
+    # where bars are lower
+    side = Markup('x="100%" text-anchor="end"') if log and values[0] > values[-1] else ""
     value_text = Markup('<text class="value" {} y="{:.1f}">{}</text>')
     parts += [value_text.format(side, y(value) - 5, text) for value, text in lines]
     for position, text in ticks:

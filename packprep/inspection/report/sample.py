@@ -309,9 +309,8 @@ def _original(
         first_copy = slice(begin, begin + len(ids))
         noised = view.tokens[first_copy] != ids
         law = LAWS[task["objective"]]
-        if (
-            not law.any_token(task["parameters"]) and not RULES[task["attention"]].in_blocks
-        ):  # some stay as they are
+        # some stay as they are
+        if not law.any_token(task["parameters"]) and not RULES[task["attention"]].in_blocks:
             noised |= view.loss_mask[first_copy] != 0
     elif (
         isinstance(data.plan, Plan)
@@ -331,9 +330,8 @@ def _original(
         if not fits[0]:
             return None, "Not inverted: its sentinels are not where the header says."
         slots = slots_of_tokens(data.plan, arrays, stored, np.array([g]), ids)
-        noised = (slots >= begin + segment["prefix"]) & (
-            segment["prefix"] > 0
-        )  # what stands behind the prefix
+        # what stands behind the prefix
+        noised = (slots >= begin + segment["prefix"]) & (segment["prefix"] > 0)
     texts = data.texts.pieces(ids.tolist())
     pieces = [
         {"text": p.text, "ids": p.ids, "kind": p.kind, "loss": [0] * len(p.ids)} for p in texts

@@ -175,9 +175,8 @@ def _validated(column: pa.Array) -> pa.Array:
         pa.large_string(): pa.large_binary(),
         pa.string_view(): pa.binary_view(),
     }
-    if (
-        column.type in as_bytes
-    ):  # full validation would refuse the whole column for one text that is not UTF-8
+    # full validation would refuse the whole column for one text that is not UTF-8
+    if column.type in as_bytes:
         column = column.view(as_bytes[column.type])
     column.validate(full=True)
     return column

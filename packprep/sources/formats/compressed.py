@@ -24,16 +24,14 @@ from packprep.storage import is_url
 
 _MAX_OUTPUT = 1 << 20  # bytes of one block of gzip
 _READ_BYTES = 1 << 20
-AT_ONCE_BYTES = (
-    1 << 20
-)  # of lines that are decoded at once; decompressed blocks are smaller, or much larger
+# of lines that are decoded at once; decompressed blocks are smaller, or much larger
+AT_ONCE_BYTES = 1 << 20
 _FED_AT_ONCE = 16 << 10
 _ZSTD_AT_ONCE = 512
 # What comes out of one call grows to 16 MiB at the very most: gzip packs 1032 bytes into one, zstd
 # 128 KiB into four.
-_MAX_WINDOW = (
-    1 << 31
-)  # files made with `zstd --long=31` exist; memory is taken only as a file asks for it
+# files made with `zstd --long=31` exist; memory is taken only as a file asks for it
+_MAX_WINDOW = 1 << 31
 
 T = TypeVar("T")
 

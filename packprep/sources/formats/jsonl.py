@@ -54,9 +54,8 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NO_BRACKET = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _MAX_DIGITS = 4000  # Python refuses to read integers of more than 4300, unless it is told otherwise
 
-Outcome = (
-    str | Supervision | tuple[str, str]
-)  # a text, the fields of a supervised document, or a reason and its detail
+# a text, the fields of a supervised document, or a reason and its detail
+Outcome = str | Supervision | tuple[str, str]
 
 
 @lru_cache(maxsize=64)
@@ -206,9 +205,8 @@ def nested_too_deep(line: bytes) -> bool:
         return False
     brackets = np.frombuffer(_STRING.sub(b"", line).translate(None, _NO_BRACKET), np.uint8)
     depth = 0
-    for begin in range(
-        0, len(brackets), 1 << 16
-    ):  # in blocks, so that a line of brackets needs no memory
+    # in blocks, so that a line of brackets needs no memory
+    for begin in range(0, len(brackets), 1 << 16):
         block = brackets[begin : begin + (1 << 16)]
         opening = (block == ord("[")) | (block == ord("{"))
         depths = depth + np.cumsum(np.where(opening, 1, -1))

@@ -34,9 +34,8 @@ from packprep.sources.formats.table import (
 )
 from packprep.storage import is_url
 
-_BUFFER_BYTES = (
-    1 << 20
-)  # how much of a column is read ahead; without it pyarrow reads a whole row group's column
+# how much of a column is read ahead; without it pyarrow reads a whole row group's column
+_BUFFER_BYTES = 1 << 20
 
 
 def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) -> list[int]:

@@ -51,9 +51,8 @@ from packprep.sources.formats.fields import (
 SLICE_ROWS = 1 << 14  # rows that are looked at together
 REPEATED_BYTES = 128 << 20  # what they may hold where one dictionary gives all of them
 _MOST_TEXT_KEYS = 100
-MAX_BLOCK_BYTES = (
-    256 << 20
-)  # what has to be decoded at once: a page, or a compressed record batch's largest buffer
+# what has to be decoded at once: a page, or a compressed record batch's largest buffer
+MAX_BLOCK_BYTES = 256 << 20
 
 
 class Column(NamedTuple):

@@ -39,9 +39,8 @@ class EngineKind:
 
     package: str  # what to install
     version: Callable[[], str | None]
-    refusal: Callable[
-        [Vocabulary], str | None
-    ]  # why it does not take a tokenizer, as far as can be told without loading
+    # why it does not take a tokenizer, as far as can be told without loading
+    refusal: Callable[[Vocabulary], str | None]
     load: Callable[[Vocabulary, str], Engine]
     # whether it has to be compared with the reference before it is trusted, and all through the
     # build

@@ -84,8 +84,7 @@ def _append_bytes(
     are."""
     data = _byte_ids(text[begin:end].encode())
     ids.append(data)
-    at = (
-        begin - 1 + np.cumsum((data & 0xC0) != 0x80)
-    )  # all bytes but a character's first are 10xxxxxx
+    # all bytes but a character's first are 10xxxxxx
+    at = begin - 1 + np.cumsum((data & 0xC0) != 0x80)
     characters.append(np.stack((at, at + 1), 1))
     return len(data)

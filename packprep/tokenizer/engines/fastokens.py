@@ -56,9 +56,8 @@ class FastEngine:
             from fastokens import _native as library
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
-        self._split = (
-            special_text != "special"
-        )  # then a special token's text is text, and none has to be looked for
+        # then a special token's text is text, and none has to be looked for
+        self._split = special_text != "special"
         plain = plain_of(vocabulary, special_text, with_special=not self._split)
         self.version, self.library = installed_version(NAME) or "", (str(library.__file__),)
         self._folded = b"(?i" in plain

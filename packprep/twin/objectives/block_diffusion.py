@@ -58,9 +58,8 @@ def noise(task, ids, segments, trainable, tokens, loss_mask, epoch):
                 tokens[at + i] = replaced(
                     key, i, None, (0.0, 1.0, 0.0) if uniform else (1.0,), mask_id, ordinary, epoch
                 )
-            place = (
-                skipped + i - int(parameters["shift"])
-            )  # in the segment, of the slot that predicts it
+            # in the segment, of the slot that predicts it
+            place = skipped + i - int(parameters["shift"])
             if place >= 0 and (hit or uniform):
                 loss_mask[at - skipped + place] = 1
         levels = [1.0 - level if inverse else level for level in levels]

@@ -113,9 +113,8 @@ def test_spans_are_the_runs_between_sentinels_or_what_follows_the_pivot(counted)
         theory = figures.tasks[t].objective.expected(
             figures.tasks[t], n, figures.spans[t].segments[n]
         )
-        assert theory.sum() == pytest.approx(
-            len(found)
-        )  # no roll: the number of spans is no chance
+        # no roll: the number of spans is no chance
+        assert theory.sum() == pytest.approx(len(found))
 
 
 def test_noise_is_counted_over_its_candidates(counted):

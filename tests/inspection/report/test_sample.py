@@ -65,9 +65,8 @@ def test_originals_are_the_documents_text(rows):
             ids = [id for id, flag in original if not flag & IS_SPECIAL]
             if segment["source"] == "web":
                 assert len([id for id in ids if id < 256]) == segment["tokens"]
-            flagged = sum(
-                bool(flag & CORRUPTED) for id, flag in original if id < 128
-            )  # others may share a character
+            # others may share a character
+            flagged = sum(bool(flag & CORRUPTED) for id, flag in original if id < 128)
             if segment["objective"] == "span_corruption":
                 targets = tokens_of(segment["parts"][-1])
                 assert flagged == sum(id < 128 for id, _ in targets)

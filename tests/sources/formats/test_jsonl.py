@@ -125,9 +125,8 @@ def test_neighbouring_parts_of_a_compressed_file_cost_one_pass(tmp_path, monkeyp
         read_all(part_of(path, 0, i, i + 1, 10, 4096), decoders=decoders)
     assert sum(fed) == path.stat().st_size
     read_all(part_of(path, 0, 0, 1, 10, 4096))
-    assert (
-        sum(fed) < 1.2 * path.stat().st_size
-    )  # a part's end is not passed further than its last line needs
+    # a part's end is not passed further than its last line needs
+    assert sum(fed) < 1.2 * path.stat().st_size
 
 
 def test_a_compressed_file_that_was_replaced_is_begun_anew(tmp_path):

@@ -270,9 +270,8 @@ def test_an_added_token_that_is_not_special_is_found_between_special_ones(folder
 )
 def test_each_of_many_added_tokens_is_proven_and_two_that_overlap(folder, tokens):
     vocabulary = vocabulary_of(folder, with_many_added(*tokens))
-    engine = FastEngine(
-        vocabulary, "text"
-    )  # which has only those that are not special, and finds them across the others
+    # which has only those that are not special, and finds them across the others
+    engine = FastEngine(vocabulary, "text")
     with pytest.raises(
         EngineRefusal, match=f"it differs from the reference: the text '.*{tokens[0][0]}"
     ):
