@@ -161,10 +161,10 @@ EDITS = {
         ),
     ),
     "packprep.dataset.token_slots": (
-        '        Parameter("random_roll"',
+        '        Parameter("mean_span_length"',
         (
-            '        Parameter("drift", (0.0, 0.5), "of spans", 0.0, 1.0, later=True),\n       '
-            ' Parameter("random_roll"'
+            '        Parameter("drift", (0.0, 0.5), "of spans", 0.0, 1.0, later=True),\n'
+            '        Parameter("mean_span_length"'
         ),
     ),
     "packprep.building.planning": ("**versions}", '**versions, "packprep": "7.0"}'),
