@@ -1225,7 +1225,7 @@ INPUTS = [
         "ShareGPT of unknown senders",
         "message 0 is from 'Alice'; known are human",
         "/project/data/c.jsonl: document at 0",
-        "take the source out of the recipe. Then build into another folder",
+        "Nothing was built. Mend the inputs",
         {"*": "c"},
         before=both(
             writes(
