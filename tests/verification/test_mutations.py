@@ -144,7 +144,7 @@ MUTATIONS = [
     Mutation(
         "eos_missing",
         "building/segments.py",
-        "            e = eos_on\n",
+        "            e = eos_last\n",
         "            e = np.int64(0)\n",
         False,
     ),

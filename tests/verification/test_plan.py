@@ -141,7 +141,9 @@ FORGERIES = {
     "repeat 2 where the recipe says 1": source(0, repeat=2),
     "eos is a newline": roles(eos=NEWLINE),
     "a mask that is an ordinary token": roles(mask=97),
-    "sentinels that are ordinary bytes": lambda p: ids(p).update(sentinels=list(range(97, 117))),
+    "sentinels that are bytes of no text": (
+        lambda p: ids(p).update(sentinels=[*range(1, 9), *range(14, 26)])
+    ),
     "mode tokens exchanged": exchanged_modes,
     "no special ids": lambda p: ids(p).update(special_ids=[]),
     "an added token that is none": (
