@@ -65,11 +65,11 @@ def test_commands_run_and_what_they_make_is_good(folder):
         if " verify " in command:
             assert "every promise holds" in said and "built again from their sources" in said
         if " build " in command:
-            assert set(re.findall(r"^[a-z]+", said, re.M)) <= set(
-                re.findall(r"^[a-z]+", README, re.M)
-            ) | {"too_short"}
+            (shown,) = [block for block in blocks("text") if block.startswith("packed: ")]
+            first_words = re.findall(r"^[a-z]+ ", shown, re.M)
+            assert first_words and set(first_words) <= set(re.findall(r"^[a-z]+ ", said, re.M))
     legend = run(folder, "packprep inspect packed --row -1 --from-plan").splitlines()[-1]
-    assert legend in README, "the README shows another legend under its row"
+    assert legend in (ROOT / "docs/guides/inspect.md").read_text("utf-8")
 
 
 def test_everything_else_in_the_commands_installs_finds_the_library_or_tests():
@@ -79,37 +79,14 @@ def test_everything_else_in_the_commands_installs_finds_the_library_or_tests():
     assert run(ROOT, f'{find}; ls "$lib/os.py"').strip().endswith("/os.py")
 
 
-def test_the_readme_has_two_commands_one_line_each_and_five_lines_of_python():
+def test_the_readme_has_two_commands_one_line_each_and_a_short_loop():
     assert len(blocks("sh")) == 2 and all(block.count("\n") == 1 for block in blocks("sh"))
     (python,) = blocks("python")
-    lines = [line for line in python.splitlines() if line]
-    assert len(lines) == 5 and lines[-1].startswith("assert ")
+    assert len([line for line in python.splitlines() if line]) <= 8
 
 
-def test_the_readme_has_at_most_200_lines():
-    assert len(README.splitlines()) <= 200
-
-
-def test_the_readme_begins_with_a_sentence_and_a_decoded_row():
-    assert (
-        README.index("$ packprep inspect packed --row -1 --from-plan")
-        < README.index("```python")
-        < README.index("## ")
-    )
-
-
-def test_the_recipe_in_the_readme_is_that_of_the_example():
-    (shown,) = [block for block in blocks("toml") if "reserved_special_token" in block]
-    example = tomllib.loads((ROOT / "examples" / "ul2r_llama.toml").read_text("utf-8"))
-    assert is_part(tomllib.loads(shown), example)
-
-
-def is_part(part: object, whole: object) -> bool:
-    if isinstance(part, dict) and isinstance(whole, dict):
-        return all(key in whole and is_part(value, whole[key]) for key, value in part.items())
-    if isinstance(part, list) and isinstance(whole, list):
-        return len(part) == len(whole) and all(map(is_part, part, whole))
-    return part == whole
+def test_the_readme_has_at_most_1000_words():
+    assert len(README.split()) <= 1000
 
 
 def test_the_quickstart_shows_the_example_as_it_is():
