@@ -141,7 +141,7 @@ def test_datasets_of_several_lengths_are_made_by_one_array(cluster, small, out):
     whole = out.with_name("whole")
     prepared = submitted(cluster, small._replace(recipe=both), whole, 3)
     cluster.wait(*prepared.jobs)
-    assert log(whole, "finish.log").count("every promise holds") == 2, log(whole, "build-0.log")
+    assert log(whole, "finish.log").count("every promise holds") == 3, log(whole, "build-0.log")
     assert (
         made.contents(whole / "seq_256") == made.contents(out) and (whole / "mixture.json").exists()
     )
