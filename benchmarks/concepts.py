@@ -46,7 +46,7 @@ RECORDS = (
 )
 """Records that a document goes through on its way from a file's bytes to a shard."""
 BOUNDARIES = (
-    "dataset.boundaries", "verification.arrays", "twin.comparison",
+    "dataset.boundaries", "verification.arrays",
 )  # fmt: skip
 """Modules that work out where a row's segments lie."""
 

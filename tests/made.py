@@ -26,8 +26,8 @@ from packprep.objectives.tasks import complete, resolve
 from packprep.randomness import bits64, integers, text_key
 from packprep.recipe import Recipe, read_recipe
 from packprep.sources.slices import PlannedSource
-from packprep.twin import reading
-from packprep.twin.records import Keys
+from tests.twin import reading
+from tests.twin.records import Keys
 
 ROOT = Path(__file__).parents[1]
 _COMPRESS = {
@@ -365,7 +365,7 @@ ENDS = (True, False, "segment")
 
 
 def twin_task(task: Task) -> dict[str, Any]:
-    """A task as packprep/twin takes it."""
+    """A task as tests/twin takes it."""
     parameters = {**task.parameters, "sentinels": task.ids.sentinels.tolist()}
     if task.objective.name == "fill_in_the_middle":
         parameters |= {
@@ -386,7 +386,7 @@ def twin_task(task: Task) -> dict[str, Any]:
 def twin_recipe(
     recipe: Recipe, tasks: Sequence[Task], allowed: set[int] | None = None
 ) -> dict[str, Any]:
-    """A recipe as packprep/twin/cutting.py takes it, without its key; `tasks` end with
+    """A recipe as tests/twin/cutting.py takes it, without its key; `tasks` end with
     too_short."""
     documents = recipe.documents
     return {

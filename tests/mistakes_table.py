@@ -1423,15 +1423,6 @@ DATASETS = [
         then="verify out --replay 2",
     ),
     Mistake(
-        "--twin without --replay",
-        "--twin recomputes what --replay chooses",
-        "--twin",
-        "give --replay N",
-        before=builds(),
-        typed="verify out --twin",
-        then="verify out --twin --replay 1",
-    ),
-    Mistake(
         "replay without the sources",
         "the file is missing",
         "/project/data/",

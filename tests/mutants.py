@@ -1,5 +1,5 @@
-"""Mutants: copies of packprep with one line changed. Each should be found, by `verify --replay all
---twin` or by a test.
+"""Mutants: copies of packprep with one line changed. Each should be found, by `verify --replay
+all`, by the twin or by a test.
 
     python tests/mutants.py --count 500
     python tests/mutants.py --lines packprep/building/run.py:12
@@ -297,14 +297,14 @@ def _judge(
     """(what finds a fault in builds of these recipes: "replay", "twin" or nothing, digest of what
     was built, modules)."""
     from packprep.format.digests import digest_of
-    from packprep.verification import verify_dataset
     from tests import made
+    from tests.twin.check import verify_with_twin
 
     digests = []
     for recipe in recipes:
         shutil.rmtree(out, ignore_errors=True)
         made.build(recipe, corpus, out)
-        found = verify_dataset(out, -1, {}, (0, 1), 0, made.Silent(), True)
+        found = verify_with_twin(out)
         if found["faults"]:
             by_twin = all(fault["message"].startswith("twin: ") for fault in found["listed"])
             return "twin" if by_twin else "replay", "", []

@@ -19,6 +19,7 @@ import zstandard
 from packprep.verification import verify_dataset
 from tests.command_line import inside, packprep, refused
 from tests.made import Silent, contents, temporaries, texts, write, write_lines
+from tests.twin.check import verify_with_twin
 
 GOOD = [b'{"text": "one good line"}', b'{"text": "and another one, longer than the first"}']
 
@@ -510,7 +511,7 @@ def test_a_document_on_which_the_tokenizer_fails_is_a_counted_reject(tmp_path, s
     (record,) = rejects_of(tmp_path / "out")
     assert record["position"] == 20 * (len(lines[0]) + 1) and record["file"] == "in.jsonl"
     assert_good(tmp_path / "out")
-    assert inside("verify", tmp_path / "out", "--replay", "all", "--twin").status == 0
+    assert verify_with_twin(tmp_path / "out")["faults"] == 0
 
 
 def test_a_tokenizer_that_fails_on_everything_is_one_error(tmp_path):

@@ -601,15 +601,6 @@ def test_verify_what_is_no_dataset(dataset, tmp_path):
     assert "dataset.json: key" in refused("verify", out)
 
 
-def test_the_twin_recomputes_what_is_replayed(dataset):
-    said = packprep("verify", dataset, "--replay", "3", "--twin", "--json")
-    report = json.loads(said.out)
-    assert said.status == 0 and report["twin"] == report["replayed"] == 3
-    assert "3 by the plain twin too" in packprep("verify", dataset, "--replay", "3", "--twin").out
-    assert json.loads(packprep("verify", dataset, "--replay", "3", "--json").out)["twin"] == 0
-    assert "--replay" in refused("verify", dataset, "--twin")
-
-
 @pytest.mark.parametrize("replay", ["0", "-1", "some", "1.5", "²"])
 def test_replay_takes_a_number_or_all(dataset, replay):
     assert "expected a number of segments, or all" in refused("verify", dataset, "--replay", replay)

@@ -31,6 +31,7 @@ from tests.command_line import inside
 from tests.made import run_python, table, texts, write, write_lines
 from tests.test_bad_input import assert_good, build, command, rejects_of, stopped
 from tests.tokenizer.tokenizers_made import gpt2_like
+from tests.twin.check import verify_with_twin
 
 GOOD = b'{"text": "one good line"}\n'
 MIB = 1 << 20
@@ -441,7 +442,7 @@ def test_a_normalizer_that_makes_a_gigabyte_of_a_word(tmp_path, ordinary_build, 
         and said["documents"]["used"] == 50
     )
     assert peak < ordinary_build + ROOM
-    assert inside("verify", tmp_path / "out", "--replay", "all", "--twin").status == 0
+    assert verify_with_twin(tmp_path / "out")["faults"] == 0
 
 
 def test_a_decoder_that_makes_a_gigabyte_of_a_token(tmp_path, ordinary_build):

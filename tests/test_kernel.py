@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from packprep import kernel as kernels
 from packprep import randomness
 from packprep.kernel import kernel
-from packprep.twin import chance
 from tests import made
+from tests.twin import chance
 
 KEYS = st.integers(0, 2**64 - 1)
 

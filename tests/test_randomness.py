@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packprep import randomness
-from packprep.twin import chance
+from tests.twin import chance
 
 keys = st.integers(0, 2**64 - 1)
 purposes = st.integers(0, 2**32 - 1)

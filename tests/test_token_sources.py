@@ -13,6 +13,7 @@ from packprep.verification import verify_dataset
 from tests import made, tokens_made
 from tests.command_line import packprep as run_packprep
 from tests.tokens_made import BOS, EOS, MASK
+from tests.twin.check import verify_with_twin
 
 TEXTS = made.texts(260, 11)
 FORMS = {
@@ -42,7 +43,7 @@ def corpus(tmp_path_factory):
 
 
 def holds(directory, **moved):
-    found = verify_dataset(directory, -1, moved, (0, 1), 0, made.Silent(), True)
+    found = verify_with_twin(directory, moved=moved)
     assert [fault["message"] for fault in found["listed"]] == [] and found["faults"] == 0
     assert found["twin"] == found["replayed"] == found["segments"] > 0
     return found
@@ -363,7 +364,7 @@ def test_a_changed_source_is_found_by_replay(tmp_path):
     data = bytearray((tmp_path / "a.bin").read_bytes())
     data[100] ^= 1
     (tmp_path / "a.bin").write_bytes(data)
-    found = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), False)
+    found = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent())
     assert any("changed since the build" in fault["message"] for fault in found["listed"])
 
 
@@ -390,7 +391,7 @@ def test_urls_give_the_bytes_of_the_files(corpus, tmp_path):
         made.build(made.table(sources, **SMALL), tmp_path, tmp_path / out)
     for under in ("shards", "rejects"):
         assert made.contents(tmp_path / "local", under) == made.contents(tmp_path / "remote", under)
-    found = verify_dataset(tmp_path / "remote", -1, {}, (0, 1), 0, made.Silent(), False)
+    found = verify_dataset(tmp_path / "remote", -1, {}, (0, 1), 0, made.Silent())
     assert found["faults"] == 0 and found["replayed"] > 0
 
 
@@ -407,7 +408,7 @@ def test_the_command_line_plans_builds_verifies_and_inspects(corpus, tmp_path):
         assert abs(planned["tokens"] / tokens - 1) < 0.1
         said = run_packprep("build", *inputs, *common, "--out", out, at=corpus)
         assert said.status == 0 and "document 1: source0 " in said.err and "‹eos›" in said.err
-        assert run_packprep("verify", out, "--replay", "all", "--twin", at=corpus).status == 0
+        assert verify_with_twin(out)["faults"] == 0
         row = json.loads(
             run_packprep("inspect", out, "--row", "0", "--from-plan", "--json", at=corpus).out
         )

@@ -48,10 +48,6 @@ def verify(
             metavar="E", min=0, help="Look at the rows as redraw gives them in this epoch."
         ),
     ] = 0,
-    twin: Annotated[
-        bool,
-        typer.Option("--twin", help="Recompute what --replay chooses in plain Python too. Slow."),
-    ] = False,
     source: Moved = None,
     workers: Workers = None,
     array_index: ArrayIndex = None,
@@ -85,7 +81,6 @@ def verify(
             position,
             count,
             bar,
-            twin,
             replay_seed=seed,
             recipe=given,
             epoch=epoch,

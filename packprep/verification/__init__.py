@@ -46,8 +46,6 @@ from packprep.sources.formats import Decoders
 from packprep.storage import Folder, LocalCopy, Remote, folder_at, local_copy
 from packprep.tokenizer.engines import engine_in_words
 from packprep.tokenizer.missing_roles import listed
-from packprep.twin.comparison import compare_plan
-from packprep.twin.shard import Twin, check
 from packprep.verification.arrays import (
     BLOCKS,
     WEIGHTS,
@@ -74,13 +72,7 @@ from packprep.verification.on_disk import (
     check_sum,
     sound_ledgers,
 )
-from packprep.verification.replay import (
-    check_twin,
-    plan_for_twin,
-    replay_shard,
-    replay_some,
-    twin_of,
-)
+from packprep.verification.replay import replay_shard, replay_some
 from packprep.verification.stores import check_store_shard
 
 PROMISES = {
@@ -176,7 +168,6 @@ class ShardToVerify(NamedTuple):
     entry: dict[str, Any]
     replay: np.ndarray | None  # indices of segments; None: none; empty with `whole`
     whole: bool  # make the shard again and compare all of it
-    twin: bool  # recompute the same by the plain twin
 
     def __str__(self) -> str:
         return f"verification of shard {self.number}"
@@ -189,12 +180,6 @@ class Result(NamedTuple):
     ledger: dict[str, Any] | None
     replayed: int | None  # None: its sources changed, so nothing was built again
     runs: Runs | None  # parts of files that it read; None: its arrays do not tell
-    twin: tuple[
-        int,
-        int,
-        # segments that the twin recomputed; places in conversations of which it took the build's
-        # word
-    ]
 
 
 def verify_dataset(
@@ -204,7 +189,6 @@ def verify_dataset(
     array: tuple[int, int],
     workers: int,
     progress: Progress,
-    twin: bool = False,
     only: Sequence[int] | None = None,
     replay_seed: int = 0,
     recipe: Recipe | None = None,
@@ -213,22 +197,15 @@ def verify_dataset(
     """Check every promise of this array task's shards (and, in task 0, of the dataset's own files).
 
     replay: how many segments to build again from their sources; −1: all shards, whole; None: none.
-    twin: recompute what is replayed by the plain twin, too, which is slow; PlanError where it lacks
-    an objective.
     replay_seed: chooses the segments of `replay`. recipe: from elsewhere, completed, that the
     dataset should be of.
     only: these shards of the array task's, ascending; None: all. Of the others the receipts are
     read, for the ledger's sum.
     epoch: above 0, the rows are looked at as redraw gives them there; ArgumentError or DatasetError
-    where it cannot. Gives {directory, epoch, shards, rows, segments, tokens, replayed, twin:
-    segments that the twin recomputed, twin_taken: places in their conversations of which it took
-    the build's word, faults: count, listed: [fault]}; raises where the directory is no dataset.
+    where it cannot. Gives {directory, epoch, shards, rows, segments, tokens, replayed,
+    faults: count, listed: [fault]}; raises where the directory is no dataset.
     Where plan or tokenizer are damaged no shard is looked at.
     """
-    if twin and replay is None:
-        raise RecipeError(
-            "--twin recomputes what --replay chooses: give --replay N or --replay all with it"
-        )
     with local_copy(folder_at(directory)) as local:
         folder = local.folder
         local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
@@ -237,7 +214,7 @@ def verify_dataset(
             raise PlanError(
                 f"{folder}: plan.json is missing: without it nothing can be recomputed; put it back"
             )
-        if "kind" in manifest and (twin or epoch or replay not in (None, ALL)):
+        if "kind" in manifest and (epoch or replay not in (None, ALL)):
             raise RecipeError(
                 f"{local.out} is a token store, which --replay all makes again whole, and nothing"
                 " else"
@@ -254,7 +231,7 @@ def verify_dataset(
                 check_listing(folder, manifest, faults)
         # nothing can be recomputed from a damaged plan
         if not check_foundations(folder, manifest, faults):
-            return _report(local, manifest, epoch, range(0), 0, (0, 0), faults)
+            return _report(local, manifest, epoch, range(0), 0, faults)
         stored = stored_plan(folder)
         assert stored is not None
         prefixes = moved_prefixes(stored, moved)
@@ -273,16 +250,6 @@ def verify_dataset(
         engine = None if replay is None else plan.text_engine
         if engine is not None and engine.name != stored["engine"]["name"]:
             progress.say(engine_in_words(engine, "auto", plan.vocabulary))
-        if twin:
-            if in_stores := [source.name for source in plan.sources if source.in_store]:
-                raise RecipeError(
-                    f"--twin reads the text, and of {listed(in_stores, MOST_PLACES)} there is the"
-                    " token store alone: say where the text lies, --source NAME=PREFIX"
-                )
-            whole = plan_for_twin(plan)
-            check(whole)
-            for message in compare_plan(whole) if array[0] == 0 else ():
-                faults.add("P17", "plan.json", f"twin: {message}")
         shards = min(len(manifest["shards"]), stored["shards"])
         share: Sequence[int] = share_of(*array, shards)
         if only is not None:
@@ -300,9 +267,9 @@ def verify_dataset(
             ledgers += sound_ledgers(
                 local.out, manifest, plan, sorted(set(range(shards)).difference(share))
             )
-        items = _items(manifest, share, replay, twin, replay_seed)
+        items = _items(manifest, share, replay, replay_seed)
         runs = []
-        replayed, by_twin, sources_changed = 0, (0, 0), False
+        replayed, sources_changed = 0, False
         progress.begin(
             sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items)
         )
@@ -317,7 +284,6 @@ def verify_dataset(
                 sources_changed |= result.replayed is None
                 if result.runs is not None:
                     runs.append((item.number, result.runs))
-                by_twin = by_twin[0] + result.twin[0], by_twin[1] + result.twin[1]
                 if result.ledger is not None:
                     ledgers.append(result.ledger)
         finally:
@@ -329,7 +295,7 @@ def verify_dataset(
         if array[0] == 0 and replay == ALL and not sources_changed:  # else P17 says so
             check_estimates(plan, files, faults)
         check_apart(plan, sorted(runs, key=lambda own: own[0]), len(runs) == plan.shards, faults)
-        report = _report(local, manifest, epoch, share, replayed, by_twin, faults)
+        report = _report(local, manifest, epoch, share, replayed, faults)
         return report if replay in (None, ALL) else {**report, "replay_seed": replay_seed}
 
 
@@ -339,7 +305,6 @@ def _report(
     epoch: int,
     share: Sequence[int],
     replayed: int,
-    by_twin: tuple[int, int],
     faults: Faults,
 ) -> dict[str, Any]:
     assert {fault["promise"] for fault in faults.listed} <= PROMISES.keys()
@@ -358,15 +323,13 @@ def _report(
         "segments": sum(entry["segments"] for entry in entries),
         "tokens": sum(entry["tokens"] for entry in entries),
         "replayed": replayed,
-        "twin": by_twin[0],
-        "twin_taken": by_twin[1],
         "faults": faults.total,
         "listed": faults.listed,
     }
 
 
 def _items(
-    manifest: Mapping[str, Any], share: Sequence[int], replay: int | None, twin: bool, seed: int
+    manifest: Mapping[str, Any], share: Sequence[int], replay: int | None, seed: int
 ) -> list[ShardToVerify]:
     entries = manifest["shards"]
     chosen: dict[int, np.ndarray] = {}
@@ -380,19 +343,13 @@ def _items(
             shard_of = np.searchsorted(ends, picked, "right")
             for i in np.unique(shard_of):
                 chosen[share[i]] = picked[shard_of == i] - (ends[i] - counts[i])
-    return [ShardToVerify(b, entries[b], chosen.get(b), replay == ALL, twin) for b in share]
+    return [ShardToVerify(b, entries[b], chosen.get(b), replay == ALL) for b in share]
 
 
 def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) -> Do:
     directory = local.folder
     plan, decoders = open_plan(directory, prefixes), Decoders()
     dataset = open_dataset(directory) if epoch else None
-    loaded: list[Twin] = []
-
-    def twin() -> Twin:
-        if not loaded:
-            loaded.append(twin_of(plan))
-        return loaded[0]
 
     def check_item(item: ShardToVerify, report: Report) -> Result:
         files = shard_name(item.number), receipt_name(item.number), rejects_name(item.number)
@@ -405,23 +362,14 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
             directory, item.number, item.entry, plan_digest, plan, faults
         )
         replayed: int | None = 0
-        recomputed, runs = (0, 0), None
-        reported = [0, 0]  # bytes and tokens
-
-        def report_progress(done: int, of: int) -> None:
-            now = [item.entry[name] * done // max(of, 1) for name in ("bytes", "tokens")]
-            report(0, now[0] - reported[0], now[1] - reported[1], 0)
-            reported[:] = now
-
+        runs = None
         if plan.is_store:
             if is_there:
                 replayed = check_store_shard(
                     plan, directory, item.number, receipt, item.whole, decoders, faults
                 )
-            report_progress(1, 1)
-            return Result(
-                faults, None if receipt is None else receipt["ledger"], replayed, None, (0, 0)
-            )
+            report(0, item.entry["bytes"], item.entry["tokens"], 0)
+            return Result(faults, None if receipt is None else receipt["ledger"], replayed, None)
         arrays = _arrays_of(directory, dataset, plan, item, epoch, faults) if is_there else None
         if arrays is not None:
             rejects = None
@@ -439,24 +387,10 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
                     replayed = replay_some(
                         plan, item.number, arrays, item.replay, receipt, decoders, faults, epoch
                     )
-                # Where the sources changed nothing was replayed, and the twin would find that at
-                # every segment.
-                if (
-                    item.twin
-                    and replayed is not None
-                    and (replayed or (item.whole and not item.entry["segments"]))
-                ):
-                    chosen = None if item.whole or item.replay is None else item.replay.tolist()
-                    file = shard_name(item.number)
-                    recomputed = check_twin(
-                        twin(), item.number, arrays, chosen, file, faults, report_progress, epoch
-                    )
             except SourceError as error:
                 faults.add("P17", shard_name(item.number), f"cannot be built again: {error}")
-        report_progress(1, 1)
-        return Result(
-            faults, None if receipt is None else receipt["ledger"], replayed, runs, recomputed
-        )
+        report(0, item.entry["bytes"], item.entry["tokens"], 0)
+        return Result(faults, None if receipt is None else receipt["ledger"], replayed, runs)
 
     return one_by_one(check_item)
 
@@ -612,12 +546,6 @@ def print_report(report: dict[str, Any]) -> None:
     )
     if "replay_seed" in report:
         again += f", chosen by --replay-seed {report['replay_seed']}"
-    if report["twin"]:
-        again += f", {report['twin']:,} by the plain twin too"
-    if report["twin_taken"]:
-        again += (
-            f" ({some(report['twin_taken'], 'place')} in conversations as the build found them)"
-        )
     if report["epoch"]:
         verdict += f" in epoch {report['epoch']:,}"
     put_line(f"{report['directory']}: {verdict} ({done}{again})")

@@ -1,7 +1,6 @@
-"""P17 of a shard: built again from its sources, whole or a few segments, by what built it or by the
-twin, it is the same."""
+"""P17: rebuild a shard, or some of its segments, from the sources and compare."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,21 +9,12 @@ from packprep.building.commit import encode_rejects
 from packprep.building.plan import Plan
 from packprep.building.removal import removed_segments
 from packprep.building.work import make_shard, read_shard
-from packprep.documents.chat_template import compile_template
-from packprep.documents.layouts import Dialogue
 from packprep.documents.reading import OF_TOKENS
-from packprep.documents.supervision import rendered_turns
-from packprep.documents.turns import Turns
 from packprep.errors import SourceError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import receipt_name, rejects_name, shard_name
-from packprep.objectives.tasks import whole_recipe, whole_task
 from packprep.restoring import replay_segments, restore, stored_segments
 from packprep.sources.formats import Decoders
-from packprep.twin.comparison import compare_segments, compare_shard
-from packprep.twin.records import Talk
-from packprep.twin.shard import Twin
-from packprep.twin.turns import Template
 from packprep.verification.arrays import BLOCKS, WEIGHTS
 from packprep.verification.coverage import Locations, check_read
 from packprep.verification.faults import MAX_LISTED, Faults
@@ -170,74 +160,3 @@ def _changed_sources(
 def _are_alike(before: Any, now: str) -> bool:
     """Whether both digests are of text, or both of what a token store has of it."""
     return str(before).startswith(OF_TOKENS) == now.startswith(OF_TOKENS)
-
-
-def plan_for_twin(plan: Plan) -> dict[str, Any]:
-    """The stored plan with all keys and parameters that joined later, which the twin knows as it
-    knows the others."""
-    return {
-        **plan.stored,
-        "recipe": whole_recipe(plan.stored["recipe"]),
-        "tasks": [whole_task(task) for task in plan.stored["tasks"]],
-        "files": [file for source in plan.sources for file in source.files.as_planned()],
-        "removed_documents": plan.removed.documents,
-    }
-
-
-def twin_of(plan: Plan) -> Twin:
-    """The twin of a plan. What a chat template writes for messages it takes from the build's
-    renderer, whose limits hold."""
-    settings, stored = plan.recipe.documents, plan_for_twin(plan)
-
-    def find(talk: Talk) -> Turns | None:
-        found = rendered_turns(Dialogue(*talk[:5]), stored["chat_template"], settings, plan.law)
-        if not isinstance(found, Turns):
-            return None
-        compile_template(stored["chat_template"], settings.template_date).begin()
-        return found
-
-    def render(
-        messages: Any, tools: Any, variables: Any, prompt: bool, around: tuple[str, str]
-    ) -> str:
-        template = compile_template(stored["chat_template"], settings.template_date)
-        return template.render(messages, prompt, around, tools, variables, go_on=True)
-
-    template = Template(
-        stored["chat_template"] or "", render, find, stored["recipe"]["documents"], plan.law
-    )
-    return Twin(
-        stored, plan.vocabulary.tokenizer_json, [source.prefix for source in plan.sources], template
-    )
-
-
-def check_twin(
-    twin: Twin,
-    shard: int,
-    arrays: Mapping[str, np.ndarray],
-    chosen: Sequence[int] | None,
-    file: str,
-    faults: Faults,
-    report: Callable[[int, int], None],
-    epoch: int = 0,
-) -> tuple[int, int]:
-    """P17 by the twin: of some segments, or (None) of the whole shard. epoch: whose rows the arrays
-    are.
-
-    Gives (how many segments it recomputed, of how many places in conversations it took the build's
-    word).
-    """
-    before = twin.turns_taken
-    if chosen is None:
-        found, count = compare_shard(twin, shard, arrays, report, epoch)
-    else:
-        found, count = compare_segments(twin, shard, arrays, chosen, report, epoch)
-    for difference in found:
-        faults.add(
-            "P17",
-            file,
-            f"twin: {difference.message}",
-            difference.row,
-            difference.slot,
-            difference.stored,
-        )
-    return count, twin.turns_taken - before

@@ -14,6 +14,7 @@ from packprep.recipe import as_toml, read_recipe
 from tests import made
 from tests.command_line import inside, packprep, refused
 from tests.documents.chats_made import CHATML
+from tests.twin.check import verify_with_twin
 
 LENGTHS = [64, 256, 1024]
 
@@ -83,10 +84,10 @@ def test_each_document_is_whole_in_the_first_length_that_holds_it_and_in_no_othe
             assert sum(n for _, n in parts) == tokens[use]
             assert len(parts) == 1 or length == LENGTHS[-1]
             assert tokens[use] > shorter / 2  # sentinels take the rest of a row
-    verified = packprep(
-        "verify", tmp_path / "all", "--replay", "all", "--twin", "--json", at=folder
-    )
+    verified = packprep("verify", tmp_path / "all", "--json", at=folder)
     assert [report["faults"] for report in verified.json] == [0, 0, 0, 0]
+    for length in LENGTHS:
+        assert verify_with_twin(tmp_path / "all" / f"seq_{length}")["faults"] == 0
     ledgers = [
         open_dataset(tmp_path / "all" / f"seq_{n}").manifest["ledger"]["sources"] for n in LENGTHS
     ]
@@ -112,8 +113,8 @@ def test_pieces_of_a_decomposed_document_tile_it_over_the_datasets(corpus, tmp_p
             together[use] += parts
             if tasks == "causal" and length > LENGTHS[0]:  # whole rows, but for room for a tail
                 assert all(n >= length - 5 for _, n in parts)
-        said = inside("verify", tmp_path / "all" / f"seq_{length}", "--replay", "all", "--twin")
-        assert said.status == 0, said
+        report = verify_with_twin(tmp_path / "all" / f"seq_{length}")
+        assert report["faults"] == 0, report["listed"]
     assert together.keys() == tokens.keys()
     for use, parts in together.items():
         ends = [0, *(start + n for start, n in sorted(parts))]
@@ -237,8 +238,8 @@ def test_conversations_are_whole_and_not_decomposed(tmp_path):
     ]
     assert sum(used) == 60 and min(used) > 0
     for length in LENGTHS:
-        said = inside("verify", tmp_path / "all" / f"seq_{length}", "--replay", "all", "--twin")
-        assert said.status == 0, said
+        report = verify_with_twin(tmp_path / "all" / f"seq_{length}")
+        assert report["faults"] == 0, report["listed"]
     table["documents"]["long"] = "decompose"
     with pytest.raises(RecipeError, match='"decompose" cuts through these; use "split"'):
         made.build_lengths(table, tmp_path, tmp_path / "cut")

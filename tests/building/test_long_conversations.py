@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import packprep
-from packprep.verification import verify_dataset
 from tests import made
+from tests.twin.check import verify_with_twin
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
@@ -88,7 +88,7 @@ def built(folder, conversations, **changes):
         "a.jsonl", documents=documents, **{"tasks": [{"objective": "causal"}], **changes}
     )
     outcome = made.build(recipe, folder, folder / "out")
-    report = verify_dataset(folder / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
+    report = verify_with_twin(folder / "out")
     assert report["listed"] == [] and report["twin"] == report["segments"] > 0
     places = np.cumsum([0, *map(len, lines)])[:-1].tolist()
     ledger = outcome.manifest["ledger"]["sources"]["source0"]

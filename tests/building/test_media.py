@@ -13,6 +13,7 @@ from packprep.dataset.loader import open_dataset
 from packprep.errors import PackprepError, RecipeError, SourceError
 from packprep.verification import ALL, verify_dataset
 from tests import made, media_made
+from tests.twin.check import verify_with_twin
 
 
 def built(folder, out="out", **changes):
@@ -20,8 +21,8 @@ def built(folder, out="out", **changes):
     return folder / out
 
 
-def verified(out, replay=ALL, twin=True, epoch=0):
-    report = verify_dataset(out, replay, {}, (0, 1), 0, made.Silent(), twin, epoch=epoch)
+def verified(out, replay=ALL, epoch=0):
+    report = verify_with_twin(out, replay, epoch=epoch)
     assert report["faults"] == 0, report["listed"]
     return report
 
@@ -46,7 +47,7 @@ def test_replay_twin_and_later_epochs_give_the_same_rows(corpus, changes):
 def test_a_token_store_gives_the_bytes_of_the_text(corpus):
     out = built(corpus, "text", tokenizer="bpe")
     made.build(media_made.table(tokenizer="bpe"), corpus, corpus / "store", is_store=True)
-    verified(corpus / "store", twin=False)
+    assert verify_dataset(corpus / "store", ALL, {}, (0, 1), 0, made.Silent())["faults"] == 0
     sources = [
         {"name": name, "paths": [str(corpus / "store")], "format": "store"}
         for name in ("texts", "chats")

@@ -7,8 +7,8 @@ from packprep.building.packing import assign, pack, pack_sides, placement
 from packprep.building.segments import cut
 from packprep.errors import RecipeError
 from packprep.randomness import bits64, text_key
-from packprep.twin import chance, cutting, shard
 from tests import golden, made
+from tests.twin import chance, cutting, shard
 
 BY_LENGTH = ("best_fit", "first_fit", "next_fit")
 

@@ -10,10 +10,10 @@ from packprep.building.packing import place
 from packprep.building.render import render, render_rows
 from packprep.building.segments import SegmentTable, cut
 from packprep.objectives import REGISTRY
-from packprep.twin import cutting, objectives, shard
-from packprep.twin.objectives import masked_diffusion
 from tests import golden, made
 from tests.building.test_segments import facts_key
+from tests.twin import cutting, objectives, shard
+from tests.twin.objectives import masked_diffusion
 
 TABLES = st.fixed_dictionaries(
     {

@@ -9,9 +9,9 @@ from packprep.building.segments import cut
 from packprep.documents.supervision import Conversation, trained_tokens, training_columns
 from packprep.errors import RecipeError
 from packprep.format.json_files import LAW_VERSION
-from packprep.twin import chance, cutting, objectives, tokens
-from packprep.twin.reading import Text
 from tests import made
+from tests.twin import chance, cutting, objectives, tokens
+from tests.twin.reading import Text
 
 TASKS = st.lists(
     st.sampled_from(

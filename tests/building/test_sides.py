@@ -12,10 +12,11 @@ from packprep.dataset.shard import shard_in
 from packprep.errors import RecipeError
 from packprep.objectives.tasks import capacities
 from packprep.recipe import read_recipe
-from packprep.twin import cutting
 from tests import made
 from tests.command_line import packprep
 from tests.documents.chats_made import CHATML
+from tests.twin import cutting
+from tests.twin.check import verify_with_twin
 
 PREFIX = {"objective": "prefix_lm", "eos_after_inputs": True, "sentinel": True}
 SPANS = {"objective": "span_corruption", "eos_after_inputs": True, "mode_token": "[NLU]"}
@@ -73,9 +74,8 @@ def test_both_sums_of_each_row_fit_in_every_epoch_and_the_tighter_side_is_full(
         f"encoder {fill['encoder']:.2%}, decoder {fill['decoder']:.2%}"
         in packprep("inspect", tmp_path / "out").out
     )
-    for epoch, twin in ((0, ()), (3, ("--twin",))):
-        options = ("--replay", "all", *twin, "--epoch", epoch, "--json")
-        assert packprep("verify", tmp_path / "out", *options, at=folder).json["faults"] == 0
+    for epoch in (0, 3):
+        assert verify_with_twin(tmp_path / "out", epoch=epoch)["faults"] == 0
     columns = ("tokens", "prefix_ends")
     stored, drawn = (
         open_dataset(tmp_path / "out").batch(range(9), None, columns, epochs=[e] * 9)
@@ -145,8 +145,7 @@ def test_conversations_have_the_prompt_on_one_side_and_the_answer_on_the_other(t
             tmp_path / name,
         )
         for epoch in (0, 5) if ended else ():
-            options = ("--replay", "all", "--twin", "--epoch", epoch, "--json")
-            assert packprep("verify", tmp_path / name, *options, at=tmp_path).json["faults"] == 0
+            assert verify_with_twin(tmp_path / name, epoch=epoch)["faults"] == 0
     plain, ended = (sides_of(tmp_path / name)[0].sum() for name in ("plain", "ended"))
     assert ended - plain == 60
     ds = open_dataset(tmp_path / "ended")

@@ -25,6 +25,7 @@ from packprep.verification import verify_dataset
 from tests import made
 from tests.documents.chats_made import CHATML
 from tests.tokenizer.tokenizers_made import gpt2_like, write
+from tests.twin.check import verify_with_twin
 
 TASKS = {
     "causal": {"tasks": [{"objective": "causal"}]},
@@ -228,8 +229,8 @@ def test_a_store_is_made_of_any_number_of_workers_and_tasks_and_gone_on_with(cor
     assert made.contents(partly) == whole
 
 
-def verified(folder, replay=None, moved=None, twin=False):
-    return verify_dataset(folder, replay, moved or {}, (0, 1), 0, made.Silent(), twin)
+def verified(folder, replay=None, moved=None):
+    return verify_dataset(folder, replay, moved or {}, (0, 1), 0, made.Silent())
 
 
 def test_replay_goes_through_to_the_text_where_it_is_at_hand(tmp_path):
@@ -237,7 +238,7 @@ def test_replay_goes_through_to_the_text_where_it_is_at_hand(tmp_path):
     table = recipe(sources)
     made.build(table, tmp_path, tmp_path / "store", is_store=True)
     made.build(of_store(table), tmp_path, tmp_path / "out")
-    assert verified(tmp_path / "out", 5, twin=True)["faults"] == 0
+    assert verify_with_twin(tmp_path / "out", 5)["faults"] == 0
     said = made.Silent()
     verify_dataset(tmp_path / "out", 5, {}, (0, 1), 0, said)
     assert f"web at {tmp_path / 'web'}" in said.said[0]
@@ -246,12 +247,8 @@ def test_replay_goes_through_to_the_text_where_it_is_at_hand(tmp_path):
     report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, said)
     assert report["faults"] == 0 and report["replayed"] == report["segments"] > 0
     assert f"web at store:{tmp_path / 'store'}, books at {tmp_path / 'books'}" in said.said[0]
-    with pytest.raises(
-        RecipeError, match="--twin reads the text, and of web there is the token store alone"
-    ):
-        verified(tmp_path / "out", 5, twin=True)
     moved = {"web": str(tmp_path / "away")}
-    assert verified(tmp_path / "out", 5, moved, twin=True)["faults"] == 0
+    assert verify_with_twin(tmp_path / "out", 5, moved)["faults"] == 0
     (tmp_path / "store").rename(tmp_path / "moved")
     assert verified(tmp_path / "out")["faults"] == 0, (
         "no store is needed but to make segments again"

@@ -9,6 +9,7 @@ import packprep
 from packprep.errors import PackprepError
 from packprep.verification import verify_dataset
 from tests import golden, made
+from tests.twin.check import verify_with_twin
 
 
 @pytest.mark.parametrize("inputs, expected", [case[1:] for case in golden.cases("range_crop")])
@@ -101,9 +102,7 @@ def test_no_pivot_is_drawn_for_a_supervised_segment_that_is_all_trained(tmp_path
                 assert np.array_equal(column[0, begin:end], getattr(row, name)[begin:end])
     assert moved
     for epoch in (0, 5):
-        report = verify_dataset(
-            tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True, epoch=epoch
-        )
+        report = verify_with_twin(tmp_path / "out", epoch=epoch)
         assert report["listed"] == [] and report["twin"] == report["segments"]
 
 
@@ -141,7 +140,7 @@ def test_a_segment_whose_only_trained_token_nothing_predicts_is_dropped_and_coun
     assert ledger["documents"]["rejected"] == ({} if is_kept else {"untrained": 1})
     dropped = (0 if is_kept else 8) + (0 if in_place or has_mode else 9)
     assert ledger["tokens"]["dropped"] == ({"untrained_segment": dropped} if dropped else {})
-    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
+    report = verify_with_twin(tmp_path / "out")
     assert report["listed"] == [] and report["twin"] == report["segments"] == 1 + is_kept + (
         in_place or has_mode
     )
@@ -190,7 +189,7 @@ def test_a_plain_segment_has_the_same_loss_beside_supervised_documents(tmp_path)
             base,
             out,
         )
-        report = verify_dataset(out, -1, {}, (0, 1), 0, made.Silent(), twin=True)
+        report = verify_with_twin(out)
         assert report["listed"] == [] and report["twin"] == report["segments"] >= len(plain) + len(
             more
         )

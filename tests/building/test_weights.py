@@ -12,6 +12,7 @@ import packprep
 from packprep.verification import verify_dataset
 from tests import made
 from tests.documents import chats_made as chats
+from tests.twin.check import verify_with_twin
 from tests.weights_made import TASKS, WEIGHTS, build, character_weights, records
 
 
@@ -51,7 +52,7 @@ def test_weights_of_spans_are_the_loss_weights_of_what_is_predicted(tmp_path, na
     outcome = build(
         tmp_path, lines, tasks, seq_length=64, output={"columns": columns, "shard_text_bytes": 2000}
     )
-    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
+    report = verify_with_twin(tmp_path / "out")
     assert report["listed"] == [] and report["twin"] == report["segments"] > 100
     dataset = packprep.open_dataset(tmp_path / "out")
     assert len(dataset.manifest["shards"]) > 2
@@ -136,7 +137,7 @@ def test_weights_stay_in_later_epochs(tmp_path):
 def test_eos_inside_a_document_weighs_as_much_as_the_token_before_it(tmp_path):
     lines, tasks = records(6, 60, longest=200), [TASKS["causal"], TASKS["masked"]]
     build(tmp_path, lines, tasks, seq_length=64, documents={"append_eos": "segment"})
-    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
+    report = verify_with_twin(tmp_path / "out")
     assert report["listed"] == [] and report["twin"] == report["segments"] > 60
     dataset, inner = packprep.open_dataset(tmp_path / "out"), []
     for row in map(dataset.row, range(len(dataset))):
@@ -211,9 +212,7 @@ def test_a_column_of_spans_with_and_without_weights_is_read_as_its_lines_are(tmp
     for name in ("a.jsonl", "a.parquet"):
         table = made.table(name, tasks=[TASKS["causal"]], seq_length=128)
         made.build(table, tmp_path, tmp_path / f"out-{name}")
-        report = verify_dataset(
-            tmp_path / f"out-{name}", -1, {}, (0, 1), 0, made.Silent(), twin=True
-        )
+        report = verify_with_twin(tmp_path / f"out-{name}")
         assert report["listed"] == [] and report["twin"] == 2
         row = packprep.open_dataset(tmp_path / f"out-{name}").row(0)
         begin, end = (
@@ -238,7 +237,7 @@ def test_a_column_of_floats_holds_spans_with_weights(tmp_path, compression):
     made.build(
         made.table("a.parquet", tasks=[TASKS["causal"]], seq_length=128), tmp_path, tmp_path / "out"
     )
-    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
+    report = verify_with_twin(tmp_path / "out")
     assert report["listed"] == [] and report["twin"] == 9
     dataset = packprep.open_dataset(tmp_path / "out")
     weights = dataset.batch(range(len(dataset)), columns=["loss_weights"])["loss_weights"]
@@ -283,7 +282,7 @@ def test_weights_of_messages_multiply_with_their_conversation_s(tmp_path, templa
     documents = {"chat_template": "chat.jinja", "append_eos": False, "max_bad_fraction": 1.0}
     tasks = [TASKS["causal"], TASKS["masked"], TASKS["sentinel"]]
     build(tmp_path, lines, tasks, seq_length=128, documents=documents)
-    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)
+    report = verify_with_twin(tmp_path / "out")
     assert report["listed"] == [] and report["twin"] == report["segments"] > 40
     dataset = packprep.open_dataset(tmp_path / "out")
     offsets = np.cumsum([0, *(len(json.dumps(line)) + 1 for line in lines)]).tolist()
@@ -363,9 +362,10 @@ def test_a_document_s_weight_holds_for_every_task_that_it_may_draw_without_it(tm
             assert report["listed"] == []
             table["sources"] = [{"name": "s", "paths": ["store"], "format": "store"}]
         made.build(table, folder, folder / "out")
-        report = verify_dataset(
-            folder / "out", -1, {}, (0, 1), 0, made.Silent(), twin=form != "store"
-        )
+        if form == "store":
+            report = verify_dataset(folder / "out", -1, {}, (0, 1), 0, made.Silent())
+        else:
+            report = verify_with_twin(folder / "out")
         assert report["listed"] == []
         datasets.append(packprep.open_dataset(folder / "out"))
     weighted, plain = datasets
@@ -402,10 +402,7 @@ def test_a_document_of_weight_0_is_dropped_as_untrained(tmp_path):
 def test_weights_alone_may_be_packed_by_concat(tmp_path):
     lines = [{"text": "abcdefgh" * 9, "weight": 1 + i % 2} for i in range(30)]
     build(tmp_path, lines, [TASKS["causal"]], seq_length=64, packing={"algorithm": "concat"})
-    assert (
-        verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"]
-        == []
-    )
+    assert verify_with_twin(tmp_path / "out")["listed"] == []
     dataset = packprep.open_dataset(tmp_path / "out")
     found = dataset.batch(range(len(dataset)), columns=["loss_weights"])["loss_weights"]
     assert set(np.unique(found)) == {0, 1, 2}
@@ -422,10 +419,7 @@ def test_a_weight_that_is_no_number_is_rejected_with_the_key_and_a_way_out(tmp_p
     assert (
         reject["reason"] == "bad_weight" and 'documents.loss_spans = "ignore"' in reject["detail"]
     )
-    assert (
-        verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"]
-        == []
-    )
+    assert verify_with_twin(tmp_path / "out")["listed"] == []
     made.build({**table, "documents": {"loss_spans": "ignore"}}, tmp_path, tmp_path / "all")
 
 
@@ -444,10 +438,7 @@ def test_a_row_of_tokens_of_weight_0_or_of_none_is_left_out_by_name(tmp_path):
     outcome = made.build(table, tmp_path, tmp_path / "out")
     rejected = outcome.manifest["ledger"]["sources"]["s"]["documents"]["rejected"]
     assert rejected == {"untrained": 1, "bad_weight": 2}
-    assert (
-        verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"]
-        == []
-    )
+    assert verify_with_twin(tmp_path / "out")["listed"] == []
     (row,) = packprep.open_dataset(tmp_path / "out").batch([0], columns=["tokens", "loss_weights"])[
         "loss_weights"
     ]
@@ -455,7 +446,4 @@ def test_a_row_of_tokens_of_weight_0_or_of_none_is_left_out_by_name(tmp_path):
     table["documents"] = {"loss_spans": "ignore"}
     outcome = made.build(table, tmp_path, tmp_path / "all")
     assert outcome.manifest["ledger"]["sources"]["s"]["documents"]["rejected"] == {}
-    assert (
-        verify_dataset(tmp_path / "all", -1, {}, (0, 1), 0, made.Silent(), twin=True)["listed"]
-        == []
-    )
+    assert verify_with_twin(tmp_path / "all")["listed"] == []

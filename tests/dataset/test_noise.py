@@ -15,9 +15,9 @@ from packprep.dataset import candidates, noise
 from packprep.objectives.objective import Ids
 from packprep.objectives.uniform_diffusion import flip_probability, mu_of, resolve
 from packprep.randomness import bits64, words
-from packprep.twin import chance as twin
-from packprep.twin import objectives as twins
 from tests.dataset.test_token_slots import is_improbable
+from tests.twin import chance as twin
+from tests.twin import objectives as twins
 
 many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 

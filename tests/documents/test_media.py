@@ -13,10 +13,10 @@ from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import line_decoder
 from packprep.tokenizer.engines.reference import ReferenceEngine
 from packprep.tokenizer.roles import Needs, resolve_vocabulary
-from packprep.twin.reading import TextReader, text_of
-from packprep.twin.records import Keys, parsed
 from tests import media_made
 from tests.tokenizer import tokenizers_made
+from tests.twin.reading import TextReader, text_of
+from tests.twin.records import Keys, parsed
 
 KINDS = ("film", "image")
 TOKENS = ("<pad>", "<eos>", *media_made.tokens())

@@ -8,8 +8,8 @@ from packprep.building.planning import look_up, make_plan
 from packprep.documents.reading import Rejected, is_bad, keeper, read_documents
 from packprep.errors import SourceError
 from packprep.recipe import read_recipe
-from packprep.twin import chance
 from tests import made
+from tests.twin import chance
 
 
 def plan_of(folder, **changes):

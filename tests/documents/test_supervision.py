@@ -13,9 +13,9 @@ from packprep.errors import RecipeError
 from packprep.sources.formats import BAD_REASONS
 from packprep.sources.formats.batch import Supervision
 from packprep.sources.formats.fields import OLD_MESSAGES
-from packprep.twin.records import ranges_of
 from tests.documents import chats_made as chats
 from tests.test_imports import imported_by
+from tests.twin.records import ranges_of
 
 
 def marked(messages, template=chats.CHATML, text=None, loss_spans=None):

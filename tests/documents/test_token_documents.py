@@ -110,7 +110,7 @@ def test_special_ids_stay_or_reject_as_the_recipe_says(vocabulary):
     st.sampled_from(["text", "reject"]),
 )
 def test_it_is_what_the_twin_takes(vocabulary, lists, append_eos, prepend_bos, special_text):
-    from packprep.twin.tokens import content
+    from tests.twin.tokens import content
 
     given_settings = {
         "append_eos": append_eos,

@@ -25,10 +25,10 @@ from packprep.recipe import Specials
 from packprep.tokenizer.encoding import tokenize
 from packprep.tokenizer.engines import load_engine
 from packprep.tokenizer.roles import resolve_vocabulary
-from packprep.twin import tokens as twin
 from tests.documents import chats_made as chats
 from tests.tokenizer import tokenizers_made as made
 from tests.tokenizer.test_roles import needs, resolve
+from tests.twin import tokens as twin
 
 REFERENCE = {"name": "reference", "version": tokenizers.__version__}
 BYTES = {"name": "bytes", "version": "1"}

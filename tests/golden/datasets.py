@@ -14,6 +14,7 @@ from packprep.inspection.row import describe_row
 from packprep.recipe import load_recipe, read_recipe
 from packprep.verification import ALL, verify_dataset
 from tests import made
+from tests.twin.check import verify_with_twin
 
 LAW1, LAW2, LAW3 = (Path(__file__).parent / f"law{law}" for law in (1, 2, 3))
 FINISHED = ("causal", "compact", "in_place", "shares", "supervised", "ul2r")  # of law 2
@@ -37,16 +38,11 @@ def verified(
     epoch: int = 0,
 ) -> dict:
     """The report of `verify`, which finds no fault. dataset: folder / "dataset" by default."""
-    asked = (
-        dataset or folder / "dataset",
-        replay,
-        moved(folder),
-        (0, 1),
-        0,
-        made.Silent(),
-        twin and replay is not None,
-    )
-    found = verify_dataset(*asked, epoch=epoch)
+    asked = dataset or folder / "dataset", replay, moved(folder)
+    if twin:
+        found = verify_with_twin(*asked, epoch)
+    else:
+        found = verify_dataset(*asked, (0, 1), 0, made.Silent(), epoch=epoch)
     assert found["faults"] == 0, found["listed"]
     return found
 

@@ -11,8 +11,8 @@ from packprep.building.segments import FORMAT_MAX_SEGMENTS, SegmentTable, cut
 from packprep.documents.reading import Documents
 from packprep.objectives.objective import Bodies, BodySlots, Task
 from packprep.recipe import Recipe
-from packprep.twin import cutting, objectives
 from tests import made
+from tests.twin import cutting, objectives
 
 # slots between rendered segments: whatever is written there was written beyond a segment's end
 GAP = 3

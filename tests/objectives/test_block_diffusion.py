@@ -20,9 +20,9 @@ from packprep.errors import RecipeError
 from packprep.objectives.block_diffusion import OBJECTIVE, check, mean_weight
 from packprep.randomness import bits64
 from packprep.recipe.from_toml import presets
-from packprep.verification import verify_dataset
 from tests import golden, made
 from tests.dataset.test_token_slots import is_improbable
+from tests.twin.check import verify_with_twin
 
 DEFAULTS = {parameter.name: parameter.default for parameter in OBJECTIVE.parameters}
 
@@ -235,7 +235,7 @@ def test_labels_of_the_next_slot_stand_beside_documents_that_say_what_is_trained
         {"name": "c", "objective": "causal"},
     ]
     made.build(made.table(sources, tasks=tasks, seq_length=128), tmp_path, tmp_path / "out")
-    report = verify_dataset(tmp_path / "out", -1, {}, (0, 1), 0, made.Silent(), True)
+    report = verify_with_twin(tmp_path / "out")
     assert not report["faults"], report["listed"]
 
 

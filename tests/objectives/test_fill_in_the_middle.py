@@ -12,10 +12,10 @@ from packprep.objectives.objective import BodySlots
 from packprep.objectives.tasks import capacities, needs_of
 from packprep.recipe import Specials
 from packprep.tokenizer.roles import Needs, resolve_vocabulary
-from packprep.twin import cutting
-from packprep.twin.objectives import fill_in_the_middle
 from tests import made
 from tests.objectives import lengths
+from tests.twin import cutting
+from tests.twin.objectives import fill_in_the_middle
 
 RATES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])
 PRE, MID, SUF = made.FIM

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from packprep.objectives.objective import Bodies
 from packprep.objectives.prefix_lm import OBJECTIVE
 from packprep.randomness import text_key
-from packprep.twin.objectives import prefix_lm as twin
 from tests import made
 from tests.objectives import lengths
+from tests.twin.objectives import prefix_lm as twin
 
 
 @st.composite

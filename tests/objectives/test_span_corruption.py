@@ -13,10 +13,10 @@ from packprep import open_dataset
 from packprep.errors import RecipeError
 from packprep.objectives.span_corruption import max_tokens_for, render_with_mask, span_counts
 from packprep.objectives.tasks import capacities
-from packprep.twin import cutting
-from packprep.twin.objectives import span_corruption as span_twin
 from tests import golden, made
 from tests.objectives import lengths
+from tests.twin import cutting
+from tests.twin.objectives import span_corruption as span_twin
 
 T5 = "SEQIO_PYTHON"
 DENSITIES = st.sampled_from([0.01, 0.15, 0.25, 1 / 3, 0.5, 0.75, 0.9, 0.99])

@@ -23,8 +23,8 @@ from packprep.objectives.tasks import (
     whole_task,
 )
 from packprep.recipe import presets, read_recipe
-from packprep.twin import chance, cutting
 from tests import made
+from tests.twin import chance, cutting
 
 
 def recipe_of(**changes):

@@ -14,10 +14,10 @@ from packprep.tokenizer.engines import load_engine
 from packprep.tokenizer.engines.reference import BATCH_CHARACTERS, NormalForms, NormalizerLimit
 from packprep.tokenizer.file import BYTES_SPECIALS
 from packprep.tokenizer.roles import resolve_vocabulary
-from packprep.twin.reading import Text
-from packprep.twin.tokens import Tokenizer
 from tests.tokenizer import tokenizers_made as made
 from tests.tokenizer.test_roles import needs, resolve
+from tests.twin.reading import Text
+from tests.twin.tokens import Tokenizer
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

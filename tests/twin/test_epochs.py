@@ -9,10 +9,10 @@ import pytest
 from packprep import open_dataset
 from packprep.dataset.loader import Dataset
 from packprep.recipe.from_toml import presets
-from packprep.twin import chance
-from packprep.twin.objectives import fill_in_the_middle, prefix_lm, span_corruption
-from packprep.verification import verify_dataset
 from tests import made
+from tests.twin import chance
+from tests.twin.check import verify_with_twin
+from tests.twin.objectives import fill_in_the_middle, prefix_lm, span_corruption
 from tests.twin.shards_made import ALL, CAUSAL, TEMPLATE, built
 from tests.verification.test_epochs import BLOCKS
 
@@ -21,7 +21,7 @@ LAST = (1 << 32) - 1
 
 
 def report(directory, epoch, replay=ALL):
-    return verify_dataset(directory, replay, {}, (0, 1), 0, made.Silent(), True, epoch=epoch)
+    return verify_with_twin(directory, replay, epoch=epoch)
 
 
 def holds(directory, epochs=EPOCHS, replay=ALL):

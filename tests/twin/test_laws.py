@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.twin import chance, cutting, objectives, shard
-from packprep.twin.objectives import span_corruption
+from tests.twin import chance, cutting, objectives, shard
+from tests.twin.objectives import span_corruption
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "cases.json").read_text())["cases"]
 

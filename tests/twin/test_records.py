@@ -1,4 +1,4 @@
-"""packprep.twin.records gives what readers and documents/layouts.py give, of any record, in its own
+"""tests.twin.records gives what readers and documents/layouts.py give, of any record, in its own
 way."""
 
 import json
@@ -15,9 +15,9 @@ from packprep.sources.formats import read
 from packprep.sources.formats.batch import Choice, Supervision
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import line_decoder
-from packprep.twin import reading, records
-from packprep.twin.records import Keys, Passage, Talk
 from tests.sources.formats.parts import part_of
+from tests.twin import reading, records
+from tests.twin.records import Keys, Passage, Talk
 
 CALLS = [{"function": {"name": "f", "arguments": {"a": None}}}]
 odd = st.sampled_from(

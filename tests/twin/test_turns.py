@@ -11,9 +11,9 @@ from packprep.documents.layouts import Dialogue
 from packprep.documents.supervision import conversation, rendered_turns
 from packprep.documents.turns import Turns
 from packprep.recipe import DocumentKeys
-from packprep.twin.records import Talk
-from packprep.twin.turns import Template, text_of_talk
 from tests.documents import chats_made as chats
+from tests.twin.records import Talk
+from tests.twin.turns import Template, text_of_talk
 
 TEMPLATES = {
     name: getattr(chats, name)

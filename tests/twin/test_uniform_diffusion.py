@@ -8,8 +8,8 @@ from packprep.building.plan import ids_of
 from packprep.objectives import uniform_diffusion
 from packprep.recipe import Specials
 from packprep.tokenizer.roles import Needs, resolve_vocabulary
-from packprep.twin.comparison import compare_plan
-from packprep.twin.objectives.uniform_diffusion import flip_probability
+from tests.twin.comparison import compare_plan
+from tests.twin.objectives.uniform_diffusion import flip_probability
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.3, 1.0, 4.0])

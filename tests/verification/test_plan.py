@@ -354,7 +354,7 @@ def test_which_segments_are_replayed_depends_on_the_seed(dataset):
     manifest = manifest_of(dataset)
 
     def chosen(seed):
-        items = _items(manifest, range(len(manifest["shards"])), 9, False, seed)
+        items = _items(manifest, range(len(manifest["shards"])), 9, seed)
         return [(item.number, *item.replay.tolist()) for item in items if item.replay is not None]
 
     assert chosen(1) == chosen(1) != chosen(2)

@@ -12,7 +12,7 @@ from packprep.documents.supervision import conversation
 from packprep.sources.formats import BAD_REASONS
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import MAX_NESTING, decode_slowly, line_decoder, nested_too_deep
-from packprep.twin.records import MAX_DEPTH
+from tests.twin.records import MAX_DEPTH
 
 decode = line_decoder("text")
 values = st.recursive(

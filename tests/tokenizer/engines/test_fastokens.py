@@ -15,10 +15,10 @@ from packprep.tokenizer.engines.engine import EngineFault, EngineRefusal
 from packprep.tokenizer.engines.fastokens import FastEngine
 from packprep.tokenizer.file import plain_tokenizer_json
 from packprep.tokenizer.proof import prove, prove_on_nasty_text
-from packprep.twin.reading import Text
-from packprep.twin.tokens import Tokenizer as TwinTokenizer
 from tests.tokenizer import tokenizers_made as made
 from tests.tokenizer.test_roles import needs, resolve
+from tests.twin.reading import Text
+from tests.twin.tokens import Tokenizer as TwinTokenizer
 
 GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"

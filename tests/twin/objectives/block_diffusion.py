@@ -5,7 +5,7 @@ clean.
 shift, weighting.
 """
 
-from packprep.twin.chance import (
+from tests.twin.chance import (
     NOISE_LEVEL,
     NOISE_LOW,
     exponential,
@@ -16,7 +16,7 @@ from packprep.twin.chance import (
     uniforms,
     words,
 )
-from packprep.twin.objectives.masked_diffusion import replaced
+from tests.twin.objectives.masked_diffusion import replaced
 
 COPIES = 2
 

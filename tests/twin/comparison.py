@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.twin import objectives
-from packprep.twin.shard import (
+from tests.twin import objectives
+from tests.twin.shard import (
     Document,
     Rendered,
     Segment,

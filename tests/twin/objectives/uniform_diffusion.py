@@ -8,7 +8,7 @@ flip_thresholds.
 import math
 from bisect import bisect_left
 
-from packprep.twin.chance import NOISE_LEVEL, REPLACEMENT, integers, uniform40
+from tests.twin.chance import NOISE_LEVEL, REPLACEMENT, integers, uniform40
 
 REACH, INTERVALS = 12.0, 6000
 FAR = 20.0  # beyond this µ nothing flips

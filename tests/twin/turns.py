@@ -19,8 +19,8 @@ from functools import cached_property
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
-from packprep.twin.reading import Text
-from packprep.twin.records import Talk
+from tests.twin.reading import Text
+from tests.twin.records import Talk
 
 WORDS = "alpha", "zero"  # which begin and end with other characters
 NEXT = "qux"

@@ -9,8 +9,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from packprep.twin.reading import Text
-from packprep.twin.records import Picture
+from tests.twin.reading import Text
+from tests.twin.records import Picture
 
 
 class Trained(NamedTuple):

@@ -4,7 +4,7 @@
 (ids of tokens that begin inside a character).
 """
 
-from packprep.twin.chance import CUT_POINTS, integers, purpose_in, words
+from tests.twin.chance import CUT_POINTS, integers, purpose_in, words
 
 
 def with_ids(parameters, roles, tokenizer):

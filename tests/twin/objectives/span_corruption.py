@@ -6,7 +6,7 @@ needed), too_many_spans ("split" | "lower"), input_eos (a list: the id that ends
 nothing), and max_spans (or None), which `completed` adds.
 """
 
-from packprep.twin import chance
+from tests.twin import chance
 
 
 def completed(parameters):

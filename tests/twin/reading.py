@@ -15,8 +15,8 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from packprep.errors import SourceError
-from packprep.twin import chance, records
-from packprep.twin.records import (
+from tests.twin import chance, records
+from tests.twin.records import (
     MAX_LINE,
     MAX_TEXT,
     Keys,

@@ -4,7 +4,7 @@
 used), input_eos (a list: the id that ends the prefix, or nothing).
 """
 
-from packprep.twin import chance
+from tests.twin import chance
 
 SUPERVISED = True
 PREFIX_MOVES = True  # from epoch to epoch

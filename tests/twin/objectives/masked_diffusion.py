@@ -7,7 +7,7 @@ so many of them.
 from fractions import Fraction
 from math import floor
 
-from packprep.twin.chance import (
+from tests.twin.chance import (
     NOISE_LEVEL,
     NOISE_LOW,
     REPLACEMENT,

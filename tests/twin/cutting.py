@@ -20,7 +20,7 @@ offset).
 import bisect
 from fractions import Fraction
 
-from packprep.twin import chance, objectives
+from tests.twin import chance, objectives
 
 FORMAT_LIMIT = 65535  # segments in a row: their ids are 16-bit and 0 is padding
 GROUP_ROWS = 256

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from packprep.errors import PlanError
-from packprep.twin import chance, cutting, objectives, reading, tokens
-from packprep.twin.chance import CandidateSlots
-from packprep.twin.reading import Text, TextReader
-from packprep.twin.records import Keys, Talk
-from packprep.twin.tokens import Spot, Tokenizer, Trained
-from packprep.twin.turns import Template, text_of_talk
+from tests.twin import chance, cutting, objectives, reading, tokens
+from tests.twin.chance import CandidateSlots
+from tests.twin.reading import Text, TextReader
+from tests.twin.records import Keys, Talk
+from tests.twin.tokens import Spot, Tokenizer, Trained
+from tests.twin.turns import Template, text_of_talk
 
 TOO_SHORT: dict[str, Any] = {"objective": "causal", "parameters": {}}
 
@@ -222,8 +222,8 @@ def check(plan: Mapping[str, Any]) -> None:
     for task in plan["tasks"]:
         if task["objective"] not in objectives.NAMES:
             raise PlanError(
-                f"task {task['name']!r}: objective {task['objective']!r} has no twin in packprep;"
-                f" it has {', '.join(objectives.NAMES)}. Verify without --twin"
+                f"task {task['name']!r}: objective {task['objective']!r} has no twin;"
+                f" there are {', '.join(objectives.NAMES)}"
             )
     for source in plan["recipe"]["sources"]:
         if source["format"] not in (
@@ -235,10 +235,7 @@ def check(plan: Mapping[str, Any]) -> None:
             "megatron",
             "tokens",
         ):
-            raise PlanError(
-                f"source {source['name']!r}: format {source['format']!r} has no twin; verify"
-                " without --twin"
-            )
+            raise PlanError(f"source {source['name']!r}: format {source['format']!r} has no twin")
 
 
 def documents_of(
