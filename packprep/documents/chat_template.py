@@ -33,6 +33,7 @@ _ROLE_NAMES = {f"{role}_token" for role in ("bos", "eos", "pad", "unk", "sep", "
 
 MOST_TEMPLATE_BYTES = 1 << 20
 _OF_PROCESSOR = "chat_template.json"
+_MOST_INDENT = 64
 
 
 class NoTemplate(RecipeError):
@@ -256,7 +257,7 @@ def compile_template(source: str, date: str = "") -> ChatTemplate:
     import jinja2
     import jinja2.meta
 
-    from packprep.documents.template_limits import LimitedEnvironment, TemplateLimit, counting
+    from packprep.documents.template_limits import LimitedEnvironment, with_counters
 
     environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -268,14 +269,13 @@ def compile_template(source: str, date: str = "") -> ChatTemplate:
             _written_day, datetime.date.fromisoformat(date)
         )
     del environment.filters["random"], environment.globals["lipsum"]
-    environment.limit()
     as_calls = _GENERATION.sub(
         lambda m: m[1] + ("endcall" if m[2] else "call packprep_generation()") + m[3], source
     )
     try:
         tree = environment.parse(as_calls)
         names = jinja2.meta.find_undeclared_variables(tree)
-        template = environment.from_string(counting(tree))
+        template = environment.from_string(with_counters(tree))
     except jinja2.TemplateSyntaxError as error:
         raise RecipeError(
             f"the chat template cannot be used: line {error.lineno}: {error.message}; "
@@ -284,11 +284,6 @@ def compile_template(source: str, date: str = "") -> ChatTemplate:
     except (RecursionError, SyntaxError, MemoryError):  # of the Python that it becomes
         raise RecipeError(
             "the chat template cannot be used: it is nested too deeply; give another in"
-            " documents.chat_template"
-        ) from None
-    except TemplateLimit:
-        raise RecipeError(
-            "the chat template cannot be used: it has too many parts; give another in"
             " documents.chat_template"
         ) from None
     except ValueError:  # Python's limit
@@ -306,7 +301,9 @@ def compile_template(source: str, date: str = "") -> ChatTemplate:
 
 
 def _refuse(environment: Any, message: object) -> None:
-    environment.printed(message)
+    from packprep.documents.template_limits import check_printable
+
+    check_printable(message)
     raise TemplateRefusal(str(message))
 
 
@@ -370,7 +367,9 @@ def _to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """transformers' tojson: Jinja's own would escape < and >."""
+    """Write JSON as Transformers' filter does. Jinja's own would escape < and >."""
+    if isinstance(indent, int) and indent > _MOST_INDENT:
+        raise ValueError(f"tojson: indent is {indent}, and at most {_MOST_INDENT}")
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

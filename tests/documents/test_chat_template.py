@@ -8,7 +8,6 @@ import os
 import jinja2.sandbox
 import pytest
 
-from packprep.documents import template_limits
 from packprep.documents.chat_template import (
     TemplateRefusal,
     compile_template,
@@ -101,118 +100,17 @@ BOMBS = {
         " endset %}{% set n.x = y %}{% endfor %}"
     ),
     "own text": "{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}",
-    "lists": (
-        "{% set n = namespace(x=['x']) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{%"
-        " endfor %}{{ n.x }}"
-    ),
-    "json": (
-        "{% set n = namespace(x=['x']) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{%"
-        " endfor %}{{ n.x | tojson }}"
-    ),
-    "center": "{{ 'x' | center(10 ** 10) }}",
-    "ljust": "{{ 'x'.ljust(9999999999) }}",
-    "replace": "{% set a = 'x' * 99999 %}{{ a.replace('x', a) }}",
-    "replace filter": "{% set a = 'x' * 99999 %}{{ a | replace('x', a) }}",
-    "join": "{% set a = 'x' * 99999 %}{{ a.join(a) }}",
-    "wordwrap": "{% set a = 'x' * 9999999 %}{{ a | wordwrap(1) }}",
-    "format": "{{ '{:9999999999}'.format(1) }}",
-    "percent": "{{ '%9999999999d' % 1 }}",
-    "percent star": "{{ '%*d' % (9999999999, 1) }}",
-    "format filter": "{{ '%9999999999d' | format(1) }}",
     "format of one again and again": "{{ ('{0}' * 9999).format('x' * 99999) }}",
     "percent of one again and again": "{{ ('%(a)s' * 9999) % {'a': 'x' * 99999} }}",
-    "indent by a text": "{{ ('x\\n' * 9999) | indent('x' * 99999) }}",
-    "wrap by a text": "{{ ('x' * 9999) | wordwrap(1, wrapstring='x' * 99999) }}",
-    "json indented": "{{ [1] | tojson(indent=9999) }}",
-    "json separated": "{{ [1, 2] | tojson(separators=('x' * 9999, ':')) }}",
-    "json indented at depth": (
-        "{% set n = namespace(x=[1] * 99999) %}{% for i in range(300) %}{% set n.x = [n.x] %}{%"
-        " endfor %}{{ n.x | tojson(indent=16) }}"
-    ),
-    "join of numbers": "{{ range(9999) | join('x' * 99999) }}",
-    "join of an iterator": "{{ ('x' * 99999).join(range(9999) | map('string')) }}",
-    "translate": "{{ ('x' * 9999).translate({120: 'y' * 99999}) }}",
-    "bytes": "{{ ('x'.encode() * 99999999) | length }}",
-    "slices": (
-        "{% for i in range(99999) if i is odd %}{{ i | string | batch(9999999, 0) | list | length"
-        " }}{% endfor %}"
-    ),
     "a constant": "{% for i in range(99999) %}{{ 'x' | center(99999) }}{% endfor %}",
-    "in a text": (
-        "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if 'y' in a %}{% endif %}{%"
-        " endfor %}"
-    ),
-    "in a list": (
-        "{% set a = range(99999) | list %}{% for i in range(99999) %}{% if -1 not in a %}{% endif"
-        " %}{% endfor %}"
-    ),
-    "test in": (
-        "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if 'y' is in a %}{% endif %}{%"
-        " endfor %}"
-    ),
-    "test lower": (
-        "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% if a is lower %}{% endif %}{%"
-        " endfor %}"
-    ),
-    "equal texts": (
-        "{% set a, b = 'x' * 9999999, 'x' * 9999999 %}"
-        "{% for i in range(99999) %}{% if a == b %}{% endif %}{% endfor %}"
-    ),
-    "copies": (
-        "{% set a = 'x' * 9999999 %}{% for i in range(99999) %}{% set b = a[1:] %}{% endfor %}"
-    ),
-    "sorted": "{% for i in range(99999) %}{% set b = range(99999) | sort %}{% endfor %}",
-    "selected": (
-        "{% for i in range(999) %}{% set b = range(99999) | select('none') | list %}{% endfor %}"
-    ),
     "passed over": (
         "{% for i in range(999) %}{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}"
     ),
-    "sum of lists": "{{ ([[1] * 999] * 99999) | sum(start=[]) }}",
-    "arguments": (
-        "{% macro m() %}{{ varargs | length }}{% endmacro %}{% set a = [1] * 99999 %}"
-        "{% for i in range(9999) %}{{ m(*a) }}{% endfor %}"
-    ),
-    "a body": "{% for i in range(99999) %}" + "{% if i == -1 %}{% endif %}" * 3000 + "{% endfor %}",
-    "a macro's body": (
-        "{% macro m() %}"
-        + "{% if i == -1 %}{% endif %}" * 3000
-        + "{% endmacro %}{% for i in range(99999) %}{% set a = m() %}{% endfor %}"
-    ),
-    "a block's body": (
-        "{% block b %}"
-        + "{% if i == -1 %}{% endif %}" * 3000
-        + "{% endblock %}{% for i in range(99999) %}{% set a = self.b() %}{% endfor %}"
-    ),
-    "a macro's arguments": (
-        "{% macro m(n) %}{% if n %}{{ m(n - 1, varargs, varargs) }}{% endif %}{% endmacro %}{{"
-        " m(60, 1) }}"
-    ),
 }
-# What holds a value twice over, and what then goes through all of it.
-for step in (
-    "[n.x, n.x]",
-    "(n.x, n.x)",
-    "{'a': n.x, 'b': n.x}",
-    "dict(a=n.x, b=n.x)",
-    "[n.x] * 2",
-    "[n.x] + [n.x]",
-    "{}.fromkeys([1, 2], n.x)",
-    "cycler(n.x, n.x).items",
-    "(n.x + n.x) | batch(2) | list",
-    "[n.x, n.x] | list",
-):
-    BOMBS[f"doubled by {step}"] = (
-        f"{{% set n = namespace(x=[1]) %}}{{% for i in range(60) %}}{{% set n.x = {step} %}}{{%"
-        " endfor %}{% if n.x == n.x | list or n.x is in [n.x] or n.x | upper or n.x | unique"
-        " %}{% endif %}"
-    )
 
 
-@pytest.mark.long(beyond=5)
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_template_that_does_more_than_it_may_is_stopped(name, monkeypatch):
-    monkeypatch.setattr(template_limits, "MOST_WORK", 1 << 24)  # in place of seconds
+def test_a_template_that_does_more_than_it_may_is_stopped(name):
     template = compile_template(BOMBS[name])
     with pytest.raises(TemplateLimit):
         template.render([])
@@ -224,7 +122,10 @@ def test_a_template_that_does_more_than_it_may_is_stopped(name, monkeypatch):
         ("{%% for a in [0] * %d %%}{%% endfor %%}", 131_072),
         ("{%% set a = 'x' * %d %%}", 67_108_864),
         ("{%% set a = %d * 'x' %%}", 67_108_864),
-        ("{%% set a = 'x'.center(%d) %%}", 16_777_216),
+        (
+            "{%% for a in [0] * 9 if a < 1 %%}{%% endfor %%}{%% set a = 'x' * (%d - 9) %%}",
+            67_108_864,
+        ),
     ],
 )
 def test_the_limits_are_exact(text, most):
@@ -237,14 +138,17 @@ def test_the_limits_are_exact(text, most):
 @pytest.mark.parametrize(
     "value",
     [
-        "raise_exception", "messages | map('upper')", "[raise_exception]", "range", "cycler('a')", "self", "namespace",
-        "raise_exception | string", "raise_exception | upper", "[raise_exception] | join", "raise_exception | replace('a', 'b')",
-        "'%s' % raise_exception", "'%s' % [raise_exception]", "'{}'.format(raise_exception)",
-        "'%s' | format(raise_exception)", "raise_exception(raise_exception)", "raise_exception([cycler])", "'' ~ joiner()",
-        "{'a': namespace} | urlencode", "[namespace] | map('string') | join", "raise_exception | pprint",
-        "raise_exception | trim", "raise_exception | title", "'ab' | replace('a', cycler)", "['a', 'b'] | join(cycler)",
+        "raise_exception",
+        "messages | map('upper')",
+        "[raise_exception]",
+        "{'a': [range]}",
+        "cycler('a')",
+        "self",
+        "namespace",
+        "raise_exception(raise_exception)",
+        "raise_exception([cycler])",
     ],
-)  # fmt: skip
+)
 def test_what_prints_an_address_is_refused(value):
     with pytest.raises(TemplateLimit):
         render("{{ " + value + " }}", [])
@@ -323,13 +227,6 @@ def test_what_is_counted_is_what_jinja_prints():
         assert render(template, messages) == plain.from_string(template).render(
             messages=messages
         ), expression
-
-
-def test_a_template_of_too_many_parts_is_refused():
-    with pytest.raises(
-        RecipeError, match="it has too many parts; give another in documents.chat_template"
-    ):
-        compile_template("{{ a }}" * 40_000)
 
 
 def test_a_template_that_is_no_text_of_a_file_s_size_or_name_is_refused(tmp_path):
