@@ -22,8 +22,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from packprep.dataset.noise import BLOCK_DIFFUSION as LAW
 from packprep.dataset.noise import level_range
 from packprep.errors import RecipeError
@@ -93,17 +91,6 @@ def mean_weight(task: Task) -> float:
     return 2.0 / sum(level_range(task.parameters)) if task.parameters["weighting"] == "1/p" else 1.0
 
 
-def expected(task: Task, level: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """float64[m]: the level; of position the share that it rounds to, of a uniform canvas what does
-    not draw its own token."""
-    level = level.astype(np.float64)
-    if task.parameters["noise"] == "position":
-        return np.rint(level * candidates) / np.maximum(candidates, 1)
-    return (
-        level * (1 - 1 / task.ids.for_noise.drawable) if LAW.any_token(task.parameters) else level
-    )
-
-
 OBJECTIVE = Objective(
     name=LAW.name,
     attention=LAW.attention,
@@ -114,5 +101,4 @@ OBJECTIVE = Objective(
     roles=roles,
     forecast=forecast,
     check=check,
-    expected=expected,
 )

@@ -16,10 +16,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from packprep.dataset.noise import MASKED_DIFFUSION as LAW
-from packprep.dataset.noise import mask_probability
 from packprep.errors import RecipeError
 from packprep.objectives.noising import mask
 from packprep.objectives.objective import Objective, Task
@@ -62,16 +59,6 @@ def mean_weight(task: Task) -> float:
     return 1.0 / forecast(task, 0)["noise"][1] if task.parameters["weighting"] == "1/p" else 1.0
 
 
-def expected(task: Task, level: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """float64[m]: p of the level, or the exact count's share."""
-    level = level.astype(np.float64)
-    if task.parameters["exact_count"]:
-        return np.minimum(np.maximum(np.floor(candidates * level), 1), candidates) / np.maximum(
-            candidates, 1
-        )
-    return mask_probability(level, task.parameters["epsilon"])
-
-
 OBJECTIVE = Objective(
     name=LAW.name,
     attention=LAW.attention,
@@ -83,5 +70,4 @@ OBJECTIVE = Objective(
     roles=roles,
     forecast=forecast,
     check=check,
-    expected=expected,
 )

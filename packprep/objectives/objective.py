@@ -174,12 +174,6 @@ class Objective:
     added            what the slots are that the body has beyond its tokens, in the ledger: "sentinel" or "fim".
     roles            (parameters) → the roles that must be in the vocabulary.
     forecast         (task, n int) → figures that the plan prints of a segment of n tokens: name → (wanted, realised).
-    expected         what chance should give, which the report draws over what it counts. Next-token kinds: (task, n int64[k],
-                     count int64[k]) → float64[longest + 1]: of so many segments of n tokens, the
-                     mean number of runs of k tokens whose slots lie behind the prefix. In-place
-                     kinds: (task, level float32[m], candidates int64[m]) → float64[m]: the mean
-                     share of its candidates that a segment, or block, has corrupted. None: no
-                     figure.
     check            (parameters, where): RecipeError for parameters that do not go together.
     """
 
@@ -203,7 +197,6 @@ class Objective:
     added: str = "sentinel"
     roles: Callable[[Mapping[str, Any]], frozenset[str]] | None = None
     forecast: Callable[[Task, int], dict[str, tuple[float, float]]] | None = None
-    expected: Callable[[Task, np.ndarray, np.ndarray], np.ndarray] | None = None
     check: Callable[[Mapping[str, Any], str], None] | None = None
 
     @property

@@ -123,14 +123,6 @@ def sentinels(parameters: Mapping[str, Any], n: int) -> int:
     return int(parameters["sentinel"])
 
 
-def expected(task: Task, n: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """float64[longest + 1]: a continuation has 1 … n − 1 tokens, each as likely; n: 2 at least."""
-    steps = np.zeros(int(n.max(initial=1)) + 1)
-    steps[1] = (count / (n - 1)).sum()
-    np.add.at(steps, n, -count / (n - 1))
-    return np.cumsum(steps)
-
-
 OBJECTIVE = Objective(
     name="prefix_lm",
     attention="prefix",
@@ -146,5 +138,4 @@ OBJECTIVE = Objective(
     restore=restore,
     sentinels=sentinels,
     roles=roles_of_inputs,
-    expected=expected,
 )

@@ -450,54 +450,6 @@ def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
     return {"mean_span_length": (mean, n_noise / n_spans)}
 
 
-def part_shares(n: int, parts: int) -> np.ndarray:
-    """float64[n + 1]: P(a part has k tokens) where n are cut into non-empty parts, uniformly over
-    all ways.
-
-    C(n − k − 1, parts − 2) / C(n − 1, parts − 1): the other parts divide what is left. One part is
-    n. 1 ≤ parts ≤ n.
-    """
-    shares = np.zeros(n + 1)
-    if parts == 1:
-        shares[n] = 1.0
-        return shares
-    longest = n - parts + 1
-    k = np.arange(1, longest)
-    shares[1] = (parts - 1) / (n - 1)
-    shares[2 : longest + 1] = shares[1] * np.cumprod((longest - k) / (n - k - 1))
-    return shares
-
-
-def expected_runs(n_tokens: int, n_noise: int, n_spans: int, roll: bool) -> np.ndarray:
-    """float64[n_noise + 1]: how many runs of k tokens of noise a segment has, on average.
-
-    roll: the mask is rotated by one of n_tokens offsets. A span of l tokens is cut by l − 1 of
-    them, into j and l − j with each j once: runs of k lose S · P(k) · (k − 1) / n, and win S · 2 /
-    n for every longer span.
-    """
-    shares = part_shares(n_noise, n_spans)
-    if not roll:
-        return n_spans * shares
-    longer = 1.0 - np.cumsum(shares)
-    longer[0] = 0.0
-    k = np.arange(n_noise + 1)
-    return n_spans * (
-        shares * (1.0 - np.maximum(k - 1, 0) / n_tokens) + 2.0 / n_tokens * np.maximum(longer, 0.0)
-    )
-
-
-def expected(task: Task, n: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """float64[longest + 1]: the sum of `expected_runs` over the segments."""
-    density, mean, max_spans, roll = _law(task)
-    total = np.zeros(1)
-    for n_tokens, segments in zip(n.tolist(), count.tolist(), strict=True):
-        n_noise, n_spans = span_counts(n_tokens, density, mean, max_spans)
-        runs = segments * expected_runs(n_tokens, n_noise, n_spans, roll)
-        total = np.concatenate((total, np.zeros(max(len(runs) - len(total), 0))))
-        total[: len(runs)] += runs
-    return total
-
-
 OBJECTIVE = Objective(
     name="span_corruption",
     attention="prefix",
@@ -512,5 +464,4 @@ OBJECTIVE = Objective(
     sentinels=sentinels,
     roles=roles_of_inputs,
     forecast=forecast,
-    expected=expected,
 )

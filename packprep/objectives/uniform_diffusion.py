@@ -138,15 +138,6 @@ def mean_weight(task: Task) -> float:
     return float(noise.view_scale(level, task.ids.for_noise.drawable).mean())
 
 
-def expected(task: Task, level: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """float64[m]: the flip rate of the level's threshold."""
-    low, high = task.parameters["noise_range"]
-    level = level.astype(np.float64)
-    place = (level - low) / (high - low) * noise.FLIP_STEPS if high > low else np.zeros(len(level))
-    limits = np.array(task.resolved["flip_thresholds"], np.float64) / noise.ONE
-    return limits[np.clip(np.rint(place - 0.5).astype(np.int64), 0, noise.FLIP_STEPS - 1)]
-
-
 OBJECTIVE = Objective(
     name=LAW.name,
     attention=LAW.attention,
@@ -157,5 +148,4 @@ OBJECTIVE = Objective(
     resolve=resolve,
     forecast=forecast,
     check=check,
-    expected=expected,
 )

@@ -1,16 +1,14 @@
-"""The header columns and slots of some shards → histograms, as they are and as they should be →
-charts with words and table.
+"""The header columns and slots of some shards → histograms → charts with words and
+table.
 
 ```
 shard ─► columns of all its segments ─► lengths of documents and segments, fill of rows
       └► slots of its first rows ─────► trained slots, span lengths, noise by level
 ```
-Only shards in which verification found no fault are read: what stands in them may be believed. What
-chance should give them, their objectives say. Charts are inline SVG: bars of what is there, a line
-of what should be, and one text for those who cannot see them.
+Only shards in which verification found no fault are read. Charts are inline SVG: bars, and one text
+for readers who cannot see them.
 """
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,18 +72,6 @@ class Levels:
     units: np.ndarray = field(default_factory=lambda: np.zeros(LEVEL_BINS, np.int64))
     candidates: np.ndarray = field(default_factory=lambda: np.zeros(LEVEL_BINS, np.int64))
     corrupted: np.ndarray = field(default_factory=lambda: np.zeros(LEVEL_BINS, np.int64))
-    expected: np.ndarray = field(default_factory=lambda: np.zeros(LEVEL_BINS))
-
-
-@dataclass
-class Spans:
-    """Runs of noise of one task: neighbouring tokens of the document whose slots lie behind the
-    prefix."""
-
-    # how many have k tokens
-    lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    # how many segments have n tokens
-    segments: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 class Figures:
@@ -103,7 +89,8 @@ class Figures:
         self.fill = np.zeros(len(FILLS), np.int64)
         self.task_slots, self.task_trained = np.zeros(tasks, np.int64), np.zeros(tasks, np.int64)
         self.levels: dict[int, Levels] = {}
-        self.spans: dict[int, Spans] = {}
+        # Task → how many runs of k neighbouring tokens stand behind the prefix of their segment.
+        self.spans: dict[int, np.ndarray] = {}
 
     def add(self, shard: Shard, most_slots: int) -> None:
         """Count a shard; of its slots those of the first rows, `most_slots` at most but one row at
@@ -138,11 +125,10 @@ class Figures:
         self.task_trained += np.bincount(c.task, trained, tasks).astype(np.int64)
         for t in np.unique(c.task).tolist():
             task, which = self.tasks[t], np.flatnonzero((c.task == t) & ~c.removed)
-            if task.objective.expected is None:
-                continue
             if task.in_place:
                 self._add_noise(t, task, c, which)
                 continue
+            which = which[c.prefix[which] > 0]  # other tasks have no spans
             which += int(shard.arrays["row_offsets"][rows.start])
             if len(which := which[stored.first_trained[which] < 0]):
                 self._add_spans(shard, stored, t, which)
@@ -168,9 +154,7 @@ class Figures:
         begins[1:] &= ~noise[:-1]
         begins[restored.offsets[:-1]] = noise[restored.offsets[:-1]]
         runs = np.bincount(np.cumsum(begins)[noise] - 1)
-        spans = self.spans.setdefault(t, Spans())
-        spans.lengths = _added(spans.lengths, np.bincount(runs))
-        spans.segments = _added(spans.segments, np.bincount(n[known]))
+        self.spans[t] = _added(self.spans.get(t, np.zeros(0, np.int64)), np.bincount(runs))
 
     def _add_noise(self, t: int, task: Task, c: Columns, which: np.ndarray) -> None:
         """Candidates are what redraw takes: the body, and eos unless noise_eos is off; no prompt,
@@ -210,8 +194,6 @@ class Figures:
         corrupted = _sums(
             (c.tokens != originals).view(np.uint8) if any_token or blocks else c.loss, begins, ends
         )
-        assert task.objective.expected is not None
-        expected = task.objective.expected(task, level, candidates) * candidates
         low_level, high_level = level_range(parameters)
         width = high_level - low_level
         position = (
@@ -224,7 +206,6 @@ class Figures:
         found.units += np.bincount(bin, minlength=LEVEL_BINS)
         found.candidates += np.bincount(bin, candidates, LEVEL_BINS).astype(np.int64)
         found.corrupted += np.bincount(bin, corrupted, LEVEL_BINS).astype(np.int64)
-        found.expected += np.bincount(bin, expected, LEVEL_BINS)
 
 
 def _added(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
@@ -336,17 +317,14 @@ def charts_of(figures: Figures) -> list[tuple[str, str, list[Chart]]]:
         ),
         (
             "Spans",
-            (
-                "Neighbouring tokens of a document that stand behind the prefix, and are predicted."
-                " The line is exact: what chance gives each segment, summed over the segments seen."
-            ),
+            ("Neighbouring tokens of a document that stand behind the prefix, and are predicted."),
             list(_spans(figures)),
         ),
         (
             "Noise",
             (
-                "Levels are uniform over the task's range. Beside them, the share of the candidates"
-                " that was corrupted at each level, over what the law says."
+                "Levels are uniform over the task's range. The second chart of a task shows the share"
+                " of the candidates that was corrupted at each level."
             ),
             list(_noise(figures)),
         ),
@@ -367,7 +345,7 @@ def _lengths(title: str, note: str, counts: np.ndarray) -> Chart | None:
     ticks = [(float(i - low), _short(int(LENGTHS[i]))) for i in powers[:: -(-len(powers) // 6)]]
     words = f"{title}: {sum(shown):,} in all, most often {names[int(np.argmax(shown))]}"
     rows = [(name, *_counted(count, sum(shown))) for name, count in zip(names, shown, strict=True)]
-    return _counts(title, note, words, (title.lower(), "count", "share"), rows, shown, None, ticks)
+    return _counts(title, note, words, (title.lower(), "count", "share"), rows, shown, ticks)
 
 
 def _fill(figures: Figures) -> Chart | None:
@@ -387,44 +365,31 @@ def _fill(figures: Figures) -> Chart | None:
     rows = [
         (name, *_counted(count, sum(counts))) for name, count in zip(names, counts, strict=True)
     ]
-    return _counts(
-        "Row fill", note, words, ("row fill", "rows", "share"), rows, counts, None, ticks
-    )
+    return _counts("Row fill", note, words, ("row fill", "rows", "share"), rows, counts, ticks)
 
 
 def _spans(figures: Figures) -> Iterator[Chart]:
-    for t, spans in sorted(figures.spans.items())[:MOST_TASKS]:
-        task, n = figures.tasks[t], np.flatnonzero(spans.segments)
-        if not len(n):
+    for t, counted in sorted(figures.spans.items())[:MOST_TASKS]:
+        task, size, total = figures.tasks[t], len(counted), int(counted.sum())
+        if not total:
             continue
-        assert task.objective.expected is not None
-        expected = task.objective.expected(task, n, spans.segments[n])
-        size = max(len(expected), len(spans.lengths))
-        counted = np.pad(spans.lengths, (0, size - len(spans.lengths)))
-        expected = np.pad(expected, (0, size - len(expected)))
-        total = int(counted.sum())
-        shown = int(np.searchsorted(np.cumsum(expected), 0.997 * total)) + 1
+        shown = int(np.searchsorted(np.cumsum(counted), 0.997 * total)) + 1
         width = -(-shown // (SPAN_BINS - 1))
         bins = np.minimum(np.maximum(np.arange(size) - 1, 0) // width, -(-shown // width))
-        counts, theory_counts = (
-            np.bincount(bins, counted).tolist(),
-            np.bincount(bins, expected).tolist(),
-        )
+        counts = np.bincount(bins, counted).tolist()
         names = [_range(1 + i * width, (i + 1) * width) for i in range(len(counts))]
         if len(counts) > -(-shown // width):
             names[-1] = f"{1 + (len(counts) - 1) * width:,} and more"
-        k = np.arange(size)
-        mean, theory = float(k @ counted) / total, float(k @ expected) / total
-        note = f"mean {mean:.2f} tokens, by theory {theory:.2f}; {total:,} spans"
+        mean = float(np.arange(size) @ counted) / total
+        note = f"mean {mean:.2f} tokens; {total:,} spans"
         ticks = [
             (i + 0.5, f"{1 + i * width}")
             for i in range(0, len(counts) - 2, max(len(counts) // 5, 1))
         ]
         words = f"Span lengths of task {task.name}: {note}"
-        title, rows = f"{task.name}: span length", _beside(names, counts, theory_counts)
-        yield _counts(
-            title, note, words, ("tokens", "spans", "by theory"), rows, counts, theory_counts, ticks
-        )
+        rows = [(name, *_counted(count, total)) for name, count in zip(names, counts, strict=True)]
+        head = ("tokens", "spans", "share")
+        yield _counts(f"{task.name}: span length", note, words, head, rows, counts, ticks)
 
 
 def _noise(figures: Figures) -> Iterator[Chart]:
@@ -435,13 +400,9 @@ def _noise(figures: Figures) -> Iterator[Chart]:
         edges = np.linspace(low, high, LEVEL_BINS + 1)
         names = [f"{a:.3g} … {b:.3g}" for a, b in zip(edges[:-1], edges[1:], strict=True)]
         units, candidates = levels.units, np.maximum(levels.candidates, 1)
-        shares, law = (
-            (levels.corrupted / candidates).tolist(),
-            (levels.expected / candidates).tolist(),
-        )
+        shares = (levels.corrupted / candidates).tolist()
         count = int(units.sum())
         if high > low:
-            even, level_ticks = [count / LEVEL_BINS] * LEVEL_BINS, _unit_ticks(low, high)
             stratified = ", stratified in a row" if task.parameters.get("stratified") else ""
             note = f"uniform over {low:g} … {high:g}{stratified}; {count:,} {thing}"
             words = (
@@ -449,38 +410,26 @@ def _noise(figures: Figures) -> Iterator[Chart]:
                 f" {units.max():,}"
             )
             title, counts = f"{task.name}: noise level", units.tolist()
-            rows = _beside(names, counts, even)
-            yield _counts(
-                title, note, words, ("level", thing, "by theory"), rows, counts, even, level_ticks
-            )
+            rows = [
+                (name, *_counted(unit, count)) for name, unit in zip(names, counts, strict=True)
+            ]
+            head: tuple[str, ...] = ("level", thing, "share")
+            yield _counts(title, note, words, head, rows, counts, _unit_ticks(low, high))
         else:
-            names, shares, law = [f"{low:g}"], shares[:1], law[:1]
+            names, shares = [f"{low:g}"], shares[:1]
         total = max(int(levels.candidates.sum()), 1)
-        mean, theory = levels.corrupted.sum() / total, levels.expected.sum() / total
-        note = (
-            f"{mean:.2%} of {levels.candidates.sum():,} candidates corrupted, by the law"
-            f" {theory:.2%}"
-        )
+        mean = levels.corrupted.sum() / total
+        note = f"{mean:.2%} of {levels.candidates.sum():,} candidates corrupted"
         ticks = _unit_ticks(low, high) if high > low else [(0.5, f"level {low:g}")]
         words = f"Corrupted share by level of task {task.name}: {note}"
-        head = ("level", "corrupted", "by the law")
-        rows = [
-            (name, f"{a:.2%}", f"{b:.2%}") for name, a, b in zip(names, shares, law, strict=True)
-        ]
-        svg = chart(shares, law, ticks, [(1.0, "100 %")], words, _said(head, rows))
-        yield Chart(f"{task.name}: corrupted, by level", note, svg, head, rows)
+        share_head = ("level", "corrupted")
+        share_rows = [(name, f"{share:.2%}") for name, share in zip(names, shares, strict=True)]
+        svg = chart(shares, ticks, [(1.0, "100 %")], words, _said(share_head, share_rows))
+        yield Chart(f"{task.name}: corrupted, by level", note, svg, share_head, share_rows)
 
 
 def _unit_ticks(low: float, high: float) -> list[Tick]:
     return [(LEVEL_BINS * i / 4, f"{low + (high - low) * i / 4:.3g}") for i in range(5)]
-
-
-def _beside(
-    names: Sequence[str], counts: Sequence[float], theory: Sequence[float]
-) -> list[tuple[str, ...]]:
-    return [
-        (name, f"{a:,.0f}", f"{b:,.1f}") for name, a, b in zip(names, counts, theory, strict=True)
-    ]
 
 
 def _counts(
@@ -490,11 +439,10 @@ def _counts(
     head: tuple[str, ...],
     rows: Sequence[tuple[str, ...]],
     counts: Sequence[float],
-    expected: Sequence[float] | None,
     ticks: Sequence[Tick],
 ) -> Chart:
     """A chart of counts, to a logarithmic scale where one of them dwarfs the rest."""
-    most = max(*counts, *(expected or ()))
+    most = max(counts)
     second, first = sorted([0, *counts])[-2:]
     log = 0 < second * DWARFS < first
     # a line for each tenfold, or, where there are many, for each hundredfold
@@ -502,7 +450,7 @@ def _counts(
         [10**k for k in range(0, len(str(round(most))), 1 if most < 1000 else 2)] if log else []
     )
     lines = [(float(p), f"{p:,}") for p in powers if p * 2 < most] + [(most, f"{round(most):,}")]
-    svg = chart(counts, expected, ticks, lines, words, _said(head, rows), log)
+    svg = chart(counts, ticks, lines, words, _said(head, rows), log)
     return Chart(title, f"{note}; logarithmic scale" if log else note, svg, head, rows)
 
 
@@ -532,20 +480,19 @@ def _short(value: int) -> str:
 
 def chart(
     values: Sequence[float],
-    expected: Sequence[float] | None,
     ticks: Sequence[Tick],
     lines: Sequence[tuple[float, str]],
     words: str,
     says: Sequence[str],
     log: bool = False,
 ) -> Markup:
-    """Bars of the values, one a bin, and points of what is expected joined by a line.
+    """Draw the values as bars, one per bin.
 
     lines: (value, text) of lines across, the last above which no bar should go; words: what the
     chart says, for a screen reader; says: what each bin says when it is pointed at; log: whether
     heights are logarithms, from a half up.
     """
-    most = max([lines[-1][0], *values, *(expected or ())], default=0.0) or 1.0
+    most = max([lines[-1][0], *values], default=0.0) or 1.0
     step = 100 / max(len(values), 1)
     gap = min(0.6, step * 0.15)
 
@@ -567,17 +514,6 @@ def chart(
             across, TOP, BOTTOM - TOP
         )
         parts.append(Markup('<g class="bin" data-says="{}">{}{}</g>').format(text, ground, bar))
-    if expected is not None:
-        points = [((i + 0.5) * step, y(value)) for i, value in enumerate(expected)]
-        for (x1, y1), (x2, y2) in itertools.pairwise(points):
-            line = Markup(
-                '<line class="theory" x1="{:.2f}%" y1="{:.1f}" x2="{:.2f}%" y2="{:.1f}"/>'
-            )
-            parts.append(line.format(x1, y1, x2, y2))
-        parts += [
-            Markup('<circle class="theory" cx="{:.2f}%" cy="{:.1f}" r="2.2"/>').format(*point)
-            for point in points
-        ]
     parts.append(Markup('<line class="axis" x2="100%" y1="{0}" y2="{0}"/>').format(BOTTOM))
     # where bars are lower
     side = Markup('x="100%" text-anchor="end"') if log and values[0] > values[-1] else ""

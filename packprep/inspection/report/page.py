@@ -63,9 +63,6 @@ def page(
             usage=totals and _usage(totals),
             mix=totals and _mix(totals, recipe, figures),
             groups=groups,
-            theory=any(
-                'class="theory"' in chart.svg for _, _, charts in groups for chart in charts
-            ),
             looked_at=looked_at,
             sample_says=sample_says,
             anew_says=anew_says,

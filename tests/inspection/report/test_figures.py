@@ -108,13 +108,7 @@ def test_spans_are_the_runs_between_sentinels_or_what_follows_the_pivot(counted)
             lengths.setdefault(c["task"], []).extend(len(run) for run in text.split("|")[1:])
     assert lengths.keys() == figures.spans.keys() and lengths
     for t, found in lengths.items():
-        assert figures.spans[t].lengths.tolist() == np.bincount(found).tolist()
-        n = np.flatnonzero(figures.spans[t].segments)
-        theory = figures.tasks[t].objective.expected(
-            figures.tasks[t], n, figures.spans[t].segments[n]
-        )
-        # no roll: the number of spans is no chance
-        assert theory.sum() == pytest.approx(len(found))
+        assert figures.spans[t].tolist() == np.bincount(found).tolist()
 
 
 def test_noise_is_counted_over_its_candidates(counted):
@@ -155,8 +149,6 @@ def test_noise_is_counted_over_its_candidates(counted):
     for t, levels in figures.levels.items():
         assert levels.candidates.sum() == candidates[t] and levels.corrupted.sum() == corrupted[t]
         assert levels.units.sum() == units[t]
-        spread = 6 * np.sqrt(levels.expected.sum()) + 1
-        assert abs(levels.expected.sum() - corrupted[t]) < spread
 
 
 def test_every_chart_says_its_numbers_in_words_and_as_a_table(counted):
@@ -170,7 +162,6 @@ def test_every_chart_says_its_numbers_in_words_and_as_a_table(counted):
                 chart.svg.count('class="bin"') == len(chart.rows)
                 and f'data-says="{chart.rows[0][0]}: ' in chart.svg
             )
-            assert ('class="theory"' in chart.svg) == ("by " in chart.head[-1])
 
 
 @pytest.mark.parametrize(
@@ -178,7 +169,7 @@ def test_every_chart_says_its_numbers_in_words_and_as_a_table(counted):
 )
 def test_a_bar_that_dwarfs_the_rest_stands_on_a_logarithmic_scale(shown, log):
     names = [(str(n), str(n)) for n in shown]
-    drawn = _counts("t", "n", "w", ("a", "b"), names, shown, None, [])
+    drawn = _counts("t", "n", "w", ("a", "b"), names, shown, [])
     heights = [float(h) for h in re.findall(r'class="bar" [^/]* height="([\d.]+)"', drawn.svg)]
     assert drawn.note == ("n; logarithmic scale" if log else "n") and max(heights) == pytest.approx(
         BOTTOM - TOP
