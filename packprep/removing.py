@@ -20,7 +20,7 @@ import numpy as np
 
 from packprep.building.commit import commit_files, missing_shards, publish, read_receipt
 from packprep.building.ledger import check
-from packprep.building.plan import Plan, check_law, open_plan, refuse_others, stored_plan_and_digest
+from packprep.building.plan import Plan, open_plan, refuse_others, stored_plan_and_digest
 from packprep.building.plan_form import LATER
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.removal import DETAIL, REMOVED, encode_removed, store_without, without
@@ -91,7 +91,6 @@ def remove_documents(
                 f"{old.path_of(PLAN_NAME)} is not the plan that the dataset names: put the right"
                 " file back"
             )
-        check_law(found[0], old.path_of(PLAN_NAME))
         plan = open_plan(local.folder, found=found)
         listed = read_list(Path(documents), plan)
         data = encode_removed(_joined(plan.removed.documents, listed))

@@ -29,6 +29,7 @@ from packprep.format.digests import digest_of, digest_of_buffers, own_digest
 from packprep.format.json_files import (
     FIRST_SEEN_NAME,
     FORMAT,
+    LAW_VERSION,
     MANIFEST_NAME,
     VERSION,
     Later,
@@ -310,7 +311,7 @@ def make_manifest(
     manifest = {
         "format": FORMAT,
         "version": VERSION,
-        "law_version": plan.law,
+        "law_version": LAW_VERSION,
         "seq_length": recipe.seq_length,
         "token_dtype": stored["token_dtype"],
         "vocab_size": plan.vocabulary.vocab_size,
@@ -449,10 +450,9 @@ def bad_documents(total: Mapping[str, Any]) -> tuple[int, int, dict[str, int]]:
     return read, used, reasons
 
 
-def too_many_bad(bad: int, read: int, used: int, fraction: float, law: int) -> bool:
-    """Whether so many documents are bad that nothing is published. Under law 1 few passed whatever
-    was used beside them."""
-    few = bad <= MIN_BAD and (law == 1 or used >= GOOD_FOR_BAD * bad)
+def too_many_bad(bad: int, read: int, used: int, fraction: float) -> bool:
+    """Return whether so many documents are bad that nothing is published."""
+    few = bad <= MIN_BAD and used >= GOOD_FOR_BAD * bad
     return bad > fraction * read and not few
 
 
@@ -466,11 +466,11 @@ def limit_in_words(bad: int, fraction: float) -> str:
     return f"documents.max_bad_fraction = {fraction:g} of them{few}"
 
 
-def bad_fault(total: Mapping[str, Any], fraction: float, law: int) -> str:
+def bad_fault(total: Mapping[str, Any], fraction: float) -> str:
     """Return what is wrong where a ledger has too many bad documents; "" where it has not."""
     read, used, reasons = bad_documents(total)
     bad = sum(reasons.values())
-    if not too_many_bad(bad, read, used, fraction, law):
+    if not too_many_bad(bad, read, used, fraction):
         return ""
     return (
         f"{bad} of {read} documents are bad ({listed_reasons(reasons)}), more than"
@@ -479,7 +479,7 @@ def bad_fault(total: Mapping[str, Any], fraction: float, law: int) -> str:
 
 
 def _refuse_too_many_bad(out: Folder, plan: Plan, total: Mapping[str, Any]) -> None:
-    if fault := bad_fault(total, plan.max_bad_fraction, plan.law):
+    if fault := bad_fault(total, plan.max_bad_fraction):
         raise BuildError(
             f"{fault}; see {out.path_of('rejects')} for each one's place. If that many may be left"
             " out, run the same command with a higher documents.max_bad_fraction and the same"

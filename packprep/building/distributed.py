@@ -17,7 +17,6 @@ from packprep.building.commit import bad_fault, done_receipt, missing_shards, pu
 from packprep.building.ledger import add_ledgers, is_ledger
 from packprep.building.plan import (
     Plan,
-    check_law,
     moved_prefixes,
     open_plan,
     plan_digests,
@@ -101,7 +100,6 @@ def finish(out: str | os.PathLike, max_bad_fraction: float | None = None) -> dic
     plan = open_plan(output)
     if max_bad_fraction is not None:
         plan.max_bad_fraction = max_bad_fraction
-    check_law(plan.stored, output.path_of(PLAN_NAME))
     manifest = publish(output, plan)
     if manifest is None:
         missing = missing_shards(output, plan.digests, range(plan.shards))
@@ -177,7 +175,7 @@ def _refused(out: Folder, plan: Mapping[str, Any], digest: str) -> str:
         if is_ledger(receipt["ledger"], *names)
     ]
     limit = plan["recipe"]["documents"]["max_bad_fraction"]
-    return bad_fault(add_ledgers(ledgers), limit, plan["law_version"]) if ledgers else ""
+    return bad_fault(add_ledgers(ledgers), limit) if ledgers else ""
 
 
 @functools.lru_cache(maxsize=1)

@@ -221,9 +221,9 @@ def bad_in_samples(
         whole.join(sample.tally, 0)
         if not advice and of_source > documents / 2:
             advice = _advice_on(sample.tally, inputs.prefixes[i], inputs.files[i])
-    documents_keys, law = inputs.recipe.documents, plan["law_version"]
+    documents_keys = inputs.recipe.documents
     limit = documents_keys.max_bad_fraction
-    too_many = too_many_bad(round(bad), round(read), round(read - bad), limit, law)
+    too_many = too_many_bad(round(bad), round(read), round(read - bad), limit)
     if not too_many or documents_keys.bad_documents == "fail":  # the build names the first
         return "", False
     count = whole.reasons.total()
@@ -237,7 +237,7 @@ def bad_in_samples(
         f"{found} ({listed_reasons(whole.reasons)}), more than {limit_in_words(round(bad), limit)};"
         f" {whole.example}"
     )
-    certain = too_many_bad(math.floor(least), math.ceil(read), math.ceil(read - least), limit, law)
+    certain = too_many_bad(math.floor(least), math.ceil(read), math.ceil(read - least), limit)
     return message + advice, certain
 
 

@@ -20,8 +20,6 @@ from packprep.errors import DatasetError, PackprepError, PlanError, RecipeError
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import (
     FORMAT,
-    LAW_VERSION,
-    LAWS_MADE,
     MANIFEST_NAME,
     MIXTURE_NAME,
     PLAN_NAME,
@@ -31,7 +29,6 @@ from packprep.format.json_files import (
     decode,
     encode,
     json_value,
-    other_law,
     with_defaults,
 )
 from packprep.objectives.objective import Ids, Task
@@ -98,18 +95,8 @@ def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, An
     return resolved
 
 
-def check_law(stored: Mapping[str, Any], where: str) -> None:
-    """PlanError unless shards, or segments, of a plan can be made here: those of an older law are
-    read only."""
-    if stored["law_version"] not in LAWS_MADE:
-        raise PlanError(
-            f"{where} has {other_law(stored['law_version'], stored['made_with'])}, or build into"
-            " another folder"
-        )
-
-
-def ids_of(vocabulary: Vocabulary, law: int = LAW_VERSION) -> Ids:
-    """The ids that tasks write, and the law by which."""
+def ids_of(vocabulary: Vocabulary) -> Ids:
+    """Return the ids that tasks write."""
     roles = vocabulary.roles
     return Ids(
         vocab_size=vocabulary.vocab_size,
@@ -123,7 +110,6 @@ def ids_of(vocabulary: Vocabulary, law: int = LAW_VERSION) -> Ids:
         continues=np.frombuffer(
             continuing_tokens(vocabulary.tokenizer_json, vocabulary.vocab_size), np.uint8
         ),
-        law=law,
     )
 
 
@@ -131,9 +117,7 @@ class Plan:
     """A plan made ready to work: sources, tasks, vocabulary and engine, from the plan and the
     dataset's tokenizer alone.
 
-    stored: the plan's values but for its files, which are in `sources`. digest: the plan's. law:
-    its law_version; of one that is not made here only what is stored can be read: there is no
-    engine.
+    stored: the plan's values but for its files, which are in `sources`. digest: the plan's.
     """
 
     def __init__(
@@ -154,7 +138,6 @@ class Plan:
             )
         self.stored = {key: value for key, value in stored.items() if key != "files"}
         self.digest = plan_digest or digest_of(encode(as_stored(stored, LATER)))
-        self.law: int = stored["law_version"]
         self.is_store = stored.get("kind") == STORE
         self.recipe = recipe_of(stored)
         self.max_bad_fraction = self.recipe.documents.max_bad_fraction
@@ -177,7 +160,7 @@ class Plan:
         self.token_dtype = np.dtype(stored["token_dtype"])
         self.tasks: list[Task] = resolve(
             self.recipe,
-            ids_of(self.vocabulary, self.law),
+            ids_of(self.vocabulary),
             self.vocabulary.mode_tokens,
             _resolved(stored, self.recipe),
         )
@@ -210,7 +193,7 @@ class Plan:
             }
             names, seed = [file["name"] for file in own], self.recipe.seed
             listed = Files(i, names, sizes, source.format, prefix, pieces, source.text_key, known)
-            how = self.law, self.is_store, open_store, tuple(self.vocabulary.media)
+            how = self.is_store, open_store, tuple(self.vocabulary.media)
             self.sources.append(
                 PlannedSource(source, i, prefix, listed, first, resolved, seed, *how)
             )
@@ -240,10 +223,9 @@ class Plan:
     @cached_property
     def engine(self) -> Engine:
         """The plan's engine, or the reference in its place, loaded at first use; refused if this
-        installation has another version of what is believed, or makes another law: without it
-        nothing is made, nor made again.
+        installation has another version of what is believed: without it nothing is made, nor made
+        again.
         """
-        check_law(self.stored, PLAN_NAME)
         return load_engine(
             self.stored["engine"], self.vocabulary, self.recipe.documents.special_text
         )

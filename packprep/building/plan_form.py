@@ -171,8 +171,8 @@ def check_plan(plan: Mapping[str, Any], where: str) -> PlanForm:
     """A plan as records; PlanError, with the place of the key, unless the value has the form of a
     plan."""
     made_with, law = plan.get("made_with"), plan.get("law_version")
-    if type(law) is int and law > LAW_VERSION:
-        raise PlanError(f"{where} has {other_law(law, made_with)}")
+    if type(law) is int and 0 < law != LAW_VERSION:
+        raise PlanError(f"{where} {other_law(law, made_with)}")
     try:
         form = msgspec.convert(plan, PlanForm)
     except msgspec.ValidationError as error:

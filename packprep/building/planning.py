@@ -108,15 +108,11 @@ class Inputs:
     def fingerprint(self) -> str:
         """The fingerprint of what determines the shards, computed once: of a million files it takes
         seconds."""
-        return self.fingerprint_by(LAW_VERSION)
-
-    def fingerprint_by(self, law: int) -> str:
-        """The same by a law that this packprep makes."""
         files = [
             list(zip(source.names, source.sizes.tolist(), strict=True)) for source in self.files
         ]
         return fingerprint(
-            self.recipe, files, self.vocabulary.digest, self.chat_template, law, self.removed_digest
+            self.recipe, files, self.vocabulary.digest, self.chat_template, self.removed_digest
         )
 
     @cached_property
@@ -409,9 +405,7 @@ def _proven_and_calibrated(
     texts: list[str] = []
     for source in in_files if any(ENGINES[name].proven for name in names) else ():
         with _named(source, recipe):
-            texts += first_texts(
-                source, _supervise_of(recipe.documents, inputs.chat_template, LAW_VERSION)
-            )
+            texts += first_texts(source, _supervise_of(recipe.documents, inputs.chat_template))
     for name in names:
         try:
             engine = loaded(name, vocabulary, special_text) if in_files else None
@@ -455,7 +449,7 @@ def sampled(
 
     Both depend on the arguments and the source's files only, so that verification can repeat them.
     """
-    supervised = _supervise_of(settings, template, source.law)
+    supervised = _supervise_of(settings, template)
     sample = partial(calibrate, source, engine, vocabulary, settings, supervised)
     estimates = sample(source.source.share is not None)
     if not is_store:
@@ -469,12 +463,12 @@ def sampled(
     return estimates, known
 
 
-def _supervise_of(settings: DocumentKeys, template: str | None, law: int) -> Supervise | None:
+def _supervise_of(settings: DocumentKeys, template: str | None) -> Supervise | None:
     """Return how the sample makes texts of supervised documents; None if the recipe ignores
     them."""
     if settings.loss_spans != "use":
         return None
-    return partial(supervise, template=template, settings=settings, law=law)
+    return partial(supervise, template=template, settings=settings)
 
 
 def stored_estimates(
@@ -585,13 +579,11 @@ def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
 def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     """What keeps a plan from being gone on with under this recipe and these inputs, in words; empty
     if nothing does."""
-    law, limit = plan["law_version"], plan["recipe"]["documents"]["max_bad_fraction"]
+    limit = plan["recipe"]["documents"]["max_bad_fraction"]
     if inputs.recipe.documents.max_bad_fraction != limit:  # it decides on publication alone
         documents = replace(inputs.recipe.documents, max_bad_fraction=limit)
         inputs = replace(inputs, recipe=replace(inputs.recipe, documents=documents))
-    if plan["fingerprint"] == (
-        inputs.fingerprint if law == LAW_VERSION else inputs.fingerprint_by(law)
-    ):
+    if plan["fingerprint"] == inputs.fingerprint:
         return []
     found = []
     if plan["tokenizer"]["digest"] != inputs.vocabulary.digest:

@@ -38,7 +38,7 @@ def with_removed(
     kept = {key: value for key, value in stored.items() if key != "digest"}
     digest = None if removed is None else removed["digest"]
     own = fingerprint(
-        plan.recipe, files, stored["tokenizer"]["digest"], stored["chat_template"], plan.law, digest
+        plan.recipe, files, stored["tokenizer"]["digest"], stored["chat_template"], digest
     )
     made = {**kept, "fingerprint": own, "removed": removed}
     return {**made, "digest": own_digest(as_stored(made, LATER))}

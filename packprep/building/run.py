@@ -31,7 +31,6 @@ from packprep.building.commit import commit_shard, done_receipt, missing_shards,
 from packprep.building.forecast import bad_in_samples, forecast
 from packprep.building.plan import (
     Plan,
-    check_law,
     open_plan,
     recipe_of,
     refuse_others,
@@ -348,7 +347,6 @@ def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
         refuse_others(out)
         return None
     plan, _ = found
-    check_law(plan, out.path_of(PLAN_NAME))
     if (plan["kind"] == STORE) != inputs.is_store:
         raise PlanError(
             f"{out} is a {'dataset' if inputs.is_store else 'token store'}: give --out another"

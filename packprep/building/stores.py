@@ -17,7 +17,6 @@ from typing import Any
 from packprep.building.plan import open_store
 from packprep.documents.store import STORE, TokenStore, special_texts
 from packprep.errors import RecipeError, VocabularyError
-from packprep.format.json_files import LAW_VERSION, other_law
 from packprep.objectives.tasks import needs_of
 from packprep.recipe import Recipe, Source
 from packprep.sources.files import Files, absolute_prefix, below_one_folder
@@ -133,12 +132,7 @@ def _source_in(store: TokenStore, source: Source, i: int) -> Source:
 
 
 def _refuse_other_keys(recipe: Recipe, store: TokenStore) -> None:
-    made, law = store.plan.recipe, store.plan.law
-    if law != LAW_VERSION:
-        raise RecipeError(
-            f"the token store {store} has {other_law(law, store.plan.stored['made_with'])}, or make"
-            " it anew"
-        )
+    made = store.plan.recipe
     of_tokens = any(
         FORMATS[format].holds == "tokens"
         for one in store.plan.sources

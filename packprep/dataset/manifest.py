@@ -377,8 +377,8 @@ def check_manifest(value: Any, name: str) -> Manifest:
             if key in value:
                 _check(name, {key: value[key]}, {key: _KEYS[key]}, made_with)
         law = value.get("law_version")
-        if type(law) is int and law > LAW_VERSION:
-            raise DatasetError(f"{name} has {other_law(law, made_with)}")
+        if type(law) is int and 0 < law != LAW_VERSION:
+            raise DatasetError(f"{name} {other_law(law, made_with)}")
     _check(name, value, _KEYS, made_with, later=_OPTIONAL | LATER[""].keys())
     if value["pad_id"] >= value["vocab_size"]:
         raise DatasetError(

@@ -33,7 +33,6 @@ from packprep.dataset.candidates import (
     words_of,
 )
 from packprep.dataset.manifest import Parameter
-from packprep.format.json_files import LAW_VERSION
 from packprep.randomness import NOISE_LEVEL, NOISE_LOW, REPLACEMENT, STRATUM
 
 ONE = 1 << 40
@@ -394,19 +393,16 @@ FLIP_STEPS = 4096
 
 
 class NoiseIds(NamedTuple):
-    """What noise writes, the mask and the ordinary vocabulary (int32[v], ascending), and by which
-    law it is weighted."""
+    """What noise writes: the mask and the ordinary vocabulary (int32[v], ascending)."""
 
     mask: int
     ordinary: np.ndarray
     rank: np.ndarray  # int32[vocab_size]: an id's place in `ordinary`; −1: not ordinary
-    law: int = LAW_VERSION
 
     @property
     def drawable(self) -> int:
-        """V of uniform diffusion: how many ids a flip can give; under law 1 the whole
-        vocabulary."""
-        return len(self.ordinary) if self.law > 1 else len(self.rank)
+        """V of uniform diffusion: how many ids a flip can give."""
+        return len(self.ordinary)
 
 
 class Target(NamedTuple):
@@ -461,7 +457,7 @@ def masked_diffusion(
         target.loss_mask,
         epoch,
     )
-    if share is not None and ids.law > 1:
+    if share is not None:
         probability = share
     weighted = parameters["weighting"] == "1/p"
     weight = 1.0 / np.maximum(probability, 2.0**-24) if weighted else np.ones(len(level))

@@ -35,7 +35,7 @@ from packprep.dataset.token_slots import (
 from packprep.dataset.token_slots import LAWS as TOKEN_LAWS
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.forking import unforked
-from packprep.format.json_files import LAWS_MADE, other_law, unknown_key
+from packprep.format.json_files import unknown_key
 from packprep.format.tokenizer_json import continuing, flags_of
 
 ACCELERATE = ("numpy", "numba", "auto")
@@ -92,17 +92,12 @@ class Laws(NamedTuple):
 
 
 def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
-    """The laws of a dataset's tasks; ArgumentError if a task has chance and no law here, or if all
-    are of another law_version, DatasetError if one cannot be applied.
+    """The laws of a dataset's tasks; ArgumentError if a task has chance and no law here,
+    DatasetError if one cannot be applied.
 
     read_tokenizer: gives the dataset's tokenizer.json, where the manifest does not tell which
     tokens begin inside a character; OSError where it is not at hand.
     """
-    if manifest["law_version"] not in LAWS_MADE:
-        raise ArgumentError(
-            f"redraw: the dataset has {other_law(manifest['law_version'], manifest['made_with'])},"
-            " or read its stored rows, without redraw"
-        )
     by_task: list[TaskLaw | MovedTask | None] = []
     next_token = [task for task in manifest["tasks"] if not is_in_place(task)]
     stuck = [task for task in next_token if task["objective"] not in ("causal", *TOKEN_LAWS)]
@@ -240,11 +235,7 @@ def _ids(manifest: Manifest, laws: list[TaskLaw]) -> noise.NoiseIds:
             f"redraw: the manifest's mask is {mask!r} and should be an id below vocab_size"
             f" {vocab_size}"
         )
-    ids = noise.NoiseIds(
-        mask,
-        *noise.ordinary_ids(vocab_size, np.array(special, np.int64)),
-        law=manifest["law_version"],
-    )
+    ids = noise.NoiseIds(mask, *noise.ordinary_ids(vocab_size, np.array(special, np.int64)))
     needs = frozenset[str]().union(*(task.law.needs(task.parameters) for task in laws))
     if mask < 0 and "mask" in needs:
         raise DatasetError("redraw: a task masks, and the manifest's specials have no mask")

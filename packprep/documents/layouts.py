@@ -29,7 +29,6 @@ from packprep.documents.media import (
 )
 from packprep.recipe.schema import OF_PACKPREP
 from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, SURROGATE, Supervision, large_text
-from packprep.sources.formats.fields import OLD_MESSAGES
 from packprep.sources.formats.jsonl import nested_too_deep, read_integer
 
 Problem = tuple[str, str]  # a reason and its detail
@@ -91,11 +90,7 @@ def read_layout(
     """
     if given.text is not None or given.loss_spans is not None:
         other = "a text" if given.text is not None else LOSS_SPANS
-        choice = (
-            "another text_key"
-            if given.layout == OLD_MESSAGES or given.text is None
-            else "messages_format for these alone"
-        )
+        choice = "another text_key" if given.text is None else "messages_format for these alone"
         return (
             "bad_messages",
             (
@@ -424,28 +419,9 @@ def _kind(value: object) -> str:
     return kinds.get(type(value), "of another kind")
 
 
-def _of_old_messages(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
-    """Messages as law 2 has them: a role and a content that are strings, and no more than that is
-    known of them."""
-    messages = record["messages"]
-    if not isinstance(messages, list):
-        raise _Bad("a list of messages is wanted")
-    for k, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise _Bad(f"message {k} is not an object with a role and a content")
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                raise _Bad(f"message {k} has no {key} that is a string")
-    kept = [
-        {key: value for key, value in message.items() if value is not None} for message in messages
-    ]
-    return Dialogue(kept, None, {}, (None,) * len(kept), (1.0,) * len(kept))
-
-
 _LAYOUTS: dict[
     str, Callable[[Mapping[str, Any], Sequence[str]], Dialogue | Supervision | Problem]
 ] = {
-    OLD_MESSAGES: _of_old_messages,
     "messages": _of_messages,
     "sharegpt": _of_sharegpt,
     "prompt_completion": _of_prompt_and_completion,

@@ -22,7 +22,7 @@ from packprep.documents.supervision import (
     training_columns,
 )
 from packprep.errors import BuildError, SourceError
-from packprep.randomness import REPEAT, SAMPLE, bits64, segment_key, text_key
+from packprep.randomness import SAMPLE, bits64, segment_key, text_key
 from packprep.recipe import DocumentKeys, Recipe
 from packprep.sources.formats import (
     BAD_REASONS,
@@ -239,15 +239,12 @@ def keeps_all(source: PlannedSource, use: int) -> bool:
 def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
     """The documents of a piece that `sample` and a fractional `repeat` keep in one use; None: all.
 
-    The fraction is a Choice; of text files, whose sizes the plan has, what it comes to. In a plan
-    of law 1 it is a coin for each document.
+    The fraction is a Choice; of text files, whose sizes the plan has, what it comes to.
     """
     sample = None if source.sample == ALL else partial(in_sample, source)
     part = source.kept_of_use(use)
     if part == 1:
         return sample
-    if source.law == 1:
-        return partial(_kept_by_coin, source, use)
     first = int(source.pieces.at(np.array([piece])).file[0])
     name, number = source.files.names[first], int(source.pieces.at(np.array([piece])).part[0])
     key = segment_key(text_key(source.seed, source.name, name), number, use, 0)
@@ -283,7 +280,7 @@ def _is_wanted(only: Mapping[int, np.ndarray], file: int, positions: np.ndarray)
 
 def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarray) -> np.ndarray:
     """bool[n]: which documents of a file of the plan a use may keep, as far as the plan tells: by
-    `sample`, by the sizes of text files, in a plan of law 1 by their keys. Where `chosen_by_size`,
+    `sample` and by the sizes of text files. Where `chosen_by_size`,
     only the file tells the rest.
     """
     piece = next(iter(source.pieces.of_file(file - source.first_file)), None)
@@ -297,18 +294,7 @@ def chosen_by_size(source: PlannedSource, use: int, file: int) -> bool:
     """Whether which documents of a file a use keeps follows from their sizes, which the plan does
     not have."""
     is_text = position_of(*source.formats[file - source.first_file]) == "whole"
-    return source.law > 1 and not is_text and source.kept_of_use(use) < 1
-
-
-def _kept_by_coin(source: PlannedSource, use: int, file: int, positions: np.ndarray) -> np.ndarray:
-    """Law 1's choice: u(key of the document in its last use) < fraction."""
-    kept = in_sample(source, file, positions)
-    name = source.files.names[file - source.first_file]
-    key = segment_key(text_key(source.seed, source.name, name), positions, use, 0)
-    return kept & (
-        (bits64(key, REPEAT) >> np.uint64(11)).astype(np.int64)
-        < int(source.kept_of_use(use) * 2**53)
-    )
+    return not is_text and source.kept_of_use(use) < 1
 
 
 def read_documents(
@@ -449,8 +435,8 @@ def read_documents(
     )
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(of_documents)))
     all_ids = np.concatenate([np.empty(0, token_dtype), *ids])
-    law, long_answers = sources[0].law, recipe.documents.long_answers
-    training = training_columns(trained, n_documents, law, long_answers) if trained else None
+    long_answers = recipe.documents.long_answers
+    training = training_columns(trained, n_documents, long_answers) if trained else None
     return Documents(
         all_ids,
         offsets,
@@ -526,9 +512,7 @@ def tokenized(
     file_key = text_key(source.seed, source.name, source.files.names[part.file - source.first_file])
     place = source, part.file, part.use, file_key
     how = settings, template, keep
-    batches = read_supervised(
-        part, source.source, *how, decoders=decoders, law=source.law, kinds=source.kinds
-    )
+    batches = read_supervised(part, source.source, *how, decoders=decoders, kinds=source.kinds)
     for batch, conversations in clock.steps("read", batches):
         trained: dict[int, Trained] = {}
         if batch.tokens is not None:
@@ -611,7 +595,7 @@ def text_digest(
     for _, part, keep in with_keeps((source, part) for part in slices):
         how = recipe.documents, template, keep
         for batch, conversations in read_supervised(
-            part, source.source, *how, decoders=decoders, law=source.law, kinds=source.kinds
+            part, source.source, *how, decoders=decoders, kinds=source.kinds
         ):
             tokens = (
                 None

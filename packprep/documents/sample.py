@@ -424,7 +424,7 @@ def _at_places(
 
 def _fields(source: PlannedSource, supervise: Supervise | None) -> Fields | None:
     """The fields that are looked at beside the text."""
-    return Fields.of(source.source, source.law, source.kinds) if supervise is not None else None
+    return Fields.of(source.source, source.kinds) if supervise is not None else None
 
 
 def _size(text: str, conversation: Any) -> int:
@@ -655,7 +655,7 @@ def look_at_tokens(
         )
         (part,) = source.slices_of(piece, 0, 0, hi, weight)
         count = of_piece = bad = 0
-        fields = Fields.of(source.source, source.law) if settings.loss_spans == "use" else None
+        fields = Fields.of(source.source) if settings.loss_spans == "use" else None
         for batch in clock.steps("read", read(part, source.source.text_key, fields=fields)):
             if batch.tokens is not None and documents < HELD_DOCUMENTS:
                 count, documents = count + len(batch.tokens.ids), documents + len(batch.positions)

@@ -47,7 +47,6 @@ from packprep.documents.media import (
 )
 from packprep.documents.turns import NotIncremental, Turns, find_turns, strings_of, texts_of
 from packprep.errors import PackprepError
-from packprep.format.json_files import LAW_VERSION
 from packprep.recipe import DocumentKeys, Source
 from packprep.sources.formats import Batch, Decoders, Keep, Reject, Slice, read
 from packprep.sources.formats.batch import MAX_DETAIL, MEDIA, SURROGATE, Supervision, large_text
@@ -101,13 +100,13 @@ class Conversation:
 
 
 def supervise(
-    batch: Batch, template: str | None, settings: DocumentKeys = DEFAULTS, law: int = LAW_VERSION
+    batch: Batch, template: str | None, settings: DocumentKeys = DEFAULTS
 ) -> tuple[Batch, dict[int, Conversation]]:
     """(a reader's batch with the text of every document, those that cannot be used among its
     rejects; document's number in it
     → its conversation, of the supervised ones).
 
-    template: of `find_template`; None if there is none. law: the plan's. RecipeError where messages
+    template: of `find_template`; None if there is none. RecipeError where messages
     have no template.
     """
     if not batch.supervision:
@@ -118,7 +117,7 @@ def supervise(
     conversations: dict[int, Conversation] = {}
     for i, (text, position) in enumerate(zip(batch.texts, batch.positions.tolist(), strict=True)):
         if i in batch.supervision:
-            found = conversation(batch.supervision[i], template, settings, law)
+            found = conversation(batch.supervision[i], template, settings)
             if isinstance(found, tuple):
                 reason, detail = found
                 rejects.append(Reject(int(batch.files[i]), position, reason, detail[:MAX_DETAIL]))
@@ -141,16 +140,15 @@ def read_supervised(
     keep: Keep | None = None,
     batch_bytes: int = 4 << 20,
     decoders: Decoders | None = None,
-    law: int = LAW_VERSION,
     kinds: tuple[str, ...] = (),
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
     """What `formats.read` gives of a part of a source, after `supervise`; settings: the recipe's,
     which may ignore the fields.
     kinds: of media."""
-    fields = Fields.of(source, law, kinds) if settings.loss_spans == "use" else None
+    fields = Fields.of(source, kinds) if settings.loss_spans == "use" else None
     for batch in read(part, source.text_key, keep, batch_bytes, decoders, fields):
         if batch.supervision:
-            yield from _with_few_slots(*supervise(batch, template, settings, law))
+            yield from _with_few_slots(*supervise(batch, template, settings))
         else:
             yield batch, {}
 
@@ -190,7 +188,6 @@ def conversation(
     given: Supervision | Dialogue,
     template: str | None,
     settings: DocumentKeys = DEFAULTS,
-    law: int = LAW_VERSION,
 ) -> Conversation | Problem:
     """What is trained of a document, or why it cannot be used.
 
@@ -204,12 +201,12 @@ def conversation(
     if isinstance(found, tuple):
         return found
     if isinstance(found, Supervision):
-        return _with_media(found, law)
-    turns = rendered_turns(found, template, settings, law)
+        return _with_media(found)
+    turns = rendered_turns(found, template, settings)
     if not isinstance(turns, Turns):
         return turns
     assert template is not None
-    has_blocks = law > 2 and compile_template(template, settings.template_date).marks_generation
+    has_blocks = compile_template(template, settings.template_date).marks_generation
     return _rendered(turns, found, settings, has_blocks)
 
 
@@ -235,7 +232,7 @@ def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -
     return Conversation(text, tuple(spans), weights=others, **more)
 
 
-def _with_media(given: Supervision, law: int) -> Conversation | Problem:
+def _with_media(given: Supervision) -> Conversation | Problem:
     """What is trained of a text, and its places of media, where kinds say that it may have any;
     without loss_spans all is."""
     assert given.text is not None
@@ -252,18 +249,17 @@ def _with_media(given: Supervision, law: int) -> Conversation | Problem:
     if given.loss_spans is None:
         ranges = [(0, len(given.text), of_document)]
         return weighted(given.text, ranges, places=places, limited=bool(places))
-    return _with_spans(given.text, given.loss_spans, of_document, law, places)
+    return _with_spans(given.text, given.loss_spans, of_document, places)
 
 
 def _with_spans(
-    text: str, spans: Any, of_document: float, law: int, places: tuple[MediaPlace, ...] = ()
+    text: str, spans: Any, of_document: float, places: tuple[MediaPlace, ...] = ()
 ) -> Conversation | Problem:
     """The characters inside any of the spans, in whatever order those stand, overlap, are empty or
     reach beyond the text.
 
     of_document: the document's weight, by which those of the spans are multiplied. Spans of unequal
     weight do not overlap.
-    law: 2 knows no weights.
     """
     if not isinstance(spans, list):
         return "bad_loss_spans", "a list of [begin, end] is wanted"
@@ -273,13 +269,8 @@ def _with_spans(
     for k, span in enumerate(spans):
         bounds = [whole_number(bound) for bound in span[:2]] if isinstance(span, list) else []
         begin, end = bounds if len(bounds) == 2 and len(span) <= 3 else (None, None)
-        if begin is None or end is None or (law < 3 and float in map(type, span[:2])):
+        if begin is None or end is None:
             return "bad_loss_spans", f"entry {k} is not [begin, end] in whole numbers"
-        if law < 3 and len(span) == 3 and (type(span[2]) not in (int, float) or span[2] != 1):
-            return (
-                "bad_loss_spans",
-                f"entry {k} has a weight, and weights other than 1 are not supported yet",
-            )
         weight = weight_of(span[2]) if len(span) == 3 else 1.0
         if weight is None:
             return (
@@ -315,7 +306,7 @@ def _with_spans(
 
 
 def rendered_turns(
-    dialogue: Dialogue, template: str | None, settings: DocumentKeys, law: int
+    dialogue: Dialogue, template: str | None, settings: DocumentKeys
 ) -> Turns | Problem:
     """What a template writes for a dialogue, and where its messages stand in it; or why it cannot
     be used.
@@ -333,7 +324,7 @@ def rendered_turns(
     from packprep.documents.template_limits import TemplateLimit
 
     try:
-        return find_turns(compiled, dialogue, _variables(dialogue, settings), settings, law)
+        return find_turns(compiled, dialogue, _variables(dialogue, settings), settings)
     except (PackprepError, MemoryError):
         raise
     except NotIncremental as error:
@@ -657,13 +648,11 @@ def tokenize_supervised(
 def training_columns(
     trained: Mapping[int, Trained],
     documents: int,
-    law: int = LAW_VERSION,
     long_answers: str = "continue",
 ) -> Training | None:
     """The columns of `documents` documents; None when none of them says something of its training.
 
-    law: 2 knows no roles: all places to cut are alike, and all that a document says is trained in
-    any piece. long_answers: as in a recipe; "untrained": the rest of an answer that was cut inside
+    long_answers: as in a recipe; "untrained": the rest of an answer that was cut inside
     is not.
     """
     if not trained:
@@ -676,8 +665,6 @@ def training_columns(
         np.concatenate(columns)
         for columns in zip(*((row.turns, row.ranks) for row in rows), strict=True)
     )
-    if law == 2:
-        turns[:, 1], ranks[:] = _EVERYWHERE, ANYWHERE
     if long_answers == "untrained":
         turns[:, 0] = _EVERYWHERE
     supervised[order] = [row.limited for row in rows]

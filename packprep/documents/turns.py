@@ -64,7 +64,6 @@ def find_turns(
     dialogue: Dialogue,
     variables: Mapping[str, Any],
     settings: DocumentKeys,
-    law: int,
 ) -> Turns:
     """The text of a dialogue, and where its messages and what is trained of them stand.
 
@@ -74,8 +73,7 @@ def find_turns(
     from packprep.documents.template_limits import TemplateLimit
 
     messages, tools = dialogue.messages, dialogue.tools
-    if law > 2:
-        messages = [_as_read(message) for message in messages]
+    messages = [_as_read(message) for message in messages]
     render = partial(template.render, tools=tools, variables=variables)
     taken = (template.source, *strings_of([messages, tools, variables]))
     rendered = partial(_with_blocks, taken=taken) if template.marks_generation else _without_blocks
@@ -84,19 +82,9 @@ def find_turns(
     except (MemoryError, TemplateRefusal, TemplateLimit):
         raise
     except Exception:  # of any class, for a template is code
-        if law < 3 or all("content" in message for message in messages):
+        if all("content" in message for message in messages):
             raise
         messages, text, blocks = _with_contents(partial(rendered, render), messages)
-    if law < 3:
-        wanted = [message["role"] == "assistant" for message in messages]
-        begins = _begins(render, messages, text)
-        spans = (
-            _by_prefixes(render, messages, text, begins, wanted)
-            if blocks is None
-            else _owned(blocks, begins, messages)
-        )
-        end = begins.get(1, 0) if messages[0]["role"] == "system" else 0
-        return Turns(text, spans, begins, _system_end(messages, text, end))
     _check_parts(render, messages, text)
     return _found(
         _Chat(template, render, messages, tools, taken, trained_messages(dialogue, settings), text),

@@ -19,7 +19,6 @@ from packprep.forking import unforked
 FORMAT = "packprep"
 VERSION = 1  # of the format on disk
 LAW_VERSION = 3  # of what determines the bytes; raised whenever they change
-LAWS_MADE = (2, LAW_VERSION)  # by which bytes are made here; what has an older law is read
 
 MANIFEST_NAME = "dataset.json"
 MIXTURE_NAME = "mixture.json"
@@ -99,12 +98,13 @@ def unknown_key(key: str, made_with: Any) -> str:
 
 
 def other_law(law: int, made_with: Any) -> str:
-    """A message's part for what only the packprep of another law can do."""
+    """Return the end of a message about a file of another law_version."""
+    if law < LAW_VERSION:
+        return f"was built by a pre-release version of packprep (law_version {law}): build it again"
     there = _maker(made_with)
     which = f"packprep {there}" if there else "another packprep"
     return (
-        f"law_version {law} and this packprep makes {' and '.join(map(str, LAWS_MADE))}: use"
-        f" {which}, which made it"
+        f"has law_version {law} and this packprep makes {LAW_VERSION}: use {which}, which made it"
     )
 
 

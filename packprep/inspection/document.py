@@ -368,7 +368,6 @@ def _read_again(
                 plan.stored["chat_template"],
                 keep,
                 1 << 16,
-                law=plan.law,
                 kinds=source.kinds,
             ):
                 there = True
@@ -530,7 +529,6 @@ def _first_looks(
         plan.stored["chat_template"],
         keep,
         1 << 16,
-        law=plan.law,
         kinds=source.kinds,
     ):
         yield batch.positions, batch.rejects, _contents(plan, batch, conversations)

@@ -16,7 +16,6 @@ from packprep.dataset.attention import RULES
 from packprep.dataset.manifest import Parameter
 from packprep.dataset.noise import Noised, NoiseIds, ordinary_ids
 from packprep.forking import lazy
-from packprep.format.json_files import LAW_VERSION
 
 __all__ = ["Bodies", "BodySlots", "Ids", "Objective", "Parameter", "Task"]
 
@@ -36,14 +35,11 @@ class Ids:
     special: tuple[int, ...] = ()  # ids that are no ordinary text
     continues: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8), repr=False)
     """uint8[vocab_size]: 1 where a token begins inside a character of UTF-8; empty: none does."""
-    law: int = LAW_VERSION  # by which noise is weighted
 
     @lazy
     def for_noise(self) -> NoiseIds:
         """The ids that in-place noise writes."""
-        return NoiseIds(
-            self.mask, *ordinary_ids(self.vocab_size, np.array(self.special, np.int64)), self.law
-        )
+        return NoiseIds(self.mask, *ordinary_ids(self.vocab_size, np.array(self.special, np.int64)))
 
 
 @dataclass(frozen=True)

@@ -437,7 +437,6 @@ def fingerprint(
     files: Sequence[Sequence[tuple[str, int]]],
     tokenizer_digest: str,
     chat_template: str | None,
-    law: int = LAW_VERSION,
     removed: str | None = None,
 ) -> str:
     """The xxh3-128 of the canonical JSON of what determines the shards: the law, the recipe, each
@@ -445,7 +444,7 @@ def fingerprint(
     template and the digest of removed.json.
     """
     parts = {
-        "law_version": law,
+        "law_version": LAW_VERSION,
         "recipe": without_places(normalised(recipe)),
         "files": [[[name, size] for name, size in source] for source in files],
         "tokenizer": tokenizer_digest,

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from packprep.errors import SourceError
-from packprep.format.json_files import LAW_VERSION
 from packprep.randomness import PIECE_ORDER, bits64, permute, text_key
 from packprep.recipe import Source
 from packprep.sources.files import Files, Pieces
@@ -62,12 +61,11 @@ class PlannedSource:
         first_file: int,
         resolved: Mapping[str, Any],
         seed: int,
-        law: int = LAW_VERSION,
         in_order: bool = False,
         open_store: Callable[[str], Any] | None = None,
         kinds: tuple[str, ...] = (),
     ):
-        """resolved: the plan's ratios, repeat, step_bytes and prefix. law: the plan's law_version.
+        """resolved: the plan's ratios, repeat, step_bytes and prefix.
         in_order: the pieces stay in the files' order, as in a token store. open_store: a store's
         place → the store. kinds: of media, by name."""
         self.kinds = kinds
@@ -80,7 +78,7 @@ class PlannedSource:
             files,
             first_file,
         )
-        self.name, self.seed, self.law = source.name, seed, law
+        self.name, self.seed = source.name, seed
         self.planned_at_url = is_url(resolved.get("prefix", prefix))
         self.ratios: Mapping[str, int] = resolved["ratios"]
         self.repeat: float = resolved["repeat"]

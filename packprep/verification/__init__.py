@@ -17,7 +17,7 @@ from packprep.building.ledger import (
     media_slots,
     weighted_slots,
 )
-from packprep.building.plan import Plan, at_text, check_law, moved_prefixes, open_plan, stored_plan
+from packprep.building.plan import Plan, at_text, moved_prefixes, open_plan, stored_plan
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.removal import removed_segments
 from packprep.building.run import Progress
@@ -262,7 +262,6 @@ def verify_dataset(
             if recipe is not None:
                 check_recipe(plan, recipe, moved, faults)
             if replay == ALL:
-                check_law(stored, PLAN_NAME)
                 files = check_inputs(plan, faults)
             ledgers += sound_ledgers(
                 local.out, manifest, plan, sorted(set(range(shards)).difference(share))

@@ -10,7 +10,6 @@ says whether the stored one is the user's.
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,6 @@ from packprep.sources.files import Files, find_below
 from packprep.sources.formats import FORMATS, count_pieces, position_of
 from packprep.sources.slices import IN_STORE, PlannedSource, format_name, other_store
 from packprep.storage import Folder, LocalFolder, Remote
-from packprep.tokenizer.file import texts_of_ids
 from packprep.tokenizer.roles import Needs, Vocabulary, resolve_again, resolve_vocabulary
 from packprep.verification.faults import Faults
 
@@ -103,7 +101,7 @@ def check_manifest(
         faults.add("P2", MANIFEST_NAME, f"{key} is missing, which the plan has")
     files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
     tokenizer, template = plan.stored["tokenizer"]["digest"], plan.stored["chat_template"]
-    own = fingerprint(plan.recipe, files, tokenizer, template, plan.law, plan.removed_digest)
+    own = fingerprint(plan.recipe, files, tokenizer, template, plan.removed_digest)
     if own != plan.stored["fingerprint"]:
         faults.add(
             "P2",
@@ -398,23 +396,11 @@ def _worked_out_again(plan: Plan) -> dict[str, Any]:
         for key in ("tokens_per_byte", "patterns")
         if source[key] is None
     ]
-    if plan.law > 1 and (lacking or stored["beside_tokenizer"] is None):
+    if lacking or stored["beside_tokenizer"] is None:
         raise PlanError(f"key {(lacking or ['beside_tokenizer'])[0]!r} is missing")
     vocabulary = _vocabulary(plan)
-    tasks = resolve(recipe, ids_of(vocabulary, plan.law), vocabulary.mode_tokens)
+    tasks = resolve(recipe, ids_of(vocabulary), vocabulary.mode_tokens)
     tokens_per_byte = [source["tokens_per_byte"] for source in stored["sources"]]
-    if plan.law == 1:  # which kept no tokens per byte, on which shares and the shards' size depend
-        output = recipe.output
-        if output.shard_text_bytes == "auto":
-            output = replace(output, shard_text_bytes=stored["shard_text_bytes"])
-        planned = [
-            s.source if s.source.share is None else replace(s.source, share=None, repeat=s.repeat)
-            for s in plan.sources
-        ]
-        recipe = replace(recipe, output=output, sources=tuple(planned))
-        tokens_per_byte = [
-            source["tokens"] / max(source["text_bytes"], 1) for source in stored["sources"]
-        ]
     for source in plan.sources:
         _check_ratios(source)
     once = [int(source.weights().sum()) for source in plan.sources]
@@ -431,24 +417,13 @@ def _worked_out_again(plan: Plan) -> dict[str, Any]:
 
 def _vocabulary(plan: Plan) -> Vocabulary:
     """The vocabulary that the recipe makes of tokenizer.json, less what was added to it."""
-    recipe, stored, specials = plan.recipe, plan.vocabulary, plan.recipe.specials
-    # A well-known text was a special token wherever it stood, so the plan's own are believed.
-    if plan.law < 3:
-        added = {token["id"] for token in stored.added_tokens}
-        texts = texts_of_ids(stored.tokenizer_json, list(stored.roles.values()))
-        roles = {
-            role: texts[id] for role, id in stored.roles.items() if id in texts and id not in added
-        }
-        given: dict[str, Any] = {
-            role: text for role, text in roles.items() if getattr(specials, role) is None
-        }
-        specials = replace(specials, **given)
+    recipe, stored = plan.recipe, plan.vocabulary
     found = resolve_again(
         stored.tokenizer_json,
         len(stored.added_tokens),
         plan.stored["beside_tokenizer"] or [],
         recipe.tokenizer,
-        specials,
+        recipe.specials,
         Needs(*needs_of(recipe)),
     )
     if found.digest != stored.digest:
@@ -486,7 +461,7 @@ def _is_near(stored: Any, expected: Any) -> bool:
 
 def check_reject_limit(plan: Plan, total: Mapping[str, Any], faults: Faults) -> None:
     """P22 of dataset.json: so many bad documents as the ledgers' sum has are let pass."""
-    if fault := bad_fault(total, plan.max_bad_fraction, plan.law):
+    if fault := bad_fault(total, plan.max_bad_fraction):
         faults.add("P22", MANIFEST_NAME, fault)
 
 
@@ -592,7 +567,6 @@ def _sampled_again(
         source.first_file,
         resolved,
         source.seed,
-        source.law,
         plan.is_store,
         kinds=source.kinds,
     )

@@ -381,21 +381,20 @@ def test_a_hundred_bad_documents_are_let_pass_among_ten_times_as_many(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "bad, read, used, fraction, law, refused",
+    "bad, read, used, fraction, refused",
     [
-        (100, 1100, 1000, 0.0, 2, False),
-        (100, 1099, 999, 0.0, 2, True),
-        (101, 1_000_101, 1_000_000, 0.0, 2, True),
-        (100, 100, 0, 0.0, 1, False),
-        (101, 101, 0, 0.0, 1, True),
-        (101, 202, 101, 0.5, 2, False),  # as many as the fraction is not more
-        (102, 203, 101, 0.5, 2, True),
-        (201, 2011, 1810, 0.05, 2, True),  # a hundred are not let pass beside the fraction
-        (0, 0, 0, 0.0, 2, False),
+        (100, 1100, 1000, 0.0, False),
+        (100, 1099, 999, 0.0, True),
+        (101, 1_000_101, 1_000_000, 0.0, True),
+        (100, 100, 0, 0.0, True),
+        (101, 202, 101, 0.5, False),  # as many as the fraction is not more
+        (102, 203, 101, 0.5, True),
+        (201, 2011, 1810, 0.05, True),  # a hundred are not let pass beside the fraction
+        (0, 0, 0, 0.0, False),
     ],
 )
-def test_the_limit_of_bad_documents_is_exact(bad, read, used, fraction, law, refused):
-    assert too_many_bad(bad, read, used, fraction, law) == refused
+def test_the_limit_of_bad_documents_is_exact(bad, read, used, fraction, refused):
+    assert too_many_bad(bad, read, used, fraction) == refused
 
 
 def test_a_dataset_without_rows_is_not_published(tmp_path):

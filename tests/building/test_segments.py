@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from packprep.building.segments import cut
 from packprep.documents.supervision import Conversation, trained_tokens, training_columns
 from packprep.errors import RecipeError
-from packprep.format.json_files import LAW_VERSION
 from tests import made
 from tests.twin import chance, cutting, objectives, tokens
 from tests.twin.reading import Text
@@ -123,8 +122,8 @@ def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, 
         return
     least = recipe.documents.min_tokens
     marked = [conversation(chance_of, max(least, chance_of.randint(1, 400))) for _ in range(count)]
-    sizes, law = [len(one.text) for one in marked], chance_of.choice([2, 3, 3])
-    documents = replace(made.documents(sizes, count), training=training(marked, recipe, law))
+    sizes = [len(one.text) for one in marked]
+    documents = replace(made.documents(sizes, count), training=training(marked, recipe))
     segments, lost = cut(recipe, tasks, documents)
     twin, expected = made.twin_recipe(recipe, tasks), []
     # tokens that may be trained, and those that are, where nothing is cut off
@@ -134,8 +133,6 @@ def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, 
             facts_key(documents, d),
             tokens.trained_tokens(as_twin(one), list(range(size))),
         )
-        if law == 2:
-            trained = trained._replace(messages=[])
         told[d, 0] = sum(end - begin for begin, end in trained.spans)
         for *segment, first in cutting.cut_supervised(size, trained, {**twin, "key": key}):
             start, copy = segment[0], segment.pop()
@@ -149,7 +146,6 @@ def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, 
         # trained first tokens of pieces that are left out
         unpredicted = told[:, 0] - told[:, 1] - lost.apart
         assert ((unpredicted >= 0) & (unpredicted <= lost.untrained)).all()
-        assert law == 3 or not lost.apart.any()
 
 
 def conversation(chance_of, size):
@@ -182,12 +178,12 @@ def as_twin(one):
     return Text(one.text, spans, True, one.boundaries, one.roles, one.system_end)
 
 
-def training(conversations, recipe, law=LAW_VERSION):
+def training(conversations, recipe):
     """Such documents as `cut` takes them."""
     trained = {
         i: trained_tokens(one, np.arange(len(one.text))) for i, one in enumerate(conversations)
     }
-    return training_columns(trained, len(trained), law, recipe.documents.long_answers)
+    return training_columns(trained, len(trained), recipe.documents.long_answers)
 
 
 def of_a_conversation(system, **changes):

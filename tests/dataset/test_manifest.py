@@ -10,7 +10,7 @@ from packprep.errors import DatasetError
 from packprep.format import json_files
 from tests.dataset.synthetic import make_dataset, replace_in_manifest
 
-LAW2 = Path(__file__).parents[1] / "golden" / "law2"
+LAW3 = Path(__file__).parents[1] / "golden" / "law3"
 
 
 def test_a_manifest_is_read_as_a_plain_dict(tmp_path):
@@ -123,7 +123,7 @@ def test_a_newer_law_is_refused_with_both(tmp_path):
     replace_in_manifest(tmp_path, law_version=9, colour=1, made_with={"packprep": "7.0"})
     with pytest.raises(
         DatasetError,
-        match="law_version 9 and this packprep makes 2 and 3: use packprep 7.0, which made it",
+        match="law_version 9 and this packprep makes 3: use packprep 7.0, which made it",
     ):
         manifest.read_manifest(tmp_path)
 
@@ -219,7 +219,7 @@ TREE = """\
 
 
 def test_a_dataset_as_text_is_a_tree_of_its_sources_and_tasks():
-    ds = packprep.open_dataset(LAW2 / "ul2r" / "dataset")
+    ds = packprep.open_dataset(LAW3 / "ul2r" / "dataset")
     assert str(ds) == TREE.format(ds.directory)
     assert repr(ds).count("\n") == 0 and "53 rows of 128 slots" in repr(ds)
     mixture = packprep.open_dataset([ds.directory, ds.directory], shares=[0.75, 0.25])
@@ -231,7 +231,7 @@ def test_a_dataset_as_text_is_a_tree_of_its_sources_and_tasks():
 
 
 def test_a_tree_shows_every_character_and_is_escaped_in_a_notebook():
-    ds = packprep.open_dataset(LAW2 / "ul2r" / "dataset")
+    ds = packprep.open_dataset(LAW3 / "ul2r" / "dataset")
     sources = ds.manifest["ledger"]["sources"]
     sources["<b>\x1b[31m"] = sources.pop("web")
     assert "└── '<b>\\x1b[31m'   53.44%" in str(ds)
@@ -243,7 +243,7 @@ def test_a_tree_shows_every_character_and_is_escaped_in_a_notebook():
     [{}, {"sources": 3, "tasks": [1]}, {"sources": {"a": None}, "tasks": {"r": {"tokens": "x"}}}],
 )
 def test_a_ledger_that_says_nothing_does_not_keep_a_tree_from_being_shown(ledger):
-    ds = packprep.open_dataset(LAW2 / "ul2r" / "dataset")
+    ds = packprep.open_dataset(LAW3 / "ul2r" / "dataset")
     ds.manifest["ledger"] = ledger
     assert "53 rows of 128 slots in 2 shards; uint16" in str(
         ds

@@ -72,7 +72,7 @@ def test_a_record_of_bad_media_is_turned_away(media, words):
     found = conversation(line_decoder("text", Fields(kinds=KINDS))(line), None)
     assert found[0] == "bad_media" and words in found[1]
     reader = TextReader(True, lambda talk: None)
-    assert text_of(parsed(line.decode()), Keys("text", law=3, kinds=KINDS), reader) is None
+    assert text_of(parsed(line.decode()), Keys("text", kinds=KINDS), reader) is None
 
 
 def test_what_says_nothing_of_media_is_a_text():

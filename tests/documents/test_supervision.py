@@ -12,7 +12,6 @@ from packprep.documents.supervision import MAX_SPANS, Conversation, conversation
 from packprep.errors import RecipeError
 from packprep.sources.formats import BAD_REASONS
 from packprep.sources.formats.batch import Supervision
-from packprep.sources.formats.fields import OLD_MESSAGES
 from tests.documents import chats_made as chats
 from tests.test_imports import imported_by
 from tests.twin.records import ranges_of
@@ -120,16 +119,13 @@ def test_an_assistant_may_begin_and_follow_itself():
     assert trained(marked(messages)) == ["a<|im_end|>\n", "b<|im_end|>\n"]
 
 
-def test_a_template_that_changes_what_stood_before_is_incremental_by_placeholders_and_was_not_by_law_2():
+def test_a_template_that_changes_what_stood_before_is_incremental_by_placeholders():
     good = chats.turns("q", "<think>x</think>a")
     assert trained(marked(good, chats.FORGETTING)) == ["<think>x</think>a</>"]
     changed = [*good, *chats.turns("q2", "b")]
     assert trained(marked(changed, chats.FORGETTING)) == ["a</>", "b</>"]
     prompted = chats.CHATML.replace("assistant\\n' }}", "assistant\\n<think>' }}")
     assert trained(marked(chats.turns("q", "a"), prompted)) == ["a<|im_end|>\n"]
-    for messages, template in ((changed, chats.FORGETTING), (chats.turns("q", "a"), prompted)):
-        reason, detail = conversation(chats.said(messages), template, law=2)
-        assert reason == "template_not_incremental" and "message 1" in detail
 
 
 def test_what_a_template_refuses_is_rejected_with_its_words_and_its_mistakes_without():
@@ -205,27 +201,6 @@ def test_the_limit_of_a_document_counts_the_rendered_text(monkeypatch):
 
 def test_a_lone_surrogate_in_a_message_is_rejected():
     assert marked(chats.turns("q\ud800", "a"))[0] == "lone_surrogate"
-
-
-@pytest.mark.parametrize(
-    "messages, detail",
-    [
-        ("hello", "a list"),
-        ([], "assistant"),
-        ([1], "message 0"),
-        (chats.turns("q"), "assistant"),
-        ([{"role": "assistant"}], "no content"),
-        ([{"role": "assistant", "content": None}], "no content"),
-        ([{"role": "assistant", "content": [{"type": "text", "text": "a"}]}], "no content"),
-        ([{"from": "gpt", "content": "x"}], "no role"),
-        ([*chats.turns("q", "a"), {"role": 3, "content": "a"}], "message 2"),
-    ],
-)
-def test_bad_messages_of_law_2_are_rejected(messages, detail):
-    reason, found = conversation(
-        Supervision(None, None, {"messages": messages}, OLD_MESSAGES), chats.CHATML
-    )
-    assert reason == "bad_messages" and detail in found and found.isascii()
 
 
 def test_messages_beside_a_text_or_spans_are_ambiguous():
@@ -325,13 +300,12 @@ WEIGHTS = st.sampled_from([0, 1, 0.3, 2, 1e-30, 1e30, -1, None])
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), WEIGHTS).map(list), max_size=5),
     st.sampled_from([None, None, 0.7, 1e-20, 1e20, 0, -1]),
-    st.sampled_from([2, 3]),
 )
-def test_weighted_spans_are_those_of_the_twin(spans, weight, law):
+def test_weighted_spans_are_those_of_the_twin(spans, weight):
     spans = [[begin, begin + size, own] for begin, size, own in spans]
-    record = {} if weight is None or law == 2 else {"weight": weight}
-    found = conversation(Supervision("x" * 12, spans, record), None, law=law)
-    twin = ranges_of(spans, 12, record.get("weight"), law > 2)
+    record = {} if weight is None else {"weight": weight}
+    found = conversation(Supervision("x" * 12, spans, record), None)
+    twin = ranges_of(spans, 12, record.get("weight"))
     if isinstance(found, tuple):
         assert (
             found[0] == ("bad_weight" if weight == -1 and record else "bad_loss_spans")
@@ -415,18 +389,3 @@ def test_bad_loss_spans_are_rejected(spans):
 def test_whole_numbers_of_any_type_are_bounds(span):
     assert conversation(Supervision("abc", [span]), None) == Conversation("abc", ((0, 3),))
     assert ranges_of([span], 3) == [(0, 3, 1.0)]
-
-
-@pytest.mark.parametrize("weight", [0, 2, 0.5, 1 + 1e-12, True, "1", None])
-def test_law_2_knows_no_weights(weight):
-    assert conversation(Supervision("text", [[0, 1, weight]]), None, law=2) == (
-        "bad_loss_spans",
-        "entry 0 has a weight, and weights other than 1 are not supported yet",
-    )
-    assert ranges_of([[0, 1, weight]], 4, weights=False) is None
-    assert conversation(Supervision("text", [[0, 1, 1.0]], {}), None, law=2) == Conversation(
-        "text", ((0, 1),)
-    )
-    assert (
-        conversation(Supervision("text", [[0.0, 1.0, 1.0]], {}), None, law=2)[0] == "bad_loss_spans"
-    )

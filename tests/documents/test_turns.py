@@ -20,10 +20,10 @@ from tests.documents import chats_made as chats
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 
 
-def found(template, messages, tools=None, law=3, train=(), variables=None, **settings):
+def found(template, messages, tools=None, train=(), variables=None, **settings):
     dialogue = Dialogue(messages, tools, variables or {}, train)
     compiled = compile_template(template, "2026-01-01")
-    return find_turns(compiled, dialogue, variables or {}, replace(DocumentKeys(), **settings), law)
+    return find_turns(compiled, dialogue, variables or {}, replace(DocumentKeys(), **settings))
 
 
 def trained(*arguments, **options):
@@ -74,12 +74,6 @@ def test_turns_are_found_where_a_template_drops_earlier_thoughts():
         "<think>\n\n</think>\n\nb<|im_end|>\n",
     ]
     assert trained(chats.FORGETTING, [*in_tags, USER]) == ["\n\na</>", "b</>"]
-
-
-def test_law_2_rejects_them():
-    with pytest.raises(NotIncremental, match="message 1"):
-        found(chats.THINKING, LONG, law=2)
-    assert trained(chats.THINKING, LONG[:2], law=2) == ["<think>\nhm\n</think>\n\na<|im_end|>\n"]
 
 
 def test_a_turn_begins_behind_what_the_prompt_and_the_turn_have_in_common():
@@ -471,7 +465,7 @@ def test_a_long_conversation_is_rendered_a_few_times(monkeypatch):
         lambda messages, **options: renderings.append(len(messages)) or plain(messages, **options),
     )
     messages = [m for k in range(400) for m in (chats.turns(f"q{k}")[0], thought(f"t{k}", f"a{k}"))]
-    text, spans, begins, _ = find_turns(template, Dialogue(messages), {}, DocumentKeys(), 3)
+    text, spans, begins, _ = find_turns(template, Dialogue(messages), {}, DocumentKeys())
     assert len(spans) == 400 and len(begins) == 799 and len(renderings) < 24
     assert [text[a:b] for a, b, _ in spans][7] == "a7<|im_end|>\n"
 

@@ -1,4 +1,4 @@
-"""What is asked of the golden datasets that `make_datasets.py` wrote, of each law: lawN/NAME."""
+"""Checks of the golden datasets that `make_datasets.py` wrote."""
 
 import json
 import shutil
@@ -16,9 +16,18 @@ from packprep.verification import ALL, verify_dataset
 from tests import made
 from tests.twin.check import verify_with_twin
 
-LAW1, LAW2, LAW3 = (Path(__file__).parent / f"law{law}" for law in (1, 2, 3))
-FINISHED = ("causal", "compact", "in_place", "shares", "supervised", "ul2r")  # of law 2
-CHATS = ("calls", "chats", "untrained")  # of law 3, whose other datasets have the bytes of law 2
+LAW3 = Path(__file__).parent / "law3"
+FINISHED = (
+    "causal",
+    "compact",
+    "in_place",
+    "shares",
+    "supervised",
+    "ul2r",
+    "calls",
+    "chats",
+    "untrained",
+)
 
 
 def moved(folder: Path) -> dict[str, str]:
@@ -66,9 +75,8 @@ def check_read(folder: Path, to: Path) -> None:
 
 
 def check_finished(folder: Path, to: Path) -> None:
-    """A finished dataset of a law that is made is read, replayed, recomputed by the twin, in a
-    later epoch too, and gone on with to the same bytes; built again, too, unless it is of law 2 and
-    has messages."""
+    """Read a finished dataset, rebuild it, compare it with the twin (in a later epoch too), resume
+    it and build it again: the bytes are the same."""
     check_read(folder, to)
     for epoch in (0, 3):
         found = verified(folder, ALL, twin=True, epoch=epoch)
@@ -87,9 +95,8 @@ def check_finished(folder: Path, to: Path) -> None:
         outcome.manifest[key] == stored[key] for key in ("fingerprint", "law_version", "ledger")
     )
     again = build_again(folder, to / "again").manifest
-    assert same_shards(folder / "dataset", to / "again") or folder == LAW2 / "supervised"
-    if folder.parent == LAW3:
-        assert again["fingerprint"] == stored["fingerprint"]
+    assert same_shards(folder / "dataset", to / "again")
+    assert again["fingerprint"] == stored["fingerprint"]
 
 
 def build_again(folder: Path, out: Path, **changes):
@@ -113,7 +120,7 @@ def same_shards(one: Path, two: Path) -> bool:
 
 
 def check_half(folder: Path, to: Path) -> None:
-    """A half-finished one is gone on with to the bytes of an undisturbed build; what was done
+    """Resume a half-finished dataset: it gets the bytes of an undisturbed build, and what was done
     stays."""
     shutil.copytree(folder / "dataset", to / "half")
     before = made.contents(to / "half", "receipts")
@@ -132,28 +139,3 @@ def refusal(call) -> str:
     except PackprepError as error:
         return str(error)
     raise AssertionError("it is not refused")
-
-
-def check_old_law(to: Path) -> None:
-    """Datasets of law 1 are read and verified; what would make their bytes names both laws and the
-    version that can."""
-    mix, half = LAW1 / "mix", LAW1 / "half"
-    check_read(mix, to)
-    assert verified(mix)["segments"] > 100
-    dataset = packprep.open_dataset(mix / "dataset")
-    shutil.copytree(half / "dataset", to / "half")
-    said = [
-        *(refusal(lambda n=n, t=t: verified(mix, n, t)) for n, t in ((3, False), (ALL, True))),
-        refusal(lambda: dataset.batches(4, redraw=True)),
-        refusal(lambda: dataset.batch([0], epochs=[1])),
-        refusal(lambda: build_again(half, to / "half")),
-        *(
-            segment["rebuilt"]
-            for segment in describe_row(mix / "dataset", 0, moved(mix))["segments"]
-        ),
-    ]
-    for message in said:
-        assert (
-            "law_version 1 and this packprep makes 2 and 3: use packprep 0.1.0, which made it"
-            in message
-        ), message

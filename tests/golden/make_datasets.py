@@ -1,11 +1,11 @@
 """Writes the golden datasets of the law that this packprep has, with their recipes and sources:
 tests/golden/lawN/NAME.
 
-    python tests/golden/make_datasets.py
+    python tests/golden/make_datasets.py [NAME ...]
 
-Run by hand, once for each law, when it is final: afterwards they are never made again, for they
-show that what a release wrote stays readable. Those of law 1 were written so by the last release of
-law 1. Law 3 differs from law 2 in conversations alone, and so do its datasets. NAME/recipe.toml,
+Run by hand once per law_version, when it is final. Afterwards the datasets are never made again:
+they show that what an earlier version wrote stays readable, which is promised from version 1.0 on.
+A name can be given to write one dataset more. NAME/recipe.toml,
 NAME/sources and NAME/dataset; of `half` some shards have no receipt, or nothing. The plans name
 /tmp/golden as where the sources lay.
 """
@@ -13,6 +13,7 @@ NAME/sources and NAME/dataset; of `half` some shards have no receipt, or nothing
 import json
 import random
 import shutil
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -205,59 +206,49 @@ HALF = recipe(WEB, *ROLLED, shard=900)
 TURNS = '[documents]\nchat_template = "sources/chat.jinja"\n'
 
 DATASETS = {
-    1: {
-        "mix": recipe(
-            WEB, BOOKS, *IN_PLACE, task("span_corruption", "random_roll = true\n"), length=64
-        ),
-        "half": HALF,
-    },
-    2: {
-        "causal": recipe(WEB, source("notes", "notes/*.txt"), "[documents]\nprepend_bos = true\n"),
-        "ul2r": recipe(WEB, BOOKS, *ROLLED, "[packing]\npad_seq_to_mult = 4\n"),
-        "in_place": recipe(
-            source("web", "web.jsonl.zst"), *IN_PLACE, task("block_diffusion", "block_length = 8\n")
-        ),
-        "supervised": recipe(
-            source("spans", "spans.jsonl"),
-            source("chats", "chats.jsonl"),
-            task("causal"),
-            task("prefix_lm"),
-            task("masked_diffusion", "noise_eos = false\n"),
-            '[documents]\nchat_template = "sources/chat.jinja"\n',
-        ),
-        "compact": (
-            recipe(WEB, task("causal"), task("fill_in_the_middle"), shard=9000).rstrip()
-            + '\ncolumns = "compact"\n'
-        ),
-        "shares": recipe(
-            source("web", "web.jsonl", "share = 0.7\n"),
-            source("books", "books.parquet", "share = 0.3\n"),
-        ),
-        "half": HALF,
-    },
-    3: {
-        "chats": recipe(
-            source("chats", "long.jsonl"),
-            source("spans", "spans.jsonl"),
-            task("causal"),
-            task("prefix_lm"),
-            TURNS,
-        ),
-        "untrained": recipe(
-            source("chats", "long.jsonl"),
-            task("causal"),
-            task("masked_diffusion"),
-            f'{TURNS}long_answers = "untrained"\n',
-        ),
-        "calls": recipe(
-            source("calls", "calls.jsonl"),
-            task("causal"),
-            task("prefix_lm"),
-            task("masked_diffusion"),
-            '[documents]\nchat_template = "sources/calling.jinja"\n',
-            length=512,
-        ),
-    },
+    "causal": recipe(WEB, source("notes", "notes/*.txt"), "[documents]\nprepend_bos = true\n"),
+    "ul2r": recipe(WEB, BOOKS, *ROLLED, "[packing]\npad_seq_to_mult = 4\n"),
+    "in_place": recipe(
+        source("web", "web.jsonl.zst"), *IN_PLACE, task("block_diffusion", "block_length = 8\n")
+    ),
+    "supervised": recipe(
+        source("spans", "spans.jsonl"),
+        source("chats", "chats.jsonl"),
+        task("causal"),
+        task("prefix_lm"),
+        task("masked_diffusion", "noise_eos = false\n"),
+        '[documents]\nchat_template = "sources/chat.jinja"\n',
+    ),
+    "compact": (
+        recipe(WEB, task("causal"), task("fill_in_the_middle"), shard=9000).rstrip()
+        + '\ncolumns = "compact"\n'
+    ),
+    "shares": recipe(
+        source("web", "web.jsonl", "share = 0.7\n"),
+        source("books", "books.parquet", "share = 0.3\n"),
+    ),
+    "half": HALF,
+    "chats": recipe(
+        source("chats", "long.jsonl"),
+        source("spans", "spans.jsonl"),
+        task("causal"),
+        task("prefix_lm"),
+        TURNS,
+    ),
+    "untrained": recipe(
+        source("chats", "long.jsonl"),
+        task("causal"),
+        task("masked_diffusion"),
+        f'{TURNS}long_answers = "untrained"\n',
+    ),
+    "calls": recipe(
+        source("calls", "calls.jsonl"),
+        task("causal"),
+        task("prefix_lm"),
+        task("masked_diffusion"),
+        '[documents]\nchat_template = "sources/calling.jinja"\n',
+        length=512,
+    ),
 }
 
 
@@ -306,10 +297,7 @@ def write(name: str, text: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    folder = HERE / f"law{LAW_VERSION}"
-    for before in (PLACE, folder):
-        shutil.rmtree(before, ignore_errors=True)
-    folder.mkdir()
-    for name, text in DATASETS[LAW_VERSION].items():
-        write(name, text, folder / name)
+    for name in sys.argv[1:] or DATASETS:
+        shutil.rmtree(PLACE, ignore_errors=True)
+        write(name, DATASETS[name], HERE / f"law{LAW_VERSION}" / name)
     shutil.rmtree(PLACE)

@@ -1,4 +1,4 @@
-"""Datasets that were written by earlier releases stay readable."""
+"""Datasets that an earlier version with the same law_version wrote stay readable."""
 
 import json
 import shutil
@@ -9,43 +9,31 @@ import pytest
 import packprep
 from packprep.building import distributed
 from packprep.building.distributed import status_of
-from packprep.errors import ArgumentError, PackprepError, PlanError
+from packprep.errors import PackprepError, PlanError
 from packprep.format.digests import own_digest
 from packprep.format.json_files import encode
-from packprep.inspection.document import describe_document
-from packprep.inspection.report import shards_shown, write_report
-from packprep.inspection.row import describe_segment
 from packprep.inspection.summary import describe_dataset
 from packprep.recipe import load_recipe, read_recipe
-from packprep.verification import PROMISES
+from tests import made
 from tests.golden import datasets
-from tests.golden.datasets import LAW1, LAW2, LAW3, build_again, moved, refusal, verified
+from tests.golden.datasets import LAW3, build_again, moved, refusal, verified
 
-BOTH_LAWS = "law_version 1 and this packprep makes 2 and 3: use packprep 0.1.0, which made it"
+PRE_RELEASE = "was built by a pre-release version of packprep (law_version 2): build it again"
 
 
 @pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("name", datasets.FINISHED)
-def test_a_dataset_of_law_2_is_verified_replayed_exported_gone_on_with_and_built_again(
-    name, tmp_path
-):
-    datasets.check_finished(LAW2 / name, tmp_path)
-
-
-@pytest.mark.parametrize("name", datasets.CHATS)
-def test_a_dataset_of_this_law_is_verified_replayed_exported_gone_on_with_and_built_again(
-    name, tmp_path
-):
+def test_a_dataset_is_verified_rebuilt_exported_resumed_and_built_again(name, tmp_path):
     datasets.check_finished(LAW3 / name, tmp_path)
 
 
-def test_a_half_finished_one_of_law_2_is_gone_on_with(tmp_path):
-    datasets.check_half(LAW2 / "half", tmp_path)
+def test_a_half_finished_dataset_is_resumed(tmp_path):
+    datasets.check_half(LAW3 / "half", tmp_path)
 
 
 def test_the_datasets_are_what_they_are_there_for():
     kinds = {
-        name: packprep.open_dataset(LAW2 / name / "dataset").manifest for name in datasets.FINISHED
+        name: packprep.open_dataset(LAW3 / name / "dataset").manifest for name in datasets.FINISHED
     }
     objectives = {
         name: {t["objective"] for t in m["tasks"] if t["weight"]} for name, m in kinds.items()
@@ -62,7 +50,7 @@ def test_the_datasets_are_what_they_are_there_for():
     assert min(count["segments"] for count in drawn) > 2
     assert (
         "trained_ranges"
-        in packprep.open_dataset(LAW2 / "supervised" / "dataset")._at_hand(0)[2].layout
+        in packprep.open_dataset(LAW3 / "supervised" / "dataset")._at_hand(0)[2].layout
     )
     calls = packprep.open_dataset(LAW3 / "calls" / "dataset")
     assert (
@@ -81,52 +69,72 @@ def test_the_datasets_are_what_they_are_there_for():
     assert record["messages"][1]["content"] is None
 
 
-def test_a_dataset_of_law_1_is_read_and_what_would_make_its_bytes_is_refused(tmp_path):
-    datasets.check_old_law(tmp_path)
+def with_law(folder, law, **changes):
+    """Sign plan.json and dataset.json again, with another law_version."""
+    for name in ("plan.json", "dataset.json"):
+        path = folder / name
+        if path.exists():
+            value = {**json.loads(path.read_text()), "law_version": law, **changes}
+            path.write_bytes(encode({**value, "digest": own_digest(value)}))
 
 
-def test_a_dataset_of_law_1_is_inspected(tmp_path):
-    mix = LAW1 / "mix"
-    assert describe_dataset(mix / "dataset")["rows"] == len(packprep.open_dataset(mix / "dataset"))
-    segment = describe_segment(mix / "dataset", 0, 1, moved(mix))["segment"]
-    assert BOTH_LAWS in segment["rebuilt"] and segment["original"]
-    position = json.dumps(segment["document"])
-    found = describe_document(mix / "dataset", segment["source"], position, moved(mix))["files"][0]
-    assert BOTH_LAWS in found["not_read"] and found["uses"][0]["outcome"] == "used"
-    html = tmp_path / "page.html"
-    report = verified(mix)
-    assert len(shards_shown(mix / "dataset")) == report["shards"]
-    assert write_report(mix / "dataset", html, moved(mix), report, PROMISES)["faults"] == 0
-    assert BOTH_LAWS in html.read_text("utf-8")
+def test_a_dataset_of_an_earlier_law_is_refused_everywhere(tmp_path):
+    shutil.copytree(LAW3 / "causal" / "dataset", tmp_path / "d")
+    with_law(tmp_path / "d", 2)
+    for call in (
+        lambda: packprep.open_dataset(tmp_path / "d"),
+        lambda: packprep.open_dataset([tmp_path / "d"], shares=[1]),
+        lambda: status_of(tmp_path / "d"),
+        lambda: verified(LAW3 / "causal", dataset=tmp_path / "d"),
+        lambda: describe_dataset(tmp_path / "d"),
+        lambda: build_again(LAW3 / "causal", tmp_path / "d"),
+    ):
+        assert PRE_RELEASE in refusal(call)
 
 
-def test_a_half_finished_one_of_law_1_is_shown_and_not_gone_on_with(tmp_path):
-    half = LAW1 / "half"
-    shutil.copytree(half / "dataset", tmp_path / "out")
-    assert status_of(tmp_path / "out")["missing"] == [1, 3]
-    recipe = read_recipe(load_recipe(half / "recipe.toml"), half)
+def test_a_half_finished_one_of_an_earlier_law_is_not_resumed(tmp_path):
+    shutil.copytree(LAW3 / "half" / "dataset", tmp_path / "out")
+    with_law(tmp_path / "out", 2)
+    recipe = read_recipe(load_recipe(LAW3 / "half" / "recipe.toml"), LAW3 / "half")
+    before = made.contents(tmp_path / "out")
     for call in (
         lambda: distributed.begin(recipe, tmp_path / "out"),
-        lambda: distributed.build_shard(tmp_path / "out", 1, moved(half)),
+        lambda: distributed.build_shard(tmp_path / "out", 1, moved(LAW3 / "half")),
         lambda: distributed.finish(tmp_path / "out"),
+        lambda: status_of(tmp_path / "out"),
     ):
-        assert BOTH_LAWS in refusal(call)
-    assert status_of(tmp_path / "out")["missing"] == [1, 3]
+        assert PRE_RELEASE in refusal(call)
+    assert made.contents(tmp_path / "out") == before
 
 
-def test_a_mixture_of_both_laws_is_read_and_refused_with_redraw_alone(tmp_path):
-    build_again(LAW1 / "mix", tmp_path / "now")
-    mixed = packprep.open_dataset([LAW1 / "mix" / "dataset", tmp_path / "now"], shares=[1, 1])
-    batch = next(mixed.batches(8, seed=3))
-    assert batch["tokens"].shape == (8, 64)
-    assert np.array_equal(mixed.batch([0])["tokens"], mixed.datasets[0].batch([0])["tokens"])
-    with pytest.raises(ArgumentError, match=BOTH_LAWS):
-        mixed.batches(8, redraw=True)
-    packprep.open_dataset([LAW2 / "in_place" / "dataset"], shares=[1]).batches(8, redraw=True)
+def test_a_token_store_of_an_earlier_law_is_refused(tmp_path):
+    made.write_lines(tmp_path / "in.jsonl", made.texts(20))
+    table = made.table("in.jsonl")
+    made.build(table, tmp_path, tmp_path / "store", is_store=True)
+    with_law(tmp_path / "store", 2)
+    sources = [{"name": "source0", "paths": ["store"], "format": "store"}]
+    assert PRE_RELEASE in refusal(
+        lambda: made.build({**table, "sources": sources}, tmp_path, tmp_path / "out")
+    )
+
+
+def test_a_dataset_without_a_key_that_was_added_later_is_read(tmp_path):
+    """`continues` says which tokens begin inside a character; tokenizer.json says so too."""
+    shutil.copytree(LAW3 / "compact" / "dataset", tmp_path / "d")
+    path = tmp_path / "d" / "dataset.json"
+    value = json.loads(path.read_text())
+    del value["continues"]
+    path.write_bytes(encode({**value, "digest": own_digest(value)}))
+    assert verified(LAW3 / "compact", datasets.ALL, dataset=tmp_path / "d", epoch=3)["replayed"]
+    folders = (LAW3 / "compact" / "dataset", tmp_path / "d")
+    with_key, without_key = (
+        packprep.open_dataset(folder).batch([0, 1], epochs=[2, 2])["tokens"] for folder in folders
+    )
+    assert np.array_equal(with_key, without_key)
 
 
 def test_a_law_newer_than_ours_is_refused_everywhere(tmp_path):
-    shutil.copytree(LAW2 / "causal" / "dataset", tmp_path / "d")
+    shutil.copytree(LAW3 / "causal" / "dataset", tmp_path / "d")
     for name in ("plan.json", "dataset.json"):
         value = json.loads((tmp_path / "d" / name).read_text())
         newer = {
@@ -139,12 +147,12 @@ def test_a_law_newer_than_ours_is_refused_everywhere(tmp_path):
     for call, error in (
         (lambda: packprep.open_dataset(tmp_path / "d"), PackprepError),
         (lambda: status_of(tmp_path / "d"), PlanError),
-        (lambda: verified(LAW2 / "causal", dataset=tmp_path / "d"), PackprepError),
+        (lambda: verified(LAW3 / "causal", dataset=tmp_path / "d"), PackprepError),
         (lambda: describe_dataset(tmp_path / "d"), PackprepError),
-        (lambda: build_again(LAW2 / "causal", tmp_path / "d"), PlanError),
+        (lambda: build_again(LAW3 / "causal", tmp_path / "d"), PlanError),
     ):
         with pytest.raises(
             error,
-            match="law_version 9 and this packprep makes 2 and 3: use packprep 7.0, which made it",
+            match="law_version 9 and this packprep makes 3: use packprep 7.0, which made it",
         ):
             call()

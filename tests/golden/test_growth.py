@@ -16,7 +16,7 @@ from packprep.format.json_files import as_stored, unknown_key, with_defaults
 from packprep.objectives import OWN, REGISTRY
 from packprep.recipe import KEYS
 from tests import made
-from tests.golden.datasets import LAW2, build_again, refusal, verified
+from tests.golden.datasets import LAW3, build_again, refusal, verified
 
 # What every dataset has. A key that joins goes into none of these lists: it says later=True, or
 # stands in the LATER of its file, with the default that leaves everything as it was before.
@@ -195,12 +195,11 @@ from pathlib import Path
 from tests.golden import datasets
 from packprep.building.planning import made_with
 assert made_with()["packprep"] == "7.0"
-to, half = Path({folder!r}), datasets.LAW2 / "half"
-for name in ("finished", "gone on", "old"):
+to, half = Path({folder!r}), datasets.LAW3 / "half"
+for name in ("finished", "gone on"):
     (to / name).mkdir()
-datasets.check_finished(datasets.LAW2 / "ul2r", to / "finished")
+datasets.check_finished(datasets.LAW3 / "ul2r", to / "finished")
 datasets.check_half(half, to / "gone on")
-datasets.check_old_law(to / "old")
 datasets.build_again(half, to / "key", documents={{"max_chars": 9}})
 tasks = datasets.tasks_of(half)
 datasets.build_again(half, to / "parameter", tasks=[{{**tasks[0], "drift": [0.25, 0.5]}}, *tasks[1:]])
@@ -224,15 +223,15 @@ def test_a_key_and_a_parameter_more_disturb_no_dataset_that_exists(copy):
 
 
 def test_they_are_stored_where_they_differ_and_refused_by_name_where_they_are_unknown(copy):
-    whole = packprep.open_dataset(LAW2 / "ul2r" / "dataset").manifest
+    whole = packprep.open_dataset(LAW3 / "ul2r" / "dataset").manifest
     assert "max_chars" not in whole["recipe"]["documents"]
     for name, key, value in (("key", "max_chars", 9), ("parameter", "drift", [0.25, 0.5])):
         stored = packprep.open_dataset(copy / name).manifest["recipe"]
         assert {**stored["documents"], **stored["tasks"][0]["parameters"]}[key] == value
         assert ("drift" in stored["tasks"][0]["parameters"]) == (name == "parameter")
         for call in (
-            lambda name=name: verified(LAW2 / "half", dataset=copy / name),
-            lambda name=name: build_again(LAW2 / "half", copy / name),
+            lambda name=name: verified(LAW3 / "half", dataset=copy / name),
+            lambda name=name: build_again(LAW3 / "half", copy / name),
         ):
             assert re.search(
                 rf"key '{key}' is unknown to packprep \S+; packprep 7.0 wrote it", refusal(call)

@@ -7,7 +7,6 @@ import pytest
 
 from packprep.dataset import noise
 from packprep.errors import RecipeError
-from packprep.format.json_files import LAW_VERSION
 from packprep.objectives.objective import Ids, Task
 from packprep.objectives.uniform_diffusion import (
     OBJECTIVE,
@@ -23,8 +22,8 @@ from tests import golden
 DEFAULTS = {parameter.name: parameter.default for parameter in OBJECTIVE.parameters}
 
 
-def ids(vocab_size, special=(), law=LAW_VERSION):
-    return Ids(vocab_size, 0, -1, -1, -1, np.zeros(0, np.int32), special=tuple(special), law=law)
+def ids(vocab_size, special=()):
+    return Ids(vocab_size, 0, -1, -1, -1, np.zeros(0, np.int32), special=tuple(special))
 
 
 def one(value):
@@ -127,11 +126,10 @@ def test_one_level_is_one_threshold():
     assert made["flip_rate"] == pytest.approx(0.883, abs=1e-3)
 
 
-@pytest.mark.parametrize(("law", "v"), [(1, 64), (2, 32)])
-def test_v_is_the_ids_that_can_be_drawn_from_law_2_on(law, v):
+def test_v_is_the_number_of_ids_that_can_be_drawn():
     """Half of the vocabulary is special: the rate, its thresholds, alpha and the weights are those
     of the other half."""
-    own = ids(64, range(32), law)
+    own, v = ids(64, range(32)), 32
     parameters = {
         **DEFAULTS,
         "schedule": "linear",

@@ -57,7 +57,7 @@ def twin_of(plan: Plan) -> Twin:
     settings, stored = plan.recipe.documents, plan_for_twin(plan)
 
     def find(talk: Talk) -> Turns | None:
-        turns = rendered_turns(Dialogue(*talk[:5]), stored["chat_template"], settings, plan.law)
+        turns = rendered_turns(Dialogue(*talk[:5]), stored["chat_template"], settings)
         if not isinstance(turns, Turns):
             return None
         compile_template(stored["chat_template"], settings.template_date).begin()
@@ -69,9 +69,7 @@ def twin_of(plan: Plan) -> Twin:
         template = compile_template(stored["chat_template"], settings.template_date)
         return template.render(messages, prompt, around, tools, variables, go_on=True)
 
-    template = Template(
-        stored["chat_template"] or "", render, find, stored["recipe"]["documents"], plan.law
-    )
+    template = Template(stored["chat_template"] or "", render, find, stored["recipe"]["documents"])
     prefixes = [source.prefix for source in plan.sources]
     return Twin(stored, plan.vocabulary.tokenizer_json, prefixes, template)
 

@@ -260,12 +260,10 @@ class TextReader(NamedTuple):
 
     supervision: whether loss_spans and messages are looked at
     conversation: a Talk → its text; None where it is turned away
-    weights: whether spans and documents have any
     """
 
     supervision: bool
     conversation: Callable[[Talk], Text | None]
-    weights: bool = True
 
 
 def documents(
@@ -477,10 +475,10 @@ def text_of(record: dict[str, Any], keys: Keys, reader: TextReader) -> Text | No
     if media is None:
         return None
     if spans is None and not media:
-        of_document = in_float32(1 if weight is None or not reader.weights else weight)
+        of_document = in_float32(1 if weight is None else weight)
         return None if of_document is None else Text(text, weight=of_document)
     spans = [[0, len(text)]] if spans is None else spans
-    ranges = ranges_of(spans, len(text), weight if reader.weights else None, reader.weights)
+    ranges = ranges_of(spans, len(text), weight)
     return None if ranges is None else Text(text, ranges, media=media)
 
 
@@ -495,7 +493,7 @@ def _rows(
     """(position, text) of the rows that can be used."""
     for position, record in _records(path, format, part, keys, reader, wanted):
         decoded = _decoded(record)
-        if decoded is not None and keys.law > 2:
+        if decoded is not None:
             decoded = records.of_table(decoded)
         if decoded is not None and (found := text_of(decoded, keys, reader)) is not None:
             yield position, found

@@ -48,7 +48,6 @@ class Keys(NamedTuple):
     messages: str = MESSAGES
     tools: str = "tools"
     format: str = "auto"
-    law: int = 2
     roles: tuple[str, ...] = ("assistant",)
     kinds: tuple[str, ...] = ()
 
@@ -60,8 +59,6 @@ class Keys(NamedTuple):
 
     def names(self) -> list[str]:
         """The keys of all fields that may matter."""
-        if self.law < 3:
-            return [self.text, SPANS, MESSAGES]
         needed = [self.place(name) for names in NEEDED.values() for name in names]
         media = [MEDIA] if self.kinds else []
         return [self.text, SPANS, *media, *needed, self.tools, "chat_template_kwargs", *OTHERS]
@@ -70,8 +67,7 @@ class Keys(NamedTuple):
 def size(record: dict[str, Any], keys: Keys) -> int:
     """The size of a table's row: of its text in bytes, or of what a layout has, texts in bytes and
     lists by items."""
-    format = keys.format if keys.law > 2 else "auto"
-    text = at(record, keys.text) if format == "auto" else None
+    text = at(record, keys.text) if keys.format == "auto" else None
     if text is not None:
         return _length(text)
     places: set[str] = set()
@@ -80,10 +76,10 @@ def size(record: dict[str, Any], keys: Keys) -> int:
         there = all(name in record or at(record, name) is not None for name in own) and len(
             own
         ) == len(names)
-        if there and (kind == "messages" or keys.law > 2) and format in ("auto", kind):
+        if there and keys.format in ("auto", kind):
             places |= own
     held = [at(record, name) for name in places]
-    return sum(_length(value) for value in held if keys.law > 2 or isinstance(value, list))
+    return sum(map(_length, held))
 
 
 def _length(value: Any) -> int:
@@ -158,7 +154,7 @@ def read(record: dict[str, Any], keys: Keys) -> Talk | Passage | None:
     fields = {name: at(record, name) for name in keys.names()}
     text = fields.pop(keys.text, None)
     spans = fields.get(SPANS)
-    format = keys.format if keys.law > 2 else "auto"
+    format = keys.format
     try:
         kind = (
             _kind(fields, keys, text is not None or spans is not None)
@@ -172,7 +168,7 @@ def read(record: dict[str, Any], keys: Keys) -> Talk | Passage | None:
             name: fields.get(keys.place(name))
             for name in [*NEEDED[kind], "tools", "chat_template_kwargs", *OTHERS]
         }
-        made = _old(found[MESSAGES]) if keys.law < 3 else _of_kind(kind, found, keys.kinds)
+        made = _of_kind(kind, found, keys.kinds)
         if isinstance(made, Passage):
             return made._replace(media=fields.get(MEDIA))
         _need(not fields.get(MEDIA))
@@ -197,7 +193,7 @@ def _kind(fields: dict[str, Any], keys: Keys, has_text: bool) -> str:
 
     if has(MESSAGES):
         return "messages"
-    if has_text or keys.law < 3:
+    if has_text:
         return ""
     _need(not has("chosen", "rejected"))
     _need(not (has("prompt", "completion") and isinstance(fields["label"], bool)))
@@ -404,20 +400,6 @@ def _value(given: Any) -> Any:
         raise _BadRecord from None
 
 
-def _old(messages: Any) -> Talk:
-    """Messages by the second law: of a role and a content."""
-    _need(isinstance(messages, list))
-    for message in messages:
-        _need(
-            isinstance(message, dict)
-            and all(isinstance(message.get(key), str) for key in ("role", "content"))
-        )
-    own = [
-        {key: value for key, value in message.items() if value is not None} for message in messages
-    ]
-    return Talk(own, None, {}, (None,) * len(own), (1.0,) * len(own))
-
-
 def of_table(row: dict[str, Any]) -> dict[str, Any]:
     """A table's row as a line has it: no nulls, and no weight where null or NaN stands for none."""
     record = without_nulls({**row, "weight": unless_nan(row.get("weight"))})
@@ -486,19 +468,18 @@ class Span(NamedTuple):
 
 
 def ranges_of(
-    spans: Any, characters: int, of_document: Any = None, weights: bool = True
+    spans: Any, characters: int, of_document: Any = None
 ) -> list[tuple[int, int, float]] | None:
     """The runs of the text's characters that lie in spans of one weight, (begin, end, weight) each,
     by which spans are open from each place on where one begins or ends. None where the entries are
     no spans, or two of unequal weight are open at once.
 
-    of_document: the record's own weight, by which the others are multiplied; None: 1. weights:
-    whether there are others than 1.
+    of_document: the record's own weight, by which the others are multiplied; None: 1.
     """
     factor = in_float32(1 if of_document is None else of_document)
     if not isinstance(spans, list) or factor is None:
         return None
-    entries = [_span(span, weights) for span in spans]
+    entries = [_span(span) for span in spans]
     opened: dict[int, Counter[float]] = {}
     for entry in entries:
         if entry is None or in_float32(entry.weight * factor) is None:
@@ -522,20 +503,18 @@ def ranges_of(
     return found
 
 
-def _span(span: Any, weights: bool) -> Span | None:
+def _span(span: Any) -> Span | None:
     """An entry that is [begin, end] or [begin, end, weight], whose weight is 1 where there are
     none; None for any other."""
     if not isinstance(span, list) or not 2 <= len(span) <= 3:
         return None
     *bounds, weight = span if len(span) == 3 else [*span, 1]
-    if not weights and not all(type(bound) is int for bound in bounds):
-        return None
     try:
         begin, end = map(_whole, bounds)
     except _BadRecord:
         return None
     kept = in_float32(weight)
-    if kept is None or (weight != 1 and not weights) or not 0 <= begin <= end:
+    if kept is None or not 0 <= begin <= end:
         return None
     return Span(begin, end, kept)
 

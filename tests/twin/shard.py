@@ -100,9 +100,7 @@ class Twin:
         how = documents["special_text"], plan["engine"]["name"], self.media
         self.tokenizer = Tokenizer(tokenizer_json, vocabulary["special_ids"], *how)
         self.template, self.turns_taken = template, 0
-        self.reader = TextReader(
-            documents["loss_spans"] == "use", self._conversation, plan["law_version"] > 2
-        )
+        self.reader = TextReader(documents["loss_spans"] == "use", self._conversation)
         self.tasks = [self._task(t, task) for t, task in enumerate(plan["tasks"][:-1])]
         self.in_place = any(objectives.is_in_place(task["objective"]) for task in self.tasks)
         self.with_blocks = any(objectives.copies(task["objective"]) > 1 for task in self.tasks)
@@ -186,7 +184,6 @@ class Twin:
                 given["messages_key"],
                 given["tools_key"],
                 given["messages_format"],
-                self.plan["law_version"],
                 tuple(self.recipe["documents"]["trained_roles"]),
                 tuple(self.media),
             ),
@@ -263,8 +260,6 @@ def documents_of(
 
             key = reading.file_key(source, part.file)
             for position, ids, trained, weight in _token_documents(twin, source, part, wanted):
-                if trained is not None and twin.plan["law_version"] == 2:  # which knows no roles
-                    trained = trained._replace(messages=[])
                 marks = source["marks" if trained is None else "supervised_marks"]
                 if not marks.isdisjoint(ids):
                     continue
@@ -291,7 +286,7 @@ def _token_documents(
             twin.roles[role] if twin.cutting[key] else None
             for role, key in (("eos", "append_eos"), ("bos", "prepend_bos"))
         )
-        weights = twin.reader.supervision and twin.reader.weights
+        weights = twin.reader.supervision
         for position, ids, weight in reading.token_documents(source, part, weights, wanted):
             content = tokens.content(ids, twin.vocab_size, forbidden, eos, bos)
             if content is not None:

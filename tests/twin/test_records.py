@@ -111,15 +111,12 @@ asked = st.builds(
     st.sampled_from(
         ["auto", "auto", "auto", "messages", "sharegpt", "prompt_completion", "alpaca"]
     ),
-    st.sampled_from([3, 3, 2]),
     st.sampled_from([("assistant",), ("user", "tool")]),
 )
 
 
 def by_the_package(record, keys):
-    fields = Fields(keys.messages, keys.tools, keys.format, keys.law)
-    if keys.law == 2:
-        fields, keys = Fields(law=2), Keys(keys.text)
+    fields = Fields(keys.messages, keys.tools, keys.format)
     found = line_decoder(keys.text, fields)(json.dumps(record).encode())
     return (
         read_layout(found, keys.roles) if isinstance(found, Supervision) and found.layout else found
@@ -127,8 +124,6 @@ def by_the_package(record, keys):
 
 
 def by_the_twin(record, keys):
-    if keys.law == 2:
-        keys = Keys(keys.text)
     found = records.read(records.parsed(json.dumps(record)), keys)
     if isinstance(found, Passage):
         try:
@@ -148,7 +143,7 @@ def check(record, keys):
         assert (found.text, found.spans) == (wanted, None)
     else:
         assert found[:2] == (wanted.text, wanted.loss_spans)
-        assert keys.law == 2 or found.weight == wanted.record.get("weight")
+        assert found.weight == wanted.record.get("weight")
 
 
 @settings(max_examples=400, deadline=None)
@@ -195,7 +190,7 @@ def test_rows_have_the_sizes_that_the_package_chooses_by(tmp_path, format, text_
         "prefix": str(tmp_path),
         "format": "auto",
         "step_bytes": 1,
-        "keys": Keys(text_key, format=format, law=3),
+        "keys": Keys(text_key, format=format),
     }
     assert reading.sizes(source, 0, 0, reading.TextReader(True, lambda talk: ())) == sorted(
         sizes.items()

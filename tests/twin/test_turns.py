@@ -81,12 +81,12 @@ def twin_s(source, find, **documents):
             messages, prompt, around, tools, variables
         )
 
-    return Template(source, render, find, {**defaults, **documents}, 3)
+    return Template(source, render, find, {**defaults, **documents})
 
 
 def finding(source, **documents):
     def find(talk):
-        found = rendered_turns(Dialogue(*talk), source, settings(**documents), 3)
+        found = rendered_turns(Dialogue(*talk), source, settings(**documents))
         return found if isinstance(found, Turns) else None
 
     return find
@@ -124,7 +124,7 @@ def test_both_find_the_same_turns(name, documents):
     source = HEAD + TEMPLATES[name]
     places = taken = used = 0
     for talk in talks(name, 12):
-        built = conversation(Dialogue(*talk), source, settings(**documents), 3)
+        built = conversation(Dialogue(*talk), source, settings(**documents))
         found = text_of_talk(talk, twin_s(source, finding(source, **documents), **documents))
         if found is None:
             assert isinstance(built, tuple)
@@ -182,7 +182,7 @@ def test_what_the_build_says_wrongly_is_not_repeated(name):
 def test_what_follows_an_answer_that_is_left_out_at_the_end_does_not_begin_with_it(source):
     messages = chats.turns("q", "a", "q", "", "q", "b")
     talk = Talk(messages, None, {}, (None,) * 6, (1.0,) * 6)
-    built = conversation(Dialogue(*talk), source, settings(), 3)
+    built = conversation(Dialogue(*talk), source, settings())
     text, taken = text_of_talk(talk, twin_s(source, finding(source)))
     assert [text.text[begin:end] for begin, end, _ in text.spans] == ["a</>", "</>", "b</>"]
     assert (*text.boundaries,) == built.boundaries and (*text.roles,) == built.roles and taken <= 2
@@ -193,7 +193,7 @@ def test_an_answer_to_a_trained_message_that_says_nothing_is_trained():
     talk = Talk(
         chats.turns("", "answer", "more", "last"), None, {}, (True, None, None, None), (1.0,) * 4
     )
-    built = conversation(Dialogue(*talk), source, settings(), 3)
+    built = conversation(Dialogue(*talk), source, settings())
     text, _ = text_of_talk(talk, twin_s(source, finding(source)))
     assert united(text.spans) == [(*span, 1.0) for span in built.spans] and built.spans[0] == (0, 6)
 

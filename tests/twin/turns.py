@@ -44,14 +44,12 @@ class Template(NamedTuple):
     find       Talk → the build's word: text, trained (begin, end, message), begins (message → character), system_end; None where
                it turns the conversation away
     documents  the recipe's table of this name
-    law        the plan's
     """
 
     source: str
     render: Callable[..., str]
     find: Callable[[Talk], Any]
     documents: Mapping[str, Any]
-    law: int
 
 
 def text_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
@@ -105,21 +103,15 @@ def text_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
         [places[place] for place in (0, *boundaries)],
         theirs.system_end if end is None else end,
         list(_strings([talk.messages, talk.tools, variables])),
-        [
-            begin
-            for begin, _, k in spans
-            if chat.has_blocks and template.law > 2 and chat.roles[k] == "assistant"
-        ],
+        [begin for begin, _, k in spans if chat.has_blocks and chat.roles[k] == "assistant"],
         talk.media,
     )
     return found, taken
 
 
-def wanted_of(talk: Talk, documents: Mapping[str, Any], law: int) -> list[bool]:
+def wanted_of(talk: Talk, documents: Mapping[str, Any]) -> list[bool]:
     """Of each message, whether it is trained."""
     roles = [message["role"] for message in talk.messages]
-    if law < 3:
-        return [role == "assistant" for role in roles]
     calls = documents["train_on_tool_calls"]
     wanted = [
         role in documents["trained_roles"] and (calls or not message.get("tool_calls"))
@@ -137,12 +129,10 @@ class _Renderings:
     """A conversation, parts of which are rendered with other words in them."""
 
     def __init__(self, template: Template, talk: Talk, variables: Mapping[str, Any], text: str):
-        self.text, self.law = text, template.law
-        self.messages = (
-            [_as_read(message) for message in talk.messages] if template.law > 2 else talk.messages
-        )
+        self.text = text
+        self.messages = [_as_read(message) for message in talk.messages]
         self.roles = [message["role"] for message in talk.messages]
-        self.wanted = wanted_of(talk, template.documents, template.law)
+        self.wanted = wanted_of(talk, template.documents)
         self.has_blocks = bool(GENERATION.search(template.source))
         self._template, self._tools, self._variables = template, talk.tools, variables
         self._kept: dict[Any, Any] = {}
@@ -223,7 +213,7 @@ class _Renderings:
         """The text of the messages before k; None where the last of them adds nothing to it, as
         where a template leaves out a last message that says nothing."""
         before = self._first(k)
-        return before if self.law < 3 or before != self._first(k - 1) else None
+        return before if before != self._first(k - 1) else None
 
     def _place(self, k: int) -> tuple[int | None, int | None]:
         """Where message k begins, and where what an assistant is trained on in it."""

@@ -115,7 +115,7 @@ class Store:
         files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
         digest, template = self.plan["tokenizer"]["digest"], self.plan["chat_template"]
         self.plan["fingerprint"] = fingerprint(
-            plan.recipe, files, digest, template, plan.law, plan.removed_digest
+            plan.recipe, files, digest, template, plan.removed_digest
         )
 
 

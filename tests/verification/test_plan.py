@@ -73,8 +73,8 @@ def signed(plan):
     files = [[] for _ in plan["sources"]]
     for file in plan["files"]:
         files[file["source"]].append((file["name"], file["size"]))
-    law, digest = plan["law_version"], plan["tokenizer"]["digest"]
-    of_all = fingerprint(recipe_of(plan), files, digest, plan["chat_template"], law)
+    digest = plan["tokenizer"]["digest"]
+    of_all = fingerprint(recipe_of(plan), files, digest, plan["chat_template"])
     plan = as_stored({**plan, "fingerprint": of_all}, LATER)
     return {**plan, "digest": own_digest(plan)}
 

@@ -170,7 +170,6 @@ def _tokens_of(directory):
         ("engine", {"name": "other"}),
         ("made_with", {}),
         ("recipe", {}),
-        ("law_version", 1),
         ("token_dtype", "int32"),
     ],
 )

@@ -20,11 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.format.json_files import LAW_VERSION
 from packprep.recipe import Source
-from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, MESSAGES, Supervision
+from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, Supervision
 
-OLD_MESSAGES = "messages of law 2"
 OF_PLACE = {"at", "tokens", "ref", "kind"}
 """The keys of an entry of media."""
 UNREAD_MEDIA = (
@@ -107,20 +105,18 @@ class Fields:
     """How a source calls the fields of its layout, and which layout that is.
 
     format: a layout's name, of all records; "auto": of those without a text, by their fields
-    law: the plan's law_version; up to 2 there are messages alone, of role and content
     kinds: of media, by name; (): it is not looked at
     """
 
     messages_key: str = "messages"
     tools_key: str = "tools"
     format: str = "auto"
-    law: int = LAW_VERSION
     kinds: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, source: Source, law: int = LAW_VERSION, kinds: tuple[str, ...] = ()) -> "Fields":
+    def of(cls, source: Source, kinds: tuple[str, ...] = ()) -> "Fields":
         """Those of a recipe's source."""
-        return cls(source.messages_key, source.tools_key, source.messages_format, law, kinds)
+        return cls(source.messages_key, source.tools_key, source.messages_format, kinds)
 
     def key_of(self, field: str) -> str:
         """Where a layout's field stands in a record."""
@@ -139,7 +135,7 @@ class Fields:
             self.messages_key,
             self.messages_key.split(".")[0],
             *((MEDIA,) if self.kinds else ()),
-            *(("weight",) if self.law > 2 else ()),
+            "weight",
         )
         return [key for key in dict.fromkeys(keys) if key != text_key]
 
@@ -155,8 +151,6 @@ class Fields:
         value: gives what stands at a key, None where nothing does. has_text: whether it has a text
         or loss_spans
         """
-        if self.law < 3:
-            return OLD if value(MESSAGES) is not None else None
         if self.format != "auto":
             return next(layout for layout in LAYOUTS if layout.name == self.format)
         for layout in LAYOUTS[:1] if has_text else LAYOUTS:
@@ -170,7 +164,7 @@ class Fields:
     def counted(self, columns: Collection[str]) -> list[str]:
         """The keys whose texts' bytes and lists' items are the size of a table's row without a
         text: of layouts that `columns` hold."""
-        layouts = (OLD,) if self.law < 3 else (layout for layout in LAYOUTS if not layout.advice)
+        layouts = (layout for layout in LAYOUTS if not layout.advice)
         needs = ([self.key_of(field) for field in layout.needs] for layout in layouts)
         return list(
             dict.fromkeys(
@@ -181,10 +175,7 @@ class Fields:
     def of_text(self, text: str, spans: Any, value: Callable[[str], Any]) -> str | Supervision:
         """What a record of no layout is: its text; with loss_spans or media, these and what may
         stand beside them."""
-        media, weight = (
-            value(MEDIA) if self.kinds else None,
-            value("weight") if self.law > 2 else None,
-        )
+        media, weight = value(MEDIA) if self.kinds else None, value("weight")
         if spans is None and weight is None and (media is None or media == []):
             return text
         beside = {"weight": weight, MEDIA: media}
@@ -205,9 +196,6 @@ class Fields:
             found.append((MEDIA, value(MEDIA)))
         record = {field: given for field, given in found if given is not None}
         return Supervision(text, spans, record, layout.name, self.kinds)
-
-
-OLD = Layout(OLD_MESSAGES, ("messages",))
 
 
 def refused(layout: Layout) -> str:

@@ -18,7 +18,6 @@ from packprep.sources.formats.batch import (
     LOSS_SPANS,
     MAX_DETAIL,
     MEDIA,
-    MESSAGES,
     TOKEN_TEXT_BYTES,
     Batch,
     BatchBuilder,
@@ -92,11 +91,6 @@ def find_columns(
     )
     found = {LOSS_SPANS: spans} if spans else {}
     text = fields.format == "auto" and _place(schema, text_key)
-    if fields.law < 3:
-        found |= {MESSAGES: messages} if messages else {}
-        if messages and not text:
-            return found
-        return {text_key: _text_column(path, schema, text_key, sizes_of), **found}
 
     def there(layout: Layout) -> bool:
         return all(_column(path, schema, fields.key_of(field), text_key) for field in layout.needs)
@@ -361,8 +355,6 @@ def read_rows(
         others = {key: columns[key].slice(begin, at_once) for key in needed}
         positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
         counted = [others[key] for key in fields.counted(others)] if fields else []
-        if fields and fields.law < 3:
-            counted = [column for column in counted if _is_list(column.type)]
         wanted = kept(keep, batch.file, positions, partial(_sizes, rows, counted)) & (
             positions >= wanted_from
         )
@@ -511,8 +503,7 @@ def _document(
         return invalid_utf8(error, at)
     if fields is None:
         return ("not_a_string", "the value is null") if text is None else text
-    if fields.law > 2:
-        record = of_table(record)
+    record = of_table(record)
     spans, value_at = record.get(LOSS_SPANS), record.get
     layout = fields.layout_of(value_at, text is not None or spans is not None)
     if layout and layout.advice:
@@ -561,7 +552,7 @@ def find_token_columns(
     """Return the columns that are read of a table of tokens, by key: the lists of ids, and weights
     where there are fields."""
     found = {text_key: Column(find_token_column(path, schema, text_key))}
-    weight = _column(path, schema, "weight", text_key) if fields and fields.law > 2 else None
+    weight = _column(path, schema, "weight", text_key) if fields else None
     return {**found, "weight": weight} if weight else found
 
 

@@ -11,8 +11,7 @@ from packprep.documents.supervision import supervise
 from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.sources.formats import read
-from packprep.sources.formats.batch import Supervision
-from packprep.sources.formats.fields import OLD_MESSAGES, Fields, field_at, without_nulls
+from packprep.sources.formats.fields import Fields, field_at, without_nulls
 from packprep.sources.formats.jsonl import line_decoder
 from tests.documents import chats_made as chats
 from tests.sources.formats.parts import part_of
@@ -215,20 +214,6 @@ def test_a_label_that_is_no_rating_says_nothing():
     assert (
         outcome({"prompt": "q", "completion": "a", "label": "math"}).layout == "prompt_completion"
     )
-
-
-def test_law_2_knows_messages_alone(tmp_path):
-    old = Fields(law=2)
-    assert outcome({"messages": QA, "tools": []}, fields=old) == Supervision(
-        None, None, {"messages": QA}, OLD_MESSAGES
-    )
-    assert outcome({"conversations": SHAREGPT}, fields=old)[0] == "missing_text"
-    assert outcome({"text": "t", "loss_spans": [], "weight": 2}, fields=old) == Supervision("t", [])
-    assert outcome({"text": "t", "loss_spans": [], "weight": 2}) == Supervision(
-        "t", [], {"weight": 2}
-    )
-    with pytest.raises(SourceError, match="no column named 'text'"):
-        documents(parquet(tmp_path, [{"conversations": SHAREGPT}]), fields=old)
 
 
 def test_a_field_that_is_the_text_is_no_field_of_a_layout():

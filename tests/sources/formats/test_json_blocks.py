@@ -93,9 +93,8 @@ def in_a_block(lines, end=b"\n"):
         [
             None,
             Fields(),
-            Fields(law=3),
-            Fields("data.messages", law=3),
-            Fields(format="alpaca", law=3),
+            Fields("data.messages"),
+            Fields(format="alpaca"),
         ]
     ),
     st.sampled_from(["text", "id", 'a"b']),
@@ -109,7 +108,7 @@ def test_a_block_gives_what_its_lines_give_or_nothing(blocks, fields, text_key):
             assert texts == [decode_line(line) for line in lines]
 
 
-@pytest.mark.parametrize("fields", [None, Fields(), Fields("data.messages", law=3)])
+@pytest.mark.parametrize("fields", [None, Fields(), Fields("data.messages")])
 @pytest.mark.parametrize(
     "lines",
     [
