@@ -47,15 +47,17 @@ def copied(tmp_path) -> Path:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items) -> None:
-    """Of a test marked `long(beyond=N)` the first N cases are not long."""
-    seen: dict[str, int] = {}
+    """Mark every case of a parametrized test except the first as `long`.
+
+    The first case shows the behaviour. Tests marked `every_case` keep all, because each case is a
+    guarantee of its own.
+    """
+    seen: set[str] = set()
     for item in items:
-        mark = item.get_closest_marker("long")
-        if mark and "beyond" in mark.kwargs:
-            case = item.nodeid.partition("[")[0]
-            seen[case] = seen.get(case, 0) + 1
-            if seen[case] <= mark.kwargs["beyond"]:
-                item.own_markers = [own for own in item.own_markers if own.name != "long"]
+        test = item.nodeid.partition("[")[0]
+        if test in seen and not item.get_closest_marker("every_case"):
+            item.add_marker("long")
+        seen.add(test)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -69,7 +69,6 @@ def assert_good(out):
 # Documents that cannot be used
 
 
-@pytest.mark.long(beyond=10)
 @pytest.mark.parametrize(
     "line, reason",
     [
@@ -253,7 +252,6 @@ def test_a_corrupt_compressed_file(tmp_path, kind):
     assert str(path) in message and "corrupt" in message and "Fetch the file again" in message
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("kind", ["zst", "gz"])
 def test_what_was_committed_before_a_truncated_file_was_met_stays(tmp_path, kind):
     """The truncation lies at the file's end, so the first shards are made; then the build stops, as

@@ -16,6 +16,8 @@ from packprep.objectives.span_corruption import render_with_mask, span_counts
 from packprep.tokenizer.engines.fastokens import FastEngine
 from tests.tokenizer import tokenizers_made
 
+pytestmark = pytest.mark.long
+
 
 def script(name: str) -> ModuleType:
     path = Path(__file__).resolve().parents[1] / "benchmarks" / f"{name}.py"

@@ -308,7 +308,6 @@ def test_an_unknown_preset_names_the_nearest(corpus):
     assert "known: bd3" in refused("plan", corpus / "web/*.jsonl", "--tasks", "zzzz")
 
 
-@pytest.mark.long(beyond=6)
 @pytest.mark.parametrize(
     "assignment, words",
     [
@@ -422,7 +421,6 @@ def test_a_recipe_that_is_not_there_or_not_text(own):
     assert "folder.toml" in refused("plan", own / "folder.toml")
 
 
-@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -885,7 +883,6 @@ def test_a_build_does_its_work_whatever_its_streams_are(corpus, tmp_path, redire
     assert packprep("verify", out).status == 0
 
 
-@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("redirected", [">&-", "2>&-", ">/dev/full", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
     "command, work",
@@ -1014,7 +1011,6 @@ HOW = {
 MODULES = ("packprep.cli.application", "typer", "packprep.building.run")
 
 
-@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize(
     "number, module, how",
     [

@@ -72,7 +72,6 @@ STAGES = [
 ]
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_build_says_where_its_time_went(tmp_path, workers):
     texts = made.texts(200)

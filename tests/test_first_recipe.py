@@ -69,7 +69,6 @@ def test_a_template_that_ends_in_eos_gets_no_second_one(tmp_path):
     )
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("kind", ["texts", "conversations", "conversations with bos", "both"])
 def test_bos_is_put_where_the_post_processor_puts_it_unless_a_template_does(tmp_path, kind):
     template = LLAMA if kind == "conversations with bos" else LLAMA.replace("{{ bos_token }}", "")
@@ -108,7 +107,6 @@ def test_conversations_and_texts_that_need_other_ends_are_not_in_one_recipe(tmp_
     assert not (tmp_path / "r.toml").exists()
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_of_several_columns_of_strings_the_longest_is_the_text(tmp_path, kind):
     table = pa.table({"path": ["a.txt"] * 30, "blob": [b"x" * 9999] * 30, "content": texts(30)})
@@ -175,7 +173,6 @@ def test_a_folder_gives_a_source_of_each_format_with_the_keys_that_find_its_text
     )
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("preset", ["t5", "ul2r", "llada"])
 def test_roles_that_a_tokenizer_lacks_are_given(tmp_path, preset):
     folder = write_tokenizer(tmp_path)

@@ -72,7 +72,6 @@ def balanced(ds):
 FEW, PREAD = {"max_open": 2}, {"io": "pread", "max_open": 2}
 
 
-@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize(
     "open_it, options, read",
     [

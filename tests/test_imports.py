@@ -48,7 +48,6 @@ def test_the_command_line_imports_no_trainer_s_library():
     )
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "code",
     [

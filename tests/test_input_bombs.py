@@ -108,7 +108,6 @@ def test_one_line_without_end(tmp_path, ordinary, ending, byte):
     assert found["peak"] < ordinary["jsonl"] + ROOM
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("line, documents", [(b"\n", 0), (b'{"text":""}\n', 800_000)])
 def test_lines_without_number(tmp_path, ordinary, line, documents):
     parts = [line * 100_000] * (documents // 100_000 or 300)
@@ -145,7 +144,6 @@ def test_a_frame_that_declares_a_huge_content(tmp_path, descriptor, window, size
 # Lines
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize(
     "line",
     [
@@ -168,7 +166,6 @@ def test_a_line_nested_100_000_deep_is_a_reject(tmp_path, line):
     assert_good(tmp_path / "out")
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "digits",
     [b"-" + b"7" * 1_000_000, b"1e" + b"7" * 1_000_000, b"0." + b"7" * 1_000_000, b"7" * 1_000_000],
@@ -203,7 +200,6 @@ def test_a_line_of_a_gibibyte(tmp_path, ordinary):
     assert found["peak"] < ordinary["jsonl"] + ROOM
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "record, rejected",
     [
@@ -256,7 +252,6 @@ def test_an_arrow_file_whose_dictionary_repeats_a_long_text(tmp_path, ordinary):
     assert found["peak"] < ordinary["parquet"] + 4 * 256 * MIB
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("text", ["ab", ""])
 def test_a_row_group_of_millions_of_rows(tmp_path, ordinary, text):
     pyarrow.parquet.write_table(

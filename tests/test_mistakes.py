@@ -32,7 +32,6 @@ def test_there_are_many_and_no_two_are_one():
     assert len(ALL) == sum(map(len, MISTAKES.values())) >= 40
 
 
-@pytest.mark.long(beyond=20)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in ALL]
 )

@@ -224,7 +224,6 @@ def segments_of(mixed):
             )
 
 
-@pytest.mark.long(beyond=2)
 def test_nothing_is_wrong_with_it(mixed):
     for replay in (-1, 50):
         report = verify_dataset(mixed.out, replay, {}, (0, 1), 0, made.Silent())

@@ -108,7 +108,6 @@ def grain_of(plan, ending):
     return 2 * longest + max(steps, 256 << 10 if ending == ".jsonl.zst" else 0)  # blocks of zstd
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("total_tokens", [None, 2_000_000, 12_000_000])
 @pytest.mark.parametrize("ending", list(WRITE))
 def test_every_source_has_its_share_of_the_whole_and_of_every_shard(
@@ -176,7 +175,6 @@ def test_what_was_resolved_and_what_was_achieved_is_reported(corpora, tmp_path):
         assert abs(source["share"] - share) < 0.002 and source["repeat"] <= 1
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("ending", list(WRITE))
 @pytest.mark.parametrize("repeat", [1.0, 2.0, 0.25, 2.5])
 def test_repeat_is_exact_for_every_document(corpora, tmp_path, ending, repeat):

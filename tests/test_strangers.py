@@ -141,7 +141,6 @@ CLAIMS = {
 }
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_what_a_plan_claims_is_bounded_before_it_is_computed_with(dataset, tmp_path, claim):
     change, words = CLAIMS[claim]
@@ -268,7 +267,6 @@ VIEWS = {
 }
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("view", VIEWS)
 def test_inspection_follows_no_place_that_only_the_plan_names(dataset, tmp_path, monkeypatch, view):
     private = shutil.copytree(dataset.parent / "in", tmp_path / "private")

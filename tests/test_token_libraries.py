@@ -11,7 +11,6 @@ from tests.tokens_made import ids_of, save_dataset, write_megatron
 TEXTS = made.texts(120, 21)
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64])
 @pytest.mark.parametrize("append_eod", [True, False])
 def test_megatron_s_own_files(tmp_path, dtype, append_eod):

@@ -85,7 +85,6 @@ def of_text(corpus):
     return in_order(contents(corpus / "of_text")), outcome.manifest["ledger"]["sources"]["source0"]
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_give_what_their_text_gives_token_by_token(corpus, of_text, form):
     out = corpus / f"causal_{form}"
@@ -160,7 +159,6 @@ EVERY_KIND = [
 ]
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("special_text", ["text", "special", "reject"])
 def test_special_ids_in_documents_disturb_no_promise(tmp_path, special_text):
     """Sentinels, masks, mode tokens, bos, eos and pad inside of documents, at their begins and
@@ -340,7 +338,6 @@ def test_an_id_that_is_none_rejects_its_document_with_place_and_id(tmp_path, for
         made.build(made.table("b.bin"), tmp_path, tmp_path / "many")
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "documents",
     [

@@ -115,7 +115,6 @@ def test_gradients_are_accumulated_over_the_number_that_the_trainer_counts(next_
     torch.testing.assert_close(sum(losses), model(**collator.inputs(batch)).loss)
 
 
-@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
 @pytest.mark.parametrize("name", ["causal", "prefix", "both_ways", "mixed"])
 def test_a_packed_row_gives_what_its_documents_give_alone(next_token, attention, name, monkeypatch):

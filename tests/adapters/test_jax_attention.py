@@ -125,7 +125,6 @@ def by_dense_mask(query, key, value, ids, ends):
 splash_of_128, splash_of_256 = splash_attention, partial(splash_attention, block=256)
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("path, gap", [(splash_of_128, 0), (splash_of_128, 3), (splash_of_256, 3)])
 def test_splash_attention_is_dot_product_attention(path, gap):
     segments = [

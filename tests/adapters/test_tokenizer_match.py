@@ -68,7 +68,6 @@ def stored(directory):
     return json.loads((directory / "tokenizer.json").read_text("utf-8"))
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_tokenizer_matches_in_every_form(built, kind, tmp_path):
     directory = built[kind]

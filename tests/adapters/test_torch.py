@@ -213,7 +213,6 @@ def test_pinned_memory_without_an_accelerator_is_refused(directory):
 # Order and state
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("epochs", [None, 2])
 def test_the_order_is_the_loader_s_with_any_number_of_workers(directory, rows_of, workers, epochs):
@@ -259,7 +258,6 @@ def test_redraw_noises_later_epochs_anew_whoever_makes_them(tmp_path):
         assert all(np.array_equal(next(batches)["tokens"].numpy(), tokens) for tokens in expected)
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("task", ["ul2r", "t5", "prefix_lm", "fim"])
 def test_epoch_3_drawn_anew_goes_on_from_and_with_workers_over_world_sizes_1_4_2(tmp_path, task):
     made.write_lines(tmp_path / "a.jsonl", made.texts(60))

@@ -86,7 +86,6 @@ def losses(folder, rows, attention, **options):
         return sft, sft.compute_loss(sft.model, dict(inputs)).item(), expected
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_fault_13_the_loss_of_trl_is_that_of_packprep_and_not_without_padding_free(
     exported, attention

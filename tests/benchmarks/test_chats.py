@@ -15,6 +15,8 @@ from conversations import MARK, conversations, strings
 
 from tests.documents import chats_made
 
+pytestmark = pytest.mark.long
+
 TEMPLATES = "PACKPREP_CHAT_TEMPLATES"  # a folder of *.jinja
 
 

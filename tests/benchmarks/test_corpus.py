@@ -5,7 +5,10 @@ import gzip
 import json
 
 import corpus
+import pytest
 from tokenizers import Tokenizer
+
+pytestmark = pytest.mark.long
 
 
 def test_the_text_of_a_page():

@@ -15,6 +15,8 @@ from packprep.adapters.torch import tensors
 from tests.adapters import rows_made
 from tests.adapters.rows_made import Segment
 
+pytestmark = pytest.mark.long
+
 SMALL = [
     "--device",
     "cpu",

@@ -9,6 +9,8 @@ import losses
 
 from tests.documents import chats_made
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.long
 @pytest.mark.parametrize(

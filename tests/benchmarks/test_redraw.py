@@ -5,6 +5,8 @@ import json
 import pytest
 import redraw
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.long
 def test_redraw_is_measured_beside_the_stored_rows(capsys):

@@ -15,6 +15,8 @@ from measuring import Line
 from peers import builds, collators, loaders, packers
 from peers.contender import Contender, Work, has
 
+pytestmark = pytest.mark.long
+
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 GROUPS = {"builds": builds, "packers": packers, "collators": collators, "loaders": loaders}
 

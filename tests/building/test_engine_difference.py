@@ -75,7 +75,6 @@ def look_at_two_places(monkeypatch):
     monkeypatch.setattr("packprep.documents.calibration.FIRST_CHARACTERS", 1 << 10)
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.usefixtures("every_document_is_compared")
 @pytest.mark.parametrize("breaks", [False, True])
 @pytest.mark.parametrize("asked", ["auto", WRONG])

@@ -108,7 +108,6 @@ def test_another_time_alone_is_no_refusal(own, begun, names, workers):
     assert said == [] and made.contents(own / "out") == made.contents(begun / "whole")
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "name, change",
     [

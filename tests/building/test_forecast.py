@@ -67,7 +67,6 @@ def test_a_token_store_is_forecast_whatever_uses_the_recipe_makes_of_it(folder, 
     assert forecast_of(folder, of_store["sources"])["store"] is None
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_and_bytes_are_within_three_hundredths_whatever_is_packed(tmp_path, seed):
     """Two kinds of recipe a seed: with pieces that divide rows, padding, blocks, other ways to pack

@@ -99,7 +99,6 @@ def built(folder, conversations, **changes):
     )
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("long_answers", ["continue", "untrained"])
 def test_no_piece_trains_an_answer_whose_question_is_not_in_it(tmp_path, long_answers):
     chance = random.Random(long_answers)

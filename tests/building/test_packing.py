@@ -144,7 +144,6 @@ def utilisation(lengths, capacity, row):
     return (fill.sum() - fill.min()) / (capacity * max(1, len(fill) - 1))
 
 
-@pytest.mark.long(beyond=6)
 @pytest.mark.parametrize(
     "algorithm, least", [("best_fit", 0.9999), ("first_fit", 0.98), ("next_fit", 0.9)]
 )

@@ -102,7 +102,6 @@ def waits():
     return one_by_one(do)
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("workers", [0, 1, 2, 5])
 def test_every_item_gives_its_result_once_and_every_report_arrives(workers):
     told = []
@@ -126,7 +125,6 @@ def lags():
     return do
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [0, 1, 2, 5])
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 def test_an_item_may_be_taken_before_the_result_of_the_last_one_is_given(workers, count):
@@ -235,7 +233,6 @@ def test_without_workers_all_is_done_here():
     assert seen == [os.getpid()]
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_an_error_of_a_worker_is_raised_as_it_is(workers):
     with pytest.raises(SourceError, match="item 3: cannot be read"):
@@ -275,7 +272,6 @@ def test_a_worker_that_leaves_is_named_with_its_status():
         list(in_processes(leaves, (), [0, 1], 2, nothing))
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_ends_the_work_soon_no_process_is_left_and_the_handlers_are_those_before(number):
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
@@ -334,7 +330,6 @@ def test_a_process_that_is_deep_in_a_library_ends_with_75_all_the_same(number):
     assert process.returncode == 75 and out == "cleaned\n" and err == ""
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_no_thread_and_no_descriptor_is_left_behind(workers):
     # a server of processes stays, once it runs
@@ -377,7 +372,6 @@ def where():
     return one_by_one(do)
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("threads", [0, 1])
 def test_workers_are_forked_from_here_unless_threads_run_here(threads):
     said, _ = alone(f"""
@@ -418,7 +412,6 @@ def test_workers_start_under_a_temporary_folder_of_any_length(tmp_path):
             assert said.startswith("6 ") == works, said
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("threads", [0, 1])
 def test_workers_end_when_their_parent_is_killed(threads):
     process = alone(f"""

@@ -34,7 +34,6 @@ from tests.verification.damage import edit_manifest
 # The same bytes
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [2, 5])
 def test_fault_22_any_number_of_workers_gives_the_same_bytes(built, tmp_path, workers):
     outcome = made.build(built.table, built.base, tmp_path / "out", workers)
@@ -147,7 +146,6 @@ def test_a_second_build_makes_nothing_and_says_so(built):
     assert made.contents(built.out) == before
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [2, 3, 7])
 def test_where_shards_are_fewer_than_workers_the_line_names_what_gives_each_one_shard(
     tmp_path, monkeypatch, workers
@@ -651,7 +649,6 @@ def test_a_source_that_is_not_there_is_refused_before_work_starts(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_who_builds_is_told_once_that_it_has_begun(built, tmp_path, workers):
     begun = []

@@ -45,7 +45,6 @@ def expected_weights(dataset, row, lines):
 
 @pytest.mark.parametrize("columns", ["full", "compact"])
 @pytest.mark.parametrize("names", [["causal"], ["sentinel"], ["masked"], [*TASKS]], ids="-".join)
-@pytest.mark.long(beyond=4)
 def test_weights_of_spans_are_the_loss_weights_of_what_is_predicted(tmp_path, names, columns):
     lines = records(1, 150)
     tasks = [TASKS[name] for name in names]

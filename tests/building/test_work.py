@@ -32,7 +32,6 @@ def test_a_shard_may_have_no_rows(tmp_path):
     assert nothing.arrays["tokens"].shape == (0, 512) and nothing.ledger["rows"] == 0
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("algorithm", ["best_fit", "first_fit", "next_fit", "concat"])
 @pytest.mark.parametrize("mult", [1, 8])
 def test_every_algorithm_makes_shards_that_balance(built, tmp_path, algorithm, mult):

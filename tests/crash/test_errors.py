@@ -76,7 +76,6 @@ def test_fault_24_an_error_of_any_call_stops_the_build_says_why_and_it_goes_on_l
     record_property("error points", len(points))
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("at", [1, 60, 100])
 def test_writes_that_take_a_part_go_on_with_the_rest(plain, folder, at):
     ended = disturbed.run(plain.command(folder / "out"), folder / "out", at, strike=disturbed.SHORT)
@@ -127,7 +126,6 @@ def test_fault_24_a_full_file_system_in_memory(plain, tmp_path, workers):
         check_goes_on(plain, out, workers)
 
 
-@pytest.mark.long(beyond=1)
 @needs_loop_mounts
 @pytest.mark.parametrize("room", [20, 60, 150, 200])
 def test_fault_24_a_full_disk(plain, tmp_path, room):

@@ -54,7 +54,6 @@ def undisturbed(tmp_path_factory):
     return base, table, made.contents(base / "out")
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("moment", ["plan", "first shards", "a temporary"])
 def test_fault_23_a_killed_build_goes_on_to_the_same_bytes(undisturbed, tmp_path, moment):
     base, table, expected = undisturbed
@@ -80,7 +79,6 @@ def made_temporaries(out: Path) -> bool:
     return any(out.glob("*/*/.*.tmp"))
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_a_build_with_status_75_and_it_goes_on_later(

@@ -78,7 +78,6 @@ def test_two_builds_interleaved_call_by_call(plain, folder, workers, record_prop
     record_property("points of two builds", len(points))
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.06, 0.1])
 def test_builds_side_by_side_with_small_offsets(plain, folder, delay_s):
     out = folder / "out"

@@ -95,7 +95,6 @@ def shards_of(directory):
     ]
 
 
-@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_just_what_the_header_determines_is_left_out_and_the_rest_is_the_same(pairs, kind):
     full, compact = map(shards_of, pairs(kind))
@@ -167,7 +166,6 @@ def test_batches_read_equal_with_all_columns_anew_and_with_loss_on_some(pairs, k
             assert np.array_equal(x, y)
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_are_verified_whole_and_described_the_same(pairs, kind):
     full, compact = pairs(kind)

@@ -67,7 +67,6 @@ def test_rows_are_those_of_maps_and_nothing_is_mapped(both, monkeypatch):
         assert ends[i] is None or np.array_equal(row.prefix_ends, ends[i])
 
 
-@pytest.mark.long(beyond=6)
 @pytest.mark.parametrize(
     "given", [{}, {"dtype": np.int64}, {"dtype": {"loss_mask": "f4", "loss_weights": "f2"}}]
 )

@@ -145,7 +145,6 @@ def in_place_slots(dataset, index):
     return slots
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_law_with_epoch_0_gives_the_stored_rows(datasets, kind):
     ds = datasets(kind)
@@ -272,7 +271,6 @@ def test_epoch_3_of_a_resumed_run_is_that_of_an_undisturbed_one(datasets, at):
             )
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize(
     "kind", ["ul2r", "cuts", "compact", "t5", "rolled", "supervised_moved", "all"]
 )
@@ -381,7 +379,6 @@ def test_marginals_are_those_of_render(datasets):
     assert abs(masked - 0.8 * noised) < 5 * math.sqrt(0.16 * noised)
 
 
-@pytest.mark.long(beyond=len(KINDS_MOVED))
 @pytest.mark.parametrize("kind", [*KINDS_MOVED, *KINDS, *PRESETS])
 @pytest.mark.parametrize("epoch", [1, 2, 1_000_000])
 def test_rows_of_an_epoch_are_those_of_a_build_with_its_chance(datasets, kind, epoch):
@@ -435,7 +432,6 @@ def test_rows_of_an_epoch_are_those_of_a_build_with_its_chance(datasets, kind, e
     assert np.array_equal(anew["loss_weights"] > 0, anew["loss_mask"] == 1)
 
 
-@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("kind", dict.fromkeys(["all", "mix", "cuts", *KINDS, *KINDS_MOVED]))
 def test_the_kernels_of_a_build_draw_the_same_rows(datasets, kind):
     ds = datasets(kind)

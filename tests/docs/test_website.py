@@ -65,7 +65,6 @@ def test_words_on_parameters_become_items():
     assert listed(text, []) == text
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.skipif(
     importlib.util.find_spec("zensical") is None,
     reason="zensical is not installed: pip install '.[docs]'",

@@ -97,7 +97,6 @@ FILES = {
 }
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("ending", FILES)
 def test_precise_figures_are_exact_where_all_is_read_and_what_files_hold_is_noted(tmp_path, ending):
     alike, other = made.texts(900, mean_bytes=1500), ["x" * 3000] * 900
@@ -145,7 +144,6 @@ def test_files_that_are_not_read_are_as_large_as_their_heads_and_trailers_say(
     assert source.files.piece_bytes[4][0] > 100_000
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "ending, within", [("jsonl", 0.05), ("jsonl.zst", 0.15), ("jsonl.gz", 0.15)]
 )

@@ -483,7 +483,6 @@ def test_both_ways_give_the_same_of_a_conversation_that_both_take(monkeypatch):
         monkeypatch.undo()
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "asked",
     [

@@ -7,6 +7,8 @@ import pytest
 from packprep import open_dataset
 from tests import made
 
+pytestmark = pytest.mark.long
+
 NOTEBOOK = made.ROOT / "examples" / "look_at_a_row.ipynb"
 
 
@@ -16,7 +18,6 @@ def test_it_is_stored_without_outputs():
     assert code and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("preset", ["ul2r", "llada"])
 def test_it_opens_a_dataset_and_draws_a_row(tmp_path, monkeypatch, preset):
     for module in ("nbclient", "ipykernel", "matplotlib"):

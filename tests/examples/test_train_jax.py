@@ -11,6 +11,8 @@ import pytest
 
 from tests import made
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("jax", reason="JAX is not installed: pip install 'packprep[jax]'")
 
 SCRIPT = made.ROOT / "examples" / "train_jax.py"

@@ -14,6 +14,8 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[trai
 from packprep.dataset.loader import write_mixture
 from tests import made
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_torch.py"
 SMALL = ["--width", "32", "--layers", "1", "--heads", "2", "--batch-size", "4", "--device", "cpu"]
 _STEP = re.compile(r"^step +(\d+)  loss ([\d.]+)", re.M)
@@ -46,7 +48,6 @@ def losses(said):
     return {int(step): loss for step, loss in _STEP.findall(said)}
 
 
-@pytest.mark.long(beyond=1)
 def test_the_loss_goes_down_and_a_killed_run_goes_on_with_the_same_losses(packed, tmp_path):
     whole = start(packed, "--steps", "120")
     said, _ = whole.communicate(timeout=300)

@@ -13,6 +13,8 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: pip insta
 
 from tests import made
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_transformers.py"
 SMALL = ["--width", "32", "--layers", "1", "--batch-size", "4", "--save-every", "20"]
 

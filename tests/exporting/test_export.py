@@ -48,7 +48,6 @@ def own(known, tmp_path):
     return shutil.copytree(known("repeated").out, tmp_path / "dataset")
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("form", FORMS)
 def test_the_command_as_a_user_types_it(known, tmp_path, form):
     said = packprep(*command(known("repeated"), tmp_path / "out", form))
@@ -286,7 +285,6 @@ class StopsAt(made.Silent):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("form", FORMS)
 def test_an_export_that_a_signal_stops_leaves_no_temporary_and_goes_on(known, tmp_path, form):
     options = {form[1][2:]: form[2]}

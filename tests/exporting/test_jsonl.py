@@ -24,7 +24,6 @@ def lines(folder) -> list[dict]:
     ]
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("kind", ["repeated", "bos", "compact", "concat", "int32"])
 def test_documents_are_those_of_the_corpus_by_place_and_use(known, tmp_path, kind):
     one = known(kind)
@@ -87,7 +86,6 @@ def test_a_dataset_built_of_exported_documents_has_their_ids(tmp_path, like):
     assert ids_of_documents(tmp_path / "second") == ids_of_documents(tmp_path / "first")
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("kind", MIXED_KINDS)
 def test_rows_are_what_a_model_reads_and_what_is_trained_of_it(known, tmp_path, kind):
     """Character by character: those of trained tokens are in a range, and of others only such as

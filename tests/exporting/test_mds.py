@@ -45,7 +45,6 @@ def rows_of(folder):
 BASE = {"tokens", "labels", "loss_mask", "segment_ids", "position_ids"}
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize(
     ("kind", "more"),
     [

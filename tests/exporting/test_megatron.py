@@ -41,7 +41,6 @@ def dressed(known, text, begins=True, ends=True):
     return (*bos, *text, *[EOS] * (append_eos == "segment" or (ends and append_eos)))
 
 
-@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("kind", [k for k in NEXT_TOKEN_KINDS if k not in ("truncated", "dropped")])
 def test_every_document_is_there_as_often_as_it_is_used(known, tmp_path, kind):
     found, _ = exported(known(kind), tmp_path / "out")
@@ -81,7 +80,6 @@ def test_what_the_recipe_left_out_is_missing_and_said(known, tmp_path, kind):
         assert all(any(text[: len(document)] == document for text in whole) for document in cut)
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("kind", MIXED_KINDS)
 def test_all_objectives_are_undone_and_no_two_tokens_meet_that_did_not_stand_together(
     known, tmp_path, kind
@@ -172,7 +170,6 @@ DTYPES = [("repeated", 528, "uint16"), ("int32", 528, "uint16"), ("between", 65_
 DTYPES.append(("large_vocabulary", 70_000, "int32"))
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("kind, vocab_size, dtype", DTYPES)
 def test_the_dtype_is_the_one_that_megatron_takes_for_the_vocabulary(
     known, tmp_path, kind, vocab_size, dtype
@@ -234,7 +231,6 @@ def test_what_is_written_is_read_again(tmp_path, dtype, at_once, monkeypatch):
     ]
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("dtype", ["<u2", "<i4"])
 def test_megatron_writes_the_same_bytes(megatron, tmp_path, dtype):
     import torch

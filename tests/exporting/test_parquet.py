@@ -23,7 +23,6 @@ from tests.weights_made import TASKS, build, records
 PAD, EOS = 256, 258
 
 
-@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("kind", NEXT_TOKEN_KINDS)
 def test_a_nemo_reader_trains_on_the_same_pairs(known, tmp_path, kind):
     known(kind).export(tmp_path / "out", "parquet")
@@ -37,7 +36,6 @@ def test_a_nemo_reader_trains_on_the_same_pairs(known, tmp_path, kind):
     assert trained > 5000
 
 
-@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("kind", NEXT_TOKEN_KINDS)
 def test_a_row_holds_its_segments_one_after_the_other(known, tmp_path, kind):
     known(kind).export(tmp_path / "out", "parquet")
@@ -107,7 +105,6 @@ def test_what_trl_cannot_train_is_refused_by_name(known, tmp_path, to, option):
     assert not (tmp_path / "exported").exists()
 
 
-@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("kind", [*MIXED_KINDS, "compact", "padded", "large_vocabulary"])
 def test_the_full_columns_are_the_loaders(known, tmp_path, kind, monkeypatch):
     monkeypatch.setattr(parquet, "SLOTS_AT_ONCE", 256 * 7)

@@ -48,7 +48,6 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("name", run.NAMES)
 def test_a_target_ends_well_with_any_bytes(folder, name):
     if not name.startswith("tokenizer"):

@@ -21,7 +21,6 @@ from tests.golden.datasets import LAW3, build_again, moved, refusal, verified
 PRE_RELEASE = "was built by a pre-release version of packprep (law_version 2): build it again"
 
 
-@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("name", datasets.FINISHED)
 def test_a_dataset_is_verified_rebuilt_exported_resumed_and_built_again(name, tmp_path):
     datasets.check_finished(LAW3 / name, tmp_path)

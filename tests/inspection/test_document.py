@@ -32,7 +32,6 @@ def rejects(known):
     return {((r["source"], r["file"], r["position"]), r["repeat"]): r["reason"] for r in records}
 
 
-@pytest.mark.long(beyond=1)
 def test_every_document_is_found_and_its_tokens_tile_it(known):
     """Each place of a segment is given once, each use has its own, and what no segment holds is
     said."""
@@ -178,7 +177,6 @@ def test_only_the_shards_that_can_hold_it_are_searched(tmp_path):
         assert 0 < described["shards_searched"] < described["shards"] / 2
 
 
-@pytest.mark.long(beyond=2)
 def test_it_prints_what_json_has_gone_through(known, capsys):
     for place in sorted(known.documents)[:3]:
         described, entry = asked(known, place)

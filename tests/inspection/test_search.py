@@ -24,7 +24,6 @@ def counted(text, needle):
     return found
 
 
-@pytest.mark.long(beyond=10)
 @pytest.mark.parametrize("needle", ["foo", "本 ", "wörld 日", "(read) ünïcödé", "e" * 30])
 def test_what_is_found_is_what_the_documents_hold(known, needle):
     """Every segment's own bytes of its document, read from the source, are searched by
@@ -47,7 +46,6 @@ def test_what_is_found_is_what_the_documents_hold(known, needle):
     assert found["tokens"] == sum(len(segment["text"]) for segment in datasets_made.segments(known))
 
 
-@pytest.mark.long(beyond=2)
 def test_the_slots_of_a_match_hold_it(known):
     for match in describe_matches(known.out, "o", 400)["matches"]:
         row = known.dataset.row(match["row"])
@@ -57,7 +55,6 @@ def test_the_slots_of_a_match_hold_it(known):
         assert all((row.segment_ids[a:b] == match["segment"]).all() for a, b in match["slots"])
 
 
-@pytest.mark.long(beyond=2)
 def test_a_snippet_is_what_stands_around_it(known):
     by_place = {(s["row"], s["segment"]): s for s in datasets_made.segments(known)}
     for match in describe_matches(known.out, "o", 200)["matches"]:
@@ -69,7 +66,6 @@ def test_a_snippet_is_what_stands_around_it(known):
         assert len(match["before"]) == min(search.SNIPPET, len(before)) or not before.isascii()
 
 
-@pytest.mark.long(beyond=2)
 def test_of_many_matches_the_first_are_listed_and_the_others_counted(known, capsys):
     whole, some = describe_matches(known.out, "o", 9), describe_matches(known.out, "o", 3)
     assert some == {**whole, "matches": whole["matches"][:3]} and whole["found"] > 9
@@ -81,7 +77,6 @@ def test_of_many_matches_the_first_are_listed_and_the_others_counted(known, caps
     assert "not found; searched: " in capsys.readouterr().out
 
 
-@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("at_once", [1, 1000])
 def test_how_many_tokens_are_decoded_at_once_changes_nothing(known, monkeypatch, at_once):
     whole = describe_matches(known.out, "foo", 50)
@@ -100,7 +95,6 @@ def test_a_match_across_two_segments_is_none_and_hides_none(tmp_path):
     }
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "parsed",
     [tokenizers_made.byte_level("<|end|>", "<|pad|>"), tokenizers_made.t5_like(60)],

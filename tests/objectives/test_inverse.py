@@ -115,7 +115,6 @@ def check_inverse(table, documents):
     return True
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_restore_inverts_render(name):
     done = 0

@@ -116,7 +116,6 @@ def long_case(lengths, tokens_below, dtype, masks=0):
     return segments, [1] * len(lengths), tokens.tolist(), None, dtype, 1 << 17
 
 
-@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
 @pytest.mark.parametrize(
     "changes",

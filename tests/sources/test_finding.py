@@ -251,7 +251,6 @@ def test_sources_of_other_documents_of_a_file_are_not_warned_of(linked):
 REJECTS = "rejects/000/000000.jsonl"
 
 
-@pytest.mark.long(beyond=10)
 @pytest.mark.parametrize(
     "pattern, out, expected",
     [

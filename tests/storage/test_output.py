@@ -452,7 +452,6 @@ def slow(server) -> Iterator[Slow]:
     way.close()
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_build_on_s3_has_the_bytes_of_a_local_one_and_verifies(either, bucket, workers, tmp_path):
     plain = either
@@ -572,7 +571,6 @@ def kill_when_sent(plain, slow, url: str, sent: int, workers: int = 1) -> None:
     slow.wait()
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "sent, workers", [(20_000, 1), (60_000, 1), (110_000, 1), (130_000, 2), (170_000, 1)]
 )
@@ -608,7 +606,6 @@ def test_fault_23_a_build_killed_amid_an_upload_in_parts_leaves_no_shard(bucket,
     assert said.status == 0 and objects(bucket) == large.expected, said.err
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("command", ["build", "status", "verify", "inspect"])
 def test_wrong_credentials_and_no_such_bucket_are_one_clear_error(plain, bucket, command):
     def refused(url: str, **changes: str) -> str:

@@ -379,7 +379,6 @@ class ConnectTimeout(Exception):
     """As httpx and requests call theirs: no OSError."""
 
 
-@pytest.mark.long(beyond=8)
 @pytest.mark.parametrize(
     "error, passes",
     [

@@ -304,7 +304,6 @@ EXPLODING = {
 }
 
 
-@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("kind", EXPLODING)
 def test_a_text_that_the_normalizer_makes_too_much_of_is_rejected_before_it_does(
@@ -365,7 +364,6 @@ def test_what_is_wrong_with_the_machine_is_no_reject(llama, monkeypatch):
 # the characters that tokens stand for
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("special_text", ["text", "special", "reject"])
 @pytest.mark.parametrize("chat", [False, True])
 def test_the_bytes_engine_s_characters_equal_the_reference_s(bytes_vocabulary, special_text, chat):

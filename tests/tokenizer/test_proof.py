@@ -52,7 +52,6 @@ def test_the_reference_has_its_tokens_and_no_others(gpt2):
     assert list(found) == [64, 320] and found[320] == "<|endoftext|>"
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("trap", ["\r\n", "<|endoftext|>", "\u0301", "🇩🇪", "    "])
 def test_an_engine_that_errs_on_nasty_text_is_refused_with_text_and_both_ids(gpt2, trap):
     with pytest.raises(

@@ -409,7 +409,6 @@ CASES = {
 }
 
 
-@pytest.mark.long(beyond=5)
 @pytest.mark.parametrize("case", CASES)
 def test_the_lines_of_the_message_really_work(tmp_path, case):
     tokenizer, needed, specials = CASES[case]

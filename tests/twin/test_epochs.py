@@ -67,7 +67,6 @@ def test_every_preset(tmp_path, preset, append_eos):
     holds(tmp_path / "out")
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -87,7 +86,6 @@ def test_every_rule_of_cutting_and_packing(tmp_path, changes):
     holds(built(tmp_path, **changes))
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("weights", [False, True])
 def test_documents_that_say_what_is_trained(tmp_path, weights):
     draws, lines = random.Random(8), []
@@ -152,7 +150,6 @@ def other_weights(self, segments, columns, epochs, redraw=Dataset.redraw):
     columns["loss_weights"] *= 2
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "wrong, array", [(another_epoch, "tokens"), (other_weights, "loss_weights")]
 )

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from tests.twin import chance, cutting, objectives, shard
 from tests.twin.objectives import span_corruption
 
+pytestmark = pytest.mark.long
+
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "cases.json").read_text())["cases"]
 
 
@@ -40,7 +42,6 @@ def compositions(n, k):
 # -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long(beyond=6)
 @golden("span_counts")
 def test_span_counts(inputs, expected):
     noise, n_spans = span_corruption.span_counts(
@@ -142,7 +143,6 @@ def binomial_bounds(trials, p, tail):
     return low, high
 
 
-@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("n, k", [(4, 2), (5, 3), (6, 2), (6, 4), (7, 3)])
 @pytest.mark.parametrize("purpose", [chance.NOISE_SPANS, chance.TEXT_SPANS])
 def test_composition_is_uniform_over_keys(n, k, purpose):

@@ -19,6 +19,8 @@ from tests.sources.formats.parts import part_of
 from tests.twin import reading, records
 from tests.twin.records import Keys, Passage, Talk
 
+pytestmark = pytest.mark.long
+
 CALLS = [{"function": {"name": "f", "arguments": {"a": None}}}]
 odd = st.sampled_from(
     [

@@ -45,7 +45,6 @@ def test_so_many_segments_as_asked_for(every_kind):
     assert holds(every_kind, 60)["twin"] == 60
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -196,7 +195,6 @@ def test_documents_that_say_what_is_trained(tmp_path):
     holds(tmp_path / "out", 50)
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("name", ["tokens", "labels", "loss_mask", "segment_noise", "block_noise"])
 def test_what_differs_is_named(every_kind, tmp_path, name):
     directory = copied(every_kind, tmp_path)
@@ -244,7 +242,6 @@ def every_row_looked_at(lengths, capacity, algorithm, max_segments):
     return [row_of[i] for i in range(len(lengths))]
 
 
-@pytest.mark.long(beyond=6)
 @pytest.mark.parametrize("algorithm", ["best_fit", "first_fit"])
 @pytest.mark.parametrize("most", [40, 7, 64])
 @pytest.mark.parametrize("max_segments", [0, 2, 5])

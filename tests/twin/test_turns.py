@@ -15,6 +15,8 @@ from tests.documents import chats_made as chats
 from tests.twin.records import Talk
 from tests.twin.turns import Template, text_of_talk
 
+pytestmark = pytest.mark.long
+
 TEMPLATES = {
     name: getattr(chats, name)
     for name in (
@@ -108,7 +110,6 @@ def united(spans):
     return found
 
 
-@pytest.mark.long(beyond=10)
 @pytest.mark.parametrize(
     "documents",
     [

@@ -49,7 +49,6 @@ NAMES = [
 ]
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_flipped_bit_in_each_array_is_found(dataset, name, tmp_path):
     chance = random.Random(name)
@@ -115,7 +114,6 @@ def test_an_empty_shard_is_good(tmp_path):
     assert faults_of(directory) == [] and faults_of(directory, -1) == []
 
 
-@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize(
     "changes",
     [

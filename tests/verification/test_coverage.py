@@ -323,7 +323,6 @@ def test_p21_a_document_that_is_lost(directory, source):
     }
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("source", SOURCES)
 def test_p21_a_document_that_is_lost_and_no_longer_counted(directory, source):
     """Of a text file or a table the plan tells that it lacks; of a line the source alone."""
@@ -373,7 +372,6 @@ def test_a_document_in_another_row_too(directory, source, documents):
     assert "P15" in promises_of(faults_of(directory))
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("source", SOURCES)
 def test_p21_a_document_in_another_shard_too(directory, source):
     shard = shard_of(directory, source)
@@ -548,7 +546,6 @@ def test_p21_what_the_sample_leaves_out(sampled, tmp_path):
     assert any("is left out by the source's sample or repeat" in w for w in words)
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("name", ["notes", "web"])
 def test_p21_what_a_fraction_does_not_take(tmp_path, name):
     """Which text files a use takes follows from their sizes, which the plan has; which lines, only

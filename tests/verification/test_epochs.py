@@ -120,7 +120,6 @@ def broken(directory, epoch=3, replay=None):
     return {fault["promise"] for fault in found["listed"]}
 
 
-@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_promise_holds_in_every_epoch(datasets, kind):
     for epoch in EPOCHS:

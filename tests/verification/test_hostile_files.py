@@ -101,7 +101,6 @@ def test_every_promise_has_a_hostile_file_of_its_own():
     } == set(PROMISES)
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
     "kind", ["fifo", "folder", "device", "endless", "socket", "link to itself", "link out"]
@@ -179,7 +178,6 @@ MANIFESTS = {
 }
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("case", MANIFESTS)
 def test_a_hostile_manifest(directory, case):
     edit_manifest_unread(directory, MANIFESTS[case])
@@ -213,7 +211,6 @@ TEXTS = {
 }
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("name", ["dataset.json", "plan.json", receipt_name(0), rejects_name(0)])
 @pytest.mark.parametrize("case", TEXTS)
 def test_json_that_is_none(directory, name, case):
@@ -262,7 +259,6 @@ PLANS = {
 }
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("case", PLANS)
 def test_a_hostile_plan(directory, case):
     plan = read_json(directory / "plan.json")

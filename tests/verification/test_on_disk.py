@@ -135,7 +135,6 @@ def test_a_key_that_is_renamed_is_found(dataset, scratch):
                 path.write_bytes(good)
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("keep", [0, 1, 7, 100, 4096, -1])
 def test_a_truncated_file_is_found(dataset, scratch, keep):
     for name in files_of(dataset):

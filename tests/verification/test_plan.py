@@ -168,7 +168,6 @@ FORGERIES = {
 }
 
 
-@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("name", FORGERIES)
 def test_what_does_not_follow_is_found_without_the_sources(dataset, tmp_path, name):
     directory = forged(dataset, tmp_path / "forged", FORGERIES[name])
@@ -226,7 +225,6 @@ OF_THE_SOURCES = {
 }
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("name", OF_THE_SOURCES)
 def test_what_the_sources_tell_is_found_by_replaying_all(dataset, tmp_path, name):
     change, words = OF_THE_SOURCES[name]
@@ -255,7 +253,6 @@ OF_THE_RECIPE = {
 }
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("name", OF_THE_RECIPE)
 def test_a_stored_recipe_that_was_changed_is_found_by_the_users_own(dataset, tmp_path, name):
     change = consistent(lambda plan: OF_THE_RECIPE[name](plan["recipe"]))

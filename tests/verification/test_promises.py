@@ -193,7 +193,6 @@ def test_p2_a_receipt_that_counts_other_rejects(directory):
     assert_only(faults_of(directory), "P2", rejects_name(0), value=99)
 
 
-@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("key", ["rejects", "text_digests"])
 @pytest.mark.parametrize("value", [[], 3, {"web": 1}, "x"])
 def test_p2_a_receipt_whose_parts_are_none(directory, key, value):

@@ -170,7 +170,6 @@ def test_a_source_that_is_none_is_refused(dataset, tmp_path):
 # test_promises.py.
 
 
-@pytest.mark.long(beyond=4)
 @pytest.mark.parametrize("replay", [10**6, ALL])
 @pytest.mark.parametrize("task", ["r", "x-long", "x-dense", "s", "causal", "too_short"])
 def test_another_token_of_each_task(directory, task, replay):
@@ -365,7 +364,6 @@ def write_kinds(folder):
         (folder / f"t/{i}.txt").write_text(t)
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize(
     "paths", ["p.parquet", "a.arrow", "l.jsonl", "g.jsonl.gz", "t/*.txt", "?.*"]
 )

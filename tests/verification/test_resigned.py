@@ -95,7 +95,6 @@ def change(array, place, how):
     return flat.tobytes() != before
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("kind", RECIPES)
 @settings(max_examples=60)

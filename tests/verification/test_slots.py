@@ -88,7 +88,6 @@ def both(tokens, labels, ids, loss, may, segments, next_token):
     return sorted(found), sorted(slot_faults(*lists, segments, next_token, PAD, VOCAB_SIZE))
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32])
 @given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.integers(0, 12))
 def test_the_same_faults_are_found(dtype, seed, with_labels, with_may, changes):

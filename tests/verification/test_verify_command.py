@@ -78,7 +78,6 @@ def sources_at(folder):
     return ["--source", f"lines={folder}/in/lines", "--source", f"rows={folder}/in"]
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("replay", ["7", "all"])
 def test_a_dataset_is_built_again_from_its_folder_and_the_sources_alone(dataset, replay):
     said = inside("verify", dataset, "--replay", replay, "--json")
@@ -231,7 +230,6 @@ def test_a_plan_of_another_law_version_is_refused(own, replay):
     assert f"law_version {LAW_VERSION + 6} and this packprep makes {LAW_VERSION}" in message
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("replay", ["3", "all"])
 def test_a_plan_of_another_version_of_tokenizers_is_refused_for_replay(tmp_path, replay, workers):

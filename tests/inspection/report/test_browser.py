@@ -10,6 +10,8 @@ from packprep.dataset.attention import block_mask, dense_mask
 from tests import made
 from tests.inspection.report.conftest import data_of, report
 
+pytestmark = pytest.mark.long
+
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 CONTRAST = """
 () => {

@@ -147,7 +147,6 @@ def test_a_damaged_shard_is_told_of_and_left_out(own, tmp_path):
     )
 
 
-@pytest.mark.long(beyond=1)
 @pytest.mark.parametrize(
     "damage, title",
     [

@@ -180,7 +180,6 @@ def by_hand(packed, step_bytes):
     return steps
 
 
-@pytest.mark.long(beyond=3)
 @pytest.mark.parametrize("seed", range(12))
 def test_every_step_of_zstd_has_the_bytes_that_the_rule_says(tmp_path, seed):
     rng = random.Random(seed)

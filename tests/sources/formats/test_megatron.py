@@ -139,7 +139,6 @@ def broken(index=None, data=None, **head):
 HUGE = 2**63 + 5
 
 
-@pytest.mark.long(beyond=10)
 @pytest.mark.parametrize(
     "damage, said",
     [

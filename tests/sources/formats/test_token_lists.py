@@ -179,7 +179,6 @@ def test_the_column_is_input_ids_or_tokens_or_the_one_that_is_named(tmp_path):
     assert read_all(path)[0] == [(0, [3])]
 
 
-@pytest.mark.long(beyond=10)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "table, text_key, said",

@@ -152,7 +152,6 @@ def test_merges_are_handed_over_in_the_form_that_loads_faster_where_it_says_the_
     assert json.loads(plain_tokenizer_json(data, frozenset()))["model"]["merges"] == expected
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("special_text", ["text", "special", "reject"])
 @pytest.mark.parametrize("name", TAKEN)
 def test_ids_are_the_reference_s_on_nasty_text(folder, name, special_text):
@@ -160,7 +159,6 @@ def test_ids_are_the_reference_s_on_nasty_text(folder, name, special_text):
     prove_on_nasty_text(FastEngine(vocabulary, special_text), special_text, vocabulary)
 
 
-@pytest.mark.long(beyond=2)
 @pytest.mark.parametrize("special_text", ["text", "special"])
 @pytest.mark.parametrize("name", ["gpt2", "gpt4", "deepseek", "nfc", "normalized rstrip"])
 def test_ids_are_the_reference_s_on_any_text(folder, name, special_text):
