@@ -8,6 +8,8 @@ from tests import made
 from tests.test_token_sources import CAUSAL, EOS, contents, holds, in_order
 from tests.tokens_made import ids_of, save_dataset, write_megatron
 
+pytestmark = pytest.mark.long
+
 TEXTS = made.texts(120, 21)
 
 

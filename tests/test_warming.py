@@ -39,6 +39,7 @@ def check_commands(recipe, out, **changes):
         without_compiling(*arguments, **changes)
 
 
+@pytest.mark.long
 def test_a_recipe_s_kernels_are_compiled_ahead(tmp_path):
     write_lines(tmp_path / "a.jsonl", texts(40))
     (tmp_path / "recipe.toml").write_text(CAUSAL)

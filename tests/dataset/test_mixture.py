@@ -794,6 +794,7 @@ def test_whatever_a_mixture_says_of_shares_and_epochs_is_refused_by_name_or_read
             packprep.open_dataset(three[:2], shares=bad)
 
 
+@pytest.mark.long
 def test_whatever_a_state_says_is_refused_by_name_or_read():
     mixed = numbered([50, 40], [1, 2], max_epochs=[None, 4])
     mixed.costs = lambda rows, attention, linear: rows.astype(float)

@@ -14,6 +14,8 @@ from tests.fuzz import run, targets
 from tests.made import ROOT, environment, run_python
 from tests.verification.hostile import in_child
 
+pytestmark = pytest.mark.long
+
 EXECUTIONS, OF_BUILDS = 150, 40
 MOST_BYTES = 1 << 30
 

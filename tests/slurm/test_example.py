@@ -15,6 +15,8 @@ from tests.docs.running import commands
 from tests.slurm.cluster import quiet_environment
 from tests.slurm.test_slurm import SLOW, pids
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = made.ROOT / "examples" / "build.sbatch"
 TASKS = 8
 

@@ -14,6 +14,8 @@ import pytest
 from tests import made
 from tests.slurm.cluster import MAX_ARRAY_SIZE, NODES, quiet_environment
 
+pytestmark = pytest.mark.long
+
 SLOW = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "slow"), str(made.ROOT)])}
 NODE_EACH = ["--", "--exclusive"]
 

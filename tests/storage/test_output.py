@@ -135,6 +135,7 @@ def test_a_url_and_its_trailing_slash_are_one_folder(plain, url):
     assert status_of(url)["published"] and objects(url) == plain.expected
 
 
+@pytest.mark.long
 def test_verify_replays_on_a_url_and_leaves_no_copies(plain, url, tmp_path):
     finish(plain, url)
     copies = tmp_path / "copies"

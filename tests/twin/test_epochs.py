@@ -43,6 +43,7 @@ def test_every_kind_of_task(every_kind):
     holds(every_kind, (3,), 40)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", ["full", pytest.param("least", marks=pytest.mark.long)])
 def test_every_law_of_blocks(tmp_path, columns):
     output = {"columns": columns, "shard_text_bytes": 20_000}
@@ -67,6 +68,7 @@ def test_every_preset(tmp_path, preset, append_eos):
     holds(tmp_path / "out")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
