@@ -9,11 +9,12 @@ tasks are whatever somebody made them: what is shown shows every character, and 
 """
 
 import contextlib
+import difflib
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 Listener = Callable[[str, bool], None]
@@ -216,3 +217,23 @@ class Bar:
             self._listening.close()
             self._bar.close()
             self._bar = None
+
+
+def counted(n: int, thing: str) -> str:
+    """Return a number with its noun, as "1 row" or "2 rows"."""
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"
+
+
+NEAREST = 8
+"""Names that a message lists."""
+MOST_COMPARED = 10_000
+"""Names among which similar ones are looked for."""
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """Return existing names for a message: a few, or those most like `name` and how many more."""
+    if len(names) <= NEAREST:
+        return ", ".join(names)
+    near = difflib.get_close_matches(name, names[:MOST_COMPARED], NEAREST, 0)
+    more = len(names) - len(near)
+    return ", ".join(near) + (f" and {more:,} more" if more else "")

@@ -30,7 +30,6 @@ from packprep.dataset.manifest import Manifest, read_manifest, replaced
 from packprep.dataset.shard import shard_in
 from packprep.documents.store import open_arrays
 from packprep.errors import DatasetError, PlanError, RecipeError
-from packprep.exporting.export import refuse_nested
 from packprep.format import read_file
 from packprep.format.digests import digest_of, digest_of_file
 from packprep.format.json_files import (
@@ -45,11 +44,10 @@ from packprep.format.json_files import (
     rejects_name,
     shard_name,
 )
-from packprep.inspection.document import place_of
-from packprep.inspection.text import counted
-from packprep.messages import put_line
+from packprep.messages import counted, put_line
 from packprep.restoring import sound_segments
-from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, local_copy
+from packprep.sources.slices import place_of
+from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, local_copy, refuse_nested
 
 Documents = dict[str, dict[str, list[int]]]
 """source → file → positions."""

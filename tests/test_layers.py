@@ -24,8 +24,7 @@ LEVELS = [
     ("documents", "objectives"),
     ("building",),
     ("restoring",),
-    ("adapters", "exporting", "inspection", "verification"),
-    ("removing",),
+    ("adapters", "exporting", "inspection", "removing", "verification"),
     ("cli", "__main__"),
 ]
 BESIDE = {

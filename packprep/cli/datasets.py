@@ -412,7 +412,7 @@ def _report(directory: str, html: str, moved: dict[str, str], from_plan: bool) -
 
 
 def _print_written(written: Mapping[str, Any]) -> None:
-    from packprep.inspection.text import counted
+    from packprep.messages import counted
 
     faults = written["faults"]
     found = (

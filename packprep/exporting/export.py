@@ -33,7 +33,15 @@ from packprep.format.json_files import (
 )
 from packprep.messages import put_line
 from packprep.restoring import RestoredDocuments, restored_documents
-from packprep.storage import Folder, LocalCopy, LocalFolder, Remote, folder_at, local_copy
+from packprep.storage import (
+    Folder,
+    LocalCopy,
+    LocalFolder,
+    Remote,
+    folder_at,
+    local_copy,
+    refuse_nested,
+)
 
 RECEIPT = ".export.json"
 BEGUN = ".export-begun.json"
@@ -296,22 +304,6 @@ def files_of_rows(manifest: Manifest, slots: int) -> list[list[range]]:
     most = max(1, slots // manifest["seq_length"])
     rows = [entry["rows"] for entry in manifest["shards"]]
     return [[range(b, min(b + most, n)) for b in range(0, max(n, 1), most)] for n in rows]
-
-
-def refuse_nested(directory: Folder, out: Folder) -> None:
-    """RecipeError if what is made of a dataset would lie among its files."""
-    inner, outer = _parts(out), _parts(directory)
-    if inner[: len(outer)] == outer:
-        raise RecipeError(
-            f"--out {out} lies in the dataset {directory}, which has no other files: choose another"
-            " folder"
-        )
-
-
-def _parts(out: Folder) -> list[str]:
-    place = str(out).removeprefix("file://")
-    place = place if "://" in place else os.path.realpath(place)
-    return place.rstrip("/").split("/")
 
 
 def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -23,8 +23,8 @@ from packprep.dataset.manifest import Manifest, is_in_place, read_manifest
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.format.json_files import MANIFEST_NAME, PLAN_NAME
 from packprep.inspection.summary import describe_manifest, percent
-from packprep.inspection.text import counted, size_of
-from packprep.messages import put_line, visible
+from packprep.inspection.text import size_of
+from packprep.messages import counted, put_line, visible
 from packprep.recipe import from_normalised, normalised_toml
 from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, local_copy
 

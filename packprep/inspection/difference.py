@@ -14,8 +14,7 @@ from packprep.dataset.shard import Shard
 from packprep.errors import ArgumentError
 from packprep.inspection.opened import OpenedDataset, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
-from packprep.inspection.text import counted
-from packprep.messages import visible
+from packprep.messages import counted, visible
 from packprep.objectives.tasks import whole_recipe
 from packprep.storage import Folder, folder_at
 

@@ -27,13 +27,13 @@ from packprep.documents.reading import (
 from packprep.documents.supervision import Conversation, read_supervised, tokenize_supervised
 from packprep.errors import DatasetError, PackprepError, RecipeError
 from packprep.format.json_files import decode, rejects_name
-from packprep.inspection.opened import OpenedDataset, check_source, nearest, opened
+from packprep.inspection.opened import OpenedDataset, check_source, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
-from packprep.inspection.text import counted, special
-from packprep.messages import visible
+from packprep.inspection.text import special
+from packprep.messages import counted, visible
 from packprep.restoring import documents_at, sound_segments
 from packprep.sources.formats import Batch, Reject, position_of
-from packprep.sources.slices import PlannedSource
+from packprep.sources.slices import PlannedSource, place_of
 from packprep.storage import Folder
 from packprep.tokenizer.texts import SPECIAL, TextPiece, TokenTexts
 
@@ -95,26 +95,6 @@ def _source(plan: Plan, name: str | None) -> PlannedSource:
         return plan.sources[0]
     check_source(name, names)
     return plan.sources[names.index(name)]
-
-
-def place_of(source: PlannedSource, place: str, what: str = "--doc") -> tuple[int | None, int]:
-    """(the file's place in the source or None, position) of "FILE:POSITION" or "POSITION";
-    RecipeError, with `what` it is, for a place that is none."""
-    file, colon, text = place.rpartition(":")
-    if not text.isascii() or not text.isdecimal() or int(text) >= END or (colon and not file):
-        raise RecipeError(
-            f"{what} {place}: expected POSITION or FILE:POSITION; a position is the byte at which a"
-            " document's line begins, its row number, or 0 of a text file"
-        )
-    if not colon:
-        return None, int(text)
-    names = source.files.names
-    if file not in names:
-        raise RecipeError(
-            f"{what} {place}: source {source.name!r} has no file {file!r}, named relative to its"
-            f" prefix; it has {nearest(file, names)}"
-        )
-    return list(names).index(file), int(text)
 
 
 def _files_that_reach(source: PlannedSource, position: int) -> list[int]:

@@ -1,7 +1,6 @@
 """A dataset as inspection reads it: its rows, the texts of its tokens, the names of its files, its
 segments built again."""
 
-import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from packprep.format.json_files import (
     TOKENIZER_NAME,
     shard_name,
 )
+from packprep.messages import nearest
 from packprep.restoring import replay_segments
 from packprep.sources.slices import UNREAD
 from packprep.storage import Folder, LocalCopy, folder_at, local_copy
@@ -30,8 +30,6 @@ from packprep.tokenizer.texts import TokenTexts, texts_of_dataset
 
 IDENTICAL = "identical"
 NOT_READ = "not rebuilt: its source is not read; --source NAME=PREFIX or --from-plan reads it"
-NEAREST = 8  # names in a message
-MOST_COMPARED = 10_000  # names to find them among
 
 
 @dataclass(frozen=True)
@@ -183,13 +181,3 @@ def check_source(name: str, names: Sequence[str]) -> None:
             f"--source {name}: the dataset has no source of that name; it has"
             f" {nearest(name, names)}"
         )
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    """Names that there are, for a message: all of a few, else the nearest to one that there is not,
-    and how many more."""
-    if len(names) <= NEAREST:
-        return ", ".join(names)
-    near = difflib.get_close_matches(name, names[:MOST_COMPARED], NEAREST, 0)
-    more = len(names) - len(near)
-    return ", ".join(near) + (f" and {more:,} more" if more else "")

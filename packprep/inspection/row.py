@@ -24,13 +24,12 @@ from packprep.inspection.text import (
     TRAINED,
     Unit,
     clipped,
-    counted,
     shortened,
     special,
     units_of,
     wrapped,
 )
-from packprep.messages import visible
+from packprep.messages import counted, visible
 from packprep.objectives import find
 from packprep.restoring import restore, slots_of_tokens, sound_segments
 from packprep.storage import Folder, LocalCopy

@@ -18,8 +18,7 @@ from packprep.building.segments import SegmentTable
 from packprep.errors import ArgumentError, DatasetError
 from packprep.inspection.opened import OpenedDataset, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
-from packprep.inspection.text import counted
-from packprep.messages import visible
+from packprep.messages import counted, visible
 from packprep.restoring import restore, slots_of_tokens, sound_segments
 from packprep.storage import Folder
 from packprep.tokenizer.texts import ByteTable

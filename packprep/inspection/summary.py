@@ -15,7 +15,8 @@ from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError
 from packprep.format.json_files import MANIFEST_NAME, shard_name
 from packprep.inspection.terminal import HEAD, Page, page
-from packprep.inspection.text import counted, sides_in_words, size_of
+from packprep.inspection.text import sides_in_words, size_of
+from packprep.messages import counted
 from packprep.storage import Folder, LocalCopy, folder_at, local_copy
 
 SEVERAL = "several"

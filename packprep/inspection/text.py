@@ -144,11 +144,6 @@ def wrapped(units: Sequence[Unit], width: int) -> Iterator[list[Unit]]:
         yield line
 
 
-def counted(n: int, thing: str) -> str:
-    """A number with its noun: "1 row", "2 rows"."""
-    return f"{n:,} {thing}{'' if n == 1 else 's'}"
-
-
 def clipped(text: str, most: int) -> str:
     """The text, or its begin and end where it has more than `most` characters."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - most // 2 :]}"

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from packprep.errors import SourceError
+from packprep.errors import RecipeError, SourceError
+from packprep.messages import nearest
 from packprep.randomness import PIECE_ORDER, bits64, permute, text_key
 from packprep.recipe import Source
 from packprep.sources.files import Files, Pieces
@@ -317,3 +318,28 @@ def step_bytes(stored: int, shards: int) -> int:
     KiB."""
     per_shard = max(1, stored // max(1, shards) // 16)
     return min(1 << 20, max(1 << 14, 1 << (per_shard.bit_length() - 1)))
+
+
+def place_of(source: PlannedSource, place: str, what: str = "--doc") -> tuple[int | None, int]:
+    """(the file's place in the source or None, position) of "FILE:POSITION" or "POSITION";
+    RecipeError, with `what` it is, for a place that is none."""
+    file, colon, text = place.rpartition(":")
+    if (
+        not text.isascii()
+        or not text.isdecimal()
+        or int(text) >= np.iinfo(np.int64).max
+        or (colon and not file)
+    ):
+        raise RecipeError(
+            f"{what} {place}: expected POSITION or FILE:POSITION; a position is the byte at which a"
+            " document's line begins, its row number, or 0 of a text file"
+        )
+    if not colon:
+        return None, int(text)
+    names = source.files.names
+    if file not in names:
+        raise RecipeError(
+            f"{what} {place}: source {source.name!r} has no file {file!r}, named relative to its"
+            f" prefix; it has {nearest(file, names)}"
+        )
+    return list(names).index(file), int(text)

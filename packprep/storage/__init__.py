@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from packprep.errors import BuildError, PackprepError
+from packprep.errors import BuildError, PackprepError, RecipeError
 from packprep.storage.local import LocalFolder
 from packprep.storage.remote import Remote, expanded, is_url, locate
 
@@ -173,3 +173,19 @@ def in_int64(time: int) -> int:
     """Return a file's time in ns modulo 2⁶⁴, since int64 ends in the year 2262. Times are only
     compared with one another."""
     return (time + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def refuse_nested(directory: Folder, out: Folder) -> None:
+    """Raise RecipeError if an output would lie among the files of the dataset it is made of."""
+    inner, outer = _parts(out), _parts(directory)
+    if inner[: len(outer)] == outer:
+        raise RecipeError(
+            f"--out {out} lies in the dataset {directory}, which has no other files: choose another"
+            " folder"
+        )
+
+
+def _parts(out: Folder) -> list[str]:
+    place = str(out).removeprefix("file://")
+    place = place if "://" in place else os.path.realpath(place)
+    return place.rstrip("/").split("/")

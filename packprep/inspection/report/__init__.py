@@ -30,7 +30,7 @@ from packprep.inspection.report.figures import Figures
 from packprep.inspection.report.page import MOST_LINES, page
 from packprep.inspection.report.sample import row_anew, sample_rows
 from packprep.inspection.summary import describe_manifest, evenly
-from packprep.inspection.text import counted
+from packprep.messages import counted
 from packprep.sources.slices import UNREAD
 from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, is_url, local_copy
 

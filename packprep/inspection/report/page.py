@@ -17,8 +17,8 @@ from markupsafe import Markup
 
 from packprep.inspection.card import versions
 from packprep.inspection.report.figures import Figures, charts_of, meter, stack
-from packprep.inspection.text import clipped, counted, sides_in_words, size_of
-from packprep.messages import visible
+from packprep.inspection.text import clipped, sides_in_words, size_of
+from packprep.messages import counted, visible
 
 MOST_LINES = 200
 """Lines of a table: faults, tasks, sources."""
