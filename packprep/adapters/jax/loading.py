@@ -12,23 +12,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from packprep.adapters import datasets_of, opened, tasks_of, weights_spans
+from packprep.adapters import opened, tasks_of, weights_spans
+from packprep.adapters.jax.maxtext import (
+    IN_PLACE_NAMES,
+    MAXTEXT_NAMES,
+    NOISED_SLOTS,
+    TRAINED_SEGMENT_IDS,
+    TRAINED_SLOTS,
+    check_maxtext,
+)
 from packprep.dataset import boundaries, encoder_decoder, order
 from packprep.dataset.attention import RULES, pad_cu_seqlens, thd
 from packprep.dataset.batches import refuse_columns
 from packprep.dataset.loader import COLUMNS, Dataset
-from packprep.dataset.manifest import StoredTask, drawn_tasks, is_in_place
+from packprep.dataset.manifest import StoredTask, is_in_place
 from packprep.dataset.mixture import Mixture
 from packprep.dataset.rows import AHEAD, BY_ROW, MEDIA, MORE_COLUMNS
 from packprep.errors import ArgumentError
 
 ROW_COLUMNS = tuple(name for name in COLUMNS + MORE_COLUMNS if name not in BY_ROW)
 LAYOUT_COLUMNS = ("cu_seqlens", "cu_seqlens_padded", "seqlens", "offsets")
-TRAINED_SEGMENT_IDS = "trained_segment_ids"  # segment_ids where loss_mask is not 0, elsewhere 0
-TRAINED_SLOTS = "trained_slots"  # loss_mask as int32
-NOISED_SLOTS = (  # 1 where a segment that predicts in place holds another token than its text
-    "noised_slots"
-)
 
 _ALIGNMENT = 64  # bytes: an array that begins elsewhere is copied
 # all others are int32
@@ -47,15 +50,7 @@ ATTENTION: dict[str, frozenset[str]] = {
 "causal": a kernel that is told segments alone."""
 
 NAMES = {
-    # It trains where targets_segmentation is not 0, and reads no weights.
-    "maxtext": {
-        "inputs": "tokens",
-        "inputs_position": "position_ids",
-        "inputs_segmentation": "segment_ids",
-        "targets": "labels",
-        "targets_position": "position_ids",
-        "targets_segmentation": TRAINED_SEGMENT_IDS,
-    },
+    "maxtext": MAXTEXT_NAMES,
     # The fields of GrugLmExample, whose loss_weight stands at the predicting slot; the ids go into
     # its attn_mask.
     "levanter": {
@@ -68,14 +63,6 @@ NAMES = {
     "seqio": {name: name for name in encoder_decoder.NAMES},
 }
 """Trainer → its name → the column. Columns that it has no name for keep their own."""
-
-# Of its block diffusion, whose loss reads both masks, and trains where targets_loss_mask and
-# targets_segmentation are not 0.
-_MAXTEXT_IN_PLACE = {
-    "targets_segmentation": "segment_ids",
-    "corruption_mask": NOISED_SLOTS,
-    "targets_loss_mask": TRAINED_SLOTS,
-}
 
 
 class _Form(NamedTuple):
@@ -263,7 +250,7 @@ def loader(
         refuse_columns(columns, without=(*BY_ROW, MEDIA))
         dataset.checked_columns(columns)
     named = _named(tasks, weighted, columns, names, attention or "causal", max_segments)
-    named |= _MAXTEXT_IN_PLACE if in_place else {}
+    named |= IN_PLACE_NAMES if in_place else {}
     form = _Form(named, max_segments, prefix_bidirectional, noised_alone, names == "seqio")
     given: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "epochs": epochs, "samples": samples}
     options = {
@@ -341,78 +328,6 @@ def check_names(tasks: Sequence[StoredTask], names: str) -> None:
                     f"Levanter's target is the next slot's token, but task {task['name']!r}"
                     " predicts in place"
                 )
-
-
-def check_maxtext(
-    dataset: Dataset | Mixture, attention: str | None, weighted: bool, loss_weights: str
-) -> bool:
-    """Whether all tasks predict in place, which MaxText trains as block diffusion. ArgumentError by
-    the task's name for what its loss, or without a path of the model's own its mask, would pass
-    over.
-
-    Its mask counts blocks of causal_block_size slots from the row's begin, and compares segment
-    ids. So blocks are a segment's own if it begins with one, and a single block as long as the row
-    is two-way attention in each segment.
-    """
-    tasks = [task for each in datasets_of(dataset) for task in drawn_tasks(each.manifest)]
-    in_place = [task for task in tasks if is_in_place(task)]
-    if loss_weights == "refuse":
-        if weighted:
-            raise ArgumentError(
-                "documents of this dataset give weights to what is trained of them, which MaxText's"
-                " loss does not read; use names='packprep' with masked_loss, take the weights out"
-                " of the documents, or say loss_weights='ignore'"
-            )
-        for task in in_place:
-            if task["parameters"].get("weighting") != "none":
-                raise ArgumentError(
-                    f"task {task['name']!r} weights its loss, which MaxText's loss does not read;"
-                    " use names='packprep' with masked_loss, build with weighting = 'none' where"
-                    " the objective has it, or say loss_weights='ignore'"
-                )
-    if not in_place:
-        return False
-    for task in in_place:
-        if task["label_alignment"] == "next_slot":
-            raise ArgumentError(
-                f"task {task['name']!r} has shift, and MaxText shifts itself, with each block's"
-                " first token clean (seed_and_mask): build without shift, or use names='packprep'"
-            )
-    if len(in_place) < len(tasks):
-        other = next(task["name"] for task in tasks if not is_in_place(task))
-        raise ArgumentError(
-            f"task {in_place[0]['name']!r} predicts in place and task {other!r} does not, and"
-            " MaxText trains with one objective: build a dataset of each"
-            + (
-                ", without the documents of one and two tokens, by documents.min_tokens = 3"
-                * (other == "too_short")
-            )
-        )
-    if attention is None:
-        _check_blocks(dataset, tasks)
-    return True
-
-
-def _check_blocks(dataset: Dataset | Mixture, tasks: Sequence[StoredTask]) -> None:
-    """ArgumentError unless one causal_block_size serves all tasks, and each x_t, in rows half as
-    long, begins with a block."""
-    sizes = {
-        task["name"]: task["parameters"].get("block_length", dataset.seq_length) for task in tasks
-    }
-    size = min(sizes.values())
-    if len(set(sizes.values())) > 1:
-        raise ArgumentError(
-            f"tasks have blocks of {', '.join(f'{n} slots ({name})' for name, n in sizes.items())},"
-            " and MaxText has one causal_block_size: build a dataset of each"
-        )
-    for each in datasets_of(dataset):
-        multiple = each.manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1)
-        if any(RULES[task["attention"]].in_blocks for task in each.tasks) and multiple % (2 * size):
-            raise ArgumentError(
-                f"MaxText counts blocks of {size} slots from the row's begin, and segments of"
-                f" {each.directory} begin at multiples of {multiple}: build with"
-                f" packing.pad_seq_to_mult = {2 * size}, two blocks since x_t and x_0 are stored"
-            )
 
 
 def _check_seqio(

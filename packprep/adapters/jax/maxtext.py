@@ -1,0 +1,107 @@
+"""What MaxText trains on: its names of columns, and the datasets that its loss and mask can take."""
+
+from collections.abc import Sequence
+
+from packprep.adapters import datasets_of
+from packprep.dataset.attention import RULES
+from packprep.dataset.loader import Dataset
+from packprep.dataset.manifest import StoredTask, drawn_tasks, is_in_place
+from packprep.dataset.mixture import Mixture
+from packprep.errors import ArgumentError
+
+# Columns that only MaxText asks for.
+TRAINED_SEGMENT_IDS = "trained_segment_ids"  # segment_ids where loss_mask is not 0, elsewhere 0
+TRAINED_SLOTS = "trained_slots"  # loss_mask as int32
+NOISED_SLOTS = "noised_slots"  # 1 where an in-place segment holds another token than its text
+
+MAXTEXT_NAMES = {
+    "inputs": "tokens",
+    "inputs_position": "position_ids",
+    "inputs_segmentation": "segment_ids",
+    "targets": "labels",
+    "targets_position": "position_ids",
+    "targets_segmentation": TRAINED_SEGMENT_IDS,
+}
+"""MaxText's name → packprep's column. It trains where targets_segmentation is not 0, and reads no
+weights."""
+
+# Of its block diffusion, whose loss reads both masks, and trains where targets_loss_mask and
+# targets_segmentation are not 0.
+IN_PLACE_NAMES = {
+    "targets_segmentation": "segment_ids",
+    "corruption_mask": NOISED_SLOTS,
+    "targets_loss_mask": TRAINED_SLOTS,
+}
+
+
+def check_maxtext(
+    dataset: Dataset | Mixture, attention: str | None, weighted: bool, loss_weights: str
+) -> bool:
+    """Return whether all tasks predict in place, which MaxText trains as block diffusion.
+
+    Raise ArgumentError, with the task's name, for what MaxText's loss would ignore, or its mask where
+    no attention path is given.
+
+    Its mask counts blocks of causal_block_size slots from the row's begin, and compares segment
+    ids. So blocks are a segment's own if it begins with one, and a single block as long as the row
+    is two-way attention in each segment.
+    """
+    tasks = [task for each in datasets_of(dataset) for task in drawn_tasks(each.manifest)]
+    in_place = [task for task in tasks if is_in_place(task)]
+    if loss_weights == "refuse":
+        if weighted:
+            raise ArgumentError(
+                "documents of this dataset give weights to what is trained of them, which MaxText's"
+                " loss does not read; use names='packprep' with masked_loss, take the weights out"
+                " of the documents, or say loss_weights='ignore'"
+            )
+        for task in in_place:
+            if task["parameters"].get("weighting") != "none":
+                raise ArgumentError(
+                    f"task {task['name']!r} weights its loss, which MaxText's loss does not read;"
+                    " use names='packprep' with masked_loss, build with weighting = 'none' where"
+                    " the objective has it, or say loss_weights='ignore'"
+                )
+    if not in_place:
+        return False
+    for task in in_place:
+        if task["label_alignment"] == "next_slot":
+            raise ArgumentError(
+                f"task {task['name']!r} has shift, and MaxText shifts itself, with each block's"
+                " first token clean (seed_and_mask): build without shift, or use names='packprep'"
+            )
+    if len(in_place) < len(tasks):
+        other = next(task["name"] for task in tasks if not is_in_place(task))
+        raise ArgumentError(
+            f"task {in_place[0]['name']!r} predicts in place and task {other!r} does not, and"
+            " MaxText trains with one objective: build a dataset of each"
+            + (
+                ", without the documents of one and two tokens, by documents.min_tokens = 3"
+                * (other == "too_short")
+            )
+        )
+    if attention is None:
+        _check_blocks(dataset, tasks)
+    return True
+
+
+def _check_blocks(dataset: Dataset | Mixture, tasks: Sequence[StoredTask]) -> None:
+    """Raise ArgumentError unless one causal_block_size serves all tasks, and each x_t, in rows half
+    as long, begins with a block."""
+    sizes = {
+        task["name"]: task["parameters"].get("block_length", dataset.seq_length) for task in tasks
+    }
+    size = min(sizes.values())
+    if len(set(sizes.values())) > 1:
+        raise ArgumentError(
+            f"tasks have blocks of {', '.join(f'{n} slots ({name})' for name, n in sizes.items())},"
+            " and MaxText has one causal_block_size: build a dataset of each"
+        )
+    for each in datasets_of(dataset):
+        multiple = each.manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1)
+        if any(RULES[task["attention"]].in_blocks for task in each.tasks) and multiple % (2 * size):
+            raise ArgumentError(
+                f"MaxText counts blocks of {size} slots from the row's begin, and segments of"
+                f" {each.directory} begin at multiples of {multiple}: build with"
+                f" packing.pad_seq_to_mult = {2 * size}, two blocks since x_t and x_0 are stored"
+            )
