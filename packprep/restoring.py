@@ -112,8 +112,8 @@ def _first_trained(
     if "trained_offsets" not in arrays:
         return first
     offsets, ranges = arrays["trained_offsets"], arrays["trained_ranges"].astype(np.int64)
-    mode = np.array([task.mode for task in plan.tasks])[arrays["segment_task"]]
-    copies = np.array([task.objective.copies for task in plan.tasks])[arrays["segment_task"]]
+    mode = plan.by_task.mode[arrays["segment_task"]]
+    copies = plan.by_task.copies[arrays["segment_task"]]
     with_ranges = np.flatnonzero(np.diff(offsets) > 0)
     begin, end = ranges[offsets[with_ranges], 0], ranges[offsets[with_ranges + 1] - 1, 1]
     segment = np.repeat(np.arange(len(slots)), np.diff(offsets))
@@ -308,12 +308,10 @@ def slots_of_tokens(
     ).ids
     segment = np.repeat(chosen, arrays["segment_tokens"][chosen])  # the segment of each token
     begin = shifted.row[segment] * length + stored.first_slot[segment]
-    copies = np.array([task.objective.copies for task in plan.tasks])[
-        arrays["segment_task"][segment]
-    ]
+    copies = plan.by_task.copies[arrays["segment_task"][segment]]
     half = np.where(copies > 1, stored.slots[segment] // copies, 0)
     end = begin + stored.slots[segment]
-    in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"][segment]]
+    in_place = plan.by_task.in_place[arrays["segment_task"][segment]]
 
     flat = found.astype(np.int64) - vocab_size - half
 

@@ -18,7 +18,7 @@ from packprep.documents.reading import Documents
 from packprep.documents.store import StoredDocuments
 from packprep.errors import BuildError, PlanError
 from packprep.format.json_files import newer_version
-from packprep.objectives.objective import Task
+from packprep.objectives.objective import Task, TaskTable
 from packprep.recipe import Recipe
 
 AFTER_TOKENIZATION = ("too_long", "untrained_segment", "other_length", "place_too_long")
@@ -124,15 +124,12 @@ def shard_ledger(
 
 def added_slots(tasks: Sequence[Task], table: SegmentTable) -> dict[str, np.ndarray]:
     """Kind of ADDED → int64[m]: the slots of each segment that hold no token of its own, once."""
-    task = table.task
-    mode = np.array([t.mode for t in tasks])[task]
-    once = table.slots // np.array([t.objective.copies for t in tasks])[task]
-    ends = (
-        table.eos
-        + np.array([int(t.parameters.get("eos_after_inputs", False)) for t in tasks])[task]
-    )
+    task, by_task = table.task, TaskTable.of(tasks)
+    mode = by_task.mode[task]
+    once = table.slots // by_task.copies[task]
+    ends = table.eos + by_task.input_eos[task]
     between = once - table.n - table.copy - table.bos - ends - mode
-    kinds = np.array([t.objective.added for t in tasks])[task]
+    kinds = by_task.added[task]
     return {
         "bos": table.bos,
         "mode": mode,

@@ -31,7 +31,7 @@ from packprep.format.json_files import (
     json_value,
     with_defaults,
 )
-from packprep.objectives.objective import Ids, Task
+from packprep.objectives.objective import Ids, Task, TaskTable
 from packprep.objectives.tasks import Marks, complete, marks_of_sources, resolve, task_table
 from packprep.recipe import Recipe, from_normalised
 from packprep.sources.files import Files, absolute_prefix
@@ -164,6 +164,7 @@ class Plan:
             self.vocabulary.mode_tokens,
             _resolved(stored, self.recipe),
         )
+        self.by_task = TaskTable.of(self.tasks)
         if json_value(task_table(self.tasks)) != json_value(stored["tasks"]):
             raise PlanError(
                 "plan.json: its tasks are not those of its recipe and vocabulary; put the right"

@@ -6,7 +6,7 @@ place (`building/render.py`); an objective says how many slots its body takes (t
 writes the body, and restores the tokens from it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -112,6 +112,37 @@ class Task:
                 fits = prefix + bos + self.mode <= sides[0] and behind + eos <= sides[1]
             low, high = (middle, high) if fits else (low, middle - 1)
         return min(low, self.objective.most_tokens(self)) if self.objective.most_tokens else low
+
+
+class TaskTable(NamedTuple):
+    """Properties of a plan's tasks, one array entry per task.
+
+    `table.in_place[segment_task]` gives the property for each segment. All arrays have shape
+    [tasks].
+    """
+
+    in_place: np.ndarray  # bool: tokens are noised and predicted where they stand
+    shift: np.ndarray  # bool: in place, the next slot's token is predicted
+    mode: np.ndarray  # int64: slots of the mode token, 0 or 1
+    mode_token: np.ndarray  # int64: its id, or -1
+    copies: np.ndarray  # int64: how often a segment holds its tokens, 2 where x_t and x_0 stand
+    block_length: np.ndarray  # int64: slots of a block, 0 without blocks
+    input_eos: np.ndarray  # int64: slots of an eos that ends the inputs, 0 or 1
+    added: np.ndarray  # str: kind of the slots that a body has beyond its tokens
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task]) -> "TaskTable":
+        """Return the table of some tasks."""
+        return cls(
+            np.array([task.in_place for task in tasks], np.bool_),
+            np.array([task.shift for task in tasks], np.bool_),
+            np.array([task.mode for task in tasks], np.int64),
+            np.array([task.mode_token for task in tasks], np.int64),
+            np.array([task.objective.copies for task in tasks], np.int64),
+            np.array([task.parameters.get("block_length", 0) for task in tasks], np.int64),
+            np.array([int(task.parameters.get("eos_after_inputs", False)) for task in tasks]),
+            np.array([task.objective.added for task in tasks]),
+        )
 
 
 class Bodies(NamedTuple):

@@ -151,7 +151,7 @@ def check_arrays(
     if not headers_good or not check_parts(plan, arrays, file, faults):
         return False
     stored = stored_segments(plan, arrays)
-    next_token = np.array([not task.in_place for task in plan.tasks])[arrays["segment_task"]]
+    next_token = ~plan.by_task.in_place[arrays["segment_task"]]
     check_slots(plan, arrays, stored, next_token, file, faults)
     if not _check_law(plan, arrays, stored, file, faults, epoch):
         return False
@@ -269,7 +269,7 @@ def _check_headers(
     )
     if faults.total > before:
         return False
-    plain = np.array([not task.in_place for task in plan.tasks])[arrays["segment_task"]]
+    plain = ~plan.by_task.in_place[arrays["segment_task"]]
     bad("P13", plain & (weight != 1), "segment_loss_weight", "should be 1")
     bad("P13", plain & (noise != 0), "segment_noise", "should be 0")
     owner = np.repeat(np.arange(len(plan.sources)), [len(source.files) for source in plan.sources])
@@ -390,11 +390,11 @@ def _check_law(
         faults.add("P12", file, message, int(row[g]), int(begin[g]), int(slots[g]))
     if wrong.any():
         return False
-    in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
+    in_place = plan.by_task.in_place[arrays["segment_task"]]
     clean = np.where(_of_tasks(plan, arrays, lambda task: task.objective.copies > 1), slots // 2, 0)
     in_place &= clean == 0  # the others have their tokens in x_0
     at = row * plan.recipe.seq_length + begin
-    mode = np.array([task.mode_token for task in plan.tasks])[arrays["segment_task"]]
+    mode = plan.by_task.mode_token[arrays["segment_task"]]
     prefix, removed = np.zeros(len(row), np.int64), removed_segments(arrays)
     for t, task in enumerate(plan.tasks):
         of_task = np.flatnonzero(arrays["segment_task"] == t)
@@ -449,7 +449,7 @@ def _check_repeated(
     if "trained_offsets" not in arrays:
         return
     offsets = arrays["trained_offsets"]
-    mode = np.array([task.mode for task in plan.tasks])[arrays["segment_task"]]
+    mode = plan.by_task.mode[arrays["segment_task"]]
     first = np.append(arrays["trained_ranges"][:, 0], 0)[offsets[:-1]]
     wrong = (
         (stored.copy > 0)
@@ -593,9 +593,7 @@ def check_parts(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults:
             )
             faults.add("P19", file, message, int(row[g]))
     if "block_offsets" in arrays:
-        length = np.array([task.parameters.get("block_length", 0) for task in plan.tasks])[
-            arrays["segment_task"]
-        ]
+        length = plan.by_task.block_length[arrays["segment_task"]]
         by_block = [
             RULES[t.objective.attention].in_blocks and levels_by_block(t.parameters)
             for t in plan.tasks
@@ -633,7 +631,7 @@ def check_noise(
     """P18: noise drawn anew from labels and keys is that of the arrays; so it lies on candidates
     alone. Gives the blocks."""
     blocks: Blocks = []
-    in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
+    in_place = plan.by_task.in_place[arrays["segment_task"]]
     if not in_place.any():
         return blocks
     length = arrays["tokens"].shape[1]
@@ -722,7 +720,7 @@ def _check_weights(
     that of the trained range in which what the slot predicts lies."""
     length, size = arrays["tokens"].shape[1], arrays["tokens"].size
     at = stored.row * length + stored.first_slot
-    in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
+    in_place = plan.by_task.in_place[arrays["segment_task"]]
     should = fill_slots(at, stored.slots, arrays["segment_loss_weight"], 0, size)
     for which, task, (count, _, weights) in blocks:
         length_of = np.full(len(which), task.parameters["block_length"])

@@ -269,7 +269,7 @@ def check_slots(
     """P6 to P10 of one shard whose header is good. next_token: bool[segments]."""
     tokens = arrays["tokens"]
     labels = arrays.get("labels", np.zeros((0, tokens.shape[1]), tokens.dtype))
-    shift = np.array([task.shift for task in plan.tasks])[arrays["segment_task"]]
+    shift = plan.by_task.shift[arrays["segment_task"]]
     if shift.any():  # what is noised where they stand lies a slot on: check_noise looks at them
         at = stored.row * tokens.shape[1] + stored.first_slot
         labels = np.where(
@@ -443,7 +443,7 @@ def check_media(
             return
         at = np.repeat(row * length + begin, many) + ranks(many)
         inside[at] = True
-        in_place = np.array([task.in_place for task in plan.tasks])[arrays["segment_task"]]
+        in_place = plan.by_task.in_place[arrays["segment_task"]]
         for name in ("tokens", *(["labels"] if "labels" in arrays else [])):
             values, own = (
                 arrays[name].reshape(-1)[at],
