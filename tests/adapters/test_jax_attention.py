@@ -42,6 +42,7 @@ def own_mask(row):
     return mask
 
 
+@pytest.mark.long
 @given(rows(24), rows(24))
 def test_dense_mask_is_the_numpy_one_for_every_kind_of_segment(first, second):
     pair = [first, second]
@@ -166,6 +167,7 @@ def by_splash_cross(query, key, value, ids, key_ids):
     return splash_attention(query, key, value, ids, key_segment_ids=key_ids)
 
 
+@pytest.mark.long
 def test_cross_attention_is_by_segment():
     """Segments whose inputs and targets lie in other blocks, one row full of inputs, one of padding
     alone."""

@@ -204,6 +204,7 @@ def keys_of(m, seed):
     return bits64(np.uint64(seed), 0, np.arange(m))
 
 
+@pytest.mark.long
 def test_patterns_and_ids_are_those_that_automodel_0_7_0_drew():
     tokens, _, _, _ = drawn(LAWS["corrupt_blockwise"], keys_of(100_000, 1), 4, 4)
     recorded = AUTOMODEL_0_7_0["corrupt_blockwise"]
