@@ -27,7 +27,9 @@ def long(session: nox.Session) -> None:
     """The rest of the suite: crashes, Slurm, damage by the hundred, the docs' blocks, and cases of
     the same kind."""
     session.install(".[test]")
-    session.run("python", "-m", "pytest", "-n", "auto", "-m", "long", *session.posargs)
+    session.run(
+        "python", "-m", "pytest", "-n", "auto", "-m", "long and not campaign", *session.posargs
+    )
 
 
 @nox.session

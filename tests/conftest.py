@@ -50,10 +50,12 @@ def pytest_collection_modifyitems(items) -> None:
     """Mark every case of a parametrized test except the first as `long`.
 
     The first case shows the behaviour. Tests marked `every_case` keep all, because each case is a
-    guarantee of its own.
+    guarantee of its own. `campaign` tests keep their own marker.
     """
     seen: set[str] = set()
     for item in items:
+        if item.get_closest_marker("campaign"):
+            continue
         test = item.nodeid.partition("[")[0]
         if test in seen and not item.get_closest_marker("every_case"):
             item.add_marker("long")
