@@ -179,7 +179,7 @@ def example(
     """
     from packprep.building.render import render_rows
     from packprep.building.segments import SegmentTable
-    from packprep.documents.supervision import Conversation, trained_tokens, training_columns
+    from packprep.conversations.supervision import Conversation, trained_tokens, training_columns
     from packprep.objectives.objective import Bodies, BodySlots
 
     task = _task(objective, mode, given)

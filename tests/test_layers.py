@@ -21,6 +21,7 @@ LEVELS = [
     ("dataset",),
     ("cache", "clock", "kernel", "recipe", "storage"),
     ("sources", "tokenizer"),
+    ("conversations",),
     ("documents", "objectives"),
     ("building",),
     ("restoring",),

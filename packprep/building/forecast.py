@@ -19,13 +19,13 @@ from packprep.building.packing import rows_of
 from packprep.building.planning import Inputs
 from packprep.building.segments import SegmentTable, cut, inputs_of
 from packprep.cache import is_kept
+from packprep.conversations.media import NO_PLACES
+from packprep.conversations.supervision import Training
 from packprep.dataset.manifest import stores_labels
 from packprep.dataset.shard import DATA_ALIGNMENT, layout
 from packprep.documents.calibration import Estimates
-from packprep.documents.media import NO_PLACES
 from packprep.documents.reading import Documents
 from packprep.documents.store import DOCUMENT_BYTES
-from packprep.documents.supervision import Training
 from packprep.documents.tally import Tally
 from packprep.errors import PackprepError
 from packprep.kernel import compiling

@@ -30,15 +30,16 @@ from packprep.building.stores import (
     planned_in,
     template_of,
 )
-from packprep.dataset.manifest import removed_digest
-from packprep.documents.calibration import Estimates, calibrate, first_texts
-from packprep.documents.chat_template import (
+from packprep.conversations.chat_template import (
     ChatTemplate,
     NoTemplate,
     compile_template,
     find_template,
     named_templates,
 )
+from packprep.conversations.supervision import supervise
+from packprep.dataset.manifest import removed_digest
+from packprep.documents.calibration import Estimates, calibrate, first_texts
 from packprep.documents.reading import MOST_DOCUMENTS
 from packprep.documents.sample import Supervise
 from packprep.documents.store import (
@@ -48,7 +49,6 @@ from packprep.documents.store import (
     estimates_as_json,
     estimates_from_json,
 )
-from packprep.documents.supervision import supervise
 from packprep.errors import RecipeError
 from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import FORMAT, LAW_VERSION, VERSION, as_stored, json_value

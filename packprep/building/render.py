@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from packprep.building.segments import SegmentTable, expected_prefix, trained_in
+from packprep.conversations.supervision import Training
 from packprep.dataset import noise
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import ranks
 from packprep.dataset.noise import Noised, Target
 from packprep.documents.reading import Documents
-from packprep.documents.supervision import Training
 from packprep.kernel import copy_items, copy_ranges, kernel
 from packprep.objectives.objective import Bodies, BodySlots, Task
 from packprep.tokenizer.engines.engine import offsets_of

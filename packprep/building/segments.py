@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from packprep.conversations.supervision import ANYWHERE
 from packprep.dataset.attention import RULES
 from packprep.documents.reading import Documents
-from packprep.documents.supervision import ANYWHERE
 from packprep.errors import RecipeError
 from packprep.kernel import bits64, draw_task, integer, kernel, segment_key
 from packprep.objectives.objective import Bodies, Task

@@ -22,8 +22,8 @@ import numpy as np
 
 from packprep.building.forecast import FULL, forecast
 from packprep.building.planning import Inputs, look_up, make_plan, written_by_template
+from packprep.conversations.chat_template import compile_template
 from packprep.documents.calibration import Estimates
-from packprep.documents.chat_template import compile_template
 from packprep.errors import RecipeError, SourceError, VocabularyError
 from packprep.messages import put_line
 from packprep.objectives.tasks import complete, recipe_schema

@@ -1,7 +1,7 @@
-"""Documents: slices of sources ─► token documents, as columns, with what of them is trained.
+"""Documents: slices of sources become token documents, as columns, with what of them is trained.
 
 ```
-texts, messages, ids ─► supervision ─► tokens ─► reading: documents, counts, rejects
-                        trained ranges           sample: how many there will be
+texts, Conversations, ids ─► tokens ─► reading: documents, counts, rejects
+                                       sample: how many there will be
 ```
 """

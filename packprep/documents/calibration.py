@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from packprep.clock import Clock
+from packprep.conversations.supervision import Conversation, tokenize_supervised
 from packprep.documents.sample import (
     Count,
     Looked,
@@ -24,7 +25,6 @@ from packprep.documents.sample import (
     look_at_pieces,
     look_at_tokens,
 )
-from packprep.documents.supervision import Conversation, tokenize_supervised
 from packprep.documents.tally import Tally
 from packprep.randomness import CALIBRATION, bits64, text_key
 from packprep.recipe import DocumentKeys

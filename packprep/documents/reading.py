@@ -11,8 +11,8 @@ import numpy as np
 import xxhash
 
 from packprep.clock import Clock
-from packprep.documents.media import content_of, pieces_of, refuse_strays
-from packprep.documents.supervision import (
+from packprep.conversations.media import content_of, pieces_of, refuse_strays
+from packprep.conversations.supervision import (
     Conversation,
     Trained,
     Training,

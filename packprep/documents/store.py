@@ -49,11 +49,12 @@ import numpy as np
 import xxhash
 
 from packprep.clock import Clock
+from packprep.conversations.media import NO_PLACES, MediaPlaces
+from packprep.conversations.supervision import Trained
 from packprep.dataset.loader import default_max_open
 from packprep.dataset.manifest import Manifest, ShardEntry, replaced
 from packprep.dataset.shard import Places, encoded, places_in
 from packprep.documents.calibration import Estimates
-from packprep.documents.media import NO_PLACES, MediaPlaces
 from packprep.documents.reading import (
     ReadDocuments,
     Rejected,
@@ -61,7 +62,6 @@ from packprep.documents.reading import (
     refuse_beyond,
     tokenized,
 )
-from packprep.documents.supervision import Trained
 from packprep.errors import DatasetError, SourceError
 from packprep.format import open_file
 from packprep.format.digests import digest_of, digest_of_buffers

@@ -16,6 +16,7 @@ import numpy as np
 
 from packprep.building.plan import Plan
 from packprep.building.removal import REMOVED, removed_segments
+from packprep.conversations.supervision import Conversation, read_supervised, tokenize_supervised
 from packprep.documents.reading import (
     ReadDocuments,
     chosen_by_size,
@@ -24,7 +25,6 @@ from packprep.documents.reading import (
     take_tokens,
     with_keeps,
 )
-from packprep.documents.supervision import Conversation, read_supervised, tokenize_supervised
 from packprep.errors import DatasetError, PackprepError, RecipeError
 from packprep.format.json_files import decode, rejects_name
 from packprep.inspection.opened import OpenedDataset, check_source, opened

@@ -28,9 +28,9 @@ from packprep.building.planning import (
 from packprep.building.removal import encode_removed
 from packprep.building.replaced import plan_digest_of, plan_replaced
 from packprep.building.stores import files_in, in_stores, of_store, patterns_of, template_of
+from packprep.conversations.chat_template import find_template
 from packprep.dataset.manifest import LATER, named_removal, replaced
 from packprep.documents.calibration import Estimates, highest_ratio
-from packprep.documents.chat_template import find_template
 from packprep.errors import DatasetError, PackprepError, PlanError
 from packprep.format import read_file
 from packprep.format.digests import digest_of, digest_of_file, own_digest

@@ -13,7 +13,7 @@ import chats
 import numpy as np
 from conversations import MARK, conversations, strings
 
-from tests.documents import chats_made
+from tests.conversations import chats_made
 
 pytestmark = pytest.mark.long
 

@@ -7,7 +7,7 @@ pytest.importorskip("trl", reason="trl is not installed: pip install '.[trainers
 
 import losses
 
-from tests.documents import chats_made
+from tests.conversations import chats_made
 
 pytestmark = pytest.mark.long
 

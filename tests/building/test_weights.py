@@ -11,7 +11,7 @@ import pytest
 import packprep
 from packprep.verification import verify_dataset
 from tests import made
-from tests.documents import chats_made as chats
+from tests.conversations import chats_made as chats
 from tests.twin.check import verify_with_twin
 from tests.weights_made import TASKS, WEIGHTS, build, character_weights, records
 

@@ -8,9 +8,9 @@ import pytest
 import zstandard
 
 from packprep.building.planning import look_up
+from packprep.conversations.supervision import supervise, tokenize_supervised
 from packprep.documents import sample as sampling
 from packprep.documents.calibration import FIRST_CHARACTERS, calibrate, first_texts
-from packprep.documents.supervision import supervise, tokenize_supervised
 from packprep.recipe import DocumentKeys, read_recipe
 from packprep.sources.formats import Choice
 from packprep.sources.slices import PlannedSource

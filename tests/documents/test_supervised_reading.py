@@ -11,7 +11,7 @@ from packprep.documents.reading import is_bad, read_documents
 from packprep.errors import RecipeError, SourceError
 from packprep.recipe import read_recipe
 from tests import made
-from tests.documents import chats_made as chats
+from tests.conversations import chats_made as chats
 
 CHATML = chats.CHATML.replace("<|im_start|>", "<fim_prefix>").replace("<|im_end|>", "<fim_suffix>")
 PREFIX, SUFFIX = 263, 265  # of the built-in bytes

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from packprep.tokenizer.proof import nasty_texts
-from tests.documents import chats_made
+from tests.conversations import chats_made
 from tests.fuzz.mutations import STEPS
 from tests.tokenizer import tokenizers_made
 

@@ -14,8 +14,8 @@ from packprep.inspection.row import describe_row, describe_segment, print_row, p
 from packprep.inspection.terminal import WIDTH
 from packprep.tokenizer.file import bytes_tokenizer_json
 from tests import command_line
+from tests.conversations import chats_made
 from tests.dataset.synthetic import make_dataset, replace_in_manifest
-from tests.documents import chats_made
 from tests.inspection import datasets_made
 from tests.inspection.conftest import built, write_corpus
 from tests.tokenizer import tokenizers_made

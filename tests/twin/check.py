@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import Plan, at_text, moved_prefixes, open_plan, stored_plan
+from packprep.conversations.chat_template import compile_template
+from packprep.conversations.layouts import Dialogue
+from packprep.conversations.supervision import rendered_turns
+from packprep.conversations.turns import Turns
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.manifest import read_manifest
 from packprep.dataset.redraw import EPOCHS
 from packprep.dataset.shard import open_shard
-from packprep.documents.chat_template import compile_template
-from packprep.documents.layouts import Dialogue
-from packprep.documents.supervision import rendered_turns
-from packprep.documents.turns import Turns
 from packprep.errors import RecipeError
 from packprep.format.json_files import shard_name
 from packprep.objectives.tasks import whole_recipe, whole_task

@@ -1,4 +1,4 @@
-"""tests.twin.records gives what readers and documents/layouts.py give, of any record, in its own
+"""tests.twin.records gives what readers and conversations/layouts.py give, of any record, in its own
 way."""
 
 import json
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.documents.layouts import Dialogue, read_layout
+from packprep.conversations.layouts import Dialogue, read_layout
 from packprep.sources.formats import read
 from packprep.sources.formats.batch import Choice, Supervision
 from packprep.sources.formats.fields import Fields

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from packprep.documents.chat_template import compile_template
-from packprep.documents.layouts import Dialogue
-from packprep.documents.supervision import conversation, rendered_turns
-from packprep.documents.turns import Turns
+from packprep.conversations.chat_template import compile_template
+from packprep.conversations.layouts import Dialogue
+from packprep.conversations.supervision import conversation, rendered_turns
+from packprep.conversations.turns import Turns
 from packprep.recipe import DocumentKeys
-from tests.documents import chats_made as chats
+from tests.conversations import chats_made as chats
 from tests.twin.records import Talk
 from tests.twin.turns import Template, text_of_talk
 

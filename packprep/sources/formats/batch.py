@@ -141,7 +141,7 @@ class Supervision:
     text        None: it has none; beside a layout it is not wanted
     loss_spans  of any type; None: it has none
     record      field → value, of any type, of a layout: under the layout's own names, whatever a recipe calls them; without null
-    layout      which one, of those in `documents/layouts.py`; "": none
+    layout      which one, of those in `conversations/layouts.py`; "": none
     kinds       of media that a document may have; (): media is not looked at
     """
 

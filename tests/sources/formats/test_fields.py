@@ -7,13 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packprep.documents.supervision import supervise
+from packprep.conversations.supervision import supervise
 from packprep.errors import SourceError
 from packprep.recipe import Source
 from packprep.sources.formats import read
 from packprep.sources.formats.fields import Fields, field_at, without_nulls
 from packprep.sources.formats.jsonl import line_decoder
-from tests.documents import chats_made as chats
+from tests.conversations import chats_made as chats
 from tests.sources.formats.parts import part_of
 
 QA = chats.turns("q", "a")

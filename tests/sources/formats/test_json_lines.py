@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.documents.supervision import conversation
+from packprep.conversations.supervision import conversation
 from packprep.sources.formats import BAD_REASONS
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import MAX_NESTING, decode_slowly, line_decoder, nested_too_deep

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packprep.documents.supervision import Conversation, conversation, supervise
+from packprep.conversations.supervision import Conversation, conversation, supervise
 from packprep.errors import RecipeError, SourceError
 from packprep.sources.formats import read
 from packprep.sources.formats.batch import Supervision
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import decode_slowly, line_decoder
-from tests.documents import chats_made as chats
+from tests.conversations import chats_made as chats
 from tests.sources.formats.parts import part_of, read_all, write
 
 FIELDS = Fields()

@@ -257,7 +257,7 @@ def compile_template(source: str, date: str = "") -> ChatTemplate:
     import jinja2
     import jinja2.meta
 
-    from packprep.documents.template_limits import LimitedEnvironment, with_counters
+    from packprep.conversations.template_limits import LimitedEnvironment, with_counters
 
     environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -301,7 +301,7 @@ def compile_template(source: str, date: str = "") -> ChatTemplate:
 
 
 def _refuse(environment: Any, message: object) -> None:
-    from packprep.documents.template_limits import check_printable
+    from packprep.conversations.template_limits import check_printable
 
     check_printable(message)
     raise TemplateRefusal(str(message))

@@ -1,4 +1,4 @@
-"""packprep.documents.turns and .placeholders: which characters are which message, and which are
+"""packprep.conversations.turns and .placeholders: which characters are which message, and which are
 trained."""
 
 import json
@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packprep.documents import placeholders, turns
-from packprep.documents.chat_template import TemplateRefusal, compile_template
-from packprep.documents.layouts import Dialogue
-from packprep.documents.placeholders import Placeholders
-from packprep.documents.template_limits import TemplateLimit
-from packprep.documents.turns import NotIncremental, find_turns
+from packprep.conversations import placeholders, turns
+from packprep.conversations.chat_template import TemplateRefusal, compile_template
+from packprep.conversations.layouts import Dialogue
+from packprep.conversations.placeholders import Placeholders
+from packprep.conversations.template_limits import TemplateLimit
+from packprep.conversations.turns import NotIncremental, find_turns
 from packprep.recipe import DocumentKeys
-from tests.documents import chats_made as chats
+from tests.conversations import chats_made as chats
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 

@@ -1,4 +1,4 @@
-"""packprep.documents.chat_template: which template, and that its bytes are a function of the
+"""packprep.conversations.chat_template: which template, and that its bytes are a function of the
 messages."""
 
 import datetime
@@ -8,16 +8,16 @@ import os
 import jinja2.sandbox
 import pytest
 
-from packprep.documents.chat_template import (
+from packprep.conversations.chat_template import (
     TemplateRefusal,
     compile_template,
     find_template,
     named_templates,
 )
-from packprep.documents.supervision import conversation
-from packprep.documents.template_limits import TemplateLimit
+from packprep.conversations.supervision import conversation
+from packprep.conversations.template_limits import TemplateLimit
 from packprep.errors import RecipeError
-from tests.documents import chats_made as chats
+from tests.conversations import chats_made as chats
 from tests.tokenizer import tokenizers_made as made
 
 

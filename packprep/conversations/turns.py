@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from packprep.documents.chat_template import ChatTemplate, TemplateRefusal
-from packprep.documents.layouts import Dialogue
-from packprep.documents.placeholders import (
+from packprep.conversations.chat_template import ChatTemplate, TemplateRefusal
+from packprep.conversations.layouts import Dialogue
+from packprep.conversations.placeholders import (
     SYSTEM,
     Placeholders,
     attempted,
@@ -70,7 +70,7 @@ def find_turns(
     variables: what the template reads beside messages and tools. Raises NotIncremental, and what
     `ChatTemplate.render` does.
     """
-    from packprep.documents.template_limits import TemplateLimit
+    from packprep.conversations.template_limits import TemplateLimit
 
     messages, tools = dialogue.messages, dialogue.tools
     messages = [_as_read(message) for message in messages]
@@ -101,7 +101,7 @@ def _with_contents(
     It is null where they take that, as some write calls only then, else empty. No call may be left
     out.
     """
-    from packprep.documents.template_limits import TemplateLimit
+    from packprep.conversations.template_limits import TemplateLimit
 
     filled = [{"content": None, **message} for message in messages]
     try:
@@ -217,7 +217,7 @@ class _Chat:
 def _found(chat: _Chat, blocks: list[tuple[int, int]] | None) -> Turns:
     """The turns of a conversation; blocks: what the template's {% generation %} blocks gave, None
     if it has none."""
-    from packprep.documents.template_limits import TemplateLimit
+    from packprep.conversations.template_limits import TemplateLimit
 
     text, messages = chat.text, chat.messages
     speaks = [message["role"] == "assistant" for message in messages]
@@ -267,7 +267,7 @@ def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
     with_spans: what is trained is asked for. others: of others than assistants, too, which prefixes
     do not tell.
     """
-    from packprep.documents.template_limits import TemplateLimit
+    from packprep.conversations.template_limits import TemplateLimit
 
     count = len(chat.messages)
     told = (

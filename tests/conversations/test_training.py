@@ -1,4 +1,4 @@
-"""packprep.documents.supervision: a token is trained iff it begins inside a span of trained
+"""packprep.conversations.supervision: a token is trained iff it begins inside a span of trained
 characters."""
 
 from dataclasses import replace
@@ -10,8 +10,8 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packprep.documents import supervision
-from packprep.documents.supervision import (
+from packprep.conversations import supervision
+from packprep.conversations.supervision import (
     ANYWHERE,
     BEST,
     NEVER,
@@ -25,7 +25,7 @@ from packprep.recipe import Specials
 from packprep.tokenizer.encoding import tokenize
 from packprep.tokenizer.engines import load_engine
 from packprep.tokenizer.roles import resolve_vocabulary
-from tests.documents import chats_made as chats
+from tests.conversations import chats_made as chats
 from tests.tokenizer import tokenizers_made as made
 from tests.tokenizer.test_roles import needs, resolve
 from tests.twin import tokens as twin

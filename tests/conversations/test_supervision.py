@@ -1,4 +1,4 @@
-"""packprep.documents.supervision: which characters of a document are trained, or why it cannot be
+"""packprep.conversations.supervision: which characters of a document are trained, or why it cannot be
 used."""
 
 from itertools import pairwise
@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packprep.documents.supervision import MAX_SPANS, Conversation, conversation
+from packprep.conversations.supervision import MAX_SPANS, Conversation, conversation
 from packprep.errors import RecipeError
 from packprep.sources.formats import BAD_REASONS
 from packprep.sources.formats.batch import Supervision
-from tests.documents import chats_made as chats
+from tests.conversations import chats_made as chats
 from tests.test_imports import imported_by
 from tests.twin.records import ranges_of
 

@@ -27,9 +27,9 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from packprep.documents.chat_template import NoTemplate, TemplateRefusal, compile_template
-from packprep.documents.layouts import Dialogue, Problem, read_layout
-from packprep.documents.media import (
+from packprep.conversations.chat_template import NoTemplate, TemplateRefusal, compile_template
+from packprep.conversations.layouts import Dialogue, Problem, read_layout
+from packprep.conversations.media import (
     BAD_MEDIA,
     NO_PLACES,
     BadMedia,
@@ -45,7 +45,7 @@ from packprep.documents.media import (
     refuse_strays,
     slots_of,
 )
-from packprep.documents.turns import NotIncremental, Turns, find_turns, strings_of, texts_of
+from packprep.conversations.turns import NotIncremental, Turns, find_turns, strings_of, texts_of
 from packprep.errors import PackprepError
 from packprep.recipe import DocumentKeys, Source
 from packprep.sources.formats import Batch, Decoders, Keep, Reject, Slice, read
@@ -321,7 +321,7 @@ def rendered_turns(
         )
     compiled = compile_template(template, settings.template_date)
     # with jinja2, which came with the template
-    from packprep.documents.template_limits import TemplateLimit
+    from packprep.conversations.template_limits import TemplateLimit
 
     try:
         return find_turns(compiled, dialogue, _variables(dialogue, settings), settings)

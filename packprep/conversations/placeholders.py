@@ -21,7 +21,7 @@ from itertools import pairwise
 from os.path import commonprefix
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from packprep.documents.chat_template import TemplateRefusal
+from packprep.conversations.chat_template import TemplateRefusal
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def free_characters(taken: Iterable[str], count: int) -> list[str]:
 def attempted(do: Callable[[], T]) -> T | None:
     """What a function gives that renders; None where the template fails in it, with an error of any
     class, for a template is code. What its limits raise is raised."""
-    from packprep.documents.template_limits import TemplateLimit
+    from packprep.conversations.template_limits import TemplateLimit
 
     try:
         return do()

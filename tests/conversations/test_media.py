@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from packprep.documents.media import MediaPlace
-from packprep.documents.supervision import Conversation, conversation, tokenize_supervised
+from packprep.conversations.media import MediaPlace
+from packprep.conversations.supervision import Conversation, conversation, tokenize_supervised
 from packprep.errors import RecipeError
 from packprep.recipe import Specials
 from packprep.sources.formats.fields import Fields

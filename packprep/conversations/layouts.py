@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.documents.media import (
+from packprep.conversations.media import (
     BAD_MEDIA,
     OF_PART,
     BadMedia,

@@ -1,13 +1,13 @@
-"""packprep.documents.layouts: what a template gets of a record of each layout, or why the record
+"""packprep.conversations.layouts: what a template gets of a record of each layout, or why the record
 cannot be used."""
 
 import json
 
 import pytest
 
-from packprep.documents.layouts import Dialogue, read_layout
+from packprep.conversations.layouts import Dialogue, read_layout
 from packprep.sources.formats.batch import Supervision
-from tests.documents import chats_made as chats
+from tests.conversations import chats_made as chats
 
 CALL = {
     "type": "function",
