@@ -42,7 +42,7 @@ from packprep.dataset.order import integer
 from packprep.dataset.redraw import EPOCHS, Laws, check_accelerate, laws_of, redrawn
 from packprep.dataset.row import Row
 from packprep.dataset.row_media import Media, kinds_of, media_of
-from packprep.dataset.rows import COLUMNS, Facts, Place, Segments, gather
+from packprep.dataset.rows import COLUMNS, Facts, Place, RowSegments, gather
 from packprep.dataset.shard import CAN_PREAD, IO, Shard, shard_of
 from packprep.errors import ArgumentError, DatasetError
 from packprep.forking import lazy
@@ -267,7 +267,7 @@ class Dataset(Reader):
 
     def redraw(
         self,
-        segments: Segments,
+        segments: RowSegments,
         columns: Mapping[str, np.ndarray],
         epochs: Sequence[int],
         accelerate: str = "numpy",
@@ -304,7 +304,7 @@ class Dataset(Reader):
         costs, by_place = np.empty(len(rows)), np.argsort(rows, kind="stable")
         for begin in range(0, len(rows), _ROWS_AT_ONCE):  # few shards at a time
             some = by_place[begin : begin + _ROWS_AT_ONCE]
-            costs[some] = Segments(self.facts, self._find(rows[some])).costs(attention, linear)
+            costs[some] = RowSegments(self.facts, self._find(rows[some])).costs(attention, linear)
         return costs
 
     def samples_of_epochs(self, epochs: int) -> int:
@@ -352,11 +352,13 @@ class Dataset(Reader):
         return self._with(facts=self.facts.restricted(*kept))
 
 
-def segments_of(shard: Shard, manifest: Manifest, rows: range | None = None) -> Segments:
+def segments_of(shard: Shard, manifest: Manifest, rows: range | None = None) -> RowSegments:
     """The segments of a shard's rows, at least one: all, or those of a range."""
     dtype = np.dtype(manifest["token_dtype"])
     facts = Facts(str(shard.path), shard.seq_length, manifest["pad_id"], dtype, manifest["tasks"])
-    return Segments(facts, [(shard, row) for row in (range(shard.rows) if rows is None else rows)])
+    return RowSegments(
+        facts, [(shard, row) for row in (range(shard.rows) if rows is None else rows)]
+    )
 
 
 @overload
@@ -479,8 +481,8 @@ class RowInEpoch(Row):
         return read_only(batch[name][0])
 
     @lazy
-    def _segments(self) -> Segments:
-        segments = Segments(self.dataset.facts, [(self._shard, self._row)])
+    def _segments(self) -> RowSegments:
+        segments = RowSegments(self.dataset.facts, [(self._shard, self._row)])
         tokens = np.array(self._shard.row("tokens", self._row))[None]
         self.dataset.redraw(segments, {"tokens": tokens}, [self.epoch])
         return segments

@@ -22,7 +22,7 @@ from packprep.dataset import noise
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_blocks, put_clean
 from packprep.dataset.manifest import Manifest, StoredTask, is_in_place
-from packprep.dataset.rows import Segments, fill, own_dtype
+from packprep.dataset.rows import RowSegments, fill, own_dtype
 from packprep.dataset.token_slots import (
     EOS_AFTER_INPUTS,
     ROLES,
@@ -307,7 +307,7 @@ def check_accelerate(accelerate: str) -> bool:
 def redrawn(
     laws: Laws,
     epochs: np.ndarray,
-    segments: Segments,
+    segments: RowSegments,
     columns: Mapping[str, np.ndarray],
     kernels: bool = False,
 ) -> None:
@@ -325,7 +325,9 @@ def redrawn(
         by_ranges.setdefault("trained_ranges" in segments.places[i][0].layout, []).append(i)
     for which in by_ranges.values():
         every = len(which) == len(segments.places)
-        own = segments if every else Segments(segments.facts, [segments.places[i] for i in which])
+        own = (
+            segments if every else RowSegments(segments.facts, [segments.places[i] for i in which])
+        )
         made: dict[str, np.ndarray] = {}
         for name in ("tokens", "loss_mask"):
             values, dtype = columns.get(name), own_dtype(name, segments.facts.token_dtype)
@@ -368,7 +370,7 @@ def redrawn(
 
 def _redraw(
     laws: Laws,
-    segments: Segments,
+    segments: RowSegments,
     epochs: np.ndarray,
     tokens: np.ndarray,
     loss_mask: np.ndarray,
@@ -445,7 +447,7 @@ def _redraw(
 
 def _move_all(
     laws: Laws,
-    segments: Segments,
+    segments: RowSegments,
     header: Mapping[str, Any],
     epochs: np.ndarray,
     trainable: np.ndarray | None,
@@ -527,7 +529,7 @@ def _move(
 
 
 def _check_slots(
-    segments: Segments,
+    segments: RowSegments,
     which: np.ndarray,
     wrong: np.ndarray,
     what: str = "the slots that its tokens take",
@@ -542,7 +544,7 @@ def _check_slots(
         )
 
 
-def _supervised(laws: Laws, segments: Segments, header: Mapping[str, Any]) -> np.ndarray:
+def _supervised(laws: Laws, segments: RowSegments, header: Mapping[str, Any]) -> np.ndarray:
     """bool[m]: the segments of which not all is trained alike, as their documents say; an eos need
     not be."""
     stays = np.zeros(len(segments), np.bool_)
@@ -570,7 +572,7 @@ def _supervised(laws: Laws, segments: Segments, header: Mapping[str, Any]) -> np
 
 
 def _next_tokens(
-    laws: Laws, segments: Segments, tokens: np.ndarray, labels: np.ndarray
+    laws: Laws, segments: RowSegments, tokens: np.ndarray, labels: np.ndarray
 ) -> np.ndarray:
     """[B, T]: the labels of the slots, with the next tokens at those of moved segments; `labels` is
     read where a task predicts in place."""
@@ -583,7 +585,7 @@ def _next_tokens(
     return np.where(moved, following, labels)
 
 
-def _check_labels(segments: Segments, labels: np.ndarray, vocab_size: int) -> None:
+def _check_labels(segments: RowSegments, labels: np.ndarray, vocab_size: int) -> None:
     """DatasetError for a label that is no id: flips look it up."""
     wrong = (labels < 0) | (labels >= vocab_size)
     if wrong.any():
@@ -593,7 +595,7 @@ def _check_labels(segments: Segments, labels: np.ndarray, vocab_size: int) -> No
         )
 
 
-def _trainable(segments: Segments) -> np.ndarray | None:
+def _trainable(segments: RowSegments) -> np.ndarray | None:
     """uint8[size]: the slots inside trained ranges; None where shards have none."""
     if "trained_ranges" not in segments.places[0][0].layout:
         return None
@@ -604,7 +606,7 @@ def _trainable(segments: Segments) -> np.ndarray | None:
 
 def _target(
     law: TaskLaw,
-    segments: Segments,
+    segments: RowSegments,
     header: Mapping[str, Any],
     which: np.ndarray,
     trainable: np.ndarray | None,

@@ -13,7 +13,7 @@ from packprep.dataset.rows import (
     HEADER,
     MADE_FROM,
     SLOTS,
-    Segments,
+    RowSegments,
     fill,
     look_ahead,
     own_dtype,
@@ -108,8 +108,8 @@ class Row:
         return self._opened[2]
 
     @lazy
-    def _segments(self) -> Segments:
-        return Segments(self.dataset.facts, [(self._shard, self._row)])
+    def _segments(self) -> RowSegments:
+        return RowSegments(self.dataset.facts, [(self._shard, self._row)])
 
     def _offsets(self, name: str) -> np.ndarray:
         _ = self._segments.at  # they are sound

@@ -111,7 +111,7 @@ class Facts:
         return table
 
 
-class Segments:
+class RowSegments:
     """The segments of the rows at `places` (one or more), [m] each in slot order; read when they
     are first asked for.
 
@@ -332,7 +332,7 @@ class Segments:
         own = (
             self
             if len(which) == len(self.places)
-            else Segments(self.facts, [self.places[i] for i in which])
+            else RowSegments(self.facts, [self.places[i] for i in which])
         )
         segment, ranges, parts = own.trained()
         lead = 1 - own.looked_up("task", self.facts.in_place.astype(np.int64))[segment]
@@ -399,7 +399,7 @@ class SlotColumn(NamedTuple):
     dtype: np.dtype | None
     cast: bool
     # [size], where a shard has it not; None: see `fill`
-    derived: Callable[[Segments], np.ndarray] | None
+    derived: Callable[[RowSegments], np.ndarray] | None
 
 
 SLOTS: dict[str, SlotColumn] = {
@@ -408,14 +408,14 @@ SLOTS: dict[str, SlotColumn] = {
     "segment_ids": SlotColumn(
         np.dtype("u2"), True, lambda s: segment_ids(s.row, s.at, s.slots, s.size)
     ),
-    "position_ids": SlotColumn(np.dtype("i4"), True, Segments.position_ids),
-    "loss_mask": SlotColumn(np.dtype("u1"), False, Segments.next_token_loss_mask),
-    "loss_weights": SlotColumn(np.dtype("f4"), False, Segments.loss_weights),
-    "prefix_ends": SlotColumn(np.dtype("i4"), True, Segments.prefix_ends),
+    "position_ids": SlotColumn(np.dtype("i4"), True, RowSegments.position_ids),
+    "loss_mask": SlotColumn(np.dtype("u1"), False, RowSegments.next_token_loss_mask),
+    "loss_weights": SlotColumn(np.dtype("f4"), False, RowSegments.loss_weights),
+    "prefix_ends": SlotColumn(np.dtype("i4"), True, RowSegments.prefix_ends),
     "block_lengths": SlotColumn(
         np.dtype("i4"), False, lambda s: s.at_slots(s.lengths_of_blocks(), 0)
     ),
-    "seq_idx": SlotColumn(np.dtype("i4"), False, Segments.seq_idx),
+    "seq_idx": SlotColumn(np.dtype("i4"), False, RowSegments.seq_idx),
 }
 DISTANCES = range(2, 9)
 AHEAD = {
@@ -443,9 +443,8 @@ def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
     return SLOTS[name].dtype or token_dtype
 
 
-def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = False) -> None:
-    """Write a column of slots into [B, T] of any dtype. with_blocks: what Segments.prefix_ends
-    asks."""
+def fill(segments: RowSegments, name: str, values: np.ndarray, with_blocks: bool = False) -> None:
+    """Write a column of slots into [B, T] of any dtype. with_blocks: as `prefix_ends` takes it."""
     places, lacking = segments.places, []
     mapped = places[0][0].io == "mmap"
     for i, (shard, row) in enumerate(places):
@@ -482,7 +481,7 @@ def fill(segments: Segments, name: str, values: np.ndarray, with_blocks: bool = 
         np.multiply(values, segments.kept().reshape(values.shape), out=values, casting="unsafe")
 
 
-def _fill_block_labels(segments: Segments, labels: np.ndarray) -> None:
+def _fill_block_labels(segments: RowSegments, labels: np.ndarray) -> None:
     """Write the labels of block diffusion's segments into [B, T]."""
     twice, shift = (
         segments.looked_up("task", of) for of in (segments.facts.in_blocks, segments.facts.shift)
@@ -499,7 +498,7 @@ def gather(
     facts: Facts,
     places: Sequence[Place],
     batch: Mapping[str, np.ndarray],
-    redraw: Callable[[Segments, Mapping[str, np.ndarray]], None] | None = None,
+    redraw: Callable[[RowSegments, Mapping[str, np.ndarray]], None] | None = None,
     redrawn: Sequence[str] = (),
 ) -> None:
     """Fill the arrays of `batch`, column → [B, T] or [B], of any dtype.
@@ -509,7 +508,7 @@ def gather(
     """
     if not places:
         return
-    segments, made = Segments(facts, places), [name for name in batch if name in MADE_FROM]
+    segments, made = RowSegments(facts, places), [name for name in batch if name in MADE_FROM]
     slots = {name: values for name, values in batch.items() if name in SLOTS and name not in AHEAD}
     if "row_cost" in batch:
         np.copyto(batch["row_cost"], segments.costs(), casting="unsafe")
@@ -538,7 +537,7 @@ def gather(
             np.copyto(batch[source], whole, casting="unsafe")
 
 
-def look_ahead(segments: Segments, name: str, source: np.ndarray, values: np.ndarray) -> None:
+def look_ahead(segments: RowSegments, name: str, source: np.ndarray, values: np.ndarray) -> None:
     """Write a column of AHEAD into [B, T]: what `source`, its column of the next slot, says k − 1
     slots on.
 

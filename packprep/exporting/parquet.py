@@ -21,7 +21,7 @@ from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, is_in_place
-from packprep.dataset.rows import Segments
+from packprep.dataset.rows import RowSegments
 from packprep.dataset.shard import Shard
 from packprep.errors import RecipeError
 from packprep.exporting.export import Exporting, ShardToExport, each_shard, sound_shard
@@ -107,7 +107,7 @@ def joined(
     one more.
     """
     batch = dataset.batch(_numbers(first_row, rows), columns=("tokens", "loss_mask"))
-    segments = Segments(dataset.facts, [(shard, row) for row in rows])
+    segments = RowSegments(dataset.facts, [(shard, row) for row in rows])
     slots = segments.slots
     lengths = -(-(slots - 1) // multiple) * multiple + 1 if multiple > 1 else slots
     begins = np.cumsum(lengths) - lengths
@@ -180,7 +180,7 @@ def full_table(
         name for name in schema.names if not name.startswith("segment_") or name == "segment_ids"
     ]
     batch = dataset.batch(_numbers(first_row, rows), columns=names, dtype=_TYPES)
-    segments = Segments(dataset.facts, [(shard, row) for row in rows])
+    segments = RowSegments(dataset.facts, [(shard, row) for row in rows])
     counts = _offsets(np.bincount(segments.row, minlength=len(rows)))
     every = _offsets(np.full(len(rows), dataset.seq_length))
     begin = segments.at - segments.row * dataset.seq_length

@@ -27,7 +27,7 @@ from packprep.dataset.boundaries import (
 from packprep.dataset.loader import Dataset
 from packprep.dataset.manifest import stores_labels
 from packprep.dataset.noise import levels_by_block
-from packprep.dataset.rows import Segments, fill, own_dtype
+from packprep.dataset.rows import RowSegments, fill, own_dtype
 from packprep.dataset.shard import Shard
 from packprep.documents.reading import keeps_all, kept_by_plan
 from packprep.objectives.objective import Task
@@ -789,7 +789,7 @@ def arrays_in_epoch(dataset: Dataset, shard: Shard, epoch: int) -> Mapping[str, 
     at_once = max(1, SLOTS_AT_ONCE // shard.seq_length)
     for first in range(0, shard.rows, at_once):
         places = [(shard, row) for row in range(first, min(first + at_once, shard.rows))]
-        segments = Segments(dataset.facts, places)
+        segments = RowSegments(dataset.facts, places)
         rows = {name: values[first : first + len(places)] for name, values in columns.items()}
         for name, values in rows.items():
             fill(segments, name, values)

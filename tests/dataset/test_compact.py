@@ -278,7 +278,7 @@ def test_what_is_derived_is_what_a_walk_over_the_segments_gives(options):
     )
     opened.__dict__["arrays"] = arrays
     facts = rows.Facts("made", length, PAD, arrays["tokens"].dtype, tasks())
-    found = rows.Segments(facts, [(opened, r) for r in range(n_rows)])
+    found = rows.RowSegments(facts, [(opened, r) for r in range(n_rows)])
     for name in ("segment_ids", "loss_mask"):
         assert np.array_equal(rows.SLOTS[name].derived(found).reshape(n_rows, length), arrays[name])
     assert np.array_equal(found.gaps, np.flatnonzero(arrays["segment_ids"] == 0))

@@ -11,7 +11,7 @@ import pytest
 from packprep import open_dataset
 from packprep.dataset import noise, redraw, token_slots
 from packprep.dataset.loader import Dataset
-from packprep.dataset.rows import Segments
+from packprep.dataset.rows import RowSegments
 from packprep.dataset.shard import open_shard
 from packprep.errors import ArgumentError
 from packprep.format.json_files import shard_name
@@ -356,7 +356,7 @@ def test_redraw_that_stops_breaks_a_promise(datasets, monkeypatch):
     assert all(fault["message"].startswith("cannot be drawn anew: ") for fault in found["listed"])
 
 
-def _raise(segments: Segments, which):
+def _raise(segments: RowSegments, which):
     raise segments.fault(0, "this is a test")
 
 
