@@ -40,7 +40,7 @@ RECORDS = (
     "sources.formats.batch.Batch",
     "tokenizer.encoding.Tokens",
     "documents.reading.Documents",
-    "building.segments.SegmentTable",
+    "dataset.segments.Segments",
     "objectives.objective.BodySlots",
     "building.work.Made",
 )

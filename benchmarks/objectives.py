@@ -239,7 +239,7 @@ def shards(tokens: np.ndarray, seq_length: int, repeats: int) -> list[dict[str, 
 
         def work() -> dict[str, np.ndarray]:
             order, placed, first_slot = placement(segments.key, segments.slots, row, False)  # noqa: B023
-            table = segments.of(order)._replace(row=placed, first_slot=first_slot)  # noqa: B023
+            table = segments.select(order).replace(row=placed, first_slot=first_slot)  # noqa: B023
             return render(tasks, documents, table, seq_length, 1)  # noqa: B023
 
         seconds = median_s(work, repeats)

@@ -177,10 +177,10 @@ def example(
 
     spans: the trained tokens of a supervised document; none: all are.
     """
-    from packprep.building.render import render_rows
-    from packprep.building.segments import SegmentTable
+    from packprep.building.render import Texts, render_rows
     from packprep.conversations.supervision import Conversation, trained_tokens, training_columns
-    from packprep.objectives.objective import Bodies, BodySlots
+    from packprep.dataset.segments import Bodies, Segments
+    from packprep.objectives.objective import BodySlots
 
     task = _task(objective, mode, given)
     record, settings = task.objective, task.parameters
@@ -192,22 +192,17 @@ def example(
         training = training_columns({0: marked}, 1)
     bodies = Bodies(one * n, np.array([key], np.uint64), one * (spans[0][0] if spans else -1))
     slots = task.slots(bodies, none, one)
-    table = SegmentTable(
-        none,
-        none,
-        bodies.n,
-        none,
-        none,
-        one,
-        bodies.key,
-        none,
-        bodies.first_trained,
-        slots,
-        none,
-        none,
+    segments = Segments.create(
+        1,
+        document=none,
+        tokens=bodies.n,
+        eos=one,
+        key=bodies.key,
+        first_trained=bodies.first_trained,
+        slots=slots,
     )
     width = int(slots[0])
-    made = render_rows([task], table, none, tokens, training, width, np.dtype(np.uint16))
+    made, rendered = render_rows([task], segments, Texts(none, tokens, training), width)
     row, loss = made["tokens"][0], made["loss_mask"][0]
     targets = made["labels"][0] if task.in_place else np.append(row[1:], 0)
     restored = np.zeros(n, np.uint16)
@@ -222,7 +217,7 @@ def example(
     def line(name: str, cells: Sequence[Any]) -> str:
         return f"{name:<11}" + "".join(f"{cell:>4}" for cell in cells)
 
-    prefix = int(made["segment_prefix"][0])
+    prefix = int(rendered.prefix[0])
     noise = set(row[prefix:].tolist())  # span corruption's: the tokens that are among the targets
     trained = [f"{label}" if on else "." for label, on in zip(targets, loss, strict=True)]
     named = ", ".join(
@@ -237,21 +232,19 @@ def example(
     lines.append(line("slots", row))
     if prefix >= 0:
         lines.append(line("prefix", ["P" if i < prefix else "." for i in range(width)]))
-    if "block_noise" in made:
+    blocks = rendered.blocks
+    if blocks is not None:
         half = [i // settings["block_length"] for i in range(width // 2)]
         lines += [line("half", ["t"] * len(half) + ["0"] * len(half)), line("block", half * 2)]
     lines += [line("trained on", trained), line("loss_mask", loss), ""]
-    if "block_noise" in made:
+    if blocks is not None:
         levels = ", ".join(
             f"{level:.3f} (weight {weight:.3f})"
-            for level, weight in zip(made["block_noise"], made["block_loss_weight"], strict=True)
+            for level, weight in zip(blocks.noise, blocks.loss_weight, strict=True)
         )
         lines.append(f"levels of the blocks {levels}")
     elif task.in_place:
-        lines.append(
-            f"level {made['segment_noise'][0]:.3f}, loss weight"
-            f" {made['segment_loss_weight'][0]:.3f}"
-        )
+        lines.append(f"level {rendered.noise[0]:.3f}, loss weight {rendered.loss_weight[0]:.3f}")
     lines.append(f"{width} slots, prefix {prefix}, restored: {' '.join(map(str, restored))}")
     return _fenced("\n".join(line.rstrip() for line in lines))
 
@@ -271,8 +264,8 @@ def _task(objective: str, mode: bool, given: Mapping[str, Any]) -> Any:
 
 def block_laws() -> str:
     """x_t of one segment under each law of block diffusion, and what is trained there."""
-    from packprep.building.render import render_rows
-    from packprep.building.segments import SegmentTable
+    from packprep.building.render import Texts, render_rows
+    from packprep.dataset.segments import Segments
 
     n, key, one, none = 11, 7, np.ones(1, np.int64), np.zeros(1, np.int64)
     tokens, lines = np.arange(10, 10 + n, dtype=np.uint16), []
@@ -284,24 +277,16 @@ def block_laws() -> str:
         ({"complementary": True, "shift": True}, (0, 1)),
     ):
         task = _task("block_diffusion", False, {"block_length": 6, **given})
-        table = SegmentTable(
-            none,
-            none,
-            one * n,
-            none,
-            none,
-            one,
-            np.array([key], np.uint64),
-            none,
-            -one,
-            one * 2 * (n + 1),
-            none,
-            none,
+        segments = Segments.create(
+            1,
+            tokens=one * n,
+            eos=one,
+            key=np.array([key], np.uint64),
+            slots=one * 2 * (n + 1),
         )
         for epoch in epochs:
-            made = render_rows(
-                [task], table, none, tokens, None, 2 * (n + 1), np.dtype(np.uint16), epoch
-            )
+            texts = Texts(none, tokens)
+            made, rendered = render_rows([task], segments, texts, 2 * (n + 1), epoch)
             named = (
                 ", ".join(f"{name} = {_toml(value, '')}" for name, value in given.items())
                 or "as above"
@@ -310,10 +295,11 @@ def block_laws() -> str:
                 made[name][0][: n + 1] for name in ("tokens", "labels", "loss_mask")
             )
             trained = [f"{label}" if on else "." for label, on in zip(labels, loss, strict=True)]
-            of = "block" if len(made["block_noise"]) else "segment"
+            blocks = rendered.blocks
+            noised = blocks if blocks is not None and len(blocks.noise) else rendered
             levels, weights = (
-                ", ".join(f"{number:.3f}" for number in made[f"{of}_{name}"])
-                for name in ("noise", "loss_weight")
+                ", ".join(f"{number:.3f}" for number in numbers)
+                for numbers in (noised.noise, noised.loss_weight)
             )
             in_epoch = f", epoch {epoch}" if len(epochs) > 1 else ""
             lines += [f"{named}{in_epoch}: levels {levels}, weights {weights}"]

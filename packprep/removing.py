@@ -27,7 +27,8 @@ from packprep.building.removal import DETAIL, REMOVED, encode_removed, store_wit
 from packprep.building.replaced import with_removed
 from packprep.building.run import Progress
 from packprep.dataset.manifest import Manifest, read_manifest, replaced
-from packprep.dataset.shard import shard_in
+from packprep.dataset.segments import header_columns
+from packprep.dataset.shard import SLOT_ARRAYS, shard_in
 from packprep.documents.store import open_arrays
 from packprep.errors import DatasetError, PlanError, RecipeError
 from packprep.format import read_file
@@ -296,8 +297,8 @@ class _Lost:
             file = np.repeat(arrays["part_file"].astype(np.int64), np.diff(arrays["part_offsets"]))
             position, n = arrays["position"], np.diff(arrays["document_offsets"])
         else:
-            arrays = shard_in(folder, self._manifest, b).arrays
-            file, position, n = (arrays[f"segment_{name}"] for name in ("file", "doc", "tokens"))
+            header = header_columns(shard_in(folder, self._manifest, b).arrays)
+            file, position, n = header["file"], header["doc"], header["tokens"]
         there = ~plan.removed.at(file, position)
         if plan.is_store:
             there[arrays["rejected"]] = False
@@ -424,10 +425,11 @@ def _change(folder: Path, manifest: Manifest, b: int, old: Plan, plan: Plan, new
         )
     else:
         shard = shard_in(folder, manifest, b)
-        which = plan.removed.segments(shard.arrays) & ~old.removed.segments(shard.arrays)
-        arrays, ledger, uses = without(
-            plan, shard.arrays, sound_segments(plan, shard), which, receipt["ledger"]
-        )
+        segments = sound_segments(plan, shard)
+        listed = plan.removed.segments(segments) & ~old.removed.segments(segments)
+        slots = {name: shard.arrays[name] for name in SLOT_ARRAYS if name in shard.layout}
+        slots, segments, ledger, uses = without(plan, slots, segments, listed, receipt["ledger"])
+        arrays = slots | segments.header_arrays(plan.recipe.packing.pad_seq_to_mult)
     check(ledger, name)
     records = _records(folder / rejects_name(b))
     for s, use, file, position in uses.tolist():

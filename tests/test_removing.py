@@ -97,7 +97,7 @@ def test_a_dataset_loses_documents_and_no_other_slot_moves(built, tmp_path, name
     for b, ((before, arrays), (after, without)) in enumerate(
         zip(shards_of(old), shards_of(new), strict=True)
     ):
-        listed = plan.removed.segments(arrays)
+        listed = plan.removed.at(arrays["segment_file"], arrays["segment_doc"])
         if b not in result["changed"]:
             assert not listed.any() and os.path.samefile(before.path, after.path)
             assert done_receipt(folder_at(new), b, plan.digests)[0]["plan_digest"] != plan.digest

@@ -17,7 +17,7 @@ from packprep.building.commit import limit_in_words, listed_reasons, too_many_ba
 from packprep.building.ledger import of_sides
 from packprep.building.packing import rows_of
 from packprep.building.planning import Inputs
-from packprep.building.segments import SegmentTable, cut, inputs_of
+from packprep.building.segments import cut, inputs_of
 from packprep.cache import is_kept
 from packprep.conversations.media import NO_PLACES
 from packprep.conversations.supervision import Training
@@ -403,7 +403,7 @@ def _shards(
                 recipe, tasks, replace(documents, offsets=documents.offsets[begin : end + 1], **own)
             )
         else:
-            table = SegmentTable(*(column[begin:end] for column in whole))
+            table = whole.select(slice(begin, end))
         task, slots, row = table.task, table.slots, rows_of(table, recipe, tasks)
         physical = slots + -slots % recipe.packing.pad_seq_to_mult
         rows, content = int(row.max(initial=-1)) + 1, int(slots.sum())

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.segments import LeftOut, SegmentTable
+from packprep.building.segments import LeftOut
 from packprep.dataset.manifest import is_count
+from packprep.dataset.segments import Segments
 from packprep.documents.reading import Documents
 from packprep.documents.store import StoredDocuments
 from packprep.errors import BuildError, PlanError
@@ -40,25 +41,25 @@ def shard_ledger(
     documents: Documents,
     names: Sequence[str],
     tasks: Sequence[Task],
-    table: SegmentTable,
+    segments: Segments,
     lost: LeftOut,
     last_row_padding: int,
     recipe: Recipe,
-    arrays: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
-    """The ledger of one shard. lost: what `cut` gives with the table, its segments left out being
-    among what documents dropped; last_row_padding: of the row that was packed last, at its end and
-    inside its segments; arrays: the shard's.
+    """Return the ledger of one shard.
+
+    names: the sources'. segments: as rendered. lost: what `cut` leaves out; segments left out are
+    among what documents dropped. last_row_padding: of the row that was packed last, at its end and
+    inside its segments.
     """
-    seq_length = recipe.seq_length
-    source, task, n, slots = documents.source[table.document], table.task, table.n, table.slots
-    padding, added_by_kind = -slots % recipe.packing.pad_seq_to_mult, added_slots(tasks, table)
+    source, task, n, slots = segments.source, segments.task, segments.tokens, segments.slots
+    padding, added_by_kind = -slots % recipe.packing.pad_seq_to_mult, added_slots(tasks, segments)
     lengths, truncated = np.diff(documents.offsets), np.zeros(len(names), np.int64)
     if recipe.documents.long == "truncate":
-        used = np.bincount(table.document, n, len(lengths)).astype(np.int64)
+        used = np.bincount(segments.document, n, len(lengths)).astype(np.int64)
         cut_off = lengths - used - lost.untrained - lost.elsewhere
         np.add.at(truncated, documents.source, np.where(lost.unfit > 0, 0, cut_off))
-    sources, within = {}, {WEIGHTED: weighted_slots(arrays), MEDIA: media_slots(arrays)}
+    sources, within = {}, {WEIGHTED: segments.weighted_slots(), MEDIA: segments.media_slots()}
     for s, name in enumerate(names):
         of_source, read = source == s, documents.source == s
         reasons = documents.rejected.counts(name)
@@ -105,37 +106,34 @@ def shard_ledger(
             "tokens": int(n[of_task].sum()),
             "slots": int(slots[of_task].sum()),
         }
-    rows = int(table.row[-1]) + 1 if len(table.row) else 0
+    rows = int(segments.row[-1]) + 1 if len(segments) else 0
     return {
         "sources": sources,
         "tasks": by_task,
         "rows": rows,
-        "row_slots": rows * seq_length,
-        "row_padding": rows * seq_length - int((slots + padding).sum()),
+        "row_slots": rows * recipe.seq_length,
+        "row_padding": rows * recipe.seq_length - int((slots + padding).sum()),
         "last_rows": min(rows, 1),
         "last_row_padding": last_row_padding,
-        **(
-            {}
-            if recipe.packing.sides is None
-            else {ENCODER: int(arrays["segment_prefix"].sum(dtype=np.int64))}
-        ),
+        **({} if recipe.packing.sides is None else {ENCODER: int(segments.prefix.sum())}),
     }
 
 
-def added_slots(tasks: Sequence[Task], table: SegmentTable) -> dict[str, np.ndarray]:
-    """Kind of ADDED → int64[m]: the slots of each segment that hold no token of its own, once."""
-    task, by_task = table.task, TaskTable.of(tasks)
+def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarray]:
+    """Return, by kind of ADDED, the slots of each segment that hold no token of its own for the
+    first time, int64[m]."""
+    task, by_task = segments.task, TaskTable.of(tasks)
     mode = by_task.mode[task]
-    once = table.slots // by_task.copies[task]
-    ends = table.eos + by_task.input_eos[task]
-    between = once - table.n - table.copy - table.bos - ends - mode
+    once = segments.slots // by_task.copies[task]
+    ends = segments.eos + by_task.input_eos[task]
+    between = once - segments.tokens - segments.repeated - segments.bos - ends - mode
     kinds = by_task.added[task]
     return {
-        "bos": table.bos,
+        "bos": segments.bos,
         "mode": mode,
         **{kind: np.where(kinds == kind, between, 0) for kind in ("sentinel", "fim")},
         "eos": ends,
-        "copy": table.copy + table.slots - once,
+        "copy": segments.repeated + segments.slots - once,
     }
 
 
@@ -180,29 +178,6 @@ def store_ledger(documents: StoredDocuments, tasks: Sequence[Task]) -> dict[str,
         "last_rows": 0,
         "last_row_padding": 0,
     }
-
-
-def weighted_slots(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """int64[m]: the slots of each segment of a shard that lie inside trained ranges of another
-    weight than 1."""
-    many = np.zeros(len(arrays["segment_key"]), np.int64)
-    if "trained_weights" in arrays:
-        segment = np.repeat(np.arange(len(many)), np.diff(arrays["trained_offsets"]))
-        lengths = np.diff(arrays["trained_ranges"].astype(np.int64), axis=1)[:, 0]
-        np.add.at(many, segment, np.where(arrays["trained_weights"] != 1, lengths, 0))
-    return many
-
-
-def media_slots(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """int64[m]: the slots of places of media in each segment of a shard."""
-    many = np.zeros(len(arrays["segment_key"]), np.int64)
-    if "media_offsets" in arrays:
-        np.add.at(
-            many,
-            np.repeat(np.arange(len(many)), np.diff(arrays["media_offsets"])),
-            arrays["media_tokens"],
-        )
-    return many
 
 
 def add_ledgers(ledgers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

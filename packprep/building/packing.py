@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from packprep.building.segments import FORMAT_MAX_SEGMENTS, SegmentTable, inputs_of
+from packprep.building.segments import FORMAT_MAX_SEGMENTS, inputs_of
+from packprep.dataset.segments import Segments
 from packprep.errors import RecipeError
 from packprep.kernel import bits64_of_keys, kernel, leading_zeros
 from packprep.objectives.objective import Task
@@ -337,16 +338,16 @@ def pack_sides(
     return row
 
 
-def rows_of(table: SegmentTable, recipe: Recipe, tasks: Sequence[Task]) -> np.ndarray:
-    """int64[m]: the row of each segment, as packed."""
+def rows_of(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> np.ndarray:
+    """Return the row of each segment, as packed, int64[m]."""
     packing = recipe.packing
     most = packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
     if packing.algorithm == "concat":
-        return table.row
+        return segments.row
     if packing.sides is not None:
-        inputs = inputs_of(tasks, table)
-        return pack_sides(inputs, table.slots - inputs, packing.sides, most)
-    physical = table.slots + -table.slots % packing.pad_seq_to_mult
+        inputs = inputs_of(tasks, segments)
+        return pack_sides(inputs, segments.slots - inputs, packing.sides, most)
+    physical = segments.slots + -segments.slots % packing.pad_seq_to_mult
     return pack(physical, recipe.seq_length, packing.algorithm, most)[0]
 
 
@@ -382,14 +383,15 @@ def pack(
     return row, offset
 
 
-def place(table: SegmentTable, recipe: Recipe, tasks: Sequence[Task]) -> tuple[SegmentTable, int]:
-    """(the table in row order, with the row and first slot of each segment; the slots that the row
-    packed last leaves free)."""
-    packing, row = recipe.packing, rows_of(table, recipe, tasks)
-    physical = table.slots + -table.slots % packing.pad_seq_to_mult
-    free = recipe.seq_length - int(table.slots[row == row.max()].sum()) if len(row) else 0
-    order, row, first_slot = placement(table.key, physical, row, packing.algorithm == "next_fit")
-    return table.of(order)._replace(row=row, first_slot=first_slot), free
+def place(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> tuple[Segments, int]:
+    """Return the segments in row order, with their rows and first slots; and the slots that the row
+    packed last leaves free."""
+    packing, row = recipe.packing, rows_of(segments, recipe, tasks)
+    physical = segments.slots + -segments.slots % packing.pad_seq_to_mult
+    free = recipe.seq_length - int(segments.slots[row == row.max()].sum()) if len(row) else 0
+    keep_order = packing.algorithm == "next_fit"
+    order, row, first_slot = placement(segments.key, physical, row, keep_order)
+    return segments.select(order).replace(row=row, first_slot=first_slot), free
 
 
 def placement(

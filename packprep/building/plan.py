@@ -32,7 +32,14 @@ from packprep.format.json_files import (
     with_defaults,
 )
 from packprep.objectives.objective import Ids, Task, TaskTable
-from packprep.objectives.tasks import Marks, complete, marks_of_sources, resolve, task_table
+from packprep.objectives.tasks import (
+    TOO_SHORT,
+    Marks,
+    complete,
+    marks_of_sources,
+    resolve,
+    task_table,
+)
 from packprep.recipe import Recipe, from_normalised
 from packprep.sources.files import Files, absolute_prefix
 from packprep.sources.formats import check_format
@@ -165,6 +172,7 @@ class Plan:
             _resolved(stored, self.recipe),
         )
         self.by_task = TaskTable.of(self.tasks)
+        self.too_short = [task.name for task in self.tasks].index(TOO_SHORT)
         if json_value(task_table(self.tasks)) != json_value(stored["tasks"]):
             raise PlanError(
                 "plan.json: its tasks are not those of its recipe and vocabulary; put the right"

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.ledger import ENCODER, MEDIA, added_slots, media_slots
-from packprep.building.segments import SegmentTable
+from packprep.building.ledger import ENCODER, MEDIA, added_slots
 from packprep.dataset.attention import RULES
+from packprep.dataset.boundaries import offsets_of
 from packprep.dataset.manifest import is_count
+from packprep.dataset.segments import Segments
 from packprep.errors import DatasetError, PlanError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import REMOVED_NAME, decode, encode
 from packprep.objectives.objective import Task
 from packprep.sources.slices import PlannedSource
-from packprep.tokenizer.engines.engine import offsets_of
 
 REMOVED = "removed"
 """The reason of a reject, and of tokens that are dropped."""
@@ -94,120 +94,98 @@ class Removed:
             found[of_file] = np.isin(positions[of_file], self._positions[file])
         return found
 
-    def segments(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """bool[m]: the segments of a dataset's shard whose documents are listed."""
-        return self.at(arrays["segment_file"], arrays["segment_doc"])
+    def segments(self, segments: Segments) -> np.ndarray:
+        """Return which segments of a shard are of listed documents, bool[m]."""
+        return self.at(segments.file, segments.doc)
 
 
-def removed_segments(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """bool[m]: the segments of a shard that say that their documents were removed."""
-    found = arrays.get("segment_removed")
-    return np.zeros(len(arrays["segment_key"]), np.bool_) if found is None else found != 0
+def blank(
+    tasks: Sequence[Task],
+    slots: Mapping[str, np.ndarray],
+    segments: Segments,
+    removed: np.ndarray,
+) -> tuple[dict[str, np.ndarray], Segments]:
+    """Return the arrays of slots and the segments of a shard without what the `removed` segments
+    (bool[m]) hold: pad ids, no loss and no media are left in their places.
 
-
-def blanked(
-    tasks: Sequence[Task], arrays: Mapping[str, np.ndarray], table: SegmentTable, which: np.ndarray
-) -> dict[str, np.ndarray]:
-    """The arrays of a shard without the segments `which`, bool[m]: pad ids, no loss, no places of
-    media, and no prefix where that is their own and fills no side of a row.
-
-    table: all segments, in row order.
+    Their prefix becomes 0 where it is their own and fills no side of a row.
     """
-    names = ("tokens", "labels", "loss_mask", "segment_prefix", "segment_removed")
-    made = {**arrays, "segment_removed": removed_segments(arrays).view(np.uint8)}
-    made |= {name: np.array(made[name]) for name in names if name in made}
-    for g in np.flatnonzero(which).tolist():
-        row, slots = (
-            int(table.row[g]),
-            slice(int(table.first_slot[g]), int(table.first_slot[g] + table.slots[g])),
-        )
-        for name, value in zip(names[:3], (tasks[0].ids.pad, tasks[0].ids.pad, 0), strict=True):
-            if name in made:
-                made[name][row, slots] = value
-    own_prefix = np.array(
+    blanks = {"tokens": tasks[0].ids.pad, "labels": tasks[0].ids.pad, "loss_mask": 0}
+    blanked = {
+        name: np.array(values) if name in blanks else values for name, values in slots.items()
+    }
+    for g in np.flatnonzero(removed).tolist():
+        first_slot = int(segments.first_slot[g])
+        within = slice(first_slot, first_slot + int(segments.slots[g]))
+        for name in blanks.keys() & blanked.keys():
+            blanked[name][int(segments.row[g]), within] = blanks[name]
+    has_own_prefix = np.array(
         [
             RULES[task.objective.attention].ahead == "prefix" and not task.keeps_prefix
             for task in tasks
         ]
     )
-    made["segment_prefix"][which & own_prefix[arrays["segment_task"]]] = 0
-    made["segment_removed"][which] = 1
-    return _without_media(made, which) if "media_offsets" in made else made
-
-
-def _without_media(arrays: dict[str, np.ndarray], which: np.ndarray) -> dict[str, np.ndarray]:
-    """The arrays without the places of media of the segments `which`; without those of media where
-    none is left."""
-    many, lengths = np.diff(arrays["media_offsets"]), np.diff(arrays["media_ref_offsets"])
-    kept = np.repeat(~which, many)
-    made = {
-        "media_offsets": offsets_of(np.where(which, 0, many)),
-        "media_ref_offsets": offsets_of(lengths[kept]),
-        **{f"media_{name}": arrays[f"media_{name}"][kept] for name in ("slot", "tokens", "kind")},
-        "media_ref": arrays["media_ref"][np.repeat(kept, lengths)],
-    }
-    return {
-        **{name: array for name, array in arrays.items() if name not in made},
-        **(made if kept.any() else {}),
-    }
+    return blanked, segments.replace(
+        prefix=np.where(removed & has_own_prefix[segments.task], 0, segments.prefix),
+        removed=segments.removed | removed,
+        media=None if segments.media is None else segments.media.without(removed),
+    )
 
 
 def without(
     plan: Any,
-    arrays: Mapping[str, np.ndarray],
-    table: SegmentTable,
-    which: np.ndarray,
+    slots: Mapping[str, np.ndarray],
+    segments: Segments,
+    removed: np.ndarray,
     ledger: dict[str, Any],
-) -> tuple[dict[str, np.ndarray], dict[str, Any], np.ndarray]:
-    """A shard without the segments `which`, bool[m]: (its arrays, its ledger, the uses of documents
-    that it lost).
+) -> tuple[dict[str, np.ndarray], Segments, dict[str, Any], np.ndarray]:
+    """Return a shard without the `removed` segments, bool[m].
 
-    plan: a `building.plan.Plan`. table: of all segments as they were made, or as they are stored.
-    The uses are int64[k, 4]: source, use, file and position of each.
+    Args:
+        plan: A `building.plan.Plan`.
+        slots: The shard's arrays of slots.
+        segments: All of its segments, as they were rendered or as they are stored.
+        removed: The segments of documents that are removed now.
+        ledger: The shard's ledger before.
+
+    Returns:
+        Its arrays of slots, its segments, its ledger, and the passes over documents that it lost,
+        int64[k, 4]: source, pass, file and position.
     """
-    columns = [
-        arrays[f"segment_{name}"][which].astype(np.int64)
-        for name in ("source", "repeat", "file", "doc")
-    ]
-    uses = np.unique(np.stack(columns, axis=1), axis=0)
+    gone = segments.select(removed)
+    passes = np.unique(np.stack((gone.source, gone.repeat, gone.file, gone.doc), axis=1), axis=0)
     ledger = copy.deepcopy(ledger)
-    gone, task, eos = table.of(which), table.task[which], _eos(plan, arrays, table, which)
-    of_media = media_slots(arrays)[which]
-    added_by_kind = added_slots(plan.tasks, gone._replace(eos=eos, copy=gone.eos + gone.copy - eos))
+    of_media, eos = segments.media_slots()[removed], _eos(plan, segments, removed)
+    added_by_kind = added_slots(
+        plan.tasks, gone.replace(eos=eos, repeated=gone.eos + gone.repeated - eos)
+    )
     for s, source in enumerate(plan.sources):
-        own = columns[0] == s
-        if not own.any():
+        of_source = gone.source == s
+        if not of_source.any():
             continue
         entry = ledger["sources"][source.name]
-        _lose(
-            entry, int((uses[:, 0] == s).sum()), int(gone.n[own].sum()), int(gone.slots[own].sum())
-        )
-        added, lost = (
-            entry["slots"]["added"],
-            {kind: int(k[own].sum()) for kind, k in added_by_kind.items()},
-        )
+        tokens, n_slots = gone.tokens[of_source].sum(), gone.slots[of_source].sum()
+        _lose(entry, int((passes[:, 0] == s).sum()), int(tokens), int(n_slots))
+        added = entry["slots"]["added"]
+        lost = {kind: int(counts[of_source].sum()) for kind, counts in added_by_kind.items()}
         # of what cannot be told apart without its tokens
         too_many = max(0, lost["eos"] - added["eos"])
-        for kind, k in (
-            lost | {"eos": lost["eos"] - too_many, "copy": lost["copy"] + too_many}
-        ).items():
-            added[kind] -= k
-        if places := int(of_media[own].sum()):
+        lost |= {"eos": lost["eos"] - too_many, "copy": lost["copy"] + too_many}
+        for kind, count in lost.items():
+            added[kind] -= count
+        if places := int(of_media[of_source].sum()):
             entry["slots"][MEDIA] -= places
             if not entry["slots"][MEDIA]:
                 del entry["slots"][MEDIA]
-        entry["segments"] -= int(own.sum())
-    for t, of_task in enumerate(plan.tasks):
-        own, by_task = task == t, ledger["tasks"][of_task.name]
-        for key, lost in (
-            ("segments", own.sum()),
-            ("tokens", gone.n[own].sum()),
-            ("slots", gone.slots[own].sum()),
-        ):
-            by_task[key] -= int(lost)
+        entry["segments"] -= int(of_source.sum())
+    for t, task in enumerate(plan.tasks):
+        of_task, by_task = gone.task == t, ledger["tasks"][task.name]
+        by_task["segments"] -= int(of_task.sum())
+        by_task["tokens"] -= int(gone.tokens[of_task].sum())
+        by_task["slots"] -= int(gone.slots[of_task].sum())
     if ENCODER in ledger:
-        ledger[ENCODER] -= int(arrays["segment_prefix"][which].sum(dtype=np.int64))
-    return blanked(plan.tasks, arrays, table, which), ledger, uses
+        ledger[ENCODER] -= int(gone.prefix.sum())
+    return *blank(plan.tasks, slots, segments, removed), ledger, passes
 
 
 def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> None:
@@ -224,34 +202,20 @@ def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> Non
         reasons[REMOVED] = reasons.get(REMOVED, 0) + count
 
 
-def _eos(
-    plan: Any, arrays: Mapping[str, np.ndarray], table: SegmentTable, which: np.ndarray
-) -> np.ndarray:
-    """int64: of each segment `which` whether it has an eos, told without its tokens, so that a
-    build says the same.
+def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
+    """Return whether each removed segment has an eos, int64, without its tokens, so that a build
+    says the same.
 
-    A later piece of a supervised document has an eos, or one token more that is repeated: the
-    document's last one has an eos. With eos after each segment, every piece has one.
+    A later chunk of a supervised document has an eos, or one more repeated token: the document's
+    last chunk has an eos. With eos after each segment, every chunk has one.
     """
-    extra = (table.eos + table.copy)[which]
-    if "trained_offsets" not in arrays:
+    gone = segments.select(removed)
+    extra = gone.eos + gone.repeated
+    if segments.trained is None:
         return extra
     documents = plan.recipe.documents
-    ends = (last_pieces(arrays, which) & documents.eos_after_document) | documents.eos_after_segment
-    return np.where(arrays["segment_start"][which] > 0, np.minimum(extra, ends), extra)
-
-
-def last_pieces(arrays: Mapping[str, np.ndarray], which: np.ndarray) -> np.ndarray:
-    """bool: of the segments `which` of a shard those behind which none of them is of the same use
-    of their document."""
-    columns = [arrays[f"segment_{name}"][which] for name in ("start", "repeat", "doc", "file")]
-    order = np.lexsort(columns)
-    last = np.ones(len(order), np.bool_)
-    if len(order):
-        last[order[:-1]] = ~np.logical_and.reduce(
-            [c[order][1:] == c[order][:-1] for c in columns[1:]]
-        )
-    return last
+    ends = (gone.last_chunks() & documents.eos_after_document) | documents.eos_after_segment
+    return np.where(gone.start > 0, np.minimum(extra, ends), extra)
 
 
 def store_without(

@@ -1,135 +1,173 @@
-"""Segment table + tokens → the shard's arrays."""
+"""Segments and tokens → what a shard holds: the rows' slots, and the columns of segments that
+follow from rendering."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from packprep.building.segments import SegmentTable, expected_prefix, trained_in
+from packprep.building.segments import expected_prefix, trained_in
 from packprep.conversations.supervision import Training
 from packprep.dataset import noise
 from packprep.dataset.attention import RULES
-from packprep.dataset.boundaries import ranks
+from packprep.dataset.boundaries import offsets_of, ranks
 from packprep.dataset.noise import Noised, Target
+from packprep.dataset.segments import Bodies, MediaSpans, NoiseBlocks, Segments, TrainedRanges
 from packprep.documents.reading import Documents
 from packprep.kernel import copy_items, copy_ranges, kernel
-from packprep.objectives.objective import Bodies, BodySlots, Task
-from packprep.tokenizer.engines.engine import offsets_of
+from packprep.objectives.objective import BodySlots, Task
 
 _1 = np.uint64(1)
 
 
+class _Rows(NamedTuple):
+    """The flat rows that are written. Arrays of no slots stand for columns that nobody needs."""
+
+    tokens: np.ndarray
+    labels: np.ndarray
+    segment_ids: np.ndarray  # uint16
+    loss_mask: np.ndarray  # uint8
+    trainable: np.ndarray  # uint8: slots that may be trained; empty: all may be
+    weights: np.ndarray  # float32: of trained slots; empty: 1 each
+
+
+class _Frames(NamedTuple):
+    """What surrounds the bodies of one task's segments: int64[m] each."""
+
+    first_slot: np.ndarray  # in the flat rows
+    slots: np.ndarray
+    bos: np.ndarray
+    eos: np.ndarray
+    segment_id: np.ndarray
+
+
+class _Marked(NamedTuple):
+    """Segments of one task whose trainable slots are marked: int64[m] each."""
+
+    supervised: np.ndarray  # uint8
+    body: np.ndarray  # first slot of the body in the flat rows
+    n: np.ndarray  # tokens of the body
+    eos: np.ndarray  # 0 or 1: an eos that may be trained
+    start: np.ndarray
+    repeated: np.ndarray
+    is_last: np.ndarray  # bool: whether the document ends with the segment
+    span_begin: np.ndarray  # the document's spans
+    span_end: np.ndarray
+    eos_weight: np.ndarray  # float32
+    pivot: np.ndarray  # from which body token on …
+    shift: np.ndarray  # … tokens stand so many slots later
+
+
+class _Spans(NamedTuple):
+    """The trained spans of all documents."""
+
+    spans: np.ndarray
+    weights: np.ndarray
+    turns: np.ndarray
+
+
 @kernel
-def _frame(first_slot, slots, bos, mode, eos, number, bos_id, mode_id, eos_id, tokens, segment_ids):
+def _write_frames(frames, mode, bos_id, mode_id, eos_id, rows):
     """Write what is the same for every objective: bos, mode token, eos and segment ids."""
-    for i in range(first_slot.shape[0]):
-        begin, end = np.uint64(first_slot[i]), np.uint64(first_slot[i] + slots[i])
-        if bos[i]:
-            tokens[begin] = bos_id
+    for i in range(frames.first_slot.shape[0]):
+        first_slot = frames.first_slot[i]
+        begin, end = np.uint64(first_slot), np.uint64(first_slot + frames.slots[i])
+        if frames.bos[i]:
+            rows.tokens[begin] = bos_id
         if mode:
-            tokens[first_slot[i] + bos[i]] = mode_id
-        if eos[i]:
-            tokens[end - _1] = eos_id
-        segment_id = np.uint16(number[i])
+            rows.tokens[first_slot + frames.bos[i]] = mode_id
+        if frames.eos[i]:
+            rows.tokens[end - _1] = eos_id
+        segment_id = np.uint16(frames.segment_id[i])
         for t in range(begin, end):
-            segment_ids[t] = segment_id
+            rows.segment_ids[t] = segment_id
 
 
 @kernel
-def _next_token(first_slot, slots, prefix, pad, tokens, labels, loss_mask, trainable):
-    """Labels and loss of next-token kinds: trained is the prediction of what follows the prefix,
-    where it is trainable."""
+def _write_next_tokens(first_slot, slots, prefix, pad, rows):
+    """Write labels and loss of next-token kinds: the prediction of what follows the prefix is
+    trained, where it is trainable."""
     for i in range(first_slot.shape[0]):
         begin, n, seen = first_slot[i], slots[i], max(prefix[i] - 1, 0)
-        if trainable.shape[0] > 0:
-            copy_items(loss_mask, begin + seen, trainable, begin + seen + 1, max(n - 1 - seen, 0))
+        if rows.trainable.shape[0] > 0:
+            first, count = begin + seen, max(n - 1 - seen, 0)
+            copy_items(rows.loss_mask, first, rows.trainable, first + 1, count)
         else:
             for t in range(np.uint64(begin + seen), np.uint64(begin + max(n - 1, seen))):
-                loss_mask[t] = 1
-        if labels.shape[0] > 0:
-            copy_items(labels, begin, tokens, begin + 1, n - 1)
-            labels[begin + n - 1] = pad
+                rows.loss_mask[t] = 1
+        if rows.labels.shape[0] > 0:
+            copy_items(rows.labels, begin, rows.tokens, begin + 1, n - 1)
+            rows.labels[begin + n - 1] = pad
+
+
+@kernel(inline=True)
+def _first_span(spans, low, high, start):
+    """Return the first of the spans low … high − 1 that ends after token `start`."""
+    while low < high:
+        middle = (low + high) >> 1
+        if spans[middle, 1] <= start:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @kernel
-def _mark(
-    supervised,
-    body,
-    mode,
-    n,
-    eos,
-    start,
-    copy,
-    span_begin,
-    span_end,
-    spans,
-    span_weights,
-    turns,
-    last,
-    eos_weight,
-    has_prefix,
-    pivot,
-    shift,
-    trainable,
-    weights,
-):
-    """Set the trainable slots: all of the body and eos, and the mode token of next-token kinds, as
-    in a shard without supervised documents, with the document's weight; of a supervised segment its
-    trained tokens, what is added at its pivot, and eos where the last span reaches the end and is
+def _mark(segments, trained, mode, has_prefix, rows):
+    """Set the trainable slots of one task's segments, and their weights.
+
+    As in a shard without supervised documents, all of the body and eos is trainable, and the mode
+    token of next-token kinds, with the document's weight. Of a supervised segment its trained
+    tokens are, what is added at its pivot, and eos where the last span reaches the end and is
     trained. The eos of a segment that is not its document's last is trained like the token before
-    it. mode: how many slots before the body hold such a mode token. Of a document's spans only
-    those that reach into the segment are walked: it may have a million, and be cut into many.
+    it. What is added weighs as much as the trained token after it, or before it where that one is
+    not trained.
 
-    weights: float32, 1 each, takes those of the trained slots of supervised segments; of no slots
-    where all are 1. What is added weighs as much as the trained token behind it, or before it where
-    that one is not trained.
-
-    has_prefix: whether the task's prefix holds each segment's first token. Where all of a
-    supervised segment's tokens are trained, its range then begins after that token, which tells the
-    segment from those of other documents.
+    mode: slots of a mode token before the body. has_prefix: whether the task's prefix holds each
+    segment's first token. Where all of a supervised segment's tokens are trained, its range then
+    begins after that token, which tells the segment from those of other documents.
     """
+    trainable, weights = rows.trainable, rows.weights
     weighted = weights.shape[0] > 0
-    for i in range(n.shape[0]):
-        end = body[i] + n[i] + shift[i]
-        if not supervised[i]:
-            for t in range(body[i] - mode, end + eos[i]):
+    for i in range(segments.n.shape[0]):
+        body, n, start = segments.body[i], segments.n[i], segments.start[i]
+        pivot, shift, repeated = segments.pivot[i], segments.shift[i], segments.repeated[i]
+        end, span_end = body + n + shift, segments.span_end[i]
+        if not segments.supervised[i]:
+            for t in range(body - mode, end + segments.eos[i]):
                 trainable[t] = 1
-                if weighted and span_begin[i] < span_end[i]:  # the document has a weight
-                    weights[t] = span_weights[span_begin[i]]
+                if weighted and segments.span_begin[i] < span_end:  # the document has a weight
+                    weights[t] = trained.weights[segments.span_begin[i]]
             continue
-        k, above, marked = span_begin[i], span_end[i], np.int64(0)
-        while k < above:  # the first that ends behind the segment's begin
-            middle = (k + above) >> 1
-            if spans[middle, 1] <= start[i]:
-                k = middle + 1
-            else:
-                above = middle
-        stop, end_weight = start[i] + n[i] - copy[i], np.float32(0)
-        while k < span_end[i] and spans[k, 0] < stop:
-            if trained_in(turns, k, start[i]):
-                if spans[k, 1] >= stop:
-                    end_weight = span_weights[k]
-                for token in range(
-                    max(spans[k, 0] - start[i], 0) + copy[i],
-                    min(spans[k, 1] - start[i] + copy[i], n[i]),
-                ):
-                    slot = body[i] + token + (shift[i] if token >= pivot[i] else 0)
+        # The trained tokens. A document may have a million spans, and be cut into many segments:
+        # only the spans that reach into the segment are walked.
+        k = _first_span(trained.spans, segments.span_begin[i], span_end, start)
+        stop, end_weight, marked = start + n - repeated, np.float32(0), np.int64(0)
+        while k < span_end and trained.spans[k, 0] < stop:
+            if trained_in(trained.turns, k, start):
+                if trained.spans[k, 1] >= stop:
+                    end_weight = trained.weights[k]
+                first = max(trained.spans[k, 0] - start, 0) + repeated
+                for token in range(first, min(trained.spans[k, 1] - start + repeated, n)):
+                    slot = body + token + (shift if token >= pivot else 0)
                     trainable[slot] = 1
                     marked += 1
                     if weighted:
-                        weights[slot] = span_weights[k]
+                        weights[slot] = trained.weights[k]
             k += 1
-        for slot in range(body[i] + pivot[i], body[i] + pivot[i] + shift[i]):
+        # What the objective adds at the pivot.
+        for slot in range(body + pivot, body + pivot + shift):
             trainable[slot] = 1
             if weighted:
-                behind = body[i] + pivot[i] + shift[i]
-                weights[slot] = weights[behind if trainable[behind] else body[i] + pivot[i] - 1]
-        if has_prefix and marked == n[i]:
-            trainable[body[i]] = 0
-        if last[i]:
-            end_weight = (
-                eos_weight[i] if trained_in(turns, span_end[i] - 1, start[i]) else np.float32(0)
-            )
-        if eos[i] and end_weight > 0:
+                after = body + pivot + shift
+                weights[slot] = weights[after if trainable[after] else body + pivot - 1]
+        if has_prefix and marked == n:
+            trainable[body] = 0
+        # The eos.
+        if segments.is_last[i]:
+            is_trained = trained_in(trained.turns, span_end - 1, start)
+            end_weight = segments.eos_weight[i] if is_trained else np.float32(0)
+        if segments.eos[i] and end_weight > 0:
             trainable[end] = 1
             if weighted:
                 weights[end] = end_weight
@@ -137,10 +175,8 @@ def _mark(
 
 @kernel
 def _runs(first_slot, slots, trainable, weights, offsets, ranges):
-    """The runs of `trainable` of one weight in each segment, relative to its begin; only counts
-    them if `ranges` is empty.
-
-    weights: float32, of the slots; of no slots where all are 1."""
+    """Write the runs of `trainable` of one weight in each segment, relative to its begin; only
+    count them if `ranges` is empty."""
     count, weighted = np.int64(0), weights.shape[0] > 0
     for i in range(first_slot.shape[0]):
         inside = False
@@ -162,147 +198,200 @@ def _runs(first_slot, slots, trainable, weights, offsets, ranges):
     return count
 
 
-def render_rows(
-    tasks: Sequence[Task],
-    table: SegmentTable,
-    begin: np.ndarray,
-    ids: np.ndarray,
-    training: Training | None,
-    seq_length: int,
-    token_dtype: np.dtype,
-    epoch: int = 0,
-    last: np.ndarray | None = None,
-) -> dict[str, np.ndarray]:
-    """Write every segment of a table in row order to its slots; gives the shard's arrays of slots,
-    and the columns of segments that follow from rendering.
+class Texts(NamedTuple):
+    """The tokens of segments."""
 
-    begin: int64[m], index of each body's first token in the flat tokens `ids`. training: of the
-    documents that the table names. epoch: whose chance the rows have, as redraw gives them; what is
-    stored is 0's.
-    last: bool[m], which segments are their documents' last; None: all are.
+    begin: np.ndarray  # int64[m]: where each body's first token lies in `ids`
+    ids: np.ndarray  # uint16 or int32: flat tokens
+    training: Training | None = None  # of the documents that the segments name
+    is_last: np.ndarray | None = None  # bool[m]: its document ends with it; None: all do
+
+
+def render_rows(
+    tasks: Sequence[Task], segments: Segments, texts: Texts, seq_length: int, epoch: int = 0
+) -> tuple[dict[str, np.ndarray], Segments]:
+    """Write every segment to its slots.
+
+    Args:
+        tasks: The plan's tasks.
+        segments: The segments in row order.
+        texts: Their tokens.
+        seq_length: Slots of a row.
+        epoch: Whose random numbers the rows have, as resampling gives them. Shards store epoch 0.
+
+    Returns:
+        The arrays of slots, name → [rows, seq_length], and the segments with the columns that
+        follow from rendering.
     """
-    with_labels, with_blocks = (
-        any(task.in_place for task in tasks),
-        any(RULES[task.objective.attention].in_blocks for task in tasks),
-    )
-    m, pad, rows = (
-        len(table.task),
-        tasks[0].ids.pad,
-        int(table.row[-1]) + 1 if len(table.row) else 0,
-    )
-    size, first_slot = rows * seq_length, table.row * seq_length + table.first_slot
-    number = np.arange(m) - np.searchsorted(table.row, table.row) + 1
-    tokens, labels = (np.full(n, pad, token_dtype) for n in (size, size if with_labels else 0))
-    segment_ids, loss_mask = np.zeros(size, np.uint16), np.zeros(size, np.uint8)
-    trainable = np.zeros(0 if training is None else size, np.uint8)
-    weights = np.ones(size if training is not None and _is_weighted(training) else 0, np.float32)
-    last = np.ones(m, np.bool_) if last is None else last
-    prefixes, level, weight = np.zeros(m, np.int64), np.zeros(m, np.float32), np.ones(m, np.float32)
-    block_counts, block_parts = np.zeros(m, np.int64), []
+    with_labels = any(task.in_place for task in tasks)
+    with_blocks = any(RULES[task.objective.attention].in_blocks for task in tasks)
+    m, pad = len(segments), tasks[0].ids.pad
+    n_rows = int(segments.row[-1]) + 1 if m else 0
+    first_slot = segments.flat_slots(seq_length)
+    rows = _empty_rows(n_rows * seq_length, texts, pad, with_labels)
+    writer = _Writer(tasks, segments, texts, first_slot, rows, epoch)
+    prefix = np.zeros(m, np.int64)
+    level, weight = np.zeros(m, np.float32), np.ones(m, np.float32)
+    block_parts: list[tuple[np.ndarray, tuple]] = []
     for t, task in enumerate(tasks):
-        chosen = np.flatnonzero(table.task == t)
+        chosen = np.flatnonzero(segments.task == t)
         if not len(chosen):
             continue
-        segments, first_slots, begins, numbers = (
-            table.of(chosen),
-            first_slot[chosen],
-            begin[chosen],
-            number[chosen],
-        )
-        bodies = segments.bodies(epoch)
-        prefixes[chosen] = prefix = expected_prefix(task, bodies, segments.bos, segments.slots)
-        if training is not None:
-            _mark_trained(
-                task, segments, bodies, last[chosen], first_slots, training, trainable, weights
-            )
-        body = first_slots + segments.bos + task.mode
-        half = segments.slots // task.objective.copies
-        facts = (task.ids.bos, task.mode_token, task.ids.eos)
+        of_task = segments.select(chosen)
+        bodies = of_task.bodies(epoch)
+        prefix[chosen] = expected_prefix(task, bodies, of_task.bos, of_task.slots)
+        if texts.training is not None:
+            writer.mark_trained(task, chosen, of_task, bodies)
         if task.in_place:
-            for copy in range(task.objective.copies):
-                copy_ranges(ids, begins, bodies.n, tokens, body + copy * half)
-                _frame(
-                    first_slots + copy * half,
-                    half,
-                    segments.bos,
-                    task.mode,
-                    segments.eos,
-                    numbers,
-                    *facts,
-                    tokens,
-                    segment_ids,
-                )
-            if task.shift:
-                for copy in range(task.objective.copies):  # and pad at the end of each
-                    at = first_slots + copy * half
-                    copy_ranges(tokens, at + 1, half - 1, labels, at)
-            else:
-                copy_ranges(tokens, first_slots, segments.slots, labels, first_slots)
-            target = target_of(
-                task,
-                segments,
-                first_slots,
-                tokens,
-                loss_mask,
-                trainable if training is not None else None,
-            )
-            noised = draw_noise(t, task, target, epoch)
+            noised = writer.write_in_place(t, task, chosen, of_task, bodies)
             level[chosen], weight[chosen] = noised.level, noised.weight
             if noised.blocks is not None:
-                block_counts[chosen] = noised.blocks[0]
-                block_parts.append((chosen, *noised.blocks))
+                block_parts.append((chosen, noised.blocks))
         else:
-            assert task.objective.render is not None
-            task.objective.render(task, BodySlots(begins, bodies, body), ids, tokens)
-            _frame(
-                first_slots,
-                segments.slots,
-                segments.bos,
-                task.mode,
-                segments.eos,
-                numbers,
-                *facts,
-                tokens,
-                segment_ids,
-            )
-            _next_token(
-                first_slots, segments.slots, prefix, pad, tokens, labels, loss_mask, trainable
-            )
-    shape = (rows, seq_length)
-    arrays: dict[str, np.ndarray] = {"tokens": tokens.reshape(shape)}
+            writer.write_next_token(task, chosen, of_task, bodies, prefix[chosen])
+    slots = {"tokens": rows.tokens}
     if with_labels:
-        arrays["labels"] = labels.reshape(shape)
-    arrays["segment_ids"], arrays["loss_mask"] = (
-        segment_ids.reshape(shape),
-        loss_mask.reshape(shape),
+        slots["labels"] = rows.labels
+    slots |= {"segment_ids": rows.segment_ids, "loss_mask": rows.loss_mask}
+    rendered = segments.replace(
+        prefix=prefix,
+        noise=level,
+        loss_weight=weight,
+        blocks=_joined_blocks(m, block_parts) if with_blocks else None,
+        trained=None if texts.training is None else _trained_ranges(first_slot, segments, rows),
     )
-    arrays["segment_prefix"] = prefixes.astype(np.int32)
-    arrays["segment_noise"], arrays["segment_loss_weight"] = level, weight
-    if with_blocks:
-        blocks = _joined_blocks(block_counts, block_parts)
-        arrays["block_offsets"], arrays["block_noise"], arrays["block_loss_weight"] = blocks
-    if training is not None:
-        arrays |= _trained_ranges(first_slot, table.slots, trainable, weights)
-    return arrays
+    return {name: flat.reshape(n_rows, seq_length) for name, flat in slots.items()}, rendered
+
+
+def _empty_rows(size: int, texts: Texts, pad: int, with_labels: bool) -> _Rows:
+    """Return `size` flat slots of padding."""
+    training, dtype = texts.training, texts.ids.dtype
+    is_weighted = training is not None and _is_weighted(training)
+    return _Rows(
+        np.full(size, pad, dtype),
+        np.full(size if with_labels else 0, pad, dtype),
+        np.zeros(size, np.uint16),
+        np.zeros(size, np.uint8),
+        np.zeros(0 if training is None else size, np.uint8),
+        np.ones(size if is_weighted else 0, np.float32),
+    )
+
+
+class _Writer:
+    """Writes the segments of one task after the other into the rows."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        segments: Segments,
+        texts: Texts,
+        first_slot: np.ndarray,
+        rows: _Rows,
+        epoch: int,
+    ):
+        self.pad, self.texts, self.rows, self.epoch = tasks[0].ids.pad, texts, rows, epoch
+        self.first_slot = first_slot
+        in_row = np.arange(len(segments)) - np.searchsorted(segments.row, segments.row)
+        self.segment_id = in_row + 1
+
+    def _write_frames(
+        self, task: Task, chosen: np.ndarray, of_task: Segments, copy: int = 0
+    ) -> None:
+        """Write bos, mode token, eos and segment ids of one copy of the chosen segments."""
+        slots = of_task.slots // task.objective.copies
+        first_slot = self.first_slot[chosen] + copy * slots
+        frames = _Frames(first_slot, slots, of_task.bos, of_task.eos, self.segment_id[chosen])
+        ids = task.ids.bos, task.mode_token, task.ids.eos
+        _write_frames(frames, task.mode, *ids, self.rows)
+
+    def write_next_token(
+        self,
+        task: Task,
+        chosen: np.ndarray,
+        of_task: Segments,
+        bodies: Bodies,
+        prefix: np.ndarray,
+    ) -> None:
+        """Write the segments of a next-token task."""
+        assert task.objective.render is not None
+        first_slot, rows = self.first_slot[chosen], self.rows
+        columns = BodySlots(self.texts.begin[chosen], bodies, first_slot + of_task.bos + task.mode)
+        task.objective.render(task, columns, self.texts.ids, rows.tokens)
+        self._write_frames(task, chosen, of_task)
+        _write_next_tokens(first_slot, of_task.slots, prefix, self.pad, rows)
+
+    def write_in_place(
+        self, t: int, task: Task, chosen: np.ndarray, of_task: Segments, bodies: Bodies
+    ) -> Noised:
+        """Write the segments of task number `t`, which predicts tokens where they stand."""
+        texts, rows, first_slot = self.texts, self.rows, self.first_slot[chosen]
+        copies = task.objective.copies
+        half = of_task.slots // copies
+        body = first_slot + of_task.bos + task.mode
+        for copy in range(copies):
+            begin = texts.begin[chosen]
+            copy_ranges(texts.ids, begin, bodies.n, rows.tokens, body + copy * half)
+            self._write_frames(task, chosen, of_task, copy)
+        if task.shift:
+            for copy in range(copies):  # each copy ends with pad
+                first = first_slot + copy * half
+                copy_ranges(rows.tokens, first + 1, half - 1, rows.labels, first)
+        else:
+            copy_ranges(rows.tokens, first_slot, of_task.slots, rows.labels, first_slot)
+        trainable = None if texts.training is None else rows.trainable
+        target = target_of(task, of_task, first_slot, rows.tokens, rows.loss_mask, trainable)
+        return draw_noise(t, task, target, self.epoch)
+
+    def mark_trained(
+        self, task: Task, chosen: np.ndarray, of_task: Segments, bodies: Bodies
+    ) -> None:
+        """Mark the trainable slots of a task's segments, where some documents say what is
+        trained."""
+        training, objective = self.texts.training, task.objective
+        assert training is not None
+        pivot = np.zeros(len(chosen), np.int64)
+        shift = np.zeros(len(chosen), np.int64)
+        if objective.token_slots is not None:
+            pivot, shift = objective.token_slots(task, bodies).T
+        elif not task.in_place:  # what the body has beyond its tokens may be trained with them
+            shift = task.body_slots(bodies) - bodies.n
+        noises_eos = task.parameters.get("noise_eos", True)
+        is_last, document = self.texts.is_last, of_task.document
+        marked = _Marked(
+            training.supervised[document],
+            self.first_slot[chosen] + of_task.bos + task.mode,
+            bodies.n,
+            of_task.eos if noises_eos else np.zeros_like(of_task.eos),
+            of_task.start,
+            of_task.repeated,
+            np.ones(len(chosen), np.bool_) if is_last is None else is_last[chosen],
+            training.span_offsets[document],
+            training.span_offsets[document + 1],
+            training.eos_weight[document],
+            np.ascontiguousarray(pivot),
+            np.ascontiguousarray(shift),
+        )
+        spans = _Spans(training.spans, training.weights, training.turns)
+        has_prefix = RULES[objective.attention].ahead == "prefix"
+        _mark(marked, spans, 0 if task.in_place else task.mode, has_prefix, self.rows)
 
 
 def target_of(
     task: Task,
-    segments: SegmentTable,
+    segments: Segments,
     first_slot: np.ndarray,
     tokens: np.ndarray,
     loss_mask: np.ndarray,
     trainable: np.ndarray | None,
 ) -> Target:
-    """Where a task's in-place noise goes: its candidates are the body and, unless noise_eos is off,
-    eos.
+    """Return where a task's in-place noise goes: its candidates are the body and, unless noise_eos
+    is off, eos.
 
     segments: the task's; first_slot: int64[m], of each in the flat rows.
     """
     before = segments.bos + task.mode
-    count = (
-        segments.n + segments.copy + (segments.eos if task.parameters.get("noise_eos", True) else 0)
-    )
+    eos = segments.eos if task.parameters.get("noise_eos", True) else 0
+    count = segments.tokens + segments.repeated + eos
     candidates = noise.Candidates(segments.key, first_slot + before, count, segments.row)
     return Target(
         candidates, before, segments.slots // task.objective.copies, trainable, tokens, loss_mask
@@ -310,7 +399,7 @@ def target_of(
 
 
 def draw_noise(index: int, task: Task, target: Target, epoch: int = 0) -> Noised:
-    """Noise one in-place task's segments as the stored rows have it, or as redraw gives it in a
+    """Noise one in-place task's segments as the stored rows have it, or as resampling gives it in a
     later epoch."""
     assert task.objective.noise is not None
     return task.objective.noise(
@@ -318,177 +407,123 @@ def draw_noise(index: int, task: Task, target: Target, epoch: int = 0) -> Noised
     )
 
 
-def _mark_trained(
-    task: Task,
-    segments: SegmentTable,
-    bodies: Bodies,
-    last: np.ndarray,
-    first_slot: np.ndarray,
-    training: Training,
-    trainable: np.ndarray,
-    weights: np.ndarray,
-) -> None:
-    pivot = np.zeros(len(segments.task), np.int64)
-    shift = np.zeros(len(segments.task), np.int64)
-    if task.objective.token_slots is not None:
-        pivot, shift = task.objective.token_slots(task, bodies).T
-    elif not task.in_place:  # what the body has beyond its tokens may be trained with them
-        shift = task.body_slots(bodies) - bodies.n
-    d = segments.document
-    eos = segments.eos if task.parameters.get("noise_eos", True) else np.zeros_like(segments.eos)
-    _mark(
-        training.supervised[d],
-        first_slot + segments.bos + task.mode,
-        0 if task.in_place else task.mode,
-        bodies.n,
-        eos,
-        segments.start,
-        segments.copy,
-        training.span_offsets[d],
-        training.span_offsets[d + 1],
-        training.spans,
-        training.weights,
-        training.turns,
-        last,
-        training.eos_weight[d],
-        RULES[task.objective.attention].ahead == "prefix",
-        np.ascontiguousarray(pivot),
-        np.ascontiguousarray(shift),
-        trainable,
-        weights,
-    )
-
-
 def _is_weighted(training: Training) -> bool:
-    """Whether a trained token has another weight than 1."""
+    """Return whether a trained token has another weight than 1."""
     return bool(
         (training.weights != 1).any()
         or ((training.eos_weight != 1) & (training.eos_weight != 0)).any()
     )
 
 
-def _trained_ranges(
-    first_slot: np.ndarray, slots: np.ndarray, trainable: np.ndarray, weights: np.ndarray
-) -> dict[str, np.ndarray]:
-    """trained_offsets, trained_ranges, and, where one differs from 1, trained_weights."""
-    offsets = np.zeros(len(first_slot) + 1, np.int64)
-    count = _runs(first_slot, slots, trainable, weights, offsets, np.zeros((0, 2), np.int32))
-    ranges = np.zeros((count, 2), np.int32)
-    _runs(first_slot, slots, trainable, weights, offsets, ranges)
-    arrays = {"trained_offsets": offsets, "trained_ranges": ranges}
-    if len(weights):
-        of_ranges = weights[np.repeat(first_slot, np.diff(offsets)) + ranges[:, 0]]
-        if (of_ranges != 1).any():
-            arrays["trained_weights"] = of_ranges
-    return arrays
+def _trained_ranges(first_slot: np.ndarray, segments: Segments, rows: _Rows) -> TrainedRanges:
+    """Return the trained ranges, with weights where one differs from 1."""
+    offsets = np.zeros(len(segments) + 1, np.int64)
+    runs = first_slot, segments.slots, rows.trainable, rows.weights, offsets
+    ranges = np.zeros((_runs(*runs, np.zeros((0, 2), np.int32)), 2), np.int32)
+    _runs(*runs, ranges)
+    if len(rows.weights):
+        weights = rows.weights[np.repeat(first_slot, np.diff(offsets)) + ranges[:, 0]]
+        if (weights != 1).any():
+            return TrainedRanges(offsets, ranges, weights)
+    return TrainedRanges(offsets, ranges)
 
 
-def _joined_blocks(counts: np.ndarray, parts: list) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The tasks' blocks as one column in segment order."""
+def _joined_blocks(count: int, parts: list[tuple[np.ndarray, tuple]]) -> NoiseBlocks:
+    """Return the tasks' blocks as one column in segment order. count: of all segments."""
+    counts = np.zeros(count, np.int64)
+    for segment, (block_counts, _, _) in parts:
+        counts[segment] = block_counts
     offsets = offsets_of(counts)
     if len(parts) == 1:
-        return offsets, *parts[0][2:]
+        return NoiseBlocks(offsets, *parts[0][1][1:])
     level, weight = np.empty((2, offsets[-1]), np.float32)
-    for segment, many, *own in parts:
-        here = np.repeat(offsets[segment], many) + ranks(many)
-        level[here], weight[here] = own
-    return offsets, level, weight
+    for segment, (block_counts, levels, weights) in parts:
+        which = np.repeat(offsets[segment], block_counts) + ranks(block_counts)
+        level[which], weight[which] = levels, weights
+    return NoiseBlocks(offsets, level, weight)
+
+
+def render_shard(
+    tasks: Sequence[Task],
+    documents: Documents,
+    segments: Segments,
+    seq_length: int,
+    epoch: int = 0,
+) -> tuple[dict[str, np.ndarray], Segments]:
+    """Write the segments of documents to their slots, as `render_rows` does, with their media."""
+    begin, ids = body_tokens(documents, segments)
+    document_tokens = np.diff(documents.offsets)[segments.document]
+    is_last = segments.start + segments.tokens == document_tokens
+    texts = Texts(begin, ids, documents.training, is_last)
+    slots, rendered = render_rows(tasks, segments, texts, seq_length, epoch)
+    if documents.training is not None and len(documents.training.places.first):
+        rendered = rendered.replace(media=_media(tasks, segments, documents, documents.training))
+    return slots, rendered
 
 
 def render(
     tasks: Sequence[Task],
     documents: Documents,
-    table: SegmentTable,
+    segments: Segments,
     seq_length: int,
     pad_seq_to_mult: int,
     epoch: int = 0,
 ) -> dict[str, np.ndarray]:
-    """All arrays of a shard, by name, as `dataset/shard.py` lists them. table: in row order. epoch:
-    as in `render_rows`."""
-    row, document = table.row, table.document
-    row_offsets = np.searchsorted(row, np.arange(int(row[-1]) + 2 if len(row) else 1)).astype(
-        np.int64
-    )
-    begin, ids = body_tokens(documents, table)
-    texts = begin, ids, documents.training, seq_length, documents.ids.dtype
-    last = table.start + table.n == np.diff(documents.offsets)[document]
-    arrays = render_rows(tasks, table, *texts, epoch, last)
-    arrays["row_offsets"] = row_offsets
-    arrays["segment_doc"] = documents.position[document]
-    arrays["segment_start"] = table.start
-    arrays["segment_key"] = table.key
-    arrays["cu_seqlens"] = _cumulative(table.slots, row, row_offsets)
-    if pad_seq_to_mult > 1:
-        physical = table.slots + -table.slots % pad_seq_to_mult
-        arrays["cu_seqlens_padded"] = _cumulative(physical, row, row_offsets)
-    arrays["segment_tokens"] = table.n.astype(np.int32)
-    arrays["segment_file"] = documents.file[document].astype(np.uint32)
-    arrays["segment_task"] = table.task.astype(np.uint16)
-    arrays["segment_source"] = documents.source[document].astype(np.uint16)
-    arrays["segment_repeat"] = documents.repeat[document].astype(np.uint16)
-    if documents.training is not None and len(documents.training.places.first):
-        arrays |= _media(tasks, table, documents, documents.training)
-    return arrays
+    """Return all arrays of a shard, by name, as `dataset/shard.py` lists them. segments: in row
+    order. epoch: as in `render_rows`."""
+    slots, rendered = render_shard(tasks, documents, segments, seq_length, epoch)
+    return slots | rendered.header_arrays(pad_seq_to_mult)
 
 
 def _media(
-    tasks: Sequence[Task], table: SegmentTable, documents: Documents, training: Training
-) -> dict[str, np.ndarray]:
-    """The arrays of places of media; none where no segment has a place."""
-    places, many = training.places, np.diff(training.place_offsets)
+    tasks: Sequence[Task], segments: Segments, documents: Documents, training: Training
+) -> MediaSpans | None:
+    """Return the media spans of the segments; None where no segment has one."""
+    places, counts = training.places, np.diff(training.place_offsets)
     # ascending: in all documents' tokens
-    first = places.first + np.repeat(documents.offsets[:-1], many)
-    begin = documents.offsets[table.document] + table.start
-    low, high = np.searchsorted(first, begin), np.searchsorted(first, begin + table.n)
+    first = places.first + np.repeat(documents.offsets[:-1], counts)
+    begin = documents.offsets[segments.document] + segments.start
+    low, high = np.searchsorted(first, begin), np.searchsorted(first, begin + segments.tokens)
     count = high - low
     if not count.any():
-        return {}
-    offsets = offsets_of(count)
+        return None
     segment = np.repeat(np.arange(len(count)), count)
     which = np.repeat(low, count) + ranks(count)
-    token = first[which] - begin[segment] + table.copy[segment]  # of the body
-    slot = (table.first_slot + table.bos)[segment] + token
+    token = first[which] - begin[segment] + segments.repeated[segment]  # of the body
+    slot = (segments.first_slot + segments.bos)[segment] + token
     for t, task in enumerate(tasks):
-        own = np.flatnonzero(table.task[segment] == t)
-        slot[own] += task.mode
-        if len(own) and task.objective.token_slots is not None:
-            pivot, shift = task.objective.token_slots(task, table.of(segment[own]).bodies()).T
-            slot[own] += np.where(token[own] >= pivot, shift, 0)
-    found = places.at(which)
-    return {
-        "media_offsets": offsets,
-        "media_ref_offsets": found.ref_offsets,
-        "media_slot": slot.astype(np.int32),
-        "media_tokens": found.tokens.astype(np.int32),
-        "media_kind": found.kind.astype(np.uint16),
-        "media_ref": found.refs,
-    }
+        of_task = np.flatnonzero(segments.task[segment] == t)
+        slot[of_task] += task.mode
+        if len(of_task) and task.objective.token_slots is not None:
+            bodies = segments.select(segment[of_task]).bodies()
+            pivot, shift = task.objective.token_slots(task, bodies).T
+            slot[of_task] += np.where(token[of_task] >= pivot, shift, 0)
+    spans = places.at(which)
+    return MediaSpans(
+        offsets_of(count),
+        spans.ref_offsets,
+        slot.astype(np.int32),
+        spans.tokens.astype(np.int32),
+        spans.kind.astype(np.uint16),
+        spans.refs,
+    )
 
 
-def body_tokens(documents: Documents, segments: SegmentTable) -> tuple[np.ndarray, np.ndarray]:
-    """(begin int64[m], flat ids): where each body's tokens lie. Bodies that repeat a system message
-    are laid behind the ids."""
+def body_tokens(documents: Documents, segments: Segments) -> tuple[np.ndarray, np.ndarray]:
+    """Return (begin int64[m], flat ids): where each body's tokens lie. Bodies that repeat a system
+    message are appended to the ids."""
     begin = documents.offsets[segments.document] + segments.start
-    repeating = np.flatnonzero(segments.copy)
+    repeating = np.flatnonzero(segments.repeated)
     if not len(repeating):
         return begin, documents.ids
-    parts, at = [documents.ids], len(documents.ids)
+    parts, end = [documents.ids], len(documents.ids)
     for g in repeating:
         first = documents.offsets[segments.document[g]]
         content = first + segments.start[g]
         parts += [
-            documents.ids[first : first + segments.copy[g]],
-            documents.ids[content : content + segments.n[g]],
+            documents.ids[first : first + segments.repeated[g]],
+            documents.ids[content : content + segments.tokens[g]],
         ]
-        begin[g] = at
-        at += int(segments.copy[g] + segments.n[g])
+        begin[g] = end
+        end += int(segments.repeated[g] + segments.tokens[g])
     return begin, np.concatenate(parts)
-
-
-def _cumulative(lengths: np.ndarray, row: np.ndarray, row_offsets: np.ndarray) -> np.ndarray:
-    """int32[segments + rows]: for each row 0 and the running sum of its segments' lengths."""
-    rows = len(row_offsets) - 1
-    total = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
-    out = np.zeros(len(lengths) + rows, np.int32)
-    out[np.arange(len(lengths)) + row + 1] = total[1:] - total[row_offsets[row]]
-    return out

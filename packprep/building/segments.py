@@ -1,5 +1,9 @@
-"""Documents → segment table: where each document is cut, which task each segment draws, how many
-slots it takes."""
+"""Documents → segments: where each document is cut, which task each segment draws, how many slots
+it takes.
+
+    document      10 11 12 13 14 15 16 17 18 19       10 tokens, a row holds 6 with bos and eos
+    segments      10 11 12 13 14 │ 15 16 17 18 19     start 0, 5   tokens 5, 5   bos 1, 0   eos 0, 1
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,52 +11,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packprep.conversations.supervision import ANYWHERE
+from packprep.conversations.supervision import ANYWHERE, Training
 from packprep.dataset.attention import RULES
+from packprep.dataset.segments import Bodies, Segments
 from packprep.documents.reading import Documents
 from packprep.errors import RecipeError
 from packprep.kernel import bits64, draw_task, integer, kernel, segment_key
-from packprep.objectives.objective import Bodies, Task
+from packprep.objectives.objective import Task
 from packprep.objectives.tasks import SHORTEST, capacities, check_supervised, thresholds
 from packprep.randomness import SEGMENT_LENGTH
 from packprep.recipe import Recipe
 
-LONG = {"split": 0, "truncate": 1, "drop": 2, "decompose": 3}
+SPLIT, TRUNCATE, DROP, DECOMPOSE = range(4)
+LONG = {"split": SPLIT, "truncate": TRUNCATE, "drop": DROP, "decompose": DECOMPOSE}
 FORMAT_MAX_SEGMENTS = 65535
 """Segments of a row: their ids are 16-bit, and 0 is padding."""
 
 
-class SegmentTable(NamedTuple):
-    """Segments, one array a column, [m] each: in document order as `cut` makes it, in row order as
-    `packing.place` gives it."""
-
-    document: np.ndarray  # int64: index into the shard's documents
-    start: np.ndarray  # int64: first content token used
-    n: np.ndarray  # int64: content tokens
-    task: np.ndarray  # int64
-    bos: np.ndarray  # int64: 0 or 1
-    eos: np.ndarray  # int64: 0 or 1
-    key: np.ndarray  # uint64
-    # int64: tokens of the document's system message that are repeated before the content
-    copy: np.ndarray
-    # int64: first trained body token of a supervised document; −1 of others
-    first_trained: np.ndarray
-    slots: np.ndarray  # int64: by the length law
-    row: np.ndarray  # int64: of `concat`, which cuts where rows end; else packing gives it
-    first_slot: np.ndarray  # int64: in the row
-
-    def of(self, which: np.ndarray) -> "SegmentTable":
-        """Some of its segments, or all in another order."""
-        return SegmentTable(*(column[which] for column in self))
-
-    def bodies(self, epoch: int = 0) -> Bodies:
-        """What decides the form of their bodies in an epoch."""
-        return Bodies(self.n + self.copy, self.key, self.first_trained, epoch)
-
-
 def expected_prefix(task: Task, bodies: Bodies, bos: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """int64[m]: the leading slots that see each other both ways, by the objective's rule of
-    attention."""
+    """Return the leading slots that see each other both ways, by the objective's attention
+    pattern, int64[m]."""
     ahead = RULES[task.objective.attention].ahead
     if ahead == "prefix":
         assert task.objective.body_prefix is not None
@@ -62,35 +40,35 @@ def expected_prefix(task: Task, bodies: Bodies, bos: np.ndarray, slots: np.ndarr
     return np.full(len(slots), 0 if ahead == "never" else -1, np.int64)
 
 
-def inputs_of(tasks: Sequence[Task], table: SegmentTable) -> np.ndarray:
-    """int64[m]: the slots of the segments' prefixes, in the stored rows."""
-    inputs = np.zeros(len(table.task), np.int64)
+def inputs_of(tasks: Sequence[Task], segments: Segments) -> np.ndarray:
+    """Return the slots of the segments' prefixes in the stored rows, int64[m]."""
+    inputs = np.zeros(len(segments), np.int64)
     for t, task in enumerate(tasks):
-        chosen = np.flatnonzero(table.task == t)
+        chosen = np.flatnonzero(segments.task == t)
         if len(chosen):
-            segments = table.of(chosen)
-            inputs[chosen] = expected_prefix(task, segments.bodies(), segments.bos, segments.slots)
+            of_task = segments.select(chosen)
+            inputs[chosen] = expected_prefix(task, of_task.bodies(), of_task.bos, of_task.slots)
     return inputs
 
 
 class CutLimits(NamedTuple):
-    """What cutting takes from a recipe and its tasks alone: the same for every shard."""
+    """What cutting takes from a recipe and its tasks: the same for every shard."""
 
     drawn: np.ndarray  # int64[sources, tasks]: thresholds of the tasks that segments draw
     drawn_supervised: np.ndarray  # … that segments of supervised documents draw
-    # int64[lengths, tasks, 2], by row length and bos: the most tokens of a document's last piece
+    # int64[lengths, tasks, 2], by row length and bos: the most tokens of a document's last chunk
     capacity: np.ndarray
-    inner: np.ndarray  # int64[lengths, tasks, 2], by bos: of those before it
-    # int64[tasks]: how probably a segment is cut to a random length, · 2⁵³
+    inner: np.ndarray  # int64[lengths, tasks, 2]: … of the chunks before it
+    # int64[tasks]: probability of cutting a segment to a random length, · 2⁵³
     random_length: np.ndarray
     # int64[tasks, 2], by bos: leading tokens of a supervised body that nothing predicts
     unpredicted: np.ndarray
 
 
 def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
-    """The limits by which `cut` cuts for these tasks of a recipe."""
-    found = [capacities(replace(recipe, seq_length=length), tasks) for length in recipe.lengths]
-    last, inner = (np.stack(of_lengths) for of_lengths in zip(*found, strict=True))
+    """Return the limits by which `cut` cuts for these tasks of a recipe."""
+    by_length = [capacities(replace(recipe, seq_length=length), tasks) for length in recipe.lengths]
+    last, inner = (np.stack(capacity) for capacity in zip(*by_length, strict=True))
     capacity = np.ascontiguousarray(last[..., int(recipe.documents.eos_after_document)])
     random_length = np.array(
         [int(task.parameters.get("random_length", 0.0) * 2**53) for task in tasks], np.int64
@@ -112,448 +90,472 @@ def _unpredicted(task: Task, bos: int) -> int:
 
 
 class LeftOut(NamedTuple):
-    """Tokens of documents that are in no segment, or in one where they should be trained and are
-    not; int64[D] each."""
+    """Tokens of documents that are in no segment, or that a segment holds untrained although they
+    should be trained. All arrays are int64[D]."""
 
-    # of segments of supervised documents that are left out, for nothing in them is trained
-    untrained: np.ndarray
-    apart: np.ndarray  # of answers in pieces without the message that they answer, left out or not
+    untrained: np.ndarray  # of segments of supervised documents in which nothing is trained
+    apart: np.ndarray  # of answers in chunks without the message that they answer
     elsewhere: np.ndarray  # that the datasets of other row lengths have
-    # of a document's longest place of media, where one fits into no segment; 0: all do
-    unfit: np.ndarray
+    unfit: np.ndarray  # of a document's longest media span, where it fits in no segment; else 0
 
 
-_CUT = SegmentTable._fields[: SegmentTable._fields.index("slots")]  # the columns that kernels write
-_DTYPES = [np.uint64 if name == "key" else np.int64 for name in _CUT]
-_NO_COLUMNS = [np.empty(0, dtype) for dtype in _DTYPES]  # where segments are only counted
+class _Documents(NamedTuple):
+    """The columns of `Documents` that cutting reads."""
+
+    offsets: np.ndarray
+    position: np.ndarray
+    repeat: np.ndarray
+    source: np.ndarray
+    file_key: np.ndarray
 
 
-def table_of(
-    tasks: Sequence[Task], columns: Sequence[np.ndarray], row: np.ndarray | None = None
-) -> SegmentTable:
-    """The table of the columns that cutting gives, `document` … `first_trained`, and of their rows
-    where it gives these."""
-    nowhere = np.zeros(len(columns[0]), np.int64)
-    table = SegmentTable(*[*columns, nowhere.copy(), nowhere if row is None else row, nowhere])
+class _Supervision(NamedTuple):
+    """The columns of `Training` that cutting reads."""
+
+    span_offsets: np.ndarray
+    spans: np.ndarray
+    turns: np.ndarray
+    eos_weight: np.ndarray
+    cut_offsets: np.ndarray
+    cuts: np.ndarray
+    ranks: np.ndarray
+    system: np.ndarray
+    place_offsets: np.ndarray
+    places: np.ndarray  # int64[k, 2], of media
+
+
+class _Policy(NamedTuple):
+    """The keys of a recipe that decide about cuts."""
+
+    min_tail: int
+    long: int  # of LONG
+    bos: int  # 0 or 1: whether documents begin with bos
+    eos_last: int  # 0 or 1: whether eos ends a document's last chunk
+    eos_inner: int  # 0 or 1: … each chunk before it
+    length: int  # number of the dataset's row length among the recipe's
+    has_sides: int  # 0 or 1: whether rows have an encoder and a decoder sequence
+
+
+class _RowLimits(NamedTuple):
+    """What `concat` cuts by."""
+
+    drawn: np.ndarray  # int64[sources, tasks]
+    overhead: np.ndarray  # int64[tasks]: slots beyond tokens, bos and eos
+    tokens: int  # the most tokens of a segment
+    seq_length: int
+    segments: int  # the most segments of a row
+
+
+class Cuts(NamedTuple):
+    """The columns of `Segments` that the kernels write."""
+
+    document: np.ndarray
+    start: np.ndarray
+    tokens: np.ndarray
+    task: np.ndarray
+    bos: np.ndarray
+    eos: np.ndarray
+    key: np.ndarray
+    repeated: np.ndarray
+    first_trained: np.ndarray
+
+    @classmethod
+    def empty(cls, count: int) -> "Cuts":
+        """Return unwritten columns of `count` segments."""
+        dtypes = [np.uint64 if name == "key" else np.int64 for name in cls._fields]
+        return cls(*(np.empty(count, dtype) for dtype in dtypes))
+
+
+def segments_of_cuts(
+    tasks: Sequence[Task], documents: Documents, cuts: Cuts, row: np.ndarray | None = None
+) -> Segments:
+    """Return the segments that the kernels have cut, with their slots. row: where cutting decides
+    it, int64[m]."""
+    document = cuts.document
+    segments = Segments.create(
+        len(document),
+        **cuts._asdict(),
+        source=documents.source[document],
+        file=documents.file[document],
+        doc=documents.position[document],
+        repeat=documents.repeat[document],
+        slots=np.zeros(len(document), np.int64),
+    )
     for t, task in enumerate(tasks):
-        chosen = np.flatnonzero(table.task == t)
+        chosen = np.flatnonzero(segments.task == t)
         if len(chosen):
-            segments = table.of(chosen)
-            table.slots[chosen] = task.slots(segments.bodies(), segments.bos, segments.eos)
-    return table
+            of_task = segments.select(chosen)
+            segments.slots[chosen] = task.slots(of_task.bodies(), of_task.bos, of_task.eos)
+    return segments if row is None else segments.replace(row=row)
 
 
 @kernel(inline=True)
-def _random_length(key, take, min_tail, probability):
-    """The segment's tokens, cut to U{min_tail … take − min_tail} with the task's probability
-    (int64, · 2⁵³)."""
-    if probability == 0 or take < 2 * min_tail:
-        return take
+def _shortened(key, tokens, min_tail, probability):
+    """Return the segment's tokens, cut to U{min_tail … tokens − min_tail} with the task's
+    probability (int64, · 2⁵³)."""
+    if probability == 0 or tokens < 2 * min_tail:
+        return tokens
     if np.int64(bits64(key, SEGMENT_LENGTH, 0, 0) >> np.uint64(11)) >= probability:
-        return take
-    return min_tail + integer(key, SEGMENT_LENGTH, 4, take - 2 * min_tail + 1, 0)
+        return tokens
+    return min_tail + integer(key, SEGMENT_LENGTH, 4, tokens - 2 * min_tail + 1, 0)
 
 
 @kernel
-def _lengths_of(
-    offsets,
-    position,
-    repeat,
-    source,
-    file_key,
-    supervised,
-    drawn,
-    drawn_supervised,
-    capacity,
-    bos,
-    length,
-):
+def _lengths_of(documents, supervised, limits, bos, length):
     """Write the number of the row length that takes each document: the first that holds it whole,
-    else most of it."""
-    for d in range(offsets.shape[0] - 1):
-        total = offsets[d + 1] - offsets[d]
-        t = np.int64(capacity.shape[1] - 1)
+    else the one that holds most of it."""
+    capacity = limits.capacity
+    for d in range(documents.offsets.shape[0] - 1):
+        total = documents.offsets[d + 1] - documents.offsets[d]
+        task = np.int64(capacity.shape[1] - 1)
         if total >= SHORTEST:
-            k = segment_key(file_key[d], position[d], repeat[d], np.int64(0))
-            t = draw_task(k, drawn_supervised[source[d]] if supervised[d] else drawn[source[d]])
+            key = segment_key(
+                documents.file_key[d], documents.position[d], documents.repeat[d], np.int64(0)
+            )
+            source = documents.source[d]
+            task = draw_task(
+                key, limits.drawn_supervised[source] if supervised[d] else limits.drawn[source]
+            )
         chosen = np.int64(0)
         for longer in range(1, capacity.shape[0]):
-            if capacity[chosen, t, bos] < min(total, capacity[longer, t, bos]):
+            if capacity[chosen, task, bos] < min(total, capacity[longer, task, bos]):
                 chosen = np.int64(longer)
         length[d] = chosen
 
 
-@kernel
-def _cut(
-    offsets,
-    position,
-    repeat,
-    source,
-    file_key,
-    skip,
-    limits,
-    capacity,
-    inner,
-    own,
-    random_length,
-    min_tail,
-    long,
-    bos_on,
-    eos_last,
-    eos_inner,
-    write,
-    document,
-    start,
-    n,
-    task,
-    bos,
-    eos,
-    key,
-    copy,
-    first_trained,
-    elsewhere,
-):
-    """Cut the documents that are not to be skipped; gives the number of segments. Writes the
-    columns only if `write`.
+@kernel(inline=True)
+def _longest_filled(capacity, task, bos, rest):
+    """Return the number of the longest row length that the rest of a document fills, else of the
+    shortest."""
+    chosen = np.int64(0)
+    for longer in range(1, capacity.shape[0]):
+        if capacity[chosen, task, bos] < capacity[longer, task, bos] <= rest:
+            chosen = np.int64(longer)
+    return chosen
 
-    capacity, inner: int64[lengths, tasks, 2] by row length, task and bos: the most tokens of a
-    document's last piece, and of those before it. own: the number of the dataset's row length.
-    elsewhere: tokens of pieces that fill rows of another one. eos_last, eos_inner: 0 or 1, whether
-    eos ends a document's last piece, and each piece before it.
+
+@kernel
+def _cut(documents, skip, limits, policy, write, cuts, elsewhere):
+    """Cut the documents that are not to be skipped. Return the number of segments; write `cuts` and
+    `elsewhere` only if `write`.
+
+    elsewhere: int64[D] takes the tokens of chunks that fill rows of another length.
     """
-    count = np.int64(0)
-    too_short = capacity.shape[1] - 1
-    for d in range(offsets.shape[0] - 1):
-        total = offsets[d + 1] - offsets[d]
-        at = np.int64(0)
-        while at < total and not skip[d]:
-            rest = total - at
-            k = segment_key(file_key[d], position[d], repeat[d], at)
-            t = draw_task(k, limits[source[d]]) if rest >= SHORTEST else np.int64(too_short)
-            b = bos_on if at == 0 else np.int64(0)
-            e = eos_last
-            take = rest
-            row = own
-            if long == 3:  # the longest that the rest fills, else the shortest
-                row = np.int64(0)
-                for longer in range(1, capacity.shape[0]):
-                    if capacity[row, t, b] < capacity[longer, t, b] <= rest:
-                        row = np.int64(longer)
-            if rest >= SHORTEST and rest > capacity[row, t, b]:
-                if long == 2:
+    count, long = np.int64(0), policy.long
+    too_short = limits.capacity.shape[1] - 1
+    for d in range(documents.offsets.shape[0] - 1):
+        total = documents.offsets[d + 1] - documents.offsets[d]
+        start = np.int64(0)
+        while start < total and not skip[d]:
+            rest = total - start
+            key = segment_key(
+                documents.file_key[d], documents.position[d], documents.repeat[d], start
+            )
+            task = np.int64(too_short)
+            if rest >= SHORTEST:
+                task = draw_task(key, limits.drawn[documents.source[d]])
+            bos = policy.bos if start == 0 else np.int64(0)
+            length = np.int64(policy.length)
+            if long == DECOMPOSE:
+                length = _longest_filled(limits.capacity, task, bos, rest)
+            # How much of the rest the segment takes, and whether eos ends it.
+            tokens, eos = rest, np.int64(policy.eos_last)
+            if rest >= SHORTEST and rest > limits.capacity[length, task, bos]:
+                if long == DROP:
                     break
-                e = eos_inner
-                take = min(inner[row, t, b], rest if long == 1 else rest - min_tail)
-            if long == 0:
-                shorter = _random_length(k, take, min_tail, random_length[t])
-                if shorter < take:
-                    take, e = shorter, eos_inner
-            if row != own:
+                room = limits.inner[length, task, bos]
+                tokens = min(room, rest if long == TRUNCATE else rest - policy.min_tail)
+                eos = np.int64(policy.eos_inner)
+            if long == SPLIT:
+                shorter = _shortened(key, tokens, policy.min_tail, limits.random_length[task])
+                if shorter < tokens:
+                    tokens, eos = shorter, np.int64(policy.eos_inner)
+            if length != policy.length:
                 if write:
-                    elsewhere[d] += take
-                at += take
+                    elsewhere[d] += tokens
+                start += tokens
                 continue
             if write:
-                document[count], start[count], n[count], task[count] = d, at, take, t
-                bos[count], eos[count], key[count] = b, e, k
-                copy[count], first_trained[count] = 0, -1
+                cuts.document[count], cuts.start[count], cuts.tokens[count] = d, start, tokens
+                cuts.task[count], cuts.key[count] = task, key
+                cuts.bos[count], cuts.eos[count] = bos, eos
+                cuts.repeated[count], cuts.first_trained[count] = 0, -1
             count += 1
-            at += take
-            if long == 1:
+            start += tokens
+            if long == TRUNCATE:
                 break
     return count
 
 
 @kernel(inline=True)
-def trained_in(turns, span, at):
-    """Whether a piece that begins at token `at` of its document trains what it holds of a span, as
-    `Training` says."""
-    return at < turns[span, 1] or turns[span, 0] < at
+def trained_in(turns, span, start):
+    """Return whether a chunk that begins at token `start` of its document trains what it holds of a
+    span, as `Training` says."""
+    return start < turns[span, 1] or turns[span, 0] < start
+
+
+@kernel(inline=True)
+def _cut_at_message(supervision, d, first, start, room, last_start):
+    """Return the token at which the last message of the highest rank begins, among those that a
+    chunk of up to `room` tokens from `start` on reaches; 0 if there is none.
+
+    first: the first boundary to look at. last_start: the last token at which the next chunk may
+    begin.
+    """
+    best_cut, best_rank, i = np.int64(0), ANYWHERE, first
+    while i < supervision.cut_offsets[d + 1]:
+        cut = supervision.cuts[i]
+        if cut > start + room or cut > last_start:
+            break
+        if supervision.ranks[i] >= best_rank:
+            best_cut, best_rank = cut, supervision.ranks[i]
+        i += 1
+    return best_cut
+
+
+@kernel(inline=True)
+def _trained_part(supervision, d, first_span, start, end):
+    """Return (first trained token or -1, last one, trained tokens that stay untrained) of the chunk
+    [start, end) of a document. first_span: the first span that ends after `start`."""
+    first, last, apart, span = np.int64(-1), np.int64(-1), np.int64(0), first_span
+    while span < supervision.span_offsets[d + 1] and supervision.spans[span, 0] < end:
+        begin = max(supervision.spans[span, 0], start)
+        stop = min(supervision.spans[span, 1], end)
+        if trained_in(supervision.turns, span, start):
+            first, last = (begin if first < 0 else first), stop - 1
+        else:
+            apart += stop - begin
+        span += 1
+    return first, last, apart
+
+
+@kernel(inline=True)
+def _widest_place(supervision, d):
+    """Return the tokens of a document's longest media span."""
+    widest = np.int64(0)
+    for place in range(supervision.place_offsets[d], supervision.place_offsets[d + 1]):
+        widest = max(widest, supervision.places[place, 1] - supervision.places[place, 0])
+    return widest
 
 
 @kernel
-def _cut_supervised(
-    offsets,
-    position,
-    repeat,
-    source,
-    file_key,
-    wanted,
-    limits,
-    capacity,
-    inner,
-    unpredicted,
-    min_tail,
-    long,
-    bos_on,
-    eos_last,
-    eos_inner,
-    has_sides,
-    span_offsets,
-    spans,
-    turns,
-    eos_weight,
-    cut_offsets,
-    cuts,
-    ranks,
-    system,
-    place_offsets,
-    places,
-    write,
-    document,
-    start,
-    n,
-    task,
-    bos,
-    eos,
-    key,
-    copy,
-    first_trained,
-    untrained,
-    apart,
-    unfit,
-):
-    """Cut the wanted documents, at the last message of the highest rank in reach, else inside;
-    segments without a trained token, or whose only one nothing predicts, are left out, and of rows
-    of two sides those of `too_short`, which has but one.
+def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts, lost):
+    """Cut the wanted supervised documents. Return the number of segments; write `cuts` and `lost`,
+    a LeftOut, only if `write`.
 
-    A cut that would fall into a place falls before it, or behind one with which its piece begins;
-    where that does not fit, the document is turned away. Later pieces repeat the system message
-    where that leaves room for two tails and any place. Gives the number of segments. capacity,
-    inner: as for `_cut`, of the dataset's row length. unpredicted: as in CutLimits. apart: tokens
-    of trained spans that are not trained where they stand. places: int64[k, 2], of media.
+    A document is cut at the last message of the highest rank in reach, else inside a message. A cut
+    that would fall into a media span falls before it, or after a span with which the chunk begins;
+    where that does not fit, the document is turned away. Later chunks repeat the system message
+    where that leaves room for two tails and any media span. Segments without a trained token, or
+    whose only one nothing predicts, are left out; so are those of `too_short`, which has one side,
+    where rows have two.
     """
     count = np.int64(0)
+    capacity, inner = limits.capacity[policy.length], limits.inner[policy.length]
     too_short = capacity.shape[0] - 1
-    for d in range(offsets.shape[0] - 1):
-        total, before = offsets[d + 1] - offsets[d], count
-        at, span, boundary = np.int64(0), span_offsets[d], cut_offsets[d]
-        place, widest = place_offsets[d], np.int64(0)
-        for p in range(place_offsets[d], place_offsets[d + 1]):
-            widest = max(widest, places[p, 1] - places[p, 0])
-        while at < total and wanted[d]:
-            rest = total - at
-            k = segment_key(file_key[d], position[d], repeat[d], at)
-            t = draw_task(k, limits[source[d]]) if rest >= SHORTEST else np.int64(too_short)
-            b = bos_on if at == 0 else np.int64(0)
-            repeated = system[d] if at > 0 else np.int64(0)
-            if min(capacity[t, b], inner[t, b]) - repeated < max(2 * min_tail - 1, widest):
-                repeated = np.int64(0)
-            take, e = rest, eos_last
-            if rest > capacity[t, b] - repeated:
-                if long == 2:
-                    break
-                e = eos_inner
-                space = inner[t, b] - repeated
-                take = min(space, rest if long == 1 else rest - min_tail)
-                while boundary < cut_offsets[d + 1] and cuts[boundary] < at + SHORTEST:
-                    boundary += 1
-                last, best = boundary, ANYWHERE
-                while (
-                    last < cut_offsets[d + 1]
-                    and cuts[last] <= at + space
-                    and total - cuts[last] >= min_tail
-                ):
-                    if ranks[last] >= best:
-                        take, best = cuts[last] - at, ranks[last]
-                    last += 1
-                while place < place_offsets[d + 1] and places[place, 1] <= at + take:
-                    place += 1
-                if place < place_offsets[d + 1] and places[place, 0] < at + take:
-                    take = places[place, 0] - at
-                    if take == 0:
-                        take = places[place, 1] - at
-                        if take == rest or take > max(space, capacity[t, b] - repeated):
-                            count = before
-                            if write:
-                                untrained[d], apart[d], unfit[d] = 0, 0, widest
-                            break
-                    if take < SHORTEST:
-                        t = np.int64(too_short)
-            while span < span_offsets[d + 1] and spans[span, 1] <= at:
-                span += 1
-            inside, first, last = span, np.int64(-1), np.int64(-1)
-            while inside < span_offsets[d + 1] and spans[inside, 0] < at + take:
-                begin, end = max(spans[inside, 0], at), min(spans[inside, 1], at + take)
-                if trained_in(turns, inside, at):
-                    first, last = (begin if first < 0 else first), end - 1
-                elif write:
-                    apart[d] += end - begin
-                inside += 1
-            if take == rest:
-                is_end_trained = eos_weight[d] > 0 and trained_in(
-                    turns, span_offsets[d + 1] - 1, at
-                )
-            else:
-                is_end_trained = last == at + take - 1
-            is_trained = first >= 0 and (
-                repeated + last - at >= unpredicted[t, b] or (e > 0 and is_end_trained)
+    for d in range(documents.offsets.shape[0] - 1):
+        total, count_before = documents.offsets[d + 1] - documents.offsets[d], count
+        start, span = np.int64(0), supervision.span_offsets[d]
+        boundary, place = supervision.cut_offsets[d], supervision.place_offsets[d]
+        widest = _widest_place(supervision, d)
+        while start < total and wanted[d]:
+            rest = total - start
+            key = segment_key(
+                documents.file_key[d], documents.position[d], documents.repeat[d], start
             )
-            if is_trained and not (has_sides and t == too_short):
+            task = np.int64(too_short)
+            if rest >= SHORTEST:
+                task = draw_task(key, limits.drawn_supervised[documents.source[d]])
+            bos = policy.bos if start == 0 else np.int64(0)
+            # Whether the chunk repeats the system message.
+            repeated = supervision.system[d] if start > 0 else np.int64(0)
+            room = min(capacity[task, bos], inner[task, bos]) - repeated
+            if room < max(2 * policy.min_tail - 1, widest):
+                repeated = np.int64(0)
+            # Where the chunk ends.
+            tokens, eos = rest, np.int64(policy.eos_last)
+            if rest > capacity[task, bos] - repeated:
+                if policy.long == DROP:
+                    break
+                eos, room = np.int64(policy.eos_inner), inner[task, bos] - repeated
+                tokens = min(room, rest if policy.long == TRUNCATE else rest - policy.min_tail)
+                last_boundary = supervision.cut_offsets[d + 1]
+                while boundary < last_boundary and supervision.cuts[boundary] < start + SHORTEST:
+                    boundary += 1
+                last_start = total - policy.min_tail
+                cut = _cut_at_message(supervision, d, boundary, start, room, last_start)
+                if cut > 0:
+                    tokens = cut - start
+                # A cut inside a media span moves to its begin, or to its end.
+                last_place = supervision.place_offsets[d + 1]
+                while place < last_place and supervision.places[place, 1] <= start + tokens:
+                    place += 1
+                if place < last_place and supervision.places[place, 0] < start + tokens:
+                    tokens = supervision.places[place, 0] - start
+                    if tokens == 0:
+                        tokens = supervision.places[place, 1] - start
+                        if tokens == rest or tokens > max(room, capacity[task, bos] - repeated):
+                            count = count_before
+                            if write:
+                                lost.untrained[d], lost.apart[d], lost.unfit[d] = 0, 0, widest
+                            break
+                    if tokens < SHORTEST:
+                        task = np.int64(too_short)
+            # What of the chunk is trained, and whether anything predicts it.
+            last_span = supervision.span_offsets[d + 1]
+            while span < last_span and supervision.spans[span, 1] <= start:
+                span += 1
+            first, last, apart = _trained_part(supervision, d, span, start, start + tokens)
+            is_end_trained = last == start + tokens - 1
+            if tokens == rest:
+                is_end_trained = supervision.eos_weight[d] > 0 and trained_in(
+                    supervision.turns, last_span - 1, start
+                )
+            is_predicted = repeated + last - start >= limits.unpredicted[task, bos]
+            is_trained = first >= 0 and (is_predicted or (eos > 0 and is_end_trained))
+            if write:
+                lost.apart[d] += apart
+            if is_trained and not (policy.has_sides and task == too_short):
                 # of a document that is turned away later, there may be no room
-                if write and count < document.shape[0]:
-                    document[count], start[count], n[count], task[count] = d, at, take, t
-                    bos[count], eos[count], key[count] = b, e, k
-                    copy[count], first_trained[count] = repeated, repeated + first - at
+                if write and count < cuts.document.shape[0]:
+                    cuts.document[count], cuts.start[count], cuts.tokens[count] = d, start, tokens
+                    cuts.task[count], cuts.key[count] = task, key
+                    cuts.bos[count], cuts.eos[count] = bos, eos
+                    cuts.repeated[count] = repeated
+                    cuts.first_trained[count] = repeated + first - start
                 count += 1
             elif write:
-                untrained[d] += take
-            at += take
-            if long == 1:
+                lost.untrained[d] += tokens
+            start += tokens
+            if policy.long == TRUNCATE:
                 break
     return count
 
 
 @kernel
-def _cut_at_row_ends(
-    offsets, position, repeat, source, file_key, limits, overhead, most, length, most_segments,
-    bos_on, eos_last, eos_inner, write,
-    document, start, n, task, bos, eos, key, copy, first_trained, row,
-):  # fmt: skip
-    """`concat`: lay the documents end to end and cut where rows end; gives the number of segments.
+def _cut_at_row_ends(documents, limits, policy, write, cuts, row):
+    """`concat`: lay the documents end to end and cut where rows end. Return the number of segments;
+    write `cuts` and `row` only if `write`.
 
-    overhead: int64[tasks], slots beyond tokens, bos and eos. A remainder of fewer than 2 slots
-    stays padding; the last token waits for the next row if its eos would stand there alone. A row
-    ends early with its `most_segments`-th segment.
+    A remainder of fewer than 2 slots stays padding; the last token waits for the next row if its
+    eos would stand there without it. A row ends early with its last allowed segment.
     """
     count, r, fill, in_row = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
-    too_short = overhead.shape[0] - 1
-    for d in range(offsets.shape[0] - 1):
-        total = offsets[d + 1] - offsets[d]
-        at = np.int64(0)
-        while at < total:
-            rest, room = total - at, length - fill
-            if room < 2 or in_row == most_segments:
+    too_short = limits.overhead.shape[0] - 1
+    for d in range(documents.offsets.shape[0] - 1):
+        total = documents.offsets[d + 1] - documents.offsets[d]
+        start = np.int64(0)
+        while start < total:
+            rest, room = total - start, limits.seq_length - fill
+            if room < 2 or in_row == limits.segments:
                 r, fill, in_row = r + 1, np.int64(0), np.int64(0)
                 continue
-            k = segment_key(file_key[d], position[d], repeat[d], at)
-            b = bos_on if at == 0 else np.int64(0)
-            t = draw_task(k, limits[source[d]]) if rest >= SHORTEST else np.int64(too_short)
-            take, e = np.int64(0), np.int64(0)
+            key = segment_key(
+                documents.file_key[d], documents.position[d], documents.repeat[d], start
+            )
+            bos = policy.bos if start == 0 else np.int64(0)
+            task = np.int64(too_short)
+            if rest >= SHORTEST:
+                task = draw_task(key, limits.drawn[documents.source[d]])
+            # Where too few tokens are left for the task drawn, `too_short` takes them.
+            tokens, eos = np.int64(0), np.int64(0)
             while True:
-                space = room - overhead[t] - b
-                if rest <= min(space - eos_last, most):
-                    take, e = rest, eos_last
+                space = room - limits.overhead[task] - bos
+                if rest <= min(space - policy.eos_last, limits.tokens):
+                    tokens, eos = rest, np.int64(policy.eos_last)
                 else:
-                    take, e = min(space - eos_inner, rest - 1, most), eos_inner
-                if take >= SHORTEST or t == too_short:
+                    tokens = min(space - policy.eos_inner, rest - 1, limits.tokens)
+                    eos = np.int64(policy.eos_inner)
+                if tokens >= SHORTEST or task == too_short:
                     break
-                t = np.int64(too_short)
-            if take < 1:
+                task = np.int64(too_short)
+            if tokens < 1:
                 r, fill, in_row = r + 1, np.int64(0), np.int64(0)
                 continue
             if write:
-                document[count], start[count], n[count], task[count] = d, at, take, t
-                bos[count], eos[count], key[count] = b, e, k
-                copy[count], first_trained[count] = 0, -1
+                cuts.document[count], cuts.start[count], cuts.tokens[count] = d, start, tokens
+                cuts.task[count], cuts.key[count] = task, key
+                cuts.bos[count], cuts.eos[count] = bos, eos
+                cuts.repeated[count], cuts.first_trained[count] = 0, -1
                 row[count] = r
             count += 1
             in_row += 1
-            fill += take + overhead[t] + b + e
-            at += take
+            fill += tokens + limits.overhead[task] + bos + eos
+            start += tokens
     return count
 
 
 def cut(
     recipe: Recipe, tasks: Sequence[Task], documents: Documents, limits: CutLimits | None = None
-) -> tuple[SegmentTable, LeftOut]:
-    """The segments of documents, all of at least one token, in document order; and what they leave
-    out.
+) -> tuple[Segments, LeftOut]:
+    """Return the segments of documents, all of at least one token, in document order; and what
+    they leave out.
 
-    A document is taken whole if it fits with eos; else as much as `inner_capacity` says, leaving a
-    tail of at least max(3, min_tokens). Every segment draws its own task; fewer than 3 tokens go to
-    `too_short`. A supervised document draws among the tasks that allow it; RecipeError if its
-    source has none. `concat` cuts where rows end, and gives each segment its row. Of several
-    seq_lengths a document, or with "decompose" each piece, is of one, and those of others are left
-    out. limits: those of recipe and tasks, where they are known.
+    A document is taken whole if it fits with eos; else as much as `inner` says, leaving a tail of
+    at least max(3, min_tokens). Every segment draws its own task; fewer than 3 tokens go to
+    `too_short`. A supervised document draws among the tasks that allow it. `concat` cuts where
+    rows end, and gives each segment its row. Where a recipe has several seq_lengths, a document
+    (with "decompose", each chunk) has one of them, and those of other lengths are left out.
+
+    limits: the ones of recipe and tasks, where they are known. Raises RecipeError where a source of
+    supervised documents has no task that allows them.
     """
-    training = documents.training
-    lost = LeftOut(*(np.zeros(len(documents.position), np.int64) for _ in LeftOut._fields))
+    count = len(documents.position)
+    lost = LeftOut(*(np.zeros(count, np.int64) for _ in LeftOut._fields))
+    columns = _Documents(*(getattr(documents, name) for name in _Documents._fields))
     if recipe.packing.algorithm == "concat":
-        return table_of(tasks, *_columns_of_concat(recipe, tasks, documents)), lost
-    supervised = (
-        np.zeros(len(documents.position), np.uint8) if training is None else training.supervised
-    )
+        return segments_of_cuts(
+            tasks, documents, *_cut_by_rows(recipe, tasks, documents, columns)
+        ), lost
+    training = documents.training
+    supervised = np.zeros(count, np.uint8) if training is None else training.supervised
     for s in np.unique(documents.source[supervised != 0]):
         check_supervised(recipe, int(s))
-    of_documents = (
-        documents.offsets,
-        documents.position,
-        documents.repeat,
-        documents.source,
-        documents.file_key,
-    )
-    limits, own = limits or cut_limits(recipe, tasks), recipe.lengths.index(recipe.seq_length)
-    others = np.zeros(len(supervised), np.bool_)
+    limits, policy = limits or cut_limits(recipe, tasks), _policy_of(recipe)
+    is_elsewhere = np.zeros(count, np.bool_)
     if recipe.seq_lengths and recipe.documents.long != "decompose":
-        length, drawn = np.empty(len(supervised), np.int64), (limits.drawn, limits.drawn_supervised)
-        _lengths_of(
-            *of_documents,
-            supervised,
-            *drawn,
-            limits.capacity,
-            int(recipe.documents.prepend_bos),
-            length,
-        )
-        others = length != own
-        lost.elsewhere[others] = np.diff(documents.offsets)[others]
-    policy = (
+        length = np.empty(count, np.int64)
+        _lengths_of(columns, supervised, limits, policy.bos, length)
+        is_elsewhere = length != policy.length
+        lost.elsewhere[is_elsewhere] = np.diff(documents.offsets)[is_elsewhere]
+    skip = ((supervised != 0) | is_elsewhere).astype(np.uint8)
+    plain = (columns, skip, limits, policy)
+    cuts = Cuts.empty(_cut(*plain, False, Cuts.empty(0), lost.elsewhere))
+    _cut(*plain, True, cuts, lost.elsewhere)
+    if training is None:
+        return segments_of_cuts(tasks, documents, cuts), lost
+    wanted = ((supervised != 0) & ~is_elsewhere).astype(np.uint8)
+    by_messages = (columns, wanted, limits, policy, _supervision_of(training))
+    cuts_at_messages = Cuts.empty(_cut_supervised(*by_messages, False, Cuts.empty(0), lost))
+    _cut_supervised(*by_messages, True, cuts_at_messages, lost)
+    both = Cuts(*(np.concatenate(pair) for pair in zip(cuts, cuts_at_messages, strict=True)))
+    in_document_order = np.argsort(both.document, kind="stable")
+    return segments_of_cuts(tasks, documents, Cuts(*(c[in_document_order] for c in both))), lost
+
+
+def _policy_of(recipe: Recipe) -> _Policy:
+    """Return what a recipe says about cuts."""
+    return _Policy(
         recipe.min_tail,
         LONG[recipe.documents.long],
         int(recipe.documents.prepend_bos),
         int(recipe.documents.eos_after_document),
         int(recipe.documents.eos_after_segment),
-    )
-    skip = (supervised != 0) | others
-    arguments = (
-        *of_documents,
-        skip.astype(np.uint8),
-        limits.drawn,
-        limits.capacity,
-        limits.inner,
-        own,
-        limits.random_length,
-        *policy,
-    )
-    count = _cut(*arguments, False, *_NO_COLUMNS, lost.elsewhere)
-    plain = [np.empty(count, dtype) for dtype in _DTYPES]
-    _cut(*arguments, True, *plain, lost.elsewhere)
-    if training is None:
-        return table_of(tasks, plain), lost
-    wanted = ((supervised != 0) & ~others).astype(np.uint8)
-    supervision = (
-        training.span_offsets, training.spans, training.turns, training.eos_weight,
-        training.cut_offsets, training.cuts, training.ranks, training.system,
-        training.place_offsets, training.places.spans,
-    )  # fmt: skip
-    of_one_length = (
-        limits.drawn_supervised,
-        limits.capacity[own],
-        limits.inner[own],
-        limits.unpredicted,
-    )
-    of_lost = lost.untrained, lost.apart, lost.unfit
-    of_supervised = (
-        *of_documents,
-        wanted,
-        *of_one_length,
-        *policy,
+        recipe.lengths.index(recipe.seq_length),
         int(recipe.packing.sides is not None),
-        *supervision,
     )
-    count = _cut_supervised(*of_supervised, False, *_NO_COLUMNS, *of_lost)
-    cut_at_messages = [np.empty(count, dtype) for dtype in _DTYPES]
-    _cut_supervised(*of_supervised, True, *cut_at_messages, *of_lost)
-    together = table_of(
-        tasks, [np.concatenate(column) for column in zip(plain, cut_at_messages, strict=True)]
-    )
-    return together.of(np.argsort(together.document, kind="stable")), lost
 
 
-def _columns_of_concat(
-    recipe: Recipe, tasks: Sequence[Task], documents: Documents
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """(columns of the table, row int64[m]) of `concat`."""
+def _supervision_of(training: Training) -> _Supervision:
+    """Return the columns that cutting reads."""
+    names = _Supervision._fields[:-1]
+    return _Supervision._make((*(getattr(training, name) for name in names), training.places.spans))
+
+
+def _cut_by_rows(
+    recipe: Recipe, tasks: Sequence[Task], documents: Documents, columns: _Documents
+) -> tuple[Cuts, np.ndarray]:
+    """Return (cuts, row int64[m]) of `concat`."""
     if documents.training is not None and documents.training.supervised.any():
         raise RecipeError(
             "concat cuts where rows end, and so through messages; use packing.algorithm ="
@@ -566,23 +568,16 @@ def _columns_of_concat(
         )
     one = np.ones(1, np.int64)
     a_token = Bodies(one, one.astype(np.uint64), -one)
-    overhead = np.array([task.slots(a_token, 0 * one, 0 * one)[0] - 1 for task in tasks], np.int64)
-    arguments = (
-        documents.offsets,
-        documents.position,
-        documents.repeat,
-        documents.source,
-        documents.file_key,
+    overhead = [task.slots(a_token, 0 * one, 0 * one)[0] - 1 for task in tasks]
+    limits = _RowLimits(
         thresholds(recipe),
-        overhead,
+        np.array(overhead, np.int64),
         recipe.documents.max_tokens or recipe.seq_length,
         recipe.seq_length,
         recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS,
-        int(recipe.documents.prepend_bos),
-        int(recipe.documents.eos_after_document),
-        int(recipe.documents.eos_after_segment),
     )
-    count = _cut_at_row_ends(*arguments, False, *_NO_COLUMNS, np.empty(0, np.int64))
-    columns, row = [np.empty(count, dtype) for dtype in _DTYPES], np.empty(count, np.int64)
-    _cut_at_row_ends(*arguments, True, *columns, row)
-    return columns, row
+    arguments = (columns, limits, _policy_of(recipe))
+    count = _cut_at_row_ends(*arguments, False, Cuts.empty(0), np.empty(0, np.int64))
+    cuts, row = Cuts.empty(count), np.empty(count, np.int64)
+    _cut_at_row_ends(*arguments, True, cuts, row)
+    return cuts, row

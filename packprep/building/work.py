@@ -10,10 +10,11 @@ from packprep.building.ledger import check, shard_ledger, store_ledger
 from packprep.building.packing import place
 from packprep.building.plan import Plan
 from packprep.building.removal import DETAIL, REMOVED, Removed, store_without, without
-from packprep.building.render import render
-from packprep.building.segments import SegmentTable, cut
+from packprep.building.render import render_shard
+from packprep.building.segments import LeftOut, cut
 from packprep.clock import Clock
 from packprep.dataset.manifest import stores_labels
+from packprep.dataset.segments import Segments
 from packprep.dataset.shard import compacted
 from packprep.documents.reading import UNTRAINED, Documents, Rejected, read_documents
 from packprep.documents.store import StoredDocuments, stored
@@ -38,7 +39,7 @@ class Made(NamedTuple):
     arrays: dict[str, np.ndarray]  # as dataset/shard.py lists them
     documents: Documents
     ledger: dict[str, Any]
-    table: SegmentTable  # in the shard's order
+    segments: Segments  # in row order, with their documents
 
 
 class StoreShard(NamedTuple):
@@ -157,60 +158,66 @@ def make_shard(
     recipe, clock = plan.recipe, clock or Clock()
     documents = read_shard(plan, shard, decoders, progress, clock)
     with clock.stage("cut"):
-        table, lost = cut(recipe, plan.tasks, documents, plan.cut_limits)
+        cut_segments, lost = cut(recipe, plan.tasks, documents, plan.cut_limits)
     with clock.stage("pack"):
-        table, last_row_padding = place(table, recipe, plan.tasks)
-    for reason, tokens in ((UNTRAINED_SEGMENT, lost.untrained), (OTHER_LENGTH, lost.elsewhere)):
-        for s, n in enumerate(
-            np.bincount(documents.source, tokens, len(plan.sources)).astype(np.int64).tolist()
-        ):
-            if n:
-                dropped = documents.dropped_tokens[plan.sources[s].name]
-                dropped[reason] = dropped.get(reason, 0) + n
-    nowhere = np.flatnonzero(np.bincount(table.document, minlength=len(documents.position)) == 0)
-    for d in nowhere:  # documents without a segment are rejects
-        source, n = (
-            plan.sources[documents.source[d]],
-            int(documents.offsets[d + 1] - documents.offsets[d]),
-        )
-        at = source, int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d])
-        if lost.elsewhere[d]:
-            documents.rejected.add(*at, OTHER_LENGTH, f"{n} tokens")
-            continue
-        dropped = documents.dropped_tokens[source.name]
-        if lost.unfit[d]:
-            detail = (
-                f"a place of media of up to {int(lost.unfit[d])} tokens fits into no segment that"
-                " may be cut there"
-            )
-            documents.rejected.add(*at, PLACE_TOO_LONG, detail)
-            dropped[PLACE_TOO_LONG] = dropped.get(PLACE_TOO_LONG, 0) + n
-            continue
-        if recipe.documents.long != "drop":
-            detail = "nothing predicts what is trained of it"
-            if lost.apart[d]:
-                detail = "each of its answers is in another piece than what it answers"
-            if recipe.documents.long == "truncate":
-                detail = 'none of the tokens that documents.long = "truncate" keeps is trained'
-            documents.rejected.add(*at, UNTRAINED, detail)
-            continue
-        documents.rejected.add(
-            *at, TOO_LONG, f'{n} tokens do not fit in one segment; documents.long = "drop"'
-        )
-        dropped[TOO_LONG] = dropped.get(TOO_LONG, 0) + n
+        placed, last_row_padding = place(cut_segments, recipe, plan.tasks)
+    _note_left_out(plan, documents, placed, lost)
     with clock.stage("render"):
-        arrays = render(
-            plan.tasks, documents, table, recipe.seq_length, recipe.packing.pad_seq_to_mult, epoch
-        )
+        slots, segments = render_shard(plan.tasks, documents, placed, recipe.seq_length, epoch)
     with clock.stage("ledger"):
         names = [source.name for source in plan.sources]
         balance = shard_ledger(
-            documents, names, plan.tasks, table, lost, last_row_padding, recipe, arrays
+            documents, names, plan.tasks, segments, lost, last_row_padding, recipe
         )
-        if (listed := plan.removed.segments(arrays)).any():
-            arrays, balance, uses = without(plan, arrays, table, listed, balance)
-            _note_removed(plan, documents.rejected, uses)
+        if (listed := plan.removed.segments(segments)).any():
+            slots, segments, balance, passes = without(plan, slots, segments, listed, balance)
+            _note_removed(plan, documents.rejected, passes)
         check(balance, f"shard {shard}")
+    arrays = slots | segments.header_arrays(recipe.packing.pad_seq_to_mult)
     if recipe.output.columns != "full":
         arrays = compacted(arrays, stores_labels(recipe.output.columns, in_place_rules(plan.tasks)))
-    return Made(arrays, documents, balance, table)
+    return Made(arrays, documents, balance, segments)
+
+
+def _note_left_out(plan: Plan, documents: Documents, segments: Segments, lost: LeftOut) -> None:
+    """Note dropped tokens by reason, and documents without a segment as rejects."""
+    sources = [source.name for source in plan.sources]
+    for reason, tokens in ((UNTRAINED_SEGMENT, lost.untrained), (OTHER_LENGTH, lost.elsewhere)):
+        counts = np.bincount(documents.source, tokens, len(sources)).astype(np.int64)
+        for name, count in zip(sources, counts.tolist(), strict=True):
+            if count:
+                _drop(documents, name, reason, count)
+    counts = np.bincount(segments.document, minlength=len(documents.position))
+    for d in np.flatnonzero(counts == 0).tolist():
+        source = plan.sources[documents.source[d]]
+        length = int(documents.offsets[d + 1] - documents.offsets[d])
+        reason, detail = _why_left_out(plan, lost, d, length)
+        location = int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d])
+        documents.rejected.add(source, *location, reason, detail)
+        if reason in (PLACE_TOO_LONG, TOO_LONG):
+            _drop(documents, source.name, reason, length)
+
+
+def _drop(documents: Documents, source: str, reason: str, tokens: int) -> None:
+    """Count dropped tokens of a source."""
+    dropped = documents.dropped_tokens[source]
+    dropped[reason] = dropped.get(reason, 0) + tokens
+
+
+def _why_left_out(plan: Plan, lost: LeftOut, d: int, tokens: int) -> tuple[str, str]:
+    """Return reason and detail of document number `d`, of which no segment was made."""
+    long = plan.recipe.documents.long
+    if lost.elsewhere[d]:
+        return OTHER_LENGTH, f"{tokens} tokens"
+    if lost.unfit[d]:
+        return PLACE_TOO_LONG, (
+            f"a place of media of up to {int(lost.unfit[d])} tokens fits into no segment that may"
+            " be cut there"
+        )
+    if long == "drop":
+        return TOO_LONG, f'{tokens} tokens do not fit in one segment; documents.long = "drop"'
+    if long == "truncate":
+        return UNTRAINED, 'none of the tokens that documents.long = "truncate" keeps is trained'
+    if lost.apart[d]:
+        return UNTRAINED, "each of its answers is in another piece than what it answers"
+    return UNTRAINED, "nothing predicts what is trained of it"

@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.dataset.boundaries import ranks
+from packprep.dataset.boundaries import offsets_of, ranks
 from packprep.errors import RecipeError
 from packprep.sources.formats.batch import MAX_DOCUMENT_TOKENS, SURROGATE
 from packprep.sources.formats.fields import shown, whole_number
 from packprep.tokenizer.encoding import Tokens
-from packprep.tokenizer.engines.engine import offsets_of
 from packprep.tokenizer.file import texts_of_ids
 from packprep.tokenizer.roles import Vocabulary
 

@@ -35,6 +35,13 @@ def boundaries(
     return row, physical[here], real[here + 1] - real[here]
 
 
+def offsets_of(lengths: np.ndarray) -> np.ndarray:
+    """Return 0 and the running sums of n lengths, int64[n + 1]."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
 def ranks(counts: np.ndarray) -> np.ndarray:
     """int64[Σ counts]: 0 … counts[0] − 1, 0 … counts[1] − 1, …"""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -10,7 +10,6 @@ from packprep.dataset.boundaries import read_only
 from packprep.dataset.row_media import Media, media_of
 from packprep.dataset.rows import (
     AHEAD,
-    HEADER,
     MADE_FROM,
     SLOTS,
     RowSegments,
@@ -18,6 +17,7 @@ from packprep.dataset.rows import (
     look_ahead,
     own_dtype,
 )
+from packprep.dataset.segments import HEADER
 from packprep.dataset.shard import Shard
 from packprep.forking import lazy
 

@@ -32,19 +32,6 @@ from packprep.forking import lazy
 
 Place = tuple[Shard, int]
 """A row: its shard, and which of the shard's rows it is."""
-HEADER = (
-    "task",
-    "source",
-    "file",
-    "doc",
-    "start",
-    "tokens",
-    "prefix",
-    "noise",
-    "loss_weight",
-    "key",
-    "repeat",
-)
 
 
 @dataclass(frozen=True, eq=False)

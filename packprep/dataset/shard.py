@@ -32,6 +32,7 @@ from typing import Literal
 import numpy as np
 
 from packprep.dataset.manifest import Manifest, stored_columns
+from packprep.dataset.segments import HEADER
 from packprep.errors import DatasetError
 from packprep.forking import lazy
 from packprep.format import open_file
@@ -194,7 +195,7 @@ def layout(
     None where no document has any. removed: it has segments of documents that were removed.
     """
     token: np.dtype = np.dtype(token_dtype).newbyteorder("<")
-    u8, u16, u32, u64 = DTYPES["U8"], DTYPES["U16"], DTYPES["U32"], DTYPES["U64"]
+    u8, u16 = DTYPES["U8"], DTYPES["U16"]
     i32, i64, f32 = DTYPES["I32"], DTYPES["I64"], DTYPES["F32"]
     slots = (rows, seq_length)
     arrays: Layout = {"tokens": (token, slots)}
@@ -205,10 +206,13 @@ def layout(
     if not compact or labels or blocks is not None or trained is not None:
         arrays["loss_mask"] = (u8, slots)
 
+    per_segment = {f"segment_{name}": (dtype, (segments,)) for name, dtype in HEADER.items()}
+
+    def header_of(itemsize: int) -> Layout:
+        return {name: entry for name, entry in per_segment.items() if entry[0].itemsize == itemsize}
+
     arrays["row_offsets"] = (i64, (rows + 1,))
-    arrays["segment_doc"] = (i64, (segments,))
-    arrays["segment_start"] = (i64, (segments,))
-    arrays["segment_key"] = (u64, (segments,))
+    arrays |= header_of(8)
     if blocks is not None:
         arrays["block_offsets"] = (i64, (segments + 1,))
     if trained is not None:
@@ -220,11 +224,7 @@ def layout(
     arrays["cu_seqlens"] = (i32, (segments + rows,))
     if padded:
         arrays["cu_seqlens_padded"] = (i32, (segments + rows,))
-    arrays["segment_tokens"] = (i32, (segments,))
-    arrays["segment_prefix"] = (i32, (segments,))
-    arrays["segment_noise"] = (f32, (segments,))
-    arrays["segment_loss_weight"] = (f32, (segments,))
-    arrays["segment_file"] = (u32, (segments,))
+    arrays |= header_of(4)
     if blocks is not None:
         arrays["block_noise"] = (f32, (blocks,))
         arrays["block_loss_weight"] = (f32, (blocks,))
@@ -236,9 +236,7 @@ def layout(
         arrays["media_slot"] = (i32, media[:1])
         arrays["media_tokens"] = (i32, media[:1])
 
-    arrays["segment_task"] = (u16, (segments,))
-    arrays["segment_source"] = (u16, (segments,))
-    arrays["segment_repeat"] = (u16, (segments,))
+    arrays |= header_of(2)
     if media is not None:
         arrays["media_kind"] = (u16, media[:1])
         arrays["media_ref"] = (u8, media[1:])
@@ -313,25 +311,17 @@ def _inferred_layout(
     return expected
 
 
+SLOT_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
+"""The arrays of a shard with one value for each slot."""
+
+
 def compacted(arrays: Mapping[str, np.ndarray], labels: bool = True) -> dict[str, np.ndarray]:
-    """The arrays of a shard without those that a compact one leaves out. labels: whether it keeps
-    labels, if there are any."""
-    rows, length = arrays["tokens"].shape
-    trained = len(arrays["trained_ranges"]) if "trained_ranges" in arrays else None
-    blocks = 0 if "block_noise" in arrays else None
-    labels = labels and "labels" in arrays
-    kept = layout(
-        rows,
-        0,
-        length,
-        arrays["tokens"].dtype,
-        labels=labels,
-        blocks=blocks,
-        trained=trained,
-        compact=True,
-    )
-    of_slots = ("labels", "segment_ids", "loss_mask")
-    return {name: array for name, array in arrays.items() if name in kept or name not in of_slots}
+    """Return the arrays of a shard without those that a compact one leaves out. labels: whether it
+    keeps labels, if there are any."""
+    left_out = {"segment_ids"} if labels else {"segment_ids", "labels"}
+    if not (arrays.keys() - left_out) & {"labels", "block_offsets", "trained_offsets"}:
+        left_out.add("loss_mask")
+    return {name: array for name, array in arrays.items() if name not in left_out}
 
 
 def _n_bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:

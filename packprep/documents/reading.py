@@ -21,6 +21,7 @@ from packprep.conversations.supervision import (
     trained_by_weight,
     training_columns,
 )
+from packprep.dataset.boundaries import offsets_of
 from packprep.errors import BuildError, SourceError
 from packprep.randomness import SAMPLE, bits64, segment_key, text_key
 from packprep.recipe import DocumentKeys, Recipe
@@ -38,7 +39,7 @@ from packprep.sources.formats import (
 )
 from packprep.sources.slices import ALL, PlannedSource
 from packprep.tokenizer.encoding import TEXT_REASONS, Tokens, tokenize
-from packprep.tokenizer.engines.engine import Engine, EngineFault, offsets_of
+from packprep.tokenizer.engines.engine import Engine, EngineFault
 from packprep.tokenizer.file import unknown_id
 from packprep.tokenizer.proof import EngineDifference, compared, difference, fault
 from packprep.tokenizer.roles import Vocabulary

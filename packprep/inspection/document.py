@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import Plan
-from packprep.building.removal import REMOVED, removed_segments
+from packprep.building.removal import REMOVED
 from packprep.conversations.supervision import Conversation, read_supervised, tokenize_supervised
+from packprep.dataset.segments import Segments
 from packprep.documents.reading import (
     ReadDocuments,
     chosen_by_size,
@@ -141,16 +142,16 @@ class _Found:
     def search(self, number: int) -> None:
         """Look through a shard and its rejects."""
         with self._data.shard(number) as shard:
-            arrays = shard.arrays
-            file, doc = arrays["segment_file"], arrays["segment_doc"]
-            at = np.flatnonzero((doc == self._position) & ~removed_segments(arrays))
-            at = at[np.isin(file[at], self._files)]
+            segments = Segments.of_arrays(shard.arrays)
+            file, doc = segments.file, segments.doc
+            of_document = (doc == self._position) & np.isin(file, self._files)
+            chosen = np.flatnonzero(of_document & ~segments.removed)
             if len(self._files) == 1:
                 self._note_neighbours(int(self._files[0]), doc[file == self._files[0]])
-            if len(at):
+            if len(chosen):
                 stored = sound_segments(self._data.usable_plan, shard)
-                for g in at.tolist():
-                    self._note(number, shard, stored, g)
+                for g in chosen.tolist():
+                    self._note(number, stored, g)
         for record in _rejects(self._data, number):
             if record["source"] == self._source.name:
                 self._note_reject(record)
@@ -162,20 +163,19 @@ class _Found:
         if len(after):
             self._after[file] = min(int(after.min()), self._after.get(file, END))
 
-    def _note(self, number: int, shard: Any, stored: Any, g: int) -> None:
-        arrays, data = shard.arrays, self._data
+    def _note(self, number: int, stored: Segments, g: int) -> None:
+        data = self._data
         in_shard = int(stored.row[g])
         row = int(data.first_rows[number]) + in_shard
         begin, slots = int(stored.first_slot[g]), int(stored.slots[g])
-        start, n = int(arrays["segment_start"][g]), int(arrays["segment_tokens"][g])
-        use = int(arrays["segment_repeat"][g])
-        self._segments.setdefault((int(arrays["segment_file"][g]), use), []).append(
+        start, use = int(stored.start[g]), int(stored.repeat[g])
+        self._segments.setdefault((int(stored.file[g]), use), []).append(
             {
-                "tokens": [start, start + n],
+                "tokens": [start, start + int(stored.tokens[g])],
                 "row": row,
-                "segment": g - int(arrays["row_offsets"][in_shard]) + 1,
+                "segment": g - int(np.searchsorted(stored.row, in_shard)) + 1,
                 "slots": [begin, begin + slots],
-                "task": data.dataset.tasks[int(arrays["segment_task"][g])]["name"],
+                "task": data.dataset.tasks[int(stored.task[g])]["name"],
                 "trained": int(data.dataset.row(row).loss_mask[begin : begin + slots].sum()),
                 "shard": data.dataset.manifest["shards"][number]["file"],
                 "ends_document": None if self._eos_after_segment else bool(stored.eos[g]),

@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from packprep.building.plan import Plan, at_text, open_plan, prefix_of, stored_plan
-from packprep.building.removal import removed_segments
 from packprep.dataset.loader import Dataset, open_dataset, segments_of
 from packprep.dataset.manifest import first_rows, read_manifest
+from packprep.dataset.segments import Segments
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
 from packprep.format.json_files import (
@@ -100,15 +100,15 @@ class OpenedDataset:
         if isinstance(plan, PackprepError):
             return [f"not rebuilt: {plan}"] * len(chosen)
         arrays = shard_in(self.local.folder, self.dataset.manifest, number).arrays
-        files = arrays["segment_file"][chosen].astype(np.int64)
+        segments = Segments.of_arrays(arrays).select(chosen)
+        files = segments.file
         source = np.searchsorted([source.first_file for source in plan.sources], files, "right") - 1
         said = np.full(len(chosen), "not rebuilt: its header names no file of its source", object)
-        known = (files < len(self.files)) & (source == arrays["segment_source"][chosen])
+        known = (files < len(self.files)) & (source == segments.source)
         read = known & np.array([planned.prefix != UNREAD for planned in plan.sources])[source]
-        removed = removed_segments(arrays)[chosen]
-        read &= ~removed
+        read &= ~segments.removed
         said[known] = NOT_READ
-        said[removed] = "its document was removed"
+        said[segments.removed] = "its document was removed"
         said[read] = self._replayed(plan, arrays, chosen[read])
         return said.tolist()
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from packprep.building.removal import removed_segments
 from packprep.dataset.loader import Dataset, Row, segments_of
 from packprep.dataset.redraw import EPOCHS
+from packprep.dataset.segments import removed_segments
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import ArgumentError, DatasetError, PackprepError
 from packprep.format.json_files import shard_name
@@ -505,7 +505,7 @@ def _restored(
         }
     stored = sound_segments(plan, shard)
     # the row stands alone, as its epoch has it
-    stored = stored._replace(row=stored.row - stored.row[chosen])
+    stored = stored.replace(row=stored.row - stored.row[chosen])
     arrays = dict(shard.arrays)
     arrays.update(
         {name: getattr(view, name)[None] for name in ("tokens", "labels") if name in arrays}
@@ -532,11 +532,7 @@ def _restored(
         )
         at = end
     inputs_end = described["begin"] + described["prefix"]
-    body = (
-        described["begin"]
-        + int(stored.bos[chosen])
-        + plan.tasks[arrays["segment_task"][chosen]].mode
-    )
+    body = described["begin"] + int(stored.bos[chosen]) + plan.tasks[int(stored.task[chosen])].mode
     spans = _spans(data, view.tokens, found.ids, slots, inputs_end, body, described["start"])
     return {"original": pieces, "not_restored": None, "fits": bool(found.fits[0]), "spans": spans}
 

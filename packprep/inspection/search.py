@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.text import Text
 
-from packprep.building.segments import SegmentTable
+from packprep.dataset.segments import Segments
 from packprep.errors import ArgumentError, DatasetError
 from packprep.inspection.opened import OpenedDataset, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
@@ -80,7 +80,7 @@ def describe_matches(
                     last, last_row = find.segment, int(stored.row[find.segment])
                     if len(matches) < limit:
                         matches.append(_match(data, number, shard, stored, find, text))
-                tokens += int(shard.arrays["segment_tokens"].sum(dtype=np.int64))
+                tokens += int(stored.tokens.sum())
         return {
             "directory": str(data.local.out),
             "text": text,
@@ -95,13 +95,12 @@ def describe_matches(
 
 
 def _finds(
-    data: OpenedDataset, shard: Any, stored: SegmentTable, table: ByteTable, needle: bytes
+    data: OpenedDataset, shard: Any, stored: Segments, table: ByteTable, needle: bytes
 ) -> Iterator[_Find]:
     """All places of a shard, in segment order; those of one segment do not overlap."""
-    n = shard.arrays["segment_tokens"].astype(np.int64)
-    ends = np.cumsum(n)
+    ends = np.cumsum(stored.tokens)
     bounds = np.unique(
-        np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), TOKENS_AT_ONCE)), len(n))
+        np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), TOKENS_AT_ONCE)), len(ends))
     )
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         found = restore(data.usable_plan, shard.arrays, stored, np.arange(first, last))
@@ -149,24 +148,23 @@ def _around(whole: bytes, low: int, at: int, end: int, high: int) -> tuple[str, 
 
 
 def _match(
-    data: OpenedDataset, number: int, shard: Any, stored: SegmentTable, find: _Find, text: str
+    data: OpenedDataset, number: int, shard: Any, stored: Segments, find: _Find, text: str
 ) -> dict[str, Any]:
     arrays, g, manifest = shard.arrays, find.segment, data.dataset.manifest
     in_shard = int(stored.row[g])
-    file = int(arrays["segment_file"][g])
-    start = int(arrays["segment_start"][g])
+    start = int(stored.start[g])
     slots = slots_of_tokens(data.usable_plan, arrays, stored, np.array([g]), find.ids)[
         find.begin : find.end
     ]
     return {
         "row": int(data.first_rows[number]) + in_shard,
-        "segment": g - int(arrays["row_offsets"][in_shard]) + 1,
+        "segment": g - int(np.searchsorted(stored.row, in_shard)) + 1,
         "shard": manifest["shards"][number]["file"],
-        "task": data.dataset.tasks[int(arrays["segment_task"][g])]["name"],
-        "source": data.source_name(int(arrays["segment_source"][g])),
-        "file": data.file_name(file),
-        "document": int(arrays["segment_doc"][g]),
-        "repeat": int(arrays["segment_repeat"][g]),
+        "task": data.dataset.tasks[int(stored.task[g])]["name"],
+        "source": data.source_name(int(stored.source[g])),
+        "file": data.file_name(int(stored.file[g])),
+        "document": int(stored.doc[g]),
+        "repeat": int(stored.repeat[g]),
         "tokens": [start + find.begin, start + find.end],
         "slots": _ranges(slots),
         "before": find.before,

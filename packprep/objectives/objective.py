@@ -15,6 +15,7 @@ import numpy as np
 from packprep.dataset.attention import RULES
 from packprep.dataset.manifest import Parameter
 from packprep.dataset.noise import Noised, NoiseIds, ordinary_ids
+from packprep.dataset.segments import Bodies
 from packprep.forking import lazy
 
 __all__ = ["Bodies", "BodySlots", "Ids", "Objective", "Parameter", "Task"]
@@ -78,11 +79,11 @@ class Task:
         """ "next_token", "same_slot" or "next_slot"."""
         return "next_token" if not self.in_place else "next_slot" if self.shift else "same_slot"
 
-    def slots(self, bodies: "Bodies", bos: np.ndarray, eos: np.ndarray) -> np.ndarray:
+    def slots(self, bodies: Bodies, bos: np.ndarray, eos: np.ndarray) -> np.ndarray:
         """int64[m]: the exact number of slots of segments. bos, eos: int64[m], 0 or 1."""
         return self.objective.copies * (self.body_slots(bodies) + bos + eos + self.mode)
 
-    def body_slots(self, bodies: "Bodies") -> np.ndarray:
+    def body_slots(self, bodies: Bodies) -> np.ndarray:
         """int64[m]: the slots of the bodies alone, once."""
         return (
             bodies.n
@@ -143,17 +144,6 @@ class TaskTable(NamedTuple):
             np.array([int(task.parameters.get("eos_after_inputs", False)) for task in tasks]),
             np.array([task.objective.added for task in tasks]),
         )
-
-
-class Bodies(NamedTuple):
-    """What decides the form of segments' bodies, one array a column, [m] each. epoch: whose chance
-    they have; 0: the stored."""
-
-    n: np.ndarray  # int64: tokens of the body: content, and a system message that is repeated
-    key: np.ndarray  # uint64
-    # int64: the first trained token of a supervised document; −1 of others
-    first_trained: np.ndarray
-    epoch: int = 0
 
 
 class BodySlots(NamedTuple):

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from packprep.dataset.boundaries import offsets_of
 from packprep.errors import PlanError
-from packprep.tokenizer.engines.engine import Engine, EngineFault, any_of, offsets_of
+from packprep.tokenizer.engines.engine import Engine, EngineFault, any_of
 from packprep.tokenizer.engines.reference import NormalizerLimit, ReferenceEngine
 from packprep.tokenizer.file import added_tokens, panics_as_errors, texts_of_ids, unknown_id
 from packprep.tokenizer.roles import Vocabulary

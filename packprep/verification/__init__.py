@@ -14,17 +14,15 @@ from packprep.building.ledger import (
     MEDIA,
     WEIGHTED,
     add_ledgers,
-    media_slots,
-    weighted_slots,
 )
 from packprep.building.plan import Plan, at_text, moved_prefixes, open_plan, stored_plan
 from packprep.building.processes import Do, Report, in_processes, one_by_one
-from packprep.building.removal import removed_segments
 from packprep.building.run import Progress
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import read_manifest
 from packprep.dataset.order import integer
 from packprep.dataset.redraw import EPOCHS
+from packprep.dataset.segments import Segments
 from packprep.dataset.shard import open_shard
 from packprep.documents.store import STORE
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
@@ -41,7 +39,6 @@ from packprep.kernel import warm_kernels
 from packprep.messages import put_line
 from packprep.randomness import REPLAY, bits64, permute, text_key
 from packprep.recipe import Recipe
-from packprep.restoring import segment_slots
 from packprep.sources.formats import Decoders
 from packprep.storage import Folder, LocalCopy, Remote, folder_at, local_copy
 from packprep.tokenizer.engines import engine_in_words
@@ -448,7 +445,8 @@ def _check_counts(
     faults: Faults,
 ) -> None:
     """P16: the ledger's segments, tokens and slots are what the arrays hold."""
-    counts = _counted(plan, arrays)
+    segments = Segments.of_arrays(arrays)
+    counts = _counted(plan, segments)
     name, ledger = receipt_name(shard), receipt["ledger"]
     tokens = sum(counted["tokens"] for counted in counts["tasks"].values())
     if receipt["tokens"] != tokens:
@@ -478,39 +476,32 @@ def _check_counts(
             )
     if ledger["rows"] != len(arrays["row_offsets"]) - 1:
         faults.add("P16", name, "the ledger's rows are not the shard's", value=ledger["rows"])
-    prefix = arrays["segment_prefix"][~removed_segments(arrays)]
-    inputs = None if plan.recipe.packing.sides is None else int(prefix.sum(dtype=np.int64))
+    prefix = segments.prefix[~segments.removed]
+    inputs = None if plan.recipe.packing.sides is None else int(prefix.sum())
     if ledger.get(ENCODER) != inputs:
         faults.add("P16", name, f"the arrays hold {inputs} {ENCODER}", value=ledger.get(ENCODER))
 
 
-def _counted(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, dict[str, int]]]:
-    """What the arrays hold by source and by task, but for removed segments: segments, tokens,
-    slots; to compare with the ledger. By source also the slots of other weights than 1 and of
+def _counted(plan: Plan, segments: Segments) -> dict[str, dict[str, dict[str, int]]]:
+    """Return what a shard holds by source and by task, except for removed segments, to compare with
+    the ledger: segments, tokens, slots; by source also the slots of other weights than 1 and of
     media."""
-    _, _, slots = segment_slots(arrays)
-    within, is_there = (
-        {WEIGHTED: weighted_slots(arrays), MEDIA: media_slots(arrays)},
-        ~removed_segments(arrays),
-    )
+    within = {WEIGHTED: segments.weighted_slots(), MEDIA: segments.media_slots()}
     counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}
-    for kind, names in (
-        ("sources", [s.name for s in plan.sources]),
-        ("tasks", [t.name for t in plan.tasks]),
+    for kind, names, number in (
+        ("sources", [source.name for source in plan.sources], segments.source),
+        ("tasks", [task.name for task in plan.tasks], segments.task),
     ):
-        which = arrays["segment_source" if kind == "sources" else "segment_task"]
         for i, name in enumerate(names):
-            counted = (which == i) & is_there
+            counted = (number == i) & ~segments.removed
             counts[kind][name] = {
                 "segments": int(counted.sum()),
-                "tokens": int(arrays["segment_tokens"][counted].sum(dtype=np.int64)),
-                "slots": int(slots[counted].sum()),
-                **{
-                    kind_of: int(own[which == i].sum())
-                    for kind_of, own in within.items()
-                    if kind == "sources"
-                },
+                "tokens": int(segments.tokens[counted].sum()),
+                "slots": int(segments.slots[counted].sum()),
             }
+            if kind == "sources":
+                of_kinds = {what: int(slots[number == i].sum()) for what, slots in within.items()}
+                counts[kind][name] |= of_kinds
     return counts
 
 

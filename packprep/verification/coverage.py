@@ -16,8 +16,9 @@ import numpy as np
 
 from packprep.building.plan import Plan
 from packprep.building.plan_form import MOST_USES
-from packprep.building.removal import REMOVED, removed_segments
+from packprep.building.removal import REMOVED
 from packprep.building.work import OTHER_LENGTH, PLACE_TOO_LONG, TOO_LONG, Made
+from packprep.dataset.segments import Segments
 from packprep.documents.reading import DROP_REASONS, in_sample, keeps_all, kept_by_plan
 from packprep.errors import DatasetError
 from packprep.format import read_file
@@ -90,8 +91,9 @@ def _repeated(locations: Locations) -> np.ndarray:
 
 def used_documents(arrays: Mapping[str, np.ndarray]) -> Locations:
     """The documents of a shard's segments, each once, but for those that were removed."""
-    there = ~removed_segments(arrays)
-    locations = _sorted(*(arrays[f"segment_{name}"][there] for name in ("file", "repeat", "doc")))
+    segments = Segments.of_arrays(arrays)
+    used = segments.select(~segments.removed)
+    locations = _sorted(used.file, used.repeat, used.doc)
     return locations.at(~_repeated(locations))
 
 
@@ -243,7 +245,7 @@ def check_read(
     """P21 from the sources: the documents that were read again are those of the segments and the
     rejects."""
     documents = made.documents
-    used = np.unique(made.table.document[~removed_segments(made.arrays)])
+    used = np.unique(made.segments.document[~made.segments.removed])
     again = _sorted(documents.file[used], documents.repeat[used], documents.position[used])
     turned_away = _sorted(*made.documents.rejected.places)
     count = sum(made.documents.read.values())

@@ -22,6 +22,7 @@ from packprep.building.run import lengths_mixture
 from packprep.building.work import OTHER_LENGTH
 from packprep.dataset.manifest import Manifest, read_manifest
 from packprep.dataset.mixture import mixture_of
+from packprep.dataset.segments import header_columns
 from packprep.dataset.shard import shard_in
 from packprep.errors import DatasetError
 from packprep.format.json_files import (
@@ -216,9 +217,9 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
         found = read_receipt(LocalFolder(one.local.folder), b)
         assert found is not None
         receipts.append(found[0])
-        arrays = shard_in(one.local.folder, one.manifest, b).arrays
+        header = header_columns(shard_in(one.local.folder, one.manifest, b).arrays)
         names = ("file", "repeat", "doc", "start", "tokens")
-        columns.append(np.stack([arrays[f"segment_{name}"].astype(np.int64) for name in names]))
+        columns.append(np.stack([header[name] for name in names]))
         of_reason = (None, OTHER_LENGTH)
         rejected, elsewhere = (
             read_rejects(one.local.folder, b, one.plan, found[0], faults, reason)

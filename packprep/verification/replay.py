@@ -7,8 +7,8 @@ import numpy as np
 
 from packprep.building.commit import encode_rejects
 from packprep.building.plan import Plan
-from packprep.building.removal import removed_segments
 from packprep.building.work import make_shard, read_shard
+from packprep.dataset.boundaries import ranks
 from packprep.documents.reading import OF_TOKENS
 from packprep.errors import SourceError
 from packprep.format.digests import digest_of
@@ -84,21 +84,22 @@ def replay_shard(
                 stored[at].item(),
             )
     if faults.total > before:
-        return len(made.table.n)
-    table, documents = made.table, made.documents
-    stored_table = stored_segments(plan, arrays)
-    exact = stored_table._replace(
-        bos=table.bos, eos=table.eos, copy=table.copy, first_trained=table.first_trained
+        return len(made.segments)
+    built, documents = made.segments, made.documents
+    exact = stored_segments(plan, arrays).replace(
+        bos=built.bos,
+        eos=built.eos,
+        repeated=built.repeated,
+        first_trained=built.first_trained,
     )
-    restored, offsets, _ = restore(plan, arrays, exact, np.arange(len(table.n)), epoch)
-    first = documents.offsets[table.document] + table.start
-    within = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], table.n)
-    differs = restored != documents.ids[np.repeat(first, table.n) + within]
-    differs = np.flatnonzero(differs & ~np.repeat(removed_segments(arrays), table.n))
+    restored, offsets, _ = restore(plan, arrays, exact, np.arange(len(built)), epoch)
+    first = documents.offsets[built.document] + built.start
+    expected = documents.ids[np.repeat(first, built.tokens) + ranks(built.tokens)]
+    differs = np.flatnonzero((restored != expected) & ~np.repeat(built.removed, built.tokens))
     for g in np.unique(np.searchsorted(offsets, differs[:MAX_LISTED], "right") - 1):
         message = f"segment {g}: inverting it does not give the document's tokens"
         faults.add("P17", file, message, int(exact.row[g]))
-    return len(table.n)
+    return len(built)
 
 
 def replay_some(

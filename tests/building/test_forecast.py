@@ -10,7 +10,8 @@ from packprep.building import forecast as module
 from packprep.building.forecast import forecast, outlook
 from packprep.building.planning import look_up, make_plan
 from packprep.cli.printing import duration, print_forecast
-from packprep.documents import calibration, sample, supervision
+from packprep.conversations import supervision
+from packprep.documents import calibration, sample
 from packprep.inspection.summary import describe_manifest
 from packprep.recipe import read_recipe
 from tests import made

@@ -13,7 +13,7 @@ from packprep.errors import RecipeError
 from packprep.recipe import as_toml, read_recipe
 from tests import made
 from tests.command_line import inside, packprep, refused
-from tests.documents.chats_made import CHATML
+from tests.conversations.chats_made import CHATML
 from tests.twin.check import verify_with_twin
 
 LENGTHS = [64, 256, 1024]

@@ -128,12 +128,10 @@ def test_a_cut_falls_before_a_place_or_behind_one_that_begins_its_piece(tmp_path
         out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
         made.build(table, tmp_path, out)
         made_again = make_shard(open_plan(out), 0)
-        own = made_again.table.of(
-            np.flatnonzero(made_again.documents.position[made_again.table.document] == 0)
-        )
+        segments = made_again.segments.select(made_again.segments.doc == 0)
         reasons = [record["reason"] for record in made_again.documents.rejected.records()]
         verified(out)
-        return sorted(zip(own.start.tolist(), own.n.tolist(), strict=True)), reasons
+        return sorted(zip(segments.start.tolist(), segments.tokens.tolist(), strict=True)), reasons
 
     assert pieces("x" * 20, 15, "y" * 9) == ([(0, 20), (20, 24)], [])
     # of a place alone nothing is trained

@@ -174,7 +174,7 @@ def test_ordinary_documents_under_ul2r_fill_best_fit_rows_to_999_thousandths_and
     sizes = lognormal(slots_wanted // 680, seq_length, 1 << 20)
     documents = made.documents(sizes)
     segments, lost = cut(recipe, tasks, documents)
-    used = np.bincount(segments.document, segments.n, len(sizes))
+    used = np.bincount(segments.document, segments.tokens, len(sizes))
     # fault 18: nothing is truncated
     assert not lost.untrained.any() and np.array_equal(used, sizes)
     slots = segments.slots

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packprep.building.packing import place
-from packprep.building.render import render, render_rows
-from packprep.building.segments import SegmentTable, cut
+from packprep.building.render import Texts, render, render_rows
+from packprep.building.segments import cut
+from packprep.dataset.segments import Segments
 from packprep.objectives import REGISTRY
 from tests import golden, made
 from tests.building.test_segments import facts_key
@@ -174,11 +175,7 @@ def with_prefixes(prefixes):
 
 def bare(begins, sizes):
     """Segments of the first task that are their tokens alone, in one row."""
-    zeros = np.zeros(len(sizes), np.int64)
-    key = zeros.astype(np.uint64)
-    return SegmentTable(
-        zeros, zeros, sizes, zeros, zeros, zeros, key, zeros, zeros - 1, sizes, zeros, begins
-    )
+    return Segments.create(len(sizes), tokens=sizes, slots=sizes, first_slot=begins)
 
 
 @pytest.mark.parametrize("id, inputs, expected", golden.cases("loss_mask_shifted"))
@@ -190,10 +187,8 @@ def test_fault_11_loss_masks_are_the_golden_file_s(id, inputs, expected):
     tokens = np.array(inputs["tokens"], np.uint16)
     # the second makes labels, and no segment draws it
     tasks = [*with_prefixes(prefixes), made.in_place_task()]
-    arrays = render_rows(tasks, table, begins, tokens, None, len(tokens), np.dtype(np.uint16))
-    assert arrays["segment_prefix"].tolist() == prefixes and np.array_equal(
-        arrays["tokens"][0], tokens
-    )
+    arrays, rendered = render_rows(tasks, table, Texts(begins, tokens), len(tokens))
+    assert rendered.prefix.tolist() == prefixes and np.array_equal(arrays["tokens"][0], tokens)
     assert arrays["loss_mask"][0].tolist() == expected["correct"]
     targets = np.flatnonzero(arrays["loss_mask"][0])
     assert arrays["labels"][0][targets].tolist() == tokens[targets + 1].tolist()
@@ -204,9 +199,8 @@ def test_loss_of_a_prompt_and_its_completion_is_the_golden_file_s(id, inputs, ex
     n = inputs["num_ids"]
     table = bare(np.zeros(1, np.int64), np.array([n]))
     tasks = with_prefixes([inputs["prompt_length"]])
-    arrays = render_rows(
-        tasks, table, np.zeros(1, np.int64), np.arange(n), None, n, np.dtype(np.uint16)
-    )
+    texts = Texts(np.zeros(1, np.int64), np.arange(n, dtype=np.uint16))
+    arrays, _ = render_rows(tasks, table, texts, n)
     assert "labels" not in arrays
     assert arrays["loss_mask"][0].tolist() == expected["loss_mask"]
 

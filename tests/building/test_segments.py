@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.building.segments import cut
+from packprep.building.segments import Cuts, cut
 from packprep.conversations.supervision import Conversation, trained_tokens, training_columns
 from packprep.errors import RecipeError
 from tests import made
@@ -103,8 +103,13 @@ def test_cut_equals_its_twin(configuration, sizes, seed):
         found = cutting.cut(size, {**twin, "key": key})
         left_out += not found
         expected += [(d, *map(int, segment), key(segment[0]), 0, -1) for segment in found]
-    assert list(zip(*(column.tolist() for column in segments[:9]), strict=True)) == expected
+    assert list(zip(*columns_of(segments), strict=True)) == expected
     assert without_segments(segments, sizes) == left_out and not lost.untrained.any()
+
+
+def columns_of(segments):
+    """The columns that cutting decides, as lists."""
+    return [getattr(segments, name).tolist() for name in Cuts._fields]
 
 
 @given(recipes(), st.integers(1, 10), st.randoms(use_true_random=False))
@@ -141,7 +146,7 @@ def test_cut_equals_its_twin_where_documents_say_what_is_trained(configuration, 
                 trained, *segment[:2], recipe.documents.long_answers == "continue"
             )
             told[d, 1] += sum(end - begin for begin, end, _ in kept)
-    assert list(zip(*(column.tolist() for column in segments[:9]), strict=True)) == expected
+    assert list(zip(*columns_of(segments), strict=True)) == expected
     if recipe.documents.long == "split":
         # trained first tokens of pieces that are left out
         unpredicted = told[:, 0] - told[:, 1] - lost.apart
@@ -192,7 +197,7 @@ def of_a_conversation(system, **changes):
     recipe, tasks = made.mix({"seq_length": 512, **changes})
     trained = training([Conversation("x" * 1000, ((0, 1000),), system_end=system)], recipe)
     segments, _ = cut(recipe, tasks, replace(made.documents([1000]), training=trained))
-    return list(zip(segments.n.tolist(), segments.copy.tolist(), strict=True))
+    return list(zip(segments.tokens.tolist(), segments.repeated.tolist(), strict=True))
 
 
 def test_what_later_pieces_repeat_leaves_room_for_two_tails_in_pieces_that_divide_a_row():
@@ -232,7 +237,7 @@ def test_fault_06_segments_fit_after_corruption_tile_their_documents_and_leave_n
     assert segments.slots.max() <= recipe.seq_length
     first = np.concatenate(([True], segments.document[1:] != segments.document[:-1]))
     last = np.concatenate((first[1:], [True]))
-    ends = segments.start + segments.n
+    ends = segments.start + segments.tokens
     assert (segments.start[first] == 0).all() and (
         segments.start[1:][~first[1:]] == ends[:-1][~first[1:]]
     ).all()
@@ -242,16 +247,18 @@ def test_fault_06_segments_fit_after_corruption_tile_their_documents_and_leave_n
     assert np.array_equal(
         segments.eos == 1, documents.eos_after_segment | (last & documents.eos_after_document)
     )
-    assert (segments.n[~first & last] >= recipe.min_tail).all() and (segments.n[~last] >= 3).all()
-    assert np.array_equal(segments.task == len(tasks) - 1, segments.n < 3)
+    assert (segments.tokens[~first & last] >= recipe.min_tail).all() and (
+        segments.tokens[~last] >= 3
+    ).all()
+    assert np.array_equal(segments.task == len(tasks) - 1, segments.tokens < 3)
     if recipe.documents.max_tokens:
-        assert segments.n.max() <= recipe.documents.max_tokens
+        assert segments.tokens.max() <= recipe.documents.max_tokens
 
 
 def test_fault_04_documents_of_one_and_two_tokens_are_segments_of_their_own():
     recipe, tasks = made.mix({"tasks": [{"preset": "ul2r"}], "documents": {"prepend_bos": True}})
     segments, _ = cut(recipe, tasks, made.documents([1, 2, 3, 1]))
-    assert segments.n.tolist() == [1, 2, 3, 1]
+    assert segments.tokens.tolist() == [1, 2, 3, 1]
     assert (segments.task == len(tasks) - 1).tolist() == [True, True, False, True]
     assert segments.slots[[0, 1, 3]].tolist() == [3, 4, 3]
 
@@ -260,28 +267,33 @@ def test_fault_18_only_a_recipe_that_says_so_truncates():
     sizes = [5000, 10, 900]
     recipe, tasks = made.mix({"seq_length": 64})
     segments, _ = cut(recipe, tasks, made.documents(sizes))
-    assert np.bincount(segments.document, segments.n).tolist() == sizes
+    assert np.bincount(segments.document, segments.tokens).tolist() == sizes
     recipe, tasks = made.mix({"seq_length": 64, "documents": {"long": "truncate"}})
     segments, _ = cut(recipe, tasks, made.documents(sizes))
-    assert (segments.n.tolist(), segments.eos.tolist()) == ([64, 10, 64], [0, 1, 0])
+    assert (segments.tokens.tolist(), segments.eos.tolist()) == ([64, 10, 64], [0, 1, 0])
     assert without_segments(segments, sizes) == 0
     recipe, tasks = made.mix(
         {"seq_length": 64, "documents": {"long": "truncate", "append_eos": "segment"}}
     )
     segments, _ = cut(recipe, tasks, made.documents(sizes))
-    assert (segments.n.tolist(), segments.eos.tolist()) == ([63, 10, 63], [1, 1, 1])
+    assert (segments.tokens.tolist(), segments.eos.tolist()) == ([63, 10, 63], [1, 1, 1])
 
 
 def test_fault_21_a_dropped_document_leaves_the_others_where_they_were():
     recipe, tasks = made.mix({"seq_length": 64, "documents": {"long": "drop"}})
     segments, _ = cut(recipe, tasks, made.documents([10, 500, 20, 63, 64, 30]))
-    assert segments.document.tolist() == [0, 2, 3, 5] and segments.n.tolist() == [10, 20, 63, 30]
+    assert segments.document.tolist() == [0, 2, 3, 5] and segments.tokens.tolist() == [
+        10,
+        20,
+        63,
+        30,
+    ]
 
 
 def test_no_documents_give_no_segments():
     recipe, tasks = made.mix({"tasks": [{"preset": "ul2r"}]})
     segments, lost = cut(recipe, tasks, made.documents([]))
-    assert len(segments.n) == len(lost.untrained) == 0 and len(segments.slots) == 0
+    assert len(segments.tokens) == len(lost.untrained) == 0 and len(segments.slots) == 0
 
 
 # concat
@@ -342,7 +354,7 @@ def test_concat_equals_its_twin(table, sizes, seed):
     columns = (
         segments.document,
         segments.start,
-        segments.n,
+        segments.tokens,
         segments.task,
         segments.bos,
         segments.eos,
@@ -368,8 +380,8 @@ def test_concat_fills_rows_but_for_less_than_two_slots_and_no_segment_is_eos_alo
         return
     recipe, tasks, documents, segments, row, offset = made_of
     slots = segments.slots
-    assert (segments.n >= 1).all()
-    assert np.array_equal(np.bincount(segments.document, segments.n), sizes)
+    assert (segments.tokens >= 1).all()
+    assert np.array_equal(np.bincount(segments.document, segments.tokens), sizes)
     order = np.arange(len(row))
     assert np.array_equal(np.lexsort((offset, row)), order)  # document order is kept
     fill = np.bincount(row, slots).astype(np.int64)
@@ -383,7 +395,7 @@ def test_concat_fills_rows_but_for_less_than_two_slots_and_no_segment_is_eos_alo
         after = ends[r] + 1  # the segment that begins the next row
         # Two slots hold no bos, token and eos, and neither may be parted from the token.
         framed = segments.bos[after] == segments.eos[after] == 1
-        framed &= segments.n[after] == 1 or recipe.documents.eos_after_segment
+        framed &= segments.tokens[after] == 1 or recipe.documents.eos_after_segment
         assert left < 2 or (left == 2 and framed), (r, left)
 
 
@@ -426,7 +438,7 @@ def test_slots_are_by_the_law_of_each_segment_s_own_task():
     segments, _ = cut(recipe, tasks, made.documents([40, 2, 30, 200, 17] * 5))
     twins = [made.twin_task(task) for task in tasks]
     expected = []
-    for n, t, bos, eos, key in zip(*(column.tolist() for column in segments[2:7]), strict=True):
+    for n, t, bos, eos, key in zip(*columns_of(segments)[2:7], strict=True):
         facts = cutting.segment_facts(
             twins[t], made.BOS if bos else None, made.EOS if eos else None, key
         )

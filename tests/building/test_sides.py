@@ -14,7 +14,7 @@ from packprep.objectives.tasks import capacities
 from packprep.recipe import read_recipe
 from tests import made
 from tests.command_line import packprep
-from tests.documents.chats_made import CHATML
+from tests.conversations.chats_made import CHATML
 from tests.twin import cutting
 from tests.twin.check import verify_with_twin
 

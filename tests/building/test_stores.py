@@ -23,7 +23,7 @@ from packprep.recipe import read_recipe
 from packprep.storage import Remote
 from packprep.verification import verify_dataset
 from tests import made
-from tests.documents.chats_made import CHATML
+from tests.conversations.chats_made import CHATML
 from tests.tokenizer.tokenizers_made import gpt2_like, write
 from tests.twin.check import verify_with_twin
 

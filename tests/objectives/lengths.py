@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packprep.building.render import render_rows
-from packprep.building.segments import FORMAT_MAX_SEGMENTS, SegmentTable, cut
+from packprep.building.render import Texts, render_rows
+from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut
+from packprep.dataset.segments import Segments
 from packprep.documents.reading import Documents
 from packprep.objectives.objective import Bodies, BodySlots, Task
 from packprep.recipe import Recipe
@@ -20,7 +21,7 @@ GAP = 3
 
 class Rendered(NamedTuple):
     documents: Documents
-    segments: SegmentTable
+    segments: Segments
     slots: np.ndarray  # int64[m], by the length law
     at: np.ndarray  # int64[m], first slot in the flat rows
     tokens: np.ndarray
@@ -38,14 +39,12 @@ def render_all(recipe: Recipe, tasks: Sequence[Task], documents: Documents) -> R
     begin = GAP + np.cumsum(slots + GAP) - (slots + GAP)
     first_slot = begin - begin[np.searchsorted(row, row)] + GAP
     length = int((first_slot + slots).max(initial=0)) + GAP
-    table = segments._replace(row=row, first_slot=first_slot)
+    table = segments.replace(row=row, first_slot=first_slot)
     with_labels = [*tasks, made.in_place_task(tasks[0].ids)]
     bodies = documents.offsets[segments.document] + segments.start
-    done = render_rows(with_labels, table, bodies, documents.ids, None, length, documents.ids.dtype)
+    done, rendered = render_rows(with_labels, table, Texts(bodies, documents.ids), length)
     slots_of = [done[name].reshape(-1) for name in ("tokens", "labels", "segment_ids", "loss_mask")]
-    return Rendered(
-        documents, table, slots, row * length + first_slot, *slots_of, done["segment_prefix"]
-    )
+    return Rendered(documents, table, slots, row * length + first_slot, *slots_of, rendered.prefix)
 
 
 def check_lengths(rendered: Rendered) -> None:
@@ -81,7 +80,9 @@ def check_law(recipe: Recipe, tasks: Sequence[Task], rendered: Rendered) -> None
     twins = [made.twin_task(task) for task in tasks]
     segments = rendered.segments
     expected = []
-    for n, t, bos, eos, key in zip(*(column.tolist() for column in segments[2:7]), strict=True):
+    names = ("tokens", "task", "bos", "eos", "key")
+    columns = [getattr(segments, name).tolist() for name in names]
+    for n, t, bos, eos, key in zip(*columns, strict=True):
         facts = cutting.segment_facts(
             twins[t], made.BOS if bos else None, made.EOS if eos else None, key, made.PAD
         )
@@ -96,7 +97,7 @@ def check_segments(tasks: Sequence[Task], rendered: Rendered, chosen: Sequence[i
     segments, documents = rendered.segments, rendered.documents
     for i in chosen:
         begin = int(documents.offsets[segments.document[i]] + segments.start[i])
-        tokens = documents.ids[begin : begin + int(segments.n[i])].tolist()
+        tokens = documents.ids[begin : begin + int(segments.tokens[i])].tolist()
         bos, eos = made.BOS if segments.bos[i] else None, made.EOS if segments.eos[i] else None
         facts = cutting.segment_facts(
             twins[segments.task[i]], bos, eos, int(segments.key[i]), made.PAD

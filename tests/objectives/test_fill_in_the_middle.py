@@ -53,7 +53,7 @@ def bodies(rendered):
 def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_tokens(table, seed):
     recipe, tasks = made.mix(table)
     rendered = lengths.render_all(recipe, tasks, made.documents(np.arange(1, 4097), seed))
-    assert rendered.segments.n.tolist() == list(range(1, 4097))
+    assert rendered.segments.tokens.tolist() == list(range(1, 4097))
     lengths.check_lengths(rendered)
     lengths.check_restored(tasks, rendered)
     lengths.check_law(recipe, tasks, rendered)
@@ -187,7 +187,7 @@ def test_no_part_begins_inside_a_character(bytes_vocabulary, texts, spm_rate, se
     lengths.check_restored(tasks, rendered)
     fim = bytes_vocabulary.fim
     for g, (at, slots) in enumerate(zip(rendered.at, rendered.slots, strict=True)):
-        if rendered.segments.n[g] < 3:
+        if rendered.segments.tokens[g] < 3:
             continue  # too_short
         body = rendered.tokens[at : at + slots - 1].tolist()
         pieces = parts_of(body, fim)
@@ -200,9 +200,9 @@ def test_no_part_begins_inside_a_character(bytes_vocabulary, texts, spm_rate, se
         "inside": set(np.flatnonzero(bytes_vocabulary.continues).tolist()),
     }
     assert twin["inside"] == set(range(0x80, 0xC0))
-    for g in np.flatnonzero(rendered.segments.n >= 3):
+    for g in np.flatnonzero(rendered.segments.tokens >= 3):
         begin = int(documents.offsets[rendered.segments.document[g]])
-        content = documents.ids[begin : begin + int(rendered.segments.n[g])].tolist()
+        content = documents.ids[begin : begin + int(rendered.segments.tokens[g])].tolist()
         body = rendered.tokens[rendered.at[g] : rendered.at[g] + rendered.slots[g] - 1].tolist()
         assert (
             body

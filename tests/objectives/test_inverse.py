@@ -99,14 +99,14 @@ def check_inverse(table, documents):
     stored = stored_segments(plan, arrays)
     for name in ("slots", "bos", "eos", "row"):
         assert np.array_equal(getattr(stored, name), getattr(segments, name))
-    tokens, offsets, fits = restore(plan, arrays, stored, np.arange(len(segments.n)))
+    tokens, offsets, fits = restore(plan, arrays, stored, np.arange(len(segments.tokens)))
     assert fits.all()
     assert ("labels" in arrays) == tasks[0].in_place
-    for s in range(len(segments.n)):
+    for s in range(len(segments.tokens)):
         begin = int(documents.offsets[segments.document[s]] + segments.start[s])
-        expected = documents.ids[begin : begin + int(segments.n[s])]
+        expected = documents.ids[begin : begin + int(segments.tokens[s])]
         assert np.array_equal(tokens[offsets[s] : offsets[s + 1]], expected)
-    some = np.arange(len(segments.n))[::-3]  # any segments, in any order
+    some = np.arange(len(segments.tokens))[::-3]  # any segments, in any order
     chosen, places, _ = restore(plan, arrays, stored, some)
     for i, s in enumerate(some):
         assert np.array_equal(

@@ -80,7 +80,7 @@ def test_length_law_holds_for_every_length_to_4096_and_restore_gives_back_the_to
     lengths.check_lengths(rendered)
     lengths.check_restored(tasks, rendered)
     lengths.check_law(recipe, tasks, rendered)
-    short = np.flatnonzero(rendered.segments.n <= 12)[:30].tolist()
+    short = np.flatnonzero(rendered.segments.tokens <= 12)[:30].tolist()
     lengths.check_segments(tasks, rendered, [*short, *range(100, len(rendered.slots), 1500)])
 
 

@@ -178,7 +178,8 @@ def test_pieces_that_two_datasets_have_are_found_without_the_sources(folder, tmp
     cut = segments._cut
 
     def of_others(*arguments):
-        return cut(*arguments[:9], 1, *arguments[10:])
+        columns, skip, limits, policy, *written = arguments
+        return cut(columns, skip, limits, policy._replace(length=1), *written)
 
     out = shutil.copytree(folder / "cut", tmp_path / "out")
     shutil.rmtree(out / "seq_256")

@@ -579,7 +579,7 @@ def test_p12_another_length_than_the_law(directory, more):
         row=row,
         slot=begin,
         value=end - begin,
-        words="than its task's law",
+        words="than its task's length formula",
     )
 
 
@@ -642,7 +642,7 @@ def test_p12_with_eos_after_each_segment_one_inside_a_document_without_it_is_fou
         rows, begin, end = places_of(arrays)
         g = int(np.flatnonzero(arrays["segment_start"] > 0)[0])
         arrays["segment_tokens"][g] += 1
-    words = "0 more than its task's law without eos"
+    words = "0 more than its task's length formula without eos"
     slots = int(end[g] - begin[g])
     assert_only(
         faults_of(directory), "P12", row=int(rows[g]), slot=int(begin[g]), value=slots, words=words
@@ -1104,9 +1104,9 @@ def test_p19_what_a_later_piece_repeats_is_trained(tmp_path):
     shutil.copytree(LAW3 / "chats" / "dataset", tmp_path / "d")
     with resigned(tmp_path / "d") as arrays:
         stored = stored_segments(open_plan(tmp_path / "d"), arrays)
-        g = int(np.flatnonzero((stored.copy > 1) & (stored.task == 0))[0])
+        g = int(np.flatnonzero((stored.repeated > 1) & (stored.task == 0))[0])
         copy, row, begin = (
-            int(column[g]) for column in (stored.copy, stored.row, stored.first_slot)
+            int(column[g]) for column in (stored.repeated, stored.row, stored.first_slot)
         )
         which = arrays["trained_offsets"][g]
         assert arrays["trained_ranges"][which, 0] >= copy

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packprep.verification.slots import _CODES, _check_slots
+from packprep.verification.slots import _CODES, Bounds, Found, Slots, _check_slots
 from tests.verification.plain_slots import slot_faults
 
 PAD, VOCAB_SIZE, LISTED = 3, 50, 1000
@@ -64,21 +64,9 @@ def both(tokens, labels, ids, loss, may, segments, next_token):
     kinds = np.array([flag for row in next_token for flag in row], np.bool_)
     where, counts = np.zeros((_CODES, LISTED, 3), np.int64), np.zeros(_CODES, np.int64)
     none = np.zeros((0, tokens.shape[1]), tokens.dtype)
-    _check_slots(
-        tokens,
-        none if labels is None else labels,
-        ids,
-        loss,
-        none.astype(np.uint8) if may is None else may,
-        row_begin,
-        *columns,
-        kinds,
-        PAD,
-        VOCAB_SIZE,
-        LISTED,
-        where,
-        counts,
-    )
+    may_rows = none.astype(np.uint8) if may is None else may
+    rows = Slots(tokens, none if labels is None else labels, ids, loss, may_rows)
+    _check_slots(rows, Bounds(row_begin, *columns, kinds), PAD, VOCAB_SIZE, Found(where, counts))
     found = [
         (code, *map(int, place)) for code in range(_CODES) for place in where[code, : counts[code]]
     ]

@@ -18,11 +18,11 @@ import numpy as np
 from markupsafe import Markup
 
 from packprep.building.plan import Plan
-from packprep.building.segments import SegmentTable
 from packprep.dataset.boundaries import fill_slots, put_clean
 from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest
 from packprep.dataset.noise import LAWS, level_range, levels_by_block
+from packprep.dataset.segments import Segments
 from packprep.dataset.shard import Shard
 from packprep.objectives.objective import Task
 from packprep.restoring import restore, slots_of_tokens, stored_segments
@@ -115,7 +115,7 @@ class Figures:
         for first in range(0, rows, step):
             self._add_slots(shard, stored, range(first, min(first + step, rows)))
 
-    def _add_slots(self, shard: Shard, stored: SegmentTable, rows: range) -> None:
+    def _add_slots(self, shard: Shard, stored: Segments, rows: range) -> None:
         c = _columns(shard, self.manifest, rows)
         if not len(c.at):
             return
@@ -138,7 +138,7 @@ class Figures:
         bos = bool(self.manifest["recipe"]["documents"]["prepend_bos"])
         return ((c.start[which] == 0) & bos).astype(np.int64) + task.mode
 
-    def _add_spans(self, shard: Shard, stored: SegmentTable, t: int, chosen: np.ndarray) -> None:
+    def _add_spans(self, shard: Shard, stored: Segments, t: int, chosen: np.ndarray) -> None:
         """Noise is a token whose slot lies behind the prefix. A segment that cannot be inverted is
         left out."""
         arrays = shard.arrays
@@ -146,7 +146,7 @@ class Figures:
         n = np.diff(restored.offsets)
         slots = slots_of_tokens(self.plan, arrays, stored, chosen, restored.ids)
         known = restored.fits & (np.add.reduceat(slots < 0, restored.offsets[:-1]) == 0)
-        inputs_end = stored.first_slot[chosen] + arrays["segment_prefix"][chosen]
+        inputs_end = stored.first_slot[chosen] + stored.prefix[chosen]
         noise = np.append(slots >= np.repeat(inputs_end, n), False) & np.append(
             np.repeat(known, n), False
         )

@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import Plan
-from packprep.building.removal import removed_segments
-from packprep.building.segments import SegmentTable
 from packprep.dataset.attention import RULES
 from packprep.dataset.loader import Row
 from packprep.dataset.manifest import is_in_place
 from packprep.dataset.noise import LAWS
+from packprep.dataset.segments import Segments
 from packprep.dataset.shard import shard_in
 from packprep.errors import ArgumentError, DatasetError
 from packprep.format.json_files import shard_name
@@ -136,7 +135,7 @@ def _of_shard(
         every.tolist(),
         "not rebuilt: verification found faults in this shard, or did not look at it",
     )
-    stored: SegmentTable | None = None
+    stored: Segments | None = None
     if sound and isinstance(plan, Plan):
         chosen, read = _affordable(plan, shard.arrays, every, read)
         verdicts = dict.fromkeys(
@@ -194,7 +193,7 @@ def _fitted(
     plain: Mapping[str, Any],
     view: Row,
     first: int,
-    stored: SegmentTable | None,
+    stored: Segments | None,
     arrays: Any,
     budget: int,
 ) -> dict[str, Any]:
@@ -241,7 +240,7 @@ def _segment(
     segment: Mapping[str, Any],
     view: Row,
     g: int,
-    stored: SegmentTable | None,
+    stored: Segments | None,
     arrays: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
     task = data.dataset.tasks[int(view.segments["task"][segment["number"] - 1])]
@@ -298,7 +297,7 @@ def _original(
     task: Mapping[str, Any],
     view: Row,
     g: int,
-    stored: SegmentTable | None,
+    stored: Segments | None,
     arrays: Any,
 ) -> tuple[dict[str, Any] | None, str]:
     """(the segment before its objective, its corrupted tokens flagged; or None and why there is
@@ -322,7 +321,7 @@ def _original(
             None,
             "Not inverted: that takes a plan that can be opened here and a shard without faults.",
         )
-    elif removed_segments(arrays)[g]:
+    elif stored.removed[g]:
         return None, "Its document was removed."
     else:
         assert isinstance(data.plan, Plan)

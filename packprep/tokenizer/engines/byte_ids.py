@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from packprep.dataset.boundaries import offsets_of
 from packprep.format.tokenizer_json import byte_characters
-from packprep.tokenizer.engines.engine import any_of, offsets_of
+from packprep.tokenizer.engines.engine import any_of
 from packprep.tokenizer.file import BYTES_SPECIALS
 from packprep.tokenizer.roles import Vocabulary
 

@@ -95,13 +95,6 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def offsets_of(lengths: np.ndarray) -> np.ndarray:
-    """int64[n + 1] from n lengths."""
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
-
-
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
     """A pattern that finds the longest of the texts at the first place where one begins; of no
     text, nothing."""

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from packprep.cache import remembered
+from packprep.dataset.boundaries import offsets_of
 from packprep.tokenizer.engines.engine import (
     EngineRefusal,
     cannot_load,
     installed_version,
-    offsets_of,
 )
 from packprep.tokenizer.engines.reference import ReferenceEngine, plain_of
 from packprep.tokenizer.engines.shapes import (

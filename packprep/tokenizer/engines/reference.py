@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.tokenizer.engines.engine import offsets_of
+from packprep.dataset.boundaries import offsets_of
 from packprep.tokenizer.file import outline_of, plain_tokenizer_json, steps_of
 from packprep.tokenizer.roles import Vocabulary
 

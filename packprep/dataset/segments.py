@@ -1,0 +1,297 @@
+"""Segments: the record that the segments of a shard are, from cutting to verification.
+
+    step       adds
+    cut        where the tokens come from, task, bos, eos, length          in document order
+    place      row, first_slot                                             in row order
+    render     prefix, noise, loss_weight, trained ranges, media, blocks
+    shard      `header_arrays` writes the columns, `of_arrays` reads them
+    verify     bos, eos, repeated and first_trained again, by the length formula (`restoring`)
+
+A column has one entry for each segment. Trained ranges, media and blocks have several, or none,
+for each segment: their `offsets` say which ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packprep.dataset.boundaries import boundaries, offsets_of
+
+HEADER: dict[str, np.dtype] = {
+    "doc": np.dtype("<i8"),
+    "start": np.dtype("<i8"),
+    "key": np.dtype("<u8"),
+    "tokens": np.dtype("<i4"),
+    "prefix": np.dtype("<i4"),
+    "noise": np.dtype("<f4"),
+    "loss_weight": np.dtype("<f4"),
+    "file": np.dtype("<u4"),
+    "task": np.dtype("<u2"),
+    "source": np.dtype("<u2"),
+    "repeat": np.dtype("<u2"),
+}
+"""Columns that a shard stores as `segment_NAME`, with their dtypes, in the order of the file."""
+_DTYPES: dict[str, np.dtype] = dict.fromkeys(HEADER, np.dtype("i8")) | {
+    "key": np.dtype("u8"),
+    "noise": np.dtype("f4"),
+    "loss_weight": np.dtype("f4"),
+}
+
+
+class Bodies(NamedTuple):
+    """The columns that decide the form of segments' bodies. All arrays have shape [m]."""
+
+    n: np.ndarray  # int64: tokens of the body: content, and a system message that is repeated
+    key: np.ndarray  # uint64
+    # int64: the first trained token of a supervised document, or -1
+    first_trained: np.ndarray
+    epoch: int = 0  # whose random numbers the bodies have; the stored rows have those of 0
+
+
+class TrainedRanges(NamedTuple):
+    """The ranges of slots that are trained, of segments of supervised documents."""
+
+    offsets: np.ndarray  # int64[m + 1]
+    ranges: np.ndarray  # int32[k, 2]: begin and end, relative to the segment's first slot
+    weights: np.ndarray | None = None  # float32[k]; None: 1 each
+
+    @property
+    def segment(self) -> np.ndarray:
+        """Return the segment of each range, int64[k]."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+    def weighted_slots(self) -> np.ndarray:
+        """Return how many slots of each segment have another weight than 1, int64[m]."""
+        counts = np.zeros(len(self.offsets) - 1, np.int64)
+        if self.weights is not None:
+            lengths = np.diff(self.ranges.astype(np.int64), axis=1)[:, 0]
+            np.add.at(counts, self.segment, np.where(self.weights != 1, lengths, 0))
+        return counts
+
+
+class MediaSpans(NamedTuple):
+    """The spans of slots that stand for images, audio or video."""
+
+    offsets: np.ndarray  # int64[m + 1]
+    ref_offsets: np.ndarray  # int64[k + 1]
+    slot: np.ndarray  # int32[k]: first slot, in its row
+    tokens: np.ndarray  # int32[k]: slots of the span
+    kind: np.ndarray  # uint16[k]
+    ref: np.ndarray  # uint8[r]: the spans' references, UTF-8, joined
+
+    @property
+    def segment(self) -> np.ndarray:
+        """Return the segment of each span, int64[k]."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+    def slots_by_segment(self) -> np.ndarray:
+        """Return how many slots of each segment stand for media, int64[m]."""
+        counts = np.zeros(len(self.offsets) - 1, np.int64)
+        np.add.at(counts, self.segment, self.tokens)
+        return counts
+
+    def of_segment(self, g: int, begin: int = 0) -> list[tuple[int, int, int, str]]:
+        """Return (slot from `begin` on, slots, kind, ref) of each span of segment `g`."""
+        spans = []
+        for i in range(*self.offsets[g : g + 2].tolist()):
+            ref = self.ref[slice(*self.ref_offsets[i : i + 2].tolist())].tobytes()
+            numbers = int(self.slot[i]) - begin, int(self.tokens[i]), int(self.kind[i])
+            spans.append((*numbers, ref.decode(errors="replace")))
+        return spans
+
+    def without(self, removed: np.ndarray) -> "MediaSpans | None":
+        """Return the spans of the segments that are not `removed` (bool[m]); None if none is
+        left."""
+        counts, lengths = np.diff(self.offsets), np.diff(self.ref_offsets)
+        kept = np.repeat(~removed, counts)
+        if not kept.any():
+            return None
+        return MediaSpans(
+            offsets_of(np.where(removed, 0, counts)),
+            offsets_of(lengths[kept]),
+            self.slot[kept],
+            self.tokens[kept],
+            self.kind[kept],
+            self.ref[np.repeat(kept, lengths)],
+        )
+
+
+class NoiseBlocks(NamedTuple):
+    """The blocks of block diffusion, each with a noise level of its own."""
+
+    offsets: np.ndarray  # int64[m + 1]
+    noise: np.ndarray  # float32[k]
+    loss_weight: np.ndarray  # float32[k]
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """The segments of a shard. All columns have shape [m] and are int64 where nothing is noted."""
+
+    # where the tokens come from
+    document: np.ndarray  # index into the documents of the shard; -1 in a shard that was read
+    source: np.ndarray
+    file: np.ndarray  # of the plan
+    doc: np.ndarray  # the document's position in its file
+    repeat: np.ndarray
+    start: np.ndarray  # first content token
+    tokens: np.ndarray  # content tokens
+    key: np.ndarray  # uint64
+    # what cutting decides
+    task: np.ndarray
+    bos: np.ndarray  # 0 or 1
+    eos: np.ndarray  # 0 or 1
+    repeated: np.ndarray  # tokens of the system message that stand before the content once more
+    first_trained: np.ndarray  # first trained body token of a supervised document, or -1
+    # where they stand
+    slots: np.ndarray  # by the length formula, without padding inside the row
+    row: np.ndarray
+    first_slot: np.ndarray  # in the row
+    # what rendering adds
+    prefix: np.ndarray  # leading slots that see each other both ways; -1 in block diffusion
+    noise: np.ndarray  # float32
+    loss_weight: np.ndarray  # float32
+    removed: np.ndarray  # bool: the document was removed
+    trained: TrainedRanges | None = None
+    media: MediaSpans | None = None
+    blocks: NoiseBlocks | None = None
+
+    @classmethod
+    def create(cls, count: int, **columns: np.ndarray) -> "Segments":
+        """Return `count` segments with the given columns; the others have their defaults."""
+        zeros = np.zeros(count, np.int64)
+        defaults: dict[str, Any] = dict.fromkeys(_COLUMNS, zeros)
+        defaults |= {
+            "document": zeros - 1,
+            "first_trained": zeros - 1,
+            "key": zeros.astype(np.uint64),
+            "noise": np.zeros(count, np.float32),
+            "loss_weight": np.ones(count, np.float32),
+            "removed": np.zeros(count, np.bool_),
+        }
+        return cls(**defaults | columns)
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Segments":
+        """Return the segments of a shard's arrays, whose cu_seqlens are sound, in row order.
+
+        `bos`, `eos`, `repeated` and `first_trained` have their defaults: they follow from the
+        length formula, which `restoring.stored_segments` knows.
+        """
+        columns: dict[str, Any] = header_columns(arrays)
+        columns["row"], columns["first_slot"], columns["slots"] = segment_slots(arrays)
+        columns["removed"] = removed_segments(arrays)
+        if "trained_offsets" in arrays:
+            columns["trained"] = TrainedRanges(
+                arrays["trained_offsets"], arrays["trained_ranges"], arrays.get("trained_weights")
+            )
+        for name, record in (("media", MediaSpans), ("blocks", NoiseBlocks)):
+            prefix = name.removesuffix("s")
+            if f"{prefix}_{record._fields[-1]}" in arrays:  # an epoch's arrays have no blocks
+                columns[name] = record(*(arrays[f"{prefix}_{field}"] for field in record._fields))
+        return cls.create(len(columns["key"]), **columns)
+
+    def __len__(self) -> int:
+        return len(self.task)
+
+    def replace(self, **changes: Any) -> "Segments":
+        """Return these segments with other columns."""
+        return replace(self, **changes)
+
+    def select(self, which: np.ndarray | slice) -> "Segments":
+        """Return some of the segments, or all in another order, without trained ranges, media and
+        blocks."""
+        return Segments(**{name: getattr(self, name)[which] for name in _COLUMNS})
+
+    def bodies(self, epoch: int = 0) -> Bodies:
+        """Return what decides the form of the bodies in an epoch."""
+        return Bodies(self.tokens + self.repeated, self.key, self.first_trained, epoch)
+
+    def flat_slots(self, seq_length: int) -> np.ndarray:
+        """Return each segment's first slot in the flat rows, int64[m]."""
+        return self.row * seq_length + self.first_slot
+
+    def weighted_slots(self) -> np.ndarray:
+        """Return how many slots of each segment have trained ranges of another weight than 1."""
+        return (
+            np.zeros(len(self), np.int64) if self.trained is None else self.trained.weighted_slots()
+        )
+
+    def media_slots(self) -> np.ndarray:
+        """Return how many slots of each segment stand for media, int64[m]."""
+        return (
+            np.zeros(len(self), np.int64) if self.media is None else self.media.slots_by_segment()
+        )
+
+    def last_chunks(self) -> np.ndarray:
+        """Return which segments are the last of their pass over their document, bool[m]."""
+        columns = self.start, self.repeat, self.doc, self.file
+        order = np.lexsort(columns)
+        last = np.ones(len(order), np.bool_)
+        last[order[:-1]] = ~np.logical_and.reduce(
+            [column[order][1:] == column[order][:-1] for column in columns[1:]]
+        )
+        return last
+
+    def header_arrays(self, pad_seq_to_mult: int) -> dict[str, np.ndarray]:
+        """Return a shard's arrays of these segments, which are in row order.
+
+        `pad_seq_to_mult` is the recipe's: segments begin at its multiples.
+        """
+        rows = int(self.row[-1]) + 1 if len(self) else 0
+        row_offsets = np.searchsorted(self.row, np.arange(rows + 1)).astype(np.int64)
+        arrays = {
+            f"segment_{name}": getattr(self, name).astype(dtype, copy=False)
+            for name, dtype in HEADER.items()
+        }
+        arrays["row_offsets"] = row_offsets
+        arrays["cu_seqlens"] = _cumulative(self.slots, self.row, row_offsets)
+        if pad_seq_to_mult > 1:
+            padded = self.slots + -self.slots % pad_seq_to_mult
+            arrays["cu_seqlens_padded"] = _cumulative(padded, self.row, row_offsets)
+        if self.removed.any():
+            arrays["segment_removed"] = self.removed.view(np.uint8)
+        for prefix, record in (("media", self.media), ("block", self.blocks)):
+            if record is not None:
+                arrays |= {f"{prefix}_{name}": column for name, column in record._asdict().items()}
+        if self.trained is not None:
+            arrays["trained_offsets"], arrays["trained_ranges"] = self.trained[:2]
+            if self.trained.weights is not None:
+                arrays["trained_weights"] = self.trained.weights
+        return arrays
+
+
+_COLUMNS = [
+    field.name for field in fields(Segments) if field.name not in ("trained", "media", "blocks")
+]
+
+
+def header_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the columns of a shard's header, name → [m], whatever else is damaged."""
+    return {
+        name: arrays[f"segment_{name}"].astype(dtype, copy=False) for name, dtype in _DTYPES.items()
+    }
+
+
+def segment_slots(arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (row, first slot in it, slots without padding), int64[m] each, of a shard's arrays
+    whose cu_seqlens are sound."""
+    real = arrays["cu_seqlens"].astype(np.int64)
+    physical = arrays.get("cu_seqlens_padded", arrays["cu_seqlens"]).astype(np.int64)
+    return boundaries(np.diff(arrays["row_offsets"]), real, physical)
+
+
+def removed_segments(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return which segments of a shard's arrays say that their documents were removed, bool[m]."""
+    flags = arrays.get("segment_removed")
+    return np.zeros(len(arrays["segment_key"]), np.bool_) if flags is None else flags != 0
+
+
+def _cumulative(lengths: np.ndarray, row: np.ndarray, row_offsets: np.ndarray) -> np.ndarray:
+    """Return for each row 0 and the running sum of its segments' lengths, int32[m + rows]."""
+    sums = offsets_of(lengths)
+    cu_seqlens = np.zeros(len(lengths) + len(row_offsets) - 1, np.int32)
+    cu_seqlens[np.arange(len(lengths)) + row + 1] = sums[1:] - sums[row_offsets[row]]
+    return cu_seqlens
