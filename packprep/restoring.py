@@ -17,6 +17,7 @@ import numpy as np
 from packprep.building.plan import Plan
 from packprep.building.render import render_shard
 from packprep.building.segments import Cuts, cut, segments_of_cuts
+from packprep.building.work import documents_builder, text_reader
 from packprep.dataset.boundaries import offsets_of, ranks
 from packprep.dataset.segments import Segments, TrainedRanges
 from packprep.dataset.shard import Shard
@@ -325,24 +326,17 @@ def documents_at(
         pieces = pieces[np.isin(np.arange(len(pieces)), wanted // PIECE_BYTES)]
     elif (format := FORMATS[source.formats[i][0]]).indexed and not source.in_store:
         pieces = pieces[format.module.pieces_at(source.path(i), int(source.files.sizes[i]), wanted)]
-    found = read_documents(
-        plan.recipe,
-        plan.sources,
-        ((source, part) for piece in pieces for part in source.slices_of(int(piece), use)),
-        plan.text_engine,
-        plan.vocabulary,
-        plan.token_dtype,
-        template=plan.stored["chat_template"],
-        only={file: wanted},
-        marks=plan.marks,
+    slices = ((source, part) for piece in pieces for part in source.slices_of(int(piece), use))
+    documents = read_documents(
+        documents_builder(plan), text_reader(plan), slices, only={file: wanted}
     )
-    missing = np.setdiff1d(wanted, found.position)
+    missing = np.setdiff1d(wanted, documents.position)
     if len(missing):
         raise SourceError(
             f"source {source.name!r}: {source.files[i].name} has no usable document at {missing[0]}"
             " any more: the file changed since the build"
         )
-    return found
+    return documents
 
 
 def replay_segments(

@@ -16,7 +16,14 @@ from packprep.clock import Clock
 from packprep.dataset.manifest import stores_labels
 from packprep.dataset.segments import Segments
 from packprep.dataset.shard import compacted
-from packprep.documents.reading import UNTRAINED, Documents, Rejected, read_documents
+from packprep.documents.reading import (
+    UNTRAINED,
+    Documents,
+    DocumentsBuilder,
+    Rejected,
+    TextReader,
+    read_documents,
+)
 from packprep.documents.store import StoredDocuments, stored
 from packprep.errors import SourceError
 from packprep.objectives.tasks import in_place_rules
@@ -58,21 +65,28 @@ def read_shard(
     clock: Clock | None = None,
 ) -> Documents:
     """The documents of shard number `shard`; arguments as in `make_shard`."""
-    slices = slices_of(plan, shard)
-    return read_documents(
-        plan.recipe,
-        plan.sources,
-        slices,
-        plan.text_engine,
+    reader = text_reader(plan, decoders, clock)
+    builder, slices = documents_builder(plan), slices_of(plan, shard)
+    return read_documents(builder, reader, slices, most_bytes=_most_bytes(plan), progress=progress)
+
+
+def text_reader(
+    plan: Plan, decoders: Decoders | None = None, clock: Clock | None = None
+) -> TextReader:
+    """Return what reads the documents of a plan."""
+    return TextReader(
+        plan.recipe.documents,
         plan.vocabulary,
-        plan.token_dtype,
+        plan.text_engine,
+        plan.stored["chat_template"],
         decoders,
-        progress,
-        template=plan.stored["chat_template"],
-        clock=clock,
-        most_bytes=_most_bytes(plan),
-        marks=plan.marks,
+        clock or Clock(),
     )
+
+
+def documents_builder(plan: Plan) -> DocumentsBuilder:
+    """Return what collects documents of a plan."""
+    return DocumentsBuilder(plan.recipe, plan.sources, plan.token_dtype, plan.marks)
 
 
 def slices_of(plan: Plan, shard: int) -> Iterator[tuple[PlannedSource, Slice]]:

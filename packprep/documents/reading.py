@@ -298,160 +298,304 @@ def chosen_by_size(source: PlannedSource, use: int, file: int) -> bool:
     return not is_text and source.kept_of_use(use) < 1
 
 
+@dataclass(frozen=True)
+class TextReader:
+    """Reads slices of files and tokenizes what they hold.
+
+    Attributes:
+        settings: The recipe's `[documents]`.
+        vocabulary: The tokenizer's.
+        engine: The tokenizer's engine; None where all sources lie in token stores.
+        template: The chat template; None if there is none.
+        decoders: Keep what reading one slice learns for the next ones.
+        clock: Gets the seconds of the stages read and tokenize.
+    """
+
+    settings: DocumentKeys
+    vocabulary: Vocabulary
+    engine: Engine | None
+    template: str | None = None
+    decoders: Decoders | None = None
+    clock: Clock = field(default_factory=Clock)
+
+    def read(
+        self, source: PlannedSource, part: Slice, keep: Keep | None, digest: xxhash.xxh3_128
+    ) -> Iterator[ReadDocuments]:
+        """Yield the documents of a slice, by batch. digest: gets their text, or their content where
+        they are tokens."""
+        if source.in_store:
+            yield from self._read_store(source, part, keep, digest)
+            return
+        name = source.files.names[part.file - source.first_file]
+        place = source, part.file, part.use, text_key(source.seed, source.name, name)
+        how = self.settings, self.template, keep
+        batches = read_supervised(
+            part, source.source, *how, decoders=self.decoders, kinds=source.kinds
+        )
+        for batch, conversations in self.clock.steps("read", batches):
+            if batch.tokens is not None:
+                tokens, trained = self._take_tokens(batch)
+                sizes = _add_content(digest, batch, {}, tokens.ids)
+            else:
+                tokens, trained = self._tokenize(batch, conversations, place)
+                # After the engine, which leaves the UTF-8 of a text with the text.
+                sizes = _add_content(digest, batch, conversations)
+            yield ReadDocuments(batch.positions, tokens, trained, batch.rejects, sizes)
+
+    def _read_store(
+        self, source: PlannedSource, part: Slice, keep: Keep | None, digest: xxhash.xxh3_128
+    ) -> Iterator[ReadDocuments]:
+        """Yield the documents of a slice, from the source's token store."""
+        batches = source.store.read(source, part, keep, self.vocabulary)
+        for batch in self.clock.steps("read", batches):
+            digest.update(np.ascontiguousarray(batch.tokens.ids).data)
+            for trained in batch.trained.values():
+                for column in trained.places if len(trained.places.first) else ():
+                    digest.update(np.ascontiguousarray(column).data)
+            yield batch
+
+    def _take_tokens(self, batch: Batch) -> tuple[Tokens, dict[int, Trained]]:
+        """Return the content of a batch of ids, and what is trained of it."""
+        assert batch.tokens is not None
+        with self.clock.stage("tokenize"):
+            tokens = take_tokens(batch.tokens, self.settings, self.vocabulary)
+        turned_away = {i for i, *_ in tokens.rejected}
+        weights = {i: weight for i, weight in batch.weights.items() if i not in turned_away}
+        return tokens, trained_by_weight(weights, np.diff(tokens.offsets)) if weights else {}
+
+    def _tokenize(
+        self,
+        batch: Batch,
+        conversations: Mapping[int, Conversation],
+        place: tuple[PlannedSource, int, int, np.uint64],
+    ) -> tuple[Tokens, dict[int, Trained]]:
+        """Return the ids of a batch's texts, and what is trained of them. BuildError where the
+        engine differs from its reference.
+
+        place: source, file, pass, key of the file
+        """
+        source, file, repeat, file_key = place
+        engine, special_text = self.engine, self.settings.special_text
+        assert engine is not None
+        try:
+            with self.clock.stage("tokenize"):
+                tokenized = tokenize_supervised(
+                    engine, batch.texts, conversations, special_text, self.vocabulary
+                )
+        except EngineFault as error:
+            i = next(i for i, text in enumerate(batch.texts) if error.text in text)
+            where = source, file, batch.positions[i]
+            raise _differs(engine, *where, fault(engine, error)) from error
+        if engine.reference is not None:
+            with self.clock.stage("compare"):
+                for i in compared(file_key, batch.positions, repeat).tolist():
+                    conversation = conversations.get(i)
+                    differs = self._difference(batch.texts[i], conversation, tokenized[0], i)
+                    if differs:
+                        raise _differs(engine, source, file, batch.positions[i], differs)
+        return tokenized
+
+    def _difference(
+        self, text: str, conversation: Conversation | None, tokens: Tokens, i: int
+    ) -> EngineDifference | None:
+        """Return how the engine's ids of document `i` of a batch differ from the reference's, where
+        they are not the reference's themselves."""
+        engine, how = self.engine, (self.settings.special_text, self.vocabulary)
+        assert engine is not None
+        if conversation is None or not conversation.limited:
+            return difference(engine, text, tokens, i, *how)
+        if conversation.trains_all and conversation.places:
+            for piece in pieces_of(text, conversation.places):
+                alone = tokenize(engine, [piece], *how)
+                if differs := difference(engine, piece, alone, 0, *how):
+                    return differs
+        return None
+
+
+class DocumentsBuilder:
+    """Collects the documents of a shard, batch by batch."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        sources: Sequence[PlannedSource],
+        token_dtype: np.dtype,
+        marks: Sequence[tuple[np.ndarray, np.ndarray]] | None = None,
+    ):
+        """marks: by source, as `objectives.tasks.Marks`: a document that holds one of these ids is
+        rejected; None: none is."""
+        self._settings, self._sources = recipe.documents, sources
+        self._token_dtype, self._marks = token_dtype, marks
+        self._ids: list[np.ndarray] = [np.empty(0, token_dtype)]
+        # of each batch: lengths, position, file, source, repeat, file_key
+        none = (np.empty(0, np.int64),) * 5
+        self._columns: list[tuple[np.ndarray, ...]] = [(*none, np.empty(0, np.uint64))]
+        self._trained: dict[int, Trained] = {}
+        self._file_keys: dict[int, np.uint64] = {}
+        self._digests = {source.name: xxhash.xxh3_128() for source in sources}
+        self._used = 0
+        self.rejected = Rejected()
+        self.read = {source.name: 0 for source in sources}
+        self.dropped: dict[str, dict[str, int]] = {source.name: {} for source in sources}
+        self.text_bytes = 0
+
+    def digest(self, source: PlannedSource) -> xxhash.xxh3_128:
+        """Return the running digest of what was read of a source."""
+        return self._digests[source.name]
+
+    def add(self, source: PlannedSource, part: Slice, batch: ReadDocuments) -> None:
+        """Add the documents of a batch of a slice. SourceError for a bad one where the recipe says
+        that one fails the build."""
+        before, lengths = len(self.rejected), np.diff(batch.tokens.offsets)
+        for reject in batch.rejects:
+            self.rejected.add(
+                source, part.use, reject.file, reject.position, reject.reason, reject.detail
+            )
+        for i, reason, detail in batch.tokens.rejected:
+            self.rejected.add(source, part.use, part.file, batch.positions[i], reason, detail)
+        used = lengths >= self._settings.min_tokens
+        if (unused := self._unused(source, batch, lengths, used)) or not used.all():
+            used[list(unused)] = False
+            self._reject(source, part, batch, lengths, unused)
+        if self._settings.bad_documents == "fail":
+            fail_on_bad(self.rejected.records(range(before, len(self.rejected))), part.path)
+        self._append(source, part, batch, lengths, used)
+        self.read[source.name] += len(batch.positions) + len(batch.rejects)
+        self.text_bytes += int(batch.text_bytes.sum())
+
+    def _unused(
+        self, source: PlannedSource, batch: ReadDocuments, lengths: np.ndarray, used: np.ndarray
+    ) -> dict[int, tuple[str, str]]:
+        """Return (reason, detail) of the documents of a batch that were read and not used. used:
+        bool[n], which are long enough."""
+        unused: dict[int, tuple[str, str]] = {}
+        if not used.all():
+            fewest = self._settings.min_tokens
+            turned_away = {i for i, _, _ in batch.tokens.rejected}
+            for i in np.flatnonzero(~used).tolist():
+                if i not in turned_away:
+                    detail = f"{lengths[i]} tokens; documents.min_tokens = {fewest}"
+                    is_empty = lengths[i] == 0
+                    unused[i] = (EMPTY, "no text, or no token of it") if is_empty else (
+                        BELOW_MIN_TOKENS, detail
+                    )  # fmt: skip
+        for i, trained in batch.trained.items():
+            if used[i] and not len(trained.spans):
+                unused[i] = UNTRAINED, "none of its tokens begins inside of what is trained"
+        if self._marks is not None:
+            marked = _marked(batch.tokens, batch.trained, *self._marks[source.index])
+            for i, detail in marked.items():
+                if used[i] and i not in unused:
+                    unused[i] = SENTINEL_IN_TEXT, detail
+        return unused
+
+    def _reject(
+        self,
+        source: PlannedSource,
+        part: Slice,
+        batch: ReadDocuments,
+        lengths: np.ndarray,
+        unused: Mapping[int, tuple[str, str]],
+    ) -> None:
+        """Note the documents that are not used as rejects, and their tokens as dropped."""
+        dropped = self.dropped[source.name]
+        for i, (reason, detail) in sorted(unused.items()):
+            self.rejected.add(source, part.use, part.file, batch.positions[i], reason, detail)
+            if n := int(lengths[i]):
+                dropped[reason] = dropped.get(reason, 0) + n
+
+    def _append(
+        self,
+        source: PlannedSource,
+        part: Slice,
+        batch: ReadDocuments,
+        lengths: np.ndarray,
+        used: np.ndarray,
+    ) -> None:
+        """Append the columns of the documents that are used."""
+        ids = batch.tokens.ids if used.all() else batch.tokens.ids[np.repeat(used, lengths)]
+        self._ids.append(ids.astype(self._token_dtype))
+        if part.file not in self._file_keys:
+            name = source.files.names[part.file - source.first_file]
+            self._file_keys[part.file] = text_key(source.seed, source.name, name)
+        if batch.trained:
+            numbers = self._used + np.cumsum(used) - 1
+            for i, trained in batch.trained.items():
+                if used[i]:
+                    self._trained[int(numbers[i])] = trained
+        count = int(used.sum())
+        same = part.file, source.index, part.use, self._file_keys[part.file]
+        columns = (np.repeat(value, count) for value in same)
+        self._columns.append((lengths[used], batch.positions[used], *columns))
+        self._used += count
+
+    def documents(self) -> Documents:
+        """Return the documents that were added."""
+        lengths, position, file, source, repeat, file_key = map(
+            np.concatenate, zip(*self._columns, strict=True)
+        )
+        training = None
+        if self._trained:
+            training = training_columns(self._trained, self._used, self._settings.long_answers)
+        return Documents(
+            np.concatenate(self._ids),
+            offsets_of(lengths),
+            position,
+            file,
+            source,
+            repeat,
+            file_key,
+            training,
+            self.rejected,
+            self.read,
+            self.dropped,
+            {source.name: _said(self._digests[source.name], source) for source in self._sources},
+        )
+
+
 def read_documents(
-    recipe: Recipe,
-    sources: Sequence[PlannedSource],
+    builder: DocumentsBuilder,
+    reader: TextReader,
     slices: Iterable[tuple[PlannedSource, Slice]],
-    engine: Engine | None,
-    vocabulary: Vocabulary,
-    token_dtype: np.dtype,
-    decoders: Decoders | None = None,
-    progress: Callable[[int, int, int, int], None] | None = None,
-    template: str | None = None,
     only: Mapping[int, np.ndarray] | None = None,
-    clock: Clock | None = None,
     most_bytes: int | None = None,
-    marks: Sequence[tuple[np.ndarray, np.ndarray]] | None = None,
+    progress: Callable[[int, int, int, int], None] | None = None,
 ) -> Documents:
     """Read and tokenize the documents of `slices`, in order.
 
-    engine: None where all sources lie in token stores. template: of `find_template`, which makes a
-    text of messages; None if there is none.
-    only: file → positions of the documents to read, of those files alone; None: what `sample` and
-    `repeat` keep.
-    progress: called with (documents, text bytes, tokens, rejects) of each batch.
-    clock: gets the seconds of the stages read and tokenize.
-    most_bytes: SourceError once the text is more than that, or there are more than MOST_DOCUMENTS;
-    None: any amount.
-    marks: by source, as `objectives.tasks.Marks`: a document that holds one of these ids is
-    rejected; None: none is. A bad document is a reject; with bad_documents = "fail" it is a
-    SourceError that names file and position.
+    Args:
+        builder: Collects the documents; it is new.
+        reader: Reads and tokenizes slices.
+        slices: What to read.
+        only: File → positions of the documents to read, of these files only; None: the documents
+            that `sample` and `repeat` keep.
+        most_bytes: The most text bytes; None: any amount.
+        progress: Called with (documents, text bytes, tokens, rejects) of each batch.
+
+    Returns:
+        The documents. A bad one is among the rejects.
+
+    Raises:
+        SourceError: If there is more text than `most_bytes`, or more than MOST_DOCUMENTS; or for a
+            bad document where `bad_documents` is "fail".
     """
-    clock = clock or Clock()
-    ids: list[np.ndarray] = []
-    documents: list[
-        tuple[np.ndarray, ...]
-    ] = []  # of each batch: lengths, position, file, source, repeat, file_key
-    n_documents = 0
-    rejected = Rejected()
-    counts = {source.name: 0 for source in sources}
-    dropped: dict[str, dict[str, int]] = {source.name: {} for source in sources}
-    digests = {source.name: xxhash.xxh3_128() for source in sources}
-    text_bytes = 0
-    file_keys: dict[int, np.uint64] = {}
-    fewest = recipe.documents.min_tokens
-    trained: dict[int, Trained] = {}
     taken: Iterable[tuple[PlannedSource, Slice, Keep | None]] = with_keeps(slices)
     if only is not None:
         wanted = partial(_is_wanted, only)
         taken = ((source, part, wanted) for source, part in slices if part.file in only)
     for source, part, keep in taken:
-        if part.file not in file_keys:
-            file_keys[part.file] = text_key(
-                source.seed, source.name, source.files.names[part.file - source.first_file]
-            )
-        digest = digests[source.name]
-        if not source.in_store:
-            assert engine is not None
-            found = tokenized(
-                recipe.documents,
-                source,
-                part,
-                keep,
-                engine,
-                vocabulary,
-                decoders,
-                template,
-                clock,
-                digest,
-            )
-        else:
-            found = _stored(source, part, keep, vocabulary, clock, digest)
-        for positions, tokens, trained_here, rejects, batch_bytes in found:
-            before = len(rejected)
-            for reject in rejects:
-                rejected.add(
-                    source, part.use, reject.file, reject.position, reject.reason, reject.detail
-                )
-            for i, reason, detail in tokens.rejected:
-                rejected.add(source, part.use, part.file, positions[i], reason, detail)
-            lengths = np.diff(tokens.offsets)
-            used = lengths >= fewest
-            untrained = [
-                i
-                for i, part_trained in trained_here.items()
-                if used[i] and not len(part_trained.spans)
-            ]
-            used[untrained] = False
-            marked = {} if marks is None else _marked(tokens, trained_here, *marks[source.index])
-            marked = {i: detail for i, detail in marked.items() if used[i]}
-            used[list(marked)] = False
-            if not used.all():
-                turned_away = {i for i, _, _ in tokens.rejected}
-                for i in map(int, np.flatnonzero(~used)):
-                    if i in turned_away:
-                        continue
-                    n = int(lengths[i])
-                    reason = EMPTY if n == 0 else BELOW_MIN_TOKENS
-                    detail = (
-                        f"{n} tokens; documents.min_tokens = {fewest}"
-                        if n
-                        else "no text, or no token of it"
-                    )
-                    if i in untrained:
-                        reason, detail = (
-                            UNTRAINED,
-                            "none of its tokens begins inside of what is trained",
-                        )
-                    if i in marked:
-                        reason, detail = SENTINEL_IN_TEXT, marked[i]
-                    rejected.add(source, part.use, part.file, positions[i], reason, detail)
-                    if n:
-                        dropped[source.name][reason] = dropped[source.name].get(reason, 0) + n
-            if recipe.documents.bad_documents == "fail":
-                fail_on_bad(rejected.records(range(before, len(rejected))), part.path)
-            used_ids = tokens.ids if used.all() else tokens.ids[np.repeat(used, lengths)]
-            ids.append(used_ids.astype(token_dtype))
-            count = int(used.sum())
-            if trained_here:
-                numbers = n_documents + np.cumsum(used) - 1
-                trained.update({int(numbers[i]): trained_here[i] for i in trained_here if used[i]})
-            n_documents += count
-            same = (part.file, source.index, part.use, file_keys[part.file])
-            documents.append(
-                (lengths[used], positions[used], *(np.repeat(value, count) for value in same))
-            )
-            counts[source.name] += len(positions) + len(rejects)
-            text_bytes += int(batch_bytes.sum())
+        for batch in reader.read(source, part, keep, builder.digest(source)):
+            before = len(builder.rejected)
+            builder.add(source, part, batch)
             if most_bytes is not None:
-                refuse_beyond(part.path, sum(counts.values()), text_bytes, most_bytes)
+                n_read = sum(builder.read.values())
+                refuse_beyond(part.path, n_read, builder.text_bytes, most_bytes)
             if progress:
-                read_now = len(positions) + len(rejects)
-                progress(
-                    read_now, int(batch_bytes.sum()), int(lengths.sum()), len(rejected) - before
-                )
-    none = (np.empty(0, np.int64),) * 5 + (np.empty(0, np.uint64),)
-    of_documents, position, file_of, source_of, repeat, file_key = map(
-        np.concatenate, zip(none, *documents, strict=True)
-    )
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(of_documents)))
-    all_ids = np.concatenate([np.empty(0, token_dtype), *ids])
-    long_answers = recipe.documents.long_answers
-    training = training_columns(trained, n_documents, long_answers) if trained else None
-    return Documents(
-        all_ids,
-        offsets,
-        position,
-        file_of,
-        source_of,
-        repeat,
-        file_key,
-        training,
-        rejected,
-        counts,
-        dropped,
-        {source.name: _said(digests[source.name], source) for source in sources},
-    )
+                count = len(batch.positions) + len(batch.rejects)
+                tokens = int(batch.tokens.offsets[-1] - batch.tokens.offsets[0])
+                n_bytes = int(batch.text_bytes.sum())
+                progress(count, n_bytes, tokens, len(builder.rejected) - before)
+    return builder.documents()
 
 
 def _marked(
@@ -494,59 +638,6 @@ def refuse_beyond(path: str, documents: int, text_bytes: int, most_bytes: int) -
             " at it, take it out of the recipe, or build with a larger output.shard_text_bytes"
             " into another folder"
         )
-
-
-def tokenized(
-    settings: DocumentKeys,
-    source: PlannedSource,
-    part: Slice,
-    keep: Keep | None,
-    engine: Engine,
-    vocabulary: Vocabulary,
-    decoders: Decoders | None,
-    template: str | None,
-    clock: Clock,
-    digest: xxhash.xxh3_128,
-) -> Iterator[ReadDocuments]:
-    """The documents of a slice of a file, by batch. digest: gets their text, or their content where
-    they are tokens; the other arguments as in `read_documents`."""
-    file_key = text_key(source.seed, source.name, source.files.names[part.file - source.first_file])
-    place = source, part.file, part.use, file_key
-    how = settings, template, keep
-    batches = read_supervised(part, source.source, *how, decoders=decoders, kinds=source.kinds)
-    for batch, conversations in clock.steps("read", batches):
-        trained: dict[int, Trained] = {}
-        if batch.tokens is not None:
-            with clock.stage("tokenize"):
-                tokens = take_tokens(batch.tokens, settings, vocabulary)
-            turned_away = {i for i, *_ in tokens.rejected}
-            weights = {i: weight for i, weight in batch.weights.items() if i not in turned_away}
-            trained = trained_by_weight(weights, np.diff(tokens.offsets)) if weights else {}
-            sizes = _add_content(digest, batch, {}, tokens.ids)
-        else:
-            tokens, trained = _tokenized(
-                batch, conversations, place, engine, settings.special_text, vocabulary, clock
-            )
-            # After the engine, which leaves the UTF-8 of a text with the text.
-            sizes = _add_content(digest, batch, conversations)
-        yield ReadDocuments(batch.positions, tokens, trained, batch.rejects, sizes)
-
-
-def _stored(
-    source: PlannedSource,
-    part: Slice,
-    keep: Keep | None,
-    vocabulary: Vocabulary,
-    clock: Clock,
-    digest: xxhash.xxh3_128,
-) -> Iterator[ReadDocuments]:
-    """The documents of a slice, from the source's token store."""
-    for found in clock.steps("read", source.store.read(source, part, keep, vocabulary)):
-        digest.update(np.ascontiguousarray(found.tokens.ids).data)
-        for trained in found.trained.values():
-            for column in trained.places if len(trained.places.first) else ():
-                digest.update(np.ascontiguousarray(column).data)
-        yield found
 
 
 def _said(digest: xxhash.xxh3_128, source: PlannedSource) -> str:
@@ -605,52 +696,6 @@ def text_digest(
             )
             _add_content(digest, batch, conversations, tokens)
     return digest.hexdigest()
-
-
-def _tokenized(
-    batch: Batch,
-    conversations: Mapping[int, Conversation],
-    place: tuple[PlannedSource, int, int, np.uint64],
-    engine: Engine,
-    special_text: str,
-    vocabulary: Vocabulary,
-    clock: Clock,
-) -> tuple[Tokens, dict[int, Trained]]:
-    """The ids of a batch's texts, and what is trained of them; BuildError where the engine differs
-    from its reference.
-
-    place: source, file, use, key of the file
-    """
-    source, file, use, file_key = place
-    try:
-        with clock.stage("tokenize"):
-            found = tokenize_supervised(
-                engine, batch.texts, conversations, special_text, vocabulary
-            )
-    except EngineFault as error:
-        position = batch.positions[
-            next(i for i, text in enumerate(batch.texts) if error.text in text)
-        ]
-        raise _differs(engine, source, file, position, fault(engine, error)) from error
-    if engine.reference is not None:
-        with clock.stage("compare"):
-            for i in compared(file_key, batch.positions, use).tolist():
-                if i not in conversations or not conversations[i].limited:
-                    differs = difference(
-                        engine, batch.texts[i], found[0], i, special_text, vocabulary
-                    )
-                elif conversations[i].trains_all and (places := conversations[i].places):
-                    differs = None
-                    for piece in pieces_of(batch.texts[i], places):
-                        alone = tokenize(engine, [piece], special_text, vocabulary)
-                        differs = differs or difference(
-                            engine, piece, alone, 0, special_text, vocabulary
-                        )
-                else:
-                    continue  # its ids are the reference's
-                if differs:
-                    raise _differs(engine, source, file, batch.positions[i], differs)
-    return found
 
 
 def _differs(

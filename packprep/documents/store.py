@@ -58,9 +58,9 @@ from packprep.documents.calibration import Estimates
 from packprep.documents.reading import (
     ReadDocuments,
     Rejected,
+    TextReader,
     fail_on_bad,
     refuse_beyond,
-    tokenized,
 )
 from packprep.errors import DatasetError, SourceError
 from packprep.format import open_file
@@ -193,13 +193,14 @@ def stored(
     digests = {name: xxhash.xxh3_128() for name in names}
     n_read, n_tokens = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     documents = text_bytes = 0
+    template = plan.stored["chat_template"]
+    reader = TextReader(
+        plan.recipe.documents, plan.vocabulary, plan.engine, template, decoders, clock
+    )
     for source, part in slices:
         noted, first, before = _Noted(), columns.documents, len(rejected)
         reads: list[ReadDocuments] = []
-        for read in tokenized(
-            plan.recipe.documents, source, part, noted, plan.engine, plan.vocabulary, decoders,
-            plan.stored["chat_template"], clock, digests[source.name],
-        ):  # fmt: skip
+        for read in reader.read(source, part, noted, digests[source.name]):
             reads.append(read)
             many, turned_away = (
                 len(read.positions) + len(read.rejects),

@@ -5,6 +5,7 @@ import pytest
 
 from packprep.building.plan import Plan
 from packprep.building.planning import look_up, make_plan
+from packprep.building.work import documents_builder, text_reader
 from packprep.documents.reading import Rejected, is_bad, keeper, read_documents
 from packprep.errors import SourceError
 from packprep.recipe import read_recipe
@@ -20,8 +21,9 @@ def plan_of(folder, **changes):
 
 def read(plan, shard=0, shards=1, **options):
     slices = ((source, part) for source in plan.sources for part in source.slices(shard, shards))
+    clock = options.pop("clock", None)
     return read_documents(
-        plan.recipe, plan.sources, slices, plan.engine, plan.vocabulary, plan.token_dtype, **options
+        documents_builder(plan), text_reader(plan, clock=clock), slices, **options
     )
 
 
@@ -181,14 +183,8 @@ def test_sample_keeps_by_name_and_position_alone(tmp_path):
 def test_parts_that_a_shard_does_not_hold_are_not_read(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", made.texts(100))
     plan = plan_of(tmp_path)
-    nothing = read_documents(
-        plan.recipe,
-        plan.sources,
-        [(plan.sources[0], part) for part in plan.sources[0].slices_of(0, 0, 5, 5, 10)],
-        plan.engine,
-        plan.vocabulary,
-        plan.token_dtype,
-    )
+    slices = [(plan.sources[0], part) for part in plan.sources[0].slices_of(0, 0, 5, 5, 10)]
+    nothing = read_documents(documents_builder(plan), text_reader(plan), slices)
     assert nothing.read == {"source0": 0}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from packprep.building.plan import Plan
 from packprep.building.planning import look_up, make_plan
-from packprep.documents.reading import is_bad, read_documents
+from packprep.documents.reading import DocumentsBuilder, TextReader, is_bad, read_documents
 from packprep.errors import RecipeError, SourceError
 from packprep.recipe import read_recipe
 from tests import made
@@ -41,8 +41,9 @@ def read(folder, records=RECORDS, template=CHATML, **documents):
     inputs = look_up(ignoring, {})
     plan = Plan(make_plan(inputs), inputs.vocabulary.tokenizer_json)
     slices = ((source, part) for source in plan.sources for part in source.slices(0, 1))
-    args = (recipe, plan.sources, slices, plan.engine, plan.vocabulary, plan.token_dtype)
-    return read_documents(*args, template=template)
+    builder = DocumentsBuilder(recipe, plan.sources, plan.token_dtype)
+    reader = TextReader(recipe.documents, plan.vocabulary, plan.engine, template)
+    return read_documents(builder, reader, slices)
 
 
 def own(offsets, values, i):

@@ -111,8 +111,8 @@ MUTATIONS = [
     Mutation(
         "label_shifted",
         "building/render.py",
-        "copy_items(labels, begin, tokens, begin + 1, n - 1)",
-        "copy_items(labels, begin, tokens, begin, n - 1)",
+        "copy_items(rows.labels, begin, rows.tokens, begin + 1, n - 1)",
+        "copy_items(rows.labels, begin, rows.tokens, begin, n - 1)",
         False,
     ),
     Mutation(
@@ -146,8 +146,8 @@ MUTATIONS = [
     Mutation(
         "eos_missing",
         "building/segments.py",
-        "            e = eos_last\n",
-        "            e = np.int64(0)\n",
+        "            tokens, eos = rest, np.int64(policy.eos_last)\n            if rest >= SHORTEST",
+        "            tokens, eos = rest, np.int64(0)\n            if rest >= SHORTEST",
         False,
     ),
 ]
