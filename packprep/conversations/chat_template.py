@@ -33,6 +33,7 @@ _ROLE_NAMES = {f"{role}_token" for role in ("bos", "eos", "pad", "unk", "sep", "
 
 MOST_TEMPLATE_BYTES = 1 << 20
 _OF_PROCESSOR = "chat_template.json"
+_NAMED_FOLDER = "additional_chat_templates"
 _MOST_INDENT = 64
 
 
@@ -42,6 +43,10 @@ class NoTemplate(RecipeError):
 
 class TemplateRefusal(Exception):
     """What a template says with raise_exception("…") about messages that it cannot render."""
+
+
+class LeftOut(TemplateRefusal):
+    """A template does not write something that a record has."""
 
 
 def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> str | None:
@@ -119,19 +124,47 @@ def _template_beside(
 ) -> str | None:
     data = read_beside(tokenizer, base, "chat_template.jinja")
     if data is not None:
-        return data.decode("utf-8", "replace")
+        of_tools = read_beside(tokenizer, base, f"{_NAMED_FOLDER}/tool_use.jinja")
+        tool_use = None if of_tools is None else of_tools.decode("utf-8", "replace")
+        return _with_tool_use(data.decode("utf-8", "replace"), tool_use)
     for config in (*configs, *_of_processor(tokenizer, base)):
-        found = config.get("chat_template")
-        if isinstance(found, list):
-            named = (
-                entry
-                for entry in reversed(found)
-                if isinstance(entry, dict) and entry.get("name") == "default"
-            )
-            found = next(named, {}).get("template")
-        if isinstance(found, str):
-            return found
+        given: Any = config.get("chat_template")
+        if isinstance(given, str):
+            return given
+        named = _by_name(given)
+        if "default" in named:
+            return _with_tool_use(named["default"], named.get("tool_use"))
     return None
+
+
+def _by_name(given: Any) -> dict[str, str]:
+    """Return name → template of a chat_template that is a list of named templates, or a mapping."""
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    else:
+        entries = given if isinstance(given, list) else []
+        pairs = [(e.get("name"), e.get("template")) for e in entries if isinstance(e, dict)]
+    return {
+        name: template
+        for name, template in pairs
+        if isinstance(name, str) and isinstance(template, str)
+    }
+
+
+def _with_tool_use(default: str, tool_use: str | None) -> str:
+    """Return a template that is `tool_use` for conversations with tools and `default` for others,
+    as Transformers takes them."""
+    if tool_use is None or tool_use == default:
+        return default
+    if bool(_GENERATION.search(default)) != bool(_GENERATION.search(tool_use)):
+        raise RecipeError(
+            "the tokenizer's chat templates default and tool_use do not both have"
+            " {% generation %} blocks, so what is trained cannot be told alike; write the one that"
+            " is meant into a file, and give that in documents.chat_template"
+        )
+    # Jinja takes one newline off a template's end; inside an {% if %} it would stay.
+    tool_use, default = (text.removesuffix("\n") for text in (tool_use, default))
+    return f"{{% if tools is not none %}}{tool_use}{{%+ else %}}{default}{{%+ endif %}}"
 
 
 def _of_processor(tokenizer: str, base: Path) -> list[Mapping[str, Any]]:
@@ -146,21 +179,14 @@ def named_templates(tokenizer: str, base: Path) -> str:
     names."""
     files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
     configs = [hints_in(name, data) for name, data in files.items() if data is not None]
-    lists = [config.get("chat_template") for config in (*configs, *_of_processor(tokenizer, base))]
-    entries = [
-        entry
-        for found in lists
-        if isinstance(found, list)
-        for entry in found
-        if isinstance(entry, dict)
-    ]
-    if names := [str(entry["name"]) for entry in entries if "name" in entry]:
+    given = [config.get("chat_template") for config in (*configs, *_of_processor(tokenizer, base))]
+    if names := [name for one in given if not isinstance(one, str) for name in _by_name(one)]:
         return (
             f". It has templates named {', '.join(names)} and none named default: write the text of"
             " the one that is meant into a file, and give that in documents.chat_template"
         )
     path = base / expanded(tokenizer)
-    folder = (path if path.is_dir() else path.parent) / "additional_chat_templates"
+    folder = (path if path.is_dir() else path.parent) / _NAMED_FOLDER
     if files_there := sorted(folder.glob("*.jinja")):
         names = [file.stem for file in files_there]
         return (
@@ -203,9 +229,12 @@ class ChatTemplate:
     marks_generation: whether it says itself, by {% generation %}, what an assistant generates
     knows_turns: whether it does, or looks at add_generation_prompt, so that what opens a turn can
     be told from the turn
+    words: all names, attributes and texts in it: a field of a message that is not among them is
+    read only by a template that goes through all fields
     """
 
-    def __init__(self, template: Any, source: str, names: Set[str]):
+    def __init__(self, template: Any, source: str, names: Set[str], words: Set[str]):
+        self.words = words
         self.marks_generation = bool(_GENERATION.search(source))
         self.knows_turns = self.marks_generation or "add_generation_prompt" in names
         self.source = source
@@ -275,6 +304,7 @@ def compile_template(source: str, date: str = "") -> ChatTemplate:
     try:
         tree = environment.parse(as_calls)
         names = jinja2.meta.find_undeclared_variables(tree)
+        words = _words_of(tree)
         template = environment.from_string(with_counters(tree))
     except jinja2.TemplateSyntaxError as error:
         raise RecipeError(
@@ -297,7 +327,17 @@ def compile_template(source: str, date: str = "") -> ChatTemplate:
             " on the day of its build; say which day it is to be: documents.template_date ="
             ' "2026-01-01"'
         )
-    return ChatTemplate(template, source, names)
+    return ChatTemplate(template, source, names, words)
+
+
+def _words_of(tree: Any) -> frozenset[str]:
+    """Return the names, attributes and texts in a template."""
+    from jinja2 import nodes
+
+    words = {node.name for node in tree.find_all(nodes.Name)}
+    words |= {node.attr for node in tree.find_all(nodes.Getattr)}
+    words |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return frozenset(words)
 
 
 def _refuse(environment: Any, message: object) -> None:

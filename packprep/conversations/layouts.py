@@ -29,6 +29,7 @@ from packprep.conversations.media import (
 )
 from packprep.recipe.schema import OF_PACKPREP
 from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, SURROGATE, Supervision, large_text
+from packprep.sources.formats.fields import REFUSED_FIELDS
 from packprep.sources.formats.jsonl import nested_too_deep, read_integer
 
 Problem = tuple[str, str]  # a reason and its detail
@@ -104,6 +105,10 @@ def read_layout(
         return "bad_messages", str(bad)
     except BadMedia as bad:
         return BAD_MEDIA, str(bad)
+    if beside := next((key for key in REFUSED_FIELDS if given.record.get(key)), None):
+        return "bad_messages", f"the document has {beside!r}, which is not read: " + (
+            REFUSED_FIELDS[beside]
+        )
     if isinstance(found, Dialogue) and given.record.get(MEDIA):
         return (
             BAD_MEDIA,
@@ -127,7 +132,7 @@ def _of_messages(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
 
 
 def _of_sharegpt(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
-    return _dialogue(_list_of(record, "conversations"), record, kinds, record.get("system"))
+    return _dialogue(_list_of(record, "conversations"), record, kinds)
 
 
 def _of_alpaca(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
@@ -148,7 +153,7 @@ def _of_alpaca(record: Mapping[str, Any], kinds: Sequence[str]) -> Dialogue:
         for turn in [*history, *turns]
         for role, content in zip(("user", "assistant"), turn, strict=True)
     ]
-    return _dialogue(messages, record, kinds, record.get("system"))
+    return _dialogue(messages, record, kinds)
 
 
 def _of_prompt_and_completion(
@@ -156,7 +161,7 @@ def _of_prompt_and_completion(
 ) -> Dialogue | Supervision | Problem:
     prompt, completion = (record.get(key) for key in ("prompt", "completion"))
     if isinstance(prompt, str) and isinstance(completion, str):
-        for key in ("tools", "chat_template_kwargs"):
+        for key in ("system", "tools", "chat_template_kwargs"):
             if record.get(key):
                 raise _Bad(
                     f"{key} beside a prompt that is a text, which no chat template writes: write"
@@ -204,12 +209,14 @@ def _dialogue(
     given: Sequence[Any],
     record: Mapping[str, Any],
     kinds: Sequence[str],
-    system: Any = None,
     untrained: int = 0,
 ) -> Dialogue:
-    """The dialogue of messages of either kind. kinds: of media; system: what a record says beside
-    them; untrained: how many of the first are trained only if they say so."""
+    """Return the dialogue of messages of either kind, after the record's `system`, if it has one.
+
+    kinds: of media; untrained: how many of the first messages are trained only if they say so.
+    """
     messages, train, weights = [], [], []
+    system = record.get("system")
     media: list[MediaPlace] = []
     of_record = _weight(record, "the document")
     for k, message in enumerate(given):
@@ -222,11 +229,8 @@ def _dialogue(
             else message
         )
         own = {key: value for key, value in own.items() if value is not None or key == "content"}
-        trained = own.pop("train", None)
-        if not isinstance(trained, bool | None):
-            raise _Bad(f"{what}: train is {_kind(trained)}; true or false is wanted")
-        weights.append(_product(of_record, _weight(own, what), what))
-        own.pop("weight", None)
+        trained, weight = _take_marks(own, what)
+        weights.append(_product(of_record, weight, what))
         _check(own, what, kinds)
         media += _taken_off(own, what, kinds)
         messages.append(own)
@@ -246,6 +250,33 @@ def _dialogue(
     return Dialogue(
         messages, _tools(record), _kwargs(record), tuple(train), tuple(weights), tuple(media)
     )
+
+
+def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]:
+    """Take off what a message says of its training: (whether it is trained, None where it does not
+    say it; its weight). Other tools' names for these are read, too."""
+    if unread := next((key for key in _UNREAD_MARKS if key in message), None):
+        raise _Bad(f"{what} has {unread!r}, which is not read: say it by train or weight instead")
+    marks = {key: message.pop(key) for key in ("train", "training", "loss") if key in message}
+    for key, value in marks.items():
+        if key == "loss" and value in (0, 1):
+            marks[key] = bool(value)
+        elif not isinstance(value, bool):
+            raise _Bad(f"{what}: {key} is {_kind(value)}; true or false is wanted")
+    if len(set(marks.values())) > 1:
+        raise _Bad(f"{what}: {' and '.join(marks)} contradict each other")
+    weights = {
+        key: _weight(message, what, key) for key in ("weight", "loss_weight") if key in message
+    }
+    for weight_key in weights:
+        del message[weight_key]
+    if len(set(weights.values())) > 1:
+        raise _Bad(f"{what}: weight and loss_weight contradict each other")
+    return next(iter(marks.values()), None), next(iter(weights.values()), 1.0)
+
+
+_UNREAD_MARKS = ("train_detail", "loss_mask", "loss_scale", "masked", "trainable")
+"""Keys of messages by which other tools mark what is trained, and that are not read."""
 
 
 def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list[MediaPlace]:
@@ -271,8 +302,8 @@ def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list
 
 
 def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """A message of from and value as one of role and content; its weight stays, and loss is
-    train."""
+    """Return a message of from and value as one of role and content; what it says of its training
+    stays."""
     own = dict(message)
     sender, value = own.pop("from"), own.pop("value", None)
     role = ROLES.get(sender.lower()) if isinstance(sender, str) else None
@@ -281,9 +312,6 @@ def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
         raise _Bad(f"{what} is from {shown}; known are {', '.join(ROLES)}")
     if not isinstance(value, str | None):
         raise _Bad(f"{what}: value is {_kind(value)}; a text is wanted")
-    loss = own.pop("loss", None)
-    if loss is not None and own.get("train") is None:
-        own["train"] = bool(loss) if loss in (0, 1) else loss
     calls = _calls(value) if sender.lower() == "function_call" and value else None
     return (
         {"role": role, "content": None, "tool_calls": calls, **own}
@@ -296,7 +324,7 @@ def _calls(value: str) -> list[dict[str, Any]] | None:
     """The tool_calls of a text that is the JSON of one call or of a list of them; None: it is
     another text."""
     try:
-        found = _parsed(value)
+        found = parsed_json(value)
     except ValueError:
         return None
     calls = found if isinstance(found, list) else [found]
@@ -374,27 +402,27 @@ def _from_json(record: Mapping[str, Any], key: str) -> Any:
     type."""
     value = record.get(key)
     try:
-        return _parsed(value) if isinstance(value, str) and value else value
+        return parsed_json(value) if isinstance(value, str) and value else value
     except ValueError:
         raise _Bad(f"{key} is a text that is not JSON") from None
 
 
-def _parsed(text: str) -> Any:
+def parsed_json(text: str) -> Any:
     """The value of a JSON text; ValueError if it is none."""
     if nested_too_deep(text.encode("utf-8", "surrogatepass")):
         raise ValueError
     return json.loads(text, parse_int=read_integer)
 
 
-def _weight(of: Mapping[str, Any], what: str) -> float:
-    weight = of.get("weight")
+def _weight(of: Mapping[str, Any], what: str, key: str = "weight") -> float:
+    weight = of.get(key)
     if weight is None:
         return 1.0
     if type(weight) not in (int, float):
-        raise _Bad(f"{what}: weight is {_kind(weight)}; a number, 0 or more, is wanted")
+        raise _Bad(f"{what}: {key} is {_kind(weight)}; a number, 0 or more, is wanted")
     if not 0 <= weight <= MOST_WEIGHT:
         shown = "below 0" if weight < 0 else "not finite in float32"
-        raise _Bad(f"{what}: weight is {shown}; a number, 0 or more, is wanted")
+        raise _Bad(f"{what}: {key} is {shown}; a number, 0 or more, is wanted")
     return float(weight)
 
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 SYSTEM = ("system", "developer")
 """Roles of what is said to the assistant before the conversation."""
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 _TAGS = re.compile(r"(\s*</?think>\s*)")  # by which templates take a content apart
 _FIRST_TAG = re.compile(r"[^>\]\n]+[>\]\n]?")
 _OPEN_TAG = re.compile(r"[<\[][^>\]]*\Z")
@@ -128,7 +128,7 @@ class Placeholders:
 
     def _marked(self, k: int, message: Mapping[str, Any], calls: bool) -> dict[str, Any]:
         changed = dict(message)
-        for key in ("content", *_THOUGHTS):
+        for key in ("content", *THOUGHTS):
             if key in changed:
                 changed[key] = self._content(k, changed[key], key)
         if message["role"] == "assistant" and isinstance(message.get("tool_calls"), list):

@@ -27,7 +27,12 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from packprep.conversations.chat_template import NoTemplate, TemplateRefusal, compile_template
+from packprep.conversations.chat_template import (
+    LeftOut,
+    NoTemplate,
+    TemplateRefusal,
+    compile_template,
+)
 from packprep.conversations.layouts import Dialogue, Problem, read_layout
 from packprep.conversations.media import (
     BAD_MEDIA,
@@ -329,6 +334,8 @@ def rendered_turns(
         raise
     except NotIncremental as error:
         return "template_not_incremental", str(error)
+    except LeftOut as error:
+        return "template_error", str(error)
     except TemplateRefusal as error:
         return "template_error", f"the template says {ascii(str(error)[:_MOST_SAID])}"
     except TemplateLimit:

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from packprep.conversations.chat_template import ChatTemplate, TemplateRefusal
-from packprep.conversations.layouts import Dialogue
+from packprep.conversations.chat_template import ChatTemplate, LeftOut, TemplateRefusal
+from packprep.conversations.layouts import Dialogue, parsed_json
 from packprep.conversations.placeholders import (
     SYSTEM,
+    THOUGHTS,
     Placeholders,
     attempted,
     forms_of,
@@ -82,14 +83,118 @@ def find_turns(
     except (MemoryError, TemplateRefusal, TemplateLimit):
         raise
     except Exception:  # of any class, for a template is code
-        if all("content" in message for message in messages):
+        as_objects = _with_objects(messages)
+        if as_objects is not None:
+            messages = as_objects
+            text, blocks = rendered(render, messages)
+        elif all("content" in message for message in messages):
             raise
-        messages, text, blocks = _with_contents(partial(rendered, render), messages)
+        else:
+            messages, text, blocks = _with_contents(partial(rendered, render), messages)
+    if _quotes_arguments(messages, text):
+        messages = _with_objects(messages) or messages
+        text, blocks = rendered(render, messages)
     _check_parts(render, messages, text)
+    _check_read(template, render, messages, tools, text)
     return _found(
         _Chat(template, render, messages, tools, taken, trained_messages(dialogue, settings), text),
         blocks,
     )
+
+
+def _with_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Return the messages with the arguments of tool calls as objects, where they are the JSON
+    texts of objects; None where none is."""
+    changed, is_changed = [], False
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            function = _function(call)
+            arguments = _object_of(function.get("arguments"))
+            if arguments is not None:
+                is_changed = True
+                function = {**function, "arguments": arguments}
+                call = {**call, "function": function} if "function" in call else function
+            calls.append(call)
+        changed.append({**message, "tool_calls": calls} if calls else message)
+    return changed if is_changed else None
+
+
+def _object_of(text: Any) -> dict[str, Any] | None:
+    """Return the object whose JSON a text is; None where it is another text."""
+    if not isinstance(text, str) or not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = parsed_json(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _quotes_arguments(messages: Sequence[dict[str, Any]], text: str) -> bool:
+    """Return whether a template wrote the JSON text of arguments as a JSON string, in quotes: it
+    expects an object. Transformers writes it so, and a model would learn to answer so."""
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            arguments = _function(call).get("arguments")
+            if _object_of(arguments) is not None and any(
+                json.dumps(arguments, ensure_ascii=ascii_only) in text
+                for ascii_only in (False, True)
+            ):
+                return True
+    return False
+
+
+def _check_read(
+    template: ChatTemplate,
+    render: Render,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Any] | None,
+    text: str,
+) -> None:
+    """Raise TemplateRefusal where the template leaves out tools, tool calls, reasoning or a whole
+    message: a model would be trained without what the record says that it reads or writes."""
+
+    def leaves_out(what: str, others: Sequence[dict[str, Any]], **more: Any) -> None:
+        if attempted(partial(render, others, **more)) == text:
+            raise LeftOut(
+                f"the template does not write {what}, so the model would be trained without: give"
+                " another template in documents.chat_template, or take it off the records"
+            )
+
+    if tools and not ("tools" in template.words and any(map(partial(_describes, text), tools))):
+        leaves_out("tools", messages, tools=None)
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    is_written = all(str(_function(call).get("name", "")) in text for call in calls)
+    if calls and not (is_written and "tool_calls" in template.words):
+        leaves_out("tool_calls", [_without(message, ("tool_calls",)) for message in messages])
+    has_thoughts = any(
+        str(message.get(key, "")).strip() for message in messages for key in THOUGHTS
+    )
+    if has_thoughts and not template.words & set(THOUGHTS):
+        leaves_out("reasoning_content", [_without(message, THOUGHTS) for message in messages])
+    for k, message in enumerate(messages):
+        said = [part.strip() for part in texts_of(message) if part.strip()]
+        if said and not any(part in text for part in said):
+            role = ascii(message["role"][:40])
+            leaves_out(f"message {k}, of role {role}", [*messages[:k], *messages[k + 1 :]])
+
+
+def _describes(text: str, tool: Any) -> bool:
+    """Return whether a text holds what a tool says about itself beyond its name."""
+    function = _function(tool) if isinstance(tool, dict) else {}
+    said = [said for said in strings_of(function.get("parameters")) if len(said) > 3]
+    description = function.get("description")
+    said += [description] if isinstance(description, str) and description else []
+    return any(part in text for part in said if part not in _OF_SCHEMAS)
+
+
+_OF_SCHEMAS = {"type", "object", "string", "properties", "required", "array", "number", "integer"}
+"""Strings of JSON schemas that say nothing about one of them."""
+
+
+def _without(message: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key not in keys}
 
 
 def _with_contents(

@@ -112,7 +112,7 @@ def read_beside(name: str, base: Path, file: str) -> bytes | None:
         return None
     path = base / expanded(name)
     if path.exists() or path.is_symlink():
-        beside = path / file if path.is_dir() else path.with_name(file)
+        beside = (path if path.is_dir() else path.parent) / file
         return _read(beside) if beside.is_file() else None
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError

@@ -184,8 +184,11 @@ def test_a_system_message_that_is_written_later_is_not_repeated():
         "<s>{% for m in messages %}{% if m.role != 'system' %}{{ m.content }};{% endif %}{%"
         " endfor %}"
     )
-    found = marked(chats.turns("q", "a", system="S!"), template)
-    assert (found.text, found.boundaries[0], found.system_end) == ("<s>q;a;", 3, 0)
+    messages = chats.turns("q", "a", system="S!")
+    found = marked(messages, template + "{{ messages[0].content }}")
+    assert (found.text, found.system_end) == ("<s>q;a;S!", 0)
+    reason, detail = marked(messages, template)
+    assert reason == "template_error" and "does not write message 0, of role 'system'" in detail
 
 
 def test_the_limit_of_a_document_counts_the_rendered_text(monkeypatch):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packprep.conversations import placeholders, turns
-from packprep.conversations.chat_template import TemplateRefusal, compile_template
+from packprep.conversations.chat_template import LeftOut, TemplateRefusal, compile_template
 from packprep.conversations.layouts import Dialogue
 from packprep.conversations.placeholders import Placeholders
 from packprep.conversations.template_limits import TemplateLimit
@@ -245,7 +245,8 @@ def test_no_call_that_is_written_is_left_untrained_in_silence():
     with pytest.raises(NotIncremental):
         found(asking, messages)
     without_calls = chats.CHATML.replace("in messages %}", "in messages if message.content %}")
-    assert trained(without_calls, messages) == ["a<|im_end|>\n"]
+    with pytest.raises(LeftOut, match="does not write tool_calls"):
+        found(without_calls, messages)
 
 
 def test_what_a_prompt_begins_of_a_thought_is_no_part_of_a_turn():
@@ -265,7 +266,8 @@ def test_a_template_that_knows_no_lists_of_parts_is_not_given_any():
         found(leaves_out, messages)
     system = [{"role": "system", "content": parts}, *chats.turns("q", "a")]
     for_users = "{% for m in messages if m.role != 'system' %}{{ m.content }};{% endfor %}"
-    assert trained(for_users, system) == ["a;"]  # it leaves a text of the system's out, too
+    with pytest.raises(LeftOut, match="does not write message 0, of role 'system'"):
+        found(for_users, system)
 
 
 def test_null_is_a_content_that_is_not_there_or_else_an_empty_one():
@@ -275,9 +277,10 @@ def test_null_is_a_content_that_is_not_there_or_else_an_empty_one():
         "tool_calls": chats.calls(("f", {}))["tool_calls"],
     }
     template = (
-        "{% for m in messages %}{{ 'none' if m.content is none else m.content }};{% endfor %}"
+        "{% for m in messages %}{{ 'none' if m.content is none else m.content }};"
+        "{{ m.tool_calls[0].function.name if m.tool_calls }}{% endfor %}"
     )
-    assert found(template, [USER, null], train=(None, False)).text == "q;;"
+    assert found(template, [USER, null], train=(None, False)).text == "q;;f"
     each = (
         "{%% for m in messages %%}%s;{%% for c in m.tool_calls %%}{{ c.function.name }}{%% endfor"
         " %%}{%% endfor %%}"
@@ -329,8 +332,10 @@ def test_messages_with_tool_calls_are_not_trained():
         chats.result("r"),
         *chats.turns("q", "a"),
     ]
-    assert trained(chats.CHATML, messages, train_on_tool_calls=False) == ["a<|im_end|>\n"]
-    assert trained(chats.GENERATION, messages, train_on_tool_calls=False) == ["a<|end|>"]
+    for template, answer in ((chats.CHATML, "a<|im_end|>\n"), (chats.GENERATION, "a<|end|>")):
+        written = template.replace("message['content']", "message.content ~ message.tool_calls")
+        written = written.replace("m.content + '<|end|>'", "m.content ~ m.tool_calls ~ '<|end|>'")
+        assert trained(written, messages, train_on_tool_calls=False) == [answer]
 
 
 def test_other_roles_are_trained_from_what_they_say():

@@ -40,6 +40,15 @@ OTHERS = [
 ]
 
 
+NOT_READ = [
+    "functions",
+    "function_call",
+    *("image", "images", "video", "videos", "audio", "audios"),
+    *("training", "train_detail", "loss_mask", "loss_scale", "loss_weight"),
+]
+NO_MARKS = ("train_detail", "loss_mask", "loss_scale", "masked", "trainable")
+
+
 class Keys(NamedTuple):
     """What a source calls its fields, which format its recipe says, the plan's law, whose messages
     are trained, and kinds of media."""
@@ -61,7 +70,16 @@ class Keys(NamedTuple):
         """The keys of all fields that may matter."""
         needed = [self.place(name) for names in NEEDED.values() for name in names]
         media = [MEDIA] if self.kinds else []
-        return [self.text, SPANS, *media, *needed, self.tools, "chat_template_kwargs", *OTHERS]
+        return [
+            self.text,
+            SPANS,
+            *media,
+            *needed,
+            self.tools,
+            "chat_template_kwargs",
+            *OTHERS,
+            *NOT_READ,
+        ]
 
 
 def size(record: dict[str, Any], keys: Keys) -> int:
@@ -168,6 +186,7 @@ def read(record: dict[str, Any], keys: Keys) -> Talk | Passage | None:
             name: fields.get(keys.place(name))
             for name in [*NEEDED[kind], "tools", "chat_template_kwargs", *OTHERS]
         }
+        _need(not any(fields.get(name) for name in NOT_READ))
         made = _of_kind(kind, found, keys.kinds)
         if isinstance(made, Passage):
             return made._replace(media=fields.get(MEDIA))
@@ -202,11 +221,11 @@ def _kind(fields: dict[str, Any], keys: Keys, has_text: bool) -> str:
 
 
 def _of_kind(kind: str, found: dict[str, Any], kinds: tuple[str, ...]) -> Talk | Passage:
-    system, answers_from = None, 0
+    system, answers_from = found["system"], 0
     if kind == "prompt_completion":
         prompt, completion = found["prompt"], found["completion"]
         if isinstance(prompt, str) and isinstance(completion, str):
-            _need(not found["tools"] and not found["chat_template_kwargs"])
+            _need(not system and not found["tools"] and not found["chat_template_kwargs"])
             whole = prompt + completion
             _need(len(whole.encode("utf-8", "surrogatepass")) <= MAX_TEXT)
             return Passage(whole, [[len(prompt), len(whole)]], found["weight"])
@@ -227,7 +246,7 @@ def _of_kind(kind: str, found: dict[str, Any], kinds: tuple[str, ...]) -> Talk |
             ]
     else:
         (name,) = NEEDED[kind]
-        messages, system = found[name], found["system"] if kind == "sharegpt" else None
+        messages, system = found[name], found["system"]
         _need(isinstance(messages, list) and messages)
     return _talk(messages, answers_from, system, found, kinds)
 
@@ -247,9 +266,17 @@ def _talk(
         own = dict(message)
         if "role" not in own and "from" in own:
             own = _spoken(own)
-        train, weight = own.pop("train", None), of_all * _weight(own.pop("weight", None))
-        _need((train is None or isinstance(train, bool)) and weight <= LARGEST)
         own = {key: value for key, value in own.items() if value is not None or key == "content"}
+        _need(not own.keys() & set(NO_MARKS))
+        trains = [own.pop(key) for key in ("train", "training") if key in own]
+        if "loss" in own:
+            loss = own.pop("loss")
+            trains.append(bool(loss) if isinstance(loss, int | float) and loss in (0, 1) else loss)
+        given = [_weight(own.pop(key)) for key in ("weight", "loss_weight") if key in own]
+        _need(all(isinstance(train, bool) for train in trains) and len(set(trains)) < 2)
+        _need(len(set(given)) < 2)
+        train, weight = (trains or [None])[0], of_all * (given or [1.0])[0]
+        _need(weight <= LARGEST)
         if own.get("tool_calls") == []:
             del own["tool_calls"]
         _need(_sound(own, kinds))
@@ -329,9 +356,6 @@ def _spoken(own: dict[str, Any]) -> dict[str, Any]:
     )
     roles |= {"system": "system", "developer": "developer"}
     _need(speaker in roles)
-    loss = own.pop("loss", None)
-    if own.get("train") is None and loss is not None:
-        own["train"] = bool(loss) if isinstance(loss, int | float) and loss in (0, 1) else loss
     made: dict[str, Any] = {"role": roles[speaker], "content": value}
     if speaker == "function_call" and value:
         try:

@@ -64,6 +64,10 @@ messages = st.fixed_dictionaries(
         "tool_call_id": odd,
         "thinking": texts,
         "extra": odd,
+        "training": flags,
+        "loss": flags | odd,
+        "loss_weight": weights,
+        "masked": flags,
     },
 )
 spoken = st.fixed_dictionaries(
@@ -103,6 +107,8 @@ made = st.fixed_dictionaries(
         "chat_template_kwargs": st.sampled_from([None, {}, {"x": 1}, '{"x": 1}', {"tools": 1}, 3]),
         "data": st.fixed_dictionaries({}, optional={"messages": lists, "text": texts}),
         "answer": texts,
+        "images": odd,
+        "functions": odd,
     },
 )
 asked = st.builds(

@@ -46,10 +46,25 @@ class Layout(NamedTuple):
     advice: str = ""
 
 
+_MEDIA_ADVICE = (
+    "name its kind in specials.media and write it as a part of a message's content, or take the"
+    " field away"
+)
+_MARK_ADVICE = 'say it by "train" or "weight" of each message, or by "weight" of the record'
+REFUSED_FIELDS = {
+    "functions": "write them as tools",
+    "function_call": "write the call as tool_calls of a message",
+    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), _MEDIA_ADVICE),
+    **dict.fromkeys(
+        ("training", "train_detail", "loss_mask", "loss_scale", "loss_weight"), _MARK_ADVICE
+    ),
+}
+"""Fields next to messages that say what a model reads or what is trained, and that are not read:
+name → what to do. A record in which one of them has a value is rejected."""
 _COMMON = ("tools", "chat_template_kwargs", "weight")
 _RENAME = "name them prompt and completion, or write messages of role and content"
 LAYOUTS = (
-    Layout("messages", ("messages",), _COMMON),
+    Layout("messages", ("messages",), ("system", *_COMMON)),
     Layout(
         "preference data",
         ("chosen", "rejected"),
@@ -72,7 +87,7 @@ LAYOUTS = (
         advice="packprep trains on one answer: write prompt and completion",
     ),
     Layout("sharegpt", ("conversations",), ("system", *_COMMON)),
-    Layout("prompt_completion", ("prompt", "completion"), _COMMON),
+    Layout("prompt_completion", ("prompt", "completion"), ("system", *_COMMON)),
     Layout("alpaca", ("instruction", "output"), ("input", "system", "history", *_COMMON)),
     *(
         Layout(f"{asked} and {answered}", (asked, answered), advice=_RENAME)
@@ -141,9 +156,8 @@ class Fields:
 
     def says(self, key: str) -> bool:
         """Whether what stands at a key says something of a record that has a text."""
-        messages = LAYOUTS[0]
         own = (LOSS_SPANS, MEDIA) if self.kinds else (LOSS_SPANS,)
-        return key in (*own, *map(self.key_of, (*messages.needs, *messages.may_have)))
+        return key in (*own, *map(self.key_of, (*LAYOUTS[0].needs, *_COMMON)))
 
     def layout_of(self, value: Callable[[str], Any], has_text: bool) -> Layout | None:
         """The layout of a record; None: it has none.
@@ -191,7 +205,8 @@ class Fields:
     ) -> Supervision:
         """What a record of a layout is: its text and loss_spans, and those fields of the layout
         that it has. value: as for `layout_of`."""
-        found = [(field, value(self.key_of(field))) for field in (*layout.needs, *layout.may_have)]
+        names = dict.fromkeys((*layout.needs, *layout.may_have, *REFUSED_FIELDS))
+        found = [(field, value(self.key_of(field))) for field in names]
         if self.kinds:
             found.append((MEDIA, value(MEDIA)))
         record = {field: given for field, given in found if given is not None}

@@ -35,6 +35,7 @@ from packprep.sources.formats.batch import (
 from packprep.sources.formats.fields import (
     LAYOUTS,
     OF_PLACE,
+    REFUSED_FIELDS,
     UNREAD_MEDIA,
     Fields,
     Layout,
@@ -103,6 +104,8 @@ def find_columns(
     elif not any(not layout.advice for layout in layouts):
         raise _no_layout(path, schema, text_key, fields, layouts, sizes_of)
     names = [name for layout in layouts for name in (*layout.needs, *layout.may_have)]
+    if any(not layout.advice and (not text or layout.name == "messages") for layout in layouts):
+        names += REFUSED_FIELDS
     if not fields.kinds and text_key != MEDIA and _has_places(schema):
         raise SourceError(f"{path}: {UNREAD_MEDIA}")
     media = [MEDIA] if fields.kinds and _column(path, schema, MEDIA, text_key) else []
