@@ -151,6 +151,8 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
                 "share_error": math.hypot((1 - share) * error, share * others) / total,
             }
         )
+    for source, sample in zip(plan["sources"], samples, strict=True):
+        warnings += [f"source {source['name']}: {note}" for note in sample.notes.warnings()]
     bad, is_certain = bad_in_samples(plan, inputs, samples)
     if bad:
         warnings.append(f"{bad}; a build {'stops' if is_certain else 'may stop'} because of them")

@@ -423,6 +423,8 @@ def _proven_and_calibrated(
                         estimate, known = sampled(
                             source, engine, vocabulary, settings, template, inputs.is_store
                         )
+                        if problem := estimate.notes.problem():
+                            raise RecipeError(problem)
                 estimates.append(estimate)
                 both.append(known)
                 if estimates[-1].supervised and not inputs.is_store:

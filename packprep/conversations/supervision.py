@@ -456,6 +456,7 @@ class Trained(NamedTuple):
     eos_weight: float
     places: MediaPlaces = NO_PLACES
     limited: bool = True
+    split_starts: int = 0  # spans of characters whose first one lies inside a token
 
 
 def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
@@ -522,9 +523,13 @@ def trained_tokens(
         ranks[np.append(turns[:, 1], n)[next_span] <= cuts] = NEVER
         ranks[np.isin(cuts, first[np.array(roles[1:]) == "user"])] = BEST
         ranks[cuts <= system] = NEVER
-    to_the_end = bool(len(spans)) and int(spans[-1, 1]) == len(conversation.text)
+    text = conversation.text
+    to_the_end = bool(len(spans)) and int(spans[-1, 1]) == len(text)
     eos_weight = float(weights[-1]) if to_the_end else 0.0
-    return Trained(found, weight[found[:, 0]], turns, cuts, ranks, system, eos_weight, places)
+    starts = spans[~np.isin(spans[:, 0], begins), 0].tolist()
+    split_starts = sum(not text[start : start + 1].isspace() for start in starts)
+    columns = found, weight[found[:, 0]], turns, cuts, ranks
+    return Trained(*columns, system, eos_weight, places, split_starts=split_starts)
 
 
 def _all_trained(

@@ -8,7 +8,7 @@ shares, they are looked at until their tokens are known well enough (`precise`).
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from packprep.documents.sample import (
     look_at_pieces,
     look_at_tokens,
 )
+from packprep.documents.sample_notes import SampleNotes
 from packprep.documents.tally import Tally
 from packprep.randomness import CALIBRATION, bits64, text_key
 from packprep.recipe import DocumentKeys
@@ -60,6 +61,7 @@ class Estimates:
     read_s_per_byte: float = 0.0  # of that text: what a core took for the sample; never stored
     tokenize_s_per_byte: float = 0.0  # the same to tokenize it
     tally: Tally | None = None  # of the bad ones; None where a token store's sample tells the rest
+    notes: SampleNotes = field(default_factory=SampleNotes)
 
     def error_of(self, source: PlannedSource) -> float:
         """The standard error of the tokens that are used, as a part of them: chance also decides
@@ -109,8 +111,8 @@ def calibrate(
     tables = [i for i in source.files.piece_bytes if position_of(*source.formats[i]) == "number"]
     # what an earlier sample noted
     source.files.forget({i: source.files.piece_bytes[i] for i in tables})
-    clock, counted = Clock(), list[int]()
-    count = _counter(engine, vocabulary, settings.special_text, clock, counted)
+    clock, counted, notes = Clock(), list[int](), SampleNotes()
+    count = _counter(engine, vocabulary, settings, clock, counted, notes)
     if supervise is not None:
         supervise = _warmed(supervise, clock)
     ratios: dict[str, int] = {}
@@ -164,6 +166,7 @@ def calibrate(
         sum(look.read_s for look in seen) / max(1.0, as_planned),
         tokenize_s / max(1.0, as_planned),
         tally,
+        notes,
     )
 
 
@@ -222,14 +225,21 @@ def _warmed(supervise: Supervise, clock: Clock) -> Supervise:
 
 
 def _counter(
-    engine: Engine, vocabulary: Vocabulary, special_text: str, clock: Clock, counted: list[int]
+    engine: Engine,
+    vocabulary: Vocabulary,
+    settings: DocumentKeys,
+    clock: Clock,
+    counted: list[int],
+    notes: SampleNotes,
 ) -> Count:
     """Return a function that gives float64[n]: the tokens of documents, of long ones in proportion
     to those of a window around the place. A document with a conversation that lies at several
     places in turn is tokenized once: it may have many spans.
 
     clock: gets the seconds of the stage tokenize. counted: gets the number of tokens they made.
+    notes: gets what they show.
     """
+    special_text = settings.special_text
     last: Any = None  # the last conversation of the call before, and its tokens
     last_tokens = 0
 
@@ -274,9 +284,10 @@ def _counter(
             with clock.stage("warm-up"):
                 tokenize_supervised(engine, [short], first, special_text, vocabulary)
         with clock.stage("tokenize"):
-            tokens, _ = tokenize_supervised(
+            tokens, trained = tokenize_supervised(
                 engine, windows, conversations, special_text, vocabulary
             )
+        notes.add(tokens, trained, conversations, settings, vocabulary)
         counted.append(len(tokens.ids))
         found = np.append(np.diff(tokens.offsets), last_tokens)[number]
         if len(places):

@@ -363,7 +363,7 @@ def estimates_as_json(
     kept = {
         key: value
         for key, value in own.items()
-        if key != "tally" and not key.endswith("_s_per_byte")
+        if key not in ("tally", "notes") and not key.endswith("_s_per_byte")
     }
     return {
         **kept,
@@ -695,7 +695,9 @@ def _trained(arrays: Mapping[str, np.ndarray], s: int) -> Trained:
     spans, cuts = (
         slice(*arrays[name][s : s + 2].tolist()) for name in ("span_offsets", "cut_offsets")
     )
-    columns = {name: arrays[name][spans].copy() for name in ("spans", "weights", "turns")}
+    columns: dict[str, Any] = {
+        name: arrays[name][spans].copy() for name in ("spans", "weights", "turns")
+    }
     columns |= {name: arrays[name][cuts].copy() for name in ("cuts", "ranks")}
     system, eos_weight = int(arrays["system"][s]), float(arrays["eos_weight"][s])
     limited = bool(arrays["limited"][s]) if "limited" in arrays else True

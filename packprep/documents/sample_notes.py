@@ -1,0 +1,98 @@
+"""What a calibration sample shows that training would suffer from, said before a build."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from packprep.conversations.supervision import Conversation, Trained
+from packprep.recipe import DocumentKeys
+from packprep.tokenizer.encoding import Tokens
+from packprep.tokenizer.file import unknown_id
+from packprep.tokenizer.roles import Vocabulary
+
+MOST_UNKNOWN = 0.01
+"""Share of a source's tokens that may be the unknown token before it is said."""
+
+
+@dataclass
+class SampleNotes:
+    """What the sampled texts of a source showed that training would suffer from."""
+
+    tokens: int = 0
+    unknown: int = 0  # tokens that stand for text which the tokenizer does not know
+    conversations: int = 0
+    two_bos: int = 0  # conversations whose template writes the bos that packprep adds, too
+    spans: int = 0  # trained spans
+    split_starts: int = 0  # … whose first character lies inside a token, which is not trained
+    answers: int = 0  # trained spans of conversations
+    open_ends: int = 0  # … without a special token among their last tokens
+
+    def add(
+        self,
+        tokens: Tokens,
+        trained: Mapping[int, Trained],
+        conversations: Mapping[int, Conversation],
+        settings: DocumentKeys,
+        vocabulary: Vocabulary,
+    ) -> None:
+        """Count texts that were tokenized. Windows of long conversations have no spans, and only
+        their tokens count."""
+        self.tokens += len(tokens.ids)
+        unknown, special = _unknown_and_special(vocabulary)
+        self.unknown += int((tokens.ids == unknown).sum())
+        for i, of_text in trained.items():
+            ids = tokens.ids[tokens.offsets[i] : tokens.offsets[i + 1]]
+            if not len(ids) or not of_text.limited:
+                continue
+            self.spans += len(conversations[i].spans)
+            self.split_starts += of_text.split_starts
+            if not conversations[i].chat:
+                continue
+            self.conversations += 1
+            self.two_bos += bool(settings.prepend_bos and ids[0] == vocabulary.roles.get("bos", -1))
+            last_ones = [ids[max(end - 3, 0) : end] for end in of_text.spans[:, 1].tolist()]
+            self.answers += len(last_ones)
+            self.open_ends += sum(not np.isin(last, special).any() for last in last_ones)
+
+    def problem(self) -> str:
+        """Return what no build should go on with; "" if there is nothing."""
+        if not self.two_bos:
+            return ""
+        return (
+            f"{self.two_bos} of {self.conversations} sampled conversations begin with the bos that"
+            " their chat template writes, and documents.prepend_bos adds another. Set"
+            " documents.prepend_bos = false"
+        )
+
+    def warnings(self) -> list[str]:
+        """Return what is said of a build."""
+        warnings = []
+        if self.unknown > MOST_UNKNOWN * self.tokens:
+            warnings.append(
+                f"{self.unknown / self.tokens:.1%} of its sampled tokens are the unknown token"
+                " (<unk>): the tokenizer cannot write all of the text; take one that falls back to"
+                " bytes"
+            )
+        if self.split_starts:
+            warnings.append(
+                f"{self.split_starts} of {self.spans} sampled trained spans begin inside a token,"
+                " whose prompt has its start: that first token of an answer is not trained. Where a"
+                " prompt ends in a space, write the space at the begin of its completion"
+            )
+        if self.open_ends > self.answers / 2:
+            warnings.append(
+                f"{self.open_ends} of {self.answers} sampled answers end without a trained special"
+                " token: a model would not learn where an answer ends; look at the rows with"
+                " `packprep inspect --row 0`"
+            )
+        return warnings
+
+
+@lru_cache(maxsize=4)
+def _unknown_and_special(vocabulary: Vocabulary) -> tuple[int, np.ndarray]:
+    """Return (the id of the unknown token or -1, int64[k]: the special ids)."""
+    unknown = unknown_id(vocabulary.tokenizer_json)
+    special = np.array(vocabulary.special_ids, np.int64)
+    return -1 if unknown is None else unknown, special

@@ -1,0 +1,84 @@
+"""What a calibration sample shows that training would suffer from is said before a build, or stops
+it."""
+
+import json
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+
+from tests import made
+from tests.command_line import inside, refused
+from tests.conversations.chats_made import CHATML
+
+TALK = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A byte-level tokenizer in `bpe`, one of six words in `words`."""
+    folder = tmp_path_factory.mktemp("notes")
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=[], initial_alphabet=sorted(alphabet), show_progress=False
+    )
+    bpe.train_from_iterator(["the lamp is on on on"] * 50, trainer)
+    specials = ["<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>"]
+    bpe.add_special_tokens([AddedToken(text, normalized=False) for text in specials])
+    words = ["<unk>", "the", "lamp", "is", "on"]
+    word_level = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, "<unk>"))
+    word_level.pre_tokenizer = pre_tokenizers.Whitespace()
+    word_level.add_special_tokens(["<unk>", "<s>", "</s>", "<pad>"])
+    for name, tokenizer in (("bpe", bpe), ("words", word_level)):
+        (folder / name).mkdir()
+        tokenizer.save(str(folder / name / "tokenizer.json"))
+        roles = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+        (folder / name / "tokenizer_config.json").write_text(json.dumps(roles))
+    return folder
+
+
+def arguments_of(folder, path, records, *settings, tokenizer="bpe", template=CHATML):
+    """The arguments of `packprep plan` on some records."""
+    lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    made.write(path / "a.jsonl", lines)
+    (path / "t.jinja").write_text(template)
+    keys = [f"documents.chat_template={path / 't.jinja'}", "documents.append_eos=false", *settings]
+    sets = [argument for key in keys for argument in ("--set", key)]
+    given = ["--tokenizer", folder / tokenizer, "--seq-length", 64, "--tasks", "causal", *sets]
+    return ["plan", path / "a.jsonl", *given]
+
+
+def test_unknown_tokens_are_said_with_their_share(folder, tmp_path):
+    records = [{"text": "the lamp is on"}] * 9 + [{"text": "the { lamp } is"}]
+    said = inside(*arguments_of(folder, tmp_path, records, tokenizer="words"))
+    assert said.status == 0 and "4.9% of its sampled tokens are the unknown token" in said.out
+    said = inside(*arguments_of(folder, tmp_path, records[:9], tokenizer="words"))
+    assert said.status == 0 and "unknown token" not in said.out
+
+
+def test_answers_whose_first_token_begins_in_the_prompt_are_said(folder, tmp_path):
+    merged = [{"prompt": "the lamp is ", "completion": "on"}] * 3
+    said = inside(*arguments_of(folder, tmp_path, merged))
+    assert "3 of 3 sampled trained spans begin inside a token" in said.out
+    apart = [{"prompt": "the lamp is", "completion": " on"}] * 3
+    assert "begin inside a token" not in inside(*arguments_of(folder, tmp_path, apart)).out
+
+
+def test_a_second_bos_stops_the_build(folder, tmp_path):
+    with_bos = "<s>" + CHATML
+    arguments = arguments_of(
+        folder, tmp_path, [TALK] * 3, "documents.prepend_bos=true", template=with_bos
+    )
+    message = refused(*arguments)
+    assert "3 of 3 sampled conversations begin with the bos" in message
+    assert "documents.prepend_bos = false" in message and message.count("source0") == 1
+    assert inside(*arguments_of(folder, tmp_path, [TALK] * 3, template=with_bos)).status == 0
+
+
+def test_answers_without_an_end_are_said(folder, tmp_path):
+    without_end = CHATML.replace("'<|im_end|>' + '\\n'", "'\\n'")
+    said = inside(*arguments_of(folder, tmp_path, [TALK] * 2, template=without_end))
+    assert "2 of 2 sampled answers end without a trained special token" in said.out
+    said = inside(*arguments_of(folder, tmp_path, [TALK] * 2))
+    assert said.status == 0 and "sampled" not in said.out
