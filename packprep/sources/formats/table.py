@@ -1,9 +1,10 @@
 """Rows of Arrow columns → documents: of texts, or of lists of token ids; what Parquet and Arrow
 files have in common."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,7 @@ from packprep.sources.formats.fields import (
     refused,
     weight_of,
 )
+from packprep.sources.formats.jsonl import nested_too_deep, read_integer
 
 SLICE_ROWS = 1 << 14  # rows that are looked at together
 REPEATED_BYTES = 128 << 20  # what they may hold where one dictionary gives all of them
@@ -501,12 +503,18 @@ def _document(
             at = "text" if text is not None else ascii(key[:40])[1:-1]
             if column[i].is_valid:
                 value = column[i].as_py()
+                if _has_json(column.type):
+                    value = _parsed(value, column.type)
                 record[key] = value.decode() if isinstance(value, bytes) else value
     except UnicodeDecodeError as error:
         return invalid_utf8(error, at)
+    except ValueError:
+        return "malformed_json", f"{at} holds a value of type arrow.json that is not JSON"
     if fields is None:
         return ("not_a_string", "the value is null") if text is None else text
     record = of_table(record)
+    if any(_has_json(column.type) for column in beside.values()):
+        record = _plain(record)
     spans, value_at = record.get(LOSS_SPANS), record.get
     layout = fields.layout_of(value_at, text is not None or spans is not None)
     if layout and layout.advice:
@@ -516,6 +524,49 @@ def _document(
     if text is None:
         return "not_a_string", "the value is null"
     return fields.of_text(text, spans, value_at)
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    """Return whether values of a type are JSON texts, as datasets writes fields of mixed types."""
+    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json"
+
+
+@lru_cache(maxsize=64)
+def _has_json(kind: pa.DataType) -> bool:
+    """Return whether values of a type hold JSON texts at any depth."""
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    return _is_json(kind) or any(map(_has_json, inner))
+
+
+class _JsonValue(NamedTuple):
+    """A value that stood in a table as JSON: its nulls are nulls, and no missing keys."""
+
+    value: Any
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with the values of `_JsonValue` in their place."""
+    if isinstance(value, _JsonValue):
+        return value.value
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _parsed(value: Any, kind: pa.DataType) -> Any:
+    """Return a value of an Arrow type with a `_JsonValue` for each JSON text. ValueError for a text
+    that is not JSON, or nested too deep."""
+    if value is None or not _has_json(kind):
+        return value
+    if _is_json(kind):
+        if nested_too_deep(value.encode("utf-8", "surrogatepass")):
+            raise ValueError("nested too deep")
+        return _JsonValue(json.loads(value, parse_int=read_integer))
+    if pa.types.is_struct(kind):
+        return {name: _parsed(inner, kind.field(name).type) for name, inner in value.items()}
+    if _is_list(kind):
+        return [_parsed(inner, kind.value_type) for inner in value]
+    return value
 
 
 SLICE_LISTS = 1 << 16  # rows that are looked at together

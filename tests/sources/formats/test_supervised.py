@@ -303,3 +303,31 @@ def test_the_fast_path_and_the_exact_path_agree_on_fields_and_plain_lines_are_as
     assert found == decode_slowly(bytes(line), "text", Fields())
     if isinstance(found, str):
         assert found == line_decoder("text")(bytes(line))
+
+
+def test_values_of_type_arrow_json_are_the_values_at_any_depth(tmp_path):
+    """As datasets writes fields of mixed types, with which it gives objects back."""
+    kind = pa.json_(pa.string())
+
+    def as_json(*values):
+        texts = pa.array([json.dumps(value) for value in values], pa.string())
+        return pa.ExtensionArray.from_storage(kind, texts)
+
+    given = [{"a": None, "b": [1, "x"]}, "only a text"]
+    function = pa.StructArray.from_arrays(
+        [pa.array(["f", "g"]), as_json(*given)], ["name", "parameters"]
+    )
+    tools = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), function)
+    messages = pa.array([chats.turns("q", "a")] * 2, MESSAGES)
+    table = pa.table({"messages": messages, "tools": tools})
+    pq.write_table(table, tmp_path / "a.parquet")
+    batches = list(read(part_of(tmp_path / "a.parquet"), "text", fields=Fields()))
+    records = [one.record for batch in batches for one in batch.supervision.values()]
+    assert [record["tools"] for record in records] == [
+        [{"name": "f", "parameters": given[0]}],
+        [{"name": "g", "parameters": given[1]}],
+    ]
+    broken = pa.ExtensionArray.from_storage(kind, pa.array(["{", "{}"], pa.string()))
+    pq.write_table(pa.table({"messages": messages, "tools": broken}), tmp_path / "b.parquet")
+    (batch,) = read(part_of(tmp_path / "b.parquet"), "text", fields=Fields())
+    assert [reject.reason for reject in batch.rejects] == ["malformed_json"]
