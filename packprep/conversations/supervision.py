@@ -575,6 +575,26 @@ def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict
     return {i: one if one.eos_weight else nothing for i, one in zip(weights, trained, strict=True)}
 
 
+def trained_by_tokens(weights: np.ndarray, of_document: float, n: int) -> Trained | None:
+    """Return what is trained of a document of `n` tokens whose tokens have weights; None where all
+    have 1.
+
+    weights: float32[n + 1], the last of the document's end. of_document: multiplies them.
+    """
+    weights = (weights * np.float32(of_document)).astype(np.float32)
+    if (weights == 1).all():
+        return None
+    of_tokens = weights[:n]
+    edges = np.flatnonzero(np.diff(of_tokens, prepend=np.nan, append=np.nan) != 0)
+    spans = np.stack((edges[:-1], edges[1:]), 1).astype(np.int64)
+    spans = spans[of_tokens[spans[:, 0]] > 0]
+    turns = np.full((len(spans), 2), n, np.int64)
+    cuts, ranks = np.zeros(0, np.int64), np.zeros(0, np.uint8)
+    is_limited = bool((weights != weights[0]).any())
+    columns = spans, of_tokens[spans[:, 0]], turns, cuts, ranks
+    return Trained(*columns, 0, float(weights[n]), limited=is_limited or not len(spans))
+
+
 def tokenize_supervised(
     engine: Engine,
     texts: Sequence[str],

@@ -18,6 +18,7 @@ from packprep.conversations.supervision import (
     Training,
     read_supervised,
     tokenize_supervised,
+    trained_by_tokens,
     trained_by_weight,
     training_columns,
 )
@@ -360,8 +361,30 @@ class TextReader:
         with self.clock.stage("tokenize"):
             tokens = take_tokens(batch.tokens, self.settings, self.vocabulary)
         turned_away = {i for i, *_ in tokens.rejected}
+        lengths = np.diff(tokens.offsets)
         weights = {i: weight for i, weight in batch.weights.items() if i not in turned_away}
-        return tokens, trained_by_weight(weights, np.diff(tokens.offsets)) if weights else {}
+        trained: dict[int, Trained] = {}
+        if batch.token_weights is not None:
+            for i in range(len(lengths)):
+                if i not in turned_away:
+                    weight, of_token = weights.pop(i, 1.0), self._token_weights(batch, tokens, i)
+                    if (one := trained_by_tokens(of_token, weight, int(lengths[i]))) is not None:
+                        trained[i] = one
+        return tokens, trained | (trained_by_weight(weights, lengths) if weights else {})
+
+    def _token_weights(self, batch: Batch, tokens: Tokens, i: int) -> np.ndarray:
+        """Return the weights of document `i`'s content and what follows it, float32[n + 1]: the
+        last is the weight of the document's end."""
+        assert batch.tokens is not None and batch.token_weights is not None
+        begin, end = batch.tokens.offsets[i : i + 2].tolist()
+        weights, n = batch.token_weights[begin:end], int(np.diff(tokens.offsets[i : i + 2])[0])
+        roles, ids = self.vocabulary.roles, batch.tokens.ids
+        # `take_tokens` left out the bos and eos that packprep adds itself.
+        has_bos = self.settings.prepend_bos and begin < end and ids[begin] == roles["bos"]
+        if has_bos and len(weights) > n:
+            weights = weights[1:]
+        of_end = weights[n] if len(weights) > n else (weights[-1] if n else 0)
+        return np.append(weights[:n], np.float32(of_end))
 
     def _tokenize(
         self,

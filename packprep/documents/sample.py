@@ -643,7 +643,7 @@ def look_at_tokens(
     looked_at: list[float] = []
     n_read: list[float] = []
     lengths: list[np.ndarray] = []
-    whole, documents = True, 0
+    whole, documents, supervised = True, 0, False
     before = clock.seconds.get("read", 0.0)
     for piece in _chosen(source, pieces, key, precise):
         found = source.pieces.at(np.array([piece]))
@@ -660,6 +660,8 @@ def look_at_tokens(
             if batch.tokens is not None and documents < HELD_DOCUMENTS:
                 count, documents = count + len(batch.tokens.ids), documents + len(batch.positions)
                 taken = take_tokens(batch.tokens, settings, vocabulary)
+                if batch.token_weights is not None:
+                    supervised |= bool((batch.token_weights == 0).any())
                 lengths.append(np.diff(taken.offsets))
                 positions = batch.positions.tolist()
                 own = [
@@ -698,7 +700,7 @@ def look_at_tokens(
         found_lengths.astype(float),
         weights,
     )
-    looked = looked._replace(read_s=read_s)
+    looked = looked._replace(read_s=read_s, supervised=supervised)
     return looked._replace(
         error=0.0 if all_read else looked.all_tokens * _error_of_ratio(n_read, looked_at)
     )

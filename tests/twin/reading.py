@@ -10,7 +10,7 @@ says it.
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -322,7 +322,7 @@ def sizes(
     if format in TOKEN_FORMATS:
         return [
             (position, len(ids or []))
-            for position, ids, _ in _lists(source, whole, lambda position: True)
+            for position, ids, *_ in _lists(source, whole, lambda position: True)
         ]
     if format == "text":
         return [(0, size)]
@@ -588,27 +588,77 @@ def _values(column: Any) -> list[Any]:
 
 def token_documents(
     source: dict[str, Any], part: Slice, weights: bool, wanted: Callable[[int], bool]
-) -> Iterator[tuple[int, list[int], float]]:
-    """(position, ids as they stand in the source, weight) of a slice's wanted documents that are
-    lists of at most MOST_IDS integers and whose weights are such. weights: whether these are looked
-    at."""
-    for position, ids, given in _lists(source, part, wanted):
+) -> Iterator[tuple[int, list[int], list[float]]]:
+    """(position, ids without padding, the weight of each) of a slice's wanted documents that are
+    lists of at most MOST_IDS integers and whose weights and masks are such. weights: whether these
+    are looked at."""
+    for position, ids, given, masks in _lists(source, part, wanted):
         weight = in_float32(1 if given is None or not weights else given)
-        if ids is not None and None not in ids and len(ids) <= MOST_IDS and weight is not None:
-            yield position, ids, weight
+        if ids is None or None in ids or len(ids) > MOST_IDS or weight is None:
+            continue
+        unmasked = _unmasked(ids, masks if weights else {})
+        if unmasked is not None:
+            kept, of_tokens = unmasked
+            yield position, kept, [in_float32(weight * own) or 0.0 for own in of_tokens]
+
+
+def _unmasked(
+    ids: list[int], masks: Mapping[str, list[Any] | None]
+) -> tuple[list[int], list[float]] | None:
+    """(ids with attention, their weights); None where masks cannot be read."""
+    if any(mask is None or None in mask or len(mask) != len(ids) for mask in masks.values()):
+        return None
+    attention = [int(one) for one in masks.get("attention_mask") or [1] * len(ids)]
+    if set(attention) - {0, 1} or "0" in "".join(map(str, attention)).strip("0"):
+        return None
+    kept = [i for i, one in enumerate(attention) if one]
+    says = []
+    for name in ("labels", "loss_mask", "completion_mask", "assistant_masks"):
+        if name in masks:
+            mask = masks[name] or []
+            values = [mask[i] for i in kept]
+            if name == "labels":
+                if any(v not in (-100, ids[i]) for i, v in zip(kept, values, strict=True)):
+                    return None
+                says.append([v != -100 for v in values])
+            elif set(values) - {0, 1}:
+                return None
+            else:
+                says.append([v == 1 for v in values])
+    if any(one != says[0] for one in says):
+        return None
+    given = masks.get("loss_weights") or [1.0] * len(ids)
+    own = [in_float32(float(given[i])) for i in kept]
+    if None in own:
+        return None
+    trained = says[0] if says else [True] * len(kept)
+    return [ids[i] for i in kept], [
+        (w or 0.0) if on else 0.0 for w, on in zip(own, trained, strict=True)
+    ]
+
+
+MASKS = (
+    "attention_mask",
+    "labels",
+    "loss_mask",
+    "completion_mask",
+    "assistant_masks",
+    "loss_weights",
+)
 
 
 def _lists(
     source: dict[str, Any], part: Slice, wanted: Callable[[int], bool]
-) -> Iterator[tuple[int, list[int] | None, Any]]:
-    """(position, ids, what stands for a weight) of a slice's wanted documents."""
+) -> Iterator[tuple[int, list[int] | None, Any, dict[str, list[Any] | None]]]:
+    """(position, ids, what stands for a weight, masks) of a slice's wanted documents."""
     name, size, count = source["files"][part.file]
     path = _path(source, name)
     format, _ = format_of(source, name)
     try:
         if format == "megatron":
             yield from (
-                (position, ids, None) for position, ids in _of_pair(path, size, count, part, wanted)
+                (position, ids, None, {})
+                for position, ids in _of_pair(path, size, count, part, wanted)
             )
         else:
             yield from _of_table(
@@ -653,13 +703,13 @@ def _of_pair(
 
 def _of_table(
     path: str, size: int, format: str, part: Slice, text_key: str, wanted: Callable[[int], bool]
-) -> Iterator[tuple[int, list[int] | None, Any]]:
+) -> Iterator[tuple[int, list[int] | None, Any, dict[str, list[Any] | None]]]:
     import pyarrow as pa
 
     _check_size(path, size)
     names = ["input_ids", "tokens"] if text_key == "text" else [text_key]
     try:
-        first, table = _table(path, format, part.piece, [*names, "weight"])
+        first, table = _table(path, format, part.piece, [*names, "weight", *MASKS])
     except pa.ArrowException as error:
         raise SourceError(f"{path}: not readable: {error}") from error
     present = [name for name in names if name in table.schema.names]
@@ -671,6 +721,15 @@ def _of_table(
         if "weight" in table.schema.names and present[0] != "weight"
         else None
     )
+    is_list = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+    masks = [
+        (name, table.column(name))
+        for name in MASKS
+        if name in table.schema.names and name != present[0]
+        if any(is_one(table.column(name).type) for is_one in is_list)
+    ]
     for i in part.units(table.num_rows):
         if wanted(first + i):
-            yield first + i, column[i].as_py(), of_rows and records.unless_nan(of_rows[i])
+            of_row = {name: mask[i].as_py() for name, mask in masks}
+            weight = of_rows and records.unless_nan(of_rows[i])
+            yield first + i, column[i].as_py(), weight, of_row

@@ -287,10 +287,10 @@ def _token_documents(
             for role, key in (("eos", "append_eos"), ("bos", "prepend_bos"))
         )
         weights = twin.reader.supervision
-        for position, ids, weight in reading.token_documents(source, part, weights, wanted):
+        for position, ids, of_tokens in reading.token_documents(source, part, weights, wanted):
             content = tokens.content(ids, twin.vocab_size, forbidden, eos, bos)
             if content is not None:
-                yield position, content, None, weight
+                yield position, content, *tokens.trained_ids(ids, of_tokens, content, eos)
         return
     for position, text in reading.documents(source, part, twin.reader, wanted):
         encoded = twin.tokenizer.encode(text)

@@ -338,6 +338,25 @@ def runs(weights: list[float]) -> list[tuple[int, int, float]]:
     return found
 
 
+def trained_ids(
+    ids: list[int], weights: list[float], content: list[int], append_eos: int | None
+) -> tuple[Trained | None, float]:
+    """(what is trained of a document of tokens with weights, or None where all has one weight; that
+    weight).
+
+    content: the ids without bos and eos, as `content` gives it.
+    """
+    if len(set(weights)) < 2:
+        return None, weights[0] if weights else 1.0
+    has_eos = ids[-1] == append_eos
+    begin = len(ids) - len(content) - has_eos
+    own = weights[begin : begin + len(content)]
+    ranges = runs(own)
+    spans = [(a, b) for a, b, _ in ranges]
+    end = weights[-1] if has_eos or content else 0.0
+    return Trained(spans, [weight for _, _, weight in ranges], [], 0, end), 1.0
+
+
 def content(
     ids: list[int],
     vocab_size: int,

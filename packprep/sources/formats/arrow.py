@@ -83,14 +83,7 @@ def read(
             batch = BatchBuilder(part.file)
             first = sum(index.rows[: part.piece])
             if part.format == "arrow_tokens":
-                rows_of = (
-                    columns[text_key],
-                    first + low,
-                    keep,
-                    batch_bytes,
-                    first + begin,
-                    columns.get("weight"),
-                )
+                rows_of = columns, text_key, first + low, keep, batch_bytes, first + begin
                 yield from read_lists(part.file, *rows_of)
                 return
             yield from read_rows(

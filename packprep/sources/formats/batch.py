@@ -107,6 +107,7 @@ BAD_REASONS = (
     "template_error",
     "template_not_incremental",
     "bad_media",
+    "bad_mask",
 )
 
 Keep = Callable[[int, np.ndarray], np.ndarray] | Choice
@@ -162,6 +163,8 @@ class Batch(NamedTuple):
     a source of text
     weights: document's number in a batch of tokens → its weight, of those that have one other than
     1
+    token_weights: float32[tokens] of a batch of tokens whose documents say what of them is trained:
+    0 where a token is not; None: all is
     """
 
     texts: list[str]
@@ -171,6 +174,7 @@ class Batch(NamedTuple):
     supervision: dict[int, Supervision]
     tokens: IdLists | None = None
     weights: Mapping[int, float] = MappingProxyType({})
+    token_weights: np.ndarray | None = None
 
 
 class Slice(NamedTuple):

@@ -112,14 +112,7 @@ def read(
                 }
                 at = first + row + low
                 if tokens:
-                    rows_of = (
-                        values[text_key],
-                        at,
-                        keep,
-                        batch_bytes,
-                        first + begin,
-                        values.get("weight"),
-                    )
+                    rows_of = values, text_key, at, keep, batch_bytes, first + begin
                     yield from read_lists(part.file, *rows_of)
                 else:
                     yield from read_rows(

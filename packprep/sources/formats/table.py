@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packprep.dataset.boundaries import offsets_of
 from packprep.errors import SourceError
 from packprep.format import LFS_POINTER, open_file
 from packprep.recipe import as_toml
@@ -49,6 +50,7 @@ from packprep.sources.formats.fields import (
     weight_of,
 )
 from packprep.sources.formats.jsonl import nested_too_deep, read_integer
+from packprep.sources.formats.token_masks import BAD_MASK, MASKS, masked
 
 SLICE_ROWS = 1 << 14  # rows that are looked at together
 REPEATED_BYTES = 128 << 20  # what they may hold where one dictionary gives all of them
@@ -603,11 +605,14 @@ def find_token_column(path: str, schema: pa.Schema, text_key: str) -> int:
 def find_token_columns(
     path: str, schema: pa.Schema, text_key: str, fields: Fields | None
 ) -> dict[str, Column]:
-    """Return the columns that are read of a table of tokens, by key: the lists of ids, and weights
-    where there are fields."""
-    found = {text_key: Column(find_token_column(path, schema, text_key))}
-    weight = _column(path, schema, "weight", text_key) if fields else None
-    return {**found, "weight": weight} if weight else found
+    """Return the columns that are read of a table of tokens, by key: the lists of ids, and where
+    there are fields the documents' weights and their masks, which are lists, too."""
+    columns = {text_key: Column(find_token_column(path, schema, text_key))}
+    for key in ("weight", *MASKS) if fields else ():
+        column = _column(path, schema, key, text_key)
+        if column and (key == "weight" or _is_list(schema.field(column.number).type)):
+            columns[key] = column
+    return columns
 
 
 def _is_tokens(kind: pa.DataType) -> bool:
@@ -621,34 +626,35 @@ def _is_tokens(kind: pa.DataType) -> bool:
 
 def read_lists(
     file: int,
-    column: pa.Array,
+    columns: Mapping[str, pa.Array],
+    text_key: str,
     first: int,
     keep: Keep | None,
     batch_bytes: int,
     wanted_from: int = 0,
-    weights: pa.Array | None = None,
 ) -> Iterator[Batch]:
-    """The rows of a column of lists, in batches of about `batch_bytes`, a token counted as
+    """Yield the rows of lists of token ids, in batches of about `batch_bytes`, a token counted as
     TOKEN_TEXT_BYTES.
 
-    weights: of the rows; None: they have none
-    first: position of the column's first row in the file; those before `wanted_from` are there for
-    `keep` to see
+    columns: as `find_token_columns` names them. first: position of the columns' first row in the
+    file; those before `wanted_from` are there for `keep` to see
     """
+    column, others = columns[text_key], [key for key in columns if key != text_key]
     for begin in range(0, len(column), SLICE_LISTS):
         rows = column.slice(begin, SLICE_LISTS)
-        of_rows = None if weights is None else weights.slice(begin, SLICE_LISTS)
+        beside = {key: columns[key].slice(begin, SLICE_LISTS) for key in others}
         positions = np.arange(first + begin, first + begin + len(rows), dtype=np.int64)
         wanted = kept(keep, file, positions, partial(list_lengths, rows)) & (
             positions >= wanted_from
         )
         if not wanted.all():
             rows, positions = rows.filter(pa.array(wanted)), positions[wanted]
-            of_rows = None if of_rows is None else of_rows.filter(pa.array(wanted))
+            beside = {key: values.filter(pa.array(wanted)) for key, values in beside.items()}
         lengths = list_lengths(rows)
         for some in slices(np.maximum(lengths * TOKEN_TEXT_BYTES, 1), batch_bytes):
-            own = [] if of_rows is None else of_rows[some].to_pylist()
-            yield _batch(file, rows[some], positions[some], lengths[some], own)
+            of_some = {key: values[some] for key, values in beside.items()}
+            batch = _batch(file, rows[some], positions[some], lengths[some], of_some)
+            yield batch
 
 
 def list_lengths(rows: pa.Array) -> np.ndarray:
@@ -662,47 +668,59 @@ def list_lengths(rows: pa.Array) -> np.ndarray:
 
 
 def _batch(
-    file: int, rows: pa.Array, positions: np.ndarray, lengths: np.ndarray, given: Sequence[Any]
+    file: int,
+    rows: pa.Array,
+    positions: np.ndarray,
+    lengths: np.ndarray,
+    beside: Mapping[str, pa.Array],
 ) -> Batch:
-    """One batch of rows, those that are no tokens or too many among its rejects. given: the rows'
-    weights, if they have any."""
-    unlike_1 = {
-        i: value
-        for i, value in enumerate(given)
-        if not is_missing(value) and (value != 1 or value is True)
-    }
-    weights = {i: weight_of(value) for i, value in unlike_1.items()}
-    refused = {i: bad_weight(given[i]) for i, weight in weights.items() if weight is None}
+    """Return one batch of rows; the rows that are no tokens, or too many, are among its rejects.
+
+    beside: the rows' weights and masks, as far as they have any.
+    """
+    weights, refused = _row_weights(beside.get("weight"))
     if rows.null_count:
         missing = np.flatnonzero(rows.is_null().to_numpy(zero_copy_only=False))
         refused |= dict.fromkeys(missing.tolist(), ("not_tokens", "the value is null"))
     for i in np.flatnonzero(are_too_long(lengths)).tolist():
         refused[i] = too_many_tokens(int(lengths[i]))
-    if refused:
-        used = np.ones(len(rows), np.bool_)
-        used[list(refused)] = False
-        of_used = _ids(rows.filter(pa.array(used)), np.flatnonzero(used), lengths[used])
-    else:
-        of_used = _ids(rows, np.arange(len(rows)), lengths)
-    ids, bad = of_used
-    if bad:
-        refused |= bad
-        inside = np.ones(len(rows), np.bool_)
-        inside[list(bad)] = False
-        sizes = np.where(are_too_long(lengths), 0, lengths)
-        ids = ids[np.repeat(inside, sizes)]
+    masks = {key: values for key, values in beside.items() if key != "weight"}
+    for key, values in masks.items():
+        of_mask = list_lengths(values)
+        for i in np.flatnonzero(of_mask != lengths).tolist():
+            detail = f"{key} has {of_mask[i]} entries for {lengths[i]} tokens"
+            refused.setdefault(i, (BAD_MASK, detail))
+    used = np.ones(len(rows), np.bool_)
+    used[list(refused)] = False
+    ids, bad = _flat(rows, used, lengths)
+    refused |= bad
+    flat_masks = {}
+    for key, values in masks.items():
+        flat_masks[key], bad = _flat(values, used, lengths)
+        for i, (_, detail) in bad.items():
+            refused.setdefault(i, (BAD_MASK, f"{key}: {detail}"))
+    # Rows with a null entry are in the flat arrays still; masks may refuse more rows.
+    numbers, offsets = np.flatnonzero(used), offsets_of(lengths[used])
+    is_kept, token_weights = np.ones(len(ids), np.bool_), None
+    if flat_masks:
+        is_kept, token_weights, by_masks = masked(ids, offsets, flat_masks)
+        for i, problem in by_masks.items():
+            refused.setdefault(int(numbers[i]), problem)
     good = np.ones(len(rows), np.bool_)
     good[list(refused)] = False
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[good])))
+    is_kept = is_kept & np.repeat(good[used], lengths[used])
+    if not is_kept.all():
+        counts = np.bincount(np.repeat(np.arange(len(numbers)), lengths[used])[is_kept])
+        kept_lengths = np.zeros(len(numbers), np.int64)
+        kept_lengths[: len(counts)] = counts
+        ids, offsets = ids[is_kept], offsets_of(kept_lengths[good[used]])
+        token_weights = None if token_weights is None else token_weights[is_kept]
     rejects = [
         Reject(file, int(positions[i]), refused[i][0], refused[i][1][:MAX_DETAIL])
         for i in sorted(refused)
     ]
-    count = int(good.sum())
-    number = np.cumsum(good) - 1
-    kept = {
-        int(number[i]): weight for i, weight in weights.items() if good[i] and weight is not None
-    }
+    count, number = int(good.sum()), np.cumsum(good) - 1
+    is_all_trained = token_weights is None or bool((token_weights == 1).all())
     return Batch(
         [],
         np.full(count, file, np.int32),
@@ -710,8 +728,36 @@ def _batch(
         rejects,
         {},
         IdLists(ids, offsets),
-        kept,
+        {int(number[i]): weight for i, weight in weights.items() if good[i]},
+        None if is_all_trained else token_weights,
     )
+
+
+def _row_weights(
+    column: pa.Array | None,
+) -> tuple[dict[int, float], dict[int, tuple[str, str]]]:
+    """Return the weights of rows that have another one than 1, and the rows whose weight is no
+    weight."""
+    weights: dict[int, float] = {}
+    refused: dict[int, tuple[str, str]] = {}
+    for i, value in enumerate([] if column is None else column.to_pylist()):
+        if is_missing(value) or (value == 1 and value is not True):
+            continue
+        weight = weight_of(value)
+        if weight is None:
+            refused[i] = bad_weight(value)
+        else:
+            weights[i] = weight
+    return weights, refused
+
+
+def _flat(
+    rows: pa.Array, used: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:
+    """Return `_ids` of the rows that are used."""
+    if used.all():
+        return _ids(rows, np.arange(len(rows)), lengths)
+    return _ids(rows.filter(pa.array(used)), np.flatnonzero(used), lengths[used])
 
 
 def _ids(
@@ -722,6 +768,8 @@ def _ids(
     if not len(rows) or pa.types.is_null(rows.type):
         return np.zeros(0, np.int64), {}
     ids = rows.flatten()
+    if pa.types.is_boolean(ids.type):
+        ids = ids.cast(pa.int8())
     bad: dict[int, tuple[str, str]] = {}
     if ids.null_count:
         offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))

@@ -1,0 +1,109 @@
+"""Masks beside lists of token ids: which tokens are padding, which are trained, and by what weight.
+
+input_ids        70  71  72  73  eos pad pad
+attention_mask    1   1   1   1   1   0   0     the ends without attention are left out
+labels         -100 -100 72  73  eos -100 -100  -100, or the token itself
+loss_mask         0   0   1   1   1   0   0     of the token itself, as are completion_mask and assistant_masks
+loss_weights      1   1   1  .5  .5   1   1     multiply the others
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+BAD_MASK = "bad_mask"
+"""Why a document is rejected whose masks cannot be read, or contradict each other."""
+ATTENTION, LABELS, WEIGHTS = "attention_mask", "labels", "loss_weights"
+FLAGS = ("loss_mask", "completion_mask", "assistant_masks")
+MASKS = (ATTENTION, LABELS, *FLAGS, WEIGHTS)
+"""The columns or keys that may stand beside a document's token ids."""
+UNTRAINED = -100
+"""The label of a token that is not trained, as PyTorch's cross entropy ignores it."""
+
+
+class MaskedTokens(NamedTuple):
+    """What masks say of documents' tokens."""
+
+    is_kept: np.ndarray  # bool[tokens]: not padding
+    weights: np.ndarray  # float32[tokens]: 0 where a token is not trained
+    refused: dict[int, tuple[str, str]]  # document → reason and detail
+
+
+def masked(ids: np.ndarray, offsets: np.ndarray, masks: Mapping[str, np.ndarray]) -> MaskedTokens:
+    """Read the masks of documents.
+
+    Args:
+        ids: Integers, [tokens], of all documents.
+        offsets: int64[D + 1]: where each document begins.
+        masks: Name of MASKS → [tokens], integers, bools or floats.
+
+    Returns:
+        Which tokens are kept, their weights, and the documents that cannot be used.
+    """
+    documents = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    refused: dict[int, tuple[str, str]] = {}
+
+    def refuse(is_wrong: np.ndarray, detail: str) -> None:
+        wrong = np.flatnonzero(is_wrong)
+        for i, first in zip(*np.unique(documents[wrong], return_index=True), strict=True):
+            at = int(wrong[first] - offsets[i])
+            refused.setdefault(int(i), (BAD_MASK, f"token {at}: {detail}"))
+
+    is_kept = np.ones(len(ids), np.bool_)
+    if ATTENTION in masks:
+        values = masks[ATTENTION]
+        refuse((values != 0) & (values != 1), f"{ATTENTION} is neither 0 nor 1")
+        is_kept = values == 1
+        refuse(~is_kept & _inside(is_kept, documents, offsets), f"{ATTENTION} is 0 between tokens")
+    trained: dict[str, np.ndarray] = {}
+    if LABELS in masks:
+        labels = masks[LABELS]
+        trained[LABELS] = labels != UNTRAINED
+        is_other = is_kept & trained[LABELS] & (labels != ids)
+        if is_other.any():
+            shifted = _are_shifted(ids, labels, is_kept & trained[LABELS], documents)
+            refuse(
+                is_other & shifted[documents],
+                "labels are those of the next token; they have to be of the token itself, as"
+                " Transformers takes them",
+            )
+            refuse(is_other, f"its label is neither {UNTRAINED} nor the token")
+    for name in FLAGS:
+        if name in masks:
+            values = masks[name]
+            refuse(is_kept & (values != 0) & (values != 1), f"{name} is neither 0 nor 1")
+            trained[name] = values == 1
+    names = list(trained)
+    for name in names[1:]:
+        differs = is_kept & (trained[name] != trained[names[0]])
+        refuse(differs, f"{names[0]} and {name} contradict each other")
+    weights = np.ones(len(ids), np.float32)
+    if WEIGHTS in masks:
+        values = masks[WEIGHTS].astype(np.float64)
+        is_weight = (values >= 0) & (values <= np.finfo(np.float32).max)
+        refuse(is_kept & ~is_weight, f"{WEIGHTS} is no finite number of at least 0")
+        weights = np.where(is_weight, values, 0).astype(np.float32)
+    if names:
+        weights = np.where(trained[names[0]], weights, np.float32(0))
+    return MaskedTokens(is_kept, weights, refused)
+
+
+def _inside(is_kept: np.ndarray, documents: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return which tokens lie between kept ones of their document, bool[tokens]."""
+    count = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_kept)))
+    before = count[:-1] - count[offsets[documents]]
+    after = count[offsets[documents + 1]] - count[1:]
+    return (before > 0) & (after > 0)
+
+
+def _are_shifted(
+    ids: np.ndarray, labels: np.ndarray, is_trained: np.ndarray, documents: np.ndarray
+) -> np.ndarray:
+    """Return which documents' labels are those of the next token, bool[D]."""
+    is_next = np.zeros(len(ids), np.bool_)
+    is_next[:-1] = (labels[:-1] == ids[1:]) & (documents[:-1] == documents[1:])
+    is_last = np.ones(len(ids), np.bool_)
+    is_last[:-1] = documents[:-1] != documents[1:]
+    others = np.bincount(documents, is_trained & ~is_next & ~is_last)
+    return others == 0
