@@ -14,7 +14,7 @@ begin.
 
 import numpy as np
 
-from packprep.dataset.token_slots import FILL_IN_THE_MIDDLE, rates
+from packprep.dataset.epochs.token_slots import FILL_IN_THE_MIDDLE, rates
 from packprep.kernel import integer, kernel, read_only, word
 from packprep.objectives.objective import Bodies, BodySlots, Objective, Task
 from packprep.randomness import CUT_POINTS, REDRAWN_CUT_POINTS

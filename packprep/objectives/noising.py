@@ -1,21 +1,21 @@
-"""The compiled writers of in-place noise: equal to the numpy ones of `dataset/noise.py`, and with
+"""The compiled writers of in-place noise: equal to the numpy ones of `dataset/epochs/noise.py`, and with
 their signatures.
 
-Which runs where (levels, probabilities and weights are computed by `dataset/noise.py` in both
+Which runs where (levels, probabilities and weights are computed by `dataset/epochs/noise.py` in both
 cases):
 
     writer         render, verify, replay     redraw in a trainer
-    mask           here                       dataset/noise.py
-    flip           here                       dataset/noise.py
-    noise_blocks   here                       dataset/noise.py
+    mask           here                       dataset/epochs/noise.py
+    flip           here                       dataset/epochs/noise.py
+    noise_blocks   here                       dataset/epochs/noise.py
 """
 
 import math
 
 import numpy as np
 
-from packprep.dataset.candidates import Candidates
-from packprep.dataset.noise import ONE, BlockLaw, NoiseIds, thresholds
+from packprep.dataset.epochs.candidates import Candidates
+from packprep.dataset.epochs.noise import ONE, BlockSchedule, NoiseIds, thresholds
 from packprep.kernel import below, flags_as_bits, kernel, philox_blocks, trailing_zeros, word
 from packprep.randomness import LN_2, NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT, ROOTS_OF_HALF
 
@@ -486,7 +486,7 @@ def noise_blocks(
     segments: Candidates,
     before: np.ndarray,
     length: np.ndarray,
-    law: BlockLaw,
+    law: BlockSchedule,
     ids: NoiseIds,
     tokens: np.ndarray,
     loss_mask: np.ndarray,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.dataset.token_slots import PREFIX_LM, roles_of_inputs
+from packprep.dataset.epochs.token_slots import PREFIX_LM, roles_of_inputs
 from packprep.kernel import copy_items, integer, kernel
 from packprep.objectives.objective import Bodies, BodySlots, Objective, Task
 from packprep.randomness import PIVOT, REDRAWN_PIVOT

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.dataset.token_slots import SPAN_CORRUPTION, roles_of_inputs
+from packprep.dataset.epochs.token_slots import SPAN_CORRUPTION, roles_of_inputs
 from packprep.errors import RecipeError
 from packprep.kernel import (
     below,

@@ -5,8 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from packprep.dataset import token_slots
-from packprep.dataset.token_slots import SpecialIds, Stretches
+from packprep.dataset.epochs import token_slots
+from packprep.dataset.epochs.token_slots import SpecialIds, Stretches
 from packprep.objectives import fill_in_the_middle, span_corruption
 
 SENTINELS, NONE = np.arange(1000, 1300), np.zeros(0, np.uint8)

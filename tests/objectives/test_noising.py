@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from packprep.dataset import noise
+from packprep.dataset.epochs import noise
 from packprep.objectives import REGISTRY, noising
 from packprep.randomness import bits64
 from tests.dataset.test_noise import (
@@ -32,7 +32,7 @@ def both(law, case, parameters, resolved=None, ids=None, task=0, epoch=0):
     """(tokens, loss_mask, level, weight, blocks) by numpy and by the objective's own writer."""
     segments, before, tokens, may, dtype, _ = case
     found = []
-    for write in (noise.LAWS[law].draw, REGISTRY[law].noise):
+    for write in (noise.SCHEDULES[law].draw, REGISTRY[law].noise):
         made, loss_mask = np.array(tokens, dtype), np.zeros(len(tokens), np.uint8)
         length = np.array([b + s[2] for b, s in zip(before, segments, strict=True)], np.int64)
         flags = None if may is None else np.array(may, np.uint8)

@@ -103,7 +103,7 @@ MUTATIONS = [
     ),
     Mutation(
         "probability_in_float32",
-        "dataset/noise.py",
+        "dataset/epochs/noise.py",
         "    return (1.0 - epsilon) * level + epsilon",
         "    return ((1.0 - epsilon) * level + epsilon).astype(np.float32)",
         True,

@@ -23,7 +23,7 @@ import numpy as np
 
 from packprep import randomness
 from packprep.dataset.boundaries import move_ahead, ranks
-from packprep.dataset.candidates import (
+from packprep.dataset.epochs.candidates import (
     Candidates,
     below,
     in_chunks,
@@ -259,7 +259,7 @@ def quantised_level(
     return step, low + (high - low) * (step + 0.5) / steps
 
 
-class BlockLaw(NamedTuple):
+class BlockSchedule(NamedTuple):
     """How a task of block diffusion noises its blocks in an epoch.
 
     low, high    the level t of a block is uniform over this range.
@@ -283,13 +283,13 @@ def level_range(parameters: Mapping[str, Any]) -> tuple[float, float]:
     return (1.0, 1.0) if parameters.get("noise") == "all" else parameters["noise_range"]
 
 
-def block_law(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockLaw, int]:
+def block_schedule(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockSchedule, int]:
     """A task's law in an epoch, and by which epoch's chance: complementary ones noise in 2k + 1
     what 2k leaves."""
     pair = epoch % 2 if parameters["complementary"] else 0
     half_life = parameters["half_life"] if parameters["noise"] == "position" else 0.0
     low, high = level_range(parameters)
-    law = BlockLaw(
+    law = BlockSchedule(
         parameters["block_length"],
         low,
         high,
@@ -310,7 +310,7 @@ def noise_blocks(
     segments: Candidates,
     before: np.ndarray,
     length: np.ndarray,
-    law: BlockLaw,
+    law: BlockSchedule,
     ids: "NoiseIds",
     tokens: np.ndarray,
     loss_mask: np.ndarray,
@@ -362,7 +362,7 @@ def noise_blocks(
 
 
 def _soonest(
-    segments: Candidates, lengths: np.ndarray, level: np.ndarray, law: BlockLaw, epoch: int
+    segments: Candidates, lengths: np.ndarray, level: np.ndarray, law: BlockSchedule, epoch: int
 ) -> np.ndarray:
     """bool[Σ count]: of each block's candidates the round(level · n) that arrive first, ties by
     place.
@@ -503,7 +503,7 @@ def block_diffusion(
 ) -> Noised:
     """`noise_blocks` with a level a block, or 1 for all where all is noised. With shift the loss
     stands at the slot before."""
-    law, drawn = block_law(parameters, epoch)
+    law, drawn = block_schedule(parameters, epoch)
     segments, before, length = target[:3]
     m = len(length)
     blocks, level = write(
@@ -526,7 +526,7 @@ def block_diffusion(
 
 
 @dataclass(frozen=True)
-class NoiseLaw:
+class NoiseSchedule:
     """How the segments of one objective, which predict in place, are noised, and what their tasks
     say of it.
 
@@ -570,7 +570,7 @@ def _ids_of_shares(parameters: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
-MASKED_DIFFUSION = NoiseLaw(
+MASKED_DIFFUSION = NoiseSchedule(
     name="masked_diffusion",
     attention="bidirectional",
     parameters=(
@@ -601,7 +601,7 @@ MASKED_DIFFUSION = NoiseLaw(
     draw=masked_diffusion,
     needs=_ids_of_shares,
 )
-UNIFORM_DIFFUSION = NoiseLaw(
+UNIFORM_DIFFUSION = NoiseSchedule(
     name="uniform_diffusion",
     attention="bidirectional",
     parameters=(
@@ -632,7 +632,7 @@ UNIFORM_DIFFUSION = NoiseLaw(
     needs=lambda parameters: frozenset({"ordinary"}),
     flips=True,
 )
-BLOCK_DIFFUSION = NoiseLaw(
+BLOCK_DIFFUSION = NoiseSchedule(
     name="block_diffusion",
     attention="block_diffusion",
     parameters=(
@@ -679,6 +679,8 @@ BLOCK_DIFFUSION = NoiseLaw(
     ),
     least=2.0**-24,
 )
-LAWS = {law.name: law for law in (MASKED_DIFFUSION, UNIFORM_DIFFUSION, BLOCK_DIFFUSION)}
+SCHEDULES = {
+    schedule.name: schedule for schedule in (MASKED_DIFFUSION, UNIFORM_DIFFUSION, BLOCK_DIFFUSION)
+}
 """objective → the law of its noise; a law that joins stands here, above, and in its objective's
 file."""
