@@ -80,6 +80,15 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
     return CutLimits(drawn, drawn_supervised, capacity, inner, random_length, unpredicted)
 
 
+def uncut_tokens(recipe: Recipe, limits: CutLimits) -> int:
+    """Return the most tokens of a supervised document that `cut` never cuts, whatever task it
+    draws."""
+    if recipe.packing.algorithm == "concat" or recipe.documents.long == "decompose":
+        return 0
+    length, bos = recipe.lengths.index(recipe.seq_length), int(recipe.documents.prepend_bos)
+    return int(limits.capacity[length, :, bos].min())
+
+
 def _unpredicted(task: Task, bos: int) -> int:
     """Return how many leading tokens of a supervised body nothing predicts: 1 where the body begins
     the segment, or a prefix, which holds its first token. In-place tasks without shift predict each

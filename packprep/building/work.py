@@ -11,7 +11,7 @@ from packprep.building.packing import place
 from packprep.building.plan import Plan
 from packprep.building.removal import DETAIL, REMOVED, Removed, store_without, without
 from packprep.building.render import render_shard
-from packprep.building.segments import LeftOut, cut
+from packprep.building.segments import LeftOut, cut, uncut_tokens
 from packprep.clock import Clock
 from packprep.dataset.manifest import stores_labels
 from packprep.dataset.segments import Segments
@@ -79,6 +79,7 @@ def text_reader(
         plan.vocabulary,
         plan.text_engine,
         plan.stored["chat_template"],
+        uncut_tokens(plan.recipe, plan.cut_limits),
         decoders,
         clock or Clock(),
     )

@@ -53,11 +53,13 @@ class _End(NamedTuple):
 def free_characters(taken: Iterable[str], count: int) -> list[str]:
     """So many of Unicode's noncharacters that none of some texts has. TemplateRefusal if there are
     not so many."""
-    held: set[str] = set().union(*map(set, taken))
-    free = [c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in held]
-    if len(free) < count:
-        raise TemplateRefusal("the messages hold the noncharacters U+FDD0 to U+FDEF")
-    return free[:count]
+    texts, free = list(taken), list[str]()
+    for character in map(chr, range(0xFDD0, 0xFDF0)):
+        if not any(character in text for text in texts):
+            free.append(character)
+            if len(free) == count:
+                return free
+    raise TemplateRefusal("the messages hold the noncharacters U+FDD0 to U+FDEF")
 
 
 def attempted(do: Callable[[], T]) -> T | None:

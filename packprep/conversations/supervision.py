@@ -20,8 +20,8 @@ into it is trained with the block, as in transformers; law 2 leaves it out. Of a
 all but its places is trained, or what it says.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -79,6 +79,8 @@ class Conversation:
     blocks      ascending: the characters at which trained {% generation %} blocks begin
     places      of media, in the text's order
     limited     the document says which part of it is trained; False: it only has a weight, and may draw any task
+    whole       gives the conversation with boundaries, roles and system_end, where these were left out because only a document
+                that is cut needs them; None: they are there
     """
 
     text: str
@@ -92,6 +94,7 @@ class Conversation:
     blocks: tuple[int, ...] = ()
     places: tuple[MediaPlace, ...] = ()
     limited: bool = True
+    whole: Callable[[], "Conversation"] | None = field(default=None, compare=False)
 
     @property
     def trains_all(self) -> bool:
@@ -122,7 +125,7 @@ def supervise(
     conversations: dict[int, Conversation] = {}
     for i, (text, position) in enumerate(zip(batch.texts, batch.positions.tolist(), strict=True)):
         if i in batch.supervision:
-            found = conversation(batch.supervision[i], template, settings)
+            found = conversation(batch.supervision[i], template, settings, with_boundaries=False)
             if isinstance(found, tuple):
                 reason, detail = found
                 rejects.append(Reject(int(batch.files[i]), position, reason, detail[:MAX_DETAIL]))
@@ -193,10 +196,12 @@ def conversation(
     given: Supervision | Dialogue,
     template: str | None,
     settings: DocumentKeys = DEFAULTS,
+    with_boundaries: bool = True,
 ) -> Conversation | Problem:
-    """What is trained of a document, or why it cannot be used.
+    """Return what is trained of a document, or why it cannot be used.
 
-    Raises RecipeError when messages have no template.
+    with_boundaries: whether it is known where a chat's messages begin; if not, `whole` of the
+    conversation may find it out later. Raises RecipeError when messages have no template.
     """
     found = (
         read_layout(given, settings.trained_roles)
@@ -207,12 +212,24 @@ def conversation(
         return found
     if isinstance(found, Supervision):
         return _with_media(found)
-    turns = rendered_turns(found, template, settings)
+    turns = rendered_turns(found, template, settings, with_boundaries)
     if not isinstance(turns, Turns):
         return turns
     assert template is not None
     has_blocks = compile_template(template, settings.template_date).marks_generation
-    return _rendered(turns, found, settings, has_blocks)
+    rendered = _rendered(turns, found, settings, has_blocks)
+    if with_boundaries or turns.begins or not isinstance(rendered, Conversation):
+        return rendered
+    dialogue = found
+
+    def whole() -> Conversation:
+        with_begins = rendered_turns(dialogue, template, settings)
+        if not isinstance(with_begins, Turns):  # where messages begin cannot be told
+            return replace(rendered, whole=None)
+        again = _rendered(with_begins, dialogue, settings, has_blocks)
+        return again if isinstance(again, Conversation) else replace(rendered, whole=None)
+
+    return replace(rendered, whole=whole)
 
 
 def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -> Conversation:
@@ -311,10 +328,10 @@ def _with_spans(
 
 
 def rendered_turns(
-    dialogue: Dialogue, template: str | None, settings: DocumentKeys
+    dialogue: Dialogue, template: str | None, settings: DocumentKeys, with_begins: bool = True
 ) -> Turns | Problem:
-    """What a template writes for a dialogue, and where its messages stand in it; or why it cannot
-    be used.
+    """Return what a template writes for a dialogue, and where its messages stand in it; or why it
+    cannot be used. with_begins: as in `find_turns`.
 
     Raises RecipeError where there is no template, or none that can be used.
     """
@@ -329,7 +346,8 @@ def rendered_turns(
     from packprep.conversations.template_limits import TemplateLimit
 
     try:
-        return find_turns(compiled, dialogue, _variables(dialogue, settings), settings)
+        variables = _variables(dialogue, settings)
+        return find_turns(compiled, dialogue, variables, settings, with_begins)
     except (PackprepError, MemoryError):
         raise
     except NotIncremental as error:
@@ -601,11 +619,13 @@ def tokenize_supervised(
     conversations: Mapping[int, Conversation],
     special_text: str,
     vocabulary: Vocabulary,
+    uncut_tokens: float = 0,
 ) -> tuple[Tokens, dict[int, Trained]]:
-    """The ids of each text, as `tokenize` gives them, and document → what is trained of it, of
-    those with a conversation.
+    """Return the ids of each text, as `tokenize` gives them, and document → what is trained of it,
+    of those with a conversation. A rejected document is not among them.
 
-    A rejected document is not among them.
+    uncut_tokens: documents of at most so many tokens are never cut, so that it does not matter
+    where their messages begin.
     """
     if not conversations:
         tokens = tokenize(engine, texts, special_text, vocabulary)
@@ -670,10 +690,12 @@ def tokenize_supervised(
             continue
         bounds = tokens.offsets.tolist()
         for k, i in used:
-            begins = counted_begins(
-                tokens.characters[bounds[k] : bounds[k + 1]], conversations[i].blocks
-            )
-            trained[i] = trained_tokens(conversations[i], begins, places_of.get(i, NO_PLACES))
+            told = conversations[i]
+            if told.whole is not None and bounds[k + 1] - bounds[k] > uncut_tokens:
+                told = told.whole()
+            of_document = tokens.characters[bounds[k] : bounds[k + 1]]
+            begins = counted_begins(of_document, told.blocks)
+            trained[i] = trained_tokens(told, begins, places_of.get(i, NO_PLACES))
     return Tokens(ids, offsets, sorted(rejected)), trained
 
 

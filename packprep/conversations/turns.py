@@ -14,7 +14,7 @@ turns, as those do that drop what an assistant thought once a user has answered,
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -65,11 +65,13 @@ def find_turns(
     dialogue: Dialogue,
     variables: Mapping[str, Any],
     settings: DocumentKeys,
+    with_begins: bool = True,
 ) -> Turns:
-    """The text of a dialogue, and where its messages and what is trained of them stand.
+    """Return the text of a dialogue, and where its messages and what is trained of them stand.
 
-    variables: what the template reads beside messages and tools. Raises NotIncremental, and what
-    `ChatTemplate.render` does.
+    variables: what the template reads next to messages and tools. with_begins: whether it is asked
+    for where messages begin. If not, it may be left out, and the result has none. Raises
+    NotIncremental, and what `ChatTemplate.render` does.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -96,10 +98,23 @@ def find_turns(
         text, blocks = rendered(render, messages)
     _check_parts(render, messages, text)
     _check_read(template, render, messages, tools, text)
-    return _found(
-        _Chat(template, render, messages, tools, taken, trained_messages(dialogue, settings), text),
-        blocks,
-    )
+    wanted = trained_messages(dialogue, settings)
+    chat = _Chat(template, render, messages, tools, taken, wanted, text)
+    if not with_begins and (trained := _trained_blocks(chat, blocks)) is not None:
+        return Turns(text, trained, {}, 0)
+    return _found(chat, blocks)
+
+
+def _trained_blocks(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[Span] | None:
+    """Return what is trained, where {% generation %} blocks tell it by themselves: only assistants
+    are trained, and each has a block. None where more has to be known."""
+    if blocks is None:
+        return None
+    speakers = [k for k, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    trained = [k for k, want in enumerate(chat.wanted) if want]
+    if len(blocks) != len(speakers) or not set(trained) <= set(speakers):
+        return None
+    return [(*block, k) for block, k in zip(blocks, speakers, strict=True) if chat.wanted[k]]
 
 
 def _with_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
@@ -251,17 +266,24 @@ def _check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: st
                 )
 
 
-def strings_of(value: Any) -> Iterator[str]:
-    """All strings in a JSON value, keys too, in order."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
+def strings_of(value: Any) -> list[str]:
+    """Return all strings in a JSON value, keys too, in order."""
+    strings: list[str] = []
+    _add_strings(value, strings)
+    return strings
+
+
+def _add_strings(value: Any, strings: list[str]) -> None:
+    kind = type(value)
+    if kind is str:
+        strings.append(value)
+    elif kind is dict or isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from strings_of(key)
-            yield from strings_of(inner)
-    elif isinstance(value, list | tuple):
+            _add_strings(key, strings)
+            _add_strings(inner, strings)
+    elif kind is list or kind is tuple:
         for inner in value:
-            yield from strings_of(inner)
+            _add_strings(inner, strings)
 
 
 def texts_of(message: Mapping[str, Any]) -> list[str]:

@@ -285,7 +285,7 @@ def _counter(
                 tokenize_supervised(engine, [short], first, special_text, vocabulary)
         with clock.stage("tokenize"):
             tokens, trained = tokenize_supervised(
-                engine, windows, conversations, special_text, vocabulary
+                engine, windows, conversations, special_text, vocabulary, math.inf
             )
         notes.add(tokens, trained, conversations, settings, vocabulary)
         counted.append(len(tokens.ids))

@@ -42,7 +42,7 @@ from packprep.sources.slices import ALL, PlannedSource
 from packprep.tokenizer.encoding import TEXT_REASONS, Tokens, tokenize
 from packprep.tokenizer.engines.engine import Engine, EngineFault
 from packprep.tokenizer.file import unknown_id
-from packprep.tokenizer.proof import EngineDifference, compared, difference, fault
+from packprep.tokenizer.proof import EngineDifference, chat_difference, compared, difference, fault
 from packprep.tokenizer.roles import Vocabulary
 
 
@@ -308,6 +308,7 @@ class TextReader:
         vocabulary: The tokenizer's.
         engine: The tokenizer's engine; None where all sources lie in token stores.
         template: The chat template; None if there is none.
+        uncut_tokens: Documents of at most so many tokens are never cut.
         decoders: Keep what reading one slice learns for the next ones.
         clock: Gets the seconds of the stages read and tokenize.
     """
@@ -316,6 +317,7 @@ class TextReader:
     vocabulary: Vocabulary
     engine: Engine | None
     template: str | None = None
+    uncut_tokens: int = 0
     decoders: Decoders | None = None
     clock: Clock = field(default_factory=Clock)
 
@@ -403,7 +405,12 @@ class TextReader:
         try:
             with self.clock.stage("tokenize"):
                 tokenized = tokenize_supervised(
-                    engine, batch.texts, conversations, special_text, self.vocabulary
+                    engine,
+                    batch.texts,
+                    conversations,
+                    special_text,
+                    self.vocabulary,
+                    self.uncut_tokens,
                 )
         except EngineFault as error:
             i = next(i for i, text in enumerate(batch.texts) if error.text in text)
@@ -432,6 +439,8 @@ class TextReader:
                 alone = tokenize(engine, [piece], *how)
                 if differs := difference(engine, piece, alone, 0, *how):
                     return differs
+        elif not conversation.places and len(tokens.ids[tokens.offsets[i] : tokens.offsets[i + 1]]):
+            return chat_difference(engine, text, tokens, i, conversation.chat)
         return None
 
 

@@ -195,7 +195,12 @@ def stored(
     documents = text_bytes = 0
     template = plan.stored["chat_template"]
     reader = TextReader(
-        plan.recipe.documents, plan.vocabulary, plan.engine, template, decoders, clock
+        plan.recipe.documents,
+        plan.vocabulary,
+        plan.engine,
+        template,
+        decoders=decoders,
+        clock=clock,
     )
     for source, part in slices:
         noted, first, before = _Noted(), columns.documents, len(rejected)

@@ -16,14 +16,15 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import islice
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.cache import remembered
+from packprep.cache import code_digest, remembered
 from packprep.messages import say
 from packprep.randomness import PROOF, philox
 from packprep.tokenizer.encoding import TOKENIZER_ERROR, Tokens, tokenize
+from packprep.tokenizer.engines import byte_tokens
 from packprep.tokenizer.engines.engine import Engine, EngineFault, EngineRefusal, Reference
 from packprep.tokenizer.file import panics_as_errors, tokens_in_file
 from packprep.tokenizer.roles import Vocabulary
@@ -332,6 +333,45 @@ def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabular
     return True
 
 
+def _characters_proven_for(
+    engine: Engine, special_text: str, vocabulary: Vocabulary
+) -> tuple | None:
+    """What says that characters would be told right again: the same files, and the same code."""
+    files = _proven_for(engine, special_text, vocabulary)
+    return None if files is None else (*files, code_digest(byte_tokens.__file__))
+
+
+@remembered(bool, _characters_proven_for)
+def characters_are_proven(engine: Any, special_text: str, vocabulary: Vocabulary) -> bool:
+    """Return whether an engine that tells characters by its tokens' bytes gives the reference's ids
+    and characters, with and without special tokens in the texts."""
+    if not engine.can_tell_characters():
+        return False
+    say(f"comparing the characters of engine {engine.name}'s tokens, once for a tokenizer")
+    try:
+        with panics_as_errors():
+            tokens = texts_of_tokens(engine.reference, vocabulary)
+            texts = texts_with_added(vocabulary) + nasty_texts(1, 0, NASTY_TEXTS, *tokens)
+            texts = [text for text in texts if _is_whole(text)]
+            for chat in (False, True):
+                fast = engine.own_characters(texts, chat)
+                slow = engine.reference.encode_with_characters(texts, chat)
+                if not all(map(np.array_equal, fast, slow)):
+                    return False
+    except Exception:  # either fails on one of the texts
+        return False
+    return True
+
+
+def _is_whole(text: str) -> bool:
+    """Return whether a text has no half characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
     """(texts of added tokens, texts of other tokens), some of each, evenly from all of them."""
     table = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json")
@@ -399,6 +439,16 @@ def difference(
         _only(tokens, i),
         tokenize(engine.reference, [text], special_text, vocabulary),
     )
+
+
+def chat_difference(
+    engine: Engine, text: str, tokens: Tokens, i: int, chat: bool
+) -> EngineDifference | None:
+    """Return how the reference's ids of a text differ from those of document i of `tokens`, which
+    were encoded with characters; None if they do not. chat: as in `encode_with_characters`."""
+    assert engine.reference is not None
+    ids, offsets, _ = engine.reference.encode_with_characters([text], chat)
+    return _difference(engine.reference, text, _only(tokens, i), Tokens(ids, offsets, []))
 
 
 def fault(engine: Engine, error: EngineFault) -> EngineDifference:

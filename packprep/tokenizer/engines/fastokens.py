@@ -7,11 +7,14 @@ version.
 
 import os
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from packprep.cache import remembered
 from packprep.dataset.boundaries import offsets_of
+from packprep.forking import lazy
+from packprep.tokenizer.engines.byte_tokens import ByteTokens
 from packprep.tokenizer.engines.engine import (
     EngineRefusal,
     cannot_load,
@@ -40,8 +43,9 @@ _ONE_THREAD = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
 class FastEngine:
     """`fastokens`, one thread: processes scale, its threads hardly do.
 
-    The reference is asked where tokens begin, which the library does not tell, and for the ids of
-    texts that have one of _FOLDED, where the tokenizer has patterns without regard to case. Raises
+    Where tokens begin, which the library does not tell, follows from the bytes of byte-level
+    tokens; the reference is asked where it does not. It is also asked for the ids of texts that
+    have one of _FOLDED, where the tokenizer has patterns without regard to case. Raises
     EngineRefusal for a tokenizer that it does not take.
     """
 
@@ -57,7 +61,8 @@ class FastEngine:
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
         # then a special token's text is text, and none has to be looked for
-        self._split = special_text != "special"
+        self._split, self._vocabulary = special_text != "special", vocabulary
+        self._special_text = special_text
         plain = plain_of(vocabulary, special_text, with_special=not self._split)
         self.version, self.library = installed_version(NAME) or "", (str(library.__file__),)
         self._folded = b"(?i" in plain
@@ -99,12 +104,85 @@ class FastEngine:
     def encode_with_characters(
         self, texts: Sequence[str], chat: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The reference's."""
-        return self.reference.encode_with_characters(texts, chat)
+        """ids: int32[total], offsets: int64[n + 1], characters: int64[total, 2]."""
+        if not self._tells_characters:
+            return self.reference.encode_with_characters(texts, chat)
+        return self.own_characters(texts, chat)
+
+    @lazy
+    def _tells_characters(self) -> bool:
+        """Whether characters by the tokens' bytes are proven for this tokenizer."""
+        from packprep.tokenizer.proof import characters_are_proven
+
+        return characters_are_proven(self, self._special_text, self._vocabulary)
+
+    @lazy
+    def _byte_tokens(self) -> ByteTokens | None:
+        """The bytes of all tokens; None where they are not those of byte-level BPE."""
+        if self.rate < 150:
+            return None
+        added = {id: text for text, id in added_tokens(self._vocabulary.tokenizer_json)}
+        return ByteTokens(self.reference.vocabulary(), added)
+
+    @lazy
+    def _for_chat(self) -> Any:
+        """The tokenizer that takes the text of a special token for that token; None where it cannot
+        be loaded."""
+        if not self._split:
+            return self._tokenizer
+        from fastokens import _native as library
+
+        plain = plain_of(self._vocabulary, self._special_text)
+        try:
+            with panics_as_errors():
+                tokenizer = library.Tokenizer.from_json_str(plain.decode())
+        except Exception:
+            return None
+        added = added_tokens(plain)
+        return tokenizer if all(tokenizer.token_to_id(text) == id for text, id in added) else None
+
+    def can_tell_characters(self) -> bool:
+        """Return whether characters may be told by the tokens' bytes at all."""
+        return self._byte_tokens is not None and self._for_chat is not None
+
+    def own_characters(
+        self, texts: Sequence[str], chat: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return ids, offsets and characters as `encode_with_characters`, those of each text by the
+        bytes of its tokens where these are the text's, else by the reference."""
+        assert self._byte_tokens is not None
+        tokenizer, split = (self._for_chat, False) if chat else (self._tokenizer, self._split)
+        flat_ids, ends = tokenizer.encode_batch_flat(list(texts), False, split)
+        ids = np.frombuffer(flat_ids, "<u4").view(np.int32)
+        offsets = np.frombuffer(ends, "<u8").view(np.int64)
+        characters, untold = self._byte_tokens.characters(texts, ids, offsets)
+        odd = _with_folded(texts) if self._folded else []
+        by_reference = np.union1d(untold, np.array(odd, np.int64))
+        if not len(by_reference):
+            return ids, offsets, characters
+        slow = self.reference.encode_with_characters([texts[i] for i in by_reference], chat)
+        return _merged((ids, offsets, characters), slow, by_reference)
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
         """The reference's."""
         return self.reference.tokens_of(ids)
+
+
+_Encoded = tuple[np.ndarray, np.ndarray, np.ndarray]  # ids, offsets, characters
+
+
+def _merged(fast: _Encoded, slow: _Encoded, which: np.ndarray) -> _Encoded:
+    """Return `fast` with the texts `which` as in `slow`, which has only those."""
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
+    numbers = {int(i): k for k, i in enumerate(which)}
+    for i in range(len(fast[1]) - 1):
+        ids, offsets, characters = slow if i in numbers else fast
+        k = numbers.get(i, i)
+        own = slice(int(offsets[k]), int(offsets[k + 1]))
+        parts.append((ids[own], characters[own]))
+    lengths = np.array([len(ids) for ids, _ in parts], np.int64)
+    ids, characters = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return ids, offsets_of(lengths), characters
 
 
 def _with_folded(texts: Sequence[str]) -> list[int]:

@@ -133,6 +133,11 @@ class ReferenceEngine:
         """id → token as the tokenizer.json writes it, of those ids that are tokens."""
         return {id: token for id in ids if (token := self._tokenizer.id_to_token(id)) is not None}
 
+    def vocabulary(self) -> dict[int, str]:
+        """Return id → token as the tokenizer.json writes it, of the model's own tokens."""
+        tokens = self._tokenizer.get_vocab(with_added_tokens=False)
+        return {id: token for token, id in tokens.items()}
+
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """ids: int32[total], offsets: int64[n + 1]."""
         parts, lengths = [], []
