@@ -263,7 +263,7 @@ def test_without_segments_or_candidates_nothing_is_written(law, count):
 def test_chunks_hold_each_segment_once(monkeypatch, sizes, chunk):
     monkeypatch.setattr(candidates, "CHUNK_SLOTS", chunk)
     segments = columns([(i, i * 50, n, 0) for i, n in enumerate(sizes)])
-    slices = candidates.in_chunks(segments)
+    slices = [part for part, _, _ in candidates.chunks(segments)]
     assert [i for part in slices for i in range(len(sizes))[part]] == list(range(len(sizes)))
     assert all(part.stop > part.start for part in slices)
 
