@@ -48,14 +48,6 @@ class _Buffers(NamedTuple):
     time: np.ndarray  # float64[longest]: when a candidate arrives
 
 
-class _Limits(NamedTuple):
-    """The thresholds of one segment's candidates, one for each block."""
-
-    before: Any  # int64: slots of the segment before its first candidate
-    block_length: Any  # int64
-    threshold: np.ndarray  # uint64[blocks]
-
-
 @kernel(inline=True)
 def _largest(values):
     """Return the largest of non-negative numbers, 0 without any."""
@@ -88,11 +80,11 @@ def _bits(flags, begin, count):
     return bits & ((_1 << np.uint64(count - begin)) - _1) if count - begin < 64 else bits
 
 
-@kernel
-def _hit_below(key, count, limits, epoch, buffers):
-    """Set hit[j] = 1 iff candidate j's 40-bit uniform lies below its block's threshold."""
+@kernel(inline=True)
+def _hit_below(key, count, before, block_length, threshold, epoch, buffers):
+    """Set hit[j] = 1 iff candidate j's 40-bit uniform lies below threshold[(before + j) //
+    block_length]."""
     high, top, hit = buffers.words.view(np.uint8), buffers.top, buffers.hit
-    before, block_length, threshold = limits
     philox_blocks(key, NOISE, epoch, (count + 15) >> 4, buffers.words)
     # The high byte of each threshold goes next to the high byte of each uniform.
     begin = np.int64(0)
@@ -163,7 +155,7 @@ def _hit_exact_count(key, count, ratio, epoch, buffers):
     return share
 
 
-@kernel
+@kernel(inline=True)
 def _mark_trainable(begin, count, trainable, allowed):
     """Set allowed[j] = 1 iff the candidate j may be trained; without `trainable` all may."""
     first_slot = np.uint64(begin)
@@ -174,7 +166,7 @@ def _mark_trainable(begin, count, trainable, allowed):
         allowed[j] = trainable[first_slot + j] != 0
 
 
-@kernel
+@kernel(inline=True)
 def _exclude_mask(begin, count, tokens, mask_id, flags):
     """Clear flags[j] where candidate j is a mask in the text: nothing can be learnt there."""
     first_slot = np.uint64(begin)
@@ -182,7 +174,7 @@ def _exclude_mask(begin, count, tokens, mask_id, flags):
         flags[j] &= tokens[first_slot + j] != mask_id
 
 
-@kernel
+@kernel(inline=True)
 def _put(begin, count, hit, value, tokens, loss_mask):
     """Write `value` and loss where `hit` is 1."""
     first_slot = np.uint64(begin)
@@ -192,7 +184,7 @@ def _put(begin, count, hit, value, tokens, loss_mask):
         tokens[first_slot + j] = value if hit[j] else tokens[first_slot + j]
 
 
-@kernel
+@kernel(inline=True)
 def _replace(key, begin, count, replacement, epoch, buffers, tokens):
     """Write the mask, an ordinary token or nothing at each hit, by words 2j and 2j + 1 of
     REPLACEMENT."""
@@ -229,8 +221,7 @@ def _mask(target, ratio, threshold, replacement, epoch, share):
         if ratio.shape[0] > 0:
             share[i] = _hit_exact_count(key, n, ratio[i], epoch, buffers)
         else:
-            limits = _Limits(np.int64(0), _UNBLOCKED, threshold[i : i + 1])
-            _hit_below(key, n, limits, epoch, buffers)
+            _hit_below(key, n, 0, _UNBLOCKED, threshold[i : i + 1], epoch, buffers)
             for j in range(n):
                 hit[j] &= allowed[j]
         # What they become.
@@ -274,8 +265,7 @@ def _flip(target, threshold, loss_on_all, ids, epoch):
     for i in range(segments.key.shape[0]):
         key, begin, n = segments.key[i], segments.at[i], segments.count[i]
         # Which candidates flip, and which are trained.
-        limits = _Limits(np.int64(0), _UNBLOCKED, threshold[i : i + 1])
-        _hit_below(key, n, limits, epoch, buffers)
+        _hit_below(key, n, 0, _UNBLOCKED, threshold[i : i + 1], epoch, buffers)
         _mark_trainable(begin, n, target.trainable, allowed)
         for j in range(n):
             hit[j] &= allowed[j]
@@ -436,10 +426,9 @@ def _noise_blocks(target, blocks, schedule, replacement, epoch, level):
         if schedule.half_life > 0:
             _hit_soonest(key, n, before, block_levels, schedule, epoch, buffers)
         elif schedule.low < schedule.high:
-            limits = _Limits(before, schedule.block_length, threshold)
-            _hit_below(key, n, limits, epoch, buffers)
+            _hit_below(key, n, before, schedule.block_length, threshold, epoch, buffers)
         else:
-            _hit_below(key, n, _Limits(np.int64(0), _UNBLOCKED, threshold), epoch, buffers)
+            _hit_below(key, n, 0, _UNBLOCKED, threshold, epoch, buffers)
         if schedule.inverse:
             for j in range(n):
                 hit[j] ^= 1
