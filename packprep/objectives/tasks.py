@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from packprep.dataset.epochs.noise import Noised
+from packprep.dataset.epochs.resampling import MovedTask
 from packprep.dataset.epochs.token_slots import ROLES as FIM_ROLES
-from packprep.dataset.epochs.token_slots import SPECIAL, SpecialIds, Stretches, TokenLayout, misfit
+from packprep.dataset.epochs.token_slots import SPECIAL, SpecialIds, Stretches, misfit
 from packprep.errors import RecipeError
 from packprep.format.json_files import as_stored, unknown_key, with_defaults
 from packprep.objectives import OWN, REGISTRY, find
@@ -366,40 +367,39 @@ def unequal_weights(tasks: Sequence[Task]) -> list[str]:
 
 
 def draw_of(name: str) -> Callable[..., Noised]:
-    """The draw of an in-place objective's law, with its compiled writer."""
+    """Return the draw of a same-position objective, with its compiled writer."""
     draw = REGISTRY[name].noise
     assert draw is not None
     return draw
 
 
 def move(
-    law: TokenLayout,
-    parameters: Mapping[str, Any],
+    moved: MovedTask,
     special: SpecialIds,
-    segments: Stretches,
-    room: np.ndarray,
+    bodies: Stretches,
+    body_slots: np.ndarray,
     epoch: int,
     rows: np.ndarray,
     check: Callable[..., None],
 ) -> np.ndarray | None:
-    """What numpy does of the same name in `dataset/epochs/resampling.py`, by the kernels that restore and
+    """Do what `_move` of `dataset/epochs/resampling.py` does, by the kernels that restore and
     render in a build."""
-    none, objective = -1, REGISTRY[law.name]
+    no_id, objective = -1, REGISTRY[moved.layout.name]
     assert objective.restore is not None and objective.render is not None
     sentinels = special.sentinels.astype(np.int32)
-    ids = Ids(0, none, none, special.eos, none, sentinels, special.fim, continues=special.continues)
-    task, n = Task(law.name, objective, 1.0, parameters, none, ids), segments.n
-    stored = Bodies(n, segments.key, np.full(len(n), none))
-    check(misfit(room, task.body_slots(stored)))  # kernels do not look where they read and write
-    begin = np.cumsum(n) - n
-    tokens = np.empty(int(n.sum()), rows.dtype)
-    check(
-        ~objective.restore(task, BodySlots(begin, stored, segments.first_slot), rows, tokens),
-        SPECIAL,
+    ids = Ids(
+        0, no_id, no_id, special.eos, no_id, sentinels, special.fim, continues=special.continues
     )
-    anew = stored._replace(epoch=epoch)
-    objective.render(task, BodySlots(begin, anew, segments.first_slot), tokens, rows)
-    return None if objective.body_prefix is None else objective.body_prefix(task, anew)
+    task, n = Task(objective.name, objective, 1.0, moved.parameters, no_id, ids), bodies.n
+    stored = Bodies(n, bodies.key, np.full(len(n), -1))
+    # Kernels do not look where they read and write.
+    check(misfit(body_slots, task.body_slots(stored)))
+    columns = BodySlots(np.cumsum(n) - n, stored, bodies.first_slot)
+    tokens = np.empty(int(n.sum()), rows.dtype)
+    check(~objective.restore(task, columns, rows, tokens), SPECIAL)
+    drawn = stored._replace(epoch=epoch)
+    objective.render(task, columns._replace(bodies=drawn), tokens, rows)
+    return None if objective.body_prefix is None else objective.body_prefix(task, drawn)
 
 
 def in_place_rules(tasks: Sequence[Task]) -> list[str]:

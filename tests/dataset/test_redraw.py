@@ -153,7 +153,9 @@ def test_the_law_with_epoch_0_gives_the_stored_rows(datasets, kind):
     stored = ds.batch(everything, columns=COLUMNS)
     tokens, loss_mask = np.empty_like(stored["tokens"]), np.empty_like(stored["loss_mask"])
     segments, epochs = RowSegments(ds.facts, ds._find(everything)), np.zeros(len(ds), np.int64)
-    weights = resampling._redraw(ds._resampling, segments, epochs, tokens, loss_mask, True, False)
+    weights = resampling._draw_rows(
+        ds._resampling, segments, epochs, tokens, loss_mask, True, False
+    )
     assert np.array_equal(tokens, stored["tokens"]) and np.array_equal(
         loss_mask, stored["loss_mask"]
     )
@@ -590,7 +592,7 @@ def test_a_task_whose_chance_would_stay_is_refused_by_name_at_once(causal, tmp_p
     for dataset in (ds, open_dataset([causal, tmp_path / "out"], shares=[1, 1])):
         with pytest.raises(
             ArgumentError,
-            match=rf"redraw: 'mine' \({objective}\) cannot be drawn anew, .*without redraw",
+            match=rf"redraw: 'mine' \({objective}\) cannot be resampled, (?s:.*)without redraw",
         ):
             dataset.batches(2, redraw=True)
     with pytest.raises(ArgumentError, match="'mine'"):

@@ -395,9 +395,9 @@ def test_an_epoch_is_a_count(datasets, epoch):
 def test_a_dataset_that_cannot_be_drawn_anew_is_refused(datasets, tmp_path):
     directory = copied(datasets("moved"), tmp_path)
     edit_manifest(directory, lambda manifest: manifest["tasks"][0].update(objective="toy"))
-    with pytest.raises(ArgumentError, match=r"redraw: .* \(toy\) cannot be drawn anew"):
+    with pytest.raises(ArgumentError, match=r"redraw: .* \(toy\) cannot be resampled"):
         report(directory, 1)
-    assert "cannot be drawn anew" in refused("verify", directory, "--epoch", "1")
+    assert "cannot be resampled" in refused("verify", directory, "--epoch", "1")
     assert {fault["promise"] for fault in report(directory, 0)["listed"]} == {"P2"}
 
 

@@ -1,16 +1,16 @@
-"""Redraw: the segments of rows drawn anew, in every epoch but 0, by the laws of `noise.py` and
-`token_slots.py`.
+"""Resample the segments of rows for every epoch except 0, by the schedules of `noise.py` and the
+layouts of `token_slots.py`.
 
-    manifest ─ resampling_of ─► Resampling: what each task's law reads, checked before anything is computed from its numbers
-    stored rows ─ labels ─► tokens of in-place segments ─ its law's draw(…, epoch) ─► tokens, loss_mask, weights
-    stored rows ─ where its law puts them in epoch 0 ─► tokens of the others ─ … in this epoch ─► tokens, labels, prefixes
+    manifest ─ resampling_of ─► Resampling: what each task needs, checked before it is used
+    stored rows ─ labels ─► tokens of same-position segments ─ a schedule's draw(…, epoch) ─► tokens, loss_mask, weights
+    stored rows ─ a layout's slots in epoch 0 ─► tokens of the others ─ its slots in this epoch ─► tokens, labels, prefixes
 
-Keys are the segments', so that what an epoch gives depends neither on the batch nor on the rank
-that asks.
+Each segment has its own key, so an epoch's rows depend neither on the batch nor on the rank that
+asks for them.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -41,33 +41,33 @@ from packprep.format.tokenizer_json import continuing, flags_of
 ACCELERATE = ("numpy", "numba", "auto")
 _KERNELS_NEED = ("numba", "msgspec", "xxhash")
 EPOCHS = 1 << 32
-"""Epochs after which chance repeats, from the stored rows on."""
+"""Number of epochs after which randomness repeats, counted from the stored rows."""
 MOST_IDS = 1 << 24
-"""Ids of a vocabulary for which redraw makes tables, of 9 bytes each."""
+"""Largest vocabulary that resampling makes tables for; they take 9 bytes per id."""
 
 
 class NoisedTask(NamedTuple):
     """How one task's segments are noised."""
 
-    law: noise.NoiseSchedule
+    schedule: noise.NoiseSchedule
     parameters: Mapping[str, Any]
     resolved: Mapping[str, Any]
     mode: int  # slots of the mode token
-    copies: int  # 2 for [x_t ; x_0], of which x_t is noised
+    copies: int  # 2 for [x_t ; x_0], where only x_t is noised
 
 
 class MovedTask(NamedTuple):
     """How one task's segments have their tokens moved."""
 
-    law: TokenLayout
+    layout: TokenLayout
     parameters: Mapping[str, Any]
     mode: int  # slots of the mode token
 
 
 class Resampling(NamedTuple):
-    """What redraw needs of a manifest."""
+    """What resampling needs of a manifest."""
 
-    by_task: list[NoisedTask | MovedTask | None]  # None: causal, which has no chance
+    by_task: list[NoisedTask | MovedTask | None]  # None: a task without randomness
     in_place: np.ndarray  # bool[tasks]
     moved: np.ndarray  # bool[tasks]
     ids: noise.NoiseIds
@@ -76,13 +76,13 @@ class Resampling(NamedTuple):
 
     @property
     def has_chance(self) -> bool:
-        """Whether any task is drawn anew."""
+        """Whether any task is resampled."""
         return bool(self.in_place.any() or self.moved.any())
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The columns that `resample` writes, in every slot of a row, but that it reads the labels
-        of in-place tasks."""
+        """The columns that `resample` writes at every slot of a row; it also reads the labels of
+        same-position tasks."""
         return (
             "tokens",
             "loss_mask",
@@ -92,93 +92,127 @@ class Resampling(NamedTuple):
 
 
 def resampling_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Resampling:
-    """The laws of a dataset's tasks; ArgumentError if a task has chance and no law here,
-    DatasetError if one cannot be applied.
+    """Return how the tasks of a dataset are resampled.
 
-    read_tokenizer: gives the dataset's tokenizer.json, where the manifest does not tell which
-    tokens begin inside a character; OSError where it is not at hand.
+    Args:
+        manifest: The dataset's manifest.
+        read_tokenizer: Returns the bytes of the dataset's tokenizer.json or raises OSError. It is
+            called where the manifest does not say which tokens begin inside a character.
+
+    Raises:
+        ArgumentError: If a task has randomness that is unknown here.
+        DatasetError: If the manifest lacks what a task needs.
     """
-    by_task: list[NoisedTask | MovedTask | None] = []
-    next_token = [task for task in manifest["tasks"] if not is_in_place(task)]
-    stuck = [task for task in next_token if task["objective"] not in ("causal", *LAYOUTS)]
-    if stuck:
-        named = ", ".join(f"{task['name']!r} ({task['objective']})" for task in stuck)
-        raise ArgumentError(
-            f"redraw: {named} cannot be drawn anew, only {', '.join((*LAYOUTS, *noise.SCHEDULES))}"
-            " can: read the stored rows, without redraw; a recipe's repeat gives each use of a"
-            " document chance of its own"
-        )
+    _check_objectives(manifest)
     special = _special_ids(manifest)
-    has_sides = bool(manifest["recipe"].get("packing", {}).get("encoder_length"))
+    by_task: list[NoisedTask | MovedTask | None] = []
     for task in manifest["tasks"]:
-        mode = int(task["mode_token"] is not None)
-        if task["objective"] in LAYOUTS:
-            token_law = LAYOUTS[task["objective"]]
-            if has_sides and not token_law.keeps_prefix:  # which would not fit its side
-                by_task.append(None)
-                continue
-            own = _read_parameters(token_law, task, manifest["made_with"])
-            if len(special.sentinels) < token_law.sentinels(own):
-                raise DatasetError(
-                    f"redraw: task {task['name']!r} needs {token_law.sentinels(own)} sentinels, and"
-                    f" the manifest's specials have {len(special.sentinels)}"
-                )
-            if missing := sorted(token_law.roles(own) - manifest["specials"].keys()):
-                raise DatasetError(
-                    f"redraw: task {task['name']!r} needs {missing[0]}, which the manifest's"
-                    " specials do not have"
-                )
-            if token_law.whole(own) and not len(special.continues):
-                special = special._replace(
-                    continues=_continues(manifest, task["name"], read_tokenizer)
-                )
-            by_task.append(MovedTask(token_law, own, mode))
+        if is_in_place(task):
+            by_task.append(_noised_task(task, manifest["made_with"]))
             continue
-        if not is_in_place(task):
-            by_task.append(None)
-            continue
-        if task["objective"] not in noise.SCHEDULES:
-            raise ArgumentError(
-                f"redraw: task {task['name']!r} has the objective {task['objective']!r}, which"
-                " comes from outside packprep and has no law of noise here (there are"
-                f" {', '.join(noise.SCHEDULES)}): read its stored rows, without redraw"
-            )
-        law = noise.SCHEDULES[task["objective"]]
-        parameters = _read_parameters(law, task, manifest["made_with"])
-        resolved = task.get("resolved", {})
-        arrays = {
-            name: np.array(value) if isinstance(value, list) else value
-            for name, value in resolved.items()
-        }
-        if law.attention != task["attention"]:
-            raise DatasetError(
-                f"redraw: task {task['name']!r} in the manifest: the attention of {law.name} is not"
-                f" {task['attention']}"
-            )
-        if parameters.get("shift", False) != (task["label_alignment"] == "next_slot"):
-            raise DatasetError(
-                f"redraw: task {task['name']!r} in the manifest: shift is not what its"
-                f" label_alignment, {task['label_alignment']}, says"
-            )
-        if why := law.unusable(resolved):
-            raise DatasetError(f"redraw: task {task['name']!r} in the manifest: {why}")
-        by_task.append(NoisedTask(law, parameters, arrays, mode, RULES[law.attention].copies))
+        moved_task = _moved_task(task, manifest, special)
+        by_task.append(moved_task)
+        keeps_characters = moved_task and moved_task.layout.whole(moved_task.parameters)
+        if keeps_characters and not len(special.continues):
+            continues = _continues(manifest, task["name"], read_tokenizer)
+            special = special._replace(continues=continues)
+    noised_tasks = [task for task in by_task if isinstance(task, NoisedTask)]
     in_place, moved = (
-        np.array([isinstance(law, kind) for law in by_task]) for kind in (NoisedTask, MovedTask)
+        np.array([isinstance(task, kind) for task in by_task]) for kind in (NoisedTask, MovedTask)
     )
     bos = bool(manifest["recipe"].get("documents", {}).get("prepend_bos", False))
-    ids = _ids(manifest, [law for law in by_task if isinstance(law, NoisedTask)])
-    return Resampling(by_task, in_place, moved, ids, special, bos)
+    return Resampling(by_task, in_place, moved, _ids(manifest, noised_tasks), special, bos)
+
+
+def _check_objectives(manifest: Manifest) -> None:
+    """Raise ArgumentError for next-token tasks whose randomness is unknown here."""
+    known_names = ("causal", *LAYOUTS)
+    unknown_tasks = [
+        f"{task['name']!r} ({task['objective']})"
+        for task in manifest["tasks"]
+        if not is_in_place(task) and task["objective"] not in known_names
+    ]
+    if unknown_tasks:
+        raise ArgumentError(
+            f"redraw: {', '.join(unknown_tasks)} cannot be resampled, only"
+            f" {', '.join((*LAYOUTS, *noise.SCHEDULES))} can\n"
+            "hint: read the stored rows, without redraw; a recipe's repeat gives each pass of a"
+            " document its own randomness"
+        )
+
+
+def _moved_task(task: StoredTask, manifest: Manifest, special: SpecialIds) -> MovedTask | None:
+    """Return how a next-token task is resampled; None if it stays as it is.
+
+    Raises:
+        DatasetError: If the manifest lacks tokens that the task writes.
+    """
+    layout = LAYOUTS.get(task["objective"])
+    if layout is None:
+        return None
+    has_sides = manifest["recipe"].get("packing", {}).get("encoder_length")
+    if has_sides and not layout.keeps_prefix:  # a prefix of another length would not fit its side
+        return None
+    parameters = _read_parameters(layout, task, manifest["made_with"])
+    sentinels = layout.sentinels(parameters)
+    if len(special.sentinels) < sentinels:
+        raise DatasetError(
+            f"redraw: task {task['name']!r} needs {sentinels} sentinels, and the manifest's"
+            f" specials have {len(special.sentinels)}"
+        )
+    if missing := sorted(layout.roles(parameters) - manifest["specials"].keys()):
+        raise DatasetError(
+            f"redraw: task {task['name']!r} needs {missing[0]}, which the manifest's specials lack"
+        )
+    return MovedTask(layout, parameters, int(task["mode_token"] is not None))
+
+
+def _noised_task(task: StoredTask, made_with: Any) -> NoisedTask:
+    """Return how a same-position task is resampled.
+
+    Raises:
+        ArgumentError: If the objective's noise is unknown here.
+        DatasetError: If the manifest's properties of the task do not agree.
+    """
+    place = f"redraw: task {task['name']!r} in the manifest"
+    schedule = noise.SCHEDULES.get(task["objective"])
+    if schedule is None:
+        raise ArgumentError(
+            f"redraw: task {task['name']!r} has the objective {task['objective']!r} from outside"
+            f" packprep, and only {', '.join(noise.SCHEDULES)} can be noised again\n"
+            "hint: read the stored rows, without redraw"
+        )
+    parameters = _read_parameters(schedule, task, made_with)
+    resolved = task.get("resolved", {})
+    if schedule.attention != task["attention"]:
+        raise DatasetError(
+            f"{place}: its attention is {task['attention']} and should be {schedule.attention}"
+        )
+    if parameters.get("shift", False) != (task["label_alignment"] == "next_slot"):
+        raise DatasetError(
+            f"{place}: its shift does not agree with its label_alignment {task['label_alignment']}"
+        )
+    if fault := schedule.unusable(resolved):
+        raise DatasetError(f"{place}: {fault}")
+    arrays = {
+        name: np.array(value) if isinstance(value, list) else value
+        for name, value in resolved.items()
+    }
+    mode, copies = int(task["mode_token"] is not None), RULES[schedule.attention].copies
+    return NoisedTask(schedule, parameters, arrays, mode, copies)
 
 
 def _special_ids(manifest: Manifest) -> SpecialIds:
-    """The sentinels and role tokens, −1 for a role that no token has; DatasetError where they are
-    none."""
+    """Return the sentinels and special tokens, −1 for a role without a token.
+
+    Raises:
+        DatasetError: If one is not an id of the vocabulary.
+    """
     specials = manifest["specials"]
     sentinels = specials.get("sentinels", [])
     if not isinstance(sentinels, list) or max(sentinels, default=0) >= manifest["vocab_size"]:
         raise DatasetError(
-            "redraw: the manifest's sentinels are no list of ids below vocab_size"
+            "redraw: the manifest's sentinels are not a list of ids below vocab_size"
             f" {manifest['vocab_size']}"
         )
     roles = {role: specials.get(role, -1) for role in ("eos", *ROLES)}
@@ -193,42 +227,47 @@ def _special_ids(manifest: Manifest) -> SpecialIds:
 
 
 def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes]) -> np.ndarray:
-    """uint8[vocab_size]: 1 where a token begins inside a character, as the manifest says, or the
-    dataset's tokenizer.json."""
+    """Return uint8[vocab_size], 1 for a token that begins inside a character, from the manifest or
+    the dataset's tokenizer.json."""
     stored, size = manifest.get("continues", ""), manifest["vocab_size"]
     try:
         if stored:
             return flags_of(stored, size)
         return continuing(json.loads(read_tokenizer()), size)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        what = "continues" if stored else "tokenizer.json"
+        source = "continues" if stored else "tokenizer.json"
         raise ArgumentError(
-            f"redraw: {task!r} never cuts inside a character, and the dataset's {what} does not"
-            f" tell which tokens begin inside one ({error}): put the tokenizer.json that was built"
-            " with it beside its dataset.json, or read the stored rows, without redraw"
+            f"redraw: {task!r} never cuts inside a character, and the dataset's {source} does not"
+            f" tell which tokens begin inside a character ({error})\n"
+            "hint: put the dataset's own tokenizer.json next to its dataset.json, or read the"
+            " stored rows, without redraw"
         ) from error
 
 
-def _ids(manifest: Manifest, laws: list[NoisedTask]) -> noise.NoiseIds:
-    """The ids that the laws write; DatasetError where the manifest has not what they need."""
+def _ids(manifest: Manifest, tasks: list[NoisedTask]) -> noise.NoiseIds:
+    """Return the ids that noise writes.
+
+    Raises:
+        DatasetError: If the manifest lacks ids that the tasks need.
+    """
     specials, vocab_size = manifest["specials"], manifest["vocab_size"]
-    if not laws:
-        none = np.zeros(0, np.int32)
-        return noise.NoiseIds(-1, none, none)
+    if not tasks:
+        no_ids = np.zeros(0, np.int32)
+        return noise.NoiseIds(-1, no_ids, no_ids)
     if "special_ids" not in specials:
         raise DatasetError(
-            "redraw: the manifest's specials have no special_ids, without which no ordinary token"
-            " is known"
+            "redraw: the manifest's specials lack special_ids, without which no ordinary token is"
+            " known"
         )
     if vocab_size > MOST_IDS:
         raise DatasetError(
-            f"redraw: the manifest's vocab_size is {vocab_size}, and tables are made of at most"
-            f" {MOST_IDS} ids"
+            f"redraw: the manifest's vocab_size is {vocab_size}, and the limit is {MOST_IDS}"
         )
     special, mask = specials["special_ids"], specials.get("mask", -1)
     if not isinstance(special, list) or max(special, default=0) >= vocab_size:
         raise DatasetError(
-            f"redraw: the manifest's special_ids are no list of ids below vocab_size {vocab_size}"
+            "redraw: the manifest's special_ids are not a list of ids below vocab_size"
+            f" {vocab_size}"
         )
     if not isinstance(mask, int) or mask >= vocab_size:
         raise DatasetError(
@@ -236,61 +275,70 @@ def _ids(manifest: Manifest, laws: list[NoisedTask]) -> noise.NoiseIds:
             f" {vocab_size}"
         )
     ids = noise.NoiseIds(mask, *noise.ordinary_ids(vocab_size, np.array(special, np.int64)))
-    needs = frozenset[str]().union(*(task.law.needs(task.parameters) for task in laws))
+    needs = frozenset[str]().union(*(task.schedule.needs(task.parameters) for task in tasks))
     if mask < 0 and "mask" in needs:
         raise DatasetError("redraw: a task masks, and the manifest's specials have no mask")
     if len(ids.ordinary) < 2 and "ordinary" in needs:
         raise DatasetError(
-            "redraw: a task draws other tokens, and the manifest has no two ordinary ids"
+            "redraw: a task draws other tokens, and the manifest has fewer than two ordinary ids"
         )
     return ids
 
 
 def _read_parameters(
-    law: noise.NoiseSchedule | TokenLayout, task: StoredTask, made_with: Any
+    known: noise.NoiseSchedule | TokenLayout, task: StoredTask, made_with: Any
 ) -> dict[str, Any]:
-    """A task's parameters in their types, with those that joined later and are absent.
+    """Return a task's parameters in their types, with the defaults of later parameters.
 
-    DatasetError unless it has all that its law reads, in range, and no unknown one, and what the
-    plan worked out for it.
+    Raises:
+        DatasetError: If a parameter is missing, unknown or out of range, or `resolved` is not an
+            object.
     """
-    where = f"redraw: task {task['name']!r} in the manifest"
-    if unknown := task["parameters"].keys() - {parameter.name for parameter in law.parameters}:
-        raise DatasetError(f"{where}: {unknown_key(min(unknown), made_with)}")
+    place = f"redraw: task {task['name']!r} in the manifest"
+    if unknown := task["parameters"].keys() - {parameter.name for parameter in known.parameters}:
+        raise DatasetError(f"{place}: {unknown_key(min(unknown), made_with)}")
     parameters = {}
-    for parameter in law.parameters:
+    for parameter in known.parameters:
         name = parameter.name
         value = task["parameters"].get(name, parameter.default if parameter.later else None)
         try:
-            parameters[name] = parameter.accept(value, where)
-            good = (
-                not isinstance(law, noise.NoiseSchedule)
+            parameters[name] = parameter.accept(value, place)
+            is_usable = (
+                not isinstance(known, noise.NoiseSchedule)
                 or name != "noise_range"
-                or parameters[name][0] >= law.least
+                or parameters[name][0] >= known.least
             )
         except RecipeError:
-            good = False
-        if not good:
+            is_usable = False
+        if not is_usable:
             raise DatasetError(
-                f"{where}: {name} is {value!r:.100}, which {law.name} cannot use; `packprep verify`"
-                " says more"
+                f"{place}: {name} is {value!r:.100}, which {known.name} cannot use\n"
+                "hint: `packprep verify` says more"
             )
     if not isinstance(task.get("resolved", {}), dict):
-        raise DatasetError(f"{where}: resolved is no object")
+        raise DatasetError(f"{place}: resolved is not an object")
     return parameters
 
 
 def _kernels() -> Any:
-    """`draw_of` and `move` of objectives/tasks.py, which need numba; by name, since trainers may
-    have this room alone."""
+    """Return objectives/tasks.py, whose `draw_of` and `move` need numba.
+
+    It is imported by name, since trainers may have this subpackage only.
+    """
     with unforked():
         return import_module("packprep.objectives.tasks")
 
 
 @cache
 def check_accelerate(accelerate: str) -> bool:
-    """Whether the kernels of a build draw anew; ArgumentError unless it is "numpy", "numba", where
-    that and what kernels are kept by is installed, or "auto": numba where they are."""
+    """Return whether the kernels of a build resample.
+
+    Args:
+        accelerate: "numpy"; "numba"; or "auto" for numba where its packages are installed.
+
+    Raises:
+        ArgumentError: If the value is unknown, or numba's packages are missing.
+    """
     if accelerate not in ACCELERATE:
         raise ArgumentError(
             f"accelerate is {accelerate!r} and should be one of {', '.join(map(repr, ACCELERATE))}"
@@ -304,72 +352,122 @@ def check_accelerate(accelerate: str) -> bool:
     return accelerate != "numpy" and not missing
 
 
+class _Header(NamedTuple):
+    """What the headers of segments say of their bodies, [m] each."""
+
+    key: np.ndarray  # uint64
+    tokens: np.ndarray  # int64: tokens of the body
+    before: np.ndarray  # int64: slots before the body
+
+
+class _Rows(NamedTuple):
+    """Rows that are being resampled."""
+
+    resampling: Resampling
+    segments: RowSegments
+    header: _Header
+    epochs: np.ndarray  # int64[B]
+    trainable: np.ndarray | None  # uint8[B · T]: slots in trained ranges; None: there are none
+    tokens: np.ndarray  # [B, T]
+    loss_mask: np.ndarray  # uint8[B, T]
+    kernels: bool
+
+    def at_slots(self, chosen: np.ndarray) -> np.ndarray:
+        """Return bool[B, T]: the slots of the chosen segments, bool[m]."""
+        return self.segments.at_slots(chosen, False).reshape(self.tokens.shape)
+
+    def groups(self, chosen: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield each task and epoch with its segments' numbers, for the chosen segments, bool[m]."""
+        task, epoch_of = self.segments.column("task"), self.epochs[self.segments.row]
+        for t in np.unique(task[chosen]).tolist():
+            of_task = np.flatnonzero(chosen & (task == t))
+            for epoch in np.unique(epoch_of[of_task]).tolist():
+                yield t, epoch, of_task[epoch_of[of_task] == epoch]
+
+
 def resample(
-    laws: Resampling,
+    resampling: Resampling,
     epochs: np.ndarray,
     segments: RowSegments,
     columns: Mapping[str, np.ndarray],
     kernels: bool = False,
 ) -> None:
-    """Draw anew what `columns`, name → [B, T], hold of rows with an epoch above 0: tokens, labels,
-    loss_mask, loss_weights, prefix_ends.
+    """Resample the rows with an epoch above 0.
 
-    epochs: int64[B], below EPOCHS. kernels: by those of a build, which need numba and write the
-    same. DatasetError where a row's header does not fit the row.
+    Args:
+        resampling: What the manifest says.
+        epochs: int64[B], below EPOCHS.
+        segments: The segments of the rows; `segments.changed` receives their new header.
+        columns: name → [B, T], of tokens, labels, loss_mask, loss_weights and prefix_ends. They
+            hold the stored rows, and are written.
+        kernels: Whether the kernels of a build do it, which need numba and write the same.
+
+    Raises:
+        DatasetError: If a row's header does not fit the row.
     """
-    written = [name for name in laws.written if name in columns]
-    by_ranges: dict[
-        bool, list[int]
-    ] = {}  # shards without a supervised document have no ranges that limit noise
+    written = [name for name in resampling.written if name in columns]
+    # Shards without a supervised document have no ranges that limit noise: two kinds of rows.
+    rows_by_kind: dict[bool, list[int]] = {}
     for i in np.flatnonzero(epochs).tolist() if written else ():
-        by_ranges.setdefault("trained_ranges" in segments.places[i][0].layout, []).append(i)
-    for which in by_ranges.values():
-        every = len(which) == len(segments.places)
-        own = (
-            segments if every else RowSegments(segments.facts, [segments.places[i] for i in which])
-        )
-        made: dict[str, np.ndarray] = {}
-        for name in ("tokens", "loss_mask"):
-            values, dtype = columns.get(name), own_dtype(name, segments.facts.token_dtype)
-            if values is None or not (
-                every and values.flags.c_contiguous and values.dtype == dtype
-            ):
-                values = np.empty((len(which), segments.facts.seq_length), dtype)
-            made[name] = values
-        weights = _redraw(
-            laws,
-            own,
-            epochs[which],
-            made["tokens"],
-            made["loss_mask"],
-            "loss_weights" in columns,
-            kernels,
-        )
-        if laws.moved.any():
-            if not every:
-                segments.changed["prefix"] = prefix = segments.column("prefix").copy()
-                prefix[np.isin(segments.row, which)] = own.column("prefix")
-            if "labels" in columns:
-                made["labels"] = _next_tokens(laws, own, made["tokens"], columns["labels"][which])
-            if "prefix_ends" in columns:
-                made["prefix_ends"] = own.prefix_ends("block_lengths" in columns).reshape(
-                    made["tokens"].shape
-                )
-        if segments.facts.loss_on is not None:
-            np.multiply(
-                made["loss_mask"],
-                own.kept().reshape(made["loss_mask"].shape),
-                out=made["loss_mask"],
-            )
-        if weights is not None:
-            made["loss_weights"] = weights * made["loss_mask"]
-        for name in written:
-            if made[name] is not columns[name]:
-                columns[name][slice(None) if every else which] = made[name]
+        has_ranges = "trained_ranges" in segments.places[i][0].layout
+        rows_by_kind.setdefault(has_ranges, []).append(i)
+    for rows in rows_by_kind.values():
+        _resample_rows(resampling, epochs, segments, columns, rows, kernels)
 
 
-def _redraw(
-    laws: Resampling,
+def _resample_rows(
+    resampling: Resampling,
+    epochs: np.ndarray,
+    all_segments: RowSegments,
+    columns: Mapping[str, np.ndarray],
+    rows: list[int],
+    kernels: bool,
+) -> None:
+    """Resample the rows of one kind; the arguments are those of `resample`."""
+    facts = all_segments.facts
+    is_whole = len(rows) == len(all_segments.places)
+    segments = (
+        all_segments if is_whole else RowSegments(facts, [all_segments.places[i] for i in rows])
+    )
+    # Write to the columns themselves where that is possible.
+    made: dict[str, np.ndarray] = {}
+    for name in ("tokens", "loss_mask"):
+        values, dtype = columns.get(name), own_dtype(name, facts.token_dtype)
+        if values is None or not (is_whole and values.flags.c_contiguous and values.dtype == dtype):
+            values = np.empty((len(rows), facts.seq_length), dtype)
+        made[name] = values
+    weights = _draw_rows(
+        resampling,
+        segments,
+        epochs[rows],
+        made["tokens"],
+        made["loss_mask"],
+        "loss_weights" in columns,
+        kernels,
+    )
+    # Derive the other columns.
+    if resampling.moved.any():
+        if not is_whole:
+            all_segments.changed["prefix"] = prefix = all_segments.column("prefix").copy()
+            prefix[np.isin(all_segments.row, rows)] = segments.column("prefix")
+        if "labels" in columns:
+            labels = columns["labels"][rows]
+            made["labels"] = _next_tokens(resampling, segments, made["tokens"], labels)
+        if "prefix_ends" in columns:
+            prefix_ends = segments.prefix_ends("block_lengths" in columns)
+            made["prefix_ends"] = prefix_ends.reshape(made["tokens"].shape)
+    loss_mask = made["loss_mask"]
+    if facts.loss_on is not None:
+        np.multiply(loss_mask, segments.kept().reshape(loss_mask.shape), out=loss_mask)
+    if weights is not None:
+        made["loss_weights"] = weights * loss_mask
+    for name in resampling.written:
+        if name in columns and made[name] is not columns[name]:
+            columns[name][slice(None) if is_whole else rows] = made[name]
+
+
+def _draw_rows(
+    resampling: Resampling,
     segments: RowSegments,
     epochs: np.ndarray,
     tokens: np.ndarray,
@@ -377,226 +475,233 @@ def _redraw(
     weighted: bool,
     kernels: bool,
 ) -> np.ndarray | None:
-    """Write tokens and loss_mask; gives each slot's weight, [B, T], before its loss_mask, if
-    `weighted`."""
+    """Write tokens and loss_mask of rows.
+
+    Return the weight of each slot before its loss_mask, [B, T], if `weighted`.
+    """
     task = segments.column("task")
-    if task.max(initial=0) >= len(laws.by_task):
+    if task.max(initial=0) >= len(resampling.by_task):
         raise DatasetError(
-            f"redraw: segment_task {task.max()} is beyond the manifest's {len(laws.by_task)} tasks"
+            f"redraw: segment_task {task.max()} is beyond the manifest's"
+            f" {len(resampling.by_task)} tasks"
         )
-    in_place = laws.in_place[task]
+    # Slots before the body: bos and mode token.
+    mode = np.array([0 if moves is None else moves.mode for moves in resampling.by_task], np.int64)
+    has_bos = (segments.column("start") == 0) & resampling.prepend_bos
+    header = _Header(
+        segments.column("key"),
+        segments.column("tokens").astype(np.int64, copy=False),
+        has_bos + mode[task],
+    )
+    trainable = _trainable(segments)
+    rows = _Rows(resampling, segments, header, epochs, trainable, tokens, loss_mask, kernels)
+    in_place = resampling.in_place[task]
+    _write_originals(rows, in_place)
+    if resampling.moved[task].any():
+        _move_all(rows)
+    return _noise_all(rows, in_place, weighted)
+
+
+def _write_originals(rows: _Rows, in_place: np.ndarray) -> None:
+    """Write the original tokens of same-position segments (bool[m]) and the stored tokens of the
+    others, and a loss_mask of 0 and as stored."""
+    segments, tokens, loss_mask = rows.segments, rows.tokens, rows.loss_mask
+    # Segments that stand twice hold their originals in x_0, and their labels may be shifted. All
+    # other same-position segments have their originals as labels.
     twice = segments.looked_up("task", segments.facts.in_blocks)
-    labelled = in_place & ~twice  # of the others x_0 is at hand, and labels may be of the next slot
+    labelled = in_place & ~twice
     for i, (shard, row) in enumerate(segments.places):  # padding is the same in both
         tokens[i] = shard.row("labels" if labelled.all() else "tokens", row)
     if labelled.any() and not labelled.all():
         labels = np.empty_like(tokens)
         for i, (shard, row) in enumerate(segments.places):
             labels[i] = shard.row("labels", row)
-        np.copyto(tokens, labels, where=segments.at_slots(labelled, False).reshape(tokens.shape))
-    put_clean(
-        tokens.reshape(-1), tokens.reshape(-1), segments.at[twice], segments.slots[twice] // 2
-    )
+        np.copyto(tokens, labels, where=rows.at_slots(labelled))
+    flat = tokens.reshape(-1)
+    put_clean(flat, flat, segments.at[twice], segments.slots[twice] // 2)
     if in_place.all():
         loss_mask[...] = 0
     else:
         fill(segments, "loss_mask", loss_mask)
-        np.copyto(loss_mask, 0, where=segments.at_slots(in_place, False).reshape(tokens.shape))
-    header = {name: segments.column(name) for name in ("key", "tokens")}
-    mode = np.array([0 if law is None else law.mode for law in laws.by_task], np.int64)
-    # slots before the body
-    header["before"] = ((segments.column("start") == 0) & laws.prepend_bos) + mode[task]
-    trainable = _trainable(segments)
-    if laws.moved[task].any():
-        _move_all(laws, segments, header, epochs, trainable, tokens, loss_mask, kernels)
-    weight, level, by_block = (
-        segments.column("loss_weight").copy(),
-        segments.column("noise").copy(),
-        [],
-    )
-    for t in np.unique(task[in_place]):
-        law = laws.by_task[t]
-        assert isinstance(law, NoisedTask)
-        of_task = np.flatnonzero(task == t)
-        epoch_of = epochs[segments.row[of_task]]
-        for epoch in np.unique(epoch_of):
-            which = of_task[epoch_of == epoch]
-            target = _target(law, segments, header, which, trainable, tokens, loss_mask)
-            if law.law.flips:
-                _check_labels(segments, tokens, len(laws.ids.rank))
-            draw = _kernels().draw_of(law.law.name) if kernels else law.law.draw
-            noised = draw(int(t), law.parameters, law.resolved, laws.ids, target, int(epoch))
-            weight[which], level[which] = noised.weight, noised.level
-            if noised.blocks is not None:
-                by_block.append((which, law.parameters, noised.blocks))
+        np.copyto(loss_mask, 0, where=rows.at_slots(in_place))
+
+
+def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray | None:
+    """Noise the same-position segments (bool[m]); segments.changed receives their levels.
+
+    Return the weight of each slot before its loss_mask, [B, T], if `weighted`.
+    """
+    resampling, segments, tokens = rows.resampling, rows.segments, rows.tokens
+    weight, level = (segments.column(name).copy() for name in ("loss_weight", "noise"))
+    noised_blocks = []
+    for t, epoch, which in rows.groups(in_place):
+        task = resampling.by_task[t]
+        assert isinstance(task, NoisedTask)
+        target = _target(rows, task, which)
+        if task.schedule.flips:
+            _check_labels(segments, tokens, len(resampling.ids.rank))
+        draw = _kernels().draw_of(task.schedule.name) if rows.kernels else task.schedule.draw
+        noised = draw(t, task.parameters, task.resolved, resampling.ids, target, epoch)
+        weight[which], level[which] = noised.weight, noised.level
+        if noised.blocks is not None:
+            noised_blocks.append((which, task.parameters, noised.blocks))
+    # Removed segments were drawn with the others of their rows, whose levels depend on them.
     blank = segments.removed & in_place
-    if blank.any():  # they were drawn with the others of their rows, whose levels ask for them
-        away = segments.at_slots(blank, False).reshape(tokens.shape)
-        tokens[away], loss_mask[away] = segments.facts.pad_id, 0
+    if blank.any():
+        blank_slots = rows.at_slots(blank)
+        tokens[blank_slots], rows.loss_mask[blank_slots] = segments.facts.pad_id, 0
     segments.changed |= {"loss_weight": weight, "noise": level}
     if not weighted:
         return None
+    # Spread weights over slots: those of segments, of blocks and of trained ranges.
     weights = segments.at_slots(weight, 0)
-    for which, of, (count, _, values) in by_block:
-        lengths, half = np.full(len(which), of["block_length"]), segments.slots[which] // 2
-        put_blocks(weights, segments.at[which], half, lengths, count, values, int(of["shift"]))
-    if (of_ranges := segments.range_weights()) is not None:
-        weights *= of_ranges
+    for which, parameters, (count, _, values) in noised_blocks:
+        lengths = np.full(len(which), parameters["block_length"])
+        half, shift = segments.slots[which] // 2, int(parameters["shift"])
+        put_blocks(weights, segments.at[which], half, lengths, count, values, shift)
+    if (range_weights := segments.range_weights()) is not None:
+        weights *= range_weights
     return weights.reshape(tokens.shape)
 
 
-def _move_all(
-    laws: Resampling,
-    segments: RowSegments,
-    header: Mapping[str, Any],
-    epochs: np.ndarray,
-    trainable: np.ndarray | None,
-    tokens: np.ndarray,
-    loss_mask: np.ndarray,
-    kernels: bool,
-) -> None:
-    """Put the tokens of next-token segments where their epochs have them, with the sentinels;
-    segments.changed has the prefixes.
+def _move_all(rows: _Rows) -> None:
+    """Move the tokens of next-token segments to their slots in their rows' epochs.
 
-    A segment whose document says what of it is trained keeps its own place, and one whose document
-    was removed has nothing to move.
+    segments.changed receives the prefixes. Nothing moves in a segment whose document says what is
+    trained, or was removed.
     """
-    task, epoch_of = segments.column("task"), epochs[segments.row]
-    moves = laws.moved[task] & ~segments.removed & ~_supervised(laws, segments, header)
-    prefix, flat = segments.column("prefix").copy(), tokens.reshape(-1)
-    move = _kernels().move if kernels else _move
-    for t in np.unique(task[moves]):
-        law = laws.by_task[t]
-        assert isinstance(law, MovedTask)
-        of_task = moves & (task == t)
-        for epoch in np.unique(epoch_of[of_task]):
-            which = np.flatnonzero(of_task & (epoch_of == epoch))
-            before, n = header["before"][which], header["tokens"][which].astype(np.int64)
-            room = segments.slots[which] - before
-            check = partial(_check_slots, segments, which)
-            check((n < law.law.least) | (n > room))
-            own = Stretches(header["key"][which], n, segments.at[which] + before)
-            anew = move(law.law, law.parameters, laws.special, own, room, int(epoch), flat, check)
-            if anew is not None:
-                prefix[which] = before + anew
-    changed = np.flatnonzero(prefix != segments.column("prefix"))
-    if len(changed):
-        anew = next_token_loss_mask(
-            segments.at[changed], segments.slots[changed], prefix[changed], segments.size
+    resampling, segments, header = rows.resampling, rows.segments, rows.header
+    moves = resampling.moved[segments.column("task")] & ~segments.removed & ~_supervised(rows)
+    prefix, flat_tokens = segments.column("prefix").copy(), rows.tokens.reshape(-1)
+    move = _kernels().move if rows.kernels else _move
+    for t, epoch, which in rows.groups(moves):
+        task = resampling.by_task[t]
+        assert isinstance(task, MovedTask)
+        before, n = header.before[which], header.tokens[which]
+        body_slots = segments.slots[which] - before
+        check = partial(_check_slots, segments, which)
+        check((n < task.layout.least) | (n > body_slots))
+        bodies = Stretches(header.key[which], n, segments.at[which] + before)
+        body_prefix = move(task, resampling.special, bodies, body_slots, epoch, flat_tokens, check)
+        if body_prefix is not None:
+            prefix[which] = before + body_prefix
+    # A segment with another prefix has its loss elsewhere.
+    is_changed = prefix != segments.column("prefix")
+    if is_changed.any():
+        new_loss_mask = next_token_loss_mask(
+            segments.at[is_changed], segments.slots[is_changed], prefix[is_changed], segments.size
         )
-        if trainable is not None:
-            anew[:-1] &= trainable[1:]
-        here = np.zeros(len(segments), np.bool_)
-        here[changed] = True
-        np.copyto(
-            loss_mask,
-            anew.reshape(tokens.shape),
-            where=segments.at_slots(here, False).reshape(tokens.shape),
-        )
+        if rows.trainable is not None:
+            new_loss_mask[:-1] &= rows.trainable[1:]
+        new_loss_mask = new_loss_mask.reshape(rows.tokens.shape)
+        np.copyto(rows.loss_mask, new_loss_mask, where=rows.at_slots(is_changed))
     segments.changed["prefix"] = prefix
 
 
 def _move(
-    law: TokenLayout,
-    parameters: Mapping[str, Any],
+    task: MovedTask,
     special: SpecialIds,
-    own: Stretches,
-    room: np.ndarray,
+    bodies: Stretches,
+    body_slots: np.ndarray,
     epoch: int,
     rows: np.ndarray,
     check: Callable[..., None],
 ) -> np.ndarray | None:
-    """Write one task's segments of one epoch into the flat rows; gives the bodies' prefixes, None
-    where none ever has one.
+    """Write one task's segments of one epoch to the flat rows.
 
-    room: int64[m], slots of a body and its eos. check: (bool[m], what is lacking where it is True):
-    raises what is wrong.
+    Args:
+        task: The task.
+        special: The ids that it writes.
+        bodies: Where its segments stand.
+        body_slots: int64[m], slots of each body and its eos.
+        epoch: The epoch.
+        rows: The flat rows, which hold the stored tokens.
+        check: Raises DatasetError where its first argument, bool[m], is True.
+
+    Returns:
+        The prefix of each body, int64[m]; None for a task without prefixes.
     """
-    drawn = parameters, special, own
-    stored = law.place(*drawn, 0, rows)
-    check(misfit(room, stored.slots))
-    wrong = np.zeros(len(own.n), np.bool_)
-    wrong[
-        np.searchsorted(own.first_slot, stored.special[rows[stored.special] != stored.id], "right")
-        - 1
-    ] = True
-    check(wrong, SPECIAL)
-    body = rows[stored.token]
-    anew = law.place(*drawn, epoch, body)
-    rows[anew.token] = body
-    rows[anew.special] = anew.id
-    return anew.prefix
+    layout, drawn = task.layout, (task.parameters, special, bodies)
+    stored = layout.place(*drawn, 0, rows)
+    check(misfit(body_slots, stored.slots))
+    wrong_slots = stored.special[rows[stored.special] != stored.id]
+    has_wrong = np.zeros(len(bodies.n), np.bool_)
+    has_wrong[np.searchsorted(bodies.first_slot, wrong_slots, "right") - 1] = True
+    check(has_wrong, SPECIAL)
+    tokens = rows[stored.token]
+    placed = layout.place(*drawn, epoch, tokens)
+    rows[placed.token] = tokens
+    rows[placed.special] = placed.id
+    return placed.prefix
 
 
 def _check_slots(
     segments: RowSegments,
     which: np.ndarray,
     wrong: np.ndarray,
-    what: str = "the slots that its tokens take",
+    missing: str = "the slots that its tokens take",
 ) -> None:
-    """DatasetError if one of the segments `which` has not `what`."""
+    """Raise DatasetError if any of the segments `which` lacks what `missing` says."""
     if wrong.any():
         g = which[np.argmax(wrong)]
-        begin = int(segments.at[g]) % segments.facts.seq_length
+        first_slot = int(segments.at[g]) % segments.facts.seq_length
         task = segments.column("task")[g]
         raise segments.fault(
-            int(segments.row[g]), f"the segment of task {task} at slot {begin} has not {what}"
+            int(segments.row[g]),
+            f"the segment of task {task} at slot {first_slot} has not {missing}",
         )
 
 
-def _supervised(laws: Resampling, segments: RowSegments, header: Mapping[str, Any]) -> np.ndarray:
-    """bool[m]: the segments of which not all is trained alike, as their documents say; an eos need
-    not be."""
-    stays = np.zeros(len(segments), np.bool_)
-    if "trained_ranges" in segments.places[0][0].layout:
-        segment, ranges, _ = segments.trained()
-        added = np.array(
-            [
-                (
-                    sum(
-                        int(law.parameters.get(name, 0))
-                        for name in ("sentinel", EOS_AFTER_INPUTS.name)
-                    )
-                    if isinstance(law, MovedTask)
-                    else 0
-                )
-                for law in laws.by_task
-            ]
-        )
-        body = header["before"] + header["tokens"].astype(np.int64) + added[segments.column("task")]
-        stays[:] = np.bincount(segment, minlength=len(stays)) != 1
-        stays[segment] |= (ranges[:, 0] > header["before"][segment]) | (
-            ranges[:, 1] < body[segment]
-        )
-    return stays
+def _supervised(rows: _Rows) -> np.ndarray:
+    """Return bool[m]: the segments whose documents leave tokens untrained; an eos may be."""
+    segments, header = rows.segments, rows.header
+    is_supervised = np.zeros(len(segments), np.bool_)
+    if rows.trainable is None:
+        return is_supervised
+    segment, ranges, _ = segments.trained()
+    names = ("sentinel", EOS_AFTER_INPUTS.name)
+    added = np.array(
+        [
+            sum(int(task.parameters.get(name, 0)) for name in names)
+            if isinstance(task, MovedTask)
+            else 0
+            for task in rows.resampling.by_task
+        ]
+    )
+    body_end = header.before + header.tokens + added[segments.column("task")]
+    is_supervised[:] = np.bincount(segment, minlength=len(is_supervised)) != 1
+    is_supervised[segment] |= (ranges[:, 0] > header.before[segment]) | (
+        ranges[:, 1] < body_end[segment]
+    )
+    return is_supervised
 
 
 def _next_tokens(
-    laws: Resampling, segments: RowSegments, tokens: np.ndarray, labels: np.ndarray
+    resampling: Resampling, segments: RowSegments, tokens: np.ndarray, labels: np.ndarray
 ) -> np.ndarray:
-    """[B, T]: the labels of the slots, with the next tokens at those of moved segments; `labels` is
-    read where a task predicts in place."""
+    """Return the labels of rows, [B, T]: the next tokens at slots of moved segments, and `labels`
+    at those of same-position segments."""
     following = np.empty_like(tokens)
     following[:, :-1] = tokens[:, 1:]
     following.reshape(-1)[segments.without_next()] = segments.facts.pad_id
-    if not laws.in_place.any():
+    if not resampling.in_place.any():
         return following
-    moved = segments.at_slots(laws.moved[segments.column("task")], False).reshape(tokens.shape)
-    return np.where(moved, following, labels)
+    is_moved = segments.at_slots(resampling.moved[segments.column("task")], False)
+    return np.where(is_moved.reshape(tokens.shape), following, labels)
 
 
 def _check_labels(segments: RowSegments, labels: np.ndarray, vocab_size: int) -> None:
-    """DatasetError for a label that is no id: flips look it up."""
-    wrong = (labels < 0) | (labels >= vocab_size)
-    if wrong.any():
-        i, slot = (int(n) for n in np.argwhere(wrong)[0])
+    """Raise DatasetError for a label that is not an id: flips look it up."""
+    is_wrong = (labels < 0) | (labels >= vocab_size)
+    if is_wrong.any():
+        i, slot = (int(n) for n in np.argwhere(is_wrong)[0])
         raise segments.fault(
-            i, f"slot {slot}: {labels[i, slot]} is no id below vocab_size {vocab_size}"
+            i, f"slot {slot}: {labels[i, slot]} is not an id below vocab_size {vocab_size}"
         )
 
 
 def _trainable(segments: RowSegments) -> np.ndarray | None:
-    """uint8[size]: the slots inside trained ranges; None where shards have none."""
+    """Return uint8[size], 1 for slots inside trained ranges; None where shards have no ranges."""
     if "trained_ranges" not in segments.places[0][0].layout:
         return None
     segment, ranges, _ = segments.trained()
@@ -604,27 +709,23 @@ def _trainable(segments: RowSegments) -> np.ndarray | None:
     return fill_slots(begins, lengths, np.ones(len(ranges), np.uint8), 0, segments.size)
 
 
-def _target(
-    law: NoisedTask,
-    segments: RowSegments,
-    header: Mapping[str, Any],
-    which: np.ndarray,
-    trainable: np.ndarray | None,
-    tokens: np.ndarray,
-    loss_mask: np.ndarray,
-) -> noise.Target:
-    """The candidates of one task's segments, as render finds them: the body and, unless noise_eos
-    is off, eos."""
-    half = segments.slots[which] // law.copies
-    before = header["before"][which]
+def _target(rows: _Rows, task: NoisedTask, which: np.ndarray) -> noise.Target:
+    """Return the candidates of one task's segments as rendering has them: the body and, unless
+    noise_eos is off, eos."""
+    segments, header = rows.segments, rows.header
+    half = segments.slots[which] // task.copies
+    before = header.before[which]
     count = half - before
-    if not law.parameters["noise_eos"] and (trainable is None or law.copies > 1):
-        # where ranges say what may be noised, they leave eos out
-        count = np.minimum(count, header["tokens"][which])
+    if not task.parameters["noise_eos"] and (rows.trainable is None or task.copies > 1):
+        # Trained ranges, where they limit noise, leave eos out themselves.
+        count = np.minimum(count, header.tokens[which])
     if (count < 0).any():
-        what = "a segment has fewer slots than its bos and mode token; `packprep verify` says which"
-        raise DatasetError(f"redraw: {what}")
-    own = noise.Candidates(
-        header["key"][which], segments.at[which] + before, count, segments.row[which]
+        raise DatasetError(
+            "redraw: a segment has fewer slots than its bos and mode token\n"
+            "hint: `packprep verify` says which"
+        )
+    candidates = noise.Candidates(
+        header.key[which], segments.at[which] + before, count, segments.row[which]
     )
-    return noise.Target(own, before, half, trainable, tokens.reshape(-1), loss_mask.reshape(-1))
+    flat = rows.tokens.reshape(-1), rows.loss_mask.reshape(-1)
+    return noise.Target(candidates, before, half, rows.trainable, *flat)
