@@ -1,12 +1,18 @@
-"""Where next-token objectives put a segment's tokens in an epoch, by its key: redraw moves them
-there, and their inverse is free.
+"""The slots of next-token segments' tokens in an epoch, by their keys. Resampling reads tokens from
+their slots in epoch 0 and writes them to their slots in another epoch.
 
-    epoch 0      10 11 <a> 14 15 <b>  <a> 12 13 <b> 16       as stored
-    tokens       10 11 12 13 14 15 16                         from their slots in epoch 0, never by looking for sentinels
-    epoch 3      10 <a> 12 13 14 <b>  <a> 11 <b> 15 16       as many spans and tokens of noise, so as many slots
+The slots follow from the key; nothing searches for sentinels. Here 7 tokens have 3 tokens of noise
+in 2 spans, so that they take 11 slots in every epoch:
 
-What is written for epoch 0 is what the kernels of `objectives/` draw; later epochs draw under
-purposes of their own.
+    slot        0    1    2    3    4    5  |  6    7    8    9   10
+    epoch 0    10   11  <a>   14   15  <b>  | <a>  12   13  <b>   16
+    epoch 3    10  <a>   12   13   14  <b>  | <a>  11  <b>   15   16
+
+    document            10   11   12   13   14   15   16
+    slots in epoch 0     0    1    7    8    3    4   10     the inverse: rows[slots] is the document
+    slots in epoch 3     0    7    2    3    4    9   10     rows[slots] = document; sentinels fill the rest
+
+Epoch 0 is drawn as the kernels of `objectives/` draw it. Later epochs have their own purposes.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,32 +40,25 @@ from packprep.randomness import (
 
 
 class Placed(NamedTuple):
-    """What stands where in segments' bodies; slots are flat.
+    """The contents of segments' bodies; slots are indices of the flat rows."""
 
-    token     int64[Σ n]: the slots of the segments' tokens, in document order
-    special   int64[k]: the slots of sentinels and role tokens
-    id        int64[k]: which id stands there; −1: none that is known
-    slots     int64[m]: how many slots each body takes
-    prefix    int64[m]: how many of these are of the prefix; None: none ever is
-    """
-
-    token: np.ndarray
-    special: np.ndarray
-    id: np.ndarray
-    slots: np.ndarray
-    prefix: np.ndarray | None
+    token: np.ndarray  # int64[Σ n]: slot of each token, in document order
+    special: np.ndarray  # int64[k]: slots of sentinels and other special tokens
+    id: np.ndarray  # int64[k]: the id at each of these; −1: unknown
+    slots: np.ndarray  # int64[m]: slots that each body takes
+    prefix: np.ndarray | None  # int64[m]: slots of the prefix; None: the task has no prefixes
 
 
 class Stretches(NamedTuple):
-    """Segments of one task, one array a column, [m] each."""
+    """The bodies of one task's segments, [m] each."""
 
     key: np.ndarray  # uint64
     n: np.ndarray  # int64: tokens
-    first_slot: np.ndarray  # int64: of the body, in the flat rows
+    first_slot: np.ndarray  # int64: first slot of the body in the flat rows
 
 
 class SpecialIds(NamedTuple):
-    """The ids that next-token objectives write, and which tokens they cut before."""
+    """The ids that next-token objectives write, and the tokens before which they do not cut."""
 
     sentinels: np.ndarray  # int64[k]
     fim: tuple[int, int, int]  # prefix, middle and suffix
@@ -69,27 +68,29 @@ class SpecialIds(NamedTuple):
 
 
 SPECIAL = "the special tokens that its key puts there"
-"""What a damaged segment has not."""
+"""What a damaged segment lacks."""
 
 
 def misfit(room: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """bool[m]: whether bodies of so many slots leave other than no slot or that of eos."""
+    """Return bool[m]: whether bodies leave more than one slot, that of eos, or too few."""
     return (room < slots) | (room > slots + 1)
 
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """Where one next-token objective puts tokens.
+    """The slots that one next-token objective gives its tokens.
 
-    name         the objective's.
-    parameters   the keys of its tasks in `[[tasks]]`.
-    place        (parameters, ids SpecialIds, segments Stretches, epoch, known) → Placed. known: of epoch 0 the flat rows as
-                 they are stored; of others the segments' tokens, [Σ n], in document order.
-    sentinels    (parameters) → the least number of sentinels that it can do with.
-    roles        (parameters) → the roles that must be in the vocabulary.
-    least        the fewest tokens of a segment.
-    whole        (parameters) → whether it keeps characters whole, for which SpecialIds.continues is needed.
-    keeps_prefix   whether the prefix of a segment is as long in every epoch.
+    Attributes:
+        name: The objective's name.
+        parameters: The keys of its tasks in `[[tasks]]`.
+        place: (parameters, ids, segments, epoch, known) → Placed. `known` holds the flat rows in
+            epoch 0, and the segments' tokens in document order, [Σ n], in later epochs.
+        sentinels: (parameters) → the fewest sentinels that it needs.
+        roles: (parameters) → the roles that the vocabulary must have.
+        least: The fewest tokens of a segment.
+        whole: (parameters) → whether it never cuts inside a character, and so needs
+            `SpecialIds.continues`.
+        keeps_prefix: Whether a segment's prefix is as long in every epoch.
     """
 
     name: str
@@ -108,7 +109,7 @@ EOS_AFTER_INPUTS = Parameter(
 
 
 def roles_of_inputs(parameters: Mapping[str, Any]) -> frozenset[str]:
-    """The roles that stand in the inputs: eos, where a parameter ends them with it."""
+    """Return the roles that stand in the inputs: eos, where a parameter ends them with it."""
     return frozenset(("eos",) if parameters[EOS_AFTER_INPUTS.name] else ())
 
 
@@ -118,12 +119,23 @@ def roles_of_inputs(parameters: Mapping[str, Any]) -> frozenset[str]:
 def span_counts(
     parameters: Mapping[str, Any], sentinels: int, n: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(n_noise, n_spans), int64[m] each, as `objectives.span_corruption.span_counts` of each n, 2
-    or more."""
+    """Return the noise tokens and spans of each segment, int64[m] each.
+
+    They equal `objectives.span_corruption.span_counts` of each n of 2 or more.
+    """
     noise = np.clip(np.rint(n * parameters["noise_density"]).astype(np.int64), 1, n - 1)
     spans = np.rint(noise / parameters["mean_span_length"]).astype(np.int64)
-    most = np.int64(sentinels - int(parameters["random_roll"]))
-    return noise, np.maximum(np.minimum(np.minimum(spans, most), np.minimum(noise, n - noise)), 1)
+    most_spans = np.int64(sentinels - int(parameters["random_roll"]))
+    limit = np.minimum(most_spans, np.minimum(noise, n - noise))
+    return noise, np.maximum(np.minimum(spans, limit), 1)
+
+
+class _Runs(NamedTuple):
+    """The runs of segments in document order, alternately text and noise."""
+
+    length: np.ndarray  # int64[Σ per_segment]: tokens of each run
+    per_segment: np.ndarray  # int64[m]: runs of each segment
+    first_is_noise: np.ndarray  # int64[m]: 1 where the first run is noise
 
 
 def span_slots(
@@ -133,122 +145,140 @@ def span_slots(
     epoch: int,
     known: np.ndarray,
 ) -> Placed:
-    """Where span_corruption puts tokens and sentinels, as `TokenLayout.place`."""
+    """Return the slots of span_corruption's tokens and sentinels, as `TokenLayout.place`."""
     key, n, first_slot = segments
-    n_noise, n_spans = span_counts(parameters, len(ids.sentinels), n)
-    purposes = (
-        (TEXT_SPANS, NOISE_SPANS) if epoch == 0 else (REDRAWN_TEXT_SPANS, REDRAWN_NOISE_SPANS)
-    )
-    lengths = np.empty(2 * int(n_spans.sum()), np.int64)  # of runs, alternately text and noise
-    for which, (total, purpose) in enumerate(zip((n - n_noise, n_noise), purposes, strict=True)):
-        lengths[which::2] = _part_lengths(key, total, n_spans, purpose, epoch)
-    count, first = 2 * n_spans, np.zeros(len(n), np.int64)
+    noise_tokens, spans = span_counts(parameters, len(ids.sentinels), n)
+    runs = _draw_runs(key, n, noise_tokens, spans, epoch)
     if parameters["random_roll"]:
-        lengths, count, first = _rolled(key, n, n_noise, n_spans, lengths, epoch)
-    segment = np.repeat(np.arange(len(n)), count)
-    is_noise = (ranks(count) + first[segment]) & 1
-    begin = np.cumsum(count) - count  # each segment's first run
-    noise_runs = np.add.reduceat(is_noise, begin)
-    number = _before(is_noise, segment, begin)
-    of_noise, of_text = (
-        _before(lengths * is_noise, segment, begin),
-        _before(lengths * (1 - is_noise), segment, begin),
-    )
-    inputs = n - n_noise + noise_runs + int(parameters[EOS_AFTER_INPUTS.name])
+        runs = _rolled(key, n, noise_tokens, spans, runs.length, epoch)
+    # What lies before each run in its segment: noise runs, and tokens of either kind.
+    segment = np.repeat(np.arange(len(n)), runs.per_segment)
+    is_noise = (ranks(runs.per_segment) + runs.first_is_noise[segment]) & 1
+    first_run = np.cumsum(runs.per_segment) - runs.per_segment
+    noise_runs = np.add.reduceat(is_noise, first_run)
+    number = _sum_before(is_noise, segment, first_run)
+    noise_before = _sum_before(runs.length * is_noise, segment, first_run)
+    text_before = _sum_before(runs.length * (1 - is_noise), segment, first_run)
+    # Where each run stands; a noise run's sentinel stands in the inputs and before its tokens.
+    eos_slots = int(parameters[EOS_AFTER_INPUTS.name])
+    inputs = n - noise_tokens + noise_runs + eos_slots
     targets = first_slot + inputs
-    in_inputs, in_targets = (
-        first_slot[segment] + of_text + number,
-        targets[segment] + of_noise + number,
-    )
-    at = np.where(is_noise, in_targets + 1, in_inputs)
-    token = np.repeat(at - (np.cumsum(lengths) - lengths), lengths)
-    token += np.arange(len(token))
+    input_slot = first_slot[segment] + text_before + number
+    target_slot = targets[segment] + noise_before + number
+    token = _consecutive(np.where(is_noise, target_slot + 1, input_slot), runs.length)
     noise = np.flatnonzero(is_noise)
-    special = np.concatenate((in_inputs[noise], in_targets[noise]))
+    special = np.concatenate((input_slot[noise], target_slot[noise]))
     id = np.tile(ids.sentinels[number[noise]], 2)
-    if parameters[EOS_AFTER_INPUTS.name]:
-        special, id = (
-            np.concatenate((special, targets - 1)),
-            np.concatenate((id, np.full(len(n), ids.eos))),
-        )
-    return Placed(token, special, id, inputs + n_noise + noise_runs, inputs)
+    if eos_slots:
+        special = np.concatenate((special, targets - 1))
+        id = np.concatenate((id, np.full(len(n), ids.eos)))
+    return Placed(token, special, id, inputs + noise_tokens + noise_runs, inputs)
 
 
-def _before(values: np.ndarray, segment: np.ndarray, begin: np.ndarray) -> np.ndarray:
-    """The sum of the values before each in its segment. begin: each segment's first."""
+def _consecutive(first: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Return int64[Σ length]: first[0], first[0] + 1, …, length[0] numbers, then from first[1]."""
+    numbers = np.repeat(first - (np.cumsum(length) - length), length)
+    numbers += np.arange(len(numbers))
+    return numbers
+
+
+def _sum_before(values: np.ndarray, segment: np.ndarray, first_run: np.ndarray) -> np.ndarray:
+    """Return for each run the sum of the values of the runs before it in its segment."""
     total = np.cumsum(values) - values
-    return total - total[begin][segment]
+    return total - total[first_run][segment]
+
+
+def _draw_runs(
+    key: np.ndarray, n: np.ndarray, noise_tokens: np.ndarray, spans: np.ndarray, epoch: int
+) -> _Runs:
+    """Draw the lengths of runs, as many of text as of noise."""
+    text_purpose, noise_purpose = (
+        (REDRAWN_TEXT_SPANS, REDRAWN_NOISE_SPANS) if epoch else (TEXT_SPANS, NOISE_SPANS)
+    )
+    length = np.empty(2 * int(spans.sum()), np.int64)
+    length[::2] = _part_lengths(key, n - noise_tokens, spans, text_purpose, epoch)
+    length[1::2] = _part_lengths(key, noise_tokens, spans, noise_purpose, epoch)
+    return _Runs(length, 2 * spans, np.zeros(len(n), np.int64))
 
 
 def _part_lengths(
     key: np.ndarray, total: np.ndarray, parts: np.ndarray, purpose: int, epoch: int
 ) -> np.ndarray:
-    """int64[Σ parts]: the lengths of the non-empty parts into which each total is cut, uniformly
-    over all ways.
+    """Return the lengths of the non-empty parts of each total, int64[Σ parts], uniformly over all
+    ways to cut it.
 
-    Floyd's sampling of distinct cut points (Bentley and Floyd 1987): draw i takes a cut of 1 … j, j
-    = total − parts + 1 + i, and j itself where that one is taken.
+    Floyd's sampling of distinct cut points (Bentley and Floyd 1987): draw i takes a cut of 1 … j,
+    with j = total − parts + 1 + i, and j itself where that cut is taken.
     """
     draws = parts - 1
     segment, i = np.repeat(np.arange(len(draws)), draws), ranks(draws)
     last = (total - parts + 1)[segment] + i
+    # Draw a number below each bound; rejected ones, which are rare, are drawn one by one.
     bound = last.astype(np.uint64)
     product = words_of(key, draws, purpose, "<u4", epoch).astype(np.uint64) * bound
     low = product & np.uint64(0xFFFFFFFF)
     cut = (product >> np.uint64(32)).astype(np.int64)
-    again = np.flatnonzero(low < bound)
-    again = again[low[again] < (np.uint64(1 << 32) % bound[again])]
-    if len(again):
-        cut[again] = randomness.integers(key[segment[again]], purpose, i[again], last[again], epoch)
+    rejected = np.flatnonzero(low < bound)
+    rejected = rejected[low[rejected] < (np.uint64(1 << 32) % bound[rejected])]
+    if len(rejected):
+        cut[rejected] = randomness.integers(
+            key[segment[rejected]], purpose, i[rejected], last[rejected], epoch
+        )
+    # Number the cuts of all segments together, and find those that an earlier draw has taken.
     size, begin = int(total.sum()), np.cumsum(total) - total
     cut, last = begin[segment] + 1 + cut, begin[segment] + last
     order, earliest = np.arange(len(cut)), np.empty(size + 1, np.int64)
     earliest[cut[::-1]] = order[::-1]
-    taken = earliest[cut] != order  # by an earlier draw of the same cut
-    new, moved = taken, np.zeros(size + 1, np.bool_)
-    while new.any():  # or by an earlier one that gave way to it
-        moved[last[new]] = True
-        new = moved[cut] & ~taken
-        taken = taken | new
-    bounds = np.zeros(size + 1, np.bool_)
-    bounds[begin] = bounds[size] = True
-    bounds[np.where(taken, last, cut)] = True
-    return np.diff(np.flatnonzero(bounds))
+    is_taken = earliest[cut] != order
+    # A draw that gives way takes its last cut, which may be the cut of a later draw.
+    newly_taken, is_moved_to = is_taken, np.zeros(size + 1, np.bool_)
+    while newly_taken.any():
+        is_moved_to[last[newly_taken]] = True
+        newly_taken = is_moved_to[cut] & ~is_taken
+        is_taken = is_taken | newly_taken
+    # The distances between cuts and ends are the lengths.
+    is_bound = np.zeros(size + 1, np.bool_)
+    is_bound[begin] = is_bound[size] = True
+    is_bound[np.where(is_taken, last, cut)] = True
+    return np.diff(np.flatnonzero(is_bound))
 
 
 def _rolled(
     key: np.ndarray,
     n: np.ndarray,
-    n_noise: np.ndarray,
-    n_spans: np.ndarray,
+    noise_tokens: np.ndarray,
+    spans: np.ndarray,
     lengths: np.ndarray,
     epoch: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(run lengths, runs int64[m], 1 where the first run is noise int64[m]) after the rotation by
-    an offset of 0 … n − 1.
+) -> _Runs:
+    """Return the runs after a rotation by an offset of 0 … n − 1.
 
-    Of the n offsets the first n_noise − n_spans cut a span. Which kind it is stays that of epoch 0,
-    so that the length does; in later epochs the offset is uniform within its kind.
+    Of the n offsets, the first noise_tokens − spans cut a span. Later epochs draw an offset of the
+    same kind as epoch 0, so that a segment keeps its length.
     """
     offset = randomness.integers(key, ROLL, 0, n)
-    inside = n_noise - n_spans
-    cuts = offset < inside
-    left = np.where(cuts, offset, offset - inside)
+    inside = noise_tokens - spans
+    cuts_span = offset < inside
+    remaining = np.where(cuts_span, offset, offset - inside)
     if epoch:
-        left = randomness.integers(key, REDRAWN_ROLL, 0, np.where(cuts, inside, n - inside), epoch)
-    runs = 2 * n_spans
+        kind_size = np.where(cuts_span, inside, n - inside)
+        remaining = randomness.integers(key, REDRAWN_ROLL, 0, kind_size, epoch)
+    # Find the run in which the rotation begins, and how many of its tokens lie before.
+    runs = 2 * spans
     segment, is_noise = np.repeat(np.arange(len(n)), runs), np.arange(len(lengths)) & 1
-    offsets = np.where(cuts[segment], (lengths - 1) * is_noise, np.where(is_noise, 1, lengths))
-    ends, begin = np.cumsum(offsets), np.cumsum(runs) - runs
-    left = left + (ends - offsets)[begin]
-    run = np.searchsorted(ends, left, "right")  # in which the rotation begins
-    skip = left - (ends - offsets)[run] + cuts  # how much of it lies before
-    count = runs + (skip > 0)
+    offsets = np.where(cuts_span[segment], (lengths - 1) * is_noise, np.where(is_noise, 1, lengths))
+    ends, first_run = np.cumsum(offsets), np.cumsum(runs) - runs
+    remaining = remaining + (ends - offsets)[first_run]
+    run = np.searchsorted(ends, remaining, "right")
+    skipped = remaining - (ends - offsets)[run] + cuts_span
+    # Take the runs from there on, those before it, and the skipped tokens.
+    count = runs + (skipped > 0)
     segment, turn = np.repeat(np.arange(len(n)), count), ranks(count)
-    rolled = lengths[begin[segment] + ((run - begin)[segment] + turn) % runs[segment]]
-    rolled[turn == 0] -= skip
-    rolled[turn == runs[segment]] = skip[skip > 0]
-    return rolled, count, (run - begin) & 1
+    number = run - first_run
+    rolled = lengths[first_run[segment] + (number[segment] + turn) % runs[segment]]
+    rolled[turn == 0] -= skipped
+    rolled[turn == runs[segment]] = skipped[skipped > 0]
+    return _Runs(rolled, count, number & 1)
 
 
 SPAN_CORRUPTION = TokenLayout(
@@ -295,17 +325,20 @@ def pivot_slots(
     epoch: int,
     known: np.ndarray,
 ) -> Placed:
-    """Where prefix_lm puts tokens and the sentinel, as `TokenLayout.place`: at the pivot, uniform over
-    1 … n − 1, eos may end the prefix and a sentinel begin the continuation; each moves what follows
-    by a slot."""
+    """Return the slots of prefix_lm's tokens and special tokens, as `TokenLayout.place`.
+
+    The pivot is uniform over 1 … n − 1. An eos may end the prefix, and a sentinel may begin the
+    continuation; each moves the tokens after it by a slot.
+    """
     key, n, first_slot = segments
     pivot = 1 + randomness.integers(key, REDRAWN_PIVOT if epoch else PIVOT, 0, n - 1, epoch)
-    ended = int(parameters[EOS_AFTER_INPUTS.name])
-    added = np.array([*[ids.eos] * ended, *ids.sentinels[: int(parameters["sentinel"])]], np.int64)
-    place = ranks(n)
-    token = np.repeat(first_slot, n) + place + len(added) * (place >= np.repeat(pivot, n))
-    special = (first_slot + pivot)[:, None] + np.arange(len(added))
-    return Placed(token, special.reshape(-1), np.tile(added, len(n)), n + len(added), pivot + ended)
+    eos_slots = int(parameters[EOS_AFTER_INPUTS.name])
+    sentinels = ids.sentinels[: int(parameters["sentinel"])]
+    added_ids = np.array([*[ids.eos] * eos_slots, *sentinels], np.int64)
+    added, place = len(added_ids), ranks(n)
+    token = np.repeat(first_slot, n) + place + added * (place >= np.repeat(pivot, n))
+    special = ((first_slot + pivot)[:, None] + np.arange(added)).reshape(-1)
+    return Placed(token, special, np.tile(added_ids, len(n)), n + added, pivot + eos_slots)
 
 
 PREFIX_LM = TokenLayout(
@@ -326,10 +359,22 @@ PREFIX_LM = TokenLayout(
 
 
 def rates(parameters: Mapping[str, Any]) -> tuple[np.uint64, np.uint64]:
-    """rate and spm_rate in 2⁻³²."""
-    return np.uint64(int(parameters["rate"] * 2**32)), np.uint64(
-        int(parameters["spm_rate"] * 2**32)
-    )
+    """Return rate and spm_rate in 2⁻³²."""
+    rate, spm_rate = (np.uint64(int(parameters[name] * 2**32)) for name in ("rate", "spm_rate"))
+    return rate, spm_rate
+
+
+class _Middles(NamedTuple):
+    """The middles of rearranged segments, [m] each."""
+
+    begin: np.ndarray  # int64: first token
+    end: np.ndarray  # int64: first token after
+    suffix_first: np.ndarray  # bool: the prefix is empty
+
+    def special_slots(self, segments: Stretches) -> tuple[np.ndarray, np.ndarray]:
+        """Return the slots of the tokens before the suffix and before the middle."""
+        suffix_slot = segments.first_slot + 1 + self.begin
+        return suffix_slot, suffix_slot + 1 + segments.n - self.end
 
 
 def cut_slots(
@@ -339,118 +384,139 @@ def cut_slots(
     epoch: int,
     known: np.ndarray,
 ) -> Placed:
-    """Where fill_in_the_middle puts tokens and role tokens, as `TokenLayout.place`. Which segments are
-    rearranged stays; a segment whose roles are not where its cuts can be has −1 for its suffix
-    token."""
+    """Return the slots of fill_in_the_middle's tokens and special tokens, as `TokenLayout.place`.
+
+    The same segments are rearranged in every epoch. Where a body's special tokens are at no places
+    that its cuts allow, its suffix token has the id −1.
+    """
     rate, spm_rate = rates(parameters)
-    moved = np.flatnonzero(randomness.words(segments.key, CUT_POINTS, 0) < rate)
-    own = Stretches(*(column[moved] for column in segments))
-    purpose = REDRAWN_CUT_POINTS if epoch else CUT_POINTS
-    one = randomness.integers(own.key, purpose, 4, own.n + 1, epoch)
-    other = randomness.integers(own.key, purpose, 8, own.n, epoch)
-    other += other >= one
-    begin, end = np.minimum(one, other), np.maximum(one, other)  # of the middle
-    suffix_first = randomness.words(own.key, purpose, 1, epoch) < spm_rate
-    fits = np.ones(len(moved), np.bool_)
-    whole = parameters["text_safe"] and len(ids.continues) > 0
-    if whole and epoch:
-        first = (np.cumsum(segments.n) - segments.n)[moved]
-        begin, end = (_moved_back(known, first, cut, own.n, ids.continues) for cut in (begin, end))
-    begin = np.where(suffix_first, 0, begin)
-    if whole and not epoch:
-        begin, end, fits = _found_cuts(ids, own, begin, end, suffix_first, known)
-    lengths = np.zeros((len(segments.n), 3), np.int64)  # of prefix, middle and suffix
+    rearranged = np.flatnonzero(randomness.words(segments.key, CUT_POINTS, 0) < rate)
+    bodies = Stretches(*(column[rearranged] for column in segments))
+    middles = _draw_middles(bodies, spm_rate, epoch)
+    fits = np.ones(len(rearranged), np.bool_)
+    if parameters["text_safe"] and len(ids.continues):
+        if epoch:
+            first_token = (np.cumsum(segments.n) - segments.n)[rearranged]
+            begin, end = (
+                _moved_back(known, first_token, cut, bodies.n, ids.continues) for cut in middles[:2]
+            )
+            middles = middles._replace(begin=begin, end=end)
+        else:
+            middles, fits = _found_middles(ids, bodies, middles, known)
+    # Prefix, middle and suffix of each segment; others are all prefix.
+    begin, end, _ = middles
+    lengths = np.zeros((len(segments.n), 3), np.int64)
     lengths[:, 0] = segments.n
-    lengths[moved] = np.stack((begin, end - begin, own.n - end), axis=1)
-    at = np.repeat(segments.first_slot[:, None], 3, axis=1)
-    at_suffix = own.first_slot + 1 + begin
-    at_middle = at_suffix + 1 + own.n - end
-    at[moved] = np.stack((own.first_slot, at_middle, at_suffix), axis=1) + 1
-    part = lengths.reshape(-1)
-    token = np.repeat(at.reshape(-1) - (np.cumsum(part) - part), part)
-    token += np.arange(len(token))
-    special = np.concatenate((own.first_slot, at_middle, at_suffix))
-    id = np.repeat(np.array(ids.fim, np.int64), len(moved))
-    id[2 * len(moved) :][~fits] = -1
+    lengths[rearranged] = np.stack((begin, end - begin, bodies.n - end), axis=1)
+    suffix_slot, middle_slot = middles.special_slots(bodies)
+    part_slot = np.repeat(segments.first_slot[:, None], 3, axis=1)
+    part_slot[rearranged] = np.stack((bodies.first_slot, middle_slot, suffix_slot), axis=1) + 1
+    token = _consecutive(part_slot.reshape(-1), lengths.reshape(-1))
+    # The special token before each part.
+    special = np.concatenate((bodies.first_slot, middle_slot, suffix_slot))
+    id = np.repeat(np.array(ids.fim, np.int64), len(rearranged))
+    id[2 * len(rearranged) :][~fits] = -1
     slots = segments.n.copy()
-    slots[moved] += 3
+    slots[rearranged] += 3
     return Placed(token, special, id, slots, None)
 
 
+def _draw_middles(bodies: Stretches, spm_rate: np.uint64, epoch: int) -> _Middles:
+    """Draw two different cuts, uniform over the pairs of 0 … n, and whether the suffix is first."""
+    key, n, _ = bodies
+    purpose = REDRAWN_CUT_POINTS if epoch else CUT_POINTS
+    cut = randomness.integers(key, purpose, 4, n + 1, epoch)
+    other_cut = randomness.integers(key, purpose, 8, n, epoch)
+    other_cut += other_cut >= cut
+    suffix_first = randomness.words(key, purpose, 1, epoch) < spm_rate
+    begin = np.where(suffix_first, 0, np.minimum(cut, other_cut))
+    return _Middles(begin, np.maximum(cut, other_cut), suffix_first)
+
+
 def _moved_back(
-    tokens: np.ndarray, first: np.ndarray, cut: np.ndarray, n: np.ndarray, continues: np.ndarray
+    tokens: np.ndarray,
+    first_token: np.ndarray,
+    cut: np.ndarray,
+    n: np.ndarray,
+    continues: np.ndarray,
 ) -> np.ndarray:
-    """The cuts, moved back to the begins of characters. first: where each segment's tokens begin in
-    `tokens`."""
+    """Return the cuts, moved back to the starts of characters.
+
+    first_token: int64[m], index of each segment's first token in `tokens`.
+    """
     cut = cut.copy()
-    left = np.flatnonzero((cut > 0) & (cut < n))
-    while len(left := left[continues[tokens[first[left] + cut[left]]] != 0]):
-        cut[left] -= 1
-        left = left[cut[left] > 0]
+    which = np.flatnonzero((cut > 0) & (cut < n))
+    while len(which := which[continues[tokens[first_token[which] + cut[which]]] != 0]):
+        cut[which] -= 1
+        which = which[cut[which] > 0]
     return cut
 
 
-def _found_cuts(
-    ids: SpecialIds,
-    segments: Stretches,
-    begin: np.ndarray,
-    end: np.ndarray,
-    suffix_first: np.ndarray,
-    rows: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(begin, end, whether they were found) of the middles as rows hold them, the cuts moved back
-    from where they were drawn: roles stand there, and of the characters that lie between where a
-    cut was drawn and where it is, none begins.
+def _found_middles(
+    ids: SpecialIds, bodies: Stretches, drawn: _Middles, rows: np.ndarray
+) -> tuple[_Middles, np.ndarray]:
+    """Return the middles that rows hold, and bool[m]: whether each was found.
 
-    Nearly all cuts stay, and are looked at together; the others one by one. Where a text has a role
-    token of its own right behind a cut that was moved, two places may fit: the nearer one is taken.
+    Building moved cuts back to the starts of characters. So a middle is found where the special
+    tokens stand and where no character begins between a cut and the drawn cut. Nearly all cuts
+    stay, and are checked together; the others are searched one by one. Where a text has a special
+    token of its own after a moved cut, two places may fit, and the nearer is taken.
     """
     _, middle, suffix = ids.fim
-    at_suffix = segments.first_slot + 1 + begin
-    at_middle = at_suffix + 1 + segments.n - end
-    here, behind = (np.take(rows, at, mode="clip") for at in (at_suffix, at_suffix + 1))
-    fits = (here == suffix) & (
-        (end == segments.n) | (np.take(ids.continues, behind, mode="clip") == 0)
-    )
-    here, behind = (np.take(rows, at, mode="clip") for at in (at_middle, at_middle + 1))
-    fits &= (here == middle) & ((begin == 0) | (np.take(ids.continues, behind, mode="clip") == 0))
-    begin, end = begin.copy(), end.copy()
+
+    def fits_at(slot: np.ndarray, special_id: int, is_edge: np.ndarray) -> np.ndarray:
+        """Return whether a special token stands there, and no token inside a character after it."""
+        next_token = np.take(rows, slot + 1, mode="clip")
+        is_start = np.take(ids.continues, next_token, mode="clip") == 0
+        return (np.take(rows, slot, mode="clip") == special_id) & (is_edge | is_start)
+
+    suffix_slot, middle_slot = drawn.special_slots(bodies)
+    fits = fits_at(suffix_slot, suffix, drawn.end == bodies.n)
+    fits &= fits_at(middle_slot, middle, drawn.begin == 0)
+    begin, end = drawn.begin.copy(), drawn.end.copy()
     for i in np.flatnonzero(~fits).tolist():
-        n, first = int(segments.n[i]), int(segments.first_slot[i])
-        if first + n + 3 > len(rows):
+        n, first_slot = int(bodies.n[i]), int(bodies.first_slot[i])
+        if first_slot + n + 3 > len(rows):
             continue  # fewer slots than the segment takes
-        body = rows[first : first + n + 3].tolist()
-        found = _cuts_in(body, int(begin[i]), int(end[i]), bool(suffix_first[i]), ids)
-        if found is not None:
-            begin[i], end[i], fits[i] = *found, True
-    return begin, end, fits
+        body = rows[first_slot : first_slot + n + 3].tolist()
+        cuts = _cuts_in(body, int(begin[i]), int(end[i]), bool(drawn.suffix_first[i]), ids)
+        if cuts is not None:
+            begin[i], end[i], fits[i] = *cuts, True
+    return _Middles(begin, end, drawn.suffix_first), fits
 
 
 def _cuts_in(
-    body: list[int], begin: int, end: int, suffix_first: bool, ids: SpecialIds
+    body: list[int], drawn_begin: int, drawn_end: int, suffix_first: bool, ids: SpecialIds
 ) -> tuple[int, int] | None:
-    """The cuts of one body, at or below those that were drawn; None where there are none."""
+    """Return the cuts of one body, at or below the drawn ones; None where no cuts fit."""
     n = len(body) - 3
     _, middle, suffix = ids.fim
-    for a in range(begin, -1, -1):
-        if body[1 + a] != suffix:
+    for begin in range(drawn_begin, -1, -1):
+        if body[1 + begin] != suffix:
             continue
-        for b in range(end, a - 1, -1):
-            if body[2 + a + n - b] != middle:
+        for end in range(drawn_end, begin - 1, -1):
+            middle_slot = 2 + begin + n - end
+            if body[middle_slot] != middle:
                 continue
-            tokens = body[1 : 1 + a] + body[3 + a + n - b :] + body[2 + a : 2 + a + n - b]
+            prefix_tokens, suffix_tokens = body[1 : 1 + begin], body[2 + begin : middle_slot]
+            tokens = prefix_tokens + body[middle_slot + 1 :] + suffix_tokens
             inside = np.take(ids.continues, tokens, mode="clip") != 0
-            if (suffix_first or _stays(inside, a, begin)) and _stays(inside, b, end):
-                return a, b
+            if (suffix_first or _stays(inside, begin, drawn_begin)) and _stays(
+                inside, end, drawn_end
+            ):
+                return begin, end
     return None
 
 
-def _stays(inside: np.ndarray, cut: int, drawn: int) -> bool:
-    """Whether a drawn cut is moved back to `cut`. inside: bool[n], the tokens that begin inside a
-    character."""
-    begins = cut in (0, len(inside)) or not inside[cut]
-    return begins and (
-        cut == drawn or (drawn < len(inside) and bool(inside[cut + 1 : drawn + 1].all()))
+def _stays(inside: np.ndarray, cut: int, drawn_cut: int) -> bool:
+    """Return whether a drawn cut is moved back to `cut`.
+
+    inside: bool[n], True for tokens that begin inside a character.
+    """
+    is_start = cut in (0, len(inside)) or not inside[cut]
+    return is_start and (
+        cut == drawn_cut
+        or (drawn_cut < len(inside) and bool(inside[cut + 1 : drawn_cut + 1].all()))
     )
 
 
