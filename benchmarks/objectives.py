@@ -25,7 +25,7 @@ import numpy as np
 from packprep.building.packing import pack, placement
 from packprep.building.render import render
 from packprep.building.segments import FORMAT_MAX_SEGMENTS, cut
-from packprep.dataset import noise
+from packprep.dataset.epochs import noise
 from packprep.documents.reading import Documents
 from packprep.objectives import REGISTRY
 from packprep.objectives.objective import Bodies, BodySlots, Ids, Task
@@ -199,7 +199,7 @@ def in_place(tokens: np.ndarray, length: int, repeats: int) -> list[dict[str, An
     for objective, parameters in NOISE:
         task = task_of(objective, parameters)
         ids, speed = task.ids.for_noise, []
-        for law in (task.objective.noise, noise.LAWS[objective].draw):
+        for law in (task.objective.noise, noise.SCHEDULES[objective].draw):
             assert law is not None
             write = law
             work = lambda: write(0, task.parameters, task.resolved, ids, target, 0)  # noqa: B023, E731

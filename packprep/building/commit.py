@@ -18,9 +18,9 @@ from packprep.building.plan import Plan
 from packprep.building.removal import REMOVED
 from packprep.building.work import OTHER_LENGTH, Made, StoreShard
 from packprep.dataset import shard as shard_format
+from packprep.dataset.epochs.token_slots import LAYOUTS
 from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
 from packprep.dataset.manifest import named_removal
-from packprep.dataset.token_slots import LAWS
 from packprep.documents import store
 from packprep.documents.reading import is_bad
 from packprep.documents.store import STORE
@@ -349,7 +349,7 @@ def make_manifest(
 def _continues(plan: Plan) -> dict[str, str]:
     """The manifest's key that says which tokens begin inside a character, where redraw will ask."""
     for task in plan.tasks:
-        law = LAWS.get(task.objective.name)
+        law = LAYOUTS.get(task.objective.name)
         if law and law.whole(task.parameters):
             flags = task.ids.continues
             return {

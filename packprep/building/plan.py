@@ -11,10 +11,10 @@ import numpy as np
 from packprep.building.plan_form import LATER, check_plan
 from packprep.building.removal import Removed
 from packprep.building.segments import CutLimits, cut_limits
+from packprep.dataset.epochs.noise import SCHEDULES
 from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
 from packprep.dataset.manifest import check_manifest, is_count, removed_digest, replaced
 from packprep.dataset.mixture import mixture_of
-from packprep.dataset.noise import LAWS
 from packprep.documents.store import STORE, TokenStore
 from packprep.errors import DatasetError, PackprepError, PlanError, RecipeError
 from packprep.format.digests import digest_of, own_digest
@@ -90,7 +90,7 @@ def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, An
     resolved: list[Mapping[str, Any]] = []
     for task, entry in zip(stored["tasks"], recipe.tasks, strict=False):
         facts = task.get("resolved") if isinstance(task, dict) else None
-        law, why = LAWS.get(entry.objective), ""
+        law, why = SCHEDULES.get(entry.objective), ""
         if isinstance(facts, dict) and law is not None:
             why = law.unusable(facts)
         if not isinstance(facts, dict) or why:

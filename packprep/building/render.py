@@ -8,10 +8,10 @@ import numpy as np
 
 from packprep.building.segments import expected_prefix, trained_in
 from packprep.conversations.supervision import Training
-from packprep.dataset import noise
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import offsets_of, ranks
-from packprep.dataset.noise import Noised, Target
+from packprep.dataset.epochs import noise
+from packprep.dataset.epochs.noise import Noised, Target
 from packprep.dataset.segments import Bodies, MediaSpans, NoiseBlocks, Segments, TrainedRanges
 from packprep.documents.reading import Documents
 from packprep.kernel import copy_items, copy_ranges, kernel

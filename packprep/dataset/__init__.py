@@ -6,7 +6,8 @@ manifest.py                     dataset.json
 shard.py                        a shard's arrays, mapped or read
 rows.py                         segments of some rows; their columns, stored or derived; a Row is a batch of one
 batches.py ─► loader.py         what a trainer reads: rows, batches, an iteration with a state; which shards are open
-order.py, redraw.py             which row of which dataset comes when; later epochs, by the laws of noise.py and token_slots.py
+order.py                        which row of which dataset comes when
+epochs/                         the noise, spans and pivots of an epoch
 mixture.py                      several datasets as one, by share
 row_media.py                    which slots of rows belong to which picture, sound or film
 boundaries.py                   where segments lie, by cu_seqlens or by ids

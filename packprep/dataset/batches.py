@@ -12,9 +12,9 @@ import numpy as np
 
 from packprep.dataset import order
 from packprep.dataset.attention import RULES
+from packprep.dataset.epochs.resampling import check_accelerate
 from packprep.dataset.manifest import StoredTask, is_in_place
 from packprep.dataset.order import integer, true_or_false
-from packprep.dataset.redraw import check_accelerate
 from packprep.dataset.row_media import Media
 from packprep.dataset.rows import (
     AHEAD,

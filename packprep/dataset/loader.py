@@ -24,6 +24,13 @@ import numpy as np
 from packprep.dataset import order
 from packprep.dataset.batches import Reader
 from packprep.dataset.boundaries import read_only
+from packprep.dataset.epochs.resampling import (
+    EPOCHS,
+    Resampling,
+    check_accelerate,
+    resample,
+    resampling_of,
+)
 from packprep.dataset.manifest import (
     Manifest,
     ShardEntry,
@@ -39,7 +46,6 @@ from packprep.dataset.manifest import (
 )
 from packprep.dataset.mixture import Mixture, mixed_opened, mixture_file, read_mixture
 from packprep.dataset.order import integer
-from packprep.dataset.redraw import EPOCHS, Laws, check_accelerate, laws_of, redrawn
 from packprep.dataset.row import Row
 from packprep.dataset.row_media import Media, kinds_of, media_of
 from packprep.dataset.rows import COLUMNS, Facts, Place, RowSegments, gather
@@ -157,8 +163,8 @@ class Dataset(Reader):
         return read_only(np.array(table, np.float32))
 
     @lazy
-    def _laws(self) -> Laws:
-        return laws_of(self.manifest, Path(self.directory, TOKENIZER_NAME).read_bytes)
+    def _resampling(self) -> Resampling:
+        return resampling_of(self.manifest, Path(self.directory, TOKENIZER_NAME).read_bytes)
 
     def _at_hand(self, number: int) -> tuple[Any, int, Shard]:
         """Shard `number`, which is checked and opened at its first use."""
@@ -246,9 +252,9 @@ class Dataset(Reader):
             gather(self.facts, found, batch)
         else:
             whole: tuple[str, ...] = ()
-            if all(epoch % EPOCHS for epoch in epochs) and self._laws.has_chance:
+            if all(epoch % EPOCHS for epoch in epochs) and self._resampling.has_chance:
                 read = ("labels",) if self._predicts_in_place else ()
-                whole = tuple(name for name in self._laws.written if name not in read)
+                whole = tuple(name for name in self._resampling.written if name not in read)
             gather(
                 self.facts,
                 found,
@@ -276,9 +282,9 @@ class Dataset(Reader):
         `segments.changed` gets their header. epochs: one for each row. accelerate: as of
         `batches`."""
         kernels = check_accelerate(accelerate)
-        if self._laws.has_chance:
-            redrawn(
-                self._laws,
+        if self._resampling.has_chance:
+            resample(
+                self._resampling,
                 np.array([epoch % EPOCHS for epoch in epochs]),
                 segments,
                 columns,
@@ -313,7 +319,7 @@ class Dataset(Reader):
 
     def check_redraw(self) -> None:
         """ArgumentError if a task has chance and cannot be drawn anew."""
-        _ = self._laws
+        _ = self._resampling
 
     def tasks_with_loss(self) -> list[StoredTask]:
         """The tasks whose segments keep their loss, but for those of which the ledger counts no

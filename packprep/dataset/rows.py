@@ -24,8 +24,8 @@ from packprep.dataset.boundaries import (
     put_blocks,
     segment_ids,
 )
+from packprep.dataset.epochs.noise import levels_by_block
 from packprep.dataset.manifest import StoredTask, is_in_place
-from packprep.dataset.noise import levels_by_block
 from packprep.dataset.shard import Shard
 from packprep.errors import DatasetError
 from packprep.forking import lazy

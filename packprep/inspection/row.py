@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from packprep.dataset.epochs.resampling import EPOCHS
 from packprep.dataset.loader import Dataset, Row, segments_of
-from packprep.dataset.redraw import EPOCHS
 from packprep.dataset.segments import removed_segments
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import ArgumentError, DatasetError, PackprepError

@@ -10,7 +10,7 @@ blocks before it.
 
 BD3-LM (Arriola et al. 2025): one level a block from a clipped range, loss weight 1 / level. Blocks
 count inside the segment, bos and mode token included; the last may be short. The other laws of
-noise are `dataset/noise.py`'s BlockLaw:
+noise are `dataset/epochs/noise.py`'s BlockSchedule:
 
     noise "position"        Nemotron-Labs-Diffusion, by NeMo Automodel 0.7.0's corrupt_blockwise
     noise "all", shift      I-DLM (Yu et al. 2026), by its corrupt_all_masked and IDLMLoss
@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from packprep.dataset.noise import BLOCK_DIFFUSION as LAW
-from packprep.dataset.noise import level_range
+from packprep.dataset.epochs.noise import BLOCK_DIFFUSION as LAW
+from packprep.dataset.epochs.noise import level_range
 from packprep.errors import RecipeError
 from packprep.objectives.noising import noise_blocks
 from packprep.objectives.objective import Ids, Objective, Task

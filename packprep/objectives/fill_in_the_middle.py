@@ -6,30 +6,57 @@
     loss_mask     1   1   1   1   1   1   1   1   0
     prefix 0
 
-Bavarian et al. 2022: applied to a share `rate` of the segments, a share `spm_rate` of those suffix
-first; the others stay as they are. The cuts are two different ones of 0 … n, uniform. With
-text_safe a cut that falls inside a character of byte-level text moves back to the character's
-begin.
+Bavarian et al. 2022 rearrange a share `rate` of the segments, and write a share `spm_rate` of those
+suffix first; the others stay as they are. The two cuts differ and are uniform over 0 … n. With
+text_safe, a cut inside a character of byte-level text moves back to the start of the character.
 """
+
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.dataset.token_slots import FILL_IN_THE_MIDDLE, rates
-from packprep.kernel import integer, kernel, read_only, word
+from packprep.dataset.epochs.token_slots import FILL_IN_THE_MIDDLE, rates
+from packprep.kernel import copy_items, integer, kernel, read_only, word
 from packprep.objectives.objective import Bodies, BodySlots, Objective, Task
 from packprep.randomness import CUT_POINTS, REDRAWN_CUT_POINTS
 
 
-@kernel
-def _applied(key, rate, out):
-    """Whether each segment is rearranged: word 0 of CUT_POINTS < rate (in 2⁻³²)."""
-    for i in range(key.shape[0]):
-        out[i] = word(key[i], CUT_POINTS, 0, 0, 0) < rate
+class _Cutting(NamedTuple):
+    """How a task cuts segments, and which ids it writes."""
+
+    rate: np.uint64  # share of the segments that are rearranged, in 2⁻³²
+    spm_rate: np.uint64  # share of these that are written suffix first, in 2⁻³²
+    continues: np.ndarray  # uint8[vocab_size]: 1 for a token that begins inside a character
+    prefix_id: int
+    middle_id: int
+    suffix_id: int
+
+
+class _Body(NamedTuple):
+    """A rearranged body in the flat rows; all numbers are int64."""
+
+    first_slot: Any
+    n: Any  # tokens
+    begin: Any  # of the middle
+    end: Any  # of the middle
 
 
 @kernel(inline=True)
-def _back(tokens, begin, cut, n, continues):
-    """The cut, moved back to the begin of a character."""
+def _is_rearranged(key, rate):
+    """Return whether a segment is rearranged: word 0 of CUT_POINTS < rate."""
+    return word(key, CUT_POINTS, 0, 0, 0) < rate
+
+
+@kernel
+def _mark_rearranged(key, rate, rearranged):
+    """Write whether each segment is rearranged."""
+    for i in range(key.shape[0]):
+        rearranged[i] = _is_rearranged(key[i], rate)
+
+
+@kernel(inline=True)
+def _moved_back(tokens, begin, cut, n, continues):
+    """Return the cut, moved back to the start of a character."""
     if cut < n:
         while cut > 0 and continues.shape[0] > 0 and continues[tokens[begin + cut]]:
             cut -= 1
@@ -38,126 +65,131 @@ def _back(tokens, begin, cut, n, continues):
 
 @kernel(inline=True)
 def _cuts(key, n, spm_rate, epoch):
-    """Two different cuts, ascending, uniform over the pairs of 0 … n, and whether the suffix comes
-    first."""
+    """Return two different cuts in ascending order, uniform over the pairs of 0 … n, and whether
+    the suffix comes first."""
     purpose = CUT_POINTS if epoch == 0 else REDRAWN_CUT_POINTS
-    a, b = integer(key, purpose, 4, n + 1, epoch), integer(key, purpose, 8, n, epoch)
-    if b >= a:
-        b += 1
-    return min(a, b), max(a, b), word(key, purpose, 1, epoch, 0) < spm_rate
+    cut, other_cut = integer(key, purpose, 4, n + 1, epoch), integer(key, purpose, 8, n, epoch)
+    if other_cut >= cut:
+        other_cut += 1
+    suffix_first = word(key, purpose, 1, epoch, 0) < spm_rate
+    return min(cut, other_cut), max(cut, other_cut), suffix_first
 
 
 @kernel
-def _render(tokens, begin, n, key, epoch, at, rate, spm_rate, continues, pre, mid, suf, rows):
-    for i in range(n.shape[0]):
-        s, t, k = begin[i], at[i], n[i]
-        if word(key[i], CUT_POINTS, 0, 0, 0) >= rate:
-            for j in range(k):
-                rows[t + j] = tokens[s + j]
+def _render(tokens, columns, cutting, rows):
+    """Write the bodies of segments to the flat rows."""
+    bodies, continues = columns.bodies, cutting.continues
+    for i in range(bodies.n.shape[0]):
+        first_token, slot, n = columns.begin[i], columns.at[i], bodies.n[i]
+        if not _is_rearranged(bodies.key[i], cutting.rate):
+            copy_items(rows, slot, tokens, first_token, n)
             continue
-        a, b, suffix_first = _cuts(key[i], k, spm_rate, epoch)
-        a, b = _back(tokens, s, a, k, continues), _back(tokens, s, b, k, continues)
+        begin, end, suffix_first = _cuts(bodies.key[i], n, cutting.spm_rate, bodies.epoch)
+        begin = _moved_back(tokens, first_token, begin, n, continues)
+        end = _moved_back(tokens, first_token, end, n, continues)
         if suffix_first:
-            a = np.int64(0)  # an empty prefix: the middle begins the text
-        rows[t] = pre
-        t += 1
-        for j in range(a):
-            rows[t] = tokens[s + j]
-            t += 1
-        rows[t] = suf
-        t += 1
-        for j in range(b, k):
-            rows[t] = tokens[s + j]
-            t += 1
-        rows[t] = mid
-        t += 1
-        for j in range(a, b):
-            rows[t] = tokens[s + j]
-            t += 1
+            begin = np.int64(0)  # an empty prefix: the middle begins the text
+        # Prefix, suffix and middle, each after its special token.
+        rows[slot] = cutting.prefix_id
+        copy_items(rows, slot + 1, tokens, first_token, begin)
+        slot += 1 + begin
+        rows[slot] = cutting.suffix_id
+        copy_items(rows, slot + 1, tokens, first_token + end, n - end)
+        slot += 1 + n - end
+        rows[slot] = cutting.middle_id
+        copy_items(rows, slot + 1, tokens, first_token + begin, end - begin)
 
 
 @kernel(inline=True)
-def _token(rows, t, a, b, k, i):
-    """Token i of a body of k that stands at t, the cuts at a and b."""
-    if i < a:
-        return rows[t + 1 + i]
-    return rows[t + 3 + k - b + i] if i < b else rows[t + 2 + a + i - b]
+def _token(rows, body, i):
+    """Return token i of a body."""
+    slot, n, begin, end = body
+    if i < begin:
+        return rows[slot + 1 + i]
+    return rows[slot + 3 + n - end + i] if i < end else rows[slot + 2 + begin + i - end]
 
 
 @kernel
-def _stays(rows, t, a, b, k, cut, drawn, continues):
-    """Whether a cut that was drawn is moved back to `cut`, one of a and b."""
-    if cut == drawn and (cut == 0 or cut == k or continues.shape[0] == 0):
+def _stays(rows, body, cut, drawn_cut, continues):
+    """Return whether a drawn cut is moved back to `cut`, the begin or end of the middle."""
+    if cut == drawn_cut and (cut == 0 or cut == body.n or continues.shape[0] == 0):
         return True
-    if cut != drawn and (drawn == k or continues.shape[0] == 0):
+    if cut != drawn_cut and (drawn_cut == body.n or continues.shape[0] == 0):
         return False
-    for i in range(cut, drawn + 1):
-        token = np.int64(_token(rows, t, a, b, k, i))
-        inside = 0 <= token < continues.shape[0] and continues[token] != 0
-        if i > 0 and inside != (i > cut):
+    for i in range(cut, drawn_cut + 1):
+        token = np.int64(_token(rows, body, i))
+        is_inside = 0 <= token < continues.shape[0] and continues[token] != 0
+        if i > 0 and is_inside != (i > cut):
             return False
     return True
 
 
 @kernel
-def _restore(rows, begin, n, key, epoch, at, rate, spm_rate, continues, pre, mid, suf, out, fits):
-    """text_safe moves cuts back alone: the first places at or below the drawn ones where role
-    tokens stand, and between which no character begins."""
-    for i in range(n.shape[0]):
-        s, t, k = begin[i], at[i], n[i]
+def _restore(rows, columns, cutting, out, fits):
+    """Read the tokens of bodies from the flat rows.
+
+    text_safe only moves cuts back. So the cuts are the first places, at or below the drawn ones,
+    where the special tokens stand and between which no character begins.
+    """
+    bodies, continues = columns.bodies, cutting.continues
+    for i in range(bodies.n.shape[0]):
+        first_token, slot, n = columns.begin[i], columns.at[i], bodies.n[i]
         fits[i] = True
-        if word(key[i], CUT_POINTS, 0, 0, 0) >= rate:
-            for j in range(k):
-                out[s + j] = rows[t + j]
+        if not _is_rearranged(bodies.key[i], cutting.rate):
+            for j in range(n):
+                out[first_token + j] = rows[slot + j]
             continue
-        drawn_a, drawn_b, suffix_first = _cuts(key[i], k, spm_rate, epoch)
-        found = False
-        a = np.int64(0) if suffix_first else drawn_a
-        while a >= 0 and not found and rows[t] == pre:
-            b = drawn_b
-            while b >= a and not found and rows[t + 1 + a] == suf:
-                found = (
-                    rows[t + 2 + a + k - b] == mid
-                    and (suffix_first or _stays(rows, t, a, b, k, a, drawn_a, continues))
-                    and _stays(rows, t, a, b, k, b, drawn_b, continues)
+        # Search the cuts from the drawn ones back.
+        drawn_begin, drawn_end, suffix_first = _cuts(
+            bodies.key[i], n, cutting.spm_rate, bodies.epoch
+        )
+        is_found = False
+        begin, end = np.int64(0) if suffix_first else drawn_begin, drawn_end
+        while begin >= 0 and not is_found and rows[slot] == cutting.prefix_id:
+            end = drawn_end
+            while end >= begin and not is_found and rows[slot + 1 + begin] == cutting.suffix_id:
+                body = _Body(slot, n, begin, end)
+                is_found = (
+                    rows[slot + 2 + begin + n - end] == cutting.middle_id
+                    and (suffix_first or _stays(rows, body, begin, drawn_begin, continues))
+                    and _stays(rows, body, end, drawn_end, continues)
                 )
-                b -= not found
-            a -= not found
-        fits[i] = found
-        if found:
-            for j in range(k):
-                out[s + j] = _token(rows, t, a, b, k, j)
+                end -= not is_found
+            begin -= not is_found
+        # Put the tokens back in order.
+        fits[i] = is_found
+        if is_found:
+            for j in range(n):
+                out[first_token + j] = _token(rows, _Body(slot, n, begin, end), j)
 
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """n, and three role tokens where it is applied."""
-    out = np.empty(bodies.n.shape, np.bool_)
-    _applied(bodies.key, rates(task.parameters)[0], out)
-    return bodies.n + 3 * out
+    """Return n, and 3 more for the special tokens of a rearranged segment."""
+    rearranged = np.empty(bodies.n.shape, np.bool_)
+    _mark_rearranged(bodies.key, rates(task.parameters)[0], rearranged)
+    return bodies.n + 3 * rearranged
 
 
 def most_body_slots(task: Task, n: int) -> int:
-    """n + 3, unless it is never applied."""
+    """Return n + 3, or n if no segment is rearranged."""
     return n + (3 if task.parameters["rate"] > 0 else 0)
 
 
-def _continues(task: Task) -> np.ndarray:
-    return read_only(task.ids.continues if task.parameters["text_safe"] else np.zeros(0, np.uint8))
+def _cutting_of(task: Task) -> _Cutting:
+    """Return how a task cuts segments."""
+    continues = task.ids.continues if task.parameters["text_safe"] else np.zeros(0, np.uint8)
+    return _Cutting(*rates(task.parameters), read_only(continues), *task.ids.fim)
 
 
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
-    """Writes the parts in their order, with the role tokens."""
-    n, key, _, epoch = columns.bodies
-    chance = *rates(task.parameters), _continues(task)
-    _render(tokens, columns.begin, n, key, epoch, columns.at, *chance, *task.ids.fim, rows)
+    """Write the parts in their order, with the special tokens."""
+    _render(tokens, columns, _cutting_of(task), rows)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Puts the middle back; a body fits if the role tokens stand where they belong."""
+    """Put the middle back. A body fits if the special tokens stand where they belong."""
     fits = np.empty(columns.begin.shape, np.bool_)
-    n, key, _, epoch = columns.bodies
-    chance = *rates(task.parameters), _continues(task)
-    _restore(rows, columns.begin, n, key, epoch, columns.at, *chance, *task.ids.fim, out, fits)
+    _restore(rows, columns, _cutting_of(task), out, fits)
     return fits
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from packprep.dataset.noise import MASKED_DIFFUSION as LAW
+from packprep.dataset.epochs.noise import MASKED_DIFFUSION as LAW
 from packprep.errors import RecipeError
 from packprep.objectives.noising import mask
 from packprep.objectives.objective import Objective, Task

@@ -1,330 +1,313 @@
-"""The compiled writers of in-place noise: equal to the numpy ones of `dataset/noise.py`, and with
-their signatures.
+"""The compiled writers of same-position noise. They equal the NumPy writers of
+`dataset/epochs/noise.py` and have their signatures.
 
-Which runs where (levels, probabilities and weights are computed by `dataset/noise.py` in both
-cases):
+`dataset/epochs/noise.py` computes levels, probabilities and weights in both cases:
 
     writer         render, verify, replay     redraw in a trainer
-    mask           here                       dataset/noise.py
-    flip           here                       dataset/noise.py
-    noise_blocks   here                       dataset/noise.py
+    mask           here                       dataset/epochs/noise.py
+    flip           here                       dataset/epochs/noise.py
+    noise_blocks   here                       dataset/epochs/noise.py
 """
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.dataset.candidates import Candidates
-from packprep.dataset.noise import ONE, BlockLaw, NoiseIds, thresholds
+from packprep.dataset.epochs.noise import ONE, BlockSchedule, NoiseIds, Target, thresholds
 from packprep.kernel import below, flags_as_bits, kernel, philox_blocks, trailing_zeros, word
 from packprep.randomness import LN_2, NOISE, NOISE_LEVEL, NOISE_LOW, REPLACEMENT, ROOTS_OF_HALF
 
 _1, _32 = np.uint64(1), np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(ONE)
-_UNBLOCKED = 1 << 40  # a block that holds every segment
+_UNBLOCKED = np.int64(1 << 40)  # the length of a block that holds every segment
 _TICK = 2.0**-24
 # of a float64's bits: its fraction, and the exponent of ½ … 1
 _MANTISSA, _HALF = ((1 << 52) - 1, 1022 << 52)
 
 
+class _Replacement(NamedTuple):
+    """What a noised slot becomes: the mask, an ordinary token, or the token that it holds."""
+
+    mask_below: Any  # uint64: words below it write the mask
+    ordinary_below: Any  # uint64: other words below it write an ordinary token
+    has_mask: bool
+    mask_id: Any  # in the dtype of the rows; 0 without a mask
+    ordinary: np.ndarray  # int32[v]
+
+
+class _Buffers(NamedTuple):
+    """Memory that the segments of one call use one after another."""
+
+    words: np.ndarray  # uint32: random words
+    top: np.ndarray  # uint8[longest + 64]: high byte of each candidate's threshold
+    hit: np.ndarray  # uint8[longest + 64]: 1 where a candidate is noised
+    allowed: np.ndarray  # uint8[longest]: 1 where a candidate may be noised
+    order: np.ndarray  # int64[longest]: candidates by their word
+    time: np.ndarray  # float64[longest]: when a candidate arrives
+
+
+class _Limits(NamedTuple):
+    """The thresholds of one segment's candidates, one for each block."""
+
+    before: Any  # int64: slots of the segment before its first candidate
+    block_length: Any  # int64
+    threshold: np.ndarray  # uint64[blocks]
+
+
+@kernel(inline=True)
+def _largest(values):
+    """Return the largest of non-negative numbers, 0 without any."""
+    largest = np.int64(0)
+    for i in range(values.shape[0]):
+        largest = max(largest, values[i])
+    return largest
+
+
+@kernel(inline=True)
+def _buffers(longest, blocks):
+    """Return buffers for segments of up to `longest` candidates and `blocks` blocks."""
+    return _Buffers(
+        np.empty(max(((longest + 15) >> 4) * 32, blocks) + 64, np.uint32),
+        np.empty(longest + 64, np.uint8),
+        np.empty(longest + 64, np.uint8),
+        np.empty(longest, np.uint8),
+        np.empty(longest, np.int64),
+        np.empty(longest, np.float64),
+    )
+
+
 @kernel(inline=True)
 def _bits(flags, begin, count):
-    """uint64: flags[begin : min(begin + 64, count)] (uint8) as bits; flags: uint8[≥ count + 64]."""
+    """Return flags[begin : min(begin + 64, count)] as the bits of a uint64.
+
+    flags: uint8[≥ count + 64].
+    """
     bits = flags_as_bits(flags, begin)
     return bits & ((_1 << np.uint64(count - begin)) - _1) if count - begin < 64 else bits
 
 
 @kernel
-def _below(key, count, before, block_length, limit, epoch, words, top, hit):
-    """hit[j] (uint8) = 1 iff candidate j's 40-bit uniform lies below limit[(before + j) //
-    block_length], j < count.
-
-    words: uint32[≥ count / 4 + 32]; top, hit: uint8[count + 64]. The high byte decides; where it is
-    equal to the threshold's, the low word does.
-    """
-    philox_blocks(key, NOISE, epoch, (count + 15) >> 4, words)
-    high = words.view(np.uint8)
+def _hit_below(key, count, limits, epoch, buffers):
+    """Set hit[j] = 1 iff candidate j's 40-bit uniform lies below its block's threshold."""
+    high, top, hit = buffers.words.view(np.uint8), buffers.top, buffers.hit
+    before, block_length, threshold = limits
+    philox_blocks(key, NOISE, epoch, (count + 15) >> 4, buffers.words)
+    # The high byte of each threshold goes next to the high byte of each uniform.
     begin = np.int64(0)
     while begin < count:
         block = (before + begin) // block_length
         end = np.int64(min((block + 1) * block_length - before, count))
-        bound = limit[block]
-        if bound >= _ONE:  # its top would be no byte
+        limit = threshold[block]
+        if limit >= _ONE:  # its high part would not fit into a byte
             top[begin:end] = 1
             high[begin:end] = 0
         else:
-            top[begin:end] = np.uint8(bound >> _32)
+            top[begin:end] = np.uint8(limit >> _32)
         begin = end
+    # Where both bytes are equal, the low word decides and writes bytes that differ.
     for j in range(count):
         hit[j] = high[j] == top[j]
-    for part in range(0, count, 64):
-        equal = _bits(hit, part, count)
-        while equal:
-            own = part + np.int64(trailing_zeros(equal))
-            equal &= equal - _1
-            if (
-                np.uint64(word(key, NOISE_LOW, own, epoch, 0))
-                < limit[(before + own) // block_length] & _LOW
-            ):
-                high[own], top[own] = 0, 1
+    for begin_of_64 in range(0, count, 64):
+        equal_bits = _bits(hit, begin_of_64, count)
+        while equal_bits:
+            place = begin_of_64 + np.int64(trailing_zeros(equal_bits))
+            equal_bits &= equal_bits - _1
+            low_limit = threshold[(before + place) // block_length] & _LOW
+            if np.uint64(word(key, NOISE_LOW, place, epoch, 0)) < low_limit:
+                high[place], top[place] = 0, 1
     for j in range(count):
         hit[j] = high[j] < top[j]
 
 
 @kernel
-def _least(key, count, allowed, ratio, epoch, words, found, hit):
-    """hit[j] (uint8) = 1 iff candidate j is one of the max(⌊candidates · ratio⌋, 1) allowed ones of
-    least word.
+def _hit_exact_count(key, count, ratio, epoch, buffers):
+    """Set hit[j] = 1 for the max(⌊allowed · ratio⌋, 1) allowed candidates of least word.
 
-    Gives the share of the allowed ones that is hit, 1 where there are none.
-
-    The words' high bytes are counted; within the byte in which the last one lies, the few words are
-    sorted.
-    words: uint32[≥ count + 32]; found: int64[count].
+    Return the share of the allowed candidates that is hit, 1 where there are none.
     """
+    words, hit, allowed, order = buffers.words, buffers.hit, buffers.allowed, buffers.order
     philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, words)
-    many = np.zeros(256, np.int64)
+    # Count the allowed words by their high byte.
+    words_of_byte = np.zeros(256, np.int64)
     candidates = np.int64(0)
     for j in range(count):
-        many[words[j] >> np.uint32(24)] += allowed[j]
+        words_of_byte[words[j] >> np.uint32(24)] += allowed[j]
         candidates += allowed[j]
     if candidates == 0:
         hit[:count] = 0
         return 1.0
-    wanted = max(np.int64(np.float64(candidates) * ratio), np.int64(1))
-    share = np.float64(wanted) / np.float64(candidates)
+    # Find the byte that holds the last hit, and how many hits it holds.
+    remaining = max(np.int64(np.float64(candidates) * ratio), np.int64(1))
+    share = np.float64(remaining) / np.float64(candidates)
     byte = np.int64(0)
-    while wanted > many[byte]:
-        wanted -= many[byte]
+    while remaining > words_of_byte[byte]:
+        remaining -= words_of_byte[byte]
         byte += 1
-    k = np.int64(0)
+    # Sort the few words of that byte by insertion.
+    sorted_words = np.int64(0)
     for j in range(count):
         if np.int64(words[j] >> np.uint32(24)) == byte and allowed[j]:
-            at = k
-            while at > 0 and words[found[at - 1]] > words[j]:
-                found[at] = found[at - 1]
-                at -= 1
-            found[at] = j
-            k += 1
-    least = np.uint32(byte << 24)
+            place = sorted_words
+            while place > 0 and words[order[place - 1]] > words[j]:
+                order[place] = order[place - 1]
+                place -= 1
+            order[place] = j
+            sorted_words += 1
+    least_word = np.uint32(byte << 24)
     for j in range(count):
-        hit[j] = (words[j] < least) & allowed[j]
-    for i in range(wanted):
-        hit[found[i]] = 1
+        hit[j] = (words[j] < least_word) & allowed[j]
+    for i in range(remaining):
+        hit[order[i]] = 1
     return share
 
 
 @kernel
-def _allowed(at, count, trainable, has_mask, mask_id, tokens, out):
-    """out[j] (uint8) = 1 iff candidate j may be noised: it may be trained, and is no mask."""
-    begin = np.uint64(at)
-    if has_mask:
-        for j in range(np.uint64(count)):
-            out[j] = tokens[begin + j] != mask_id
-    else:
-        out[:count] = 1
-    if trainable.shape[0] > 0:
-        for j in range(np.uint64(count)):
-            out[j] &= trainable[begin + j] != 0
+def _mark_trainable(begin, count, trainable, allowed):
+    """Set allowed[j] = 1 iff the candidate j may be trained; without `trainable` all may."""
+    first_slot = np.uint64(begin)
+    if trainable.shape[0] == 0:
+        allowed[:count] = 1
+        return
+    for j in range(np.uint64(count)):
+        allowed[j] = trainable[first_slot + j] != 0
 
 
 @kernel
-def _put(at, count, hit, value, tokens, loss_mask):
-    """Set `value` and loss where `hit` is 1."""
-    begin = np.uint64(at)
+def _exclude_mask(begin, count, tokens, mask_id, flags):
+    """Clear flags[j] where candidate j is a mask in the text: nothing can be learnt there."""
+    first_slot = np.uint64(begin)
     for j in range(np.uint64(count)):
-        loss_mask[begin + j] |= hit[j]
-    for j in range(np.uint64(count)):
-        tokens[begin + j] = value if hit[j] else tokens[begin + j]
+        flags[j] &= tokens[first_slot + j] != mask_id
 
 
 @kernel
-def _replace(
-    key, at, count, hit, mask_below, random_below, mask_id, ordinary, epoch, words, tokens
-):
-    """What each hit becomes: the mask, an ordinary token, or itself, by words 2j and 2j + 1 of
+def _put(begin, count, hit, value, tokens, loss_mask):
+    """Write `value` and loss where `hit` is 1."""
+    first_slot = np.uint64(begin)
+    for j in range(np.uint64(count)):
+        loss_mask[first_slot + j] |= hit[j]
+    for j in range(np.uint64(count)):
+        tokens[first_slot + j] = value if hit[j] else tokens[first_slot + j]
+
+
+@kernel
+def _replace(key, begin, count, replacement, epoch, buffers, tokens):
+    """Write the mask, an ordinary token or nothing at each hit, by words 2j and 2j + 1 of
     REPLACEMENT."""
+    words, ordinary = buffers.words, replacement.ordinary
     philox_blocks(key, REPLACEMENT, epoch, (count + 1) >> 1, words)
-    for begin in range(0, count, 64):
-        hits = _bits(hit, begin, count)
-        while hits:
-            j = begin + np.int64(trailing_zeros(hits))
-            hits &= hits - _1
-            draw = np.uint64(words[2 * j])
-            if draw < mask_below:
-                tokens[at + j] = mask_id
-            elif draw < random_below:
-                of_two = np.uint64(words[2 * j + 1])
-                tokens[at + j] = ordinary[
-                    below(of_two, key, REPLACEMENT, 2 * j + 1, ordinary.shape[0], epoch)
+    for begin_of_64 in range(0, count, 64):
+        hit_bits = _bits(buffers.hit, begin_of_64, count)
+        while hit_bits:
+            j = begin_of_64 + np.int64(trailing_zeros(hit_bits))
+            hit_bits &= hit_bits - _1
+            kind_word = np.uint64(words[2 * j])
+            if kind_word < replacement.mask_below:
+                tokens[begin + j] = replacement.mask_id
+            elif kind_word < replacement.ordinary_below:
+                first_word = np.uint64(words[2 * j + 1])
+                tokens[begin + j] = ordinary[
+                    below(first_word, key, REPLACEMENT, 2 * j + 1, ordinary.shape[0], epoch)
                 ]
 
 
 @kernel
-def _mask(
-    segments_key,
-    at,
-    count,
-    ratio,
-    limit,
-    mask_below,
-    random_below,
-    has_mask,
-    mask_id,
-    ordinary,
-    trainable,
-    tokens,
-    loss_mask,
-    epoch,
-    longest,
-    share,
-):
-    words = np.empty(((longest + 15) >> 4) * 32 + 64, np.uint32)
-    top, hit, allowed = (
-        np.empty(longest + 64, np.uint8),
-        np.empty(longest + 64, np.uint8),
-        np.empty(longest, np.uint8),
-    )
-    found = np.empty(longest if ratio.shape[0] > 0 else 0, np.int64)
-    for i in range(count.shape[0]):
-        key, begin, n = segments_key[i], at[i], count[i]
-        _allowed(begin, n, trainable, has_mask, mask_id, tokens, allowed)
+def _mask(target, ratio, threshold, replacement, epoch, share):
+    """Write the noise of `mask`. ratio and share are empty without an exact count."""
+    segments, tokens, loss_mask = target.segments, target.tokens, target.loss_mask
+    buffers = _buffers(_largest(segments.count), 0)
+    hit, allowed = buffers.hit, buffers.allowed
+    for i in range(segments.key.shape[0]):
+        key, begin, n = segments.key[i], segments.at[i], segments.count[i]
+        # Which candidates may be noised.
+        _mark_trainable(begin, n, target.trainable, allowed)
+        if replacement.has_mask:
+            _exclude_mask(begin, n, tokens, replacement.mask_id, allowed)
+        # Which candidates are noised.
         if ratio.shape[0] > 0:
-            share[i] = _least(key, n, allowed, ratio[i], epoch, words, found, hit)
+            share[i] = _hit_exact_count(key, n, ratio[i], epoch, buffers)
         else:
-            _below(key, n, 0, _UNBLOCKED, limit[i : i + 1], epoch, words, top, hit)
+            limits = _Limits(np.int64(0), _UNBLOCKED, threshold[i : i + 1])
+            _hit_below(key, n, limits, epoch, buffers)
             for j in range(n):
                 hit[j] &= allowed[j]
-        if mask_below > _LOW:
-            _put(begin, n, hit, mask_id, tokens, loss_mask)
+        # What they become.
+        if replacement.mask_below > _LOW:
+            _put(begin, n, hit, replacement.mask_id, tokens, loss_mask)
         else:
             for j in range(n):
                 loss_mask[begin + j] |= hit[j]
-            _replace(
-                key,
-                begin,
-                n,
-                hit,
-                mask_below,
-                random_below,
-                mask_id,
-                ordinary,
-                epoch,
-                words,
-                tokens,
-            )
+            _replace(key, begin, n, replacement, epoch, buffers, tokens)
 
 
 def mask(
-    segments: Candidates,
-    ratio: np.ndarray | None,
+    target: Target,
     probability: np.ndarray,
+    ratio: np.ndarray | None,
     shares: tuple[float, float, float],
-    mask_id: int,
-    ordinary: np.ndarray,
-    trainable: np.ndarray | None,
-    tokens: np.ndarray,
-    loss_mask: np.ndarray,
+    ids: NoiseIds,
     epoch: int = 0,
 ) -> np.ndarray | None:
-    """`noise.mask`."""
-    _check(segments, tokens)
+    """Write the noise of `noise.mask`."""
+    _check(target)
     share = np.empty(0 if ratio is None else len(ratio))
     _mask(
-        *segments[:3],
+        _with_flags(target),
         np.empty(0) if ratio is None else ratio,
         thresholds(probability),
-        np.uint64(int(shares[0] * 2**32)),
-        np.uint64(int((shares[0] + shares[1]) * 2**32)),
-        mask_id >= 0,
-        tokens.dtype.type(max(mask_id, 0)),
-        ordinary,
-        _flags(trainable),
-        tokens,
-        loss_mask,
+        _replacement(shares, ids, target.tokens.dtype),
         epoch,
-        int(segments.count.max(initial=0)),
         share,
     )
     return None if ratio is None else share
 
 
 @kernel
-def _flip(
-    segments_key,
-    at,
-    count,
-    limit,
-    loss_on_all,
-    no_mask,
-    ordinary,
-    rank,
-    trainable,
-    tokens,
-    loss_mask,
-    epoch,
-    longest,
-):
-    words = np.empty(longest + 64, np.uint32)
-    top, hit, allowed = (
-        np.empty(longest + 64, np.uint8),
-        np.empty(longest + 64, np.uint8),
-        np.empty(longest, np.uint8),
-    )
-    for i in range(count.shape[0]):
-        key, begin, n = segments_key[i], at[i], count[i]
-        _below(key, n, 0, _UNBLOCKED, limit[i : i + 1], epoch, words, top, hit)
-        _allowed(begin, n, trainable, False, no_mask, tokens, allowed)
+def _flip(target, threshold, loss_on_all, ids, epoch):
+    """Write the noise of `flip`."""
+    segments, tokens, loss_mask = target.segments, target.tokens, target.loss_mask
+    ordinary, rank = ids.ordinary, ids.rank
+    buffers = _buffers(_largest(segments.count), 0)
+    words, hit, allowed = buffers.words, buffers.hit, buffers.allowed
+    for i in range(segments.key.shape[0]):
+        key, begin, n = segments.key[i], segments.at[i], segments.count[i]
+        # Which candidates flip, and which are trained.
+        limits = _Limits(np.int64(0), _UNBLOCKED, threshold[i : i + 1])
+        _hit_below(key, n, limits, epoch, buffers)
+        _mark_trainable(begin, n, target.trainable, allowed)
         for j in range(n):
             hit[j] &= allowed[j]
         trained = allowed if loss_on_all else hit
         for j in range(np.uint64(n)):
             loss_mask[np.uint64(begin) + j] |= trained[j]
+        # To which other token: the number is drawn from a list without the token itself.
         philox_blocks(key, REPLACEMENT, epoch, (n + 3) >> 2, words)
-        for part in range(0, n, 64):
-            hits = _bits(hit, part, n)
-            while hits:
-                own = part + np.int64(trailing_zeros(hits))
-                hits &= hits - _1
-                token = np.int64(tokens[begin + own])
-                now = np.int64(rank[token]) if token < rank.shape[0] else np.int64(-1)
-                others = ordinary.shape[0] - np.int64(now >= 0)
-                number = below(np.uint64(words[own]), key, REPLACEMENT, own, others, epoch)
-                tokens[begin + own] = ordinary[number + np.int64((now >= 0) & (number >= now))]
+        for begin_of_64 in range(0, n, 64):
+            hit_bits = _bits(hit, begin_of_64, n)
+            while hit_bits:
+                place = begin_of_64 + np.int64(trailing_zeros(hit_bits))
+                hit_bits &= hit_bits - _1
+                token = np.int64(tokens[begin + place])
+                old_rank = np.int64(rank[token]) if token < rank.shape[0] else np.int64(-1)
+                others = ordinary.shape[0] - np.int64(old_rank >= 0)
+                number = below(np.uint64(words[place]), key, REPLACEMENT, place, others, epoch)
+                number += np.int64((old_rank >= 0) & (number >= old_rank))
+                tokens[begin + place] = ordinary[number]
 
 
 def flip(
-    segments: Candidates,
-    threshold: np.ndarray,
-    loss_on_all: bool,
-    ordinary: np.ndarray,
-    rank: np.ndarray,
-    trainable: np.ndarray | None,
-    tokens: np.ndarray,
-    loss_mask: np.ndarray,
-    epoch: int = 0,
+    target: Target, threshold: np.ndarray, loss_on_all: bool, ids: NoiseIds, epoch: int = 0
 ) -> None:
-    """`noise.flip`."""
-    _check(segments, tokens)
-    _flip(
-        *segments[:3],
-        threshold,
-        loss_on_all,
-        tokens.dtype.type(0),
-        ordinary,
-        rank,
-        _flags(trainable),
-        tokens,
-        loss_mask,
-        epoch,
-        int(segments.count.max(initial=0)),
-    )
+    """Write the noise of `noise.flip`."""
+    _check(target)
+    _flip(_with_flags(target), threshold, loss_on_all, ids, epoch)
 
 
 @kernel
 def _exponentials(words, count, time):
-    """`randomness.exponentials` of words[: count] into time, without a branch."""
+    """Write `randomness.exponentials` of words[: count] to `time`, without a branch."""
     for j in range(count):
         bits = np.float64(2.0 * np.float64(words[j]) + 1.0).view(np.int64)
         exponent, mantissa = (
@@ -333,7 +316,7 @@ def _exponentials(words, count, time):
         )
         z = (mantissa - 1.0) / (mantissa + 1.0)
         square = z * z
-        # in a line each, which the compiler runs for several words at once
+        # One step per line: the compiler runs each for several words at once.
         series = 1.0 / 21.0 * square + 1.0 / 19.0
         series = series * square + 1.0 / 17.0
         series = series * square + 1.0 / 15.0
@@ -349,64 +332,66 @@ def _exponentials(words, count, time):
 
 @kernel(inline=True)
 def _up_to(values, limit):
-    """How many values are at most `limit`."""
-    many = np.int64(0)
+    """Return how many values are at most `limit`."""
+    values_below = np.int64(0)
     for j in range(values.shape[0]):
-        many += np.int64(values[j] <= limit)
-    return many
+        values_below += np.int64(values[j] <= limit)
+    return values_below
 
 
 @kernel
 def _mark_least(values, k, hit):
-    """hit[j] (uint8) = 1 iff values[j], above −1, is one of the k least, ties by place: by halving,
-    since counting is fast."""
+    """Set hit[j] = 1 iff values[j], above −1, is one of the k least; ties go by place.
+
+    Bisection finds the limit, since counting is fast.
+    """
     low, high, limit = -1.0, np.inf, 1.0
-    many = _up_to(values, limit)
-    while many != k:
-        if many < k:
+    marks = _up_to(values, limit)
+    while marks != k:
+        if marks < k:
             low = limit
         else:
             high = limit
         limit = 0.5 * (low + high) if high < np.inf else 2.0 * low
-        if not low < limit < high:  # neighbours, of which high is tied
+        if not low < limit < high:  # `low` and `high` are neighbours, and values are tied at `high`
             limit = high
-            many = _up_to(values, limit)
+            marks = _up_to(values, limit)
             break
-        many = _up_to(values, limit)
+        marks = _up_to(values, limit)
     for j in range(values.shape[0]):
         hit[j] = values[j] <= limit
+    # Clear the last of the tied values.
     j = values.shape[0]
-    while many > k:  # the last of those that are tied
+    while marks > k:
         j -= 1
         if values[j] == limit:
             hit[j] = 0
-            many -= 1
+            marks -= 1
 
 
 @kernel(inline=True)
 def _power_of_half(x):
-    """`randomness.power_of_half` of one number."""
+    """Return `randomness.power_of_half` of one number."""
     whole = np.floor(x)
     bits, result = np.int64((x - whole) * 2.0**32), 1.0
-    for i in range(32):  # without a branch: × 1 changes nothing
+    for i in range(32):  # × 1 changes nothing and needs no branch
         result *= ROOTS_OF_HALF[i] if bits >> (31 - i) & 1 else 1.0
     return math.ldexp(result, -int(whole))
 
 
 @kernel
-def _soonest(key, count, before, block_length, level, half_life, epoch, words, time, hit):
-    """hit[j] (uint8) = 1 iff candidate j is one of the round(level · n) of its block's n that
-    arrive first, ties by place.
-
-    words: uint32[≥ count + 32]; time: float64[≥ count].
-    """
-    philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, words)
-    _exponentials(words, count, time)
+def _hit_soonest(key, count, before, level, schedule, epoch, buffers):
+    """Set hit[j] = 1 iff candidate j is one of the round(level · n) of its block's n candidates
+    that arrive first; ties go by place."""
+    time, hit, block_length = buffers.time, buffers.hit, schedule.block_length
+    philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, buffers.words)
+    _exponentials(buffers.words, count, time)
     begin = np.int64(0)
     while begin < count:
         block = (before + begin) // block_length
         end = np.int64(min((block + 1) * block_length - before, count))
-        slower, scale = _power_of_half((1.0 - level[block]) / (half_life * block_length)), 1.0
+        rate = (1.0 - level[block]) / (schedule.half_life * block_length)
+        slower, scale = _power_of_half(rate), 1.0
         for j in range(begin, end):
             time[j] *= scale
             scale *= slower
@@ -415,115 +400,99 @@ def _soonest(key, count, before, block_length, level, half_life, epoch, words, t
         begin = end
 
 
-@kernel
-def _noise_blocks(
-    segments_key,
-    at,
-    count,
-    before,
-    blocks,
-    block_length,
-    low,
-    high,
-    half_life,
-    inverse,
-    uniform,
-    mask_id,
-    ordinary,
-    tokens,
-    loss_mask,
-    epoch,
-    longest,
-    level,
-):
-    most = np.int64(0)
-    for i in range(blocks.shape[0]):
-        most = max(most, blocks[i])
-    words = np.empty(max(((longest + 15) >> 4) * 32, most) + 64, np.uint32)
-    limit = np.empty(most, np.uint64)
-    top, hit, allowed = (
-        np.empty(longest + 64, np.uint8),
-        np.empty(longest + 64, np.uint8),
-        np.empty(longest, np.uint8),
-    )
-    time, nowhere = np.empty(longest if half_life > 0 else 0, np.float64), np.empty(0, np.uint8)
-    first = np.int64(0)
-    for i in range(count.shape[0]):
-        key, begin, n = segments_key[i], at[i], count[i]
-        of_blocks = level[first : first + blocks[i]]
-        if low < high:
-            philox_blocks(key, NOISE_LEVEL, epoch, (blocks[i] + 3) >> 2, words)
-        else:  # whatever the words are
-            of_blocks[:] = np.floor(low / _TICK) * _TICK
-            limit[:1] = np.uint64(np.floor(np.floor(low / _TICK) * _TICK * ONE))
-        for b in range(blocks[i] if low < high else 0):
+@kernel(inline=True)
+def _draw_levels(key, schedule, epoch, words, level, threshold):
+    """Write the level of each block of a segment, and its threshold."""
+    low, high, blocks = schedule.low, schedule.high, level.shape[0]
+    if low < high:
+        philox_blocks(key, NOISE_LEVEL, epoch, (blocks + 3) >> 2, words)
+        for b in range(blocks):
             u = np.float64(words[b] >> np.uint32(8)) * _TICK
-            of_blocks[b] = np.floor((low + (high - low) * u) / _TICK) * _TICK
-            limit[b] = np.uint64(np.floor(of_blocks[b] * ONE))
-        first += blocks[i]
-        if half_life > 0:
-            _soonest(key, n, before[i], block_length, of_blocks, half_life, epoch, words, time, hit)
-        elif low < high:
-            _below(key, n, before[i], block_length, limit, epoch, words, top, hit)
+            level[b] = np.floor((low + (high - low) * u) / _TICK) * _TICK
+            threshold[b] = np.uint64(np.floor(level[b] * ONE))
+    else:  # all blocks have one level, whatever the words are, and the first threshold serves all
+        level[:] = np.floor(low / _TICK) * _TICK
+        threshold[:1] = np.uint64(np.floor(np.floor(low / _TICK) * _TICK * ONE))
+
+
+@kernel
+def _noise_blocks(target, blocks, schedule, replacement, epoch, level):
+    """Write the noise of `noise_blocks`, and the level of each block to `level`."""
+    segments, tokens, loss_mask = target.segments, target.tokens, target.loss_mask
+    most_blocks = _largest(blocks)
+    buffers, threshold = (
+        _buffers(_largest(segments.count), most_blocks),
+        np.empty(most_blocks, np.uint64),
+    )
+    hit = buffers.hit
+    first_block = np.int64(0)
+    for i in range(segments.key.shape[0]):
+        key, begin, n = segments.key[i], segments.at[i], segments.count[i]
+        before = target.before[i]
+        block_levels = level[first_block : first_block + blocks[i]]
+        first_block += blocks[i]
+        _draw_levels(key, schedule, epoch, buffers.words, block_levels, threshold)
+        # Which candidates are noised.
+        if schedule.half_life > 0:
+            _hit_soonest(key, n, before, block_levels, schedule, epoch, buffers)
+        elif schedule.low < schedule.high:
+            limits = _Limits(before, schedule.block_length, threshold)
+            _hit_below(key, n, limits, epoch, buffers)
         else:
-            _below(key, n, 0, _UNBLOCKED, limit, epoch, words, top, hit)
-        if inverse:
+            _hit_below(key, n, _Limits(np.int64(0), _UNBLOCKED, threshold), epoch, buffers)
+        if schedule.inverse:
             for j in range(n):
                 hit[j] ^= 1
-        if uniform:
+        # What they become, and what is trained.
+        if schedule.uniform:
             loss_mask[begin : begin + n] = 1
-            _replace(
-                key, begin, n, hit, np.uint64(0), _ONE, mask_id, ordinary, epoch, words, tokens
-            )
+            _replace(key, begin, n, replacement, epoch, buffers, tokens)
         else:
-            _allowed(begin, n, nowhere, True, mask_id, tokens, allowed)
-            for j in range(n):
-                hit[j] &= allowed[j]
-            _put(begin, n, hit, mask_id, tokens, loss_mask)
+            _exclude_mask(begin, n, tokens, replacement.mask_id, hit)
+            _put(begin, n, hit, replacement.mask_id, tokens, loss_mask)
 
 
 def noise_blocks(
-    segments: Candidates,
-    before: np.ndarray,
-    length: np.ndarray,
-    law: BlockLaw,
-    ids: NoiseIds,
-    tokens: np.ndarray,
-    loss_mask: np.ndarray,
-    epoch: int = 0,
+    target: Target, schedule: BlockSchedule, ids: NoiseIds, epoch: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`noise.noise_blocks`."""
-    _check(segments, tokens)
-    assert (before + segments.count <= length).all()
-    blocks = -(-length // law.block_length)
-    level = np.empty(int(blocks.sum()), np.float32)  # which holds multiples of 2⁻²⁴ up to 1 exactly
+    """Write the noise of `noise.noise_blocks`."""
+    _check(target)
+    assert (target.before + target.segments.count <= target.length).all()
+    blocks = -(-target.length // schedule.block_length)
+    level = np.empty(int(blocks.sum()), np.float32)  # holds multiples of 2⁻²⁴ up to 1 exactly
+    # Recipes may hold integers here, which would compile another variant.
+    floats: Any = {name: float(getattr(schedule, name)) for name in ("low", "high", "half_life")}
+    shares = (0.0, 1.0, 0.0) if schedule.uniform else (1.0, 0.0, 0.0)
+    replacement = _replacement(shares, ids, target.tokens.dtype)
     _noise_blocks(
-        *segments[:3],
-        before,
-        blocks,
-        law.block_length,
-        float(law.low),
-        float(law.high),
-        float(law.half_life),
-        law.inverse,
-        law.uniform,
-        tokens.dtype.type(max(ids.mask, 0)),
-        ids.ordinary,
-        tokens,
-        loss_mask,
-        epoch,
-        int(segments.count.max(initial=0)),
-        level,
+        _with_flags(target), blocks, schedule._replace(**floats), replacement, epoch, level
     )
-    return blocks, np.float32(1.0) - level if law.inverse else level
+    return blocks, np.float32(1.0) - level if schedule.inverse else level
 
 
-def _check(segments: Candidates, tokens: np.ndarray) -> None:
-    """Kernels do not look where they write."""
-    assert (
-        (segments.at >= 0) & (segments.count >= 0) & (segments.at + segments.count <= len(tokens))
-    ).all()
+def _replacement(
+    shares: tuple[float, float, float], ids: NoiseIds, dtype: np.dtype
+) -> _Replacement:
+    """Return what noised slots of rows of a dtype become."""
+    mask_share, ordinary_share, _ = shares
+    return _Replacement(
+        np.uint64(int(mask_share * 2**32)),
+        np.uint64(int((mask_share + ordinary_share) * 2**32)),
+        ids.mask >= 0,
+        dtype.type(max(ids.mask, 0)),
+        ids.ordinary,
+    )
 
 
-def _flags(trainable: np.ndarray | None) -> np.ndarray:
-    return np.empty(0, np.uint8) if trainable is None else trainable
+def _with_flags(target: Target) -> Target:
+    """Return the target with an empty array in place of None, for one compiled variant."""
+    return target if target.trainable is not None else target._replace(trainable=_NO_FLAGS)
+
+
+_NO_FLAGS = np.empty(0, np.uint8)
+
+
+def _check(target: Target) -> None:
+    """Check that segments lie inside the rows: kernels do not look where they write."""
+    at, count = target.segments.at, target.segments.count
+    assert ((at >= 0) & (count >= 0) & (at + count <= len(target.tokens))).all()

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.dataset.attention import RULES
+from packprep.dataset.epochs.noise import Noised, NoiseIds, ordinary_ids
 from packprep.dataset.manifest import Parameter
-from packprep.dataset.noise import Noised, NoiseIds, ordinary_ids
 from packprep.dataset.segments import Bodies
 from packprep.forking import lazy
 
@@ -182,7 +182,7 @@ class Objective:
 
     In-place kinds, whose prediction at a slot is of that slot's original token, or the next one's
     where their tasks have the parameter shift, keep their tokens in place and have
-    noise            a law of `dataset/noise.py`, which redraw uses too, with a compiled writer of `noising.py`.
+    noise            a law of `dataset/epochs/noise.py`, which redraw uses too, with a compiled writer of `noising.py`.
     mean_weight      (task) → float: the expected loss weight of a trained slot; None: 1.
     resolve          (parameters, ids) → what the plan works out once and stores: thresholds, rates.
 

@@ -1,23 +1,22 @@
-"""span_corruption: spans of noise are replaced by sentinels; the targets give each sentinel and its
-span.
+"""span_corruption: sentinels replace spans of noise; the targets hold each sentinel and its span.
 
     tokens       10  11  12  13  14  15  16  17  18  19
     noise         0   0   1   1   0   0   0   1   1   1
     slots        10  11 100  14  15  16 101 | 100  12  13 101  17  18  19
     loss_mask     0   0   0   0   0   0   1     1   1   1   1   1   1   0
-    prefix 7: what stands before the bar
+    prefix 7: the slots before the bar
 
-Raffel et al. 2020 (T5) and Tay et al. 2022 (UL2), with the counts in float64, spans clamped to the
-tokens that are not noise, and no sentinel used twice. With random_roll the mask is rotated; a
-rotation may cut one span in two.
+This is the scheme of Raffel et al. 2020 (T5) and Tay et al. 2022 (UL2). Counts are computed in
+float64, there are at most as many spans as text tokens, and no sentinel is used twice. random_roll
+rotates the mask, which may cut one span in two.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.dataset.token_slots import SPAN_CORRUPTION, roles_of_inputs
+from packprep.dataset.epochs.token_slots import SPAN_CORRUPTION, roles_of_inputs
 from packprep.errors import RecipeError
 from packprep.kernel import (
     below,
@@ -43,8 +42,55 @@ _NO_LIMIT = 1 << 40
 _1 = np.uint64(1)
 
 
+class _Spans(NamedTuple):
+    """How a task draws spans, and which ids it writes."""
+
+    density: float
+    mean_length: float
+    most_spans: int  # one fewer than sentinels under a roll, which may cut a span in two
+    roll: bool
+    sentinels: np.ndarray  # int32[k]
+    eos: int  # ends the inputs; −1: nothing does
+
+
+class _Stream(NamedTuple):
+    """A stream of random words."""
+
+    key: Any  # uint64
+    purpose: Any  # int64
+    epoch: Any  # int64
+
+
+class _Buffers(NamedTuple):
+    """Memory that the segments of one call use one after another, as long as the longest needs."""
+
+    words: np.ndarray  # uint32: random words
+    chosen: np.ndarray  # uint8: 1 at a chosen cut point; zero between two uses
+    cuts: np.ndarray  # int64: cut points in ascending order
+    unrolled: np.ndarray  # int64: lengths of runs before the rotation
+    lengths: np.ndarray  # int64: lengths of runs in document order, alternately text and noise
+
+
+class _Runs(NamedTuple):
+    """The runs of one segment; all numbers are int64."""
+
+    count: Any  # runs of both kinds
+    first_is_noise: Any  # 0 or 1
+    noise_runs: Any
+    noise_tokens: Any
+
+
+class _Sides(NamedTuple):
+    """Where a body stands in the flat rows; all numbers are int64."""
+
+    inputs: Any  # first slot of the inputs
+    targets: Any  # first slot of the targets
+    end: Any  # first slot after the body
+
+
 @kernel(inline=True)
 def _span_counts(n_tokens, noise_density, mean_span_length, max_spans):
+    """Return `span_counts`."""
     n = max(np.int64(n_tokens), np.int64(2))
     n_noise = min(max(np.int64(np.rint(np.float64(n) * noise_density)), np.int64(1)), n - 1)
     n_spans = np.int64(np.rint(np.float64(n_noise) / mean_span_length))
@@ -55,13 +101,14 @@ def _span_counts(n_tokens, noise_density, mean_span_length, max_spans):
 def span_counts(
     n_tokens: int, noise_density: float, mean_span_length: float, max_spans: int | None = None
 ) -> tuple[int, int]:
-    """(n_noise, n_spans) of a segment of n tokens, n = max(n_tokens, 2):
+    """Return the number of noise tokens and of spans of a segment, in float64.
+
+    With n = max(n_tokens, 2), and rounding half to even:
 
     n_noise = clip(round(n · noise_density), 1, n − 1)
     n_spans = clip(round(n_noise / mean_span_length), 1, min(n_noise, n − n_noise, max_spans))
 
-    in float64, rounding half to even. The one home of these numbers: plan, render and verify all
-    call it.
+    Plan, render and verify all call this function.
     """
     limit = _NO_LIMIT if max_spans is None else max_spans
     n_noise, n_spans = _span_counts.function(
@@ -73,8 +120,10 @@ def span_counts(
 def max_tokens_for(
     slots: int, noise_density: float, mean_span_length: float, max_spans: int | None = None
 ) -> int:
-    """The largest n whose segment fits into `slots` slots with a mode token and no bos, eos or
-    roll; 0 if none does."""
+    """Return the largest n whose segment fits into `slots` slots; 0 if none does.
+
+    The segment has a mode token and no bos, eos or roll.
+    """
     low, high = 0, max(int(slots) - 1, 0)
     while low < high:
         middle = (low + high + 1) // 2
@@ -86,76 +135,81 @@ def max_tokens_for(
     return low
 
 
-# The length law
+# The length formula
 
 
 @kernel(inline=True)
 def _split_by_roll(n, n_noise, n_spans, key):
-    """Whether the rotation cuts a span: of the n offsets, n_noise − n_spans do, whatever the
-    composition."""
+    """Return whether the rotation cuts a span: n_noise − n_spans of the n offsets do, whatever the
+    lengths of the spans."""
     return integer(key, ROLL, 0, n, 0) < n_noise - n_spans
 
 
 @kernel
-def _noise_and_runs(n, key, density, mean, max_spans, roll, noise, runs):
+def _noise_and_runs(bodies, spans, noise, runs):
+    """Write the number of noise tokens and of noise runs of each body."""
+    n = bodies.n
     for i in range(n.shape[0]):
-        noise[i], runs[i] = _span_counts(n[i], density, mean, max_spans)
-        if roll and _split_by_roll(n[i], noise[i], runs[i], key[i]):
+        noise[i], runs[i] = _span_counts(n[i], spans.density, spans.mean_length, spans.most_spans)
+        if spans.roll and _split_by_roll(n[i], noise[i], runs[i], bodies.key[i]):
             runs[i] += 1
 
 
-def _law(task: Task) -> tuple[float, float, int, bool]:
-    """(density, mean length, most spans, roll); under a roll one sentinel is kept for the span that
-    it may cut."""
-    p, sentinels = task.parameters, len(task.ids.sentinels)
-    return (
-        p["noise_density"],
-        p["mean_span_length"],
-        sentinels - int(p["random_roll"]),
-        p["random_roll"],
+def _spans_of(task: Task) -> _Spans:
+    """Return how a task draws spans."""
+    parameters, sentinels = task.parameters, task.ids.sentinels
+    roll = parameters["random_roll"]
+    return _Spans(
+        parameters["noise_density"],
+        parameters["mean_span_length"],
+        len(sentinels) - int(roll),
+        roll,
+        sentinels,
+        task.ids.eos if _ended(task) else -1,
     )
 
 
 def _ended(task: Task) -> int:
-    """1 where eos ends the inputs, else 0."""
+    """Return 1 where eos ends the inputs, otherwise 0."""
     return int(task.parameters["eos_after_inputs"])
 
 
-def _eos(task: Task) -> int:
-    return task.ids.eos if _ended(task) else -1
-
-
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """n + 2 · runs: a run's tokens and its sentinel move to the targets, and a sentinel stays; eos
-    may end the inputs."""
+    """Return n + 2 · runs, and 1 for an eos of the inputs.
+
+    A run's tokens and its sentinel move to the targets, and a sentinel stays.
+    """
     noise, runs = np.empty((2, *bodies.n.shape), np.int64)
-    _noise_and_runs(bodies.n, bodies.key, *_law(task), noise, runs)
+    _noise_and_runs(bodies, _spans_of(task), noise, runs)
     return bodies.n + 2 * runs + _ended(task)
 
 
 def most_body_slots(task: Task, n: int) -> int:
-    """n + 2 · (n_spans + 1 under a roll), and eos of the inputs."""
+    """Return n + 2 · (n_spans + 1 under a roll), and 1 for an eos of the inputs."""
     return sum(most_sides(task, n))
 
 
 def most_sides(task: Task, n: int) -> tuple[int, int]:
-    """n − n_noise + runs and perhaps eos, n_noise + runs; runs = n_spans + 1 under a roll."""
-    density, mean, max_spans, roll = _law(task)
-    noise, spans = span_counts(n, density, mean, max_spans)
-    runs, n = spans + int(roll), max(n, 2)
+    """Return the slots of inputs, n − n_noise + runs (+ 1 for eos), and of targets, n_noise + runs.
+
+    Under a roll there is one run more than spans.
+    """
+    spans = _spans_of(task)
+    noise, span_count = span_counts(n, *spans[:3])
+    runs, n = span_count + int(spans.roll), max(n, 2)
     return n - noise + runs + _ended(task), noise + runs
 
 
 def most_tokens(task: Task) -> int:
-    """With too_many_spans = "split", the longest segment whose spans have a sentinel each;
-    otherwise no limit."""
-    density, mean, max_spans, _ = _law(task)
+    """Return the longest segment whose spans have a sentinel each; without a limit if
+    too_many_spans is "lower"."""
+    density, mean, max_spans = _spans_of(task)[:3]
     if task.parameters["too_many_spans"] == "lower":
         return _NO_LIMIT
     low, high = 2, 4
     while span_counts(high, density, mean)[1] <= max_spans:
         low, high = high, high * 2
-        if high > _NO_LIMIT:  # so dense that the spans never grow beyond the list
+        if high > _NO_LIMIT:  # so dense that the spans never outnumber the sentinels
             return _NO_LIMIT
     while high - low > 1:
         middle = (low + high) // 2
@@ -169,45 +223,51 @@ def most_tokens(task: Task) -> int:
 
 
 @kernel(inline=True)
-def _compose(n, k, key, purpose, epoch, words, chosen, cuts, lengths, at):
-    """Cut n into k non-empty parts, uniformly over the C(n − 1, k − 1) ways; part i goes to
-    lengths[at + 2i].
+def _compose(total, parts, stream, buffers, lengths, first):
+    """Cut `total` into non-empty parts, uniformly over the C(total − 1, parts − 1) ways.
 
-    Floyd's sampling of k − 1 distinct cut points of 1 … n − 1 (Bentley and Floyd 1987) into
-    `chosen` (uint8, zero before and after). The flags are bytes, since a processor waits for every
-    bit that is set in the word of the one before. words and cuts are overwritten; how long all are
-    says `_buffers`.
+    Part i goes to lengths[first + 2i]. Floyd's sampling (Bentley and Floyd 1987) draws distinct cut
+    points of 1 … total − 1. Its flags are bytes: setting bits of one word would make each step wait
+    for the step before.
     """
-    if k == 1:
-        lengths[at] = n
+    if parts == 1:
+        lengths[first] = total
         return
-    philox_blocks(key, purpose, epoch, (k + 2) >> 2, words)
-    for i in range(k - 1):
-        j = np.uint64(n - k + 1 + i)
-        cut = np.uint64(1 + below(np.uint64(words[i]), key, purpose, i, j, epoch))
-        cut ^= (cut ^ j) & -np.uint64(chosen[cut])  # j if taken
+    words, chosen, cuts = buffers.words, buffers.chosen, buffers.cuts
+    # Draw parts − 1 distinct cut points and flag them.
+    philox_blocks(stream.key, stream.purpose, stream.epoch, (parts + 2) >> 2, words)
+    for i in range(parts - 1):
+        last = np.uint64(total - parts + 1 + i)
+        first_word = np.uint64(words[i])
+        cut = np.uint64(1 + below(first_word, stream.key, stream.purpose, i, last, stream.epoch))
+        cut ^= (cut ^ last) & -np.uint64(chosen[cut])  # `last` if the cut is taken
         chosen[cut] = 1
+    # List the flags, eight at a time, since their number cannot be predicted. The next eight
+    # overwrite the surplus.
     count = np.int64(1)
-    for begin in range(0, n, 64):
+    for begin in range(0, total, 64):
         bits = flags_as_bits(chosen, begin)
         end = count + np.int64(bits_set(bits))
-        # eight at a time: how many there are cannot be guessed. What is too much is overwritten
         while count < end:
             for _ in range(8):
                 cuts[count] = begin + np.int64(trailing_zeros(bits))
                 bits &= bits - _1
                 count += 1
         count = end
-    chosen[:n] = 0
-    cuts[0], cuts[k] = 0, n
-    for i in range(k):
-        lengths[at + 2 * i] = cuts[i + 1] - cuts[i]
+    chosen[:total] = 0
+    # The distances between cuts are the lengths.
+    cuts[0], cuts[parts] = 0, total
+    for i in range(parts):
+        lengths[first + 2 * i] = cuts[i + 1] - cuts[i]
 
 
 @kernel(inline=True)
-def _buffers(longest):
-    """(words, chosen, cuts, base, runs) for segments of up to `longest` tokens."""
-    return (
+def _buffers(n):
+    """Return buffers for bodies of n tokens each."""
+    longest = np.int64(0)
+    for i in range(n.shape[0]):
+        longest = max(longest, n[i])
+    return _Buffers(
         np.empty(longest + 40, np.uint32),
         np.zeros(longest + 64, np.uint8),
         np.empty(longest + 16, np.int64),
@@ -217,237 +277,233 @@ def _buffers(longest):
 
 
 @kernel(inline=True)
-def _draw_runs(n, n_noise, n_spans, key, epoch, roll, buffers):
-    """The segment's runs in document order: their lengths in `runs`, alternately text and noise.
-
-    Gives (number of runs of both kinds, 1 if the first is noise else 0, number of noise runs).
-    """
-    words, chosen, cuts, base, runs = buffers
-    drawn = base if roll else runs
-    text, noise = TEXT_SPANS, NOISE_SPANS
+def _draw_runs(n, key, epoch, spans, buffers):
+    """Write the lengths of a segment's runs to `buffers.lengths`, and return what they are."""
+    noise, count = _span_counts(n, spans.density, spans.mean_length, spans.most_spans)
+    lengths = buffers.unrolled if spans.roll else buffers.lengths
+    text_purpose, noise_purpose = TEXT_SPANS, NOISE_SPANS
     if epoch != 0:
-        text, noise = REDRAWN_TEXT_SPANS, REDRAWN_NOISE_SPANS
-    _compose(n - n_noise, n_spans, key, text, epoch, words, chosen, cuts, drawn, 0)
-    _compose(n_noise, n_spans, key, noise, epoch, words, chosen, cuts, drawn, 1)
-    count = 2 * n_spans
-    if not roll:
-        return count, np.int64(0), n_spans
-    # The rotation begins at the r-th offset strictly inside a noise run, or else at the (r −
-    # inside)-th of the others.
-    r = integer(key, ROLL, 0, n, 0)
-    inside = n_noise - n_spans
-    cut = r < inside
-    left = r if cut else r - inside
-    if epoch != 0:  # of the same kind, so that the length stays
-        left = integer(key, REDRAWN_ROLL, 0, inside if cut else n - inside, epoch)
-    # the run in which it begins, and how much of it lies before
-    first, skip = (np.int64(0), np.int64(0))
-    while True:
-        if first & 1:
-            offsets = base[first] - 1 if cut else np.int64(1)
-        else:
-            offsets = np.int64(0) if cut else base[first]
-        if left < offsets:
-            skip = left + 1 if cut else left
-            break
-        left -= offsets
-        first += 1
-    runs[0] = base[first] - skip
-    at = np.int64(1)
-    for i in range(first + 1, count):
-        runs[at] = base[i]
-        at += 1
-    for i in range(first):
-        runs[at] = base[i]
-        at += 1
-    if skip > 0:
-        runs[at] = skip
-        at += 1
-    return at, first & 1, n_spans + np.int64(cut)
+        text_purpose, noise_purpose = REDRAWN_TEXT_SPANS, REDRAWN_NOISE_SPANS
+    _compose(n - noise, count, _Stream(key, text_purpose, epoch), buffers, lengths, 0)
+    _compose(noise, count, _Stream(key, noise_purpose, epoch), buffers, lengths, 1)
+    if spans.roll:
+        return _roll(n, _Runs(2 * count, np.int64(0), count, noise), key, epoch, buffers)
+    return _Runs(2 * count, np.int64(0), count, noise)
 
 
 @kernel(inline=True)
-def _write_runs(tokens, begin, runs, n_runs, first_is_noise, sentinels, out, inputs, targets, end):
-    """Write the runs: text to `inputs`; for noise a sentinel there, and the sentinel and the tokens
-    to `targets`.
+def _roll(n, runs, key, epoch, buffers):
+    """Rotate the runs of `buffers.unrolled` into `buffers.lengths`, and return what they are.
 
-    The inputs come first as a whole, since copies of short runs may write beyond their end, up to
-    `end`.
+    Of the n offsets, `inside` lie strictly inside a noise run. An offset below `inside` is one of
+    these and cuts the run; another is number offset − inside of the rest.
     """
-    s, t, k = begin, inputs, 0
+    unrolled, lengths = buffers.unrolled, buffers.lengths
+    offset = integer(key, ROLL, 0, n, 0)
+    inside = runs.noise_tokens - runs.noise_runs
+    cuts_span = offset < inside
+    remaining = offset if cuts_span else offset - inside
+    if epoch != 0:  # of the same kind, so that the segment keeps its length
+        kind_size = inside if cuts_span else n - inside
+        remaining = integer(key, REDRAWN_ROLL, 0, kind_size, epoch)
+    # Find the run in which the rotation begins, and how many of its tokens lie before.
+    first_run, skipped = (np.int64(0), np.int64(0))
+    while True:
+        if first_run & 1:
+            offsets = unrolled[first_run] - 1 if cuts_span else np.int64(1)
+        else:
+            offsets = np.int64(0) if cuts_span else unrolled[first_run]
+        if remaining < offsets:
+            skipped = remaining + 1 if cuts_span else remaining
+            break
+        remaining -= offsets
+        first_run += 1
+    # Copy the runs from there on, those before it, and the skipped tokens.
+    lengths[0] = unrolled[first_run] - skipped
+    count = np.int64(1)
+    for i in range(first_run + 1, runs.count):
+        lengths[count] = unrolled[i]
+        count += 1
+    for i in range(first_run):
+        lengths[count] = unrolled[i]
+        count += 1
+    if skipped > 0:
+        lengths[count] = skipped
+        count += 1
+    noise_runs = runs.noise_runs + np.int64(cuts_span)
+    return _Runs(count, first_run & 1, noise_runs, runs.noise_tokens)
+
+
+@kernel(inline=True)
+def _sides(first_slot, n, runs, eos):
+    """Return where the inputs and targets of a body of n tokens stand."""
+    targets = first_slot + n - runs.noise_tokens + runs.noise_runs + np.int64(eos >= 0)
+    return _Sides(first_slot, targets, targets + runs.noise_tokens + runs.noise_runs)
+
+
+@kernel(inline=True)
+def _write_runs(tokens, begin, lengths, runs, sentinels, out, sides):
+    """Write the runs: text and a sentinel per noise run to the inputs, sentinels and noise to the
+    targets.
+
+    All inputs are written first, since copies of short runs may write beyond their end.
+    """
+    first_is_noise, end = runs.first_is_noise, sides.end
+    # Inputs.
+    source, slot, number = begin, sides.inputs, 0
     if first_is_noise:
-        out[t] = sentinels[0]
-        s += runs[0]
-        t += 1
-        k = 1
-    for i in range(first_is_noise, n_runs, 2):
-        copy_run(out, t, tokens, s, runs[i], end)
-        t += runs[i]
-        if i + 1 < n_runs:
-            out[t] = sentinels[k]
-            t += 1
-            k += 1
-            s += runs[i] + runs[i + 1]
-    s, t = begin, targets
+        out[slot] = sentinels[0]
+        source += lengths[0]
+        slot += 1
+        number = 1
+    for i in range(first_is_noise, runs.count, 2):
+        copy_run(out, slot, tokens, source, lengths[i], end)
+        slot += lengths[i]
+        if i + 1 < runs.count:
+            out[slot] = sentinels[number]
+            slot += 1
+            number += 1
+            source += lengths[i] + lengths[i + 1]
+    # Targets.
+    source, slot = begin, sides.targets
     if not first_is_noise:
-        s += runs[0]
-    for i in range(1 - first_is_noise, n_runs, 2):
-        out[t] = sentinels[i >> 1]
-        copy_run(out, t + 1, tokens, s, runs[i], end)
-        t += 1 + runs[i]
-        if i + 1 < n_runs:
-            s += runs[i] + runs[i + 1]
+        source += lengths[0]
+    for i in range(1 - first_is_noise, runs.count, 2):
+        out[slot] = sentinels[i >> 1]
+        copy_run(out, slot + 1, tokens, source, lengths[i], end)
+        slot += 1 + lengths[i]
+        if i + 1 < runs.count:
+            source += lengths[i] + lengths[i + 1]
 
 
 @kernel
-def _render(
-    tokens, begin, n, key, epoch, body, density, mean, max_spans, roll, sentinels, eos, longest, out
-):
-    buffers = _buffers(longest)
-    runs = buffers[4]
-    for i in range(n.shape[0]):
-        n_noise, n_spans = _span_counts(n[i], density, mean, max_spans)
-        n_runs, first, spans = _draw_runs(n[i], n_noise, n_spans, key[i], epoch, roll, buffers)
-        ended = np.int64(eos >= 0)
-        targets, end = body[i] + n[i] - n_noise + spans + ended, body[i] + n[i] + 2 * spans + ended
-        _write_runs(tokens, begin[i], runs, n_runs, first, sentinels, out, body[i], targets, end)
-        if ended:  # after the runs, which may be copied beyond their ends
-            out[targets - 1] = eos
+def _render(tokens, columns, spans, rows):
+    """Write the bodies of segments to the flat rows."""
+    bodies = columns.bodies
+    buffers = _buffers(bodies.n)
+    for i in range(bodies.n.shape[0]):
+        runs = _draw_runs(bodies.n[i], bodies.key[i], bodies.epoch, spans, buffers)
+        sides = _sides(columns.at[i], bodies.n[i], runs, spans.eos)
+        _write_runs(tokens, columns.begin[i], buffers.lengths, runs, spans.sentinels, rows, sides)
+        if spans.eos >= 0:  # after the runs, whose copies may write beyond their ends
+            rows[sides.targets - 1] = spans.eos
 
 
 @kernel
-def _restore(
-    rows,
-    begin,
-    n,
-    key,
-    epoch,
-    body,
-    density,
-    mean,
-    max_spans,
-    roll,
-    sentinels,
-    eos,
-    longest,
-    out,
-    fits,
-):
-    buffers = _buffers(longest)
-    runs = buffers[4]
-    for i in range(n.shape[0]):
-        n_noise, n_spans = _span_counts(n[i], density, mean, max_spans)
-        n_runs, first, spans = _draw_runs(n[i], n_noise, n_spans, key[i], epoch, roll, buffers)
-        ended = np.int64(eos >= 0)
-        inputs, targets, s, k = body[i], body[i] + n[i] - n_noise + spans + ended, begin[i], 0
-        noise, fit = first == 1, ended == 0 or rows[targets - 1] == eos
-        for r in range(n_runs):
-            if noise:
-                fit = fit and rows[inputs] == sentinels[k] and rows[targets] == sentinels[k]
+def _restore(rows, columns, spans, out, fits):
+    """Read the tokens of bodies from the flat rows, and check their sentinels and eos."""
+    bodies, sentinels = columns.bodies, spans.sentinels
+    buffers = _buffers(bodies.n)
+    for i in range(bodies.n.shape[0]):
+        runs = _draw_runs(bodies.n[i], bodies.key[i], bodies.epoch, spans, buffers)
+        sides = _sides(columns.at[i], bodies.n[i], runs, spans.eos)
+        inputs, targets, _ = sides
+        token, number = columns.begin[i], 0
+        is_noise, fit = runs.first_is_noise == 1, spans.eos < 0 or rows[targets - 1] == spans.eos
+        for r in range(runs.count):
+            length = buffers.lengths[r]
+            if is_noise:
+                fit = fit and rows[inputs] == sentinels[number]
+                fit = fit and rows[targets] == sentinels[number]
                 inputs += 1
                 targets += 1
-                k += 1
-                for j in range(runs[r]):
-                    out[s + j] = rows[targets + j]
-                targets += runs[r]
+                number += 1
+                for j in range(length):
+                    out[token + j] = rows[targets + j]
+                targets += length
             else:
-                for j in range(runs[r]):
-                    out[s + j] = rows[inputs + j]
-                inputs += runs[r]
-            s += runs[r]
-            noise = not noise
+                for j in range(length):
+                    out[token + j] = rows[inputs + j]
+                inputs += length
+            token += length
+            is_noise = not is_noise
         fits[i] = fit
 
 
 def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
-    """int64[m]: the inputs: the tokens that are not noise, a sentinel a run, and perhaps eos."""
+    """Return the slots of the inputs, int64[m]: text tokens, a sentinel per run, perhaps eos."""
     noise, runs = np.empty((2, *bodies.n.shape), np.int64)
-    _noise_and_runs(bodies.n, bodies.key, *_law(task), noise, runs)
+    _noise_and_runs(bodies, _spans_of(task), noise, runs)
     return bodies.n - noise + runs + _ended(task)
 
 
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
-    """Draws each segment's spans and writes inputs and targets."""
-    n, key, _, epoch = columns.bodies
-    longest = int(n.max(initial=0))
-    ids = task.ids.sentinels, _eos(task)
-    _render(tokens, columns.begin, n, key, epoch, columns.at, *_law(task), *ids, longest, rows)
+    """Draw each segment's spans and write inputs and targets."""
+    _render(tokens, columns, _spans_of(task), rows)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Puts the spans back; a body fits if the right sentinels stand where the spans were and before
-    their tokens."""
+    """Put the spans back. A body fits if each span's sentinel stands in its inputs and targets."""
     fits = np.empty(columns.begin.shape, np.bool_)
-    n, key, _, epoch = columns.bodies
-    longest = int(n.max(initial=0))
-    ids = task.ids.sentinels, _eos(task)
-    _restore(rows, columns.begin, n, key, epoch, columns.at, *_law(task), *ids, longest, out, fits)
+    _restore(rows, columns, _spans_of(task), out, fits)
     return fits
 
 
 @kernel
-def _write_masked(tokens, runs, first_is_noise, sentinels, out, inputs, targets):
-    _write_runs(
-        tokens,
-        0,
-        runs,
-        runs.shape[0],
-        first_is_noise,
-        sentinels,
-        out,
-        inputs,
-        targets,
-        out.shape[0],
-    )
+def _write_masked(tokens, lengths, runs, sentinels, out, sides):
+    """Write the runs of one segment."""
+    _write_runs(tokens, 0, lengths, runs, sentinels, out, sides)
 
 
 def render_with_mask(
     tokens: np.ndarray, mask: np.ndarray, sentinels: np.ndarray, mode_token: int | None = None
 ) -> tuple[np.ndarray, int]:
-    """The slots of a given mask: (slots int64[L + 2 · runs (+ 1)], prefix).
+    """Return the slots of a segment whose noise mask is given.
 
-    tokens: int[L]; mask: bool[L], True for noise; sentinels: int[k], the i-th for the i-th run of
-    noise. RecipeError if the mask has no noise, more runs than sentinels, or another length than
-    the tokens.
+    Args:
+        tokens: int[L].
+        mask: bool[L], True for noise.
+        sentinels: int[k], the i-th for the i-th run of noise.
+        mode_token: An id to write before the body.
+
+    Returns:
+        The slots, int64[L + 2 · runs (+ 1 for the mode token)], and the length of the prefix.
+
+    Raises:
+        RecipeError: If the mask has no noise, more runs than sentinels, or another length than the
+            tokens.
     """
     tokens, noise = np.asarray(tokens, np.int64), np.asarray(mask).astype(np.bool_)
     sentinels = np.asarray(sentinels, np.int64)
     if tokens.shape != noise.shape or tokens.ndim != 1:
         raise RecipeError(
-            f"mask of shape {noise.shape} for tokens of shape {tokens.shape}: give one flag for"
-            " each token"
+            f"the mask has shape {noise.shape} and the tokens have shape {tokens.shape}\n"
+            "hint: pass one flag for each token"
         )
     if not noise.any():
-        raise RecipeError("the mask has no noise: at least one token has to be a target")
-    bounds = np.flatnonzero(np.diff(noise)) + 1
-    runs = np.diff(np.concatenate(([0], bounds, [len(noise)])))
-    n_noise_runs = int(np.count_nonzero(noise[np.concatenate(([0], bounds))]))
-    if n_noise_runs > len(sentinels):
         raise RecipeError(
-            f"the mask has {n_noise_runs} runs of noise and there are {len(sentinels)} sentinels:"
-            " give more"
+            "the mask has no noise\nhint: set at least one flag, since a token has to be a target"
+        )
+    bounds = np.concatenate(([0], np.flatnonzero(np.diff(noise)) + 1, [len(noise)]))
+    lengths, noise_tokens = np.diff(bounds), np.count_nonzero(noise)
+    noise_runs = np.count_nonzero(noise[bounds[:-1]])
+    if noise_runs > len(sentinels):
+        raise RecipeError(
+            f"the mask has {noise_runs} runs of noise and there are {len(sentinels)} sentinels\n"
+            "hint: pass more sentinels"
         )
     mode = int(mode_token is not None)
-    out = np.empty(mode + len(tokens) + 2 * n_noise_runs, np.int64)
+    out = np.empty(mode + len(tokens) + 2 * noise_runs, np.int64)
     if mode_token is not None:
         out[0] = mode_token
-    prefix = mode + int(np.count_nonzero(~noise)) + n_noise_runs
-    _write_masked(tokens, runs, int(noise[0]), sentinels, out, mode, prefix)
-    return out, prefix
+    runs = _Runs(len(lengths), int(noise[0]), noise_runs, noise_tokens)
+    sides = _Sides(mode, mode + len(tokens) - noise_tokens + noise_runs, len(out))
+    _write_masked(tokens, lengths, runs, sentinels, out, sides)
+    return out, sides.targets
 
 
 def sentinels(parameters: Mapping[str, Any], n: int) -> int:
-    """One a span, and one more under a roll."""
+    """Return how many sentinels n tokens can take: one per span, and one more under a roll."""
     spans = span_counts(n, parameters["noise_density"], parameters["mean_span_length"])[1]
     return spans + int(parameters["random_roll"])
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
-    """The mean span length that a segment of n tokens really gets: spans are clamped, and whole
-    numbers."""
-    density, mean, max_spans, _ = _law(task)
-    n_noise, n_spans = span_counts(n, density, mean, max_spans)
-    return {"mean_span_length": (mean, n_noise / n_spans)}
+    """Return the mean span length that a segment of n tokens gets, which differs from the wanted
+    length because spans are clamped whole numbers."""
+    spans = _spans_of(task)
+    noise_tokens, span_count = span_counts(n, *spans[:3])
+    return {"mean_span_length": (spans.mean_length, noise_tokens / span_count)}
 
 
 OBJECTIVE = Objective(

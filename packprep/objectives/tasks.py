@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from packprep.dataset.noise import Noised
-from packprep.dataset.token_slots import ROLES as FIM_ROLES
-from packprep.dataset.token_slots import SPECIAL, SpecialIds, Stretches, TokenLaw, misfit
+from packprep.dataset.epochs.noise import Noised
+from packprep.dataset.epochs.token_slots import ROLES as FIM_ROLES
+from packprep.dataset.epochs.token_slots import SPECIAL, SpecialIds, Stretches, TokenLayout, misfit
 from packprep.errors import RecipeError
 from packprep.format.json_files import as_stored, unknown_key, with_defaults
 from packprep.objectives import OWN, REGISTRY, find
@@ -373,7 +373,7 @@ def draw_of(name: str) -> Callable[..., Noised]:
 
 
 def move(
-    law: TokenLaw,
+    law: TokenLayout,
     parameters: Mapping[str, Any],
     special: SpecialIds,
     segments: Stretches,
@@ -382,7 +382,7 @@ def move(
     rows: np.ndarray,
     check: Callable[..., None],
 ) -> np.ndarray | None:
-    """What numpy does of the same name in `dataset/redraw.py`, by the kernels that restore and
+    """What numpy does of the same name in `dataset/epochs/resampling.py`, by the kernels that restore and
     render in a build."""
     none, objective = -1, REGISTRY[law.name]
     assert objective.restore is not None and objective.render is not None

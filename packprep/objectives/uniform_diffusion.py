@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from packprep.dataset import noise
-from packprep.dataset.noise import UNIFORM_DIFFUSION as LAW
+from packprep.dataset.epochs import noise
+from packprep.dataset.epochs.noise import UNIFORM_DIFFUSION as LAW
 from packprep.errors import RecipeError
 from packprep.objectives.noising import flip
 from packprep.objectives.objective import Ids, Objective, Task

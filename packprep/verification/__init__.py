@@ -18,10 +18,10 @@ from packprep.building.ledger import (
 from packprep.building.plan import Plan, at_text, moved_prefixes, open_plan, stored_plan
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.run import Progress
+from packprep.dataset.epochs.resampling import EPOCHS
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import read_manifest
 from packprep.dataset.order import integer
-from packprep.dataset.redraw import EPOCHS
 from packprep.dataset.segments import Segments
 from packprep.dataset.shard import open_shard
 from packprep.documents.store import STORE

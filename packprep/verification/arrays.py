@@ -23,9 +23,9 @@ from packprep.dataset.boundaries import (
     read_only,
     segment_ids,
 )
+from packprep.dataset.epochs.noise import levels_by_block
 from packprep.dataset.loader import Dataset
 from packprep.dataset.manifest import stores_labels
-from packprep.dataset.noise import levels_by_block
 from packprep.dataset.rows import RowSegments, fill, own_dtype
 from packprep.dataset.segments import Segments
 from packprep.dataset.shard import Shard

@@ -13,7 +13,7 @@ from packprep.adapters import default_columns, torch_attention
 from packprep.adapters.torch import DTYPES, loader, tensors
 from packprep.adapters.torch_loss import automodel_loss_inputs, masked_loss
 from packprep.dataset import attention
-from packprep.dataset.noise import quantised
+from packprep.dataset.epochs.noise import quantised
 from packprep.randomness import NOISE_LEVEL, uniforms
 from tests import made
 from tests.adapters import rows_made

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packprep
-from packprep.dataset import loader, mixture, noise, order
+from packprep.dataset import loader, mixture, order
+from packprep.dataset.epochs import noise
 from packprep.dataset.rows import COLUMNS, MORE_COLUMNS
 from packprep.errors import ArgumentError, DatasetError, Exhausted, StateError
 from packprep.format import json_files

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from packprep.dataset import candidates, noise
+from packprep.dataset.epochs import candidates, noise
 from packprep.objectives.objective import Ids
 from packprep.objectives.uniform_diffusion import flip_probability, mu_of, resolve
 from packprep.randomness import bits64, words
@@ -117,7 +117,7 @@ def run(law, case, parameters, resolved, ids, task, epoch):
     )
     was, candidates.CHUNK_SLOTS = candidates.CHUNK_SLOTS, chunk
     try:
-        return noise.LAWS[law].draw(task, parameters, resolved, ids, where, epoch), where
+        return noise.SCHEDULES[law].draw(task, parameters, resolved, ids, where, epoch), where
     finally:
         candidates.CHUNK_SLOTS = was
 
@@ -237,7 +237,7 @@ def test_block_diffusion_agrees_with_the_twin(case, noise_range, block_length, e
 # Edges
 
 
-@pytest.mark.parametrize("law", noise.LAWS)
+@pytest.mark.parametrize("law", noise.SCHEDULES)
 @pytest.mark.parametrize("count", [None, 0])
 def test_without_segments_or_candidates_nothing_is_written(law, count):
     segments = columns([] if count is None else [(5, 3, 0, 0), (6, 8, 0, 0)])
@@ -249,7 +249,7 @@ def test_without_segments_or_candidates_nothing_is_written(law, count):
         "block_diffusion": BLOCKS,
     }[law]
     resolved = {"flip_thresholds": [2**40] * noise.FLIP_STEPS}
-    noised = noise.LAWS[law].draw(0, parameters, resolved, ids_of(), where, 0)
+    noised = noise.SCHEDULES[law].draw(0, parameters, resolved, ids_of(), where, 0)
     assert where.tokens.tolist() == tokens.tolist()
     assert not where.loss_mask.any()
     assert len(noised.level) == len(segments.key)
@@ -263,7 +263,7 @@ def test_without_segments_or_candidates_nothing_is_written(law, count):
 def test_chunks_hold_each_segment_once(monkeypatch, sizes, chunk):
     monkeypatch.setattr(candidates, "CHUNK_SLOTS", chunk)
     segments = columns([(i, i * 50, n, 0) for i, n in enumerate(sizes)])
-    slices = candidates.in_chunks(segments)
+    slices = [part for part, _, _ in candidates.chunks(segments)]
     assert [i for part in slices for i in range(len(sizes))[part]] == list(range(len(sizes)))
     assert all(part.stop > part.start for part in slices)
 
@@ -573,7 +573,7 @@ def test_every_pattern_of_noise_is_as_likely_over_segments_and_over_epochs(law):
         where = target(arange_segments(keys, n), np.full(len(keys) * n, 7, np.uint16))
         ids = Ids(VOCAB, 0, 0, 0, MASK, np.zeros(0, np.int32), special=tuple(SPECIAL))
         resolved = resolve(parameters, ids) if law == "uniform_diffusion" else {}
-        noised = noise.LAWS[law].draw(0, parameters, resolved, ids_of(), where, epoch)
+        noised = noise.SCHEDULES[law].draw(0, parameters, resolved, ids_of(), where, epoch)
         level = noised.level if noised.blocks is None else noised.blocks[1]
         return where.loss_mask.reshape(-1, n) @ (1 << np.arange(n)), ((level - 0.25) * 32).astype(
             int

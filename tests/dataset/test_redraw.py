@@ -12,7 +12,8 @@ import pytest
 from packprep import open_dataset
 from packprep.building.plan import open_plan
 from packprep.building.work import make_shard
-from packprep.dataset import noise, order, redraw
+from packprep.dataset import order
+from packprep.dataset.epochs import noise, resampling
 from packprep.dataset.rows import RowSegments
 from packprep.errors import ArgumentError, DatasetError, StateError
 from packprep.format.tokenizer_json import flags_of
@@ -152,7 +153,7 @@ def test_the_law_with_epoch_0_gives_the_stored_rows(datasets, kind):
     stored = ds.batch(everything, columns=COLUMNS)
     tokens, loss_mask = np.empty_like(stored["tokens"]), np.empty_like(stored["loss_mask"])
     segments, epochs = RowSegments(ds.facts, ds._find(everything)), np.zeros(len(ds), np.int64)
-    weights = redraw._redraw(ds._laws, segments, epochs, tokens, loss_mask, True, False)
+    weights = resampling._redraw(ds._resampling, segments, epochs, tokens, loss_mask, True, False)
     assert np.array_equal(tokens, stored["tokens"]) and np.array_equal(
         loss_mask, stored["loss_mask"]
     )

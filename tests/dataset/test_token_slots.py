@@ -5,9 +5,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from packprep.dataset import token_slots
-from packprep.dataset.token_slots import SpecialIds, Stretches
+from packprep.dataset.epochs import token_slots
+from packprep.dataset.epochs.token_slots import SpecialIds, Stretches
 from packprep.objectives import fill_in_the_middle, span_corruption
+from packprep.objectives.objective import Bodies, BodySlots
 
 SENTINELS, NONE = np.arange(1000, 1300), np.zeros(0, np.uint8)
 KEYS = np.arange(60_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -46,6 +47,11 @@ def masks():
             runs = [run for pair in zip(text, noised, strict=True) for run in pair]
             found.append(np.repeat(np.arange(2 * spans) % 2 == 1, runs))
     return np.array(found)
+
+
+def columns_of(begin, n, key, epoch, first_slot):
+    """Return the columns that kernels take."""
+    return BodySlots(begin, Bodies(n, key, np.full(len(n), -1), epoch), first_slot)
 
 
 def ids(sentinels):
@@ -93,22 +99,8 @@ def test_tokens_stand_where_the_kernels_put_them(density, mean, count, roll):
     tokens = np.arange(n.sum())
     for epoch in (0, 1, 77, (1 << 32) - 1):
         rows = np.full(int(slots.sum()) + 64, -1)
-        span_corruption._render(
-            tokens,
-            begin,
-            n,
-            key,
-            epoch,
-            first,
-            density,
-            mean,
-            most,
-            roll,
-            SENTINELS,
-            EOS if ended else -1,
-            int(n.max()),
-            rows,
-        )
+        spans = span_corruption._Spans(density, mean, most, roll, SENTINELS, EOS if ended else -1)
+        span_corruption._render(tokens, columns_of(begin, n, key, epoch, first), spans, rows)
         placed = token_slots.span_slots(law, ids(count), Stretches(key, n, first), epoch, NONE)
         again = np.full_like(rows, -1)
         again[placed.token], again[placed.special] = tokens, placed.id
@@ -200,15 +192,12 @@ def test_cuts_are_found_where_the_kernels_made_them_and_go_where_they_make_other
     own, law, rows = Stretches(key, n, first), cut_law(), {}
     for epoch in (0, 1, 77, (1 << 32) - 1):
         there = rows[epoch] = np.full(int(n.sum()) + 3 * m, -1, np.int32)
-        drawn = token_slots.rates(law), continues, PRE, MID, SUF
-        fill_in_the_middle._render(
-            tokens, begin, n, key, epoch, first, *drawn[0], *drawn[1:], there
-        )
+        cutting = fill_in_the_middle._Cutting(*token_slots.rates(law), continues, PRE, MID, SUF)
+        columns = columns_of(begin, n, key, epoch, first)
+        fill_in_the_middle._render(tokens, columns, cutting, there)
         placed = token_slots.cut_slots(law, special, own, epoch, tokens if epoch else there)
         out, fits = np.full_like(tokens, -1), np.zeros(m, np.bool_)
-        fill_in_the_middle._restore(
-            there, begin, n, key, epoch, first, *drawn[0], *drawn[1:], out, fits
-        )
+        fill_in_the_middle._restore(there, columns, cutting, out, fits)
         assert fits.all() and (there[placed.special] == placed.id).all()
         assert np.array_equal(
             placed.slots - n, 3 * (there[np.minimum(first + n, len(there) - 1)] >= 0)

@@ -10,8 +10,8 @@ from packprep.building.commit import _RECEIPT_KEYS, REJECTS_KEYS
 from packprep.building.ledger import ADDED
 from packprep.building.plan_form import _PARTS, LATER
 from packprep.dataset import manifest
-from packprep.dataset.noise import LAWS
-from packprep.dataset.token_slots import LAWS as TOKEN_LAWS
+from packprep.dataset.epochs.noise import SCHEDULES
+from packprep.dataset.epochs.token_slots import LAYOUTS
 from packprep.format.json_files import as_stored, unknown_key, with_defaults
 from packprep.objectives import OWN, REGISTRY
 from packprep.recipe import KEYS
@@ -113,17 +113,17 @@ def test_the_keys_that_are_always_written_are_those_of_the_first_datasets(file):
     assert set(keys) == set(first.split()), "a key that joins stands in LATER"
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_parameters_of_in_place_objectives_are_declared_once(name):
     assert (
-        REGISTRY[name].parameters is LAWS[name].parameters
-        and REGISTRY[name].attention == LAWS[name].attention
+        REGISTRY[name].parameters is SCHEDULES[name].parameters
+        and REGISTRY[name].attention == SCHEDULES[name].attention
     )
 
 
-@pytest.mark.parametrize("name", TOKEN_LAWS)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_parameters_of_objectives_that_move_tokens_are_declared_once(name):
-    assert REGISTRY[name].parameters is TOKEN_LAWS[name].parameters
+    assert REGISTRY[name].parameters is LAYOUTS[name].parameters
 
 
 def test_defaults_of_later_keys_are_filled_in_and_left_out_at_each_place():
@@ -160,7 +160,7 @@ EDITS = {
             " later=True)] = 0\n    min_tokens: "
         ),
     ),
-    "packprep.dataset.token_slots": (
+    "packprep.dataset.epochs.token_slots": (
         '        Parameter("mean_span_length"',
         (
             '        Parameter("drift", (0.0, 0.5), "of spans", 0.0, 1.0, later=True),\n'

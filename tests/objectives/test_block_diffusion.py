@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packprep import open_dataset
-from packprep.dataset import attention, noise
+from packprep.dataset import attention
+from packprep.dataset.epochs import noise
 from packprep.errors import RecipeError
 from packprep.objectives.block_diffusion import OBJECTIVE, check, mean_weight
 from packprep.randomness import bits64

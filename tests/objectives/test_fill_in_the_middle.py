@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packprep.building.plan import ids_of
-from packprep.dataset.token_slots import ROLES
+from packprep.dataset.epochs.token_slots import ROLES
 from packprep.errors import RecipeError
 from packprep.objectives.objective import BodySlots
 from packprep.objectives.tasks import capacities, needs_of

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from packprep.dataset import noise
+from packprep.dataset.epochs import noise
 from packprep.errors import RecipeError
 from packprep.objectives.masked_diffusion import OBJECTIVE, check, forecast, mean_weight, roles
 from tests import golden, made

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from packprep.dataset import noise
+from packprep.dataset.epochs import noise
 from packprep.objectives import REGISTRY, noising
 from packprep.randomness import bits64
 from tests.dataset.test_noise import (
@@ -32,7 +32,7 @@ def both(law, case, parameters, resolved=None, ids=None, task=0, epoch=0):
     """(tokens, loss_mask, level, weight, blocks) by numpy and by the objective's own writer."""
     segments, before, tokens, may, dtype, _ = case
     found = []
-    for write in (noise.LAWS[law].draw, REGISTRY[law].noise):
+    for write in (noise.SCHEDULES[law].draw, REGISTRY[law].noise):
         made, loss_mask = np.array(tokens, dtype), np.zeros(len(tokens), np.uint8)
         length = np.array([b + s[2] for b, s in zip(before, segments, strict=True)], np.int64)
         flags = None if may is None else np.array(may, np.uint8)
@@ -175,22 +175,15 @@ def test_first_draws_of_flips_that_are_rejected_are_drawn_again_as_numpy_does():
         segments = columns([(5, 0, 300, 0)])
         rank = np.full(8, -1, np.int32)
         wide = np.lib.stride_tricks.as_strided(ordinary, (vocab,), (0,))  # as long, of one value
-        flip(segments, np.array([2**39], np.uint64), False, wide, rank, None, tokens, loss_mask, 0)
+        target = noise.Target(segments, *np.array([[0], [300]]), None, tokens, loss_mask)
+        flip(target, np.array([2**39], np.uint64), False, noise.NoiseIds(-1, wide, rank))
         found.append((tokens, loss_mask))
     assert_equal(found)
 
 
 def test_segments_outside_the_rows_are_never_written():
     for at, count in ((-1, 3), (8, 3), (0, -1)):
+        rows = np.zeros(10, np.uint16), np.zeros(10, np.uint8)
+        target = noise.Target(columns([(1, at, count, 0)]), *np.array([[0], [3]]), None, *rows)
         with pytest.raises(AssertionError):
-            noising.mask(
-                columns([(1, at, count, 0)]),
-                None,
-                np.ones(1),
-                (1.0, 0.0, 0.0),
-                MASK,
-                np.zeros(0, np.int32),
-                None,
-                np.zeros(10, np.uint16),
-                np.zeros(10, np.uint8),
-            )
+            noising.mask(target, np.ones(1), None, (1.0, 0.0, 0.0), ids_of())

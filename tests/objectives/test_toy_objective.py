@@ -69,7 +69,7 @@ def toy() -> Objective:
 
 def shouting(task, parameters, resolved, ids, target, epoch):
     """In place: each letter that may be trained becomes a capital, and is predicted."""
-    from packprep.dataset.noise import Noised
+    from packprep.dataset.epochs.noise import Noised
 
     segments = target.segments
     for at, count in zip(segments.at, segments.count, strict=True):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from packprep.dataset import noise
+from packprep.dataset.epochs import noise
 from packprep.errors import RecipeError
 from packprep.objectives.objective import Ids, Task
 from packprep.objectives.uniform_diffusion import (

@@ -16,9 +16,9 @@ from packprep.conversations.chat_template import compile_template
 from packprep.conversations.layouts import Dialogue
 from packprep.conversations.supervision import rendered_turns
 from packprep.conversations.turns import Turns
+from packprep.dataset.epochs.resampling import EPOCHS
 from packprep.dataset.loader import open_dataset
 from packprep.dataset.manifest import read_manifest
-from packprep.dataset.redraw import EPOCHS
 from packprep.dataset.shard import open_shard
 from packprep.errors import RecipeError
 from packprep.format.json_files import shard_name

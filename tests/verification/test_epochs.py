@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from packprep import open_dataset
-from packprep.dataset import noise, redraw, token_slots
+from packprep.dataset.epochs import noise, resampling, token_slots
 from packprep.dataset.loader import Dataset
 from packprep.dataset.rows import RowSegments
 from packprep.dataset.shard import open_shard
@@ -217,8 +217,8 @@ MOVES = [
 
 @pytest.mark.parametrize("wrong, promises", MOVES, ids=lambda value: getattr(value, "__name__", ""))
 def test_spans_that_are_drawn_wrongly_are_seen(datasets, monkeypatch, wrong, promises):
-    law = token_slots.LAWS["span_corruption"]
-    monkeypatch.setitem(token_slots.LAWS, "span_corruption", of_later_epochs(wrong)(law))
+    law = token_slots.LAYOUTS["span_corruption"]
+    monkeypatch.setitem(token_slots.LAYOUTS, "span_corruption", of_later_epochs(wrong)(law))
     assert broken(datasets("moved")) == promises
     assert not report(datasets("moved"), 0)["faults"]
 
@@ -235,7 +235,7 @@ PIVOTS = [
 )
 def test_pivots_that_are_drawn_wrongly_are_seen(datasets, monkeypatch, wrong, promises):
     monkeypatch.setitem(
-        token_slots.LAWS, "prefix_lm", of_later_epochs(wrong)(token_slots.LAWS["prefix_lm"])
+        token_slots.LAYOUTS, "prefix_lm", of_later_epochs(wrong)(token_slots.LAYOUTS["prefix_lm"])
     )
     assert broken(datasets("compact")) == promises
 
@@ -292,25 +292,25 @@ NOISES = [
     "objective, wrong, promises", NOISES, ids=lambda value: getattr(value, "__name__", None)
 )
 def test_noise_that_is_drawn_wrongly_is_seen(datasets, monkeypatch, objective, wrong, promises):
-    law = noise.LAWS[objective]
+    law = noise.SCHEDULES[objective]
 
     def draw(task, parameters, resolved, ids, target, epoch, **more):
         noised = law.draw(task, parameters, resolved, ids, target, epoch, **more)
         return wrong(noised, target, epoch) if epoch else noised
 
-    monkeypatch.setitem(noise.LAWS, objective, replace(law, draw=draw))
+    monkeypatch.setitem(noise.SCHEDULES, objective, replace(law, draw=draw))
     assert broken(datasets("in_place")) == promises
 
 
 def test_weights_of_blocks_that_are_wrong_are_seen(datasets, monkeypatch):
-    law = noise.LAWS["block_diffusion"]
+    law = noise.SCHEDULES["block_diffusion"]
 
     def draw(*arguments, **more):
         noised = law.draw(*arguments, **more)
         count, level, weight = noised.blocks
         return noised._replace(blocks=(count, level, np.roll(weight, 1)))
 
-    monkeypatch.setitem(noise.LAWS, "block_diffusion", replace(law, draw=draw))
+    monkeypatch.setitem(noise.SCHEDULES, "block_diffusion", replace(law, draw=draw))
     assert broken(datasets("in_place")) == {"P18"}
 
 
@@ -338,9 +338,9 @@ def test_columns_that_do_not_follow_are_seen(datasets, monkeypatch, name, promis
 
 
 def test_an_epoch_whose_segments_are_wrong_is_seen_by_replay_alone_too(datasets, monkeypatch):
-    law = token_slots.LAWS["span_corruption"]
+    law = token_slots.LAYOUTS["span_corruption"]
     monkeypatch.setitem(
-        token_slots.LAWS, "span_corruption", of_later_epochs(two_tokens_change_places)(law)
+        token_slots.LAYOUTS, "span_corruption", of_later_epochs(two_tokens_change_places)(law)
     )
     found = report(datasets("moved"), 3, ALL)
     assert {fault["promise"] for fault in found["listed"]} == {"P17"}
@@ -349,7 +349,7 @@ def test_an_epoch_whose_segments_are_wrong_is_seen_by_replay_alone_too(datasets,
 
 def test_redraw_that_stops_breaks_a_promise(datasets, monkeypatch):
     monkeypatch.setattr(
-        redraw, "_check_slots", lambda segments, which, wrong: _raise(segments, which)
+        resampling, "_check_slots", lambda segments, which, wrong: _raise(segments, which)
     )
     found = report(datasets("moved"), 3)
     assert {fault["promise"] for fault in found["listed"]} == {"P12"}

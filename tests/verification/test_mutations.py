@@ -103,7 +103,7 @@ MUTATIONS = [
     ),
     Mutation(
         "probability_in_float32",
-        "dataset/noise.py",
+        "dataset/epochs/noise.py",
         "    return (1.0 - epsilon) * level + epsilon",
         "    return ((1.0 - epsilon) * level + epsilon).astype(np.float32)",
         True,
@@ -132,8 +132,8 @@ MUTATIONS = [
     Mutation(
         "pivot_off_by_one",
         "objectives/prefix_lm.py",
-        "out[i] = 1 + integer(key[i], purpose, 0, n[i] - 1, epoch)",
-        "out[i] = max(integer(key[i], purpose, 0, n[i] - 1, epoch), 1)",
+        "pivot[i] = 1 + integer(bodies.key[i], purpose, 0, n[i] - 1, bodies.epoch)",
+        "pivot[i] = max(integer(bodies.key[i], purpose, 0, n[i] - 1, bodies.epoch), 1)",
         True,
     ),
     Mutation(

@@ -19,9 +19,9 @@ from markupsafe import Markup
 
 from packprep.building.plan import Plan
 from packprep.dataset.boundaries import fill_slots, put_clean
+from packprep.dataset.epochs.noise import SCHEDULES, level_range, levels_by_block
 from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest
-from packprep.dataset.noise import LAWS, level_range, levels_by_block
 from packprep.dataset.segments import Segments
 from packprep.dataset.shard import Shard
 from packprep.objectives.objective import Task
@@ -160,7 +160,7 @@ class Figures:
         """Candidates are what redraw takes: the body, and eos unless noise_eos is off; no prompt,
         no mask of the text's own."""
         parameters, copies = task.parameters, task.objective.copies
-        any_token = LAWS[task.objective.name].any_token(parameters)
+        any_token = SCHEDULES[task.objective.name].any_token(parameters)
         blocks = copies > 1
         before, half = self._before(task, c, which), c.slots[which] // copies
         count = half - before

@@ -17,9 +17,9 @@ import numpy as np
 
 from packprep.building.plan import Plan
 from packprep.dataset.attention import RULES
+from packprep.dataset.epochs.noise import SCHEDULES
 from packprep.dataset.loader import Row
 from packprep.dataset.manifest import is_in_place
-from packprep.dataset.noise import LAWS
 from packprep.dataset.segments import Segments
 from packprep.dataset.shard import shard_in
 from packprep.errors import ArgumentError, DatasetError
@@ -307,7 +307,7 @@ def _original(
         ids = _labels(task, view, begin, segment["slots"])
         first_copy = slice(begin, begin + len(ids))
         noised = view.tokens[first_copy] != ids
-        law = LAWS[task["objective"]]
+        law = SCHEDULES[task["objective"]]
         # some stay as they are
         if not law.any_token(task["parameters"]) and not RULES[task["attention"]].in_blocks:
             noised |= view.loss_mask[first_copy] != 0

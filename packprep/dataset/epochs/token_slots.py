@@ -17,7 +17,7 @@ import numpy as np
 
 from packprep import randomness
 from packprep.dataset.boundaries import ranks
-from packprep.dataset.candidates import words_of
+from packprep.dataset.epochs.candidates import words_of
 from packprep.dataset.manifest import Parameter
 from packprep.randomness import (
     CUT_POINTS,
@@ -78,7 +78,7 @@ def misfit(room: np.ndarray, slots: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class TokenLaw:
+class TokenLayout:
     """Where one next-token objective puts tokens.
 
     name         the objective's.
@@ -133,7 +133,7 @@ def span_slots(
     epoch: int,
     known: np.ndarray,
 ) -> Placed:
-    """Where span_corruption puts tokens and sentinels, as `TokenLaw.place`."""
+    """Where span_corruption puts tokens and sentinels, as `TokenLayout.place`."""
     key, n, first_slot = segments
     n_noise, n_spans = span_counts(parameters, len(ids.sentinels), n)
     purposes = (
@@ -251,7 +251,7 @@ def _rolled(
     return rolled, count, (run - begin) & 1
 
 
-SPAN_CORRUPTION = TokenLaw(
+SPAN_CORRUPTION = TokenLayout(
     "span_corruption",
     (
         Parameter(
@@ -295,7 +295,7 @@ def pivot_slots(
     epoch: int,
     known: np.ndarray,
 ) -> Placed:
-    """Where prefix_lm puts tokens and the sentinel, as `TokenLaw.place`: at the pivot, uniform over
+    """Where prefix_lm puts tokens and the sentinel, as `TokenLayout.place`: at the pivot, uniform over
     1 … n − 1, eos may end the prefix and a sentinel begin the continuation; each moves what follows
     by a slot."""
     key, n, first_slot = segments
@@ -308,7 +308,7 @@ def pivot_slots(
     return Placed(token, special.reshape(-1), np.tile(added, len(n)), n + len(added), pivot + ended)
 
 
-PREFIX_LM = TokenLaw(
+PREFIX_LM = TokenLayout(
     "prefix_lm",
     (
         Parameter(
@@ -339,7 +339,7 @@ def cut_slots(
     epoch: int,
     known: np.ndarray,
 ) -> Placed:
-    """Where fill_in_the_middle puts tokens and role tokens, as `TokenLaw.place`. Which segments are
+    """Where fill_in_the_middle puts tokens and role tokens, as `TokenLayout.place`. Which segments are
     rearranged stays; a segment whose roles are not where its cuts can be has −1 for its suffix
     token."""
     rate, spm_rate = rates(parameters)
@@ -455,7 +455,7 @@ def _stays(inside: np.ndarray, cut: int, drawn: int) -> bool:
 
 
 ROLES = ("fim_prefix", "fim_middle", "fim_suffix")
-FILL_IN_THE_MIDDLE = TokenLaw(
+FILL_IN_THE_MIDDLE = TokenLayout(
     "fill_in_the_middle",
     (
         Parameter("rate", 0.5, "share of the segments that are rearranged", 0.0, 1.0),
@@ -468,4 +468,4 @@ FILL_IN_THE_MIDDLE = TokenLaw(
     whole=lambda parameters: parameters["rate"] > 0 and parameters["text_safe"],
 )
 
-LAWS = {law.name: law for law in (SPAN_CORRUPTION, PREFIX_LM, FILL_IN_THE_MIDDLE)}
+LAYOUTS = {layout.name: layout for layout in (SPAN_CORRUPTION, PREFIX_LM, FILL_IN_THE_MIDDLE)}

@@ -23,12 +23,12 @@ import numpy as np
 
 from packprep import randomness
 from packprep.dataset.boundaries import move_ahead, ranks
-from packprep.dataset.candidates import (
+from packprep.dataset.epochs.candidates import (
     Candidates,
+    Window,
     below,
-    in_chunks,
+    chunks,
     put,
-    window_of,
     within,
     words_of,
 )
@@ -93,52 +93,49 @@ def _strata(segments: Candidates, task: int, epoch: int) -> np.ndarray:
 
 
 def mask(
-    segments: Candidates,
-    ratio: np.ndarray | None,
+    target: "Target",
     probability: np.ndarray,
+    ratio: np.ndarray | None,
     shares: tuple[float, float, float],
-    mask_id: int,
-    ordinary: np.ndarray,
-    trainable: np.ndarray | None,
-    tokens: np.ndarray,
-    loss_mask: np.ndarray,
+    ids: "NoiseIds",
     epoch: int = 0,
 ) -> np.ndarray | None:
-    """Noise masked-diffusion segments in place: each candidate with its segment's probability.
+    """Noise masked-diffusion segments where they stand, each with its own probability.
 
-    ratio: float64[m]; where given, an exact count instead: max(⌊candidates · ratio⌋, 1) of them
-    without replacement.
-    probability: float64[m]. shares: of noised slots that become the mask, a uniform ordinary token,
-    or stay. ordinary: int32, the ids of the ordinary vocabulary. trainable: uint8, flat: slots that
-    may be noised; None: all. tokens (holding the original tokens) and loss_mask (0), flat, are
-    written.
+    Args:
+        target: The segments, and the rows that are written.
+        probability: float64[m], for each segment.
+        ratio: float64[m]. With it, exactly max(⌊candidates · ratio⌋, 1) candidates are noised,
+            without replacement, and `probability` is not read.
+        shares: Shares of the noised slots that become the mask, a uniform ordinary token, or
+            stay as they are.
+        ids: The ids of the mask and of ordinary tokens.
+        epoch: The epoch.
 
-    Gives float64[m], of an exact count: the share of its candidates that each segment has noised, 1
-    where it has none.
+    Returns:
+        With `ratio`, float64[m]: the share of its candidates that each segment has noised, 1 where
+        it has none. Otherwise None.
     """
-    limit = thresholds(probability)
-    share = None if ratio is None else np.ones(len(limit))
-    for part in in_chunks(segments):
-        own = Candidates(*(column[part] for column in segments))
-        window = window_of(own)
-        allowed = None if trainable is None else window.candidates(trainable) != 0
-        if window.holds(tokens, mask_id):
-            unmasked = window.candidates(tokens) != mask_id
+    limit, tokens = thresholds(probability), target.tokens
+    noised_share = None if ratio is None else np.ones(len(limit))
+    for part, segments, window in chunks(target.segments):
+        allowed = None if target.trainable is None else window.candidates(target.trainable) != 0
+        if window.holds(tokens, ids.mask):
+            unmasked = window.candidates(tokens) != ids.mask
             allowed = unmasked if allowed is None else allowed & unmasked
-        if ratio is not None and share is not None:
-            noised, share[part] = _fewest(own, ratio[part], allowed, epoch)
+        if ratio is not None and noised_share is not None:
+            noised, noised_share[part] = _fewest(segments, ratio[part], allowed, epoch)
         else:
-            noised = below(own.key, own.count, limit[part], own.count, epoch)
+            noised = below(segments.key, segments.count, limit[part], segments.count, epoch)
             if allowed is not None:
                 noised &= allowed
-        wide = window.laid_out(noised)
-        loss_mask[window.here] |= wide.view(np.uint8)
+        noised_slots = window.laid_out(noised)
+        target.loss_mask[window.here] |= noised_slots.view(np.uint8)
         if shares[0] >= 1.0:
-            put(tokens[window.here], wide, mask_id)
+            put(tokens[window.here], noised_slots, ids.mask)
         else:
-            hit = window.here.start + np.flatnonzero(wide)
-            _replace(own, np.flatnonzero(noised), hit, shares, mask_id, ordinary, tokens, epoch)
-    return share
+            _replace(segments, window, noised, shares, ids, tokens, epoch)
+    return noised_share
 
 
 def _fewest(
@@ -173,62 +170,61 @@ def _fewest(
 
 def _replace(
     segments: Candidates,
-    which: np.ndarray,
-    hit: np.ndarray,
+    window: Window,
+    noised: np.ndarray,
     shares: tuple[float, float, float],
-    mask_id: int,
-    ordinary: np.ndarray,
+    ids: "NoiseIds",
     tokens: np.ndarray,
     epoch: int,
 ) -> None:
-    segment, place = within(segments.count, which)
+    """Write the mask, an ordinary token or nothing at the noised candidates (bool[Σ count])."""
+    slot = window.here.start + np.flatnonzero(window.laid_out(noised))
+    segment, place = within(segments.count, np.flatnonzero(noised))
     key = segments.key[segment]
-    draw = randomness.words(key, REPLACEMENT, 2 * place, epoch).astype(np.uint64)
-    as_mask = draw < np.uint64(int(shares[0] * 2**32))
-    as_random = ~as_mask & (draw < np.uint64(int((shares[0] + shares[1]) * 2**32)))
-    if as_mask.any():  # else there may be no mask: −1 is no token
-        tokens[hit[as_mask]] = mask_id
-    if as_random.any():
-        chosen = randomness.integers(
-            key[as_random], REPLACEMENT, 2 * place[as_random] + 1, len(ordinary), epoch
+    kind_word = randomness.words(key, REPLACEMENT, 2 * place, epoch).astype(np.uint64)
+    as_mask = kind_word < np.uint64(int(shares[0] * 2**32))
+    as_ordinary = ~as_mask & (kind_word < np.uint64(int((shares[0] + shares[1]) * 2**32)))
+    if as_mask.any():  # otherwise there may be no mask: −1 is not a token
+        tokens[slot[as_mask]] = ids.mask
+    if as_ordinary.any():
+        number = randomness.integers(
+            key[as_ordinary], REPLACEMENT, 2 * place[as_ordinary] + 1, len(ids.ordinary), epoch
         )
-        tokens[hit[as_random]] = ordinary[chosen]
+        tokens[slot[as_ordinary]] = ids.ordinary[number]
 
 
 def flip(
-    segments: Candidates,
-    threshold: np.ndarray,
-    loss_on_all: bool,
-    ordinary: np.ndarray,
-    rank: np.ndarray,
-    trainable: np.ndarray | None,
-    tokens: np.ndarray,
-    loss_mask: np.ndarray,
-    epoch: int = 0,
+    target: "Target", threshold: np.ndarray, loss_on_all: bool, ids: "NoiseIds", epoch: int = 0
 ) -> None:
-    """Noise uniform-diffusion segments in place: a candidate flips with its segment's probability,
-    to another token, uniform over the ordinary vocabulary.
+    """Noise uniform-diffusion segments where they stand.
 
-    threshold: uint64[m], ⌊P · 2⁴⁰⌋. ordinary: int32[v], ascending; rank: int32[vocabulary], the
-    place of an id in `ordinary`, −1 for special ids. The rest as in `mask`.
+    A candidate flips with its segment's probability to another token, uniform over the ordinary
+    vocabulary.
+
+    Args:
+        target: The segments, and the rows that are written.
+        threshold: uint64[m], ⌊P · 2⁴⁰⌋.
+        loss_on_all: Whether all candidates are trained, or only those that flip.
+        ids: The ids of ordinary tokens.
+        epoch: The epoch.
     """
-    for part in in_chunks(segments, 4):  # words and ids are wider than bytes
-        own = Candidates(*(column[part] for column in segments))
-        window = window_of(own)
-        flipped = below(own.key, own.count, threshold[part], own.count, epoch)
+    ordinary, rank, tokens = ids.ordinary, ids.rank, target.tokens
+    for part, segments, window in chunks(target.segments, 4):  # words are wider than bytes
+        flipped = below(segments.key, segments.count, threshold[part], segments.count, epoch)
         allowed = (
             np.ones(len(flipped), np.bool_)
-            if trainable is None
-            else window.candidates(trainable) != 0
+            if target.trainable is None
+            else window.candidates(target.trainable) != 0
         )
         flipped &= allowed
-        wide = window.laid_out(flipped)
-        trained = window.laid_out(allowed) if loss_on_all else wide
-        loss_mask[window.here] |= trained.view(np.uint8)
-        hit = window.here.start + np.flatnonzero(wide)
-        now = rank[tokens[hit]]
-        number = _others(own, np.flatnonzero(flipped), len(ordinary) - (now >= 0), epoch)
-        tokens[hit] = ordinary[number + ((now >= 0) & (number >= now))]
+        flipped_slots = window.laid_out(flipped)
+        trained_slots = window.laid_out(allowed) if loss_on_all else flipped_slots
+        target.loss_mask[window.here] |= trained_slots.view(np.uint8)
+        slot = window.here.start + np.flatnonzero(flipped_slots)
+        old_rank = rank[tokens[slot]]
+        others = len(ordinary) - (old_rank >= 0)
+        number = _others(segments, np.flatnonzero(flipped), others, epoch)
+        tokens[slot] = ordinary[number + ((old_rank >= 0) & (number >= old_rank))]
 
 
 def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: int) -> np.ndarray:
@@ -259,7 +255,7 @@ def quantised_level(
     return step, low + (high - low) * (step + 0.5) / steps
 
 
-class BlockLaw(NamedTuple):
+class BlockSchedule(NamedTuple):
     """How a task of block diffusion noises its blocks in an epoch.
 
     low, high    the level t of a block is uniform over this range.
@@ -283,13 +279,13 @@ def level_range(parameters: Mapping[str, Any]) -> tuple[float, float]:
     return (1.0, 1.0) if parameters.get("noise") == "all" else parameters["noise_range"]
 
 
-def block_law(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockLaw, int]:
+def block_schedule(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockSchedule, int]:
     """A task's law in an epoch, and by which epoch's chance: complementary ones noise in 2k + 1
     what 2k leaves."""
     pair = epoch % 2 if parameters["complementary"] else 0
     half_life = parameters["half_life"] if parameters["noise"] == "position" else 0.0
     low, high = level_range(parameters)
-    law = BlockLaw(
+    law = BlockSchedule(
         parameters["block_length"],
         low,
         high,
@@ -307,62 +303,65 @@ def levels_by_block(parameters: Mapping[str, Any]) -> bool:
 
 
 def noise_blocks(
-    segments: Candidates,
-    before: np.ndarray,
-    length: np.ndarray,
-    law: BlockLaw,
-    ids: "NoiseIds",
-    tokens: np.ndarray,
-    loss_mask: np.ndarray,
-    epoch: int = 0,
+    target: "Target", schedule: BlockSchedule, ids: "NoiseIds", epoch: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Noise block-diffusion segments in place, with one level a block.
+    """Noise block-diffusion segments where they stand, with one level per block.
 
-    before: int64[m], slots of the segment's half before its first candidate; length: int64[m], all
-    slots of the half. Gives (blocks int64[m], level float64[blocks]).
+    Args:
+        target: The segments, and the rows that are written. All candidates may be trained.
+        schedule: How blocks are noised.
+        ids: The ids of the mask and of ordinary tokens.
+        epoch: The epoch whose randomness is used.
+
+    Returns:
+        The number of blocks of each segment, int64[m], and the level of each block,
+        float64[blocks].
     """
-    blocks = -(-length // law.block_length)
-    first = np.cumsum(blocks) - blocks
-    number = np.arange(int(blocks.sum())) - np.repeat(first, blocks)
-    u = randomness.uniforms(np.repeat(segments.key, blocks), NOISE_LEVEL, number, epoch)
-    level = quantised(law.low + (law.high - law.low) * u)
+    before, block_length = target.before, schedule.block_length
+    blocks = -(-target.length // block_length)
+    first_block = np.cumsum(blocks) - blocks
+    number = np.arange(int(blocks.sum())) - np.repeat(first_block, blocks)
+    u = randomness.uniforms(np.repeat(target.segments.key, blocks), NOISE_LEVEL, number, epoch)
+    level = quantised(schedule.low + (schedule.high - schedule.low) * u)
     limit = thresholds(level)
-    candidates_begin = np.maximum(number * law.block_length, np.repeat(before, blocks))
-    candidates_end = np.minimum(
-        (number + 1) * law.block_length, np.repeat(before + segments.count, blocks)
+    # The candidates of a block: the overlap of its slots with its segment's candidates.
+    overlap_begin = np.maximum(number * block_length, np.repeat(before, blocks))
+    overlap_end = np.minimum(
+        (number + 1) * block_length, np.repeat(before + target.segments.count, blocks)
     )
-    candidates = np.maximum(candidates_end - candidates_begin, 0)
-    # words and ids are wider than bytes
-    for part in in_chunks(segments, 4 if law.uniform or law.half_life else 1):
-        own = Candidates(*(column[part] for column in segments))
-        window = window_of(own)
-        of_part = slice(int(first[part][0]), int(first[part][-1] + blocks[part][-1]))
-        if law.half_life:
-            noised = _soonest(own, candidates[of_part], level[of_part], law, epoch)
+    candidates = np.maximum(overlap_end - overlap_begin, 0)
+    # Words and ids are wider than bytes.
+    width = 4 if schedule.uniform or schedule.half_life else 1
+    for part, segments, window in chunks(target.segments, width):
+        part_blocks = slice(int(first_block[part][0]), int((first_block + blocks)[part][-1]))
+        if schedule.half_life:
+            noised = _soonest(
+                segments, candidates[part_blocks], level[part_blocks], schedule, epoch
+            )
         else:
-            noised = below(own.key, own.count, limit[of_part], candidates[of_part], epoch)
-        if law.inverse:
+            noised = below(
+                segments.key, segments.count, limit[part_blocks], candidates[part_blocks], epoch
+            )
+        if schedule.inverse:
             noised = ~noised
-        if law.uniform:
-            trained, hit = (
-                np.ones(len(noised), np.bool_),
-                window.here.start + np.flatnonzero(window.laid_out(noised)),
-            )
-            loss_mask[window.here] |= window.laid_out(trained).view(np.uint8)
-            _replace(
-                own, np.flatnonzero(noised), hit, (0.0, 1.0, 0.0), -1, ids.ordinary, tokens, epoch
-            )
-            continue
-        if window.holds(tokens, ids.mask):
-            noised &= window.candidates(tokens) != ids.mask
-        wide = window.laid_out(noised)
-        loss_mask[window.here] |= wide.view(np.uint8)
-        put(tokens[window.here], wide, ids.mask)
-    return blocks, 1.0 - level if law.inverse else level
+        if schedule.uniform:
+            trained_slots = window.laid_out(np.ones(len(noised), np.bool_))
+            _replace(segments, window, noised, (0.0, 1.0, 0.0), ids, target.tokens, epoch)
+        else:
+            if window.holds(target.tokens, ids.mask):
+                noised &= window.candidates(target.tokens) != ids.mask
+            trained_slots = window.laid_out(noised)
+            put(target.tokens[window.here], trained_slots, ids.mask)
+        target.loss_mask[window.here] |= trained_slots.view(np.uint8)
+    return blocks, 1.0 - level if schedule.inverse else level
 
 
 def _soonest(
-    segments: Candidates, lengths: np.ndarray, level: np.ndarray, law: BlockLaw, epoch: int
+    segments: Candidates,
+    lengths: np.ndarray,
+    level: np.ndarray,
+    schedule: BlockSchedule,
+    epoch: int,
 ) -> np.ndarray:
     """bool[Σ count]: of each block's candidates the round(level · n) that arrive first, ties by
     place.
@@ -372,7 +371,7 @@ def _soonest(
     2006).
     """
     time = randomness.exponentials(words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch))
-    slower = randomness.power_of_half((1.0 - level) / (law.half_life * law.block_length))
+    slower = randomness.power_of_half((1.0 - level) / (schedule.half_life * schedule.block_length))
     begin, scale = np.cumsum(lengths) - lengths, np.ones(len(time))
     for place in range(1, int(lengths.max(initial=0))):
         longer = lengths > place
@@ -446,16 +445,7 @@ def masked_diffusion(
     level, exact = quantised(ratio), parameters["exact_count"]
     probability = level if exact else mask_probability(level, parameters["epsilon"])
     share = write(
-        target.segments,
-        ratio if exact else None,
-        probability,
-        tuple(parameters["replace"]),
-        ids.mask,
-        ids.ordinary,
-        target.trainable,
-        target.tokens,
-        target.loss_mask,
-        epoch,
+        target, probability, ratio if exact else None, tuple(parameters["replace"]), ids, epoch
     )
     if share is not None:
         probability = share
@@ -477,10 +467,7 @@ def uniform_diffusion(
     low, high = parameters["noise_range"]
     step, level = quantised_level(target.segments.key, low, high, FLIP_STEPS, epoch)
     threshold = np.array(resolved["flip_thresholds"], np.uint64)[step]
-    write(
-        target.segments, threshold, parameters["loss_on"] == "all", ids.ordinary, ids.rank,
-        target.trainable, target.tokens, target.loss_mask, epoch,
-    )  # fmt: skip
+    write(target, threshold, parameters["loss_on"] == "all", ids, epoch)
     weight = np.ones(len(level))
     if parameters["weighting"] == "view_scale":
         weight = view_scale(level, ids.drawable)
@@ -503,14 +490,11 @@ def block_diffusion(
 ) -> Noised:
     """`noise_blocks` with a level a block, or 1 for all where all is noised. With shift the loss
     stands at the slot before."""
-    law, drawn = block_law(parameters, epoch)
-    segments, before, length = target[:3]
-    m = len(length)
-    blocks, level = write(
-        segments, before, length, law, ids, target.tokens, target.loss_mask, drawn
-    )
+    schedule, drawn_epoch = block_schedule(parameters, epoch)
+    m = len(target.length)
+    blocks, level = write(target, schedule, ids, drawn_epoch)
     if parameters["shift"]:
-        move_ahead(target.loss_mask, segments.at - before, length, 0)
+        move_ahead(target.loss_mask, target.segments.at - target.before, target.length, 0)
     if not levels_by_block(parameters):
         return Noised(np.ones(m, np.float32), np.ones(m, np.float32))
     level = level.astype(np.float32, copy=False)
@@ -526,7 +510,7 @@ def block_diffusion(
 
 
 @dataclass(frozen=True)
-class NoiseLaw:
+class NoiseSchedule:
     """How the segments of one objective, which predict in place, are noised, and what their tasks
     say of it.
 
@@ -570,7 +554,7 @@ def _ids_of_shares(parameters: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
-MASKED_DIFFUSION = NoiseLaw(
+MASKED_DIFFUSION = NoiseSchedule(
     name="masked_diffusion",
     attention="bidirectional",
     parameters=(
@@ -601,7 +585,7 @@ MASKED_DIFFUSION = NoiseLaw(
     draw=masked_diffusion,
     needs=_ids_of_shares,
 )
-UNIFORM_DIFFUSION = NoiseLaw(
+UNIFORM_DIFFUSION = NoiseSchedule(
     name="uniform_diffusion",
     attention="bidirectional",
     parameters=(
@@ -632,7 +616,7 @@ UNIFORM_DIFFUSION = NoiseLaw(
     needs=lambda parameters: frozenset({"ordinary"}),
     flips=True,
 )
-BLOCK_DIFFUSION = NoiseLaw(
+BLOCK_DIFFUSION = NoiseSchedule(
     name="block_diffusion",
     attention="block_diffusion",
     parameters=(
@@ -679,6 +663,8 @@ BLOCK_DIFFUSION = NoiseLaw(
     ),
     least=2.0**-24,
 )
-LAWS = {law.name: law for law in (MASKED_DIFFUSION, UNIFORM_DIFFUSION, BLOCK_DIFFUSION)}
+SCHEDULES = {
+    schedule.name: schedule for schedule in (MASKED_DIFFUSION, UNIFORM_DIFFUSION, BLOCK_DIFFUSION)
+}
 """objective → the law of its noise; a law that joins stands here, above, and in its objective's
 file."""

@@ -5,6 +5,8 @@ segment       [bos]? [mode]?  c c c c c c  [eos]?     candidates: neighbouring s
 window        from the first candidate of some segments to their last, which a writer goes through at once
 """
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -74,17 +76,6 @@ def within(count: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return segment, which - (ends - count)[segment]
 
 
-def in_chunks(segments: Candidates, width: int = 1) -> list[slice]:
-    """Slices of whole segments of about CHUNK_SLOTS / width candidates each."""
-    ends = np.cumsum(segments.count)
-    if not len(ends):
-        return []
-    size = max(CHUNK_SLOTS // width, 1)
-    marks = np.searchsorted(ends, np.arange(size, int(ends[-1]) + size, size), "left") + 1
-    bounds = np.unique(np.concatenate(([0], np.minimum(marks, len(ends)), [len(ends)])))
-    return [slice(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-
-
 class Window(NamedTuple):
     """The slots from the first candidate of some segments to their last, and which of them are
     candidates."""
@@ -110,9 +101,25 @@ class Window(NamedTuple):
 
 
 def window_of(segments: Candidates) -> Window:
+    """Return the window of segments, at least one."""
     begin, end = int(segments.at[0]), int(segments.at[-1] + segments.count[-1])
     gap = np.append(segments.at[1:], end) - (segments.at + segments.count)
     return Window(slice(begin, end), runs(segments.count, gap) if gap.any() else None)
+
+
+def chunks(segments: Candidates, width: int = 1) -> Iterator[tuple[slice, Candidates, Window]]:
+    """Yield whole segments of about CHUNK_SLOTS / width candidates: their slice, their columns and
+    their window."""
+    ends = np.cumsum(segments.count)
+    if not len(ends):
+        return
+    size = max(CHUNK_SLOTS // width, 1)
+    marks = np.searchsorted(ends, np.arange(size, int(ends[-1]) + size, size), "left") + 1
+    bounds = np.unique(np.concatenate(([0], np.minimum(marks, len(ends)), [len(ends)])))
+    for begin, end in pairwise(bounds.tolist()):
+        part = slice(begin, end)
+        columns = Candidates(*(column[part] for column in segments))
+        yield part, columns, window_of(columns)
 
 
 def put(slots: np.ndarray, where: np.ndarray, value: int) -> None:

@@ -1,7 +1,7 @@
 """Redraw: the segments of rows drawn anew, in every epoch but 0, by the laws of `noise.py` and
 `token_slots.py`.
 
-    manifest ─ laws_of ─► Laws: what each task's law reads, checked before anything is computed from its numbers
+    manifest ─ resampling_of ─► Resampling: what each task's law reads, checked before anything is computed from its numbers
     stored rows ─ labels ─► tokens of in-place segments ─ its law's draw(…, epoch) ─► tokens, loss_mask, weights
     stored rows ─ where its law puts them in epoch 0 ─► tokens of the others ─ … in this epoch ─► tokens, labels, prefixes
 
@@ -18,21 +18,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.dataset import noise
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import fill_slots, next_token_loss_mask, put_blocks, put_clean
-from packprep.dataset.manifest import Manifest, StoredTask, is_in_place
-from packprep.dataset.rows import RowSegments, fill, own_dtype
-from packprep.dataset.token_slots import (
+from packprep.dataset.epochs import noise
+from packprep.dataset.epochs.token_slots import (
     EOS_AFTER_INPUTS,
+    LAYOUTS,
     ROLES,
     SPECIAL,
     SpecialIds,
     Stretches,
-    TokenLaw,
+    TokenLayout,
     misfit,
 )
-from packprep.dataset.token_slots import LAWS as TOKEN_LAWS
+from packprep.dataset.manifest import Manifest, StoredTask, is_in_place
+from packprep.dataset.rows import RowSegments, fill, own_dtype
 from packprep.errors import ArgumentError, DatasetError, RecipeError
 from packprep.forking import unforked
 from packprep.format.json_files import unknown_key
@@ -46,10 +46,10 @@ MOST_IDS = 1 << 24
 """Ids of a vocabulary for which redraw makes tables, of 9 bytes each."""
 
 
-class TaskLaw(NamedTuple):
+class NoisedTask(NamedTuple):
     """How one task's segments are noised."""
 
-    law: noise.NoiseLaw
+    law: noise.NoiseSchedule
     parameters: Mapping[str, Any]
     resolved: Mapping[str, Any]
     mode: int  # slots of the mode token
@@ -59,15 +59,15 @@ class TaskLaw(NamedTuple):
 class MovedTask(NamedTuple):
     """How one task's segments have their tokens moved."""
 
-    law: TokenLaw
+    law: TokenLayout
     parameters: Mapping[str, Any]
     mode: int  # slots of the mode token
 
 
-class Laws(NamedTuple):
+class Resampling(NamedTuple):
     """What redraw needs of a manifest."""
 
-    by_task: list[TaskLaw | MovedTask | None]  # None: causal, which has no chance
+    by_task: list[NoisedTask | MovedTask | None]  # None: causal, which has no chance
     in_place: np.ndarray  # bool[tasks]
     moved: np.ndarray  # bool[tasks]
     ids: noise.NoiseIds
@@ -81,7 +81,7 @@ class Laws(NamedTuple):
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The columns that `redrawn` writes, in every slot of a row, but that it reads the labels
+        """The columns that `resample` writes, in every slot of a row, but that it reads the labels
         of in-place tasks."""
         return (
             "tokens",
@@ -91,20 +91,20 @@ class Laws(NamedTuple):
         )
 
 
-def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
+def resampling_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Resampling:
     """The laws of a dataset's tasks; ArgumentError if a task has chance and no law here,
     DatasetError if one cannot be applied.
 
     read_tokenizer: gives the dataset's tokenizer.json, where the manifest does not tell which
     tokens begin inside a character; OSError where it is not at hand.
     """
-    by_task: list[TaskLaw | MovedTask | None] = []
+    by_task: list[NoisedTask | MovedTask | None] = []
     next_token = [task for task in manifest["tasks"] if not is_in_place(task)]
-    stuck = [task for task in next_token if task["objective"] not in ("causal", *TOKEN_LAWS)]
+    stuck = [task for task in next_token if task["objective"] not in ("causal", *LAYOUTS)]
     if stuck:
         named = ", ".join(f"{task['name']!r} ({task['objective']})" for task in stuck)
         raise ArgumentError(
-            f"redraw: {named} cannot be drawn anew, only {', '.join((*TOKEN_LAWS, *noise.LAWS))}"
+            f"redraw: {named} cannot be drawn anew, only {', '.join((*LAYOUTS, *noise.SCHEDULES))}"
             " can: read the stored rows, without redraw; a recipe's repeat gives each use of a"
             " document chance of its own"
         )
@@ -112,8 +112,8 @@ def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
     has_sides = bool(manifest["recipe"].get("packing", {}).get("encoder_length"))
     for task in manifest["tasks"]:
         mode = int(task["mode_token"] is not None)
-        if task["objective"] in TOKEN_LAWS:
-            token_law = TOKEN_LAWS[task["objective"]]
+        if task["objective"] in LAYOUTS:
+            token_law = LAYOUTS[task["objective"]]
             if has_sides and not token_law.keeps_prefix:  # which would not fit its side
                 by_task.append(None)
                 continue
@@ -137,13 +137,13 @@ def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
         if not is_in_place(task):
             by_task.append(None)
             continue
-        if task["objective"] not in noise.LAWS:
+        if task["objective"] not in noise.SCHEDULES:
             raise ArgumentError(
                 f"redraw: task {task['name']!r} has the objective {task['objective']!r}, which"
                 " comes from outside packprep and has no law of noise here (there are"
-                f" {', '.join(noise.LAWS)}): read its stored rows, without redraw"
+                f" {', '.join(noise.SCHEDULES)}): read its stored rows, without redraw"
             )
-        law = noise.LAWS[task["objective"]]
+        law = noise.SCHEDULES[task["objective"]]
         parameters = _read_parameters(law, task, manifest["made_with"])
         resolved = task.get("resolved", {})
         arrays = {
@@ -162,13 +162,13 @@ def laws_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Laws:
             )
         if why := law.unusable(resolved):
             raise DatasetError(f"redraw: task {task['name']!r} in the manifest: {why}")
-        by_task.append(TaskLaw(law, parameters, arrays, mode, RULES[law.attention].copies))
+        by_task.append(NoisedTask(law, parameters, arrays, mode, RULES[law.attention].copies))
     in_place, moved = (
-        np.array([isinstance(law, kind) for law in by_task]) for kind in (TaskLaw, MovedTask)
+        np.array([isinstance(law, kind) for law in by_task]) for kind in (NoisedTask, MovedTask)
     )
     bos = bool(manifest["recipe"].get("documents", {}).get("prepend_bos", False))
-    ids = _ids(manifest, [law for law in by_task if isinstance(law, TaskLaw)])
-    return Laws(by_task, in_place, moved, ids, special, bos)
+    ids = _ids(manifest, [law for law in by_task if isinstance(law, NoisedTask)])
+    return Resampling(by_task, in_place, moved, ids, special, bos)
 
 
 def _special_ids(manifest: Manifest) -> SpecialIds:
@@ -209,7 +209,7 @@ def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes
         ) from error
 
 
-def _ids(manifest: Manifest, laws: list[TaskLaw]) -> noise.NoiseIds:
+def _ids(manifest: Manifest, laws: list[NoisedTask]) -> noise.NoiseIds:
     """The ids that the laws write; DatasetError where the manifest has not what they need."""
     specials, vocab_size = manifest["specials"], manifest["vocab_size"]
     if not laws:
@@ -247,7 +247,7 @@ def _ids(manifest: Manifest, laws: list[TaskLaw]) -> noise.NoiseIds:
 
 
 def _read_parameters(
-    law: noise.NoiseLaw | TokenLaw, task: StoredTask, made_with: Any
+    law: noise.NoiseSchedule | TokenLayout, task: StoredTask, made_with: Any
 ) -> dict[str, Any]:
     """A task's parameters in their types, with those that joined later and are absent.
 
@@ -264,7 +264,7 @@ def _read_parameters(
         try:
             parameters[name] = parameter.accept(value, where)
             good = (
-                not isinstance(law, noise.NoiseLaw)
+                not isinstance(law, noise.NoiseSchedule)
                 or name != "noise_range"
                 or parameters[name][0] >= law.least
             )
@@ -304,8 +304,8 @@ def check_accelerate(accelerate: str) -> bool:
     return accelerate != "numpy" and not missing
 
 
-def redrawn(
-    laws: Laws,
+def resample(
+    laws: Resampling,
     epochs: np.ndarray,
     segments: RowSegments,
     columns: Mapping[str, np.ndarray],
@@ -369,7 +369,7 @@ def redrawn(
 
 
 def _redraw(
-    laws: Laws,
+    laws: Resampling,
     segments: RowSegments,
     epochs: np.ndarray,
     tokens: np.ndarray,
@@ -416,7 +416,7 @@ def _redraw(
     )
     for t in np.unique(task[in_place]):
         law = laws.by_task[t]
-        assert isinstance(law, TaskLaw)
+        assert isinstance(law, NoisedTask)
         of_task = np.flatnonzero(task == t)
         epoch_of = epochs[segments.row[of_task]]
         for epoch in np.unique(epoch_of):
@@ -446,7 +446,7 @@ def _redraw(
 
 
 def _move_all(
-    laws: Laws,
+    laws: Resampling,
     segments: RowSegments,
     header: Mapping[str, Any],
     epochs: np.ndarray,
@@ -497,7 +497,7 @@ def _move_all(
 
 
 def _move(
-    law: TokenLaw,
+    law: TokenLayout,
     parameters: Mapping[str, Any],
     special: SpecialIds,
     own: Stretches,
@@ -544,7 +544,7 @@ def _check_slots(
         )
 
 
-def _supervised(laws: Laws, segments: RowSegments, header: Mapping[str, Any]) -> np.ndarray:
+def _supervised(laws: Resampling, segments: RowSegments, header: Mapping[str, Any]) -> np.ndarray:
     """bool[m]: the segments of which not all is trained alike, as their documents say; an eos need
     not be."""
     stays = np.zeros(len(segments), np.bool_)
@@ -572,7 +572,7 @@ def _supervised(laws: Laws, segments: RowSegments, header: Mapping[str, Any]) ->
 
 
 def _next_tokens(
-    laws: Laws, segments: RowSegments, tokens: np.ndarray, labels: np.ndarray
+    laws: Resampling, segments: RowSegments, tokens: np.ndarray, labels: np.ndarray
 ) -> np.ndarray:
     """[B, T]: the labels of the slots, with the next tokens at those of moved segments; `labels` is
     read where a task predicts in place."""
@@ -605,7 +605,7 @@ def _trainable(segments: RowSegments) -> np.ndarray | None:
 
 
 def _target(
-    law: TaskLaw,
+    law: NoisedTask,
     segments: RowSegments,
     header: Mapping[str, Any],
     which: np.ndarray,
