@@ -144,6 +144,7 @@ class PlanForm(_Part):
     beside_tokenizer: list[BesideForm] | None = None
     kind: Literal["dataset", "store"] = "dataset"
     removed: RemovedForm | None = None
+    has_chats: bool = False  # shards by themselves are smaller, as templates take long to render
 
 
 _PARTS: dict[str, type[_Part]] = {

@@ -246,7 +246,8 @@ def make_plan(
     for planned, estimate in zip(sources, estimates, strict=True):
         planned.ratios = estimate.ratios
     rates = [estimate.tokens_per_byte for estimate in estimates]
-    derived = follows(recipe, vocabulary, tasks, sources, rates, inputs.is_store)
+    has_chats = recipe.output.shard_text_bytes == "auto" and any(one.chat for one in estimates)
+    derived = follows(recipe, vocabulary, tasks, sources, rates, inputs.is_store, has_chats)
     plan = {
         "format": FORMAT,
         "version": VERSION,
@@ -277,6 +278,7 @@ def make_plan(
         ],
         "files": [file for files in inputs.files for file in files.as_planned()],
         **({"kind": STORE} if inputs.is_store else {}),
+        **({"has_chats": True} if has_chats else {}),
         **(
             {"removed": {"digest": inputs.removed_digest, "replaces": []}} if inputs.removed else {}
         ),
@@ -319,12 +321,13 @@ def follows(
     sources: Sequence[PlannedSource],
     tokens_per_byte: Sequence[float],
     is_store: bool = False,
+    has_chats: bool = False,
 ) -> dict[str, Any]:
     """What of a plan follows from its recipe, vocabulary and files, and from what samples told;
     verification asks it, too.
 
     sources: with their ratios; their repeats are set here. tokens_per_byte: of each. is_store: the
-    plan is a token store's.
+    plan is a token store's. has_chats: as in the plan.
     """
     # text bytes of one use of all documents
     once = [int(source.weights().sum()) for source in sources]
@@ -338,7 +341,7 @@ def follows(
         )
     weights = [source.weight for source in sources]
     rate = sum(w * t for w, t in zip(weights, tokens_per_byte, strict=True)) / max(1, sum(weights))
-    shard_text_bytes = _shard_text_bytes(recipe, sum(weights), rate)
+    shard_text_bytes = _shard_text_bytes(recipe, sum(weights), rate, has_chats)
     shards = max(1, -(-sum(weights) // shard_text_bytes))
     if shards > MOST_SHARDS:
         raise RecipeError(
@@ -548,16 +551,23 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
     return found
 
 
-def _shard_text_bytes(recipe: Recipe, text_bytes: int, tokens_per_byte: float) -> int:
-    """The recipe's, or by itself: 64 MiB, more for long rows (≥ 2000 rows) and to stay under 50 000
-    shards, at most 512 MiB.
+CHATS_PART = 8
+"""Into so many parts goes a shard where chat templates render: they take as many times as long."""
+
+
+def _shard_text_bytes(
+    recipe: Recipe, text_bytes: int, tokens_per_byte: float, has_chats: bool = False
+) -> int:
+    """Return the recipe's, or by itself: 64 MiB, more for long rows (≥ 2000 rows) and to stay under
+    50 000 shards, at most 512 MiB; an eighth of the first two where `has_chats`.
 
     Then less, where that makes a few shards one of EVEN_SHARDS and leaves enough rows.
     """
     if recipe.output.shard_text_bytes != "auto":
         return int(recipe.output.shard_text_bytes)
-    long_rows = int(2000 * recipe.seq_length / max(tokens_per_byte, 1e-6))
-    most = min(max(64 * MIB, long_rows, -(-text_bytes // 50_000)), 512 * MIB)
+    part = CHATS_PART if has_chats else 1
+    long_rows = int(2000 // part * recipe.seq_length / max(tokens_per_byte, 1e-6))
+    most = min(max(64 * MIB // part, long_rows, -(-text_bytes // 50_000)), 512 * MIB)
     even = next((n for n in EVEN_SHARDS if n * most >= text_bytes), 1)
     less = -(-text_bytes // even)
     return less if even > 1 and less >= long_rows else most

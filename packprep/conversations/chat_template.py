@@ -16,16 +16,17 @@ import datetime
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from packprep.errors import RecipeError
 from packprep.storage import expanded
 from packprep.tokenizer.file import BYTES_ROLES, HINT_FILES, hints_in, read_beside
 
+T = TypeVar("T")
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
 _TOKEN_NAME = re.compile(r"\b(\w+_token)\b")
 _ROLE_NAMES = {f"{role}_token" for role in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")}
@@ -239,6 +240,7 @@ class ChatTemplate:
         self.knows_turns = self.marks_generation or "add_generation_prompt" in names
         self.source = source
         self._template = template
+        self._known: dict[Hashable, tuple[Any, int, int]] = {}
 
     def begin(self) -> None:
         """Count anew what it does."""
@@ -275,6 +277,29 @@ class ChatTemplate:
         }
         text = self._template.render({"documents": None, **variables, **own})
         return str(text)
+
+    def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` gives, from an earlier call with the same key where there was one.
+
+        key: everything that the result depends on. What renderings did for it counts again each
+        time, so that the limits do not depend on what was rendered before.
+        """
+        environment = self._template.environment
+        if key in self._known:
+            result, steps, characters = self._known[key]
+            environment.count_again(steps, characters)
+            return cast(T, result)
+        steps, characters = environment.counts()
+        result = make()
+        now = environment.counts()
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[key] = result, now[0] - steps, now[1] - characters
+        return result
+
+
+MOST_KNOWN = 1 << 12
+"""Results that a template remembers."""
 
 
 @lru_cache(maxsize=4)

@@ -15,7 +15,7 @@ it, what stands between them is the template's own.
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
 from os.path import commonprefix
@@ -31,6 +31,9 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 _TAGS = re.compile(r"(\s*</?think>\s*)")  # by which templates take a content apart
 _FIRST_TAG = re.compile(r"[^>\]\n]+[>\]\n]?")
 _OPEN_TAG = re.compile(r"[<\[][^>\]]*\Z")
+_FIRST_NUMBER = 83_152_971 * 10**6
+"""The first of the whole numbers that stand for those in the arguments of calls: an unlikely one."""
+_NUMBER = f"(?<![0-9]){_FIRST_NUMBER // 10**6}([0-9]{{6}})(?![0-9])"
 _MOST_ENDS = 64  # of the places at which a placeholder's string may end
 
 
@@ -39,6 +42,13 @@ class Render(Protocol):
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], prompt: bool = False) -> str:
         """The text of messages; prompt: and what asks the assistant for the next."""
+
+
+class Remember(Protocol):
+    """`ChatTemplate.remembered`, of a template and what it reads beside the messages."""
+
+    def __call__(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` gives, or gave before for the same key."""
 
 
 class _End(NamedTuple):
@@ -99,15 +109,20 @@ class Placeholders:
         replaced: Sequence[bool],
         calls: bool = True,
         blanks: bool = False,
+        remember: Remember | None = None,
     ):
         """marks: two characters that occur nowhere. replaced: of which messages strings are
         replaced. calls: the names in tool calls, too. blanks: what others than assistants say, too,
-        where it is blank."""
-        self._render = render
+        where it is blank. remember: as `ChatTemplate.remembered`, with what `render` depends on
+        beside messages; None: nothing is remembered."""
+        self._render, self._remember = render, remember
         self._blanks = blanks
         self._marks = marks
-        self._strings: list[str] = []
-        self._owners: list[list[int]] = []  # of each placeholder, the messages that have it
+        # The first placeholder is for what a user says after some of the messages.
+        self._numbers_too = not any(str(_FIRST_NUMBER)[:8] in json.dumps(m) for m in messages)
+        self._strings: list[str] = [""]
+        # of each placeholder, the messages that have it
+        self._owners: list[list[int]] = [[len(messages)]]
         self._same: dict[tuple[str, str, str], str] = {}  # role, key and string → placeholder
         self._roles = [message["role"] for message in messages]
         self.messages: list[Mapping[str, Any]] = [
@@ -116,12 +131,11 @@ class Placeholders:
         ]
         # What a user says behind some of them, to see how these end where another follows.
         self._in_parts = any(isinstance(message.get("content"), list) for message in messages)
-        number = f"{marks[0]}{len(self._strings)}{marks[1]}"
-        self._another = {"role": "user", "content": self._written(number)}
-        self._strings.append("")
-        self._owners.append([len(messages)])
+        self.replaces_all = all(replaced) and calls
+        self._another = {"role": "user", "content": self._written(f"{marks[0]}0{marks[1]}")}
+        self._keys = [json.dumps(message) for message in (*self.messages, self._another)]
         opening, closing = (f"(?:{mark}|{re.escape(json.dumps(mark)[1:-1])})" for mark in marks)
-        self._pattern = re.compile(f"{opening}([0-9]+){closing}")
+        self._pattern = re.compile(f"{opening}([0-9]+){closing}|{_NUMBER}")
         self._before: dict[tuple[int, str], _End | None] = {}
         self._heads: dict[str, str] = {}
         self._known: dict[tuple[str, ...], _Places] = {}
@@ -169,6 +183,8 @@ class Placeholders:
     def _argument(self, k: int, value: Any) -> Any:
         if isinstance(value, str):
             return self._new(k, value, "arguments")
+        if type(value) is int and self._numbers_too:
+            return _FIRST_NUMBER + int(self._new(k, str(value), "number")[1:-1])
         if isinstance(value, dict):
             return {key: self._argument(k, inner) for key, inner in value.items()}
         return [self._argument(k, inner) for inner in value] if isinstance(value, list) else value
@@ -196,12 +212,13 @@ class Placeholders:
 
     def place(self, text: str) -> bool:
         """Whether the text is that of the messages with each placeholder's string in its place."""
-        literals, numbers = self._split(self._render(self.messages))
+        literals, numbers = self._first_messages(len(self.messages))
         ends = _fitted(text, literals, [self._strings[number] for number in numbers])
         owners = self._in_order(numbers)
         if ends is None or owners is None:
             return False
         self._text, self._literals, self._numbers, self._owner = text, literals, numbers, owners
+        self._placed = ends
         self._starts = [0, *(end for _, end in ends)]  # of the literals in the text
         # each message's first placeholder
         self._shown = {owner: j for j, owner in reversed(list(enumerate(owners)))}
@@ -217,10 +234,11 @@ class Placeholders:
         """(literals, numbers) of a text: literals[0], placeholder numbers[0], literals[1], …,
         literals[-1]."""
         parts = self._pattern.split(rendered)
-        numbers = [int(part) if len(part) < 10 else -1 for part in parts[1::2]]
+        found = (text or number for text, number in zip(parts[1::3], parts[2::3], strict=True))
+        numbers = [int(part) if len(part) < 10 else -1 for part in found]
         if any(not 0 <= number < len(self._strings) for number in numbers):
             raise TemplateRefusal("the messages hold the noncharacters U+FDD0 to U+FDEF")
-        return parts[::2], numbers
+        return parts[::3], numbers
 
     def _in_order(self, numbers: Sequence[int]) -> list[int] | None:
         """The messages that placeholders in the text stand in; None if they stand in another order.
@@ -253,15 +271,45 @@ class Placeholders:
         return self._before[k, then]
 
     def _rendered_end(self, k: int, then: str) -> _End | None:
-        more: list[Mapping[str, Any]] = [self._another] if then == "user" else []
-        literals, numbers = self._split(
-            self._render(self.messages[:k] + more, prompt=then == "prompt")
-        )
-        if more:
-            if numbers[-1:] != [len(self._strings) - 1]:
+        literals, numbers = self._first_messages(k, then)
+        if then == "user":
+            if numbers[-1:] != [0]:
                 return None
             numbers = numbers[:-1]
         return _End(last := (numbers or [-1])[-1], numbers.count(last), literals[len(numbers)])
+
+    def _first_messages(self, k: int, then: str = "") -> tuple[list[str], list[int]]:
+        """Return what the template writes for the first k messages, as `_split` gives it. then: as
+        in `_end`."""
+        more: list[Mapping[str, Any]] = [self._another] if then == "user" else []
+
+        def split() -> tuple[list[str], list[int]]:
+            return self._split(self._render(self.messages[:k] + more, prompt=then == "prompt"))
+
+        key = then, *self._marks, *self._keys[:k], *self._keys[-1:][: len(more)]
+        return self._remembered(key, split)
+
+    def _remembered(self, key: Hashable, make: Callable[[], T]) -> T:
+        return make() if self._remember is None else self._remember(key, make)
+
+    def prefix(self, k: int, prompt: bool = False) -> str:
+        """Return what the template writes for the first k messages as they are.
+
+        It is what it writes for their placeholders, with each one's string as it stands in the
+        whole text. prompt: and what asks for an answer.
+        """
+        literals, numbers = self._first_messages(k, "prompt" if prompt else "")
+        parts, seen = [literals[0]], dict[int, int]()
+        for number, literal in zip(numbers, literals[1:], strict=True):
+            times = seen[number] = seen.get(number, 0) + 1
+            where = self._where.get(number, ())
+            if times <= len(where):
+                begin, end = self._placed[where[times - 1]]
+                parts.append(self._text[begin:end])
+            else:
+                parts.append(self._strings[number])
+            parts.append(literal)
+        return "".join(parts)
 
     def _behind(self, k: int, then: str = "") -> tuple[int, str] | None:
         """(number of a literal of the text, what stands in its place behind the first k messages
@@ -277,14 +325,22 @@ class Placeholders:
         be told."""
         if role not in self._heads:
             self._heads[role] = ""  # where it is looked for
-            self._heads[role] = attempted(partial(self._rendered_head, role)) or ""
+            before = role, self._in_parts, *self._marks, *self._heads.items()
+            self._heads |= self._remembered(before, partial(self._heads_with, role))
         return self._heads[role]
+
+    def _heads_with(self, role: str) -> dict[str, str]:
+        """Return the heads of roles that are known after one more was looked for."""
+        head = attempted(partial(self._rendered_head, role)) or ""
+        return {**self._heads, role: head}
 
     def _rendered_head(self, role: str) -> str:
         like: dict[str, Any] = {**self._another, "role": role, "content": self._written("x")}
         other = "user" if role == "assistant" else "assistant"
         messages = [like, {"role": other, "content": self._written("y")}, like]
-        alike = Placeholders(self._render, messages, self._marks, [True] * 3)
+        alike = Placeholders(
+            self._render, messages, self._marks, [True] * 3, remember=self._remember
+        )
         alike._heads = self._heads
         text = self._render(messages)
         begin = alike.begins().get(2) if alike.place(text) else None

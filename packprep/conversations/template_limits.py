@@ -38,6 +38,17 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Set the counters to 0."""
         self._steps = self._characters = 0
 
+    def counts(self) -> tuple[int, int]:
+        """Return the steps and characters since `begin`."""
+        return self._steps, self._characters
+
+    def count_again(self, steps: int, characters: int) -> None:
+        """Count what a rendering did whose text is known."""
+        self._steps += steps
+        self.count_characters(characters)
+        if self._steps > MOST_STEPS:
+            raise TemplateLimit
+
     def count_step(self) -> bool:
         """Count an iteration or a call. Return True, so that conditions can call it."""
         self._steps += 1

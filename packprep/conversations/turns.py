@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from packprep.conversations.chat_template import ChatTemplate, LeftOut, TemplateRefusal
@@ -25,6 +25,7 @@ from packprep.conversations.placeholders import (
     SYSTEM,
     THOUGHTS,
     Placeholders,
+    Remember,
     attempted,
     forms_of,
     free_characters,
@@ -86,9 +87,9 @@ def find_turns(
         raise
     except Exception:  # of any class, for a template is code
         as_objects = _with_objects(messages)
-        if as_objects is not None:
-            messages = as_objects
-            text, blocks = rendered(render, messages)
+        tried = None if as_objects is None else attempted(partial(rendered, render, as_objects))
+        if as_objects is not None and tried is not None:
+            messages, (text, blocks) = as_objects, tried
         elif all("content" in message for message in messages):
             raise
         else:
@@ -100,21 +101,31 @@ def find_turns(
     _check_read(template, render, messages, tools, text)
     wanted = trained_messages(dialogue, settings)
     chat = _Chat(template, render, messages, tools, taken, wanted, text)
-    if not with_begins and (trained := _trained_blocks(chat, blocks)) is not None:
+    if not with_begins and (trained := _trained_alone(chat, blocks)) is not None:
         return Turns(text, trained, {}, 0)
     return _found(chat, blocks)
 
 
-def _trained_blocks(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[Span] | None:
-    """Return what is trained, where {% generation %} blocks tell it by themselves: only assistants
-    are trained, and each has a block. None where more has to be known."""
-    if blocks is None:
-        return None
+def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[Span] | None:
+    """Return what is trained, as `_found` does, without finding out where all messages begin. None
+    where that has to be known, or only `_found` tells."""
+    from packprep.conversations.template_limits import TemplateLimit
+
     speakers = [k for k, message in enumerate(chat.messages) if message["role"] == "assistant"]
-    trained = [k for k, want in enumerate(chat.wanted) if want]
-    if len(blocks) != len(speakers) or not set(trained) <= set(speakers):
+    wanted = [k for k, want in enumerate(chat.wanted) if want]
+    if not set(wanted) <= set(speakers) or len(chat.messages) > MOST_BY_PREFIXES:
         return None
-    return [(*block, k) for block, k in zip(blocks, speakers, strict=True) if chat.wanted[k]]
+    if blocks is not None:
+        if len(blocks) != len(speakers):
+            return None
+        return [(*block, k) for block, k in zip(blocks, speakers, strict=True) if chat.wanted[k]]
+    try:
+        begins = _Begins(chat.prefixes(), chat.text)
+        return _by_prefixes(begins.prefix, len(chat.messages), chat.text, begins, chat.wanted)
+    except (MemoryError, TemplateLimit):
+        raise
+    except Exception as error:  # of any class, for a template is code
+        return _told_by_placeholders(chat, _Told({}, None, error), True).spans
 
 
 def _with_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
@@ -334,6 +345,27 @@ class _Chat:
     wanted: list[bool]  # of each message, whether it is trained
     text: str
 
+    @cached_property
+    def laid(self) -> Placeholders | None:
+        """Placeholders that give the text, as `_laid` finds them; None where none do."""
+        return _laid(self)
+
+    def prefixes(self) -> Callable[..., str]:
+        """Return what renders the first k messages (k, prompt: with what asks for an answer)."""
+        try:
+            if self.laid is not None and self.laid.replaces_all:
+                return self.laid.prefix
+        except TemplateRefusal:  # no character is free: then placeholders are not needed, or named
+            pass
+        render = self.anew()
+        return lambda k, prompt=False: render(self.messages[:k], prompt=prompt)
+
+    def remember(self) -> Remember:
+        """Return what remembers renderings, of these tools and variables."""
+        render = self.render.keywords  # type: ignore[attr-defined]
+        key = repr((render["tools"], render["variables"]))
+        return lambda of_messages, make: self.template.remembered((key, of_messages), make)
+
     def anew(self) -> Render:
         """What renders for one way of finding turns: all of its renderings together do no more than
         one may."""
@@ -420,17 +452,17 @@ def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
 
 def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
     """What rendering the messages' prefixes tells."""
-    render = chat.anew()
     begins: dict[int, int] = {}
     try:
-        begins = _begins(render, chat.messages, chat.text)
+        prefix = chat.prefixes()
+        begins = _begins(prefix, len(chat.messages), chat.text)
         # Some templates leave out a last message that says nothing: the next does not begin where
         # that one does.
         begins = {k: at for k, at in begins.items() if at != begins.get(k - 1)}
         return _Told(
             begins,
             (
-                _by_prefixes(render, chat.messages, chat.text, begins, chat.wanted)
+                _by_prefixes(prefix, len(chat.messages), chat.text, begins, chat.wanted)
                 if with_spans
                 else None
             ),
@@ -443,7 +475,8 @@ def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
 
 def _told_by_placeholders(chat: _Chat, told: _Told, needed: bool) -> _Told:
     """What placeholders for what is said tell beyond what is told; needed: what is trained, too."""
-    laid = _laid(chat)
+    chat.template.begin()
+    laid = chat.laid
     if laid is None:
         return told
     begins = _ascending({k: told.begins.get(k, at) for k, at in laid.begins().items()})
@@ -458,7 +491,7 @@ def _told_by_placeholders(chat: _Chat, told: _Told, needed: bool) -> _Told:
         )
 
 
-def _begins(render: Render, messages: Sequence[dict[str, Any]], text: str) -> dict[int, int]:
+def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]:
     """Message → the character at which it begins, of those after the first where rendering those
     before it tells.
 
@@ -466,16 +499,43 @@ def _begins(render: Render, messages: Sequence[dict[str, Any]], text: str) -> di
     templates that write the system message into the user's.
     """
     begins: dict[int, int] = {}
-    for k in range(1, len(messages)):
-        before = attempted(partial(render, messages[:k]))
+    for k in range(1, count):
+        before = attempted(partial(prefix, k))
         if before is not None and 0 < len(before) < len(text) and text.startswith(before):
             begins[k] = len(before)
     return begins
 
 
+class _Begins(dict[int, int]):
+    """What `_begins` gives without the messages that begin where the one before them does, worked
+    out when it is asked for."""
+
+    def __init__(self, prefix: Callable[..., str], text: str):
+        super().__init__()
+        self.prefix, self._text = prefix, text
+        self._lengths: dict[int, int] = {}
+
+    def __contains__(self, k: object) -> bool:
+        assert isinstance(k, int)
+        if not super().__contains__(k):
+            begin = self._begin(k)
+            if begin > 0 and begin != self._begin(k - 1):
+                self[k] = begin
+        return super().__contains__(k)
+
+    def _begin(self, k: int) -> int:
+        """Return where message k begins; 0 where that is not told."""
+        if k not in self._lengths:
+            before = attempted(partial(self.prefix, k)) if k > 0 else None
+            is_told = before is not None and 0 < len(before) < len(self._text)
+            is_told = is_told and self._text.startswith(before or "")
+            self._lengths[k] = len(before or "") if is_told else 0
+        return self._lengths[k]
+
+
 def _by_prefixes(
-    render: Render,
-    messages: Sequence[dict[str, Any]],
+    prefix: Callable[..., str],
+    count: int,
     text: str,
     begins: Mapping[int, int],
     wanted: Sequence[bool],
@@ -483,11 +543,11 @@ def _by_prefixes(
     """What is trained of the messages that are wanted, all of an assistant."""
     spans = []
     for k in (k for k, want in enumerate(wanted) if want):
-        asked = render(messages[:k], prompt=True)
+        asked = prefix(k, prompt=True)
         if k + 1 in begins:
             answered = text[: begins[k + 1]]
         else:
-            answered = text if k == len(messages) - 1 else render(messages[: k + 1])
+            answered = text if k == count - 1 else prefix(k + 1)
         if not answered.startswith(asked):
             raise NotIncremental(
                 f"message {k} does not begin with what the template asks for it with{_ADVICE}"
@@ -506,7 +566,7 @@ def _laid(chat: _Chat) -> Placeholders | None:
     are trained and by assistants, or else without the names in tool calls, by which some templates
     go. None where none give it.
     """
-    render, marks = chat.anew(), free_characters(chat.taken, 2)
+    render, marks, remember = chat.anew(), free_characters(chat.taken, 2), chat.remember()
     everybody = [True] * len(chat.messages)
     has_blanks = any(
         not text.strip()
@@ -520,7 +580,7 @@ def _laid(chat: _Chat) -> Placeholders | None:
     ]
     ways = [(everybody, True, False), (speakers, True, False), (speakers, False, False)]
     for replaced, calls, blanks in [(everybody, True, True), *ways] if has_blanks else ways:
-        laid = Placeholders(render, chat.messages, marks, replaced, calls, blanks)
+        laid = Placeholders(render, chat.messages, marks, replaced, calls, blanks, remember)
         if attempted(partial(laid.place, chat.text)):
             return laid
     return None

@@ -532,7 +532,7 @@ class OutputKeys:
         _key(
             "input text per shard; auto: 64MiB, less where few shards then split evenly over"
             " workers, more for long rows (≥ 2000 rows) and to stay under 50 000 shards, at most"
-            " 512MiB"
+            " 512MiB; an eighth of 64MiB, and 250 rows, for conversations"
         ),
     ] = "auto"
     token_dtype: Annotated[

@@ -411,7 +411,15 @@ def _worked_out_again(plan: Plan) -> dict[str, Any]:
                 " plan"
             )
     return json_value(
-        follows(recipe, vocabulary, tasks, plan.sources, tokens_per_byte, plan.is_store)
+        follows(
+            recipe,
+            vocabulary,
+            tasks,
+            plan.sources,
+            tokens_per_byte,
+            plan.is_store,
+            stored.get("has_chats", False),
+        )
     )
 
 

@@ -320,7 +320,7 @@ def test_the_bytes_have_no_template_of_their_own(tmp_path):
                     {"name": "default", "template": "T"},
                 ]
             },
-            "T",
+            "{% if tools is not none %}U{%+ else %}T{%+ endif %}",
         ),
         (
             {

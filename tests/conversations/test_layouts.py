@@ -173,7 +173,7 @@ def test_of_a_prompt_and_its_completion_the_completion_is_trained():
         ("sharegpt", {"conversations": [{"from": 3, "value": "x"}]}, "message 0 is from a number"),
         ("sharegpt", {"conversations": [{"from": "gpt", "value": 3}]}, "message 0: value is a number"),
         ("sharegpt", {"conversations": [{"from": "gpt"}]}, "message 0 has no content"),
-        ("sharegpt", {"conversations": [{"from": "gpt", "value": "x", "loss": "x"}]}, "message 0: train is a text"),
+        ("sharegpt", {"conversations": [{"from": "gpt", "value": "x", "loss": "x"}]}, "message 0: loss is a text"),
         ("sharegpt", {"conversations": [turn("system", "s"), *QA], "system": "s"}, "take one of them away"),
         ("sharegpt", {"conversations": QA, "system": 3}, "system is a number"),
         ("alpaca", {"instruction": "q"}, "output is null or missing"),
