@@ -46,11 +46,23 @@ class StoredTask(TypedDict):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One key of `[[tasks]]` that an objective reads: its name, default (which gives the type),
-    range and meaning.
+    """One key of `[[tasks]]` that an objective reads.
 
-    later: it joined after datasets had been written, which are without it: stored only where it
-    differs.
+    Attributes:
+        name: The key.
+        default: Its default, which also gives the type.
+        meaning: One line about it, for the docs and the JSON schema.
+        low: The least value of a number; None without a limit.
+        high: The largest value of a number; None without a limit.
+        low_open: Whether `low` itself is excluded.
+        high_open: Whether `high` itself is excluded.
+        choices: The values that a string may have.
+        shares: Whether the numbers of a tuple are shares that sum to 1.
+        later: Whether datasets may exist that were written without the key. It is then stored only
+            where it differs from the default.
+
+    Example:
+        Parameter("noise_density", 0.15, "share of the tokens that is noise", 0.0, 1.0)
     """
 
     name: str
@@ -65,7 +77,7 @@ class Parameter:
     later: bool = False
 
     def range_text(self) -> str:
-        """The feasible values in words, for messages and the docs."""
+        """Return the feasible values in words, for messages and the docs."""
         if self.choices:
             return " | ".join(self.choices)
         if self.shares:
@@ -82,8 +94,18 @@ class Parameter:
         return f"{name}{left}{low}, {high}{right}"
 
     def accept(self, value: Any, where: str) -> Any:
-        """`value` in the parameter's type; RecipeError with the feasible range if it cannot be
-        used."""
+        """Return a value in the parameter's type.
+
+        Args:
+            value: The value in a recipe or a manifest.
+            where: The place that messages name.
+
+        Returns:
+            The value; an integer for a float parameter becomes a float, a list becomes a tuple.
+
+        Raises:
+            RecipeError: If the value has another type or is out of range.
+        """
         kind = type(self.default)
         if kind is tuple:
             return self._accept_numbers(value, where)

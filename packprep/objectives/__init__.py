@@ -1,8 +1,8 @@
-"""TOKEN DOCUMENT → SEGMENT. One file an objective; this is their registry.
+"""Objectives turn a document's tokens into segments. This is their registry.
 
-An objective is one file with an `Objective` record, one line in the registry below, and a section
-in docs/objectives.md. Objectives from outside the package are added by `register` or by an entry
-point of the group `packprep.objectives`.
+A built-in objective is a file with an `Objective` record, a line in the registry below, and a
+section in docs/objectives.md. `register`, or an entry point of the group `packprep.objectives`,
+adds an objective from outside the package.
 """
 
 from importlib.metadata import entry_points
@@ -33,20 +33,36 @@ REGISTRY: dict[str, Objective] = {
 }
 
 OWN = frozenset(REGISTRY)
-"""The names of those that are packprep's own."""
+"""The names of the built-in objectives."""
 
 
 def register(objective: Objective) -> None:
-    """Add an objective under its name; RecipeError if the name is taken by another."""
+    """Add an objective to the registry, for the recipes of this process.
+
+    Args:
+        objective: The objective; its name is the name in recipes.
+
+    Raises:
+        RecipeError: If another objective has the name.
+
+    Example:
+        packprep.objectives.register(Objective(name="reversed", attention="causal", …))
+    """
     if REGISTRY.setdefault(objective.name, objective) is not objective:
         raise RecipeError(
-            f"objective {objective.name!r} is registered already: choose another name"
+            f"objective {objective.name!r} is registered already\nhint: choose another name"
         )
 
 
 def find(name: str) -> Objective | None:
-    """The objective of that name, from the registry or an installed entry point; None if there is
-    none."""
+    """Return the objective with a name, from the registry or an installed entry point.
+
+    Args:
+        name: The name in recipes.
+
+    Returns:
+        The objective, or None if the name is unknown.
+    """
     if name not in REGISTRY:
         for entry_point in entry_points(group="packprep.objectives", name=name):
             register(entry_point.load())

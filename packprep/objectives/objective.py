@@ -1,9 +1,8 @@
-"""What an objective is, and what it is given. A segment's slots are always `[bos]? [mode]? body
-[eos]?`.
+"""The interface of objectives. A segment's slots are always `[bos]? [mode]? body [eos]?`.
 
-bos, mode and eos, labels and loss of next-token kinds, prefixes and headers are written in one
-place (`building/render.py`); an objective says how many slots its body takes (the length law),
-writes the body, and restores the tokens from it.
+An objective gives the number of slots of its body (the length formula), writes the body, and
+restores the tokens from it. `building/render.py` writes bos, mode token, eos, prefixes, headers,
+and the labels and loss of next-token objectives.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,68 +22,99 @@ __all__ = ["Bodies", "BodySlots", "Ids", "Objective", "Parameter", "Task"]
 
 @dataclass(frozen=True)
 class Ids:
-    """The token ids that objectives write, resolved once per build: roles (−1 where a tokenizer has
-    none) and sentinels."""
+    """The token ids that objectives write.
+
+    Attributes:
+        vocab_size: Number of ids.
+        pad: Id of the padding; the ids of other roles are −1 where the tokenizer has none.
+        bos: Id that begins a document.
+        eos: Id that ends a segment.
+        mask: Id of the mask.
+        sentinels: int32[k], ids that stand for spans.
+        fim: Ids before prefix, middle and suffix of fill_in_the_middle.
+        special: Ids that are not ordinary text.
+        continues: uint8[vocab_size], 1 for a token that begins inside a UTF-8 character. It is
+            empty where no token does.
+    """
 
     vocab_size: int
     pad: int
     bos: int
     eos: int
     mask: int
-    sentinels: np.ndarray  # int32[k]
-    fim: tuple[int, int, int] = (-1, -1, -1)  # prefix, middle, suffix
-    special: tuple[int, ...] = ()  # ids that are no ordinary text
+    sentinels: np.ndarray
+    fim: tuple[int, int, int] = (-1, -1, -1)
+    special: tuple[int, ...] = ()
     continues: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8), repr=False)
-    """uint8[vocab_size]: 1 where a token begins inside a character of UTF-8; empty: none does."""
 
     @lazy
     def for_noise(self) -> NoiseIds:
-        """The ids that in-place noise writes."""
+        """The ids that same-position noise writes."""
         return NoiseIds(self.mask, *ordinary_ids(self.vocab_size, np.array(self.special, np.int64)))
 
 
 @dataclass(frozen=True)
 class Task:
-    """An objective with its parameters, its weight in the mix and its ids."""
+    """One task of a recipe: an objective with its parameters, weight and ids.
+
+    Attributes:
+        name: The task's name in the recipe.
+        objective: Its objective.
+        weight: Its share of the segments, relative to the other tasks.
+        parameters: All parameters of the objective, with defaults filled in.
+        mode_token: Id of the token that begins its segments; −1 without a token.
+        ids: The ids that it writes.
+        resolved: Values that the plan computed once and stores, such as thresholds.
+        keeps_prefix: Whether prefixes have one length in every epoch, as rows with an encoder and
+            a decoder sequence need.
+    """
 
     name: str
     objective: "Objective"
     weight: float
     parameters: Mapping[str, Any]
-    mode_token: int  # −1: none
+    mode_token: int
     ids: Ids
-    # what the plan worked out once: thresholds, …
     resolved: Mapping[str, Any] = field(default_factory=dict)
-    keeps_prefix: bool = (
-        False  # whether prefixes are as long in every epoch: where rows have two sides
-    )
+    keeps_prefix: bool = False
 
     @property
     def mode(self) -> int:
-        """How many slots the mode token takes: 0 or 1."""
+        """The slots of the mode token, 0 or 1."""
         return int(self.mode_token >= 0)
 
     @property
     def in_place(self) -> bool:
-        """Whether tokens are noised where they stand, and it is they that are predicted."""
+        """Whether tokens are noised where they stand, and labels are the original tokens."""
         return self.objective.noise is not None
 
     @property
     def shift(self) -> bool:
-        """Whether, in place, it is the next slot's token that is predicted."""
+        """Whether the labels of a same-position task are one slot ahead."""
         return bool(self.parameters.get("shift", False))
 
     @property
     def label_alignment(self) -> str:
-        """ "next_token", "same_slot" or "next_slot"."""
-        return "next_token" if not self.in_place else "next_slot" if self.shift else "same_slot"
+        """How labels align with slots: "next_token", "same_slot" or "next_slot"."""
+        if not self.in_place:
+            return "next_token"
+        return "next_slot" if self.shift else "same_slot"
 
     def slots(self, bodies: Bodies, bos: np.ndarray, eos: np.ndarray) -> np.ndarray:
-        """int64[m]: the exact number of slots of segments. bos, eos: int64[m], 0 or 1."""
+        """Return the exact number of slots of segments.
+
+        Args:
+            bodies: The columns of their bodies.
+            bos: int64[m], 1 for segments with a bos, otherwise 0.
+            eos: int64[m], 1 for segments with an eos, otherwise 0.
+
+        Returns:
+            int64[m].
+        """
         return self.objective.copies * (self.body_slots(bodies) + bos + eos + self.mode)
 
     def body_slots(self, bodies: Bodies) -> np.ndarray:
-        """int64[m]: the slots of the bodies alone, once."""
+        """Return the slots of one copy of each body, int64[m]."""
         return (
             bodies.n
             if self.objective.body_slots is None
@@ -92,25 +122,31 @@ class Task:
         )
 
     def most_body_slots(self, n: int) -> int:
-        """The most slots that a body of n tokens can take."""
+        """Return the most slots that a body of n tokens can take."""
         return (
             n if self.objective.most_body_slots is None else self.objective.most_body_slots(self, n)
         )
 
     def capacity(self, slots: int, bos: int, eos: int, sides: tuple[int, int] | None = None) -> int:
-        """The largest number of content tokens that fits into `slots` slots whatever will be drawn;
-        0 if none does.
+        """Return the most content tokens that fit into a segment, whatever is drawn.
 
-        sides: the slots of the prefix and of what follows it, into which they have to fit, too.
+        Args:
+            slots: Slots of the segment.
+            bos: Slots of its bos, 0 or 1.
+            eos: Slots of its eos, 0 or 1.
+            sides: Slots of the encoder and of the decoder sequence, which must suffice too.
+
+        Returns:
+            The number of tokens, 0 if no token fits.
         """
-        room = slots // self.objective.copies - bos - eos - self.mode
-        low, high = 0, max(room, 0)  # a body is never shorter than its tokens
+        body_slots = slots // self.objective.copies - bos - eos - self.mode
+        low, high = 0, max(body_slots, 0)  # a body is never shorter than its tokens
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.most_body_slots(middle) <= room
+            fits = self.most_body_slots(middle) <= body_slots
             if fits and sides is not None and self.objective.most_sides is not None:
-                prefix, behind = self.objective.most_sides(self, middle)
-                fits = prefix + bos + self.mode <= sides[0] and behind + eos <= sides[1]
+                prefix, continuation = self.objective.most_sides(self, middle)
+                fits = prefix + bos + self.mode <= sides[0] and continuation + eos <= sides[1]
             low, high = (middle, high) if fits else (low, middle - 1)
         return min(low, self.objective.most_tokens(self)) if self.objective.most_tokens else low
 
@@ -147,7 +183,7 @@ class TaskTable(NamedTuple):
 
 
 class BodySlots(NamedTuple):
-    """Segments of one task that are written or read, one array a column, [m] each."""
+    """Where one task's segments are read and written, [m] each."""
 
     begin: np.ndarray  # int64: index of the first token in the flat array of tokens
     bodies: Bodies
@@ -158,40 +194,60 @@ class BodySlots(NamedTuple):
 class Objective:
     """One way to turn a segment's tokens into slots.
 
-    attention        "causal": every slot sees what lies before it; "prefix": the slots of the prefix (bos, mode and
-                     `body_prefix`) see each other both ways too; "bidirectional": all do;
-                     "block_diffusion": its own rule, of a segment that stands twice.
-                     dataset/attention.py has the rules.
-    parameters       the keys of `[[tasks]]` that it reads.
-    constant         the body's slots are n plus a constant: segments may be cut anywhere (`concat`).
-    supervised       whether documents with loss_spans or messages may draw it.
+    Next-token objectives have `render` and `restore`, and predict the next token at each slot.
+    Same-position objectives have `noise`: tokens stay where they are, and labels are the original
+    tokens, or those of the next slot in tasks with the parameter `shift`.
 
-    Next-token kinds, whose prediction at a slot is of the next one, have
-    body_slots       (task, bodies) → int64[m], the length law; None: n.
-    most_body_slots  (task, n int) → int, the most that the law can give for n tokens; never falls when n grows.
-    most_sides       (task, n int) → (int, int), the most slots of the body that belong to the prefix, and that do not, for n
-                     tokens; neither falls when n grows. None: no prefix is trained from, so no row
-                     has two sides.
-    render           (task, columns, tokens, rows): writes the bodies. tokens: the flat tokens; rows: the flat rows.
-    restore          (task, columns, rows, out): the inverse: reads the bodies from the flat rows and writes the tokens to
-                     out[begin : begin + n] of each segment. Gives bool[m]: whether a body had the
-                     form that its header says.
-    body_prefix      (task, bodies) → int64[m]: the body's slots that belong to the prefix.
-    token_slots      (task, bodies) → int64[m, 2]: pivot p and shift s: token i stands at body slot i, or i + s from p on;
-                     for kinds that supervised documents may draw. None: no shift.
+    Attributes:
+        name: The name in recipes.
+        attention: The attention pattern of its segments: "causal"; "prefix", which is
+            bidirectional between bos, mode token and `body_prefix`; "bidirectional"; or
+            "block_diffusion", for segments that stand twice.
+        parameters: The keys of `[[tasks]]` that it reads.
+        constant: Whether a body has its tokens plus a constant number of slots, so that segments
+            may be cut anywhere (`concat`).
+        supervised: Whether documents with loss_spans or messages may draw it.
+        body_slots: (task, bodies) → int64[m], the length formula. None: the number of tokens.
+        most_body_slots: (task, n) → the most slots of a body of n tokens; it never falls as n
+            grows. None: n.
+        render: (task, columns, tokens, rows) writes the bodies from the flat tokens to the flat
+            rows.
+        restore: (task, columns, rows, out) reads the bodies from the flat rows and writes each
+            segment's tokens to out[begin : begin + n]. It returns bool[m]: whether a body has the
+            form that its header says.
+        most_sides: (task, n) → the most slots of a body of n tokens in the prefix and after it;
+            neither falls as n grows. None: rows have no encoder and decoder sequence.
+        body_prefix: (task, bodies) → int64[m], the slots of each body in the prefix. None: 0.
+        token_slots: (task, bodies) → int64[m, 2], a pivot and a shift: tokens from the pivot on
+            stand `shift` slots later. Needed with `supervised`. None: no shift.
+        noise: The draw of a schedule in `dataset/epochs/noise.py`, with a compiled writer.
+        mean_weight: (task) → the expected loss weight of a trained slot. None: 1.
+        resolve: (parameters, ids) → values that the plan stores, such as thresholds.
+        most_tokens: (task) → the most tokens of a segment, whatever the row's length.
+        sentinels: (parameters, n) → how many sentinels a segment of n tokens can take.
+        added: The ledger's kind for the slots that a body has beyond its tokens: "sentinel" or
+            "fim".
+        roles: (parameters) → the roles that the vocabulary must have.
+        forecast: (task, n) → figures that the plan prints for segments of n tokens:
+            name → (wanted, realised).
+        check: (parameters, where) raises RecipeError for parameters that exclude each other.
 
-    In-place kinds, whose prediction at a slot is of that slot's original token, or the next one's
-    where their tasks have the parameter shift, keep their tokens in place and have
-    noise            a law of `dataset/epochs/noise.py`, which redraw uses too, with a compiled writer of `noising.py`.
-    mean_weight      (task) → float: the expected loss weight of a trained slot; None: 1.
-    resolve          (parameters, ids) → what the plan works out once and stores: thresholds, rates.
+    Example:
+        An objective that copies tokens:
 
-    most_tokens      (task) → int: the longest segment apart from the row's length.
-    sentinels        (parameters, n int) → int: how many sentinels a segment of n tokens can take.
-    added            what the slots are that the body has beyond its tokens, in the ledger: "sentinel" or "fim".
-    roles            (parameters) → the roles that must be in the vocabulary.
-    forecast         (task, n int) → figures that the plan prints of a segment of n tokens: name → (wanted, realised).
-    check            (parameters, where): RecipeError for parameters that do not go together.
+            def render(task, columns, tokens, rows):
+                for begin, n, at in zip(columns.begin, columns.bodies.n, columns.at):
+                    rows[at : at + n] = tokens[begin : begin + n]
+
+            def restore(task, columns, rows, out):
+                for begin, n, at in zip(columns.begin, columns.bodies.n, columns.at):
+                    out[begin : begin + n] = rows[at : at + n]
+                return np.ones(len(columns.begin), np.bool_)
+
+            OBJECTIVE = Objective(
+                name="copy", attention="causal", constant=True, render=render, restore=restore
+            )
+            packprep.objectives.register(OBJECTIVE)
     """
 
     name: str
@@ -218,12 +274,12 @@ class Objective:
 
     @property
     def copies(self) -> int:
-        """How often bos, mode, body and eos are written: 2 for [x_t ; x_0]."""
+        """How often a segment holds its tokens: 2 for [x_t ; x_0], otherwise 1."""
         return RULES[self.attention].copies
 
     @property
     def later(self) -> dict[str, Any]:
-        """The defaults of the parameters that joined later."""
+        """The defaults of parameters that older datasets do not store."""
         return {
             parameter.name: parameter.default for parameter in self.parameters if parameter.later
         }
