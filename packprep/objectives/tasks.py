@@ -1,4 +1,4 @@
-"""The recipe's tasks: their parameters completed and checked, then resolved to ids, capacities and
+"""The recipe's tasks: complete and check their parameters, then resolve ids, capacities and
 thresholds."""
 
 import math
@@ -17,7 +17,7 @@ from packprep.dataset.epochs.token_slots import SPECIAL, SpecialIds, Stretches, 
 from packprep.errors import RecipeError
 from packprep.format.json_files import as_stored, unknown_key, with_defaults
 from packprep.objectives import OWN, REGISTRY, find
-from packprep.objectives.objective import Bodies, BodySlots, Ids, Parameter, Task
+from packprep.objectives.objective import Bodies, BodySlots, Ids, Objective, Parameter, Task
 from packprep.recipe import (
     KEYS,
     LATER,
@@ -35,47 +35,36 @@ SHORTEST = 3
 
 
 def complete(recipe: Recipe, made_with: Any = None) -> Recipe:
-    """The recipe with every task's parameters in their types and defaults filled in.
+    """Return the recipe with every task's parameters in their types and with defaults.
 
-    made_with: of the plan that it was read from; None: it was written by a user.
-    RecipeError for an unknown objective or parameter, a value out of range, or parameters that do
-    not go together.
+    Args:
+        recipe: The recipe.
+        made_with: The versions of the plan that holds the recipe; None if a user wrote it.
+
+    Raises:
+        RecipeError: If an objective or a parameter is unknown, a value is out of range, or
+            parameters exclude each other.
     """
     tasks = []
     for entry in recipe.tasks:
-        where = f"task {entry.name!r}"
+        place = f"task {entry.name!r}"
         objective = find(entry.objective)
         if objective is None:
-            said = unknown("objective", entry.objective, list(REGISTRY))
-            raise RecipeError(f"{where}: {said}", ("tasks", entry.objective, "objective"))
+            fault = unknown("objective", entry.objective, list(REGISTRY))
+            raise RecipeError(f"{place}: {fault}", ("tasks", entry.objective, "objective"))
         declared = {parameter.name: parameter for parameter in objective.parameters}
         for name in entry.parameters:
-            if name not in declared and made_with is not None:
-                said = (
-                    unknown_key(name, made_with)
-                    if objective.name in OWN
-                    else (
-                        f"key {name!r} is unknown to the objective {objective.name} that is"
-                        " installed: use the version that wrote it"
-                    )
-                )
-                raise RecipeError(f"{where}: {said}")
             if name not in declared:
-                known = [*KEYS["tasks"], *declared]
-                said = unknown(f"key of {objective.name}", name, known)
-                if misplaced(name):
-                    said = f"unknown key of {objective.name} {name!r}: {misplaced(name)}"
-                raise RecipeError(f"{where}: {said}", ("tasks", entry.name, name))
+                raise _unknown_parameter(entry.name, objective, name, made_with)
         parameters = {}
         name = ""
         try:
             for name, parameter in declared.items():
-                parameters[name] = parameter.accept(
-                    entry.parameters.get(name, parameter.default), where
-                )
+                value = entry.parameters.get(name, parameter.default)
+                parameters[name] = parameter.accept(value, place)
             name = ""
             if objective.check:
-                objective.check(parameters, where)
+                objective.check(parameters, place)
         except RecipeError as error:
             error.key = ("tasks", entry.name, *([name] if name else []))
             raise
@@ -83,10 +72,34 @@ def complete(recipe: Recipe, made_with: Any = None) -> Recipe:
     return replace(recipe, tasks=tuple(tasks))
 
 
+def _unknown_parameter(task: str, objective: Objective, name: str, made_with: Any) -> RecipeError:
+    """Return the error for a key that a task's objective does not have."""
+    place = f"task {task!r}"
+    if made_with is not None and objective.name in OWN:
+        return RecipeError(f"{place}: {unknown_key(name, made_with)}")
+    if made_with is not None:
+        return RecipeError(
+            f"{place}: key {name!r} is unknown to the objective {objective.name} that is installed:"
+            " use the version that wrote it"
+        )
+    fault = unknown(
+        f"key of {objective.name}",
+        name,
+        [*KEYS["tasks"], *(parameter.name for parameter in objective.parameters)],
+    )
+    if misplaced(name):
+        fault = f"unknown key of {objective.name} {name!r}: {misplaced(name)}"
+    return RecipeError(f"{place}: {fault}", ("tasks", task, name))
+
+
 def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
-    """What a completed recipe's documents and tasks need of a vocabulary: the roles that they write
-    (of eos, bos, pad, mask, fim_prefix, …), the mode tokens, each once, in the order of the tasks,
-    and how many sentinels the longest segment of any task would use, if there were enough."""
+    """Return what a completed recipe needs of a vocabulary.
+
+    Returns:
+        The roles that documents and tasks write (eos, bos, pad, mask, fim_prefix, …); the mode
+        tokens in the order of the tasks, each once; and how many sentinels the longest segment of
+        any task would use if there were enough.
+    """
     roles = {"pad"}
     if recipe.documents.eos_after_document:
         roles.add("eos")
@@ -111,7 +124,7 @@ def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
 
 
 def role_id(ids: Ids, role: str) -> int:
-    """The id that plays a role; −1: none."""
+    """Return the id of a role, −1 without an id."""
     fim = dict(zip(("fim_prefix", "fim_middle", "fim_suffix"), ids.fim, strict=True))
     return fim[role] if role in fim else getattr(ids, role)
 
@@ -122,91 +135,113 @@ def resolve(
     mode_tokens: Mapping[str, int],
     resolved: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Task]:
-    """The recipe's tasks, and `too_short` last. RecipeError where a task cannot work with these ids
-    or this seq_length.
+    """Return the recipe's tasks, and `too_short` last.
 
-    resolved: what the plan stored for each task; None: worked out now.
+    Args:
+        recipe: A completed recipe.
+        ids: The ids that objectives write.
+        mode_tokens: The id of each mode token.
+        resolved: The values that the plan stored for each task; None: compute them.
+
+    Raises:
+        RecipeError: If a task cannot work with these ids or this seq_length.
     """
+    keeps_prefix = recipe.packing.sides is not None
     tasks = []
     for i, entry in enumerate(recipe.tasks):
         objective = REGISTRY[entry.objective]
         mode_token = -1 if entry.mode_token is None else mode_tokens[entry.mode_token]
-        facts: Mapping[str, Any] = {}
+        values: Mapping[str, Any] = {}
         if objective.resolve:
-            facts = objective.resolve(entry.parameters, ids) if resolved is None else resolved[i]
-        kept = recipe.packing.sides is not None
-        tasks.append(
-            Task(
-                entry.name, objective, entry.weight, entry.parameters, mode_token, ids, facts, kept
-            )
-        )
+            values = objective.resolve(entry.parameters, ids) if resolved is None else resolved[i]
+        properties = entry.name, objective, entry.weight, entry.parameters, mode_token, ids
+        tasks.append(Task(*properties, values, keeps_prefix))
     for task in tasks:
-        where = f"task {task.name!r}"
-        if task.objective.sentinels:
-            fewest = task.objective.sentinels(task.parameters, SHORTEST)
-            if len(task.ids.sentinels) < fewest:
-                raise RecipeError(
-                    f"{where} needs at least {fewest} sentinels and there are"
-                    f" {len(task.ids.sentinels)}: set specials.sentinels"
-                )
-        if recipe.packing.algorithm == "concat" and not task.objective.constant:
-            raise RecipeError(
-                f"{where}: concat cuts at row ends, so a task's slots must be its tokens plus a"
-                " constant, and those of "
-                f'{task.objective.name} are not; use packing.algorithm = "best_fit"'
-            )
-        if recipe.packing.sides is not None and task.objective.most_sides is None:
-            having = ", ".join(
-                sorted(name for name, objective in REGISTRY.items() if objective.most_sides)
-            )
-            raise RecipeError(
-                f"{where}: packing.encoder_length takes the prefix for the encoder, and"
-                f" {task.objective.name} has none: take tasks of {having}, or leave encoder_length"
-                " and decoder_length out"
-            )
-        needed = task.objective.roles(task.parameters) if task.objective.roles else ()
-        missing = [role for role in needed if role_id(task.ids, role) < 0]
-        if missing:
-            raise RecipeError(
-                f"{where} needs a token for {', '.join(sorted(missing))}: set it in [specials]"
-            )
-        bos, eos = int(recipe.documents.prepend_bos), int(recipe.documents.eos_after_document)
-        shortest = replace(recipe, seq_length=recipe.lengths[0])
-        most = capacity(shortest, task, bos, eos)
-        fewest = 2 * recipe.min_tail - 1
-        if most < fewest:
-            if 0 < recipe.documents.max_tokens < fewest:
-                raise RecipeError(
-                    f"documents.max_tokens = {recipe.documents.max_tokens}: with"
-                    f" documents.min_tokens = {recipe.documents.min_tokens} a cut needs at least"
-                    f" {fewest}"
-                )
-            row, raised = f"seq_length = {shortest.seq_length}", "seq_length"
-            if recipe.packing.sides is not None:
-                row = "encoder_length = {} and decoder_length = {}".format(*recipe.packing.sides)
-                raised = f"{_tighter(task, recipe.packing.sides, most + 1, bos, eos)}_length"
-            raise RecipeError(
-                f"{where}: a row of {row} holds {most} of its tokens, and cutting a document needs"
-                f" at least {fewest} (twice max(3, documents.min_tokens), less one); raise {raised}"
-            )
+        _check_sentinels(task)
+        _check_packing(recipe, task)
+        _check_roles(task)
+        _check_capacity(recipe, task)
     return [*tasks, Task(TOO_SHORT, REGISTRY["causal"], 0.0, {}, -1, ids)]
 
 
+def _check_sentinels(task: Task) -> None:
+    """Raise RecipeError if there are too few sentinels for the shortest segments."""
+    if not task.objective.sentinels:
+        return
+    fewest, sentinels = task.objective.sentinels(task.parameters, SHORTEST), task.ids.sentinels
+    if len(sentinels) < fewest:
+        raise RecipeError(
+            f"task {task.name!r} needs at least {fewest} sentinels and there are"
+            f" {len(sentinels)}: set specials.sentinels"
+        )
+
+
+def _check_packing(recipe: Recipe, task: Task) -> None:
+    """Raise RecipeError if the recipe's packing does not suit the task."""
+    place = f"task {task.name!r}"
+    if recipe.packing.algorithm == "concat" and not task.objective.constant:
+        raise RecipeError(
+            f"{place}: concat cuts at row ends, so a task's slots must be its tokens plus a"
+            " constant, and those of "
+            f'{task.objective.name} are not; use packing.algorithm = "best_fit"'
+        )
+    if recipe.packing.sides is not None and task.objective.most_sides is None:
+        suitable_names = ", ".join(
+            sorted(name for name, objective in REGISTRY.items() if objective.most_sides)
+        )
+        raise RecipeError(
+            f"{place}: packing.encoder_length takes the prefix for the encoder, and"
+            f" {task.objective.name} has none: take tasks of {suitable_names}, or leave"
+            " encoder_length and decoder_length out"
+        )
+
+
+def _check_roles(task: Task) -> None:
+    """Raise RecipeError if the vocabulary lacks a token that the task writes."""
+    roles = task.objective.roles(task.parameters) if task.objective.roles else ()
+    missing = sorted(role for role in roles if role_id(task.ids, role) < 0)
+    if missing:
+        raise RecipeError(
+            f"task {task.name!r} needs a token for {', '.join(missing)}: set it in [specials]"
+        )
+
+
+def _check_capacity(recipe: Recipe, task: Task) -> None:
+    """Raise RecipeError if the shortest rows cannot hold the two parts of a cut document."""
+    documents, sides = recipe.documents, recipe.packing.sides
+    bos, eos = int(documents.prepend_bos), int(documents.eos_after_document)
+    shortest = replace(recipe, seq_length=recipe.lengths[0])
+    most_tokens, needed = capacity(shortest, task, bos, eos), 2 * recipe.min_tail - 1
+    if most_tokens >= needed:
+        return
+    if 0 < documents.max_tokens < needed:
+        raise RecipeError(
+            f"documents.max_tokens = {documents.max_tokens}: with documents.min_tokens ="
+            f" {documents.min_tokens} a cut needs at least {needed}"
+        )
+    row, key = f"seq_length = {shortest.seq_length}", "seq_length"
+    if sides is not None:
+        row = "encoder_length = {} and decoder_length = {}".format(*sides)
+        key = f"{_tighter(task, sides, most_tokens + 1, bos, eos)}_length"
+    raise RecipeError(
+        f"task {task.name!r}: a row of {row} holds {most_tokens} of its tokens, and cutting a"
+        f" document needs at least {needed} (twice max(3, documents.min_tokens), less one); raise"
+        f" {key}"
+    )
+
+
 def capacity(recipe: Recipe, task: Task, bos: int, eos: int) -> int:
-    """The most content tokens that a segment of the task can have in this recipe."""
+    """Return the most content tokens that a segment of the task can have in this recipe."""
     most = task.capacity(recipe.seq_length, bos, eos, recipe.packing.sides)
     return min(most, recipe.documents.max_tokens or most)
 
 
 def _tighter(task: Task, sides: tuple[int, int], n: int, bos: int, eos: int) -> str:
-    """Which side of a row n tokens of a task overfill the more."""
+    """Return which sequence of a row n tokens overfill by the larger factor."""
     assert task.objective.most_sides is not None
-    prefix, behind = task.objective.most_sides(task, n)
-    return (
-        "encoder"
-        if (prefix + bos + task.mode) * sides[1] > (behind + eos) * sides[0]
-        else "decoder"
-    )
+    prefix, continuation = task.objective.most_sides(task, n)
+    encoder_slots, decoder_slots = prefix + bos + task.mode, continuation + eos
+    return "encoder" if encoder_slots * sides[1] > decoder_slots * sides[0] else "decoder"
 
 
 def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
