@@ -9,8 +9,8 @@ blocks before it.
     prefix −1: attention follows block_mask
 
 BD3-LM (Arriola et al. 2025): one level a block from a clipped range, loss weight 1 / level. Blocks
-count inside the segment, bos and mode token included; the last may be short. The other laws of
-noise are `dataset/epochs/noise.py`'s BlockSchedule:
+count inside the segment, bos and mode token included; the last may be short. `BlockSchedule` of
+`dataset/epochs/noise.py` has the schedules of other models:
 
     noise "position"        Nemotron-Labs-Diffusion, by NeMo Automodel 0.7.0's corrupt_blockwise
     noise "all", shift      I-DLM (Yu et al. 2026), by its corrupt_all_masked and IDLMLoss
@@ -22,20 +22,20 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from packprep.dataset.epochs.noise import BLOCK_DIFFUSION as LAW
+from packprep.dataset.epochs.noise import BLOCK_DIFFUSION as SCHEDULE
 from packprep.dataset.epochs.noise import level_range
 from packprep.errors import RecipeError
 from packprep.objectives.noising import noise_blocks
 from packprep.objectives.objective import Ids, Objective, Task
 
-_DEFAULTS = {parameter.name: parameter.default for parameter in LAW.parameters}
+_DEFAULTS = {parameter.name: parameter.default for parameter in SCHEDULE.parameters}
 
 
 def check(parameters: Mapping[str, Any], where: str) -> None:
-    """What does not go together."""
+    """Raise RecipeError for parameters that exclude each other."""
     low, high = parameters["noise_range"]
     canvas, kind = parameters["canvas"], parameters["noise"]
-    if low < LAW.least:
+    if low < SCHEDULE.least:
         raise RecipeError(
             f"{where}.noise_range = [{low:g}, {high:g}]: weights are 1 / level; it must begin"
             " above 0"
@@ -67,12 +67,12 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
 
 
 def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
-    """The mask, unless nothing becomes it."""
-    return LAW.needs(parameters) & {"mask"}
+    """Return the mask, unless no slot becomes the mask."""
+    return SCHEDULE.needs(parameters) & {"mask"}
 
 
 def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
-    """Nothing is worked out once; RecipeError where there is nothing to draw from."""
+    """Return nothing to store; raise RecipeError if there are no ordinary ids to draw."""
     if parameters["canvas"] == "uniform" and len(ids.for_noise.ordinary) < 2:
         raise RecipeError(
             'canvas = "uniform" draws ordinary tokens, and the vocabulary has fewer than two'
@@ -81,21 +81,21 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
-    """The mean share of the tokens that is noised."""
+    """Return the mean share of the tokens that is noised."""
     mean = sum(level_range(task.parameters)) / 2
     return {"noise": (mean, mean)}
 
 
 def mean_weight(task: Task) -> float:
-    """1 / mean level, or 1."""
+    """Return 1 / mean level, or 1 without weighting."""
     return 2.0 / sum(level_range(task.parameters)) if task.parameters["weighting"] == "1/p" else 1.0
 
 
 OBJECTIVE = Objective(
-    name=LAW.name,
-    attention=LAW.attention,
-    parameters=LAW.parameters,
-    noise=partial(LAW.draw, write=noise_blocks),
+    name=SCHEDULE.name,
+    attention=SCHEDULE.attention,
+    parameters=SCHEDULE.parameters,
+    noise=partial(SCHEDULE.draw, write=noise_blocks),
     mean_weight=mean_weight,
     resolve=resolve,
     roles=roles,

@@ -13,12 +13,12 @@ from packprep.objectives.objective import BodySlots, Objective, Task
 
 
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
-    """Copies the tokens."""
+    """Copy the tokens."""
     copy_ranges(tokens, columns.begin, columns.bodies.n, rows, columns.at)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Copies the body back."""
+    """Copy the body back."""
     copy_ranges(rows, columns.at, columns.bodies.n, out, columns.begin)
     return np.ones(columns.begin.shape, np.bool_)
 

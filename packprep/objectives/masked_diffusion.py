@@ -16,19 +16,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from packprep.dataset.epochs.noise import MASKED_DIFFUSION as LAW
+from packprep.dataset.epochs.noise import MASKED_DIFFUSION as SCHEDULE
 from packprep.errors import RecipeError
 from packprep.objectives.noising import mask
 from packprep.objectives.objective import Objective, Task
 
 
 def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
-    """The mask, unless nothing becomes it."""
-    return LAW.needs(parameters) & {"mask"}
+    """Return the mask, unless no slot becomes the mask."""
+    return SCHEDULE.needs(parameters) & {"mask"}
 
 
 def check(parameters: Mapping[str, Any], where: str) -> None:
-    """An exact count is of a ratio, and needs one above 0 to weigh by."""
+    """Raise RecipeError for a range without masks, or options that exact_count excludes."""
     low, high = parameters["noise_range"]
     if high == 0:
         raise RecipeError(
@@ -47,7 +47,7 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
-    """The mean share of the tokens that is masked."""
+    """Return the mean share of the tokens that is masked."""
     low, high = task.parameters["noise_range"]
     epsilon = 0.0 if task.parameters["exact_count"] else task.parameters["epsilon"]
     mean = (low + high) / 2
@@ -55,17 +55,17 @@ def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
 
 
 def mean_weight(task: Task) -> float:
-    """1 / mean p: each masked slot weighs 1 / p, and a share p is masked."""
+    """Return 1 / mean p: each masked slot weighs 1 / p, and a share p is masked."""
     return 1.0 / forecast(task, 0)["noise"][1] if task.parameters["weighting"] == "1/p" else 1.0
 
 
 OBJECTIVE = Objective(
-    name=LAW.name,
-    attention=LAW.attention,
+    name=SCHEDULE.name,
+    attention=SCHEDULE.attention,
     constant=True,
     supervised=True,
-    parameters=LAW.parameters,
-    noise=partial(LAW.draw, write=mask),
+    parameters=SCHEDULE.parameters,
+    noise=partial(SCHEDULE.draw, write=mask),
     mean_weight=mean_weight,
     roles=roles,
     forecast=forecast,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from packprep.dataset.epochs import noise
-from packprep.dataset.epochs.noise import UNIFORM_DIFFUSION as LAW
+from packprep.dataset.epochs.noise import UNIFORM_DIFFUSION as SCHEDULE
 from packprep.errors import RecipeError
 from packprep.objectives.noising import flip
 from packprep.objectives.objective import Ids, Objective, Task
@@ -32,11 +32,10 @@ _NODES = 96
 
 
 def flip_probability(mu: np.ndarray, drawable: int) -> np.ndarray:
-    """float64, shaped as mu: P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, the probability that the noised
-    argmax is another token. V are the ids that can be drawn.
+    """Return the probability that the noised argmax is another token, float64, shaped as mu.
 
-    The trapezoidal rule, whose error for such integrands is far below 1e-12 at this step. V = 2
-    gives Φ(−µ/√2).
+    It is P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, with V ids that can be drawn; V = 2 gives Φ(−µ/√2).
+    The error of the trapezoidal rule is far below 1e-12 at this step.
     """
     mu = np.asarray(mu, np.float64)
     z = np.arange(-_REACH * _STEPS_PER_UNIT, _REACH * _STEPS_PER_UNIT + 1) / _STEPS_PER_UNIT
@@ -48,18 +47,19 @@ def flip_probability(mu: np.ndarray, drawable: int) -> np.ndarray:
 
 
 def _erfc(x: np.ndarray) -> np.ndarray:
+    """Return the complementary error function."""
     return np.fromiter(map(math.erfc, x), np.float64, len(x))
 
 
 def _log_cdf(x: np.ndarray) -> np.ndarray:
-    """log Φ(x)."""
+    """Return log Φ(x)."""
     upper = 0.5 * _erfc(x / math.sqrt(2.0))
     with np.errstate(divide="ignore"):
         return np.log1p(-np.minimum(upper, 1.0))
 
 
 def mu_of(schedule: str, level: np.ndarray) -> np.ndarray:
-    """µ of a level: linear (1 − n) / n; vp (1 − t) / √(1 − (1 − t)²). Infinite at level 0."""
+    """Return µ of a level: linear (1 − n) / n; vp (1 − t) / √(1 − (1 − t)²). It is infinite at 0."""
     level = np.asarray(level, np.float64)
     with np.errstate(divide="ignore"):
         if schedule == "linear":
@@ -68,16 +68,16 @@ def mu_of(schedule: str, level: np.ndarray) -> np.ndarray:
 
 
 def flip_rate(schedule: str, level: np.ndarray, drawable: int) -> np.ndarray:
-    """float64, shaped as level: the probability that a token flips at each level, within 1e-12.
+    """Return the probability that a token flips at each level, within 1e-12.
 
-    P is analytic in µ, so that its interpolation at Chebyshev's nodes converges geometrically.
+    P is analytic in µ, so its interpolation at Chebyshev's nodes converges geometrically.
     """
     if schedule == "flip":
         return np.asarray(level, np.float64)
     mu = np.minimum(mu_of(schedule, level), _FAR)
     if mu.size <= _NODES:
         return flip_probability(mu, drawable)
-    # 4 ms, which other tasks do without
+    # This import takes 4 ms, and other tasks do not need it.
     from numpy.polynomial.chebyshev import chebinterpolate, chebval
 
     middle, half = (mu.max() + mu.min()) / 2, (mu.max() - mu.min()) / 2
@@ -90,8 +90,8 @@ def flip_rate(schedule: str, level: np.ndarray, drawable: int) -> np.ndarray:
 
 
 def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
-    """flip_thresholds: ⌊P · 2⁴⁰⌋ of each level; flip_rate: their mean; alpha: (P_keep − 1/V) V / (V
-    − 1) at the ends."""
+    """Return flip_thresholds, ⌊P · 2⁴⁰⌋ of each level; flip_rate, their mean; and alpha,
+    (P_keep − 1/V) V / (V − 1) at both ends."""
     if len(ids.for_noise.ordinary) < 2:
         raise RecipeError(
             "uniform_diffusion flips to other ordinary tokens, and the vocabulary has fewer"
@@ -100,10 +100,9 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
     low, high = parameters["noise_range"]
     v, steps = ids.for_noise.drawable, noise.FLIP_STEPS
     level = low + (high - low) * (np.arange(steps) + 0.5) / steps
-    rate = (
-        np.full(steps, flip_rate(parameters["schedule"], level[:1], v)[0]) if low == high else None
-    )
-    if rate is None:
+    if low == high:
+        rate = np.full(steps, flip_rate(parameters["schedule"], level[:1], v)[0])
+    else:
         rate = flip_rate(parameters["schedule"], level, v)
     ends = flip_rate(parameters["schedule"], np.array([low, high]), v)
     return {
@@ -114,7 +113,7 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
 
 
 def check(parameters: Mapping[str, Any], where: str) -> None:
-    """A level of 0 has no Gaussian to compare with."""
+    """Raise RecipeError for a range in which nothing flips."""
     low, high = parameters["noise_range"]
     if high == 0:
         raise RecipeError(
@@ -124,13 +123,13 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
-    """The mean flip rate that the levels give."""
+    """Return the mean flip rate over the levels."""
     rate = task.resolved.get("flip_rate") or resolve(task.parameters, task.ids)["flip_rate"]
     return {"flip_rate": (rate, rate)}
 
 
 def mean_weight(task: Task) -> float:
-    """The mean of the levels' weights."""
+    """Return the mean weight over the levels."""
     if task.parameters["weighting"] == "none":
         return 1.0
     low, high = task.parameters["noise_range"]
@@ -139,11 +138,11 @@ def mean_weight(task: Task) -> float:
 
 
 OBJECTIVE = Objective(
-    name=LAW.name,
-    attention=LAW.attention,
+    name=SCHEDULE.name,
+    attention=SCHEDULE.attention,
     constant=True,
-    parameters=LAW.parameters,
-    noise=partial(LAW.draw, write=flip),
+    parameters=SCHEDULE.parameters,
+    noise=partial(SCHEDULE.draw, write=flip),
     mean_weight=mean_weight,
     resolve=resolve,
     forecast=forecast,

@@ -1,8 +1,7 @@
-"""The slots that in-place noise may take, and the numbers that they draw: what the laws of
-`noise.py` are written with.
+"""The slots that same-position noise may take, and the random numbers of these slots.
 
-segment       [bos]? [mode]?  c c c c c c  [eos]?     candidates: neighbouring slots, one range a segment
-window        from the first candidate of some segments to their last, which a writer goes through at once
+segment       [bos]? [mode]?  c c c c c c  [eos]?     candidates: neighbouring slots, one range per segment
+window        from the first candidate of some segments to their last; writers handle a window at a time
 """
 
 from collections.abc import Iterator
@@ -15,11 +14,11 @@ from packprep import randomness
 from packprep.randomness import NOISE, NOISE_LOW
 
 CHUNK_SLOTS = 1 << 18
-"""Candidates that are noised at once: their columns stay in the processor's cache."""
+"""Number of candidates noised at once, so that their columns stay in the processor's cache."""
 
 
 class Candidates(NamedTuple):
-    """Segments to noise, one array a column, [m] each, in row order."""
+    """Segments to noise in row order, [m] each."""
 
     key: np.ndarray  # uint64
     at: np.ndarray  # int64: first candidate's slot in the flat rows, ascending
@@ -28,8 +27,7 @@ class Candidates(NamedTuple):
 
 
 def runs(kept: np.ndarray, dropped: np.ndarray) -> np.ndarray:
-    """bool[Σ (kept + dropped)]: kept[0] times True, dropped[0] times False, kept[1] times True,
-    …"""
+    """Return kept[0] times True, dropped[0] times False, kept[1] times True, and so on."""
     return np.repeat(
         np.tile(np.array([True, False]), len(kept)), np.stack((kept, dropped), axis=1).reshape(-1)
     )
@@ -38,24 +36,26 @@ def runs(kept: np.ndarray, dropped: np.ndarray) -> np.ndarray:
 def words_of(
     key: np.ndarray, count: np.ndarray, purpose: int, dtype: str, epoch: int
 ) -> np.ndarray:
-    """dtype[Σ count]: count[i] numbers of each key, consecutive bytes ("u1") or words ("<u4") of
-    its blocks."""
-    a_block = 16 // np.dtype(dtype).itemsize
-    blocks = -(-count // a_block)
+    """Return count[i] random numbers of each key, dtype[Σ count].
+
+    They are consecutive bytes ("u1") or words ("<u4") of the key's blocks.
+    """
+    per_block = 16 // np.dtype(dtype).itemsize
+    blocks = -(-count // per_block)
     total = int(blocks.sum())
     first = np.repeat(np.cumsum(blocks) - blocks, blocks)
     words = randomness.philox(np.repeat(key, blocks), np.arange(total) - first, 0, purpose, epoch)
     data = np.stack(words, axis=1).astype("<u4", copy=False).view(dtype).reshape(-1)
-    unused = blocks * a_block - count
+    unused = blocks * per_block - count
     return data[runs(count, unused)] if unused.any() else data
 
 
 def below(
     key: np.ndarray, count: np.ndarray, threshold: np.ndarray, length: np.ndarray, epoch: int
 ) -> np.ndarray:
-    """bool[Σ count]: whether each candidate's 40-bit uniform lies below its threshold.
+    """Return whether each candidate's 40-bit uniform lies below its threshold, bool[Σ count].
 
-    threshold: uint64[k], that of the next length[k] candidates each; Σ length = Σ count.
+    threshold: uint64[k], each for the next length[k] candidates; Σ length = Σ count.
     """
     high = words_of(key, count, NOISE, "u1", epoch)
     top = np.repeat((threshold >> np.uint64(32)).astype(np.uint16), length)
@@ -70,21 +70,20 @@ def below(
 
 
 def within(count: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(segment, place in it), int64 each, of the candidates number `which` of all segments'."""
+    """Return the segment of the candidates number `which`, and their place in it, int64 each."""
     ends = np.cumsum(count)
     segment = np.searchsorted(ends, which, "right")
     return segment, which - (ends - count)[segment]
 
 
 class Window(NamedTuple):
-    """The slots from the first candidate of some segments to their last, and which of them are
-    candidates."""
+    """The slots from the first candidate of some segments to their last."""
 
     here: slice
-    inside: np.ndarray | None  # bool; None: all
+    inside: np.ndarray | None  # bool: the slot is a candidate; None: all are
 
     def laid_out(self, values: np.ndarray) -> np.ndarray:
-        """bool, one a slot: `values`, one a candidate, and False between."""
+        """Return `values` of candidates as flags of slots, False between candidates."""
         if self.inside is None:
             return values
         wide = np.zeros(len(self.inside), np.bool_)
@@ -92,11 +91,11 @@ class Window(NamedTuple):
         return wide
 
     def candidates(self, slots: np.ndarray) -> np.ndarray:
-        """Of a flat column the candidates' values."""
+        """Return the candidates' values of a flat column."""
         return slots[self.here] if self.inside is None else slots[self.here][self.inside]
 
     def holds(self, slots: np.ndarray, value: int) -> bool:
-        """Whether a flat column has `value` (−1: no token) anywhere in the window."""
+        """Return whether a flat column has `value` in the window; −1 is not a token."""
         return value >= 0 and bool((slots[self.here] == value).any())
 
 
@@ -123,8 +122,7 @@ def chunks(segments: Candidates, width: int = 1) -> Iterator[tuple[slice, Candid
 
 
 def put(slots: np.ndarray, where: np.ndarray, value: int) -> None:
-    """slots[where] = value, without a branch: the processor would guess random ones wrong half the
-    time."""
-    bits = np.negative(where.astype(slots.dtype))  # 0, or −1: all bits
+    """Set slots[where] = value without a branch, which would often be predicted wrongly."""
+    bits = np.negative(where.astype(slots.dtype))  # 0 or −1, which has all bits set
     bits &= slots ^ slots.dtype.type(value)
     slots ^= bits

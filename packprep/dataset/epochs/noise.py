@@ -1,18 +1,19 @@
-"""The law of in-place noise: which slots are noised, at what level, and what they become. Render
-and redraw both call it; render with compiled writers that equal `mask`, `flip` and `noise_blocks`
-(`objectives/noising.py`).
+"""Same-position noise: which slots are noised, at what level, and what they become.
+
+Rendering and resampling both call it. Rendering uses compiled writers that equal `mask`, `flip` and
+`noise_blocks` (`objectives/noising.py`).
 
     candidates  a segment's neighbouring slots that may be noised: its tokens, perhaps its eos, less those not trained
     levels      t = low + (high − low) · u, cut to a multiple of 2⁻²⁴: exact in float32
     noised      iff the 40-bit uniform < ⌊p · 2⁴⁰⌋, p = (1 − ε) t + ε
-    exactly k   those of least word of NOISE_LOW, p = k / candidates; law 1: p = t
+    exactly k   those of least word of NOISE_LOW, p = k / candidates
 
-Candidate number i of a segment, counted from its body's first slot, draws a 40-bit uniform: its
-high byte is byte i % 16 of block i // 16 of NOISE under the segment's key, its low word number i of
-NOISE_LOW, looked at only where the byte decides nothing. So chance costs 1/16 of a Philox block a
-slot, and is exact to 2⁻⁴⁰.
+Candidate number i of a segment, counted from its body's first slot, draws a 40-bit uniform. Its
+high byte is byte i % 16 of block i // 16 of NOISE under the segment's key. Its low word is word i
+of NOISE_LOW, which is read only where the high byte does not decide. So a slot costs 1/16 of a
+Philox block, and probabilities are exact to 2⁻⁴⁰.
 
-Where masks are put, a mask that the text itself has is no candidate: nothing could be learnt there.
+Where masks are written, a mask in the text is not a candidate: nothing can be learnt there.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,38 +44,37 @@ ONE = 1 << 40
 
 
 class Noised(NamedTuple):
-    """What `noise` gives besides what it writes."""
+    """The levels and weights of noised segments."""
 
     level: np.ndarray  # float32[m]
     weight: np.ndarray  # float32[m]
-    blocks: tuple[np.ndarray, np.ndarray, np.ndarray] | None = (
-        None  # int64[m] counts; float32[blocks] levels, weights
-    )
+    # int64[m] counts, float32[blocks] levels, float32[blocks] weights
+    blocks: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
 
 def quantised(values: np.ndarray) -> np.ndarray:
-    """float64, cut to multiples of 2⁻²⁴."""
+    """Return values cut to multiples of 2⁻²⁴, float64."""
     return np.floor(np.asarray(values) * 2.0**24) * 2.0**-24
 
 
 def mask_probability(level: np.ndarray, epsilon: float) -> np.ndarray:
-    """p = (1 − ε) t + ε (Nie et al. 2025, LLaDA)."""
+    """Return p = (1 − ε) t + ε (Nie et al. 2025, LLaDA)."""
     return (1.0 - epsilon) * level + epsilon
 
 
 def thresholds(probability: np.ndarray) -> np.ndarray:
-    """uint64: ⌊p · 2⁴⁰⌋."""
+    """Return ⌊p · 2⁴⁰⌋, uint64."""
     return np.floor(np.asarray(probability, np.float64) * ONE).astype(np.uint64)
 
 
 def levels(
     segments: Candidates, low: float, high: float, stratified: bool, task: int, epoch: int
 ) -> np.ndarray:
-    """float64[m]: each segment's level, not yet quantised, from its key; or, stratified, spread
-    evenly over the segments of its row.
+    """Return each segment's level before it is quantised, float64[m].
 
-    stratified: the level of the j-th of the m segments of a row is (u + π(j) / m) mod 1, u and π
-    keyed by the task and the row's first segment of it.
+    It follows from the segment's key. Stratified levels are spread evenly over the m segments of a
+    row: segment j has u = (v + π(j) / m) mod 1, with v and π keyed by the task and the row's first
+    segment of the task.
     """
     if not stratified:
         u = randomness.uniforms(segments.key, NOISE_LEVEL, 0, epoch)
@@ -84,12 +84,16 @@ def levels(
 
 
 def _strata(segments: Candidates, task: int, epoch: int) -> np.ndarray:
-    _, first, many = np.unique(segments.row, return_index=True, return_counts=True)
+    """Return stratified numbers of [0, 1), float64[m]."""
+    _, first, row_sizes = np.unique(segments.row, return_index=True, return_counts=True)
     shift = randomness.uniforms(segments.key[first], STRATUM, 4 * task, epoch)
     order_key = randomness.bits64(segments.key[first], STRATUM, task + (1 << 16), epoch)
-    number, m = np.arange(len(segments.row)) - np.repeat(first, many), np.repeat(many, many)
-    place = randomness.permute(number, m, np.repeat(order_key, many))
-    return (np.repeat(shift, many) + quantised(place / m)) % 1.0
+    number, m = (
+        np.arange(len(segments.row)) - np.repeat(first, row_sizes),
+        np.repeat(row_sizes, row_sizes),
+    )
+    place = randomness.permute(number, m, np.repeat(order_key, row_sizes))
+    return (np.repeat(shift, row_sizes) + quantised(place / m)) % 1.0
 
 
 def mask(
@@ -141,10 +145,10 @@ def mask(
 def _fewest(
     segments: Candidates, ratio: np.ndarray, allowed: np.ndarray | None, epoch: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """bool[Σ count]: in each segment the max(⌊candidates · ratio⌋, 1) candidates of least 32-bit
-    word, ties by place.
+    """Return the max(⌊candidates · ratio⌋, 1) candidates of least 32-bit word in each segment,
+    bool[Σ count], and their share of its candidates, float64[m].
 
-    And float64[m]: what share of its candidates they are, 1 where it has none.
+    Ties go by place. The share is 1 where a segment has no candidate.
     """
     words = words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch)
     noised, share = np.zeros(len(words), np.bool_), np.ones(len(ratio))
@@ -228,10 +232,9 @@ def flip(
 
 
 def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: int) -> np.ndarray:
-    """int64: randomness.integers(key, REPLACEMENT, place, bound) of the candidates number `which`.
+    """Return randomness.integers(key, REPLACEMENT, place, bound) of the candidates number `which`.
 
-    First draws are taken from all of a segment's words at once, which are a quarter of a Philox
-    block each.
+    First draws use all of a segment's words at once, which cost a quarter of a Philox block each.
     """
     words = words_of(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
     bound = bound.astype(np.uint64)
@@ -249,8 +252,10 @@ def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: i
 def quantised_level(
     key: np.ndarray, low: float, high: float, steps: int, epoch: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(step int64[m], level float64[m]): one of `steps` levels, the middles of equal parts of [low,
-    high]."""
+    """Return the step, int64[m], and the level, float64[m], of each segment.
+
+    Levels are the middles of `steps` equal parts of [low, high].
+    """
     step = randomness.integers(key, NOISE_LEVEL, 0, steps, epoch)
     return step, low + (high - low) * (step + 0.5) / steps
 
@@ -258,12 +263,16 @@ def quantised_level(
 class BlockSchedule(NamedTuple):
     """How a task of block diffusion noises its blocks in an epoch.
 
-    low, high    the level t of a block is uniform over this range.
-    half_life    0: each candidate is noised with probability t. Else round(t · n) of the block's n are, drawn without
-                 replacement, place i with the weight 2^((1 − t) · i / (half_life · block_length)):
-                 later ones sooner.
-    inverse      whether what is drawn stays, and what is not is noised.
-    uniform      whether candidates become any ordinary token, be it their own, and all are trained; else the mask.
+    Attributes:
+        block_length: Slots of a block.
+        low: Least level of a block; levels are uniform.
+        high: Largest level.
+        half_life: With 0, each candidate is noised with probability t. Otherwise round(t · n) of
+            the block's n candidates are drawn without replacement, and place i has the weight
+            2^((1 − t) · i / (half_life · block_length)), so that later places come sooner.
+        inverse: Whether drawn candidates stay, and all others are noised.
+        uniform: Whether candidates become any ordinary token, and all are trained. Otherwise they
+            become the mask.
     """
 
     block_length: int
@@ -275,17 +284,19 @@ class BlockSchedule(NamedTuple):
 
 
 def level_range(parameters: Mapping[str, Any]) -> tuple[float, float]:
-    """Between which the levels of a task lie."""
+    """Return the least and the largest level of a task."""
     return (1.0, 1.0) if parameters.get("noise") == "all" else parameters["noise_range"]
 
 
 def block_schedule(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockSchedule, int]:
-    """A task's law in an epoch, and by which epoch's chance: complementary ones noise in 2k + 1
-    what 2k leaves."""
+    """Return a task's schedule in an epoch, and the epoch whose randomness it uses.
+
+    Complementary tasks noise in epoch 2k + 1 the candidates that epoch 2k leaves.
+    """
     pair = epoch % 2 if parameters["complementary"] else 0
     half_life = parameters["half_life"] if parameters["noise"] == "position" else 0.0
     low, high = level_range(parameters)
-    law = BlockSchedule(
+    schedule = BlockSchedule(
         parameters["block_length"],
         low,
         high,
@@ -293,12 +304,11 @@ def block_schedule(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockSche
         pair == 1,
         parameters["canvas"] == "uniform",
     )
-    return law, epoch - pair
+    return schedule, epoch - pair
 
 
 def levels_by_block(parameters: Mapping[str, Any]) -> bool:
-    """Whether blocks have levels and weights of their own; where all is noised those of their
-    segment are 1."""
+    """Return whether each block has its own level and weight; where all is noised they are 1."""
     return parameters.get("noise") != "all"
 
 
@@ -363,12 +373,11 @@ def _soonest(
     schedule: BlockSchedule,
     epoch: int,
 ) -> np.ndarray:
-    """bool[Σ count]: of each block's candidates the round(level · n) that arrive first, ties by
-    place.
+    """Return the round(level · n) candidates of each block that arrive first, bool[Σ count].
 
-    lengths: int64[blocks], each one's candidates. A candidate of weight w arrives after an
-    exponential time / w, so that the first k are drawn without replacement (Efraimidis and Spirakis
-    2006).
+    lengths: int64[blocks], candidates of each block. A candidate of weight w arrives after an
+    exponential time / w, so the first k are a draw without replacement (Efraimidis and Spirakis
+    2006). Ties go by place.
     """
     time = randomness.exponentials(words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch))
     slower = randomness.power_of_half((1.0 - level) / (schedule.half_life * schedule.block_length))
@@ -383,16 +392,16 @@ def _soonest(
     return soonest
 
 
-# The laws by objective. Each writes the noise of one task's segments and gives their levels and
-# weights; `Target` is what both a shard that is rendered and a batch that is drawn anew look like.
-# `write` is one of the writers above, or what equals it: rendering compiles its own.
+# The schedules by objective. Each writes the noise of one task's segments and returns their levels
+# and weights. `Target` describes both a shard that is rendered and a batch that is resampled.
+# `write` is a writer above, or a compiled one that equals it.
 
 FLIP_STEPS = 4096
-"""Levels of uniform diffusion: each has its own stored threshold."""
+"""Number of levels of uniform diffusion, each with a stored threshold."""
 
 
 class NoiseIds(NamedTuple):
-    """What noise writes: the mask and the ordinary vocabulary (int32[v], ascending)."""
+    """The ids that noise writes: the mask, and ordinary ids (int32[v], ascending)."""
 
     mask: int
     ordinary: np.ndarray
@@ -400,12 +409,12 @@ class NoiseIds(NamedTuple):
 
     @property
     def drawable(self) -> int:
-        """V of uniform diffusion: how many ids a flip can give."""
+        """The number of ids that a flip can give."""
         return len(self.ordinary)
 
 
 class Target(NamedTuple):
-    """Where noise goes: the segments of one task, and the flat rows."""
+    """The segments of one task, and the flat rows that noise is written to."""
 
     segments: Candidates
     before: np.ndarray  # int64[m]: slots before the first candidate (bos, mode token)
@@ -416,7 +425,7 @@ class Target(NamedTuple):
 
 
 def ordinary_ids(vocab_size: int, special_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(ordinary int32[v], rank int32[vocab_size]) of a vocabulary: every id that is not special."""
+    """Return the ids that are not special, int32[v], and each id's rank, int32[vocab_size]."""
     is_ordinary = np.ones(vocab_size, np.bool_)
     is_ordinary[np.asarray(special_ids, np.int64)] = False
     ordinary = np.flatnonzero(is_ordinary).astype(np.int32)
@@ -434,11 +443,10 @@ def masked_diffusion(
     epoch: int,
     write: Callable[..., Any] = mask,
 ) -> Noised:
-    """`mask` with a level a segment.
+    """Write `mask` with a level per segment, and return levels and weights.
 
-    1 / p is the inverse of each candidate's probability. With an exact count that is k /
-    candidates, and not the level, since k is rounded; a segment without candidates weighs 1. Law 1
-    took the level.
+    The weight 1 / p is the inverse of each candidate's probability. With an exact count, p is
+    k / candidates and not the level, since k is rounded. A segment without candidates weighs 1.
     """
     low, high = parameters["noise_range"]
     ratio = levels(target.segments, low, high, parameters["stratified"], task, epoch)
@@ -463,7 +471,7 @@ def uniform_diffusion(
     epoch: int,
     write: Callable[..., Any] = flip,
 ) -> Noised:
-    """`flip` with one of FLIP_STEPS levels a segment, by the plan's thresholds."""
+    """Write `flip` with one of FLIP_STEPS levels per segment, by the plan's thresholds."""
     low, high = parameters["noise_range"]
     step, level = quantised_level(target.segments.key, low, high, FLIP_STEPS, epoch)
     threshold = np.array(resolved["flip_thresholds"], np.uint64)[step]
@@ -475,7 +483,7 @@ def uniform_diffusion(
 
 
 def view_scale(level: np.ndarray, drawable: int) -> np.ndarray:
-    """n / (V (1 − n) + n), V the ids that can be drawn: 0 at n = 0, 1 at n = 1."""
+    """Return n / (V (1 − n) + n), with V ids that can be drawn: 0 at n = 0, 1 at n = 1."""
     return level / (drawable * (1.0 - level) + level)
 
 
@@ -488,8 +496,10 @@ def block_diffusion(
     epoch: int,
     write: Callable[..., Any] = noise_blocks,
 ) -> Noised:
-    """`noise_blocks` with a level a block, or 1 for all where all is noised. With shift the loss
-    stands at the slot before."""
+    """Write `noise_blocks` with a level per block, or level 1 where all is noised.
+
+    With shift, the loss stands one slot earlier.
+    """
     schedule, drawn_epoch = block_schedule(parameters, epoch)
     m = len(target.length)
     blocks, level = write(target, schedule, ids, drawn_epoch)
@@ -511,16 +521,17 @@ def block_diffusion(
 
 @dataclass(frozen=True)
 class NoiseSchedule:
-    """How the segments of one objective, which predict in place, are noised, and what their tasks
-    say of it.
+    """How the segments of one same-position objective are noised.
 
-    name         the objective's.
-    attention    the rule of its segments.
-    parameters   the keys of its tasks in `[[tasks]]`, those of cutting and planning too.
-    draw         (task number, parameters, resolved, ids, target, epoch, write) → Noised; write: of one of the writers above.
-    needs        (parameters) → of "mask", that id; "ordinary", two ordinary ids at least.
-    least        the least level that it can weigh.
-    flips        whether candidates become other ordinary tokens, by the task's flip_thresholds.
+    Attributes:
+        name: The objective's name.
+        attention: The attention pattern of its segments.
+        parameters: The keys of its tasks in `[[tasks]]`, including those of cutting and planning.
+        draw: (task number, parameters, resolved, ids, target, epoch, write) → Noised. `write` is
+            one of the writers above.
+        needs: (parameters) → what it needs of "mask", that id, and "ordinary", two ordinary ids.
+        least: The least level that it can weigh.
+        flips: Whether candidates become other ordinary tokens, by the task's flip_thresholds.
     """
 
     name: str
@@ -532,12 +543,14 @@ class NoiseSchedule:
     flips: bool = False
 
     def any_token(self, parameters: Mapping[str, Any]) -> bool:
-        """Whether candidates become ordinary tokens, a mask in the text too. Else that is no
-        candidate, and the trained slots are those that are corrupted."""
+        """Return whether candidates become ordinary tokens, a mask in the text included.
+
+        Otherwise a mask in the text is not a candidate, and exactly the noised slots are trained.
+        """
         return self.flips or parameters.get("canvas") == "uniform"
 
     def unusable(self, resolved: Mapping[str, Any]) -> str:
-        """Why it cannot use what the plan worked out for a task, in words; "" if it can."""
+        """Return why it cannot use the values that the plan stores for a task; "" if it can."""
         if not self.flips:
             return ""
         limits: Any = resolved.get("flip_thresholds")
@@ -548,6 +561,7 @@ class NoiseSchedule:
 
 
 def _ids_of_shares(parameters: Mapping[str, Any]) -> frozenset[str]:
+    """Return which ids the shares of `replace` need."""
     mask_share, ordinary_share, _ = parameters["replace"]
     return frozenset({"mask"} if mask_share > 0 else ()) | frozenset(
         {"ordinary"} if ordinary_share > 0 else ()
@@ -666,5 +680,4 @@ BLOCK_DIFFUSION = NoiseSchedule(
 SCHEDULES = {
     schedule.name: schedule for schedule in (MASKED_DIFFUSION, UNIFORM_DIFFUSION, BLOCK_DIFFUSION)
 }
-"""objective → the law of its noise; a law that joins stands here, above, and in its objective's
-file."""
+"""objective → its noise schedule."""
