@@ -1,7 +1,7 @@
-"""`@kernel`, the one way to compile a function, and what kernels are made of: chance, copies, bits.
+"""`@kernel`, the only way to compile a function, and the parts of kernels: randomness, copies, bits.
 
-Nothing here imports numba before a kernel is called for the first time: what only reads, asks or
-refuses does without.
+Nothing here imports numba before the first call of a kernel, so commands without kernels do not pay
+for the import.
 """
 
 from packprep.kernel import memory

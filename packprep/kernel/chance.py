@@ -1,4 +1,4 @@
-"""The compiled twins of `randomness`."""
+"""The compiled functions of `randomness`."""
 
 import numpy as np
 
@@ -12,8 +12,10 @@ _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 @kernel(inline=True)
 def philox(key, c0, c1, c2, c3):
-    """`randomness.philox` for one block; all arguments and the four results are uint64 (results
-    below 2³²)."""
+    """Return `randomness.philox` of one block.
+
+    All arguments and the four results are uint64, the results below 2³².
+    """
     k0, k1 = key & _LOW, key >> _32
     for _ in range(10):
         p0, p1 = _MUL_0 * c0, _MUL_1 * c2
@@ -24,7 +26,7 @@ def philox(key, c0, c1, c2, c3):
 
 @kernel(inline=True)
 def word(key, purpose, index, epoch, attempt):
-    """`randomness.words` for one index; uint64 below 2³²."""
+    """Return `randomness.words` of one index, uint64 below 2³²."""
     i = np.uint64(index)
     w0, w1, w2, w3 = philox(
         key, i >> np.uint64(2), np.uint64(attempt), np.uint64(purpose), np.uint64(epoch)
@@ -41,18 +43,17 @@ def word(key, purpose, index, epoch, attempt):
 
 @kernel(inline=True)
 def bits64(key, purpose, index, epoch):
-    """`randomness.bits64` for one block."""
+    """Return `randomness.bits64` of one block."""
     w0, w1, _, _ = philox(key, np.uint64(index), np.uint64(0), np.uint64(purpose), np.uint64(epoch))
     return w0 | (w1 << _32)
 
 
 @kernel(inline=True)
 def below(first_word, key, purpose, index, bound, epoch):
-    """`randomness.integers` for one index whose word of attempt 0 is at hand; int64 in 0 … bound −
-    1."""
+    """Return `randomness.integers` of one index, int64 in 0 … bound − 1, from its first word."""
     b = np.uint64(bound)
     product = first_word * b
-    if (product & _LOW) < b:  # only then can it be below 2³² mod bound; saves a division
+    if (product & _LOW) < b:  # only then can it be below 2³² mod bound: this saves a division
         threshold = (np.uint64(1) << _32) % b
         attempt = 0
         while (product & _LOW) < threshold:
@@ -63,13 +64,13 @@ def below(first_word, key, purpose, index, bound, epoch):
 
 @kernel(inline=True)
 def integer(key, purpose, index, bound, epoch):
-    """`randomness.integers` for one index; int64 in 0 … bound − 1."""
+    """Return `randomness.integers` of one index, int64 in 0 … bound − 1."""
     return below(word(key, purpose, index, epoch, 0), key, purpose, index, bound, epoch)
 
 
 @kernel(inline=True)
 def segment_key(file_key, document, repeat, start):
-    """`randomness.segment_key` for one segment."""
+    """Return `randomness.segment_key` of one segment."""
     d = np.uint64(document)
     w0, w1, _, _ = philox(
         file_key,
@@ -83,7 +84,7 @@ def segment_key(file_key, document, repeat, start):
 
 @kernel(inline=True)
 def draw_task(key, thresholds):
-    """int64: the first task whose threshold (int64, cumulative share · 2⁵³) lies above the key's
+    """Return the first task whose threshold (int64, cumulative share · 2⁵³) is above the key's
     draw."""
     u = np.int64(bits64(key, TASK, 0, 0) >> np.uint64(11))
     for task in range(thresholds.shape[0]):
@@ -94,11 +95,10 @@ def draw_task(key, thresholds):
 
 @kernel
 def philox_blocks(key, purpose, epoch, blocks, out):
-    """`randomness.words` of indices 0 … 4 · blocks − 1 into out (uint32[≥ 4 · blocks + 28]): whole
-    eights of blocks are written.
+    """Write `randomness.words` of indices 0 … 4 · blocks − 1 to out, uint32[≥ 4 · blocks + 28].
 
-    The compiler runs eight blocks side by side, so that each costs a fraction of one that is asked
-    for alone.
+    Whole eights of blocks are written: the compiler computes eight blocks side by side, which costs
+    a fraction of eight single blocks.
     """
     key_0, key_1 = key & _LOW, key >> _32
     p, e = np.uint64(purpose), np.uint64(epoch)
@@ -114,7 +114,7 @@ def philox_blocks(key, purpose, epoch, blocks, out):
 
 @kernel
 def bits64_of_keys(key, purpose, out):
-    """`randomness.bits64(key, purpose)` of each key (uint64[m]) into out (uint64[≥ m])."""
+    """Write `randomness.bits64(key, purpose)` of each key (uint64[m]) to out (uint64[≥ m])."""
     p, zero = np.uint64(purpose), np.uint64(0)
     for i in range(key.shape[0]):
         w0, w1, _, _ = philox(key[i], zero, zero, p, zero)
@@ -122,6 +122,6 @@ def bits64_of_keys(key, purpose, out):
 
 
 def warm_kernels() -> None:
-    """Load what the first kernel of a process brings along: half a second of numba."""
+    """Import numba and load a kernel, which takes the first kernel of a process half a second."""
     nothing = np.empty(0, np.uint64)
     bits64_of_keys(nothing, np.uint64(SEGMENT_KEY), nothing)

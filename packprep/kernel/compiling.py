@@ -1,10 +1,9 @@
-"""`@kernel`, the one way to compile a function.
+"""`@kernel`, the only way to compile a function.
 
-Flags are set once here: no fast-math (IEEE results are part of the law), numpy's error model, the
-GIL released, no threads (processes scale, and forking after a thread pool hangs). What is compiled
-is kept by `packprep.cache`, and not by numba: numba looks at the one file of a function, so that a
-changed callee in another would go unnoticed, takes whatever lies in its folder, and ends with an
-error where that is damaged.
+Flags are set here: no fast-math (the format defines IEEE results), NumPy's error model, the GIL
+released, no threads (processes scale, and forking after a thread pool hangs). `packprep.cache`
+keeps compiled kernels. Numba's own cache does not notice a changed function in another file, trusts
+every file in its folder, and fails on damaged files.
 """
 
 import contextlib
@@ -23,17 +22,16 @@ from packprep.forking import hold_at_forks, lazy, unforked
 from packprep.messages import say
 
 seconds = 10
-"""What a command compiles takes about so long; who compiles more says so."""
+"""About how long a command compiles; commands that compile more set it."""
 COUNTS: Counter[str] = Counter()
-"""Kernels that this process has "compiled", "kept" of these, and "loaded"."""
+"""How many kernels this process has "compiled", "kept" in the cache, and "loaded" from it."""
 
 
 class Kernel:
-    """A function that is compiled when it is first called, or met in another that is compiled. Only
-    then is numba imported.
+    """A function that is compiled at its first call, by Python or by another kernel.
 
-    function: the function itself, which gives the same in plain Python, slowly. inline: LLVM merges
-    it into its callers.
+    Numba is imported then. `function` is the function itself, which gives the same results slowly.
+    With `inline`, LLVM merges it into its callers.
     """
 
     def __init__(self, function: Callable, inline: bool):
@@ -45,7 +43,7 @@ class Kernel:
 
     @lazy
     def compiled(self) -> Any:
-        """numba's dispatcher."""
+        """The dispatcher of numba."""
         if "numba" not in sys.modules and not is_kept(
             f"{self.function.__module__}.{self.function.__qualname__}"
         ):
@@ -77,20 +75,20 @@ class Kernel:
 
     @property
     def _numba_type_(self) -> Any:
-        """What numba asks of an object that a compiled function names."""
+        """The type that numba asks for where a compiled function names this object."""
         return self.compiled._numba_type_
 
-    # What numba asks for what was compiled before, in place of a cache of its own.
+    # The interface that numba expects of a cache.
 
     @property
     def cache_path(self) -> str | None:
-        """Where it is kept."""
+        """The folder that keeps compiled kernels."""
         return cache_folders().own
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """What was compiled for a signature; None where nothing is kept, and numba compiles.
+        """Return the kept kernel for a signature; None if there is none, and numba compiles.
 
-        What is loaded does without what numba prepares to compile others: .08 s in every process.
+        Loading skips numba's preparations for compiling, which take 0.08 s per process.
         """
         from numba.core.compiler import CompileResult
         from numba.core.runtime import rtsys
@@ -100,8 +98,10 @@ class Kernel:
         COUNTS["compiled" if data is None else "loaded"] += 1
         if data is None:
             self._say_compiling()
-            of = str(getattr(signature[0], "dtype", signature[0])) if signature else "nothing"
-            say(f"compiling {self._what.removeprefix('packprep.')} of {of}", once=True)
+            say(
+                f"compiling {self._what.removeprefix('packprep.')} of {_subject(signature)}",
+                once=True,
+            )
             return None
         return CompileResult._rebuild(target, *pickle.loads(data))
 
@@ -114,7 +114,7 @@ class Kernel:
         )
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Keep what was compiled, but for what holds addresses of this process."""
+        """Keep a compiled kernel, unless it holds addresses of this process."""
         from numba.core.serialize import dumps
 
         if not compiled.library.has_dynamic_globals and all(
@@ -124,16 +124,23 @@ class Kernel:
             COUNTS["kept"] += keep(self._what, depends_on, self._code, dumps(compiled._reduce()))
 
     def _depends_on(self, signature: Any, codegen: Any) -> bytes:
-        """signature: types, whose names say all of them. codegen: of a processor and what it can
-        do."""
+        """Return everything that a compiled kernel depends on: types, processor and versions."""
         import numba
 
         tags = sys.implementation.cache_tag, numba.__version__
         return repr((signature, codegen.magic_tuple(), *tags)).encode()
 
 
+def _subject(signature: Any) -> str:
+    """Return a word for the first argument of a kernel: its dtype, or the name of its record."""
+    if not signature:
+        return "nothing"
+    record = getattr(signature[0], "instance_class", None)
+    return record.__name__ if record else str(getattr(signature[0], "dtype", signature[0]))
+
+
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A view that cannot be written: for arrays of the two kinds a kernel is compiled twice."""
+    """Return a read-only view, since a kernel is compiled once for each of the two kinds."""
     view = array.view()
     view.flags.writeable = False
     return view

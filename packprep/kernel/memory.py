@@ -1,18 +1,23 @@
-"""Copies and bits in kernels: what compilers have and Python has not. Here in plain Python;
-compiled by `overloads.py`."""
+"""Copies and bit operations for kernels, in plain Python. `overloads.py` compiles them to processor
+instructions."""
 
 import numpy as np
 
 
 def copy_items(target, at, source, begin, n):
-    """target[at : at + n] = source[begin : begin + n], for kernels; the ranges lie inside their
-    arrays, which share nothing."""
+    """Copy source[begin : begin + n] to target[at : at + n].
+
+    Both ranges must lie inside their arrays, and the arrays must not share memory.
+    """
     target[at : at + n] = source[begin : begin + n]
 
 
 def copy_run(target, at, source, begin, n, end):
-    """`copy_items` for short runs, which may also write what it likes to target[at + n : end], and
-    read as much behind the source's run if that lies in its array."""
+    """Copy items like `copy_items`, faster for short runs.
+
+    It may also write anything to target[at + n : end], and read beyond the source's run inside its
+    array.
+    """
     copy_items(target, at, source, begin, n)
 
 
@@ -23,21 +28,21 @@ def copy_ranges(source, source_begin, n, target, target_begin):
 
 
 def trailing_zeros(value):
-    """How many low bits of a uint64 are zero; 64 for 0."""
+    """Return how many low bits of a uint64 are zero; 64 for 0."""
     return (int(value) & -int(value)).bit_length() - 1 if int(value) else 64
 
 
 def leading_zeros(value):
-    """How many high bits of a uint64 are zero; 64 for 0."""
+    """Return how many high bits of a uint64 are zero; 64 for 0."""
     return 64 - int(value).bit_length()
 
 
 def bits_set(value):
-    """How many bits of a uint64 are set."""
+    """Return how many bits of a uint64 are set."""
     return int(value).bit_count()
 
 
 def flags_as_bits(flags, begin):
-    """uint64: bit j says whether flags[begin + j] (uint8) is not 0, j = 0 … 63."""
+    """Return a uint64 whose bit j is 1 iff flags[begin + j] (uint8) is not 0, j = 0 … 63."""
     packed = np.packbits(flags[begin : begin + 64] != 0, bitorder="little")
     return np.uint64(int.from_bytes(packed.tobytes(), "little"))

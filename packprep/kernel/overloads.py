@@ -1,5 +1,7 @@
-"""What numba compiles of `memory.py`: processor instructions in place of plain Python. Imported
-with the first kernel."""
+"""The compiled functions of `memory.py`: processor instructions in place of plain Python.
+
+The first kernel imports this file.
+"""
 
 from typing import Any
 
@@ -19,7 +21,7 @@ from packprep.kernel.memory import (
 
 
 def _copy_bytes(typing_context, target, at, source, begin, n):
-    """memcpy of n items of two contiguous arrays of one dtype."""
+    """Generate memcpy of n items of two contiguous arrays of one dtype."""
 
     def generate(context, builder, signature, arguments):
         to, size = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -31,7 +33,7 @@ def _copy_bytes(typing_context, target, at, source, begin, n):
 
 
 def _copy_chunk(typing_context, target, at, source, begin):
-    """CHUNK_BYTES from one array to another of its dtype, as one load and one store."""
+    """Generate a copy of CHUNK_BYTES between arrays of one dtype, as one load and one store."""
 
     def generate(context, builder, signature, arguments):
         to, _ = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -45,7 +47,7 @@ def _copy_chunk(typing_context, target, at, source, begin):
 
 
 def _pointer(context, builder, array_type, array, index):
-    """(pointer to an item of a contiguous array, bytes of an item)."""
+    """Return a pointer to an item of a contiguous array, and the bytes of an item."""
     data = context.make_array(array_type)(context, builder, array).data
     size = context.get_abi_sizeof(context.get_data_type(array_type.dtype))
     return builder.gep(data, [index]), size
