@@ -167,10 +167,10 @@ def test_copies_are_exact_and_runs_write_nothing_beyond_their_end(data, source_t
 PIVOTS = """
 import numpy as np
 from packprep.objectives.objective import Bodies
-from packprep.objectives.prefix_lm import _pivots
-bodies, found = Bodies(np.full(20, 9), np.arange(20, dtype=np.uint64), np.full(20, -1)), np.empty(20, np.int64)
-_pivots(*bodies, found)
-print(found.tolist(), sum(_pivots.compiled.stats.cache_hits.values()))
+from packprep.objectives.prefix_lm import _draw_pivots
+bodies, pivots = Bodies(np.full(20, 9), np.arange(20, dtype=np.uint64), np.full(20, -1)), np.empty(20, np.int64)
+_draw_pivots(bodies, pivots)
+print(pivots.tolist(), sum(_draw_pivots.compiled.stats.cache_hits.values()))
 """
 
 

@@ -97,6 +97,11 @@ WRITERS = {
 }
 
 
+def complete(found):
+    """Return a conversation with the boundaries that are worked out only where it is cut."""
+    return found.whole() if found is not None and found.whole is not None else found
+
+
 def rows(path, records, template=chats.CHATML, fields=FIELDS, **options):
     """([(record's number, text, conversation)], [(record's number, reason)]) of a file with these
     records."""
@@ -111,7 +116,7 @@ def rows(path, records, template=chats.CHATML, fields=FIELDS, **options):
         batch, conversations = supervise(batch, template)
         numbers = [at[p] for p in batch.positions.tolist()]
         documents += (
-            (n, text, conversations.get(i))
+            (n, text, complete(conversations.get(i)))
             for i, (n, text) in enumerate(zip(numbers, batch.texts, strict=True))
         )
         rejects += [(at[reject.position], reject.reason) for reject in batch.rejects]
@@ -170,7 +175,8 @@ def test_a_file_may_have_messages_alone(tmp_path, kind):
     batch, conversations = supervise(
         next(read(part_of(path), "text", fields=Fields())), chats.CHATML
     )
-    assert conversations == {0: CHAT} and batch.texts == [CHAT.text]
+    assert {i: complete(found) for i, found in conversations.items()} == {0: CHAT}
+    assert batch.texts == [CHAT.text]
     assert [(r.position, r.reason) for r in batch.rejects] == [
         (1, "not_a_string"),
         (2, "bad_messages"),
