@@ -178,7 +178,8 @@ def example(
     spans: the trained tokens of a supervised document; none: all are.
     """
     from packprep.building.render import Texts, render_rows
-    from packprep.conversations.supervision import Conversation, trained_tokens, training_columns
+    from packprep.conversations.supervision import Conversation
+    from packprep.conversations.training import trained_tokens, training_columns
     from packprep.dataset.segments import Bodies, Segments
     from packprep.objectives.objective import BodySlots
 

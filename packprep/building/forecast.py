@@ -20,7 +20,7 @@ from packprep.building.planning import Inputs
 from packprep.building.segments import cut, inputs_of
 from packprep.cache import is_kept
 from packprep.conversations.media import NO_PLACES
-from packprep.conversations.supervision import Training
+from packprep.conversations.training import Training
 from packprep.dataset.manifest import stores_labels
 from packprep.dataset.shard import DATA_ALIGNMENT, layout
 from packprep.documents.calibration import Estimates

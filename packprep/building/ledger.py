@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from packprep.building.segments import LeftOut
+from packprep.conversations.training import history_tokens
 from packprep.dataset.manifest import is_count
 from packprep.dataset.segments import Segments
 from packprep.documents.reading import Documents
@@ -30,6 +31,9 @@ ADDED_LATER: tuple[str, ...] = ()
 APART = "answers_apart"
 """Tokens, used or dropped, of answers that are not trained, for what they answer stands in another
 piece; where there are any."""
+HISTORY = "history"
+"""Tokens of documents of several texts that an earlier text of their document has, too; where there
+are any."""
 ENCODER = "encoder_slots"
 """Slots of prefixes: where rows have two sides."""
 WEIGHTED, MEDIA = "weighted", "media"
@@ -59,6 +63,9 @@ def shard_ledger(
         used = np.bincount(segments.document, n, len(lengths)).astype(np.int64)
         cut_off = lengths - used - lost.untrained - lost.elsewhere
         np.add.at(truncated, documents.source, np.where(lost.unfit > 0, 0, cut_off))
+    history = np.zeros(len(lengths), np.int64)
+    if documents.training is not None:
+        history = history_tokens(documents.training)
     sources, within = {}, {WEIGHTED: segments.weighted_slots(), MEDIA: segments.media_slots()}
     for s, name in enumerate(names):
         of_source, read = source == s, documents.source == s
@@ -83,7 +90,11 @@ def shard_ledger(
                 "used": int(n[of_source].sum()),
                 "truncated": int(truncated[s]),
                 "dropped": dropped,
-                **({APART: apart} if (apart := int(lost.apart[read].sum())) else {}),
+                **{
+                    kind: count
+                    for kind, own in ((APART, lost.apart), (HISTORY, history))
+                    if (count := int(own[read].sum()))
+                },
             },
             "slots": {
                 "total": int((slots + padding)[of_source].sum()),
@@ -250,7 +261,7 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
             "": (ENCODER,),
             "added": ADDED_LATER,
             "slots": (WEIGHTED, MEDIA),
-            "tokens": (APART,),
+            "tokens": (APART, HISTORY),
         }.get(path[-1] if path else "", ())
         unknown = set() if path[-2:] in reasons else part.keys() - form.keys() - set(later)
         if unknown and path not in (("sources",), ("tasks",)):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from packprep.building.segments import expected_prefix, trained_in
-from packprep.conversations.supervision import Training
+from packprep.conversations.training import Training
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import offsets_of, ranks
 from packprep.dataset.epochs import noise

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packprep.conversations.supervision import ANYWHERE, Training
+from packprep.conversations.training import ANYWHERE, END_OF_HISTORY, NEW_TEXT, Training
 from packprep.dataset.attention import RULES
 from packprep.dataset.segments import Bodies, Segments
 from packprep.documents.reading import Documents
@@ -105,6 +105,7 @@ class LeftOut(NamedTuple):
     untrained: np.ndarray  # of segments of supervised documents in which nothing is trained
     apart: np.ndarray  # of answers in chunks without the message that they answer
     elsewhere: np.ndarray  # that the datasets of other row lengths have
+    too_long: np.ndarray  # of texts of supervised documents that `long = "drop"` drops
     unfit: np.ndarray  # of a document's longest media span, where it fits in no segment; else 0
 
 
@@ -313,13 +314,23 @@ def _cut_at_message(supervision, d, first, start, room, last_start):
     """
     best_cut, best_rank, i = np.int64(0), ANYWHERE, first
     while i < supervision.cut_offsets[d + 1]:
-        cut = supervision.cuts[i]
+        cut, rank = supervision.cuts[i], supervision.ranks[i] % END_OF_HISTORY
         if cut > start + room or cut > last_start:
             break
-        if supervision.ranks[i] >= best_rank:
-            best_cut, best_rank = cut, supervision.ranks[i]
+        if rank >= best_rank:
+            best_cut, best_rank = cut, rank
         i += 1
     return best_cut
+
+
+@kernel(inline=True)
+def _text_end(supervision, d, first, document_end):
+    """Return where the text that holds the boundary `first` ends: where the document's next text
+    begins, or the document ends."""
+    for i in range(first, supervision.cut_offsets[d + 1]):
+        if supervision.ranks[i] == NEW_TEXT:
+            return supervision.cuts[i]
+    return document_end
 
 
 @kernel(inline=True)
@@ -352,9 +363,9 @@ def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts,
     """Cut the wanted supervised documents. Return the number of segments; write `cuts` and `lost`,
     a LeftOut, only if `write`.
 
-    A document is cut at the last message of the highest rank in reach, else inside a message. A cut
-    that would fall into a media span falls before it, or after a span with which the chunk begins;
-    where that does not fit, the document is turned away. Later chunks repeat the system message
+    Each text of a document is cut at the last message of the highest rank in reach, else inside a
+    message. A cut that would fall into a media span falls before it, or after a span with which the
+    chunk begins; where that does not fit, the document is turned away. Later chunks repeat the system message
     where that leaves room for two tails and any media span. Segments without a trained token, or
     whose only one nothing predicts, are left out; so are those of `too_short`, which has one side,
     where rows have two.
@@ -366,9 +377,16 @@ def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts,
         total, count_before = documents.offsets[d + 1] - documents.offsets[d], count
         start, span = np.int64(0), supervision.span_offsets[d]
         boundary, place = supervision.cut_offsets[d], supervision.place_offsets[d]
+        last_boundary = supervision.cut_offsets[d + 1]
         widest = _widest_place(supervision, d)
+        text_begin, text_end = np.int64(0), _text_end(supervision, d, boundary, total)
         while start < total and wanted[d]:
-            rest = total - start
+            if start == text_end:
+                text_begin = start
+                while boundary < last_boundary and supervision.cuts[boundary] <= start:
+                    boundary += 1
+                text_end = _text_end(supervision, d, boundary, total)
+            rest = text_end - start
             key = segment_key(
                 documents.file_key[d], documents.position[d], documents.repeat[d], start
             )
@@ -377,7 +395,7 @@ def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts,
                 task = draw_task(key, limits.drawn_supervised[documents.source[d]])
             bos = policy.bos if start == 0 else np.int64(0)
             # Whether the chunk repeats the system message.
-            repeated = supervision.system[d] if start > 0 else np.int64(0)
+            repeated = supervision.system[d] if start > text_begin else np.int64(0)
             room = min(capacity[task, bos], inner[task, bos]) - repeated
             if room < max(2 * policy.min_tail - 1, widest):
                 repeated = np.int64(0)
@@ -385,13 +403,15 @@ def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts,
             tokens, eos = rest, np.int64(policy.eos_last)
             if rest > capacity[task, bos] - repeated:
                 if policy.long == DROP:
-                    break
+                    if write:
+                        lost.too_long[d] += rest
+                    start = text_end
+                    continue
                 eos, room = np.int64(policy.eos_inner), inner[task, bos] - repeated
                 tokens = min(room, rest if policy.long == TRUNCATE else rest - policy.min_tail)
-                last_boundary = supervision.cut_offsets[d + 1]
                 while boundary < last_boundary and supervision.cuts[boundary] < start + SHORTEST:
                     boundary += 1
-                last_start = total - policy.min_tail
+                last_start = text_end - policy.min_tail
                 cut = _cut_at_message(supervision, d, boundary, start, room, last_start)
                 if cut > 0:
                     tokens = cut - start
@@ -416,7 +436,7 @@ def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts,
                 span += 1
             first, last, apart = _trained_part(supervision, d, span, start, start + tokens)
             is_end_trained = last == start + tokens - 1
-            if tokens == rest:
+            if start + tokens == total:
                 is_end_trained = supervision.eos_weight[d] > 0 and trained_in(
                     supervision.turns, last_span - 1, start
                 )
@@ -437,7 +457,7 @@ def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts,
                 lost.untrained[d] += tokens
             start += tokens
             if policy.long == TRUNCATE:
-                break
+                start = text_end
     return count
 
 

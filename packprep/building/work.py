@@ -197,7 +197,12 @@ def make_shard(
 def _note_left_out(plan: Plan, documents: Documents, segments: Segments, lost: LeftOut) -> None:
     """Note dropped tokens by reason, and documents without a segment as rejects."""
     sources = [source.name for source in plan.sources]
-    for reason, tokens in ((UNTRAINED_SEGMENT, lost.untrained), (OTHER_LENGTH, lost.elsewhere)):
+    left_out = {
+        UNTRAINED_SEGMENT: lost.untrained,
+        OTHER_LENGTH: lost.elsewhere,
+        TOO_LONG: lost.too_long,
+    }
+    for reason, tokens in left_out.items():
         counts = np.bincount(documents.source, tokens, len(sources)).astype(np.int64)
         for name, count in zip(sources, counts.tolist(), strict=True):
             if count:
@@ -209,7 +214,7 @@ def _note_left_out(plan: Plan, documents: Documents, segments: Segments, lost: L
         reason, detail = _why_left_out(plan, lost, d, length)
         location = int(documents.repeat[d]), int(documents.file[d]), int(documents.position[d])
         documents.rejected.add(source, *location, reason, detail)
-        if reason in (PLACE_TOO_LONG, TOO_LONG):
+        if reason in (PLACE_TOO_LONG, TOO_LONG) and not lost.too_long[d]:
             _drop(documents, source.name, reason, length)
 
 
@@ -229,7 +234,7 @@ def _why_left_out(plan: Plan, lost: LeftOut, d: int, tokens: int) -> tuple[str, 
             f"a place of media of up to {int(lost.unfit[d])} tokens fits into no segment that may"
             " be cut there"
         )
-    if long == "drop":
+    if lost.too_long[d] or (long == "drop" and not lost.untrained[d]):
         return TOO_LONG, f'{tokens} tokens do not fit in one segment; documents.long = "drop"'
     if long == "truncate":
         return UNTRAINED, 'none of the tokens that documents.long = "truncate" keeps is trained'

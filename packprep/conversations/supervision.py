@@ -1,5 +1,5 @@
 """Documents that say what of them is trained, or have media: `loss_spans`, `messages`, `media` → a
-text, its trained characters, its trained tokens.
+text and its trained characters.
 
 ```
 messages    user: 2+2?   assistant: 4
@@ -8,26 +8,17 @@ trained                                                           ^^^^^^^^^^^^  
 boundaries                                  ^
 ```
 Which characters are which message, `turns.py` finds.
-
-```
-text      Q:·2+2?↵A:·4          span of characters [11, 12)
-tokens    Q  :  ·2 + 2 ? ↵ A  :  ·4
-begins    0  1  2  4 5 6 7 8  9  10     "·4" begins before the span: it is not trained
-```
-The whole text is tokenized at once, so that a model sees the tokens that it will see; a token is
-trained iff it begins inside a span. One that begins before a {% generation %} block and reaches
-into it is trained with the block, as in transformers; law 2 leaves it out. Of a document with media
-all but its places is trained, or what it says.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, NamedTuple, cast
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from packprep.conversations.chat_template import (
+    ChatTemplate,
     LeftOut,
     NoTemplate,
     TemplateRefusal,
@@ -36,30 +27,27 @@ from packprep.conversations.chat_template import (
 from packprep.conversations.layouts import Dialogue, Problem, read_layout
 from packprep.conversations.media import (
     BAD_MEDIA,
-    NO_PLACES,
     BadMedia,
     MediaPlace,
-    MediaPlaces,
-    joined,
-    pieces_of,
-    put_in,
-    put_in_chats,
-    ranges_beside,
     read_media,
-    refuse_other_beginnings,
-    refuse_strays,
     slots_of,
 )
-from packprep.conversations.turns import NotIncremental, Turns, find_turns, strings_of, texts_of
+from packprep.conversations.turns import (
+    NotIncremental,
+    Turns,
+    dialogues_with_own_history,
+    find_turns,
+    strings_of,
+)
 from packprep.errors import PackprepError
 from packprep.recipe import DocumentKeys, Source
 from packprep.sources.formats import Batch, Decoders, Keep, Reject, Slice, read
 from packprep.sources.formats.batch import MAX_DETAIL, MEDIA, SURROGATE, Supervision, large_text
 from packprep.sources.formats.fields import Fields, bad_weight, weight_of, whole_number
-from packprep.tokenizer.encoding import Tokens, tokenize
-from packprep.tokenizer.engines.engine import Engine
-from packprep.tokenizer.roles import Vocabulary
 
+T = TypeVar("T")
+ASKING = ("user", "tool")
+"""The roles that an answer answers."""
 MAX_SPANS = 1 << 16  # of one document
 _MOST_SAID = 4096
 DEFAULTS = DocumentKeys()
@@ -81,6 +69,9 @@ class Conversation:
     limited     the document says which part of it is trained; False: it only has a weight, and may draw any task
     whole       gives the conversation with boundaries, roles and system_end, where these were left out because only a document
                 that is cut needs them; None: they are there
+    history     characters of the text's begin that an earlier text of the document has
+    parts       the document's texts, where it has several: a conversation each. `text` is all of them, and spans, boundaries, …
+                stand in the parts
     """
 
     text: str
@@ -95,6 +86,8 @@ class Conversation:
     places: tuple[MediaPlace, ...] = ()
     limited: bool = True
     whole: Callable[[], "Conversation"] | None = field(default=None, compare=False)
+    history: int = 0
+    parts: tuple["Conversation", ...] = ()
 
     @property
     def trains_all(self) -> bool:
@@ -212,15 +205,55 @@ def conversation(
         return found
     if isinstance(found, Supervision):
         return _with_media(found)
-    turns = rendered_turns(found, template, settings, with_boundaries)
+    if settings.trained_turns != "each":
+        return _of_dialogue(found, template, settings, with_boundaries)
+    dialogues = _attempt(dialogues_with_own_history, found, template, settings)
+    if isinstance(dialogues, tuple):
+        return dialogues
+    if len(dialogues) == 1:
+        return _of_dialogue(dialogues[0], template, settings, with_boundaries)
+    parts = []
+    for k, dialogue in enumerate(dialogues):
+        known = len(dialogues[k - 1].messages) if k else 0
+        part = _of_dialogue(dialogue, template, settings, True, known)
+        if not isinstance(part, Conversation):
+            return part
+        if not part.spans:
+            return "template_not_incremental", (
+                f"it cannot be told what the template writes for message"
+                f" {len(dialogue.messages) - 1}; a template with a {{% generation %}} block for"
+                " each of its messages would say it"
+            )
+        parts.append(part)
+    text = "".join(part.text for part in parts)
+    if too_large := large_text(text):
+        return too_large
+    spans = tuple(span for part in parts for span in part.spans)
+    return Conversation(text, spans, chat=True, parts=tuple(parts))
+
+
+def _of_dialogue(
+    dialogue: Dialogue,
+    template: str | None,
+    settings: DocumentKeys,
+    with_boundaries: bool,
+    known: int = 0,
+) -> Conversation | Problem:
+    """Return what is trained of the text that a template writes for a dialogue. known: how many of
+    its messages an earlier text of the document has."""
+    turns = rendered_turns(dialogue, template, settings, with_boundaries)
     if not isinstance(turns, Turns):
         return turns
     assert template is not None
     has_blocks = compile_template(template, settings.template_date).marks_generation
-    rendered = _rendered(turns, found, settings, has_blocks)
-    if with_boundaries or turns.begins or not isinstance(rendered, Conversation):
+    rendered = _rendered(turns, dialogue, settings, has_blocks)
+    if not isinstance(rendered, Conversation):
         return rendered
-    dialogue = found
+    if known:
+        first_trained = turns.trained[0][0] if turns.trained else len(turns.text)
+        rendered = replace(rendered, history=turns.begins.get(known, first_trained))
+    if with_boundaries or turns.begins:
+        return rendered
 
     def whole() -> Conversation:
         with_begins = rendered_turns(dialogue, template, settings)
@@ -335,6 +368,19 @@ def rendered_turns(
 
     Raises RecipeError where there is no template, or none that can be used.
     """
+    return _attempt(partial(find_turns, with_begins=with_begins), dialogue, template, settings)
+
+
+def _attempt(
+    find: Callable[[ChatTemplate, Dialogue, Mapping[str, Any], DocumentKeys], T],
+    dialogue: Dialogue,
+    template: str | None,
+    settings: DocumentKeys,
+) -> T | Problem:
+    """Return what `find` finds with the compiled template, or why the dialogue cannot be used.
+
+    Raises RecipeError where there is no template, or none that can be used.
+    """
     if template is None:
         raise NoTemplate(
             "a document has messages, and the tokenizer has no chat template: give the folder of a"
@@ -346,8 +392,7 @@ def rendered_turns(
     from packprep.conversations.template_limits import TemplateLimit
 
     try:
-        variables = _variables(dialogue, settings)
-        return find_turns(compiled, dialogue, variables, settings, with_begins)
+        return find(compiled, dialogue, _variables(dialogue, settings), settings)
     except (PackprepError, MemoryError):
         raise
     except NotIncremental as error:
@@ -376,15 +421,6 @@ def _rendered(
     turns: Turns, dialogue: Dialogue, settings: DocumentKeys, has_blocks: bool
 ) -> Conversation | Problem:
     text, trained, begins, system_end = turns
-    contents = [
-        said
-        for message in dialogue.messages
-        for part in texts_of(message)
-        if (said := part.strip())
-    ]
-    if contents and not any(content in text for content in contents):
-        # as templates for pictures do, which expect lists of parts and pass over strings
-        return "template_error", "the template leaves every message's content out"
     if found := SURROGATE.search(text):
         return (
             "lone_surrogate",
@@ -424,321 +460,6 @@ def _roles(
     at = 0
     for k, message in enumerate(messages):
         at = begins.get(k, at)
-        if begins.get(k) == at or message["role"] in _ASKING:
+        if begins.get(k) == at or message["role"] in ASKING:
             roles[at] = message["role"]
     return tuple(roles[at] for at in (0, *boundaries))
-
-
-NEVER, ANYWHERE, BEST = 0, 1, 2
-"""Ranks of the places at which a document may be cut: of those in reach of a piece the last one of
-the highest rank is taken."""
-_ASKING = ("user", "tool")
-_EVERYWHERE = np.iinfo(np.int64).max
-
-
-class Training(NamedTuple):
-    """Which tokens of D documents are trained. Token numbers are relative to their document.
-
-    A piece of a document that begins at token `at` trains of span k what it holds, iff at <
-    turns[k, 1] or turns[k, 0] < at: the message that the span's answers stands in it, at least in
-    part, or the answer was cut inside, and this is its rest.
-    """
-
-    # uint8[D]: 1 where the document says which part of it is trained; of the others all is
-    supervised: np.ndarray
-    span_offsets: np.ndarray  # int64[D + 1]
-    # int64[k, 2]: half-open trained ranges, ascending; apart, or of other messages or weights
-    spans: np.ndarray
-    weights: np.ndarray  # float32[k]: of the spans, above 0
-    # int64[k, 2]: the first trained token of the span's message; where the message it answers ends
-    turns: np.ndarray
-    cut_offsets: np.ndarray  # int64[D + 1]
-    cuts: np.ndarray  # int64[c]: ascending: the first tokens of messages after the first
-    ranks: np.ndarray  # uint8[c]: NEVER, ANYWHERE or BEST
-    # int64[D]: leading tokens, of system message and tools, that a document's later pieces repeat
-    system: np.ndarray
-    eos_weight: np.ndarray  # float32[D]: with which the end of the text is trained; 0: it is not
-    place_offsets: np.ndarray  # int64[D + 1]
-    places: MediaPlaces  # of media
-
-
-class Trained(NamedTuple):
-    """One document's part of `Training`; limited: as in its conversation."""
-
-    spans: np.ndarray  # int64[k, 2]
-    weights: np.ndarray  # float32[k]
-    turns: np.ndarray  # int64[k, 2]
-    cuts: np.ndarray  # int64[c]
-    ranks: np.ndarray  # uint8[c]
-    system: int
-    eos_weight: float
-    places: MediaPlaces = NO_PLACES
-    limited: bool = True
-    split_starts: int = 0  # spans of characters whose first one lies inside a token
-
-
-def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
-    """int64[n], ascending: the character from which each token counts, of tokens that stand for
-    `characters: int64[n, 2]`.
-
-    It is where the token begins, or the begin of the first block into which it reaches from before
-    it.
-    """
-    begins, ends = characters.T
-    if not blocks:
-        return begins
-    bounds = np.array([*blocks, _EVERYWHERE], np.int64)
-    following = bounds[np.searchsorted(bounds, begins, side="right")]
-    return np.maximum.accumulate(np.where(following < ends, following, begins))
-
-
-def trained_tokens(
-    conversation: Conversation, begins: np.ndarray, places: MediaPlaces = NO_PLACES
-) -> Trained:
-    """What is trained of a document whose tokens count from the characters `begins: int64[n]`,
-    ascending. places: of media.
-
-    Where roles are known, a cut at a user's message is BEST, and NEVER one that parts a trained
-    turn from the message that it answers, the nearest user's or tool's before it, or that leaves
-    what is repeated alone.
-    """
-    n, spans = len(begins), np.array(conversation.spans, np.int64).reshape(-1, 2)
-    # the last span that begins at or before the token
-    before = np.searchsorted(spans[:, 0], begins, side="right") - 1
-    ends = np.append(spans[:, 1], 0)  # of no span, −1: 0
-    roles, boundaries = conversation.roles, np.array(conversation.boundaries, np.int64)
-    message = np.searchsorted(boundaries, begins, side="right") if roles else np.zeros(n, np.int64)
-    weights = np.array(conversation.weights or (1.0,) * len(spans), np.float32)
-    which = np.where(begins < ends[before], message, -1)
-    for begin, end in places.spans.tolist():
-        which[begin:end] = -1
-    weight = np.where(which < 0, np.float32(0), np.append(weights, np.float32(0))[before])
-    changes = np.diff(which, prepend=-1, append=-1) != 0
-    changes |= np.diff(weight, prepend=np.float32(0), append=np.float32(0)) != 0
-    edges = np.flatnonzero(changes)
-    found = np.stack((edges[:-1], edges[1:]), 1).astype(np.int64)
-    found = found[which[found[:, 0]] >= 0]
-    first = np.searchsorted(begins, boundaries)  # tokens of messages after the first
-    system = int(np.searchsorted(begins, conversation.system_end)) if conversation.system_end else 0
-    if len(places.spans) and places.spans[0, 0] < system:
-        system = 0  # a place stands once
-    cuts = np.unique(first[(first > 0) & (first < n)]).astype(np.int64)
-    turns, ranks = (
-        np.repeat([[n, n]], len(found), 0).astype(np.int64),
-        np.full(len(cuts), ANYWHERE, np.uint8),
-    )
-    if roles and len(found):
-        of_span = which[found[:, 0]]
-        turns[:, 0] = found[np.searchsorted(of_span, of_span), 0]
-        asking = np.flatnonzero(np.isin(roles, _ASKING))
-        last = np.searchsorted(asking, of_span) - 1  # −1: nothing is asked before
-        turns[:, 1] = (
-            np.where(last < 0, n, np.maximum(np.append(first, n)[asking[last]], 1))
-            if len(asking)
-            else n
-        )
-        next_span = np.searchsorted(found[:, 0], cuts)
-        ranks[np.append(turns[:, 1], n)[next_span] <= cuts] = NEVER
-        ranks[np.isin(cuts, first[np.array(roles[1:]) == "user"])] = BEST
-        ranks[cuts <= system] = NEVER
-    text = conversation.text
-    to_the_end = bool(len(spans)) and int(spans[-1, 1]) == len(text)
-    eos_weight = float(weights[-1]) if to_the_end else 0.0
-    starts = spans[~np.isin(spans[:, 0], begins), 0].tolist()
-    split_starts = sum(not text[start : start + 1].isspace() for start in starts)
-    columns = found, weight[found[:, 0]], turns, cuts, ranks
-    return Trained(*columns, system, eos_weight, places, split_starts=split_starts)
-
-
-def _all_trained(
-    conversations: Sequence[Conversation], lengths: np.ndarray, places: Sequence[MediaPlaces]
-) -> list[Trained]:
-    """What `trained_tokens` gives of documents of `lengths: int64[n]` tokens of which all but their
-    places is trained."""
-    ranges, offsets = ranges_beside(places, lengths)
-    of_document = np.array(
-        [one.weights[0] if one.weights else 1.0 for one in conversations], np.float32
-    )
-    count, bounds = np.diff(offsets), offsets.tolist()
-    weights, turns = (
-        np.repeat(of_document, count),
-        np.repeat(np.stack((lengths, lengths), 1), count, axis=0),
-    )
-    cuts, ranks = np.zeros(0, np.int64), np.zeros(0, np.uint8)
-    return [
-        Trained(ranges[a:b], weights[a:b], turns[a:b], cuts, ranks, 0, weight, own, one.limited)
-        for a, b, weight, own, one in zip(
-            bounds, bounds[1:], of_document.tolist(), places, conversations, strict=False
-        )
-    ]
-
-
-def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict[int, Trained]:
-    """Return what is trained of token documents that have only a weight. weights: by number;
-    lengths: int64[n], in tokens."""
-    own = [
-        Conversation("", ((0, 0),), weights=(weight,), limited=False) for weight in weights.values()
-    ]
-    trained = _all_trained(own, lengths[[*weights]], [NO_PLACES] * len(own))
-    none = np.zeros(0, np.int64)
-    nothing = Trained(
-        none.reshape(0, 2),
-        none.astype(np.float32),
-        none.reshape(0, 2),
-        none,
-        none.astype(np.uint8),
-        0,
-        0.0,
-    )
-    return {i: one if one.eos_weight else nothing for i, one in zip(weights, trained, strict=True)}
-
-
-def trained_by_tokens(weights: np.ndarray, of_document: float, n: int) -> Trained | None:
-    """Return what is trained of a document of `n` tokens whose tokens have weights; None where all
-    have 1.
-
-    weights: float32[n + 1], the last of the document's end. of_document: multiplies them.
-    """
-    weights = (weights * np.float32(of_document)).astype(np.float32)
-    if (weights == 1).all():
-        return None
-    of_tokens = weights[:n]
-    edges = np.flatnonzero(np.diff(of_tokens, prepend=np.nan, append=np.nan) != 0)
-    spans = np.stack((edges[:-1], edges[1:]), 1).astype(np.int64)
-    spans = spans[of_tokens[spans[:, 0]] > 0]
-    turns = np.full((len(spans), 2), n, np.int64)
-    cuts, ranks = np.zeros(0, np.int64), np.zeros(0, np.uint8)
-    is_limited = bool((weights != weights[0]).any())
-    columns = spans, of_tokens[spans[:, 0]], turns, cuts, ranks
-    return Trained(*columns, 0, float(weights[n]), limited=is_limited or not len(spans))
-
-
-def tokenize_supervised(
-    engine: Engine,
-    texts: Sequence[str],
-    conversations: Mapping[int, Conversation],
-    special_text: str,
-    vocabulary: Vocabulary,
-    uncut_tokens: float = 0,
-) -> tuple[Tokens, dict[int, Trained]]:
-    """Return the ids of each text, as `tokenize` gives them, and document → what is trained of it,
-    of those with a conversation. A rejected document is not among them.
-
-    uncut_tokens: documents of at most so many tokens are never cut, so that it does not matter
-    where their messages begin.
-    """
-    if not conversations:
-        tokens = tokenize(engine, texts, special_text, vocabulary)
-        return (refuse_strays(tokens, vocabulary) if vocabulary.media else tokens), {}
-    whole = {
-        i
-        for i, found in conversations.items()
-        if (found.places or not found.limited) and found.trains_all
-    }
-    plain = [i for i in range(len(texts)) if i not in conversations or i in whole]
-    chats = [i for i in sorted(conversations) if conversations[i].chat]
-    spans = [i for i in sorted(conversations) if not conversations[i].chat and i not in whole]
-    groups: list[tuple[list[int], Tokens]] = []
-    places_of: dict[int, MediaPlaces] = {}
-    for group, characters, is_chat in (
-        (plain, False, False),
-        (spans, True, False),
-        (chats, True, True),
-    ):
-        if not group:
-            continue
-        places = [conversations[i].places if i in conversations else () for i in group]
-        if is_chat:
-            strings = [conversations[i].strings for i in group]
-            tokens = tokenize(
-                engine, [texts[i] for i in group], special_text, vocabulary, True, strings
-            )
-        else:
-            pieces = [
-                piece
-                for i, own in zip(group, places, strict=True)
-                for piece in pieces_of(texts[i], own)
-            ]
-            if len(pieces) > len(group):
-                refuse_other_beginnings(cast(Hashable, engine), vocabulary)
-            tokens = tokenize(engine, pieces, special_text, vocabulary, characters)
-        if vocabulary.media:
-            tokens, found = (put_in_chats if is_chat else put_in)(tokens, places, vocabulary)
-            places_of |= {group[k]: own for k, own in found.items()}
-        groups.append((group, tokens))
-    lengths = np.zeros(len(texts), np.int64)
-    for group, tokens in groups:
-        lengths[group] = np.diff(tokens.offsets)
-    offsets = np.zeros(len(texts) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    alone = len(groups) == 1  # then it is all of them, in order
-    ids = groups[0][1].ids if alone else np.empty(int(offsets[-1]), np.int32)
-    rejected: list[tuple[int, str, str]] = []
-    trained: dict[int, Trained] = {}
-    for group, tokens in groups:
-        if not alone:
-            shift = np.repeat(offsets[group] - tokens.offsets[:-1], np.diff(tokens.offsets))
-            ids[shift + np.arange(len(tokens.ids))] = tokens.ids
-        turned_away = {k for k, _, _ in tokens.rejected}
-        rejected += [(group[k], reason, detail) for k, reason, detail in tokens.rejected]
-        used = [(k, i) for k, i in enumerate(group) if i in conversations and k not in turned_away]
-        if tokens.characters is None:
-            of_group = np.diff(tokens.offsets)[[k for k, _ in used]]
-            own_places = [places_of.get(i, NO_PLACES) for _, i in used]
-            all_trained = _all_trained([conversations[i] for _, i in used], of_group, own_places)
-            trained |= {i: own for (_, i), own in zip(used, all_trained, strict=True)}
-            continue
-        bounds = tokens.offsets.tolist()
-        for k, i in used:
-            told = conversations[i]
-            if told.whole is not None and bounds[k + 1] - bounds[k] > uncut_tokens:
-                told = told.whole()
-            of_document = tokens.characters[bounds[k] : bounds[k + 1]]
-            begins = counted_begins(of_document, told.blocks)
-            trained[i] = trained_tokens(told, begins, places_of.get(i, NO_PLACES))
-    return Tokens(ids, offsets, sorted(rejected)), trained
-
-
-def training_columns(
-    trained: Mapping[int, Trained],
-    documents: int,
-    long_answers: str = "continue",
-) -> Training | None:
-    """The columns of `documents` documents; None when none of them says something of its training.
-
-    long_answers: as in a recipe; "untrained": the rest of an answer that was cut inside
-    is not.
-    """
-    if not trained:
-        return None
-    order = sorted(trained)
-    rows = [trained[i] for i in order]
-    supervised, eos_weight = np.zeros(documents, np.uint8), np.zeros(documents, np.float32)
-    system, n_spans, n_cuts, n_places = (np.zeros(documents, np.int64) for _ in range(4))
-    turns, ranks = (
-        np.concatenate(columns)
-        for columns in zip(*((row.turns, row.ranks) for row in rows), strict=True)
-    )
-    if long_answers == "untrained":
-        turns[:, 0] = _EVERYWHERE
-    supervised[order] = [row.limited for row in rows]
-    eos_weight[order] = [row.eos_weight for row in rows]
-    system[order] = [row.system for row in rows]
-    n_spans[order] = [len(row.spans) for row in rows]
-    n_cuts[order] = [len(row.cuts) for row in rows]
-    n_places[order] = [len(row.places.first) for row in rows]
-    zero = np.zeros(1, np.int64)
-    return Training(
-        supervised,
-        np.concatenate((zero, np.cumsum(n_spans))),
-        np.concatenate([row.spans for row in rows]),
-        np.concatenate([row.weights for row in rows]),
-        turns,
-        np.concatenate((zero, np.cumsum(n_cuts))),
-        np.concatenate([row.cuts for row in rows]),
-        ranks,
-        system,
-        eos_weight,
-        np.concatenate((zero, np.cumsum(n_places))),
-        joined([row.places for row in rows if len(row.places.first)]),
-    )

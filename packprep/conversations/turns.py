@@ -15,7 +15,7 @@ turns, as those do that drop what an assistant thought once a user has answered,
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -74,6 +74,58 @@ def find_turns(
     for where messages begin. If not, it may be left out, and the result has none. Raises
     NotIncremental, and what `ChatTemplate.render` does.
     """
+    chat, blocks = _rendered_chat(template, dialogue, variables, settings)
+    if not with_begins and (trained := _trained_alone(chat, blocks)) is not None:
+        return Turns(chat.text, trained, {}, 0)
+    return _found(chat, blocks)
+
+
+def dialogues_with_own_history(
+    template: ChatTemplate,
+    dialogue: Dialogue,
+    variables: Mapping[str, Any],
+    settings: DocumentKeys,
+) -> list[Dialogue]:
+    """Return the dialogues in whose texts each trained message stands behind the history that the
+    template gives it.
+
+    ```
+    messages    user  assistant·1  user  assistant·2        the template drops earlier reasoning
+    dialogues   user  assistant·1                           trains 1
+                user  assistant·1  user  assistant·2        trains 2
+    ```
+    A dialogue ends with a trained message. It trains those before it, too, whose texts its own text
+    extends. Raises what `find_turns` does.
+    """
+    wanted = trained_messages(dialogue, settings)
+    dialogues: list[Dialogue] = []
+    last_text, first = "", 0
+    for k in (k for k, is_wanted in enumerate(wanted) if is_wanted):
+        upto = replace(
+            dialogue,
+            messages=dialogue.messages[: k + 1],
+            train=tuple(wanted[j] and first <= j for j in range(k + 1)),
+            weights=dialogue.weights[: k + 1],
+        )
+        text = _rendered_chat(template, upto, variables, settings)[0].text
+        if dialogues and text.startswith(last_text.rstrip()):
+            dialogues.pop()
+        elif dialogues:
+            first = len(dialogues[-1].messages)
+            upto = replace(upto, train=tuple(wanted[j] and first <= j for j in range(k + 1)))
+        dialogues.append(upto)
+        last_text = text
+    return dialogues or [dialogue]
+
+
+def _rendered_chat(
+    template: ChatTemplate,
+    dialogue: Dialogue,
+    variables: Mapping[str, Any],
+    settings: DocumentKeys,
+) -> tuple["_Chat", list[tuple[int, int]] | None]:
+    """Return a rendered conversation, and what its {% generation %} blocks gave; None if the
+    template has none."""
     from packprep.conversations.template_limits import TemplateLimit
 
     messages, tools = dialogue.messages, dialogue.tools
@@ -100,10 +152,7 @@ def find_turns(
     _check_parts(render, messages, text)
     _check_read(template, render, messages, tools, text)
     wanted = trained_messages(dialogue, settings)
-    chat = _Chat(template, render, messages, tools, taken, wanted, text)
-    if not with_begins and (trained := _trained_alone(chat, blocks)) is not None:
-        return Turns(text, trained, {}, 0)
-    return _found(chat, blocks)
+    return _Chat(template, render, messages, tools, taken, wanted, text), blocks
 
 
 def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[Span] | None:
@@ -178,8 +227,8 @@ def _check_read(
     tools: Sequence[Any] | None,
     text: str,
 ) -> None:
-    """Raise TemplateRefusal where the template leaves out tools, tool calls, reasoning or a whole
-    message: a model would be trained without what the record says that it reads or writes."""
+    """Raise LeftOut where the template leaves out tools, tool calls, reasoning or a content: a
+    model would be trained without what the record says that it reads or writes."""
 
     def leaves_out(what: str, others: Sequence[dict[str, Any]], **more: Any) -> None:
         if attempted(partial(render, others, **more)) == text:
@@ -202,8 +251,10 @@ def _check_read(
     for k, message in enumerate(messages):
         said = [part.strip() for part in texts_of(message) if part.strip()]
         if said and not any(part in text for part in said):
-            role = ascii(message["role"][:40])
-            leaves_out(f"message {k}, of role {role}", [*messages[:k], *messages[k + 1 :]])
+            role, in_parts = ascii(message["role"][:40]), isinstance(message["content"], list)
+            other = {**message, "content": [{"type": "text", "text": "x"}] if in_parts else "x"}
+            with_other = [*messages[:k], other, *messages[k + 1 :]]
+            leaves_out(f"the content of message {k}, of role {role}", with_other)
 
 
 def _describes(text: str, tool: Any) -> bool:

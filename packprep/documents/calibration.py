@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from packprep.clock import Clock
-from packprep.conversations.supervision import Conversation, tokenize_supervised
+from packprep.conversations.supervision import Conversation
+from packprep.conversations.training import tokenize_supervised
 from packprep.documents.sample import (
     Count,
     Looked,

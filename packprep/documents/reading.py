@@ -12,11 +12,10 @@ import xxhash
 
 from packprep.clock import Clock
 from packprep.conversations.media import content_of, pieces_of, refuse_strays
-from packprep.conversations.supervision import (
-    Conversation,
+from packprep.conversations.supervision import Conversation, read_supervised
+from packprep.conversations.training import (
     Trained,
     Training,
-    read_supervised,
     tokenize_supervised,
     trained_by_tokens,
     trained_by_weight,
@@ -439,7 +438,12 @@ class TextReader:
                 alone = tokenize(engine, [piece], *how)
                 if differs := difference(engine, piece, alone, 0, *how):
                     return differs
-        elif not conversation.places and len(tokens.ids[tokens.offsets[i] : tokens.offsets[i + 1]]):
+        elif conversation.parts and tokens.offsets[i] < tokens.offsets[i + 1]:
+            for part in conversation.parts:
+                alone = tokenize(engine, [part.text], *how, True, [part.strings])
+                if differs := chat_difference(engine, part.text, alone, 0, True):
+                    return differs
+        elif not conversation.places and tokens.offsets[i] < tokens.offsets[i + 1]:
             return chat_difference(engine, text, tokens, i, conversation.chat)
         return None
 

@@ -6,7 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from packprep.conversations.supervision import Conversation, Trained
+from packprep.conversations.supervision import Conversation
+from packprep.conversations.training import Trained
 from packprep.recipe import DocumentKeys
 from packprep.tokenizer.encoding import Tokens
 from packprep.tokenizer.file import unknown_id

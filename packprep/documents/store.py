@@ -17,7 +17,7 @@ these arrays, D documents of which S are supervised and R rejected, in K parts o
     part_units          i64 [K]        units of the whole piece
     reject_offsets      i64 [R + 1]    where each reject's "reason detail" begins in `reject_text`
     span_offsets, cut_offsets          i64 [S + 1], and system i64 [S], spans i64 [k, 2], turns i64 [k, 2], cuts i64 [c],
-                                       weights f32 [k], eos_weight f32 [S]: as `supervision.Trained`
+                                       weights f32 [k], eos_weight f32 [S]: as `training.Trained`
     unit, size, text_bytes             u32 [D]; size: what a fraction of a source goes by
     part_file, part_piece              u32 [K]: the plan's file, and which of its pieces
     supervised, rejected               u32 [S], u32 [R]: numbers of documents
@@ -50,7 +50,7 @@ import xxhash
 
 from packprep.clock import Clock
 from packprep.conversations.media import NO_PLACES, MediaPlaces
-from packprep.conversations.supervision import Trained
+from packprep.conversations.training import Trained
 from packprep.dataset.loader import default_max_open
 from packprep.dataset.manifest import Manifest, ShardEntry, replaced
 from packprep.dataset.shard import Places, encoded, places_in

@@ -16,7 +16,8 @@ import numpy as np
 
 from packprep.building.plan import Plan
 from packprep.building.removal import REMOVED
-from packprep.conversations.supervision import Conversation, read_supervised, tokenize_supervised
+from packprep.conversations.supervision import Conversation, read_supervised
+from packprep.conversations.training import tokenize_supervised
 from packprep.dataset.segments import Segments
 from packprep.documents.reading import (
     ReadDocuments,

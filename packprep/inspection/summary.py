@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.ledger import APART, ENCODER, MEDIA, is_ledger, of_sides
+from packprep.building.ledger import APART, ENCODER, HISTORY, MEDIA, is_ledger, of_sides
 from packprep.building.run import Outcome
 from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest, encoder_length, read_manifest
@@ -143,7 +143,10 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
             "used": tokens,
             "truncated": sum(source["tokens"]["truncated"] for source in sources.values()),
             "dropped": _summed(source["tokens"]["dropped"] for source in sources.values()),
-            APART: sum(source["tokens"].get(APART, 0) for source in sources.values()),
+            **{
+                kind: sum(source["tokens"].get(kind, 0) for source in sources.values())
+                for kind in (APART, HISTORY)
+            },
         },
         "slots": {
             "total": ledger["row_slots"] - padding,
@@ -428,6 +431,9 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
         if tokens[APART]
         else ""
     )
+    history = (
+        f"; {tokens[HISTORY]:,} of history stand in an earlier text, too" if tokens[HISTORY] else ""
+    )
     inside = (
         f", {slots['padding_inside']:,} padding inside segments" if slots["padding_inside"] else ""
     )
@@ -444,7 +450,7 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "tokens",
-            f"{tokens['used']:,} used{left_out}, in {counted(s['segments'], 'segment')}{apart}",
+            f"{tokens['used']:,} used{left_out}, in {counted(s['segments'], 'segment')}{apart}{history}",
         ),
         (
             "slots",

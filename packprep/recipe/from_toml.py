@@ -327,6 +327,8 @@ def check_together(recipe: Recipe) -> None:
             " seq_lengths, as in seq_lengths = [2048, 8192]",
             ("documents", "long"),
         )
+    if recipe.documents.trained_turns == "each":
+        _check_each_turn(recipe)
     mult = recipe.packing.pad_seq_to_mult
     if recipe.seq_length % mult:
         raise RecipeError(
@@ -365,6 +367,28 @@ def check_together(recipe: Recipe) -> None:
                 raise RecipeError(
                     f"sources[{i}].tasks: {unknown('task', name, names)}", ("sources", i, "tasks")
                 )
+
+
+def _check_each_turn(recipe: Recipe) -> None:
+    """Raise RecipeError where a key does not go with documents of several texts."""
+    if recipe.documents.prepend_bos:
+        raise RecipeError(
+            'documents.prepend_bos = true beside trained_turns = "each"\n'
+            "hint: let the chat template write bos, and set prepend_bos = false",
+            ("documents", "prepend_bos"),
+        )
+    if recipe.seq_lengths:
+        raise RecipeError(
+            'seq_lengths beside documents.trained_turns = "each"\nhint: give one seq_length',
+            ("seq_lengths",),
+        )
+    if recipe.specials.media:
+        raise RecipeError(
+            'specials.media beside documents.trained_turns = "each": each text of a document would'
+            " hold the media again\n"
+            'hint: set trained_turns = "all", or leave specials.media out',
+            ("documents", "trained_turns"),
+        )
 
 
 def _check_sides(recipe: Recipe) -> None:

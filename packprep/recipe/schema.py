@@ -376,8 +376,12 @@ class DocumentKeys:
         ),
     ] = ""
     trained_turns: Annotated[
-        Literal["all", "last"],
-        _key("of the messages that are trained: all, or the last one alone", later=True),
+        Literal["all", "last", "each"],
+        _key(
+            "of the messages that are trained: all, or the last one alone; each: all, each behind"
+            " the history that the template gives it",
+            later=True,
+        ),
     ] = "all"
     trained_roles: Annotated[Strings, _key("whose messages are trained", later=True)] = (
         "assistant",

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packprep.building.segments import Cuts, cut
-from packprep.conversations.supervision import Conversation, trained_tokens, training_columns
+from packprep.conversations.supervision import Conversation
+from packprep.conversations.training import trained_tokens, training_columns
 from packprep.errors import RecipeError
 from tests import made
 from tests.twin import chance, cutting, objectives, tokens

@@ -63,7 +63,7 @@ def reject_of(**record):
             PLAIN.replace("in messages", "in messages if m.role != 'system'"),
             chats.turns("q", "a", system="be brief"),
             None,
-            "message 0, of role 'system'",
+            "the content of message 0, of role 'system'",
         ),
     ],
 )

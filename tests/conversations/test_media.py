@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from packprep.conversations.media import MediaPlace
-from packprep.conversations.supervision import Conversation, conversation, tokenize_supervised
+from packprep.conversations.supervision import Conversation, conversation
+from packprep.conversations.training import tokenize_supervised
 from packprep.errors import RecipeError
 from packprep.recipe import Specials
 from packprep.sources.formats.fields import Fields

@@ -1,4 +1,4 @@
-"""packprep.conversations.supervision: a token is trained iff it begins inside a span of trained
+"""packprep.conversations.training: a token is trained iff it begins inside a span of trained
 characters."""
 
 from dataclasses import replace
@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packprep.conversations import supervision
-from packprep.conversations.supervision import (
+from packprep.conversations.supervision import Conversation
+from packprep.conversations.training import (
     ANYWHERE,
     BEST,
     NEVER,
-    Conversation,
     counted_begins,
     tokenize_supervised,
     trained_tokens,

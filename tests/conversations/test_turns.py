@@ -266,7 +266,7 @@ def test_a_template_that_knows_no_lists_of_parts_is_not_given_any():
         found(leaves_out, messages)
     system = [{"role": "system", "content": parts}, *chats.turns("q", "a")]
     for_users = "{% for m in messages if m.role != 'system' %}{{ m.content }};{% endfor %}"
-    with pytest.raises(LeftOut, match="does not write message 0, of role 'system'"):
+    with pytest.raises(LeftOut, match="does not write the content of message 0, of role 'system'"):
         found(for_users, system)
 
 
@@ -298,15 +298,15 @@ def test_null_is_a_content_that_is_not_there_or_else_an_empty_one():
 
 def test_reasoning_has_each_name_by_which_templates_ask_for_it():
     template = (
-        "{% for m in messages %}{{ m.thinking }}/{{ m.reasoning_content }}/{{ m.reasoning }};{%"
-        " endfor %}"
+        "{% for m in messages %}{{ m.thinking }}/{{ m.reasoning_content }}/{{ m.reasoning }}"
+        "/{{ m.content }};{% endfor %}"
     )
     for name in ("reasoning_content", "thinking", "reasoning"):
         text = found(
             template,
             [{"role": "assistant", "content": "a", name: "t"}, {"role": "user", "content": "q"}],
         ).text
-        assert text == f"t/t/{'t' if name == 'reasoning' else ''};//;"
+        assert text == f"t/t/{'t' if name == 'reasoning' else ''}/a;///q;"
 
 
 # What is trained

@@ -8,7 +8,8 @@ import pytest
 import zstandard
 
 from packprep.building.planning import look_up
-from packprep.conversations.supervision import supervise, tokenize_supervised
+from packprep.conversations.supervision import supervise
+from packprep.conversations.training import tokenize_supervised
 from packprep.documents import sample as sampling
 from packprep.documents.calibration import FIRST_CHARACTERS, calibrate, first_texts
 from packprep.recipe import DocumentKeys, read_recipe

@@ -157,7 +157,19 @@ BUILDS = {
         _SEGMENT_EOS + 'chat_template = "sources/chat.jinja"\n',
         length=64,
     ),
+    "chats_each_turn": recipe(
+        source("chats", "chats.jsonl"),
+        task("causal"),
+        task("prefix_lm"),
+        '[documents]\ntrained_turns = "each"\nchat_template = "sources/forgetting.jinja"\n',
+        length=64,
+    ),
 }
+FORGETTING = CHAT.replace(
+    "{{ m.content }}",
+    "{% if loop.last and m.role == 'assistant' %}now: {% endif %}{{ m.content }}",
+)
+"""A chat template that writes a last answer otherwise than an earlier one."""
 
 
 def write_sources(folder: Path) -> None:
@@ -177,6 +189,7 @@ def write_sources(folder: Path) -> None:
     made.write(folder / "chats.jsonl", lines(conversations("frozen chats")))
     made.write(folder / "media.jsonl", lines(media("frozen media")))
     (folder / "chat.jinja").write_text(CHAT)
+    (folder / "forgetting.jinja").write_text(FORGETTING)
     tokens_made.write_megatron(
         folder / "pair.bin", tokens_made.ids_of(texts("frozen pair", 30, 20))
     )

@@ -97,7 +97,7 @@ VALUES = {
             {"a": [float("inf")]},
         ],
     ),
-    ("documents", "trained_turns"): (["all", "last"], ["first", 1, True, []]),
+    ("documents", "trained_turns"): (["all", "last", "each"], ["first", 1, True, []]),
     ("documents", "trained_roles"): (
         [("assistant", ("assistant",)), (["user", "tool"], ("user", "tool"))],
         [1, True, [], [""], ""],

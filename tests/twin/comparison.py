@@ -158,7 +158,7 @@ def _header(segment: Segment, one: Rendered) -> dict[str, Any]:
     document = segment.document
     return {
         "segment_doc": document.position,
-        "segment_start": segment.start,
+        "segment_start": segment.document.base + segment.start,
         "segment_key": segment.key,
         "segment_tokens": segment.n,
         "segment_prefix": one.prefix,
@@ -311,7 +311,10 @@ def compare_segments(
     else:
         segments = [segment for document in documents for segment in segments_of(twin, document)]
     known = {document.location() for document in documents}
-    ours = {(*segment.document.location(), segment.start): segment for segment in segments}
+    ours = {
+        (*segment.document.location(), segment.document.base + segment.start): segment
+        for segment in segments
+    }
     row_of = np.repeat(np.arange(len(arrays["row_offsets"]) - 1), np.diff(arrays["row_offsets"]))
     found = []
     for i, g in enumerate(chosen):

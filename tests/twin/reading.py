@@ -241,6 +241,7 @@ class Text(NamedTuple):
     blocks      of a chat: the characters at which trained {% generation %} blocks begin
     media       places of media, in the text's order
     weight      of a document that says nothing else of its training
+    later       of a chat: the document's texts after this one
     """
 
     text: str
@@ -253,6 +254,7 @@ class Text(NamedTuple):
     blocks: Sequence[int] = ()
     media: Sequence[Picture] = ()
     weight: float = 1.0
+    later: Sequence["Text"] = ()
 
 
 class TextReader(NamedTuple):
@@ -460,7 +462,8 @@ def text_of(record: dict[str, Any], keys: Keys, reader: TextReader) -> Text | No
     found = records.read(record, keys) if reader.supervision else Passage(at(record, keys.text))
     if isinstance(found, Talk):
         talk = reader.conversation(found)
-        return None if talk is None or len(talk.text.encode()) > MAX_TEXT else talk
+        texts = [] if talk is None else [talk.text, *(text.text for text in talk.later)]
+        return None if len("".join(texts).encode()) > MAX_TEXT else talk
     if found is None:
         return None
     text, spans, weight, media = found

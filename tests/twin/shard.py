@@ -11,7 +11,11 @@ from tests.twin.chance import CandidateSlots
 from tests.twin.reading import Text, TextReader
 from tests.twin.records import Keys, Talk
 from tests.twin.tokens import Spot, Tokenizer, Trained
-from tests.twin.turns import Template, text_of_talk
+from tests.twin.turns import (
+    Template,
+    text_of_talk,
+    texts_of_talk,
+)
 
 TOO_SHORT: dict[str, Any] = {"objective": "causal", "parameters": {}}
 
@@ -31,6 +35,7 @@ class Document(NamedTuple):
     trained: Trained | None
     file_key: int
     weight: float = 1.0  # of all of it, where `trained` is None
+    base: int = 0  # tokens of the same document that stand in earlier texts
 
     def location(self) -> tuple[int, int, int, int]:
         """What tells it from all others."""
@@ -140,7 +145,8 @@ class Twin:
         ) in self.removed
 
     def _conversation(self, talk: Talk) -> Text | None:
-        found = text_of_talk(talk, self.template)
+        each = self.recipe["documents"].get("trained_turns") == "each"
+        found = (texts_of_talk if each else text_of_talk)(talk, self.template)
         if found is None:
             return None
         text, taken = found
@@ -259,21 +265,42 @@ def documents_of(
                 return reading.is_kept(source, part, position, listed)  # noqa: B023
 
             key = reading.file_key(source, part.file)
-            for position, ids, trained, weight in _token_documents(twin, source, part, wanted):
-                marks = source["marks" if trained is None else "supervised_marks"]
+            for position, texts, weight in _token_documents(twin, source, part, wanted):
+                ids = [i for own, _ in texts for i in own]
+                marks = source["marks" if texts[0][1] is None else "supervised_marks"]
                 if not marks.isdisjoint(ids):
                     continue
-                is_trained = weight > 0 if trained is None else trained.spans
-                if len(ids) >= max(1, twin.cutting["min_tokens"]) and is_trained:
-                    found.append(Document(s, file, position, part.use, ids, trained, key, weight))
+                is_trained = any(
+                    weight > 0 if trained is None else trained.spans for _, trained in texts
+                )
+                if len(ids) < max(1, twin.cutting["min_tokens"]) or not is_trained:
+                    continue
+                base = 0
+                for own, trained in _with_one_system(texts):
+                    of_text = (own, trained, key, weight, base)
+                    found.append(Document(s, file, position, part.use, *of_text))
+                    base += len(own)
     return found
+
+
+def _with_one_system(
+    texts: list[tuple[list[int], Trained | None]],
+) -> list[tuple[list[int], Trained | None]]:
+    """The texts of a document: later pieces of them repeat a system message if all begin with the
+    same."""
+    if len(texts) == 1:
+        return texts
+    systems = {tuple(ids[: trained.system]) for ids, trained in texts if trained is not None}
+    if len(systems) == 1:
+        return texts
+    return [(ids, trained and trained._replace(system=0)) for ids, trained in texts]
 
 
 def _token_documents(
     twin: Twin, source: dict[str, Any], part: reading.Slice, wanted: Callable[[int], bool]
-) -> Iterator[tuple[int, list[int], Trained | None, float]]:
-    """(position, content ids, what is trained, the weight of all of it where this is None) of a
-    slice's wanted documents that are not turned away."""
+) -> Iterator[tuple[int, list[tuple[list[int], Trained | None]], float]]:
+    """(position; of each of its texts the content ids and what is trained; the weight of all of it
+    where this is None) of a slice's wanted documents that are not turned away."""
     name = source["files"][part.file][0]
     if reading.format_of(source, name)[0] in reading.TOKEN_FORMATS:
         forbidden = (
@@ -290,12 +317,13 @@ def _token_documents(
         for position, ids, of_tokens in reading.token_documents(source, part, weights, wanted):
             content = tokens.content(ids, twin.vocab_size, forbidden, eos, bos)
             if content is not None:
-                yield position, content, *tokens.trained_ids(ids, of_tokens, content, eos)
+                trained, weight = tokens.trained_ids(ids, of_tokens, content, eos)
+                yield position, [(content, trained)], weight
         return
     for position, text in reading.documents(source, part, twin.reader, wanted):
-        encoded = twin.tokenizer.encode(text)
-        if encoded is not None:
-            yield position, *encoded, text.weight
+        encoded = [twin.tokenizer.encode(one) for one in (text, *text.later)]
+        if all(one is not None for one in encoded):
+            yield position, [one for one in encoded if one is not None], text.weight
 
 
 def segments_of(twin: Twin, document: Document) -> list[Segment]:
@@ -303,6 +331,7 @@ def segments_of(twin: Twin, document: Document) -> list[Segment]:
     source = twin.sources[document.source]
 
     def key(start: int) -> int:
+        start += document.base
         return chance.segment_key(document.file_key, document.position, document.use, start)
 
     allowed = source["allowed" if document.trained is None else "supervised"]

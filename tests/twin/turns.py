@@ -109,6 +109,38 @@ def text_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
     return found, taken
 
 
+def texts_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
+    """As `text_of_talk`, of a recipe that trains each turn behind its own history: the first of the
+    texts, with the others as `later`.
+
+    A text goes on as long as what is rendered up to the next trained message extends it.
+    """
+    wanted = [k for k, want in enumerate(wanted_of(talk, template.documents)) if want]
+    groups: list[list[int]] = []
+    before = None
+    for k in wanted:
+        theirs = template.find(_up_to(talk, [k]))
+        if theirs is None:
+            return None
+        if before is not None and theirs.text.startswith(before.rstrip()):
+            groups[-1].append(k)
+        else:
+            groups.append([k])
+        before = theirs.text
+    found = [text_of_talk(_up_to(talk, group), template) for group in groups]
+    texts = [one[0] for one in found if one is not None]
+    if len(texts) < len(found) or (len(texts) > 1 and not all(text.spans for text in texts)):
+        return None
+    return texts[0]._replace(later=texts[1:]), sum(one[1] for one in found if one is not None)
+
+
+def _up_to(talk: Talk, trained: Sequence[int]) -> Talk:
+    """A conversation up to the last of the trained messages."""
+    count = trained[-1] + 1
+    train = [k in trained for k in range(count)]
+    return talk._replace(messages=talk.messages[:count], train=train, weights=talk.weights[:count])
+
+
 def wanted_of(talk: Talk, documents: Mapping[str, Any]) -> list[bool]:
     """Of each message, whether it is trained."""
     roles = [message["role"] for message in talk.messages]

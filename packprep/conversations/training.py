@@ -1,0 +1,491 @@
+"""Which tokens of supervised documents are trained, and where such documents may be cut.
+
+```
+text      Q:·2+2?↵A:·4          span of characters [11, 12)
+tokens    Q  :  ·2 + 2 ? ↵ A  :  ·4
+begins    0  1  2  4 5 6 7 8  9  10     "·4" begins before the span: it is not trained
+```
+The whole text is tokenized at once, so that a model sees the tokens that it will see. A token is
+trained if it begins inside a span. One that begins before a {% generation %} block and reaches into
+it is trained with the block, as in Transformers.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from packprep.conversations.media import (
+    NO_PLACES,
+    MediaPlaces,
+    joined,
+    pieces_of,
+    put_in,
+    put_in_chats,
+    ranges_beside,
+    refuse_other_beginnings,
+    refuse_strays,
+)
+from packprep.conversations.supervision import ASKING, Conversation
+from packprep.dataset.boundaries import offsets_of
+from packprep.tokenizer.encoding import Tokens, tokenize
+from packprep.tokenizer.engines.engine import Engine
+from packprep.tokenizer.roles import Vocabulary
+
+NEVER, ANYWHERE, BEST, NEW_TEXT = 0, 1, 2, 3
+"""Ranks of the places at which a document may be cut: of those in reach of a piece the last one of
+the highest rank is taken. At NEW_TEXT the document's next text begins: a cut is always there."""
+END_OF_HISTORY = 4
+"""Added to the rank of the place up to which a text of a document repeats an earlier one."""
+_EVERYWHERE = np.iinfo(np.int64).max
+
+
+class Training(NamedTuple):
+    """Which tokens of D documents are trained. Token numbers are relative to their document.
+
+    A piece of a document that begins at token `at` trains of span k what it holds, iff at <
+    turns[k, 1] or turns[k, 0] < at: the message that the span's answers stands in it, at least in
+    part, or the answer was cut inside, and this is its rest.
+    """
+
+    # uint8[D]: 1 where the document says which part of it is trained; of the others all is
+    supervised: np.ndarray
+    span_offsets: np.ndarray  # int64[D + 1]
+    # int64[k, 2]: half-open trained ranges, ascending; apart, or of other messages or weights
+    spans: np.ndarray
+    weights: np.ndarray  # float32[k]: of the spans, above 0
+    # int64[k, 2]: the first trained token of the span's message; where the message it answers ends
+    turns: np.ndarray
+    cut_offsets: np.ndarray  # int64[D + 1]
+    cuts: np.ndarray  # int64[c]: ascending: the first tokens of messages after the first
+    ranks: np.ndarray  # uint8[c]: NEVER … NEW_TEXT, END_OF_HISTORY added
+    # int64[D]: leading tokens, of system message and tools, that a document's later pieces repeat
+    system: np.ndarray
+    eos_weight: np.ndarray  # float32[D]: with which the end of the text is trained; 0: it is not
+    place_offsets: np.ndarray  # int64[D + 1]
+    places: MediaPlaces  # of media
+
+
+class Trained(NamedTuple):
+    """One document's part of `Training`; limited: as in its conversation."""
+
+    spans: np.ndarray  # int64[k, 2]
+    weights: np.ndarray  # float32[k]
+    turns: np.ndarray  # int64[k, 2]
+    cuts: np.ndarray  # int64[c]
+    ranks: np.ndarray  # uint8[c]
+    system: int
+    eos_weight: float
+    places: MediaPlaces = NO_PLACES
+    limited: bool = True
+    split_starts: int = 0  # spans of characters whose first one lies inside a token
+
+
+def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
+    """int64[n], ascending: the character from which each token counts, of tokens that stand for
+    `characters: int64[n, 2]`.
+
+    It is where the token begins, or the begin of the first block into which it reaches from before
+    it.
+    """
+    begins, ends = characters.T
+    if not blocks:
+        return begins
+    bounds = np.array([*blocks, _EVERYWHERE], np.int64)
+    following = bounds[np.searchsorted(bounds, begins, side="right")]
+    return np.maximum.accumulate(np.where(following < ends, following, begins))
+
+
+def trained_tokens(
+    conversation: Conversation, begins: np.ndarray, places: MediaPlaces = NO_PLACES
+) -> Trained:
+    """What is trained of a document whose tokens count from the characters `begins: int64[n]`,
+    ascending. places: of media.
+
+    Where roles are known, a cut at a user's message is BEST, and NEVER one that parts a trained
+    turn from the message that it answers, the nearest user's or tool's before it, or that leaves
+    what is repeated alone.
+    """
+    n, spans = len(begins), np.array(conversation.spans, np.int64).reshape(-1, 2)
+    # the last span that begins at or before the token
+    before = np.searchsorted(spans[:, 0], begins, side="right") - 1
+    ends = np.append(spans[:, 1], 0)  # of no span, −1: 0
+    roles, boundaries = conversation.roles, np.array(conversation.boundaries, np.int64)
+    message = np.searchsorted(boundaries, begins, side="right") if roles else np.zeros(n, np.int64)
+    weights = np.array(conversation.weights or (1.0,) * len(spans), np.float32)
+    which = np.where(begins < ends[before], message, -1)
+    for begin, end in places.spans.tolist():
+        which[begin:end] = -1
+    weight = np.where(which < 0, np.float32(0), np.append(weights, np.float32(0))[before])
+    changes = np.diff(which, prepend=-1, append=-1) != 0
+    changes |= np.diff(weight, prepend=np.float32(0), append=np.float32(0)) != 0
+    edges = np.flatnonzero(changes)
+    found = np.stack((edges[:-1], edges[1:]), 1).astype(np.int64)
+    found = found[which[found[:, 0]] >= 0]
+    first = np.searchsorted(begins, boundaries)  # tokens of messages after the first
+    system = int(np.searchsorted(begins, conversation.system_end)) if conversation.system_end else 0
+    if len(places.spans) and places.spans[0, 0] < system:
+        system = 0  # a place stands once
+    cuts = np.unique(first[(first > 0) & (first < n)]).astype(np.int64)
+    turns, ranks = (
+        np.repeat([[n, n]], len(found), 0).astype(np.int64),
+        np.full(len(cuts), ANYWHERE, np.uint8),
+    )
+    if roles and len(found):
+        of_span = which[found[:, 0]]
+        turns[:, 0] = found[np.searchsorted(of_span, of_span), 0]
+        asking = np.flatnonzero(np.isin(roles, ASKING))
+        last = np.searchsorted(asking, of_span) - 1  # −1: nothing is asked before
+        turns[:, 1] = (
+            np.where(last < 0, n, np.maximum(np.append(first, n)[asking[last]], 1))
+            if len(asking)
+            else n
+        )
+        next_span = np.searchsorted(found[:, 0], cuts)
+        ranks[np.append(turns[:, 1], n)[next_span] <= cuts] = NEVER
+        ranks[np.isin(cuts, first[np.array(roles[1:]) == "user"])] = BEST
+        ranks[cuts <= system] = NEVER
+    text = conversation.text
+    to_the_end = bool(len(spans)) and int(spans[-1, 1]) == len(text)
+    eos_weight = float(weights[-1]) if to_the_end else 0.0
+    starts = spans[~np.isin(spans[:, 0], begins), 0].tolist()
+    split_starts = sum(not text[start : start + 1].isspace() for start in starts)
+    columns = found, weight[found[:, 0]], turns, cuts, ranks
+    return Trained(*columns, system, eos_weight, places, split_starts=split_starts)
+
+
+def _all_trained(
+    conversations: Sequence[Conversation], lengths: np.ndarray, places: Sequence[MediaPlaces]
+) -> list[Trained]:
+    """What `trained_tokens` gives of documents of `lengths: int64[n]` tokens of which all but their
+    places is trained."""
+    ranges, offsets = ranges_beside(places, lengths)
+    of_document = np.array(
+        [one.weights[0] if one.weights else 1.0 for one in conversations], np.float32
+    )
+    count, bounds = np.diff(offsets), offsets.tolist()
+    weights, turns = (
+        np.repeat(of_document, count),
+        np.repeat(np.stack((lengths, lengths), 1), count, axis=0),
+    )
+    cuts, ranks = np.zeros(0, np.int64), np.zeros(0, np.uint8)
+    return [
+        Trained(ranges[a:b], weights[a:b], turns[a:b], cuts, ranks, 0, weight, own, one.limited)
+        for a, b, weight, own, one in zip(
+            bounds, bounds[1:], of_document.tolist(), places, conversations, strict=False
+        )
+    ]
+
+
+def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict[int, Trained]:
+    """Return what is trained of token documents that have only a weight. weights: by number;
+    lengths: int64[n], in tokens."""
+    own = [
+        Conversation("", ((0, 0),), weights=(weight,), limited=False) for weight in weights.values()
+    ]
+    trained = _all_trained(own, lengths[[*weights]], [NO_PLACES] * len(own))
+    none = np.zeros(0, np.int64)
+    nothing = Trained(
+        none.reshape(0, 2),
+        none.astype(np.float32),
+        none.reshape(0, 2),
+        none,
+        none.astype(np.uint8),
+        0,
+        0.0,
+    )
+    return {i: one if one.eos_weight else nothing for i, one in zip(weights, trained, strict=True)}
+
+
+def trained_by_tokens(weights: np.ndarray, of_document: float, n: int) -> Trained | None:
+    """Return what is trained of a document of `n` tokens whose tokens have weights; None where all
+    have 1.
+
+    weights: float32[n + 1], the last of the document's end. of_document: multiplies them.
+    """
+    weights = (weights * np.float32(of_document)).astype(np.float32)
+    if (weights == 1).all():
+        return None
+    of_tokens = weights[:n]
+    edges = np.flatnonzero(np.diff(of_tokens, prepend=np.nan, append=np.nan) != 0)
+    spans = np.stack((edges[:-1], edges[1:]), 1).astype(np.int64)
+    spans = spans[of_tokens[spans[:, 0]] > 0]
+    turns = np.full((len(spans), 2), n, np.int64)
+    cuts, ranks = np.zeros(0, np.int64), np.zeros(0, np.uint8)
+    is_limited = bool((weights != weights[0]).any())
+    columns = spans, of_tokens[spans[:, 0]], turns, cuts, ranks
+    return Trained(*columns, 0, float(weights[n]), limited=is_limited or not len(spans))
+
+
+class _Group(NamedTuple):
+    """Documents of one kind, tokenized together."""
+
+    documents: list[int]  # their numbers, ascending
+    tokens: Tokens
+    places: Mapping[int, MediaPlaces] = MappingProxyType({})  # by document
+    # by document of several texts: where each text ends, int64[t]
+    text_ends: Mapping[int, np.ndarray] = MappingProxyType({})
+
+
+def tokenize_supervised(
+    engine: Engine,
+    texts: Sequence[str],
+    conversations: Mapping[int, Conversation],
+    special_text: str,
+    vocabulary: Vocabulary,
+    uncut_tokens: float = 0,
+) -> tuple[Tokens, dict[int, Trained]]:
+    """Return the ids of each text, as `tokenize` gives them, and document → what is trained of it,
+    of those with a conversation. A rejected document is not among them.
+
+    uncut_tokens: documents of at most so many tokens are never cut, so that it does not matter
+    where their messages begin.
+    """
+    how = engine, special_text, vocabulary
+    if not conversations:
+        tokens = tokenize(engine, texts, special_text, vocabulary)
+        return (refuse_strays(tokens, vocabulary) if vocabulary.media else tokens), {}
+    trained_whole = {
+        i
+        for i, document in conversations.items()
+        if (document.places or not document.limited) and document.trains_all
+    }
+    plain = [i for i in range(len(texts)) if i not in conversations or i in trained_whole]
+    chats = [i for i in sorted(conversations) if conversations[i].chat]
+    with_spans = sorted(conversations.keys() - trained_whole - set(chats))
+    groups = []
+    if plain:
+        groups.append(_tokenize_texts(plain, texts, conversations, *how, characters=False))
+    if with_spans:
+        groups.append(_tokenize_texts(with_spans, texts, conversations, *how, characters=True))
+    if chats:
+        groups.append(_tokenize_chats(chats, conversations, *how))
+    trained: dict[int, Trained] = {}
+    for group in groups:
+        trained |= _trained_of_group(group, conversations, uncut_tokens)
+    return _joined_groups(groups, len(texts)), trained
+
+
+def _tokenize_texts(
+    documents: list[int],
+    texts: Sequence[str],
+    conversations: Mapping[int, Conversation],
+    engine: Engine,
+    special_text: str,
+    vocabulary: Vocabulary,
+    characters: bool,
+) -> _Group:
+    """Tokenize documents that are no chats, piece by piece between their places of media."""
+    places = [conversations[i].places if i in conversations else () for i in documents]
+    pieces = [
+        piece
+        for i, of_document in zip(documents, places, strict=True)
+        for piece in pieces_of(texts[i], of_document)
+    ]
+    if len(pieces) > len(documents):
+        refuse_other_beginnings(cast(Hashable, engine), vocabulary)
+    tokens = tokenize(engine, pieces, special_text, vocabulary, characters)
+    if not vocabulary.media:
+        return _Group(documents, tokens)
+    tokens, media = put_in(tokens, places, vocabulary)
+    return _Group(documents, tokens, {documents[k]: own for k, own in media.items()})
+
+
+def _tokenize_chats(
+    documents: list[int],
+    conversations: Mapping[int, Conversation],
+    engine: Engine,
+    special_text: str,
+    vocabulary: Vocabulary,
+) -> _Group:
+    """Tokenize chats, text by text, with the special tokens of their template."""
+    parts = [part for i in documents for part in conversations[i].parts or (conversations[i],)]
+    strings = [part.strings for part in parts]
+    tokens = tokenize(
+        engine, [part.text for part in parts], special_text, vocabulary, True, strings
+    )
+    if len(parts) > len(documents):
+        counts = [max(len(conversations[i].parts), 1) for i in documents]
+        tokens, text_ends = _joined_parts(tokens, counts)
+        return _Group(documents, tokens, {}, dict(zip(documents, text_ends, strict=True)))
+    if not vocabulary.media:
+        return _Group(documents, tokens)
+    tokens, media = put_in_chats(tokens, [conversations[i].places for i in documents], vocabulary)
+    return _Group(documents, tokens, {documents[k]: own for k, own in media.items()})
+
+
+def _trained_of_group(
+    group: _Group, conversations: Mapping[int, Conversation], uncut_tokens: float
+) -> dict[int, Trained]:
+    """Return what is trained of a group's documents that have a conversation and are not
+    rejected."""
+    documents, tokens, bounds = group.documents, group.tokens, group.tokens.offsets.tolist()
+    turned_away = {k for k, _, _ in tokens.rejected}
+    used = [(k, i) for k, i in enumerate(documents) if i in conversations and k not in turned_away]
+    if tokens.characters is None:
+        lengths = np.diff(tokens.offsets)[[k for k, _ in used]]
+        places = [group.places.get(i, NO_PLACES) for _, i in used]
+        all_trained = _all_trained([conversations[i] for _, i in used], lengths, places)
+        return {i: own for (_, i), own in zip(used, all_trained, strict=True)}
+    trained: dict[int, Trained] = {}
+    for k, i in used:
+        document, of_document = conversations[i], slice(bounds[k], bounds[k + 1])
+        characters = tokens.characters[of_document]
+        if document.parts:
+            ids = tokens.ids[of_document]
+            trained[i] = _trained_parts(document.parts, ids, characters, group.text_ends[i])
+            continue
+        if document.whole is not None and len(characters) > uncut_tokens:
+            document = document.whole()
+        begins = counted_begins(characters, document.blocks)
+        trained[i] = trained_tokens(document, begins, group.places.get(i, NO_PLACES))
+    return trained
+
+
+def _joined_groups(groups: Sequence[_Group], count: int) -> Tokens:
+    """Return the tokens of all `count` documents in order."""
+    if len(groups) == 1:
+        return groups[0].tokens._replace(characters=None)
+    lengths = np.zeros(count, np.int64)
+    for group in groups:
+        lengths[group.documents] = np.diff(group.tokens.offsets)
+    offsets = offsets_of(lengths)
+    ids = np.empty(int(offsets[-1]), np.int32)
+    rejected: list[tuple[int, str, str]] = []
+    for documents, tokens, *_ in groups:
+        shift = np.repeat(offsets[documents] - tokens.offsets[:-1], np.diff(tokens.offsets))
+        ids[shift + np.arange(len(tokens.ids))] = tokens.ids
+        rejected += [(documents[k], reason, detail) for k, reason, detail in tokens.rejected]
+    return Tokens(ids, offsets, sorted(rejected))
+
+
+def _joined_parts(tokens: Tokens, counts: Sequence[int]) -> tuple[Tokens, list[np.ndarray]]:
+    """Return the tokens of documents of several texts, and where each text ends in its document.
+
+    tokens: of the texts. counts: how many of them each document has. A document is rejected if one
+    of its texts is.
+    """
+    owner, lengths = np.repeat(np.arange(len(counts)), counts), np.diff(tokens.offsets)
+    rejected: dict[int, tuple[int, str, str]] = {}
+    for k, reason, detail in tokens.rejected:
+        i = int(owner[k])
+        rejected.setdefault(i, (i, reason, detail))
+    is_used = ~np.isin(owner, list(rejected))
+    kept, lengths = np.repeat(is_used, lengths), np.where(is_used, lengths, 0)
+    ends = np.split(np.cumsum(lengths), np.cumsum(counts)[:-1])
+    offsets = np.array([0, *(of_parts[-1] for of_parts in ends)], np.int64)
+    part_ends = [of_parts - begin for of_parts, begin in zip(ends, offsets, strict=False)]
+    assert tokens.characters is not None
+    documents = Tokens(
+        tokens.ids[kept], offsets, sorted(rejected.values()), tokens.characters[kept]
+    )
+    return documents, part_ends
+
+
+def _trained_parts(
+    parts: Sequence[Conversation], ids: np.ndarray, characters: np.ndarray, ends: np.ndarray
+) -> Trained:
+    """Return what is trained of a document of several texts.
+
+    ids: int[n], of all texts. characters: int64[n, 2]: what each token stands for in its text.
+    ends: int64[t]: where each text ends. Later chunks of a text repeat the first text's system
+    message, where the texts begin with the same one.
+    """
+    own: list[Trained] = []
+    for part, begin, end in zip(parts, (0, *ends), ends, strict=False):
+        begins = counted_begins(characters[begin:end], part.blocks)
+        of_part = trained_tokens(part, begins)
+        cuts, ranks = of_part.cuts, of_part.ranks
+        if part.history:
+            new = int(np.searchsorted(begins, part.history))
+            if new < len(begins) and new not in cuts:
+                at = np.searchsorted(cuts, new)
+                cuts, ranks = np.insert(cuts, at, new), np.insert(ranks, at, np.uint8(NEVER))
+            ranks = np.where(cuts == new, ranks | END_OF_HISTORY, ranks).astype(np.uint8)
+        if begin:
+            cuts = np.concatenate((np.zeros(1, np.int64), cuts))
+            ranks = np.concatenate((np.full(1, NEW_TEXT, np.uint8), ranks))
+        own.append(
+            of_part._replace(
+                spans=of_part.spans + begin,
+                turns=of_part.turns + begin,
+                cuts=cuts + begin,
+                ranks=ranks,
+            )
+        )
+    systems = {of_part.system for of_part in own}
+    is_same = len(systems) == 1 and all(
+        np.array_equal(ids[begin : begin + own[0].system], ids[: own[0].system])
+        for begin in ends[:-1]
+    )
+
+    def joined_column(name: str) -> np.ndarray:
+        return np.concatenate([getattr(of_part, name) for of_part in own])
+
+    return Trained(
+        joined_column("spans"),
+        joined_column("weights"),
+        joined_column("turns"),
+        joined_column("cuts"),
+        joined_column("ranks"),
+        own[0].system if is_same else 0,
+        own[-1].eos_weight,
+        split_starts=sum(of_part.split_starts for of_part in own),
+    )
+
+
+def history_tokens(training: Training) -> np.ndarray:
+    """Return how many tokens of each document repeat an earlier one of its texts, int64[D]."""
+    tokens = np.zeros(len(training.supervised), np.int64)
+    document = np.repeat(np.arange(len(tokens)), np.diff(training.cut_offsets))
+    begins_text = training.ranks == NEW_TEXT
+    ends_history = training.ranks >= END_OF_HISTORY
+    np.subtract.at(tokens, document[begins_text], training.cuts[begins_text])
+    np.add.at(tokens, document[ends_history], training.cuts[ends_history])
+    return tokens
+
+
+def training_columns(
+    trained: Mapping[int, Trained],
+    documents: int,
+    long_answers: str = "continue",
+) -> Training | None:
+    """The columns of `documents` documents; None when none of them says something of its training.
+
+    long_answers: as in a recipe; "untrained": the rest of an answer that was cut inside
+    is not.
+    """
+    if not trained:
+        return None
+    order = sorted(trained)
+    rows = [trained[i] for i in order]
+    supervised, eos_weight = np.zeros(documents, np.uint8), np.zeros(documents, np.float32)
+    system, n_spans, n_cuts, n_places = (np.zeros(documents, np.int64) for _ in range(4))
+    turns, ranks = (
+        np.concatenate(columns)
+        for columns in zip(*((row.turns, row.ranks) for row in rows), strict=True)
+    )
+    if long_answers == "untrained":
+        turns[:, 0] = _EVERYWHERE
+    supervised[order] = [row.limited for row in rows]
+    eos_weight[order] = [row.eos_weight for row in rows]
+    system[order] = [row.system for row in rows]
+    n_spans[order] = [len(row.spans) for row in rows]
+    n_cuts[order] = [len(row.cuts) for row in rows]
+    n_places[order] = [len(row.places.first) for row in rows]
+    zero = np.zeros(1, np.int64)
+    return Training(
+        supervised,
+        np.concatenate((zero, np.cumsum(n_spans))),
+        np.concatenate([row.spans for row in rows]),
+        np.concatenate([row.weights for row in rows]),
+        turns,
+        np.concatenate((zero, np.cumsum(n_cuts))),
+        np.concatenate([row.cuts for row in rows]),
+        ranks,
+        system,
+        eos_weight,
+        np.concatenate((zero, np.cumsum(n_places))),
+        joined([row.places for row in rows if len(row.places.first)]),
+    )
