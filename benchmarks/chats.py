@@ -15,7 +15,8 @@ turns    of templates without: the trained characters are those that a regular e
 marks    the words that say whose a string is: all of assistants are trained, none of anybody else
 refused  the template itself fails or says no, in Transformers, or it knows texts alone and was given lists of parts, or the other
          way round, and leaves them out or writes them as data. Where it fails because a message has
-         no content, packprep may take what it makes of null or an empty string there
+         no content, packprep may take what it makes of null or an empty string there. Or packprep
+         rejects it, and a word of it is not in the text that the template writes
 rejects  what packprep rejects and the template does not, by reason
 
 Exit status 1 if anything differs, or if more than 1 % are rejected that the template takes.
@@ -223,11 +224,12 @@ class Judged:
 
     begins: int64[n]: the character at which each token begins. mask: bool[n]: Transformers' own;
     None where the template has no blocks. refusal: why the template does not take it, if it does
-    not.
+    not. leaves_out: whether a word of the record is not in the text.
     """
 
     refusal: str = ""
     text: str = ""
+    leaves_out: bool = False
     ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     begins: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     mask: np.ndarray | None = None
@@ -255,6 +257,8 @@ def judge(tokenizer: Any, record: dict[str, Any]) -> Judged:
             return Judged(refusal="contents are left out, or written as data")
     assert judged.ids.tolist() == encoded["input_ids"]
     assert judged.mask is None or judged.mask[1:].tolist() == encoded["assistant_masks"][1:]
+    words = [mark[0] for text in strings(record) for mark in MARK.finditer(text)]
+    judged.leaves_out = any(word not in judged.text for word in words)
     return judged
 
 
@@ -308,7 +312,7 @@ def rendered(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, An
     )
     encoded = tokenizer(texts[0], add_special_tokens=False, return_offsets_mapping=True)
     begins = np.array([begin for begin, _ in encoded["offset_mapping"]], np.int64)
-    judged = Judged("", texts[0], np.array(encoded["input_ids"], np.int64), begins)
+    judged = Judged("", texts[0], False, np.array(encoded["input_ids"], np.int64), begins)
     if has_blocks(tokenizer):
         judged.mask = np.zeros(len(begins), np.bool_)
         for begin, end in blocks[0]:
@@ -471,7 +475,7 @@ def judge_template(source: str, records: Sequence[dict[str, Any]]) -> Found:
             if special_text == "special" and i not in quoting:
                 continue
             found.counts["conversations"] += 1
-            if expected.refusal and i not in documents:
+            if (expected.refusal or expected.leaves_out) and i not in documents:
                 found.counts["refused"] += 1
             elif (
                 expected.refusal

@@ -79,7 +79,7 @@ def test_mutants_of_some_lines_are_found_each_by_what_is_nearest_to_it():
     """A kernel, and what only tests can see."""
     lines = {
         "packprep/objectives/prefix_lm.py": (
-            "out[i] = 1 + integer(key[i], purpose, 0, n[i] - 1, epoch)"
+            "pivot[i] = 1 + integer(bodies.key[i], purpose, 0, n[i] - 1, bodies.epoch)"
         ),
         "packprep/sources/formats/jsonl.py": "MAX_NESTING = 256",
     }

@@ -24,6 +24,7 @@ def packprep(preset: str) -> Any:
 
         from packprep.building import work
         from packprep.building.plan import open_plan
+        from packprep.building.render import render
         from peers.builds import recipe
 
         path = recipe(config, preset, config["jsonl"])
@@ -48,7 +49,7 @@ def packprep(preset: str) -> Any:
             return (
                 table.slots,
                 int(table.row[-1]) + 1,
-                work.render(plan.tasks, documents, table, width, 1),
+                render(plan.tasks, documents, table, width, 1),
             )
 
         seconds, (slots, rows, _) = second_of_two(corrupt)

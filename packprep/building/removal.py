@@ -168,9 +168,10 @@ def without(
         _lose(entry, int((passes[:, 0] == s).sum()), int(tokens), int(n_slots))
         added = entry["slots"]["added"]
         lost = {kind: int(counts[of_source].sum()) for kind, counts in added_by_kind.items()}
-        # of what cannot be told apart without its tokens
-        too_many = max(0, lost["eos"] - added["eos"])
-        lost |= {"eos": lost["eos"] - too_many, "copy": lost["copy"] + too_many}
+        # without their tokens, eos and repeated tokens of some segments cannot be told apart
+        both = lost["eos"] + lost["copy"]
+        lost["eos"] = min(max(lost["eos"], both - added["copy"]), added["eos"])
+        lost["copy"] = both - lost["eos"]
         for kind, count in lost.items():
             added[kind] -= count
         if places := int(of_media[of_source].sum()):
@@ -207,14 +208,16 @@ def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
     says the same.
 
     A later chunk of a supervised document has an eos, or one more repeated token: the document's
-    last chunk has an eos. With eos after each segment, every chunk has one.
+    last chunk has an eos. With eos after each segment, every chunk has one. So has, with a text for
+    each turn, the last chunk of each text, and most of the others hold nothing that is trained.
     """
     gone = segments.select(removed)
     extra = gone.eos + gone.repeated
     if segments.trained is None:
         return extra
     documents = plan.recipe.documents
-    ends = (gone.last_chunks() & documents.eos_after_document) | documents.eos_after_segment
+    ends_text = gone.last_chunks() | (documents.trained_turns == "each")
+    ends = (ends_text & documents.eos_after_document) | documents.eos_after_segment
     return np.where(gone.start > 0, np.minimum(extra, ends), extra)
 
 

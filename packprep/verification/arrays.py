@@ -209,11 +209,11 @@ def _check_tasks(check: ShardCheck) -> bool:
     for name, count, what in (
         ("task", len(plan.tasks), "tasks"),
         ("source", len(plan.sources), "sources"),
-        ("file", n_files, "plan's files"),
+        ("file", n_files, "files"),
     ):
         values = getattr(check.segments, name)
         for g in np.flatnonzero(values >= count):
-            message = f"segment_{name} is none of the {count} {what}"
+            message = f"segment_{name} is none of the plan's {count} {what}"
             check.add_segment("P11", g, message, value=int(values[g]))
     return check.faults.total == before
 

@@ -40,7 +40,7 @@ def test_conversations_are_functions_of_their_numbers_and_name_the_owner_of_each
     "template, column", [(chats_made.CHATML, "turns"), (chats_made.GENERATION, "mask")]
 )
 def test_small_templates_give_the_ids_and_masks_of_transformers(template, column):
-    found = chats.judge_template(template, list(conversations(16)))
+    found = chats.judge_template(template, list(conversations(40)))
     taken = found.counts["conversations"] - found.counts["refused"]
     assert not found.differences and taken >= 8
     assert found.counts["ids"] == taken and found.counts[column] >= taken / 2

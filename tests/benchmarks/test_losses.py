@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
     ],
 )
 def test_the_loss_over_rows_is_that_of_trl(template, kind):
-    records, own, trls = losses.both_losses(template, kind, 8, 0)
+    records, own, trls = losses.both_losses(template, kind, 16, 0)
     assert records >= 4 and own.trained == trls.trained > 100
     assert own.mean == pytest.approx(trls.mean, rel=losses.TOLERANCE)
 

@@ -183,6 +183,8 @@ def test_of_a_prompt_and_its_completion_the_completion_is_trained():
         ("prompt_completion", {"prompt": QA, "completion": "a"}, "prompt is a list and completion is a text"),
         ("prompt_completion", {"prompt": "q", "completion": "a", "tools": TOOLS}, "tools beside a prompt that is a text"),
         ("prompt_completion", {"prompt": QA, "completion": QA[:1]}, "no message is the assistant's"),
+        ("prompt_completion", {"prompt": QA, "completion": []}, "completion is empty; a list of messages is wanted"),
+        ("prompt_completion", {"prompt": [], "completion": [], "system": "s"}, "completion is empty"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_record_is_said(layout, record, detail):

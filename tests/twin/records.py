@@ -229,7 +229,7 @@ def _of_kind(kind: str, found: dict[str, Any], kinds: tuple[str, ...]) -> Talk |
             whole = prompt + completion
             _need(len(whole.encode("utf-8", "surrogatepass")) <= MAX_TEXT)
             return Passage(whole, [[len(prompt), len(whole)]], found["weight"])
-        _need(isinstance(prompt, list) and isinstance(completion, list))
+        _need(isinstance(prompt, list) and isinstance(completion, list) and completion)
         messages, answers_from = prompt + completion, len(prompt)
     elif kind == "alpaca":
         system, earlier, given = found["system"], found["history"] or [], found["input"]

@@ -44,6 +44,8 @@ HEAD = "{%- set bos_token = '<s>' %}{%- set eos_token = '</s>' %}"
 
 def talks(name, count):
     chance = random.Random(name)
+    # this one writes neither, so that most talks that have them are refused
+    with_system, with_thoughts = (0.1, 0.1) if name == "HOISTED_LAST" else (0.4, 0.3)
     words = ("fine", "Zürich", "数据", "\n\n", "🙂", "don't", "<b>", "{{x}}", "12", "yes", "no")
 
     def said():
@@ -51,7 +53,7 @@ def talks(name, count):
 
     for _ in range(count):
         with_tools = name in WITH_TOOLS and chance.random() < 0.5
-        messages = [{"role": "system", "content": said()}] if chance.random() < 0.4 else []
+        messages = [{"role": "system", "content": said()}] if chance.random() < with_system else []
         for _ in range(chance.randint(1, 4)):
             messages.append({"role": "user", "content": said()})
             if with_tools and chance.random() < 0.6:
@@ -63,7 +65,9 @@ def talks(name, count):
                 messages.append({"role": "tool", "content": said()})
             answer = {"role": "assistant", "content": said()}
             messages.append(
-                {**answer, "reasoning_content": said()} if chance.random() < 0.3 else answer
+                {**answer, "reasoning_content": said()}
+                if chance.random() < with_thoughts
+                else answer
             )
         train = tuple(chance.choice([None, None, None, True, False]) for _ in messages)
         weights = tuple(chance.choice([1.0, 1.0, 0.5, 0.0]) for _ in messages)

@@ -245,7 +245,7 @@ def test_a_stale_kernel_is_found(tmp_path):
     source.write_bytes(sound)
     code = (
         any_code + BUILD_AND_VERIFY + "\nfrom packprep.objectives.prefix_lm import"
-        " _pivots\nprint(_pivots.compiled.stats.cache_hits)"
+        " _draw_pivots\nprint(_draw_pivots.compiled.stats.cache_hits)"
     )
     *_, reports, hits = run(package, code, corpus, tmp_path / "out", recipe, **cache)
     assert "{}" not in hits and hits.strip() != "Counter()", "the kernel was compiled anew"

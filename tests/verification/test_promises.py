@@ -476,9 +476,9 @@ def test_p3_labels_belong_to_recipes_that_predict_in_place(plain):
 @pytest.mark.parametrize(
     "name, value, words",
     [
-        ("segment_task", 6, "is none of the 6 tasks"),
-        ("segment_source", 2, "is none of the 2 sources"),
-        ("segment_source", 65535, "is none of the 2 sources"),
+        ("segment_task", 6, "is none of the plan's 6 tasks"),
+        ("segment_source", 2, "is none of the plan's 2 sources"),
+        ("segment_source", 65535, "is none of the plan's 2 sources"),
         ("segment_file", 3, "is none of the plan's 3 files"),
         ("segment_file", 2**32 - 1, "is none of the plan's 3 files"),
         ("segment_tokens", 0, "is not positive"),
