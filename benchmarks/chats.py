@@ -15,8 +15,8 @@ turns    of templates without: the trained characters are those that a regular e
 marks    the words that say whose a string is: all of assistants are trained, none of anybody else
 refused  the template itself fails or says no, in Transformers, or it knows texts alone and was given lists of parts, or the other
          way round, and leaves them out or writes them as data. Where it fails because a message has
-         no content, packprep may take what it makes of null or an empty string there. Or packprep
-         rejects it, and a word of it is not in the text that the template writes
+         no content, packprep may take what it makes of null or an empty string there. Or the text
+         lacks a word of the record, and packprep rejects it because the template does not write it
 rejects  what packprep rejects and the template does not, by reason
 
 Exit status 1 if anything differs, or if more than 1 % are rejected that the template takes.
@@ -54,6 +54,7 @@ from packprep.recipe import KEYS, read_recipe
 SEQ_LENGTH = 1 << 15
 MOST_REJECTED = 0.01
 DATE = "2026-01-01"
+NOT_WRITTEN = "the template does not write"  # of packprep's rejects
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 TOKEN = re.compile(
     r"<[|｜][^|｜<>\s{}'\"]+[|｜]>|<SPECIAL_\d+>|\[/?[A-Z_]+\]|<(?:start|end)_of_turn>"
@@ -224,15 +225,15 @@ class Judged:
 
     begins: int64[n]: the character at which each token begins. mask: bool[n]: Transformers' own;
     None where the template has no blocks. refusal: why the template does not take it, if it does
-    not. leaves_out: whether a word of the record is not in the text.
+    not. lacks_words: whether the text lacks a marked word of the record.
     """
 
     refusal: str = ""
     text: str = ""
-    leaves_out: bool = False
     ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     begins: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     mask: np.ndarray | None = None
+    lacks_words: bool = False
 
 
 def judge(tokenizer: Any, record: dict[str, Any]) -> Judged:
@@ -257,9 +258,13 @@ def judge(tokenizer: Any, record: dict[str, Any]) -> Judged:
             return Judged(refusal="contents are left out, or written as data")
     assert judged.ids.tolist() == encoded["input_ids"]
     assert judged.mask is None or judged.mask[1:].tolist() == encoded["assistant_masks"][1:]
-    words = [mark[0] for text in strings(record) for mark in MARK.finditer(text)]
-    judged.leaves_out = any(word not in judged.text for word in words)
+    judged.lacks_words = any(word not in judged.text for word in marked_words(record))
     return judged
+
+
+def marked_words(value: Any) -> list[str]:
+    """The words in a JSON value that say whose a string is."""
+    return [mark[0] for text in strings(value) for mark in MARK.finditer(text)]
 
 
 def leaves_out(
@@ -268,10 +273,7 @@ def leaves_out(
     """Whether a template writes no content at all, as those do for texts that know lists of parts
     alone; or nothing of a list, of whose text it writes something; or a list as Python or, but of a
     tool's, JSON have it."""
-    marks = [
-        [mark[0] for said in strings(message.get("content")) for mark in MARK.finditer(said)]
-        for message in messages
-    ]
+    marks = [marked_words(message.get("content")) for message in messages]
     if any(marks) and not any(mark in text for own in marks for mark in own):
         return True
     for k, message in enumerate(messages):
@@ -312,7 +314,7 @@ def rendered(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, An
     )
     encoded = tokenizer(texts[0], add_special_tokens=False, return_offsets_mapping=True)
     begins = np.array([begin for begin, _ in encoded["offset_mapping"]], np.int64)
-    judged = Judged("", texts[0], False, np.array(encoded["input_ids"], np.int64), begins)
+    judged = Judged("", texts[0], np.array(encoded["input_ids"], np.int64), begins)
     if has_blocks(tokenizer):
         judged.mask = np.zeros(len(begins), np.bool_)
         for begin, end in blocks[0]:
@@ -463,19 +465,15 @@ def judge_template(source: str, records: Sequence[dict[str, Any]]) -> Found:
             documents, rejects = built(Path(folder) / "chats", tokenizer, records, special_text)
         for i, (record, expected) in enumerate(zip(records, judged, strict=True)):
             if special_text == "text" and i in quoting:
-                printed = [
-                    mark[0]
-                    for text in strings(record)
-                    if special.search(text)
-                    for mark in MARK.finditer(text)
-                ]
-                if i in documents and any(mark in expected.text for mark in printed):
+                quotes = [text for text in strings(record) if special.search(text)]
+                if i in documents and any(word in expected.text for word in marked_words(quotes)):
                     found.differs("special text", i, "packprep takes it")
                 continue
             if special_text == "special" and i not in quoting:
                 continue
             found.counts["conversations"] += 1
-            if (expected.refusal or expected.leaves_out) and i not in documents:
+            says_so = expected.lacks_words and NOT_WRITTEN in rejects.get(i, "")
+            if says_so or (expected.refusal and i not in documents):
                 found.counts["refused"] += 1
             elif (
                 expected.refusal

@@ -22,9 +22,11 @@ def packprep(preset: str) -> Any:
     def run(config: Config) -> Work:
         from pathlib import Path
 
-        from packprep.building import work
+        from packprep.building.packing import place
         from packprep.building.plan import open_plan
         from packprep.building.render import render
+        from packprep.building.segments import cut
+        from packprep.building.work import read_shard
         from peers.builds import recipe
 
         path = recipe(config, preset, config["jsonl"])
@@ -39,18 +41,14 @@ def packprep(preset: str) -> Any:
             stdout=subprocess.DEVNULL,
         )
         plan = open_plan(out, [os.path.dirname(config["jsonl"])])
-        documents = work.read_shard(plan, 0)
+        documents = read_shard(plan, 0)
         width = plan.recipe.seq_length
 
         def corrupt() -> Any:
-            table, _ = work.place(
-                work.cut(plan.recipe, plan.tasks, documents)[0], plan.recipe, plan.tasks
-            )
-            return (
-                table.slots,
-                int(table.row[-1]) + 1,
-                render(plan.tasks, documents, table, width, 1),
-            )
+            segments, _ = cut(plan.recipe, plan.tasks, documents)
+            placed, _ = place(segments, plan.recipe, plan.tasks)
+            arrays = render(plan.tasks, documents, placed, width, 1)
+            return placed.slots, int(placed.row[-1]) + 1, arrays
 
         seconds, (slots, rows, _) = second_of_two(corrupt)
         return Work(

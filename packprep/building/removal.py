@@ -168,7 +168,7 @@ def without(
         _lose(entry, int((passes[:, 0] == s).sum()), int(tokens), int(n_slots))
         added = entry["slots"]["added"]
         lost = {kind: int(counts[of_source].sum()) for kind, counts in added_by_kind.items()}
-        # without their tokens, eos and repeated tokens of some segments cannot be told apart
+        # Which slots are eos and which repeat tokens is an estimate: keep both counts at 0 or more.
         both = lost["eos"] + lost["copy"]
         lost["eos"] = min(max(lost["eos"], both - added["copy"]), added["eos"])
         lost["copy"] = both - lost["eos"]
@@ -208,8 +208,9 @@ def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
     says the same.
 
     A later chunk of a supervised document has an eos, or one more repeated token: the document's
-    last chunk has an eos. With eos after each segment, every chunk has one. So has, with a text for
-    each turn, the last chunk of each text, and most of the others hold nothing that is trained.
+    last chunk has an eos. With eos after each segment, every chunk has one. Where each turn has a
+    text of its own, every chunk counts as the last of its text, which is an estimate: most others
+    hold nothing trained and are no segments.
     """
     gone = segments.select(removed)
     extra = gone.eos + gone.repeated

@@ -182,9 +182,8 @@ def _of_prompt_and_completion(
             f"prompt is {_kind(prompt)} and completion is {_kind(completion)}: two texts or two"
             " lists of messages are wanted"
         )
-    if not completion:
-        raise _Bad("completion is empty; a list of messages is wanted")
-    return _dialogue([*prompt, *completion], record, kinds, untrained=len(prompt))
+    messages = [*prompt, *_list_of(record, "completion")]
+    return _dialogue(messages, record, kinds, untrained=len(prompt))
 
 
 def _list_of(record: Mapping[str, Any], key: str) -> list[Any]:

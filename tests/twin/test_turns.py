@@ -44,7 +44,7 @@ HEAD = "{%- set bos_token = '<s>' %}{%- set eos_token = '</s>' %}"
 
 def talks(name, count):
     chance = random.Random(name)
-    # this one writes neither, so that most talks that have them are refused
+    # HOISTED_LAST writes no reasoning, and no system message before an answer: such talks are refused.
     with_system, with_thoughts = (0.1, 0.1) if name == "HOISTED_LAST" else (0.4, 0.3)
     words = ("fine", "Zürich", "数据", "\n\n", "🙂", "don't", "<b>", "{{x}}", "12", "yes", "no")
 
