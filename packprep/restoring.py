@@ -369,9 +369,13 @@ def replay_segments(
             if i is None:
                 differences[k] = f"its document is not cut at token {int(of_chosen.start[k])}"
                 continue
-            zero = np.zeros(1, np.int64)
-            alone = built.select(np.array([i])).replace(row=zero, first_slot=zero)
-            rebuilt = _Rebuilt(plan, arrays, stored, int(chosen[k]), documents, alone, epoch)
+            together = np.array([i])
+            if plan.recipe.documents.loss_weighting != "token":  # its document's segments
+                together = np.flatnonzero(built.document == built.document[i])
+            rows = np.arange(len(together))
+            apart = built.select(together).replace(row=rows, first_slot=0 * rows)
+            own = int(np.searchsorted(together, i))
+            rebuilt = _Rebuilt(plan, arrays, stored, int(chosen[k]), documents, apart, own, epoch)
             differences[k] = rebuilt.difference()
     return differences
 
@@ -412,20 +416,24 @@ class _Rebuilt(NamedTuple):
     stored: Segments
     g: int  # which of the stored segments
     documents: Documents
-    alone: Segments  # the segment that was cut again, alone in its row
+    apart: Segments  # the segments that were cut again, each in a row of its own
+    own: int  # which of them is the stored one
     epoch: int
 
     def difference(self) -> str:
         """Return what differs, in words; "" if nothing does."""
-        plan, arrays, stored, g = self.plan, self.arrays, self.stored, self.g
-        task, length = plan.tasks[int(stored.task[g])], int(self.alone.slots[0])
+        plan, arrays, stored, g, own = self.plan, self.arrays, self.stored, self.g, self.own
+        task, length = plan.tasks[int(stored.task[g])], int(self.apart.slots[own])
         if int(stored.slots[g]) != length:
             return f"it takes {int(stored.slots[g])} slots and should take {length}"
-        slots, built = render_shard(plan.tasks, self.documents, self.alone, length, self.epoch)
+        longest, weighting = int(self.apart.slots.max()), plan.recipe.documents.loss_weighting
+        slots, built = render_shard(
+            plan.tasks, self.documents, self.apart, longest, self.epoch, weighting
+        )
         is_stratified = task.parameters.get("stratified", False)
         compared = ["key", "tokens", "task", "prefix"]
         for name in compared if is_stratified else [*compared, "noise", "loss_weight"]:
-            value, again = getattr(stored, name)[g], getattr(built, name)[0]
+            value, again = getattr(stored, name)[g], getattr(built, name)[own]
             if value != again:
                 return f"segment_{name} is {value} and should be {again}"
         if difference := self._difference_of_ranges(built) or self._difference_of_media(built):
@@ -434,7 +442,7 @@ class _Rebuilt(NamedTuple):
         for name in ("labels",) if is_stratified else ("tokens", "loss_mask", "labels"):
             if name not in slots or name not in arrays:
                 continue
-            values, again = arrays[name][row, begin : begin + length], slots[name][0]
+            values, again = arrays[name][row, begin : begin + length], slots[name][own, :length]
             if len(differs := np.flatnonzero(values != again)):
                 i = int(differs[0])
                 return (
@@ -445,17 +453,17 @@ class _Rebuilt(NamedTuple):
 
     def _difference_of_tokens(self) -> str:
         """Return whether inverting what is stored gives the document's tokens, in words."""
-        stored, alone, g = self.stored, self.alone, self.g
+        stored, apart, g, own = self.stored, self.apart, self.g, self.own
         is_segment = np.arange(len(stored)) == g
         exact = stored.replace(
-            repeated=np.where(is_segment, alone.repeated[0], stored.repeated),
-            first_trained=np.where(is_segment, alone.first_trained[0], stored.first_trained),
+            repeated=np.where(is_segment, apart.repeated[own], stored.repeated),
+            first_trained=np.where(is_segment, apart.first_trained[own], stored.first_trained),
         )
         restored, _, fits = restore(self.plan, self.arrays, exact, np.array([g]), self.epoch)
         if not fits[0]:
             return "its sentinels are not where the header says"
-        first = int(self.documents.offsets[alone.document[0]] + alone.start[0])
-        if not np.array_equal(restored, self.documents.ids[first : first + int(alone.tokens[0])]):
+        first = int(self.documents.offsets[apart.document[own]] + apart.start[own])
+        if not np.array_equal(restored, self.documents.ids[first : first + int(apart.tokens[own])]):
             return "what is stored does not give back the document's tokens"
         return ""
 
@@ -469,10 +477,12 @@ class _Rebuilt(NamedTuple):
             are = "missing" if built.trained is not None else "none of its document"
             return f"its trained ranges are {are}"
         of_segment = slice(*stored.trained.offsets[g : g + 2].tolist())
-        ranges, again = stored.trained.ranges[of_segment], built.trained.ranges
+        of_built = slice(*built.trained.offsets[self.own : self.own + 2].tolist())
+        ranges, again = stored.trained.ranges[of_segment], built.trained.ranges[of_built]
         if not np.array_equal(ranges, again):
             return f"its trained ranges are {ranges.tolist()} and should be {again.tolist()}"
-        weights, again = _weights_of(stored.trained)[of_segment], _weights_of(built.trained)
+        weights = _weights_of(stored.trained)[of_segment]
+        again = _weights_of(built.trained)[of_built]
         if not np.array_equal(weights, again):
             return (
                 f"the weights of its trained ranges are {weights.tolist()} and should be"
@@ -485,7 +495,7 @@ class _Rebuilt(NamedTuple):
         begin = int(self.stored.first_slot[self.g])
         spans, again = (
             [] if media is None else media.of_segment(g, first)
-            for media, g, first in ((self.stored.media, self.g, begin), (built.media, 0, 0))
+            for media, g, first in ((self.stored.media, self.g, begin), (built.media, self.own, 0))
         )
         difference = f"its places of media are {spans} and should be {again}"
         return "" if spans == again else difference[:500]

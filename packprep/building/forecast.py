@@ -375,10 +375,21 @@ def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
         np.concatenate(([0], np.cumsum(supervised, dtype=np.int64))),
         np.zeros(len(lengths) + 1, np.int64),
     )
-    weights, ends = np.ones(len(spans), np.float32), supervised.astype(np.float32)
-    turns, cuts, ranks = np.repeat(spans[:, 1:], 2, 1), np.zeros(0, np.int64), np.zeros(0, np.uint8)
     return Training(
-        supervised, offsets, spans, weights, turns, none, cuts, ranks, zeros, ends, none, NO_PLACES
+        supervised=supervised,
+        span_offsets=offsets,
+        spans=spans,
+        weights=np.ones(len(spans), np.float32),
+        turn=np.arange(len(spans)),
+        turns=np.repeat(spans[:, 1:], 2, 1),
+        cut_offsets=none,
+        cuts=np.zeros(0, np.int64),
+        ranks=np.zeros(0, np.uint8),
+        system=zeros,
+        eos_weight=supervised.astype(np.float32),
+        document_weight=np.ones(len(lengths), np.float32),
+        place_offsets=none,
+        places=NO_PLACES,
     )
 
 

@@ -54,6 +54,7 @@ from packprep.format.digests import digest_of, own_digest
 from packprep.format.json_files import FORMAT, LAW_VERSION, VERSION, as_stored, json_value
 from packprep.objectives.objective import Task
 from packprep.objectives.tasks import (
+    check_loss_weighting,
     check_supervised,
     complete,
     needs_of,
@@ -430,8 +431,10 @@ def _proven_and_calibrated(
                             raise RecipeError(problem)
                 estimates.append(estimate)
                 both.append(known)
-                if estimates[-1].supervised and not inputs.is_store:
-                    check_supervised(recipe, source.index)
+                if not inputs.is_store:
+                    if estimates[-1].supervised:
+                        check_supervised(recipe, source.index)
+                    check_loss_weighting(recipe, source.index, estimates[-1].supervised)
             if engine is not None:
                 prove(engine, texts, special_text, vocabulary)
             return name, sources, estimates, both

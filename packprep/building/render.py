@@ -18,6 +18,8 @@ from packprep.kernel import copy_items, copy_ranges, kernel
 from packprep.objectives.objective import BodySlots, Task
 
 _1 = np.uint64(1)
+_LEAST_WEIGHT = np.finfo(np.float32).tiny
+"""The least weight of a trained slot: one that is scaled to less would not be trained."""
 
 
 class _Rows(NamedTuple):
@@ -29,6 +31,7 @@ class _Rows(NamedTuple):
     loss_mask: np.ndarray  # uint8
     trainable: np.ndarray  # uint8: slots that may be trained; empty: all may be
     weights: np.ndarray  # float32: of trained slots; empty: 1 each
+    group: np.ndarray  # int64: the group of a trained slot's weight, see _Groups; empty: no groups
 
 
 class _Frames(NamedTuple):
@@ -54,6 +57,7 @@ class _Marked(NamedTuple):
     span_begin: np.ndarray  # the document's spans
     span_end: np.ndarray
     eos_weight: np.ndarray  # float32
+    group: np.ndarray  # of the document's last span; of a document without spans, its own
     pivot: np.ndarray  # from which body token on …
     shift: np.ndarray  # … tokens stand so many slots later
 
@@ -64,6 +68,19 @@ class _Spans(NamedTuple):
     spans: np.ndarray
     weights: np.ndarray
     turns: np.ndarray
+    group: np.ndarray  # int64[k]: see _Groups; empty: no groups
+
+
+class _Groups(NamedTuple):
+    """The groups of trained tokens whose weights sum to a given number.
+
+    A group is a document or a turn, as `documents.loss_weighting` says. Groups 0 … D − 1 are the
+    documents. Group D + k is the turn whose first span is number k.
+    """
+
+    of_spans: np.ndarray  # int64[k]
+    of_documents: np.ndarray  # int64[D]: the group of the last span; without spans, the document
+    sums: np.ndarray  # float64[D + k]: what the weights of each group sum to
 
 
 @kernel
@@ -127,8 +144,8 @@ def _mark(segments, trained, mode, has_prefix, rows):
     segment's first token. Where all of a supervised segment's tokens are trained, its range then
     begins after that token, which tells the segment from those of other documents.
     """
-    trainable, weights = rows.trainable, rows.weights
-    weighted = weights.shape[0] > 0
+    trainable, weights, group = rows.trainable, rows.weights, rows.group
+    weighted, grouped = weights.shape[0] > 0, group.shape[0] > 0
     for i in range(segments.n.shape[0]):
         body, n, start = segments.body[i], segments.n[i], segments.start[i]
         pivot, shift, repeated = segments.pivot[i], segments.shift[i], segments.repeated[i]
@@ -138,15 +155,20 @@ def _mark(segments, trained, mode, has_prefix, rows):
                 trainable[t] = 1
                 if weighted and segments.span_begin[i] < span_end:  # the document has a weight
                     weights[t] = trained.weights[segments.span_begin[i]]
+                if grouped:
+                    group[t] = segments.group[i]
             continue
         # The trained tokens. A document may have a million spans, and be cut into many segments:
         # only the spans that reach into the segment are walked.
         k = _first_span(trained.spans, segments.span_begin[i], span_end, start)
         stop, end_weight, marked = start + n - repeated, np.float32(0), np.int64(0)
+        end_group = segments.group[i]
         while k < span_end and trained.spans[k, 0] < stop:
             if trained_in(trained.turns, k, start):
                 if trained.spans[k, 1] >= stop:
                     end_weight = trained.weights[k]
+                    if grouped:
+                        end_group = trained.group[k]
                 first = max(trained.spans[k, 0] - start, 0) + repeated
                 for token in range(first, min(trained.spans[k, 1] - start + repeated, n)):
                     slot = body + token + (shift if token >= pivot else 0)
@@ -154,23 +176,50 @@ def _mark(segments, trained, mode, has_prefix, rows):
                     marked += 1
                     if weighted:
                         weights[slot] = trained.weights[k]
+                    if grouped:
+                        group[slot] = trained.group[k]
             k += 1
         # What the objective adds at the pivot.
         for slot in range(body + pivot, body + pivot + shift):
             trainable[slot] = 1
+            after = body + pivot + shift
+            like = after if trainable[after] else body + pivot - 1
             if weighted:
-                after = body + pivot + shift
-                weights[slot] = weights[after if trainable[after] else body + pivot - 1]
+                weights[slot] = weights[like]
+            if grouped:
+                group[slot] = group[like]
         if has_prefix and marked == n:
             trainable[body] = 0
         # The eos.
         if segments.is_last[i]:
             is_trained = trained_in(trained.turns, span_end - 1, start)
             end_weight = segments.eos_weight[i] if is_trained else np.float32(0)
+            end_group = segments.group[i]
         if segments.eos[i] and end_weight > 0:
             trainable[end] = 1
             if weighted:
                 weights[end] = end_weight
+            if grouped:
+                group[end] = end_group
+
+
+@kernel
+def _scale_weights(order, first_slot, first_target, slots, sums, rows):
+    """Scale the weights of trainable slots, so that those of each group sum to `sums`.
+
+    The slots before a segment's `first_target` count nothing, because nothing predicts them. Sums
+    are taken in float64, slot by slot, of the segments in `order`.
+    """
+    totals = np.zeros(sums.shape[0], np.float64)
+    for i in order:
+        for t in range(first_slot[i] + first_target[i], first_slot[i] + slots[i]):
+            if rows.trainable[t]:
+                totals[rows.group[t]] += np.float64(rows.weights[t])
+    for i in order:
+        for t in range(first_slot[i], first_slot[i] + slots[i]):
+            if rows.trainable[t] and totals[rows.group[t]] > 0:
+                scaled = sums[rows.group[t]] * np.float64(rows.weights[t]) / totals[rows.group[t]]
+                rows.weights[t] = max(np.float32(scaled), _LEAST_WEIGHT)
 
 
 @kernel
@@ -204,6 +253,7 @@ class Texts(NamedTuple):
     begin: np.ndarray  # int64[m]: where each body's first token lies in `ids`
     ids: np.ndarray  # uint16 or int32: flat tokens
     training: Training | None = None  # of the documents that the segments name
+    loss_weighting: str = "token"  # as in a recipe; otherwise all segments of a document are there
     is_last: np.ndarray | None = None  # bool[m]: its document ends with it; None: all do
 
 
@@ -228,8 +278,9 @@ def render_rows(
     m, pad = len(segments), tasks[0].ids.pad
     n_rows = int(segments.row[-1]) + 1 if m else 0
     first_slot = segments.flat_slots(seq_length)
-    rows = _empty_rows(n_rows * seq_length, texts, pad, with_labels)
-    writer = _Writer(tasks, segments, texts, first_slot, rows, epoch)
+    groups = _groups_of(texts)
+    rows = _empty_rows(n_rows * seq_length, texts, pad, with_labels, groups is not None)
+    writer = _Writer(tasks, segments, texts, first_slot, rows, epoch, groups)
     prefix = np.zeros(m, np.int64)
     level, weight = np.zeros(m, np.float32), np.ones(m, np.float32)
     block_parts: list[tuple[np.ndarray, tuple]] = []
@@ -249,6 +300,13 @@ def render_rows(
                 block_parts.append((chosen, noised.blocks))
         else:
             writer.write_next_token(task, chosen, of_task, bodies, prefix[chosen])
+    if groups is not None:
+        first_targets = np.array([int(task.shift or not task.in_place) for task in tasks])
+        is_next_token = np.array([not task.in_place for task in tasks])[segments.task]
+        first_target = first_targets[segments.task]
+        first_target = np.where(is_next_token, np.maximum(prefix, first_target), first_target)
+        order = np.lexsort((segments.start, segments.document))
+        _scale_weights(order, first_slot, first_target, segments.slots, groups.sums, rows)
     slots = {"tokens": rows.tokens}
     if with_labels:
         slots["labels"] = rows.labels
@@ -263,10 +321,25 @@ def render_rows(
     return {name: flat.reshape(n_rows, seq_length) for name, flat in slots.items()}, rendered
 
 
-def _empty_rows(size: int, texts: Texts, pad: int, with_labels: bool) -> _Rows:
+def _groups_of(texts: Texts) -> _Groups | None:
+    """Return the groups of the trained tokens; None where each weighs what its document says."""
+    training, weighting = texts.training, texts.loss_weighting
+    if training is None or weighting == "token":
+        return None
+    count = np.diff(training.span_offsets)
+    documents = np.arange(len(count))
+    document = np.repeat(documents, count)
+    of_spans = document if weighting == "document" else len(count) + training.turn
+    of_documents = documents.copy()
+    of_documents[count > 0] = of_spans[training.span_offsets[1:][count > 0] - 1]
+    weight = training.document_weight.astype(np.float64)
+    return _Groups(of_spans, of_documents, np.concatenate((weight, weight[document])))
+
+
+def _empty_rows(size: int, texts: Texts, pad: int, with_labels: bool, with_groups: bool) -> _Rows:
     """Return `size` flat slots of padding."""
     training, dtype = texts.training, texts.ids.dtype
-    is_weighted = training is not None and _is_weighted(training)
+    is_weighted = training is not None and (with_groups or _is_weighted(training))
     return _Rows(
         np.full(size, pad, dtype),
         np.full(size if with_labels else 0, pad, dtype),
@@ -274,6 +347,7 @@ def _empty_rows(size: int, texts: Texts, pad: int, with_labels: bool) -> _Rows:
         np.zeros(size, np.uint8),
         np.zeros(0 if training is None else size, np.uint8),
         np.ones(size if is_weighted else 0, np.float32),
+        np.zeros(size if with_groups else 0, np.int64),
     )
 
 
@@ -288,7 +362,9 @@ class _Writer:
         first_slot: np.ndarray,
         rows: _Rows,
         epoch: int,
+        groups: _Groups | None,
     ):
+        self.groups = groups
         self.pad, self.texts, self.rows, self.epoch = tasks[0].ids.pad, texts, rows, epoch
         self.first_slot = first_slot
         in_row = np.arange(len(segments)) - np.searchsorted(segments.row, segments.row)
@@ -368,10 +444,12 @@ class _Writer:
             training.span_offsets[document],
             training.span_offsets[document + 1],
             training.eos_weight[document],
+            document if self.groups is None else self.groups.of_documents[document],
             np.ascontiguousarray(pivot),
             np.ascontiguousarray(shift),
         )
-        spans = _Spans(training.spans, training.weights, training.turns)
+        of_spans = np.zeros(0, np.int64) if self.groups is None else self.groups.of_spans
+        spans = _Spans(training.spans, training.weights, training.turns, of_spans)
         has_prefix = RULES[objective.attention].ahead == "prefix"
         _mark(marked, spans, 0 if task.in_place else task.mode, has_prefix, self.rows)
 
@@ -449,12 +527,16 @@ def render_shard(
     segments: Segments,
     seq_length: int,
     epoch: int = 0,
+    loss_weighting: str = "token",
 ) -> tuple[dict[str, np.ndarray], Segments]:
-    """Write the segments of documents to their slots, as `render_rows` does, with their media."""
+    """Write the segments of documents to their slots, as `render_rows` does, with their media.
+
+    Unless `loss_weighting` is "token", all segments of each document are given.
+    """
     begin, ids = body_tokens(documents, segments)
     document_tokens = np.diff(documents.offsets)[segments.document]
     is_last = segments.start + segments.tokens == document_tokens
-    texts = Texts(begin, ids, documents.training, is_last)
+    texts = Texts(begin, ids, documents.training, loss_weighting, is_last)
     slots, rendered = render_rows(tasks, segments, texts, seq_length, epoch)
     if documents.training is not None and len(documents.training.places.first):
         rendered = rendered.replace(media=_media(tasks, segments, documents, documents.training))

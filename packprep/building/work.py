@@ -178,7 +178,10 @@ def make_shard(
         placed, last_row_padding = place(cut_segments, recipe, plan.tasks)
     _note_left_out(plan, documents, placed, lost)
     with clock.stage("render"):
-        slots, segments = render_shard(plan.tasks, documents, placed, recipe.seq_length, epoch)
+        weighting = recipe.documents.loss_weighting
+        slots, segments = render_shard(
+            plan.tasks, documents, placed, recipe.seq_length, epoch, weighting
+        )
     with clock.stage("ledger"):
         names = [source.name for source in plan.sources]
         balance = shard_ledger(

@@ -65,6 +65,7 @@ class Dialogue:
     train     of each message: whether it is trained; None: what the recipe says of its role and turn
     weights   of each message, finite and ≥ 0; the record's weight multiplies them
     media     the parts of media, in order
+    weight    the record's
     """
 
     messages: list[dict[str, Any]]
@@ -73,6 +74,7 @@ class Dialogue:
     train: tuple[bool | None, ...] = ()
     weights: tuple[float, ...] = ()
     media: tuple[MediaPlace, ...] = ()
+    weight: float = 1.0
 
 
 class _Bad(Exception):
@@ -248,9 +250,8 @@ def _dialogue(
         train.insert(0, None)
         weights.insert(0, of_record)
     refuse_many(media)
-    return Dialogue(
-        messages, _tools(record), _kwargs(record), tuple(train), tuple(weights), tuple(media)
-    )
+    marks = tuple(train), tuple(weights), tuple(media)
+    return Dialogue(messages, _tools(record), _kwargs(record), *marks, weight=of_record)
 
 
 def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]:

@@ -64,6 +64,7 @@ class Conversation:
     chat        the special tokens in the text are the template's
     strings     of a chat: what of it is not the template's, in which a special token's text means no special token
     weights     one for each span, above 0, as float32 holds it; (): 1 each
+    weight      the document's; it is multiplied into `weights`
     blocks      ascending: the characters at which trained {% generation %} blocks begin
     places      of media, in the text's order
     limited     the document says which part of it is trained; False: it only has a weight, and may draw any task
@@ -82,6 +83,7 @@ class Conversation:
     chat: bool = False
     strings: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
+    weight: float = 1.0
     blocks: tuple[int, ...] = ()
     places: tuple[MediaPlace, ...] = ()
     limited: bool = True
@@ -205,6 +207,8 @@ def conversation(
         return found
     if isinstance(found, Supervision):
         return _with_media(found)
+    # Weights of turns follow from where messages begin, in documents that are not cut, too.
+    with_boundaries |= settings.loss_weighting == "turn"
     if settings.trained_turns != "each":
         return _of_dialogue(found, template, settings, with_boundaries)
     dialogues = _attempt(dialogues_with_own_history, found, template, settings)
@@ -229,7 +233,8 @@ def conversation(
     if too_large := large_text(text):
         return too_large
     spans = tuple(span for part in parts for span in part.spans)
-    return Conversation(text, spans, chat=True, parts=tuple(parts))
+    weight = parts[0].weight
+    return Conversation(text, spans, weight=weight, chat=True, parts=tuple(parts))
 
 
 def _of_dialogue(
@@ -303,7 +308,8 @@ def _with_media(given: Supervision) -> Conversation | Problem:
         return bad_weight(weight)
     if given.loss_spans is None:
         ranges = [(0, len(given.text), of_document)]
-        return weighted(given.text, ranges, places=places, limited=bool(places))
+        limited = bool(places)
+        return weighted(given.text, ranges, weight=of_document, places=places, limited=limited)
     return _with_spans(given.text, given.loss_spans, of_document, places)
 
 
@@ -355,9 +361,8 @@ def _with_spans(
                 )
             begin, end = first, max(end, last)
         united.append((begin, end, weight))
-    return weighted(
-        text, ((begin, end, weight * of_document) for begin, end, weight in united), places=places
-    )
+    products = ((begin, end, weight * of_document) for begin, end, weight in united)
+    return weighted(text, products, weight=of_document, places=places)
 
 
 def rendered_turns(
@@ -439,6 +444,7 @@ def _rendered(
     return weighted(
         text,
         ((begin, end, weights[k]) for begin, end, k in trained),
+        weight=dialogue.weight,
         boundaries=boundaries,
         roles=_roles(dialogue.messages, begins, boundaries),
         system_end=system_end,

@@ -55,6 +55,7 @@ class Training(NamedTuple):
     # int64[k, 2]: half-open trained ranges, ascending; apart, or of other messages or weights
     spans: np.ndarray
     weights: np.ndarray  # float32[k]: of the spans, above 0
+    turn: np.ndarray  # int64[k]: the first span of the span's message
     # int64[k, 2]: the first trained token of the span's message; where the message it answers ends
     turns: np.ndarray
     cut_offsets: np.ndarray  # int64[D + 1]
@@ -63,6 +64,7 @@ class Training(NamedTuple):
     # int64[D]: leading tokens, of system message and tools, that a document's later pieces repeat
     system: np.ndarray
     eos_weight: np.ndarray  # float32[D]: with which the end of the text is trained; 0: it is not
+    document_weight: np.ndarray  # float32[D]: the record's weight, which the others contain
     place_offsets: np.ndarray  # int64[D + 1]
     places: MediaPlaces  # of media
 
@@ -79,7 +81,19 @@ class Trained(NamedTuple):
     eos_weight: float
     places: MediaPlaces = NO_PLACES
     limited: bool = True
+    document_weight: float = 1.0
     split_starts: int = 0  # spans of characters whose first one lies inside a token
+
+
+_NOTHING_TRAINED = Trained(
+    np.zeros((0, 2), np.int64),
+    np.zeros(0, np.float32),
+    np.zeros((0, 2), np.int64),
+    np.zeros(0, np.int64),
+    np.zeros(0, np.uint8),
+    0,
+    0.0,
+)
 
 
 def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
@@ -152,7 +166,14 @@ def trained_tokens(
     starts = spans[~np.isin(spans[:, 0], begins), 0].tolist()
     split_starts = sum(not text[start : start + 1].isspace() for start in starts)
     columns = found, weight[found[:, 0]], turns, cuts, ranks
-    return Trained(*columns, system, eos_weight, places, split_starts=split_starts)
+    return Trained(
+        *columns,
+        system,
+        eos_weight,
+        places,
+        document_weight=conversation.weight,
+        split_starts=split_starts,
+    )
 
 
 def _all_trained(
@@ -171,7 +192,10 @@ def _all_trained(
     )
     cuts, ranks = np.zeros(0, np.int64), np.zeros(0, np.uint8)
     return [
-        Trained(ranges[a:b], weights[a:b], turns[a:b], cuts, ranks, 0, weight, own, one.limited)
+        Trained(
+            *(ranges[a:b], weights[a:b], turns[a:b], cuts, ranks, 0, weight, own, one.limited),
+            document_weight=one.weight,
+        )
         for a, b, weight, own, one in zip(
             bounds, bounds[1:], of_document.tolist(), places, conversations, strict=False
         )
@@ -182,20 +206,14 @@ def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict
     """Return what is trained of token documents that have only a weight. weights: by number;
     lengths: int64[n], in tokens."""
     own = [
-        Conversation("", ((0, 0),), weights=(weight,), limited=False) for weight in weights.values()
+        Conversation("", ((0, 0),), weights=(weight,), weight=weight, limited=False)
+        for weight in weights.values()
     ]
     trained = _all_trained(own, lengths[[*weights]], [NO_PLACES] * len(own))
-    none = np.zeros(0, np.int64)
-    nothing = Trained(
-        none.reshape(0, 2),
-        none.astype(np.float32),
-        none.reshape(0, 2),
-        none,
-        none.astype(np.uint8),
-        0,
-        0.0,
-    )
-    return {i: one if one.eos_weight else nothing for i, one in zip(weights, trained, strict=True)}
+    return {
+        i: one if one.eos_weight else _NOTHING_TRAINED
+        for i, one in zip(weights, trained, strict=True)
+    }
 
 
 def trained_by_tokens(weights: np.ndarray, of_document: float, n: int) -> Trained | None:
@@ -215,7 +233,13 @@ def trained_by_tokens(weights: np.ndarray, of_document: float, n: int) -> Traine
     cuts, ranks = np.zeros(0, np.int64), np.zeros(0, np.uint8)
     is_limited = bool((weights != weights[0]).any())
     columns = spans, of_tokens[spans[:, 0]], turns, cuts, ranks
-    return Trained(*columns, 0, float(weights[n]), limited=is_limited or not len(spans))
+    return Trained(
+        *columns,
+        0,
+        float(weights[n]),
+        limited=is_limited or not len(spans),
+        document_weight=of_document,
+    )
 
 
 class _Group(NamedTuple):
@@ -431,6 +455,7 @@ def _trained_parts(
         joined_column("ranks"),
         own[0].system if is_same else 0,
         own[-1].eos_weight,
+        document_weight=own[0].document_weight,
         split_starts=sum(of_part.split_starts for of_part in own),
     )
 
@@ -450,42 +475,51 @@ def training_columns(
     trained: Mapping[int, Trained],
     documents: int,
     long_answers: str = "continue",
-) -> Training | None:
-    """The columns of `documents` documents; None when none of them says something of its training.
+) -> Training:
+    """Return the columns of `documents` documents.
 
-    long_answers: as in a recipe; "untrained": the rest of an answer that was cut inside
-    is not.
+    Args:
+        trained: Document → what is trained of it; of the others all is.
+        documents: Their number.
+        long_answers: As in a recipe. With "untrained", the rest of an answer that was cut inside is
+            not trained.
     """
-    if not trained:
-        return None
     order = sorted(trained)
-    rows = [trained[i] for i in order]
+    rows = [_NOTHING_TRAINED, *(trained[i] for i in order)]
     supervised, eos_weight = np.zeros(documents, np.uint8), np.zeros(documents, np.float32)
+    document_weight = np.ones(documents, np.float32)
     system, n_spans, n_cuts, n_places = (np.zeros(documents, np.int64) for _ in range(4))
     turns, ranks = (
         np.concatenate(columns)
         for columns in zip(*((row.turns, row.ranks) for row in rows), strict=True)
     )
+    supervised[order] = [row.limited for row in rows[1:]]
+    eos_weight[order] = [row.eos_weight for row in rows[1:]]
+    document_weight[order] = [row.document_weight for row in rows[1:]]
+    system[order] = [row.system for row in rows[1:]]
+    n_spans[order] = [len(row.spans) for row in rows[1:]]
+    n_cuts[order] = [len(row.cuts) for row in rows[1:]]
+    n_places[order] = [len(row.places.first) for row in rows[1:]]
+    document = np.repeat(np.arange(documents), n_spans)
+    begins_turn = np.diff(document, prepend=-1) != 0
+    begins_turn[1:] |= turns[1:, 0] != turns[:-1, 0]
+    turn = np.maximum.accumulate(np.where(begins_turn, np.arange(len(document)), 0))
     if long_answers == "untrained":
         turns[:, 0] = _EVERYWHERE
-    supervised[order] = [row.limited for row in rows]
-    eos_weight[order] = [row.eos_weight for row in rows]
-    system[order] = [row.system for row in rows]
-    n_spans[order] = [len(row.spans) for row in rows]
-    n_cuts[order] = [len(row.cuts) for row in rows]
-    n_places[order] = [len(row.places.first) for row in rows]
     zero = np.zeros(1, np.int64)
     return Training(
         supervised,
         np.concatenate((zero, np.cumsum(n_spans))),
         np.concatenate([row.spans for row in rows]),
         np.concatenate([row.weights for row in rows]),
+        turn,
         turns,
         np.concatenate((zero, np.cumsum(n_cuts))),
         np.concatenate([row.cuts for row in rows]),
         ranks,
         system,
         eos_weight,
+        document_weight,
         np.concatenate((zero, np.cumsum(n_places))),
         joined([row.places for row in rows if len(row.places.first)]),
     )

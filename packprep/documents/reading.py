@@ -571,7 +571,7 @@ class DocumentsBuilder:
             np.concatenate, zip(*self._columns, strict=True)
         )
         training = None
-        if self._trained:
+        if self._trained or self._settings.loss_weighting != "token":
             training = training_columns(self._trained, self._used, self._settings.long_answers)
         return Documents(
             np.concatenate(self._ids),

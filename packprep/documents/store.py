@@ -33,15 +33,19 @@ Where a document has a weight and does not say which part of it is trained, it i
 there is also
 
     limited             u8 [S]         1 where the document says which part of it is trained
+
+Where a document has another weight than 1, there is also
+
+    document_weight     f32 [S]        the record's weight, which `weights` contain
 """
 
 import errno
 import mmap
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from itertools import chain, compress
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -115,12 +119,16 @@ _MEDIA_TYPES = {
     **dict.fromkeys((f"place_{name}" for name in _OF_PLACES), "<i8"),
     "place_refs": "u1",
 }
-_WEIGHT_TYPES = {"limited": "u1"}
-_ALL_TYPES = {**_TYPES, **_MEDIA_TYPES, **_WEIGHT_TYPES}
+_OPTIONAL_TYPES = (_MEDIA_TYPES, {"limited": "u1"}, {"document_weight": "<f4"})
+"""The arrays that a shard has only where a document needs them, by what it needs them for."""
+_ALL_TYPES = _TYPES | {name: kind for types in _OPTIONAL_TYPES for name, kind in types.items()}
 DOCUMENT_BYTES = 28
 """A document's in these arrays, without its tokens and what is trained of them."""
 _PAIRS = ("spans", "turns", "place_spans")
-_OF_TRAINED = ("spans", "weights", "turns", "cuts", "ranks", "system", "eos_weight", "limited")
+_OF_TRAINED = (
+    *("spans", "weights", "turns", "cuts", "ranks", "system", "eos_weight", "limited"),
+    "document_weight",
+)
 
 
 class _Noted(Choice):
@@ -222,9 +230,12 @@ def stored(
             fail_on_bad(rejected.records(range(before, len(rejected))), part.path)
         n_read[source.name] += columns.documents - first
         n_tokens[source.name] += sum(len(read.tokens.ids) for read in reads)
-    has_media = any(map(len, columns.of.get("place_first", ())))
-    has_weights = not np.all(columns.array("limited"))
-    arrays = {name: columns.array(name) for name in _names(has_media, has_weights)}
+    needed = (
+        any(map(len, columns.of.get("place_first", ()))),
+        not np.all(columns.array("limited")),
+        bool(np.any(columns.array("document_weight") != 1)),
+    )
+    arrays = {name: columns.array(name) for name in _names(needed)}
     if plan.token_dtype == np.uint16:
         arrays["tokens"] = arrays["tokens"].astype("<u2")
     said = {name: digest.hexdigest() for name, digest in digests.items()}
@@ -324,9 +335,9 @@ def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.n
     return positions - numbers.start, len(numbers)
 
 
-def _names(has_media: bool, has_weights: bool) -> list[str]:
-    """Return the names of a shard's arrays in their order."""
-    return [*_TYPES, *(_MEDIA_TYPES if has_media else ()), *(_WEIGHT_TYPES if has_weights else ())]
+def _names(needed: Iterable[bool]) -> list[str]:
+    """Return the names of a shard's arrays in their order. needed: which of _OPTIONAL_TYPES are."""
+    return [*_TYPES, *chain(*compress(_OPTIONAL_TYPES, needed))]
 
 
 def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
@@ -345,7 +356,7 @@ _HEAD_BYTES = 16 << 10
 
 
 def _layout(head: bytes, size: int, where: str) -> Places:
-    names = _names(b'"place_offsets"' in head, b'"limited"' in head)
+    names = _names(f'"{next(iter(types))}"'.encode() in head for types in _OPTIONAL_TYPES)
     layout = places_in(head, size, where, METADATA, names)
     for name, (dtype, shape, _) in layout.items():
         good = dtype == _ALL_TYPES[name] or (name == "tokens" and dtype == np.uint16)
@@ -705,9 +716,16 @@ def _trained(arrays: Mapping[str, np.ndarray], s: int) -> Trained:
     }
     columns |= {name: arrays[name][cuts].copy() for name in ("cuts", "ranks")}
     system, eos_weight = int(arrays["system"][s]), float(arrays["eos_weight"][s])
-    limited = bool(arrays["limited"][s]) if "limited" in arrays else True
-    places = _places(arrays, s)
-    return Trained(**columns, system=system, eos_weight=eos_weight, places=places, limited=limited)
+    return Trained(
+        **columns,
+        system=system,
+        eos_weight=eos_weight,
+        places=_places(arrays, s),
+        limited=bool(arrays["limited"][s]) if "limited" in arrays else True,
+        document_weight=(
+            float(arrays["document_weight"][s]) if "document_weight" in arrays else 1.0
+        ),
+    )
 
 
 def _places(arrays: Mapping[str, np.ndarray], s: int) -> MediaPlaces:

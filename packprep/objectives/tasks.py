@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import Any
 
 import numpy as np
@@ -378,6 +378,39 @@ def check_supervised(recipe: Recipe, source: int) -> None:
             ' documents.loss_spans = "ignore"',
             ("documents", "long"),
         )
+
+
+def check_loss_weighting(recipe: Recipe, source: int, is_supervised: bool) -> None:
+    """Check that the weights of a source's documents can be scaled by documents or turns.
+
+    Args:
+        recipe: The recipe, with `documents.loss_weighting`.
+        source: The source's number.
+        is_supervised: Whether documents in its calibration sample say what is trained.
+
+    Raises:
+        RecipeError: If no document says it, or if a task's expected loss depends on its noise.
+    """
+    weighting = recipe.documents.loss_weighting
+    if weighting == "token":
+        return
+    what, name = f'documents.loss_weighting = "{weighting}"', recipe.sources[source].name
+    key = ("documents", "loss_weighting")
+    if not is_supervised:
+        raise RecipeError(
+            f"{what}: no document in the sample of source {name!r} has messages, loss_spans or"
+            ' masks\nhint: set loss_weighting = "token", or build this source into another dataset',
+            key,
+        )
+    shares = np.diff(thresholds(recipe, supervised=True)[source], prepend=0)
+    for task in compress(recipe.tasks, shares):
+        is_noised = REGISTRY[task.objective].noise is not None
+        if is_noised and task.parameters.get("weighting") != "1/p":
+            raise RecipeError(
+                f"{what}: the expected loss of task {task.name!r} depends on how much of a document"
+                ' is masked\nhint: set weighting = "1/p" in this task',
+                key,
+            )
 
 
 FAR_WEIGHTS = 100.0

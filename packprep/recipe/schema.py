@@ -397,6 +397,14 @@ class DocumentKeys:
             later=True,
         ),
     ] = "continue"
+    loss_weighting: Annotated[
+        Literal["token", "document", "turn"],
+        _key(
+            "token: weights as they are; document, turn: the weights of its trained tokens sum to"
+            " the document's weight, in all of its segments together",
+            later=True,
+        ),
+    ] = "token"
     bad_documents: Annotated[
         Literal["reject", "fail"], _key("reject: counted and logged; fail: the build stops")
     ] = "reject"

@@ -104,8 +104,9 @@ def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: F
             or (np.diff(offsets) < 0).any()
         ):
             faults.add("P4", file, f"{name} does not rise from 0 to {end} in {count} steps")
-    if len(arrays.get("limited", arrays["supervised"])) != len(arrays["supervised"]):
-        faults.add("P4", file, "limited has not one entry for each supervised document")
+    for name in ("limited", "document_weight"):
+        if len(arrays.get(name, arrays["supervised"])) != len(arrays["supervised"]):
+            faults.add("P4", file, f"{name} has not one entry for each supervised document")
     for name in ("supervised", "rejected"):
         if len(arrays[name]) and (
             int(arrays[name].max()) >= documents

@@ -343,7 +343,8 @@ def test_columns_have_a_place_for_every_document():
         Conversation("abcd", pairs, (1, 3), system_end=1, weights=(1.0, 0.5)), np.arange(4)
     )
     last = trained_tokens(Conversation("ab", ((0, 1),)), np.arange(2))
-    assert training_columns({}, 3) is None
+    none = training_columns({}, 3)
+    assert none.span_offsets.tolist() == [0] * 4 and not none.supervised.any()
     columns = training_columns({3: last, 1: first}, 5)
     assert columns.supervised.tolist() == [0, 1, 0, 1, 0]
     assert columns.span_offsets.tolist() == [0, 0, 2, 2, 3, 3]
@@ -353,19 +354,11 @@ def test_columns_have_a_place_for_every_document():
     assert columns.system.tolist() == [0, 1, 0, 0, 0]
     assert columns.weights.tolist() == [1, 0.5, 1]
     assert columns.eos_weight.tolist() == [0, 0.5, 0, 0, 0]
-    names = [
-        "uint8",
-        "int64",
-        "int64",
-        "float32",
-        "int64",
-        "int64",
-        "int64",
-        "uint8",
-        "int64",
-        "float32",
-    ]
-    assert [column.dtype.name for column in columns[:10]] == names
+    kinds = {"supervised": "uint8", "ranks": "uint8"}
+    kinds |= dict.fromkeys(("weights", "eos_weight", "document_weight"), "float32")
+    for name, column in columns._asdict().items():
+        if name != "places":
+            assert column.dtype.name == kinds.get(name, "int64"), name
     assert columns.place_offsets.tolist() == [0] * 6 and not len(columns.places.first)
 
 

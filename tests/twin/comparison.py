@@ -73,7 +73,7 @@ def compare_shard(
         found := _differing_counts(of_rows, arrays)
     ):
         return found, count
-    supervised = any(document.has_ranges() for document in documents)
+    supervised = twin.loss_weighting != "token" or any(d.has_ranges() for d in documents)
     reported: dict[str, int] = {}
     columns: dict[str, list[Any]] = {
         name: [] for name in arrays if name not in (*ROW_ARRAYS, LOSS_WEIGHTS)
@@ -243,7 +243,7 @@ def _differing_names(
         for row in of_rows
         for segment in row
     )
-    supervised = any(document.has_ranges() for document in documents)
+    supervised = twin.loss_weighting != "token" or any(d.has_ranges() for d in documents)
     compact = twin.recipe["output"]["columns"] != "full"
     expected = {
         "tokens": True,

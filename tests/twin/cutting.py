@@ -341,7 +341,7 @@ def trains(trained, token, start, rest_trained):
     Not where what its message answers, the nearest user's or tool's before it, ended before the
     piece; unless rest_trained, and tokens of its message were trained in a piece before.
     """
-    number = bisect.bisect_right(trained.messages, token, key=_first_of) - 1
+    number = message_of(trained, token)
     asking = next(
         (k for k in reversed(range(number)) if trained.messages[k][1] in ("user", "tool")), None
     )
@@ -352,6 +352,11 @@ def trains(trained, token, start, rest_trained):
         rest_trained
         and next(max(begin, message) for begin, end in trained.spans if end > message) < start
     )
+
+
+def message_of(trained, token):
+    """The number of the message in which a token stands; −1 where messages are not known."""
+    return bisect.bisect_right(trained.messages, token, key=_first_of) - 1
 
 
 def trained_in(trained, start, n, rest_trained):

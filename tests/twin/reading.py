@@ -242,6 +242,7 @@ class Text(NamedTuple):
     media       places of media, in the text's order
     weight      of a document that says nothing else of its training
     later       of a chat: the document's texts after this one
+    document_weight  the record's weight, which is multiplied into those of the spans
     """
 
     text: str
@@ -255,6 +256,7 @@ class Text(NamedTuple):
     media: Sequence[Picture] = ()
     weight: float = 1.0
     later: Sequence["Text"] = ()
+    document_weight: float = 1.0
 
 
 class TextReader(NamedTuple):
@@ -477,12 +479,16 @@ def text_of(record: dict[str, Any], keys: Keys, reader: TextReader) -> Text | No
     media = pictures_of(media if keys.kinds else None, text, keys.kinds)
     if media is None:
         return None
+    of_document = in_float32(1 if weight is None else weight)
+    if of_document is None:
+        return None
     if spans is None and not media:
-        of_document = in_float32(1 if weight is None else weight)
-        return None if of_document is None else Text(text, weight=of_document)
+        return Text(text, weight=of_document, document_weight=of_document)
     spans = [[0, len(text)]] if spans is None else spans
     ranges = ranges_of(spans, len(text), weight)
-    return None if ranges is None else Text(text, ranges, media=media)
+    if ranges is None:
+        return None
+    return Text(text, ranges, media=media, document_weight=of_document)
 
 
 def _rows(
@@ -591,8 +597,9 @@ def _values(column: Any) -> list[Any]:
 
 def token_documents(
     source: dict[str, Any], part: Slice, weights: bool, wanted: Callable[[int], bool]
-) -> Iterator[tuple[int, list[int], list[float]]]:
-    """(position, ids without padding, the weight of each) of a slice's wanted documents that are
+) -> Iterator[tuple[int, list[int], list[float], float]]:
+    """(position, ids without padding, the weight of each, the record's) of a slice's wanted
+    documents that are
     lists of at most MOST_IDS integers and whose weights and masks are such. weights: whether these
     are looked at."""
     for position, ids, given, masks in _lists(source, part, wanted):
@@ -602,7 +609,8 @@ def token_documents(
         unmasked = _unmasked(ids, masks if weights else {})
         if unmasked is not None:
             kept, of_tokens = unmasked
-            yield position, kept, [in_float32(weight * own) or 0.0 for own in of_tokens]
+            own_weights = [in_float32(weight * own) or 0.0 for own in of_tokens]
+            yield position, kept, own_weights, weight
 
 
 def _unmasked(

@@ -123,6 +123,7 @@ class Talk(NamedTuple):
     train: tuple[bool | None, ...]
     weights: tuple[float, ...]
     media: tuple[Picture, ...] = ()
+    weight: float = 1.0  # the record's, which is multiplied into the others
 
 
 class Passage(NamedTuple):
@@ -307,7 +308,7 @@ def _talk(
     )
     _need(sum(slots for _, slots, *_ in media) <= MOST_SLOTS)
     all_messages, trains, weights = zip(*said, strict=True)
-    return Talk(list(all_messages), tools, variables, trains, weights, tuple(media))
+    return Talk(list(all_messages), tools, variables, trains, weights, tuple(media), of_all)
 
 
 def _slots(entry: dict[str, Any]) -> tuple[int, str]:

@@ -36,6 +36,8 @@ class Document(NamedTuple):
     file_key: int
     weight: float = 1.0  # of all of it, where `trained` is None
     base: int = 0  # tokens of the same document that stand in earlier texts
+    document_weight: float = 1.0  # the record's, which is multiplied into the others
+    texts: Sequence["Document"] = ()  # all texts of the same document, in order
 
     def location(self) -> tuple[int, int, int, int]:
         """What tells it from all others."""
@@ -105,6 +107,8 @@ class Twin:
         how = documents["special_text"], plan["engine"]["name"], self.media
         self.tokenizer = Tokenizer(tokenizer_json, vocabulary["special_ids"], *how)
         self.template, self.turns_taken = template, 0
+        self.loss_weighting = documents.get("loss_weighting", "token")
+        self.totals: dict[tuple[int, int, int, int], dict[float, float]] = {}  # by location
         self.reader = TextReader(documents["loss_spans"] == "use", self._conversation)
         self.tasks = [self._task(t, task) for t, task in enumerate(plan["tasks"][:-1])]
         self.in_place = any(objectives.is_in_place(task["objective"]) for task in self.tasks)
@@ -265,7 +269,7 @@ def documents_of(
                 return reading.is_kept(source, part, position, listed)  # noqa: B023
 
             key = reading.file_key(source, part.file)
-            for position, texts, weight in _token_documents(twin, source, part, wanted):
+            for position, texts, weight, of_all in _token_documents(twin, source, part, wanted):
                 ids = [i for own, _ in texts for i in own]
                 marks = source["marks" if texts[0][1] is None else "supervised_marks"]
                 if not marks.isdisjoint(ids):
@@ -275,11 +279,12 @@ def documents_of(
                 )
                 if len(ids) < max(1, twin.cutting["min_tokens"]) or not is_trained:
                     continue
-                base = 0
+                base, of_document = 0, list[Document]()
                 for own, trained in _with_one_system(texts):
-                    of_text = (own, trained, key, weight, base)
-                    found.append(Document(s, file, position, part.use, *of_text))
+                    of_text = (own, trained, key, weight, base, of_all, of_document)
+                    of_document.append(Document(s, file, position, part.use, *of_text))
                     base += len(own)
+                found += of_document
     return found
 
 
@@ -298,9 +303,10 @@ def _with_one_system(
 
 def _token_documents(
     twin: Twin, source: dict[str, Any], part: reading.Slice, wanted: Callable[[int], bool]
-) -> Iterator[tuple[int, list[tuple[list[int], Trained | None]], float]]:
+) -> Iterator[tuple[int, list[tuple[list[int], Trained | None]], float, float]]:
     """(position; of each of its texts the content ids and what is trained; the weight of all of it
-    where this is None) of a slice's wanted documents that are not turned away."""
+    where this is None; the record's weight) of a slice's wanted documents that are not turned
+    away."""
     name = source["files"][part.file][0]
     if reading.format_of(source, name)[0] in reading.TOKEN_FORMATS:
         forbidden = (
@@ -314,16 +320,18 @@ def _token_documents(
             for role, key in (("eos", "append_eos"), ("bos", "prepend_bos"))
         )
         weights = twin.reader.supervision
-        for position, ids, of_tokens in reading.token_documents(source, part, weights, wanted):
+        lists = reading.token_documents(source, part, weights, wanted)
+        for position, ids, of_tokens, of_all in lists:
             content = tokens.content(ids, twin.vocab_size, forbidden, eos, bos)
             if content is not None:
                 trained, weight = tokens.trained_ids(ids, of_tokens, content, eos)
-                yield position, [(content, trained)], weight
+                yield position, [(content, trained)], weight, of_all
         return
     for position, text in reading.documents(source, part, twin.reader, wanted):
         encoded = [twin.tokenizer.encode(one) for one in (text, *text.later)]
         if all(one is not None for one in encoded):
-            yield position, [one for one in encoded if one is not None], text.weight
+            found = [one for one in encoded if one is not None]
+            yield position, found, text.weight, text.document_weight
 
 
 def segments_of(twin: Twin, document: Document) -> list[Segment]:
@@ -485,24 +493,7 @@ def _render(
         slots, prefix, loss, labels = objectives.segment(body, facts)
     trainable = None
     if supervised:
-        shift = mode = 0
-        if not in_place:
-            shift = len(slots) - len(head) - len(tail) - len(body)
-            mode = 0 if facts.get("mode") is None else 1
-        spans, of_end = None, float(eos)
-        if document.trained is not None:
-            rest = twin.cutting["long_answers"] == "continue"
-            spans = cutting.trained_in(document.trained, segment.start, segment.n, rest)
-            piece = segment.start, segment.n, len(document.tokens)
-            of_end = cutting.eos_weight(document.trained, spans, *piece, rest) if eos else 0.0
-        of_document = (segment.start, segment.copy, spans)
-        pivot = prefix - len(head) - len(task["parameters"].get("input_eos", ())) if shift else 0
-        has_prefix = not in_place and prefix > 0
-        trainable = cutting.trainable(
-            len(slots), len(head), mode, len(body), of_end, of_document, pivot, shift, has_prefix
-        )
-        if document.trained is None:
-            trainable = [document.weight * weight for weight in trainable]
+        trainable = scaled_weights(twin, segment, epoch)
     level, weight = 0.0, 1.0
     blocks: list[tuple[float, float]] = []
     if in_place:
@@ -531,6 +522,75 @@ def _render(
         media.append((len(head) + i + (added if i >= pivot else 0), place))
     ranges = tokens.runs(trainable) if trainable is not None else []
     return Rendered(slots, loss, labels, prefix, level, weight, blocks, ranges, media)
+
+
+def own_weights(twin: Twin, segment: Segment, epoch: int) -> tuple[list[float], list[float], int]:
+    """(the weight of each of a segment's slots as a target, 0 where its token may be none; a number
+    that tells its turn from the document's others; the first slot that is predicted)."""
+    facts, document = {**facts_of(twin, segment), "epoch": epoch}, segment.document
+    body = document.tokens[: segment.copy]
+    body = body + document.tokens[segment.start : segment.start + segment.n]
+    head, tail = objectives.head_and_tail(facts)
+    task = twin.tasks[segment.task] if segment.task < len(twin.tasks) else TOO_SHORT
+    eos = segment.eos and task["parameters"].get("noise_eos", True)
+    in_place = objectives.is_in_place(task["objective"])
+    slots, prefix, *_ = (objectives.in_place if in_place else objectives.segment)(body, facts)
+    shift = mode = 0
+    first = int(bool(task["parameters"].get("shift")))
+    if not in_place:
+        shift = len(slots) - len(head) - len(tail) - len(body)
+        mode = 0 if facts.get("mode") is None else 1
+        first = max(prefix, 1)
+    pivot = prefix - len(head) - len(task["parameters"].get("input_eos", ())) if shift else 0
+
+    def of_slots(spans: list[tuple[int, int, float]] | None, of_end: float) -> list[float]:
+        of_document = (segment.start, segment.copy, spans)
+        has_prefix = not in_place and prefix > 0
+        sizes = len(slots), len(head), mode, len(body)
+        return cutting.trainable(*sizes, of_end, of_document, pivot, shift, has_prefix)
+
+    if document.trained is None:
+        weights = of_slots(None, float(eos))
+        return [document.weight * weight for weight in weights], weights, first
+    trained, rest = document.trained, twin.cutting["long_answers"] == "continue"
+    spans = cutting.trained_in(trained, segment.start, segment.n, rest)
+    piece = segment.start, segment.n, len(document.tokens)
+    of_end = cutting.eos_weight(trained, spans, *piece, rest) if eos else 0.0
+    is_last = segment.start + segment.n == len(document.tokens)
+    last = trained.spans[-1] if is_last else spans[-1] if spans else (0, 1)
+
+    def turn(token: int) -> float:
+        return 2.0 + document.base + cutting.message_of(trained, token)
+
+    turns = [(begin, end, turn(begin)) for begin, end, _ in spans]
+    return of_slots(spans, of_end), of_slots(turns, turn(last[1] - 1) if of_end else 0.0), first
+
+
+def scaled_weights(twin: Twin, segment: Segment, epoch: int) -> list[float]:
+    """The weight of each of a segment's slots as a target, as the recipe's loss_weighting has
+    it."""
+    weights, turns, _ = own_weights(twin, segment, epoch)
+    if twin.loss_weighting == "token":
+        return weights
+    document = segment.document
+    if document.location() not in twin.totals:
+        totals: dict[float, float] = {}
+        for text in document.texts:
+            for other in segments_of(twin, text):
+                theirs, groups, first = own_weights(twin, other, epoch)
+                for t in range(first, len(theirs)):
+                    group = groups[t] if twin.loss_weighting == "turn" else 0.0
+                    totals[group] = totals.get(group, 0.0) + theirs[t]
+        twin.totals[document.location()] = totals
+    scaled = []
+    for weight, turn in zip(weights, turns, strict=True):
+        total = twin.totals[document.location()].get(
+            turn if twin.loss_weighting == "turn" else 0.0, 0.0
+        )
+        if weight and total:
+            weight = max(nearest(document.document_weight * weight / total), 2.0**-126)
+        scaled.append(weight)
+    return scaled
 
 
 def places_in(segment: Segment) -> list[Spot]:

@@ -105,6 +105,7 @@ def text_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
         list(_strings([talk.messages, talk.tools, variables])),
         [begin for begin, _, k in spans if chat.has_blocks and chat.roles[k] == "assistant"],
         talk.media,
+        document_weight=talk.weight,
     )
     return found, taken
 
