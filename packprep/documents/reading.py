@@ -1,5 +1,8 @@
-"""What one shard reads: slices of files → token documents, as columns. After this there is no
-Python object per document."""
+"""Read the slices of one shard and tokenize their documents into column arrays.
+
+A slice is the part of a file that one shard reads. No Python object per document remains after this
+step.
+"""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,13 +49,15 @@ from packprep.tokenizer.roles import Vocabulary
 
 
 def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary) -> Tokens:
-    """The content of each list of ids: as `tokenize` gives it for texts.
+    """Take the content of each list of ids, in the form that `tokenize` gives for texts.
 
-    A document with an id outside of [0, vocab_size) is rejected, reason "id_out_of_range".
-    append_eos: one eos at a document's end is the one that packprep appends, and no content.
-    prepend_bos: likewise one bos at its begin. special_text: under "text" and "special" ids of
-    special tokens in the content stay what they are, as their writer meant them; under "reject"
-    they reject the document, reason "special_text".
+    A document with an id outside [0, vocab_size) is rejected with reason "id_out_of_range". The
+    settings in `documents` change the content as follows.
+
+    - `append_eos`: One trailing eos is the one that packprep appends. It is not content.
+    - `prepend_bos`: One leading bos is the one that packprep prepends. It is not content.
+    - `special_text`: "text" and "special" keep the ids of special tokens in the content, because
+      the author of the ids meant them. "reject" rejects the document with reason "special_text".
     """
     ids, offsets = lists
     rejected: dict[int, tuple[str, str]] = {}
@@ -80,8 +85,8 @@ def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary)
     end[list(rejected)] = begin[list(rejected)]
     lengths = end - begin
     if int(lengths.sum()) != len(ids):
-        # What is left out lies before, between and behind the contents: a mark where it changes,
-        # summed up.
+        # The ids to drop lie before, between and after the contents. Mark each change with +1 or
+        # -1. The running sum then tells which ids to keep.
         change = np.zeros(len(ids) + 1, np.int8)
         np.add.at(change, begin, 1)
         np.add.at(change, end, -1)
@@ -92,7 +97,7 @@ def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary)
 
 
 def _firsts(places: np.ndarray, offsets: np.ndarray) -> list[tuple[int, int]]:
-    """(document, its first place) of ascending places in the flat ids."""
+    """Return (document, its first position) for ascending positions in the flat ids."""
     owner = np.searchsorted(offsets, places, side="right") - 1
     documents, at = np.unique(owner, return_index=True)
     return list(zip(documents.tolist(), places[at].tolist(), strict=True))
@@ -100,7 +105,7 @@ def _firsts(places: np.ndarray, offsets: np.ndarray) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=4)
 def _forbidden(vocabulary: Vocabulary) -> np.ndarray:
-    """int64[k]: the special ids but the unknown token's, which any text may give."""
+    """Return the special ids, int64[k], without the unknown token, which any text may produce."""
     unknown = unknown_id(vocabulary.tokenizer_json)
     return np.array([id for id in vocabulary.special_ids if id != unknown], np.int64)
 
@@ -110,28 +115,30 @@ BELOW_MIN_TOKENS = "below_min_tokens"
 UNTRAINED = "untrained"
 SENTINEL_IN_TEXT = "sentinel_in_text"
 DROP_REASONS = (EMPTY, BELOW_MIN_TOKENS, UNTRAINED, SENTINEL_IN_TEXT)
-"""Why a document that was read has nothing to use."""
+"""The reasons why a document that was read is not used."""
 MOST_DOCUMENTS = 1 << 22
-"""Of one shard: a document, used or rejected, takes up to some 200 bytes in memory beside its
-text."""
+"""Maximum number of documents in one shard.
+
+A document, used or rejected, takes up to about 200 bytes of memory in addition to its text.
+"""
 
 
 @dataclass
 class Rejected:
-    """Documents that could not be used: where and why; one record a line of the rejects file.
+    """The documents that could not be used, with location and reason.
 
-    They are kept as columns: a file of millions of bad lines costs some 100 bytes for each, not an
-    object.
+    Each one becomes a line of the rejects file. They are kept as columns. A file with millions of
+    bad lines costs about 100 bytes per line instead of one object.
     """
 
-    # file, use, position
+    # Columns: file, pass, position.
     places: Sequence[array] = field(default_factory=lambda: [array("q") for _ in range(3)])
     _reasons: array = field(default_factory=lambda: array("I"))
     _ends: array = field(default_factory=lambda: array("q"))
     _details: bytearray = field(default_factory=bytearray)
-    # file → its source's name and its own
+    # Maps a file to the name of its source and its own name.
     _names: dict[int, tuple[str, str]] = field(default_factory=dict)
-    _known: dict[str, int] = field(default_factory=dict)  # reason → its number
+    _known: dict[str, int] = field(default_factory=dict)  # Maps a reason to its number.
 
     def __len__(self) -> int:
         return len(self._reasons)
@@ -139,7 +146,7 @@ class Rejected:
     def add(
         self, source: PlannedSource, use: int, file: int, position: int, reason: str, detail: str
     ) -> None:
-        """Note one document. `file` is the index into the plan's files."""
+        """Record one document. `file` is the index into the plan's files."""
         if file not in self._names:
             self._names[file] = source.name, source.files.names[file - source.first_file]
         for column, value in zip(self.places, (file, use, position), strict=True):
@@ -149,8 +156,11 @@ class Rejected:
         self._ends.append(len(self._details))
 
     def records(self, order: Iterable[int] | None = None) -> Iterator[dict[str, Any]]:
-        """The records of these numbers, as they were noted. None: all of them by source, file, use
-        and position: independent of how the work was batched."""
+        """Yield the records with the numbers in `order`, in that order.
+
+        With None, yield all records sorted by source, file, pass and position. This order does not
+        depend on how the work was batched.
+        """
         if order is None:
             rank = {
                 file: i
@@ -169,7 +179,7 @@ class Rejected:
             yield {**record, "reason": reasons[self._reasons[i]], "detail": detail}
 
     def counts(self, source: str) -> dict[str, int]:
-        """reason → how many documents of a source."""
+        """Return the number of rejected documents of a source per reason."""
         own = [file for file, (name, _) in self._names.items() if name == source]
         of_source = np.isin(np.array(self.places[0], np.int64), own)
         found = np.bincount(
@@ -181,49 +191,75 @@ class Rejected:
 
 
 class ReadDocuments(NamedTuple):
-    """Neighbouring documents of a slice, tokenized. rejects: those that have no place in the other
-    columns."""
+    """A batch of consecutive tokenized documents of a slice.
+
+    `rejects` holds the documents that have no entry in the other columns.
+    """
 
     positions: np.ndarray  # int64[n]
     tokens: Tokens
-    trained: Mapping[int, Trained]  # document's number → what is trained of it
+    trained: Mapping[int, Trained]  # document number → its trained spans
     rejects: Sequence[Reject]
-    text_bytes: np.ndarray  # int64[n], or more where rejects had text
+    text_bytes: np.ndarray  # int64[n], or longer if rejects had text
 
 
 @dataclass
 class Documents:
-    """Token documents, one array a column; what could not be used; and each source's counts.
+    """The tokenized documents of a shard as columns, with the rejects and the counts per source.
 
-    text_digests: xxh3-128 of the text bytes that were read; of tokens, of the content's ids as
-    int32; behind OF_TOKENS, of what a token store has. text_bytes: a token of a source of tokens
-    counts as TOKEN_TEXT_BYTES. dropped_tokens: of documents left out after tokenization.
+    Attributes:
+        ids: The tokens of all documents, concatenated. uint16 or int32[tokens].
+        offsets: Start of each document in `ids`, int64[D + 1].
+        position: Position of each document in its file, int64[D]: the byte of its line, its row
+            number, or its number in an index.
+        file: Index into the plan's files, int64[D].
+        source: Index of the source, int64[D].
+        repeat: Pass over the source, int64[D].
+        file_key: Random key of (seed, source name, file name), uint64[D].
+        training: Trained spans. None if no document says which part of it is trained.
+        rejected: The documents that could not be used.
+        read: Number of documents read per source.
+        dropped_tokens: Tokens of documents that were dropped after tokenization, by source and
+            reason.
+        text_digests: Digest per source: xxh3-128 of the text bytes that were read. For sources of
+            tokens, the digest covers the content's ids as int32. For token stores, it covers the
+            stored data and starts with OF_TOKENS.
     """
 
-    ids: np.ndarray  # uint16 or int32[tokens]: all documents, one after the other
-    offsets: np.ndarray  # int64[D + 1]: where each begins
-    position: np.ndarray  # int64[D]: byte of its line, row number, or number in an index
-    file: np.ndarray  # int64[D]: index into the plan's files
+    ids: np.ndarray  # uint16 or int32[tokens]
+    offsets: np.ndarray  # int64[D + 1]
+    position: np.ndarray  # int64[D]
+    file: np.ndarray  # int64[D]
     source: np.ndarray  # int64[D]
-    repeat: np.ndarray  # int64[D]: which use
-    file_key: np.ndarray  # uint64[D]: key of (seed, source name, file name)
-    training: Training | None = None  # None: no document says what of it is trained
+    repeat: np.ndarray  # int64[D]
+    file_key: np.ndarray  # uint64[D]
+    training: Training | None = None
     rejected: Rejected = field(default_factory=Rejected)
-    read: dict[str, int] = field(default_factory=dict)  # source → documents
-    # source → reason → tokens
+    read: dict[str, int] = field(default_factory=dict)  # source → number of documents
+    # Maps source → reason → number of tokens.
     dropped_tokens: dict[str, dict[str, int]] = field(default_factory=dict)
     text_digests: dict[str, str] = field(default_factory=dict)  # source → digest
 
 
 def is_bad(reason: str) -> bool:
-    """Whether a reject counts against `max_bad_fraction`: a damaged document, not one that the
-    recipe leaves out."""
+    """Return whether a reject counts against `max_bad_fraction`.
+
+    It counts if the document is damaged, and not if the recipe leaves it out.
+    """
     return reason in BAD_REASONS or reason in TEXT_REASONS or reason == SENTINEL_IN_TEXT
 
 
 def in_sample(source: PlannedSource, file: int, positions: np.ndarray) -> np.ndarray:
-    """bool[n]: the documents that `sample` keeps: u(file's relative name, position) in [low, high),
-    whatever the seed and the source's name. file: of the plan; positions: int64[n]."""
+    """Return which documents `sample` keeps, bool[n].
+
+    A document is kept if u(the file's relative name, position) lies in [low, high). The result does
+    not depend on the seed or the name of the source.
+
+    Args:
+        source: The planned source.
+        file: Index into the plan's files.
+        positions: Positions of the documents, int64[n].
+    """
     low, high = source.sample
     name = source.files.names[file - source.first_file]
     u = (
@@ -233,14 +269,15 @@ def in_sample(source: PlannedSource, file: int, positions: np.ndarray) -> np.nda
 
 
 def keeps_all(source: PlannedSource, use: int) -> bool:
-    """Whether neither `sample` nor a fractional `repeat` leaves documents of a use out."""
+    """Return whether neither `sample` nor a fractional `repeat` drops documents of a pass."""
     return source.sample == ALL and source.kept_of_use(use) == 1
 
 
 def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
-    """The documents of a piece that `sample` and a fractional `repeat` keep in one use; None: all.
+    """Return a function that selects the documents to keep from a split (piece) in one pass.
 
-    The fraction is a Choice; of text files, whose sizes the plan has, what it comes to.
+    `sample` and a fractional `repeat` select them. The result is None if all documents are kept.
+    The fraction is a `Choice`. For text files, whose sizes are in the plan, it is evaluated here.
     """
     sample = None if source.sample == ALL else partial(in_sample, source)
     part = source.kept_of_use(use)
@@ -262,8 +299,11 @@ def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
 def with_keeps(
     slices: Iterable[tuple[PlannedSource, Slice]],
 ) -> Iterator[tuple[PlannedSource, Slice, Keep | None]]:
-    """(source, slice, the documents of it that are taken; None: all) of slices. Text files of one
-    piece are chosen from together."""
+    """Yield (source, slice, selection) for each slice.
+
+    The selection is a function that selects the documents of the slice, or None to keep all. The
+    text files of one split are selected together.
+    """
     last, keep = None, None
     for source, part in slices:
         if keeps_all(source, part.use):
@@ -280,9 +320,10 @@ def _is_wanted(only: Mapping[int, np.ndarray], file: int, positions: np.ndarray)
 
 
 def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarray) -> np.ndarray:
-    """bool[n]: which documents of a file of the plan a use may keep, as far as the plan tells: by
-    `sample` and by the sizes of text files. Where `chosen_by_size`,
-    only the file tells the rest.
+    """Return which documents of a file a pass may keep, bool[n], judging by the plan alone.
+
+    The plan knows `sample` and the sizes of text files. If `chosen_by_size` is true, only the file
+    itself determines the rest.
     """
     piece = next(iter(source.pieces.of_file(file - source.first_file)), None)
     keep = None if piece is None else keeper(source, use, piece)
@@ -292,24 +333,23 @@ def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarr
 
 
 def chosen_by_size(source: PlannedSource, use: int, file: int) -> bool:
-    """Whether which documents of a file a use keeps follows from their sizes, which the plan does
-    not have."""
+    """Return whether a pass keeps documents of a file by sizes that are not in the plan."""
     is_text = position_of(*source.formats[file - source.first_file]) == "whole"
     return not is_text and source.kept_of_use(use) < 1
 
 
 @dataclass(frozen=True)
 class TextReader:
-    """Reads slices of files and tokenizes what they hold.
+    """A reader that reads slices of files and tokenizes their documents.
 
     Attributes:
-        settings: The recipe's `[documents]`.
-        vocabulary: The tokenizer's.
-        engine: The tokenizer's engine; None where all sources lie in token stores.
-        template: The chat template; None if there is none.
-        uncut_tokens: Documents of at most so many tokens are never cut.
-        decoders: Keep what reading one slice learns for the next ones.
-        clock: Gets the seconds of the stages read and tokenize.
+        settings: `[documents]` in the recipe.
+        vocabulary: The vocabulary of the tokenizer.
+        engine: The engine of the tokenizer. None if all sources are token stores.
+        template: The chat template, or None.
+        uncut_tokens: Documents with at most this many tokens are never cut.
+        decoders: Cache of information from one slice for the next ones.
+        clock: Receives the seconds of the stages "read" and "tokenize".
     """
 
     settings: DocumentKeys
@@ -323,8 +363,10 @@ class TextReader:
     def read(
         self, source: PlannedSource, part: Slice, keep: Keep | None, digest: xxhash.xxh3_128
     ) -> Iterator[ReadDocuments]:
-        """Yield the documents of a slice, by batch. digest: gets their text, or their content where
-        they are tokens."""
+        """Yield the documents of a slice in batches.
+
+        `digest` is updated with their text, or with their content if they are tokens.
+        """
         if source.in_store:
             yield from self._read_store(source, part, keep, digest)
             return
@@ -340,14 +382,14 @@ class TextReader:
                 sizes = _add_content(digest, batch, {}, tokens.ids)
             else:
                 tokens, trained = self._tokenize(batch, conversations, place)
-                # After the engine, which leaves the UTF-8 of a text with the text.
+                # This runs after the engine because the engine caches the UTF-8 form in the string.
                 sizes = _add_content(digest, batch, conversations)
             yield ReadDocuments(batch.positions, tokens, trained, batch.rejects, sizes)
 
     def _read_store(
         self, source: PlannedSource, part: Slice, keep: Keep | None, digest: xxhash.xxh3_128
     ) -> Iterator[ReadDocuments]:
-        """Yield the documents of a slice, from the source's token store."""
+        """Yield the documents of a slice from the token store of the source."""
         batches = source.store.read(source, part, keep, self.vocabulary)
         for batch in self.clock.steps("read", batches):
             digest.update(np.ascontiguousarray(batch.tokens.ids).data)
@@ -357,7 +399,7 @@ class TextReader:
             yield batch
 
     def _take_tokens(self, batch: Batch) -> tuple[Tokens, dict[int, Trained]]:
-        """Return the content of a batch of ids, and what is trained of it."""
+        """Return the content of a batch of ids, and its trained spans."""
         assert batch.tokens is not None
         with self.clock.stage("tokenize"):
             tokens = take_tokens(batch.tokens, self.settings, self.vocabulary)
@@ -374,13 +416,12 @@ class TextReader:
         return tokens, trained | (trained_by_weight(weights, lengths) if weights else {})
 
     def _token_weights(self, batch: Batch, tokens: Tokens, i: int) -> np.ndarray:
-        """Return the weights of document `i`'s content and what follows it, float32[n + 1]: the
-        last is the weight of the document's end."""
+        """Return the weights of document `i`'s tokens and of its end, float32[n + 1]."""
         assert batch.tokens is not None and batch.token_weights is not None
         begin, end = batch.tokens.offsets[i : i + 2].tolist()
         weights, n = batch.token_weights[begin:end], int(np.diff(tokens.offsets[i : i + 2])[0])
         roles, ids = self.vocabulary.roles, batch.tokens.ids
-        # `take_tokens` left out the bos and eos that packprep adds itself.
+        # `take_tokens` dropped the bos and eos that packprep adds itself.
         has_bos = self.settings.prepend_bos and begin < end and ids[begin] == roles["bos"]
         if has_bos and len(weights) > n:
             weights = weights[1:]
@@ -393,10 +434,15 @@ class TextReader:
         conversations: Mapping[int, Conversation],
         place: tuple[PlannedSource, int, int, np.uint64],
     ) -> tuple[Tokens, dict[int, Trained]]:
-        """Return the ids of a batch's texts, and what is trained of them. BuildError where the
-        engine differs from its reference.
+        """Return the ids of a batch's texts, and their trained spans.
 
-        place: source, file, pass, key of the file
+        Args:
+            batch: The batch of texts.
+            conversations: Document number → its conversation.
+            place: (source, file, pass, key of the file).
+
+        Raises:
+            BuildError: If the engine differs from its reference.
         """
         source, file, repeat, file_key = place
         engine, special_text = self.engine, self.settings.special_text
@@ -427,8 +473,7 @@ class TextReader:
     def _difference(
         self, text: str, conversation: Conversation | None, tokens: Tokens, i: int
     ) -> EngineDifference | None:
-        """Return how the engine's ids of document `i` of a batch differ from the reference's, where
-        they are not the reference's themselves."""
+        """Return how the engine's ids of document `i` differ from the reference's, or None."""
         engine, how = self.engine, (self.settings.special_text, self.vocabulary)
         assert engine is not None
         if conversation is None or not conversation.limited:
@@ -449,7 +494,7 @@ class TextReader:
 
 
 class DocumentsBuilder:
-    """Collects the documents of a shard, batch by batch."""
+    """A builder that collects the documents of a shard batch by batch."""
 
     def __init__(
         self,
@@ -458,12 +503,19 @@ class DocumentsBuilder:
         token_dtype: np.dtype,
         marks: Sequence[tuple[np.ndarray, np.ndarray]] | None = None,
     ):
-        """marks: by source, as `objectives.tasks.Marks`: a document that holds one of these ids is
-        rejected; None: none is."""
+        """Create an empty builder.
+
+        Args:
+            recipe: The recipe.
+            sources: The planned sources of the shard.
+            token_dtype: Dtype of the stored tokens.
+            marks: Per source, as `objectives.tasks.Marks`. A document that contains one of these
+                ids is rejected. None rejects none.
+        """
         self._settings, self._sources = recipe.documents, sources
         self._token_dtype, self._marks = token_dtype, marks
         self._ids: list[np.ndarray] = [np.empty(0, token_dtype)]
-        # of each batch: lengths, position, file, source, repeat, file_key
+        # One tuple per batch: lengths, position, file, source, repeat, file_key.
         none = (np.empty(0, np.int64),) * 5
         self._columns: list[tuple[np.ndarray, ...]] = [(*none, np.empty(0, np.uint64))]
         self._trained: dict[int, Trained] = {}
@@ -476,12 +528,15 @@ class DocumentsBuilder:
         self.text_bytes = 0
 
     def digest(self, source: PlannedSource) -> xxhash.xxh3_128:
-        """Return the running digest of what was read of a source."""
+        """Return the running digest of the data that was read from a source."""
         return self._digests[source.name]
 
     def add(self, source: PlannedSource, part: Slice, batch: ReadDocuments) -> None:
-        """Add the documents of a batch of a slice. SourceError for a bad one where the recipe says
-        that one fails the build."""
+        """Add the documents of a batch of a slice.
+
+        Raises:
+            SourceError: If a document is bad and `bad_documents` is "fail".
+        """
         before, lengths = len(self.rejected), np.diff(batch.tokens.offsets)
         for reject in batch.rejects:
             self.rejected.add(
@@ -502,8 +557,10 @@ class DocumentsBuilder:
     def _unused(
         self, source: PlannedSource, batch: ReadDocuments, lengths: np.ndarray, used: np.ndarray
     ) -> dict[int, tuple[str, str]]:
-        """Return (reason, detail) of the documents of a batch that were read and not used. used:
-        bool[n], which are long enough."""
+        """Return (reason, detail) of the documents of a batch that were read but are not used.
+
+        `used`, bool[n], says which documents are long enough.
+        """
         unused: dict[int, tuple[str, str]] = {}
         if not used.all():
             fewest = self._settings.min_tokens
@@ -533,7 +590,7 @@ class DocumentsBuilder:
         lengths: np.ndarray,
         unused: Mapping[int, tuple[str, str]],
     ) -> None:
-        """Note the documents that are not used as rejects, and their tokens as dropped."""
+        """Record the unused documents as rejects and count their tokens as dropped."""
         dropped = self.dropped[source.name]
         for i, (reason, detail) in sorted(unused.items()):
             self.rejected.add(source, part.use, part.file, batch.positions[i], reason, detail)
@@ -600,20 +657,20 @@ def read_documents(
     """Read and tokenize the documents of `slices`, in order.
 
     Args:
-        builder: Collects the documents; it is new.
-        reader: Reads and tokenizes slices.
-        slices: What to read.
-        only: File → positions of the documents to read, of these files only; None: the documents
-            that `sample` and `repeat` keep.
-        most_bytes: The most text bytes; None: any amount.
+        builder: An empty builder that collects the documents.
+        reader: The reader for the slices.
+        slices: The slices to read.
+        only: File → positions of the documents to read. Other files are skipped. None reads the
+            documents that `sample` and `repeat` keep.
+        most_bytes: Maximum number of text bytes, or None for no limit.
         progress: Called with (documents, text bytes, tokens, rejects) of each batch.
 
     Returns:
-        The documents. A bad one is among the rejects.
+        The documents. Bad documents are among the rejects.
 
     Raises:
-        SourceError: If there is more text than `most_bytes`, or more than MOST_DOCUMENTS; or for a
-            bad document where `bad_documents` is "fail".
+        SourceError: If there are more than `most_bytes` of text or more than MOST_DOCUMENTS
+            documents, or if a document is bad and `bad_documents` is "fail".
     """
     taken: Iterable[tuple[PlannedSource, Slice, Keep | None]] = with_keeps(slices)
     if only is not None:
@@ -637,11 +694,13 @@ def read_documents(
 def _marked(
     tokens: Tokens, trained: Mapping[int, Trained], of_plain: np.ndarray, of_supervised: np.ndarray
 ) -> dict[int, str]:
-    """Return document → what is wrong, of the documents that hold an id which only a task may
-    write.
+    """Return document → error detail, for documents with an id that only a task may write.
 
-    of_plain, of_supervised: such ids, as `objectives.tasks.Marks`; what is supervised draws among
-    fewer tasks.
+    Args:
+        tokens: The documents.
+        trained: Document number → its trained spans.
+        of_plain: The forbidden ids, as in `objectives.tasks.Marks`.
+        of_supervised: The forbidden ids of supervised documents, which draw from fewer tasks.
     """
     ids, offsets = tokens.ids, tokens.offsets
     if not (len(of_plain) and len(ids)) or ids.max() < of_plain[0] or ids.min() > of_plain[-1]:
@@ -659,8 +718,18 @@ def _marked(
 
 
 def refuse_beyond(path: str, documents: int, text_bytes: int, most_bytes: int) -> None:
-    """SourceError where a shard has more than MOST_DOCUMENTS, or more than `most_bytes` of text.
-    path: of the file at which."""
+    """Check the size of a shard.
+
+    Args:
+        path: The file that was being read, for messages.
+        documents: Number of documents so far.
+        text_bytes: Number of text bytes so far.
+        most_bytes: Maximum number of text bytes.
+
+    Raises:
+        SourceError: If the shard has more than MOST_DOCUMENTS documents or more than `most_bytes`
+            of text.
+    """
     if documents > MOST_DOCUMENTS:
         raise SourceError(
             f"{path}: one shard's part of it and of other files has more than {MOST_DOCUMENTS}"
@@ -681,8 +750,7 @@ def _said(digest: xxhash.xxh3_128, source: PlannedSource) -> str:
 
 
 OF_TOKENS = "tokens-"
-"""What a digest begins with that is not of a source's text, but of the tokens that a store has of
-it."""
+"""The prefix of a digest that covers the tokens of a store, and not the text of a source."""
 
 
 def _add_content(
@@ -691,9 +759,11 @@ def _add_content(
     conversations: Mapping[int, Conversation],
     ids: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Add a batch's texts and places of media to the digest of a source, or its content's ids where
-    it has tokens; int64[n]: their text bytes, in which a slot of media counts as
-    TOKEN_TEXT_BYTES."""
+    """Add the texts and media spans of a batch to a source's digest.
+
+    For batches of tokens, add the ids of the content instead. Return the text bytes per document,
+    int64[n]. A media position counts as TOKEN_TEXT_BYTES.
+    """
     if batch.tokens is not None:
         assert ids is not None
         digest.update(ids.astype("<i4", copy=False).data)
@@ -717,8 +787,7 @@ def text_digest(
     decoders: Decoders,
     template: str | None,
 ) -> str:
-    """The digest in `text_digests` that `read_documents` gives of these slices of a source, without
-    tokenization."""
+    """Return the digest that `read_documents` gives for these slices, without tokenizing texts."""
     digest = xxhash.xxh3_128()
     for _, part, keep in with_keeps((source, part) for part in slices):
         how = recipe.documents, template, keep
@@ -737,7 +806,7 @@ def text_digest(
 def _differs(
     engine: Engine, source: PlannedSource, file: int, position: int, found: EngineDifference
 ) -> BuildError:
-    """The error of a document of which an engine and the reference make different things."""
+    """Return the error for a document that the engine and the reference tokenize differently."""
     name = source.files.names[file - source.first_file]
     return BuildError(
         f"engine {engine.name} {engine.version} differs from the reference in the document at"
@@ -748,7 +817,7 @@ def _differs(
 
 
 def fail_on_bad(records: Iterable[dict[str, Any]], path: str) -> None:
-    """SourceError that names the first of these rejects of a file that is of a bad document."""
+    """Raise SourceError for the first bad document among these rejects of a file."""
     for record in records:
         if is_bad(record["reason"]):
             raise SourceError(
