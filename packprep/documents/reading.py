@@ -85,8 +85,8 @@ def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary)
     end[list(rejected)] = begin[list(rejected)]
     lengths = end - begin
     if int(lengths.sum()) != len(ids):
-        # The ids to drop lie before, between and after the contents. Mark each change with +1 or
-        # -1. The running sum then tells which ids to keep.
+        # Ids may be dropped before, between and after the contents. Mark each change with +1 or -1.
+        # The running sum then tells which ids to keep.
         change = np.zeros(len(ids) + 1, np.int8)
         np.add.at(change, begin, 1)
         np.add.at(change, end, -1)
@@ -214,7 +214,7 @@ class Documents:
             number, or its number in an index.
         file: Index into the plan's files, int64[D].
         source: Index of the source, int64[D].
-        repeat: Pass over the source, int64[D].
+        repeat: Number of the pass, int64[D].
         file_key: Random key of (seed, source name, file name), uint64[D].
         training: Trained spans. None if no document says which part of it is trained.
         rejected: The documents that could not be used.
@@ -252,7 +252,7 @@ def is_bad(reason: str) -> bool:
 def in_sample(source: PlannedSource, file: int, positions: np.ndarray) -> np.ndarray:
     """Return which documents `sample` keeps, bool[n].
 
-    A document is kept if u(the file's relative name, position) lies in [low, high). The result does
+    A document is kept if u(the file's relative name, position) is in [low, high). The result does
     not depend on the seed or the name of the source.
 
     Args:
@@ -276,8 +276,8 @@ def keeps_all(source: PlannedSource, use: int) -> bool:
 def keeper(source: PlannedSource, use: int, piece: int) -> Keep | None:
     """Return a function that selects the documents to keep from a split (piece) in one pass.
 
-    `sample` and a fractional `repeat` select them. The result is None if all documents are kept.
-    The fraction is a `Choice`. For text files, whose sizes are in the plan, it is evaluated here.
+    `sample` and a fractional `repeat` select them. Return None to keep all documents. The fraction
+    is a `Choice`. For text files, whose sizes are in the plan, it is evaluated here.
     """
     sample = None if source.sample == ALL else partial(in_sample, source)
     part = source.kept_of_use(use)
@@ -320,7 +320,7 @@ def _is_wanted(only: Mapping[int, np.ndarray], file: int, positions: np.ndarray)
 
 
 def kept_by_plan(source: PlannedSource, use: int, file: int, positions: np.ndarray) -> np.ndarray:
-    """Return which documents of a file a pass may keep, bool[n], judging by the plan alone.
+    """Return which documents of a file a pass may keep, bool[n], judging only by the plan.
 
     The plan knows `sample` and the sizes of text files. If `chosen_by_size` is true, only the file
     itself determines the rest.
@@ -817,7 +817,7 @@ def _differs(
 
 
 def fail_on_bad(records: Iterable[dict[str, Any]], path: str) -> None:
-    """Raise SourceError for the first bad document among these rejects of a file."""
+    """Raise `SourceError` for the first bad document among these rejects of a file."""
     for record in records:
         if is_bad(record["reason"]):
             raise SourceError(

@@ -1,14 +1,14 @@
-"""A token store: the documents of a recipe's sources as tokens, on disk, in the files' order;
-datasets are built from it.
+"""A token store: the tokenized documents of a recipe's sources on disk, in the order of the files.
 
-It has the files that a dataset has, and `kind = "store"` in plan.json and dataset.json. Its plan is
-that of its sources, each document once. A slice of a file finds here what it would find in the
-file:
+Datasets can be built from a token store. It has the same files as a dataset, and `kind = "store"`
+in plan.json and dataset.json. Its plan is the plan of its sources, with each document once. Reading
+a slice of a file from the store gives the same documents as reading it from the file:
 
     slice of a piece ─► the shards that hold the piece ─► documents whose unit lies in the slice, each as it was read
 
-A unit is a byte of a line file, a step of a compressed one, a row. Shards are safetensors files of
-these arrays, D documents of which S are supervised and R rejected, in K parts of pieces:
+A split (piece) is a part of a file that can be read separately. A unit is a byte of a line file, a
+step of a compressed file, or a row. Shards are safetensors files with the arrays below. D is the
+number of documents. S of them are supervised and R rejected. The shard has K parts of splits.
 
     tokens              u16 or u32 [tokens]
     document_offsets    i64 [D + 1]    where each document begins in `tokens`
@@ -23,14 +23,14 @@ these arrays, D documents of which S are supervised and R rejected, in K parts o
     supervised, rejected               u32 [S], u32 [R]: numbers of documents
     reject_text, ranks                 u8
 
-Where a document has places of media, k of them, also
+If a document has k media spans, the shard also has:
 
     place_offsets, place_ref_offsets   i64 [S + 1], i64 [k + 1]
     place_spans i64 [k, 2], place_first, place_tokens, place_kind i64 [k], place_refs u8: as
     `media.MediaPlaces`
 
-Where a document has a weight and does not say which part of it is trained, it is one of S, too, and
-there is also
+If a document has a weight but does not say which part of it is trained, it counts as one of the S
+documents. The shard then also has:
 
     limited             u8 [S]         1 where the document says which part of it is trained
 
@@ -88,7 +88,7 @@ from packprep.tokenizer.roles import Vocabulary
 
 STORE = "store"
 STEP_BYTES = 1 << 14
-"""Of compressed files: the steps of all datasets are whole numbers of these."""
+"""The steps of compressed files, in all datasets, are multiples of this number of bytes."""
 METADATA = {"format": "packprep", "kind": STORE, "version": "1"}
 
 _TYPES = {
@@ -123,7 +123,7 @@ _OPTIONAL_TYPES = (_MEDIA_TYPES, {"limited": "u1"}, {"document_weight": "<f4"})
 """The arrays that a shard has only where a document needs them, by what it needs them for."""
 _ALL_TYPES = _TYPES | {name: kind for types in _OPTIONAL_TYPES for name, kind in types.items()}
 DOCUMENT_BYTES = 28
-"""A document's in these arrays, without its tokens and what is trained of them."""
+"""Bytes per document in these arrays, without its tokens and its trained spans."""
 _PAIRS = ("spans", "turns", "place_spans")
 _OF_TRAINED = (
     *("spans", "weights", "turns", "cuts", "ranks", "system", "eos_weight", "limited"),
@@ -132,7 +132,7 @@ _OF_TRAINED = (
 
 
 class _Noted(Choice):
-    """Takes every document, and notes the size by which a fraction would be taken."""
+    """A selection that keeps every document and records the size that a fraction would use."""
 
     def __init__(self) -> None:
         super().__init__(np.uint64(0), 0)
@@ -145,7 +145,7 @@ class _Noted(Choice):
         return np.ones(len(positions), np.bool_)
 
     def at(self, positions: np.ndarray) -> np.ndarray:
-        """The sizes of documents, int64[n]."""
+        """Return the sizes of the documents at these positions, int64[n]."""
         known, sizes = (
             np.concatenate([np.zeros(0, np.int64), *of]) for of in (self.positions, self.sizes)
         )
@@ -156,16 +156,16 @@ class _Noted(Choice):
 class StoredDocuments(NamedTuple):
     """The documents of a store's shard before they are written."""
 
-    arrays: dict[str, np.ndarray]  # as above
+    arrays: dict[str, np.ndarray]  # The arrays of the module's docstring.
     rejected: Rejected
     text_digests: dict[str, str]  # source → xxh3-128 of the text bytes that were read
-    read: dict[str, int]  # source → documents
-    tokens: dict[str, int]  # source → tokens
+    read: dict[str, int]  # source → number of documents
+    tokens: dict[str, int]  # source → number of tokens
 
 
 @dataclass
 class _Columns:
-    """What one shard's documents come to, part by part."""
+    """The columns of one shard's documents, collected part by part."""
 
     of: dict[str, list[np.ndarray]] = field(default_factory=dict)
     documents: int = 0
@@ -195,8 +195,16 @@ def stored(
     clock: Clock,
     most_bytes: int,
 ) -> StoredDocuments:
-    """The documents of a shard of a store: what lies in its slices. plan: a `building.plan.Plan`;
-    the others as of `read_documents`."""
+    """Read the documents in the slices of a store's shard.
+
+    Args:
+        plan: A `building.plan.Plan`.
+        slices: The slices of the shard.
+        decoders: Cache of information from one slice for the next ones.
+        progress: Called with (documents, text bytes, tokens, rejects) of each batch, or None.
+        clock: Receives the seconds of the stages "read" and "tokenize".
+        most_bytes: Maximum number of text bytes.
+    """
     columns, rejected, names = _Columns(), Rejected(), [source.name for source in plan.sources]
     digests = {name: xxhash.xxh3_128() for name in names}
     n_read, n_tokens = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
@@ -249,8 +257,10 @@ def _add_part(
     noted: _Noted,
     decoders: Decoders,
 ) -> None:
-    """Add what was read of a slice: rejected documents stand among the others, at their places,
-    with no tokens."""
+    """Add the documents that were read from a slice.
+
+    Rejected documents keep their places among the others and have no tokens.
+    """
     rejects = _rejects_of(reads)
     turned_away = [
         position
@@ -307,7 +317,7 @@ def _add_part(
 
 
 def _rejects_of(reads: Sequence[ReadDocuments]) -> list[tuple[int, str, str]]:
-    """(position, reason, detail) of what is rejected of a slice, by position."""
+    """Return (position, reason, detail) of the rejects of a slice, by position."""
     found = [
         (reject.position, reject.reason, reject.detail) for read in reads for reject in read.rejects
     ]
@@ -320,8 +330,10 @@ def _rejects_of(reads: Sequence[ReadDocuments]) -> list[tuple[int, str, str]]:
 
 
 def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.ndarray, int]:
-    """(int64[n]: the unit of a slice's piece in which each document begins, how many the piece
-    has)."""
+    """Return the unit in which each document starts, int64[n], and the number of units.
+
+    Units are counted within the slice's split.
+    """
     how = position_of(part.format, part.compression)
     if how == "whole":
         return np.zeros(len(positions), np.int64), 1
@@ -341,18 +353,22 @@ def _names(needed: Iterable[bool]) -> list[str]:
 
 
 def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
-    """The bytes of a store's shard as buffers, its arrays in the order of `_names`."""
+    """Return the bytes of a store's shard as buffers, with its arrays in the order of `_names`."""
     return encoded({name: arrays[name] for name in _ALL_TYPES if name in arrays}, METADATA)
 
 
 def open_arrays(data: Any, where: str) -> dict[str, np.ndarray]:
-    """name → array, views of the bytes of a store's shard. DatasetError where they are none."""
+    """Return the arrays of a store's shard by name, as views of its bytes.
+
+    Raises:
+        DatasetError: If the bytes are not a shard of a store.
+    """
     layout = _layout(data[:_HEAD_BYTES], len(data), where)
     return {name: np.ndarray(shape, dtype, data, at) for name, (dtype, shape, at) in layout.items()}
 
 
 _HEAD_BYTES = 16 << 10
-"""Of a shard: more than its header takes."""
+"""Number of bytes that is larger than any shard's header."""
 
 
 def _layout(head: bytes, size: int, where: str) -> Places:
@@ -370,8 +386,10 @@ def _layout(head: bytes, size: int, where: str) -> Places:
 def estimates_as_json(
     estimates: Estimates, piece_bytes: Mapping[int, Sequence[int]]
 ) -> dict[str, Any]:
-    """What a sample of a source told, as a store's plan keeps it; piece_bytes: of `Files`, as it
-    noted them."""
+    """Return the estimates from a sample of a source in the form that a store's plan keeps.
+
+    `piece_bytes` is `Files.piece_bytes` as the sample recorded it.
+    """
     columns = {
         name: getattr(estimates, name).tolist() for name in ("lengths", "length_weights", "sizes")
     }
@@ -389,7 +407,7 @@ def estimates_as_json(
 
 
 def estimates_from_json(value: Mapping[str, Any]) -> tuple[Estimates, dict[int, Sequence[int]]]:
-    """`estimates_as_json` undone."""
+    """Parse the output of `estimates_as_json`."""
     own = {key: part for key, part in value.items() if key != "piece_bytes"}
     for name, kind in (("lengths", np.int64), ("length_weights", np.float64), ("sizes", np.int64)):
         own[name] = np.array(own[name], kind)
@@ -401,7 +419,7 @@ _Number = Annotated[float, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class _Kept(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The form of what `estimates_as_json` gives."""
+    """The schema of the output of `estimates_as_json`."""
 
     ratios: dict[str, _Count]
     tokens_per_byte: Annotated[float, msgspec.Meta(gt=0, lt=1 << 31)]
@@ -416,9 +434,9 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 def wrong_estimates(estimates: Any, files: Sequence[Any]) -> str:
-    """Return what is wrong with the two samples that a store's plan keeps of a source; or "".
+    """Return an error text for the two samples of a source in a store's plan, or "".
 
-    files: of the source, with their pieces.
+    `files` are the files of the source, with their splits.
     """
     try:
         samples = msgspec.convert(estimates, list[_Kept])
@@ -436,7 +454,7 @@ def wrong_estimates(estimates: Any, files: Sequence[Any]) -> str:
 
 
 class _TokensAtUrl:
-    """The tokens of a shard at a URL, which are read when they are asked for."""
+    """The tokens of a shard at a URL, fetched when they are indexed."""
 
     def __init__(self, folder: Remote, name: str, at: int, dtype: np.dtype):
         self._folder, self._name, self._at, self._dtype = folder, name, at, dtype
@@ -452,16 +470,22 @@ class _TokensAtUrl:
 
 
 class _OpenShard:
-    """A shard of a store that is open: mapped, or at a URL fetched except for its tokens.
+    """An open shard of a store: mapped, or fetched from a URL without its tokens.
 
-    state: changes when the file is replaced or written to.
+    `state` changes when the file is replaced or written to.
     """
 
     def __init__(self, folder: Folder, entry: ShardEntry, checked: Hashable):
-        """Open a shard. SourceError where it cannot be read or has another digest than its entry.
+        """Open a shard.
 
-        entry: of the store's manifest. checked: the state in which the bytes had the digest; None:
-        they were not compared before.
+        Args:
+            folder: The folder of the store.
+            entry: The shard's entry in the store's manifest.
+            checked: State in which the bytes had the correct digest. None if they were never
+                checked.
+
+        Raises:
+            SourceError: If the shard cannot be read or its digest differs from its entry.
         """
         where, read = (
             folder.path_of(entry["file"]),
@@ -490,7 +514,7 @@ class _OpenShard:
         self._path = None if isinstance(folder, Remote) else where
 
     def is_unchanged(self) -> bool:
-        """Return whether the file is the one that was mapped, and was not written to since."""
+        """Return whether the file is still the mapped one and was not written to since."""
         try:
             return self._path is None or _state_of(os.stat(self._path)) == self.state
         except OSError:
@@ -547,25 +571,35 @@ def _check_digest(found: str, entry: ShardEntry, where: str) -> None:
 
 
 def special_texts(vocabulary: Vocabulary) -> set[tuple[int, str]]:
-    """(id, text) of its special tokens."""
+    """Return (id, text) of the special tokens of a vocabulary."""
     return set(texts_of_ids(vocabulary.tokenizer_json, vocabulary.special_ids).items())
 
 
 class TokenStore:
-    """The documents of a store's sources, by slices of the files that they were read from."""
+    """The documents of a token store, read by slices of the files that they came from."""
 
     def __init__(self, folder: Folder, plan: Any, manifest: Manifest):
-        """plan: the store's, a `building.plan.Plan`."""
+        """Open a store.
+
+        Args:
+            folder: The folder of the store.
+            plan: The store's `building.plan.Plan`.
+            manifest: The store's manifest.
+        """
         self.folder, self.plan = folder, plan
         self.digest = manifest["digest"]
         self.digests = (self.digest, *(entry["digest"] for entry in replaced(manifest)))
-        """Its own, and those of the stores that it replaces, of which it lost documents."""
+        """The digest of this store and of the stores that it replaces.
+
+        Each replaced store had documents that were removed since.
+        """
         self._entries = manifest["shards"]
         self._sources = {source.name: source for source in plan.sources}
-        self._specials: dict[str, tuple[np.ndarray, list[str]]] = {}  # by digest of a vocabulary
+        # Keyed by the digest of a vocabulary.
+        self._specials: dict[str, tuple[np.ndarray, list[str]]] = {}
         self._checked: dict[
             int, Hashable
-        ] = {}  # shard → its state when its bytes had the manifest's digest
+        ] = {}  # Maps a shard to its state when its bytes had the manifest's digest.
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -573,11 +607,18 @@ class TokenStore:
     def read(
         self, source: PlannedSource, part: Slice, keep: Keep | None, vocabulary: Vocabulary
     ) -> Iterator[ReadDocuments]:
-        """The documents of a slice of a dataset's source of this name, as they were read, those
-        that are kept.
+        """Yield the documents of a slice of a dataset's source, as they were originally read.
 
-        vocabulary: the dataset's. SourceError for a document of whose text something else may come
-        by it.
+        The store's source with the same name provides them.
+
+        Args:
+            source: The dataset's source.
+            part: The slice.
+            keep: Selects the documents, or None to keep all.
+            vocabulary: The dataset's vocabulary.
+
+        Raises:
+            SourceError: If the text of a document might give other tokens with this vocabulary.
         """
         own, i = self._sources[source.name], part.file - source.first_file
         piece = own.pieces.of_file(i)[part.piece]
@@ -626,8 +667,10 @@ class TokenStore:
         return known[key]
 
     def _refuse_special(self, read: ReadDocuments, vocabulary: Vocabulary, part: Slice) -> None:
-        """SourceError where a document depends on a token that is special in the dataset or in the
-        store alone."""
+        """Raise `SourceError` if a document depends on a token that is not special in both.
+
+        The two vocabularies are the dataset's and the store's.
+        """
         here, texts = self._special(vocabulary)
         if len(here) and len(read.tokens.ids) and int(read.tokens.ids.max()) >= here[0]:
             places = np.flatnonzero(np.isin(read.tokens.ids, here))
@@ -648,8 +691,11 @@ class TokenStore:
         )
 
     def _special(self, vocabulary: Vocabulary) -> tuple[np.ndarray, list[str]]:
-        """(int64[k], ascending: the ids that are special in a vocabulary and not in the store's;
-        the texts of the others)."""
+        """Return the special tokens in which a vocabulary and the store's differ.
+
+        The first item has the ids that are special only in `vocabulary`, int64[k], ascending. The
+        second item has the texts of the tokens that are special only in the store.
+        """
         if vocabulary.digest not in self._specials:
             here, there = special_texts(vocabulary), special_texts(self.plan.vocabulary)
             ids = np.array(sorted(id for id, _ in here - there), np.int64)
@@ -658,20 +704,21 @@ class TokenStore:
 
 
 MOST_IN_MEMORY = 32
-"""Shards of stores at URLs that a process keeps."""
+"""Maximum number of shards at URLs that a process keeps in memory."""
 _open_shards: dict[bool, OrderedDict[tuple[TokenStore, int], _OpenShard]] = {
     False: OrderedDict(),
     True: OrderedDict(),
 }
-"""The shards that a process holds open, of all stores, the most recently used last.
+"""The open shards of all stores in this process, with the most recently used last.
 
-By whether they are in memory."""
+The key says whether a shard is in memory.
+"""
 
 
 def _documents(
     arrays: Mapping[str, np.ndarray], first: int, wanted: np.ndarray, file: int
 ) -> ReadDocuments:
-    """Documents of a shard from number `first` on, those that are wanted."""
+    """Return the wanted documents of a shard, starting at document number `first`."""
     end = first + len(wanted)
     offsets = arrays["document_offsets"][first : end + 1]
     begin, stop = np.searchsorted(arrays["rejected"], [first, end]).tolist()
@@ -707,7 +754,10 @@ def _documents(
 
 
 def _trained(arrays: Mapping[str, np.ndarray], s: int) -> Trained:
-    """Return copies: views would keep a shard's file open until all documents are read."""
+    """Return the trained spans of supervised document `s` as copies.
+
+    Views would keep a shard's file open until all documents are read.
+    """
     spans, cuts = (
         slice(*arrays[name][s : s + 2].tolist()) for name in ("span_offsets", "cut_offsets")
     )
