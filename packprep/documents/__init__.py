@@ -1,4 +1,4 @@
-"""Documents: slices of sources become token documents, as columns, with what of them is trained.
+"""Read the slices of sources into tokenized documents, stored as columns with their trained spans.
 
 ```
 texts, Conversations, ids ─► tokens ─► reading: documents, counts, rejects

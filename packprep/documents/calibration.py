@@ -1,9 +1,9 @@
-"""What a keyed sample of a source tells: text bytes per byte that its pieces hold, tokens per text
-byte, documents' lengths.
+"""Estimate sizes and token counts of a source from a sample drawn by key.
 
-The figures are only ever used as estimates: no document depends on them but through the number of
-shards and `share`. The plan stores them, except the time that the sample took. Where sources have
-shares, they are looked at until their tokens are known well enough (`precise`).
+The sample gives text bytes per byte of a split (piece), tokens per text byte, and the lengths of
+documents. The figures are only used as estimates. Documents depend on them only through the number
+of shards and `share`. The plan stores the figures, except the time that the sample took. If sources
+have shares, the sample grows until their tokens are known well enough (`precise`).
 """
 
 import math
@@ -37,40 +37,45 @@ from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.roles import Vocabulary
 
 TOKENIZED_CHARACTERS = 4 << 10
-"""Of a text longer than two of them, a window: how many tokens a byte makes hardly changes within a
-document."""
+"""A text longer than two windows of this size is represented by one window.
+
+The number of tokens per byte hardly changes within a document.
+"""
 WARM_UP_CHARACTERS = 256
 FIRST_CHARACTERS = 128 << 10
-MAX_RATIO = 1 << 24  # per 1024
+MAX_RATIO = 1 << 24  # text bytes per 1024 stored bytes
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """Figures of one source. Ratios: text bytes per 1024 bytes that pieces hold, by format."""
+    """The estimated figures of one source.
+
+    `ratios` maps a format to text bytes per 1024 bytes of its splits.
+    """
 
     ratios: dict[str, int]
-    tokens_per_byte: float  # of the text that the ratios come to
+    tokens_per_byte: float  # tokens per byte of the text that the ratios predict
     document_bytes: float
     supervised: bool  # whether a document had loss_spans or messages
-    chat: bool  # whether one had messages
+    chat: bool  # whether a document had messages
     sampling_error: (
-        float  # standard error of the estimated tokens of all documents, as a part of them
+        float  # standard error of the estimated tokens of all documents, relative to them
     )
-    lengths: np.ndarray  # int64[k]: tokens of the documents that were looked at
-    length_weights: np.ndarray  # float64[k]: how many documents of the source each stands for
-    sizes: np.ndarray  # int64[k]: their text bytes
-    read_s_per_byte: float = 0.0  # of that text: what a core took for the sample; never stored
-    tokenize_s_per_byte: float = 0.0  # the same to tokenize it
-    tally: Tally | None = None  # of the bad ones; None where a token store's sample tells the rest
+    lengths: np.ndarray  # int64[k]: tokens of the sampled documents
+    length_weights: np.ndarray  # float64[k]: number of documents that each represents
+    sizes: np.ndarray  # int64[k]: text bytes of the sampled documents
+    read_s_per_byte: float = 0.0  # seconds on one core to read a byte of text, never stored
+    tokenize_s_per_byte: float = 0.0  # seconds on one core to tokenize a byte of text
+    tally: Tally | None = None  # counts of bad documents; None in a token store's estimates
     notes: SampleNotes = field(default_factory=SampleNotes)
 
     def error_of(self, source: PlannedSource) -> float:
-        """The standard error of the tokens that are used, as a part of them: chance also decides
-        which documents those are.
+        """Return the relative standard error of the tokens that are used.
 
-        `sample` is a coin for each document. The fraction of `repeat` takes documents evenly by
-        class of size in each of the
-        pieces: of n documents of a class, n f but for less than one, of any length in the class.
+        The random choice of documents adds to the sampling error. `sample` keeps each document
+        independently. The fraction of `repeat` keeps documents evenly within each size class of
+        each split. It keeps n · f of n documents in a class, to within less than one. They may have
+        any length in the class.
         """
         low, high = source.source.sample
         kept, repeat, pieces = high - low, source.repeat, len(source.pieces)
@@ -102,15 +107,24 @@ def calibrate(
     supervise: Supervise | None = None,
     precise: bool = False,
 ) -> Estimates:
-    """Estimates of a source whose ratios are not known yet (`source.ratios` is not read).
+    """Estimate the figures of a source whose ratios are not known yet.
 
-    settings: the recipe's. supervise: as in `supervision`, with a template; None: loss_spans and
-    messages are not looked at.
-    precise: look until the tokens are known to some thousandths; what compressed files hold is
-    noted in `source.files.piece_bytes` then.
+    `source.ratios` is not read.
+
+    Args:
+        source: The planned source.
+        engine: The engine of the tokenizer.
+        vocabulary: The vocabulary of the tokenizer.
+        settings: `[documents]` in the recipe.
+        supervise: Resolves supervision, with a template. None ignores loss_spans and messages.
+        precise: Whether to sample until the error of the token count is a few thousandths. The text
+            bytes of compressed files are then recorded in `source.files.piece_bytes`.
+
+    Returns:
+        The estimates.
     """
     tables = [i for i in source.files.piece_bytes if position_of(*source.formats[i]) == "number"]
-    # what an earlier sample noted
+    # These sizes were recorded by an earlier sample.
     source.files.forget({i: source.files.piece_bytes[i] for i in tables})
     clock, counted, notes = Clock(), list[int](), SampleNotes()
     count = _counter(engine, vocabulary, settings, clock, counted, notes)
@@ -172,13 +186,15 @@ def calibrate(
 
 
 def highest_ratio(source: PlannedSource) -> int:
-    """The most that a ratio may be: a piece's weight, its bytes times the ratio, is to stay far
-    below 2⁶³."""
+    """Return the maximum of a ratio.
+
+    The weight of a split is its bytes times the ratio. It must stay far below 2⁶³.
+    """
     return min(MAX_RATIO, max(1 << 20, (1 << 56) // int(source.files.sizes.max(initial=1))))
 
 
 def first_texts(source: PlannedSource, supervise: Supervise | None = None) -> Iterator[str]:
-    """The first texts of what `calibrate` looks at, cut to FIRST_CHARACTERS together."""
+    """Yield the first texts of the sample of `calibrate`, cut to FIRST_CHARACTERS in total."""
     room = FIRST_CHARACTERS
     for _, kind, own, key in _kinds(source):
         if FORMATS[kind[0]].holds == "tokens":
@@ -192,8 +208,7 @@ def first_texts(source: PlannedSource, supervise: Supervise | None = None) -> It
 
 
 def _kinds(source: PlannedSource) -> Iterator[tuple[str, tuple[str, str], np.ndarray, np.uint64]]:
-    """(name, (format, compression), the pieces, the key of the sample) of each kind of a source's
-    files."""
+    """Yield (name, (format, compression), splits, sample key) of each kind of a source's files."""
     kinds = [format_name(*kind) for kind in source.files.kinds]
     for name in sorted(kinds):
         kind = kinds.index(name)
@@ -202,8 +217,7 @@ def _kinds(source: PlannedSource) -> Iterator[tuple[str, tuple[str, str], np.nda
 
 
 def _warmed(supervise: Supervise, clock: Clock) -> Supervise:
-    """Return `supervise` that runs its first document once untimed: loading a template takes
-    long."""
+    """Return `supervise` with an untimed first run, because loading a template takes long."""
     cold = [True]
 
     def timed(batch: Batch) -> tuple[Batch, dict[int, Any]]:
@@ -233,15 +247,22 @@ def _counter(
     counted: list[int],
     notes: SampleNotes,
 ) -> Count:
-    """Return a function that gives float64[n]: the tokens of documents, of long ones in proportion
-    to those of a window around the place. A document with a conversation that lies at several
-    places in turn is tokenized once: it may have many spans.
+    """Return a function that counts the tokens of sampled documents, float64[n].
 
-    clock: gets the seconds of the stage tokenize. counted: gets the number of tokens they made.
-    notes: gets what they show.
+    For long documents, it scales the tokens of a window around the position. A conversation that is
+    sampled at several consecutive positions is tokenized once, because it may have many spans.
+
+    Args:
+        engine: The engine of the tokenizer.
+        vocabulary: The vocabulary of the tokenizer.
+        settings: `[documents]` in the recipe.
+        clock: Receives the seconds of the stage "tokenize".
+        counted: Receives the number of tokens of each call.
+        notes: Receives the problems that the texts show.
     """
     special_text = settings.special_text
-    last: Any = None  # the last conversation of the call before, and its tokens
+    # The last conversation of the previous call. `last_tokens` is its number of tokens.
+    last: Any = None
     last_tokens = 0
 
     def count(places: Sequence[Place]) -> np.ndarray:
@@ -253,7 +274,8 @@ def _counter(
             np.zeros(len(places)),
             np.zeros(len(places), np.int64),
         )
-        whole = {id(last): -1}  # conversation → the number of its window, which is all of its text
+        # Maps a conversation to the number of its window, if the window is its whole text.
+        whole = {id(last): -1}
         for i, (text, conversation, at) in enumerate(places):
             number[i], window, own = len(windows), text, conversation
             if conversation is not None:
@@ -262,7 +284,7 @@ def _counter(
                 begin = int(at * (len(text) - TOKENIZED_CHARACTERS))
                 window = text[begin : begin + TOKENIZED_CHARACTERS]
                 parts[i] = len(text) / len(window)
-                # Its tokens are counted, no more.
+                # Only the tokens of this window are counted.
                 own = (
                     Conversation(window, (), chat=True)
                     if conversation is not None and conversation.chat
@@ -279,7 +301,7 @@ def _counter(
                 if own is not None:
                     conversations[len(windows)] = own
                 windows.append(window)
-        if not counted and windows:  # the first call of a library takes longer
+        if not counted and windows:  # The first call of a library takes longer.
             short = windows[0][:WARM_UP_CHARACTERS]
             first = {0: Conversation(short, ((0, len(short)),))} if conversations else {}
             with clock.stage("warm-up"):

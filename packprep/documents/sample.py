@@ -1,12 +1,15 @@
-"""What of a source is looked at before a plan is made: documents at keyed places, each with what it
-stands for.
+"""Sample the documents of a source at random positions before a plan is made.
 
-A document is looked at with a probability in proportion to its bytes: it is what lies at a place
-drawn evenly over all bytes, and stands for as many documents as its bytes go into the distance of
-two places. So a few long documents do not mislead, and of a long one a window is enough.
+The positions are drawn from a key. Each sampled document has a weight: the number of documents that
+it represents.
 
-    lines       windows all over the files, some places in each, the whole line around a place
-    others      whole pieces, a place every so many bytes of their text; the begins of a few where little is asked for
+A document is sampled with a probability proportional to its bytes. It is the document at a position
+that is drawn uniformly over all bytes. Its weight is the distance between two positions divided by
+its bytes. So a few long documents do not bias the estimate, and a window is enough for a long
+document.
+
+    lines       windows across all files, some positions in each, the whole line around a position
+    others      whole splits, a position at fixed intervals of their text; the starts of a few splits for a quick sample
 """
 
 import math
@@ -39,37 +42,41 @@ from packprep.sources.slices import PlannedSource
 from packprep.tokenizer.roles import Vocabulary
 
 WINDOWS, WINDOW_BYTES, PLACES = 128, 32 << 10, 4
-"""Of line files: windows at first, or in each further round; bytes of one; places in it."""
+"""For line files: number of windows per round, bytes per window, positions per window."""
 REMOTE_WINDOWS, REMOTE_WINDOW_BYTES, REMOTE_PLACES = 16, 128 << 10, 32
-"""The same of files at URLs, where a request takes longest."""
+"""The same numbers for files at URLs, where the latency of a request dominates."""
 ROUNDS, ENOUGH = 16, 0.0015
-"""Precise: at most so many rounds, until the standard error of the tokens is so small a part of
-them."""
+"""Maximum number of rounds in precise mode, and the relative error of the tokens that ends it."""
 WHOLE_BYTES, PRECISE_WHOLE_BYTES = 1 << 20, 8 << 20
-"""Stored, of files of one kind: up to here every document is looked at."""
+"""Up to this many stored bytes of files of one kind, every document is read.
+
+The second number is for precise mode.
+"""
 PIECES, PIECE_TEXT_BYTES = 6, 256 << 10
-"""Begins of pieces of other files, and stored bytes of each."""
+"""For other files: number of splits (pieces) that are started, and stored bytes read from each."""
 READ_BYTES = 128 << 20
-"""Precise: stored bytes of pieces that are read whole; what takes some seconds."""
+"""Stored bytes of splits that precise mode reads whole, which takes a few seconds."""
 SPACING = 2048
-"""Places that the text of what is read is to have, four times as many if precise."""
+"""Target number of positions in the text that is read; four times as many in precise mode."""
 HELD_BYTES, HELD_DOCUMENTS = 64 << 20, 1 << 20
-"""Of a look, what is held; the rest is left out of it: 256 KiB of stored bytes may hold any number
-of gigabytes."""
+"""Maximum text bytes and documents that a sample of one start keeps in memory.
+
+The rest is left out of the sample. 256 KiB of stored bytes may expand to any number of gigabytes.
+"""
 
 
 class Looked(NamedTuple):
-    """What the files of one kind came to. [k] each, by document that was looked at."""
+    """The result of sampling the files of one kind. k documents were sampled."""
 
-    held: float  # bytes that all of their pieces hold
-    text_bytes: float  # of all their documents
+    held: float  # bytes that all their splits contain
+    text_bytes: float  # text bytes of all their documents
     error: float  # standard error of their tokens
-    sizes: np.ndarray  # int64: text bytes
-    tokens: np.ndarray  # float64
-    weights: np.ndarray  # float64: how many documents each stands for
+    sizes: np.ndarray  # int64[k]: text bytes
+    tokens: np.ndarray  # float64[k]
+    weights: np.ndarray  # float64[k]: number of documents that each one represents
     supervised: bool = False
     chat: bool = False
-    read_s: float = 0.0  # a core's seconds to read and render all of them, as the sample took
+    read_s: float = 0.0  # estimated seconds on one core to read and render all of them
 
     @property
     def all_tokens(self) -> float:
@@ -77,19 +84,21 @@ class Looked(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A document that is looked at, and where in it."""
+    """A sampled document and the position in it."""
 
     text: str
     conversation: Any
-    at: float  # the part of its bytes that lies before the place; −1: all of it is looked at
+    at: float  # fraction of its bytes before the position; -1: all is used
 
 
 Count = Callable[[Sequence[Place]], np.ndarray]
 Supervise = Callable[[Batch], tuple[Batch, dict[int, Any]]]
-"""A reader's batch → the batch with texts alone, and document → its conversation, of the supervised
-ones."""
+"""A function that resolves supervision in a reader's batch.
+
+It returns the batch with only texts, and the conversations of the supervised documents by number.
+"""
 Look = tuple[list[str], list[Any]]
-"""Texts, and the conversation of each, or None."""
+"""Texts, and for each its conversation or None."""
 
 
 def first_looks(
@@ -99,8 +108,10 @@ def first_looks(
     key: np.uint64,
     supervise: Supervise | None,
 ) -> Iterator[Look]:
-    """The first texts of what is looked at of pieces of one kind, (format, compression): of lines
-    that are not compressed by window, or all of a little."""
+    """Yield the first texts of the sample of splits of one kind, (format, compression).
+
+    Uncompressed lines come window by window. If they are small, all lines are read.
+    """
     if position_of(*kind) != "byte":
         for piece in _chosen(source, pieces, key, False):
             yield from _begin(source, piece, supervise).texts
@@ -115,7 +126,7 @@ def first_looks(
         _NO_LINE,
     )
     for lines in _windows(source, starts, files, key, 0):
-        # a long line reaches into many windows
+        # A long line spans many windows.
         new = {line.begin: line for line, _ in lines if line[:2] != last[:2]}
         last = lines[-1][0]
         found = [_document(decode, line.data, supervise) for line in new.values()]
@@ -123,8 +134,7 @@ def first_looks(
 
 
 def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, whole: bool) -> list[int]:
-    """Pieces in keyed order: PIECES of them, or those that are read whole, until they have
-    READ_BYTES on disk."""
+    """Return PIECES splits in keyed order, or up to READ_BYTES on disk with `whole`."""
     if not len(pieces):
         return []
     count = len(pieces) if whole else min(PIECES, len(pieces))
@@ -136,7 +146,7 @@ def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, whole: bo
     return found
 
 
-# Lines that are not compressed: places all over the files.
+# The first part samples uncompressed lines at positions across all files.
 
 
 def look_at_lines(
@@ -150,9 +160,22 @@ def look_at_lines(
     clock: Clock,
     tally: Tally,
 ) -> Looked:
-    """What places in windows all over files of lines tell of all. precise: windows until the tokens
-    are known well enough. Of files that are small, or read in some seconds where it is to be
-    precise, all are read."""
+    """Estimate the totals of uncompressed line files from positions in windows across all files.
+
+    Precise mode adds windows until the error of the token count is small. Small files are read
+    completely. Precise mode also reads larger files completely if that takes a few seconds.
+
+    Args:
+        source: The planned source.
+        pieces: Numbers of the splits.
+        format: The format of the files.
+        key: Random key of the sample.
+        supervise: Resolves supervision, or None.
+        count: Counts the tokens of sampled documents.
+        precise: Whether to sample until the error is small.
+        clock: Receives the seconds of the stage "read".
+        tally: Receives the counts of bad documents.
+    """
     starts, files = _starts_of(source, pieces)
     held = int(starts[-1])
     if held <= (READ_BYTES if precise else WHOLE_BYTES):
@@ -233,9 +256,10 @@ def _document(
     rejects: list[Reject] | None = None,
     position: int = -1,
 ) -> tuple[str, Any] | None:
-    """(the text of a line, its conversation or None); None where it is blank, bad or too large.
+    """Return the text of a line and its conversation, or None if it is blank, bad or too large.
 
-    rejects: gets a bad one.
+    Without supervision, the conversation is not set (None). A bad line is appended to `rejects` if
+    it is given.
     """
     outcome = decode(line) if line and len(line) <= MAX_LINE_BYTES and not line.isspace() else None
     if isinstance(outcome, Supervision) and supervise is not None:
@@ -252,8 +276,7 @@ def _document(
 
 
 def _is_limited(conversation: Any) -> bool:
-    """Whether a document says which part of it is trained, which limits the tasks that it may
-    draw."""
+    """Return whether a document says which part is trained, which limits the tasks it may draw."""
     return conversation is not None and conversation.limited
 
 
@@ -263,15 +286,19 @@ def _texts_and_conversations(found: Sequence[tuple[str, Any] | None]) -> Look:
 
 
 def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(int64[F + 1]: where the files of these pieces begin, laid end to end, and where the last one
-    ends; int64[F])."""
+    """Return where the files of these splits start in their concatenation, and their numbers.
+
+    The starts are int64[F + 1] and include the end of the last file. The numbers are int64[F].
+    """
     files = np.unique(source.pieces.at(pieces).file) if len(pieces) else np.zeros(0, np.int64)
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(source.files.sizes[files]))), files
 
 
 class _Line(NamedTuple):
-    """A line of a file, from `begin` to `end`; of one beyond MAX_LINE_BYTES what lies around a
-    place."""
+    """The line of a file from `begin` to `end`.
+
+    A line beyond MAX_LINE_BYTES has only the data around a position.
+    """
 
     path: str
     begin: int
@@ -285,9 +312,12 @@ _NO_LINE = _Line("", 0, 0, b"")
 def _windows(
     source: PlannedSource, starts: np.ndarray, files: np.ndarray, key: np.uint64, round_: int
 ) -> Iterator[list[tuple[_Line, float]]]:
-    """The lines at the places of each window of a round, as `_lines_at` gives them: windows lie at
-    even distances, each shifted by its key."""
-    remote = source.planned_at_url  # wherever the files lie now: the sample is the plan's
+    """Yield the lines at the positions of each window of a round, as `_lines_at` returns them.
+
+    Windows are spaced evenly, and each is shifted by a random offset from the key.
+    """
+    # This does not depend on where the files are now, because the sample belongs to the plan.
+    remote = source.planned_at_url
     windows, n_bytes, places = (
         (REMOTE_WINDOWS, REMOTE_WINDOW_BYTES, REMOTE_PLACES)
         if remote
@@ -314,14 +344,22 @@ def _windows(
         yield lines
 
 
-_BACK = 16 << 10  # read before a place at first; most lines begin there
+_BACK = 16 << 10  # Bytes read before a position at first. Most lines start within them.
 
 
 def _lines_at(
     path: str, size: int, places: Sequence[int], last: _Line
 ) -> list[tuple[_Line, float]]:
-    """(the whole line around a byte of a file, without its end, and the part of it that lies
-    before) of each place. last: a line that was found before, which is not looked for again."""
+    """Return (line, fraction of it before the position) for each position.
+
+    The line is the whole line around the byte, without its end.
+
+    Args:
+        path: The file.
+        size: Its size in bytes.
+        places: The byte positions.
+        last: The last line that was found. It is not searched for again.
+    """
     lines: list[tuple[_Line, float]] = []
     with open_source(path, size) as file:
         for place in places:
@@ -352,13 +390,13 @@ def _line_at(file: BinaryIO, path: str, size: int, place: int) -> _Line:
     )
 
 
-# All other texts: pieces that are read, whole or their begins.
+# The second part samples all other texts. It reads splits whole, or only their starts.
 
 
 class _Piece(NamedTuple):
-    """A piece that is looked at, or its begin."""
+    """A split that is sampled, or its start."""
 
-    held: float  # bytes that it holds, of what is looked at
+    held: float  # bytes that the sampled part contains
     whole: bool
     texts: Iterator[Look]
 
@@ -366,14 +404,16 @@ class _Piece(NamedTuple):
 def _at_places(
     looks: Sequence[_Piece], distance: float, count: Count, clock: Clock
 ) -> tuple[Looked, list[int]]:
-    """(documents at places of the texts of pieces, `distance` bytes apart; 0: all documents; the
-    text bytes of each piece).
+    """Sample the texts of splits at positions that are `distance` bytes apart.
 
-    They stand for what was read, and the error is that of chance, as a part of the tokens.
+    With a distance of 0, use all documents. Return the result and the text bytes of each split. The
+    result covers only the text that was read. Its error is the sampling error, relative to the
+    tokens.
     """
-    # sizes, tokens, how many each stands for
+    # Each tuple has the sizes, the tokens and the weights.
     found = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))]
-    first: Place | None = None  # stands for all where the text is too little to have a place
+    # This document represents all if the text is too short to contain a position.
+    first: Place | None = None
     supervised = chat = False
     text_bytes, all_bytes, next_place = [0] * len(looks), 0, distance / 2
     for k, look in enumerate(looks):
@@ -423,12 +463,12 @@ def _at_places(
 
 
 def _fields(source: PlannedSource, supervise: Supervise | None) -> Fields | None:
-    """The fields that are looked at beside the text."""
+    """Return the fields to read in addition to the text, or None without supervision."""
     return Fields.of(source.source, source.kinds) if supervise is not None else None
 
 
 def _size(text: str, conversation: Any) -> int:
-    """The bytes of a document; a slot of media counts as a token of a source of tokens does."""
+    """Return the bytes of a document. A media position counts as TOKEN_TEXT_BYTES."""
     slots = conversation.slots if conversation is not None else 0
     return len(text.encode()) + TOKEN_TEXT_BYTES * slots
 
@@ -466,10 +506,21 @@ def look_at_pieces(
     clock: Clock,
     tally: Tally,
 ) -> Looked:
-    """What pieces of one kind, whole or the begins of a few, tell of all. compressed: they are
-    compressed files of lines.
-    precise: `whole`, and many places in them."""
-    chosen = _chosen(source, pieces, key, whole)  # whole: as many as are read in some seconds
+    """Estimate the totals of files of one kind from splits, or from the starts of a few.
+
+    Args:
+        source: The planned source.
+        pieces: Numbers of the splits.
+        compressed: Whether they are compressed line files.
+        key: Random key of the sample.
+        supervise: Resolves supervision, or None.
+        count: Counts the tokens of sampled documents.
+        precise: Whether to use more positions and record the sizes of compressed files.
+        whole: Whether to read whole splits, for a few seconds at most.
+        clock: Receives the seconds of the stage "read".
+        tally: Receives the counts of bad documents.
+    """
+    chosen = _chosen(source, pieces, key, whole)
     before = clock.seconds.get("read", 0.0)
     if whole:
         looks = [
@@ -483,7 +534,7 @@ def look_at_pieces(
     else:
         with clock.stage("read"):
             looks = [_begin(source, piece, supervise, tally) for piece in chosen]
-    # about what text expands to
+    # Text is assumed to be four times as large as its compressed form.
     expected = sum(look.held for look in looks) * (4 if compressed else 1)
     few = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
     found, text_bytes = _at_places(
@@ -505,7 +556,7 @@ def look_at_pieces(
 
 
 def held_by(source: PlannedSource, pieces: Sequence[int] | np.ndarray) -> float:
-    """The bytes that some pieces hold."""
+    """Return the bytes that some splits contain."""
     found = source.pieces.at(np.asarray(pieces, np.int64))
     return float(source.files.held(found.file, found.part, found.bytes).sum())
 
@@ -513,9 +564,12 @@ def held_by(source: PlannedSource, pieces: Sequence[int] | np.ndarray) -> float:
 def _note(
     source: PlannedSource, pieces: np.ndarray, key: np.uint64, text_bytes: Sequence[int]
 ) -> list[float]:
-    """Note in `source.files` the text bytes of compressed files: of those that were read, the first
-    of the keyed order, and of the others by what their heads or ends say of their size, or by their
-    bytes on disk. Gives what that would be of those that were read."""
+    """Record the text bytes of compressed files in `source.files`.
+
+    Files that were read, the first in keyed order, get their measured size. The others get an
+    estimate from their headers or trailers, or from their bytes on disk. Return the same estimate
+    for the files that were read.
+    """
     ordered = pieces[permute(np.arange(len(pieces)), len(pieces), key)].astype(np.int64)
     in_order: list[int] = source.pieces.at(ordered).file.tolist()
     expansion = sum(text_bytes) / max(
@@ -536,7 +590,7 @@ def _note(
 def _begin(
     source: PlannedSource, piece: int, supervise: Supervise | None, tally: Tally | None = None
 ) -> _Piece:
-    """The begin of a piece, PIECE_TEXT_BYTES of it on disk, or all."""
+    """Return the start of a split: PIECE_TEXT_BYTES of it on disk, or all of it."""
     found = source.pieces.at(np.array([piece]))
     stored, i = max(1, int(found.bytes[0])), int(found.file[0])
     format, compression = source.formats[i]
@@ -552,15 +606,17 @@ def _begin(
     hi = weight if stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
     parts = list(source.slices_of(piece, 0, 0, hi, weight))
     held = held_by(source, [piece]) * hi / weight
-    if position_of(format, compression) == "whole":  # whole files
+    if position_of(format, compression) == "whole":  # These splits are whole files.
         held = float(sum(part.size for part in parts))
     texts_, share = _some(_read(source, parts, supervise, tally))
     return _Piece(held * share, hi == weight and share == 1.0, iter([texts_]))
 
 
 def _some(found: Iterator[Look]) -> tuple[Look, float]:
-    """(the first texts, at most HELD_BYTES and HELD_DOCUMENTS of them, and the part that these are
-    of all)."""
+    """Return the first texts and their fraction of all bytes.
+
+    There are at most about HELD_BYTES and HELD_DOCUMENTS of them.
+    """
     texts: list[str] = []
     conversations: list[Any] = []
     held = n_bytes = 0
@@ -580,8 +636,7 @@ def _texts_of(
     path: str,
     tally: Tally | None,
 ) -> tuple[Look, float]:
-    """(the texts of whole lines, at most HELD_DOCUMENTS, and the part of the bytes that these lines
-    are)."""
+    """Return the texts of whole lines, at most HELD_DOCUMENTS, and their fraction of the bytes."""
     *some, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
     share = 1 - len(rest) / len(lines) if len(some) == HELD_DOCUMENTS else 1.0
     rejects: list[Reject] = []
@@ -596,7 +651,7 @@ def _texts_of(
 
 
 def _begin_of_stream(path: str, size: int, compression: str) -> tuple[bytes, float]:
-    """(whole lines from the begin of a compressed file, the bytes that they take on disk)."""
+    """Return whole lines from the start of a compressed file, and the bytes they take on disk."""
     blocks: list[bytes] = []
     n_bytes, fed, ends = 0, 0, False
     for block in decompressed(path, size, compression, _STEP_BYTES):
@@ -607,17 +662,17 @@ def _begin_of_stream(path: str, size: int, compression: str) -> tuple[bytes, flo
         elif n_bytes >= MAX_LINE_BYTES or (ends and block.label * _STEP_BYTES >= PIECE_TEXT_BYTES):
             break
     else:
-        return b"".join(blocks), size  # all of it
+        return b"".join(blocks), size  # the whole file
     data = b"".join(blocks)
     lines = data[: data.rfind(b"\n") + 1]
     return lines, len(lines) * fed / max(n_bytes, 1)
 
 
-_STEP_BYTES = 4 << 10  # how exactly it is known which bytes on disk make a block
+_STEP_BYTES = 4 << 10  # Granularity of the mapping from stored bytes to decompressed blocks.
 
 
 def _error_of_ratio(values: Sequence[float], looked_at: Sequence[float]) -> float:
-    """The standard error of a ratio of sums, as a part of it; 0 of one value, which tells none."""
+    """Return the relative standard error of a ratio of sums, or 0 for fewer than two values."""
     if len(values) < 2 or not sum(values):
         return 0.0
     values_, stored = np.array(values, np.float64), np.array(looked_at, np.float64)
@@ -625,7 +680,7 @@ def _error_of_ratio(values: Sequence[float], looked_at: Sequence[float]) -> floa
     return float(np.sqrt((residuals**2).sum() / (len(values) * (len(values) - 1))) / values_.mean())
 
 
-# Tokens: their lengths are there to be counted.
+# The third part samples tokens, whose lengths can be read directly.
 
 
 def look_at_tokens(
@@ -638,8 +693,21 @@ def look_at_tokens(
     clock: Clock,
     tally: Tally,
 ) -> Looked:
-    """What some pieces of one kind say, or the begins of a few. The bytes of a begin are those of
-    the ids that are read, so that a few long documents do not mislead."""
+    """Estimate the totals of files of tokens from some splits, or from the starts of a few.
+
+    The size of a start is computed from the ids that were read, so that a few long documents do not
+    bias the estimate.
+
+    Args:
+        source: The planned source.
+        pieces: Numbers of the splits.
+        key: Random key of the sample.
+        settings: `[documents]` in the recipe.
+        vocabulary: The vocabulary of the tokenizer.
+        precise: Whether to read whole splits, for a few seconds at most.
+        clock: Receives the seconds of the stage "read".
+        tally: Receives the counts of bad documents.
+    """
     looked_at: list[float] = []
     n_read: list[float] = []
     lengths: list[np.ndarray] = []

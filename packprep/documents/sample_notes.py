@@ -1,4 +1,4 @@
-"""What a calibration sample shows that training would suffer from, said before a build."""
+"""Find problems for training in a calibration sample, and report them before a build."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ from packprep.tokenizer.file import unknown_id
 from packprep.tokenizer.roles import Vocabulary
 
 MOST_UNKNOWN = 0.01
-"""Share of a source's tokens that may be the unknown token before it is said."""
+"""The fraction of a source's tokens that may be the unknown token without a warning."""
 
 
 @dataclass
 class SampleNotes:
-    """What the sampled texts of a source showed that training would suffer from."""
+    """Counts of problems for training in the sampled texts of a source."""
 
     tokens: int = 0
-    unknown: int = 0  # tokens that stand for text which the tokenizer does not know
+    unknown: int = 0  # tokens for text that the tokenizer does not know
     conversations: int = 0
-    two_bos: int = 0  # conversations whose template writes the bos that packprep adds, too
+    two_bos: int = 0  # conversations whose template also writes the bos that packprep adds
     spans: int = 0  # trained spans
-    split_starts: int = 0  # … whose first character lies inside a token, which is not trained
+    split_starts: int = 0  # spans whose first character is inside a token, which is not trained
     answers: int = 0  # trained spans of conversations
-    open_ends: int = 0  # … without a special token among their last tokens
+    open_ends: int = 0  # answers without a special token among their last tokens
 
     def add(
         self,
@@ -38,8 +38,10 @@ class SampleNotes:
         settings: DocumentKeys,
         vocabulary: Vocabulary,
     ) -> None:
-        """Count texts that were tokenized. Windows of long conversations have no spans, and only
-        their tokens count."""
+        """Count tokenized texts.
+
+        Windows of long conversations have no spans, so only their tokens count.
+        """
         self.tokens += len(tokens.ids)
         unknown, special = _unknown_and_special(vocabulary)
         self.unknown += int((tokens.ids == unknown).sum())
@@ -58,7 +60,7 @@ class SampleNotes:
             self.open_ends += sum(not np.isin(last, special).any() for last in last_ones)
 
     def problem(self) -> str:
-        """Return what no build should go on with; "" if there is nothing."""
+        """Return the problem that must stop a build, or ""."""
         if not self.two_bos:
             return ""
         return (
@@ -68,7 +70,7 @@ class SampleNotes:
         )
 
     def warnings(self) -> list[str]:
-        """Return what is said of a build."""
+        """Return the warnings for a build."""
         warnings = []
         if self.unknown > MOST_UNKNOWN * self.tokens:
             warnings.append(
@@ -93,7 +95,7 @@ class SampleNotes:
 
 @lru_cache(maxsize=4)
 def _unknown_and_special(vocabulary: Vocabulary) -> tuple[int, np.ndarray]:
-    """Return (the id of the unknown token or -1, int64[k]: the special ids)."""
+    """Return the id of the unknown token or -1, and the special ids, int64[k]."""
     unknown = unknown_id(vocabulary.tokenizer_json)
     special = np.array(vocabulary.special_ids, np.int64)
     return -1 if unknown is None else unknown, special

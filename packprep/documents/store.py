@@ -330,7 +330,7 @@ def _rejects_of(reads: Sequence[ReadDocuments]) -> list[tuple[int, str, str]]:
 
 
 def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.ndarray, int]:
-    """Return the unit in which each document starts, int64[n], and the number of units.
+    """Return the starting unit of each document, int64[n], and the number of units.
 
     Units are counted within the slice's split.
     """
@@ -481,7 +481,7 @@ class _OpenShard:
         Args:
             folder: The folder of the store.
             entry: The shard's entry in the store's manifest.
-            checked: State in which the bytes had the correct digest. None if they were never
+            checked: The state when the bytes had the correct digest. None if they were never
                 checked.
 
         Raises:
@@ -691,7 +691,7 @@ class TokenStore:
         )
 
     def _special(self, vocabulary: Vocabulary) -> tuple[np.ndarray, list[str]]:
-        """Return the special tokens in which a vocabulary and the store's differ.
+        """Return the tokens that are special only in a vocabulary or only in the store.
 
         The first item has the ids that are special only in `vocabulary`, int64[k], ascending. The
         second item has the texts of the tokens that are special only in the store.

@@ -1,7 +1,7 @@
-"""How many documents of a plan's sample are bad, and how many of all documents that lets expect.
+"""Count the bad documents of a plan's sample, and estimate how many a build will meet.
 
-Documents near each other are often alike. So the bound counts windows or pieces as independent, and
-not documents.
+Nearby documents are often similar. Therefore the bound treats windows or splits (pieces) as
+independent samples, and not documents.
 """
 
 import math
@@ -15,16 +15,21 @@ from packprep.documents.reading import is_bad
 from packprep.sources.formats import Reject
 
 UNLIKELY = 1e-4
-"""The probability that a sample has as many bad documents by chance as its bound says."""
+"""The probability that random sampling produces as many bad documents as its bound assumes."""
 
 
 @dataclass
 class Tally:
-    """The documents of a source that were looked at.
+    """The counts of the documents of a source that were sampled.
 
-    looked_at: how many. reasons: why some are bad. units: (places, those in bad documents) of each
-    window or piece. totals: (all documents of the source, bad ones), about. is_whole: whether all
-    were looked at. first_path, example: the file of the first bad one, and what is wrong there.
+    Attributes:
+        looked_at: Number of sampled documents.
+        reasons: Number of bad documents per reason.
+        units: (positions, positions in bad documents) of each window or split.
+        totals: Estimates of (all documents of the source, bad documents).
+        is_whole: Whether all documents were sampled.
+        first_path: The file of the first bad document.
+        example: The first bad document and its error.
     """
 
     looked_at: int = 0
@@ -36,7 +41,7 @@ class Tally:
     example: str = ""
 
     def count(self, documents: int, rejects: Sequence[Reject], path: str) -> int:
-        """Count documents, the rejects among them, and return how many of these are bad."""
+        """Count documents and the rejects among them, and return how many rejects are bad."""
         bad = [reject for reject in rejects if is_bad(reject.reason)]
         self.looked_at += documents
         self.reasons.update(reject.reason for reject in bad)
@@ -48,12 +53,12 @@ class Tally:
         return len(bad)
 
     def add_unit(self, places: int, bad: int, documents: float, bad_documents: float) -> None:
-        """Add a window or piece, and what its places stand for."""
+        """Add the positions of a window or split, and the number of documents they represent."""
         self.units.append((places, bad))
         self.totals = self.totals[0] + documents, self.totals[1] + bad_documents
 
     def join(self, kind: "Tally", used: float) -> None:
-        """Add the files of one kind, which have about `used` documents that are not bad."""
+        """Add the tally of one kind of files, which have about `used` usable documents."""
         documents, bad = kind.totals
         scale = used / (documents - bad) if documents > bad and not kind.is_whole else 1.0
         self.totals = self.totals[0] + scale * documents, self.totals[1] + scale * bad
@@ -65,9 +70,9 @@ class Tally:
         self.example = self.example or kind.example
 
     def least_bad(self, by_chance: bool) -> float:
-        """Return how many documents are bad at least, but for a probability of UNLIKELY.
+        """Return a lower bound for the number of bad documents, wrong with probability UNLIKELY.
 
-        by_chance: whether chance decides which of all documents a build reads.
+        `by_chance` says whether the build reads a random subset of all documents.
         """
         if self.is_whole and not by_chance:
             return self.totals[1]
@@ -77,14 +82,17 @@ class Tally:
         part = bad.sum() / sizes.sum()
         independent = sizes.sum() if self.is_whole else sizes.sum() ** 2 / (sizes**2).sum()
         bound = self.totals[1] * lower_bound(float(part), float(independent)) / float(part)
-        # There may be twice as many documents as it seems.
+        # The real number of documents may be twice the estimate, so only half of the bad ones
+        # count.
         met = 0.0 if by_chance else self.reasons.total() / 2
         return max(bound, met)
 
 
 def lower_bound(part: float, count: float) -> float:
-    """Return the least part of all where `count` independent ones have `part`, by Chernoff's
-    bound."""
+    """Return a lower bound for the true fraction, given `part` among `count` independent samples.
+
+    This is Chernoff's bound with error probability UNLIKELY.
+    """
     low, high = 0.0, part
     for _ in range(50):
         middle = (low + high) / 2
