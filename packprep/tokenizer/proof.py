@@ -1,12 +1,11 @@
-"""Whether an engine gives the reference's ids: before it is trusted, and all through the build.
+"""Check that an engine gives the reference's ids, before its first use and during a build.
 
-What is compared is all that tokenization makes of a text, ids and rejection alike; but a text on
-which the reference fails is no difference of the engine's.
+The comparison covers the ids of a text and its rejection. A text that makes the reference fail does
+not count as a difference.
 
-The texts of the proof are made from a key: every category and script, and what regular expressions
-trip over. Nothing is
-stored: characters come from unicodedata, choices from the key. Text number i does not depend on how
-many others are asked for.
+The test texts are generated from a key. They cover every Unicode category and script, and text that
+is difficult for regular expressions. Nothing is stored: characters come from unicodedata and
+choices from the key. Text number i does not depend on how many texts are requested.
 """
 
 import os
@@ -80,7 +79,7 @@ CONTRACTIONS = (
     "''s",
     "'D1",
 )
-FOLDED = (  # what folds to other letters, and what normalization takes apart or puts together
+FOLDED = (  # Characters that case folding or normalization maps, decomposes or composes.
     "\u017f",
     "\u212a",
     "\u0130",
@@ -173,16 +172,16 @@ SYMBOLS = (
     "\ue000",
 )  # fmt: skip
 _LAST_LISTED = (
-    0x33480  # above are private use and what is unassigned, but for tags and variation selectors
+    0x33480  # Code points above are private use or unassigned, except tags and variation selectors.
 )
 
 
 @cache
 def characters() -> tuple[str, ...]:
-    """One code point at least of every category of every script, in each 512 neighbours; unassigned
-    ones too, no surrogates.
+    """Return at least one code point per category and script in each block of 512 code points.
 
-    The script of a letter, mark or number is taken from the first word of its name.
+    Unassigned code points are included, surrogates are not. The script of a letter, mark or number
+    is the first word of its name.
     """
     chosen: dict[tuple[int, str, str], str] = {}
     for code in (*range(_LAST_LISTED), *range(0xE0000, 0xE0200), 0xF0000, 0x10FFFD, sys.maxunicode):
@@ -199,11 +198,17 @@ def characters() -> tuple[str, ...]:
 def nasty_texts(
     key: int, begin: int, end: int, added: Sequence[str] = (), pieces: Sequence[str] = ()
 ) -> list[str]:
-    """Texts number begin … end − 1 under a key; most have less than a hundred characters, some a
-    few thousand.
+    """Return the texts number begin … end − 1 for a key.
 
-    added: texts of added tokens. pieces: texts of tokens of the model. One text in 64 has half of a
-    surrogate pair.
+    Most texts have fewer than a hundred characters, some have a few thousand. One text in 64
+    contains a lone surrogate.
+
+    Args:
+        key: The key.
+        begin: Number of the first text.
+        end: Number after the last text.
+        added: Texts of added tokens.
+        pieces: Texts of the model's own tokens.
     """
     return [
         _nasty_text(Random(key << 32 | number), added or ("<pad>",), pieces or ("the",))
@@ -212,18 +217,18 @@ def nasty_texts(
 
 
 def _nasty_text(draw: Random, added: Sequence[str], pieces: Sequence[str]) -> str:
-    """Up to 15 fragments."""
+    """Return a text of up to 15 fragments."""
     of, below, parts = draw.choice, draw.randrange, list[str]()
     halved = below(64) == 0
     for _ in range(below(16)):
         character, kind = of(characters()), below(15)
-        if kind < 3:  # characters of any script, or of one mostly
+        if kind < 3:  # characters of any script, or mostly of one
             code = ord(character) + below(32)
             near = (
                 chr(code) if code <= sys.maxunicode and not 0xD800 <= code < 0xE000 else character
             )
             parts.append(character + of((near, of(characters()))))
-        elif kind < 5:  # one thing many times: short mostly, long at times
+        elif kind < 5:  # a repetition, mostly short but sometimes long
             what = of((of(SPACES), of(SYMBOLS), of(WORDS), character, "a", "0", " "))
             parts.append(what * (1 + below(of((4, 4, 20, 300)))))
         elif kind < 7:
@@ -231,12 +236,12 @@ def _nasty_text(draw: Random, added: Sequence[str], pieces: Sequence[str]) -> st
             parts.append(
                 of(("", " ", " ", "\u00a0", of(SYMBOLS))) + word + of(("", "", of(CONTRACTIONS)))
             )
-        elif kind < 8:  # an added token, alone, cut, doubled, or with something beside it
+        elif kind < 8:  # an added token: whole, cut, doubled or with neighbours
             text = of(added)
             cut = 1 + below(len(text))
             beside = (f" {text}", f"{text} ", f"\n{text}\n", text.upper(), text + text)
             parts.append(of((text, text[:cut], text[cut:], text[:cut] + text, *beside)))
-        elif kind < 10:  # a token of the model, alone, cut, or joined to another one
+        elif kind < 10:  # a token of the model: whole, cut or joined to another one
             text, other = of(pieces), of(pieces)
             cut = below(len(text) + 1)
             parts.append(of((text, text[:cut], text[cut:], text + other, text[:cut] + other)))
@@ -251,24 +256,23 @@ def _nasty_text(draw: Random, added: Sequence[str], pieces: Sequence[str]) -> st
     return "".join(parts)
 
 
-RATE = 2000  # one document of so many is compared during a build
-MAX_CHARACTERS = 256 << 10  # of a longer document its begin is compared, so long
+RATE = 2000  # One document in RATE is compared during a build.
+MAX_CHARACTERS = 256 << 10  # Only this many characters of a longer document are compared.
 NASTY_TEXTS = 3000
-_PIECES, _ADDED = 1000, 300  # how many tokens' own texts stand in nasty texts
-# At most: characters of an added token that gets a text, those that two of them share, texts with
-# two such tokens.
+_PIECES, _ADDED = 1000, 300  # numbers of tokens whose texts are used in nasty texts
+# Maximum length of an added token that gets a text, maximum overlap of two added tokens in
+# characters, and maximum number of texts with two overlapping tokens.
 _LONGEST, _OVERLAP, _OVERLAPPING = 1000, 32, 10_000
 _AROUND_IDS, _AROUND_CHARACTERS = 8, 40
 
 
 class EngineDifference(NamedTuple):
-    """What an engine and its reference make of one text, around the first place where that
-    differs."""
+    """The results of an engine and its reference for one text, near their first difference."""
 
-    text: str  # around that place
-    character: int  # where that begins in the whole text
-    token: int  # where the ids begin in all of them
-    ids: list[int] | str  # the engine's, or what else it made of the text
+    text: str  # the text near the difference
+    character: int  # start of `text` in the whole text
+    token: int  # start of the ids in all ids
+    ids: list[int] | str  # the engine's ids, or a description of its failure
     reference_ids: list[int] | str
 
     def __str__(self) -> str:
@@ -279,8 +283,11 @@ class EngineDifference(NamedTuple):
 
 
 def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: Vocabulary) -> None:
-    """Compare an engine with its reference on texts. EngineRefusal at the first difference, or
-    where it breaks down."""
+    """Compare an engine with its reference on texts.
+
+    Raises:
+        EngineRefusal: If a text gives different results or the engine fails.
+    """
     if engine.reference is None:
         return
     slow = tokenize(engine.reference, texts, special_text, vocabulary)
@@ -299,12 +306,14 @@ def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: V
 
 
 def _proven_for(engine: Engine, special_text: str, vocabulary: Vocabulary) -> tuple | None:
-    """What says that an engine would pass again: these very files of its library and the
-    reference's. None where none can."""
+    """Return the key under which a passed proof is stored, or None if it cannot be stored.
+
+    The key names the library files of the engine and of the reference.
+    """
     if not engine.library or engine.reference is None:
         return None
     both = []
-    # with what changes when a file of its library is replaced
+    # The size and the time of a file change when the library is replaced.
     for own in (engine, engine.reference):
         files = [
             (path, status.st_size, status.st_mtime_ns)
@@ -317,8 +326,14 @@ def _proven_for(engine: Engine, special_text: str, vocabulary: Vocabulary) -> tu
 
 @remembered(bool, _proven_for)
 def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabulary) -> bool:
-    """`prove` on the same texts for every build with this tokenizer. True: it passed;
-    EngineRefusal."""
+    """Run `prove` on the same generated texts for every build with this tokenizer.
+
+    Returns:
+        True, so that the result can be cached.
+
+    Raises:
+        EngineRefusal: If the engine fails the proof, or the tokenizer's decoder fails.
+    """
     if engine.reference is not None:
         say(f"comparing engine {engine.name} with the reference, once for a tokenizer")
         try:
@@ -336,15 +351,18 @@ def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabular
 def _characters_proven_for(
     engine: Engine, special_text: str, vocabulary: Vocabulary
 ) -> tuple | None:
-    """What says that characters would be told right again: the same files, and the same code."""
+    """Return the key of a proof of characters: `_proven_for` and the code that computes them."""
     files = _proven_for(engine, special_text, vocabulary)
     return None if files is None else (*files, code_digest(byte_tokens.__file__))
 
 
 @remembered(bool, _characters_proven_for)
 def characters_are_proven(engine: Any, special_text: str, vocabulary: Vocabulary) -> bool:
-    """Return whether an engine that tells characters by its tokens' bytes gives the reference's ids
-    and characters, with and without special tokens in the texts."""
+    """Return whether an engine gives the reference's ids and characters.
+
+    The engine computes characters from the bytes of its tokens. The check covers texts with and
+    without special tokens.
+    """
     if not engine.can_tell_characters():
         return False
     say(f"comparing the characters of engine {engine.name}'s tokens, once for a tokenizer")
@@ -358,13 +376,13 @@ def characters_are_proven(engine: Any, special_text: str, vocabulary: Vocabulary
                 slow = engine.reference.encode_with_characters(texts, chat)
                 if not all(map(np.array_equal, fast, slow)):
                     return False
-    except Exception:  # either fails on one of the texts
+    except Exception:  # The engine or the reference fails on one of the texts.
         return False
     return True
 
 
 def _is_whole(text: str) -> bool:
-    """Return whether a text has no half characters."""
+    """Return whether a text has no lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -373,7 +391,7 @@ def _is_whole(text: str) -> bool:
 
 
 def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[str], list[str]]:
-    """(texts of added tokens, texts of other tokens), some of each, evenly from all of them."""
+    """Return texts of added tokens and texts of other tokens, each an even sample."""
     table = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json")
     added = sorted(table.added)
     ids = sorted(set(table.texts) - {token.id for token in table.added.values()})
@@ -381,12 +399,12 @@ def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[
 
 
 def texts_with_added(vocabulary: Vocabulary) -> list[str]:
-    """A text with each added token beside letters, spaces and itself, and texts in which two of
-    them overlap.
+    """Return a text for each added token, and texts in which two of them overlap.
 
-    Where the end of one is the begin of others, one that is special and one that is not are taken
-    of these: an engine that does not look for special tokens finds what stands across the end of
-    one.
+    In the first kind, the token is next to letters, spaces and itself. The second kind needs tokens
+    that start with the end of another token. For each such end, one special and one ordinary token
+    are used. An engine that does not search for special tokens finds the ordinary token across the
+    end of the special token.
     """
     table = tokens_in_file(vocabulary.tokenizer_json, "tokenizer.json")
     added = [token for token in table.added.values() if len(token.text) <= _LONGEST]
@@ -408,11 +426,15 @@ def texts_with_added(vocabulary: Vocabulary) -> list[str]:
 
 
 def compared(file_key: np.uint64, positions: np.ndarray, use: int) -> np.ndarray:
-    """int64[k], ascending: which documents, at these positions of a file in one use of it, are
-    compared during a build.
+    """Return which documents at these positions are compared during a build, int64[k], ascending.
 
-    Those with u(file, position, use) < 1 / RATE, with the key and the counters of `segment_key`
-    under another purpose.
+    They are the documents with u(file, position, pass) < 1 / RATE. The key and the counters are the
+    ones in `segment_key`, with another purpose.
+
+    Args:
+        file_key: Key of the file.
+        positions: Positions of the documents in the file.
+        use: Number of the pass over the file.
     """
     position = np.asarray(positions).astype(np.uint64)
     word = philox(
@@ -424,10 +446,10 @@ def compared(file_key: np.uint64, positions: np.ndarray, use: int) -> np.ndarray
 def difference(
     engine: Engine, text: str, tokens: Tokens, i: int, special_text: str, vocabulary: Vocabulary
 ) -> EngineDifference | None:
-    """How the reference's ids of a text differ from those that `engine` gave it as document i of
-    `tokens`; None if not.
+    """Return how the reference's ids of a text differ from document i of `tokens`, or None.
 
-    Of a text of more than MAX_CHARACTERS, only its begin is compared, tokenized anew.
+    `engine` made `tokens`. If the text has more than MAX_CHARACTERS, only its start is tokenized
+    again and compared.
     """
     assert engine.reference is not None
     if len(text) > MAX_CHARACTERS:
@@ -444,15 +466,17 @@ def difference(
 def chat_difference(
     engine: Engine, text: str, tokens: Tokens, i: int, chat: bool
 ) -> EngineDifference | None:
-    """Return how the reference's ids of a text differ from those of document i of `tokens`, which
-    were encoded with characters; None if they do not. chat: as in `encode_with_characters`."""
+    """Return how the reference's ids of a text differ from document i of `tokens`, or None.
+
+    `tokens` were encoded with characters. `chat` is as in `encode_with_characters`.
+    """
     assert engine.reference is not None
     ids, offsets, _ = engine.reference.encode_with_characters([text], chat)
     return _difference(engine.reference, text, _only(tokens, i), Tokens(ids, offsets, []))
 
 
 def fault(engine: Engine, error: EngineFault) -> EngineDifference:
-    """The difference that an engine's breaking down makes."""
+    """Return the failure of an engine as a difference."""
     assert engine.reference is not None
     text = error.text[: 2 * _AROUND_CHARACTERS]
     expected = engine.reference.encode([text])[0][: 2 * _AROUND_IDS].tolist()
@@ -460,7 +484,7 @@ def fault(engine: Engine, error: EngineFault) -> EngineDifference:
 
 
 def _only(tokens: Tokens, i: int) -> Tokens:
-    """Document i alone."""
+    """Return the tokens of document i."""
     ids = tokens.ids[tokens.offsets[i] : tokens.offsets[i + 1]]
     return Tokens(
         ids,
@@ -481,7 +505,7 @@ def _failed(rejected: tuple[int, str, str]) -> bool:
 def _difference(
     reference: Engine, text: str, fast: Tokens, slow: Tokens
 ) -> EngineDifference | None:
-    """fast and slow: of this one text."""
+    """Return the first difference between the results `fast` and `slow` for a text, or None."""
     if _equal(fast, slow) or any(map(_failed, slow.rejected)):
         return None
     if fast.rejected != slow.rejected:
@@ -509,5 +533,5 @@ def _difference(
 
 
 def _printable(text: str) -> str:
-    """The text without half characters, for a note is UTF-8."""
+    """Return the text with lone surrogates escaped, because messages are UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
