@@ -1,7 +1,6 @@
-"""A tokenizer.json: where it comes from, what it holds, the same with tokens added, and that of the
-vocabulary of bytes.
+"""Find, read, check and extend a tokenizer.json, and build the one of the built-in byte vocabulary.
 
-It is a file or in a folder, on the Hugging Face Hub, or built in.
+A tokenizer.json is a file, is in a folder, comes from the Hugging Face Hub, or is built in.
 """
 
 import contextlib
@@ -50,17 +49,27 @@ _TEKKEN = (
 )
 
 Beside = Sequence[Mapping[str, Any]]
-"""What was taken of each of HINT_FILES that lies beside a tokenizer: {"file", "digest", "roles":
-role → token text}. The text of a role is None where the file declares null."""
+"""The content of each of HINT_FILES found next to a tokenizer: {"file", "digest", "roles"}.
+
+"roles" maps a special token's name (eos, bos, pad, mask) to its text. The text is None if the file
+declares null.
+"""
 
 
 def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    """The bytes of the tokenizer.json that `name` means, and what the files beside it say, as
-    `Beside`.
+    """Return the bytes of a tokenizer.json, and the content of the files next to it as `Beside`.
 
-    name: "bytes"; a file, or a folder with a tokenizer.json, relative to base; or a name on the
-    Hugging Face Hub. The roles are of eos, bos, pad, mask, as far as the files have them. Raises
-    VocabularyError when there is nothing to read.
+    Args:
+        name: "bytes", a file or a folder with a tokenizer.json relative to `base`, or a name on the
+            Hugging Face Hub.
+        base: The folder that a relative path starts from.
+
+    Returns:
+        The bytes, and one entry per file of HINT_FILES that exists. An entry has the special tokens
+        eos, bos, pad and mask, as far as the file declares them.
+
+    Raises:
+        VocabularyError: If there is nothing to read.
     """
     if name == "bytes":
         return bytes_tokenizer_json(), []
@@ -106,8 +115,10 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
 
 
 def read_beside(name: str, base: Path, file: str) -> bytes | None:
-    """The bytes of a file that lies beside the tokenizer.json of `load_tokenizer_json`; None if
-    there is none."""
+    """Return the bytes of a file next to the tokenizer.json of `load_tokenizer_json`, or None.
+
+    None means that the file does not exist.
+    """
     if name == "bytes":
         return None
     path = base / expanded(name)
@@ -123,7 +134,7 @@ def read_beside(name: str, base: Path, file: str) -> bytes | None:
         return None
     except VocabularyError:
         raise
-    except Exception as error:  # see _from_hub
+    except Exception as error:  # `_from_hub` explains why this is a broad `except`.
         first_line = (str(error).strip().splitlines() or ["no message"])[0]
         raise VocabularyError(
             f"tokenizer = {name!r}: the Hugging Face Hub gave no {file} ({type(error).__name__}:"
@@ -147,8 +158,10 @@ def _read(path: Path) -> bytes:
 
 
 def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    """What `load_tokenizer_json` gives, from the Hub or its cache. path: where a file was looked
-    for before."""
+    """Return the result of `load_tokenizer_json` from the Hub or its cache.
+
+    `path` is the local path that was tried before.
+    """
     say(f"fetching tokenizer {name} from the Hugging Face Hub, unless it is here", once=True)
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
@@ -167,7 +180,7 @@ def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
         raise
     except (
         Exception
-    ) as error:  # the Hub's client raises errors of the HTTP library below it, which changes
+    ) as error:  # The Hub's client raises the errors of its HTTP library, which vary.
         first_line = (str(error).strip().splitlines() or ["no message"])[0]
         raise VocabularyError(
             f"tokenizer = {name!r}: no such file or folder ({path}), and the Hugging Face Hub gave"
@@ -177,8 +190,13 @@ def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
 
 
 def hints_in(name: str, data: bytes) -> Mapping[str, Any]:
-    """The object in a file that transformers writes beside a tokenizer.json; an empty one for other
-    JSON. VocabularyError for what is no JSON."""
+    """Return the object in a file that Transformers writes next to a tokenizer.json.
+
+    Return an empty mapping for other JSON.
+
+    Raises:
+        VocabularyError: If the file is not JSON.
+    """
     try:
         parsed = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -191,11 +209,16 @@ def hints_in(name: str, data: bytes) -> Mapping[str, Any]:
 def _refuse_unlisted(
     data: bytes, name: str, place: str, read: Callable[[str], bytes | None]
 ) -> None:
-    """Raise VocabularyError for added tokens that Transformers adds on load and that tokenizer.json
-    does not list.
+    """Check that tokenizer.json lists all tokens that Transformers adds on load.
 
-    place: what Transformers loads the tokenizer by. read: gives the bytes of a file beside it, or
-    None.
+    Args:
+        data: The bytes of the tokenizer.json.
+        name: The tokenizer's name, for messages.
+        place: The path or name for loading the tokenizer with Transformers.
+        read: Returns the bytes of a file next to it, or None.
+
+    Raises:
+        VocabularyError: If the neighbouring files declare added tokens that are missing.
     """
     files = {
         file: hints_in(file, found) for file in _ADDING_FILES if (found := read(file)) is not None
@@ -226,7 +249,7 @@ def _refuse_unlisted(
 
 
 def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
-    """What the files that transformers writes beside a tokenizer.json say."""
+    """Return the content of the files that Transformers writes next to a tokenizer.json."""
     found: list[dict[str, Any]] = []
     for file in HINT_FILES:
         data = read(file)
@@ -249,11 +272,16 @@ def _beside(read: Callable[[str], bytes | None]) -> list[dict[str, Any]]:
 
 BYTES_VOCAB_SIZE = 528
 MOST_WORD_CHARACTERS = 1000
-"""Of a WordPiece model's words: on a longer one `tokenizers` takes the cube of its length, half a
-second at 1000 characters."""
+"""Maximum characters per word of a WordPiece model.
+
+The time of `tokenizers` grows with the cube of the length of a longer word. A word of 1000
+characters takes half a second.
+"""
 MOST_HOLES = 1 << 20
-"""Ids below vocab_size that no token has: tables of ids are that much longer than a tokenizer is
-large, at most."""
+"""Maximum number of ids below vocab_size without a token.
+
+It bounds how much longer tables of ids are than the tokenizer.
+"""
 BYTES_ROLES = {
     "pad": "<pad>",
     "bos": "<bos>",
@@ -273,7 +301,7 @@ BYTES_SPECIALS = (
 
 @dataclass(frozen=True)
 class Token:
-    """One entry of a tokenizer.json's `added_tokens`."""
+    """An entry of the `added_tokens` of a tokenizer.json."""
 
     id: int
     text: str
@@ -284,16 +312,17 @@ class Token:
 class TokenTable:
     """The tokens of a tokenizer, as `tokenizers` sees them."""
 
-    ids: dict[str, int]  # text → id, model and added
+    ids: dict[str, int]  # text → id, model's own and added tokens
     texts: dict[int, str]  # id → text
     added: dict[str, Token]  # text → entry of added_tokens
     n_ids: int  # greatest id + 1
-    notes: tuple[str, ...]  # what the file asks for and packprep does not do
+    notes: tuple[str, ...]  # settings of the file that packprep ignores
 
 
 def bytes_tokenizer_json() -> bytes:
-    """The built-in vocabulary: ids 0–255 are the UTF-8 bytes, 256–521 special tokens; no id reaches
-    528.
+    """Return the tokenizer.json of the built-in byte vocabulary.
+
+    Ids 0–255 are the UTF-8 bytes, 256–521 are special tokens. All ids are below 528.
 
     id 256   257   258   259    260   261   262   263          264          265          266 … 521
        <pad> <bos> <eos> <mask> [NLU] [NLG] [S2S] <fim_prefix> <fim_middle> <fim_suffix>
@@ -332,10 +361,12 @@ def bytes_tokenizer_json() -> bytes:
 
 
 def parse_tokenizer_json(data: bytes, name: str) -> Mapping[str, Any]:
-    """The parsed tokenizer.json, with the shape that packprep touches checked. Not to be changed:
-    it is remembered.
+    """Return the parsed tokenizer.json after checking the parts that packprep uses.
 
-    Raises VocabularyError, in which `name` says which tokenizer it is.
+    Do not modify the result, because it is cached. `name` is the name of the tokenizer in messages.
+
+    Raises:
+        VocabularyError: If it is not a usable tokenizer.json.
     """
     try:
         return _parse(data)
@@ -344,7 +375,7 @@ def parse_tokenizer_json(data: bytes, name: str) -> Mapping[str, Any]:
 
 
 class Outline(msgspec.Struct):
-    """A tokenizer.json that `parse_tokenizer_json` takes, without its model."""
+    """The parts of a tokenizer.json that `parse_tokenizer_json` accepts, without its model."""
 
     added_tokens: list[dict[str, Any]] | None = None
     decoder: dict[str, Any] | None = None
@@ -353,30 +384,32 @@ class Outline(msgspec.Struct):
 
 
 def outline_of(data: bytes) -> Outline:
-    """The outline of a tokenizer.json, of whose vocabulary nothing is kept: at once, where that is
-    megabytes.
+    """Return the outline of a tokenizer.json.
 
-    Raises VocabularyError for what is no tokenizer.json.
+    The vocabulary is skipped, so a file of several megabytes is parsed quickly.
+
+    Raises:
+        VocabularyError: If it is not a tokenizer.json.
     """
     try:
         return msgspec.json.decode(data, type=Outline)
-    except ValueError:  # `json` says where
+    except ValueError:  # `json` reports the place of the error.
         parsed = parse_tokenizer_json(data, "tokenizer.json")
         return Outline(parsed["added_tokens"], parsed.get("decoder"), parsed.get("normalizer"))
 
 
 class _Unusable(Exception):
-    """What is wrong with a tokenizer.json, whatever its name."""
+    """A tokenizer.json cannot be used; the message has the reason without the tokenizer's name."""
 
 
-@functools.lru_cache(maxsize=2)  # some megabytes of JSON take a tenth of a second
+@functools.lru_cache(maxsize=2)  # Parsing several megabytes of JSON takes a tenth of a second.
 def _parse(data: bytes) -> Mapping[str, Any]:
     try:
         try:
             parsed = msgspec.json.decode(data)
-        except ValueError:  # json says where
+        except ValueError:  # `json` reports the place of the error.
             parsed = json.loads(data)
-            json.dumps(parsed, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+            json.dumps(parsed, ensure_ascii=False).encode()  # fails for lone surrogates
     except (ValueError, RecursionError) as error:
         if data.startswith(LFS_POINTER):
             raise _Unusable(
@@ -404,8 +437,10 @@ def _parse(data: bytes) -> Mapping[str, Any]:
 
 
 def steps_of(part: Any, key: str) -> Iterator[Any]:
-    """The steps of a normalizer, pre-tokenizer or decoder, sequences taken apart. key: a sequence's
-    name for its steps."""
+    """Yield the steps of a normalizer, pre-tokenizer or decoder, with sequences flattened.
+
+    `key` is the key that holds the steps of a sequence.
+    """
     if isinstance(part, dict) and part.get("type") == "Sequence":
         for inner in part.get(key) or ():
             yield from steps_of(inner, key)
@@ -415,12 +450,14 @@ def steps_of(part: Any, key: str) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=2)
 def read_tokens(data: bytes, name: str) -> TokenTable:
-    """The tokens of a tokenizer.json. Raises VocabularyError when `tokenizers` would use other ids
-    than the file says.
+    """Return the tokens of a tokenizer.json, checked with `tokenizers`.
 
     `tokenizers` numbers added tokens itself, upward from the size of the vocabulary, and ignores
-    their written ids: with a hole in the vocabulary it encodes <|endoftext|> as 100256 where the
-    file, and the model, say 100257.
+    the ids in the file. If the vocabulary has a hole, it may encode <|endoftext|> as 100256
+    although the file and the model use 100257.
+
+    Raises:
+        VocabularyError: If `tokenizers` cannot load the file or would use other ids.
     """
     from tokenizers import Tokenizer
 
@@ -435,7 +472,7 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
     try:
         with panics_as_errors():
             tokenizer = Tokenizer.from_buffer(data)
-    except Exception as error:  # what the library raises for a bad file is a bare Exception
+    except Exception as error:  # The library raises a bare Exception for a bad file.
         raise VocabularyError(
             f"tokenizer = {name!r}: `tokenizers` cannot load it ({error})"
         ) from error
@@ -468,8 +505,7 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
 
 
 def first_put_by_processor(data: bytes) -> int | None:
-    """Return the id that a tokenizer.json's post-processor puts before a text, or None if it puts
-    no token there."""
+    """Return the id that a tokenizer.json's post-processor puts before a text, or None."""
     from tokenizers import Tokenizer
 
     ids: list[int] = Tokenizer.from_buffer(data).encode("").ids
@@ -478,7 +514,7 @@ def first_put_by_processor(data: bytes) -> int | None:
 
 @contextlib.contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """A panic of a library, which is no Exception, becomes a RuntimeError."""
+    """Raise a panic of a Rust library, which is not an `Exception`, as a RuntimeError."""
     try:
         yield
     except BaseException as error:
@@ -488,15 +524,20 @@ def panics_as_errors() -> Iterator[None]:
 
 
 def library_version() -> str:
-    """Of `tokenizers`."""
+    """Return the version of `tokenizers`."""
     import tokenizers
 
     return tokenizers.__version__
 
 
 def tokens_in_file(data: bytes, name: str) -> TokenTable:
-    """The tokens of a tokenizer.json: by the file alone where that tells, without the checks of
-    `read_tokens`, and at once."""
+    """Return the tokens of a tokenizer.json quickly.
+
+    They come directly from the file if it has them, without the checks in `read_tokens`.
+
+    Raises:
+        VocabularyError: If the file is not usable.
+    """
     parsed = parse_tokenizer_json(data, name)
     vocabulary = parsed["model"].get("vocab")
     if isinstance(vocabulary, dict):
@@ -506,7 +547,7 @@ def tokens_in_file(data: bytes, name: str) -> TokenTable:
                 " file again"
             )
         return _table(parsed, vocabulary)
-    return read_tokens(data, name)  # a Unigram's, or none
+    return read_tokens(data, name)  # This is a Unigram model, or a model without a vocabulary.
 
 
 def _table(parsed: Mapping[str, Any], model_ids: Mapping[str, int]) -> TokenTable:
@@ -528,7 +569,7 @@ def _table(parsed: Mapping[str, Any], model_ids: Mapping[str, int]) -> TokenTabl
         ids=ids,
         texts={id: text for text, id in ids.items()},
         added=added,
-        # a Unigram's vocabulary is a list, in which a piece may stand twice
+        # The vocabulary of a Unigram model is a list and may repeat an entry.
         n_ids=max(
             max(ids.values(), default=-1) + 1, len(listed) if isinstance(listed, list) else 0
         ),
@@ -537,9 +578,9 @@ def _table(parsed: Mapping[str, Any], model_ids: Mapping[str, int]) -> TokenTabl
 
 
 def extended_tokenizer_json(data: bytes, first_id: int, texts: Sequence[str], name: str) -> bytes:
-    """The tokenizer.json with `texts` as special added tokens, ids from first_id upward.
+    """Return the tokenizer.json with `texts` as special added tokens, ids from `first_id` upward.
 
-    Keys and entries keep their order, so equal input gives equal bytes with any version of any
+    Keys and entries keep their order. So equal input gives equal bytes with any version of any
     library.
     """
     parsed = parse_tokenizer_json(data, name)
@@ -547,8 +588,10 @@ def extended_tokenizer_json(data: bytes, first_id: int, texts: Sequence[str], na
 
 
 def without_last_tokens(data: bytes, count: int, name: str) -> bytes:
-    """The tokenizer.json without the last `count` of its added tokens: what
-    `extended_tokenizer_json` extended."""
+    """Return the tokenizer.json without its last `count` added tokens.
+
+    This undoes `extended_tokenizer_json`.
+    """
     if not count:
         return data
     parsed = parse_tokenizer_json(data, name)
@@ -567,11 +610,16 @@ def without_last_tokens(data: bytes, count: int, name: str) -> bytes:
 def plain_tokenizer_json(
     data: bytes, special_ids: frozenset[int], with_special: bool = True
 ) -> bytes:
-    """The tokenizer.json to encode text with: special_ids flagged special, nothing that adds, cuts,
-    pads or draws.
+    """Return the tokenizer.json for encoding text.
 
-    with_special: whether the special tokens are among its added ones, of which an engine looks for
-    each in every text.
+    The tokens in `special_ids` are marked special. Everything that adds, truncates, pads or
+    randomizes tokens is removed.
+
+    Args:
+        data: The bytes of the tokenizer.json.
+        special_ids: Ids that are marked special.
+        with_special: Whether to keep special tokens among the added tokens. An engine searches
+            every text for each of them.
     """
     parsed = parse_tokenizer_json(data, "tokenizer.json")
     added = [
@@ -584,7 +632,7 @@ def plain_tokenizer_json(
         {**parsed["model"], "dropout": None} if "dropout" in parsed["model"] else parsed["model"]
     )
     vocabulary, merges = model.get("vocab"), model.get("merges")
-    if isinstance(vocabulary, dict):  # in order it loads faster: libraries put it into trees first
+    if isinstance(vocabulary, dict):  # sorted, because libraries build trees from it
         model = {**model, "vocab": dict(sorted(vocabulary.items()))}
     if isinstance(merges, list) and all(
         isinstance(pair, list)
@@ -592,7 +640,7 @@ def plain_tokenizer_json(
         and all(isinstance(p, str) and " " not in p for p in pair)
         for pair in merges
     ):
-        # the older form, which loads faster
+        # This older form loads faster.
         model = {**model, "merges": list(map(" ".join, merges))}
     nothing = {"truncation": None, "padding": None, "post_processor": None}
     return msgspec.json.encode({**parsed, **nothing, "added_tokens": added, "model": model})
@@ -600,7 +648,7 @@ def plain_tokenizer_json(
 
 @remembered(list[tuple[str, int]], lambda data: (digest_of(data),))
 def added_tokens(data: bytes) -> list[tuple[str, int]]:
-    """(text, id) of each of the added tokens."""
+    """Return (text, id) of each added token."""
     return [
         (entry["content"], entry["id"])
         for entry in parse_tokenizer_json(data, "tokenizer.json")["added_tokens"]
@@ -609,8 +657,10 @@ def added_tokens(data: bytes) -> list[tuple[str, int]]:
 
 @remembered(dict[int, str], lambda data, ids: (digest_of(data), sorted(set(ids))))
 def texts_of_ids(data: bytes, ids: Collection[int]) -> dict[int, str]:
-    """The texts of these ids, of those that are tokens; by the file, which `read_tokens` has
-    compared with `tokenizers`."""
+    """Return id → text for the given ids, except ids without a token.
+
+    The texts come from the file, which `read_tokens` has compared with `tokenizers`.
+    """
     wanted, parsed = set(ids), parse_tokenizer_json(data, "tokenizer.json")
     vocabulary = parsed["model"].get("vocab") or {}
     listed = (
@@ -626,7 +676,7 @@ def texts_of_ids(data: bytes, ids: Collection[int]) -> dict[int, str]:
 
 @remembered(int | None, lambda data: (digest_of(data),))
 def unknown_id(data: bytes) -> int | None:
-    """The id that the model gives to what it does not know, as [UNK]; None where it has none."""
+    """Return the id of the model's unknown token, such as [UNK], or None."""
     model = parse_tokenizer_json(data, "tokenizer.json")["model"]
     if isinstance(model.get("unk_id"), int):
         return model["unk_id"]
@@ -635,7 +685,7 @@ def unknown_id(data: bytes) -> int | None:
 
 
 def _entries(first_id: int, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Special added tokens, ids from first_id upward."""
+    """Return special added tokens with ids from `first_id` upward."""
     flags = {
         "single_word": False,
         "lstrip": False,
@@ -657,10 +707,13 @@ def _some(items: Sequence[str]) -> str:
 @functools.lru_cache(maxsize=4)
 @remembered(bytes, lambda data, vocab_size: (digest_of(data), vocab_size))
 def continuing_tokens(data: bytes, vocab_size: int) -> bytes:
-    """A byte for each of vocab_size ids: 1 where a token begins inside a character of UTF-8: a text
-    is not cut before it.
+    """Return a byte for each of `vocab_size` ids: 1 if the token starts inside a UTF-8 character.
 
-    Only byte-level vocabularies and byte fallback have such tokens. Empty where there is none.
+    A text must not be cut before such a token. Only byte-level vocabularies and byte fallback have
+    such tokens. Return empty bytes for vocabularies without them.
+
+    Raises:
+        VocabularyError: If the file has no usable vocabulary, or an id is not below `vocab_size`.
     """
     try:
         parsed = _parse(data)

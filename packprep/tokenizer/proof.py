@@ -271,7 +271,7 @@ class EngineDifference(NamedTuple):
 
     text: str  # the text near the difference
     character: int  # start of `text` in the whole text
-    token: int  # start of the ids in all ids
+    token: int  # start of these ids in the whole list
     ids: list[int] | str  # the engine's ids, or a description of its failure
     reference_ids: list[int] | str
 
@@ -306,7 +306,7 @@ def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: V
 
 
 def _proven_for(engine: Engine, special_text: str, vocabulary: Vocabulary) -> tuple | None:
-    """Return the key under which a passed proof is stored, or None if it cannot be stored.
+    """Return the cache key of a passed proof, or None if it cannot be cached.
 
     The key names the library files of the engine and of the reference.
     """
@@ -399,7 +399,7 @@ def texts_of_tokens(reference: Reference, vocabulary: Vocabulary) -> tuple[list[
 
 
 def texts_with_added(vocabulary: Vocabulary) -> list[str]:
-    """Return a text for each added token, and texts in which two of them overlap.
+    """Return a text for each added token, and texts with two overlapping added tokens.
 
     In the first kind, the token is next to letters, spaces and itself. The second kind needs tokens
     that start with the end of another token. For each such end, one special and one ordinary token
@@ -434,7 +434,7 @@ def compared(file_key: np.uint64, positions: np.ndarray, use: int) -> np.ndarray
     Args:
         file_key: Key of the file.
         positions: Positions of the documents in the file.
-        use: Number of the pass over the file.
+        use: Number of the pass.
     """
     position = np.asarray(positions).astype(np.uint64)
     word = philox(

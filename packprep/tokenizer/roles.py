@@ -1,11 +1,14 @@
-"""Roles: which token id pads, ends, masks, or marks a span or a mode.
+"""Resolve the special tokens of a vocabulary, such as padding, mask and sentinels.
 
-A role is given in the recipe's [specials], or declared by the files beside the tokenizer, or found
-by a well-known name. What is given comes first. What the files declare is final: null means that
-the tokenizer has no such token. A well-known name counts only if tokenizer.json lists it in
-added_tokens as special; an ordinary piece of the vocabulary never does. A token that was given one
-role and that the tokenizer itself has in another is refused, where the recipe uses both: a mask
-that is also the padding would be looked for among padding. A sentinel is no token of text.
+A special token's purpose (eos, pad, mask, …) is called its role. A token for a role comes from the
+recipe's [specials], from the files next to the tokenizer, or from a well-known name, in this order.
+The declarations of the files are final: null means that the tokenizer has no such token. A
+well-known name counts only if tokenizer.json lists it in added_tokens as special. An ordinary token
+of the vocabulary never counts.
+
+A token is refused if [specials] gives it one role, the tokenizer itself gives it another, and the
+recipe uses both. For example, a mask token that is also the padding would be searched for among the
+padding. A sentinel must not be a token of ordinary text.
 """
 
 from collections import Counter
@@ -35,19 +38,27 @@ from packprep.tokenizer.file import (
 from packprep.tokenizer.missing_roles import RESERVED, Missing, listed, looks_special, missing_roles
 
 SHARED = {"eos", "bos", "pad"}
-"""Roles of which eos may play the other two."""
+"""The roles that one token may share, if eos is one of them."""
 
-Players = Sequence[tuple[str, int]]  # key of [specials] and id, for each token that plays a part
+Players = Sequence[tuple[str, int]]  # (key in [specials], id) of tokens with a role
 
 
 def may_share(parts: set[str]) -> bool:
-    """Whether one token may play all of these: pad and bos may be eos, nothing else is shared."""
+    """Return whether one token may have all of these roles: only pad and bos may share with eos."""
     return len(parts) < 2 or ("eos" in parts and parts <= SHARED)
 
 
 def refuse_two_roles(players: Players, own: Collection[str], tokens: TokenTable) -> None:
-    """VocabularyError for a token that plays two roles. own: roles that the recipe gave no token,
-    but the tokenizer has."""
+    """Check that no token has two roles.
+
+    Args:
+        players: The tokens and their roles.
+        own: Roles that the recipe does not set but the tokenizer has.
+        tokens: The tokens of the tokenizer.
+
+    Raises:
+        VocabularyError: If a token has two roles that cannot be shared.
+    """
     by_id: dict[int, list[str]] = {}
     for key, id in players:
         by_id.setdefault(id, []).append(key)
@@ -55,7 +66,7 @@ def refuse_two_roles(players: Players, own: Collection[str], tokens: TokenTable)
         if may_share(set(keys)):
             continue
         if "eos" in keys and "pad" in own:
-            keys = [key for key in keys if key != "pad"]  # it only follows eos
+            keys = [key for key in keys if key != "pad"]  # Drop pad because it only follows eos.
         roles = [f"{key} (the tokenizer's own)" if key in own else key for key in keys]
         raise VocabularyError(
             f"[specials]: {tokens.texts[id]} (id {id}) would play {' and '.join(roles)}; a token"
@@ -65,11 +76,14 @@ def refuse_two_roles(players: Players, own: Collection[str], tokens: TokenTable)
 
 
 def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> None:
-    """VocabularyError for sentinels that text gives.
+    """Check that ordinary text cannot produce a sentinel.
 
-    Text does not give special added tokens, other added ones that are written as no word is, and
-    what the model's own vocabulary reserves by name. An added token may be a run of spaces, and a
-    vocabulary of code has "<div>" as a word.
+    Text cannot produce special added tokens, other added tokens written like <this>, or tokens of
+    the model's own vocabulary with a reserved name. But an added token may be a run of spaces, and
+    a vocabulary for code has "<div>" as a word.
+
+    Raises:
+        VocabularyError: If a sentinel is an ordinary token.
     """
     ordinary = []
     for id in sorted(sentinels):
@@ -98,8 +112,7 @@ def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> N
 
 
 def ordinary_players(players: Players, tokens: TokenTable) -> Iterator[str]:
-    """Notes on roles played by tokens that text itself can give, as far as a tokenizer file
-    tells."""
+    """Yield notes on roles with tokens that ordinary text can produce, as the file shows."""
     for key, id in players:
         text = tokens.texts[id]
         if text not in tokens.added and not looks_special(text):
@@ -113,7 +126,7 @@ __all__ = ["Needs", "Vocabulary", "bytes_tokenizer_json", "resolve_again", "reso
 
 ROLES = ("eos", "bos", "pad", "mask", "fim_prefix", "fim_middle", "fim_suffix")
 
-# The first name is the one that is added when nothing is found and missing = "add".
+# The first name is added if no token is found and missing = "add".
 WELL_KNOWN = {
     "eos": (
         "</s>",
@@ -160,11 +173,12 @@ SENTINEL_PATTERN = "<extra_id_{}>"
 
 @dataclass(frozen=True)
 class Needs:
-    """What the recipe uses.
+    """The special tokens that the recipe needs.
 
-    roles       of ROLES; pad is always needed
-    mode_tokens as the tasks write them
-    sentinels   how many the longest segment would use; 0: none
+    Attributes:
+        roles: Names in ROLES. pad is always needed.
+        mode_tokens: Texts as the tasks write them.
+        sentinels: Number of sentinels that the longest segment would use. 0 means none.
     """
 
     roles: frozenset[str]
@@ -174,19 +188,23 @@ class Needs:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer with every role resolved.
+    """A tokenizer with all special tokens resolved.
 
-    tokenizer_json  the bytes that the dataset keeps; digest is theirs, and compared in their place
-    vocab_size      no id reaches it
-    roles           role → id; pad is always there
-    sentinels       the k-th marks the k-th span
-    mode_tokens     text as a task writes it → id
-    media           kind, by name → (begin, slot, end), -1 where it has none: of places of media
-    added_tokens    {"id", "text", "role"} of those that packprep added; role is a key of specials()
-    special_ids     ascending: ids that are no ordinary text. Special tokens, whatever plays a role, and ids below
-                    vocab_size that no token has
-    notes           what should be said aloud
-    beside          what was taken of the files beside the tokenizer
+    Attributes:
+        tokenizer_json: The bytes that the dataset stores. Comparisons use `digest` instead.
+        digest: The digest of `tokenizer_json`.
+        vocab_size: All ids are below it.
+        roles: Role → id. pad is always present.
+        sentinels: The k-th sentinel marks the k-th span.
+        mode_tokens: Text as a task writes it → id.
+        added_tokens: {"id", "text", "role"} of the tokens that packprep added. The role is a key of
+            `specials()`.
+        special_ids: The ids that are not ordinary text, ascending. They are special tokens, tokens
+            with a role, and ids below `vocab_size` without a token.
+        notes: Messages for the user.
+        beside: The data that was taken from files next to the tokenizer.
+        media: Media kind → (start id, position id, end id) of its spans, sorted by kind. -1 means
+            that there is none.
     """
 
     tokenizer_json: bytes = field(compare=False)
@@ -202,14 +220,14 @@ class Vocabulary:
     media: dict[str, tuple[int, int, int]] = field(default_factory=dict, hash=False)
 
     def specials(self) -> dict[str, int | list[int]]:
-        """Role → id, "sentinels" → ids, mode token → id, as the manifest keeps them."""
+        """Return role → id, "sentinels" → ids and mode token → id, in the form of the manifest."""
         sentinels: dict[str, int | list[int]] = (
             {"sentinels": list(self.sentinels)} if self.sentinels else {}
         )
         return {**self.roles, **sentinels, **self.mode_tokens}
 
     def as_planned(self) -> dict[str, Any]:
-        """The plan's `vocabulary`."""
+        """Return the `vocabulary` entry of the plan."""
         return {
             "vocab_size": self.vocab_size,
             "roles": {role: int(i) for role, i in self.roles.items()},
@@ -227,7 +245,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Who plays what, as far as the tokenizer has it."""
+    """The assignment of tokens to roles, as far as the tokenizer has the tokens."""
 
     roles: dict[str, int]
     sentinels: tuple[int, ...]
@@ -235,18 +253,26 @@ class _Parts:
     media: dict[str, tuple[int, int, int]]
     missing: tuple[Missing, ...]
     notes: tuple[str, ...]
-    found: dict[str, str]  # note on each role that was found and is used
-    players: Players  # of all of them
+    found: dict[str, str]  # role → note on the token that was found for it
+    players: Players  # the tokens of all of them
 
 
 def resolve_vocabulary(tokenizer: str, base: Path, specials: Specials, needs: Needs) -> Vocabulary:
-    """The vocabulary of the recipe's `tokenizer`, a path relative to base, with the roles of
-    [specials] and needs.
+    """Return the vocabulary of a recipe's tokenizer with the special tokens that are needed.
 
-    With missing = "add", tokens that are needed and not there get ids from the end of the
-    vocabulary upward. Raises VocabularyError: an unreadable tokenizer, roles without a token (all
-    at once, with the lines that would give them one), a token with two roles, or an id that reaches
-    specials.vocab_size.
+    With missing = "add", needed tokens that do not exist get ids from the end of the vocabulary
+    upward.
+
+    Args:
+        tokenizer: The recipe's `tokenizer`.
+        base: The folder that a relative path starts from.
+        specials: The recipe's [specials].
+        needs: The special tokens that the recipe needs.
+
+    Raises:
+        VocabularyError: If the tokenizer is unreadable, a token has two roles, or an id reaches
+            specials.vocab_size. It is also raised if roles have no token. The message then lists
+            all of them and the recipe lines that would set them.
     """
     data, beside = load_tokenizer_json(tokenizer, base)
     return _resolved(data, beside, tokenizer, specials, needs)
@@ -260,10 +286,18 @@ def resolve_again(
     specials: Specials,
     needs: Needs,
 ) -> Vocabulary:
-    """The vocabulary that a dataset's tokenizer.json was made with, of which the last `added`
-    tokens were added.
+    """Return the vocabulary that a dataset's tokenizer.json was made with.
 
-    beside: what the plan says of the files beside it. VocabularyError where they do not give one.
+    Args:
+        tokenizer_json: The dataset's tokenizer.json.
+        added: Number of tokens at its end that packprep added.
+        beside: The plan's record of the files next to the original tokenizer.
+        tokenizer: The recipe's `tokenizer`, for messages.
+        specials: The recipe's [specials].
+        needs: The special tokens that the recipe needs.
+
+    Raises:
+        VocabularyError: If these do not give a vocabulary.
     """
     return _resolved(
         without_last_tokens(tokenizer_json, added, tokenizer), beside, tokenizer, specials, needs
@@ -279,9 +313,9 @@ def resolve_again(
 def _resolved(
     data: bytes, beside: Beside, tokenizer: str, specials: Specials, needs: Needs
 ) -> Vocabulary:
-    """tokenizer: its name, for messages."""
+    """Resolve the vocabulary. `tokenizer` is its name for messages."""
     is_bytes = data == bytes_tokenizer_json()
-    # of the files beside it the first wins
+    # The first of the files wins.
     hints: dict[str, str | None] = {
         role: text for file in reversed(beside) for role, text in file["roles"].items()
     }
@@ -363,8 +397,11 @@ def _resolved(
 def _texts_to_add(
     name: str, tokens: TokenTable, specials: Specials, parts: _Parts
 ) -> tuple[str, ...]:
-    """The tokens that fill what is missing. VocabularyError where they may not be added, or would
-    pass the ceiling."""
+    """Return the texts of the tokens that fill the missing roles.
+
+    Raises:
+        VocabularyError: If they may not be added, or would exceed vocab_size.
+    """
     if specials.missing != "add" or not all(missing.add for missing in parts.missing):
         by_pattern = specials.sentinels is None or isinstance(specials.sentinels, str)
         raise missing_roles(
@@ -391,7 +428,7 @@ def _texts_to_add(
 def _parts(
     tokens: TokenTable, specials: Specials, needs: Needs, hints: Mapping[str, str | None]
 ) -> _Parts:
-    """Which token plays which part: given ones first, then sentinels, then what can be found."""
+    """Assign tokens to roles: first from the recipe, then sentinels, then tokens that are found."""
     mapped = specials.mode_tokens or {}
     wishes = {
         role: getattr(specials, role) for role in ROLES if getattr(specials, role) is not None
@@ -455,7 +492,7 @@ def _parts(
 def _media(
     tokens: TokenTable, specials: Specials
 ) -> tuple[dict[str, tuple[int, int, int]], list[Missing]]:
-    """(the ids of each kind of media, -1 for none; those of its tokens that are not there)."""
+    """Return the ids of each media kind, -1 for none, and the media tokens that are missing."""
     found, missing = {}, []
     for kind, values in sorted((specials.media or {}).items()):
         ids = []
@@ -485,7 +522,7 @@ def _id_of(value: str | int, tokens: TokenTable) -> int | None:
 
 
 def _names_to_add(tokens: TokenTable, roles: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Role → the well-known name that is free, for roles of which nothing was found."""
+    """Return role → the first free well-known name, for roles without a token."""
     fim = [FIM_ROLES.index(role) for role in roles if role in FIM_ROLES]
     free_families = [
         family for family in WELL_KNOWN_FIM if not any(family[k] in tokens.ids for k in fim)
@@ -506,8 +543,10 @@ def _is_special(name: str, tokens: TokenTable) -> bool:
 def _not_found(
     role: str, lacking: Sequence[str], tokens: TokenTable, hints: Mapping[str, str | None]
 ) -> Missing:
-    """Describe a role without a token: why there is none, what would fill it, and a token that is
-    listed as ordinary."""
+    """Describe a role without a token: the reason, texts that would fill it, and a known candidate.
+
+    The candidate is a token with a well-known name that tokenizer.json lists as ordinary.
+    """
     add = _names_to_add(tokens, lacking)[role]
     if role in hints:
         declared = hints[role]
@@ -554,8 +593,10 @@ def _not_there(
 def _sentinels(
     tokens: TokenTable, specials: Specials, needs: Needs, taken: Mapping[int, str]
 ) -> tuple[tuple[int, ...], list[Missing], list[str]]:
-    """The sentinels in order, what is missing of them, and notes. taken: ids that were given
-    another part."""
+    """Return the sentinels in order, the missing ones, and notes.
+
+    `taken` maps ids that have another role to that role.
+    """
     wish = specials.sentinels
     if wish is None or isinstance(wish, str):
         named = wish is not None and wish != "auto"
@@ -593,8 +634,10 @@ def _sentinels_by_pattern(
     needs: Needs,
     taken: Mapping[int, str],
 ) -> tuple[tuple[int, ...], list[Missing], list[str]]:
-    """Return what `_sentinels` does for a pattern. usable: texts of the tokens that may be
-    sentinels."""
+    """Return the result of `_sentinels` for a pattern.
+
+    `usable` has the texts of the tokens that may be sentinels.
+    """
     if pattern.count("{}") != 1:
         raise VocabularyError(
             f"[specials] sentinels = {pattern!r}: a pattern has one {{}} for the number, as"
@@ -641,10 +684,12 @@ def _found(
     needed: Collection[str],
     playing: dict[int, set[str]],
 ) -> Iterator[tuple[str, int, str]]:
-    """Role, id and how it was found. playing: id → its parts so far.
+    """Yield role, id and the way it was found.
 
-    A token that cannot be shared is passed over where its own role is not used: a mask, where
-    nothing is masked. The three of fill-in-the-middle are of one family.
+    A token that cannot be shared is skipped if its own role is not needed. For example, a mask
+    token is skipped if nothing is masked. The three fill-in-the-middle tokens come from one family.
+
+    `playing` maps an id to its roles so far. It is updated.
     """
     for role, names in WELL_KNOWN.items():
         if role not in open_roles:
