@@ -1,4 +1,4 @@
-"""A tokenizer: its file, which id plays which role, and texts → ids by an engine that is proven.
+"""A tokenizer: its file, its special tokens, and proven engines that encode texts.
 
 ```
 tokenizer.json ─► roles: which id is pad, eos, a sentinel

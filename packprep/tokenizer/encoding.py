@@ -1,4 +1,4 @@
-"""Texts to flat ids by an engine, with the documents that cannot be tokenized turned away."""
+"""Encode texts into flat ids with an engine, and reject the documents that cannot be tokenized."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -17,16 +17,19 @@ from packprep.tokenizer.roles import Vocabulary
 
 TOKENIZER_ERROR = "tokenizer_error"
 TEXT_REASONS = ("special_text", TOKENIZER_ERROR)
-"""Why a text can be rejected that its reader took, but for half characters."""
+"""The reasons for rejecting a text that was read successfully, except lone surrogates."""
 
 
 class Tokens(NamedTuple):
-    """Token documents, flat. Document i is ids[offsets[i] : offsets[i + 1]].
+    """Tokenized documents in flat arrays. Document i is ids[offsets[i] : offsets[i + 1]].
 
-    ids: int32[total], offsets: int64[n + 1]; rejected: (index of the document, reason, detail),
-    ascending, reason one of TEXT_REASONS or "lone_surrogate". A rejected document has no tokens.
-    characters: int64[total, 2]: [begin, end) of what each token stands for in its document, where
-    that was asked for.
+    Attributes:
+        ids: int32[total].
+        offsets: int64[n + 1].
+        rejected: (index of the document, reason, detail), ascending. The reason is one of
+            TEXT_REASONS or "lone_surrogate". A rejected document has no tokens.
+        characters: int64[total, 2], the characters [begin, end) of each token in its document, or
+            None if they were not requested.
     """
 
     ids: np.ndarray
@@ -43,19 +46,30 @@ def tokenize(
     characters: bool = False,
     chat: Sequence[Sequence[str]] | None = None,
 ) -> Tokens:
-    """The ids of each text, content only: no bos, eos or mode token.
+    """Encode the content of each text, without bos, eos or mode token.
 
-    special_text says what the text of a special token is, as "<pad>" in a document about
-    tokenizers: "text" characters like others, "special" that token, "reject" a reason to reject the
-    document. Under "text", a document is rejected where the model's own vocabulary gives such a
-    token nevertheless, as a Unigram model does whose pieces hold "<pad>". One on which the
-    tokenizer fails is rejected, and the others get what they get without it; EngineFault where the
-    engine fails and its reference does not.
-    characters: give those that each token stands for, too.
-    chat (goes with characters): the texts come from a chat template, whose special tokens are
-    meant; for each text, the strings in it that are not the template's. Unless special_text is
-    "special", a special token's text in one of those rejects the document, for in the whole text it
-    would become the token.
+    A document is rejected if the tokenizer fails on it. The other documents are not affected.
+
+    Args:
+        engine: The engine.
+        texts: The texts.
+        special_text: How to treat the text of a special token, such as "<pad>" in a document about
+            tokenizers. "text" treats it as ordinary characters, "special" as that token, and
+            "reject" rejects the document. With "text", a document is also rejected if the model's
+            own vocabulary produces such a token. A Unigram model with "<pad>" in its vocabulary
+            does this.
+        vocabulary: The vocabulary.
+        characters: Whether to return the characters of each token.
+        chat: Requires `characters`. The texts come from a chat template, which writes real special
+            tokens. For each text, it lists the strings that come from messages and not from the
+            template. Unless `special_text` is "special", the text of a special token in one of
+            these strings rejects the document. Otherwise the whole text would contain the token.
+
+    Returns:
+        The tokens and the rejected documents.
+
+    Raises:
+        EngineFault: If the engine fails on a text and its reference does not.
     """
     assert characters or chat is None
     plain = None if special_text == "special" else _plain_text(vocabulary)
@@ -65,7 +79,8 @@ def tokenize(
     try:
         ids, offsets, at = _encoded(engine, texts, rejected, characters, chat is not None)
     except Exception as error:
-        # Half characters are looked for only now: to look is to encode all that is not ASCII twice.
+        # The search for lone surrogates is deferred until here, because it encodes all non-ASCII
+        # text a second time.
         rejected = _with_half_characters(texts) | rejected
         rejected |= _failing(engine, texts, rejected, characters, chat is not None, error)
         ids, offsets, at = _encoded(engine, texts, rejected, characters, chat is not None)
@@ -94,8 +109,10 @@ _Rejected = dict[int, tuple[str, str]]  # index of a document → reason, detail
 def _encoded(
     engine: Engine, texts: Sequence[str], rejected: Collection[int], characters: bool, is_chat: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """(ids, offsets, characters) of the texts, those of rejected ones empty. Raises where one is
-    not of whole characters, and whatever the tokenizer does."""
+    """Return (ids, offsets, characters) of the texts, with rejected texts empty.
+
+    Raise the tokenizer's own errors, also for a text with lone surrogates.
+    """
     usable = ["" if i in rejected else text for i, text in enumerate(texts)] if rejected else texts
     with panics_as_errors():
         if characters:
@@ -112,11 +129,15 @@ def _failing(
     is_chat: bool,
     error: Exception,
 ) -> _Rejected:
-    """The texts on each of which the tokenizer fails, of those that are not rejected, where all
-    together gave an error.
+    """Return the texts that the tokenizer fails on, after it failed on all of them together.
 
-    EngineFault for one that the engine's reference takes; PlanError for one that the plan's own
-    engine may take. What is wrong with the machine is raised again.
+    Texts that are already rejected are skipped.
+
+    Raises:
+        EngineFault: If the engine's reference accepts a text.
+        PlanError: If the plan's own engine, which is not available, may accept a text.
+        MemoryError: If memory ran out, which is not the text's fault.
+        OSError: If the system failed, which is not the text's fault.
     """
 
     def failure(of: Engine, text: str) -> Exception | None:
@@ -155,7 +176,7 @@ def _failing(
 def _turned_away(
     texts: Sequence[str], chat: Sequence[Sequence[str]] | None, plain: "_PlainText | None"
 ) -> _Rejected:
-    """The texts with half a character, or with a special token's text where that may not be."""
+    """Return the texts with lone surrogates or with a special token's text that is not allowed."""
     rejected = _with_half_characters(texts)
     if plain is None:
         return rejected
@@ -171,7 +192,7 @@ def _turned_away(
 
 
 def _with_half_characters(texts: Sequence[str]) -> _Rejected:
-    """The texts with half of a surrogate pair, which no engine takes: UTF-8 does not have it."""
+    """Return the texts with lone surrogates, which no engine accepts because of UTF-8."""
     rejected = {}
     for i, text in enumerate(texts):
         try:
@@ -188,25 +209,30 @@ def _with_half_characters(texts: Sequence[str]) -> _Rejected:
 
 @dataclass(frozen=True)
 class _PlainText:
-    """What plain text may not contain. forbidden: bool[vocab_size].
+    """The special tokens that plain text must not contain.
 
-    forbidden_in_chat: those of them that no template can mean, as they are pieces of the model's
-    and no added tokens.
+    Attributes:
+        forbidden: bool[vocab_size].
+        forbidden_in_chat: bool[vocab_size], the forbidden ids that a template cannot mean. They are
+            tokens of the model and not added tokens.
+        texts: id → text of the special tokens.
+        ordinary: The longest half-open range of ids without a forbidden id.
     """
 
     forbidden: np.ndarray
     forbidden_in_chat: np.ndarray
     texts: Mapping[int, str]
-    ordinary: tuple[int, int]  # the longest range of ids, half-open, none of which is forbidden
+    ordinary: tuple[int, int]
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Any special token's text."""
+        """The pattern of any special token's text."""
         return any_of(self.texts.values())
 
     def places(self, ids: np.ndarray, in_chat: bool) -> np.ndarray:
-        """int64[k]: where forbidden ids are."""
-        # forbidden ids are at the top of most vocabularies: a pass or two instead of a look-up
+        """Return the positions of forbidden ids, int64[k]."""
+        # Most vocabularies have the forbidden ids at the top. Then one or two passes replace a
+        # lookup.
         first, end = self.ordinary
         if not len(ids) or ((not first or ids.min() >= first) and ids.max() < end):
             return np.zeros(0, np.int64)
@@ -221,7 +247,7 @@ def _plain_text(vocabulary: Vocabulary) -> _PlainText:
     forbidden[list(texts)] = True
     unknown = unknown_id(tokenizer_json)
     if unknown is not None:
-        forbidden[unknown] = False  # [UNK] is special, but any text may give it
+        forbidden[unknown] = False  # [UNK] is special, but any text may produce it.
     in_chat = forbidden.copy()
     in_chat[[id for _, id in added_tokens(tokenizer_json)]] = False
     edges = np.concatenate(([-1], np.flatnonzero(forbidden), [len(forbidden)]))

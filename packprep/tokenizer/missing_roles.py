@@ -1,5 +1,4 @@
-"""What to say when a tokenizer lacks roles: all of them at once, and lines for the recipe that mend
-it."""
+"""Report all missing special tokens of a tokenizer at once, with recipe lines that fix them."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -10,18 +9,20 @@ from packprep.recipe import as_toml
 from packprep.tokenizer.file import TokenTable
 
 RESERVED = re.compile("reserved|unused|extra_id|place.?holder|dummy", re.IGNORECASE)
-"""In the name of a token that was made for later use: <unused_1>, [unused1]."""
+"""A pattern in the names of tokens that are reserved for later use: <unused_1>, [unused1]."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A role without a token.
+    """A role (purpose of a special token) that has no token.
 
-    key     as in [specials]
-    why     what was looked for
-    add     texts that would fill it; empty when a new token cannot, as for an unknown id
-    wanted  how many tokens it takes
-    instead a token of the tokenizer that is known to play it; "" if there is none
+    Attributes:
+        key: The key in [specials].
+        why: The reason, with the tokens that were searched for.
+        add: Texts of new tokens that would fill the role. Empty if a new token cannot, as for an
+            unknown id.
+        wanted: Number of tokens that the role needs.
+        instead: A token of the tokenizer that is known to have this role, or "".
     """
 
     key: str
@@ -39,11 +40,18 @@ def missing_roles(
     spare_sentinels: Sequence[int],
     vocab_size: int,
 ) -> VocabularyError:
-    """The error that says all that is missing of tokenizer `name`, its unused reserved tokens, and
-    the lines to paste.
+    """Return the error that lists everything that tokenizer `name` is missing.
 
-    playing: ids that play a part. spare_sentinels: sentinels that a pattern found and that may get
-    another role; the last go first. vocab_size: the ceiling, 0 for none.
+    It also lists unused reserved tokens and recipe lines to paste.
+
+    Args:
+        name: The tokenizer's name.
+        tokens: The tokens of the tokenizer.
+        missing: The roles without a token.
+        playing: Ids that have a role.
+        spare_sentinels: Sentinels that a pattern found and that may get another role. The last ones
+            are used first.
+        vocab_size: The maximum size of the vocabulary, 0 for no limit.
     """
     reserved = _reserved(tokens, playing)
     lines = [f"tokenizer = {name!r} lacks {len(missing)} of the roles that the recipe uses:"]
@@ -98,8 +106,11 @@ def missing_roles(
 
 
 def _reserved(tokens: TokenTable, playing: Collection[int]) -> list[int]:
-    """Ids of tokens that look made for this and play no part. A vocabulary of text holds "unused"
-    as a word, too."""
+    """Return the ids of reserved tokens without a role.
+
+    A token must also look special or be an added token, because a vocabulary of text may contain
+    "unused" as a word.
+    """
     return sorted(
         id
         for text, id in tokens.ids.items()
@@ -110,7 +121,7 @@ def _reserved(tokens: TokenTable, playing: Collection[int]) -> list[int]:
 
 
 def looks_special(text: str) -> bool:
-    """Whether a token is written like <this> or [this]."""
+    """Return whether a token is written like <this> or [this]."""
     return len(text) > 2 and text.lstrip("▁")[:1] in ("<", "[") and text[-1:] in (">", "]")
 
 
@@ -120,10 +131,9 @@ def _lines_from_reserved(
     tokens: TokenTable,
     missing: Sequence[Missing],
 ) -> tuple[list[str], bool]:
-    """TOML lines that give missing roles to tokens that are there, and whether they are enough for
-    all roles."""
+    """Return TOML lines that give existing tokens the missing roles, and whether they suffice."""
     singles = [part for part in missing if part.key not in ("sentinels", "media")]
-    # whose tokens stand inside of a table
+    # Media tokens are inside a table, so these lines cannot set them.
     can_be_all = not any(part.key == "media" for part in missing)
     spans = next((part for part in missing if part.key == "sentinels"), None)
     known = [part for part in singles if part.instead]
@@ -148,8 +158,7 @@ def _lines_from_reserved(
 
 
 def _consecutive(ids: Sequence[int], count: int) -> Sequence[int]:
-    """The first `count` consecutive ids, or all of ids if they are fewer and consecutive, else
-    nothing."""
+    """Return the first `count` consecutive ids, all ids if fewer and consecutive, or nothing."""
     count = min(count, len(ids))
     for k in range(len(ids) - count + 1):
         if count and ids[k + count - 1] - ids[k] == count - 1:
@@ -162,6 +171,6 @@ def _toml_key(key: str) -> str:
 
 
 def listed(items: Iterable[str], most: int = 5) -> str:
-    """The first items, and how many more there are."""
+    """Return the first items, and how many more there are."""
     texts = list(items)
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

@@ -204,7 +204,7 @@ class Vocabulary:
         notes: Messages for the user.
         beside: The data that was taken from files next to the tokenizer.
         media: Media kind → (start id, position id, end id) of its spans, sorted by kind. -1 means
-            that there is none.
+            no token.
     """
 
     tokenizer_json: bytes = field(compare=False)
@@ -254,7 +254,7 @@ class _Parts:
     missing: tuple[Missing, ...]
     notes: tuple[str, ...]
     found: dict[str, str]  # role → note on the token that was found for it
-    players: Players  # the tokens of all of them
+    players: Players  # all tokens with a role
 
 
 def resolve_vocabulary(tokenizer: str, base: Path, specials: Specials, needs: Needs) -> Vocabulary:
@@ -270,9 +270,9 @@ def resolve_vocabulary(tokenizer: str, base: Path, specials: Specials, needs: Ne
         needs: The special tokens that the recipe needs.
 
     Raises:
-        VocabularyError: If the tokenizer is unreadable, a token has two roles, or an id reaches
-            specials.vocab_size. It is also raised if roles have no token. The message then lists
-            all of them and the recipe lines that would set them.
+        VocabularyError: If the tokenizer is unreadable, a token has two roles, or an id is not
+            below specials.vocab_size. It is also raised if roles have no token. The message then
+            lists all of them and the recipe lines that would set them.
     """
     data, beside = load_tokenizer_json(tokenizer, base)
     return _resolved(data, beside, tokenizer, specials, needs)

@@ -1,4 +1,4 @@
-"""Token ids → pieces of text, or bytes: the reading direction of a tokenizer.json, exactly.
+"""Decode token ids into pieces of text, or into bytes, exactly as the tokenizer.json defines.
 
 ```
 ids     99 97 102 195 169 266            of the built-in vocabulary of bytes
@@ -21,15 +21,21 @@ from packprep.format.digests import digest_of
 from packprep.tokenizer.file import bytes_tokenizer_json, outline_of, steps_of, tokens_in_file
 
 MOST_CHARACTERS = 1 << 16
-"""What a decoder may make of a token; a step that would make more is left out."""
+"""Maximum length of the text that a decoder may make of a token.
+
+A decoder step that would exceed it is skipped.
+"""
 TEXT, SPECIAL, BYTES = "text", "special", "bytes"
 
 
 class TextPiece(NamedTuple):
-    """Neighbouring tokens that can only be shown together; mostly one.
+    """Consecutive tokens that can only be shown together, mostly a single token.
 
-    text: TEXT what they stand for; SPECIAL the token's own text; BYTES bytes that are no text here,
-    as in "\\xe2\\x82".
+    Attributes:
+        text: The decoded text for TEXT. The token's own text for SPECIAL. Escaped bytes such as
+            "\\xe2\\x82" for BYTES, which are not valid text here.
+        ids: The token ids.
+        kind: TEXT, SPECIAL or BYTES.
     """
 
     text: str
@@ -38,11 +44,10 @@ class TextPiece(NamedTuple):
 
 
 class TokenTexts:
-    """The text of every token of a tokenizer.json, without a segment's first space being lost or
-    one being added.
+    """The text of every token of a tokenizer.json, with the spaces at segment starts unchanged.
 
-    tokens: id → token as the tokenizer.json writes it, of all ids that will be asked for; None:
-    every token of the file.
+    `tokens` maps each id that will be requested to its token as written in the tokenizer.json. None
+    means every token of the file.
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class TokenTexts:
         )
         self._added = {entry["id"]: entry["content"] for entry in added}
         self._special = {entry["id"] for entry in added if entry.get("special")} | set(special_ids)
-        # `tokenizers` takes a step without a type, too; it changes nothing here
+        # `tokenizers` also accepts a step without a type. It has no effect here.
         self._steps = [step for step in steps_of(outline.decoder, "decoders") if "type" in step]
         kinds = {step["type"] for step in self._steps}
         before = [
@@ -70,8 +75,7 @@ class TokenTexts:
             step.get("prepend_scheme", "never") != "never" or step.get("add_prefix_space")
             for step in before
         )
-        # The characters of byte-level vocabularies have one home: the built-in vocabulary is made
-        # of them.
+        # The built-in vocabulary defines the characters of all byte-level vocabularies.
         alphabet = (
             json.loads(bytes_tokenizer_json())["model"]["vocab"] if "ByteLevel" in kinds else {}
         )
@@ -80,8 +84,10 @@ class TokenTexts:
         self._known: dict[int, str | bytes] = {}
 
     def meaning(self, id: int) -> str | bytes:
-        """The bytes that an ordinary token stands for, whole characters or not; of a special token
-        its own text."""
+        """Return the bytes of an ordinary token, or the text of a special token.
+
+        The bytes may end inside a character. Return "#" and the id for an unknown id.
+        """
         if id not in self._known:
             text = self._added.get(id, self._texts.get(id))
             if text is None:
@@ -107,7 +113,7 @@ class TokenTexts:
         return token.encode()
 
     def pieces(self, ids: Iterable[int]) -> list[TextPiece]:
-        """The ids as pieces, in order; every id is in one of them."""
+        """Return the ids as pieces, in order. Every id is in one of them."""
         found: list[TextPiece] = []
         run: list[int] = []  # tokens whose bytes end inside a character
         pending = b""
@@ -134,9 +140,11 @@ class TokenTexts:
         return found + [self._alone(id) for id in run]
 
     def without_added_space(self, text: str) -> str:
-        """The text of a document from its begin, without the space that the tokenizer put there: so
-        it gives the same ids."""
-        # none is put before a space, but by Prepend
+        """Return the start of a document's text without the space that the tokenizer added there.
+
+        The result gives the same ids.
+        """
+        # Only Prepend adds a space before another space.
         alone = text.startswith(" ") and not text.startswith("  ")
         return (
             text[1:]
@@ -145,7 +153,7 @@ class TokenTexts:
         )
 
     def one_by_one(self, ids: Sequence[int]) -> list[TextPiece]:
-        """Each id as a piece of its own."""
+        """Return a separate piece for each id."""
         return [piece for id in ids for piece in self.pieces([id])]
 
     def _alone(self, id: int) -> TextPiece:
@@ -155,7 +163,7 @@ class TokenTexts:
 
 
 def _state(data: bytes) -> str:
-    """Valid UTF-8 is "whole"; "open" where only its last character is unfinished; else "broken"."""
+    """Return "whole" for valid UTF-8, "open" if only its last character is cut, or "broken"."""
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -164,8 +172,10 @@ def _state(data: bytes) -> str:
 
 
 def _decoded(step: dict[str, Any], token: str) -> str:
-    """What one step makes of a token in the middle of a text. Steps that only trim a text's ends do
-    nothing."""
+    """Return the output of one decoder step for a token in the middle of a text.
+
+    Steps that only trim the ends of a text do nothing.
+    """
     if step["type"] == "Metaspace":
         return token.replace(step.get("replacement", "▁"), " ")
     if step["type"] == "Replace" and "String" in step["pattern"]:
@@ -181,7 +191,7 @@ def _decoded(step: dict[str, Any], token: str) -> str:
 
 
 class ByteTable:
-    """Token ids → bytes, a whole vocabulary at once: a special token is its own text."""
+    """The bytes of a whole vocabulary, with special tokens as their own text, for fast decoding."""
 
     def __init__(self, texts: TokenTexts, vocab_size: int):
         means = [texts.meaning(id) for id in range(vocab_size)]
@@ -192,8 +202,7 @@ class ByteTable:
         self._bytes = np.frombuffer(b"".join(data), np.uint8)
 
     def decode(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(bytes uint8[n] of ids one after the other, where each begins and the last ends
-        int64[len(ids) + 1])."""
+        """Return the concatenated bytes of ids, uint8[n], and offsets, int64[len(ids) + 1]."""
         sizes = self._sizes[ids]
         offsets = np.zeros(len(ids) + 1, np.int64)
         np.cumsum(sizes, out=offsets[1:])
@@ -203,8 +212,11 @@ class ByteTable:
 
 
 def texts_of_dataset(directory: Path, manifest: Manifest) -> TokenTexts:
-    """The texts of the tokens of a dataset that lies in `directory`; DatasetError unless its
-    tokenizer is as it was written."""
+    """Return the texts of the tokens of a dataset in `directory`.
+
+    Raises:
+        DatasetError: If the tokenizer file is missing or differs from the manifest's digest.
+    """
     path = directory / manifest["tokenizer"]["file"]
     try:
         data = read_file(path)

@@ -1,18 +1,19 @@
-"""Texts → flat ids, by an engine.
+"""Encode texts into flat ids with an engine.
 
-The reference engine is the `tokenizers` library. Every other engine gives the same ids, only
-faster; a recipe's fingerprint does not know which one ran.
+The reference engine is the `tokenizers` library. All other engines give the same ids, only faster.
+A recipe's fingerprint does not depend on the engine.
 
 ```
-engine        what an engine is, and how one fails
+engine        the interface of an engine, and its errors
 reference     `tokenizers`: any tokenizer.json
-byte_ids      the built-in vocabulary of bytes, without a library
+byte_ids      the built-in byte vocabulary, without a library
 nanotoken     `nanotoken`: WordPiece
-gigatoken     `gigatoken`: SentencePiece's BPE with byte_fallback
-fastokens     `fastokens`: byte-level BPE, and that of SentencePiece
-shapes        which tokenizers those are
+gigatoken     `gigatoken`: SentencePiece BPE with byte_fallback
+fastokens     `fastokens`: byte-level BPE and SentencePiece BPE
+shapes        which tokenizers these engines accept
 ```
-Here stands which engines there are, those that a recipe's `engine` may mean, and the one of a plan.
+This module lists the engines, selects the candidates for a recipe's `engine`, and loads a plan's
+engine.
 """
 
 import contextlib
@@ -34,20 +35,26 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class EngineKind:
-    """version: of this installation; None: not installed. load: raises EngineRefusal for a
-    tokenizer that it does not take."""
+    """A kind of engine, with functions to test and load it.
 
-    package: str  # what to install
+    Attributes:
+        package: The package to install.
+        version: Returns the installed version, or None if it is not installed.
+        refusal: Returns the reason why it does not accept a vocabulary, or None. It does not load
+            the engine.
+        load: Loads the engine, or raises `EngineRefusal` if it does not accept the tokenizer.
+        proven: Whether it must be compared with the reference before it is trusted and during the
+            build.
+    """
+
+    package: str
     version: Callable[[], str | None]
-    # why it does not take a tokenizer, as far as can be told without loading
     refusal: Callable[[Vocabulary], str | None]
     load: Callable[[Vocabulary, str], Engine]
-    # whether it has to be compared with the reference before it is trusted, and all through the
-    # build
     proven: bool
 
 
-# In the order in which "auto" tries them; the reference takes every tokenizer.
+# "auto" tries them in this order. The reference accepts every tokenizer.
 ENGINES: dict[str, EngineKind] = {
     "bytes": EngineKind(
         "packprep",
@@ -92,11 +99,17 @@ ENGINES: dict[str, EngineKind] = {
 
 
 def candidates(requested: str, vocabulary: Vocabulary) -> list[str]:
-    """The names of the engines that the recipe's `engine` may mean here, best first: all that can
-    be, for "auto".
+    """Return the names of the engines that the recipe's `engine` allows here, best first.
 
-    RecipeError if an engine asked for by name is not known, not installed, or does not take this
-    tokenizer.
+    With "auto", return all engines that can be used.
+
+    Args:
+        requested: The recipe's `engine`.
+        vocabulary: The vocabulary.
+
+    Raises:
+        RecipeError: If an engine requested by name is unknown, is not installed, or does not accept
+            this tokenizer.
     """
     if requested != "auto" and requested not in ENGINES:
         raise RecipeError(
@@ -119,18 +132,16 @@ def candidates(requested: str, vocabulary: Vocabulary) -> list[str]:
 
 
 def refused(name: str, why: str) -> RecipeError:
-    """The error for an engine that was asked for by name and cannot be used."""
+    """Return the error for an engine that was requested by name and cannot be used."""
     return RecipeError(
         f'engine = {name!r} cannot be used with this tokenizer: {why}. Use engine = "auto"'
     )
 
 
 def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> None:
-    """Load the engine that the recipe's `engine` most likely means while the caller goes on;
-    `loaded` then waits for it.
+    """Start to load the most likely engine for the recipe's `engine` in the background.
 
-    Libraries load large vocabularies without the lock of Python. Whatever goes wrong is for
-    `loaded` to say.
+    `loaded` waits for it and reports all errors. Libraries load large vocabularies without the GIL.
     """
     with contextlib.suppress(PackprepError):
         name = candidates(requested, vocabulary)[0]
@@ -138,12 +149,16 @@ def begin_loading(requested: str, vocabulary: Vocabulary, special_text: str) -> 
         if key not in _last and key not in _loading:
             thread = ThreadPoolExecutor(1)
             _loading[key] = thread.submit(ENGINES[name].load, vocabulary, special_text)
-            thread.shutdown(wait=False)  # it ends by itself, and only then is this process forked
+            # The thread ends after the load. This process forks only after that.
+            thread.shutdown(wait=False)
 
 
 def loaded(name: str, vocabulary: Vocabulary, special_text: str) -> Engine:
-    """An engine; the one that was loaded last is remembered, for a large vocabulary takes a second.
-    Raises EngineRefusal."""
+    """Return an engine, and cache the last one, because a large vocabulary takes a second to load.
+
+    Raises:
+        EngineRefusal: If the engine does not accept the vocabulary.
+    """
     key = ENGINES[name], vocabulary, special_text
     if key not in _last:
         if why := ENGINES[name].refusal(vocabulary):
@@ -160,9 +175,10 @@ _loading: dict[tuple[EngineKind, Vocabulary, str], Future[Engine]] = {}
 
 
 def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> str:
-    """Say which engine, its rate in tokenizing alone, why none is faster, and what would help.
+    """Describe an engine for messages.
 
-    requested: the recipe's `engine`.
+    Say which engine it is, its speed for tokenizing only, why no faster engine is used, and what
+    would help. `requested` is the recipe's `engine`.
     """
     said = (
         f"engine {engine.name} {engine.version}, by itself about {engine.rate} MB/s of text a core"
@@ -196,8 +212,10 @@ def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> s
 
 
 def engine_facts(name: str) -> dict[str, str]:
-    """What a plan says of its engine: {"name", "version"}, and the version of the "reference" that
-    it is compared with."""
+    """Return a plan's entry for its engine: {"name", "version"}.
+
+    A proven engine also has the version of the "reference" that it is compared with.
+    """
     version = ENGINES[name].version()
     assert version is not None
     facts = {"name": name, "version": version}
@@ -205,11 +223,19 @@ def engine_facts(name: str) -> dict[str, str]:
 
 
 def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text: str) -> Engine:
-    """The engine of a plan; the reference in its place, where this installation has another version
-    of it, or none.
+    """Return the engine of a plan, or the reference as its replacement.
 
-    PlanError where it is not one that is compared with the reference, or the reference is another,
-    too.
+    The reference replaces an engine that is compared with it, if this installation has another
+    version of the engine or none.
+
+    Args:
+        engine: The plan's entry, as returned by `engine_facts`.
+        vocabulary: The vocabulary of the plan.
+        special_text: `special_text` in the recipe.
+
+    Raises:
+        PlanError: If the plan's engine and its replacement cannot be used, or the version of the
+            reference differs from the plan's.
     """
     name, version = engine["name"], engine["version"]
     believed = REFERENCE if "reference" in engine else name

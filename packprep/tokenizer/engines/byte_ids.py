@@ -1,4 +1,4 @@
-"""The built-in vocabulary without a library."""
+"""The engine for the built-in byte vocabulary, without a library."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -13,8 +13,10 @@ from packprep.tokenizer.roles import Vocabulary
 
 
 class BytesEngine:
-    """The ids of a text are its UTF-8 bytes: exact by its making, so that nothing needs to be
-    compared."""
+    """An engine with UTF-8 bytes as ids.
+
+    It is exact by construction, so it is not compared with a reference.
+    """
 
     name = "bytes"
     version = "1"
@@ -30,7 +32,7 @@ class BytesEngine:
         }
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1]."""
+        """Encode texts into ids, int32[total], and offsets, int64[n + 1]."""
         if self._special is not None and any(map(self._special.search, texts)):
             documents = [self._with_specials(text, self._special) for text in texts]
             lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
@@ -42,7 +44,7 @@ class BytesEngine:
     def encode_with_characters(
         self, texts: Sequence[str], chat: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1], characters: int64[total, 2]."""
+        """Encode texts into ids, offsets and characters, as in `Engine.encode_with_characters`."""
         special = self._any_special if chat else self._special
         ids, characters = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int64)]
         lengths = []
@@ -62,7 +64,7 @@ class BytesEngine:
         )
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
-        """id → token as the tokenizer.json writes it, of those ids that are tokens."""
+        """Return id → token as written in the tokenizer.json, for the ids that are tokens."""
         tokens = [*byte_characters(), *BYTES_SPECIALS]
         return {id: tokens[id] for id in ids if 0 <= id < len(tokens)}
 
@@ -81,11 +83,10 @@ def _byte_ids(data: bytes) -> np.ndarray:
 def _append_bytes(
     ids: list[np.ndarray], characters: list[np.ndarray], text: str, begin: int, end: int
 ) -> int:
-    """Append the bytes of text[begin:end] and the characters that they are of; gives how many there
-    are."""
+    """Append the bytes of text[begin:end] and their characters, and return the number of bytes."""
     data = _byte_ids(text[begin:end].encode())
     ids.append(data)
-    # all bytes but a character's first are 10xxxxxx
+    # All bytes of a character except its first are 10xxxxxx.
     at = begin - 1 + np.cumsum((data & 0xC0) != 0x80)
     characters.append(np.stack((at, at + 1), 1))
     return len(data)

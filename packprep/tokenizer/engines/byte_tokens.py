@@ -1,12 +1,12 @@
-"""Which characters the tokens of a byte-level BPE stand for, by their bytes.
+"""Compute the characters of byte-level BPE tokens from their bytes.
 
     text     n  a  ï     v  e        bytes 6e 61 c3 af 76 65
     tokens   na    Ã  ¯     ve       bytes 6e 61 │ c3 │ af │ 76 65
     begins   0     2  2     3        a token that starts inside a character begins at that character
     ends     2     3  3     5        and one that ends inside a character ends behind it
 
-The bytes of the tokens are compared with those of the text, one by one: where they differ, as a
-normalizer or a token that strips spaces makes them, the characters cannot be told this way.
+The bytes of the tokens are compared with the bytes of the text. If they differ, because of a
+normalizer or a token that strips spaces, the characters cannot be computed this way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,12 @@ class ByteTokens:
     """The bytes of all tokens of a vocabulary."""
 
     def __init__(self, tokens: Mapping[int, str], added: Mapping[int, str]):
-        """tokens: id → token as the model's vocabulary writes it; added: id → text of the added
-        tokens."""
+        """Create the table.
+
+        Args:
+            tokens: id → token as written in the model's vocabulary.
+            added: id → text of the added tokens.
+        """
         byte_of = {character: byte for byte, character in enumerate(byte_characters())}
         texts: dict[int, bytes] = {}
         for id, token in tokens.items():
@@ -30,7 +34,7 @@ class ByteTokens:
                 texts[id] = bytes(byte_of[character] for character in token)
         texts |= {id: text.encode() for id, text in added.items()}
         size = max([*tokens, *added], default=-1) + 1
-        lengths = np.zeros(size + 1, np.int64)  # of ids beyond the vocabulary: 0
+        lengths = np.zeros(size + 1, np.int64)  # Ids beyond the vocabulary have length 0.
         lengths[list(texts)] = [len(text) for text in texts.values()]
         self._lengths, self._offsets = lengths, offsets_of(lengths)
         self._bytes = np.frombuffer(b"".join(texts[id] for id in sorted(texts)), np.uint8)
@@ -42,11 +46,13 @@ class ByteTokens:
 
         Args:
             texts: n texts without lone surrogates.
-            ids: int32[total], the ids of all of them; offsets: int64[n + 1].
+            ids: int32[total], the ids of all texts.
+            offsets: int64[n + 1], the start of each text in `ids`.
 
         Returns:
-            int64[total, 2], the characters [begin, end) of each token in its text; and int64[k],
-            the texts whose tokens do not have their bytes, for which the first is not set.
+            int64[total, 2], the characters [begin, end) of each token in its text, and int64[k],
+            the texts with bytes that differ from their tokens' bytes. The characters of these texts
+            are not set.
         """
         ids = np.minimum(ids.astype(np.int64), len(self._lengths) - 1)
         encoded = [text.encode() for text in texts]

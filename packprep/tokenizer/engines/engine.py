@@ -1,4 +1,4 @@
-"""What an engine is, and how one fails."""
+"""The interface of an engine, and its errors."""
 
 import importlib.metadata
 import re
@@ -9,10 +9,10 @@ import numpy as np
 
 
 class Engine(Protocol):
-    """Turns texts without lone surrogates into ids, without adding, cutting or padding anything.
+    """An engine that encodes texts without lone surrogates into ids.
 
-    One is loaded for a vocabulary and a special_text: what the text of a special token is, "text",
-    "special" or "reject".
+    It does not add, cut or pad anything. An engine is loaded for a vocabulary and a `special_text`,
+    which says how to treat the text of a special token: "text", "special" or "reject".
     """
 
     @property
@@ -23,64 +23,73 @@ class Engine(Protocol):
 
     @property
     def library(self) -> Sequence[str]:
-        """The files of the library that its ids come from; none where nobody can tell."""
+        """The library files that produce the ids, or nothing if they are unknown."""
         ...
 
     @property
     def rate(self) -> int:
-        """About how many MB/s of text one core makes ids of, as found with real tokenizers and text
-        (docs/benchmarks.md)."""
+        """Encoding speed on one core in MB/s of text.
+
+        It is an approximate value, measured with real tokenizers and text (docs/benchmarks.md).
+        """
         ...
 
     @property
     def reference(self) -> "Reference | None":
-        """What gives the same ids, slowly, and is believed; None where this engine itself is
-        believed."""
+        """A slow, trusted engine with the same ids, or None if this engine itself is trusted."""
         ...
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1]. Raises whatever its library does, panics
-        included."""
+        """Encode texts into ids, int32[total], and offsets, int64[n + 1].
+
+        Raise the errors of the library, including panics.
+        """
         ...
 
     def encode_with_characters(
         self, texts: Sequence[str], chat: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1], characters: int64[total, 2], [begin, end) of
-        what each token stands for.
+        """Encode texts into ids, offsets and characters.
 
-        chat: the text of a special token is that token, whatever special_text says. Otherwise the
-        ids are `encode`'s.
+        The ids are int32[total] and the offsets int64[n + 1]. The characters are int64[total, 2],
+        the range [begin, end) of each token in its text.
+
+        Args:
+            texts: n texts without lone surrogates.
+            chat: Whether to encode the text of a special token as that token, whatever
+                `special_text` is. Otherwise the ids equal those from `encode`.
         """
         ...
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
-        """id → token as the tokenizer.json writes it, of those ids that are tokens."""
+        """Return id → token as written in the tokenizer.json, for the ids that are tokens."""
         ...
 
 
 class Reference(Engine, Protocol):
-    """An engine that is believed, and that knows the texts of tokens."""
+    """A trusted engine that knows the texts of tokens."""
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself, as far as it is text."""
+        """Return the decoded text of each token, as far as it is valid text."""
         ...
 
 
 class EngineRefusal(Exception):
-    """An engine does not take a tokenizer; the message says why."""
+    """An engine does not accept a tokenizer; the message has the reason."""
 
 
 def cannot_load(error: Exception) -> EngineRefusal:
-    """The refusal of a library that fails on a tokenizer, with the first line of what it says: some
-    add where in their code."""
+    """Return the refusal of a library that fails on a tokenizer.
+
+    It has only the first line of the library's message, because some libraries add code locations.
+    """
     return EngineRefusal(
         f"it cannot load it ({(str(error).strip().splitlines() or ['no message'])[0]})"
     )
 
 
 class EngineFault(Exception):
-    """An engine broke down at a text that its reference takes."""
+    """An engine failed on a text that its reference accepts."""
 
     def __init__(self, text: str, detail: str):
         super().__init__(detail)
@@ -88,7 +97,7 @@ class EngineFault(Exception):
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package that is installed; None if none is."""
+    """Return the installed version of a package, or None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -96,7 +105,9 @@ def installed_version(package: str) -> str | None:
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that finds the longest of the texts at the first place where one begins; of no
-    text, nothing."""
+    """Return a pattern that finds the longest of the texts at the first possible position.
+
+    Without texts, the pattern never matches.
+    """
     longest_first = sorted(filter(None, texts), key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

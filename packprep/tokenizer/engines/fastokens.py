@@ -1,7 +1,7 @@
-"""`fastokens`: byte-level BPE at some 50 times the reference's speed, SentencePiece's with
-byte_fallback at 2 to 10 times.
+"""The engine `fastokens` for byte-level BPE and SentencePiece BPE with byte_fallback.
 
-Flat buffers of ids come from a function that the library calls private, so pyproject.toml pins its
+Byte-level BPE is about 50 times as fast as the reference, SentencePiece BPE 2 to 10 times. Flat
+buffers of ids come from a function that the library declares private, so pyproject.toml pins its
 version.
 """
 
@@ -33,20 +33,22 @@ from packprep.tokenizer.file import (
 )
 from packprep.tokenizer.roles import Vocabulary
 
-# The letters outside of ASCII that fold to letters inside. The library's own matchers of well-known
-# patterns read (?i:'s) as ASCII; the reference takes "'ſ" for it too.
+# These letters outside ASCII fold to letters inside ASCII. The library's own matchers for
+# well-known patterns read (?i:'s) as ASCII, but the reference also accepts "'ſ" for it.
 _FOLDED = ("\u017f", "\u212a")
 NAME = "fastokens"
 _ONE_THREAD = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
 
 
 class FastEngine:
-    """`fastokens`, one thread: processes scale, its threads hardly do.
+    """The engine `fastokens` with one thread, because packprep scales with processes.
 
-    Where tokens begin, which the library does not tell, follows from the bytes of byte-level
-    tokens; the reference is asked where it does not. It is also asked for the ids of texts that
-    have one of _FOLDED, where the tokenizer has patterns without regard to case. Raises
-    EngineRefusal for a tokenizer that it does not take.
+    The library does not report the characters of its tokens. For byte-level tokens they follow from
+    the bytes. Otherwise the reference computes them. If the tokenizer has patterns that ignore
+    case, the reference also encodes the texts that contain one of _FOLDED.
+
+    Raises:
+        EngineRefusal: If it does not accept the tokenizer.
     """
 
     name = NAME
@@ -54,13 +56,14 @@ class FastEngine:
     def __init__(self, vocabulary: Vocabulary, special_text: str):
         if why := refusal(vocabulary):
             raise EngineRefusal(why)
-        for variable in _ONE_THREAD:  # read when the library is first used
+        for variable in _ONE_THREAD:  # The library reads them at its first use.
             os.environ.setdefault(variable, "1")
         try:
             from fastokens import _native as library
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
-        # then a special token's text is text, and none has to be looked for
+        # With this, the text of a special token is ordinary text and the library does not search
+        # for it.
         self._split, self._vocabulary = special_text != "special", vocabulary
         self._special_text = special_text
         plain = plain_of(vocabulary, special_text, with_special=not self._split)
@@ -78,7 +81,7 @@ class FastEngine:
                 raise EngineRefusal(f"it gives {text!r} the id {here} and the file {id}")
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1]."""
+        """Encode texts into ids, int32[total], and offsets, int64[n + 1]."""
         odd = _with_folded(texts) if self._folded else []
         if odd:
             return self._encode_apart(texts, odd)
@@ -88,7 +91,7 @@ class FastEngine:
     def _encode_apart(
         self, texts: Sequence[str], odd: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """`encode`, but by the reference those texts whose numbers are in `odd`."""
+        """Encode like `encode`, but use the reference for the texts with the numbers in `odd`."""
         rest = list(texts)
         for i in odd:
             rest[i] = ""
@@ -104,21 +107,21 @@ class FastEngine:
     def encode_with_characters(
         self, texts: Sequence[str], chat: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1], characters: int64[total, 2]."""
+        """Encode texts into ids, offsets and characters, as in `Engine.encode_with_characters`."""
         if not self._tells_characters:
             return self.reference.encode_with_characters(texts, chat)
         return self.own_characters(texts, chat)
 
     @lazy
     def _tells_characters(self) -> bool:
-        """Whether characters by the tokens' bytes are proven for this tokenizer."""
+        """Whether this tokenizer passed the proof of characters that are computed from bytes."""
         from packprep.tokenizer.proof import characters_are_proven
 
         return characters_are_proven(self, self._special_text, self._vocabulary)
 
     @lazy
     def _byte_tokens(self) -> ByteTokens | None:
-        """The bytes of all tokens; None where they are not those of byte-level BPE."""
+        """The bytes of all tokens, or None if this is not byte-level BPE."""
         if self.rate < 150:
             return None
         added = {id: text for text, id in added_tokens(self._vocabulary.tokenizer_json)}
@@ -126,8 +129,10 @@ class FastEngine:
 
     @lazy
     def _for_chat(self) -> Any:
-        """The tokenizer that takes the text of a special token for that token; None where it cannot
-        be loaded."""
+        """The tokenizer that encodes the text of a special token as that token.
+
+        None means that the library cannot load it.
+        """
         if not self._split:
             return self._tokenizer
         from fastokens import _native as library
@@ -142,14 +147,17 @@ class FastEngine:
         return tokenizer if all(tokenizer.token_to_id(text) == id for text, id in added) else None
 
     def can_tell_characters(self) -> bool:
-        """Return whether characters may be told by the tokens' bytes at all."""
+        """Return whether characters can be computed from the bytes of tokens."""
         return self._byte_tokens is not None and self._for_chat is not None
 
     def own_characters(
         self, texts: Sequence[str], chat: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return ids, offsets and characters as `encode_with_characters`, those of each text by the
-        bytes of its tokens where these are the text's, else by the reference."""
+        """Return ids, offsets and characters in the form of `encode_with_characters`.
+
+        The characters come from the bytes of the tokens if these equal the bytes of the text.
+        Otherwise they come from the reference.
+        """
         assert self._byte_tokens is not None
         tokenizer, split = (self._for_chat, False) if chat else (self._tokenizer, self._split)
         flat_ids, ends = tokenizer.encode_batch_flat(list(texts), False, split)
@@ -164,7 +172,7 @@ class FastEngine:
         return _merged((ids, offsets, characters), slow, by_reference)
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
-        """The reference's."""
+        """Return the tokens of ids from the reference."""
         return self.reference.tokens_of(ids)
 
 
@@ -172,7 +180,10 @@ _Encoded = tuple[np.ndarray, np.ndarray, np.ndarray]  # ids, offsets, characters
 
 
 def _merged(fast: _Encoded, slow: _Encoded, which: np.ndarray) -> _Encoded:
-    """Return `fast` with the texts `which` as in `slow`, which has only those."""
+    """Return `fast` with the texts numbered `which` replaced by those in `slow`.
+
+    `slow` contains only these texts.
+    """
     parts: list[tuple[np.ndarray, np.ndarray]] = []
     numbers = {int(i): k for k, i in enumerate(which)}
     for i in range(len(fast[1]) - 1):
@@ -186,7 +197,7 @@ def _merged(fast: _Encoded, slow: _Encoded, which: np.ndarray) -> _Encoded:
 
 
 def _with_folded(texts: Sequence[str]) -> list[int]:
-    """The numbers of the texts that have one of _FOLDED."""
+    """Return the numbers of the texts that contain one of _FOLDED."""
     one, other = _FOLDED
     return [
         i for i, text in enumerate(texts) if not text.isascii() and (one in text or other in text)
@@ -195,12 +206,11 @@ def _with_folded(texts: Sequence[str]) -> list[int]:
 
 @remembered(str | None, lambda vocabulary: (vocabulary.digest,))
 def refusal(vocabulary: Vocabulary) -> str | None:
-    """Why the library is not trusted with this tokenizer, by what it consists of; None: it may be
-    proven.
+    """Return the reason why this tokenizer's components rule out the library, or None.
 
-    The library takes more: without ByteLevel or byte_fallback it merges across characters that the
-    vocabulary does not have, and with byte_fallback it gives tokens with such a character, which no
-    merge makes.
+    None means that the library may be proven. The library itself accepts more tokenizers. Without
+    ByteLevel or byte_fallback, it merges across characters that the vocabulary does not have. With
+    byte_fallback, it gives tokens with such a character although no merge makes them.
     """
     parsed = parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json")
     if parsed["model"].get("byte_fallback"):

@@ -1,7 +1,7 @@
-"""`gigatoken`: SentencePiece's BPE with byte_fallback at some ten times the reference's speed.
+"""The engine `gigatoken` for SentencePiece BPE with byte_fallback.
 
-A text at a time: its batches go through a pool of threads, which hangs in a process that was
-forked.
+It is about 10 times as fast as the reference. It encodes one text at a time. The library's batches
+use a thread pool, which hangs in a forked process.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,13 +22,21 @@ from packprep.tokenizer.roles import Vocabulary
 
 NAME = "gigatoken"
 MOST_IDS = 1 << 27
-"""After so many the library is loaded anew, up to 0.7 s: it keeps every word that it meets, 3 to 20
-bytes an id, which comes to 400 MB of prose or 2.7 GB of random letters."""
+"""The library is loaded again after this many ids, which takes up to 0.7 s.
+
+It caches every word, at 3 to 20 bytes per id. This limits the cache to 400 MB for prose or 2.7 GB
+for random letters.
+"""
 
 
 class GigatokenEngine:
-    """`gigatoken`. The reference is asked where tokens begin. Raises EngineRefusal for a tokenizer
-    that it does not take."""
+    """The engine `gigatoken`.
+
+    The library does not report the characters of its tokens, so the reference computes them.
+
+    Raises:
+        EngineRefusal: If it does not accept the tokenizer.
+    """
 
     name = NAME
     rate = 35
@@ -51,7 +59,7 @@ class GigatokenEngine:
         self.reference = ReferenceEngine(vocabulary, special_text)
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1]."""
+        """Encode texts into ids, int32[total], and offsets, int64[n + 1]."""
         if self._ids > MOST_IDS:
             self._tokenizer, self._ids = self._load(self._plain), 0
         found = [self._tokenizer.encode(text) for text in texts]
@@ -62,19 +70,19 @@ class GigatokenEngine:
     def encode_with_characters(
         self, texts: Sequence[str], chat: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The reference's."""
+        """Encode texts with the reference, as in `Engine.encode_with_characters`."""
         return self.reference.encode_with_characters(texts, chat)
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
-        """The reference's."""
+        """Return the tokens of ids from the reference."""
         return self.reference.tokens_of(ids)
 
 
 @remembered(str | None, lambda vocabulary: (vocabulary.digest,))
 def refusal(vocabulary: Vocabulary) -> str | None:
-    """Why the library is not trusted with this tokenizer, by what it consists of; None: it may be
-    proven.
+    """Return the reason why this tokenizer's components rule out the library, or None.
 
-    It takes byte-level BPE, too, and differs there on code points that are new in Unicode 17.
+    None means that the library may be proven. The library also accepts byte-level BPE, but differs
+    there on code points that are new in Unicode 17.
     """
     return not_sentencepiece_bpe(parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""The fast engine for WordPiece: `nanotoken`, at some 17 times the reference's speed."""
+"""The engine `nanotoken` for WordPiece, about 17 times as fast as the reference."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,15 +12,21 @@ from packprep.tokenizer.roles import Vocabulary
 
 NAME = "nanotoken"
 CACHED_WORDS = 1 << 17
-"""How many words, and as many pieces between spaces, the library remembers: below 32 MiB, and no
-slower than without a bound."""
+"""Maximum number of words that the library caches, and of pieces between spaces.
+
+This takes less than 32 MiB and is as fast as no limit.
+"""
 
 
 class WordPieceEngine:
-    """`nanotoken`, on the calling thread: its pool would not outlive a fork.
+    """The engine `nanotoken`.
 
-    The reference is asked where tokens begin, which the library does not tell.
-    Raises EngineRefusal for a tokenizer that it does not take.
+    It runs on the calling thread, because its thread pool does not survive a fork.
+
+    The library does not report the characters of its tokens, so the reference computes them.
+
+    Raises:
+        EngineRefusal: If it does not accept the tokenizer.
     """
 
     name = NAME
@@ -33,7 +39,7 @@ class WordPieceEngine:
             import nanotoken as library
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
-        # Only where a special token's text is that token has it to be looked for.
+        # The library searches for special tokens only if their text means the token.
         plain = plain_of(vocabulary, special_text, with_special=special_text == "special")
         self.version, self.library = (
             installed_version(NAME) or "",
@@ -51,25 +57,27 @@ class WordPieceEngine:
                 raise EngineRefusal(f"it gives {text!r} the id {here} and the file {id}")
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1]."""
+        """Encode texts into ids, int32[total], and offsets, int64[n + 1]."""
         encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False, parallel=False)
         return encoded.ids.view(np.int32), encoded.offsets
 
     def encode_with_characters(
         self, texts: Sequence[str], chat: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The reference's."""
+        """Encode texts with the reference, as in `Engine.encode_with_characters`."""
         return self.reference.encode_with_characters(texts, chat)
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
-        """The reference's."""
+        """Return the tokens of ids from the reference."""
         return self.reference.tokens_of(ids)
 
 
 @remembered(str | None, lambda vocabulary: (vocabulary.digest,))
 def refusal(vocabulary: Vocabulary) -> str | None:
-    """Why the library does not take this tokenizer, by its model; its normalizer and pre-tokenizer
-    are refused in loading."""
+    """Return the reason why this tokenizer's model rules out the library, or None.
+
+    The library itself refuses an unsupported normalizer or pre-tokenizer when it loads.
+    """
     kind = parse_tokenizer_json(vocabulary.tokenizer_json, "tokenizer.json")["model"].get("type")
     return (
         None

@@ -1,6 +1,6 @@
-"""The reference engine: the `tokenizers` library, any tokenizer.json.
+"""The reference engine: the `tokenizers` library, which accepts any tokenizer.json.
 
-A text of which the normalizer would make gigabytes is found out without making them.
+If a normalizer would expand a text to gigabytes, this is detected without expanding it.
 """
 
 import json
@@ -16,11 +16,11 @@ from packprep.tokenizer.file import outline_of, plain_tokenizer_json, steps_of
 from packprep.tokenizer.roles import Vocabulary
 
 MOST_CHARACTERS, MOST_GROWTH = 1 << 20, 16
-"""A normalizer may make either so many characters of a text, or so many times those that it has."""
+"""A normalizer may expand a text to this many characters, or to this multiple of its length."""
 
 
 class NormalizerLimit(Exception):
-    """A normalizer makes more of a text than it may."""
+    """A normalizer makes a text longer than allowed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -29,8 +29,10 @@ class NormalizerLimit(Exception):
 
 
 def most_of_one(step: Any) -> int:
-    """The most characters that a step of a normalizer or decoder makes of one, as far as its author
-    wrote them."""
+    """Return the maximum number of characters that a normalizer or decoder step makes from one.
+
+    Only steps with a text in the file ("Prepend" and "Replace") can make more than one.
+    """
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Prepend":
         return 1 + len(step["prepend"])
@@ -41,7 +43,7 @@ def most_of_one(step: Any) -> int:
 
 
 class NormalForms:
-    """How long texts become by a tokenizer.json's normalizer."""
+    """The length of texts after the normalizer of a tokenizer.json."""
 
     def __init__(self, normalizer: Mapping[str, Any] | None):
         steps = [*steps_of(normalizer, "normalizers")]
@@ -49,10 +51,12 @@ class NormalForms:
         self._steps = [_step(step) for step in steps] if self._most > MOST_GROWTH else []
 
     def characters(self, text: str) -> int:
-        """What a text counts for where memory is counted: its own characters, or more where it may
-        become many.
+        """Return the number of characters to assume for a text when memory is estimated.
 
-        Raises NormalizerLimit.
+        It is the text's own length, or more if the normalizer may expand it.
+
+        Raises:
+            NormalizerLimit: If the normalizer expands the text beyond the limit.
         """
         if not self._steps:
             return len(text)
@@ -69,14 +73,16 @@ class NormalForms:
 class _Step(NamedTuple):
     table: Mapping[str, Any]
     normalizer: Any
-    # the same with nothing for what it puts in the place of a pattern; None for other steps
+    # Like `normalizer`, with an empty replacement for its pattern. None for other kinds of steps.
     without: Any
-    with_one: Any  # with one character for it
+    with_one: Any  # like `without`, with one character as replacement
 
     def length(self, form: str) -> int:
-        """How long it makes a text, without making it; of a library's own steps the text's own
-        length."""
-        if self.table["type"] == "Prepend":  # to each part between added tokens
+        """Return the length of a text after this step, without computing the text.
+
+        For the library's own steps, return the length of the input.
+        """
+        if self.table["type"] == "Prepend":  # It is prepended to each part between added tokens.
             return len(form) * (1 + len(self.table["prepend"]))
         if self.without is None:
             return len(form)
@@ -102,10 +108,11 @@ BATCH_CHARACTERS = 1 << 20
 
 
 class ReferenceEngine:
-    """`tokenizers`, without its post-processor, truncation, padding and dropout.
+    """The `tokenizers` library without post-processor, truncation, padding and dropout.
 
-    in_place_of: a plan's engine that cannot be used here, and why; "": this is the plan's own. A
-    text on which this one fails is no reject then, for that engine may take it.
+    `in_place_of` names a plan's engine that this one replaces, and the reason. If it is empty, this
+    is the plan's own engine. If this engine replaces another one and fails on a text, the text is
+    not rejected, because the other engine may accept it.
     """
 
     name = "reference"
@@ -125,21 +132,23 @@ class ReferenceEngine:
         self._forms = NormalForms(outline_of(vocabulary.tokenizer_json).normalizer)
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself, as far as it is text. Raises whatever the decoder does,
-        panics included."""
+        """Return the decoded text of each token, as far as it is valid text.
+
+        Raise the errors of the decoder, including panics.
+        """
         return self._tokenizer.decode_batch([[id] for id in ids], skip_special_tokens=False)
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
-        """id → token as the tokenizer.json writes it, of those ids that are tokens."""
+        """Return id → token as written in the tokenizer.json, for the ids that are tokens."""
         return {id: token for id in ids if (token := self._tokenizer.id_to_token(id)) is not None}
 
     def vocabulary(self) -> dict[int, str]:
-        """Return id → token as the tokenizer.json writes it, of the model's own tokens."""
+        """Return id → token as written in the tokenizer.json, for the model's own tokens."""
         tokens = self._tokenizer.get_vocab(with_added_tokens=False)
         return {id: token for token, id in tokens.items()}
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1]."""
+        """Encode texts into ids, int32[total], and offsets, int64[n + 1]."""
         parts, lengths = [], []
         for batch in _batches(texts, self._forms):
             lists = [
@@ -155,14 +164,14 @@ class ReferenceEngine:
     def encode_with_characters(
         self, texts: Sequence[str], chat: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """ids: int32[total], offsets: int64[n + 1], characters: int64[total, 2]."""
+        """Encode texts into ids, offsets and characters, as in `Engine.encode_with_characters`."""
         ids: list[int] = []
         characters: list[tuple[int, int]] = []
         lengths: list[int] = []
         tokenizer = self._for_chat() if chat else self._tokenizer
         for batch in _batches(texts, self._forms):
-            # not encode_batch_fast, which leaves the offsets out; Python's are counted in
-            # characters
+            # `encode_batch_fast` does not compute offsets. The Python binding counts them in
+            # characters.
             for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
                 ids += encoding.ids
                 characters += encoding.offsets
@@ -171,7 +180,7 @@ class ReferenceEngine:
         return np.array(ids, np.int32), offsets, np.array(characters, np.int64).reshape(-1, 2)
 
     def _for_chat(self) -> Any:
-        """The tokenizer that takes the text of a special token for that token."""
+        """Return the tokenizer that encodes the text of a special token as that token."""
         if self._chat is None:
             import tokenizers
 
@@ -181,20 +190,22 @@ class ReferenceEngine:
 
 
 def plain_of(vocabulary: Vocabulary, special_text: str, with_special: bool = True) -> bytes:
-    """The tokenizer.json that engines load: what plays a role is special in it, unless such text is
-    meant as the token.
+    """Return the tokenizer.json that engines load.
 
-    with_special: whether it has its special tokens.
+    Tokens with a role are marked special in it, unless `special_text` is "special". `with_special`
+    says whether to keep the special tokens.
     """
     special_ids = frozenset() if special_text == "special" else frozenset(vocabulary.special_ids)
     return plain_tokenizer_json(vocabulary.tokenizer_json, special_ids, with_special)
 
 
 def _batches(texts: Sequence[str], forms: NormalForms) -> Iterator[Sequence[str]]:
-    """Neighbouring texts of about BATCH_CHARACTERS: the library's encodings take many times the
-    room of their ids.
+    """Yield batches of consecutive texts of about BATCH_CHARACTERS.
 
-    Raises NormalizerLimit.
+    The encodings of the library take many times the memory of their ids.
+
+    Raises:
+        NormalizerLimit: If the normalizer expands a text beyond the limit.
     """
     begin = characters = 0
     for end, text in enumerate(texts, start=1):

@@ -1,6 +1,7 @@
-"""What a tokenizer.json consists of, as far as it decides which fast engines may be tried on it.
+"""Check the components of a tokenizer.json that decide which fast engines may be tried on it.
 
-Each function gives why it is not of a shape, in words that follow "because"; None where it is.
+Each function returns None if the tokenizer has a shape. Otherwise it returns the reason, in words
+that can follow "because".
 """
 
 import math
@@ -22,8 +23,10 @@ _AFTER_SPACES = {
 
 
 def not_byte_level_bpe(parsed: Mapping[str, Any]) -> str | None:
-    """BPE of bytes after splits by pattern, with no normalizer or NFC: GPT-2, GPT-4, Llama 3, Qwen,
-    DeepSeek, and most since."""
+    """Return why this is not BPE of bytes after pattern splits, with NFC or no normalizer, or None.
+
+    GPT-2, GPT-4, Llama 3, Qwen, DeepSeek and most later tokenizers have this shape.
+    """
     model = parsed["model"]
     if why := _not_bpe(parsed, ("unk_token", "byte_fallback")):
         return why
@@ -43,10 +46,10 @@ def not_byte_level_bpe(parsed: Mapping[str, Any]) -> str | None:
 
 
 def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> str | None:
-    """SentencePiece's BPE with byte_fallback, where spaces become ▁: Llama 2, Gemma, Mistral up to v0.3, Phi-3, Yi.
+    """Return why this is not SentencePiece BPE with byte_fallback and ▁ for spaces, or None.
 
-    metaspace: whether the pre-tokenizer Metaspace may do that; whether it splits is left to the
-    proof.
+    Llama 2, Gemma, Mistral up to v0.3, Phi-3 and Yi have this shape. `metaspace` says whether the
+    pre-tokenizer Metaspace may replace the spaces. The proof checks whether it splits.
     """
     model = parsed["model"]
     if not model.get("byte_fallback") and model.get("type") == "BPE":
@@ -65,7 +68,8 @@ def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> 
             " spaces"
         )
     vocabulary = model.get("vocab", {})
-    whole = {byte for byte in range(128) if chr(byte) in vocabulary}  # which are never taken apart
+    # Characters that are in the vocabulary are never split into bytes.
+    whole = {byte for byte in range(128) if chr(byte) in vocabulary}
     missing = [
         byte for byte in range(256) if byte not in whole and f"<0x{byte:02X}>" not in vocabulary
     ]
@@ -78,8 +82,10 @@ def not_sentencepiece_bpe(parsed: Mapping[str, Any], metaspace: bool = True) -> 
 
 
 def not_of_own_characters(parsed: Mapping[str, Any]) -> str | None:
-    """Tokens none of which has a character that is no token itself, but for added ones that are not
-    special."""
+    """Return why some token has a character that is not a token itself, or None.
+
+    Added tokens that are not special are ignored.
+    """
     vocabulary = parsed["model"].get("vocab", {})
     tokens = vocabulary.keys() - {
         entry["content"] for entry in parsed["added_tokens"] if not entry.get("special")
@@ -101,13 +107,14 @@ def _not_bpe(parsed: Mapping[str, Any], without: tuple[str, ...]) -> str | None:
         if model.get(key):
             return f"its model has {key} = {model[key]!r}"
     grown = math.prod(map(most_of_one, steps_of(parsed.get("decoder"), "decoders")))
-    if grown > MOST_GROWTH:  # texts to prove it on are made of what tokens are decoded to
+    # The texts of the proof are made from decoded tokens, so their size must be limited.
+    if grown > MOST_GROWTH:
         return f"its decoder may make {grown} characters of one"
     return None
 
 
 def _types(part: Any, key: str) -> list[str]:
-    """The types of a normalizer's or pre-tokenizer's steps."""
+    """Return the types of a normalizer's or pre-tokenizer's steps."""
     return [*map(_type, steps_of(part, key))]
 
 
