@@ -1,5 +1,8 @@
-"""The recipe: what to build. Declared once (`schema`), read from TOML, stored and fingerprinted
-(`from_toml`). Presets are in presets.toml beside this file."""
+"""The recipe, which describes a dataset to build.
+
+`schema` declares it. `from_toml` reads it from TOML and computes its stored form and its
+fingerprint. The presets are in presets.toml in this folder.
+"""
 
 from packprep.recipe.editor_schema import json_schema
 from packprep.recipe.from_toml import (

@@ -1,4 +1,4 @@
-"""The JSON schema of a recipe, for editors: made of the declaration in schema.py."""
+"""Generate the JSON schema of a recipe for editors from the declaration in schema.py."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,11 +11,15 @@ from packprep.recipe.schema import KEYS, SECTIONS, Role
 def json_schema(
     presets: Sequence[str], objectives: Mapping[str, Mapping[str, Any]], formats: Sequence[str]
 ) -> dict[str, Any]:
-    """The JSON schema (draft 2020-12) of a recipe, for editors. It takes every recipe that is
-    right, and refuses what can be said of one key alone: its name, type and range.
+    """Return the JSON schema (draft 2020-12) of a recipe, for editors.
 
-    presets, formats: their names. objectives: name → parameter → its schema. Tasks of other
-    objectives may have any keys.
+    It accepts every valid recipe. It rejects only errors in a single key: its name, type or range.
+
+    Args:
+        presets: The names of the presets.
+        objectives: Objective → parameter → its schema. Tasks with other objectives may have any
+            keys.
+        formats: The names of the source formats.
     """
     shared: dict[str, Any] = {}
     tables = {section: _table_schema(section, shared) for section in SECTIONS}
@@ -27,12 +31,12 @@ def json_schema(
         **msgspec.json.schema(Role),
         "description": KEYS["specials"]["mode_tokens"].meaning,
     }
-    # which no bare word matches
+    # A bare word does not match this pattern.
     tables["specials"]["patternProperties"] = {"^$|^[^A-Za-z_]|[^A-Za-z0-9_]": mode_token}
 
     keys, required = task.pop("properties"), task.pop("required")
     del task["additionalProperties"]
-    # an editor offers those of the first
+    # An editor offers the values of the first alternative.
     keys["objective"]["anyOf"] = [{"enum": list(objectives)}, {"type": "string"}]
     preset = {
         "title": "a text",
@@ -69,8 +73,10 @@ def json_schema(
 
 
 def _table_schema(section: str, shared: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a section's table, of the keys that it declares. `shared` receives what it
-    refers to."""
+    """Return the JSON schema of a section's table, with the keys that it declares.
+
+    `shared` receives the definitions that the schema refers to.
+    """
     keys = {name: key for name, key in KEYS[section].items() if name != "mode_tokens"}
     properties = {}
     for name, key in keys.items():
@@ -79,7 +85,7 @@ def _table_schema(section: str, shared: dict[str, Any]) -> dict[str, Any]:
             msgspec.json.schema(key.given),
         )
         shared.update(made.pop("$defs", {}))
-        # halves of characters stand in no file, and not every editor has a word for them
+        # A file cannot contain lone surrogates, and not every editor can express them in a pattern.
         if "pattern" in made:
             made["pattern"] = made["pattern"].replace(r"\ud800-\udfff", "")
         properties[name] = about | made | about

@@ -1,5 +1,7 @@
-"""A recipe from TOML, every key checked once, before work starts; what a dataset stores of it; its
-fingerprint."""
+"""Read and check recipes in TOML, convert them to their stored form, and compute fingerprints.
+
+Every key is checked once, before work starts.
+"""
 
 import difflib
 import json
@@ -31,7 +33,7 @@ from packprep.recipe.schema import (
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
-    """A message's part for a name that is not known, with the nearest known one."""
+    """Return a message part for an unknown name, with the nearest known name."""
     near = difflib.get_close_matches(name, known, 1, 0.5)
     return f"unknown {what} {name!r}" + (
         f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
@@ -39,8 +41,10 @@ def unknown(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def misplaced(name: str) -> str:
-    """A message's part for a key that stands under the wrong header: which it belongs under; "" for
-    a name of no key."""
+    """Return a message part for a key under the wrong header, with the correct header.
+
+    Return "" if no key has this name.
+    """
     if name in SECTIONS:
         brackets = f"[[{name}]]" if name in ("sources", "tasks") else f"[{name}]"
         return (
@@ -57,8 +61,14 @@ def misplaced(name: str) -> str:
 
 
 def read_value(key: Key, value: Any, where: str) -> Any:
-    """`value` as a key accepts it; RecipeError that names the place, the value and what was
-    expected."""
+    """Return `value` as a key accepts it.
+
+    `where` is the location of the key in messages.
+
+    Raises:
+        RecipeError: If the key does not accept it. The message has the location, the value and the
+            accepted values.
+    """
     try:
         return key.accept(value)
     except ValueError:
@@ -69,14 +79,16 @@ def read_value(key: Key, value: Any, where: str) -> Any:
 
 
 def _meant(key: Key, value: Any) -> str:
-    """A message's part for a value that is nearly one of a key's: 512.0, "512", "False", "bestfit";
-    "" for others."""
+    """Return a message part for a value that is almost valid: 512.0, "512", "False", "bestfit".
+
+    Return "" for other values.
+    """
     written = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     if isinstance(value, str | float) and len(written) < 100:
         for text in (written, written.lower()):
             try:
                 key.accept(tomllib.loads(f"value = {text}")["value"])
-            except ValueError:  # a TOMLDecodeError is one
+            except ValueError:  # A TOMLDecodeError is a ValueError.
                 continue
             return f"; write {text}{', without quotes' if isinstance(value, str) else ''}"
     near = difflib.get_close_matches(written, key.kind.split(" | "), 1) if " | " in key.kind else []
@@ -84,14 +96,19 @@ def _meant(key: Key, value: Any) -> str:
 
 
 _OTHERS = {"specials": "mode_tokens", "tasks": "parameters"}
-"""Section → which of its record's fields has the keys that the section takes beside its own."""
+"""Maps a section to the field of its record that stores the undeclared keys."""
 
 
 def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
-    """The checked values of a table of a section; RecipeError names the key, the value and what was
-    expected.
+    """Return the checked values of a section's table.
 
-    where: the table, as messages write it.
+    Args:
+        section: The name of the section.
+        table: The table.
+        where: The table's location in messages.
+
+    Raises:
+        RecipeError: If a key is unknown, missing or has an invalid value.
     """
     if not isinstance(table, dict):
         brackets = f"; write [{where}], with one bracket" if isinstance(table, list) else ""
@@ -105,7 +122,7 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
             values[name] = read_value(keys[name], value, f"{where}.{name}" if where else name)
         elif section == "tasks":
             others[name] = value
-        # a mode token has brackets; a bare word is a slip
+        # A mode token has brackets. A bare word is a mistake.
         elif section == "specials" and not name.isidentifier():
             others[name] = read_value(KEYS[section]["mode_tokens"], value, f'specials."{name}"')
         else:
@@ -131,7 +148,7 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
 
 @cache
 def presets() -> dict[str, list[dict[str, Any]]]:
-    """name → list of task tables, from presets.toml beside this file."""
+    """Return name → list of task tables, from presets.toml in this folder."""
     return tomllib.loads((Path(__file__).with_name("presets.toml")).read_text("utf-8"))
 
 
@@ -190,7 +207,11 @@ _TWO_BRACKETS = (
 
 
 def _check_named(table: Mapping[str, Any], where: str, i: int) -> None:
-    """RecipeError for a [[tasks]] that says neither preset nor objective."""
+    """Check that a [[tasks]] table has a preset or an objective.
+
+    Raises:
+        RecipeError: If it has neither.
+    """
     if "objective" in table:
         return
     known = ["preset", *KEYS["tasks"]]
@@ -204,7 +225,11 @@ def _check_named(table: Mapping[str, Any], where: str, i: int) -> None:
 
 
 def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
-    """The recipe of a TOML table; RecipeError names the key, the value and what was expected."""
+    """Return the recipe of a TOML table, with relative paths starting at `base`.
+
+    Raises:
+        RecipeError: If a key or a value is invalid. The message names them.
+    """
     own = {name: value for name, value in table.items() if name not in SECTIONS or not name}
     values = read_section("", own, "")
     for section in ("documents", "packing", "output", "specials"):
@@ -231,7 +256,8 @@ def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
         )
     if (sides := values["packing"].sides) is not None and "seq_lengths" not in values:
         values.setdefault("seq_length", sum(sides))
-        if "min_tokens" not in table.get("documents", {}):  # of fewer none would be an input
+        # A shorter document could not be split into an input and a target.
+        if "min_tokens" not in table.get("documents", {}):
             values["documents"] = replace(values["documents"], min_tokens=3)
     if values.get("seq_lengths"):
         values.setdefault("seq_length", 0)
@@ -290,7 +316,11 @@ _TOO_MANY = {
 
 
 def check_together(recipe: Recipe) -> None:
-    """RecipeError for what only the whole recipe can tell."""
+    """Check the rules that involve several keys.
+
+    Raises:
+        RecipeError: If keys do not fit together.
+    """
     for name, count in (("sources", len(recipe.sources)), ("tasks", len(recipe.tasks))):
         if count > MOST[name]:
             raise RecipeError(_TOO_MANY[name].format(count), (name,))
@@ -370,7 +400,11 @@ def check_together(recipe: Recipe) -> None:
 
 
 def _check_each_turn(recipe: Recipe) -> None:
-    """Raise RecipeError where a key does not go with documents of several texts."""
+    """Check the keys that do not work with documents of several texts.
+
+    Raises:
+        RecipeError: If such a key is set.
+    """
     if recipe.documents.prepend_bos:
         raise RecipeError(
             'documents.prepend_bos = true beside trained_turns = "each"\n'
@@ -392,7 +426,11 @@ def _check_each_turn(recipe: Recipe) -> None:
 
 
 def _check_sides(recipe: Recipe) -> None:
-    """RecipeError for what does not go with rows of two sides, or half of them."""
+    """Check the keys for rows with an encoder and a decoder sequence.
+
+    Raises:
+        RecipeError: If only one of the two lengths is set, or another key does not fit them.
+    """
     packing = recipe.packing
     for name, other in (("encoder_length", "decoder_length"), ("decoder_length", "encoder_length")):
         if getattr(packing, name) and not getattr(packing, other):
@@ -428,14 +466,17 @@ def _check_sides(recipe: Recipe) -> None:
 
 
 def tasks_named(name: str, names: Sequence[str]) -> list[int]:
-    """Indices of the tasks that a name stands for: that task, and the family NAME-…"""
+    """Return the indices of the tasks that a name selects: that task and the family NAME-…."""
     return [i for i, task in enumerate(names) if task == name or task.startswith(name + "-")]
 
 
 def normalised(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as a dataset stores it: defaults filled in but for those of keys that joined
-    later, values in their types, presets expanded, and nothing of where its files lie (no paths,
-    only the tokenizer's last path component) or of the engine."""
+    """Return the recipe in the form that a dataset stores.
+
+    Presets are expanded and values have their final types. Defaults are filled in, except for keys
+    that were added later. Paths and the engine are left out. The tokenizer and the chat template
+    keep only the last component of their paths.
+    """
     table = asdict(recipe)
     for name in ("base", "engine"):
         del table[name]
@@ -450,8 +491,10 @@ def normalised(recipe: Recipe) -> dict[str, Any]:
 
 
 def without_places(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A normalised recipe without the names of the files whose contents the fingerprint holds
-    instead."""
+    """Return a normalised recipe without file names.
+
+    The fingerprint covers the contents of these files instead.
+    """
     documents = {k: v for k, v in table["documents"].items() if k != "chat_template"}
     return {**{k: v for k, v in table.items() if k != "tokenizer"}, "documents": documents}
 
@@ -463,9 +506,14 @@ def fingerprint(
     chat_template: str | None,
     removed: str | None = None,
 ) -> str:
-    """The xxh3-128 of the canonical JSON of what determines the shards: the law, the recipe, each
-    source's (relative name, size), the tokenizer's digest, and, where there are any, the chat
-    template and the digest of removed.json.
+    """Return the xxh3-128 of the canonical JSON of everything that determines the shards.
+
+    Args:
+        recipe: The recipe.
+        files: (relative name, size) of the files of each source.
+        tokenizer_digest: The digest of the tokenizer.
+        chat_template: The chat template, or None.
+        removed: The digest of removed.json, or None.
     """
     parts = {
         "law_version": LAW_VERSION,
@@ -480,10 +528,17 @@ def fingerprint(
 
 
 def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
-    """The recipe that a plan holds: `normalised` undone, but for the paths, which the plan's list
-    of files replaces.
+    """Return the recipe that a plan stores, parsed from the output of `normalised`.
 
-    made_with: the plan's. RecipeError for anything that `normalised` would not have given.
+    The paths are missing, because the plan's list of files replaces them.
+
+    Args:
+        table: The stored recipe.
+        engine: The recipe's `engine`.
+        made_with: The plan's `made_with`, for messages about unknown keys.
+
+    Raises:
+        RecipeError: If `normalised` cannot have returned `table`.
     """
     if not isinstance(table, dict):
         raise RecipeError(f"the recipe is {table!r:.100} and should be an object")
@@ -512,8 +567,11 @@ def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
 
 
 def _stored(section: str, table: Any, where: str, made_with: Any) -> dict[str, Any]:
-    """The checked values of a stored section, which has every key that did not join later, but for
-    paths; those that stand at a default of None keep it."""
+    """Return the checked values of a stored section.
+
+    It must have every key, except paths and keys that were added later. None is valid for a value
+    with this default.
+    """
     if not isinstance(table, dict):
         raise RecipeError(f"[{where}]: expected an object, found {table!r:.100}")
     keys, values = {**KEYS[section]}, {**LATER[section], **table}
@@ -547,8 +605,11 @@ def _stored(section: str, table: Any, where: str, made_with: Any) -> dict[str, A
 
 
 def recipe_text(path: Path) -> str:
-    """The text of a recipe file, without a byte order mark. RecipeError for what is no file, or no
-    recipe by its size."""
+    """Return the text of a recipe file, without a byte order mark.
+
+    Raises:
+        RecipeError: If the path is not a regular file or the file is too large for a recipe.
+    """
     path = Path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
         raise RecipeError(
@@ -564,7 +625,7 @@ def recipe_text(path: Path) -> str:
 
 
 def written_as(text: str) -> str:
-    """ "JSON" or "YAML" for a recipe that is written in one of these, "" for any other text."""
+    """Return "JSON" or "YAML" if a text is a recipe in this format, otherwise ""."""
     known = {*KEYS[""], *SECTIONS}
     if text.lstrip().startswith("{"):
         try:
@@ -577,20 +638,20 @@ def written_as(text: str) -> str:
 
 
 def refuse_other_formats(path: Path) -> None:
-    """RecipeError for a file of inputs that is a recipe in JSON or YAML."""
+    """Raise `RecipeError` for a file of inputs that is a recipe in JSON or YAML."""
     if path.suffix.lower() not in (".json", ".yaml", ".yml"):
         return
     try:
         with path.open("rb") as file:
             found = written_as(file.read(_MOST_BYTES).decode().removeprefix("\ufeff"))
     except (OSError, ValueError):
-        return  # no recipe, or nothing that can be read: who reads it as an input says so
+        return  # This is not a recipe, or it is unreadable. The reader of the inputs reports that.
     if found:
         raise RecipeError(f"{path}: {_OTHER_FORMAT[found]}")
 
 
 MOST_RECIPE_BYTES = 64 << 20
-_MOST_BYTES, _KEYS = 1 << 20, 2  # what is read of a file; keys of a recipe that make it one
+_MOST_BYTES, _KEYS = 1 << 20, 2  # bytes read of a file; number of recipe keys that make it a recipe
 _OTHER_FORMAT = {
     "JSON": (
         'is JSON, and a recipe is TOML: write seq_length = 512 for "seq_length": 512, a table as'
@@ -604,7 +665,11 @@ _OTHER_FORMAT = {
 
 
 def load_recipe(path: Path) -> dict[str, Any]:
-    """The TOML table of a recipe file; RecipeError if it cannot be read or parsed."""
+    """Return the TOML table of a recipe file.
+
+    Raises:
+        RecipeError: If it cannot be read or parsed.
+    """
     try:
         table = tomllib.loads(recipe_text(path))
         _refuse_wide_integers(table)
@@ -623,7 +688,7 @@ def load_recipe(path: Path) -> dict[str, Any]:
         raise RecipeError(
             f"{path}: not UTF-8 at byte {error.start}; a recipe is a TOML file in UTF-8"
         ) from None
-    except ValueError as error:  # a TOMLDecodeError is one
+    except ValueError as error:  # A TOMLDecodeError is a ValueError.
         found = written_as(recipe_text(path))
         what = (
             _OTHER_FORMAT[found]
@@ -636,7 +701,7 @@ def load_recipe(path: Path) -> dict[str, Any]:
 
 
 def _line_in_question(path: Path, message: str) -> str:
-    """A message's part with the line that tomllib names, and what may be wrong with it."""
+    """Return a message part with the line that tomllib names, and a hint about the likely error."""
     match = re.search(r"at line (\d+)", message)
     if not match:
         return ""
@@ -653,8 +718,11 @@ def _line_in_question(path: Path, message: str) -> str:
 
 
 def _refuse_wide_integers(value: Any) -> None:
-    """ValueError for an integer of more than 64 bits, which TOML does not have and Python's parser
-    takes."""
+    """Check for integers of more than 64 bits, which TOML excludes but Python's parser accepts.
+
+    Raises:
+        ValueError: If there is such an integer.
+    """
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -665,8 +733,10 @@ def _refuse_wide_integers(value: Any) -> None:
 
 
 def as_toml(value: Any) -> str:
-    """A value as TOML writes it in a line, with every character showing: JSON's numbers and escapes
-    are TOML's."""
+    """Return a value as a line of TOML, with unprintable characters escaped.
+
+    JSON's numbers and escapes are also valid in TOML.
+    """
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{as_toml(name)} = {as_toml(item)}' for name, item in value.items() if item is not None)}}}"
     if isinstance(value, list | tuple):
@@ -680,9 +750,14 @@ def as_toml(value: Any) -> str:
 
 
 def normalised_toml(table: Mapping[str, Any], paths: Mapping[str, Sequence[str]]) -> str:
-    """A normalised recipe as a recipe that is read to the same. paths: of each source, by its name.
+    """Return a normalised recipe as TOML, which reads as the same recipe.
 
-    What stands at its default is left out, but for seq_length, seed and an objective's parameters.
+    Values equal to their defaults are left out, except seq_length, seed and the parameters of
+    objectives.
+
+    Args:
+        table: The normalised recipe.
+        paths: The paths of each source, by its name.
     """
     sections: list[tuple[str, str, Mapping[str, Any]]] = [
         ("", "", {k: table[k] for k in KEYS[""] if k in table})
@@ -731,7 +806,11 @@ def normalised_toml(table: Mapping[str, Any], paths: Mapping[str, Sequence[str]]
 
 
 def split_assignment(assignment: str) -> tuple[str, str]:
-    """Key and value of a `--set`, as they are written. RecipeError if it is no KEY=VALUE."""
+    """Return the key and the value of a `--set` as text.
+
+    Raises:
+        RecipeError: If it is not KEY=VALUE.
+    """
     path, equals, text = assignment.partition("=")
     if not equals or not path.strip():
         raise RecipeError(
@@ -742,9 +821,12 @@ def split_assignment(assignment: str) -> tuple[str, str]:
 
 
 def set_value(table: dict[str, Any], assignment: str) -> KeyPath:
-    """Apply one `--set a.b=c` to a recipe's table; the key that was set.
+    """Apply one `--set a.b=c` to a recipe's table, and return the path of the key that was set.
 
-    The value is TOML, or else a text. Lists go by number or by name.
+    The value is TOML, otherwise text. List entries are selected by number or by name.
+
+    Raises:
+        RecipeError: If the assignment is malformed or its key cannot be set.
     """
     path, text = split_assignment(assignment)
     try:

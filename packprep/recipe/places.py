@@ -1,4 +1,4 @@
-"""Where in a recipe file a key stands, for messages. tomllib gives values without their places."""
+"""Find the line of a key in a recipe file, for messages. tomllib does not report positions."""
 
 import re
 import tomllib
@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from typing import Any
 
 KeyPath = tuple[str | int, ...]
-"""A key by its path in the recipe, as ("tasks", 0, "weight"); a task may be given by its name."""
+"""The path of a key in the recipe, such as ("tasks", 0, "weight"). A task may be given by name."""
 
 MAX_LINES = 500
-"""Of one value. It is parsed anew for each of its lines."""
+"""Maximum number of lines of a value. The value is parsed again for each of its lines."""
 
 
 def key_of(where: str) -> KeyPath:
-    """The key that a message writes as tasks[0].weight."""
+    """Return the path of a key that a message writes as tasks[0].weight."""
     parts = re.findall(r'"[^"]*"|[^.\[\]"]+', where)
     return tuple(int(part) if part.isdigit() else part.strip('"') for part in parts)
 
 
 def line_of(text: str, key: KeyPath) -> int | None:
-    """The line, from 1, of a TOML text on which a key stands: its own, or else the header of its
-    table.
+    """Return the line number of a key in a TOML text, starting at 1.
 
-    None where neither does, and where a value has more than MAX_LINES lines.
+    If the key has no line, return the line of its table's header. Return None if neither exists, or
+    if a value has more than MAX_LINES lines.
     """
     key = _by_number(tomllib.loads(text), key)
     best, deepest = None, 0
@@ -33,7 +33,7 @@ def line_of(text: str, key: KeyPath) -> int | None:
 
 
 def _by_number(table: Any, key: KeyPath) -> KeyPath:
-    """The key with a task's number for its name."""
+    """Return the key with a task's name replaced by its number."""
     if (
         len(key) < 2
         or key[0] != "tasks"
@@ -53,8 +53,10 @@ def _by_number(table: Any, key: KeyPath) -> KeyPath:
 
 
 def _statements(text: str) -> Iterator[tuple[int, KeyPath]]:
-    """(line, key) of each header and each assignment: the fewest lines that are TOML by
-    themselves."""
+    """Yield (line, key) of each header and each assignment.
+
+    A statement is the shortest sequence of lines that is valid TOML.
+    """
     counts: dict[KeyPath, int] = {}
     header: KeyPath = ()
     lines: list[str] = []

@@ -1,8 +1,8 @@
-"""The recipe's one declaration: every key with its type, range, default and meaning, as frozen
-records of checked values.
+"""The single declaration of the recipe: every key with its type, range, default and meaning.
 
-Messages, the docs' tables of keys and the JSON schema for editors are made from it. What an
-objective reads (`[[tasks]]`) is declared by the objective and checked in `objectives/tasks.py`.
+Checked values are stored in frozen records. Messages, the key tables of the docs and the JSON
+schema for editors are generated from this declaration. The keys that an objective reads in
+`[[tasks]]` are declared by the objective and checked in `objectives/tasks.py`.
 """
 
 import datetime
@@ -19,20 +19,24 @@ from msgspec import Meta
 
 from packprep.format.json_files import Later
 
-# a segment's header has their numbers in 16 bits, and one more task, too_short
+# The header of a segment stores these numbers in 16 bits. One more task, too_short, is added.
 MOST = {"sources": 65_535, "tasks": 65_535}
-MOST_DRAWS = 1 << 22  # pairs of a source and a task: each has its threshold
+MOST_DRAWS = 1 << 22  # Number of (source, task) pairs. Each has its own threshold.
 MOST_SENTINELS = 1 << 20
-_LARGEST = 2**63 - 1  # that TOML can write
+_LARGEST = 2**63 - 1  # the largest integer in TOML
 
 
-# What a recipe may give, in a type of msgspec, and in words where these do not follow from the
-# type. Where a value's own type is another, `given` is the type of what is given, and `read` makes
-# the value of it or raises ValueError.
+# The types of recipe values follow, as types of msgspec. A title describes a type in words if the
+# type does not. If the stored value has another type, `given` is the type of the recipe's value.
+# `read` then converts that value or raises ValueError.
 
 
 def parse_size(value: int | str) -> int:
-    """Bytes of a size such as 1048576, "1MiB" or "64 MB"; ValueError if it is none."""
+    """Return the bytes of a size such as 1048576, "1MiB" or "64 MB".
+
+    Raises:
+        ValueError: If it is not a size.
+    """
     if type(value) is int and 0 < value < 2**63:
         return value
     match = (
@@ -68,7 +72,7 @@ def _read_lengths(value: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class SentinelRange(msgspec.Struct, forbid_unknown_fields=True):
-    """Sentinels whose ids follow each other."""
+    """A range of sentinels with consecutive ids."""
 
     first: Annotated[int, Meta(description="the id of the first", ge=0, lt=1 << 31)]
     count: Annotated[int, Meta(description="how many there are", ge=1, le=MOST_SENTINELS)]
@@ -81,7 +85,10 @@ def _read_sentinels(value: Any) -> Any:
 
 
 OF_PACKPREP = ("messages", "tools", "add_generation_prompt", "packprep_generation")
-"""What a chat template gets from packprep, whatever a recipe or a record says."""
+"""The variables of a chat template that packprep always sets itself.
+
+Neither a recipe nor a record can override them.
+"""
 
 
 def _read_variables(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -210,8 +217,10 @@ Sentinels = Annotated[
 
 
 def _read_media(value: Mapping[str, Any]) -> dict[str, tuple[str | int, ...]]:
-    """Kind → its begin, slot and end token, "" for a begin or end that it has not; by name, as
-    their numbers are."""
+    """Return kind → its start, position and end token, sorted by kind.
+
+    The start or end token is "" if the kind has none. The order of the kinds defines their numbers.
+    """
     made = {
         kind: ("", own, "") if isinstance(own, str | int) else own
         for kind, own in sorted(value.items())
@@ -232,18 +241,21 @@ Media = Annotated[Any, Meta(title=_MEANT, extra={"given": _Kinds, "read": _read_
 
 
 def _key(meaning: str, kind: str | None = None, *, later: bool = False, **limits: Any) -> Meta:
-    """A key's declaration, beside its type: its meaning, what it is in words where neither type nor
-    limits say so, and the limits as `msgspec.Meta` has them.
+    """Return the declaration of a key, in addition to its type.
 
-    later: it joined after datasets had been written, which are without it: stored only where it
-    differs.
+    Args:
+        meaning: The meaning of the key.
+        kind: The accepted values in words, if the type and the limits do not describe them.
+        later: Whether the key was added after datasets had been written without it. Such a key is
+            stored only if it differs from its default.
+        limits: Limits, as in `msgspec.Meta`.
     """
     return Meta(description=meaning, title=kind, extra={"later": later}, **limits)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One `[[sources]]`: files whose documents share a format and a use."""
+    """An entry of `[[sources]]`: files whose documents share a format and settings."""
 
     name: Annotated[Name, _key("default source0, source1, … by position")] = ""
     paths: Annotated[
@@ -323,7 +335,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentKeys:
-    """`[documents]`: what becomes of a document on its way to segments."""
+    """The keys of `[documents]`, which control how documents become segments."""
 
     append_eos: Annotated[
         bool | Literal["segment"],
@@ -430,7 +442,7 @@ class DocumentKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """`[packing]`: segments → rows."""
+    """The keys of `[packing]`, which control how segments become rows."""
 
     algorithm: Annotated[
         Literal["best_fit", "first_fit", "next_fit", "concat"],
@@ -463,13 +475,13 @@ class Packing:
 
     @property
     def sides(self) -> tuple[int, int] | None:
-        """(encoder_length, decoder_length); None where rows have one side."""
+        """The encoder and decoder lengths, or None for rows with a single sequence."""
         return (self.encoder_length, self.decoder_length) if self.encoder_length else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Specials:
-    """`[specials]`: which token plays which role."""
+    """The keys of `[specials]`, which assign tokens to roles."""
 
     missing: Annotated[
         Literal["error", "add"],
@@ -498,7 +510,7 @@ class Specials:
         Mapping[str, str | int] | None,
         Meta(
             title="a token's text or its id", extra={"given": Role}
-        ),  # of each key of [specials] that is no other
+        ),  # This applies to each key of [specials] that is not declared here.
         _key(
             'quoted, a mode token as a task writes it = the token that plays it: "[NLU]" ='
             ' "<|reserved_1|>"'
@@ -516,8 +528,11 @@ class Specials:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEntry:
-    """One task of `[[tasks]]`, presets expanded. `parameters` are the objective's own keys; of
-    those that joined later `later` has the defaults, once the objective is known."""
+    """A task of `[[tasks]]`, with presets expanded.
+
+    `parameters` are the objective's own keys. Once the objective is known, `later` has the defaults
+    of the parameters that were added later.
+    """
 
     name: Annotated[Name, _key("default: the objective's name")] = ""
     objective: Annotated[str, _key("which objective")]
@@ -537,7 +552,7 @@ class TaskEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputKeys:
-    """`[output]`: how the shards are written."""
+    """The keys of `[output]`, which control how shards are written."""
 
     shard_text_bytes: Annotated[
         Size,
@@ -560,7 +575,7 @@ class OutputKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The whole recipe; `base` is the folder that relative paths start from."""
+    """The whole recipe. `base` is the folder that relative paths start from."""
 
     seq_length: Annotated[
         int,
@@ -605,15 +620,17 @@ class Recipe:
         return self.seq_lengths or (self.seq_length,)
 
     def by_length(self) -> tuple["Recipe", ...]:
-        """The recipe of each dataset to make: of all seq_lengths where it has them and no
-        seq_length, which is then 0."""
+        """Return the recipe of each dataset to build.
+
+        With seq_lengths and without seq_length, which is then 0, return a recipe per length.
+        """
         return (
             (self,) if self.seq_length else tuple(replace(self, seq_length=n) for n in self.lengths)
         )
 
     @property
     def min_tail(self) -> int:
-        """The fewest content tokens of a segment that is not a whole document."""
+        """The minimum number of content tokens of a segment that is not a whole document."""
         return max(3, self.documents.min_tokens)
 
 
@@ -630,12 +647,15 @@ SECTIONS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a section, as it is declared above.
+    """A key of a section, as declared above.
 
-    kind      what may be given, in words.
-    given     the type of what may be given, and `read`, which makes the value of it; None: it is the value.
-    default   `...` where the recipe has to give it.
-    later     whether it joined after datasets had been written.
+    Attributes:
+        kind: The accepted values, in words.
+        meaning: The meaning of the key.
+        default: The default, or `...` if the recipe must set the key.
+        given: The type of the recipe's value.
+        read: Converts the recipe's value to the stored value. None stores it unchanged.
+        later: Whether the key was added after datasets had been written.
     """
 
     kind: str
@@ -646,8 +666,13 @@ class Key:
     later: bool
 
     def accept(self, value: Any) -> Any:
-        """The value of what a recipe gives; ValueError if that is not of the kind."""
-        if isinstance(value, set | frozenset):  # which msgspec takes for a list, and has no order
+        """Return the stored value for a recipe's value.
+
+        Raises:
+            ValueError: If the value is not of this kind.
+        """
+        # msgspec treats a set as a list, but a set has no order.
+        if isinstance(value, set | frozenset):
             raise ValueError
         value = msgspec.convert(value, self.given)
         return value if self.read is None else self.read(value)
@@ -657,7 +682,8 @@ def _keys_of(record: type) -> dict[str, Key]:
     hints, found = get_type_hints(record, include_extras=True), {}
     for f in fields(record):
         hint = hints[f.name]
-        if get_origin(hint) in (Union, UnionType):  # with None, which nobody gives
+        # a union with None, which a recipe cannot contain
+        if get_origin(hint) in (Union, UnionType):
             hint = get_args(hint)[0]
         metas = getattr(hint, "__metadata__", ())
         if metas:
@@ -678,7 +704,7 @@ def _keys_of(record: type) -> dict[str, Key]:
 
 
 def _kind_of(value: Any, metas: Sequence[Meta]) -> str:
-    """A kind of values in words, of the type and its limits."""
+    """Describe the values of a type with limits, in words."""
     if value is int:
         low = next(meta.ge for meta in metas if meta.ge is not None)
         high = next(meta.le for meta in metas if meta.le is not None)
@@ -689,9 +715,9 @@ def _kind_of(value: Any, metas: Sequence[Meta]) -> str:
 KEYS: dict[str, dict[str, Key]] = {
     section: _keys_of(record) for section, record in SECTIONS.items()
 }
-"""Section → name → the key."""
+"""Maps section → name → key."""
 LATER: Later = {
     section: {name: key.default for name, key in keys.items() if key.later}
     for section, keys in KEYS.items()
 }
-"""Section → the defaults of its keys that joined later."""
+"""Maps section → the defaults of the keys that were added later."""
