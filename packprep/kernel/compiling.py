@@ -22,9 +22,9 @@ from packprep.forking import hold_at_forks, lazy, unforked
 from packprep.messages import say
 
 seconds = 10
-"""About how long a command compiles; commands that compile more set it."""
+"""About how many seconds a command compiles. Commands that compile more kernels set it."""
 COUNTS: Counter[str] = Counter()
-"""How many kernels this process has "compiled", "kept" in the cache, and "loaded" from it."""
+"""Numbers of kernels that this process "compiled", "kept" in the cache and "loaded" from it."""
 
 
 class Kernel:
@@ -43,28 +43,29 @@ class Kernel:
 
     @lazy
     def compiled(self) -> Any:
-        """The dispatcher of numba."""
+        """Return the dispatcher of numba."""
         if "numba" not in sys.modules and not is_kept(
             f"{self.function.__module__}.{self.function.__qualname__}"
         ):
-            self._say_compiling()  # before an import that takes a second
+            # This message comes before the import of numba, which takes a second.
+            self._say_compiling()
         with unforked():
             if "packprep.kernel.overloads" not in sys.modules:
                 from numba.core.compiler_lock import global_compiler_lock
 
-                # what numba is told of kernel/memory.py
+                # This tells numba how to compile the functions in kernel/memory.py.
                 importlib.import_module("packprep.kernel.overloads")
                 hold_at_forks(global_compiler_lock)
         import numba
 
         decorate: Any = numba.njit(nogil=True, error_model="numpy", forceinline=self._inline)
         dispatcher = decorate(self.function)
-        # Kernels take numbers and arrays alone: numba need not import what teaches it other types,
-        # as awkward, .3 s, which gigatoken brings.
+        # Kernels take only numbers and arrays. So numba need not import support for other types,
+        # such as awkward, which gigatoken installs. That import takes 0.3 s.
         dispatcher._compilation_chain_init_hook = lambda: None
-        # no file shows what a closure holds
+        # A cached kernel cannot depend on a closure, because no file shows its contents.
         if not self._inline and self.function.__closure__ is None:
-            with contextlib.suppress(OSError):  # a function of no file
+            with contextlib.suppress(OSError):  # The function is not from a file.
                 code = self.function.__code__
                 self._what = f"{self.function.__module__}.{self.function.__qualname__}"
                 self._code = (
@@ -75,25 +76,25 @@ class Kernel:
 
     @property
     def _numba_type_(self) -> Any:
-        """The type that numba asks for where a compiled function names this object."""
+        """Return the type that numba requests when a compiled function names this object."""
         return self.compiled._numba_type_
 
-    # The interface that numba expects of a cache.
+    # The following methods are the interface that numba expects from a cache.
 
     @property
     def cache_path(self) -> str | None:
-        """The folder that keeps compiled kernels."""
+        """Return the folder that keeps compiled kernels, or None without a cache."""
         return cache_folders().own
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """Return the kept kernel for a signature; None if there is none, and numba compiles.
+        """Return the kept kernel for a signature, or None to make numba compile it.
 
         Loading skips numba's preparations for compiling, which take 0.08 s per process.
         """
         from numba.core.compiler import CompileResult
         from numba.core.runtime import rtsys
 
-        rtsys.initialize(target)  # what compiled functions allocate arrays with
+        rtsys.initialize(target)  # Compiled functions use this runtime to allocate arrays.
         data = kept(self._what, self._depends_on(signature, target.codegen()), self._code)
         COUNTS["compiled" if data is None else "loaded"] += 1
         if data is None:

@@ -114,14 +114,14 @@ class FastEngine:
 
     @lazy
     def _tells_characters(self) -> bool:
-        """Whether this tokenizer passed the proof of characters that are computed from bytes."""
+        """Return whether characters that are computed from bytes passed their proof."""
         from packprep.tokenizer.proof import characters_are_proven
 
         return characters_are_proven(self, self._special_text, self._vocabulary)
 
     @lazy
     def _byte_tokens(self) -> ByteTokens | None:
-        """The bytes of all tokens, or None if this is not byte-level BPE."""
+        """Return the bytes of all tokens, or None if this is not byte-level BPE."""
         if self.rate < 150:
             return None
         added = {id: text for text, id in added_tokens(self._vocabulary.tokenizer_json)}
@@ -129,7 +129,7 @@ class FastEngine:
 
     @lazy
     def _for_chat(self) -> Any:
-        """The tokenizer that encodes the text of a special token as that token.
+        """Return the tokenizer that encodes the text of a special token as that token.
 
         None means that the library cannot load it.
         """
