@@ -9,7 +9,7 @@ its bytes. So a few long documents do not bias the estimate, and a window is eno
 document.
 
     lines       windows across all files, some positions in each, the whole line around a position
-    others      whole splits, a position at fixed intervals of their text; the starts of a few splits for a quick sample
+    others      whole splits with evenly spaced positions; a quick sample reads a few starts
 """
 
 import math

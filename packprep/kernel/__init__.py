@@ -1,7 +1,7 @@
-"""`@kernel`, the only way to compile a function, and the parts of kernels: randomness, copies, bits.
+"""`@kernel`, the only way to compile a function, and its helpers for randomness, copies and bits.
 
-Nothing here imports numba before the first call of a kernel, so commands without kernels do not pay
-for the import.
+Importing this package does not import numba. The first call of a kernel does, so commands without
+kernels do not pay for the import.
 """
 
 from packprep.kernel import memory

@@ -84,8 +84,10 @@ def segment_key(file_key, document, repeat, start):
 
 @kernel(inline=True)
 def draw_task(key, thresholds):
-    """Return the first task whose threshold (int64, cumulative share · 2⁵³) is above the key's
-    draw."""
+    """Return the first task with a threshold above the key's draw.
+
+    The thresholds are int64, the cumulative shares times 2⁵³.
+    """
     u = np.int64(bits64(key, TASK, 0, 0) >> np.uint64(11))
     for task in range(thresholds.shape[0]):
         if u < thresholds[task]:

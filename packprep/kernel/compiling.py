@@ -1,9 +1,11 @@
 """`@kernel`, the only way to compile a function.
 
-Flags are set here: no fast-math (the format defines IEEE results), NumPy's error model, the GIL
-released, no threads (processes scale, and forking after a thread pool hangs). `packprep.cache`
-keeps compiled kernels. Numba's own cache does not notice a changed function in another file, trusts
-every file in its folder, and fails on damaged files.
+This module sets all flags. Fast-math is off, because the format defines IEEE results. NumPy's error
+model applies and the GIL is released. Kernels use a single thread, because packprep scales with
+processes, and forking after a thread pool hangs.
+
+`packprep.cache` keeps compiled kernels. Numba's own cache does not notice a changed function in
+another file, trusts every file in its folder, and fails on damaged files.
 """
 
 import contextlib

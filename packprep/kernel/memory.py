@@ -1,5 +1,7 @@
-"""Copies and bit operations for kernels, in plain Python. `overloads.py` compiles them to processor
-instructions."""
+"""Copies and bit operations for kernels, in plain Python.
+
+`overloads.py` compiles them to processor instructions.
+"""
 
 import numpy as np
 

@@ -69,7 +69,8 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
         eos, bos, pad and mask, as far as the file declares them.
 
     Raises:
-        VocabularyError: If there is nothing to read.
+        VocabularyError: If no usable tokenizer.json is found, or if it lacks added tokens that the
+            files next to it declare.
     """
     if name == "bytes":
         return bytes_tokenizer_json(), []

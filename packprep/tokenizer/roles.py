@@ -1,10 +1,10 @@
 """Resolve the special tokens of a vocabulary, such as padding, mask and sentinels.
 
 A special token's purpose (eos, pad, mask, …) is called its role. A token for a role comes from the
-recipe's [specials], from the files next to the tokenizer, or from a well-known name, in this order.
-The declarations of the files are final: null means that the tokenizer has no such token. A
-well-known name counts only if tokenizer.json lists it in added_tokens as special. An ordinary token
-of the vocabulary never counts.
+recipe's [specials], from the files next to the tokenizer, or from a well-known name. They are tried
+in this order. The declarations of the files are final: null means that the tokenizer has no such
+token. A well-known name counts only if tokenizer.json lists it in added_tokens as special. An
+ordinary token of the vocabulary never counts.
 
 A token is refused if [specials] gives it one role, the tokenizer itself gives it another, and the
 recipe uses both. For example, a mask token that is also the padding would be searched for among the

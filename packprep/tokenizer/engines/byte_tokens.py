@@ -50,8 +50,8 @@ class ByteTokens:
             offsets: int64[n + 1], the start of each text in `ids`.
 
         Returns:
-            int64[total, 2], the characters [begin, end) of each token in its text, and int64[k],
-            the texts with bytes that differ from their tokens' bytes. The characters of these texts
+            The characters [begin, end) of each token in its text, int64[total, 2]. Also the texts
+            with bytes that differ from their tokens' bytes, int64[k]. The characters of these texts
             are not set.
         """
         ids = np.minimum(ids.astype(np.int64), len(self._lengths) - 1)
