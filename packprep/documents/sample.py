@@ -59,9 +59,9 @@ READ_BYTES = 128 << 20
 SPACING = 2048
 """Target number of positions in the text that is read; four times as many in precise mode."""
 HELD_BYTES, HELD_DOCUMENTS = 64 << 20, 1 << 20
-"""Maximum text bytes and documents that a sample of one start keeps in memory.
+"""Maximum text bytes and documents that one sample keeps in memory.
 
-The rest is left out of the sample. 256 KiB of stored bytes may expand to any number of gigabytes.
+The rest is left out. 256 KiB of stored bytes may expand to any number of gigabytes.
 """
 
 
@@ -258,8 +258,8 @@ def _document(
 ) -> tuple[str, Any] | None:
     """Return the text of a line and its conversation, or None if it is blank, bad or too large.
 
-    Without supervision, the conversation is not set (None). A bad line is appended to `rejects` if
-    it is given.
+    The conversation of an unsupervised line is None. A bad line is appended to `rejects` if it is
+    given.
     """
     outcome = decode(line) if line and len(line) <= MAX_LINE_BYTES and not line.isspace() else None
     if isinstance(outcome, Supervision) and supervise is not None:

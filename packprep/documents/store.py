@@ -204,6 +204,10 @@ def stored(
         progress: Called with (documents, text bytes, tokens, rejects) of each batch, or None.
         clock: Receives the seconds of the stages "read" and "tokenize".
         most_bytes: Maximum number of text bytes.
+
+    Raises:
+        SourceError: If the slices have too many documents or bytes, or if a document is bad and
+            `bad_documents` is "fail".
     """
     columns, rejected, names = _Columns(), Rejected(), [source.name for source in plan.sources]
     digests = {name: xxhash.xxh3_128() for name in names}
@@ -667,7 +671,7 @@ class TokenStore:
         return known[key]
 
     def _refuse_special(self, read: ReadDocuments, vocabulary: Vocabulary, part: Slice) -> None:
-        """Raise `SourceError` if a document depends on a token that is not special in both.
+        """Raise `SourceError` if a document depends on a token special in only one vocabulary.
 
         The two vocabularies are the dataset's and the store's.
         """
