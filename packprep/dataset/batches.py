@@ -1,5 +1,7 @@
-"""What a trainer reads: rows, batches, and an iteration over batches that is taken up exactly, at
-any number of ranks."""
+"""Row access and resumable batch iteration.
+
+The state of an iteration resumes it exactly, at any number of ranks.
+"""
 
 import html
 import operator
@@ -30,17 +32,17 @@ from packprep.dataset.rows import (
 )
 from packprep.errors import ArgumentError, Exhausted, StateError
 
-# the order is drawn for about so many samples at once: at first, then, and from then on
+# Number of samples computed at once by the first call of `_draw`, the second, and all later ones.
 _AHEAD = (1, 64, 4096)
-_LIMITED = frozenset(("seq_idx", *AHEAD))  # columns that not every task can serve
+_LIMITED = frozenset(("seq_idx", *AHEAD))  # Not every task can serve these columns.
 _CAUSALLY = (
     "packprep.dataset.attention.seq_idx(row.cu_seqlens, seq_length, row.cu_seqlens_padded) of"
     " each row"
 )
-_MOST_ROWS = 1 << 62  # what a state may count
-_COUNTS = ("rows", "steps")  # of a state, which differ
-_WINDOWS = 4  # whose order is kept
-_JOINED = {  # keys that joined later, and what nobody knows without them
+_MOST_ROWS = 1 << 62  # The limit for the counts of a state.
+_COUNTS = ("rows", "steps")  # These keys of a state may differ when it is loaded.
+_WINDOWS = 4  # The number of windows whose order is cached.
+_JOINED = {  # Keys that were added later, and the fact that is unknown without each.
     "digest": "whether the dataset is the one that it was taken with, or was built again since",
     "redraw": "whether later epochs were drawn anew",
 }
@@ -60,21 +62,23 @@ _INSTEAD = {
         " rows of a step"
     ),
 }
-_WHERE_GIVEN = frozenset(("balance", "step_rows"))  # keys of a state that only some iterations have
+_WHERE_GIVEN = frozenset(("balance", "step_rows"))  # Only some iterations have these keys.
 _MAY_LACK = _WHERE_GIVEN.union(_JOINED)
 
 
 class Reader:
-    """The face of a Dataset and of a Mixture. They have what a batch needs to know, a fingerprint,
-    a digest, a length, `row`, and
+    """The common interface of `Dataset` and `Mixture`.
 
-    fingerprint_at(digest)                                    whose loader states are taken
-    _find(rows), _fill(found, batch, epochs, accelerate)      where rows lie; write them into arrays, column → [B, T]
-    kinds, _media(found)                                      of media; the places in rows
-    rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw(),
-    tasks_with_loss()
-    costs(rows, attention, linear), epoch_rows                what balanced steps need
-    rows_of_steps(…)                                          what steps of several row lengths need
+    Both have the attributes of a batch, a fingerprint, a digest, a length, `row`, and these
+    members:
+
+        fingerprint_at(digest)                                    fingerprint of the version with this digest
+        _find(rows), _fill(found, batch, epochs, accelerate)      locate rows; write them into arrays, column → [B, T]
+        kinds, _media(found)                                      kinds of media; media spans of rows
+        rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw(),
+        tasks_with_loss()
+        costs(rows, attention, linear), epoch_rows                needed by balanced steps
+        rows_of_steps(…)                                          needed by steps of several row lengths
     """
 
     seq_length: int
@@ -83,11 +87,11 @@ class Reader:
     encoder_length: int = 0
     what = "dataset"
     seq_lengths: tuple[int, ...] | None = (
-        None  # of each dataset, where they differ: then each step is of one
+        None  # Per dataset if they differ. Each step then reads one dataset.
     )
-    kinds: tuple[str, ...] = ()  # of media, by name
+    kinds: tuple[str, ...] = ()  # The kinds of media, by name.
     samples_at_once: int | None = (
-        None  # how far to look ahead where that takes time; None: as far as one likes
+        None  # Limits the samples computed at once where that is slow; None: no limit.
     )
     _columns: tuple[str, ...] = COLUMNS
     _dtype: Any = None
@@ -139,8 +143,16 @@ class Reader:
     def exhaustion(
         self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None
     ) -> tuple[int, str] | None:
-        """(the first sample that cannot be given, which dataset is exhausted); None: all can be
-        given."""
+        """Return the first sample that cannot be delivered, and which dataset is exhausted there.
+
+        Args:
+            seed: Random seed of the order.
+            shuffle: Whether rows are shuffled.
+            step_rows: Rows of a step over all ranks by seq_length. None unless a sample is a step.
+
+        Returns:
+            The sample and a text that names the dataset, or None if all samples can be delivered.
+        """
         return None
 
     def rows_of_steps(
@@ -155,7 +167,11 @@ class Reader:
         raise NotImplementedError
 
     def row_length(self, rows: np.ndarray) -> int:
-        """Slots of each of these rows; ArgumentError if they differ."""
+        """Return the length of these rows in slots.
+
+        Raises:
+            ArgumentError: If the lengths differ.
+        """
         return self.seq_length
 
     def check_redraw(self) -> None:
@@ -165,8 +181,11 @@ class Reader:
         raise NotImplementedError
 
     def checked_columns(self, columns: Iterable[str]) -> tuple[str, ...]:
-        """The names as a tuple; ArgumentError if one is no column, or if a task cannot serve it, as
-        `refuse_tasks` says."""
+        """Return the column names as a tuple after checking them.
+
+        Raises:
+            ArgumentError: If a name is not a column, or if `refuse_tasks` refuses it.
+        """
         names = (columns,) if isinstance(columns, str) else tuple(columns)
         refuse_columns(names)
         if not _LIMITED.isdisjoint(names):
@@ -174,23 +193,29 @@ class Reader:
         return names
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: `str` of it."""
+        """Return `str` of the dataset as HTML, for notebooks."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def _with(self, **changes: Any) -> Any:
-        """A copy with these attributes changed."""
+        """Return a copy with these attributes changed."""
         again = object.__new__(type(self))
         vars(again).update(vars(self), **changes)
         return again
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """tokens, labels, segment_ids, position_ids, loss_mask of one row, or the columns of
-        `with_columns`: [T] each, writable copies."""
+        """Return one row as a dict of columns, [T] each, which are writable copies.
+
+        The columns are tokens, labels, segment_ids, position_ids and loss_mask, unless
+        `with_columns` chose others.
+        """
         batch = self.batch([self._place(index)])
         return {name: batch[name][0] for name in self._columns}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """A list of what ds[i] gives, views of one gathered batch; torch's DataLoader calls it."""
+        """Return rows as a list of dicts like `ds[i]`, whose arrays are views of one batch.
+
+        torch's `DataLoader` calls this method.
+        """
         items: list[dict[str, Any]] = [{} for _ in indices]
         batch = self.batch(indices)
         for name in self._columns:
@@ -226,17 +251,50 @@ class Reader:
         epochs: Sequence[int] | np.ndarray | None = None,
         accelerate: str = "numpy",
     ) -> dict[str, Any]:
-        """Rows `indices` as a dict of [B, T] arrays; n_trained (slots with loss), loss_weight_sum
-        and row_cost (Σn² over the row's segments of n slots) are [B]. encoder_length: an int beside
-        them, where the dataset has it, for `packprep.dataset.encoder_decoder.split`.
+        """Read rows into a dict of arrays.
 
-        columns: names of COLUMNS (all, the default) and of MORE_COLUMNS; labels_k, loss_mask_k and
-        loss_weights_k (k = 2 … 8) say of the token k slots ahead what labels, loss_mask and
-        loss_weights say of the next one. dtype: of tokens,
-        labels, labels_k, segment_ids, position_ids and prefix_ends, or a mapping column → dtype.
-        out: name → [B, T] array to write into, whose dtypes then decide; its arrays are returned.
-        epochs: one for each row; above 0 it is drawn anew, as `redraw` and `accelerate` of
-        `batches` say. "media": the rows' places of media, a Media of flat arrays, in no `out`.
+        Args:
+            indices: Row indices, integers [B]. Negative indices count from the end.
+            out: Arrays to write into: name → [B, T], or [B] for columns with one number per row.
+                Their dtypes apply, and the result contains them. "media" has no such array.
+            columns: Names from COLUMNS and MORE_COLUMNS, or "media". The default is the names in
+                `out`. Without `out` it is the choice of `with_columns`, or COLUMNS.
+            dtype: The dtype of tokens, labels, labels_k, segment_ids, position_ids and prefix_ends,
+                or a mapping column → dtype.
+            epochs: The epoch of each row, [B]. A row with an epoch above 0 is resampled, as
+                `redraw` of `batches` describes. The default is the stored rows.
+            accelerate: The implementation that resamples, as in `batches`.
+
+        Returns:
+            A dict column → array. By default it has:
+
+            - `tokens`, uint16 or int32[B, T].
+            - `labels`, of the same dtype and shape. They are already shifted: `labels[t]` is the
+              target of `logits[t]`.
+            - `segment_ids`, uint16[B, T]: 1, 2, … in each row, and 0 on padding.
+            - `position_ids`, int32[B, T].
+            - `loss_mask`, uint8[B, T].
+
+            On request it also has other columns of MORE_COLUMNS, among them:
+
+            - `labels_k`, `loss_mask_k` and `loss_weights_k` (k = 2 … 8). They describe the token k
+              slots later, as `labels`, `loss_mask` and `loss_weights` describe the next token.
+            - `n_trained`, int32[B]: slots with loss.
+            - `loss_weight_sum`, float32[B].
+            - `row_cost`, int64[B]: Σn² over the row's segments of n slots.
+            - `media`, a `Media` with the media spans of the rows.
+
+            If the dataset has an encoder_length, the dict contains it as an int, for
+            `packprep.dataset.encoder_decoder.split`.
+
+        Raises:
+            ArgumentError: If an argument is invalid, or the rows differ in length.
+            IndexError: If a row does not exist.
+            DatasetError: If a shard is damaged or cannot be read.
+
+        Example:
+            >>> ds.batch([0, 5], columns=["tokens", "n_trained"])["tokens"].shape
+            (2, 2048)
         """
         names = self._columns  # known to be columns
         if columns is not None:
@@ -250,7 +308,8 @@ class Reader:
             epochs = [integer(f"epochs[{i}]", epoch, 0, 1 << 63) for i, epoch in enumerate(epochs)]
         with_media, names = MEDIA in names, tuple(name for name in names if name != MEDIA)
         dtypes = self._dtypes(self._dtype if dtype is None else dtype, names)
-        found = self._find(rows)  # first: a manifest may claim more than there is
+        # Find the rows before arrays are allocated: a manifest may claim more rows than exist.
+        found = self._find(rows)
         batch: dict[str, Any] = {}
         for name in names:
             shape = (len(rows),) if name in BY_ROW else (len(rows), self.row_length(rows))
@@ -273,8 +332,10 @@ class Reader:
     def _dtypes(
         self, dtype: Any, names: Sequence[str] = COLUMNS + MORE_COLUMNS
     ) -> dict[str, np.dtype]:
-        """Column → dtype, where `dtype` is asked for: one for all ids, or a mapping column →
-        dtype."""
+        """Return the dtype of each column.
+
+        `dtype` is one dtype for all ids, a mapping column → dtype, or None for the default dtypes.
+        """
         by_name = isinstance(dtype, Mapping)
         if by_name and not dtype.keys() <= KNOWN:
             refuse_columns([*dtype])
@@ -299,8 +360,13 @@ class Reader:
         return dtypes
 
     def _check_holds(self, name: str, dtype: np.dtype) -> None:
-        """ArgumentError unless a dtype holds every value that a column may have: numpy would wrap
-        ids and cut weights."""
+        """Check that a dtype can hold every value of a column.
+
+        Otherwise numpy would wrap ids and truncate weights.
+
+        Raises:
+            ArgumentError: If it cannot.
+        """
         of = AHEAD[name][0] if name in AHEAD else name
         most = {
             "tokens": self.vocab_size - 1,
@@ -328,10 +394,22 @@ class Reader:
             )
 
     def with_columns(self, columns: Iterable[str] = COLUMNS, dtype: Any = None) -> Any:
-        """A dataset of which ds[i], ds.__getitems__, batch and batches give these columns in this
-        dtype, unless they are asked for others; both as in `batch`. A torch DataLoader over it
-        reads no more than it needs:
+        """Return a view of the dataset whose methods yield these columns and dtypes.
 
+        They apply to `ds[i]`, `ds.__getitems__`, `batch` and `batches`, unless a call asks for
+        others. A torch `DataLoader` over the view reads only the columns that it needs.
+
+        Args:
+            columns: Names of columns, as in `batch`.
+            dtype: One dtype for all ids, or a mapping column → dtype, as in `batch`.
+
+        Returns:
+            A copy of this `Dataset` or `Mixture` with these defaults.
+
+        Raises:
+            ArgumentError: If a column does not exist, cannot be served, or does not fit its dtype.
+
+        Example:
             DataLoader(ds.with_columns(["tokens", "loss_mask"], dtype=np.int64), batch_size=8)
         """
         return self._with(_columns=self.checked_columns(columns), _dtype=self._dtypes(dtype))
@@ -352,26 +430,51 @@ class Reader:
         balance: tuple[str | tuple[float, float], int] | None = None,
         window: int | None = None,
     ) -> "Batches":
-        """An iterator over `batch`es, in the order of packprep.dataset.order; without `epochs` it
-        never ends.
+        """Iterate over batches, without end unless `epochs` or `samples` is given.
 
-        batch_size: rows of a rank's step. A mixture of several seq_lengths takes {seq_length:
-        rows}: each step is of one dataset, and is what its shares, `samples` and max_epochs call a
-        sample.
+        `packprep.dataset.order` describes the order of rows.
 
-        samples: an end in place of `epochs`, after so many rows over all ranks; a mixture has no
-        `epochs`, since its datasets do not end together, and raises Exhausted if one of them
-        reaches its max_epochs before. redraw: epoch 0 is the stored rows, in later ones spans,
-        pivots, cuts and noise are drawn anew, by the same law. accelerate: what draws: "numpy";
-        "numba", by the kernels of a build, which is refused where numba is not installed; "auto":
-        numba where it is. The rows are the same.
+        Args:
+            batch_size: Rows per rank and step. A mixture of several seq_lengths takes {seq_length:
+                rows}. Each of its steps reads one dataset. Its shares, `samples` and max_epochs
+                then count steps.
+            seed: Random seed of the order.
+            rank: Index of this data-parallel rank.
+            world_size: Number of data-parallel ranks.
+            shuffle: Whether to shuffle the rows in every epoch. Otherwise they come in stored
+                order.
+            epochs: Number of epochs to deliver. A mixture has no epochs, because its datasets end
+                at different times.
+            columns: Names of columns, as in `batch`.
+            dtype: The dtypes of columns, as in `batch`.
+            redraw: Whether to resample corruption in every epoch except 0, which has the stored
+                rows. Spans, pivots, cuts and noise are drawn again from the same distributions.
+            samples: Number of rows to deliver over all ranks, instead of `epochs`.
+            accelerate: The implementation that resamples: "numpy", "numba" for the kernels of a
+                build, or "auto" for numba where it is installed. The rows are the same.
+            balance: Balance the cost of the ranks in each step. ("attention", group) takes Σn² over
+                a row's segments of n slots as its cost. ((a, b), group) takes a · Σn² + b · Σn.
+                `group` is the number of rows of a step over all ranks, batch_size · world_size. If
+                it is not that product, the rows and the state are the same, but steps are less
+                even.
+            window: Number of rows of the shuffled order that are sorted by cost together, a
+                multiple of the group. The default is 64 groups. Sorted rows are cut into groups,
+                which come in random order. So the documents of a step have similar lengths. Every
+                rank reads the boundaries of all rows.
 
-        balance: ("attention", group): steps whose ranks cost nearly the same, Σn² over a row's
-        segments of n slots; or ((a, b), group), a · Σn² + b · Σn. group: the rows of a step over
-        all ranks, batch_size · world_size; with others rows and state are the same, and steps less
-        even. Each `window` rows of the shuffled order (a multiple of group; default: 64 groups) are
-        sorted by cost and cut into groups, which come in a drawn order: a step's rows have
-        documents of like length. Every rank reads the boundaries of all rows.
+        Returns:
+            A `Batches`: an iterator of dicts as `batch` returns them.
+
+        Raises:
+            ArgumentError: If an argument is invalid. All arguments are checked before the first
+                batch.
+            Exhausted: If a dataset of a mixture reaches its max_epochs before the end. Without an
+                end, the iterator raises it at the step that exceeds them.
+
+        Example:
+            >>> batches = ds.batches(batch_size=8, rank=0, world_size=2, columns=["tokens", "labels"])
+            >>> next(batches)["tokens"].shape
+            (8, 2048)
         """
         batches = Batches()
         world_size = batches._world_size = integer("world_size", world_size, 1, 1 << 31)
@@ -381,7 +484,7 @@ class Reader:
         if self.seq_lengths is None:
             (batches._batch_size,) = sizes.values()
         else:
-            batches._batch_size, batches._world_size, batches._rank = 1, 1, 0  # a sample is a step
+            batches._batch_size, batches._world_size, batches._rank = 1, 1, 0  # A sample is a step.
             batches._step_rows = {length: rows * world_size for length, rows in sizes.items()}
         if epochs is not None and samples is not None:
             raise ArgumentError(
@@ -394,7 +497,7 @@ class Reader:
             batches.end = integer("samples", samples, 0, _MOST_ROWS)
         if len(self) == 0 and batches.end != 0:
             raise ArgumentError(f"{self!r} has no rows: no batch would ever come")
-        # What cannot be used is refused now, not at a batch or after an epoch.
+        # Invalid arguments are refused here, not at a batch or after an epoch.
         batches.dataset, batches._columns = (
             self,
             None if columns is None else self.checked_columns(columns),
@@ -411,7 +514,7 @@ class Reader:
                 "balance is for rows of one seq_length, and this mixture has several: leave it out"
             )
         batches._exhaustion = self.exhaustion(batches._seed, batches._shuffle, batches._step_rows)
-        # no row beyond may come before
+        # No row from the exhausted sample on may come before it.
         if batches._exhaustion is not None and batches._balance is not None:
             batches._balance = order.ending_at(batches._balance, batches._exhaustion[0])
         if batches.end is not None:
@@ -425,9 +528,19 @@ class Reader:
 
 
 class Batches:
-    """Batches of one rank, made by `batches`; its state goes on at any world size and batch size.
+    """An iterator over the batches of one rank, which `Dataset.batches` creates.
 
-    end: the first global sample that is not delivered; None: it never ends.
+    Its state can be loaded at any world size and batch size.
+
+    Attributes:
+        dataset: The `Dataset` or `Mixture` that is read.
+        end: The first global sample that is not delivered, or None if the iteration never ends.
+
+    Example:
+        >>> batches = ds.batches(batch_size=8, seed=0)
+        >>> batch = next(batches)
+        >>> state = batches.state_dict()
+        >>> ds.batches(batch_size=4, seed=0, rank=1, world_size=2).load_state_dict(state)
     """
 
     dataset: Reader
@@ -435,11 +548,12 @@ class Batches:
     _batch_size: int
     _world_size: int
     _rank: int
-    # rank and world size; the above are those of a mixture's steps where a sample is one
+    # The rank and world size that were given. `_rank` is 0 and `_world_size` 1 if a sample is a
+    # step.
     _share: tuple[int, int]
-    # seq_length → rows of a step over all ranks, where a sample is a step
+    # The rows of a step over all ranks by seq_length if a sample is a step, otherwise None.
     _step_rows: dict[int, int] | None
-    _first: int = 0  # of the steps, only every `_every`-th from this one on is made
+    _first: int = 0  # Of all steps, only every `_every`-th is delivered, from this one on.
     _every: int = 1
     _seed: int
     _shuffle: bool
@@ -449,13 +563,13 @@ class Batches:
     _accelerate: str
     _balance: order.Balance | None
     _exhaustion: tuple[int, str] | None
-    # a window's first sample → the samples of the plain order, as they come
+    # The first sample of a window → the samples of the unbalanced order, in balanced order.
     _windows: dict[int, np.ndarray]
 
     def _restart(self, rows: int) -> None:
-        self._rows = rows  # delivered over all ranks before `_step` 0
+        self._rows = rows  # These were delivered over all ranks before step 0.
         self._step = 0
-        # rows and epochs of the next steps
+        # The rows and epochs of the next steps.
         self._ahead: deque[tuple[np.ndarray, np.ndarray]] = deque()
         self._draws = 0
 
@@ -472,12 +586,12 @@ class Batches:
             {"epochs": epochs, "accelerate": self._accelerate} if self._redraw else {}
         )
         batch = self.dataset.batch(rows, columns=self._columns, dtype=self._dtype, **anew)
-        self._ahead.popleft()  # only now: a batch that could not be read is not delivered
+        self._ahead.popleft()  # A batch that could not be read is not delivered.
         self._step += 1
         return batch
 
     def _draw(self) -> None:
-        """Rows and epochs of the next steps; of none at the end."""
+        """Compute the rows and epochs of the next steps, and of none at the end."""
         size, world = self._batch_size, self._world_size
         most_rows = (
             size if self._step_rows is None else max(self._step_rows.values()) // self._share[1]
@@ -485,7 +599,8 @@ class Batches:
         steps = max(1, _AHEAD[min(self._draws, len(_AHEAD) - 1)] // most_rows)
         self._draws += 1
         window = self.dataset.samples_at_once if self._balance is None else self._balance.window
-        if window is not None:  # else a rank of many would look at very many samples of the others
+        # Without this limit, one of many ranks would compute very many samples of the other ranks.
+        if window is not None:
             steps = min(steps, max(1, window // (self.step_samples * self._every)))
         next_step = self._first + self._step * self._every
         if self.end is not None:
@@ -493,7 +608,7 @@ class Batches:
                 steps,
                 -(-(order.n_steps(self._rows, self.end, size, world) - next_step) // self._every),
             )
-        # a step is whole or none, so all ranks end at the same one
+        # A step is delivered whole or not at all, so all ranks end at the same step.
         elif self._exhaustion is not None:
             self.refuse_exhausted(self._rows + (next_step + 1) * self.step_samples)
             steps = min(
@@ -520,11 +635,11 @@ class Batches:
 
     @property
     def step_samples(self) -> int:
-        """The samples of a step over all ranks: its rows, or 1 where a sample is a step."""
+        """The samples of a step over all ranks: its rows, or 1 if a sample is a step."""
         return self._batch_size * self._world_size
 
     def refuse_exhausted(self, end: int) -> None:
-        """Exhausted if a dataset reaches its max_epochs before sample `end`."""
+        """Raise Exhausted if a dataset reaches its max_epochs before sample `end`."""
         if self._exhaustion is not None and end > self._exhaustion[0]:
             sample, which = self._exhaustion
             raise Exhausted(
@@ -533,12 +648,25 @@ class Batches:
             )
 
     def rows_of_samples(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0 of this order, balanced
-        or not."""
+        """Return the rows and epochs of global samples in this order, balanced or not.
+
+        Args:
+            samples: Global samples g ≥ 0, integers of any shape.
+
+        Returns:
+            The rows and their epochs, int64, shaped as `samples`.
+        """
         return self.dataset.rows_of_samples(self.plain_samples(samples), self._seed, self._shuffle)
 
     def plain_samples(self, samples: np.ndarray) -> np.ndarray:
-        """int64, shaped as `samples`: which samples of the order without balance come as these."""
+        """Return the samples of the unbalanced order that come at these places of this order.
+
+        Args:
+            samples: Global samples of this order, integers of any shape.
+
+        Returns:
+            int64, shaped as `samples`.
+        """
         samples = np.asarray(samples, np.int64)
         if self._balance is None:
             return samples
@@ -569,20 +697,27 @@ class Batches:
         return known
 
     def part(self, first: int, every: int, made: int) -> None:
-        """From here on make of all steps only `first`, `first` + `every`, …, and of these go on
-        after `made`."""
+        """Yield only every `every`-th step from now on, starting with `first`.
+
+        Args:
+            first: The first step to deliver.
+            every: The distance between steps to deliver.
+            made: How many of these steps count as delivered.
+        """
         self._restart(self._rows)
         self._first, self._every, self._step = first, every, made
 
     def state_dict(self) -> dict[str, Any]:
-        """{fingerprint, digest, seed, shuffle, redraw, rows}, for json: where all ranks stand after
-        the steps made so far; with `balance` that, too; of a mixture of several seq_lengths `rows`
-        counts steps, and step_rows says what they hold.
+        """Return the state of all ranks after the steps made so far, for JSON.
+
+        It has the keys fingerprint, digest, seed, shuffle, redraw and rows. `rows` counts the rows
+        that all ranks have delivered. With `balance` the state contains it. In a mixture of several
+        seq_lengths `rows` counts steps, and `step_rows` has the rows of a step by seq_length.
         """
         return self.state_after(0)
 
     def state_after(self, steps: int) -> dict[str, Any]:
-        """The state after `steps` more steps."""
+        """Return the state after `steps` more steps."""
         rows = self._rows + (self._step + steps) * self.step_samples
         if self.end is not None:
             rows = max(self._rows, min(rows, self.end))
@@ -607,11 +742,14 @@ class Batches:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the rows that `state` has delivered; StateError if it is another dataset's,
-        seed's or order's.
+        """Resume after the rows that `state` has delivered.
 
-        A state of a dataset that has since lost documents is taken: no row moved. A state without
-        digest or redraw, of an older packprep, is taken with a warning; the next one has them.
+        A state from before the dataset lost documents is accepted, because no row moved. A state
+        without digest or redraw comes from an older packprep. It is accepted with a warning, and
+        the next state has both keys.
+
+        Raises:
+            StateError: If the state is invalid, or has another dataset, seed or order.
         """
         check_state(self._with_own_end(state), self.state_dict(), self.dataset)
         rows = state["rows"]
@@ -620,10 +758,10 @@ class Batches:
         self._restart(rows)
 
     def _with_own_end(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a state with this order's end of balanced windows, where the rows that it has
-        delivered are the same by it.
+        """Return a state with this order's end of balanced windows if that delivers the same rows.
 
-        They are not inside a window that only one of the two orders cuts.
+        It delivers the same rows unless the state lies inside a window that only one of the orders
+        cuts.
         """
         balance, rows = (
             (state.get(key) for key in ("balance", "rows"))
@@ -641,9 +779,19 @@ class Batches:
 
 
 def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Reader) -> None:
-    """StateError unless `state` has the keys of `mine`, and their values where they are no counts;
-    a warning for keys that joined later and are absent. dataset: may be what another was before, by
-    whose fingerprint and digest the state goes.
+    """Check that a state fits a loader.
+
+    The keys must be the same, and also the values, except counts. Keys that were added later may be
+    missing, which gives a warning.
+
+    Args:
+        state: The state to check.
+        mine: The current state of the loader.
+        dataset: The dataset that is read. States of its earlier versions are accepted, by their
+            fingerprint and digest.
+
+    Raises:
+        StateError: If a key or a value differs.
     """
     if (
         not isinstance(state, Mapping)
@@ -680,7 +828,15 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Read
 
 
 def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
-    """ArgumentError if one is no column, or is one of `without`."""
+    """Check that all names are columns, and none is in `without`.
+
+    Args:
+        names: Names to check.
+        without: Columns that are refused too.
+
+    Raises:
+        ArgumentError: If a name is refused. The message lists the columns.
+    """
     known = KNOWN.difference(without) if without else KNOWN
     for name in names:
         if name not in known:
@@ -705,13 +861,19 @@ def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
 
 
 def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
-    """ArgumentError, by the tasks' names, if `tasks`, those with loss, cannot serve one of the
-    columns.
+    """Check that the tasks with loss can serve the columns.
 
-    seq_idx: for layers that see the past alone, so a task that sees ahead is refused. labels_k and
-    the masks and weights beside
-    them: refused where every task predicts in place, which has no labels ahead; where only some do,
-    their segments have none.
+    `seq_idx` is for layers that see only the past, so a task that sees later tokens is refused.
+    `labels_k`, `loss_mask_k` and `loss_weights_k` are refused if every task predicts at the same
+    position. Such tasks have no labels of later tokens. If only some tasks do, their segments have
+    no such labels.
+
+    Args:
+        names: Names of columns.
+        tasks: The tasks with loss.
+
+    Raises:
+        ArgumentError: If a task is refused. The message names the tasks.
     """
     for name in names:
         refused, why = [], ""
@@ -742,7 +904,13 @@ def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
 
 
 def _sizes(batch_size: Any, lengths: tuple[int, ...] | None, length: Any) -> dict[Any, int]:
-    """seq_length → rows of a rank's step; {None: rows} where one number is given for one length."""
+    """Return the rows of a rank's step by seq_length, or {None: rows} for a single length.
+
+    `length` returns the single length. It is called only if `batch_size` is a mapping.
+
+    Raises:
+        ArgumentError: If `batch_size` does not have exactly the dataset's lengths.
+    """
     if not isinstance(batch_size, Mapping):
         if lengths is not None:
             example = ", ".join(f"{own}: …" for own in sorted(set(lengths)))
