@@ -1,14 +1,13 @@
-"""A dataset as a trainer sees it: rows and batches of its shards, which are opened as they are
-asked for.
+"""Open a dataset and read its rows and batches.
 
     open_dataset(dir) ─► Dataset ── ds[i] ────────── dict of [T] arrays
                           │     ├── ds.row(i) ────── Row, a view of the mapped shard
                           │     └── ds.batch([…]) ── dict of [B, T] arrays
                           └── ds.batches(…) ──────── Batches, an iterator with a state
-    open_dataset([dir, dir], shares=[…]) ─► Mixture, with the same face
+    open_dataset([dir, dir], shares=[…]) ─► Mixture, with the same interface
 
-Opening reads the manifest alone. A shard is checked and opened at its first use, and at most
-`max_open` stay open.
+Opening reads only the manifest. Each shard is checked and opened at its first use, and at most
+`max_open` shards stay open.
 """
 
 import os
@@ -56,19 +55,23 @@ from packprep.format.json_files import MANIFEST_NAME, MIXTURE_NAME, TOKENIZER_NA
 
 try:
     import resource
-except ImportError:  # not on Windows
+except ImportError:  # Windows does not have it.
     resource = None  # type: ignore[assignment]
 
 __all__ = ["COLUMNS", "Dataset", "Mixture", "Row", "open_dataset", "write_mixture"]
 Shares: TypeAlias = Sequence[float] | Sequence[tuple[int, Sequence[float]]]
 Held: TypeAlias = Callable[[ShardEntry], AbstractContextManager[Path]]
 _ROWS_AT_ONCE = 64
-# the columns of task_params
+# The columns of `task_params`.
 TASK_PARAMS = ("mode_token", "noise_density", "mean_span_length", "random_roll")
 
 
 def default_max_open() -> int:
-    """1024 maps, or half of the open files that the system allows: a map holds its file open."""
+    """Return the default limit of open shards.
+
+    It is 1024, or half of the open files that the system allows if that is less. A map keeps its
+    file open.
+    """
     if resource is None:
         return 256
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -76,12 +79,29 @@ def default_max_open() -> int:
 
 
 class Dataset(Reader):
-    """The rows of a dataset on disk, in shard order; made by open_dataset.
+    """The rows of a dataset on disk, in shard order, which `open_dataset` opens.
 
-    manifest: dataset.json as a dict. tasks: its task table. seq_length: slots of a row. vocab_size:
-    rows that an embedding needs. pad_id: the token of padding. token_dtype: uint16 or int32.
-    encoder_length: as the recipe's; 0: none. io: "mmap" or "pread". It may be pickled (workers open
-    it again), forked, and read by several threads.
+    A Dataset can be pickled, forked, and read by several threads. A process that unpickles it opens
+    the shards again.
+
+    Attributes:
+        directory: The folder of the dataset, or its URL.
+        manifest: The content of dataset.json as a dict.
+        tasks: The task table of the manifest.
+        seq_length: Slots of a row.
+        vocab_size: Number of rows that an embedding needs.
+        pad_id: The token of padding.
+        token_dtype: uint16 or int32.
+        encoder_length: The recipe's encoder_length, or 0 if it has none.
+        io: "mmap" or "pread".
+        max_open: Maximum number of open shards.
+
+    Example:
+        >>> ds = packprep.open_dataset("packed")
+        >>> len(ds), ds.seq_length
+        (1000, 2048)
+        >>> ds[0]["tokens"].shape
+        (2048,)
     """
 
     def __init__(
@@ -92,8 +112,17 @@ class Dataset(Reader):
         io: IO = "mmap",
         held: Held | None = None,
     ):
-        """directory: where it lies, for messages, and for its shards unless `held` gives a shard's
-        file while it is opened."""
+        """Initialize a dataset from its manifest; use `open_dataset` to open one.
+
+        Args:
+            directory: The location that messages name. Shards are read from it unless `held` is
+                given.
+            manifest: The checked manifest.
+            max_open: Maximum number of open shards.
+            io: "mmap" or "pread".
+            held: Returns a context manager for a shard's entry, which provides the shard's file
+                while it is opened.
+        """
         self.directory, self._held, self.max_open, self.io = directory, held, max_open, io
         self.manifest = manifest
         self.seq_length, self.vocab_size, self.pad_id = (
@@ -115,7 +144,7 @@ class Dataset(Reader):
         )
         self._n_shards = len(manifest["shards"])
         self._open: dict[int, tuple[Any, int, Shard]] = {}
-        # whether shards are closed again, those longest unused first
+        # Whether shards are closed again, the least recently used first.
         self._forgets = self._n_shards > max_open
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,17 +164,20 @@ class Dataset(Reader):
 
     @property
     def fingerprint(self) -> str:
-        """The manifest's: of what determines the rows."""
+        """The hash of everything that determines the rows, from the manifest."""
         return self.manifest["fingerprint"]
 
     @property
     def digest(self) -> str:
-        """The manifest's own: of what was built, the shards' digests among it."""
+        """The digest of the manifest, which covers the digests of the shards."""
         return self.manifest["digest"]
 
     def fingerprint_at(self, digest: str) -> str | None:
-        """The fingerprint that went with this digest: its own, or that of a dataset of which it has
-        all rows where they were, and lost documents; None for any other."""
+        """Return the fingerprint of the version of this dataset with the given digest.
+
+        Versions are the dataset itself and those from before it lost documents, whose rows are at
+        the same places. The result is None for any other digest.
+        """
         known = {entry["digest"]: entry["fingerprint"] for entry in replaced(self.manifest)}
         return {**known, self.digest: self.fingerprint}.get(digest)
 
@@ -155,8 +187,11 @@ class Dataset(Reader):
 
     @lazy
     def task_params(self) -> np.ndarray:
-        """float32[n_tasks, 4]: mode_token, noise_density, mean_span_length, random_roll (0 or 1);
-        NaN: it has none."""
+        """Return the numeric parameters of the tasks, float32[n_tasks, 4].
+
+        The columns are mode_token, noise_density, mean_span_length and random_roll (0 or 1). A task
+        without a parameter has NaN.
+        """
         values = [{**task["parameters"], "mode_token": task["mode_token"]} for task in self.tasks]
         numbers = [[own.get(name) for name in TASK_PARAMS] for own in values]
         table = [[v if isinstance(v, int | float) else np.nan for v in own] for own in numbers]
@@ -167,9 +202,12 @@ class Dataset(Reader):
         return resampling_of(self.manifest, Path(self.directory, TOKENIZER_NAME).read_bytes)
 
     def _at_hand(self, number: int) -> tuple[Any, int, Shard]:
-        """Shard `number`, which is checked and opened at its first use."""
-        # No lock, which a fork could leave held: single dict operations are atomic, and two threads
-        # that miss at once only open a shard twice.
+        """Return shard `number` with its tokens and its first row.
+
+        It is checked and opened at its first use.
+        """
+        # A lock could stay locked in a forked child. Without one, single dict operations are
+        # atomic, and two threads that miss at once only open a shard twice.
         known = self._open.pop(number, None) if self._forgets else self._open.get(number)
         if known is None:
             entry = self.manifest["shards"][number]
@@ -179,23 +217,23 @@ class Dataset(Reader):
                 else nullcontext(Path(self.directory, entry["file"]))
             ) as path:
                 shard = shard_of(path, self.manifest, number, self.io)
-                # opened, after which the file may be removed
+                # `shard.tokens` opens the file, which may be removed afterwards.
                 known = (shard.tokens, self._first_row[number], shard)
             if self._stores_labels and "labels" not in shard.layout:
                 raise DatasetError(
                     f"{shard.path}: array 'labels' is missing, though a task predicts in place"
                 )
-        self._open[number] = known  # last: the one used most recently
+        self._open[number] = known  # The last entry is the most recently used one.
         if self._forgets and len(self._open) > self.max_open:
             for least_recent in list(self._open)[: -self.max_open]:
                 self._open.pop(least_recent, None)
         return known
 
     def _find(self, rows: np.ndarray) -> list[Place]:
-        """(shard, row in it) of each row, 0 … n − 1."""
+        """Return for each row, 0 … n − 1, its shard and its index in the shard."""
         numbers = (np.searchsorted(self._row_bounds, rows, side="right") - 1).tolist()
         at_hand = self._open
-        if self._forgets:  # a batch may need more shards than stay open
+        if self._forgets:  # A batch may need more shards than stay open.
             at_hand = {number: self._at_hand(number) for number in dict.fromkeys(numbers)}
         else:
             for number in numbers:
@@ -207,8 +245,25 @@ class Dataset(Reader):
         ]
 
     def row(self, index: int, epoch: int = 0) -> Row:
-        """Row `index` as a view of its shard, or, above epoch 0, drawn anew; negative indices count
-        from the end; IndexError beyond."""
+        """Return one row as a view of its shard, or resampled in an epoch above 0.
+
+        Args:
+            index: Row index. Negative indices count from the end.
+            epoch: The epoch whose corruption the row has. Epoch 0 is the stored row.
+
+        Returns:
+            A `Row`, whose columns are arrays of shape [T].
+
+        Raises:
+            IndexError: If the row does not exist.
+            ArgumentError: If the epoch is invalid, or a task cannot be resampled.
+            DatasetError: If the shard is damaged or cannot be read.
+
+        Example:
+            >>> row = ds.row(-1)
+            >>> row.tokens.shape, row.n_segments
+            ((2048,), 3)
+        """
         if epoch:
             self.check_redraw()
             stored, anew = self.row(index), RowInEpoch()
@@ -220,10 +275,9 @@ class Dataset(Reader):
                 stored._row,
             )
             return anew
-        # This is called once a row, where copying the row costs about a microsecond, of which a
-        # call is a tenth, and so is memory that was not looked at lately: so where shards are of
-        # like size, the row's is guessed, one that is open is not noted as used, and a Row has no
-        # __init__.
+        # This runs once per row. Copying a row takes about a microsecond, and a function call or
+        # memory outside the cache takes a tenth of that. So the shard is guessed as if all had the
+        # same size, an open shard is not marked as used, and a Row has no __init__.
         row = Row()
         row.dataset, row.index = self, index
         try:
@@ -233,7 +287,7 @@ class Dataset(Reader):
                 row.tokens = tokens[place]
                 return row
         except (LookupError, TypeError, ZeroDivisionError):
-            pass  # guessed wrong, not open, or no row at all
+            pass  # The guess was wrong, the shard is not open, or the row does not exist.
         row.index = index = self._place(index)
         number = bisect_right(self._first_row, index) - 1
         row._opened = tokens, first_row, _ = self._open.get(number) or self._at_hand(number)
@@ -265,7 +319,7 @@ class Dataset(Reader):
 
     @lazy
     def kinds(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The kinds of media, by name."""
+        """Return the kinds of media, by name."""
         return kinds_of(self.manifest)
 
     def _media(self, found: list[Place]) -> Media:
@@ -278,9 +332,19 @@ class Dataset(Reader):
         epochs: Sequence[int],
         accelerate: str = "numpy",
     ) -> None:
-        """Write the rows of epochs above 0 into columns, name → [B, T], that hold those of epoch 0;
-        `segments.changed` gets their header. epochs: one for each row. accelerate: as of
-        `batches`."""
+        """Write the rows of epochs above 0 over the stored rows.
+
+        Args:
+            segments: The segments of the rows. `segments.changed` receives their new header
+                columns.
+            columns: name → [B, T], with the stored rows, which are those of epoch 0.
+            epochs: The epoch of each row.
+            accelerate: The implementation that resamples, as in `batches`.
+
+        Raises:
+            ArgumentError: If a task cannot be resampled, or `accelerate` is invalid.
+            DatasetError: If a row's header is damaged.
+        """
         kernels = check_accelerate(accelerate)
         if self._resampling.has_chance:
             resample(
@@ -294,42 +358,69 @@ class Dataset(Reader):
     def rows_of_samples(
         self, samples: np.ndarray, seed: int, shuffle: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, epochs), int64, shaped as `samples`: global samples g ≥ 0."""
+        """Return the rows and epochs of global samples.
+
+        Args:
+            samples: Global samples g ≥ 0, integers of any shape.
+            seed: Random seed of the order.
+            shuffle: Whether rows are shuffled.
+
+        Returns:
+            The rows and their epochs, int64, shaped as `samples`.
+        """
         return order.rows_of_samples(samples, len(self), seed, shuffle), np.asarray(samples) // len(
             self
         )
 
     @property
     def epoch_rows(self) -> int:
-        """The rows of an epoch."""
+        """The number of rows in an epoch."""
         return len(self)
 
     def costs(self, rows: np.ndarray, attention: float = 1, linear: float = 0) -> np.ndarray:
-        """float64, one for each of `rows`: attention · Σn² + linear · Σn over its segments of n
-        slots; by boundaries alone."""
+        """Return the cost of rows from their segments' lengths.
+
+        The cost of a row is attention · Σn² + linear · Σn over its segments of n slots. Only
+        boundaries are read.
+
+        Args:
+            rows: Row indices, int64[k].
+            attention: Weight of Σn².
+            linear: Weight of Σn.
+
+        Returns:
+            float64[k].
+        """
         costs, by_place = np.empty(len(rows)), np.argsort(rows, kind="stable")
-        for begin in range(0, len(rows), _ROWS_AT_ONCE):  # few shards at a time
+        for begin in range(0, len(rows), _ROWS_AT_ONCE):  # This needs few shards at a time.
             some = by_place[begin : begin + _ROWS_AT_ONCE]
             costs[some] = RowSegments(self.facts, self._find(rows[some])).costs(attention, linear)
         return costs
 
     def samples_of_epochs(self, epochs: int) -> int:
-        """The samples of so many epochs."""
+        """Return the number of samples in `epochs` epochs."""
         return epochs * len(self)
 
     def check_redraw(self) -> None:
-        """ArgumentError if a task has chance and cannot be drawn anew."""
+        """Check that all tasks with randomness can be resampled.
+
+        Raises:
+            ArgumentError: If a task cannot be resampled.
+            DatasetError: If the manifest lacks something that resampling needs.
+        """
         _ = self._resampling
 
     def tasks_with_loss(self) -> list[StoredTask]:
-        """The tasks whose segments keep their loss, but for those of which the ledger counts no
-        segment."""
+        """Return the tasks that contribute to the loss, skipping tasks without segments.
+
+        The ledger counts the segments of each task.
+        """
         counts, loss_on = self.manifest["ledger"].get("tasks"), self.facts.loss_on
         sources, kept = loss_on or (np.ones(1, bool), np.ones(len(self.tasks), bool))
         with_loss = [
             task for task, on in zip(self.tasks, (kept & sources.any()).tolist(), strict=True) if on
         ]
-        if not isinstance(counts, dict):  # a manifest may say anything there
+        if not isinstance(counts, dict):  # The ledger of a manifest is not checked.
             return with_loss
         empty = [
             name for name, of in counts.items() if isinstance(of, dict) and of.get("segments") == 0
@@ -339,8 +430,23 @@ class Dataset(Reader):
     def with_loss_on(
         self, source: str | Iterable[str] | None = None, task: str | Iterable[str] | None = None
     ) -> "Dataset":
-        """A dataset of these rows, with loss_mask 0 outside the segments of these sources and tasks
-        (a name or several)."""
+        """Return a view of the dataset that keeps the loss only on some sources and tasks.
+
+        All other segments have a loss_mask of 0.
+
+        Args:
+            source: Name of a source, or several names. None keeps all sources.
+            task: Name of a task, or several names. None keeps all tasks.
+
+        Returns:
+            A `Dataset` with the same rows.
+
+        Raises:
+            ArgumentError: If a name does not exist.
+
+        Example:
+            >>> code = ds.with_loss_on(source="code")
+        """
         kept = []
         for what, wanted, entries in (
             ("source", source, self.manifest["sources"]),
@@ -359,7 +465,16 @@ class Dataset(Reader):
 
 
 def segments_of(shard: Shard, manifest: Manifest, rows: range | None = None) -> RowSegments:
-    """The segments of a shard's rows, at least one: all, or those of a range."""
+    """Return the segments of a shard's rows.
+
+    Args:
+        shard: The open shard.
+        manifest: The manifest of its dataset.
+        rows: A range of at least one row. None takes all rows.
+
+    Returns:
+        The `RowSegments` of these rows.
+    """
     dtype = np.dtype(manifest["token_dtype"])
     facts = Facts(str(shard.path), shard.seq_length, manifest["pad_id"], dtype, manifest["tasks"])
     return RowSegments(
@@ -388,21 +503,40 @@ def open_dataset(
 def open_dataset(
     directory, *, shares=None, interpolate=None, max_epochs=None, io="mmap", max_open=None
 ):
-    """The dataset in `directory`, by its manifest alone; shards are checked and opened at first
-    use.
+    """Open a packed dataset, or a mixture of several.
 
-    directory: a dataset's folder; or a mixture.json, by its path or folder; or a list of datasets'
-    folders, which are read as a Mixture, by `shares`: a number above 0 for each, or points
-    [(sample, [number, …]), …] from sample 0 on, between which shares stay (interpolate "step", the
-    default) or change evenly ("linear"), and behind the last stay. max_epochs: how often each
-    dataset may be read, a whole number or None; what goes beyond raises Exhausted: `batches` at
-    once where an end is given, else the step that would hold such a sample.
-    io: "mmap", where rows are views of mapped files; or "pread", where they are read, so that a
-    file server that is lost is a DatasetError with file and row, not the end of the process by
-    SIGBUS. max_open: how many shards stay open at most (default: 1024, or half of the files that
-    may be open), over all directories; a shard that a Row still uses stays until that Row goes.
-    Raises DatasetError if there is no manifest or it cannot be used, ArgumentError if datasets
-    cannot be mixed.
+    Only the manifest is read. Each shard is checked and opened at its first use.
+
+    Args:
+        directory: The folder of a dataset; a mixture.json or its folder; or a list of dataset
+            folders, which become a `Mixture`.
+        shares: Sampling weights of a list's datasets, which a list needs. Either one number above 0
+            for each dataset, or points [(sample, [number, …]), …] that start at sample 0. After the
+            last point shares stay the same.
+        interpolate: How shares change between points: "step" (the default) keeps them until the
+            next point, "linear" changes them evenly.
+        max_epochs: How often each dataset of a list may be read: a list of integers, with None for
+            no limit. Batches beyond a limit raise `Exhausted`. `batches` raises it at once if it
+            has an end, otherwise the step that exceeds the limit does.
+        io: "mmap" maps shards, and rows are views of them. "pread" reads rows. If a file server is
+            lost, "pread" raises DatasetError with file and row, while a map ends the process by
+            SIGBUS.
+        max_open: Maximum number of open shards over all directories. The default is 1024, or half
+            of the open files that the system allows if that is less. A shard that a `Row` uses
+            stays open until the `Row` is deleted.
+
+    Returns:
+        A `Dataset`, or a `Mixture` for a list or a mixture.json.
+
+    Raises:
+        DatasetError: If a manifest or a mixture.json is missing or invalid.
+        ArgumentError: If an argument is invalid, or the datasets cannot be mixed.
+
+    Example:
+        >>> ds = packprep.open_dataset("packed")
+        >>> next(ds.batches(batch_size=8))["tokens"].shape
+        (8, 2048)
+        >>> mixed = packprep.open_dataset(["packed_web", "packed_code"], shares=[0.7, 0.3])
     """
     if io not in ("mmap", "pread"):
         raise ArgumentError(f"io is {io!r} and should be 'mmap' or 'pread'")
@@ -460,10 +594,25 @@ def write_mixture(
     interpolate: str | None = None,
     max_epochs: Sequence[int | None] | None = None,
 ) -> None:
-    """Write the mixture.json by which open_dataset(path) gives the mixture of these folders,
-    wherever all are moved together.
+    """Write a mixture.json with which `open_dataset(path)` opens a mixture of these datasets.
 
-    shares, interpolate, max_epochs: as of open_dataset, which is asked whether it can open them.
+    The file names the folders relative to its own, so that all can be moved together. The datasets
+    are opened first to check the arguments.
+
+    Args:
+        path: The file to write. It is replaced atomically.
+        directories: The folders of the datasets.
+        shares: Sampling weights, as in `open_dataset`.
+        interpolate: How shares change between points, as in `open_dataset`.
+        max_epochs: How often each dataset may be read, as in `open_dataset`.
+
+    Raises:
+        DatasetError: If a dataset cannot be opened.
+        ArgumentError: If an argument is invalid, or the datasets cannot be mixed.
+
+    Example:
+        >>> packprep.write_mixture("mix/mixture.json", ["mix/web", "mix/code"], shares=[0.7, 0.3])
+        >>> mixed = packprep.open_dataset("mix")
     """
     given: dict[str, Any] = {"shares": shares, "interpolate": interpolate, "max_epochs": max_epochs}
     open_dataset(list(directories), **given)
@@ -473,10 +622,9 @@ def write_mixture(
 
 
 class RowInEpoch(Row):
-    """Row `index` with the chance of an epoch above 0: a Row whose columns and header are that
-    epoch's, made at first use.
+    """A row in an epoch above 0, whose columns and header are resampled at their first use.
 
-    Made by Dataset.row.
+    `Dataset.row` creates it.
     """
 
     __slots__ = ("epoch",)
