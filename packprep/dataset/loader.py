@@ -594,7 +594,7 @@ def write_mixture(
     interpolate: str | None = None,
     max_epochs: Sequence[int | None] | None = None,
 ) -> None:
-    """Write a mixture.json with which `open_dataset(path)` opens a mixture of these datasets.
+    """Write a mixture.json that `open_dataset` opens as a mixture of these datasets.
 
     The file names the folders relative to its own, so that all can be moved together. The datasets
     are opened first to check the arguments.
@@ -611,7 +611,8 @@ def write_mixture(
         ArgumentError: If an argument is invalid, or the datasets cannot be mixed.
 
     Example:
-        >>> packprep.write_mixture("mix/mixture.json", ["mix/web", "mix/code"], shares=[0.7, 0.3])
+        >>> from packprep.dataset.loader import write_mixture
+        >>> write_mixture("mix/mixture.json", ["mix/web", "mix/code"], shares=[0.7, 0.3])
         >>> mixed = packprep.open_dataset("mix")
     """
     given: dict[str, Any] = {"shares": shares, "interpolate": interpolate, "max_epochs": max_epochs}
