@@ -1,5 +1,6 @@
-"""Several datasets as one: their rows one dataset after the other, and batches that take from each
-by its share.
+"""Several datasets as one, whose batches take rows from each dataset by its share.
+
+Rows are numbered dataset after dataset.
 
 open_dataset([a, b], shares=[0.7, 0.3]) ─► Mixture ── batches(…) ── order.py: sample → (dataset, its number)
                                                                     its number → (row, epoch)
@@ -29,14 +30,28 @@ from packprep.format.json_files import FORMAT, VERSION, decode, encode
 
 
 class Mixture(Reader):
-    """Rows of several datasets, in the order in which they were given; made by open_dataset.
+    """The rows of several datasets in the given order, which `open_dataset` opens.
 
-    datasets: each as a Dataset of its own, with its tasks, sources and manifest. counts: int64[D],
-    samples of each in a cycle, or the Schedule of shares that change. shares: float64[D], what they
-    come to; of a schedule float64[points, D]. vocab_size, pad_id: as all of them have. seq_length:
-    the longest; where they differ, seq_lengths has that of each dataset, and each step is of one.
-    encoder_length: 0 where they differ. token_dtype: the widest. max_epochs: of each dataset, or
-    None. It may be pickled, forked, and read by several threads, as a Dataset.
+    A Mixture can be pickled, forked, and read by several threads, as a `Dataset`. If the datasets
+    differ in seq_length, each step of `batches` reads one dataset.
+
+    Attributes:
+        datasets: The `Dataset` objects, with their tasks, sources and manifests.
+        counts: The samples of each dataset in a cycle, int64[D], or the `Schedule` of changing
+            shares.
+        shares: The resulting shares, float64[D]. With a schedule they are float64[points, D].
+        vocab_size: Number of rows that an embedding needs. All datasets have the same.
+        pad_id: The token of padding. All datasets have the same.
+        seq_length: Slots of the longest rows.
+        seq_lengths: The seq_length of each dataset if they differ, otherwise None.
+        encoder_length: The encoder_length of the datasets, or 0 if they differ.
+        token_dtype: The widest token dtype of the datasets.
+        max_epochs: For each dataset how often it may be read, or None for no limit.
+
+    Example:
+        >>> mixed = packprep.open_dataset(["packed_web", "packed_code"], shares=[0.7, 0.3])
+        >>> for batch in mixed.batches(batch_size=8, samples=8000):
+        ...     tokens = batch["tokens"]
     """
 
     what = "mixture"
@@ -59,7 +74,8 @@ class Mixture(Reader):
         first = datasets[0]
         self.vocab_size, self.pad_id = first.vocab_size, first.pad_id
         self.token_dtype = np.result_type(*(dataset.token_dtype for dataset in datasets))
-        self._first_row = [0, *accumulate(map(len, datasets))]  # of each dataset, and the end
+        # The first row of each dataset, and the end.
+        self._first_row = [0, *accumulate(map(len, datasets))]
         self.max_epochs = _checked_epochs(max_epochs, len(self.datasets))
 
     def __repr__(self) -> str:
@@ -84,10 +100,19 @@ class Mixture(Reader):
     def exhausted_at(
         self, seed: int = 0, shuffle: bool = True, step_rows: Mapping[int, int] | None = None
     ) -> int | None:
-        """The first sample that a dataset's max_epochs do not allow; None: there is none.
+        """Return the first sample that the max_epochs of a dataset do not allow, or None.
 
-        step_rows: where seq_lengths differ, and a sample is a step: {seq_length: rows of a step
-        over all ranks}.
+        Args:
+            seed: Random seed of the order.
+            shuffle: Whether rows are shuffled.
+            step_rows: Rows of a step over all ranks by seq_length. It is required if the datasets
+                differ in seq_length, since a sample is then a step.
+
+        Returns:
+            The global sample, or None if all samples are allowed.
+
+        Raises:
+            ArgumentError: If `step_rows` is required and missing.
         """
         if self.seq_lengths is not None and step_rows is None:
             raise ArgumentError(
@@ -100,8 +125,16 @@ class Mixture(Reader):
     def exhaustion(
         self, seed: int, shuffle: bool, step_rows: Mapping[int, int] | None
     ) -> tuple[int, str] | None:
-        """(the first sample that cannot be given, which dataset is exhausted); None: all can be
-        given."""
+        """Return the first sample that cannot be delivered, and which dataset is exhausted there.
+
+        Args:
+            seed: Random seed of the order.
+            shuffle: Whether rows are shuffled.
+            step_rows: Rows of a step over all ranks by seq_length. None unless a sample is a step.
+
+        Returns:
+            The sample and a text that names the dataset, or None if all samples can be delivered.
+        """
         ends = []
         for d, epochs in enumerate(self.max_epochs):
             if epochs is not None:
@@ -127,18 +160,20 @@ class Mixture(Reader):
         )
 
     def __len__(self) -> int:
-        """The rows of all datasets together; their shares do not enter."""
+        """Return the number of rows of all datasets, regardless of their shares."""
         return self._first_row[-1]
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits, of the datasets' fingerprints and their samples in a cycle, or their
-        schedule."""
+        """The hash of the datasets' fingerprints and of their counts or schedule, 32 hex digits."""
         return self._fingerprint([dataset.fingerprint for dataset in self.datasets])
 
     def fingerprint_at(self, digest: str) -> str | None:
-        """The fingerprint that went with this digest, as of a Dataset: each dataset may have lost
-        documents since."""
+        """Return the fingerprint of the version of this mixture with the given digest.
+
+        Each dataset may have lost documents since, as in `Dataset.fingerprint_at`. The result is
+        None for any other digest.
+        """
         digests = digest.split(",")
         if len(digests) != len(self.datasets):
             return None
@@ -160,18 +195,30 @@ class Mixture(Reader):
 
     @property
     def digest(self) -> str:
-        """Those of the datasets, in their order, with commas between them."""
+        """The digests of the datasets in their order, joined by commas."""
         return ",".join(dataset.digest for dataset in self.datasets)
 
     def row(self, index: int, epoch: int = 0) -> Row:
-        """Row `index` of all rows, dataset after dataset, drawn anew above epoch 0; the Row's own
-        index and dataset are those of its dataset."""
+        """Return one of all rows, resampled in an epoch above 0.
+
+        Args:
+            index: Row index, dataset after dataset. Negative indices count from the end.
+            epoch: The epoch whose corruption the row has. Epoch 0 is the stored row.
+
+        Returns:
+            A `Row`, whose own index and dataset are those in its dataset.
+
+        Raises:
+            IndexError: If the row does not exist.
+            ArgumentError: If the epoch is invalid, or a task cannot be resampled.
+            DatasetError: If the shard is damaged or cannot be read.
+        """
         index = self._place(index)
         number = bisect_right(self._first_row, index) - 1
         return self.datasets[number].row(index - self._first_row[number], epoch)
 
     def _split(self, rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-        """(dataset, places in `rows`, rows of it) of each dataset that has some of the rows."""
+        """Yield each dataset that has some rows, their positions in `rows`, and its row indices."""
         numbers = np.searchsorted(self._first_row, rows, side="right") - 1
         for number, dataset in enumerate(self.datasets):
             where = np.flatnonzero(numbers == number)
@@ -203,7 +250,7 @@ class Mixture(Reader):
 
     @property
     def kinds(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The kinds of media that any of its datasets has, by name."""
+        """The kinds of media of all datasets, by name."""
         return tuple(sorted({kind for dataset in self.datasets for kind in dataset.kinds}))
 
     def _media(self, found: list[Any]) -> Media:
@@ -217,8 +264,16 @@ class Mixture(Reader):
     def rows_of_samples(
         self, samples: np.ndarray, seed: int, shuffle: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, epoch of each in its dataset), int64, shaped as `samples`: global samples g ≥
-        0."""
+        """Return the rows and epochs of global samples.
+
+        Args:
+            samples: Global samples g ≥ 0, integers of any shape.
+            seed: Random seed of the order.
+            shuffle: Whether rows are shuffled.
+
+        Returns:
+            The rows, and the epoch of each in its dataset, int64, shaped as `samples`.
+        """
         which, numbers = order.of_samples(samples, self.counts, seed, shuffle)
         rows, epochs = np.empty_like(numbers), np.empty_like(numbers)
         for d, dataset in enumerate(self.datasets):
@@ -240,8 +295,21 @@ class Mixture(Reader):
         rank: int,
         world_size: int,
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(rows, epochs), int64[B], of one rank in each of the steps, which are of one dataset
-        each: its k-th has its rows from k · step_rows on."""
+        """Return the rows and epochs of one rank in each step, where a step reads one dataset.
+
+        The k-th step of a dataset reads its samples from k · step_rows on.
+
+        Args:
+            steps: Numbers of steps, int64[k].
+            seed: Random seed of the order.
+            shuffle: Whether rows are shuffled.
+            step_rows: Rows of a step over all ranks by seq_length.
+            rank: Index of the rank.
+            world_size: Number of ranks.
+
+        Returns:
+            For each step its rows and their epochs, int64[B] each.
+        """
         assert self.seq_lengths is not None
         which, numbers = order.of_samples(steps, self.counts, seed, shuffle)
         found: list[Any] = [None] * len(which)
@@ -257,7 +325,11 @@ class Mixture(Reader):
         return found
 
     def row_length(self, rows: np.ndarray) -> int:
-        """Slots of each of these rows; ArgumentError if they differ."""
+        """Return the length of these rows in slots.
+
+        Raises:
+            ArgumentError: If the lengths differ.
+        """
         if self.seq_lengths is None:
             return self.seq_length
         lengths = {dataset.seq_length for dataset, _, _ in self._split(rows)}
@@ -270,37 +342,63 @@ class Mixture(Reader):
 
     @property
     def epoch_rows(self) -> None:
-        """None: a mixture has no epochs."""
+        """None, because a mixture has no epochs."""
         return None
 
     def costs(self, rows: np.ndarray, attention: float = 1, linear: float = 0) -> np.ndarray:
-        """float64, one for each of `rows`: attention · Σn² + linear · Σn over its segments of n
-        slots."""
+        """Return the cost of rows from their segments' lengths.
+
+        The cost of a row is attention · Σn² + linear · Σn over its segments of n slots.
+
+        Args:
+            rows: Row indices, int64[k].
+            attention: Weight of Σn².
+            linear: Weight of Σn.
+
+        Returns:
+            float64[k].
+        """
         costs = np.empty(len(rows))
         for dataset, where, own in self._split(rows):
             costs[where] = dataset.costs(own, attention, linear)
         return costs
 
     def samples_of_epochs(self, epochs: int) -> int:
-        """Refused."""
+        """Raise ArgumentError, since the datasets of a mixture end at different times."""
         raise ArgumentError(
             f"epochs = {epochs}: a mixture has none, since its datasets do not end together; give"
             " samples = N for an end after N rows over all ranks"
         )
 
     def check_redraw(self) -> None:
-        """ArgumentError if a task of some dataset has chance and cannot be drawn anew."""
+        """Check that all tasks with randomness can be resampled.
+
+        Raises:
+            ArgumentError: If a task of a dataset cannot be resampled.
+            DatasetError: If a manifest lacks something that resampling needs.
+        """
         for dataset in self.datasets:
             dataset.check_redraw()
 
     def tasks_with_loss(self) -> list[StoredTask]:
-        """Those of all datasets, one dataset after the other."""
+        """Return the tasks of all datasets that contribute to the loss, dataset after dataset."""
         return [task for dataset in self.datasets for task in dataset.tasks_with_loss()]
 
     def delivered(self, state: Mapping[str, Any]) -> list[int]:
-        """How many rows of each dataset the batches with this state have delivered, over all ranks:
-        a closed form, but for the window of balanced steps that was begun. StateError where it is
-        no loader state."""
+        """Return how many rows of each dataset all ranks have delivered in a state.
+
+        The counts have a closed form. Only balanced steps have to compute the order of the current
+        window.
+
+        Args:
+            state: A state of `Batches.state_dict`.
+
+        Returns:
+            The number of rows by dataset.
+
+        Raises:
+            StateError: If it is not a loader state of this mixture.
+        """
         try:
             return self._delivered(state)
         except (ArgumentError, LookupError, TypeError, AttributeError) as error:
@@ -341,10 +439,24 @@ class Mixture(Reader):
         task: str | Iterable[str] | None = None,
         dataset: int | Iterable[int] | None = None,
     ) -> "Mixture":
-        """A mixture of these rows, with loss_mask 0 outside these sources, tasks and datasets (a
-        name or place, or several).
+        """Return a view of the mixture that keeps the loss on some sources, tasks and datasets.
 
-        A name has to exist in some dataset; those that have none of the names keep no loss.
+        All other segments have a loss_mask of 0. A name must exist in at least one dataset. A
+        dataset without any of the names keeps no loss.
+
+        Args:
+            source: Name of a source, or several names. None keeps all sources.
+            task: Name of a task, or several names. None keeps all tasks.
+            dataset: Index of a dataset, or several indices. None keeps all datasets.
+
+        Returns:
+            A `Mixture` with the same rows.
+
+        Raises:
+            ArgumentError: If a name or a dataset does not exist.
+
+        Example:
+            >>> web = mixed.with_loss_on(dataset=0)
         """
         names = {
             "source": [
@@ -380,8 +492,14 @@ class Mixture(Reader):
 
 
 def read_mixture(path: Path) -> dict[str, Any]:
-    """What a mixture.json says, as open_dataset takes it: the datasets' folders, which are named
-    from where it lies, shares, interpolate, max_epochs. DatasetError where it cannot be read."""
+    """Read a mixture.json and return the arguments of `open_dataset`.
+
+    They are directory, shares, interpolate and max_epochs. The file names folders relative to its
+    own.
+
+    Raises:
+        DatasetError: If the file cannot be read or is invalid.
+    """
     try:
         value = mixture_of(read_file(path), str(path))
     except OSError as error:
@@ -391,9 +509,21 @@ def read_mixture(path: Path) -> dict[str, Any]:
 
 
 def mixture_of(data: bytes, path: str) -> dict[str, Any]:
-    """The value of a mixture.json that lies at `path`, of which its shares are for who opens it to
-    check. DatasetError if it is none."""
-    value = decode(data, path, canonical=False)  # people may write it
+    """Parse a mixture.json.
+
+    Opening the mixture checks its shares later.
+
+    Args:
+        data: The bytes of the file.
+        path: The path that messages name.
+
+    Returns:
+        The parsed object, with datasets, shares and perhaps interpolate and max_epochs.
+
+    Raises:
+        DatasetError: If it is not a mixture.json.
+    """
+    value = decode(data, path, canonical=False)  # People may write it.
     if (
         not isinstance(value, dict)
         or value.get("format") != _FORMAT
@@ -420,8 +550,16 @@ def mixture_of(data: bytes, path: str) -> dict[str, Any]:
 
 
 def mixture_file(path: Path, directories: Sequence[str | os.PathLike], **options: Any) -> bytes:
-    """The bytes of a mixture.json at `path`. options: shares, and interpolate and max_epochs where
-    they are given."""
+    """Return the bytes of a mixture.json.
+
+    Args:
+        path: Where the file will be. Folders are named relative to its own.
+        directories: The folders of the datasets.
+        **options: shares, interpolate and max_epochs. Options that are None are left out.
+
+    Returns:
+        Canonical JSON.
+    """
     names = [Path(os.path.relpath(directory, path.parent)).as_posix() for directory in directories]
     given = {key: value for key, value in options.items() if value is not None}
     return encode({"format": _FORMAT, "version": VERSION, "datasets": names, **given})
@@ -437,8 +575,21 @@ def mixed_opened(
     limit: int,
     opened: Callable[[int, int], Any],
 ) -> Mixture:
-    """The mixture of the datasets that `opened` gives by place and bound on open shards, together
-    at most `limit`."""
+    """Return a mixture of datasets that share one limit of open shards.
+
+    Args:
+        counts: The samples of each dataset in a cycle, int64[D], or a `Schedule`.
+        max_epochs: For each dataset how often it may be read, or None.
+        manifests: The manifests of the datasets.
+        limit: Maximum number of open shards over all datasets.
+        opened: Opens a dataset by its index and its limit of open shards.
+
+    Returns:
+        The `Mixture`.
+
+    Raises:
+        ArgumentError: If the datasets cannot be mixed, or max_epochs are invalid.
+    """
     bounds = split_bound(limit, [len(manifest["shards"]) for manifest in manifests])
     return Mixture([opened(i, bound) for i, bound in enumerate(bounds)], counts, max_epochs)
 
@@ -458,10 +609,18 @@ def _checked_epochs(max_epochs: Any, n_datasets: int) -> list[int | None]:
 
 
 def split_bound(max_open: int, shards: Sequence[int]) -> list[int]:
-    """How many shards each dataset may hold open, at least one: small datasets all of theirs,
-    others the same of the rest.
+    """Return how many shards each dataset may keep open, at least one.
+
+    Small datasets keep all their shards open, and the others share the rest evenly.
 
     10, [2, 9, 30] → [2, 4, 4]
+
+    Args:
+        max_open: Maximum number of open shards over all datasets.
+        shards: Number of shards of each dataset.
+
+    Returns:
+        The limit of each dataset.
     """
     bounds, left = [1] * len(shards), max_open
     for done, d in enumerate(sorted(range(len(shards)), key=shards.__getitem__)):
@@ -471,7 +630,11 @@ def split_bound(max_open: int, shards: Sequence[int]) -> list[int]:
 
 
 def _check_alike(datasets: Sequence[Any]) -> None:
-    """Refuse, by name, what one model cannot read together, and a dataset without rows."""
+    """Check that one model can read all datasets, and that each has rows.
+
+    Raises:
+        ArgumentError: If datasets differ in tokenizer, vocab_size or pad_id, or one has no rows.
+    """
     first = datasets[0]
     for dataset in datasets:
         for name, of in _ALIKE.items():
