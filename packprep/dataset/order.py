@@ -1,22 +1,21 @@
-"""Which row comes when: shuffling and splitting over ranks as index arithmetic, in O(1) memory.
+"""The order of rows: shuffling and splitting over ranks as index arithmetic, in O(1) memory.
 
     global sample   g = rows + s·B·W + r·B + j     step s, rank r of W, place j of B
     epoch           e = g div n
     row             permutation(seed, e)(g mod n)
 
-`rows` are the rows delivered over all ranks before the state was loaded: nothing else is
-remembered, so a state goes on at any world size and batch size, and no row is dropped or repeated
-within an epoch.
+`rows` counts the rows that all ranks delivered before the state was loaded. Nothing more is stored,
+so a state resumes at any world size and batch size. No row is dropped or repeated within an epoch.
 
-Balanced, sample g of this order is another of its window, [k·Q, (k + 1)·Q) and of one epoch, whose
-rows are sorted by cost:
+With balance, sample g is another sample of its window [k·Q, (k + 1)·Q) and of the same epoch. The
+rows of a window are sorted by cost:
 
-    cost     ▁▁▁▂▂▂▂▂▃▃▄▄▅▅▆▆▆▇▇▇████     a window, sorted, in groups of like cost, the rows of a step
+    cost     ▁▁▁▂▂▂▂▂▃▃▄▄▅▅▆▆▆▇▇▇████     a window, sorted, in groups of similar cost: the rows of a step
     groups   └─ 0 ─┘└─ 1 ─┘└─ 2 ─┘…       in an order by key(seed, k)
-    dealt    ▁▂▁▂▁▂ …                     inside of a group even for every number of ranks that divides it
+    dealt    ▁▂▁▂▁▂ …                     even inside a group, for every number of ranks that divides it
 
-Which dataset each sample of a mixture is of: a keyed pattern for each cycle, so that counts have a
-closed form.
+A mixture assigns each sample to a dataset by a keyed pattern for each cycle, so that counts have a
+closed form:
 
     counts        c_d of each dataset in a cycle of C = Σ c_d samples
     cycle, place  k, p = divmod(g, C)                                        of global sample g
@@ -24,9 +23,9 @@ closed form.
     in order      each cycle the same: the i-th of dataset d at (2 i + 1) / (2 c_d) of it, ties to the first dataset
     its number    s = k · c_d + the places before p of cycle k that are d's
 
-Among the first g samples, k · c_d and what the places before p hold are of dataset d.
+The first g samples contain k · c_d samples of dataset d, and its samples of cycle k before place p.
 
-Where shares change, each prefix has what their integrals say: see Schedule.
+`Schedule` describes shares that change: each prefix of the samples follows their integrals.
 """
 
 import math
@@ -47,14 +46,27 @@ from packprep.forking import lazy
 
 LONGEST_CYCLE = 1000
 _PLACES_AT_ONCE = 1 << 16
-_GROUPS = 64  # of a window, where none is given
+_GROUPS = 64  # Groups of a window by default.
 SCHEDULED_AT_ONCE = 1 << 13
-_BLOCK = 256  # samples of a schedule that are looked up together
-_END = 1 << 62  # of all samples
+_BLOCK = 256  # Samples of a schedule that are computed together.
+_END = 1 << 62  # No sample number reaches this.
 
 
 def integer(name: str, value: Any, least: int, below: int) -> int:
-    """`value` as an int in least … below − 1."""
+    """Return an argument as an int after checking its range.
+
+    Args:
+        name: The name that messages use.
+        value: The argument. Bools are refused.
+        least: The smallest allowed value.
+        below: The first value that is too large.
+
+    Returns:
+        The value as an int.
+
+    Raises:
+        ArgumentError: If it is not an integer in least … below − 1.
+    """
     try:
         number = int(value.__index__())
     except AttributeError:
@@ -67,41 +79,90 @@ def integer(name: str, value: Any, least: int, below: int) -> int:
 
 
 def true_or_false(name: str, value: Any) -> bool:
-    """A bool; ArgumentError for a text, of which "false" would be true, and for whatever else is
-    none."""
+    """Return an argument as a bool.
+
+    Args:
+        name: The name that messages use.
+        value: A bool, 0 or 1.
+
+    Returns:
+        The value as a bool.
+
+    Raises:
+        ArgumentError: If it is anything different, such as the text "false", which would be true.
+    """
     if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise ArgumentError(f"{name} is {value!r} and should be True or False")
 
 
 def permutation(seed: int, epoch: int | np.ndarray, n_rows: int, index: np.ndarray) -> np.ndarray:
-    """int64: the rows at the places `index` (0 … n_rows − 1) of an epoch, or of one for each,
-    shaped as `index`.
+    """Return the rows at positions of a shuffled epoch.
 
-    seed: 0 … 2⁶⁴ − 1. epoch: chance repeats after 2³² of them.
+    Args:
+        seed: Random seed, 0 … 2⁶⁴ − 1.
+        epoch: One epoch, or an array with an epoch for each position. Randomness repeats after 2³²
+            epochs.
+        n_rows: Number of rows.
+        index: Positions in the epoch, 0 … n_rows − 1.
+
+    Returns:
+        int64, shaped as `index`.
     """
     key = randomness.bits64(np.uint64(seed), randomness.SHUFFLE, 0, epoch & 0xFFFFFFFF)
     return randomness.permute(index, n_rows, key)
 
 
 def rows_of_samples(samples: np.ndarray, n_rows: int, seed: int, shuffle: bool) -> np.ndarray:
-    """int64, shaped as `samples`: the rows of global samples g ≥ 0; n_rows > 0."""
+    """Return the rows of global samples.
+
+    Args:
+        samples: Global samples g ≥ 0, integers of any shape.
+        n_rows: Number of rows, at least 1.
+        seed: Random seed.
+        shuffle: Whether rows are shuffled in every epoch.
+
+    Returns:
+        int64, shaped as `samples`.
+    """
     epochs, places = np.divmod(np.asarray(samples, np.int64), n_rows)
     if not shuffle:
         return places
-    one = epochs.size and epochs.min() == epochs.max()  # then one key does for all
+    one = epochs.size and epochs.min() == epochs.max()  # Then one key is enough.
     return permutation(seed, int(epochs.flat[0]) if one else epochs, n_rows, places)
 
 
 def samples_of_step(rows: int, step: int, batch_size: int, rank: int, world_size: int) -> range:
-    """The global samples of one rank's step, as if there were no end."""
+    """Return the global samples of one rank's step, regardless of any end.
+
+    Args:
+        rows: Samples that all ranks delivered before step 0.
+        step: Number of the step.
+        batch_size: Samples per rank and step.
+        rank: Index of the rank.
+        world_size: Number of ranks.
+
+    Returns:
+        The range of samples.
+    """
     begin = rows + step * batch_size * world_size + rank * batch_size
     return range(begin, begin + batch_size)
 
 
 def n_steps(rows: int, end: int, batch_size: int, world_size: int) -> int:
-    """ceil((end − rows) / (B·W)): the steps that every rank makes until sample `end`, E·n; the last
-    may be short."""
+    """Return the number of steps that every rank makes until sample `end`.
+
+    It is ceil((end − rows) / (B·W)). The last step may be short.
+
+    Args:
+        rows: Samples that all ranks delivered before step 0.
+        end: The first sample that is not delivered. E epochs of n rows end at E·n.
+        batch_size: Samples per rank and step.
+        world_size: Number of ranks.
+
+    Returns:
+        The number of steps, at least 0.
+    """
     return max(0, -(-(end - rows) // (batch_size * world_size)))
 
 
@@ -109,12 +170,17 @@ def n_steps(rows: int, end: int, batch_size: int, world_size: int) -> int:
 
 
 class Balance(NamedTuple):
-    """How steps are made even: rows cost attention · Σn² + linear · Σn over their segments of n
-    slots.
+    """The settings of balanced steps.
 
-    group: rows of a step over all ranks. window: rows that are sorted together, a multiple of
-    group. end: the sample before which a window ends, whatever its size, as a dataset of a mixture
-    is exhausted there; None: there is no such sample.
+    A row costs attention · Σn² + linear · Σn over its segments of n slots.
+
+    Attributes:
+        attention: Weight of Σn².
+        linear: Weight of Σn.
+        group: Rows of a step over all ranks.
+        window: Rows that are sorted together, a multiple of `group`.
+        end: The sample at which a dataset of a mixture is exhausted, or None. A window ends before
+            it, even if that makes the window short.
     """
 
     attention: float
@@ -127,10 +193,18 @@ class Balance(NamedTuple):
 def window_of(
     sample: int, window: int, epoch_rows: int | None, last: int | None = None
 ) -> tuple[int, int]:
-    """Return the samples [begin, end) among which sample `sample` of the balanced order lies.
+    """Return the range of samples that are balanced together with a sample.
 
-    Its window is cut where an epoch of `epoch_rows` rows begins or ends, and before sample `last`;
-    None: it is not.
+    A window is cut where an epoch begins or ends, and before sample `last`.
+
+    Args:
+        sample: A sample of the balanced order.
+        window: Samples of a whole window.
+        epoch_rows: Rows of an epoch, or None without epochs.
+        last: The sample before which a window ends, or None.
+
+    Returns:
+        The first sample of the range and the first one after it.
     """
     begin = sample // window * window
     end = begin + window
@@ -143,16 +217,32 @@ def window_of(
 
 
 def ending_at(balance: Balance, sample: int) -> Balance:
-    """Return how steps are made even where no sample from `sample` on may come before it."""
+    """Return a balance that does not move any sample across a given sample.
+
+    Args:
+        balance: The settings.
+        sample: The sample before which a window ends.
+
+    Returns:
+        The settings with this `end`.
+    """
     return balance._replace(end=sample if sample % balance.window else None)
 
 
 def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.ndarray:
-    """int64: the places of a window's rows, in the order in which they come. costs: float64, of the
-    rows from sample `begin` on.
+    """Return the order in which the rows of a window come.
 
-    A group stands at a multiple of `group`, so where an epoch cuts the first or the last one, these
-    get rows of middling cost.
+    Groups begin at multiples of `group`. Where an epoch cuts the first or the last group, that
+    group gets rows of medium cost.
+
+    Args:
+        costs: Costs of the window's rows, float64[n].
+        begin: The first sample of the window.
+        balance: The settings.
+        seed: Random seed.
+
+    Returns:
+        Positions in the window, int64[n].
     """
     n, group = len(costs), balance.group
     places = np.argsort(costs, kind="stable")
@@ -172,13 +262,18 @@ def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.n
 
 
 def dealt(costs: np.ndarray) -> np.ndarray:
-    """int64[groups, rows]: the order of each group's rows, float64[groups, rows], in which
-    neighbours make up for each other.
+    """Return an order of each group's rows in which the costs of neighbours balance.
 
-    The dearest half is paired with the cheapest, dear with cheap; then pairs are paired by their
-    sums, and so on. So every stretch of 2, 4, 8, … rows that begins at a multiple of its length
-    costs nearly the same, which a rank of that batch size reads. What remains odd is dealt in
-    threes, fives, …
+    The more expensive half of the rows is paired with the cheaper half, expensive rows with cheap
+    rows. Then pairs are paired by their sums, and so on. So all runs of 2, 4, 8, … rows that begin
+    at a multiple of their length cost nearly the same. A rank of that batch size reads such a run.
+    Odd factors of the group's size are combined in threes, fives, …
+
+    Args:
+        costs: Costs of the rows, float64[groups, rows].
+
+    Returns:
+        Positions in the groups, int64[groups, rows].
     """
     places, sums = np.broadcast_to(np.arange(costs.shape[1]), costs.shape)[..., None], costs
     while (n := sums.shape[1]) > 1:
@@ -186,7 +281,7 @@ def dealt(costs: np.ndarray) -> np.ndarray:
         shape = (len(costs), n // several)
         merged, together = np.zeros(shape), np.empty((*shape, 0), np.int64)
         by_cost = np.argsort(-sums, axis=1, kind="stable")
-        # the dearest first, each to what is cheapest so far
+        # Add the most expensive entries first, each to the cheapest sum so far.
         for some in np.split(by_cost, several, axis=1):
             to = np.argsort(merged, axis=1, kind="stable")
             added = np.empty_like(some)
@@ -200,7 +295,19 @@ def dealt(costs: np.ndarray) -> np.ndarray:
 
 
 def balance_of(balance: Any, window: Any, shuffle: bool) -> Balance | None:
-    """A Balance of what `batches` takes; ArgumentError where it cannot be used."""
+    """Return the settings of balanced steps for the arguments of `batches`.
+
+    Args:
+        balance: The argument of `batches`.
+        window: The argument of `batches`.
+        shuffle: Whether rows are shuffled, which balanced steps require.
+
+    Returns:
+        A `Balance`, or None if `balance` is None.
+
+    Raises:
+        ArgumentError: If the arguments are invalid.
+    """
     if balance is None:
         if window is not None:
             raise ArgumentError(
@@ -247,11 +354,15 @@ def _is_number(value: Any) -> bool:
 
 
 def counts_of(shares: Sequence[float]) -> np.ndarray:
-    """int64[D]: samples of each dataset in a cycle, for shares that are normalised to sum to 1.
+    """Return how many samples of a cycle each dataset provides, int64[D].
 
-    The cycle is the shortest in which every share is a whole number, 3:1 → 3 and 1. Where none of
-    up to 1000 samples is, it has 1000, and what rounding down leaves goes to the largest
-    remainders, ties to the first.
+    Shares are normalised to sum to 1. The cycle is the shortest in which every share is a whole
+    number of samples: 3:1 → 3 and 1. If no cycle of up to 1000 samples is exact, it has 1000.
+    Counts are then rounded down, and the rest goes to the largest remainders, ties to the first
+    dataset.
+
+    Raises:
+        ArgumentError: If a share is invalid, or is less than a sample of 1000.
     """
     given = list(shares)
     for i, share in enumerate(given):
@@ -259,7 +370,7 @@ def counts_of(shares: Sequence[float]) -> np.ndarray:
             raise ArgumentError(
                 f"shares[{i}] is {share!r:.100} and should be a number above 0, of at most 1.8e308"
             )
-    # first: a sum of large numbers may be infinite
+    # Divide first, since a sum of large numbers may be infinite.
     exact = np.array(given, np.float64) / max(given)
     exact /= exact.sum()
     lengths = np.arange(1, LONGEST_CYCLE + 1)[:, None]
@@ -280,8 +391,19 @@ def counts_of(shares: Sequence[float]) -> np.ndarray:
 
 
 def dealing_of(shares: Any, datasets: Sequence[Any], interpolate: Any) -> "np.ndarray | Schedule":
-    """What of_samples takes, of shares as open_dataset takes them; ArgumentError where they cannot
-    be used."""
+    """Return the counts or the schedule for the shares that `open_dataset` takes.
+
+    Args:
+        shares: The argument of `open_dataset`.
+        datasets: The datasets, at least one.
+        interpolate: The argument of `open_dataset`.
+
+    Returns:
+        Counts of a cycle, int64[D], or a `Schedule`. `of_samples` takes either.
+
+    Raises:
+        ArgumentError: If the arguments are invalid.
+    """
     if shares is not None and not isinstance(shares, tuple | list | np.ndarray):
         raise ArgumentError(
             f"shares is {shares!r} and should be a list: a number for each dataset, or points"
@@ -304,8 +426,15 @@ def dealing_of(shares: Any, datasets: Sequence[Any], interpolate: Any) -> "np.nd
 
 
 def seed_of(seed: int, dataset: int) -> int:
-    """The seed of the order of one dataset's rows: the first has the mixture's own, the others one
-    derived from it."""
+    """Return the seed of the order of one dataset's rows.
+
+    Args:
+        seed: Random seed of the mixture.
+        dataset: Index of the dataset.
+
+    Returns:
+        The mixture's seed for the first dataset, and a derived one for each other.
+    """
     return (
         int(randomness.bits64(np.uint64(seed), randomness.MIXTURE_SEED, dataset))
         if dataset
@@ -314,7 +443,17 @@ def seed_of(seed: int, dataset: int) -> int:
 
 
 def pattern(cycles: np.ndarray, counts: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
-    """int64[K, C]: the dataset of each place of the cycles, int64[K]."""
+    """Return the dataset of each position of some cycles.
+
+    Args:
+        cycles: Numbers of cycles, int64[K].
+        counts: Samples of each dataset in a cycle, int64[D], with the sum C.
+        seed: Random seed of the mixture.
+        shuffle: Whether positions are shuffled. Otherwise datasets are spread evenly.
+
+    Returns:
+        Indices of datasets, int64[K, C].
+    """
     length, dataset = int(counts.sum()), np.repeat(np.arange(len(counts)), counts)
     if not shuffle:
         number = np.arange(length) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -329,17 +468,26 @@ def pattern(cycles: np.ndarray, counts: np.ndarray, seed: int, shuffle: bool) ->
 def of_samples(
     samples: np.ndarray, counts: "np.ndarray | Schedule", seed: int, shuffle: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(dataset, number of the sample among that dataset's), int64, shaped as `samples`: global
-    samples g ≥ 0."""
+    """Return the dataset of each sample, and its number among the samples of that dataset.
+
+    Args:
+        samples: Global samples g ≥ 0, integers of any shape.
+        counts: Samples of each dataset in a cycle, int64[D], or a `Schedule`.
+        seed: Random seed of the mixture.
+        shuffle: Whether the positions of a cycle are shuffled.
+
+    Returns:
+        Datasets and numbers, int64, shaped as `samples`.
+    """
     if isinstance(counts, Schedule):
         return _scheduled(samples, counts)
     length = int(counts.sum())
     cycles, places = np.divmod(np.asarray(samples, np.int64).ravel(), length)
     by_cycle = np.argsort(cycles, kind="stable")
     datasets, numbers = np.empty_like(cycles), np.empty_like(cycles)
-    # of the places sorted by dataset
+    # The number of each position within its dataset, for positions sorted by dataset.
     in_cycle = np.arange(length) - np.repeat(np.cumsum(counts) - counts, counts)
-    first = np.flatnonzero(np.diff(cycles[by_cycle], prepend=-1))  # the first sample of each cycle
+    first = np.flatnonzero(np.diff(cycles[by_cycle], prepend=-1))  # The first sample of each cycle.
     at_once = max(1, _PLACES_AT_ONCE // length)
     for begin in range(0, len(first), at_once):
         end = first[begin + at_once] if begin + at_once < len(first) else len(cycles)
@@ -357,7 +505,17 @@ def of_samples(
 def among_first(
     samples: int, counts: "np.ndarray | Schedule", seed: int, shuffle: bool
 ) -> np.ndarray:
-    """int64[D]: how many of the first `samples` of a mixture are of each dataset."""
+    """Count the samples of each dataset among the first samples of a mixture.
+
+    Args:
+        samples: Number of global samples.
+        counts: Samples of each dataset in a cycle, int64[D], or a `Schedule`.
+        seed: Random seed of the mixture.
+        shuffle: Whether the positions of a cycle are shuffled.
+
+    Returns:
+        int64[D].
+    """
     if isinstance(counts, Schedule):
         return np.array(counts.counts(samples), np.int64)
     cycle, place = divmod(samples, int(counts.sum()))
@@ -368,12 +526,22 @@ def among_first(
 def first_beyond(
     dataset: int, most: int, counts: "np.ndarray | Schedule", seed: int, shuffle: bool
 ) -> int | None:
-    """The first global sample that is more than the `most`-th of a dataset; None: there is none
-    among 2⁶²."""
+    """Return the first global sample that a dataset cannot provide.
+
+    Args:
+        dataset: Index of the dataset.
+        most: Number of samples that it can provide.
+        counts: Samples of each dataset in a cycle, int64[D], or a `Schedule`.
+        seed: Random seed of the mixture.
+        shuffle: Whether the positions of a cycle are shuffled.
+
+    Returns:
+        The sample, or None if there is no such sample among the first 2⁶².
+    """
     low, high = most, _END
     if among_first(high, counts, seed, shuffle)[dataset] <= most:
         return None
-    # of the first `low` samples at most `most` are the dataset's, of the first `high` more
+    # The first `low` samples have at most `most` of the dataset, and the first `high` have more.
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (
@@ -389,26 +557,29 @@ def first_beyond(
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Shares of D datasets at some samples of a mixture, exact: weights[m][d] / sum(weights[m]) at
-    sample points[m].
+    """The shares of D datasets at some samples of a mixture, as exact fractions.
 
-    points: ascending from 0. linear: between two points shares change evenly, else at once; behind
-    the last they stay.
+    Attributes:
+        points: Samples in ascending order, the first of them 0.
+        weights: The share of dataset d at sample points[m] is weights[m][d] / sum(weights[m]).
+        linear: Whether shares change evenly between two points. Otherwise they change at once.
+            After the last point they stay the same.
 
     I_d(n), the integral of dataset d's share over the first n samples, is a rational number, and Σ
-    I_d(n) = n. Datasets are split in two halves, these again, and so on. Of the first q samples of
-    a group, its first half gets
+    I_d(n) = n. The datasets are split into two halves, these again, and so on. Of the first q
+    samples of a group, its first half gets
 
         ⌊A(q) + ½⌋    A(q) = I_half(τ), where τ is the time at which I_group(τ) = q
 
-    A grows by 0 … 1 from one q to the next, as a half's share is a part of its group's. So each
-    sample goes to one half, and what each dataset has of the first n follows from n alone.
+    A grows by 0 … 1 from one q to the next, as a half's share is a part of its group's share. So
+    each sample goes to one half, and the counts of the first n samples depend only on n.
 
-    A half is off by at most ½ more than its group: |q − I_group(n)| ≤ e gives |I_half(τ) −
+    A half deviates by at most ½ more than its group. If |q − I_group(n)| ≤ e, then |I_half(τ) −
     I_half(n)| ≤ |I_group(τ) − I_group(n)| ≤ e, and rounding adds ½. The whole is exact, so a count
-    is within half of the tree's height of its integral: ½ for two datasets, 1 up to four, 1½ up to
-    eight, 2 up to sixteen. To deal out any shares to any number within 1 is possible (Tijdeman,
-    "The chairman assignment problem", 1980), but there a sample depends on all before it.
+    is within half of the tree's height of its integral. That is ½ for two datasets, 1 up to four,
+    1½ up to eight, and 2 up to sixteen. A deviation of at most 1 is possible for any shares of any
+    number of datasets (Tijdeman, "The chairman assignment problem", 1980). But then a sample
+    depends on all samples before it.
     """
 
     points: tuple[int, ...]
@@ -416,11 +587,11 @@ class Schedule:
     linear: bool
 
     def parts(self) -> list[Any]:
-        """What a fingerprint is made of."""
+        """Return the values that enter the fingerprint of a mixture."""
         return [self.points, self.weights, "linear" if self.linear else "step"]
 
     def shares(self, sample: int) -> np.ndarray:
-        """float64[D]: the shares at a sample."""
+        """Return the shares at a sample, float64[D]."""
         m = bisect_right(self.points, sample) - 1
         curves, x = self._curves[1][m], sample - self.points[m]
         up_to = [
@@ -430,8 +601,12 @@ class Schedule:
 
     @lazy
     def _curves(self) -> tuple[int, list[list[tuple[int, int, int]]]]:
-        """(common, [[(a, b, c)] of the first 0 … D datasets] of each point): x samples after it
-        their integrals are, together, (a + b·x + c·x²) / common."""
+        """Return the integrals of the shares as polynomials with a common denominator.
+
+        The result is (common, [[(a, b, c), …], …]) with one list per point and D + 1 entries in
+        each. Entry d is for the first d datasets together. Their integral x samples after the point
+        is (a + b·x + c·x²) / common.
+        """
         shares = [
             [Fraction(w, sum(weights)) for w in accumulate(weights, initial=0)]
             for weights in self.weights
@@ -456,8 +631,16 @@ class Schedule:
         ]
 
     def integral(self, begin: int, end: int, samples: int) -> int:
-        """That of datasets begin … end − 1 over the first `samples`, times the common
-        denominator."""
+        """Return the integral of the shares of some datasets, times the common denominator.
+
+        Args:
+            begin: The first dataset.
+            end: The first dataset after them.
+            samples: The integral covers the first `samples` samples.
+
+        Returns:
+            An exact integer.
+        """
         m = bisect_right(self.points, samples) - 1
         x, (a, b, c), (d, e, f) = (
             samples - self.points[m],
@@ -467,10 +650,19 @@ class Schedule:
         return d - a + (e - b + (f - c) * x) * x
 
     def half(self, begin: int, end: int, q: int, near: int) -> tuple[int, int]:
-        """(how many of the first q samples of datasets begin … end − 1 are of their first half,
-        ⌊τ⌋). near: a guess at τ."""
+        """Return how many of a group's first q samples go to its first half.
+
+        Args:
+            begin: The first dataset of the group.
+            end: The first dataset after it.
+            q: Number of the group's samples.
+            near: A guess at τ, see `Schedule`.
+
+        Returns:
+            The number of samples, and ⌊τ⌋.
+        """
         middle, common = (begin + end) // 2, self._curves[0]
-        if end - begin == len(self.weights[0]):  # all samples: τ is q
+        if end - begin == len(self.weights[0]):  # For all datasets τ is q.
             return (2 * self.integral(begin, middle, q) + common) // (2 * common), q
         wanted = q * common
         low, high, far = near, near, 1
@@ -487,14 +679,14 @@ class Schedule:
             self.integral(begin, end, low + 1) - group,
             self.integral(begin, middle, low + 1) - half,
         )
-        # behind the end of all its samples a group may be asked for one more
+        # After the end of all its samples a group may be asked for one more.
         rise, of_half = rises if rises[0] else (2, 1)
         return (2 * (half * rise + (wanted - group) * of_half) + common * rise) // (
             2 * common * rise
         ), low
 
     def counts(self, samples: int) -> list[int]:
-        """How many of the first `samples` are of each dataset."""
+        """Return how many of the first `samples` samples each dataset provides."""
         found, left = [0] * len(self.weights[0]), [(0, len(self.weights[0]), samples)]
         while left:
             begin, end, q = left.pop()
@@ -507,8 +699,21 @@ class Schedule:
 
 
 def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Schedule:
-    """Shares at points of a mixture, [(sample, [number, …]), …], as decimals that mean what is
-    written; ArgumentError if they are none."""
+    """Return the schedule for shares at points of a mixture.
+
+    A float means the decimal number that it is written as.
+
+    Args:
+        shares: The points [(sample, [number, …]), …].
+        n_datasets: Number of datasets.
+        interpolate: "step" or "linear".
+
+    Returns:
+        The `Schedule`.
+
+    Raises:
+        ArgumentError: If a point is invalid, or a dataset has a share of 0 at every point.
+    """
     if interpolate not in ("step", "linear"):
         raise ArgumentError(f"interpolate is {interpolate!r} and should be 'step' or 'linear'")
     points: list[int] = []
@@ -575,7 +780,7 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
 
 @lru_cache(maxsize=256)
 def _block(schedule: Schedule, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """(dataset, number of it), int64[256] each, of samples 256 · block and on."""
+    """Return the datasets and numbers of the 256 samples from 256 · block on, int64[256] each."""
     given = schedule.counts(block * _BLOCK)
     datasets, numbers = np.empty(_BLOCK, np.int64), np.empty(_BLOCK, np.int64)
     before: dict[tuple[int, int], int] = {}
