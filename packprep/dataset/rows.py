@@ -1,12 +1,11 @@
-"""Rows of shards → columns: what is stored is copied, the rest follows from the boundaries of
-segments.
+"""The columns of rows: stored ones are copied, others are derived from the boundaries of segments.
 
     row          ┌────────── 0 ──────────┐┌────────── 1 ──────────┐
     flat slot    0  1  2  3  4  5  6  7   8  9 10 11 12 13 14 15      T = 8
     segment      a  a  a  ·  b  b  b  ·   c  c  c  c  c  ·  ·  ·
     at 0 4 8     slots 3 3 5              gaps 3 7 13 14 15
 
-`fill` writes one column of any number of rows; `Row` of row.py is the same for one row.
+`fill` writes one column of any number of rows. `Row` of row.py does the same for one row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,15 +30,21 @@ from packprep.errors import DatasetError
 from packprep.forking import lazy
 
 Place = tuple[Shard, int]
-"""A row: its shard, and which of the shard's rows it is."""
+"""A row: its shard, and its index in the shard."""
 
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What a manifest says of the rows, as far as their columns need it. where: the dataset, for
-    messages.
+    """The metadata of a manifest that the columns of rows need.
 
-    loss_on: (bool[sources], bool[tasks]) whose segments keep their loss; None: all.
+    Attributes:
+        where: The dataset, for messages.
+        seq_length: Slots of a row.
+        pad_id: The token of padding.
+        token_dtype: uint16 or int32.
+        tasks: The task table.
+        loss_on: bool[sources] and bool[tasks]: a segment keeps its loss if both its source and its
+            task are set. None keeps all loss.
     """
 
     where: str
@@ -51,41 +56,55 @@ class Facts:
 
     @lazy
     def in_blocks(self) -> np.ndarray:
-        """bool[tasks]: those of block diffusion."""
+        """Return which tasks use block diffusion, bool[tasks]."""
         return np.array([attention.RULES[task["attention"]].in_blocks for task in self.tasks])
 
     @lazy
     def in_place(self) -> np.ndarray:
-        """bool[tasks]: those whose tokens are noised where they stand."""
+        """Return which tasks noise tokens and predict them at the same position, bool[tasks]."""
         return np.array([is_in_place(task) for task in self.tasks])
 
     @lazy
     def shift(self) -> np.ndarray:
-        """bool[tasks]: those of which a slot predicts what is noised at the next one."""
+        """Return which tasks predict at a slot the token noised at the next slot, bool[tasks]."""
         return np.array([task["label_alignment"] == "next_slot" for task in self.tasks])
 
     @lazy
     def two_way_prefix(self) -> np.ndarray:
-        """bool[tasks]: those whose slots see each other up to where the prefix ends."""
+        """Return which tasks have a prefix whose slots see each other, bool[tasks]."""
         return np.array(
             [attention.RULES[task["attention"]].ahead == "prefix" for task in self.tasks]
         )
 
     @lazy
     def levels_by_block(self) -> np.ndarray:
-        """bool[tasks]: those whose blocks have levels and weights of their own."""
+        """Return which tasks have a noise level and a loss weight for each block, bool[tasks]."""
         return self.in_blocks & np.array(
             [levels_by_block(task["parameters"]) for task in self.tasks]
         )
 
     def restricted(self, sources: np.ndarray, tasks: np.ndarray) -> "Facts":
-        """These facts with loss on these sources and tasks alone, and on no others than before."""
+        """Return a copy that keeps the loss only on some sources and tasks.
+
+        Loss that was already removed stays removed.
+
+        Args:
+            sources: bool[sources], the sources that keep their loss.
+            tasks: bool[tasks], the tasks that keep their loss.
+
+        Returns:
+            The restricted `Facts`.
+        """
         if self.loss_on is not None:
             sources, tasks = sources & self.loss_on[0], tasks & self.loss_on[1]
         return replace(self, loss_on=(sources, tasks))
 
     def block_lengths(self) -> np.ndarray:
-        """int64[tasks]: 0 without block diffusion; DatasetError if the manifest lacks one."""
+        """Return the block length of each task, int64[tasks], 0 without block diffusion.
+
+        Raises:
+            DatasetError: If the manifest has no valid block length.
+        """
         table = np.zeros(len(self.tasks), np.int64)
         for i in np.flatnonzero(self.in_blocks).tolist():
             length = self.tasks[i]["parameters"].get("block_length")
@@ -99,13 +118,19 @@ class Facts:
 
 
 class RowSegments:
-    """The segments of the rows at `places` (one or more), [m] each in slot order; read when they
-    are first asked for.
+    """The segments of some rows in slot order, which are read when they are first used.
 
-    row: int64, place in the batch. at: int64, first slot in the flat rows. slots: int64, real
-    length. changed: header columns that an epoch has in the place of the stored ones. DatasetError,
-    naming file and row, where boundaries are damaged: so segments lie inside their rows, apart, in
-    order.
+    Reading checks the boundaries, so segments lie inside their rows, do not overlap, and are in
+    order. Otherwise DatasetError names file and row.
+
+    Attributes:
+        facts: The metadata of the dataset.
+        places: The rows, at least one.
+        row: int64[m], the index of each segment's row among these rows.
+        at: int64[m], the first slot of each segment in the flat rows.
+        slots: int64[m], the length of each segment without padding.
+        size: Slots of all rows.
+        changed: Header columns of an epoch, which replace the stored ones.
     """
 
     def __init__(self, facts: Facts, places: Sequence[Place]):
@@ -118,8 +143,16 @@ class RowSegments:
         return [shard.segment_range(row) for shard, row in self.places]
 
     def parts(self, name: str, more: int = 0, rows: int = 0) -> list[np.ndarray]:
-        """Of each row its part of an array by segments; more: entries beyond; rows: 1 if there is
-        one more a row."""
+        """Return each row's part of an array with an entry per segment.
+
+        Args:
+            name: The name of the array.
+            more: How many entries to read after those of the segments.
+            rows: 1 if the array has one more entry per row, as cu_seqlens, otherwise 0.
+
+        Returns:
+            One array per row.
+        """
         return [
             shard.part(name, row, begin + rows * row, end + rows * row + more)
             for (shard, row), (begin, end) in zip(self.places, self._ranges, strict=True)
@@ -152,12 +185,20 @@ class RowSegments:
         return len(self.row)
 
     def fault(self, place: int, what: str) -> DatasetError:
-        """The error of a damaged row."""
+        """Return the error for a damaged row.
+
+        Args:
+            place: Index of the row among these rows.
+            what: The fault.
+
+        Returns:
+            The DatasetError, which names file and row.
+        """
         shard, row = self.places[place]
         return DatasetError(f"{shard.path}: row {row}: {what}; `packprep verify` says where else")
 
     def column(self, name: str) -> np.ndarray:
-        """The header column segment_`name`."""
+        """Return the header column segment_`name`, preferably from `changed`."""
         if name in self.changed:
             return self.changed[name]
         parts = self.parts(f"segment_{name}")
@@ -165,7 +206,7 @@ class RowSegments:
 
     @lazy
     def removed(self) -> np.ndarray:
-        """bool[m]: the segments of documents that were removed."""
+        """Return which segments belong to removed documents, bool[m]."""
         found = np.zeros(len(self), np.bool_)
         for i, (shard, row) in enumerate(self.places):
             if "segment_removed" in shard.layout:
@@ -173,7 +214,18 @@ class RowSegments:
         return found
 
     def looked_up(self, name: str, table: np.ndarray) -> np.ndarray:
-        """What `table` says of each segment's task or source."""
+        """Look up each segment's task or source in a table.
+
+        Args:
+            name: "task" or "source".
+            table: A value for each task or source.
+
+        Returns:
+            The segments' values, [m].
+
+        Raises:
+            DatasetError: If a segment's task or source is not in the table.
+        """
         index = self.column(name)
         if len(index) and index.max() >= len(table):
             i = int(index.argmax())
@@ -182,26 +234,35 @@ class RowSegments:
         return table[index]
 
     def at_slots(self, values: np.ndarray, elsewhere) -> np.ndarray:
-        """[size], of the dtype of `values`: each slot's value of its segment, and `elsewhere`
-        between segments."""
+        """Spread the values of segments over their slots.
+
+        Args:
+            values: A value for each segment, [m].
+            elsewhere: The value between segments.
+
+        Returns:
+            [size], in the dtype of `values`.
+        """
         return fill_slots(self.at, self.slots, values, elsewhere, self.size)
 
     @lazy
     def gaps(self) -> np.ndarray:
-        """int64: the flat slots of no segment, ascending."""
+        """Return the flat slots outside all segments, int64, ascending."""
         begin = np.concatenate((np.zeros(1, np.int64), self.at + self.slots))
         many = np.concatenate((self.at, np.array([self.size]))) - begin
         ends = np.cumsum(many)
         return np.repeat(begin - (ends - many), many) + np.arange(ends[-1])
 
     def without_next(self, distance: int = 1) -> np.ndarray:
-        """int64: the flat slots that have no slot of their segment `distance` ahead: last slots,
-        those before them, then gaps."""
+        """Return the flat slots whose segment does not have a slot `distance` slots later, int64.
+
+        The last slots of segments come first, then the slots before them, then gaps.
+        """
         earlier = [(self.at + self.slots - d)[self.slots >= d] for d in range(2, distance + 1)]
         return np.concatenate((self.at + self.slots - 1, *earlier, self.gaps))
 
     def kept(self) -> np.ndarray:
-        """bool[size]: the slots of the segments that keep their loss; padding False."""
+        """Return which slots lie in segments that keep their loss, bool[size]. Padding is False."""
         assert self.facts.loss_on is not None
         sources, tasks = self.facts.loss_on
         return self.at_slots(
@@ -209,17 +270,17 @@ class RowSegments:
         )
 
     def lengths_of_blocks(self) -> np.ndarray:
-        """int64[m]: the segments' block lengths, 0 without block diffusion."""
+        """Return the block length of each segment, int64[m], 0 without block diffusion."""
         if not self.facts.in_blocks.any():
             return np.zeros(len(self), np.int64)
         return self.looked_up("task", self.facts.block_lengths())
 
     @lazy
     def task(self) -> np.ndarray:
-        """int64[m]: the segments' tasks."""
+        """Return the task of each segment, int64[m]."""
         return self.looked_up("task", np.arange(len(self.facts.tasks)))
 
-    # What is not stored, [size] each
+    # Columns that are not stored, [size] each
 
     def next_token_loss_mask(self) -> np.ndarray:
         prefix = np.where(self.removed, self.slots, self.column("prefix"))
@@ -243,8 +304,10 @@ class RowSegments:
         return positions
 
     def seq_idx(self) -> np.ndarray:
-        """int32[size]: 0, 1, … over the segments of each row, and the next number on all of its
-        padding."""
+        """Return the number of each slot's segment in its row, int32[size].
+
+        Segments count 0, 1, …, and all padding of the row gets the next number.
+        """
         number = segment_ids(self.row, self.at, self.slots, self.size).astype(np.int32) - 1
         number[self.gaps] = np.bincount(self.row, minlength=len(self.places))[
             self.gaps // self.facts.seq_length
@@ -252,7 +315,14 @@ class RowSegments:
         return number
 
     def prefix_ends(self, with_blocks: bool = False) -> np.ndarray:
-        """with_blocks: −1 in block diffusion, which is refused without."""
+        """Return the slot in the row at which the prefix of each slot's segment ends, int32[size].
+
+        Args:
+            with_blocks: Whether block diffusion gets −1. Otherwise its segments are refused.
+
+        Raises:
+            DatasetError: If a prefix is not inside its segment.
+        """
         prefix = self.column("prefix").astype(np.int64)
         wrong = (prefix < 0) | (prefix > self.slots)
         if with_blocks:
@@ -272,9 +342,14 @@ class RowSegments:
         return self.at_slots(ends, 0)
 
     def trained(self) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
-        """Of rows whose shards have trained ranges: (segment of each range, its slots [begin, end)
-        in it int64[k, 2], and each row's part of its shard's ranges). DatasetError where they do
-        not lie in their segments, apart, in order.
+        """Return the trained ranges of rows whose shards have such ranges.
+
+        Returns:
+            The segment of each range, int64[k]; its begin and end relative to the segment, int64[k,
+            2]; and each row's part of its shard's ranges.
+
+        Raises:
+            DatasetError: If ranges overlap, are out of order, or lie outside their segments.
         """
         many, ranges, parts = [], [], []
         for i, ((shard, row), offsets) in enumerate(
@@ -303,16 +378,21 @@ class RowSegments:
         return segment, found, parts
 
     def weights_of_ranges(self, parts: Sequence[tuple[int, int]]) -> np.ndarray:
-        """float32[k]: the weights of the ranges that `trained` gives with these parts, of rows
-        whose shards store them."""
+        """Return the weights of trained ranges, float32[k], from shards that store such weights.
+
+        `parts` are those that `trained` returns.
+        """
         places = zip(self.places, parts, strict=True)
         return np.concatenate(
             [shard.part("trained_weights", row, *part) for (shard, row), part in places]
         )
 
     def range_weights(self) -> np.ndarray | None:
-        """float32[size]: the weight of the trained range in which lies what a slot predicts, 1
-        where none does; None where no row's shard has weights of ranges."""
+        """Return the weight of the trained range that contains each slot's target, float32[size].
+
+        The weight is 1 for targets outside trained ranges. The result is None if the shards do not
+        store weights.
+        """
         which = [i for i, (shard, _) in enumerate(self.places) if "trained_weights" in shard.layout]
         if not which:
             return None
@@ -326,24 +406,33 @@ class RowSegments:
         begins, ends = np.maximum(ranges[:, 0] - lead, 0), ranges[:, 1] - lead
         moved = (
             np.array(which) - np.arange(len(which))
-        ) * self.facts.seq_length  # from own rows to these
+        ) * self.facts.seq_length  # From own rows to these.
         at = (own.at + moved[own.row])[segment] + begins
         return fill_slots(at, ends - begins, own.weights_of_ranges(parts), 1, self.size)
 
     def costs(self, attention: float = 1, linear: float = 0) -> np.ndarray:
-        """float64, one for each row: attention · Σn² + linear · Σn over its segments of n slots;
-        exact below 2⁵³."""
+        """Return the cost of each row, attention · Σn² + linear · Σn over its segments of n slots.
+
+        Args:
+            attention: Weight of Σn².
+            linear: Weight of Σn.
+
+        Returns:
+            float64[rows], exact below 2⁵³.
+        """
         slots = self.slots.astype(np.float64)
         return np.bincount(self.row, attention * slots**2 + linear * slots, len(self.places))
 
     def loss_weights(self) -> np.ndarray:
-        """The weight of each slot's segment or block times that of the range of what it predicts,
-        trained or not."""
+        """Return the weight of each slot's segment or block times that of its target's range.
+
+        Slots have a weight whether or not they are trained.
+        """
         weights, of_ranges = self._own_weights(), self.range_weights()
         return weights if of_ranges is None else np.multiply(weights, of_ranges, out=weights)
 
     def _own_weights(self) -> np.ndarray:
-        """float32[size]: the weight of each slot's segment or block."""
+        """Return the weight of each slot's segment or block, float32[size]."""
         weights = self.at_slots(self.column("loss_weight"), 0)
         if not self.facts.levels_by_block.any() or "block_offsets" not in self.places[0][0].layout:
             return weights
@@ -380,12 +469,17 @@ class RowSegments:
 
 
 class SlotColumn(NamedTuple):
-    """A column with a value for each slot. dtype None: the tokens'. cast: whether one dtype for all
-    ids goes for it."""
+    """A column with a value for each slot.
+
+    Attributes:
+        dtype: The dtype of the column. None means that of the tokens.
+        cast: Whether one dtype that is requested for all ids applies to it.
+        derived: Computes the column if a shard does not store it. None means that `fill` does.
+    """
 
     dtype: np.dtype | None
     cast: bool
-    # [size], where a shard has it not; None: see `fill`
+    # It returns [size].
     derived: Callable[[RowSegments], np.ndarray] | None
 
 
@@ -408,30 +502,49 @@ DISTANCES = range(2, 9)
 AHEAD = {
     f"{name}_{k}": (name, k) for name in ("labels", "loss_mask", "loss_weights") for k in DISTANCES
 }
-"""Column of the prediction `k` slots ahead → (column of the next slot's, k)."""
+"""Column for the token `k` slots later → (column for the next token, k)."""
 SLOTS |= {name: SLOTS[next_slot]._replace(derived=None) for name, (next_slot, _) in AHEAD.items()}
-# one number a row, [B], and what it sums
+# The columns with one number per row, [B], and the column that each one sums.
 SUMS = {"n_trained": "loss_mask", "loss_weight_sum": "loss_weights"}
 BY_ROW = (*SUMS, "row_cost")
-"""The columns of one number a row, [B]."""
+"""The columns with one number per row, [B]."""
 MADE_FROM = {**SUMS, **{name: next_slot for name, (next_slot, _) in AHEAD.items()}}
-"""Column → the one that it is made from, after an epoch has drawn that anew."""
+"""Column → the one from which it is computed, after resampling."""
 COLUMNS = ("tokens", "labels", "segment_ids", "position_ids", "loss_mask")
-MORE_COLUMNS = (*(name for name in SLOTS if name not in COLUMNS), *BY_ROW)  # given on request
+# These columns are returned on request.
+MORE_COLUMNS = (*(name for name in SLOTS if name not in COLUMNS), *BY_ROW)
 MEDIA = "media"
-"""A column that is no array: `dataset/row_media.py`'s Media of the rows."""
+"""A column that is not an array: the `Media` of the rows, see `dataset/row_media.py`."""
 KNOWN = frozenset((*COLUMNS, *MORE_COLUMNS, MEDIA))
 
 
 def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
-    """The dtype that a column has where none is asked for."""
+    """Return the default dtype of a column.
+
+    Args:
+        name: The name of the column.
+        token_dtype: The dtype of tokens.
+
+    Returns:
+        The dtype if none is requested.
+    """
     if name in BY_ROW:
         return np.dtype({"n_trained": "i4", "row_cost": "i8"}.get(name, "f4"))
     return SLOTS[name].dtype or token_dtype
 
 
 def fill(segments: RowSegments, name: str, values: np.ndarray, with_blocks: bool = False) -> None:
-    """Write a column of slots into [B, T] of any dtype. with_blocks: as `prefix_ends` takes it."""
+    """Write a column of slots into an array.
+
+    Args:
+        segments: The segments of the rows.
+        name: The name of the column.
+        values: The array, [B, T] of any dtype.
+        with_blocks: Whether prefix_ends get −1 in block diffusion, as in `RowSegments.prefix_ends`.
+
+    Raises:
+        DatasetError: If a row is damaged.
+    """
     places, lacking = segments.places, []
     mapped = places[0][0].io == "mmap"
     for i, (shard, row) in enumerate(places):
@@ -441,7 +554,8 @@ def fill(segments: RowSegments, name: str, values: np.ndarray, with_blocks: bool
             values[i] = shard.arrays[name][row]
         else:
             shard.read_arrays[name].read_row(row, values[i])
-    if lacking and name == "labels":  # all shards have them, or none
+    # Either all shards store labels, or no shard does.
+    if lacking and name == "labels":
         for target, (shard, row) in zip(values, places, strict=True):
             target[:-1] = shard.tokens[row][1:]
         values[np.divmod(segments.without_next(), values.shape[1])] = segments.facts.pad_id
@@ -469,7 +583,7 @@ def fill(segments: RowSegments, name: str, values: np.ndarray, with_blocks: bool
 
 
 def _fill_block_labels(segments: RowSegments, labels: np.ndarray) -> None:
-    """Write the labels of block diffusion's segments into [B, T]."""
+    """Write the labels of block-diffusion segments into `labels`, [B, T]."""
     twice, shift = (
         segments.looked_up("task", of) for of in (segments.facts.in_blocks, segments.facts.shift)
     )
@@ -488,10 +602,17 @@ def gather(
     redraw: Callable[[RowSegments, Mapping[str, np.ndarray]], None] | None = None,
     redrawn: Sequence[str] = (),
 ) -> None:
-    """Fill the arrays of `batch`, column → [B, T] or [B], of any dtype.
+    """Fill the arrays of a batch.
 
-    redraw: what writes rows of some columns of slots after they are filled. redrawn: those of which
-    it writes every row.
+    Args:
+        facts: The metadata of the dataset.
+        places: The rows.
+        batch: column → [B, T] or [B], of any dtype.
+        redraw: Writes rows of some slot columns after they are filled.
+        redrawn: The columns of which `redraw` writes every row, so that they need not be filled.
+
+    Raises:
+        DatasetError: If a row is damaged.
     """
     if not places:
         return
@@ -502,7 +623,7 @@ def gather(
     for name in made:
         source = MADE_FROM[name]
         own = own_dtype(source, facts.token_dtype)
-        # by what it is cast to
+        # Sums need the weights before they are cast to another dtype.
         cut = source == "loss_weights" and source in slots and slots[source].dtype != own
         if source not in slots or cut:
             slots[source] = np.empty((len(places), facts.seq_length), own)
@@ -525,12 +646,18 @@ def gather(
 
 
 def look_ahead(segments: RowSegments, name: str, source: np.ndarray, values: np.ndarray) -> None:
-    """Write a column of AHEAD into [B, T]: what `source`, its column of the next slot, says k − 1
-    slots on.
+    """Write a column that describes the token k slots later.
 
-    labels have the pad id, the others 0, where the segment ends before, on padding, and in segments
-    that predict in place. In a two-way prefix only the last slot trains another: heads that read
-    the tokens between, as DeepSeek-V3's do, would see theirs.
+    Slot i gets the value of slot i + k − 1 in the column for the next token. If the segment ends
+    before, on padding, and in same-position segments, labels get the pad id and other columns 0. In
+    a two-way prefix only the last slot trains a later token. Heads that read the tokens between, as
+    DeepSeek-V3's do, would see the targets of other slots.
+
+    Args:
+        segments: The segments of the rows.
+        name: The name of the column, a key of AHEAD.
+        source: The column for the next token, [B, T].
+        values: The array to write, [B, T].
     """
     next_slot, distance = AHEAD[name]
     steps, length = distance - 1, values.shape[1]
