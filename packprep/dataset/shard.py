@@ -1,5 +1,4 @@
-"""Which arrays a shard has, their order, dtypes and shapes; shards are encoded and opened here
-alone.
+"""Encode and open shards, and define the order, dtypes and shapes of their arrays.
 
 A shard is a standard safetensors file:
 
@@ -8,16 +7,16 @@ A shard is a standard safetensors file:
     n, u64   JSON, padded   tokens labels segment_ids loss_mask │ 8-byte │ 4-byte │ 2-byte columns │ 1-byte
              with spaces
 
-The header is canonical JSON; arrays follow one another without holes, in the order of `layout`, to
-the file's end. Because seq_length is a multiple of 8, that order aligns every array to its item
-size.
+The header is canonical JSON. Arrays follow one another without gaps, in the order of `layout`, up
+to the end of the file. Because seq_length is a multiple of 8, that order aligns every array to its
+item size.
 
-With io "pread" a file's arrays are read, not mapped: a file server that is lost is an error there,
-and under a map a SIGBUS.
+With io "pread" a file's arrays are read instead of mapped. If a file server is lost, reading raises
+an error, while a map ends the process by SIGBUS.
 
     FileArray ── [row], part(…), read_row(…) ─► ShardBytes.read ─► preadv into the caller's array
 
-preadv has no file position, so threads and forked processes may share a ShardBytes.
+preadv does not use the file's position, so threads and forked processes can share a ShardBytes.
 """
 
 import json
@@ -38,25 +37,27 @@ from packprep.forking import lazy
 from packprep.format import open_file
 from packprep.format.json_files import FORMAT, VERSION, no_duplicates, shard_name
 
-CAN_PREAD = hasattr(os, "preadv")  # not on Windows
+CAN_PREAD = hasattr(os, "preadv")  # Windows does not have it.
 
 
 class _Descriptor:
-    """An open file's descriptor, closed when nobody reads from it any more."""
+    """The descriptor of an open file, which is closed when its last reader is deleted."""
 
     def __init__(self, path: Path):
         self._file = open_file(path)
         self.number = self._file.fileno()
 
     def __del__(self):
-        file = self.__dict__.pop("_file", None)  # None: it could not be opened
+        file = self.__dict__.pop("_file", None)  # It is missing if the file could not be opened.
         if file is not None:
             file.close()
 
 
 class ShardBytes:
-    """A file of `size` bytes, held open from the first read on; opened anew by the read after one
-    that failed."""
+    """A file of `size` bytes, which stays open from its first read on.
+
+    After a read that failed, the next one opens it again.
+    """
 
     def __init__(self, path: Path, size: int):
         self.path = path
@@ -75,21 +76,35 @@ class ShardBytes:
         return descriptor
 
     def open(self) -> None:
-        """Open it now; DatasetError if that fails or its size is another."""
+        """Open the file.
+
+        Raises:
+            DatasetError: If it cannot be opened, or its size has changed.
+        """
         try:
             self._opened()
         except OSError as error:
             raise DatasetError(f"{self.path}: cannot be opened: {error}") from error
 
     def read(self, at: int, target: np.ndarray, name: str, row: int) -> None:
-        """Fill `target` (C-contiguous) with the bytes from `at` on, which are of array `name` and
-        of `row`."""
+        """Fill an array with bytes of the file.
+
+        Args:
+            at: The first byte to read.
+            target: The array to fill, C-contiguous.
+            name: The array of the shard that messages name.
+            row: The row that messages name.
+
+        Raises:
+            DatasetError: If the file cannot be read or has become shorter.
+        """
         done, size = 0, target.nbytes
         if not size:
             return
         view = target.view(np.uint8).data
         try:
-            descriptor = self._open or self._opened()  # held here: another thread may drop it
+            # This keeps the descriptor open, since another thread may drop it.
+            descriptor = self._open or self._opened()
             while done < size:
                 got = os.preadv(descriptor.number, [view[done:]], at + done)
                 if not got:
@@ -109,8 +124,15 @@ class ShardBytes:
 
 
 class FileArray:
-    """An array that lies in a file from byte `at` on; whatever is asked of it is read into fresh
-    memory, read-only."""
+    """An array in a file, whose parts are read into new read-only arrays.
+
+    Attributes:
+        file: The file.
+        name: The name of the array.
+        dtype: Its dtype.
+        shape: Its shape.
+        at: Its first byte in the file.
+    """
 
     def __init__(
         self, file: ShardBytes, name: str, dtype: np.dtype, shape: tuple[int, ...], at: int
@@ -119,7 +141,11 @@ class FileArray:
         self._entry_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
 
     def __getitem__(self, row: int) -> np.ndarray:
-        """Row `row` of an array that has one entry for each row; IndexError where it has none."""
+        """Return entry `row` of an array that has one entry per row.
+
+        Raises:
+            IndexError: If there is no such entry.
+        """
         if not 0 <= row < self.shape[0]:
             raise IndexError(f"row {row} of array {self.name!r} of {self.shape[0]} rows")
         values = np.empty(self.shape[1:], self.dtype)
@@ -128,15 +154,30 @@ class FileArray:
         return values
 
     def read_row(self, row: int, target: np.ndarray) -> None:
-        """Read a row of the array into `target`, of any dtype: without a copy where it is
-        contiguous and of this dtype."""
+        """Read entry `row` into an array of any dtype.
+
+        Nothing is copied if the target is contiguous and has the array's dtype.
+
+        Args:
+            row: Index of the entry.
+            target: The array to fill.
+        """
         if target.dtype == self.dtype and target.flags.c_contiguous:
             self.file.read(self.at + row * self._entry_bytes, target, self.name, row)
         else:
             target[...] = self[row]
 
     def part(self, row: int, begin: int, end: int) -> np.ndarray:
-        """Entries begin … end − 1, cut at the array's end; `row` is what they are read for."""
+        """Return the entries begin … end − 1, or fewer at the end of the array.
+
+        Args:
+            row: The row that messages name.
+            begin: The first entry.
+            end: The first entry after them.
+
+        Returns:
+            A read-only array.
+        """
         end = min(end, self.shape[0])
         values = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
         self.file.read(self.at + begin * self._entry_bytes, values, self.name, row)
@@ -153,7 +194,7 @@ METADATA = {
 DATA_ALIGNMENT = 4096
 MAX_HEADER_BYTES = 1 << 20
 
-# safetensors' names of the dtypes that a shard may have; all little-endian.
+# The safetensors names of the dtypes that a shard may have, all of them little-endian.
 DTYPES: dict[str, np.dtype] = {
     "U8": np.dtype("u1"),
     "U16": np.dtype("<u2"),
@@ -184,15 +225,25 @@ def layout(
     media: tuple[int, int] | None = None,
     removed: bool = False,
 ) -> Layout:
-    """The arrays of a shard in file order: name → (dtype, shape).
+    """Return the arrays of a shard in file order.
 
-    labels: whether they are stored. padded: pad_seq_to_mult > 1. blocks: number of blocks, None
-    without block_diffusion. trained: number of trained ranges, None where no source has any;
-    weighted: one has another weight than
-    1. compact: without segment_ids, and without loss_mask unless tasks predict in place or ranges
-    are trained: cu_seqlens and segment_prefix determine them. Labels may be left out, too, where
-    `stores_labels` of the manifest says so. media: places of media, and the bytes of their refs;
-    None where no document has any. removed: it has segments of documents that were removed.
+    Args:
+        rows: Number of rows.
+        segments: Number of segments.
+        seq_length: Slots of a row.
+        token_dtype: The dtype of tokens and labels.
+        labels: Whether labels are stored. The manifest's `stores_labels` decides.
+        padded: Whether pad_seq_to_mult is above 1.
+        blocks: Number of blocks, or None without block diffusion.
+        trained: Number of trained ranges, or None if no source has any.
+        weighted: Whether a trained range has a weight other than 1.
+        compact: Whether to leave out segment_ids, and loss_mask unless tasks predict at the same
+            position or ranges are trained. cu_seqlens and segment_prefix determine both.
+        media: Number of media spans and bytes of their references, or None without media.
+        removed: Whether the shard has segments of removed documents.
+
+    Returns:
+        A dict name → (dtype, shape).
     """
     token: np.dtype = np.dtype(token_dtype).newbyteorder("<")
     u8, u16 = DTYPES["U8"], DTYPES["U16"]
@@ -265,8 +316,11 @@ NAMES = frozenset(
 def _inferred_layout(
     where: str, shapes: Mapping[str, tuple[int, ...]], seq_length: int, token_dtype
 ) -> Layout:
-    """The layout that the names and shapes of a shard's arrays imply; raises DatasetError at names
-    that do not fit."""
+    """Return the layout that the names and shapes of a shard's arrays imply.
+
+    Raises:
+        DatasetError: If the names do not fit a layout.
+    """
     unknown = [name for name in shapes if name not in NAMES]
     if unknown:
         raise DatasetError(
@@ -316,8 +370,15 @@ SLOT_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
 
 
 def compacted(arrays: Mapping[str, np.ndarray], labels: bool = True) -> dict[str, np.ndarray]:
-    """Return the arrays of a shard without those that a compact one leaves out. labels: whether it
-    keeps labels, if there are any."""
+    """Return the arrays of a shard without those that a compact shard leaves out.
+
+    Args:
+        arrays: name → array.
+        labels: Whether to keep labels, if there are any.
+
+    Returns:
+        The remaining arrays.
+    """
     left_out = {"segment_ids"} if labels else {"segment_ids", "labels"}
     if not (arrays.keys() - left_out) & {"labels", "block_offsets", "trained_offsets"}:
         left_out.add("loss_mask")
@@ -329,7 +390,7 @@ def _n_bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
 
 
 def _header(arrays: Layout, metadata: Mapping[str, str] = METADATA) -> bytes:
-    """The first bytes of a shard, up to its data."""
+    """Return the first bytes of a shard, up to its data."""
     entries: dict[str, object] = {"__metadata__": metadata}
     begin = 0
     for name, (dtype, shape) in arrays.items():
@@ -347,10 +408,13 @@ def _header(arrays: Layout, metadata: Mapping[str, str] = METADATA) -> bytes:
 
 
 def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
-    """The bytes of a shard as a list of buffers: its header, then each array without a copy.
+    """Return the bytes of a shard as buffers: its header, then each array without a copy.
 
-    arrays: name → array, in any order. Raises DatasetError if a name, dtype, shape or memory order
-    is not `layout`'s.
+    Args:
+        arrays: name → array, in any order.
+
+    Raises:
+        DatasetError: If a name, dtype, shape or memory order does not fit `layout`.
     """
     tokens = arrays.get("tokens")
     if tokens is None or tokens.ndim != 2:
@@ -380,8 +444,17 @@ def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
 def encoded(
     arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]
 ) -> list[bytes | memoryview]:
-    """The bytes of a safetensors file of these arrays, in their order, as buffers. Of a token
-    store: a shard's are `encode`'s."""
+    """Return the bytes of a safetensors file as buffers.
+
+    Token stores are written this way. `encode` writes shards.
+
+    Args:
+        arrays: name → array, in file order.
+        metadata: The metadata of the header.
+
+    Returns:
+        The header, then the bytes of each array.
+    """
     header = _header({name: (array.dtype, array.shape) for name, array in arrays.items()}, metadata)
     return [
         header,
@@ -390,14 +463,27 @@ def encoded(
 
 
 Places = dict[str, tuple[np.dtype, tuple[int, ...], int]]
-"""name → (dtype, shape, byte at which it begins)."""
+"""name → (dtype, shape, first byte)."""
 
 
 def places_in(
     head: bytes, size: int, where: str, metadata: Mapping[str, str], names: Sequence[str]
 ) -> Places:
-    """The places of the arrays `names`, in this order, in a file of `size` bytes as `encoded` gives
-    them, by its first bytes. DatasetError, named `where`, for any other file."""
+    """Return where the arrays of a token store's shard are in its file.
+
+    Args:
+        head: The first bytes of the file, with the whole header.
+        size: Bytes of the file.
+        where: The name of the file for messages.
+        metadata: The metadata that the header should have.
+        names: The arrays that the file should have, in file order.
+
+    Returns:
+        A dict name → (dtype, shape, first byte).
+
+    Raises:
+        DatasetError: If the file is not one that `encoded` writes.
+    """
     length = int.from_bytes(head[:8], "little")
     try:
         header = json.loads(head[8 : 8 + length].decode("utf-8"), object_pairs_hook=no_duplicates)
@@ -420,10 +506,17 @@ def places_in(
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """An open shard whose header is known to be good.
+    """An open shard whose header has been checked.
 
-    layout: as `layout`. data_begin: bytes before the first array. size: bytes of the file. io:
-    whether its rows and parts are views of a map, or read.
+    Attributes:
+        path: The file.
+        rows: Number of rows.
+        segments: Number of segments.
+        seq_length: Slots of a row.
+        layout: The arrays, as the function `layout` returns them.
+        data_begin: Bytes before the first array.
+        size: Bytes of the file.
+        io: "mmap" if rows and parts are views of a map, "pread" if they are read.
     """
 
     path: Path
@@ -450,8 +543,10 @@ class Shard:
 
     @lazy
     def arrays(self) -> dict[str, np.ndarray]:
-        """name → read-only array, all of them views of one map of the file that is made at first
-        use."""
+        """Return the arrays by name, as read-only views of one map of the file.
+
+        The file is mapped at first use.
+        """
         return {
             name: np.ndarray(self.layout[name][1], self.layout[name][0], self._map, begin)
             for name, begin in self.begins.items()
@@ -459,7 +554,7 @@ class Shard:
 
     @lazy
     def begins(self) -> dict[str, int]:
-        """name → the byte of the file at which the array begins."""
+        """Return the first byte of each array in the file, by name."""
         begins, begin = {}, self.data_begin
         for name, (dtype, shape) in self.layout.items():
             begins[name] = begin
@@ -468,7 +563,10 @@ class Shard:
 
     @lazy
     def read_arrays(self) -> dict[str, FileArray]:
-        """name → the array as it is read with io "pread"; the file is opened at first use."""
+        """Return the arrays by name, for io "pread".
+
+        The file is opened at first use.
+        """
         file = ShardBytes(self.path, self.size)
         file.open()
         return {
@@ -478,16 +576,36 @@ class Shard:
 
     @lazy
     def tokens(self) -> np.ndarray | FileArray:
-        """What gives a row's tokens as tokens[row], at hand: every row that is read asks for it."""
+        """Return an object that provides the tokens of a row as tokens[row].
+
+        It is cached because every row that is read needs it.
+        """
         return self.arrays["tokens"] if self.io == "mmap" else self.read_arrays["tokens"]
 
     def row(self, name: str, row: int) -> np.ndarray:
-        """[seq_length], read-only: the row of an array of slots."""
+        """Return a row of an array of slots.
+
+        Args:
+            name: The name of the array.
+            row: Index of the row in the shard.
+
+        Returns:
+            A read-only array [seq_length].
+        """
         return self.arrays[name][row] if self.io == "mmap" else self.read_arrays[name][row]
 
     def part(self, name: str, row: int, begin: int, end: int) -> np.ndarray:
-        """Entries begin … end − 1 of an array, read-only; `row` is what they are read for, which an
-        error names."""
+        """Return the entries begin … end − 1 of an array.
+
+        Args:
+            name: The name of the array.
+            row: The row that messages name.
+            begin: The first entry.
+            end: The first entry after them.
+
+        Returns:
+            A read-only array.
+        """
         return (
             self.arrays[name][begin:end]
             if self.io == "mmap"
@@ -495,8 +613,11 @@ class Shard:
         )
 
     def segment_range(self, row: int) -> tuple[int, int]:
-        """The half-open range of `row`'s segments (0 ≤ row < rows); DatasetError if it is not
-        inside the columns."""
+        """Return the half-open range of a row's segments, for 0 ≤ row < rows.
+
+        Raises:
+            DatasetError: If the range is not inside the shard's segments.
+        """
         begin, end = self.part("row_offsets", row, row, row + 2).tolist()
         if not 0 <= begin <= end <= self.segments:
             raise DatasetError(
@@ -508,7 +629,7 @@ class Shard:
 
 
 def _read_header(path: Path) -> tuple[dict, bytes, int]:
-    """(header, the bytes before the data, bytes of the file)."""
+    """Return the parsed header of a shard, the bytes before its data, and the size of the file."""
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -557,12 +678,25 @@ def open_shard(
     compact: bool | None = None,
     io: IO = "mmap",
 ) -> Shard:
-    """The shard at `path`, its header checked before anything is allocated from its numbers, its
-    arrays not yet mapped.
+    """Open a shard and check its header.
 
-    seq_length, token_dtype: the manifest's; rows, segments, compact: the manifest's too, where
-    known. io: as in Shard. Raises DatasetError, naming file, array and values, at whatever does not
-    agree.
+    Nothing is allocated by numbers of the header before they are checked. The arrays are not mapped
+    yet.
+
+    Args:
+        path: The file.
+        seq_length: The manifest's seq_length.
+        token_dtype: The manifest's token_dtype.
+        rows: The manifest's number of rows, or None to accept any.
+        segments: The manifest's number of segments, or None to accept any.
+        compact: Whether the manifest says that shards are compact, or None to accept both.
+        io: "mmap" or "pread", as in `Shard`.
+
+    Returns:
+        The open `Shard`.
+
+    Raises:
+        DatasetError: If anything does not agree. The message names file, array and values.
     """
     path = Path(path)
     header, before, size = _read_header(path)
@@ -637,7 +771,20 @@ def open_shard(
 
 
 def shard_of(path: Path, manifest: Manifest, number: int, io: IO = "mmap") -> Shard:
-    """Shard `number` of a dataset, which lies at `path`, opened as `open_shard` does."""
+    """Open a shard of a dataset.
+
+    Args:
+        path: The shard's file.
+        manifest: The manifest of the dataset.
+        number: Number of the shard.
+        io: "mmap" or "pread", as in `Shard`.
+
+    Returns:
+        The open `Shard`.
+
+    Raises:
+        DatasetError: If the shard is damaged or does not fit the manifest.
+    """
     entry = manifest["shards"][number]
     return open_shard(
         path,
@@ -651,5 +798,17 @@ def shard_of(path: Path, manifest: Manifest, number: int, io: IO = "mmap") -> Sh
 
 
 def shard_in(folder: Path, manifest: Manifest, number: int) -> Shard:
-    """Shard `number` of the dataset in `folder`, mapped."""
+    """Open a shard of a dataset in a folder, with io "mmap".
+
+    Args:
+        folder: The folder of the dataset.
+        manifest: The manifest of the dataset.
+        number: Number of the shard.
+
+    Returns:
+        The open `Shard`.
+
+    Raises:
+        DatasetError: If the shard is damaged or does not fit the manifest.
+    """
     return shard_of(folder / shard_name(number), manifest, number)
