@@ -1,4 +1,4 @@
-"""The manifest, a dataset's table of contents: what it holds, checked."""
+"""Read and check the manifest, a dataset's table of contents."""
 
 import os
 import re
@@ -27,21 +27,21 @@ from packprep.format.json_files import (
 )
 
 LABEL_ALIGNMENTS = ("next_token", "same_slot", "next_slot")
-"""What is predicted at a slot: the next token; the token that was noised there; or, in place too,
-that of the next slot."""
+"""The token that a slot predicts: the next token, the token noised at the slot, or the token noised at
+the next slot."""
 
 
 class StoredTask(TypedDict):
-    """One entry of the task table: what all of a task's segments share."""
+    """One entry of the task table: the values that all segments of a task share."""
 
     name: str
     objective: str
     weight: float
-    attention: str  # one of RULES
-    label_alignment: str  # one of LABEL_ALIGNMENTS
+    attention: str  # One of RULES.
+    label_alignment: str  # One of LABEL_ALIGNMENTS.
     mode_token: int | None
     parameters: dict[str, Any]
-    resolved: NotRequired[dict[str, Any]]  # what the plan worked out once
+    resolved: NotRequired[dict[str, Any]]  # Values that the plan has computed.
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ class Parameter:
         below = (
             self.high is None or value < self.high or (value == self.high and not self.high_open)
         )
-        return above and below and abs(value) < 2**63  # neither NaN nor more than arrays hold
+        # This excludes NaN and numbers that arrays cannot hold.
+        return above and below and abs(value) < 2**63
 
     def _accept_numbers(self, value: Any, where: str) -> tuple[float, ...]:
         good = isinstance(value, (list, tuple)) and len(value) == len(self.default)
@@ -159,7 +160,7 @@ class ShardEntry(TypedDict):
 
 
 class Manifest(TypedDict):
-    """dataset.json, checked: a plain dict with these keys and no others."""
+    """The checked content of dataset.json: a plain dict with these keys and no others."""
 
     format: str
     version: int
@@ -169,7 +170,8 @@ class Manifest(TypedDict):
     vocab_size: int
     pad_id: int
     specials: dict[str, Any]
-    continues: NotRequired[str]  # where a task asks for it: which tokens begin inside a character
+    # Which tokens begin inside a character, if a task needs it.
+    continues: NotRequired[str]
     added_tokens: list[dict[str, Any]]
     tokenizer: dict[str, str]
     plan: dict[str, str]
@@ -177,10 +179,10 @@ class Manifest(TypedDict):
     sources: list[dict[str, Any]]
     recipe: dict[str, Any]
     fingerprint: str
-    # where it was published by another limit than its plan names
+    # The limit with which it was published, if it is not the plan's.
     max_bad_fraction: NotRequired[float]
-    kind: NotRequired[str]  # "store": a token store, of which datasets are built
-    # the digest of removed.json, and which datasets this one replaces, the oldest first
+    kind: NotRequired[str]  # "store" for a token store, from which datasets are built.
+    # The digest of removed.json and the datasets that this one replaces, the oldest first.
     removed: NotRequired[dict[str, Any]]
     engine: Any
     made_with: Any
@@ -190,17 +192,17 @@ class Manifest(TypedDict):
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is an integer that counts something: 0 … 2⁶² − 1."""
+    """Return whether a value is an integer that can be a count: 0 … 2⁶² − 1."""
     return type(value) is int and 0 <= value < 1 << 62
 
 
 def is_id(value: Any) -> bool:
-    """Whether it is an integer that may be a token's id: 0 … 2³¹ − 1."""
+    """Return whether a value is an integer that can be the id of a token: 0 … 2³¹ − 1."""
     return type(value) is int and 0 <= value < 1 << 31
 
 
 def is_digest(value: Any) -> bool:
-    """Whether it is 32 hex digits."""
+    """Return whether a value is a text of 32 hex digits."""
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
 
 
@@ -213,8 +215,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_parameters(value: Any) -> bool:
-    """Whether it is an object whose integers arrays can hold: what else an objective needs is for
-    its law to say."""
+    """Return whether a value is an object whose integers fit into arrays.
+
+    Each objective checks its parameters further.
+    """
     return isinstance(value, dict) and all(
         type(v) is not int or _is_number(v) for v in value.values()
     )
@@ -227,12 +231,12 @@ def _is_recipe(value: Any) -> bool:
 
 
 _REPLACED = ("fingerprint", "digest", "plan", "removed")
-"""What a manifest says of a dataset that it replaces; the last where that had lost documents,
+"""The keys of a replaced dataset in a manifest. "removed" is there if that dataset had lost documents,
 too."""
 
 
 def _is_removal(value: Any) -> bool:
-    """Whether it has a digest, and lists datasets by their digests."""
+    """Return whether a value has a digest and lists datasets by their digests."""
     if not isinstance(value, dict) or value.keys() != {"digest", "replaces"}:
         return False
     entries, keys = value["replaces"], {*_REPLACED} - {"removed"}
@@ -249,7 +253,8 @@ def _is_removal(value: Any) -> bool:
 
 
 def _one_of(*values: Any) -> Callable[[Any], bool]:
-    return lambda value: type(value) is type(values[0]) and value in values  # 1.0 and True are no 1
+    # 1.0 and True must not count as 1.
+    return lambda value: type(value) is type(values[0]) and value in values
 
 
 def _instance_of(*types: type) -> Callable[[Any], bool]:
@@ -258,7 +263,7 @@ def _instance_of(*types: type) -> Callable[[Any], bool]:
     )
 
 
-# key → (what it must be, the test)
+# Key → (its meaning in messages, its test).
 _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "format": (repr(FORMAT), _one_of(FORMAT)),
     "version": (str(VERSION), _one_of(VERSION)),
@@ -320,10 +325,10 @@ _TASK_KEYS = {
 }
 _TASK_MORE = ("resolved",)
 LATER: Later = {"": {}, "tasks": {}, "sources": {}}
-"""Those of the keys above that joined later."""
+"""Keys of the above that were added later, with their defaults."""
 _OPTIONAL = {"continues", "kind", "removed", "max_bad_fraction"}
-"""Stand only where a task asks for it, in a token store, where documents were removed, where the
-limit is not the recipe's; what is absent is no default."""
+"""Keys that may be missing and have no default. They are for tasks that need them, token stores,
+removed documents, and limits other than the recipe's."""
 
 
 def _check(
@@ -334,8 +339,13 @@ def _check(
     more: Sequence[str] = (),
     later: Collection[str] = (),
 ) -> None:
-    """Refuse a value that is no object with `keys`, each good by its test; `later` and `more` may
-    be absent."""
+    """Check that a value is an object with `keys`, whose values pass their tests.
+
+    Keys of `later` and `more` may be missing.
+
+    Raises:
+        DatasetError: If it is not. The message names the place and the key.
+    """
     if not isinstance(value, dict):
         raise DatasetError(f"{where}: is not an object")
     missing = sorted(set(keys) - set(value) - set(later))
@@ -350,52 +360,72 @@ def _check(
 
 
 def replaced(of: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The datasets that the one of this plan or manifest replaces, of which it lost documents:
-    {fingerprint, digest, plan}, and removed, the digest of the removed.json of one that had lost
-    some; a plan's say more, as `plan.ReplacedForm`.
+    """Return the datasets that a dataset replaces because it lost some of their documents.
+
+    Each entry has fingerprint, digest and plan. It also has removed, the digest of removed.json, if
+    that dataset had lost documents, too. The entries of a plan have more keys, see
+    `plan.ReplacedForm`.
     """
     found: list[dict[str, Any]] = (of.get("removed") or {"replaces": []})["replaces"]
     return found
 
 
 def named_removal(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a manifest says of removed documents. plan: as stored, which says more of what is
-    replaced."""
+    """Return a manifest's entry about removed documents, from a stored plan."""
     entries = [{key: entry[key] for key in _REPLACED if key in entry} for entry in replaced(plan)]
     return {"digest": plan["removed"]["digest"], "replaces": entries}
 
 
 def removed_digest(of: Mapping[str, Any]) -> str | None:
-    """The digest of removed.json that this plan or manifest names; None where no document was
-    removed."""
+    """Return the digest of the removed.json that a plan or manifest names, or None."""
     found: dict[str, Any] = of.get("removed") or {}
     return found.get("digest")
 
 
 def stored_columns(manifest: Mapping[str, Any]) -> str:
-    """Which columns its shards have, as its recipe says."""
+    """Return the columns that the shards have by the recipe: "full", "compact" or "least"."""
     columns = manifest["recipe"].get("output", {}).get("columns")
     return columns if columns in ("compact", "least") else "full"
 
 
 def stores_labels(columns: str, in_place: Iterable[str]) -> bool:
-    """Whether shards have labels. in_place: the attention rules of the tasks that predict in place;
-    where a segment stands twice its clean half tells them, and the least columns are without."""
+    """Return whether shards have labels.
+
+    In block diffusion the clean half of a segment determines them, and the least columns leave them
+    out.
+
+    Args:
+        columns: "full", "compact" or "least".
+        in_place: The attention patterns of the tasks that predict at the same position.
+
+    Returns:
+        True if any task needs stored labels.
+    """
     return any(columns != "least" or not RULES[rule].in_blocks for rule in in_place)
 
 
 def is_in_place(task: Mapping[str, Any]) -> bool:
-    """Whether a stored task's tokens are noised where they stand, and it is they that are
-    predicted."""
+    """Return whether a stored task noises tokens and predicts them at the same or the next slot."""
     return task["label_alignment"] != "next_token"
 
 
 def check_manifest(value: Any, name: str) -> Manifest:
-    """`value`, with keys that joined later, if it is a manifest that this packprep can read, else
-    DatasetError naming file, key and value."""
+    """Check that a value is a manifest that this packprep can read.
+
+    Args:
+        value: The parsed JSON.
+        name: The file that messages name.
+
+    Returns:
+        The manifest, with the defaults of keys that were added later.
+
+    Raises:
+        DatasetError: If it is not. The message names file, key and value.
+    """
     made_with = value.get("made_with") if isinstance(value, dict) else None
     if isinstance(value, dict):
-        for key in ("format", "version"):  # first: another version may well have other keys
+        # Check these first, since another version may have other keys.
+        for key in ("format", "version"):
             if key in value:
                 _check(name, {key: value[key]}, {key: _KEYS[key]}, made_with)
         law = value.get("law_version")
@@ -416,7 +446,8 @@ def check_manifest(value: Any, name: str) -> Manifest:
             raise DatasetError(
                 f"{name}: {key}: file is {value[key]['file']!r} and should be {file!r}"
             )
-    sound = _are_shards(value["shards"])  # else what follows says where not
+    # If this is False, the checks below find the fault.
+    sound = _are_shards(value["shards"])
     for key, keys, more in (
         ("added_tokens", _ADDED_KEYS, ()),
         ("tasks", _TASK_KEYS, _TASK_MORE),
@@ -426,7 +457,8 @@ def check_manifest(value: Any, name: str) -> Manifest:
         for i, entry in enumerate(() if key == "shards" and sound else value[key]):
             _check(f"{name}: {key}[{i}]", entry, keys, made_with, more, LATER.get(key, {}))
     for i, entry in enumerate(() if sound else value["shards"]):
-        if entry["file"] != shard_name(i):  # so nothing outside the directory can be named
+        # With this check no entry can name a file outside the directory.
+        if entry["file"] != shard_name(i):
             raise DatasetError(
                 f"{name}: shards[{i}]: file is {entry['file']!r} and should be {shard_name(i)!r}"
             )
@@ -437,8 +469,11 @@ def check_manifest(value: Any, name: str) -> Manifest:
 
 
 def _are_shards(entries: Sequence[Any]) -> bool:
-    """Whether each entry has the keys of a shard, as JSON orders them, in their types and ranges,
-    and the shards' names: a column at a time, as there may be many."""
+    """Return whether all entries are valid and have the names of shards.
+
+    The keys must be in the order of canonical JSON. Columns are checked as a whole, since there may
+    be many shards.
+    """
     keys = tuple(sorted(_SHARD_KEYS))
     if set(map(type, entries)) != {dict} or set(map(tuple, entries)) != {keys}:
         return False
@@ -460,29 +495,40 @@ def _are_shards(entries: Sequence[Any]) -> bool:
 
 
 def has_weighted_spans(manifest: Mapping[str, Any]) -> bool:
-    """Whether documents give weights other than 1 to what is trained of them, by the ledger, which
-    opening does not check."""
+    """Return whether documents give their trained spans weights other than 1.
+
+    The ledger counts such spans. Opening a dataset does not check the ledger.
+    """
     sources = _members(manifest["ledger"], "sources").values()
     return any(_counted(source, "slots", "weighted") for source in sources)
 
 
 def encoder_length(manifest: Mapping[str, Any]) -> int:
-    """The slots of a row that its segments' prefixes fill at most, where an encoder reads them; 0:
-    rows are not packed so."""
+    """Return how many slots of a row the prefixes fill at most.
+
+    An encoder reads these slots. The result is 0 if the rows are not packed with such a limit.
+    """
     return _counted(manifest["recipe"], "packing", "encoder_length")
 
 
 def drawn_tasks(manifest: Manifest) -> list[StoredTask]:
-    """The tasks of which the dataset has segments, by the ledger; all that it does not count."""
+    """Return the tasks that have segments by the ledger, and all tasks that it does not count."""
     counted = _members(manifest["ledger"], "tasks")
     return [task for task in manifest["tasks"] if counted.get(task["name"], {}).get("segments", 1)]
 
 
 def outline(manifest: Manifest, name: str) -> str:
-    """A small tree of a dataset: its rows, sources and tasks, and the shares of these in its
-    tokens, by the ledger.
+    """Return a small tree of a dataset: its rows, sources and tasks with their shares of tokens.
 
-    A ledger is not checked as a dataset is opened: what it does not say is left out.
+    The shares come from the ledger, which opening does not check. Values that it does not have are
+    left out.
+
+    Args:
+        manifest: The manifest.
+        name: The name of the dataset to show.
+
+    Returns:
+        A text of several lines.
     """
     padding, slots = (_counted(manifest["ledger"], key) for key in ("row_padding", "row_slots"))
     filled = f", {1 - padding / slots:.2%} filled" if slots else ""
@@ -516,7 +562,7 @@ def outline(manifest: Manifest, name: str) -> str:
 
 
 def _branch(title: str, indent: str, entries: Sequence[tuple[str, int, str]]) -> list[str]:
-    """entries: name, tokens, what else of each."""
+    """Return the lines of one branch, from the name, the tokens and a remark of each entry."""
     names = [_shown(name) for name, _, _ in entries]
     width, total = max(map(len, names), default=0), sum(tokens for _, tokens, _ in entries) or 1
     twigs = [*("├── " for _ in names[1:]), "└── "]
@@ -550,13 +596,25 @@ def _counted(value: Any, *keys: str) -> int:
 
 
 def first_rows(manifest: Manifest) -> list[int]:
-    """The rows before each shard, and at last all of them."""
+    """Return the number of rows before each shard, and at the end the number of all rows."""
     return [0, *accumulate(entry["rows"] for entry in manifest["shards"])]
 
 
 def read_manifest(directory: str | os.PathLike, stores: bool = False) -> Manifest:
-    """The manifest of the dataset in `directory`, checked; its digests are `packprep verify`'s to
-    recompute. stores: take a token store's, too."""
+    """Read and check the manifest of a dataset.
+
+    Digests are not recomputed, which `packprep verify` does.
+
+    Args:
+        directory: The folder of the dataset.
+        stores: Whether to accept a token store, too.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        DatasetError: If it is missing or invalid, or belongs to a token store.
+    """
     path = Path(directory) / MANIFEST_NAME
     try:
         data = read_file(path)
