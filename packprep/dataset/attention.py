@@ -1,16 +1,15 @@
-"""Layouts for attention kernels, made from lengths and ids alone; O(T) unless a function says
-otherwise.
+"""Layouts for attention kernels, computed from lengths and ids.
 
-A row of T slots with segments of 3, 2 and 4 slots, T = 11:
+A function takes O(T) time unless it says otherwise. A row of T slots with segments of 3, 2 and 4
+slots, T = 11:
 
     slot           0  1  2  3  4  5  6  7  8  9 10
     segment_ids    1  1  1  2  2  3  3  3  3  0  0
     position_ids   0  1  2  0  1  0  1  2  3  0  0
     cu_seqlens     0        3     5           9
 
-Where segments are physically padded (pad_seq_to_mult), cu_seqlens counts real slots only, and
-cu_seqlens_padded says where segments lie: starts are physical, lengths real, and the gaps between
-are padding.
+If segments are physically padded (pad_seq_to_mult), cu_seqlens counts only real slots, and
+cu_seqlens_padded has the physical starts of segments. The gaps between segments are padding.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,24 +44,32 @@ __all__ = [
 
 
 Keys = list[tuple[Any, Any]]
-"""Ranges of keys that queries see: (begin, end) of each, shaped as the queries; a query may have an
-empty one."""
+"""Ranges of keys that queries see: the begin and the end of each range, shaped as the queries. A range
+may be empty for a query."""
 
 
 class Rule(NamedTuple):
-    """Which keys of its segment a query sees, and what says so. `RULES` has all that a task may
-    have.
+    """The attention pattern of a task: which keys of its segment a query sees.
 
-    ahead        the keys behind a query that it sees: "never" any, and segment_prefix is 0; "prefix": the slots of the prefix
-                 (bos, mode and the objective's) see each other, and segment_prefix counts them;
-                 "segment": all do, and segment_prefix is all slots; "blocks": those of block
-                 diffusion, and segment_prefix is −1; "own": what no prefix says, be it less than
-                 all so far, and segment_prefix is −1 too.
-    copies       how often bos, mode, body and eos are written: 2 for [x_t ; x_0].
-    columns      what `keys` reads of a batch.
-    keys         (query, begin, end, columns, where) → Keys, exact and in slots of the row. query: slots; begin, end: of the
-                 run of its segment's id, as `boundaries.runs` gives; where: numpy's, torch's or
-                 jax.numpy's, whose arrays all of these are.
+    `RULES` has all patterns that a task may have.
+
+    Attributes:
+        ahead: Which later keys a query sees.
+
+            - "never": none. segment_prefix is 0.
+            - "prefix": the slots of the prefix (bos, mode and the objective's) see each other.
+              segment_prefix counts them.
+            - "segment": all. segment_prefix is the number of all slots.
+            - "blocks": the keys of block diffusion. segment_prefix is −1.
+            - "own": keys that no prefix describes, even fewer than all earlier keys. segment_prefix
+              is −1.
+
+        columns: The columns of a batch that `keys` reads.
+        keys: (query, begin, end, columns, where) → Keys, exact and in slots of the row. `query` has
+            slots. `begin` and `end` are the run of its segment's id, as `boundaries.runs` returns
+            it. `where` is the function of numpy, torch or jax.numpy, which provides all of these
+            arrays.
+        copies: How often bos, mode, body and eos are written: 2 for [x_t ; x_0].
     """
 
     ahead: str
@@ -72,7 +79,7 @@ class Rule(NamedTuple):
 
     @property
     def in_blocks(self) -> bool:
-        """Whether it holds where block_lengths are above 0, and prefix_ends −1."""
+        """Whether the pattern applies where block_lengths are above 0 and prefix_ends are −1."""
         return self.ahead == "blocks"
 
 
@@ -81,19 +88,22 @@ def _keys_so_far(query, begin, end, columns, where) -> Keys:
 
 
 def _keys_of_prefix(query, begin, end, columns, where) -> Keys:
-    """All up to the query, and the whole prefix."""
+    """Return all keys up to the query, and the whole prefix."""
     ends = columns["prefix_ends"]
     return [(begin, where(ends > query, ends, query + 1))]
 
 
 def _keys_of_blocks(query, begin, end, columns, where) -> Keys:
-    """Of a query in x_t its own block, and x_0 before that block; of one in x_0 x_0 up to the end
-    of its block."""
+    """Return the keys of block diffusion.
+
+    A query in x_t sees its own block and x_0 before that block. A query in x_0 sees x_0 up to the
+    end of its block.
+    """
     middle, length = (begin + end) // 2, columns["block_lengths"]
     length = where(length > 0, length, 1)
     block_begin = columns["position_ids"] // length * length
     block_end = where(block_begin + length < middle - begin, block_begin + length, middle - begin)
-    noised = query < middle  # it lies in x_t
+    noised = query < middle  # The query is in x_t.
     return [
         (where(noised, begin + block_begin, middle), where(noised, begin, middle) + block_end),
         (where(noised, middle, 0), where(noised, middle + block_begin, 0)),
@@ -108,11 +118,15 @@ RULES = {
         "blocks", ("prefix_ends", "position_ids", "block_lengths"), _keys_of_blocks, copies=2
     ),
 }
-"""A task's attention → its rule."""
+"""A task's attention → its pattern."""
 
 
 def _spans(cu_seqlens, cu_seqlens_padded=None, length=None) -> tuple[np.ndarray, np.ndarray]:
-    """(begin, end) int64[segments]: the physical slots of each segment, end without its gap."""
+    """Return the physical slots of each segment without its gap: begin and end, int64[segments].
+
+    Raises:
+        ArgumentError: If the boundaries are invalid or exceed `length`.
+    """
     cu = np.asarray(cu_seqlens, np.int64)
     if cu.ndim != 1 or len(cu) == 0 or cu[0] != 0 or (np.diff(cu) < 0).any():
         raise ArgumentError(f"cu_seqlens should start at 0 and ascend, but is {_some(cu)}")
@@ -139,17 +153,29 @@ def _some(values) -> str:
 
 
 def _segment_of_slot(begin: np.ndarray, end: np.ndarray, length: int) -> np.ndarray:
-    """int64[length]: the index of each slot's segment, −1 on padding."""
+    """Return the index of each slot's segment, int64[length], −1 on padding."""
     return fill_slots(begin, end - begin, np.arange(len(begin)), -1, length)
 
 
 def _of_slots(per_segment: np.ndarray, segment: np.ndarray, padding) -> np.ndarray:
-    """`per_segment` at each slot, `padding` where `segment` is −1."""
+    """Return `per_segment` at each slot, and `padding` where `segment` is −1."""
     return np.append(per_segment, padding)[segment]
 
 
 def position_ids(cu_seqlens, length, cu_seqlens_padded=None) -> np.ndarray:
-    """int32[length]: each slot's distance from its segment's begin; padding 0."""
+    """Return each slot's distance from the begin of its segment.
+
+    Args:
+        cu_seqlens: Boundaries of the segments, int[n + 1].
+        length: Slots of the row.
+        cu_seqlens_padded: Physical boundaries, int[n + 1], if segments are padded.
+
+    Returns:
+        int32[length], 0 on padding.
+
+    Raises:
+        ArgumentError: If the boundaries are invalid.
+    """
     begin, end = _spans(cu_seqlens, cu_seqlens_padded, length)
     segment = _segment_of_slot(begin, end, length)
     slots = np.arange(length)
@@ -159,12 +185,25 @@ def position_ids(cu_seqlens, length, cu_seqlens_padded=None) -> np.ndarray:
 def next_token_labels(
     tokens, segment_ids, loss_mask, distance=1, in_place=None, ignore_index=-100
 ) -> np.ndarray:
-    """int64[T]: tokens[i + distance] where that slot is in slot i's segment and its prediction is
-    trained.
+    """Return labels for the token `distance` slots later, or `ignore_index` where it is untrained.
 
-    tokens, segment_ids, loss_mask: [T] or [B, T]; trained means loss_mask[i + distance − 1] is 1.
-    in_place: bool[T], the slots of segments that predict in place. Elsewhere, and there,
-    ignore_index. distance ≥ 1: k-step heads.
+    The label of slot i is tokens[i + distance] if that slot is in the same segment and loss_mask[i
+    + distance − 1] is 1.
+
+    Args:
+        tokens: Tokens, [T] or [B, T].
+        segment_ids: Segment ids, shaped as `tokens`.
+        loss_mask: The loss mask, shaped as `tokens`.
+        distance: At least 1. Heads for k-step prediction use larger distances.
+        in_place: bool[T], the slots of segments that predict at the same position. They get
+            `ignore_index`.
+        ignore_index: The label of slots without a trained prediction.
+
+    Returns:
+        int64, shaped as `tokens`.
+
+    Raises:
+        ArgumentError: If `distance` is below 1.
     """
     tokens, segment_ids, loss_mask = (np.asarray(a) for a in (tokens, segment_ids, loss_mask))
     if distance < 1:
@@ -182,12 +221,23 @@ def next_token_labels(
 
 
 def pad_cu_seqlens(cu_seqlens, entries, length=None, tail="none") -> np.ndarray:
-    """int32[entries]: cu_seqlens with its last value repeated, for CUDA graphs and XLA, which need
-    one shape.
+    """Return cu_seqlens with a fixed number of entries, which repeat the last value.
 
-    tail: what becomes of the slots up to `length`. "none": they stay outside every segment (kernels
-    leave such slots unwritten, and 0 · NaN is NaN); "segment": they are one more segment; "fold":
-    they join the last one.
+    CUDA graphs and XLA need one shape.
+
+    Args:
+        cu_seqlens: Boundaries of the segments, int[n + 1].
+        entries: Number of entries of the result.
+        length: Slots of the row. Tails other than "none" need it.
+        tail: The use of slots after the last segment, up to `length`. With "none" they stay outside
+            all segments. Kernels leave such slots unwritten, and 0 · NaN is NaN. With "segment"
+            they are one more segment, and with "fold" they join the last one.
+
+    Returns:
+        int32[entries].
+
+    Raises:
+        ArgumentError: If `tail` is invalid, or the segments do not fit into `entries`.
     """
     cu = np.asarray(cu_seqlens, np.int64)
     _spans(cu, None, length)
@@ -227,11 +277,23 @@ def _check_prefix(segment_prefix, begin, end) -> np.ndarray:
 
 
 def prefix_ends(cu_seqlens, segment_prefix, length, cu_seqlens_padded=None) -> np.ndarray:
-    """int32[length]: the slot at which the prefix of this slot's segment ends; padding 0.
+    """Return the slot at which the prefix of each slot's segment ends.
 
-    allowed(q, k) = same segment and (k ≤ q or k < prefix_ends[q]): causal (prefix 0), prefix LM,
-    and fully both ways (prefix = length). segment_prefix: int[segments]; −1, another rule, is
-    refused by name.
+    allowed(q, k) = same segment and (k ≤ q or k < prefix_ends[q]). This covers causal attention
+    (prefix 0), prefix LM, and attention in both directions (prefix = length).
+
+    Args:
+        cu_seqlens: Boundaries of the segments, int[n + 1].
+        segment_prefix: Slots of each segment's prefix, int[n]. The value −1, which means another
+            attention pattern, is refused.
+        length: Slots of the row.
+        cu_seqlens_padded: Physical boundaries, int[n + 1], if segments are padded.
+
+    Returns:
+        int32[length], 0 on padding.
+
+    Raises:
+        ArgumentError: If the boundaries or a prefix are invalid.
     """
     begin, end = _spans(cu_seqlens, cu_seqlens_padded, length)
     prefix = _check_prefix(segment_prefix, begin, end)
@@ -239,11 +301,21 @@ def prefix_ends(cu_seqlens, segment_prefix, length, cu_seqlens_padded=None) -> n
 
 
 def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
-    """bool[T, T], [q, k], O(T²): same segment and (k ≤ q or k < prefix_ends[q]); for tests and
-    small rows.
+    """Return the full attention mask of a row, for tests and small rows; it takes O(T²) memory.
 
-    Padding (id 0) attends padding, so that no query's row is empty. window: a MicroSequence, which
-    gives its queries and keys only.
+    A query sees the keys of its segment with k ≤ q or k < prefix_ends[q]. Padding (id 0) attends to
+    padding, so that no query is without keys.
+
+    Args:
+        segment_ids: Segment ids, [T].
+        prefix_ends: Ends of prefixes, [T], or None for causal attention.
+        window: A `MicroSequence`. The mask then has only its queries and keys.
+
+    Returns:
+        bool[T, T], indexed [q, k].
+
+    Raises:
+        ArgumentError: If the window exceeds the row.
     """
     ids = np.asarray(segment_ids)
     keys = np.arange(len(ids))
@@ -263,11 +335,19 @@ def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
 
 
 def block_mask(segment_ids, position_ids, half, block_length) -> np.ndarray:
-    """bool[T, T], [q, k], O(T²): block diffusion's rule inside each segment of [x_t ; x_0].
+    """Return the attention mask of block diffusion in segments [x_t ; x_0]; it takes O(T²) memory.
 
-    position_ids count 0 … L − 1 in both halves; half: 0 in x_t, 1 in x_0; block = position //
-    block_length. Allowed: same block and half; or q in x_t, k in x_0 and an earlier block; or both
-    in x_0 and no later block (Arriola et al., "Block Diffusion", 2025).
+    A query sees its own block in its own half. A query in x_t also sees earlier blocks of x_0. A
+    query in x_0 also sees earlier blocks of x_0 (Arriola et al., "Block Diffusion", 2025).
+
+    Args:
+        segment_ids: Segment ids, [T].
+        position_ids: Positions, [T], which count 0 … L − 1 in both halves.
+        half: 0 for slots in x_t and 1 for slots in x_0, [T].
+        block_length: Slots of a block. A slot's block is position // block_length.
+
+    Returns:
+        bool[T, T], indexed [q, k].
     """
     ids, half = np.asarray(segment_ids), np.asarray(half).astype(bool)
     block = np.asarray(position_ids) // block_length
@@ -279,13 +359,18 @@ def block_mask(segment_ids, position_ids, half, block_length) -> np.ndarray:
 
 
 def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """cu_seqlens int32[n + 1], max_seqlen int, block_origins and block_lengths int32[n] of a
-    batch's flat slots, rows one behind the other: for kernels that count blocks inside documents.
+    """Return sequences of a batch's flat slots for kernels that count blocks inside documents.
 
-    batch: segment_ids, position_ids and block_lengths, [B, T] each. x_t and x_0 of a
-    block-diffusion segment are a sequence each, as are other segments and runs of padding, with
-    block_lengths 0. Slot s of sequence i is in block (s − block_origins[i]) // block_lengths[i] of
-    its copy.
+    The flat slots are the rows of the batch one after the other. The x_t and the x_0 of a
+    block-diffusion segment are a sequence each. Other segments and runs of padding are sequences
+    with block_lengths 0. Slot s of sequence i is in block (s − block_origins[i]) //
+    block_lengths[i] of its half.
+
+    Args:
+        batch: segment_ids, position_ids and block_lengths, [B, T] each.
+
+    Returns:
+        cu_seqlens int32[n + 1], max_seqlen int, block_origins and block_lengths int32[n].
     """
     ids, positions, lengths = (
         np.atleast_2d(np.asarray(batch[name]))
@@ -305,31 +390,49 @@ def block_varlen(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MicroSequence(NamedTuple):
-    """A window of queries with all the keys that it needs; see micro_sequence."""
+    """A window of queries with all the keys that it needs, see `micro_sequence`."""
 
-    cu_seqlens_q: np.ndarray  # int32, from 0
-    cu_seqlens_k: np.ndarray  # int32, from 0
+    cu_seqlens_q: np.ndarray  # It starts at 0.
+    cu_seqlens_k: np.ndarray  # It starts at 0.
     max_seqlen_q: int
     max_seqlen_k: int
-    first_document_begin: int  # the slot of the first key
-    document_index_q: np.ndarray  # int32[q]: 1, 2, … among the window's segments; padding 0
+    first_document_begin: int  # The slot of the first key.
+    document_index_q: np.ndarray  # int32[q]: 1, 2, … among the window's segments, 0 on padding.
     document_index_k: np.ndarray  # int32[k]
-    position_ids: np.ndarray  # int32[q]: in the whole segment; padding 0
+    position_ids: np.ndarray  # int32[q]: positions in the whole segment, 0 on padding.
 
 
 def micro_sequence(
     cu_seqlens, begin, end, segment_prefix=None, cu_seqlens_padded=None
 ) -> MicroSequence:
-    """The layout of queries [begin, end) and of keys [first_document_begin, end), for sequences
-    worked in windows.
+    """Return the layout of a window of queries and its keys.
+
+    Sequences can be processed in such windows.
 
         segments 3 5 4, window [4, 8)  →  q 0 4   k 0 5   first 3   positions 1 2 3 4
 
-    cu_seqlens_k starts at 0: keys are sliced from first_document_begin on (attention backends
-    corrupt gradients otherwise). Right only with bottom-right causal alignment: a top-left backend
-    must refuse it when first_document_begin < begin. A window that ends inside a two-way prefix
-    needs later keys and is refused; cut_points gives ends that are not. A segment's gap counts as
-    its last slots, and slots after the last segment as one more.
+    The queries are [begin, end), and the keys [first_document_begin, end). cu_seqlens_k starts at
+    0, since keys are sliced from first_document_begin on. Otherwise attention backends corrupt
+    gradients.
+
+    The layout is right only with bottom-right causal alignment. A backend with top-left alignment
+    must refuse it if first_document_begin < begin. A window that ends inside a two-way prefix would
+    need later keys, so it is refused. `cut_points` returns ends that avoid this. The gap after a
+    segment counts as its last slots, and slots after the last segment count as one more segment.
+
+    Args:
+        cu_seqlens: Boundaries of the segments, int[n + 1].
+        begin: The first query.
+        end: The first slot after the queries.
+        segment_prefix: Slots of each segment's two-way prefix, int[n], or None for causal
+            attention.
+        cu_seqlens_padded: Physical boundaries, int[n + 1], if segments are padded.
+
+    Returns:
+        A `MicroSequence`.
+
+    Raises:
+        ArgumentError: If the boundaries or the window are invalid, or a prefix crosses its end.
     """
     segment_begin, segment_end = _spans(cu_seqlens, cu_seqlens_padded)
     physical = np.asarray(cu_seqlens if cu_seqlens_padded is None else cu_seqlens_padded, np.int64)
@@ -373,11 +476,19 @@ def micro_sequence(
 
 
 def cut_points(row, size) -> np.ndarray:
-    """int64: ends of windows [0, e₀), [e₀, e₁), … of at most `size` slots, the last at the row's
-    end.
+    """Return the ends of windows of at most `size` slots that cover a row.
 
-    row: a loader's Row. No end lies inside a two-way prefix, so that micro_sequence takes them all;
-    a prefix of more than `size` slots is refused.
+    No end is inside a two-way prefix, so `micro_sequence` accepts all windows.
+
+    Args:
+        row: A `Row` of the loader.
+        size: The most slots of a window.
+
+    Returns:
+        int64: e₀, e₁, … of the windows [0, e₀), [e₀, e₁), …, the last one at the end of the row.
+
+    Raises:
+        ArgumentError: If a two-way prefix has more than `size` slots.
     """
     length = len(row.tokens)
     if size < 1:
@@ -387,7 +498,7 @@ def cut_points(row, size) -> np.ndarray:
     ends, at = [], 0
     while at < length:
         cut = min(at + size, length)
-        # the last segment that begins before the cut
+        # The last segment that begins before the cut.
         i = int(np.searchsorted(begin, cut, side="left")) - 1
         if i >= 0 and cut < begin[i] + prefix[i]:
             if begin[i] <= at:
@@ -404,16 +515,27 @@ def cut_points(row, size) -> np.ndarray:
 def context_parallel(
     cu_seqlens, cp_size, rank, tp_size=1, cu_seqlens_padded=None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(indices int64, cu_seqlens int32, cu_seqlens_padded int32) of one rank of load-balanced
-    context parallelism.
-
-    Each segment is padded to a multiple of 2 · cp_size · tp_size (cp_size 1: of tp_size) and cut in
-    2 · cp_size chunks; rank r holds chunks r and 2 · cp_size − 1 − r. indices are slots of the
-    padded whole, cu_seqlens counts the rank's real slots, cu_seqlens_padded is the whole's (a
-    rank's is it // cp_size). With cu_seqlens_padded given, the whole is the row as it lies, whose
-    segments must have such lengths already.
+    """Return one rank's slots and boundaries for load-balanced context parallelism.
 
         lengths 3 2 4, cp_size 2  →  padded 0 4 8 12   rank 0: slots 0 3 4 7 8 11, cu_seqlens 0 1 2 4
+
+    Each segment is padded to a multiple of 2 · cp_size · tp_size, or of tp_size if cp_size is 1. It
+    is cut into 2 · cp_size chunks, and rank r has the chunks r and 2 · cp_size − 1 − r.
+
+    Args:
+        cu_seqlens: Boundaries of the segments, int[n + 1].
+        cp_size: Number of context-parallel ranks.
+        rank: Index of the rank.
+        tp_size: Number of tensor-parallel ranks.
+        cu_seqlens_padded: Physical boundaries, int[n + 1], of a row whose segments have such
+            lengths already. The row then stays as it is.
+
+    Returns:
+        The rank's slots of the padded whole, int64; cu_seqlens of the rank's real slots, int32; and
+        cu_seqlens_padded of the whole, int32. The rank's own is cu_seqlens_padded // cp_size.
+
+    Raises:
+        ArgumentError: If the arguments are invalid, or given segments do not have such lengths.
     """
     if cp_size < 1 or tp_size < 1 or not 0 <= rank < cp_size:
         raise ArgumentError(
@@ -450,13 +572,22 @@ def context_parallel(
 
 
 def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, int]:
-    """(flat columns, cu_seqlens int32, max_seqlen): a batch of B rows as one THD row.
+    """Return a batch of B rows as one row in THD layout.
 
-    batch: name → [B, T, …], with segment_ids. tail "segment": every run of padding is a segment
-    too, so that cu_seqlens[-1] = B · T; "drop": padding slots are left out of all columns. In the
-    flat columns segment_ids count on through the rows (int32, padding 0), and prefix_ends, if
-    there, are slots of the flat row. What has one number a row, [B], stays as it is. seq_idx, if
-    there, are the slots' places in cu_seqlens.
+    In the flat columns, segment_ids continue through all rows, as int32 with 0 on padding.
+    prefix_ends, if there, are slots of the flat row. seq_idx, if there, are indices of sequences in
+    cu_seqlens. Columns with one number per row, [B], stay as they are.
+
+    Args:
+        batch: name → [B, T, …], with segment_ids.
+        tail: With "segment", each run of padding is a segment too, so that cu_seqlens[-1] = B · T.
+            With "drop", padding is left out of all columns.
+
+    Returns:
+        The flat columns by name, cu_seqlens int32, and max_seqlen.
+
+    Raises:
+        ArgumentError: If `tail` is invalid.
     """
     if tail not in ("segment", "drop"):
         raise ArgumentError(f"tail is {tail!r} and should be 'segment' or 'drop'")
@@ -480,7 +611,8 @@ def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, i
     ].astype(np.int32)
     if "seq_idx" in batch:
         columns["seq_idx"] = (np.cumsum((starts & kept)[kept]) - 1).astype(np.int32)
-    before = np.append(0, np.cumsum(flat_kept))  # kept slots before each slot
+    # The number of kept slots before each slot.
+    before = np.append(0, np.cumsum(flat_kept))
     if "prefix_ends" in batch:
         ends = np.arange(n_rows)[:, None] * length + np.asarray(batch["prefix_ends"], np.int64)
         columns["prefix_ends"] = np.where(ids != 0, before[ends], 0)[kept].astype(np.int32)
@@ -492,7 +624,19 @@ def flatten(batch, tail="segment") -> tuple[dict[str, np.ndarray], np.ndarray, i
 
 
 def label_counts(loss_mask, cu_seqlens, cu_seqlens_padded=None) -> np.ndarray:
-    """int32[T]: at each slot the trained slots of its segment; padding 0. loss_mask: [T]."""
+    """Return at each slot the number of trained slots of its segment.
+
+    Args:
+        loss_mask: The loss mask, [T].
+        cu_seqlens: Boundaries of the segments, int[n + 1].
+        cu_seqlens_padded: Physical boundaries, int[n + 1], if segments are padded.
+
+    Returns:
+        int32[T], 0 on padding.
+
+    Raises:
+        ArgumentError: If the boundaries are invalid.
+    """
     trained = np.asarray(loss_mask) != 0
     begin, end = _spans(cu_seqlens, cu_seqlens_padded, len(trained))
     before = np.append(0, np.cumsum(trained))
@@ -502,10 +646,22 @@ def label_counts(loss_mask, cu_seqlens, cu_seqlens_padded=None) -> np.ndarray:
 
 
 def micro_windows(length, splits, cp_size=1, rank=0) -> np.ndarray:
-    """int64[splits, 2]: a rank's half-open windows over `length` slots, cut in `splits`, each cut
-    in cp_size parts.
+    """Return one rank's windows over `length` slots.
 
-    16, 2 → [0, 8), [8, 16); 16, 2, 2, rank 1 → [4, 8), [12, 16).
+    The slots are cut into `splits` parts, and each part into cp_size windows. 16, 2 → [0, 8), [8,
+    16); 16, 2, 2, rank 1 → [4, 8), [12, 16).
+
+    Args:
+        length: Number of slots, a multiple of splits · cp_size.
+        splits: Number of parts.
+        cp_size: Number of context-parallel ranks.
+        rank: Index of the rank.
+
+    Returns:
+        Half-open windows, int64[splits, 2].
+
+    Raises:
+        ArgumentError: If the arguments are invalid.
     """
     if splits < 1 or cp_size < 1 or not 0 <= rank < cp_size:
         raise ArgumentError(
@@ -521,7 +677,21 @@ def micro_windows(length, splits, cp_size=1, rank=0) -> np.ndarray:
 
 
 def seq_idx(cu_seqlens, length, cu_seqlens_padded=None) -> np.ndarray:
-    """int32[length], for state-space models: 0, 1, … by segment; padding gets the next number."""
+    """Return the number of each slot's segment, for state-space models.
+
+    Segments count 0, 1, …, and padding gets the next number.
+
+    Args:
+        cu_seqlens: Boundaries of the segments, int[n + 1].
+        length: Slots of the row.
+        cu_seqlens_padded: Physical boundaries, int[n + 1], if segments are padded.
+
+    Returns:
+        int32[length].
+
+    Raises:
+        ArgumentError: If the boundaries are invalid.
+    """
     begin, end = _spans(cu_seqlens, cu_seqlens_padded, length)
     segment = _segment_of_slot(begin, end, length)
     return np.where(segment < 0, len(begin), segment).astype(np.int32)
