@@ -122,7 +122,7 @@ RULES = {
 
 
 def _spans(cu_seqlens, cu_seqlens_padded=None, length=None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the physical slots of each segment without its gap: begin and end, int64[segments].
+    """Return the physical slots of each segment without its gap: start and end, int64[segments].
 
     Raises:
         ArgumentError: If the boundaries are invalid or exceed `length`.
@@ -163,7 +163,7 @@ def _of_slots(per_segment: np.ndarray, segment: np.ndarray, padding) -> np.ndarr
 
 
 def position_ids(cu_seqlens, length, cu_seqlens_padded=None) -> np.ndarray:
-    """Return each slot's distance from the begin of its segment.
+    """Return each slot's distance from the start of its segment.
 
     Args:
         cu_seqlens: Boundaries of the segments, int[n + 1].
@@ -337,8 +337,8 @@ def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
 def block_mask(segment_ids, position_ids, half, block_length) -> np.ndarray:
     """Return the attention mask of block diffusion in segments [x_t ; x_0]; it takes O(T²) memory.
 
-    A query sees its own block in its own half. A query in x_t also sees earlier blocks of x_0. A
-    query in x_0 also sees earlier blocks of x_0 (Arriola et al., "Block Diffusion", 2025).
+    A query sees its own block in its own half, and all earlier blocks of x_0 (Arriola et al.,
+    "Block Diffusion", 2025).
 
     Args:
         segment_ids: Segment ids, [T].
