@@ -1,4 +1,4 @@
-"""Where segments lie, from cu_seqlens, from the ids of slots, and back; and slots written by them.
+"""Compute where segments are, from cu_seqlens or from ids, and write values to their slots.
 
     slot           0  1  2  3  4  5  6  7  8  9 10
     segment_ids    1  1  1  2  2  3  3  3  3  0  0
@@ -6,7 +6,8 @@
     runs           0  0  0  3  3  5  5  5  5  9  9        `runs`: begin of each slot's run; end likewise
     thd            seqlens 3 2 4, offsets 0 3 5 −1        `thd`, for kernels with a static number of segments
 
-No mask is made. `packprep.dataset.attention` gives `thd` and `thd_pair` with the other layouts.
+Masks are never built. `packprep.dataset.attention` exports `thd` and `thd_pair` with the other
+layouts.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,18 +18,23 @@ import numpy as np
 from packprep.errors import ArgumentError
 
 _SLOTS_AT_ONCE = 1 << 14
-_BEYOND = 1 << 62  # farther than any position
+_BEYOND = 1 << 62  # This is farther than any position.
 
 
 def boundaries(
     counts: np.ndarray, real: np.ndarray, physical: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(row, first slot in it, slots), int64[m] each, of the segments of some rows.
-
-    counts: int64[rows]. real, physical: int64[m + rows], the rows' cu_seqlens and cu_seqlens_padded
-    one after the other.
+    """Return the row, the first slot and the length of each segment of some rows.
 
         counts 2 1      real 0 3 5 0 5      physical 0 4 8 0 8   →   row 0 0 1      first slot 0 4 0      slots 3 2 5
+
+    Args:
+        counts: Number of segments of each row, int64[rows].
+        real: cu_seqlens of the rows, one row after the other, int64[m + rows].
+        physical: cu_seqlens_padded of the rows, one row after the other, int64[m + rows].
+
+    Returns:
+        The row of each segment, its first slot in the row, and its slots, int64[m] each.
     """
     row = np.repeat(np.arange(len(counts)), counts)
     here = np.arange(len(row)) + row
@@ -43,15 +49,25 @@ def offsets_of(lengths: np.ndarray) -> np.ndarray:
 
 
 def ranks(counts: np.ndarray) -> np.ndarray:
-    """int64[Σ counts]: 0 … counts[0] − 1, 0 … counts[1] − 1, …"""
+    """Return 0 … counts[0] − 1, 0 … counts[1] − 1, …, int64[Σ counts]."""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def fill_slots(
     begin: np.ndarray, length: np.ndarray, values: np.ndarray, elsewhere, size: int
 ) -> np.ndarray:
-    """[size]: values[i] at the `length[i]` slots from begin[i] on (ascending, apart), `elsewhere`
-    at all others."""
+    """Return an array with one value per range of slots.
+
+    Args:
+        begin: First slots of the ranges, int[m], in ascending order. Ranges do not overlap.
+        length: Slots of the ranges, int[m].
+        values: Values of the ranges, [m].
+        elsewhere: The value of all other slots.
+        size: Number of slots.
+
+    Returns:
+        [size], in the dtype of `values`.
+    """
     runs, parts = (
         np.empty(2 * len(values) + 1, np.int64),
         np.empty(2 * len(values) + 1, values.dtype),
@@ -70,8 +86,18 @@ def read_only(array: np.ndarray) -> np.ndarray:
 def put_blocks(
     slots: np.ndarray, at, half, block_length, count, values: np.ndarray, ahead=0
 ) -> None:
-    """Put each block's value on its slots of x_t; count: blocks of each segment, values: of all of
-    them. ahead: 1, or an array by segment, where a slot has the value of the next one's block."""
+    """Write the value of each block to its slots in x_t.
+
+    Args:
+        slots: The flat array to write.
+        at: The first slot of each segment.
+        half: Slots of x_t in each segment.
+        block_length: Slots of a block in each segment.
+        count: Number of blocks of each segment.
+        values: The values of all blocks.
+        ahead: 1, or an array by segment with 1 where each slot gets the value of the next slot's
+            block.
+    """
     per_block = np.repeat(block_length, count)
     lengths = np.minimum(np.repeat(half, count) - ranks(count) * per_block, per_block)
     ends = np.cumsum(count)
@@ -81,8 +107,14 @@ def put_blocks(
 
 
 def move_ahead(slots: np.ndarray, at: np.ndarray, length: np.ndarray, last: int) -> None:
-    """Give each slot of the ranges, `length` slots from `at` on, what the next one has, and the
-    ranges' ends `last`."""
+    """Give each slot of some ranges the value of the next slot.
+
+    Args:
+        slots: The flat array to change.
+        at: The first slot of each range.
+        length: Slots of each range.
+        last: The value of the last slot of each range.
+    """
     some = length > 0
     for begin, end in zip(at[some].tolist(), (at + length)[some].tolist(), strict=True):
         slots[begin : end - 1] = slots[begin + 1 : end]
@@ -90,7 +122,14 @@ def move_ahead(slots: np.ndarray, at: np.ndarray, length: np.ndarray, last: int)
 
 
 def put_clean(slots: np.ndarray, tokens: np.ndarray, at: np.ndarray, half: np.ndarray) -> None:
-    """Give both halves of block-diffusion segments, from `at` on, the tokens of the second: x_0."""
+    """Give both halves of block-diffusion segments the tokens of the second half, x_0.
+
+    Args:
+        slots: The flat array to write.
+        tokens: The flat array of tokens.
+        at: The first slot of each segment.
+        half: Slots of each half.
+    """
     for begin, n in zip(at.tolist(), half.tolist(), strict=True):
         clean = tokens[begin + n : begin + 2 * n]
         slots[begin : begin + n] = clean
@@ -105,37 +144,70 @@ def put_block_labels(
     ahead: np.ndarray,
     pad: int,
 ) -> None:
-    """Write the labels of block-diffusion segments: x_0 in both halves, or, where `ahead` (bool by
-    segment), its next token, and pad at the end of each."""
+    """Write the labels of block-diffusion segments: x_0 in both halves.
+
+    Args:
+        labels: The flat array to write.
+        tokens: The flat array of tokens.
+        at: The first slot of each segment.
+        half: Slots of each half.
+        ahead: bool by segment. True gives each slot the next token of x_0, and `pad` to the last
+            slot of each half.
+        pad: The id of padding.
+    """
     put_clean(labels, tokens, at, half)
     for begin in (at[ahead], (at + half)[ahead]):
         move_ahead(labels, begin, half[ahead], pad)
 
 
 def segment_ids(row: np.ndarray, at: np.ndarray, slots: np.ndarray, size: int) -> np.ndarray:
-    """uint16[size]: 1, 2, … over the segments of each row; padding 0. row ascends; at, slots: first
-    flat slot and length."""
-    first = np.searchsorted(row, row)  # the first segment of each one's row
+    """Return the segment id of each slot: 1, 2, … in each row.
+
+    Args:
+        row: The row of each segment, int64[m], in ascending order.
+        at: The first flat slot of each segment, int64[m].
+        slots: Slots of each segment, int64[m].
+        size: Number of flat slots.
+
+    Returns:
+        uint16[size], 0 on padding.
+    """
+    first = np.searchsorted(row, row)  # The first segment of each segment's row.
     return fill_slots(at, slots, (np.arange(1, len(row) + 1) - first).astype(np.uint16), 0, size)
 
 
 def next_token_loss_mask(
     at: np.ndarray, slots: np.ndarray, prefix: np.ndarray, size: int
 ) -> np.ndarray:
-    """uint8[size]: 1 where the next slot is of the same segment and lies after its prefix."""
+    """Return 1 at each slot whose next slot is in the same segment and after its prefix.
+
+    Args:
+        at: The first flat slot of each segment, int64[m].
+        slots: Slots of each segment, int64[m].
+        prefix: Slots of each segment's prefix, int64[m].
+        size: Number of flat slots.
+
+    Returns:
+        uint8[size].
+    """
     lead = np.clip(prefix.astype(np.int64) - 1, 0, slots - 1)
     return fill_slots(at + lead, slots - 1 - lead, np.ones(len(at), np.uint8), 0, size)
 
 
 def runs(ids: Any, slots: Any, library: Any, greatest: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """(begin, end), shaped as `ids`, [..., T]: the run of equal ids in which each slot lies,
-    padding's too, in slots of its row.
-
-    library: numpy, torch or jax.numpy, whose arrays these are and become. slots: 0 … T − 1, which
-    broadcast with `ids`.
-    greatest: the greatest value so far along the last axis, which each library names otherwise.
+    """Return the run of equal ids that contains each slot, also for padding.
 
         ids 1 1 1 0 0 2 2   →   begin 0 0 0 3 3 5 5   end 3 3 3 5 5 7 7
+
+    Args:
+        ids: Segment ids, [..., T].
+        slots: 0 … T − 1, in a shape that broadcasts with `ids`.
+        library: numpy, torch or jax.numpy, to which all these arrays belong.
+        greatest: Returns the running maximum along the last axis. Each library has another name for
+            it.
+
+    Returns:
+        Begin and end of the runs, shaped as `ids`, in slots of their row.
     """
 
     def begins(ids):
@@ -150,14 +222,21 @@ def runs(ids: Any, slots: Any, library: Any, greatest: Callable[[Any], Any]) -> 
 def meetings(
     query_ids: Any, key_ids: Any, where: Callable, searchsorted: Callable
 ) -> tuple[Any, Any]:
-    """(begin, end), shaped as `query_ids`, [B, Q]: the keys of each query's segment, in slots of
-    its row of `key_ids`, [B, K].
-
-    Ids count 1, 2, … in both, without gaps. Padding meets the row's first segment, so that no query
-    is without keys, and in a row of padding alone all. where, searchsorted: numpy's, torch's or
-    jax.numpy's, the latter by row.
+    """Return the keys of each query's segment.
 
         query_ids 1 2 2 0, key_ids 1 1 1 2 0   →   begin 0 3 3 0   end 3 4 4 3
+
+    Ids count 1, 2, … in both arrays, without gaps. Padding gets the keys of the row's first
+    segment, so that each query has keys. In a row of only padding it gets all keys.
+
+    Args:
+        query_ids: Segment ids of queries, [B, Q].
+        key_ids: Segment ids of keys, [B, K].
+        where: The function of numpy, torch or jax.numpy.
+        searchsorted: The function of the same library, applied to each row.
+
+    Returns:
+        Begin and end of the keys, [B, Q], in slots of the row of `key_ids`.
     """
     last = where(key_ids > 0, key_ids, 1 << 30)
     ids = where(query_ids > 0, query_ids, last[..., :1])
@@ -165,16 +244,24 @@ def meetings(
 
 
 def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
-    """(seqlens int32[B, max_segments], offsets int32[B, max_segments + 1]) of segment_ids [B, T]
-    ([T] gives [·] each).
-
-    Unused offsets are −1, unused seqlens `fill`. Padding may stand before, between and after
-    segments.
+    """Return the lengths and offsets of segments, for kernels with a fixed number of segments.
 
         1 1 1 0 0 2 2 0 3 3 3 0, max_segments 3  →  seqlens 3 2 3   offsets 0 5 8 −1
 
-    Refuses, by row and slot, more than max_segments, a hole inside a segment, and ids that skip or
-    go back.
+    Padding may be before, between and after segments.
+
+    Args:
+        segment_ids: Segment ids, [B, T] or [T].
+        max_segments: The most segments of a row.
+        fill: The length of unused entries.
+
+    Returns:
+        seqlens int32[B, max_segments], and offsets int32[B, max_segments + 1] with −1 in unused
+        entries. For ids of shape [T] the results have no B.
+
+    Raises:
+        ArgumentError: If a row has too many segments, a segment has a hole, or ids skip or go back.
+            The message names row and slot.
     """
     ids = np.asarray(segment_ids)
     rows = np.atleast_2d(ids).astype(np.int64)
@@ -213,24 +300,37 @@ def thd_pair(
     causal=None,
     window=None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(q_seqlens, kv_seqlens, q_offsets, kv_offsets) of queries and keys that lie apart; no mask is
-    made.
+    """Return the lengths and offsets of separate queries and keys, without building a mask.
 
-    Arrays are [T] or [B, T]; the lengths of q and kv may differ. A slot counts if it takes part in
-    at least one allowed pair of its segment: position_q ≥ position_kv ("top_left"), the same with
-    positions counted from the segment's end on either side ("bottom_right"), or any pair (None);
-    and position_q − left ≤ position_kv ≤ position_q + right for window (left, right), where −1 is
-    no limit. Positions ascend inside a segment.
+    A slot counts if it is in at least one allowed pair of its segment. `causal` and `window` say
+    which pairs are allowed. Positions ascend inside a segment.
 
-    A side knows its segment's end only by its own last slot. Where slots are missing between
-    (striped ranks of ring attention), "bottom_right" therefore wants as many slots of the segment
-    on either side, and the same last one: then it equals TransformerEngine's rule, which counts
-    positions from the number of slots that a side holds, position_q − n_q ≥ position_kv − n_kv.
-    Else ArgumentError says the row and the segment. Queries and keys of one sequence want
-    "top_left", which is right for any of their slots.
+    A side knows the end of a segment only by its own last slot. In striped ranks of ring attention
+    a side has gaps. There "bottom_right" requires that both sides have equally many slots of the
+    segment and the same last slot. The result then equals TransformerEngine's, which counts
+    positions from the number of slots that a side has: position_q − n_q ≥ position_kv − n_kv. For
+    queries and keys of one sequence use "top_left", which is right for any of their slots.
 
-    Lengths stand at their segment's id and are filled with 0; offsets stand in order of occurrence,
-    filled with −1. With a window the work is O(T log T).
+    A window makes the work O(T log T).
+
+    Args:
+        segment_ids_q: Segment ids of the queries, [T] or [B, T].
+        segment_ids_kv: Segment ids of the keys, of any length.
+        position_ids_q: Positions of the queries.
+        position_ids_kv: Positions of the keys.
+        max_segments: The most segments of a row.
+        causal: "top_left" allows position_q ≥ position_kv. "bottom_right" allows the same with
+            positions that each side counts from the end of its segment. None allows any pair.
+        window: (left, right) allows position_q − left ≤ position_kv ≤ position_q + right, where −1
+            is no limit. None sets no limits.
+
+    Returns:
+        q_seqlens, kv_seqlens, q_offsets and kv_offsets, int32. Lengths are in the order of segment
+        ids and filled with 0. Offsets are in the order of occurrence and filled with −1.
+
+    Raises:
+        ArgumentError: If an argument is invalid, or sides with gaps do not fit "bottom_right". The
+            message names row and segment.
     """
     if causal not in (None, "top_left", "bottom_right"):
         raise ArgumentError(
@@ -272,20 +372,25 @@ def thd_pair(
 
 
 class _Side(NamedTuple):
-    """Queries or keys. Each (row, segment) is a group; group row · width is the row's padding."""
+    """The queries or the keys, where each (row, segment) is a group.
 
-    ids: np.ndarray  # [B, T], as given
-    positions: np.ndarray  # [B, T], as given
+    Group row · width is the row's padding.
+    """
+
+    ids: np.ndarray  # [B, T], as given.
+    positions: np.ndarray  # [B, T], as given.
     width: int
-    origins: np.ndarray | None  # int64[B · width]: what positions count from; None: 0
+    origins: np.ndarray | None  # int64[B · width]: the origin of each group's positions; None: 0.
 
     @property
     def n_groups(self) -> int:
         return len(self.ids) * self.width
 
     def parts(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """(slots, their groups, their positions), int64, some at a time: a long row is never there
-        in int64."""
+        """Yield slots with their groups and positions, int64, in parts.
+
+        This avoids an int64 copy of a long row.
+        """
         ids, positions, length = self.ids.ravel(), self.positions.ravel(), self.ids.shape[1]
         for begin in range(0, ids.size, _SLOTS_AT_ONCE):
             part = slice(begin, min(begin + _SLOTS_AT_ONCE, ids.size))
@@ -295,8 +400,10 @@ class _Side(NamedTuple):
 
 
 def _extreme(ufunc, side: _Side) -> np.ndarray:
-    """int64[n_groups]: the least or greatest position of each group; beyond all positions where a
-    group is empty."""
+    """Return the smallest or largest position of each group, int64[n_groups].
+
+    An empty group gets a value beyond all positions.
+    """
     result = np.full(side.n_groups, _BEYOND if ufunc is np.minimum else -_BEYOND, np.int64)
     for _, group, at in side.parts():
         ufunc.at(result, group, at)
@@ -304,8 +411,11 @@ def _extreme(ufunc, side: _Side) -> np.ndarray:
 
 
 def _check_stripes(q: _Side, kv: _Side, last_q: np.ndarray, last_kv: np.ndarray) -> None:
-    """ArgumentError where slots are missing between a segment's, and its sides differ in number or
-    in their last slot."""
+    """Check that sides with gaps have equally many slots of a segment and the same last slot.
+
+    Raises:
+        ArgumentError: If they do not.
+    """
     striped = np.zeros(q.n_groups, bool)
     counts = []
     for side, last in ((q, last_q), (kv, last_kv)):
@@ -314,7 +424,7 @@ def _check_stripes(q: _Side, kv: _Side, last_q: np.ndarray, last_kv: np.ndarray)
             np.add.at(count, group, 1)
         striped |= (count > 0) & (last - _extreme(np.minimum, side) >= count)
         counts.append(count)
-    met = (counts[0] > 0) & (counts[1] > 0) & (np.arange(q.n_groups) % q.width > 0)  # 0: padding
+    met = (counts[0] > 0) & (counts[1] > 0) & (np.arange(q.n_groups) % q.width > 0)  # 0 is padding.
     wrong = met & striped & ((counts[0] != counts[1]) | (last_q != last_kv))
     if wrong.any():
         i = int(np.argmax(wrong))
@@ -328,10 +438,12 @@ def _check_stripes(q: _Side, kv: _Side, last_q: np.ndarray, last_kv: np.ndarray)
 
 
 def _reached(q: _Side, kv: _Side, right: int) -> tuple[np.ndarray, np.ndarray]:
-    """(bool of q, bool of kv), [B, T]: the slots with a partner in their segment, and no key more
-    than `right` ahead of its query; −1 is no limit."""
-    # The nearest allowed key of a query is its segment's first; the farthest query that a key
-    # meets, the last.
+    """Return which slots of each side have a partner in their segment, bool[B, T] each.
+
+    A key may be at most `right` positions after its query; −1 is no limit.
+    """
+    # A query has an allowed key if its segment's first key is allowed. A key has an allowed query
+    # if the segment's last query is allowed.
     first_kv, last_q = _extreme(np.minimum, kv), _extreme(np.maximum, q)
     right = min(right, _BEYOND // 2) if right >= 0 else _BEYOND // 2
     q_counts, kv_counts = np.empty(q.ids.size, bool), np.empty(kv.ids.size, bool)
@@ -343,8 +455,10 @@ def _reached(q: _Side, kv: _Side, right: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _meets(side: _Side, other: _Side, back: int, ahead: int) -> np.ndarray:
-    """bool [B, T], of `side`: has the other side a slot of the group from `back` positions before
-    to `ahead` after?"""
+    """Return which slots of a side have a partner near them on the other side, bool[B, T].
+
+    A partner is in the same group, from `back` positions before to `ahead` positions after.
+    """
     places = [
         at
         for s in (side, other)
@@ -366,7 +480,7 @@ def _meets(side: _Side, other: _Side, back: int, ahead: int) -> np.ndarray:
 
 
 def _counted(ids, counts, max_segments) -> tuple[np.ndarray, np.ndarray]:
-    """(seqlens by id, offsets by occurrence) of the slots that count."""
+    """Return the lengths by id and the offsets by occurrence of the slots that count."""
     n_rows = len(ids)
     kept = np.where(counts & (ids != 0), ids, 0)
     width = max_segments + 1
