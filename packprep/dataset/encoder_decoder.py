@@ -1,4 +1,4 @@
-"""A row of prefix tasks as two rows, an encoder's and a decoder's: the arrays of seqio and T5X.
+"""Split rows of prefix tasks into encoder rows and decoder rows, with the arrays of seqio and T5X.
 
 slots          a  b  c  x  y  d  e  z  .         segments  a b c → x y  and  d e → z
 segment_ids    1  1  1  1  1  2  2  2  0
@@ -21,7 +21,7 @@ from packprep.dataset.rows import MEDIA
 from packprep.errors import DatasetError
 
 READ = ("tokens", "segment_ids", "prefix_ends", "loss_mask")
-"""The columns that `split` needs; it reads loss_weights where there are some."""
+"""The columns that `split` needs. It also reads loss_weights if the batch has them."""
 NAMES = (
     *(f"encoder_{name}" for name in ("input_tokens", "segment_ids", "positions")),
     *(
@@ -32,7 +32,11 @@ NAMES = (
 
 
 def check_length(encoder_length: int | None) -> None:
-    """DatasetError if this, of a dataset, mixture or batch, says that it has no encoder's side."""
+    """Check that a dataset, mixture or batch has an encoder_length.
+
+    Raises:
+        DatasetError: If it has none.
+    """
     if not encoder_length:
         raise DatasetError(
             "there is no encoder_length, so where the encoder's side ends is not known: build the"
@@ -42,16 +46,30 @@ def check_length(encoder_length: int | None) -> None:
 
 
 def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """seqio's arrays of a batch of numpy arrays: encoder_… int32[B, E], decoder_… int32[B, T − E],
-    E its encoder_length.
+    """Return seqio's arrays for a batch of numpy arrays.
 
-    The encoder gets the slots of each segment's prefix, the decoder those behind it, both without
-    the gaps of padding between segments. decoder_input_tokens are the targets shifted right inside
-    each segment, 0 where one begins, and so is all padding. Segments keep their ids; positions
-    count from 0 in each segment on either side. decoder_loss_weights, float32: loss_mask, times
-    loss_weights where the batch has them, at the slot before the target. Raises DatasetError for a
-    batch without encoder_length or one of the columns of READ, for one with places of media, for a
-    segment of no prefix task, and for a row that has more inputs or targets than fit.
+    The encoder gets the slots of each segment's prefix, and the decoder the slots after it. Both
+    lose the padding between segments. Segments keep their ids, and positions count from 0 in each
+    segment of the encoder and of the decoder.
+
+    decoder_input_tokens are the targets shifted right inside each segment. They are 0 at the start
+    of a segment and on padding. decoder_loss_weights are loss_mask, times loss_weights if the batch
+    has them, at the slot before the target.
+
+    Args:
+        batch: A batch with encoder_length E and the columns of READ, [B, T] each.
+
+    Returns:
+        encoder_… int32[B, E] and decoder_… int32[B, T − E] by name. decoder_loss_weights are
+        float32.
+
+    Raises:
+        DatasetError: If the batch lacks encoder_length or a column, has media, or has a segment of
+            another task than a prefix task, or if a row has more inputs or targets than fit.
+
+    Example:
+        >>> batch = ds.batch([0, 1], columns=encoder_decoder.READ)
+        >>> arrays = encoder_decoder.split(batch)
     """
     check_length(batch.get("encoder_length"))
     if lacking := [name for name in READ if name not in batch]:
