@@ -64,8 +64,8 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         float32.
 
     Raises:
-        DatasetError: If the batch lacks encoder_length or a column, has media, or has a segment of
-            another task than a prefix task, or if a row has more inputs or targets than fit.
+        DatasetError: If the batch has no encoder_length, misses a column, or has media. Also if a
+            segment is not from a prefix task, or a row has more inputs or targets than fit.
 
     Example:
         >>> batch = ds.batch([0, 1], columns=encoder_decoder.READ)
