@@ -23,21 +23,30 @@ from packprep.forking import lazy
 
 
 class Row:
-    """Row `index` of a dataset: views of the mapped shard, or read from it or derived at first use;
-    read-only.
+    """A row of a dataset, which `Dataset.row` creates.
+
+    Its arrays are read-only. They are views of the mapped shard, or read from it or derived at
+    their first use. Reading a damaged part raises DatasetError, which names file and row.
 
         tokens        token_dtype[T]    loss_mask     uint8[T]     prefix_ends   int32[T]
         labels        token_dtype[T]    loss_weights  float32[T]   block_lengths int32[T]
         segment_ids   uint16[T]         position_ids  int32[T]     seq_idx       int32[T]
-        labels_k, loss_mask_k, loss_weights_k: as of `batch`
-        cu_seqlens, cu_seqlens_padded   int32[n_segments + 1]; the latter None where segments are contiguous
+        labels_k, loss_mask_k, loss_weights_k: as in `batch`
+        cu_seqlens, cu_seqlens_padded   int32[n_segments + 1]; the latter is None if segments are contiguous
         segments      the header's columns by their short names, [n_segments] each, and begin, end: physical slots
-        media         its places of media, a Media of one row
+        media         the media spans of the row, a Media of one row
 
-    Made by Dataset.row. Reading a part that is damaged raises DatasetError with file and row.
+    Attributes:
+        dataset: The `Dataset` of the row.
+        index: Index of the row in that dataset.
+
+    Example:
+        >>> row = ds.row(0)
+        >>> row.tokens[row.segments["begin"]]  # the first token of each segment
+        >>> row.cu_seqlens, row.max_seqlen
     """
 
-    # the dict: what is derived
+    # Derived columns are stored in `__dict__`.
     __slots__ = ("__dict__", "_opened", "_row", "dataset", "index", "tokens")
     dataset: Any
     index: int
@@ -71,14 +80,14 @@ class Row:
     loss_weights_6: np.ndarray
     loss_weights_7: np.ndarray
     loss_weights_8: np.ndarray
-    # what gives tokens, the shard's first row in the dataset, itself
+    # An object that provides tokens, the shard's first row in the dataset, and the shard itself.
     _opened: tuple[Any, int, Shard]
-    _row: int  # in its shard
+    _row: int  # Index in its shard.
 
     def __repr__(self) -> str:
         return f"Row({self.index})"
 
-    if not TYPE_CHECKING:  # a type checker knows the columns by their declarations above
+    if not TYPE_CHECKING:  # Type checkers know the columns by the declarations above.
 
         def __getattr__(self, name: str) -> np.ndarray:
             if name not in SLOTS:
@@ -112,7 +121,8 @@ class Row:
         return RowSegments(self.dataset.facts, [(self._shard, self._row)])
 
     def _offsets(self, name: str) -> np.ndarray:
-        _ = self._segments.at  # they are sound
+        # This checks the boundaries.
+        _ = self._segments.at
         return self._segments.parts(name, 1, 1)[0]
 
     @lazy
@@ -134,17 +144,17 @@ class Row:
 
     @property
     def n_tokens(self) -> int:
-        """Slots of segments: all but padding."""
+        """The number of slots in segments, without padding."""
         return int(self.cu_seqlens[-1])
 
     @property
     def max_seqlen(self) -> int:
-        """Slots of the longest segment; 0 without one."""
+        """The number of slots of the longest segment, or 0 without segments."""
         return int(np.diff(self.cu_seqlens).max(initial=0))
 
     @property
     def cost(self) -> int:
-        """Σn² over the segments of n slots: what attention costs, as the column row_cost."""
+        """The attention cost, Σn² over the segments of n slots, as in the column row_cost."""
         return int(self._segments.costs()[0])
 
     @lazy
@@ -163,8 +173,10 @@ class Row:
 
     @lazy
     def weighted_ranges(self) -> list[tuple[int, int, int, float]]:
-        """(segment, first slot, end, weight) of what a document gives another weight than 1: ranges
-        of the tokens themselves."""
+        """Return the trained ranges with a weight other than 1: (segment, first slot, end, weight).
+
+        The slots contain the tokens themselves, not their predictions.
+        """
         if "trained_weights" not in self._shard.layout:
             return []
         segment, ranges, parts = self._segments.trained()
@@ -178,12 +190,16 @@ class Row:
         ]
 
     def micro_sequences(self, size: int) -> Iterator[tuple[slice, attention.MicroSequence]]:
-        """The row in windows of at most `size` slots, in order: (slots of the queries, their
-        layout).
+        """Yield the row in windows of at most `size` slots, in order.
 
-        Windows end where attention.cut_points allows it: not inside of a two-way prefix, and a
-        longer one is refused. The keys of a window are the slots from its first_document_begin to
-        its end.
+        Windows end where `attention.cut_points` allows it, which is never inside a two-way prefix.
+
+        Yields:
+            The slots of the queries as a slice, and their layout. The keys are the slots from its
+            first_document_begin to the window's end.
+
+        Raises:
+            ArgumentError: If a two-way prefix has more than `size` slots.
         """
         begin, prefix = 0, self.segments["prefix"]
         for end in attention.cut_points(self, size).tolist():
