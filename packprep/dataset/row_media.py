@@ -1,10 +1,10 @@
-"""Places of media in rows: which slots belong to which picture, sound or film.
+"""Media spans in rows: which slots belong to which image, audio or video.
 
     row 0    … <begin> <slot> <slot> <slot> <end> …   row 1   … <slot> <slot> …
     offsets  0  1  2        slot  5 17        tokens  3 2        refs  cat.jpg  dog.png
 
-A trainer asks for the column "media", reads each ref, and puts its embeddings into slots slot …
-slot + tokens − 1 of its row.
+A trainer requests the column "media" and reads each ref. It puts the embeddings into slots slot …
+slot + tokens − 1 of the row.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,24 +22,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Media:
-    """The places of media in some rows, flat, in the order of rows and slots: those of row i are
-    offsets[i] … offsets[i + 1] − 1.
+    """The media spans of some rows as flat arrays, in the order of rows and slots.
 
-    ref_offsets: where each ref's bytes begin in `ref`; refs has them as texts. names: the kinds
-    that `kind` counts. Also a sequence of rows: media[i] is row i's, which are views.
+    A Media is also a sequence of rows: media[i] has views of row i's spans.
+
+    Attributes:
+        offsets: int64[rows + 1]. The spans of row i are offsets[i] … offsets[i + 1] − 1.
+        slot: int32[k], the first slot of each span in its row.
+        tokens: int32[k], the number of slots of each span.
+        kind: uint16[k], the kind of each span as an index into `names`.
+        ref_offsets: int64[k + 1], the first byte of each reference in `ref`.
+        ref: uint8[r], the references in UTF-8. `refs` has them as texts.
+        names: The names of kinds.
+
+    Example:
+        >>> media = ds.batch([0, 1], columns=["tokens", "media"])["media"]
+        >>> media.refs, media.kinds
+        (['cat.jpg', 'dog.png'], ['image', 'image'])
     """
 
     offsets: np.ndarray  # int64[rows + 1]
-    slot: np.ndarray  # int32[k]: the first, in its row
-    tokens: np.ndarray  # int32[k]: slots
+    slot: np.ndarray  # The first slot in its row.
+    tokens: np.ndarray  # Number of slots.
     kind: np.ndarray  # uint16[k]
     ref_offsets: np.ndarray  # int64[k + 1]
-    ref: np.ndarray  # uint8: UTF-8
+    ref: np.ndarray  # UTF-8.
     names: tuple[str, ...]
 
     @property
     def refs(self) -> list[str]:
-        """What stands for each place's picture, as its document says."""
+        """The reference of each span, as its document gives it."""
         data, bounds = self.ref.tobytes(), self.ref_offsets.tolist()
         return [
             data[begin:end].decode(errors="replace")
@@ -48,17 +60,20 @@ class Media:
 
     @property
     def row(self) -> np.ndarray:
-        """int64[k]: the row of each place, among these."""
+        """The row of each span among these rows, int64[k]."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of each place, by name."""
+        """The kind of each span, by name."""
         return [self.names[kind] for kind in self.kind.tolist()]
 
     def flat_slots(self, seq_length: int) -> np.ndarray:
-        """int64[Σ tokens]: the places' slots in rows of `seq_length` that are laid end to end, in
-        order: tokens.reshape(-1) has slot tokens there, and embeddings go there."""
+        """Return the slots of the spans in the flat rows, int64[Σ tokens], in order.
+
+        Each row has `seq_length` slots. tokens.reshape(-1) has slot tokens there, which embeddings
+        replace.
+        """
         return np.repeat(self.row * seq_length + self.slot, self.tokens) + ranks(self.tokens)
 
     def __len__(self) -> int:
@@ -80,15 +95,25 @@ class Media:
 
 
 def kinds_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """The kinds of media that a dataset may have, by name, as media_kind counts them."""
+    """Return the kinds of media that a dataset may have, by name, in the order of media_kind."""
     specials = manifest["recipe"].get("specials")
     media = specials.get("media") if isinstance(specials, dict) else None
     return tuple(sorted(media)) if isinstance(media, dict) else ()
 
 
 def media_of(places: Sequence[tuple["Shard", int]], names: tuple[str, ...]) -> Media:
-    """The media of rows, each its shard and which of the shard's rows it is. DatasetError, naming
-    file and row, where their arrays are damaged."""
+    """Return the media spans of rows.
+
+    Args:
+        places: The shard of each row, and the row's index in it.
+        names: The kinds of media of the dataset.
+
+    Returns:
+        The `Media` of these rows.
+
+    Raises:
+        DatasetError: If the arrays are damaged. The message names file and row.
+    """
     return joined([_of_row(shard, row, names) for shard, row in places], names)
 
 
@@ -124,8 +149,16 @@ def _of_row(shard: "Shard", row: int, names: tuple[str, ...]) -> Media:
 def joined(
     parts: Sequence[Media], names: tuple[str, ...], order: np.ndarray | None = None
 ) -> Media:
-    """The media of all rows of the parts, one after the other; names: all kinds that a part has.
-    order: int64[rows], where each of these rows goes; None: they stay."""
+    """Return the media spans of all rows of some parts, part after part.
+
+    Args:
+        parts: The parts.
+        names: All kinds of media that a part has.
+        order: int64[rows], the index of each of these rows in the result. None keeps their order.
+
+    Returns:
+        The `Media` of all rows.
+    """
     if order is not None:
         rows = [row for part in parts for row in part]
         parts = [rows[i] for i in np.argsort(order).tolist()]
