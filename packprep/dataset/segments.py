@@ -1,4 +1,4 @@
-"""Segments: the record that the segments of a shard are, from cutting to verification.
+"""The record of a shard's segments, from cutting to verification.
 
     step       adds
     cut        where the tokens come from, task, bos, eos, length          in document order
@@ -7,8 +7,8 @@
     shard      `header_arrays` writes the columns, `of_arrays` reads them
     verify     bos, eos, repeated and first_trained again, by the length formula (`restoring`)
 
-A column has one entry for each segment. Trained ranges, media and blocks have several, or none,
-for each segment: their `offsets` say which ones.
+A column has one entry for each segment. Trained ranges, media and blocks have any number of entries
+for each segment, which `offsets` delimit.
 """
 
 from collections.abc import Mapping
@@ -43,27 +43,27 @@ _DTYPES: dict[str, np.dtype] = dict.fromkeys(HEADER, np.dtype("i8")) | {
 class Bodies(NamedTuple):
     """The columns that decide the form of segments' bodies. All arrays have shape [m]."""
 
-    n: np.ndarray  # int64: tokens of the body: content, and a system message that is repeated
+    n: np.ndarray  # int64: body tokens, which are content and a repeated system message
     key: np.ndarray  # uint64
     # int64: the first trained token of a supervised document, or -1
     first_trained: np.ndarray
-    epoch: int = 0  # whose random numbers the bodies have; the stored rows have those of 0
+    epoch: int = 0  # The bodies have this epoch's random numbers. Stored rows have epoch 0.
 
 
 class TrainedRanges(NamedTuple):
-    """The ranges of slots that are trained, of segments of supervised documents."""
+    """The trained ranges of slots in segments of supervised documents."""
 
     offsets: np.ndarray  # int64[m + 1]
-    ranges: np.ndarray  # int32[k, 2]: begin and end, relative to the segment's first slot
-    weights: np.ndarray | None = None  # float32[k]; None: 1 each
+    ranges: np.ndarray  # int32[k, 2]: start and end, relative to the segment's first slot
+    weights: np.ndarray | None = None  # float32[k]; all are 1 if None
 
     @property
     def segment(self) -> np.ndarray:
-        """Return the segment of each range, int64[k]."""
+        """The segment of each range, int64[k]."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def weighted_slots(self) -> np.ndarray:
-        """Return how many slots of each segment have another weight than 1, int64[m]."""
+        """Return how many slots of each segment have a weight other than 1, int64[m]."""
         counts = np.zeros(len(self.offsets) - 1, np.int64)
         if self.weights is not None:
             lengths = np.diff(self.ranges.astype(np.int64), axis=1)[:, 0]
@@ -72,7 +72,7 @@ class TrainedRanges(NamedTuple):
 
 
 class MediaSpans(NamedTuple):
-    """The spans of slots that stand for images, audio or video."""
+    """The spans of slots that represent images, audio or video."""
 
     offsets: np.ndarray  # int64[m + 1]
     ref_offsets: np.ndarray  # int64[k + 1]
@@ -83,17 +83,25 @@ class MediaSpans(NamedTuple):
 
     @property
     def segment(self) -> np.ndarray:
-        """Return the segment of each span, int64[k]."""
+        """The segment of each span, int64[k]."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def slots_by_segment(self) -> np.ndarray:
-        """Return how many slots of each segment stand for media, int64[m]."""
+        """Return how many slots of each segment represent media, int64[m]."""
         counts = np.zeros(len(self.offsets) - 1, np.int64)
         np.add.at(counts, self.segment, self.tokens)
         return counts
 
     def of_segment(self, g: int, begin: int = 0) -> list[tuple[int, int, int, str]]:
-        """Return (slot from `begin` on, slots, kind, ref) of each span of segment `g`."""
+        """Return the media spans of a segment.
+
+        Args:
+            g: Index of the segment.
+            begin: The slot from which slots count.
+
+        Returns:
+            First slot, number of slots, kind and reference of each span.
+        """
         spans = []
         for i in range(*self.offsets[g : g + 2].tolist()):
             ref = self.ref[slice(*self.ref_offsets[i : i + 2].tolist())].tobytes()
@@ -102,8 +110,7 @@ class MediaSpans(NamedTuple):
         return spans
 
     def without(self, removed: np.ndarray) -> "MediaSpans | None":
-        """Return the spans of the segments that are not `removed` (bool[m]); None if none is
-        left."""
+        """Return the spans outside the segments `removed`, bool[m], or None if there are none."""
         counts, lengths = np.diff(self.offsets), np.diff(self.ref_offsets)
         kept = np.repeat(~removed, counts)
         if not kept.any():
@@ -119,7 +126,7 @@ class MediaSpans(NamedTuple):
 
 
 class NoiseBlocks(NamedTuple):
-    """The blocks of block diffusion, each with a noise level of its own."""
+    """The blocks of block diffusion, each with its own noise level."""
 
     offsets: np.ndarray  # int64[m + 1]
     noise: np.ndarray  # float32[k]
@@ -128,9 +135,12 @@ class NoiseBlocks(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """The segments of a shard. All columns have shape [m] and are int64 where nothing is noted."""
+    """The segments of a shard.
 
-    # where the tokens come from
+    All columns have shape [m]. They are int64 unless a comment says otherwise.
+    """
+
+    # The origin of the tokens.
     document: np.ndarray  # index into the documents of the shard; -1 in a shard that was read
     source: np.ndarray
     file: np.ndarray  # of the plan
@@ -139,17 +149,17 @@ class Segments:
     start: np.ndarray  # first content token
     tokens: np.ndarray  # content tokens
     key: np.ndarray  # uint64
-    # what cutting decides
+    # Values that cutting decides.
     task: np.ndarray
     bos: np.ndarray  # 0 or 1
     eos: np.ndarray  # 0 or 1
-    repeated: np.ndarray  # tokens of the system message that stand before the content once more
+    repeated: np.ndarray  # tokens of the system message, repeated before the content
     first_trained: np.ndarray  # first trained body token of a supervised document, or -1
-    # where they stand
+    # Positions in the rows.
     slots: np.ndarray  # by the length formula, without padding inside the row
     row: np.ndarray
     first_slot: np.ndarray  # in the row
-    # what rendering adds
+    # Values that rendering adds.
     prefix: np.ndarray  # leading slots that see each other both ways; -1 in block diffusion
     noise: np.ndarray  # float32
     loss_weight: np.ndarray  # float32
@@ -160,7 +170,15 @@ class Segments:
 
     @classmethod
     def create(cls, count: int, **columns: np.ndarray) -> "Segments":
-        """Return `count` segments with the given columns; the others have their defaults."""
+        """Return segments with the given columns.
+
+        Args:
+            count: Number of segments.
+            **columns: Columns by name. The others have their defaults.
+
+        Returns:
+            The `Segments`.
+        """
         zeros = np.zeros(count, np.int64)
         defaults: dict[str, Any] = dict.fromkeys(_COLUMNS, zeros)
         defaults |= {
@@ -175,10 +193,11 @@ class Segments:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Segments":
-        """Return the segments of a shard's arrays, whose cu_seqlens are sound, in row order.
+        """Return the segments of a shard's arrays in row order.
 
-        `bos`, `eos`, `repeated` and `first_trained` have their defaults: they follow from the
-        length formula, which `restoring.stored_segments` knows.
+        The arrays' cu_seqlens must be valid. `bos`, `eos`, `repeated` and `first_trained` have
+        their defaults. They follow from the length formula, which `restoring.stored_segments`
+        applies.
         """
         columns: dict[str, Any] = header_columns(arrays)
         columns["row"], columns["first_slot"], columns["slots"] = segment_slots(arrays)
@@ -197,16 +216,18 @@ class Segments:
         return len(self.task)
 
     def replace(self, **changes: Any) -> "Segments":
-        """Return these segments with other columns."""
+        """Return these segments with some columns replaced."""
         return replace(self, **changes)
 
     def select(self, which: np.ndarray | slice) -> "Segments":
-        """Return some of the segments, or all in another order, without trained ranges, media and
-        blocks."""
+        """Return some of the segments, in any order.
+
+        Trained ranges, media and blocks are left out.
+        """
         return Segments(**{name: getattr(self, name)[which] for name in _COLUMNS})
 
     def bodies(self, epoch: int = 0) -> Bodies:
-        """Return what decides the form of the bodies in an epoch."""
+        """Return the columns that decide the form of the bodies in an epoch."""
         return Bodies(self.tokens + self.repeated, self.key, self.first_trained, epoch)
 
     def flat_slots(self, seq_length: int) -> np.ndarray:
@@ -214,19 +235,19 @@ class Segments:
         return self.row * seq_length + self.first_slot
 
     def weighted_slots(self) -> np.ndarray:
-        """Return how many slots of each segment have trained ranges of another weight than 1."""
+        """Return how many slots of each segment have a weight other than 1, int64[m]."""
         return (
             np.zeros(len(self), np.int64) if self.trained is None else self.trained.weighted_slots()
         )
 
     def media_slots(self) -> np.ndarray:
-        """Return how many slots of each segment stand for media, int64[m]."""
+        """Return how many slots of each segment represent media, int64[m]."""
         return (
             np.zeros(len(self), np.int64) if self.media is None else self.media.slots_by_segment()
         )
 
     def last_chunks(self) -> np.ndarray:
-        """Return which segments are the last of their pass over their document, bool[m]."""
+        """Return which segments are the last in a pass through their document, bool[m]."""
         columns = self.start, self.repeat, self.doc, self.file
         order = np.lexsort(columns)
         last = np.ones(len(order), np.bool_)
@@ -236,9 +257,9 @@ class Segments:
         return last
 
     def header_arrays(self, pad_seq_to_mult: int) -> dict[str, np.ndarray]:
-        """Return a shard's arrays of these segments, which are in row order.
+        """Return a shard's arrays of these segments, which must be in row order.
 
-        `pad_seq_to_mult` is the recipe's: segments begin at its multiples.
+        `pad_seq_to_mult` is the recipe's. Segments begin at its multiples.
         """
         rows = int(self.row[-1]) + 1 if len(self) else 0
         row_offsets = np.searchsorted(self.row, np.arange(rows + 1)).astype(np.int64)
@@ -269,28 +290,34 @@ _COLUMNS = [
 
 
 def header_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the columns of a shard's header, name → [m], whatever else is damaged."""
+    """Return the columns of a shard's header, name → [m].
+
+    This works even if the rest of the shard is damaged.
+    """
     return {
         name: arrays[f"segment_{name}"].astype(dtype, copy=False) for name, dtype in _DTYPES.items()
     }
 
 
 def segment_slots(arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (row, first slot in it, slots without padding), int64[m] each, of a shard's arrays
-    whose cu_seqlens are sound."""
+    """Return the position of each segment of a shard's arrays, whose cu_seqlens must be valid.
+
+    Returns:
+        Row, first slot in it, and slots without padding, int64[m] each.
+    """
     real = arrays["cu_seqlens"].astype(np.int64)
     physical = arrays.get("cu_seqlens_padded", arrays["cu_seqlens"]).astype(np.int64)
     return boundaries(np.diff(arrays["row_offsets"]), real, physical)
 
 
 def removed_segments(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return which segments of a shard's arrays say that their documents were removed, bool[m]."""
+    """Return which segments of a shard's arrays belong to removed documents, bool[m]."""
     flags = arrays.get("segment_removed")
     return np.zeros(len(arrays["segment_key"]), np.bool_) if flags is None else flags != 0
 
 
 def _cumulative(lengths: np.ndarray, row: np.ndarray, row_offsets: np.ndarray) -> np.ndarray:
-    """Return for each row 0 and the running sum of its segments' lengths, int32[m + rows]."""
+    """Return for each row 0 and the running sums of its segments' lengths, int32[m + rows]."""
     sums = offsets_of(lengths)
     cu_seqlens = np.zeros(len(lengths) + len(row_offsets) - 1, np.int32)
     cu_seqlens[np.arange(len(lengths)) + row + 1] = sums[1:] - sums[row_offsets[row]]
