@@ -1,4 +1,4 @@
-"""The slots that same-position noise may take, and the random numbers of these slots.
+"""The slots that same-position noise may change, and their random numbers.
 
 segment       [bos]? [mode]?  c c c c c c  [eos]?     candidates: neighbouring slots, one range per segment
 window        from the first candidate of some segments to their last; writers handle a window at a time
@@ -18,16 +18,24 @@ CHUNK_SLOTS = 1 << 18
 
 
 class Candidates(NamedTuple):
-    """Segments to noise in row order, [m] each."""
+    """The segments to noise, in row order, [m] each."""
 
     key: np.ndarray  # uint64
     at: np.ndarray  # int64: first candidate's slot in the flat rows, ascending
     count: np.ndarray  # type: ignore[assignment]  # int64: candidates, trained or not
-    row: np.ndarray  # int64: which row it lies in
+    row: np.ndarray  # int64: the segment's row
 
 
 def runs(kept: np.ndarray, dropped: np.ndarray) -> np.ndarray:
-    """Return kept[0] times True, dropped[0] times False, kept[1] times True, and so on."""
+    """Return kept[0] times True, dropped[0] times False, kept[1] times True, and so on.
+
+    Args:
+        kept: Lengths of runs of True, int[k].
+        dropped: Lengths of runs of False, int[k].
+
+    Returns:
+        A bool array.
+    """
     return np.repeat(
         np.tile(np.array([True, False]), len(kept)), np.stack((kept, dropped), axis=1).reshape(-1)
     )
@@ -36,9 +44,17 @@ def runs(kept: np.ndarray, dropped: np.ndarray) -> np.ndarray:
 def words_of(
     key: np.ndarray, count: np.ndarray, purpose: int, dtype: str, epoch: int
 ) -> np.ndarray:
-    """Return count[i] random numbers of each key, dtype[Σ count].
+    """Return consecutive random numbers of each key.
 
-    They are consecutive bytes ("u1") or words ("<u4") of the key's blocks.
+    Args:
+        key: The keys, uint64[m].
+        count: How many numbers each key gives, int64[m].
+        purpose: The purpose of the numbers, from `packprep.randomness`.
+        dtype: "u1" for bytes or "<u4" for words of the key's blocks.
+        epoch: The epoch.
+
+    Returns:
+        dtype[Σ count].
     """
     per_block = 16 // np.dtype(dtype).itemsize
     blocks = -(-count // per_block)
@@ -53,9 +69,17 @@ def words_of(
 def below(
     key: np.ndarray, count: np.ndarray, threshold: np.ndarray, length: np.ndarray, epoch: int
 ) -> np.ndarray:
-    """Return whether each candidate's 40-bit uniform lies below its threshold, bool[Σ count].
+    """Return whether each candidate's 40-bit uniform is below its threshold.
 
-    threshold: uint64[k], each for the next length[k] candidates; Σ length = Σ count.
+    Args:
+        key: The segments' keys, uint64[m].
+        count: Candidates of each segment, int64[m].
+        threshold: Thresholds, uint64[k].
+        length: How many candidates each threshold applies to, int64[k], with Σ length = Σ count.
+        epoch: The epoch.
+
+    Returns:
+        bool[Σ count].
     """
     high = words_of(key, count, NOISE, "u1", epoch)
     top = np.repeat((threshold >> np.uint64(32)).astype(np.uint16), length)
@@ -70,7 +94,15 @@ def below(
 
 
 def within(count: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the segment of the candidates number `which`, and their place in it, int64 each."""
+    """Return the segments of some candidates, and their positions in them.
+
+    Args:
+        count: Candidates of each segment, int64[m].
+        which: Numbers of candidates, counted through all segments.
+
+    Returns:
+        Segments and positions, int64 each.
+    """
     ends = np.cumsum(count)
     segment = np.searchsorted(ends, which, "right")
     return segment, which - (ends - count)[segment]
@@ -83,7 +115,7 @@ class Window(NamedTuple):
     inside: np.ndarray | None  # bool: the slot is a candidate; None: all are
 
     def laid_out(self, values: np.ndarray) -> np.ndarray:
-        """Return `values` of candidates as flags of slots, False between candidates."""
+        """Return the values of candidates as flags of slots, False between candidates."""
         if self.inside is None:
             return values
         wide = np.zeros(len(self.inside), np.bool_)
@@ -95,20 +127,35 @@ class Window(NamedTuple):
         return slots[self.here] if self.inside is None else slots[self.here][self.inside]
 
     def holds(self, slots: np.ndarray, value: int) -> bool:
-        """Return whether a flat column has `value` in the window; −1 is not a token."""
+        """Return whether a flat column has a value in the window.
+
+        Args:
+            slots: The flat column.
+            value: The value. The result for −1, which is not a token, is False.
+
+        Returns:
+            Whether it occurs.
+        """
         return value >= 0 and bool((slots[self.here] == value).any())
 
 
 def window_of(segments: Candidates) -> Window:
-    """Return the window of segments, at least one."""
+    """Return the window of one or more segments."""
     begin, end = int(segments.at[0]), int(segments.at[-1] + segments.count[-1])
     gap = np.append(segments.at[1:], end) - (segments.at + segments.count)
     return Window(slice(begin, end), runs(segments.count, gap) if gap.any() else None)
 
 
 def chunks(segments: Candidates, width: int = 1) -> Iterator[tuple[slice, Candidates, Window]]:
-    """Yield whole segments of about CHUNK_SLOTS / width candidates: their slice, their columns and
-    their window."""
+    """Yield whole segments in chunks of about CHUNK_SLOTS / width candidates.
+
+    Args:
+        segments: The segments.
+        width: Bytes that each candidate takes.
+
+    Yields:
+        The slice of the segments, their columns, and their window.
+    """
     ends = np.cumsum(segments.count)
     if not len(ends):
         return
@@ -122,7 +169,13 @@ def chunks(segments: Candidates, width: int = 1) -> Iterator[tuple[slice, Candid
 
 
 def put(slots: np.ndarray, where: np.ndarray, value: int) -> None:
-    """Set slots[where] = value without a branch, which would often be predicted wrongly."""
-    bits = np.negative(where.astype(slots.dtype))  # 0 or −1, which has all bits set
+    """Set slots[where] = value without a branch, which would often be mispredicted.
+
+    Args:
+        slots: The integers to change.
+        where: bool, shaped as `slots`.
+        value: The new value.
+    """
+    bits = np.negative(where.astype(slots.dtype))  # 0, or −1, which has all bits set
     bits &= slots ^ slots.dtype.type(value)
     slots ^= bits
