@@ -1,7 +1,7 @@
-"""Same-position noise: which slots are noised, at what level, and what they become.
+"""Draw same-position noise: the noised slots, their levels, and their new tokens.
 
-Rendering and resampling both call it. Rendering uses compiled writers that equal `mask`, `flip` and
-`noise_blocks` (`objectives/noising.py`).
+Rendering and resampling both call this module. Rendering uses compiled writers that equal `mask`,
+`flip` and `noise_blocks` (`objectives/noising.py`).
 
     candidates  a segment's neighbouring slots that may be noised: its tokens, perhaps its eos, less those not trained
     levels      t = low + (high − low) · u, cut to a multiple of 2⁻²⁴: exact in float32
@@ -13,7 +13,7 @@ high byte is byte i % 16 of block i // 16 of NOISE under the segment's key. Its 
 of NOISE_LOW, which is read only where the high byte does not decide. So a slot costs 1/16 of a
 Philox block, and probabilities are exact to 2⁻⁴⁰.
 
-Where masks are written, a mask in the text is not a candidate: nothing can be learnt there.
+If masks are written, a mask in the text is not a candidate, since nothing can be learnt there.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,28 +53,47 @@ class Noised(NamedTuple):
 
 
 def quantised(values: np.ndarray) -> np.ndarray:
-    """Return values cut to multiples of 2⁻²⁴, float64."""
+    """Return values rounded down to multiples of 2⁻²⁴, float64."""
     return np.floor(np.asarray(values) * 2.0**24) * 2.0**-24
 
 
 def mask_probability(level: np.ndarray, epsilon: float) -> np.ndarray:
-    """Return p = (1 − ε) t + ε (Nie et al. 2025, LLaDA)."""
+    """Return the probability p = (1 − ε) t + ε that a token is masked (Nie et al. 2025, LLaDA).
+
+    Args:
+        level: Levels t.
+        epsilon: The smallest probability, ε.
+
+    Returns:
+        float64, shaped as `level`.
+    """
     return (1.0 - epsilon) * level + epsilon
 
 
 def thresholds(probability: np.ndarray) -> np.ndarray:
-    """Return ⌊p · 2⁴⁰⌋, uint64."""
+    """Return the thresholds ⌊p · 2⁴⁰⌋ of probabilities, uint64."""
     return np.floor(np.asarray(probability, np.float64) * ONE).astype(np.uint64)
 
 
 def levels(
     segments: Candidates, low: float, high: float, stratified: bool, task: int, epoch: int
 ) -> np.ndarray:
-    """Return each segment's level before it is quantised, float64[m].
+    """Return each segment's level before it is quantised.
 
     It follows from the segment's key. Stratified levels are spread evenly over the m segments of a
-    row: segment j has u = (v + π(j) / m) mod 1, with v and π keyed by the task and the row's first
+    row. Segment j has u = (v + π(j) / m) mod 1. v and π are keyed by the task and the row's first
     segment of the task.
+
+    Args:
+        segments: The segments of one task.
+        low: The smallest level.
+        high: The largest level.
+        stratified: Whether levels are stratified.
+        task: Number of the task.
+        epoch: The epoch.
+
+    Returns:
+        float64[m].
     """
     if not stratified:
         u = randomness.uniforms(segments.key, NOISE_LEVEL, 0, epoch)
@@ -84,7 +103,7 @@ def levels(
 
 
 def _strata(segments: Candidates, task: int, epoch: int) -> np.ndarray:
-    """Return stratified numbers of [0, 1), float64[m]."""
+    """Return stratified numbers in [0, 1), float64[m]."""
     _, first, row_sizes = np.unique(segments.row, return_index=True, return_counts=True)
     shift = randomness.uniforms(segments.key[first], STRATUM, 4 * task, epoch)
     order_key = randomness.bits64(segments.key[first], STRATUM, task + (1 << 16), epoch)
@@ -104,21 +123,21 @@ def mask(
     ids: "NoiseIds",
     epoch: int = 0,
 ) -> np.ndarray | None:
-    """Noise masked-diffusion segments where they stand, each with its own probability.
+    """Write the noise of masked-diffusion segments, each with its own probability.
 
     Args:
         target: The segments, and the rows that are written.
         probability: float64[m], for each segment.
         ratio: float64[m]. With it, exactly max(⌊candidates · ratio⌋, 1) candidates are noised,
             without replacement, and `probability` is not read.
-        shares: Shares of the noised slots that become the mask, a uniform ordinary token, or
-            stay as they are.
+        shares: Shares of the noised slots that become the mask, become a uniform ordinary token, or
+            stay the same.
         ids: The ids of the mask and of ordinary tokens.
         epoch: The epoch.
 
     Returns:
-        With `ratio`, float64[m]: the share of its candidates that each segment has noised, 1 where
-        it has none. Otherwise None.
+        With `ratio`, float64[m]: the noised share of each segment's candidates, 1 without
+        candidates. Otherwise None.
     """
     limit, tokens = thresholds(probability), target.tokens
     noised_share = None if ratio is None else np.ones(len(limit))
@@ -145,10 +164,13 @@ def mask(
 def _fewest(
     segments: Candidates, ratio: np.ndarray, allowed: np.ndarray | None, epoch: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the max(⌊candidates · ratio⌋, 1) candidates of least 32-bit word in each segment,
-    bool[Σ count], and their share of its candidates, float64[m].
+    """Return the candidates with the smallest 32-bit words, and their share of all candidates.
 
-    Ties go by place. The share is 1 where a segment has no candidate.
+    Each segment has max(⌊candidates · ratio⌋, 1) of them. Ties go by position. The share is 1 if a
+    segment has no candidates.
+
+    Returns:
+        Flags of candidates, bool[Σ count], and shares, float64[m].
     """
     words = words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch)
     noised, share = np.zeros(len(words), np.bool_), np.ones(len(ratio))
@@ -181,14 +203,14 @@ def _replace(
     tokens: np.ndarray,
     epoch: int,
 ) -> None:
-    """Write the mask, an ordinary token or nothing at the noised candidates (bool[Σ count])."""
+    """Write the mask, an ordinary token or nothing at the noised candidates, bool[Σ count]."""
     slot = window.here.start + np.flatnonzero(window.laid_out(noised))
     segment, place = within(segments.count, np.flatnonzero(noised))
     key = segments.key[segment]
     kind_word = randomness.words(key, REPLACEMENT, 2 * place, epoch).astype(np.uint64)
     as_mask = kind_word < np.uint64(int(shares[0] * 2**32))
     as_ordinary = ~as_mask & (kind_word < np.uint64(int((shares[0] + shares[1]) * 2**32)))
-    if as_mask.any():  # otherwise there may be no mask: −1 is not a token
+    if as_mask.any():  # Otherwise the vocabulary may have no mask token, and −1 is not an id.
         tokens[slot[as_mask]] = ids.mask
     if as_ordinary.any():
         number = randomness.integers(
@@ -200,15 +222,15 @@ def _replace(
 def flip(
     target: "Target", threshold: np.ndarray, loss_on_all: bool, ids: "NoiseIds", epoch: int = 0
 ) -> None:
-    """Noise uniform-diffusion segments where they stand.
+    """Write the noise of uniform-diffusion segments.
 
     A candidate flips with its segment's probability to another token, uniform over the ordinary
     vocabulary.
 
     Args:
         target: The segments, and the rows that are written.
-        threshold: uint64[m], ⌊P · 2⁴⁰⌋.
-        loss_on_all: Whether all candidates are trained, or only those that flip.
+        threshold: uint64[m], ⌊P · 2⁴⁰⌋ for the probability P of each segment.
+        loss_on_all: Whether all candidates are trained, or only the flipped ones.
         ids: The ids of ordinary tokens.
         epoch: The epoch.
     """
@@ -232,9 +254,10 @@ def flip(
 
 
 def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: int) -> np.ndarray:
-    """Return randomness.integers(key, REPLACEMENT, place, bound) of the candidates number `which`.
+    """Return randomness.integers(key, REPLACEMENT, place, bound) of the candidates `which`.
 
-    First draws use all of a segment's words at once, which cost a quarter of a Philox block each.
+    The first draws use all of a segment's words at once, which cost a quarter of a Philox block
+    each.
     """
     words = words_of(segments.key, segments.count, REPLACEMENT, "<u4", epoch)[which]
     bound = bound.astype(np.uint64)
@@ -252,24 +275,34 @@ def _others(segments: Candidates, which: np.ndarray, bound: np.ndarray, epoch: i
 def quantised_level(
     key: np.ndarray, low: float, high: float, steps: int, epoch: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the step, int64[m], and the level, float64[m], of each segment.
+    """Return a quantised level for each segment.
 
     Levels are the middles of `steps` equal parts of [low, high].
+
+    Args:
+        key: The segments' keys, uint64[m].
+        low: The lower end of the range.
+        high: The upper end of the range.
+        steps: Number of levels.
+        epoch: The epoch.
+
+    Returns:
+        The step, int64[m], and the level, float64[m], of each segment.
     """
     step = randomness.integers(key, NOISE_LEVEL, 0, steps, epoch)
     return step, low + (high - low) * (step + 0.5) / steps
 
 
 class BlockSchedule(NamedTuple):
-    """How a task of block diffusion noises its blocks in an epoch.
+    """The noise schedule of block diffusion in an epoch.
 
     Attributes:
         block_length: Slots of a block.
-        low: Least level of a block; levels are uniform.
-        high: Largest level.
+        low: The smallest level of a block. Levels are uniform.
+        high: The largest level.
         half_life: With 0, each candidate is noised with probability t. Otherwise round(t · n) of
-            the block's n candidates are drawn without replacement, and place i has the weight
-            2^((1 − t) · i / (half_life · block_length)), so that later places come sooner.
+            the block's n candidates are drawn without replacement. Position i has the weight 2^((1
+            − t) · i / (half_life · block_length)), so that later positions come sooner.
         inverse: Whether drawn candidates stay, and all others are noised.
         uniform: Whether candidates become any ordinary token, and all are trained. Otherwise they
             become the mask.
@@ -284,7 +317,7 @@ class BlockSchedule(NamedTuple):
 
 
 def level_range(parameters: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the least and the largest level of a task."""
+    """Return the smallest and the largest level of a task."""
     return (1.0, 1.0) if parameters.get("noise") == "all" else parameters["noise_range"]
 
 
@@ -292,6 +325,13 @@ def block_schedule(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockSche
     """Return a task's schedule in an epoch, and the epoch whose randomness it uses.
 
     Complementary tasks noise in epoch 2k + 1 the candidates that epoch 2k leaves.
+
+    Args:
+        parameters: The parameters of the task.
+        epoch: The epoch.
+
+    Returns:
+        The `BlockSchedule` and the epoch.
     """
     pair = epoch % 2 if parameters["complementary"] else 0
     half_life = parameters["half_life"] if parameters["noise"] == "position" else 0.0
@@ -308,18 +348,21 @@ def block_schedule(parameters: Mapping[str, Any], epoch: int) -> tuple[BlockSche
 
 
 def levels_by_block(parameters: Mapping[str, Any]) -> bool:
-    """Return whether each block has its own level and weight; where all is noised they are 1."""
+    """Return whether each block has its own level and weight.
+
+    If all is noised, both are 1.
+    """
     return parameters.get("noise") != "all"
 
 
 def noise_blocks(
     target: "Target", schedule: BlockSchedule, ids: "NoiseIds", epoch: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Noise block-diffusion segments where they stand, with one level per block.
+    """Write the noise of block-diffusion segments, with one level per block.
 
     Args:
         target: The segments, and the rows that are written. All candidates may be trained.
-        schedule: How blocks are noised.
+        schedule: The noise schedule of the blocks.
         ids: The ids of the mask and of ordinary tokens.
         epoch: The epoch whose randomness is used.
 
@@ -375,9 +418,9 @@ def _soonest(
 ) -> np.ndarray:
     """Return the round(level · n) candidates of each block that arrive first, bool[Σ count].
 
-    lengths: int64[blocks], candidates of each block. A candidate of weight w arrives after an
-    exponential time / w, so the first k are a draw without replacement (Efraimidis and Spirakis
-    2006). Ties go by place.
+    A candidate of weight w arrives after an exponential time / w. So the first k are a draw without
+    replacement (Efraimidis and Spirakis 2006). Ties go by position. `lengths` are the candidates of
+    each block, int64[blocks].
     """
     time = randomness.exponentials(words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch))
     slower = randomness.power_of_half((1.0 - level) / (schedule.half_life * schedule.block_length))
@@ -394,38 +437,46 @@ def _soonest(
 
 # The schedules by objective. Each writes the noise of one task's segments and returns their levels
 # and weights. `Target` describes both a shard that is rendered and a batch that is resampled.
-# `write` is a writer above, or a compiled one that equals it.
+# `write` is one of the writers above, or a compiled one that equals it.
 
 FLIP_STEPS = 4096
 """Number of levels of uniform diffusion, each with a stored threshold."""
 
 
 class NoiseIds(NamedTuple):
-    """The ids that noise writes: the mask, and ordinary ids (int32[v], ascending)."""
+    """The ids that noise writes: the mask, and the ordinary ids, int32[v] in ascending order."""
 
     mask: int
     ordinary: np.ndarray
-    rank: np.ndarray  # int32[vocab_size]: an id's place in `ordinary`; −1: not ordinary
+    rank: np.ndarray  # int32[vocab_size]: the index of an id in `ordinary`, or −1
 
     @property
     def drawable(self) -> int:
-        """The number of ids that a flip can give."""
+        """The number of ids that a flip can draw."""
         return len(self.ordinary)
 
 
 class Target(NamedTuple):
-    """The segments of one task, and the flat rows that noise is written to."""
+    """The segments of one task, and the flat rows in which noise is written."""
 
     segments: Candidates
     before: np.ndarray  # int64[m]: slots before the first candidate (bos, mode token)
-    length: np.ndarray  # int64[m]: slots of the segment, of x_t alone in block diffusion
-    trainable: np.ndarray | None  # uint8, flat: slots that may be noised; None: every candidate
+    length: np.ndarray  # int64[m]: slots of the segment; in block diffusion only those of x_t
+    trainable: np.ndarray | None  # uint8, flat: slots that may be noised; all may if None
     tokens: np.ndarray  # flat; holds the original tokens
     loss_mask: np.ndarray  # uint8, flat; holds 0
 
 
 def ordinary_ids(vocab_size: int, special_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids that are not special, int32[v], and each id's rank, int32[vocab_size]."""
+    """Return the ids that are not special.
+
+    Args:
+        vocab_size: Size of the vocabulary.
+        special_ids: The special ids.
+
+    Returns:
+        The ordinary ids, int32[v], and the index of each id among them or −1, int32[vocab_size].
+    """
     is_ordinary = np.ones(vocab_size, np.bool_)
     is_ordinary[np.asarray(special_ids, np.int64)] = False
     ordinary = np.flatnonzero(is_ordinary).astype(np.int32)
@@ -443,10 +494,22 @@ def masked_diffusion(
     epoch: int,
     write: Callable[..., Any] = mask,
 ) -> Noised:
-    """Write `mask` with a level per segment, and return levels and weights.
+    """Write `mask` with a level per segment.
 
-    The weight 1 / p is the inverse of each candidate's probability. With an exact count, p is
-    k / candidates and not the level, since k is rounded. A segment without candidates weighs 1.
+    The weight 1 / p is the inverse of each candidate's probability. With an exact count, p is k /
+    candidates and not the level, since k is rounded. A segment without candidates has the weight 1.
+
+    Args:
+        task: Number of the task.
+        parameters: The parameters of the task.
+        resolved: Values that the plan stores for the task. They are not used.
+        ids: The ids that noise writes.
+        target: The segments, and the rows that are written.
+        epoch: The epoch.
+        write: `mask`, or a compiled writer that equals it.
+
+    Returns:
+        Levels and weights of the segments.
     """
     low, high = parameters["noise_range"]
     ratio = levels(target.segments, low, high, parameters["stratified"], task, epoch)
@@ -471,7 +534,20 @@ def uniform_diffusion(
     epoch: int,
     write: Callable[..., Any] = flip,
 ) -> Noised:
-    """Write `flip` with one of FLIP_STEPS levels per segment, by the plan's thresholds."""
+    """Write `flip` with one of FLIP_STEPS levels per segment.
+
+    Args:
+        task: Number of the task. It is not used.
+        parameters: The parameters of the task.
+        resolved: Values that the plan stores for the task, with flip_thresholds.
+        ids: The ids that noise writes.
+        target: The segments, and the rows that are written.
+        epoch: The epoch.
+        write: `flip`, or a compiled writer that equals it.
+
+    Returns:
+        Levels and weights of the segments.
+    """
     low, high = parameters["noise_range"]
     step, level = quantised_level(target.segments.key, low, high, FLIP_STEPS, epoch)
     threshold = np.array(resolved["flip_thresholds"], np.uint64)[step]
@@ -483,7 +559,15 @@ def uniform_diffusion(
 
 
 def view_scale(level: np.ndarray, drawable: int) -> np.ndarray:
-    """Return n / (V (1 − n) + n), with V ids that can be drawn: 0 at n = 0, 1 at n = 1."""
+    """Return the weight n / (V (1 − n) + n), which is 0 at n = 0 and 1 at n = 1.
+
+    Args:
+        level: Levels n.
+        drawable: Number of ids that can be drawn, V.
+
+    Returns:
+        float64, shaped as `level`.
+    """
     return level / (drawable * (1.0 - level) + level)
 
 
@@ -496,9 +580,21 @@ def block_diffusion(
     epoch: int,
     write: Callable[..., Any] = noise_blocks,
 ) -> Noised:
-    """Write `noise_blocks` with a level per block, or level 1 where all is noised.
+    """Write `noise_blocks` with a level per block, or level 1 if all is noised.
 
-    With shift, the loss stands one slot earlier.
+    With shift, the loss is one slot earlier.
+
+    Args:
+        task: Number of the task. It is not used.
+        parameters: The parameters of the task.
+        resolved: Values that the plan stores for the task. They are not used.
+        ids: The ids that noise writes.
+        target: The segments, and the rows that are written.
+        epoch: The epoch.
+        write: `noise_blocks`, or a compiled writer that equals it.
+
+    Returns:
+        Levels and weights of the segments and of their blocks.
     """
     schedule, drawn_epoch = block_schedule(parameters, epoch)
     m = len(target.length)
@@ -516,21 +612,23 @@ def block_diffusion(
     return Noised(np.zeros(m, np.float32), np.ones(m, np.float32), (blocks, level, weight))
 
 
-# What there is
+# The registered schedules
 
 
 @dataclass(frozen=True)
 class NoiseSchedule:
-    """How the segments of one same-position objective are noised.
+    """The noise schedule of one same-position objective.
 
     Attributes:
         name: The objective's name.
         attention: The attention pattern of its segments.
-        parameters: The keys of its tasks in `[[tasks]]`, including those of cutting and planning.
+        parameters: The keys of its tasks in `[[tasks]]`, including the keys of cutting and
+            planning.
         draw: (task number, parameters, resolved, ids, target, epoch, write) → Noised. `write` is
             one of the writers above.
-        needs: (parameters) → what it needs of "mask", that id, and "ordinary", two ordinary ids.
-        least: The least level that it can weigh.
+        needs: (parameters) → the ids that it needs: "mask" for the mask, "ordinary" for two
+            ordinary ids.
+        least: The smallest level that it can weigh.
         flips: Whether candidates become other ordinary tokens, by the task's flip_thresholds.
     """
 
@@ -543,14 +641,14 @@ class NoiseSchedule:
     flips: bool = False
 
     def any_token(self, parameters: Mapping[str, Any]) -> bool:
-        """Return whether candidates become ordinary tokens, a mask in the text included.
+        """Return whether candidates become ordinary tokens, including a mask in the text.
 
         Otherwise a mask in the text is not a candidate, and exactly the noised slots are trained.
         """
         return self.flips or parameters.get("canvas") == "uniform"
 
     def unusable(self, resolved: Mapping[str, Any]) -> str:
-        """Return why it cannot use the values that the plan stores for a task; "" if it can."""
+        """Return why it cannot use the values that the plan stores for a task, or "" if it can."""
         if not self.flips:
             return ""
         limits: Any = resolved.get("flip_thresholds")
@@ -680,4 +778,4 @@ BLOCK_DIFFUSION = NoiseSchedule(
 SCHEDULES = {
     schedule.name: schedule for schedule in (MASKED_DIFFUSION, UNIFORM_DIFFUSION, BLOCK_DIFFUSION)
 }
-"""objective → its noise schedule."""
+"""Objective → its noise schedule."""
