@@ -1,12 +1,13 @@
-"""Resample the segments of rows for every epoch except 0, by the schedules of `noise.py` and the
-layouts of `token_slots.py`.
+"""Resample the segments of rows for every epoch except 0.
 
-    manifest ─ resampling_of ─► Resampling: what each task needs, checked before it is used
+`noise.py` has the noise schedules, and `token_slots.py` the layouts of tokens.
+
+    manifest ─ resampling_of ─► Resampling: the settings of each task, checked before they are used
     stored rows ─ labels ─► tokens of same-position segments ─ a schedule's draw(…, epoch) ─► tokens, loss_mask, weights
     stored rows ─ a layout's slots in epoch 0 ─► tokens of the others ─ its slots in this epoch ─► tokens, labels, prefixes
 
-Each segment has its own key, so an epoch's rows depend neither on the batch nor on the rank that
-asks for them.
+Each segment has its own key, so an epoch's rows do not depend on the batch or the rank that
+requests them.
 """
 
 import json
@@ -47,7 +48,7 @@ MOST_IDS = 1 << 24
 
 
 class NoisedTask(NamedTuple):
-    """How one task's segments are noised."""
+    """The settings by which one task's segments are noised."""
 
     schedule: noise.NoiseSchedule
     parameters: Mapping[str, Any]
@@ -57,7 +58,7 @@ class NoisedTask(NamedTuple):
 
 
 class MovedTask(NamedTuple):
-    """How one task's segments have their tokens moved."""
+    """The settings by which the tokens of one task's segments are moved."""
 
     layout: TokenLayout
     parameters: Mapping[str, Any]
@@ -65,9 +66,9 @@ class MovedTask(NamedTuple):
 
 
 class Resampling(NamedTuple):
-    """What resampling needs of a manifest."""
+    """The settings by which the tasks of a dataset are resampled."""
 
-    by_task: list[NoisedTask | MovedTask | None]  # None: a task without randomness
+    by_task: list[NoisedTask | MovedTask | None]  # None for a task without randomness
     in_place: np.ndarray  # bool[tasks]
     moved: np.ndarray  # bool[tasks]
     ids: noise.NoiseIds
@@ -76,13 +77,15 @@ class Resampling(NamedTuple):
 
     @property
     def has_chance(self) -> bool:
-        """Whether any task is resampled."""
+        """True if any task is resampled."""
         return bool(self.in_place.any() or self.moved.any())
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The columns that `resample` writes at every slot of a row; it also reads the labels of
-        same-position tasks."""
+        """The columns that `resample` writes at every slot of a row.
+
+        It also reads the labels of same-position tasks.
+        """
         return (
             "tokens",
             "loss_mask",
@@ -92,16 +95,19 @@ class Resampling(NamedTuple):
 
 
 def resampling_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Resampling:
-    """Return how the tasks of a dataset are resampled.
+    """Return the settings by which the tasks of a dataset are resampled.
 
     Args:
         manifest: The dataset's manifest.
         read_tokenizer: Returns the bytes of the dataset's tokenizer.json or raises OSError. It is
-            called where the manifest does not say which tokens begin inside a character.
+            called if the manifest does not say which tokens begin inside a character.
+
+    Returns:
+        The settings of all tasks.
 
     Raises:
-        ArgumentError: If a task has randomness that is unknown here.
-        DatasetError: If the manifest lacks what a task needs.
+        ArgumentError: If the randomness of a task is unknown here.
+        DatasetError: If the manifest does not have the values that a task needs.
     """
     _check_objectives(manifest)
     special = _special_ids(manifest)
@@ -125,7 +131,11 @@ def resampling_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Re
 
 
 def _check_objectives(manifest: Manifest) -> None:
-    """Raise ArgumentError for next-token tasks whose randomness is unknown here."""
+    """Check that the randomness of all next-token tasks is known here.
+
+    Raises:
+        ArgumentError: If it is not.
+    """
     known_names = ("causal", *LAYOUTS)
     unknown_tasks = [
         f"{task['name']!r} ({task['objective']})"
@@ -142,16 +152,17 @@ def _check_objectives(manifest: Manifest) -> None:
 
 
 def _moved_task(task: StoredTask, manifest: Manifest, special: SpecialIds) -> MovedTask | None:
-    """Return how a next-token task is resampled; None if it stays as it is.
+    """Return the settings by which a next-token task is resampled, or None if it does not change.
 
     Raises:
-        DatasetError: If the manifest lacks tokens that the task writes.
+        DatasetError: If the manifest does not have the special tokens that the task writes.
     """
     layout = LAYOUTS.get(task["objective"])
     if layout is None:
         return None
     has_sides = manifest["recipe"].get("packing", {}).get("encoder_length")
-    if has_sides and not layout.keeps_prefix:  # a prefix of another length would not fit its side
+    # A prefix of another length would not fit the encoder or the decoder.
+    if has_sides and not layout.keeps_prefix:
         return None
     parameters = _read_parameters(layout, task, manifest["made_with"])
     sentinels = layout.sentinels(parameters)
@@ -168,7 +179,7 @@ def _moved_task(task: StoredTask, manifest: Manifest, special: SpecialIds) -> Mo
 
 
 def _noised_task(task: StoredTask, made_with: Any) -> NoisedTask:
-    """Return how a same-position task is resampled.
+    """Return the settings by which a same-position task is resampled.
 
     Raises:
         ArgumentError: If the objective's noise is unknown here.
@@ -203,7 +214,7 @@ def _noised_task(task: StoredTask, made_with: Any) -> NoisedTask:
 
 
 def _special_ids(manifest: Manifest) -> SpecialIds:
-    """Return the sentinels and special tokens, −1 for a role without a token.
+    """Return the sentinels and special tokens, with −1 for a missing special token.
 
     Raises:
         DatasetError: If one is not an id of the vocabulary.
@@ -227,8 +238,13 @@ def _special_ids(manifest: Manifest) -> SpecialIds:
 
 
 def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes]) -> np.ndarray:
-    """Return uint8[vocab_size], 1 for a token that begins inside a character, from the manifest or
-    the dataset's tokenizer.json."""
+    """Return a flag for each token that begins inside a character, uint8[vocab_size].
+
+    The flags come from the manifest, or from the dataset's tokenizer.json.
+
+    Raises:
+        ArgumentError: If neither has them.
+    """
     stored, size = manifest.get("continues", ""), manifest["vocab_size"]
     try:
         if stored:
@@ -248,7 +264,7 @@ def _ids(manifest: Manifest, tasks: list[NoisedTask]) -> noise.NoiseIds:
     """Return the ids that noise writes.
 
     Raises:
-        DatasetError: If the manifest lacks ids that the tasks need.
+        DatasetError: If the manifest does not have the ids that the tasks need.
     """
     specials, vocab_size = manifest["specials"], manifest["vocab_size"]
     if not tasks:
@@ -288,7 +304,9 @@ def _ids(manifest: Manifest, tasks: list[NoisedTask]) -> noise.NoiseIds:
 def _read_parameters(
     known: noise.NoiseSchedule | TokenLayout, task: StoredTask, made_with: Any
 ) -> dict[str, Any]:
-    """Return a task's parameters in their types, with the defaults of later parameters.
+    """Return a task's parameters in their types.
+
+    Parameters that were added later get their defaults.
 
     Raises:
         DatasetError: If a parameter is missing, unknown or out of range, or `resolved` is not an
@@ -323,7 +341,7 @@ def _read_parameters(
 def _kernels() -> Any:
     """Return objectives/tasks.py, whose `draw_of` and `move` need numba.
 
-    It is imported by name, since trainers may have this subpackage only.
+    It is imported by name, since trainers may have only this subpackage.
     """
     with unforked():
         return import_module("packprep.objectives.tasks")
@@ -331,7 +349,7 @@ def _kernels() -> Any:
 
 @cache
 def check_accelerate(accelerate: str) -> bool:
-    """Return whether the kernels of a build resample.
+    """Return whether the compiled kernels of a build resample.
 
     Args:
         accelerate: "numpy"; "numba"; or "auto" for numba where its packages are installed.
@@ -353,7 +371,7 @@ def check_accelerate(accelerate: str) -> bool:
 
 
 class _Header(NamedTuple):
-    """What the headers of segments say of their bodies, [m] each."""
+    """The values of segments' headers that describe their bodies, [m] each."""
 
     key: np.ndarray  # uint64
     tokens: np.ndarray  # int64: tokens of the body
@@ -361,23 +379,26 @@ class _Header(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Rows that are being resampled."""
+    """The rows that are being resampled."""
 
     resampling: Resampling
     segments: RowSegments
     header: _Header
     epochs: np.ndarray  # int64[B]
-    trainable: np.ndarray | None  # uint8[B · T]: slots in trained ranges; None: there are none
+    trainable: np.ndarray | None  # uint8[B · T]: slots in trained ranges; None without such ranges
     tokens: np.ndarray  # [B, T]
     loss_mask: np.ndarray  # uint8[B, T]
     kernels: bool
 
     def at_slots(self, chosen: np.ndarray) -> np.ndarray:
-        """Return bool[B, T]: the slots of the chosen segments, bool[m]."""
+        """Return the slots of the chosen segments, bool[B, T]. `chosen` is bool[m]."""
         return self.segments.at_slots(chosen, False).reshape(self.tokens.shape)
 
     def groups(self, chosen: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield each task and epoch with its segments' numbers, for the chosen segments, bool[m]."""
+        """Yield each task and epoch of the chosen segments, with the numbers of these segments.
+
+        `chosen` is bool[m].
+        """
         task, epoch_of = self.segments.column("task"), self.epochs[self.segments.row]
         for t in np.unique(task[chosen]).tolist():
             of_task = np.flatnonzero(chosen & (task == t))
@@ -395,18 +416,19 @@ def resample(
     """Resample the rows with an epoch above 0.
 
     Args:
-        resampling: What the manifest says.
+        resampling: The settings of the dataset's tasks.
         epochs: int64[B], below EPOCHS.
-        segments: The segments of the rows; `segments.changed` receives their new header.
+        segments: The segments of the rows. `segments.changed` receives their new header.
         columns: name → [B, T], of tokens, labels, loss_mask, loss_weights and prefix_ends. They
-            hold the stored rows, and are written.
-        kernels: Whether the kernels of a build do it, which need numba and write the same.
+            hold the stored rows, and are overwritten.
+        kernels: Whether to use the compiled kernels of a build. They need numba and write the same.
 
     Raises:
         DatasetError: If a row's header does not fit the row.
     """
     written = [name for name in resampling.written if name in columns]
-    # Shards without a supervised document have no ranges that limit noise: two kinds of rows.
+    # Shards without a supervised document have no ranges that limit noise, so there are two kinds
+    # of rows.
     rows_by_kind: dict[bool, list[int]] = {}
     for i in np.flatnonzero(epochs).tolist() if written else ():
         has_ranges = "trained_ranges" in segments.places[i][0].layout
@@ -423,7 +445,7 @@ def _resample_rows(
     rows: list[int],
     kernels: bool,
 ) -> None:
-    """Resample the rows of one kind; the arguments are those of `resample`."""
+    """Resample the rows of one kind, with the arguments of `resample`."""
     facts = all_segments.facts
     is_whole = len(rows) == len(all_segments.places)
     segments = (
@@ -477,7 +499,8 @@ def _draw_rows(
 ) -> np.ndarray | None:
     """Write tokens and loss_mask of rows.
 
-    Return the weight of each slot before its loss_mask, [B, T], if `weighted`.
+    Returns:
+        The weight of each slot before its loss_mask, [B, T], if `weighted`, otherwise None.
     """
     task = segments.column("task")
     if task.max(initial=0) >= len(resampling.by_task):
@@ -485,7 +508,7 @@ def _draw_rows(
             f"redraw: segment_task {task.max()} is beyond the manifest's"
             f" {len(resampling.by_task)} tasks"
         )
-    # Slots before the body: bos and mode token.
+    # The slots before the body are bos and the mode token.
     mode = np.array([0 if moves is None else moves.mode for moves in resampling.by_task], np.int64)
     has_bos = (segments.column("start") == 0) & resampling.prepend_bos
     header = _Header(
@@ -503,14 +526,17 @@ def _draw_rows(
 
 
 def _write_originals(rows: _Rows, in_place: np.ndarray) -> None:
-    """Write the original tokens of same-position segments (bool[m]) and the stored tokens of the
-    others, and a loss_mask of 0 and as stored."""
+    """Write the tokens and the loss_mask of rows before they are resampled.
+
+    Same-position segments, bool[m], get their original tokens and a loss_mask of 0. The others keep
+    the stored values.
+    """
     segments, tokens, loss_mask = rows.segments, rows.tokens, rows.loss_mask
-    # Segments that stand twice hold their originals in x_0, and their labels may be shifted. All
+    # Segments with two copies have their originals in x_0, and their labels may be shifted. All
     # other same-position segments have their originals as labels.
     twice = segments.looked_up("task", segments.facts.in_blocks)
     labelled = in_place & ~twice
-    for i, (shard, row) in enumerate(segments.places):  # padding is the same in both
+    for i, (shard, row) in enumerate(segments.places):  # Padding is the same in both.
         tokens[i] = shard.row("labels" if labelled.all() else "tokens", row)
     if labelled.any() and not labelled.all():
         labels = np.empty_like(tokens)
@@ -527,9 +553,10 @@ def _write_originals(rows: _Rows, in_place: np.ndarray) -> None:
 
 
 def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray | None:
-    """Noise the same-position segments (bool[m]); segments.changed receives their levels.
+    """Noise the same-position segments, bool[m], and store their levels in segments.changed.
 
-    Return the weight of each slot before its loss_mask, [B, T], if `weighted`.
+    Returns:
+        The weight of each slot before its loss_mask, [B, T], if `weighted`, otherwise None.
     """
     resampling, segments, tokens = rows.resampling, rows.segments, rows.tokens
     weight, level = (segments.column(name).copy() for name in ("loss_weight", "noise"))
@@ -545,7 +572,7 @@ def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray 
         weight[which], level[which] = noised.weight, noised.level
         if noised.blocks is not None:
             noised_blocks.append((which, task.parameters, noised.blocks))
-    # Removed segments were drawn with the others of their rows, whose levels depend on them.
+    # Removed segments were drawn with the others of their rows, since those levels depend on them.
     blank = segments.removed & in_place
     if blank.any():
         blank_slots = rows.at_slots(blank)
@@ -553,7 +580,7 @@ def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray 
     segments.changed |= {"loss_weight": weight, "noise": level}
     if not weighted:
         return None
-    # Spread weights over slots: those of segments, of blocks and of trained ranges.
+    # Spread the weights of segments, blocks and trained ranges over slots.
     weights = segments.at_slots(weight, 0)
     for which, parameters, (count, _, values) in noised_blocks:
         lengths = np.full(len(which), parameters["block_length"])
@@ -567,8 +594,8 @@ def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray 
 def _move_all(rows: _Rows) -> None:
     """Move the tokens of next-token segments to their slots in their rows' epochs.
 
-    segments.changed receives the prefixes. Nothing moves in a segment whose document says what is
-    trained, or was removed.
+    segments.changed receives the prefixes. A segment stays the same if its document leaves tokens
+    untrained or was removed.
     """
     resampling, segments, header = rows.resampling, rows.segments, rows.header
     moves = resampling.moved[segments.column("task")] & ~segments.removed & ~_supervised(rows)
@@ -585,7 +612,7 @@ def _move_all(rows: _Rows) -> None:
         body_prefix = move(task, resampling.special, bodies, body_slots, epoch, flat_tokens, check)
         if body_prefix is not None:
             prefix[which] = before + body_prefix
-    # A segment with another prefix has its loss elsewhere.
+    # If its prefix has changed, a segment has its loss elsewhere.
     is_changed = prefix != segments.column("prefix")
     if is_changed.any():
         new_loss_mask = next_token_loss_mask(
@@ -612,11 +639,11 @@ def _move(
     Args:
         task: The task.
         special: The ids that it writes.
-        bodies: Where its segments stand.
+        bodies: The bodies of its segments.
         body_slots: int64[m], slots of each body and its eos.
         epoch: The epoch.
         rows: The flat rows, which hold the stored tokens.
-        check: Raises DatasetError where its first argument, bool[m], is True.
+        check: Raises DatasetError if its first argument, bool[m], has a True.
 
     Returns:
         The prefix of each body, int64[m]; None for a task without prefixes.
@@ -641,7 +668,11 @@ def _check_slots(
     wrong: np.ndarray,
     missing: str = "the slots that its tokens take",
 ) -> None:
-    """Raise DatasetError if any of the segments `which` lacks what `missing` says."""
+    """Check that no segment is `wrong`, bool[k] for the segments `which`.
+
+    Raises:
+        DatasetError: If one is. The message says that it has not `missing`.
+    """
     if wrong.any():
         g = which[np.argmax(wrong)]
         first_slot = int(segments.at[g]) % segments.facts.seq_length
@@ -653,7 +684,7 @@ def _check_slots(
 
 
 def _supervised(rows: _Rows) -> np.ndarray:
-    """Return bool[m]: the segments whose documents leave tokens untrained; an eos may be."""
+    """Return which segments have documents that leave tokens other than eos untrained, bool[m]."""
     segments, header = rows.segments, rows.header
     is_supervised = np.zeros(len(segments), np.bool_)
     if rows.trainable is None:
@@ -679,8 +710,10 @@ def _supervised(rows: _Rows) -> np.ndarray:
 def _next_tokens(
     resampling: Resampling, segments: RowSegments, tokens: np.ndarray, labels: np.ndarray
 ) -> np.ndarray:
-    """Return the labels of rows, [B, T]: the next tokens at slots of moved segments, and `labels`
-    at those of same-position segments."""
+    """Return the labels of rows, [B, T].
+
+    Slots of moved segments get the next token, and slots of same-position segments get `labels`.
+    """
     following = np.empty_like(tokens)
     following[:, :-1] = tokens[:, 1:]
     following.reshape(-1)[segments.without_next()] = segments.facts.pad_id
@@ -691,7 +724,11 @@ def _next_tokens(
 
 
 def _check_labels(segments: RowSegments, labels: np.ndarray, vocab_size: int) -> None:
-    """Raise DatasetError for a label that is not an id: flips look it up."""
+    """Check that all labels are ids, since flips use them as indices.
+
+    Raises:
+        DatasetError: If one is not.
+    """
     is_wrong = (labels < 0) | (labels >= vocab_size)
     if is_wrong.any():
         i, slot = (int(n) for n in np.argwhere(is_wrong)[0])
@@ -701,7 +738,7 @@ def _check_labels(segments: RowSegments, labels: np.ndarray, vocab_size: int) ->
 
 
 def _trainable(segments: RowSegments) -> np.ndarray | None:
-    """Return uint8[size], 1 for slots inside trained ranges; None where shards have no ranges."""
+    """Return 1 for slots inside trained ranges, uint8[size], or None if shards have no ranges."""
     if "trained_ranges" not in segments.places[0][0].layout:
         return None
     segment, ranges, _ = segments.trained()
@@ -710,14 +747,16 @@ def _trainable(segments: RowSegments) -> np.ndarray | None:
 
 
 def _target(rows: _Rows, task: NoisedTask, which: np.ndarray) -> noise.Target:
-    """Return the candidates of one task's segments as rendering has them: the body and, unless
-    noise_eos is off, eos."""
+    """Return the candidates of one task's segments, which are the same as in rendering.
+
+    They are the body and eos, or only the body if noise_eos is off.
+    """
     segments, header = rows.segments, rows.header
     half = segments.slots[which] // task.copies
     before = header.before[which]
     count = half - before
     if not task.parameters["noise_eos"] and (rows.trainable is None or task.copies > 1):
-        # Trained ranges, where they limit noise, leave eos out themselves.
+        # If trained ranges limit noise, they exclude eos themselves.
         count = np.minimum(count, header.tokens[which])
     if (count < 0).any():
         raise DatasetError(
