@@ -48,7 +48,7 @@ MOST_IDS = 1 << 24
 
 
 class NoisedTask(NamedTuple):
-    """The settings by which one task's segments are noised."""
+    """The settings for noising the segments of one task."""
 
     schedule: noise.NoiseSchedule
     parameters: Mapping[str, Any]
@@ -58,7 +58,7 @@ class NoisedTask(NamedTuple):
 
 
 class MovedTask(NamedTuple):
-    """The settings by which the tokens of one task's segments are moved."""
+    """The settings for moving the tokens of one task's segments."""
 
     layout: TokenLayout
     parameters: Mapping[str, Any]
@@ -66,7 +66,7 @@ class MovedTask(NamedTuple):
 
 
 class Resampling(NamedTuple):
-    """The settings by which the tasks of a dataset are resampled."""
+    """The settings for resampling the tasks of a dataset."""
 
     by_task: list[NoisedTask | MovedTask | None]  # None for a task without randomness
     in_place: np.ndarray  # bool[tasks]
@@ -95,7 +95,7 @@ class Resampling(NamedTuple):
 
 
 def resampling_of(manifest: Manifest, read_tokenizer: Callable[[], bytes]) -> Resampling:
-    """Return the settings by which the tasks of a dataset are resampled.
+    """Return the settings for resampling the tasks of a dataset.
 
     Args:
         manifest: The dataset's manifest.
@@ -152,7 +152,7 @@ def _check_objectives(manifest: Manifest) -> None:
 
 
 def _moved_task(task: StoredTask, manifest: Manifest, special: SpecialIds) -> MovedTask | None:
-    """Return the settings by which a next-token task is resampled, or None if it does not change.
+    """Return the settings for resampling a next-token task, or None if it does not change.
 
     Raises:
         DatasetError: If the manifest does not have the special tokens that the task writes.
@@ -179,7 +179,7 @@ def _moved_task(task: StoredTask, manifest: Manifest, special: SpecialIds) -> Mo
 
 
 def _noised_task(task: StoredTask, made_with: Any) -> NoisedTask:
-    """Return the settings by which a same-position task is resampled.
+    """Return the settings for resampling a same-position task.
 
     Raises:
         ArgumentError: If the objective's noise is unknown here.
@@ -243,7 +243,7 @@ def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes
     The flags come from the manifest, or from the dataset's tokenizer.json.
 
     Raises:
-        ArgumentError: If neither has them.
+        ArgumentError: If both are missing or invalid.
     """
     stored, size = manifest.get("continues", ""), manifest["vocab_size"]
     try:
