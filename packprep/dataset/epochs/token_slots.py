@@ -1,8 +1,8 @@
-"""The slots of next-token segments' tokens in an epoch, by their keys. Resampling reads tokens from
-their slots in epoch 0 and writes them to their slots in another epoch.
+"""Compute the slots of next-token segments' tokens in an epoch from the segments' keys.
 
-The slots follow from the key; nothing searches for sentinels. Here 7 tokens have 3 tokens of noise
-in 2 spans, so that they take 11 slots in every epoch:
+Resampling reads tokens from their slots in epoch 0 and writes them to their slots in another epoch.
+The slots follow from the key, so sentinels need not be searched. Here 7 tokens have 3 tokens of
+noise in 2 spans, so that they take 11 slots in every epoch:
 
     slot        0    1    2    3    4    5  |  6    7    8    9   10
     epoch 0    10   11  <a>   14   15  <b>  | <a>  12   13  <b>   16
@@ -12,7 +12,8 @@ in 2 spans, so that they take 11 slots in every epoch:
     slots in epoch 0     0    1    7    8    3    4   10     the inverse: rows[slots] is the document
     slots in epoch 3     0    7    2    3    4    9   10     rows[slots] = document; sentinels fill the rest
 
-Epoch 0 is drawn as the kernels of `objectives/` draw it. Later epochs have their own purposes.
+Epoch 0 is drawn as the kernels of `objectives/` draw it. Later epochs use other purposes of random
+numbers.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,13 +41,13 @@ from packprep.randomness import (
 
 
 class Placed(NamedTuple):
-    """The contents of segments' bodies; slots are indices of the flat rows."""
+    """The contents of segments' bodies, where slots are indices of the flat rows."""
 
     token: np.ndarray  # int64[Σ n]: slot of each token, in document order
     special: np.ndarray  # int64[k]: slots of sentinels and other special tokens
-    id: np.ndarray  # int64[k]: the id at each of these; −1: unknown
+    id: np.ndarray  # int64[k]: the id at each of these, or −1 if it is unknown
     slots: np.ndarray  # int64[m]: slots that each body takes
-    prefix: np.ndarray | None  # int64[m]: slots of the prefix; None: the task has no prefixes
+    prefix: np.ndarray | None  # int64[m]: slots of the prefix, or None if the task has no prefixes
 
 
 class Stretches(NamedTuple):
@@ -62,35 +63,43 @@ class SpecialIds(NamedTuple):
 
     sentinels: np.ndarray  # int64[k]
     fim: tuple[int, int, int]  # prefix, middle and suffix
-    # uint8[vocabulary]: 1 where a token begins inside a character; empty: none does
+    # uint8[vocabulary]: 1 if a token begins inside a character; empty if no token does
     continues: np.ndarray
-    eos: int = -1  # none
+    eos: int = -1  # −1 means that there is no eos
 
 
 SPECIAL = "the special tokens that its key puts there"
-"""What a damaged segment lacks."""
+"""The property that messages name if a segment is damaged."""
 
 
 def misfit(room: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Return bool[m]: whether bodies leave more than one slot, that of eos, or too few."""
+    """Return whether bodies have too few slots, or more than one slot left, which is for eos.
+
+    Args:
+        room: Slots of each body, int64[m].
+        slots: Slots that each body takes, int64[m].
+
+    Returns:
+        bool[m].
+    """
     return (room < slots) | (room > slots + 1)
 
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """The slots that one next-token objective gives its tokens.
+    """The layout of one next-token objective's tokens.
 
     Attributes:
         name: The objective's name.
         parameters: The keys of its tasks in `[[tasks]]`.
-        place: (parameters, ids, segments, epoch, known) → Placed. `known` holds the flat rows in
-            epoch 0, and the segments' tokens in document order, [Σ n], in later epochs.
-        sentinels: (parameters) → the fewest sentinels that it needs.
-        roles: (parameters) → the roles that the vocabulary must have.
+        place: (parameters, ids, segments, epoch, known) → Placed. In epoch 0 `known` has the flat
+            rows. In later epochs it has the segments' tokens in document order, [Σ n].
+        sentinels: (parameters) → the number of sentinels that it needs.
+        roles: (parameters) → the special tokens that the vocabulary must have.
         least: The fewest tokens of a segment.
         whole: (parameters) → whether it never cuts inside a character, and so needs
             `SpecialIds.continues`.
-        keeps_prefix: Whether a segment's prefix is as long in every epoch.
+        keeps_prefix: Whether a segment's prefix has the same length in every epoch.
     """
 
     name: str
@@ -109,7 +118,7 @@ EOS_AFTER_INPUTS = Parameter(
 
 
 def roles_of_inputs(parameters: Mapping[str, Any]) -> frozenset[str]:
-    """Return the roles that stand in the inputs: eos, where a parameter ends them with it."""
+    """Return the special tokens in the inputs: eos, if a parameter ends the inputs with it."""
     return frozenset(("eos",) if parameters[EOS_AFTER_INPUTS.name] else ())
 
 
@@ -119,9 +128,17 @@ def roles_of_inputs(parameters: Mapping[str, Any]) -> frozenset[str]:
 def span_counts(
     parameters: Mapping[str, Any], sentinels: int, n: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the noise tokens and spans of each segment, int64[m] each.
+    """Return the noise tokens and spans of each segment.
 
     They equal `objectives.span_corruption.span_counts` of each n of 2 or more.
+
+    Args:
+        parameters: The parameters of the task.
+        sentinels: Number of sentinels.
+        n: Tokens of each segment, int64[m].
+
+    Returns:
+        Noise tokens and spans, int64[m] each.
     """
     noise = np.clip(np.rint(n * parameters["noise_density"]).astype(np.int64), 1, n - 1)
     spans = np.rint(noise / parameters["mean_span_length"]).astype(np.int64)
@@ -135,7 +152,7 @@ class _Runs(NamedTuple):
 
     length: np.ndarray  # int64[Σ per_segment]: tokens of each run
     per_segment: np.ndarray  # int64[m]: runs of each segment
-    first_is_noise: np.ndarray  # int64[m]: 1 where the first run is noise
+    first_is_noise: np.ndarray  # int64[m]: 1 if the first run is noise
 
 
 def span_slots(
@@ -145,13 +162,24 @@ def span_slots(
     epoch: int,
     known: np.ndarray,
 ) -> Placed:
-    """Return the slots of span_corruption's tokens and sentinels, as `TokenLayout.place`."""
+    """Return the slots of span_corruption's tokens and sentinels, as `TokenLayout.place`.
+
+    Args:
+        parameters: The parameters of the task.
+        ids: The special ids.
+        segments: The bodies of the segments.
+        epoch: The epoch.
+        known: See `TokenLayout.place`. It is not used.
+
+    Returns:
+        The slots, with prefixes.
+    """
     key, n, first_slot = segments
     noise_tokens, spans = span_counts(parameters, len(ids.sentinels), n)
     runs = _draw_runs(key, n, noise_tokens, spans, epoch)
     if parameters["random_roll"]:
         runs = _rolled(key, n, noise_tokens, spans, runs.length, epoch)
-    # What lies before each run in its segment: noise runs, and tokens of either kind.
+    # Count the noise runs and the tokens of either kind before each run in its segment.
     segment = np.repeat(np.arange(len(n)), runs.per_segment)
     is_noise = (ranks(runs.per_segment) + runs.first_is_noise[segment]) & 1
     first_run = np.cumsum(runs.per_segment) - runs.per_segment
@@ -159,7 +187,7 @@ def span_slots(
     number = _sum_before(is_noise, segment, first_run)
     noise_before = _sum_before(runs.length * is_noise, segment, first_run)
     text_before = _sum_before(runs.length * (1 - is_noise), segment, first_run)
-    # Where each run stands; a noise run's sentinel stands in the inputs and before its tokens.
+    # Compute the slot of each run. A noise run's sentinel is in the inputs and before its tokens.
     eos_slots = int(parameters[EOS_AFTER_INPUTS.name])
     inputs = n - noise_tokens + noise_runs + eos_slots
     targets = first_slot + inputs
@@ -176,7 +204,7 @@ def span_slots(
 
 
 def _consecutive(first: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Return int64[Σ length]: first[0], first[0] + 1, …, length[0] numbers, then from first[1]."""
+    """Return length[0] numbers from first[0] on, length[1] from first[1] on, …, int64[Σ length]."""
     numbers = np.repeat(first - (np.cumsum(length) - length), length)
     numbers += np.arange(len(numbers))
     return numbers
@@ -191,7 +219,7 @@ def _sum_before(values: np.ndarray, segment: np.ndarray, first_run: np.ndarray) 
 def _draw_runs(
     key: np.ndarray, n: np.ndarray, noise_tokens: np.ndarray, spans: np.ndarray, epoch: int
 ) -> _Runs:
-    """Draw the lengths of runs, as many of text as of noise."""
+    """Draw the lengths of runs, equally many of text and of noise."""
     text_purpose, noise_purpose = (
         (REDRAWN_TEXT_SPANS, REDRAWN_NOISE_SPANS) if epoch else (TEXT_SPANS, NOISE_SPANS)
     )
@@ -204,16 +232,16 @@ def _draw_runs(
 def _part_lengths(
     key: np.ndarray, total: np.ndarray, parts: np.ndarray, purpose: int, epoch: int
 ) -> np.ndarray:
-    """Return the lengths of the non-empty parts of each total, int64[Σ parts], uniformly over all
-    ways to cut it.
+    """Return the lengths of the non-empty parts of each total, int64[Σ parts].
 
-    Floyd's sampling of distinct cut points (Bentley and Floyd 1987): draw i takes a cut of 1 … j,
-    with j = total − parts + 1 + i, and j itself where that cut is taken.
+    The result is uniform over all ways to cut a total. Floyd's method samples distinct cut points
+    (Bentley and Floyd 1987). Draw i takes a cut of 1 … j with j = total − parts + 1 + i, or j
+    itself if that cut is taken.
     """
     draws = parts - 1
     segment, i = np.repeat(np.arange(len(draws)), draws), ranks(draws)
     last = (total - parts + 1)[segment] + i
-    # Draw a number below each bound; rejected ones, which are rare, are drawn one by one.
+    # Draw a number below each bound. Rejected numbers are rare and are drawn one by one.
     bound = last.astype(np.uint64)
     product = words_of(key, draws, purpose, "<u4", epoch).astype(np.uint64) * bound
     low = product & np.uint64(0xFFFFFFFF)
@@ -224,13 +252,13 @@ def _part_lengths(
         cut[rejected] = randomness.integers(
             key[segment[rejected]], purpose, i[rejected], last[rejected], epoch
         )
-    # Number the cuts of all segments together, and find those that an earlier draw has taken.
+    # Number the cuts of all segments together, and find cuts that an earlier draw has taken.
     size, begin = int(total.sum()), np.cumsum(total) - total
     cut, last = begin[segment] + 1 + cut, begin[segment] + last
     order, earliest = np.arange(len(cut)), np.empty(size + 1, np.int64)
     earliest[cut[::-1]] = order[::-1]
     is_taken = earliest[cut] != order
-    # A draw that gives way takes its last cut, which may be the cut of a later draw.
+    # A draw whose cut is taken uses its last cut, which may be the cut of a later draw.
     newly_taken, is_moved_to = is_taken, np.zeros(size + 1, np.bool_)
     while newly_taken.any():
         is_moved_to[last[newly_taken]] = True
@@ -263,7 +291,7 @@ def _rolled(
     if epoch:
         kind_size = np.where(cuts_span, inside, n - inside)
         remaining = randomness.integers(key, REDRAWN_ROLL, 0, kind_size, epoch)
-    # Find the run in which the rotation begins, and how many of its tokens lie before.
+    # Find the run in which the rotation starts, and how many of its tokens it skips.
     runs = 2 * spans
     segment, is_noise = np.repeat(np.arange(len(n)), runs), np.arange(len(lengths)) & 1
     offsets = np.where(cuts_span[segment], (lengths - 1) * is_noise, np.where(is_noise, 1, lengths))
@@ -271,7 +299,7 @@ def _rolled(
     remaining = remaining + (ends - offsets)[first_run]
     run = np.searchsorted(ends, remaining, "right")
     skipped = remaining - (ends - offsets)[run] + cuts_span
-    # Take the runs from there on, those before it, and the skipped tokens.
+    # Take the runs from there on, the runs before it, and the skipped tokens.
     count = runs + (skipped > 0)
     segment, turn = np.repeat(np.arange(len(n)), count), ranks(count)
     number = run - first_run
@@ -328,7 +356,17 @@ def pivot_slots(
     """Return the slots of prefix_lm's tokens and special tokens, as `TokenLayout.place`.
 
     The pivot is uniform over 1 … n − 1. An eos may end the prefix, and a sentinel may begin the
-    continuation; each moves the tokens after it by a slot.
+    continuation. Each moves the tokens after it by a slot.
+
+    Args:
+        parameters: The parameters of the task.
+        ids: The special ids.
+        segments: The bodies of the segments.
+        epoch: The epoch.
+        known: See `TokenLayout.place`. It is not used.
+
+    Returns:
+        The slots, with prefixes.
     """
     key, n, first_slot = segments
     pivot = 1 + randomness.integers(key, REDRAWN_PIVOT if epoch else PIVOT, 0, n - 1, epoch)
@@ -359,7 +397,7 @@ PREFIX_LM = TokenLayout(
 
 
 def rates(parameters: Mapping[str, Any]) -> tuple[np.uint64, np.uint64]:
-    """Return rate and spm_rate in 2⁻³²."""
+    """Return the parameters rate and spm_rate in units of 2⁻³²."""
     rate, spm_rate = (np.uint64(int(parameters[name] * 2**32)) for name in ("rate", "spm_rate"))
     return rate, spm_rate
 
@@ -368,11 +406,11 @@ class _Middles(NamedTuple):
     """The middles of rearranged segments, [m] each."""
 
     begin: np.ndarray  # int64: first token
-    end: np.ndarray  # int64: first token after
-    suffix_first: np.ndarray  # bool: the prefix is empty
+    end: np.ndarray  # int64: first token after it
+    suffix_first: np.ndarray  # bool: True if the suffix comes first, with an empty prefix
 
     def special_slots(self, segments: Stretches) -> tuple[np.ndarray, np.ndarray]:
-        """Return the slots of the tokens before the suffix and before the middle."""
+        """Return the slots of the special tokens before the suffix and before the middle."""
         suffix_slot = segments.first_slot + 1 + self.begin
         return suffix_slot, suffix_slot + 1 + segments.n - self.end
 
@@ -386,8 +424,18 @@ def cut_slots(
 ) -> Placed:
     """Return the slots of fill_in_the_middle's tokens and special tokens, as `TokenLayout.place`.
 
-    The same segments are rearranged in every epoch. Where a body's special tokens are at no places
-    that its cuts allow, its suffix token has the id −1.
+    The same segments are rearranged in every epoch. If a body's special tokens are not where its
+    cuts allow them, its suffix token has the id −1.
+
+    Args:
+        parameters: The parameters of the task.
+        ids: The special ids.
+        segments: The bodies of the segments.
+        epoch: The epoch.
+        known: See `TokenLayout.place`.
+
+    Returns:
+        The slots, without prefixes.
     """
     rate, spm_rate = rates(parameters)
     rearranged = np.flatnonzero(randomness.words(segments.key, CUT_POINTS, 0) < rate)
@@ -403,7 +451,7 @@ def cut_slots(
             middles = middles._replace(begin=begin, end=end)
         else:
             middles, fits = _found_middles(ids, bodies, middles, known)
-    # Prefix, middle and suffix of each segment; others are all prefix.
+    # Prefix, middle and suffix of each segment. Other segments are all prefix.
     begin, end, _ = middles
     lengths = np.zeros((len(segments.n), 3), np.int64)
     lengths[:, 0] = segments.n
@@ -442,7 +490,7 @@ def _moved_back(
 ) -> np.ndarray:
     """Return the cuts, moved back to the starts of characters.
 
-    first_token: int64[m], index of each segment's first token in `tokens`.
+    `first_token` has the index of each segment's first token in `tokens`, int64[m].
     """
     cut = cut.copy()
     which = np.flatnonzero((cut > 0) & (cut < n))
@@ -455,17 +503,17 @@ def _moved_back(
 def _found_middles(
     ids: SpecialIds, bodies: Stretches, drawn: _Middles, rows: np.ndarray
 ) -> tuple[_Middles, np.ndarray]:
-    """Return the middles that rows hold, and bool[m]: whether each was found.
+    """Return the middles that rows have, and whether each was found, bool[m].
 
-    Building moved cuts back to the starts of characters. So a middle is found where the special
-    tokens stand and where no character begins between a cut and the drawn cut. Nearly all cuts
-    stay, and are checked together; the others are searched one by one. Where a text has a special
-    token of its own after a moved cut, two places may fit, and the nearer is taken.
+    Building moved cuts back to the starts of characters. So a middle is found if the special tokens
+    are there and no character begins between a cut and the drawn cut. Nearly all cuts stay, and are
+    checked together. The others are searched one by one. A text may contain a special token after a
+    moved cut. Then two cuts may fit, and the nearer one is taken.
     """
     _, middle, suffix = ids.fim
 
     def fits_at(slot: np.ndarray, special_id: int, is_edge: np.ndarray) -> np.ndarray:
-        """Return whether a special token stands there, and no token inside a character after it."""
+        """Return whether a special token is there, and no token inside a character follows it."""
         next_token = np.take(rows, slot + 1, mode="clip")
         is_start = np.take(ids.continues, next_token, mode="clip") == 0
         return (np.take(rows, slot, mode="clip") == special_id) & (is_edge | is_start)
@@ -477,7 +525,7 @@ def _found_middles(
     for i in np.flatnonzero(~fits).tolist():
         n, first_slot = int(bodies.n[i]), int(bodies.first_slot[i])
         if first_slot + n + 3 > len(rows):
-            continue  # fewer slots than the segment takes
+            continue  # There are fewer slots than the segment takes.
         body = rows[first_slot : first_slot + n + 3].tolist()
         cuts = _cuts_in(body, int(begin[i]), int(end[i]), bool(drawn.suffix_first[i]), ids)
         if cuts is not None:
@@ -488,7 +536,7 @@ def _found_middles(
 def _cuts_in(
     body: list[int], drawn_begin: int, drawn_end: int, suffix_first: bool, ids: SpecialIds
 ) -> tuple[int, int] | None:
-    """Return the cuts of one body, at or below the drawn ones; None where no cuts fit."""
+    """Return the cuts of one body, at or below the drawn ones, or None if no cuts fit."""
     n = len(body) - 3
     _, middle, suffix = ids.fim
     for begin in range(drawn_begin, -1, -1):
@@ -511,7 +559,7 @@ def _cuts_in(
 def _stays(inside: np.ndarray, cut: int, drawn_cut: int) -> bool:
     """Return whether a drawn cut is moved back to `cut`.
 
-    inside: bool[n], True for tokens that begin inside a character.
+    `inside` is bool[n], True for tokens that begin inside a character.
     """
     is_start = cut in (0, len(inside)) or not inside[cut]
     return is_start and (
