@@ -1,11 +1,10 @@
-"""What all files of a dataset share: names, versions and canonical JSON, digests, and here the one
-way in which they are opened.
+"""Names, versions, JSON, digests and safe opening of all files of a dataset.
 
-It lies below the loader: here and in json_files the standard library is enough, in a trainer too;
-digests needs xxhash.
+The loader is built on this subpackage. This module and json_files need only the standard library,
+tokenizer_json needs numpy, and digests needs xxhash.
 
-Regular files alone are opened, without ever waiting: a FIFO in a file's place would wait for its
-writer for ever, a terminal for its typist, and /dev/zero never ends.
+Only regular files are opened, and opening never blocks. A FIFO would wait for its writer forever, a
+terminal for its user, and /dev/zero never ends.
 """
 
 import errno
@@ -15,7 +14,7 @@ from io import FileIO
 
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""The begin of a few lines that stand for a file in a clone without Git LFS."""
+"""The start of a few lines that replace a file in a clone without Git LFS."""
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
@@ -26,10 +25,15 @@ _KINDS = {
 
 
 def _refuse_irregular(path: str | os.PathLike, opened: int | None = None) -> None:
-    """OSError unless the path, or what was opened by it, is a regular file."""
+    """Check that a path, or the file descriptor that was opened for it, is a regular file.
+
+    Raises:
+        OSError: If it is not.
+    """
     try:
         mode = os.stat(path if opened is None else opened).st_mode
-    except ValueError as error:  # a name that no file can have
+    # No file can have this name.
+    except ValueError as error:
         raise OSError(errno.EINVAL, str(error), os.fspath(path)) from error
     if stat.S_ISREG(mode):
         return
@@ -39,11 +43,15 @@ def _refuse_irregular(path: str | os.PathLike, opened: int | None = None) -> Non
 
 
 def open_file(path: str | os.PathLike) -> FileIO:
-    """A regular file, to be read without a buffer; OSError if it is none.
+    """Open a regular file for reading without a buffer.
 
-    Symbolic links are followed: caches are made of them.
+    Symbolic links are followed, since caches consist of them.
+
+    Raises:
+        OSError: If it cannot be opened or is not a regular file.
     """
-    _refuse_irregular(path)  # before it is opened: opening a device may do something
+    # Check it before opening, since opening a device may have an effect.
+    _refuse_irregular(path)
     file = FileIO(path, "rb", opener=lambda path, flags: os.open(path, flags | _FLAGS))
     try:
         _refuse_irregular(path, file.fileno())
@@ -54,6 +62,10 @@ def open_file(path: str | os.PathLike) -> FileIO:
 
 
 def read_file(path: str | os.PathLike) -> bytes:
-    """All bytes of a regular file; OSError as in `open_file`."""
+    """Read all bytes of a regular file.
+
+    Raises:
+        OSError: If it cannot be read or is not a regular file.
+    """
     with open_file(path) as file:
         return file.readall()
