@@ -1,5 +1,7 @@
-"""Digests: the xxh3-128 hex of bytes. They find damage and differences; they are no defence against
-forgery."""
+"""Compute digests, the xxh3-128 of bytes in hex.
+
+They detect damage and differences, but do not protect against forgery.
+"""
 
 from collections.abc import Iterable, Mapping
 from mmap import mmap
@@ -13,18 +15,23 @@ from packprep.format.json_files import encode
 
 
 def digest_of(data: bytes | bytearray | mmap) -> str:
-    """32 hex digits: the xxh3-128 of `data`."""
+    """Return the xxh3-128 of `data` as 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def own_digest(value: Mapping[str, Any]) -> str:
-    """The digest that a JSON file carries of itself: of its encoding without the key "digest"."""
+    """Return the digest that a JSON file stores of itself.
+
+    It covers the encoding of the file without the key "digest".
+    """
     return digest_of(encode({key: item for key, item in value.items() if key != "digest"}))
 
 
 def digest_of_buffers(buffers: Iterable) -> str:
-    """The digest of the concatenation of `buffers` (bytes or contiguous memoryviews), without
-    joining them."""
+    """Return the digest of buffers one after the other, without joining them.
+
+    The buffers are bytes or contiguous memoryviews.
+    """
     state = xxhash.xxh3_128()
     for buffer in buffers:
         state.update(buffer)
@@ -32,7 +39,11 @@ def digest_of_buffers(buffers: Iterable) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """The digest of a regular file's bytes, read in blocks of 4 MiB; OSError if it is none."""
+    """Return the digest of a regular file, which is read in blocks of 4 MiB.
+
+    Raises:
+        OSError: If it cannot be read or is not a regular file.
+    """
     state = xxhash.xxh3_128()
     with open_file(path) as file:
         buffer = memoryview(bytearray(4 << 20))
