@@ -1,12 +1,11 @@
-"""The JSON files of a dataset: their one encoding, what they are called, and the versions that they
-carry.
+"""Read and write the JSON files of a dataset, and define their names and versions.
 
-Canonical JSON is what `json.dumps(…, sort_keys=True, separators=(",", ":"), ensure_ascii=False)`
-gives, in UTF-8, and one newline. Manifests, plans and receipts are decoded here, so that a changed
-byte in any of them is refused in one way.
+Canonical JSON is the result of `json.dumps(…, sort_keys=True, separators=(",", ":"),
+ensure_ascii=False)` in UTF-8, and one newline. Manifests, plans and receipts are decoded here, so
+that a changed byte in any of them is refused in the same way.
 
-A key that joins later is written only where it differs from its default, and is that default where
-it is absent: so files that were written before it stay as they are.
+A key that is added later is written only if it differs from its default. If it is missing, it has
+its default. So existing files stay valid.
 """
 
 import json
@@ -17,46 +16,49 @@ from packprep.errors import DatasetError
 from packprep.forking import unforked
 
 FORMAT = "packprep"
-VERSION = 1  # of the format on disk
-LAW_VERSION = 3  # of what determines the bytes; raised whenever they change
+VERSION = 1  # The version of the format on disk.
+# It covers everything that determines the bytes, and rises whenever they change.
+LAW_VERSION = 3
 
 MANIFEST_NAME = "dataset.json"
 MIXTURE_NAME = "mixture.json"
 PLAN_NAME = "plan.json"
 TOKENIZER_NAME = "tokenizer.json"
-REMOVED_NAME = "removed.json"  # which documents were removed, where any were
-FIRST_SEEN_NAME = "first-seen.json"  # of a build that is not published; no part of a dataset
+REMOVED_NAME = "removed.json"  # The removed documents, if there are any.
+# A file of an unpublished build. It does not belong to the dataset.
+FIRST_SEEN_NAME = "first-seen.json"
 
 
 def shard_name(shard: int) -> str:
-    """shards/NNN/NNNNNN.safetensors, NNN = shard div 1000."""
+    """Return the name shards/NNN/NNNNNN.safetensors of a shard, with NNN = shard div 1000."""
     return f"shards/{shard // 1000:03d}/{shard:06d}.safetensors"
 
 
 def receipt_name(shard: int) -> str:
-    """receipts/NNN/NNNNNN.json."""
+    """Return the name receipts/NNN/NNNNNN.json of a shard's receipt."""
     return f"receipts/{shard // 1000:03d}/{shard:06d}.json"
 
 
 def rejects_name(shard: int) -> str:
-    """rejects/NNN/NNNNNN.jsonl."""
+    """Return the name rejects/NNN/NNNNNN.jsonl of a shard's rejected documents."""
     return f"rejects/{shard // 1000:03d}/{shard:06d}.jsonl"
 
 
 Later: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""The defaults of a file's keys that joined later: its own under "", under NAME those of its part
-of that name, or of each entry of that list."""
+"""The defaults of a file's keys that were added later. The key "" has those of the file itself. NAME
+has those of its part NAME, or of each entry if that part is a list."""
 
 
 def with_defaults(value: Mapping[str, Any], later: Later) -> dict[str, Any]:
-    """The values of a file, with the keys that joined later at their defaults where they are
-    absent."""
+    """Return the values of a file, with defaults for missing keys that were added later."""
     return _each(value, later, lambda part, defaults: {**defaults, **part})
 
 
 def as_stored(value: Mapping[str, Any], later: Later) -> dict[str, Any]:
-    """The values of a file as they are written: without the keys that joined later and stand at
-    their defaults."""
+    """Return the values of a file as they are written.
+
+    Keys that were added later are left out if they have their defaults.
+    """
     return _each(
         value,
         later,
@@ -84,8 +86,10 @@ def _each(
 
 
 def unknown_key(key: str, made_with: Any) -> str:
-    """A message's part for a key that this version does not know. made_with: the file's versions of
-    what wrote it."""
+    """Return a part of a message about a key that this version does not know.
+
+    `made_with` has the versions of the packages that wrote the file.
+    """
     here, there = _version(), _maker(made_with)
     if there in (here, None):
         return (
@@ -109,7 +113,7 @@ def other_law(law: int, made_with: Any) -> str:
 
 
 def newer_version(key: str) -> str:
-    """A message's part for a key of a file that does not say who wrote it."""
+    """Return a part of a message about an unknown key, for a file that does not name its writer."""
     return (
         f"key {key!r} is unknown to packprep {_version()}: a newer version wrote it; go on with"
         " that one"
@@ -118,7 +122,8 @@ def newer_version(key: str) -> str:
 
 def _version() -> str:
     with unforked():
-        from importlib.metadata import PackageNotFoundError, version  # here, as it takes long
+        # The import is here because it takes long.
+        from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version("packprep")
@@ -132,33 +137,51 @@ def _maker(made_with: Any) -> str | None:
 
 
 def encode(value: Any) -> bytes:
-    """The canonical JSON of `value` and a newline; DatasetError at NaN, Infinity or text that is
-    not valid UTF-8."""
+    """Return the canonical JSON of a value and a newline.
+
+    Raises:
+        DatasetError: If the value has NaN, Infinity, or text that is not valid UTF-8.
+    """
     try:
         text = json.dumps(
             value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
         )
         return text.encode("utf-8") + b"\n"
-    except ValueError as error:  # a UnicodeEncodeError is one
+    # This includes UnicodeEncodeError.
+    except ValueError as error:
         raise DatasetError(f"this cannot be written as canonical JSON: {error}") from error
 
 
 def json_value(value: Any) -> Any:
-    """What JSON gives back of a value: lists for tuples. DatasetError as in `encode`."""
+    """Return a value as JSON returns it, with lists for tuples.
+
+    Raises:
+        DatasetError: If `encode` cannot write it.
+    """
     return json.loads(encode(value))
 
 
 def decode(data: bytes, name: str, canonical: bool = True) -> Any:
-    """The value of JSON bytes that were read from the file `name`.
+    """Parse the JSON of a file.
 
-    Raises DatasetError at invalid UTF-8, duplicate keys, NaN and Infinity, and, with `canonical`,
-    at any bytes that `encode` would not have written.
+    Args:
+        data: The bytes of the file.
+        name: The file that messages name.
+        canonical: Whether to refuse any bytes that `encode` would not write.
+
+    Returns:
+        The value.
+
+    Raises:
+        DatasetError: If the bytes have invalid UTF-8, duplicate keys, NaN or Infinity, or are not
+            canonical.
     """
     try:
-        # In canonical bytes nothing stands twice, so only other bytes are searched for it.
+        # Canonical bytes have no duplicate keys, so only other bytes are searched for them.
         text = data.decode("utf-8")
         value = json.loads(text, parse_constant=_no_constant)
-        # Also finds what JSON hides in escapes: 1e999 is an infinity, "\ud800" no valid text.
+        # Encoding also finds invalid values in escapes: 1e999 is an infinity, "\ud800" is not valid
+        # text.
         encoded = encode(value)
         if encoded != data:
             value = json.loads(text, object_pairs_hook=no_duplicates)
@@ -177,7 +200,11 @@ def decode(data: bytes, name: str, canonical: bool = True) -> Any:
 
 
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """json's object_pairs_hook that refuses a key that stands twice (ValueError)."""
+    """Return a dict of the pairs; an object_pairs_hook of json that refuses duplicate keys.
+
+    Raises:
+        ValueError: If a key occurs twice.
+    """
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
