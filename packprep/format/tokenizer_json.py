@@ -1,5 +1,7 @@
-"""Which tokens of a tokenizer.json begin inside a character of UTF-8: a text is not cut before
-them. numpy alone is needed."""
+"""Find the tokens of a tokenizer.json that begin inside a UTF-8 character.
+
+A text is not cut before such a token. Only numpy is needed.
+"""
 
 import base64
 import json
@@ -10,8 +12,10 @@ import numpy as np
 
 
 def byte_characters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2, `bytes_to_unicode`
-    in encoder.py)."""
+    """Return the character for each byte in a byte-level vocabulary.
+
+    The mapping is GPT-2's, `bytes_to_unicode` in encoder.py.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     characters, shifted = [], 0x100
     for byte in range(256):
@@ -24,8 +28,11 @@ def byte_characters() -> list[str]:
 
 
 def continuing(parsed: Mapping[str, Any], vocab_size: int) -> np.ndarray:
-    """uint8[vocab_size]: 1 where a token begins inside a character; only byte-level vocabularies
-    and byte fallback have such tokens. parsed: the tokenizer.json."""
+    """Return a flag for each token that begins inside a character, uint8[vocab_size].
+
+    Only byte-level vocabularies and byte fallback have such tokens. `parsed` is the content of a
+    tokenizer.json.
+    """
     model = parsed["model"]
     vocab = model["vocab"]
     pairs = (
@@ -47,13 +54,16 @@ def continuing(parsed: Mapping[str, Any], vocab_size: int) -> np.ndarray:
 
 
 def text_of(flags: np.ndarray) -> str:
-    """Flags as a manifest holds them: a bit each, least bit first, in base64."""
+    """Return flags as a manifest stores them: one bit each, least significant first, in base64."""
     return base64.b64encode(np.packbits(flags, bitorder="little").tobytes()).decode()
 
 
 def flags_of(text: str, size: int) -> np.ndarray:
-    """uint8[size]: the inverse of `text_of`; ValueError where the text is not that of so many
-    flags."""
+    """Return the flags that `text_of` encoded, uint8[size].
+
+    Raises:
+        ValueError: If the text is not base64 of `size` flags.
+    """
     packed = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
     if len(packed) != -(-size // 8):
         raise ValueError(f"it has {len(packed)} bytes, and {size} ids take {-(-size // 8)}")
