@@ -44,8 +44,8 @@ __all__ = [
 
 
 Keys = list[tuple[Any, Any]]
-"""Ranges of keys that queries see: the begin and the end of each range, shaped as the queries. A range
-may be empty for a query."""
+"""Ranges of keys that queries see: the begin and the end of each range, shaped as the queries. A
+range may be empty for a query."""
 
 
 class Rule(NamedTuple):
@@ -229,9 +229,9 @@ def pad_cu_seqlens(cu_seqlens, entries, length=None, tail="none") -> np.ndarray:
         cu_seqlens: Boundaries of the segments, int[n + 1].
         entries: Number of entries of the result.
         length: Slots of the row. Tails other than "none" need it.
-        tail: The use of slots after the last segment, up to `length`. With "none" they stay outside
-            all segments. Kernels leave such slots unwritten, and 0 · NaN is NaN. With "segment"
-            they are one more segment, and with "fold" they join the last one.
+        tail: The use of slots after the last segment, up to `length`. With "none", they stay
+            outside all segments. Kernels leave such slots unwritten, and 0 · NaN is NaN. With
+            "segment" they are one more segment, and with "fold" they join the last one.
 
     Returns:
         int32[entries].

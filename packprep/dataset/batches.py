@@ -72,13 +72,14 @@ class Reader:
     Both have the attributes of a batch, a fingerprint, a digest, a length, `row`, and these
     members:
 
-        fingerprint_at(digest)                                    fingerprint of the version with this digest
-        _find(rows), _fill(found, batch, epochs, accelerate)      locate rows; write them into arrays, column → [B, T]
-        kinds, _media(found)                                      kinds of media; media spans of rows
+        fingerprint_at(digest)            fingerprint of the version with this digest
+        _find(rows)                       locations of rows
+        _fill(found, batch, epochs, accelerate)    write located rows into arrays, column → [B, T]
+        kinds, _media(found)              kinds of media; media spans of located rows
         rows_of_samples(samples, seed, shuffle), samples_of_epochs(epochs), check_redraw(),
         tasks_with_loss()
-        costs(rows, attention, linear), epoch_rows                needed by balanced steps
-        rows_of_steps(…)                                          needed by steps of several row lengths
+        costs(rows, attention, linear), epoch_rows    needed by balanced steps
+        rows_of_steps(…)                  needed by steps of several row lengths
     """
 
     seq_length: int
@@ -472,7 +473,7 @@ class Reader:
                 end, the iterator raises it at the step that exceeds them.
 
         Example:
-            >>> batches = ds.batches(batch_size=8, rank=0, world_size=2, columns=["tokens", "labels"])
+            >>> batches = ds.batches(8, rank=0, world_size=2, columns=["tokens", "labels"])
             >>> next(batches)["tokens"].shape
             (8, 2048)
         """
@@ -828,7 +829,7 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Read
 
 
 def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
-    """Check that all names are columns, and none is in `without`.
+    """Check that all names are columns outside `without`.
 
     Args:
         names: Names to check.

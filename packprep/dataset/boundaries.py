@@ -207,7 +207,7 @@ def runs(ids: Any, slots: Any, library: Any, greatest: Callable[[Any], Any]) -> 
             it.
 
     Returns:
-        Begin and end of the runs, shaped as `ids`, in slots of their row.
+        Start and end of the runs, shaped as `ids`, in slots of their row.
     """
 
     def begins(ids):
@@ -227,7 +227,7 @@ def meetings(
         query_ids 1 2 2 0, key_ids 1 1 1 2 0   →   begin 0 3 3 0   end 3 4 4 3
 
     Ids count 1, 2, … in both arrays, without gaps. Padding gets the keys of the row's first
-    segment, so that each query has keys. In a row of only padding it gets all keys.
+    segment, so that each query has keys. If a row has only padding, it gets all keys.
 
     Args:
         query_ids: Segment ids of queries, [B, Q].
@@ -236,7 +236,7 @@ def meetings(
         searchsorted: The function of the same library, applied to each row.
 
     Returns:
-        Begin and end of the keys, [B, Q], in slots of the row of `key_ids`.
+        Start and end of the keys, [B, Q], in slots of the row of `key_ids`.
     """
     last = where(key_ids > 0, key_ids, 1 << 30)
     ids = where(query_ids > 0, query_ids, last[..., :1])
@@ -305,7 +305,7 @@ def thd_pair(
     A slot counts if it is in at least one allowed pair of its segment. `causal` and `window` say
     which pairs are allowed. Positions ascend inside a segment.
 
-    A side knows the end of a segment only by its own last slot. In striped ranks of ring attention
+    A side knows the end of a segment only by its own last slot. With striped ranks of ring attention,
     a side has gaps. There "bottom_right" requires that both sides have equally many slots of the
     segment and the same last slot. The result then equals TransformerEngine's, which counts
     positions from the number of slots that a side has: position_q − n_q ≥ position_kv − n_kv. For

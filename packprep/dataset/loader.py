@@ -337,7 +337,7 @@ class Dataset(Reader):
         Args:
             segments: The segments of the rows. `segments.changed` receives their new header
                 columns.
-            columns: name → [B, T], with the stored rows, which are those of epoch 0.
+            columns: name → [B, T], with the stored rows, which have epoch 0.
             epochs: The epoch of each row.
             accelerate: The implementation that resamples, as in `batches`.
 
@@ -406,7 +406,7 @@ class Dataset(Reader):
 
         Raises:
             ArgumentError: If a task cannot be resampled.
-            DatasetError: If the manifest lacks something that resampling needs.
+            DatasetError: If the manifest does not have the values that resampling needs.
         """
         _ = self._resampling
 

@@ -27,8 +27,8 @@ from packprep.format.json_files import (
 )
 
 LABEL_ALIGNMENTS = ("next_token", "same_slot", "next_slot")
-"""The token that a slot predicts: the next token, the token noised at the slot, or the token noised at
-the next slot."""
+"""The token that a slot predicts: the next token, the token noised at the slot, or the token noised
+at the next slot."""
 
 
 class StoredTask(TypedDict):
@@ -179,7 +179,7 @@ class Manifest(TypedDict):
     sources: list[dict[str, Any]]
     recipe: dict[str, Any]
     fingerprint: str
-    # The limit with which it was published, if it is not the plan's.
+    # The limit that applied at publication, if it is not the plan's.
     max_bad_fraction: NotRequired[float]
     kind: NotRequired[str]  # "store" for a token store, from which datasets are built.
     # The digest of removed.json and the datasets that this one replaces, the oldest first.
@@ -231,8 +231,8 @@ def _is_recipe(value: Any) -> bool:
 
 
 _REPLACED = ("fingerprint", "digest", "plan", "removed")
-"""The keys of a replaced dataset in a manifest. "removed" is there if that dataset had lost documents,
-too."""
+"""The keys of a replaced dataset in a manifest. "removed" is there if that dataset had lost
+documents, too."""
 
 
 def _is_removal(value: Any) -> bool:
@@ -391,8 +391,8 @@ def stored_columns(manifest: Mapping[str, Any]) -> str:
 def stores_labels(columns: str, in_place: Iterable[str]) -> bool:
     """Return whether shards have labels.
 
-    In block diffusion the clean half of a segment determines them, and the least columns leave them
-    out.
+    In block diffusion, the clean half of a segment determines them, and the least columns leave
+    them out.
 
     Args:
         columns: "full", "compact" or "least".
@@ -457,7 +457,7 @@ def check_manifest(value: Any, name: str) -> Manifest:
         for i, entry in enumerate(() if key == "shards" and sound else value[key]):
             _check(f"{name}: {key}[{i}]", entry, keys, made_with, more, LATER.get(key, {}))
     for i, entry in enumerate(() if sound else value["shards"]):
-        # With this check no entry can name a file outside the directory.
+        # With this check, no entry can name a file outside the directory.
         if entry["file"] != shard_name(i):
             raise DatasetError(
                 f"{name}: shards[{i}]: file is {entry['file']!r} and should be {shard_name(i)!r}"

@@ -375,7 +375,7 @@ class Mixture(Reader):
 
         Raises:
             ArgumentError: If a task of a dataset cannot be resampled.
-            DatasetError: If a manifest lacks something that resampling needs.
+            DatasetError: If a manifest does not have the values that resampling needs.
         """
         for dataset in self.datasets:
             dataset.check_redraw()

@@ -230,7 +230,7 @@ def ending_at(balance: Balance, sample: int) -> Balance:
 
 
 def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.ndarray:
-    """Return the order in which the rows of a window come.
+    """Return the balanced order of a window's rows.
 
     Groups begin at multiples of `group`. Where an epoch cuts the first or the last group, that
     group gets rows of medium cost.
@@ -262,7 +262,7 @@ def balanced(costs: np.ndarray, begin: int, balance: Balance, seed: int) -> np.n
 
 
 def dealt(costs: np.ndarray) -> np.ndarray:
-    """Return an order of each group's rows in which the costs of neighbours balance.
+    """Order the rows of each group so that the costs of neighbours balance.
 
     The more expensive half of the rows is paired with the cheaper half, expensive rows with cheap
     rows. Then pairs are paired by their sums, and so on. So all runs of 2, 4, 8, … rows that begin

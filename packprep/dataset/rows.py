@@ -147,7 +147,7 @@ class RowSegments:
 
         Args:
             name: The name of the array.
-            more: How many entries to read after those of the segments.
+            more: How many entries to read after the segments' entries.
             rows: 1 if the array has one more entry per row, as cu_seqlens, otherwise 0.
 
         Returns:
@@ -345,8 +345,8 @@ class RowSegments:
         """Return the trained ranges of rows whose shards have such ranges.
 
         Returns:
-            The segment of each range, int64[k]; its begin and end relative to the segment, int64[k,
-            2]; and each row's part of its shard's ranges.
+            The segment of each range, int64[k], and its slots [start, end) in the segment,
+            int64[k, 2]. The third value is each row's part of its shard's ranges.
 
         Raises:
             DatasetError: If ranges overlap, are out of order, or lie outside their segments.
@@ -380,7 +380,7 @@ class RowSegments:
     def weights_of_ranges(self, parts: Sequence[tuple[int, int]]) -> np.ndarray:
         """Return the weights of trained ranges, float32[k], from shards that store such weights.
 
-        `parts` are those that `trained` returns.
+        `parts` comes from `trained`.
         """
         places = zip(self.places, parts, strict=True)
         return np.concatenate(
@@ -424,7 +424,7 @@ class RowSegments:
         return np.bincount(self.row, attention * slots**2 + linear * slots, len(self.places))
 
     def loss_weights(self) -> np.ndarray:
-        """Return the weight of each slot's segment or block times that of its target's range.
+        """Return the weight of each slot's segment or block times the weight of its target's range.
 
         Slots have a weight whether or not they are trained.
         """
@@ -472,7 +472,7 @@ class SlotColumn(NamedTuple):
     """A column with a value for each slot.
 
     Attributes:
-        dtype: The dtype of the column. None means that of the tokens.
+        dtype: The dtype of the column. None means the dtype of tokens.
         cast: Whether one dtype that is requested for all ids applies to it.
         derived: Computes the column if a shard does not store it. None means that `fill` does.
     """
@@ -526,7 +526,7 @@ def own_dtype(name: str, token_dtype: np.dtype) -> np.dtype:
         token_dtype: The dtype of tokens.
 
     Returns:
-        The dtype if none is requested.
+        The dtype that the column has unless another is requested.
     """
     if name in BY_ROW:
         return np.dtype({"n_trained": "i4", "row_cost": "i8"}.get(name, "f4"))
@@ -609,7 +609,7 @@ def gather(
         places: The rows.
         batch: column → [B, T] or [B], of any dtype.
         redraw: Writes rows of some slot columns after they are filled.
-        redrawn: The columns of which `redraw` writes every row, so that they need not be filled.
+        redrawn: The columns that `redraw` writes in every row, so that they need not be filled.
 
     Raises:
         DatasetError: If a row is damaged.

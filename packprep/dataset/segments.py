@@ -97,7 +97,7 @@ class MediaSpans(NamedTuple):
 
         Args:
             g: Index of the segment.
-            begin: The slot from which slots count.
+            begin: The slot that counts as 0.
 
         Returns:
             First slot, number of slots, kind and reference of each span.

@@ -11,8 +11,8 @@ The header is canonical JSON. Arrays follow one another without gaps, in the ord
 to the end of the file. Because seq_length is a multiple of 8, that order aligns every array to its
 item size.
 
-With io "pread" a file's arrays are read instead of mapped. If a file server is lost, reading raises
-an error, while a map ends the process by SIGBUS.
+With io "pread", a file's arrays are read instead of mapped. If a file server is lost, reading
+raises an error, while a map ends the process by SIGBUS.
 
     FileArray ── [row], part(…), read_row(…) ─► ShardBytes.read ─► preadv into the caller's array
 
@@ -370,7 +370,7 @@ SLOT_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
 
 
 def compacted(arrays: Mapping[str, np.ndarray], labels: bool = True) -> dict[str, np.ndarray]:
-    """Return the arrays of a shard without those that a compact shard leaves out.
+    """Return the arrays that a compact shard keeps.
 
     Args:
         arrays: name → array.

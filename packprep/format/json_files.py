@@ -45,8 +45,8 @@ def rejects_name(shard: int) -> str:
 
 
 Later: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""The defaults of a file's keys that were added later. The key "" has those of the file itself. NAME
-has those of its part NAME, or of each entry if that part is a list."""
+"""The defaults of a file's keys that were added later. The key "" has those of the file itself.
+NAME has those of its part NAME, or of each entry if that part is a list."""
 
 
 def with_defaults(value: Mapping[str, Any], later: Later) -> dict[str, Any]:
