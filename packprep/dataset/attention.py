@@ -531,8 +531,12 @@ def context_parallel(
             lengths already. The row then stays as it is.
 
     Returns:
-        The rank's slots of the padded whole, int64; cu_seqlens of the rank's real slots, int32; and
-        cu_seqlens_padded of the whole, int32. The rank's own is cu_seqlens_padded // cp_size.
+        Three arrays:
+
+        - indices, int64: the rank's slots in the padded whole.
+        - cu_seqlens, int32: boundaries of the rank's real slots.
+        - cu_seqlens_padded, int32: boundaries of the padded whole. Those of the rank are
+          cu_seqlens_padded // cp_size.
 
     Raises:
         ArgumentError: If the arguments are invalid, or given segments do not have such lengths.

@@ -305,11 +305,12 @@ def thd_pair(
     A slot counts if it is in at least one allowed pair of its segment. `causal` and `window` say
     which pairs are allowed. Positions ascend inside a segment.
 
-    A side knows the end of a segment only by its own last slot. With striped ranks of ring attention,
-    a side has gaps. There "bottom_right" requires that both sides have equally many slots of the
-    segment and the same last slot. The result then equals TransformerEngine's, which counts
-    positions from the number of slots that a side has: position_q − n_q ≥ position_kv − n_kv. For
-    queries and keys of one sequence use "top_left", which is right for any of their slots.
+    A side knows the end of a segment only by its own last slot. With striped ranks of ring
+    attention, a side has gaps. There "bottom_right" requires that both sides have equally many
+    slots of the segment and the same last slot. The result then equals TransformerEngine's, which
+    counts positions from the number of slots that a side has: position_q − n_q ≥ position_kv −
+    n_kv. For queries and keys of one sequence use "top_left", which is right for any of their
+    slots.
 
     A window makes the work O(T log T).
 

@@ -70,7 +70,7 @@ def default_max_open() -> int:
     """Return the default limit of open shards.
 
     It is 1024, or half of the open files that the system allows if that is less. A map keeps its
-    file open.
+    file open. The limit is 256 where the system does not say how many it allows.
     """
     if resource is None:
         return 256
