@@ -1,10 +1,9 @@
-"""A recipe and what it names, looked up, and the plan that is made of them: all that is resolved
-once, by whoever comes first.
+"""Look up the inputs that a recipe names, and resolve both into a plan.
 
-A plan lists the input files and the rule by which pieces and shards follow from them, and stores
-what must not be worked out
-twice: ids, ratios, repeats, the engine and its version. A plan, its tokenizer and the input files
-make every shard.
+A plan lists the input files and the rule that derives splits and shards from them. It also stores
+every value that must be computed only once: ids, ratios, repeats, the engine and its version. The
+first process writes the plan; all others read it. The plan, its tokenizer and the input files
+determine every shard.
 """
 
 import contextlib
@@ -82,8 +81,13 @@ from packprep.tokenizer.roles import Needs, Vocabulary, resolve_vocabulary
 
 @dataclass(frozen=True)
 class Inputs:
-    """A recipe with what it names: the completed recipe, its vocabulary, and each source's prefix
-    and files."""
+    """The completed recipe with the inputs that it names: vocabulary, files and token stores.
+
+    Attributes:
+        prefixes: The folder or URL of each source's files.
+        files: The files of each source.
+        chat_template: The text of the chat template, or None if the recipe needs none.
+    """
 
     recipe: Recipe
     vocabulary: Vocabulary
@@ -91,24 +95,29 @@ class Inputs:
     files: tuple[Files, ...]
     chat_template: str | None
     stores: Mapping[str, TokenStore]
-    """Source → the token store in which it lies, of those that do not lie in files."""
-    is_store: bool = False  # whether a token store is to be made
+    """The token store of each source that is read from a store, by source name."""
+    is_store: bool = False  # True if the build makes a token store
 
     @property
     def has_text(self) -> bool:
-        """Whether a source is read from files: else no engine is needed."""
+        """Return whether any source is read from files; otherwise no engine is needed."""
         return len(self.stores) < len(self.recipe.sources)
 
     @cached_property
     def tasks(self) -> list[Task]:
-        """The recipe's tasks, `too_short` last. RecipeError where one cannot work with these ids or
-        this seq_length."""
+        """Return the recipe's tasks, with `too_short` last.
+
+        Raises:
+            RecipeError: If a task cannot work with these ids or this `seq_length`.
+        """
         return resolve(self.recipe, ids_of(self.vocabulary), self.vocabulary.mode_tokens)
 
     @cached_property
     def fingerprint(self) -> str:
-        """The fingerprint of what determines the shards, computed once: of a million files it takes
-        seconds."""
+        """Return the fingerprint of everything that determines the shards.
+
+        It is computed once, because a million files take seconds.
+        """
         files = [
             list(zip(source.names, source.sizes.tolist(), strict=True)) for source in self.files
         ]
@@ -118,8 +127,7 @@ class Inputs:
 
     @cached_property
     def removed(self) -> bytes:
-        """removed.json of the documents that were removed from the stores; empty where none
-        were."""
+        """Return removed.json with the documents removed from the stores; empty without any."""
         found = {
             name: own
             for name, store in self.stores.items()
@@ -129,14 +137,21 @@ class Inputs:
 
     @property
     def removed_digest(self) -> str | None:
-        """The digest of removed.json; None where no document was removed."""
+        """Return the digest of removed.json, or None if no document was removed."""
         return digest_of(self.removed) if self.removed else None
 
 
 def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) -> Inputs:
-    """Check the recipe against its tokenizer and find its files. `moved`: source name → prefix
-    where its files lie now.
-    is_store: of the recipe, what a token store of it needs."""
+    """Check the recipe against its tokenizer and find its files.
+
+    Args:
+        recipe: The recipe. It must have one `seq_length`.
+        moved: The current prefix of the files, by source name, for sources that were moved.
+        is_store: Reduce the recipe to the keys that its token store needs.
+
+    Raises:
+        RecipeError: If the recipe, its files or its tokenizer cannot be used together.
+    """
     recipe = complete(of_store(recipe) if is_store else recipe)
     if not recipe.seq_length:
         raise RecipeError(
@@ -182,7 +197,11 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
 
 
 def token_dtype(recipe: Recipe, vocab_size: int) -> np.dtype:
-    """uint16 or int32; RecipeError if the recipe asks for uint16 and an id may not fit."""
+    """Return the dtype of token ids: uint16 or int32.
+
+    Raises:
+        RecipeError: If the recipe asks for uint16 and the vocabulary has too many ids for it.
+    """
     if recipe.output.token_dtype == "uint16" and vocab_size > 1 << 16:
         raise RecipeError(
             f'output.token_dtype = "uint16": the vocabulary has {vocab_size} ids, and uint16 holds'
@@ -194,10 +213,12 @@ def token_dtype(recipe: Recipe, vocab_size: int) -> np.dtype:
 
 MIB = 1 << 20
 MOST_REPEAT = 100_000
-"""Of what a share comes to: each use is an order of its own."""
+"""Maximum repeat that a share may require. Each pass over a source is a separate order."""
 EVEN_SHARDS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Numbers of shards that 2, 4, … workers end with at the same time: of five, one worker makes three
-and another two."""
+"""Numbers of shards that 2, 4, … workers finish at the same time.
+
+Five shards are a bad number for two workers: one worker makes three of them and the other two.
+"""
 UNKNOWN_TURNS = (
     "warning: the chat template does not look at add_generation_prompt and has no {% generation %}"
     " blocks: what opens an assistant's turn cannot be told from the turn, and is trained too. Let"
@@ -209,7 +230,7 @@ TWO_ENDS = (
     " need it"
 )
 UNSAMPLED: Mapping[str, Any] = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
-"""What is resolved of a source before its calibration sample is taken."""
+"""Values that stand for a source's resolved values until its calibration sample is taken."""
 LIBRARIES = ("numpy", "numba", "tokenizers", "pyarrow", "zstandard", "msgspec", "xxhash", "jinja2")
 
 
@@ -218,12 +239,19 @@ def make_plan(
     say: Callable[[str], None] = lambda message: None,
     samples: list[Estimates] | None = None,
 ) -> dict[str, Any]:
-    """The plan of a recipe and its inputs: canonical JSON values. Reads a sample of each source, no
-    more.
+    """Return the plan of a recipe and its inputs, as canonical JSON values.
 
-    say: is told of a fast engine that failed its proof, where engine = "auto" takes another one.
-    samples: gets what the sample of each source tells, of which the plan holds only what work
-    needs.
+    Only a sample of each source is read.
+
+    Args:
+        inputs: The recipe and its inputs.
+        say: Receives each message, for example that engine = "auto" skips a fast engine that failed
+            its proof.
+        samples: A list that the estimates of each source's sample are appended to. The plan stores
+            only the estimates that building needs.
+
+    Raises:
+        RecipeError: If the inputs, the engine or the number of shards cannot be used.
     """
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     tasks = inputs.tasks
@@ -299,8 +327,10 @@ def make_plan(
 
 
 def written_by_template(template: ChatTemplate, vocabulary: Vocabulary, role: str) -> str:
-    """Return the text of a token if a template writes it: bos before a conversation, or eos after
-    it; otherwise ""."""
+    """Return a special token's text if a template writes it itself; otherwise "".
+
+    The template must write bos before a conversation, or eos after it.
+    """
     if role not in vocabulary.roles:
         return ""
     (token,) = texts_of_ids(vocabulary.tokenizer_json, [vocabulary.roles[role]]).values()
@@ -309,7 +339,7 @@ def written_by_template(template: ChatTemplate, vocabulary: Vocabulary, role: st
         text = template.render([asked, answered])
     except MemoryError:
         raise
-    except Exception:  # of any class, for a template is code
+    except Exception:  # A template is code and can raise any class.
         return ""
     written = text.rstrip().endswith(token) if role == "eos" else text.startswith(token)
     return token if written else ""
@@ -324,13 +354,23 @@ def follows(
     is_store: bool = False,
     has_chats: bool = False,
 ) -> dict[str, Any]:
-    """What of a plan follows from its recipe, vocabulary and files, and from what samples told;
-    verification asks it, too.
+    """Return the part of a plan that is computed from its recipe, vocabulary, files and samples.
 
-    sources: with their ratios; their repeats are set here. tokens_per_byte: of each. is_store: the
-    plan is a token store's. has_chats: as in the plan.
+    Verification calls this function too.
+
+    Args:
+        recipe: The completed recipe.
+        vocabulary: The vocabulary.
+        tasks: The recipe's tasks.
+        sources: The sources with their ratios. This function sets their repeats.
+        tokens_per_byte: The estimated tokens per text byte of each source.
+        is_store: True for a token store's plan.
+        has_chats: True if a sample has conversations, as stored in the plan.
+
+    Raises:
+        RecipeError: If there are too many splits or shards, or a share cannot be met.
     """
-    # text bytes of one use of all documents
+    # These are the text bytes of one pass over all documents.
     once = [int(source.weights().sum()) for source in sources]
     for source, repeat in zip(sources, repeats(recipe, once, tokens_per_byte), strict=True):
         source.repeat = repeat
@@ -350,7 +390,7 @@ def follows(
             f" has at most {MOST_SHARDS:,}: give at least {-(-sum(weights) // MOST_SHARDS)}",
             ("output", "shard_text_bytes"),
         )
-    compressed = [  # bytes
+    compressed = [  # bytes of compressed files
         int(
             source.files.sizes[
                 np.array([bool(by) for _, by in source.files.kinds])[source.files.kind]
@@ -382,10 +422,14 @@ def follows(
 def _proven_and_calibrated(
     inputs: Inputs, say: Callable[[str], None]
 ) -> tuple[str, list[PlannedSource], list[Estimates], list[Any]]:
-    """(the name of the engine, the sources, what a sample of each tells, what a token store keeps
-    of that), the engine proven on nasty text and that sample.
+    """Choose the engine, prove it on difficult text and on samples, and calibrate every source.
 
-    RecipeError if an engine that is asked for by name fails its proof.
+    Returns:
+        The name of the engine, the sources, the estimates of each, and the estimates that a token
+        store keeps of each.
+
+    Raises:
+        RecipeError: If an engine that is requested by name fails its proof.
     """
     recipe, vocabulary, special_text = (
         inputs.recipe,
@@ -402,7 +446,7 @@ def _proven_and_calibrated(
         for i, source in enumerate(recipe.sources)
     ]  # fmt: skip
     in_files = [source for source in sources if source.name not in inputs.stores]
-    # no text is read but by who replays, with the engine that the first store was made with
+    # The build reads no text then. A later rebuild check does, with the first store's engine.
     if not in_files:
         before = inputs.stores[sources[0].name].plan.stored["engine"]["name"]
         names = [before] if before in names else names[-1:]
@@ -453,9 +497,9 @@ def sampled(
     template: str | None,
     is_store: bool,
 ) -> tuple[Estimates, list[dict[str, Any]]]:
-    """Return the estimates of a source's calibration sample, and what a token store keeps of them.
+    """Return the estimates of a source's calibration sample and the estimates a token store keeps.
 
-    Both depend on the arguments and the source's files only, so that verification can repeat them.
+    Both depend only on the arguments and the source's files, so that verification can repeat them.
     """
     supervised = _supervise_of(settings, template)
     sample = partial(calibrate, source, engine, vocabulary, settings, supervised)
@@ -472,8 +516,10 @@ def sampled(
 
 
 def _supervise_of(settings: DocumentKeys, template: str | None) -> Supervise | None:
-    """Return how the sample makes texts of supervised documents; None if the recipe ignores
-    them."""
+    """Return the function that makes texts of supervised documents in the sample.
+
+    It is None if the recipe ignores supervision.
+    """
     if settings.loss_spans != "use":
         return None
     return partial(supervise, template=template, settings=settings)
@@ -482,9 +528,13 @@ def _supervise_of(settings: DocumentKeys, template: str | None) -> Supervise | N
 def stored_estimates(
     estimates: Estimates, source: PlannedSource, text_bytes: int, known: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return what a plan stores of a source's calibration sample.
+    """Return the values of a source's calibration sample that a plan stores.
 
-    source: with its repeat. text_bytes: as the plan has them. known: what a token store keeps.
+    Args:
+        estimates: The estimates.
+        source: The source with its repeat.
+        text_bytes: The text bytes of the source in the plan.
+        known: The estimates that a token store keeps; otherwise empty.
     """
     return {
         "ratios": estimates.ratios,
@@ -498,7 +548,7 @@ def stored_estimates(
 
 
 def estimates_in(store: TokenStore, source: PlannedSource) -> Estimates:
-    """Return the estimates that a token store keeps of a source, and note what its pieces hold."""
+    """Return a source's estimates from its token store, and note the bytes of its splits."""
     kept = planned_in(store, source.name)["estimates"]
     estimates, piece_bytes = estimates_from_json(kept[source.source.share is not None])
     for i, held in piece_bytes.items():
@@ -508,7 +558,7 @@ def estimates_in(store: TokenStore, source: PlannedSource) -> Estimates:
 
 @contextlib.contextmanager
 def _named(source: PlannedSource, recipe: Recipe) -> Iterator[None]:
-    """What is wrong with a source names it."""
+    """Add the source's name to the message of a RecipeError."""
     try:
         yield
     except NoTemplate as error:
@@ -519,13 +569,19 @@ def _named(source: PlannedSource, recipe: Recipe) -> Iterator[None]:
 
 
 def made_with() -> dict[str, str]:
-    """The versions of Python, packprep and the libraries that a build uses."""
+    """Return the versions of Python, packprep and the libraries that a build uses."""
     versions = {name: importlib.metadata.version(name) for name in (*LIBRARIES, "packprep")}
     return {"python": platform.python_version(), **versions}
 
 
 def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float]) -> list[float]:
-    """Each source's repeat: the recipe's, or what its share comes to, to six digits."""
+    """Return the repeat of each source: the recipe's value, or the one that its share requires.
+
+    Repeats that follow from shares are rounded to six digits.
+
+    Raises:
+        RecipeError: If a source has a share but no tokens, or needs more than `MOST_REPEAT` passes.
+    """
     shares = [source.share for source in recipe.sources]
     if shares[0] is None:
         return [source.repeat for source in recipe.sources]
@@ -555,16 +611,18 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
 
 
 CHATS_PART = 8
-"""Into so many parts goes a shard where chat templates render: they take as many times as long."""
+"""Divisor of the shard size for conversations, because chat templates render slowly."""
 
 
 def _shard_text_bytes(
     recipe: Recipe, text_bytes: int, tokens_per_byte: float, has_chats: bool = False
 ) -> int:
-    """Return the recipe's, or by itself: 64 MiB, more for long rows (≥ 2000 rows) and to stay under
-    50 000 shards, at most 512 MiB; an eighth of the first two where `has_chats`.
+    """Return the text bytes per shard, from the recipe or computed for "auto".
 
-    Then less, where that makes a few shards one of EVEN_SHARDS and leaves enough rows.
+    The computed value is 64 MiB, or more so that a shard has at least 2000 rows and a dataset at
+    most 50 000 shards, but at most 512 MiB. If `has_chats`, the 64 MiB and the 2000 rows are
+    divided by `CHATS_PART`. The value is then reduced if that gives a number of shards in
+    `EVEN_SHARDS` and leaves enough rows.
     """
     if recipe.output.shard_text_bytes != "auto":
         return int(recipe.output.shard_text_bytes)
@@ -577,7 +635,7 @@ def _shard_text_bytes(
 
 
 def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
-    """Say which sources of a plan do not lie where these inputs have them: in files or a store."""
+    """Return a message for each source that the plan read from a file or store other than here."""
     found = []
     for source, planned in zip(inputs.recipe.sources, plan["sources"], strict=True):
         store, was_stored = inputs.stores.get(source.name), planned["prefix"].startswith(IN_STORE)
@@ -592,10 +650,9 @@ def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
 
 
 def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
-    """What keeps a plan from being gone on with under this recipe and these inputs, in words; empty
-    if nothing does."""
+    """Return the reasons why this recipe and its inputs cannot resume a plan; empty if they can."""
     limit = plan["recipe"]["documents"]["max_bad_fraction"]
-    if inputs.recipe.documents.max_bad_fraction != limit:  # it decides on publication alone
+    if inputs.recipe.documents.max_bad_fraction != limit:  # It affects only publication.
         documents = replace(inputs.recipe.documents, max_bad_fraction=limit)
         inputs = replace(inputs, recipe=replace(inputs.recipe, documents=documents))
     if plan["fingerprint"] == inputs.fingerprint:
@@ -640,7 +697,14 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
 
 
 def changed_keys(now: Any, planned: Any, words: str, where: str = "") -> list[str]:
-    """What differs between two plain values, in words: a format of the place and both values."""
+    """Return the differences between two plain values as messages.
+
+    Args:
+        now: The value of the recipe.
+        planned: The value in the plan.
+        words: A format string for the place and both values.
+        where: The place of the values, for example "documents".
+    """
     if isinstance(now, dict) and isinstance(planned, dict):
         keys = sorted(set(now) | set(planned))
         places = [(k, f"{where}.{k}" if where else k) for k in keys]
@@ -659,7 +723,7 @@ def changed_keys(now: Any, planned: Any, words: str, where: str = "") -> list[st
 
 
 def _short(value: Any) -> str:
-    """A value of a recipe in a message; tables by their names."""
+    """Return a recipe's value for a message, with a list of tables shortened to their names."""
     if (
         isinstance(value, list)
         and value
