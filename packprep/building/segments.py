@@ -1,5 +1,4 @@
-"""Documents → segments: where each document is cut, which task each segment draws, how many slots
-it takes.
+"""Cut documents into segments, draw each segment's task, and compute its slots.
 
     document      10 11 12 13 14 15 16 17 18 19       10 tokens, a row holds 6 with bos and eos
     segments      10 11 12 13 14 │ 15 16 17 18 19     start 0, 5   tokens 5, 5   bos 1, 0   eos 0, 1
@@ -25,12 +24,15 @@ from packprep.recipe import Recipe
 SPLIT, TRUNCATE, DROP, DECOMPOSE = range(4)
 LONG = {"split": SPLIT, "truncate": TRUNCATE, "drop": DROP, "decompose": DECOMPOSE}
 FORMAT_MAX_SEGMENTS = 65535
-"""Segments of a row: their ids are 16-bit, and 0 is padding."""
+"""Maximum number of segments per row. Segment ids are 16-bit, and 0 is padding."""
 
 
 def expected_prefix(task: Task, bodies: Bodies, bos: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Return the leading slots that see each other both ways, by the objective's attention
-    pattern, int64[m]."""
+    """Return the length of each segment's bidirectional prefix, in slots, int64[m].
+
+    The slots of a prefix attend to each other in both directions. The objective's attention pattern
+    determines the length; -1 means that the pattern has another form.
+    """
     ahead = RULES[task.objective.attention].ahead
     if ahead == "prefix":
         assert task.objective.body_prefix is not None
@@ -52,21 +54,22 @@ def inputs_of(tasks: Sequence[Task], segments: Segments) -> np.ndarray:
 
 
 class CutLimits(NamedTuple):
-    """What cutting takes from a recipe and its tasks: the same for every shard."""
+    """The limits that cutting takes from a recipe and its tasks, equal for every shard."""
 
-    drawn: np.ndarray  # int64[sources, tasks]: thresholds of the tasks that segments draw
-    drawn_supervised: np.ndarray  # … that segments of supervised documents draw
-    # int64[lengths, tasks, 2], by row length and bos: the most tokens of a document's last chunk
+    drawn: np.ndarray  # int64[sources, tasks]: thresholds for drawing a segment's task
+    # int64[sources, tasks]: thresholds for segments of supervised documents
+    drawn_supervised: np.ndarray
+    # int64[lengths, tasks, 2], by row length and bos: maximum tokens of a document's last chunk
     capacity: np.ndarray
-    inner: np.ndarray  # int64[lengths, tasks, 2]: … of the chunks before it
-    # int64[tasks]: probability of cutting a segment to a random length, · 2⁵³
+    inner: np.ndarray  # int64[lengths, tasks, 2]: maximum tokens of the earlier chunks
+    # int64[tasks]: probability of cutting a segment to a random length, times 2⁵³
     random_length: np.ndarray
-    # int64[tasks, 2], by bos: leading tokens of a supervised body that nothing predicts
+    # int64[tasks, 2], by bos: leading tokens of a supervised body that no slot predicts
     unpredicted: np.ndarray
 
 
 def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
-    """Return the limits by which `cut` cuts for these tasks of a recipe."""
+    """Return the limits that `cut` applies for these tasks of a recipe."""
     by_length = [capacities(replace(recipe, seq_length=length), tasks) for length in recipe.lengths]
     last, inner = (np.stack(capacity) for capacity in zip(*by_length, strict=True))
     capacity = np.ascontiguousarray(last[..., int(recipe.documents.eos_after_document)])
@@ -81,8 +84,7 @@ def cut_limits(recipe: Recipe, tasks: Sequence[Task]) -> CutLimits:
 
 
 def uncut_tokens(recipe: Recipe, limits: CutLimits) -> int:
-    """Return the most tokens of a supervised document that `cut` never cuts, whatever task it
-    draws."""
+    """Return the maximum length of a supervised document that `cut` keeps whole with any task."""
     if recipe.packing.algorithm == "concat" or recipe.documents.long == "decompose":
         return 0
     length, bos = recipe.lengths.index(recipe.seq_length), int(recipe.documents.prepend_bos)
@@ -90,23 +92,27 @@ def uncut_tokens(recipe: Recipe, limits: CutLimits) -> int:
 
 
 def _unpredicted(task: Task, bos: int) -> int:
-    """Return how many leading tokens of a supervised body nothing predicts: 1 where the body begins
-    the segment, or a prefix, which holds its first token. In-place tasks without shift predict each
-    token at its own slot."""
+    """Return the number of leading tokens of a supervised body that no slot predicts: 0 or 1.
+
+    It is 1 if the body starts the segment, or if a prefix contains the body's first token. Tasks
+    with same-position prediction and without shift predict each token at its own slot, so it is 0.
+    """
     if task.in_place and not task.shift:
         return 0
     return int(RULES[task.objective.attention].ahead == "prefix" or bos + task.mode == 0)
 
 
 class LeftOut(NamedTuple):
-    """Tokens of documents that are in no segment, or that a segment holds untrained although they
-    should be trained. All arrays are int64[D]."""
+    """The document tokens that are in no segment, or are untrained although they should be trained.
 
-    untrained: np.ndarray  # of segments of supervised documents in which nothing is trained
-    apart: np.ndarray  # of answers in chunks without the message that they answer
-    elsewhere: np.ndarray  # that the datasets of other row lengths have
-    too_long: np.ndarray  # of texts of supervised documents that `long = "drop"` drops
-    unfit: np.ndarray  # of a document's longest media span, where it fits in no segment; else 0
+    All arrays are int64[D].
+    """
+
+    untrained: np.ndarray  # tokens of chunks of supervised documents without a trained token
+    apart: np.ndarray  # tokens of answers in chunks without the message that they answer
+    elsewhere: np.ndarray  # tokens that the datasets of other row lengths contain
+    too_long: np.ndarray  # tokens of texts of supervised documents that `long = "drop"` drops
+    unfit: np.ndarray  # length of the longest media span if a span fits in no segment; otherwise 0
 
 
 class _Documents(NamedTuple):
@@ -131,29 +137,29 @@ class _Supervision(NamedTuple):
     ranks: np.ndarray
     system: np.ndarray
     place_offsets: np.ndarray
-    places: np.ndarray  # int64[k, 2], of media
+    places: np.ndarray  # int64[k, 2]: the media spans
 
 
 class _Policy(NamedTuple):
-    """The keys of a recipe that decide about cuts."""
+    """The keys of a recipe that determine cuts."""
 
     min_tail: int
-    long: int  # of LONG
-    bos: int  # 0 or 1: whether documents begin with bos
-    eos_last: int  # 0 or 1: whether eos ends a document's last chunk
-    eos_inner: int  # 0 or 1: … each chunk before it
-    length: int  # number of the dataset's row length among the recipe's
-    has_sides: int  # 0 or 1: whether rows have an encoder and a decoder sequence
+    long: int  # a value of LONG
+    bos: int  # 1 if documents start with bos, otherwise 0
+    eos_last: int  # 1 if eos ends a document's last chunk, otherwise 0
+    eos_inner: int  # 1 if eos ends each earlier chunk, otherwise 0
+    length: int  # index of the dataset's row length in the recipe's lengths
+    has_sides: int  # 1 if rows have an encoder and a decoder sequence, otherwise 0
 
 
 class _RowLimits(NamedTuple):
-    """What `concat` cuts by."""
+    """The limits that `concat` applies."""
 
     drawn: np.ndarray  # int64[sources, tasks]
     overhead: np.ndarray  # int64[tasks]: slots beyond tokens, bos and eos
-    tokens: int  # the most tokens of a segment
+    tokens: int  # maximum tokens of a segment
     seq_length: int
-    segments: int  # the most segments of a row
+    segments: int  # maximum segments of a row
 
 
 class Cuts(NamedTuple):
@@ -171,7 +177,7 @@ class Cuts(NamedTuple):
 
     @classmethod
     def empty(cls, count: int) -> "Cuts":
-        """Return unwritten columns of `count` segments."""
+        """Return columns for `count` segments with undefined values."""
         dtypes = [np.uint64 if name == "key" else np.int64 for name in cls._fields]
         return cls(*(np.empty(count, dtype) for dtype in dtypes))
 
@@ -179,8 +185,14 @@ class Cuts(NamedTuple):
 def segments_of_cuts(
     tasks: Sequence[Task], documents: Documents, cuts: Cuts, row: np.ndarray | None = None
 ) -> Segments:
-    """Return the segments that the kernels have cut, with their slots. row: where cutting decides
-    it, int64[m]."""
+    """Return the segments that the kernels have cut, with their slots.
+
+    Args:
+        tasks: The plan's tasks.
+        documents: The documents that were cut.
+        cuts: The columns that the kernels wrote.
+        row: The row of each segment, int64[m], if cutting determines it.
+    """
     document = cuts.document
     segments = Segments.create(
         len(document),
@@ -201,8 +213,10 @@ def segments_of_cuts(
 
 @kernel(inline=True)
 def _shortened(key, tokens, min_tail, probability):
-    """Return the segment's tokens, cut to U{min_tail … tokens − min_tail} with the task's
-    probability (int64, · 2⁵³)."""
+    """Return a segment's tokens, cut to a random length with the task's probability.
+
+    The length is uniform over min_tail … tokens − min_tail. The probability is an int64, times 2⁵³.
+    """
     if probability == 0 or tokens < 2 * min_tail:
         return tokens
     if np.int64(bits64(key, SEGMENT_LENGTH, 0, 0) >> np.uint64(11)) >= probability:
@@ -212,8 +226,10 @@ def _shortened(key, tokens, min_tail, probability):
 
 @kernel
 def _lengths_of(documents, supervised, limits, bos, length):
-    """Write the number of the row length that takes each document: the first that holds it whole,
-    else the one that holds most of it."""
+    """Write the index of the row length that takes each document.
+
+    It is the first length that holds the document whole, otherwise the one that holds most of it.
+    """
     capacity = limits.capacity
     for d in range(documents.offsets.shape[0] - 1):
         total = documents.offsets[d + 1] - documents.offsets[d]
@@ -235,8 +251,10 @@ def _lengths_of(documents, supervised, limits, bos, length):
 
 @kernel(inline=True)
 def _longest_filled(capacity, task, bos, rest):
-    """Return the number of the longest row length that the rest of a document fills, else of the
-    shortest."""
+    """Return the index of the longest row length that the rest of a document fills.
+
+    If it fills none, return 0, the index of the shortest.
+    """
     chosen = np.int64(0)
     for longer in range(1, capacity.shape[0]):
         if capacity[chosen, task, bos] < capacity[longer, task, bos] <= rest:
@@ -246,10 +264,16 @@ def _longest_filled(capacity, task, bos, rest):
 
 @kernel
 def _cut(documents, skip, limits, policy, write, cuts, elsewhere):
-    """Cut the documents that are not to be skipped. Return the number of segments; write `cuts` and
-    `elsewhere` only if `write`.
+    """Cut the documents that are not skipped, and return the number of segments.
 
-    elsewhere: int64[D] takes the tokens of chunks that fill rows of another length.
+    Args:
+        documents: The columns of the documents.
+        skip: uint8[D]: 1 for documents to skip.
+        limits: The limits of the tasks.
+        policy: The recipe's keys.
+        write: Write `cuts` and `elsewhere`. Otherwise only count the segments.
+        cuts: Receives the segments.
+        elsewhere: int64[D]: receives the tokens of chunks that fill rows of another length.
     """
     count, long = np.int64(0), policy.long
     too_short = limits.capacity.shape[1] - 1
@@ -268,7 +292,7 @@ def _cut(documents, skip, limits, policy, write, cuts, elsewhere):
             length = np.int64(policy.length)
             if long == DECOMPOSE:
                 length = _longest_filled(limits.capacity, task, bos, rest)
-            # How much of the rest the segment takes, and whether eos ends it.
+            # Determine the segment's tokens and its eos.
             tokens, eos = rest, np.int64(policy.eos_last)
             if rest >= SHORTEST and rest > limits.capacity[length, task, bos]:
                 if long == DROP:
@@ -299,18 +323,24 @@ def _cut(documents, skip, limits, policy, write, cuts, elsewhere):
 
 @kernel(inline=True)
 def trained_in(turns, span, start):
-    """Return whether a chunk that begins at token `start` of its document trains what it holds of a
-    span, as `Training` says."""
+    """Return whether a chunk trains its part of a span, by the rules of `Training`.
+
+    The chunk starts at token `start` of its document.
+    """
     return start < turns[span, 1] or turns[span, 0] < start
 
 
 @kernel(inline=True)
 def _cut_at_message(supervision, d, first, start, room, last_start):
-    """Return the token at which the last message of the highest rank begins, among those that a
-    chunk of up to `room` tokens from `start` on reaches; 0 if there is none.
+    """Return the start of the last message of the highest rank within reach; 0 if there is none.
 
-    first: the first boundary to look at. last_start: the last token at which the next chunk may
-    begin.
+    Args:
+        supervision: The columns of `Training`.
+        d: Index of the document.
+        first: Index of the first boundary to consider.
+        start: First token of the chunk.
+        room: Maximum tokens of the chunk.
+        last_start: Last token that the next chunk can start at.
     """
     best_cut, best_rank, i = np.int64(0), ANYWHERE, first
     while i < supervision.cut_offsets[d + 1]:
@@ -325,8 +355,10 @@ def _cut_at_message(supervision, d, first, start, room, last_start):
 
 @kernel(inline=True)
 def _text_end(supervision, d, first, document_end):
-    """Return where the text that holds the boundary `first` ends: where the document's next text
-    begins, or the document ends."""
+    """Return the end of the text that contains the boundary `first`.
+
+    The text ends where the document's next text starts, or where the document ends.
+    """
     for i in range(first, supervision.cut_offsets[d + 1]):
         if supervision.ranks[i] == NEW_TEXT:
             return supervision.cuts[i]
@@ -335,8 +367,19 @@ def _text_end(supervision, d, first, document_end):
 
 @kernel(inline=True)
 def _trained_part(supervision, d, first_span, start, end):
-    """Return (first trained token or -1, last one, trained tokens that stay untrained) of the chunk
-    [start, end) of a document. first_span: the first span that ends after `start`."""
+    """Return the trained tokens of the chunk [start, end) of a document.
+
+    Args:
+        supervision: The columns of `Training`.
+        d: Index of the document.
+        first_span: Index of the first span that ends after `start`.
+        start: First token of the chunk.
+        end: First token after the chunk.
+
+    Returns:
+        The first trained token or -1, the last one or -1, and the number of tokens that should be
+        trained but stay untrained.
+    """
     first, last, apart, span = np.int64(-1), np.int64(-1), np.int64(0), first_span
     while span < supervision.span_offsets[d + 1] and supervision.spans[span, 0] < end:
         begin = max(supervision.spans[span, 0], start)
@@ -360,15 +403,19 @@ def _widest_place(supervision, d):
 
 @kernel
 def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts, lost):
-    """Cut the wanted supervised documents. Return the number of segments; write `cuts` and `lost`,
-    a LeftOut, only if `write`.
+    """Cut the wanted supervised documents, and return the number of segments.
 
-    Each text of a document is cut at the last message of the highest rank in reach, else inside a
-    message. A cut that would fall into a media span falls before it, or after a span with which the
-    chunk begins; where that does not fit, the document is turned away. Later chunks repeat the system message
-    where that leaves room for two tails and any media span. Segments without a trained token, or
-    whose only one nothing predicts, are left out; so are those of `too_short`, which has one side,
-    where rows have two.
+    `cuts` and `lost` (a `LeftOut`) are written only if `write`.
+
+    - Each text of a document is cut at the last message of the highest rank in reach. Without such
+      a message, it is cut inside a message.
+    - A cut inside a media span moves to the span's start. If the chunk starts with the span, the
+      cut moves to the span's end. If the span does not fit then, the document is rejected.
+    - Later chunks repeat the system message if that leaves enough tokens for two tails and for any
+      media span.
+    - Segments without a trained token are left out, and so are segments with a single trained token
+      that no slot predicts. If rows have two sequences, segments of `too_short` are left out,
+      because that task has only one.
     """
     count = np.int64(0)
     capacity, inner = limits.capacity[policy.length], limits.inner[policy.length]
@@ -394,12 +441,12 @@ def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts,
             if rest >= SHORTEST:
                 task = draw_task(key, limits.drawn_supervised[documents.source[d]])
             bos = policy.bos if start == 0 else np.int64(0)
-            # Whether the chunk repeats the system message.
+            # The chunk repeats the system message if enough tokens remain.
             repeated = supervision.system[d] if start > text_begin else np.int64(0)
             room = min(capacity[task, bos], inner[task, bos]) - repeated
             if room < max(2 * policy.min_tail - 1, widest):
                 repeated = np.int64(0)
-            # Where the chunk ends.
+            # Determine the end of the chunk.
             tokens, eos = rest, np.int64(policy.eos_last)
             if rest > capacity[task, bos] - repeated:
                 if policy.long == DROP:
@@ -415,7 +462,7 @@ def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts,
                 cut = _cut_at_message(supervision, d, boundary, start, room, last_start)
                 if cut > 0:
                     tokens = cut - start
-                # A cut inside a media span moves to its begin, or to its end.
+                # A cut inside a media span moves to the span's start or end.
                 last_place = supervision.place_offsets[d + 1]
                 while place < last_place and supervision.places[place, 1] <= start + tokens:
                     place += 1
@@ -430,7 +477,7 @@ def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts,
                             break
                     if tokens < SHORTEST:
                         task = np.int64(too_short)
-            # What of the chunk is trained, and whether anything predicts it.
+            # Determine the trained tokens, and whether a slot predicts them.
             last_span = supervision.span_offsets[d + 1]
             while span < last_span and supervision.spans[span, 1] <= start:
                 span += 1
@@ -445,7 +492,7 @@ def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts,
             if write:
                 lost.apart[d] += apart
             if is_trained and not (policy.has_sides and task == too_short):
-                # of a document that is turned away later, there may be no room
+                # A document that is rejected later is not counted in the size of `cuts`.
                 if write and count < cuts.document.shape[0]:
                     cuts.document[count], cuts.start[count], cuts.tokens[count] = d, start, tokens
                     cuts.task[count], cuts.key[count] = task, key
@@ -463,11 +510,11 @@ def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts,
 
 @kernel
 def _cut_at_row_ends(documents, limits, policy, write, cuts, row):
-    """`concat`: lay the documents end to end and cut where rows end. Return the number of segments;
-    write `cuts` and `row` only if `write`.
+    """Cut the concatenated documents where rows end (`concat`), and return the number of segments.
 
-    A remainder of fewer than 2 slots stays padding; the last token waits for the next row if its
-    eos would stand there without it. A row ends early with its last allowed segment.
+    `cuts` and `row` are written only if `write`. If fewer than 2 slots of a row remain, they become
+    padding. A document's last token moves to the next row if otherwise only its eos would. A row
+    with the maximum number of segments ends early.
     """
     count, r, fill, in_row = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     too_short = limits.overhead.shape[0] - 1
@@ -486,7 +533,7 @@ def _cut_at_row_ends(documents, limits, policy, write, cuts, row):
             task = np.int64(too_short)
             if rest >= SHORTEST:
                 task = draw_task(key, limits.drawn[documents.source[d]])
-            # Where too few tokens are left for the task drawn, `too_short` takes them.
+            # If the drawn task would get too few tokens, `too_short` takes them.
             tokens, eos = np.int64(0), np.int64(0)
             while True:
                 space = room - limits.overhead[task] - bos
@@ -517,17 +564,27 @@ def _cut_at_row_ends(documents, limits, policy, write, cuts, row):
 def cut(
     recipe: Recipe, tasks: Sequence[Task], documents: Documents, limits: CutLimits | None = None
 ) -> tuple[Segments, LeftOut]:
-    """Return the segments of documents, all of at least one token, in document order; and what
-    they leave out.
+    """Return the segments of documents, in document order, and the tokens that are left out.
 
-    A document is taken whole if it fits with eos; else as much as `inner` says, leaving a tail of
-    at least max(3, min_tokens). Every segment draws its own task; fewer than 3 tokens go to
-    `too_short`. A supervised document draws among the tasks that allow it. `concat` cuts where
-    rows end, and gives each segment its row. Where a recipe has several seq_lengths, a document
-    (with "decompose", each chunk) has one of them, and those of other lengths are left out.
+    - A document that fits with its eos is one segment. A longer one is cut into chunks of up to
+      `inner` tokens, and its last chunk has at least max(3, min_tokens) tokens.
+    - Each segment draws its own task; fewer than 3 tokens go to `too_short`. A supervised document
+      draws from the tasks that allow it.
+    - `concat` cuts where rows end, and assigns each segment its row.
+    - If a recipe has several `seq_lengths`, each document belongs to one of them; with "decompose",
+      each chunk does. The tokens that belong to other lengths are left out.
 
-    limits: the ones of recipe and tasks, where they are known. Raises RecipeError where a source of
-    supervised documents has no task that allows them.
+    Every segment has at least one token.
+
+    Args:
+        recipe: The recipe.
+        tasks: The recipe's tasks.
+        documents: The documents to cut.
+        limits: The limits of the recipe and the tasks, if they are already computed.
+
+    Raises:
+        RecipeError: If a source of supervised documents has no task that allows them, or if
+            `concat` cannot cut these documents.
     """
     count = len(documents.position)
     lost = LeftOut(*(np.zeros(count, np.int64) for _ in LeftOut._fields))
@@ -563,7 +620,7 @@ def cut(
 
 
 def _policy_of(recipe: Recipe) -> _Policy:
-    """Return what a recipe says about cuts."""
+    """Return the keys of a recipe that determine cuts."""
     return _Policy(
         recipe.min_tail,
         LONG[recipe.documents.long],
@@ -576,7 +633,7 @@ def _policy_of(recipe: Recipe) -> _Policy:
 
 
 def _supervision_of(training: Training) -> _Supervision:
-    """Return the columns that cutting reads."""
+    """Return the columns of `Training` that cutting reads."""
     names = _Supervision._fields[:-1]
     return _Supervision._make((*(getattr(training, name) for name in names), training.places.spans))
 
@@ -584,7 +641,7 @@ def _supervision_of(training: Training) -> _Supervision:
 def _cut_by_rows(
     recipe: Recipe, tasks: Sequence[Task], documents: Documents, columns: _Documents
 ) -> tuple[Cuts, np.ndarray]:
-    """Return (cuts, row int64[m]) of `concat`."""
+    """Return the cuts of `concat` and the row of each segment, int64[m]."""
     if documents.training is not None and documents.training.supervised.any():
         raise RecipeError(
             "concat cuts where rows end, and so through messages; use packing.algorithm ="
