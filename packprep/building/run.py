@@ -1,16 +1,16 @@
-"""Progress and resume: a recipe and an output folder in, a published dataset out.
+"""Build a recipe into a published dataset, with progress, and resume stopped builds.
 
-Every process makes whole shards and commits them; the parent hands out shard numbers and shows
-progress. A process that is killed leaves nothing but temporaries, and the same command makes what
-is missing.
+Every process makes whole shards and commits them. The parent distributes shard numbers and shows
+progress. A killed process leaves only temporary files, and the same command makes the missing
+shards.
 
-No source file may change meanwhile. The times of their last changes are noted beside the plan as
-the build first saw them:
+Source files must not change during a build. The build records their modification times next to the
+plan when it first sees them:
 
     another time ─► what done shards read of the file is read again ─► the same: noted anew  ·  another: SourceError
 
-Within a process `work.unchanged_slices` looks before and after a piece is read. Publication removes
-the note.
+`work.unchanged_slices` checks the times within a process, before and after it reads a split.
+Publication removes the record.
 """
 
 import contextlib
@@ -74,12 +74,15 @@ from packprep.tokenizer.missing_roles import listed
 
 LIST_AGAIN_S = 3.0
 WORKER_TEXT_BYTES = 8 << 20
-"""Text that a worker process is worth: it takes about a second to start."""
+"""Text bytes that justify one more worker process, which takes about a second to start."""
 
 
 class Progress(Protocol):
-    """What the work reports to: `begin` once, `add` for every batch, `done` for every item, `say`
-    for messages, `end` at last."""
+    """The interface that a build reports its progress to.
+
+    `begin` is called once, `add` for every batch, `done` for every item, `say` for each message,
+    and `end` last.
+    """
 
     def begin(self, text_bytes: int, shards: int, missing: int) -> None: ...
     def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None: ...
@@ -90,13 +93,13 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a build came to: its plan, and the manifest once all shards are done."""
+    """The result of a build: its plan, and its manifest once all shards are done."""
 
     out: Path | str  # the folder, or its URL
     plan: Plan
     manifest: dict[str, Any] | None
     made: int  # shards made by this call
-    missing: int  # shards that others have still to make
+    missing: int  # shards that other processes still have to make
     profile: Profile
 
 
@@ -110,17 +113,23 @@ def build(
     on_start: Callable[[Plan], None] = lambda plan: None,
     is_store: bool = False,
 ) -> Outcome:
-    """Build a recipe into `out`, a folder or its URL, or go on with a build that stopped there.
+    """Build a recipe into `out`, or resume a stopped build there.
 
-    workers: processes; 0: this one, which handles no signal; None: one for each CPU that this
-    process may use, and fewer for
-    little text. moved: source name → prefix where its files lie now. array: (index, count) of this
-    array task.
-    on_start: called once with the plan: while the workers make the first shards, or before this
-    process does.
-    is_store: make a token store of the recipe's sources.
-    Raises what is wrong with the recipe, the inputs or the disk; Stopped after SIGTERM, SIGINT or
-    SIGUSR1 while processes make shards.
+    Args:
+        recipe: The recipe, with one `seq_length`.
+        out: The output folder, as a path or URL.
+        progress: Receives the progress.
+        workers: Number of processes. 0 runs in this process, without signal handling. None uses one
+            for each available CPU, and fewer for little text.
+        moved: The current prefix of the files, by source name, for sources that were moved.
+        array: The index and count of this array task.
+        on_start: Called once with the plan. The workers make the first shards meanwhile; without
+            workers, it is called before this process starts.
+        is_store: Make a token store of the recipe's sources.
+
+    Raises:
+        PackprepError: If the recipe, the inputs or the disk prevent the build.
+        Stopped: After SIGTERM, SIGINT or SIGUSR1 while processes make shards.
     """
     clock, out = Clock(), folder_at(out)
     clean = out.remove_temporaries
@@ -129,7 +138,7 @@ def build(
         if not out.exists(MANIFEST_NAME):
             if inputs.has_text:
                 begin_loading(recipe.engine, inputs.vocabulary, recipe.documents.special_text)
-            # meanwhile; the forecast and the workers, which are forked from here, have kernels
+            # The engine loads meanwhile. The forecast needs kernels, and workers inherit them.
             warm_kernels()
         plan = planned(inputs, out, progress.say)
         compare_sources(
@@ -140,7 +149,7 @@ def build(
     to_do = sum(source.weight for source in plan.sources) * len(missing) // plan.shards
     asked, workers = workers, min(workers_for(to_do) if workers is None else workers, len(missing))
     if missing:
-        # loaded once, and shared by the workers that are forked from here
+        # The engine is loaded once. Workers are forked from this process and share it.
         with clock.stage("start-up"):
             engine = plan.text_engine
         progress.say(pace(plan.stored, engine, inputs, asked, array[1]))
@@ -161,14 +170,14 @@ def build(
             shard_maker, arguments, items, workers, report, clean, started, progress.say
         )
         with _at_hand(out, plan), contextlib.closing(made):
-            # `started` is called where there are none, too
+            # `started` is called even if there are no items.
             for item, seconds in islice(made, max(1, len(items))):
                 clock.add(seconds)
                 progress.done(item)
-            with clock.stage("publish"):  # while workers end, who have much memory to give back
+            with clock.stage("publish"):  # Meanwhile workers end and free their memory.
                 manifest = publish(out, plan)
         if manifest is None and array[1] > 1:
-            time.sleep(LIST_AGAIN_S)  # listings may be cached
+            time.sleep(LIST_AGAIN_S)  # Folder listings may be cached.
             manifest = publish(out, plan)
     finally:
         progress.end()
@@ -185,12 +194,23 @@ def build(
 def build_lengths(
     recipe: Recipe, out: str | os.PathLike | Folder, progress: Progress, **options: Any
 ) -> list[Outcome]:
-    """Build the dataset of each of a recipe's seq_lengths into seq_N below `out`, and once all are
-    there the mixture.json beside them, or go on with it. options: as of `build`, which gives the
-    outcome of each and raises.
+    """Build a dataset for each of a recipe's `seq_lengths`, or resume such a build.
 
-    Shares are the slots that each has. So where steps have as many slots in each, one epoch of each
-    is one of the mixture.
+    The datasets are written to seq_N below `out`. When all are complete, mixture.json is written
+    next to them. The shares of the mixture are the slots of each dataset. If a step has equally
+    many slots of each dataset, one epoch of each dataset is one epoch of the mixture.
+
+    Args:
+        recipe: The recipe with several `seq_lengths`.
+        out: The output folder, as a path or URL.
+        progress: Receives the progress.
+        **options: The other options of `build`.
+
+    Returns:
+        The outcome of each build.
+
+    Raises:
+        PackprepError: As in `build` and `folders_of_lengths`.
     """
     out = folder_at(out)
     outcomes = [
@@ -212,8 +232,7 @@ def folders_of_lengths(recipe: Recipe, out: Folder) -> list[tuple[Recipe, str]]:
     """Return the recipe and the folder of each dataset that `build_lengths` makes below `out`.
 
     Raises:
-        PlanError: If `out` is a dataset, or has files of something else and no dataset of the
-        recipe is begun there.
+        PlanError: If `out` is a dataset, or has other files and no dataset of this recipe.
     """
     folders = {f"seq_{one.seq_length}": one for one in recipe.by_length()}
     if out.exists(PLAN_NAME):
@@ -230,8 +249,7 @@ def folders_of_lengths(recipe: Recipe, out: Folder) -> list[tuple[Recipe, str]]:
 
 
 def lengths_mixture(manifests: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return the mixture.json of a build of several seq_lengths, from the manifests of its
-    datasets."""
+    """Return mixture.json for a build of several seq_lengths, from its datasets' manifests."""
     names = [f"seq_{manifest['seq_length']}" for manifest in manifests]
     shares = [[0, [manifest["ledger"]["row_slots"] for manifest in manifests]]]
     return mixture_file(Path(MIXTURE_NAME).absolute(), names, shares=shares)
@@ -244,10 +262,16 @@ def pace(
     workers: int | None,
     array_count: int = 1,
 ) -> str:
-    """How fast a build goes, in one line: its engine, and shards that give each worker work where
-    there are too few.
+    """Return one line about a build's speed: its engine, and a hint if it has too few shards.
 
-    plan: as stored. engine: None where all sources lie in token stores. workers: as for `build`.
+    The hint suggests a shard size that gives each worker work.
+
+    Args:
+        plan: The plan as stored.
+        engine: The engine, or None if all sources are in token stores.
+        inputs: The recipe and its inputs.
+        workers: As in `build`.
+        array_count: Number of array tasks.
     """
     said = "tokens from stores: no tokenizer is run"
     if engine is not None:
@@ -265,12 +289,12 @@ def pace(
 
 
 def workers_for(text_bytes: int) -> int:
-    """The processes that a build takes for this much text where nobody says."""
+    """Return the default number of worker processes for this much text."""
     return max(1, min(available_cpus(), text_bytes // WORKER_TEXT_BYTES))
 
 
 def _to_do(share: int, missing: int, shards: int) -> str:
-    """What is left of an array task's share of the shards, in words."""
+    """Return a message about the shards that this array task still has to make."""
     if not share:
         return f"nothing to make: none of the {shards} shards is this array task's"
     whose = f"all {share}" if share == shards else f"this array task's {share}"
@@ -282,10 +306,16 @@ def _to_do(share: int, missing: int, shards: int) -> str:
 
 
 def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
-    """The plan that stands in `out`, written first if there is none; PlanError if it is another
-    recipe's.
+    """Return the plan in `out`, and write it first if there is none.
 
-    say: is told what a user should know.
+    Args:
+        inputs: The recipe and its inputs.
+        out: The output folder.
+        say: Receives messages for the user.
+
+    Raises:
+        PlanError: If the plan belongs to another recipe.
+        BuildError: If the samples already have too many bad documents.
     """
     for message in inputs.vocabulary.notes:
         say(message)
@@ -328,16 +358,18 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
 
 
 def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
-    """The plan that stands in `out`, as stored, and its digest; None where a build would begin.
+    """Return the stored plan in `out` and its digest, or None if there is no plan yet.
+
     Nothing is written.
 
-    PlanError if it is another recipe's, or files of something else lie there; RecipeError if a
-    source would find what a build writes there.
+    Raises:
+        PlanError: If the plan belongs to another recipe, or the folder has other files.
+        RecipeError: If the paths of a source match the files that the build writes.
     """
     _refuse_own_inputs(inputs, out)
     found = stored_plan_and_digest(out)
     if found is None and (out.exists(MANIFEST_NAME) or out.exists("receipts")):
-        found = stored_plan_and_digest(out)  # another process may have written it in the meantime
+        found = stored_plan_and_digest(out)  # Another process may have just written it.
         if found is None:
             raise PlanError(
                 f"{out} has files of a build and no plan.json: put it back, or begin anew in"
@@ -354,10 +386,10 @@ def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
             f" {'build' if inputs.is_store else 'tokenize'}`"
         )
     changed = differences(inputs, plan)
-    if not changed and not out.exists(MANIFEST_NAME):  # else nothing is made any more
+    if not changed and not out.exists(MANIFEST_NAME):  # A published dataset needs no sources.
         changed = other_stores(inputs, plan)
     if changed:
-        recipe_of(plan)  # which says so where a newer version wrote it
+        recipe_of(plan)  # It raises a clearer error if a newer version wrote the plan.
         raise PlanError(
             f"{out} was begun with something else: {'; '.join(changed)}. "
             "Go on with what it was begun with, or build into another folder"
@@ -366,7 +398,7 @@ def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
 
 
 def _refuse_own_inputs(inputs: Inputs, out: Folder) -> None:
-    """RecipeError where a source would find what the build writes."""
+    """Raise RecipeError if the paths of a source match files that the build writes."""
     written = [
         PLAN_NAME,
         TOKENIZER_NAME,
@@ -391,15 +423,23 @@ def _refuse_own_inputs(inputs: Inputs, out: Folder) -> None:
 def compare_sources(
     out: Folder, plan: Plan, inputs: Inputs, say: Callable[[str], None], workers: int = 0
 ) -> None:
-    """Let `plan` hold its sources to what they are now, after what done shards read of changed
-    files was compared.
+    """Check that the source files are unchanged since the build first saw them.
 
-    SourceError for a file whose text is not what a done shard read of it. say: is told what is read
-    again.
+    If a file has another modification time, the text that finished shards read from it is compared.
+
+    Args:
+        out: The output folder.
+        plan: The plan. Its `seen` is set, so that files must stay unchanged from then on.
+        inputs: The recipe and its inputs.
+        say: Receives a message about the files that are read again.
+        workers: Number of processes.
+
+    Raises:
+        SourceError: If the text of a file differs from the text that a finished shard read.
     """
     plan.seen = [files.seen for files in inputs.files]
     if out.exists(MANIFEST_NAME):
-        return  # nothing is made any more
+        return  # The dataset is complete.
     changed = changed_files(out, inputs.files)
     count = sum(map(len, changed))
     if not count:
@@ -419,12 +459,12 @@ def compare_sources(
                 for s in sources:
                     refuse(plan, item, s, changed[s])
     out.remove(FIRST_SEEN_NAME)
-    # which goes on where another build removes its temporary
+    # If another build has removed the temporary file, `create` continues.
     out.create(FIRST_SEEN_NAME, note_of(inputs.files))
 
 
 def shard_comparer(out: Folder, prefixes: Sequence[str]) -> Do:
-    """What a process needs to compare what done shards read with what stands there now."""
+    """Return a function that checks whether the sources of finished shards have changed."""
     plan, decoders = _plans.get(str(out)) or open_plan(out, prefixes), Decoders()
     return one_by_one(lambda item, report: differing(plan, item, decoders))
 
@@ -434,7 +474,7 @@ _plans: dict[str, Plan] = {}  # by output folder
 
 @contextlib.contextmanager
 def _at_hand(out: Folder, plan: Plan) -> Iterator[None]:
-    """The plan that this process, and those that are forked from it, need not read again."""
+    """Cache the plan for this process and the processes that are forked from it."""
     _plans[str(out)] = plan
     try:
         yield
@@ -445,26 +485,30 @@ def _at_hand(out: Folder, plan: Plan) -> Iterator[None]:
 def shard_maker(
     out: Folder, prefixes: Sequence[str], seen: Sequence[np.ndarray | None] | None = None
 ) -> Do:
-    """What a process needs to make shards: the plan, read once, and decoders that go on from one
-    shard to the next.
+    """Return a function that makes shards, with a plan that is read only once.
 
-    seen: by source, `Files.seen` of files that must stay so; None: nothing is known of them.
+    Its decoders keep their position from one shard to the next.
+
+    Args:
+        out: The output folder.
+        prefixes: The prefix of each source.
+        seen: `Files.seen` of each source, for files that must not change. None if unknown.
     """
     clock = Clock()
     with clock.stage("start-up"):
         plan = _plans.get(str(out)) or open_plan(out, prefixes)
         plan.seen = seen
         decoders = Decoders()
-        plan.text_engine, plan.cut_limits  # noqa: B018  (loaded)
+        plan.text_engine, plan.cut_limits  # noqa: B018  (Both are computed at first access.)
 
     make = make_store_shard if plan.is_store else make_shard
 
     def make_all(items: Iterable[ShardToMake], report: Report) -> Iterator[dict[str, float]]:
-        # A shard is written beside the making of the next one, for which the disk, or a store, need
-        # not be waited for.
+        # A thread writes each shard while the next one is made, so that nothing waits for the disk
+        # or the object store.
         with ThreadPoolExecutor(1) as writer:
             written: Future[Any] | None = None
-            for item in chain(items, (None,)):  # after the last one
+            for item in chain(items, (None,)):  # None ends the work after the last item.
                 if item is not None:
                     with clock.stage("other"):
                         made = make(plan, item.number, decoders, report, clock)
@@ -474,7 +518,7 @@ def shard_maker(
                     yield clock.take()
                 if item is not None:
                     written = writer.submit(commit_shard, out, plan, item.number, made)
-                    del made  # its memory serves the next one once it is written
+                    del made  # The next shard can use its memory once it is written.
 
     return make_all
 
@@ -492,8 +536,10 @@ _SHOWN = 3
 
 
 class DoneShard(NamedTuple):
-    """A done shard whose sources are read again: digests of their text, as its receipt has them, by
-    source's index."""
+    """A finished shard whose sources are read again.
+
+    `digests` has the digest of each source's text from the shard's receipt, by source index.
+    """
 
     number: int
     digests: Mapping[int, str]
@@ -503,16 +549,20 @@ class DoneShard(NamedTuple):
 
 
 def note_of(files: Sequence[Files]) -> bytes:
-    """The note: for each source the times of its files in ns, in the plan's order; null for files
-    at URLs."""
+    """Return the record of modification times, in ns, by source and in the plan's file order.
+
+    The times of a source at a URL are null.
+    """
     return encode(
         {"modified": [None if own.seen is None else own.seen[:, 1].tolist() for own in files]}
     )
 
 
 def changed_files(out: Folder, files: Sequence[Files]) -> list[np.ndarray]:
-    """By source, int64: the files that are not known to be as they were first seen. Without a note
-    that are all local ones."""
+    """Return the files of each source that may have changed since they were first seen, as int64.
+
+    Without a readable record, these are all local files.
+    """
     try:
         note = decode(out.read(FIRST_SEEN_NAME), out.path_of(FIRST_SEEN_NAME))
     except (OSError, DatasetError):
@@ -535,7 +585,13 @@ def changed_files(out: Folder, files: Sequence[Files]) -> list[np.ndarray]:
 
 
 def done_shards_of(out: Folder, plan: Plan, changed: Sequence[np.ndarray]) -> list[DoneShard]:
-    """The done shards that read something of these files, by source."""
+    """Return the finished shards that read any of these files.
+
+    Args:
+        out: The output folder.
+        plan: The plan.
+        changed: The indices of the changed files, by source.
+    """
     sources: dict[int, list[int]] = {}
     for source, files in zip(plan.sources, changed, strict=True):
         own: Iterable[int] = range(plan.shards)
@@ -560,7 +616,7 @@ def done_shards_of(out: Folder, plan: Plan, changed: Sequence[np.ndarray]) -> li
 
 
 def differing(plan: Plan, item: DoneShard, decoders: Decoders) -> list[int]:
-    """The sources of a done shard whose text is another than it read, by index."""
+    """Return the indices of the sources whose text has changed since a finished shard read it."""
     return [
         s
         for s, digest in item.digests.items()
@@ -577,7 +633,7 @@ def differing(plan: Plan, item: DoneShard, decoders: Decoders) -> list[int]:
 
 
 def refuse(plan: Plan, item: DoneShard, source: int, changed: np.ndarray) -> None:
-    """SourceError that names the files of a done shard whose text is another than it read."""
+    """Raise a SourceError that names the changed files that a finished shard read."""
     own = plan.sources[source]
     parts = own.slices(item.number, plan.shards)
     paths = {

@@ -31,7 +31,7 @@ def expected_prefix(task: Task, bodies: Bodies, bos: np.ndarray, slots: np.ndarr
     """Return the length of each segment's bidirectional prefix, in slots, int64[m].
 
     The slots of a prefix attend to each other in both directions. The objective's attention pattern
-    determines the length; -1 means that the pattern has another form.
+    determines the length. It is -1 for patterns that a prefix cannot describe.
     """
     ahead = RULES[task.objective.attention].ahead
     if ahead == "prefix":
