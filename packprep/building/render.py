@@ -1,5 +1,7 @@
-"""Segments and tokens → what a shard holds: the rows' slots, and the columns of segments that
-follow from rendering."""
+"""Render segments and tokens into the arrays of a shard.
+
+These are the slots of the rows, and the segment columns that follow from rendering.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -23,19 +25,19 @@ _LEAST_WEIGHT = np.finfo(np.float32).tiny
 
 
 class _Rows(NamedTuple):
-    """The flat rows that are written. Arrays of no slots stand for columns that nobody needs."""
+    """The flat rows to write. Columns that are not needed are empty arrays."""
 
     tokens: np.ndarray
     labels: np.ndarray
     segment_ids: np.ndarray  # uint16
     loss_mask: np.ndarray  # uint8
-    trainable: np.ndarray  # uint8: slots that may be trained; empty: all may be
-    weights: np.ndarray  # float32: of trained slots; empty: 1 each
-    group: np.ndarray  # int64: the group of a trained slot's weight, see _Groups; empty: no groups
+    trainable: np.ndarray  # uint8: 1 for slots that may be trained; empty if all may be
+    weights: np.ndarray  # float32: loss weights of trained slots; empty if all are 1
+    group: np.ndarray  # int64: the group of each trained slot, see _Groups; empty without groups
 
 
 class _Frames(NamedTuple):
-    """What surrounds the bodies of one task's segments: int64[m] each."""
+    """The slots around the bodies of one task's segments, int64[m] each."""
 
     first_slot: np.ndarray  # in the flat rows
     slots: np.ndarray
@@ -45,21 +47,21 @@ class _Frames(NamedTuple):
 
 
 class _Marked(NamedTuple):
-    """Segments of one task whose trainable slots are marked: int64[m] each."""
+    """The segments of one task whose trainable slots are marked, int64[m] each unless noted."""
 
     supervised: np.ndarray  # uint8
     body: np.ndarray  # first slot of the body in the flat rows
     n: np.ndarray  # tokens of the body
-    eos: np.ndarray  # 0 or 1: an eos that may be trained
+    eos: np.ndarray  # 1 if the segment has an eos that may be trained, otherwise 0
     start: np.ndarray
     repeated: np.ndarray
-    is_last: np.ndarray  # bool: whether the document ends with the segment
-    span_begin: np.ndarray  # the document's spans
-    span_end: np.ndarray
+    is_last: np.ndarray  # bool: True if the document ends with the segment
+    span_begin: np.ndarray  # index of the document's first span
+    span_end: np.ndarray  # index after the document's last span
     eos_weight: np.ndarray  # float32
-    group: np.ndarray  # of the document's last span; of a document without spans, its own
-    pivot: np.ndarray  # from which body token on …
-    shift: np.ndarray  # … tokens stand so many slots later
+    group: np.ndarray  # the group of the document's last span, or of the document without spans
+    pivot: np.ndarray  # first body token that is shifted
+    shift: np.ndarray  # number of slots that tokens from `pivot` on are shifted by
 
 
 class _Spans(NamedTuple):
@@ -85,7 +87,7 @@ class _Groups(NamedTuple):
 
 @kernel
 def _write_frames(frames, mode, bos_id, mode_id, eos_id, rows):
-    """Write what is the same for every objective: bos, mode token, eos and segment ids."""
+    """Write the parts that are equal for every objective: bos, mode token, eos and segment ids."""
     for i in range(frames.first_slot.shape[0]):
         first_slot = frames.first_slot[i]
         begin, end = np.uint64(first_slot), np.uint64(first_slot + frames.slots[i])
@@ -102,8 +104,11 @@ def _write_frames(frames, mode, bos_id, mode_id, eos_id, rows):
 
 @kernel
 def _write_next_tokens(first_slot, slots, prefix, pad, rows):
-    """Write labels and loss of next-token kinds: the prediction of what follows the prefix is
-    trained, where it is trainable."""
+    """Write labels and loss mask of next-token tasks.
+
+    The tokens after the prefix are trained where they are trainable. The mask is set at the slot
+    before each of them, which predicts it.
+    """
     for i in range(first_slot.shape[0]):
         begin, n, seen = first_slot[i], slots[i], max(prefix[i] - 1, 0)
         if rows.trainable.shape[0] > 0:
@@ -133,16 +138,24 @@ def _first_span(spans, low, high, start):
 def _mark(segments, trained, mode, has_prefix, rows):
     """Set the trainable slots of one task's segments, and their weights.
 
-    As in a shard without supervised documents, all of the body and eos is trainable, and the mode
-    token of next-token kinds, with the document's weight. Of a supervised segment its trained
-    tokens are, what is added at its pivot, and eos where the last span reaches the end and is
-    trained. The eos of a segment that is not its document's last is trained like the token before
-    it. What is added weighs as much as the trained token after it, or before it where that one is
-    not trained.
+    In a segment of an unsupervised document, the whole body and eos are trainable, as in a shard
+    without supervised documents. So is the mode token of next-token tasks. All have the document's
+    weight.
 
-    mode: slots of a mode token before the body. has_prefix: whether the task's prefix holds each
-    segment's first token. Where all of a supervised segment's tokens are trained, its range then
-    begins after that token, which tells the segment from those of other documents.
+    In a supervised segment, its trained tokens are trainable, and so are the slots added at its
+    pivot. Its eos is trainable if the last span reaches the end and is trained. If the document
+    continues after the segment, its eos is trained like the token before it. Slots added at the
+    pivot have the weight of the trained token after them, or of the token before them if the one
+    after is untrained.
+
+    Args:
+        segments: The segments.
+        trained: The trained spans of all documents.
+        mode: Slots of a mode token before the body.
+        has_prefix: True if the task's prefix contains each segment's first token. If all tokens of
+            a supervised segment are trained, its range then starts after that token. This
+            distinguishes the segment from segments of unsupervised documents.
+        rows: The rows to write to.
     """
     trainable, weights, group = rows.trainable, rows.weights, rows.group
     weighted, grouped = weights.shape[0] > 0, group.shape[0] > 0
@@ -153,13 +166,13 @@ def _mark(segments, trained, mode, has_prefix, rows):
         if not segments.supervised[i]:
             for t in range(body - mode, end + segments.eos[i]):
                 trainable[t] = 1
-                if weighted and segments.span_begin[i] < span_end:  # the document has a weight
+                if weighted and segments.span_begin[i] < span_end:  # Only weighted documents have spans.
                     weights[t] = trained.weights[segments.span_begin[i]]
                 if grouped:
                     group[t] = segments.group[i]
             continue
-        # The trained tokens. A document may have a million spans, and be cut into many segments:
-        # only the spans that reach into the segment are walked.
+        # Mark the trained tokens. A document may have a million spans and many segments, so only
+        # spans that overlap the segment are visited.
         k = _first_span(trained.spans, segments.span_begin[i], span_end, start)
         stop, end_weight, marked = start + n - repeated, np.float32(0), np.int64(0)
         end_group = segments.group[i]
@@ -179,7 +192,7 @@ def _mark(segments, trained, mode, has_prefix, rows):
                     if grouped:
                         group[slot] = trained.group[k]
             k += 1
-        # What the objective adds at the pivot.
+        # Mark the slots that the objective adds at the pivot.
         for slot in range(body + pivot, body + pivot + shift):
             trainable[slot] = 1
             after = body + pivot + shift
@@ -190,7 +203,7 @@ def _mark(segments, trained, mode, has_prefix, rows):
                 group[slot] = group[like]
         if has_prefix and marked == n:
             trainable[body] = 0
-        # The eos.
+        # Mark the eos.
         if segments.is_last[i]:
             is_trained = trained_in(trained.turns, span_end - 1, start)
             end_weight = segments.eos_weight[i] if is_trained else np.float32(0)
@@ -224,8 +237,13 @@ def _scale_weights(order, first_slot, first_target, slots, sums, rows):
 
 @kernel
 def _runs(first_slot, slots, trainable, weights, offsets, ranges):
-    """Write the runs of `trainable` of one weight in each segment, relative to its begin; only
-    count them if `ranges` is empty."""
+    """Write the trainable runs of equal weight in each segment, relative to the segment's start.
+
+    If `ranges` is empty, the runs are only counted.
+
+    Returns:
+        The number of runs. `offsets` receives the end of each segment's runs.
+    """
     count, weighted = np.int64(0), weights.shape[0] > 0
     for i in range(first_slot.shape[0]):
         inside = False
@@ -250,11 +268,13 @@ def _runs(first_slot, slots, trainable, weights, offsets, ranges):
 class Texts(NamedTuple):
     """The tokens of segments."""
 
-    begin: np.ndarray  # int64[m]: where each body's first token lies in `ids`
+    begin: np.ndarray  # int64[m]: index in `ids` of each body's first token
     ids: np.ndarray  # uint16 or int32: flat tokens
-    training: Training | None = None  # of the documents that the segments name
-    loss_weighting: str = "token"  # as in a recipe; otherwise all segments of a document are there
-    is_last: np.ndarray | None = None  # bool[m]: its document ends with it; None: all do
+    training: Training | None = None  # the training of the segments' documents
+    # as in a recipe; unless "token", all segments of each document are given
+    loss_weighting: str = "token"
+    # bool[m]: True if the document ends with the segment; None if all do
+    is_last: np.ndarray | None = None
 
 
 def render_rows(
@@ -265,13 +285,13 @@ def render_rows(
     Args:
         tasks: The plan's tasks.
         segments: The segments in row order.
-        texts: Their tokens.
-        seq_length: Slots of a row.
-        epoch: Whose random numbers the rows have, as resampling gives them. Shards store epoch 0.
+        texts: The tokens of the segments.
+        seq_length: Slots per row.
+        epoch: The epoch of the random numbers, as in resampling. Shards store epoch 0.
 
     Returns:
-        The arrays of slots, name → [rows, seq_length], and the segments with the columns that
-        follow from rendering.
+        The arrays of slots, by name, each [rows, seq_length], and the segments with the columns
+        that follow from rendering.
     """
     with_labels = any(task.in_place for task in tasks)
     with_blocks = any(RULES[task.objective.attention].in_blocks for task in tasks)
@@ -352,7 +372,7 @@ def _empty_rows(size: int, texts: Texts, pad: int, with_labels: bool, with_group
 
 
 class _Writer:
-    """Writes the segments of one task after the other into the rows."""
+    """A writer that adds the segments of one task after the other to the rows."""
 
     def __init__(
         self,
@@ -399,7 +419,7 @@ class _Writer:
     def write_in_place(
         self, t: int, task: Task, chosen: np.ndarray, of_task: Segments, bodies: Bodies
     ) -> Noised:
-        """Write the segments of task number `t`, which predicts tokens where they stand."""
+        """Write the segments of task number `t`, which predicts tokens at their own positions."""
         texts, rows, first_slot = self.texts, self.rows, self.first_slot[chosen]
         copies = task.objective.copies
         half = of_task.slots // copies
@@ -409,7 +429,7 @@ class _Writer:
             copy_ranges(texts.ids, begin, bodies.n, rows.tokens, body + copy * half)
             self._write_frames(task, chosen, of_task, copy)
         if task.shift:
-            for copy in range(copies):  # each copy ends with pad
+            for copy in range(copies):  # The labels of each copy end with pad.
                 first = first_slot + copy * half
                 copy_ranges(rows.tokens, first + 1, half - 1, rows.labels, first)
         else:
@@ -421,15 +441,14 @@ class _Writer:
     def mark_trained(
         self, task: Task, chosen: np.ndarray, of_task: Segments, bodies: Bodies
     ) -> None:
-        """Mark the trainable slots of a task's segments, where some documents say what is
-        trained."""
+        """Mark the trainable slots of a task's segments, if the shard has supervised documents."""
         training, objective = self.texts.training, task.objective
         assert training is not None
         pivot = np.zeros(len(chosen), np.int64)
         shift = np.zeros(len(chosen), np.int64)
         if objective.token_slots is not None:
             pivot, shift = objective.token_slots(task, bodies).T
-        elif not task.in_place:  # what the body has beyond its tokens may be trained with them
+        elif not task.in_place:  # Slots that the objective adds to the body are trainable too.
             shift = task.body_slots(bodies) - bodies.n
         noises_eos = task.parameters.get("noise_eos", True)
         is_last, document = self.texts.is_last, of_task.document
@@ -462,10 +481,16 @@ def target_of(
     loss_mask: np.ndarray,
     trainable: np.ndarray | None,
 ) -> Target:
-    """Return where a task's in-place noise goes: its candidates are the body and, unless noise_eos
-    is off, eos.
+    """Return the slots that a same-position task may noise: the body and, unless noise_eos is off,
+    eos.
 
-    segments: the task's; first_slot: int64[m], of each in the flat rows.
+    Args:
+        task: The task.
+        segments: The segments of the task.
+        first_slot: int64[m]: first slot of each segment in the flat rows.
+        tokens: The flat tokens, which the noise replaces.
+        loss_mask: The flat loss mask, which receives the noised slots.
+        trainable: The flat trainable slots, or None if all are.
     """
     before = segments.bos + task.mode
     eos = segments.eos if task.parameters.get("noise_eos", True) else 0
@@ -477,8 +502,14 @@ def target_of(
 
 
 def draw_noise(index: int, task: Task, target: Target, epoch: int = 0) -> Noised:
-    """Noise one in-place task's segments as the stored rows have it, or as resampling gives it in a
-    later epoch."""
+    """Noise the segments of one same-position task, as stored or resampled for a later epoch.
+
+    Args:
+        index: Index of the task.
+        task: The task.
+        target: The slots to noise, from `target_of`.
+        epoch: The epoch. 0 gives the stored noise.
+    """
     assert task.objective.noise is not None
     return task.objective.noise(
         index, task.parameters, task.resolved, task.ids.for_noise, target, epoch
@@ -486,7 +517,7 @@ def draw_noise(index: int, task: Task, target: Target, epoch: int = 0) -> Noised
 
 
 def _is_weighted(training: Training) -> bool:
-    """Return whether a trained token has another weight than 1."""
+    """Return whether any trained token has a weight other than 1."""
     return bool(
         (training.weights != 1).any()
         or ((training.eos_weight != 1) & (training.eos_weight != 0)).any()
@@ -494,7 +525,7 @@ def _is_weighted(training: Training) -> bool:
 
 
 def _trained_ranges(first_slot: np.ndarray, segments: Segments, rows: _Rows) -> TrainedRanges:
-    """Return the trained ranges, with weights where one differs from 1."""
+    """Return the trained ranges, with weights if any differs from 1."""
     offsets = np.zeros(len(segments) + 1, np.int64)
     runs = first_slot, segments.slots, rows.trainable, rows.weights, offsets
     ranges = np.zeros((_runs(*runs, np.zeros((0, 2), np.int32)), 2), np.int32)
@@ -507,7 +538,12 @@ def _trained_ranges(first_slot: np.ndarray, segments: Segments, rows: _Rows) -> 
 
 
 def _joined_blocks(count: int, parts: list[tuple[np.ndarray, tuple]]) -> NoiseBlocks:
-    """Return the tasks' blocks as one column in segment order. count: of all segments."""
+    """Return the tasks' blocks as one column in segment order.
+
+    Args:
+        count: Number of all segments.
+        parts: For each task, its segments and their blocks.
+    """
     counts = np.zeros(count, np.int64)
     for segment, (block_counts, _, _) in parts:
         counts[segment] = block_counts
@@ -551,8 +587,16 @@ def render(
     pad_seq_to_mult: int,
     epoch: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Return all arrays of a shard, by name, as `dataset/shard.py` lists them. segments: in row
-    order. epoch: as in `render_rows`."""
+    """Return all arrays of a shard by name, as listed in `dataset/shard.py`.
+
+    Args:
+        tasks: The plan's tasks.
+        documents: The documents.
+        segments: The segments in row order.
+        seq_length: Slots per row.
+        pad_seq_to_mult: Each segment is padded to a multiple of this number of slots.
+        epoch: As in `render_rows`.
+    """
     slots, rendered = render_shard(tasks, documents, segments, seq_length, epoch)
     return slots | rendered.header_arrays(pad_seq_to_mult)
 
@@ -560,9 +604,9 @@ def render(
 def _media(
     tasks: Sequence[Task], segments: Segments, documents: Documents, training: Training
 ) -> MediaSpans | None:
-    """Return the media spans of the segments; None where no segment has one."""
+    """Return the media spans of the segments, or None if no segment has one."""
     places, counts = training.places, np.diff(training.place_offsets)
-    # ascending: in all documents' tokens
+    # These positions in the tokens of all documents ascend.
     first = places.first + np.repeat(documents.offsets[:-1], counts)
     begin = documents.offsets[segments.document] + segments.start
     low, high = np.searchsorted(first, begin), np.searchsorted(first, begin + segments.tokens)
@@ -571,7 +615,7 @@ def _media(
         return None
     segment = np.repeat(np.arange(len(count)), count)
     which = np.repeat(low, count) + ranks(count)
-    token = first[which] - begin[segment] + segments.repeated[segment]  # of the body
+    token = first[which] - begin[segment] + segments.repeated[segment]  # index in the body
     slot = (segments.first_slot + segments.bos)[segment] + token
     for t, task in enumerate(tasks):
         of_task = np.flatnonzero(segments.task[segment] == t)
@@ -592,8 +636,10 @@ def _media(
 
 
 def body_tokens(documents: Documents, segments: Segments) -> tuple[np.ndarray, np.ndarray]:
-    """Return (begin int64[m], flat ids): where each body's tokens lie. Bodies that repeat a system
-    message are appended to the ids."""
+    """Return the start of each body in flat token ids, int64[m], and the ids.
+
+    Bodies that repeat a system message are appended to the documents' ids.
+    """
     begin = documents.offsets[segments.document] + segments.start
     repeating = np.flatnonzero(segments.repeated)
     if not len(repeating):
