@@ -1,8 +1,9 @@
-"""Shards that are committed, and the receipts that say which are done.
+"""Commit shards, record them in receipts, and publish the dataset.
 
-A shard is done iff its receipt parses, carries the plan's digest, and the shard and rejects files
-have its sizes; the receipt is written last. A second commit of a shard compares digests and changes
-nothing. Whoever finds all receipts publishes: until then there is no manifest, and so no dataset.
+A shard is done if its receipt parses, has the plan's digest, and the shard and rejects files have
+the recorded sizes. The receipt is written last. A second commit of a shard compares digests and
+changes nothing. The process that finds all receipts publishes the manifest; without it there is no
+dataset.
 """
 
 import contextlib
@@ -63,17 +64,21 @@ _RECEIPT_KEYS = {
     "ledger",
 }
 LATER: Later = {"": {}, "rejects": {}}
-"""The keys that joined later."""
+"""Keys that were added later, with their defaults, by part of the receipt."""
 
 MIN_BAD, GOOD_FOR_BAD = 100, 10
-"""Bad documents that are let pass whatever their part is, and how many times as many have to be
-used for that."""
+"""Number of bad documents that is accepted regardless of their fraction, and the required ratio of
+used documents to bad ones."""
 REJECTS_KEYS = {"file", "bytes", "digest", "documents"}
 
 
 def read_receipt(out: Folder, shard: int) -> tuple[dict[str, Any], bytes] | None:
-    """(receipt, its bytes) as it stands; None if there is none or it does not parse. PlanError for
-    one that a newer version wrote."""
+    """Return a receipt and its raw bytes, or None if it is missing or malformed.
+
+    Raises:
+        PlanError: If a newer version wrote the receipt.
+        BuildError: If the file cannot be read.
+    """
     name = receipt_name(shard)
     try:
         data = out.read(name)
@@ -101,8 +106,10 @@ def read_receipt(out: Folder, shard: int) -> tuple[dict[str, Any], bytes] | None
 
 
 def _can_be_gone_on_with(receipt: dict[str, Any]) -> bool:
-    """Whether what publication reads of a receipt has its types; who damaged it may have left it
-    canonical."""
+    """Return whether the values that publication reads from a receipt have valid types.
+
+    A damaged receipt may still be canonical JSON.
+    """
     rejects = receipt["rejects"]
     return (
         all(
@@ -117,8 +124,10 @@ def _can_be_gone_on_with(receipt: dict[str, Any]) -> bool:
 def done_receipt(
     out: Folder, shard: int, digests: Sequence[str]
 ) -> tuple[dict[str, Any], bytes] | None:
-    """(receipt, its bytes) of a shard that is done; None if it is not. digests: as
-    `plan_digests`."""
+    """Return a finished shard's receipt and its raw bytes, or None.
+
+    `digests` are the plan digests that are accepted, as returned by `plan_digests`.
+    """
     found = read_receipt(out, shard)
     if found is None or found[0]["plan_digest"] not in digests:
         return None
@@ -136,12 +145,12 @@ def done_receipt(
 
 
 def encode_rejects(made: Made | StoreShard) -> bytes:
-    """The rejects file of a shard: one JSON record a line; empty if all documents were used."""
+    """Return the rejects file of a shard, with one JSON record per line; empty without rejects."""
     return b"".join(map(encode, made.documents.rejected.records()))
 
 
 def commit_shard(out: Folder, plan: Plan, shard: int, made: Made | StoreShard) -> dict[str, Any]:
-    """`commit_files` of a shard that was made."""
+    """Commit a shard that was made, by `commit_files`."""
     documents = made.documents
     rejects = encode_rejects(made), len(documents.rejected)
     return commit_files(out, plan, shard, made.arrays, made.ledger, rejects, documents.text_digests)
@@ -156,11 +165,21 @@ def commit_files(
     rejects: tuple[bytes, int],
     text_digests: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Write a shard, its rejects, then its receipt; gives the receipt. rejects: their file's bytes,
-    and how many there are.
+    """Write a shard, then its rejects, then its receipt, and return the receipt.
 
-    If the shard is done already, nothing is written: BuildError with both digests where they
-    differ.
+    If the shard is already done with the same digest, nothing is written.
+
+    Args:
+        out: The output folder.
+        plan: The plan.
+        shard: Shard number.
+        arrays: The shard's arrays.
+        ledger: The shard's ledger.
+        rejects: The bytes of the rejects file and the number of records.
+        text_digests: Digest of the text that was read, by source name.
+
+    Raises:
+        BuildError: If the shard is done with another receipt, or cannot be written.
     """
     try:
         buffers = (store if plan.is_store else shard_format).encode(arrays)
@@ -210,11 +229,11 @@ class _Differs(BuildError):
 
 
 def _commit_receipt(out: Folder, plan: Plan, receipt: dict[str, Any]) -> None:
-    """Write the receipt of a shard that was written, unless another build was faster: an upload
-    takes its time.
+    """Write a shard's receipt, unless another build committed it first during a slow upload.
 
-    BuildError where that build's differs; what was written here over its shard is removed then, and
-    made again by it.
+    Raises:
+        BuildError: If that build committed different bytes. The shard file is then removed if it
+            has this build's bytes, so that the other build makes it again.
     """
     name, data = receipt_name(receipt["shard"]), encode(as_stored(receipt, LATER))
     try:
@@ -223,7 +242,7 @@ def _commit_receipt(out: Folder, plan: Plan, receipt: dict[str, Any]) -> None:
             and not out.create(name, data)
             and not _stands(out, plan, receipt)
         ):
-            out.write(name, [data])  # over one that is no receipt of this plan
+            out.write(name, [data])  # It replaces a receipt that does not belong to this plan.
     except _Differs:
         with contextlib.suppress(OSError, PackprepError):
             if digest_of(out.read(receipt["file"])) == receipt["digest"]:
@@ -232,7 +251,11 @@ def _commit_receipt(out: Folder, plan: Plan, receipt: dict[str, Any]) -> None:
 
 
 def _stands(out: Folder, plan: Plan, receipt: dict[str, Any]) -> bool:
-    """Whether a shard is done, and with this receipt; BuildError where it is done with another."""
+    """Return whether a shard is done with this receipt.
+
+    Raises:
+        BuildError: If it is done with another receipt.
+    """
     shard = receipt["shard"]
     standing = done_receipt(out, shard, [plan.digest])
     if standing is not None and standing[0] != receipt:
@@ -245,17 +268,26 @@ def _stands(out: Folder, plan: Plan, receipt: dict[str, Any]) -> bool:
 
 
 def missing_shards(out: Folder, digests: Sequence[str], shards: Sequence[int]) -> list[int]:
-    """Those of `shards` that are not done. digests: as `plan_digests`."""
+    """Return the shards that are not done.
+
+    Args:
+        out: The output folder.
+        digests: The accepted plan digests, as returned by `plan_digests`.
+        shards: The shard numbers to check.
+    """
     found = out.each(partial(done_receipt, digests=digests), shards)
     return [b for b, receipt in zip(shards, found, strict=True) if receipt is None]
 
 
 def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
-    """Write dataset.json if all shards are done; gives the manifest, or None while a shard is
-    missing.
+    """Write dataset.json if all shards are done.
 
-    BuildError if a source's documents are all left out, too many are bad, there are no rows, or
-    another manifest stands there.
+    Returns:
+        The manifest, or None while a shard is missing.
+
+    Raises:
+        BuildError: If every document of a source is rejected, too many documents are bad, there are
+            no rows, a receipt is damaged, or the output has a different manifest.
     """
     entries, ledgers = [], []
     sources, tasks = [s.name for s in plan.sources], [t.name for t in plan.tasks]
@@ -282,20 +314,20 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
     manifest = make_manifest(plan, entries, total)
     data = encode(as_stored(manifest, LATER_IN_MANIFEST))
     out.remove_temporaries()
-    out.flush()  # those who wrote the shards may have been killed before they had
+    out.flush()  # A process may have been killed before it flushed its shard.
     if not out.create(MANIFEST_NAME, data) and out.read(MANIFEST_NAME) != data:
         raise BuildError(
             f"{out.path_of(MANIFEST_NAME)} stands there and differs from this build's: begin anew"
             " in another folder"
         )
-    if out.exists(FIRST_SEEN_NAME):  # else nothing is asked of a folder that can only be read
+    if out.exists(FIRST_SEEN_NAME):  # A read-only folder must not be written to without need.
         out.remove(FIRST_SEEN_NAME)
         out.flush()
     return manifest
 
 
 def _limit_of_published(out: Folder, plan: Plan) -> float:
-    """Return the max_bad_fraction by which the dataset in `out` was published; else the plan's."""
+    """Return the max_bad_fraction that the published dataset was built with, or else the plan's."""
     with contextlib.suppress(OSError, DatasetError):
         published = decode(out.read(MANIFEST_NAME), MANIFEST_NAME)
         limit = published.get("max_bad_fraction") if isinstance(published, dict) else None
@@ -306,7 +338,7 @@ def _limit_of_published(out: Folder, plan: Plan) -> float:
 def make_manifest(
     plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The manifest as values, with its digest."""
+    """Return the manifest as values, with its digest."""
     stored, recipe = plan.stored, plan.recipe
     manifest = {
         "format": FORMAT,
@@ -347,7 +379,7 @@ def make_manifest(
 
 
 def _continues(plan: Plan) -> dict[str, str]:
-    """The manifest's key that says which tokens begin inside a character, where redraw will ask."""
+    """Return the manifest's flags of tokens that start inside a character, if resampling needs them."""
     for task in plan.tasks:
         law = LAYOUTS.get(task.objective.name)
         if law and law.whole(task.parameters):
@@ -387,7 +419,7 @@ def _refuse_without_rows(out: Folder, plan: Plan, total: Mapping[str, Any]) -> N
 
 
 def _refuse_unused_sources(out: Folder, plan: Plan, total: Mapping[str, Any]) -> None:
-    """BuildError for a source of which documents were read and none is used."""
+    """Raise BuildError if documents of a source were read but all are rejected."""
     for source in plan.sources:
         documents = total["sources"][source.name]["documents"]
         reasons = documents["rejected"]
@@ -416,7 +448,7 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Mapping[str, Any]) ->
 
 
 def _first_reject(out: Folder, plan: Plan, source: str, reason: str) -> dict[str, Any] | None:
-    """The first reject of a source with this reason; None where the file cannot be read."""
+    """Return the first reject of a source with this reason, or None if no file lists one."""
     for b in range(plan.shards):
         with contextlib.suppress(OSError, ValueError, DatasetError):
             for line in (
@@ -429,7 +461,7 @@ def _first_reject(out: Folder, plan: Plan, source: str, reason: str) -> dict[str
 
 
 def listed_reasons(reasons: Mapping[str, int]) -> str:
-    """Reasons with their counts: "malformed_json 12, empty 1"."""
+    """Return the reasons with their counts, most frequent first: "malformed_json 12, empty 1"."""
     return ", ".join(
         f"{reason} {count}"
         for reason, count in sorted(reasons.items(), key=lambda r: (-r[1], r[0]))
@@ -437,8 +469,10 @@ def listed_reasons(reasons: Mapping[str, int]) -> str:
 
 
 def bad_documents(total: Mapping[str, Any]) -> tuple[int, int, dict[str, int]]:
-    """(documents read, those used, be they removed since, reason → how many are bad) of a
-    ledger."""
+    """Return a ledger's documents read, its documents used, and the number of bad ones by reason.
+
+    Documents that were used and removed later count as used.
+    """
     documents = [source["documents"] for source in total["sources"].values()]
     read, used = (sum(source[key] for source in documents) for key in ("read", "used"))
     used += sum(source["rejected"].get(REMOVED, 0) for source in documents)
@@ -451,13 +485,13 @@ def bad_documents(total: Mapping[str, Any]) -> tuple[int, int, dict[str, int]]:
 
 
 def too_many_bad(bad: int, read: int, used: int, fraction: float) -> bool:
-    """Return whether so many documents are bad that nothing is published."""
+    """Return whether the number of bad documents prevents publication."""
     few = bad <= MIN_BAD and used >= GOOD_FOR_BAD * bad
     return bad > fraction * read and not few
 
 
 def limit_in_words(bad: int, fraction: float) -> str:
-    """Return what so many bad documents are more than."""
+    """Return the limit that this number of bad documents exceeds, as a phrase for a message."""
     few = (
         f", and {MIN_BAD} are let pass only where {GOOD_FOR_BAD} times as many are used"
         if bad <= MIN_BAD
@@ -467,7 +501,7 @@ def limit_in_words(bad: int, fraction: float) -> str:
 
 
 def bad_fault(total: Mapping[str, Any], fraction: float) -> str:
-    """Return what is wrong where a ledger has too many bad documents; "" where it has not."""
+    """Return a message if a ledger has too many bad documents, otherwise ""."""
     read, used, reasons = bad_documents(total)
     bad = sum(reasons.values())
     if not too_many_bad(bad, read, used, fraction):

@@ -1,7 +1,7 @@
-"""What a build would make, from its plan: shards, rows, bytes, memory, shares, spans.
+"""Forecast a build from its plan: shards, rows, bytes, memory, shares and span lengths.
 
-Rows and bytes follow from lengths: documents as long as those of the plan's sample are cut and
-packed as a build does it, a shard at a time, under other keys than the build's.
+Rows and bytes are estimated by cutting and packing made-up documents. Their lengths follow the
+plan's calibration sample, and their random keys differ from the build's.
 """
 
 import contextlib
@@ -43,39 +43,43 @@ from packprep.sources.files import Files, named_twice, odd_files
 from packprep.sources.first_look import advice_on, begin_of
 
 FAR = 0.1
-"""A realised figure this far from the wanted one, relatively, is worth a warning."""
+"""Relative difference between a wanted and a realised figure that causes a warning."""
 FULL = 0.98
-"""Rows that are less full than this are worth a warning."""
+"""Packing efficiency below which a warning is given."""
 PROCESS_BYTES = 220 << 20
-"""What a worker holds before it reads anything: the interpreter, numpy, numba, pyarrow,
-tokenizers."""
+"""Memory of a worker before it reads data: the interpreter, numpy, numba, pyarrow and tokenizers."""
 FEWEST, MOST, MOST_SHARDS = 20_000, 200_000, 32
-"""Segments and shards that are cut and packed for a forecast: a small corpus several times over,
-some shards of a large one."""
+"""Minimum and maximum segments, and maximum shards, that are cut and packed for a forecast. A small
+corpus is repeated; a large one is reduced to some of its shards."""
 ROWS_MB_S = 150
-"""MB/s of the output that a core packs, renders and writes (docs/scale.md), where the disk keeps
-up."""
+"""MB/s of output that one core packs, renders and writes (docs/scale.md), if the disk is fast enough."""
 STORE_MB_S = 1000
-"""MB/s of text whose tokens a core reads from a token store."""
+"""MB/s of text whose tokens one core reads from a token store."""
 START_S = 1
-"""The command's and its workers' start."""
+"""Seconds to start the command and its workers."""
 
 
 class Packed(NamedTuple):
-    """What packing made-up documents came to, for all shards together."""
+    """The result of packing made-up documents, as totals over all shards."""
 
     segments: float
     rows: float
-    slots: float  # of segments, with the padding inside
-    content: float
-    # content over slots, without each shard's last row; None: there are no other rows
+    slots: float  # slots of segments, with the padding inside them
+    content: float  # slots of segments, without padding
+    # fraction of content in all rows except each shard's last; None if there are no others
     without_last: float | None
     file_bytes: float
-    inputs: float  # slots of prefixes; 0 where rows have one side
+    inputs: float  # slots of prefixes; 0 if rows have one sequence
 
 
 def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) -> dict[str, Any]:
-    """The figures, as plain values. samples: as `make_plan` gives them, one a source."""
+    """Return the forecast figures as plain values.
+
+    Args:
+        plan: The plan.
+        inputs: The recipe and its inputs.
+        samples: The estimates of each source, as `make_plan` returns them.
+    """
     recipe = inputs.recipe
     tasks = [task for task in inputs.tasks if task.name != TOO_SHORT]
     item = np.dtype(plan["token_dtype"]).itemsize
@@ -122,19 +126,19 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
                     f"task {task.name}: {len(task.ids.sentinels)} sentinels end its segments at"
                     f" {longest} tokens, {fill:.0%} of a row; more sentinels make longer ones"
                 )
-    read_s, tokenize_s, renders = 0.0, 0.0, False  # a core's seconds
+    read_s, tokenize_s, renders = 0.0, 0.0, False  # seconds of one core
     for source, sample in zip(plan["sources"], samples, strict=True):
         in_store = source["name"] in inputs.stores
         read_s += source["text_bytes"] * (1e-6 / STORE_MB_S if in_store else sample.read_s_per_byte)
         tokenize_s += source["text_bytes"] * sample.tokenize_s_per_byte
         renders |= sample.chat and not in_store
     sources = []
-    # in tokens
+    # These are standard errors in tokens.
     errors = [source["tokens"] * source["relative_error"] for source in plan["sources"]]
     all_errors = sum(error**2 for error in errors)
     for source, error in zip(plan["sources"], errors, strict=True):
         share = source["tokens"] / total
-        # Of a / (a + b), with independent a and b, to first order.
+        # This is the first-order error of a / (a + b) for independent a and b.
         others = math.sqrt(max(all_errors - error**2, 0.0))
         if source["repeat"] > 4:
             warnings.append(
@@ -203,10 +207,9 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
 def bad_in_samples(
     plan: Mapping[str, Any], inputs: Inputs, samples: Sequence[Estimates]
 ) -> tuple[str, bool]:
-    """Return what is wrong where the samples have too many bad documents, and whether it is
-    certain.
+    """Return a message if the samples have too many bad documents, and whether the build must fail.
 
-    The text is "" where they have not too many.
+    The message is "" if they do not have too many, or if bad_documents = "fail".
     """
     read = bad = least = 0.0
     whole, advice = Tally(), ""
@@ -226,7 +229,7 @@ def bad_in_samples(
     documents_keys = inputs.recipe.documents
     limit = documents_keys.max_bad_fraction
     too_many = too_many_bad(round(bad), round(read), round(read - bad), limit)
-    if not too_many or documents_keys.bad_documents == "fail":  # the build names the first
+    if not too_many or documents_keys.bad_documents == "fail":  # The build reports the first one.
         return "", False
     count = whole.reasons.total()
     found = f"{count} of {whole.looked_at} documents are bad"
@@ -244,21 +247,23 @@ def bad_in_samples(
 
 
 def _advice_on(tally: Tally, prefix: str, files: Files) -> str:
-    """Return what to do about a source that is mostly bad, by the start of its first bad file."""
+    """Return advice about a source that is mostly bad, based on the start of its first bad file."""
     places = [os.path.join(prefix, name) for name in files.names]
     if tally.first_path not in places:
         return ""
     i = places.index(tally.first_path)
     begin = b""
-    with contextlib.suppress(PackprepError):  # a pair of files, or one that has changed
+    with contextlib.suppress(PackprepError):  # The file may be one of a pair, or have changed.
         begin, _ = begin_of(tally.first_path, int(files.sizes[i]), files.kinds[files.kind[i]][1])
     advice = advice_on(tally.reasons.most_common(1)[0][0], tally.first_path, begin)
     return f". {advice[0].upper()}{advice[1:]}"
 
 
 def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """What a token store of a plan's sources would hold, each document once: {documents, tokens,
-    token_error, bytes}."""
+    """Return the size of a token store of the plan's sources, with each document once.
+
+    The keys are documents, tokens, token_error and bytes.
+    """
     uses = [
         s["repeat"] * (one.sample[1] - one.sample[0])
         for s, one in zip(plan["sources"], recipe.sources, strict=True)
@@ -277,11 +282,19 @@ def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
 
 
 def outlook(found: Mapping[str, Any], missing: int, workers: int) -> dict[str, Any]:
-    """Return how much is to come of a build that `forecast` found, and about how long it takes.
+    """Return the remaining work of a build and its estimated seconds.
 
-    missing: shards that are not done. workers: processes. The seconds rest on what a core took for
-    the calibration sample here (read_mb_s and tokenize_mb_s of text, None where nothing is), on
-    rows_mb_s of output, and on kernels that are not compiled. Token stores are read at STORE_MB_S.
+    The estimate uses these rates:
+
+    - read_mb_s and tokenize_mb_s, the MB/s of text of one core in the calibration sample; None if
+      there is nothing to read or tokenize. Token stores are read at STORE_MB_S.
+    - rows_mb_s, the MB/s of output.
+    - compile_s, the seconds to compile kernels that are not cached.
+
+    Args:
+        found: The figures that `forecast` returned.
+        missing: Number of shards that are not done.
+        workers: Number of processes.
     """
     text_bytes, output_bytes = (
         found[key] * missing // found["shards"] for key in ("text_bytes", "output_bytes")
@@ -347,11 +360,18 @@ def _packed(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) 
 def _drawn(
     estimate: Estimates, source: dict[str, Any], part: float, shards: int, run: int, key: np.uint64
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(int64 lengths in tokens, int64 shards) of so many documents as `part` of a source's uses
-    has.
+    """Return the lengths in tokens of the made-up documents of one run, and the shard of each, int64.
 
-    The lengths lie evenly over the sample's, so that of a small corpus each comes as often as in
-    the sample. shards: of a run; those of the next run follow.
+    The lengths are spread evenly over the sample's distribution. For a small corpus, each length is
+    therefore as frequent as in the sample.
+
+    Args:
+        estimate: The source's estimates.
+        source: The source in the plan.
+        part: Fraction of the source's documents to draw.
+        shards: Number of shards of one run.
+        run: Index of the run. Its shard numbers follow those that the earlier runs use.
+        key: Random key of the order.
     """
     count, wanted = max(1, round(source["documents"] * part)), source["tokens"] * part
     order = np.argsort(estimate.lengths, kind="stable")
@@ -367,8 +387,7 @@ def _drawn(
 
 
 def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
-    """What is trained of documents of which those that say so have all of it trained, and no
-    messages."""
+    """Return a Training that trains all of each supervised document, without messages."""
     zeros, own = np.zeros(len(lengths), np.int64), np.flatnonzero(supervised)
     spans = np.stack((zeros[own], lengths[own]), 1)
     offsets, none = (
@@ -396,13 +415,19 @@ def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
 def _shards(
     plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Of each shard: segments, rows, slots, content, content and slots without the row that was
-    filled last, bytes.
+    """Yield the packing totals of each shard.
 
-    shard: int64[D], ascending: of each document.
+    They are segments, rows, slots, content, content and slots without the row that was filled last,
+    bytes, and slots of prefixes.
+
+    Args:
+        plan: The plan.
+        inputs: The recipe and its inputs.
+        documents: The made-up documents.
+        shard: int64[D], ascending: shard of each document.
     """
     recipe, tasks, numbers = inputs.recipe, inputs.tasks, np.unique(shard)
-    is_concat = recipe.packing.algorithm == "concat"  # which cuts where a shard's rows end
+    is_concat = recipe.packing.algorithm == "concat"  # It cuts where a shard's rows end.
     if not is_concat:
         whole, _ = cut(recipe, tasks, documents)
         shard = shard[whole.document]
@@ -452,8 +477,10 @@ def _shards(
 
 
 def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
-    """A warning if rows are less than FULL, apart from each shard's last; of two sides the fuller
-    one."""
+    """Return a warning if rows are less full than FULL, ignoring each shard's last row.
+
+    If rows have two sequences, the fuller one decides.
+    """
     if filled := of_sides(packed.inputs, packed.content, packed.rows, recipe.packing.sides):
         if max(filled.values()) >= FULL:
             return []

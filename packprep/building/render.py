@@ -166,7 +166,7 @@ def _mark(segments, trained, mode, has_prefix, rows):
         if not segments.supervised[i]:
             for t in range(body - mode, end + segments.eos[i]):
                 trainable[t] = 1
-                if weighted and segments.span_begin[i] < span_end:  # Only weighted documents have spans.
+                if weighted and segments.span_begin[i] < span_end:  # The document has a weight.
                     weights[t] = trained.weights[segments.span_begin[i]]
                 if grouped:
                     group[t] = segments.group[i]
@@ -481,11 +481,10 @@ def target_of(
     loss_mask: np.ndarray,
     trainable: np.ndarray | None,
 ) -> Target:
-    """Return the slots that a same-position task may noise: the body and, unless noise_eos is off,
-    eos.
+    """Return the slots that a same-position task may noise: the body and, by default, eos.
 
     Args:
-        task: The task.
+        task: The task. Its parameter noise_eos = false excludes eos.
         segments: The segments of the task.
         first_slot: int64[m]: first slot of each segment in the flat rows.
         tokens: The flat tokens, which the noise replaces.
