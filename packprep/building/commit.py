@@ -379,7 +379,10 @@ def make_manifest(
 
 
 def _continues(plan: Plan) -> dict[str, str]:
-    """Return the manifest's flags of tokens that start inside a character, if resampling needs them."""
+    """Return the manifest's flags of tokens that start inside a character.
+
+    The manifest has them only if resampling a task needs them.
+    """
     for task in plan.tasks:
         law = LAYOUTS.get(task.objective.name)
         if law and law.whole(task.parameters):

@@ -47,12 +47,12 @@ FAR = 0.1
 FULL = 0.98
 """Packing efficiency below which a warning is given."""
 PROCESS_BYTES = 220 << 20
-"""Memory of a worker before it reads data: the interpreter, numpy, numba, pyarrow and tokenizers."""
+"""Memory of a worker before it reads data: Python, numpy, numba, pyarrow and tokenizers."""
 FEWEST, MOST, MOST_SHARDS = 20_000, 200_000, 32
 """Minimum and maximum segments, and maximum shards, that are cut and packed for a forecast. A small
 corpus is repeated; a large one is reduced to some of its shards."""
 ROWS_MB_S = 150
-"""MB/s of output that one core packs, renders and writes (docs/scale.md), if the disk is fast enough."""
+"""MB/s of output that one core packs, renders and writes (docs/scale.md), given a fast disk."""
 STORE_MB_S = 1000
 """MB/s of text whose tokens one core reads from a token store."""
 START_S = 1
@@ -360,7 +360,7 @@ def _packed(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) 
 def _drawn(
     estimate: Estimates, source: dict[str, Any], part: float, shards: int, run: int, key: np.uint64
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lengths in tokens of the made-up documents of one run, and the shard of each, int64.
+    """Return the lengths in tokens of a run's made-up documents, and their shards, int64 each.
 
     The lengths are spread evenly over the sample's distribution. For a small corpus, each length is
     therefore as frequent as in the sample.

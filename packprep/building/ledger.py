@@ -1,4 +1,4 @@
-"""The ledger: every token accounted for. The identities hold exactly, or the build fails.
+"""Account for every token in a ledger. A build fails unless these identities hold exactly.
 
 Per source:  documents read = used + rejected (by reason)
              tokens read = used + truncated + dropped (by reason)
@@ -24,21 +24,25 @@ from packprep.objectives.objective import Task, TaskTable
 from packprep.recipe import Recipe
 
 AFTER_TOKENIZATION = ("too_long", "untrained_segment", "other_length", "place_too_long")
-"""Reasons of tokens that are among the shard's documents and in no segment."""
+"""Reasons of tokens that belong to the shard's documents but to no segment."""
 ADDED = ("bos", "mode", "sentinel", "fim", "eos", "copy")
 ADDED_LATER: tuple[str, ...] = ()
-"""Kinds that joined later: they are written only where there are any."""
+"""Kinds that were added in later versions. They are written only if they occur."""
 APART = "answers_apart"
-"""Tokens, used or dropped, of answers that are not trained, for what they answer stands in another
-piece; where there are any."""
+"""Tokens of answers that are untrained because their question is in another chunk.
+
+They are used or dropped. The key is written only if there are any.
+"""
 HISTORY = "history"
-"""Tokens of documents of several texts that an earlier text of their document has, too; where there
-are any."""
+"""Tokens that an earlier text of the same document contains too, in documents of several texts.
+
+The key is written only if there are any.
+"""
 ENCODER = "encoder_slots"
-"""Slots of prefixes: where rows have two sides."""
+"""Slots of prefixes, if rows have an encoder and a decoder sequence."""
 WEIGHTED, MEDIA = "weighted", "media"
-"""Of a source's slots those inside trained ranges of another weight than 1, and those of places of
-media: written only where there are any."""
+"""A source's slots in trained ranges with a weight other than 1, and its slots of media spans. The
+keys are written only if there are any."""
 
 
 def shard_ledger(
@@ -52,9 +56,16 @@ def shard_ledger(
 ) -> dict[str, Any]:
     """Return the ledger of one shard.
 
-    names: the sources'. segments: as rendered. lost: what `cut` leaves out; segments left out are
-    among what documents dropped. last_row_padding: of the row that was packed last, at its end and
-    inside its segments.
+    Args:
+        documents: The shard's documents. Their dropped tokens include the segments that are left
+            out.
+        names: The names of the sources.
+        tasks: The plan's tasks.
+        segments: The segments as rendered.
+        lost: The tokens that `cut` left out.
+        last_row_padding: Padding of the row that was packed last, at its end and inside its
+            segments.
+        recipe: The recipe.
     """
     source, task, n, slots = segments.source, segments.task, segments.tokens, segments.slots
     padding, added_by_kind = -slots % recipe.packing.pad_seq_to_mult, added_slots(tasks, segments)
@@ -131,8 +142,10 @@ def shard_ledger(
 
 
 def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarray]:
-    """Return, by kind of ADDED, the slots of each segment that hold no token of its own for the
-    first time, int64[m]."""
+    """Return the number of added slots in each segment, int64[m], by kind of `ADDED`.
+
+    An added slot does not hold one of the segment's own tokens for the first time.
+    """
     task, by_task = segments.task, TaskTable.of(tasks)
     mode = by_task.mode[task]
     once = segments.slots // by_task.copies[task]
@@ -151,10 +164,15 @@ def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarr
 def of_sides(
     inputs: float, content: float, rows: float, sides: tuple[int, int] | None
 ) -> dict[str, float]:
-    """The share of each side of rows that segments fill; none where rows have one side, or there
-    are none.
+    """Return the fraction of the encoder and decoder sequences that segments fill.
 
-    inputs: slots of their prefixes; content: all of theirs.
+    It is empty if rows have one sequence, or if there are no rows.
+
+    Args:
+        inputs: Slots of the segments' prefixes.
+        content: All slots of the segments.
+        rows: Number of rows.
+        sides: Slots of the encoder and decoder sequence per row, or None.
     """
     if sides is None or not rows:
         return {}
@@ -165,7 +183,7 @@ def of_sides(
 
 
 def store_ledger(documents: StoredDocuments, tasks: Sequence[Task]) -> dict[str, Any]:
-    """The ledger of one shard of a token store: its slots are its tokens, in no row."""
+    """Return the ledger of a token store's shard. Its slots are its tokens, and it has no rows."""
     sources = {}
     for name, tokens in documents.tokens.items():
         reasons, read = documents.rejected.counts(name), documents.read[name]
@@ -192,7 +210,7 @@ def store_ledger(documents: StoredDocuments, tasks: Sequence[Task]) -> dict[str,
 
 
 def add_ledgers(ledgers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The sum of ledgers, number by number."""
+    """Return the sum of ledgers, number by number."""
     total: dict[str, Any] = {}
     for ledger in ledgers:
         _add(total, ledger)
@@ -208,7 +226,7 @@ def _add(total: dict[str, Any], part: Mapping[str, Any]) -> None:
 
 
 def imbalances(ledger: Mapping[str, Any]) -> list[str]:
-    """The identities that do not hold, in words; empty if the ledger balances."""
+    """Return the identities that do not hold, in words; empty if the ledger balances."""
     pairs = []
     for name, source in ledger["sources"].items():
         documents, tokens, slots = source["documents"], source["tokens"], source["slots"]
@@ -233,8 +251,11 @@ def imbalances(ledger: Mapping[str, Any]) -> list[str]:
 
 
 def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
-    """Whether a value read from a file has the form of a ledger of these sources and tasks.
-    PlanError for a kind of count that a newer version wrote."""
+    """Return whether a value from a file has the form of a ledger of these sources and tasks.
+
+    Raises:
+        PlanError: If a newer version wrote a count that this version does not know.
+    """
     reasons = ("documents", "rejected"), ("tokens", "dropped")
     source = {
         "documents": {"read": 0, "used": 0, "rejected": {}},
@@ -274,7 +295,7 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
 
 
 def check(ledger: Mapping[str, Any], where: str) -> None:
-    """BuildError that names every identity that does not hold."""
+    """Raise a BuildError that names every identity that does not hold."""
     wrong = imbalances(ledger)
     if wrong:
         raise BuildError(

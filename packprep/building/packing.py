@@ -1,11 +1,11 @@
-"""Lengths → (row, offset), and then rows, and the segments inside a row, in keyed order.
+"""Pack segments into rows by length, then order the rows and the segments inside each row by key.
 
-best_fit    best-fit decreasing: the longest first, each into the fullest row that holds it. Least padding.
-first_fit   in the given order, each into the first row that holds it.
-next_fit    in the given order, never back to an earlier row. Keeps the order; most padding.
+best_fit    best-fit decreasing: the longest first, each into the fullest row that holds it. Least
+padding. first_fit   in the given order, each into the first row that holds it. next_fit    in the
+given order, never back to an earlier row. Keeps the order; most padding.
 
-Rows of two sides, inputs and targets, are filled one by one with what fits both best
-(`pack_sides`).
+If rows have two sequences, inputs and targets, each row is filled in turn with the segments that
+fit both best (`pack_sides`).
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from packprep.recipe import Recipe
 
 @kernel(inline=True)
 def _highest(bits, most):
-    """The highest member ≤ most of a bit set (uint64[…]); 0 if there is none."""
+    """Return the highest member of a bit set (uint64[…]) that is at most `most`; 0 if there is none."""
     block = most >> 6
     word = bits[block] & (~np.uint64(0) >> np.uint64(63 - (most & 63)))
     while word == np.uint64(0):
@@ -36,18 +36,23 @@ def _highest(bits, most):
 
 @kernel
 def assign(counts, capacity, max_segments):
-    """Best fit of all documents of one length in bulk, from how many there are of each length.
+    """Return best-fit placements, int64[k, 5], for the number of documents of each length.
 
-    Gives placements, int64[k, 5]. A placement takes the next documents, the longest first, to
-    consecutive rows: (first row, step ±1, rows, documents in each, fill before the first of them).
-    Two placements of one turn may be of one length: the full rows, and one row with the rest of the
-    documents.
+    All documents of one length are placed in bulk. A placement puts the next documents, the longest
+    first, into consecutive rows. Its columns are first row, step ±1, rows, documents per row, and
+    fill before the first document. One turn may add two placements of the same length: the full
+    rows, and one row with the remaining documents.
 
-    Rows of one fill form a stack, kept as runs of consecutive row numbers: (first row, step ±1,
-    rows, segments in each). A row taken for length L gets as many documents as fit, for it stays
-    the fullest; its new fill is then beyond capacity − L. So each fill that holds L is emptied
-    once, fullest first, run by run, and a run moves to its new fill in O(1), reversed, because what
-    was on top is then lowest.
+    Rows of equal fill form a stack of runs of consecutive row numbers. A run has a first row, a
+    step ±1, a number of rows and the segments per row. A row that is chosen for length L takes as
+    many documents as fit, because it stays the fullest; its new fill is then above capacity − L. So
+    each fill that holds L is emptied only once, fullest first, one run at a time. A run moves to
+    its new fill in O(1). Its order is reversed, because the row that was on top is then lowest.
+
+    Args:
+        counts: int64[capacity + 1]: number of documents of each length.
+        capacity: Slots per row.
+        max_segments: Maximum segments per row; 0 for no limit.
     """
     placements, placed = np.empty((1024, 5), np.int64), np.int64(0)
     size = np.int64(1024)
@@ -59,7 +64,7 @@ def assign(counts, capacity, max_segments):
         np.empty(size, np.int64),
     )
     free, used = np.int64(-1), np.int64(0)
-    top = np.full(capacity + 1, -1, np.int64)  # the run on top of each fill's stack
+    top = np.full(capacity + 1, -1, np.int64)  # run on top of each fill's stack
     filled = np.zeros((capacity >> 6) + 1, np.uint64)  # bit set of the fills that have rows
     n_rows = np.int64(0)
     for length in range(capacity, 0, -1):
@@ -67,20 +72,20 @@ def assign(counts, capacity, max_segments):
         fill = capacity - length
         while left > 0:
             fill = _highest(filled, fill)
-            # take the run on top, or new rows
+            # Take the run on top, or new rows.
             if fill > 0:
                 run = top[fill]
                 n, many = rows[run], segments[run]
                 row_at, direction = first[run], step[run]
             else:
                 run, many, direction, row_at = np.int64(-1), np.int64(0), np.int64(1), n_rows
-                n = left  # as many as needed
+                n = left  # There are as many new rows as needed.
             each = (capacity - fill) // length
             if max_segments > 0:
                 each = min(each, max_segments - many)
             full = min(n, left // each)
             left -= full * each
-            # the full rows of `each` documents; then one row with the rest of the documents
+            # Place the full rows of `each` documents, then one row with the remaining documents.
             for part in range(2):
                 if part == 0:
                     moved, docs = full, each
@@ -109,7 +114,7 @@ def assign(counts, capacity, max_segments):
                 else:
                     rows[run], first[run] = n, row_at
                 if max_segments > 0 and many + docs >= max_segments:
-                    continue  # closed
+                    continue  # The rows have the maximum number of segments.
                 new_fill = fill + docs * length
                 if new_fill >= capacity:
                     continue
@@ -128,7 +133,7 @@ def assign(counts, capacity, max_segments):
                         )
                     new = used
                     used += 1
-                # the last one placed lies on top
+                # The row that was placed last is on top.
                 first[new] = row_at - direction
                 step[new] = -direction
                 rows[new] = moved
@@ -137,8 +142,7 @@ def assign(counts, capacity, max_segments):
                 top[new_fill] = new
                 filled[new_fill >> 6] |= np.uint64(1) << np.uint64(new_fill & 63)
             if run >= 0 and rows[run] == 0:
-                # rows pushed to another fill never lie above this run: its fill is the one being
-                # emptied
+                # No rows are pushed above this run, because its fill is the one being emptied.
                 top[fill] = below[run]
                 if top[fill] < 0:
                     filled[fill >> 6] &= ~(np.uint64(1) << np.uint64(fill & 63))
@@ -149,8 +153,10 @@ def assign(counts, capacity, max_segments):
 
 @kernel(inline=True)
 def _grow(array):
-    """The int64 array in one of twice its length. A loop, as a slice's assignment takes seconds to
-    compile."""
+    """Return a copy of the int64 array with twice the capacity.
+
+    A loop copies the values, because a slice assignment takes seconds to compile.
+    """
     grown = np.empty(2 * array.shape[0], np.int64)
     for i in range(array.shape[0]):
         grown[i] = array[i]
@@ -159,7 +165,7 @@ def _grow(array):
 
 @kernel(inline=True)
 def _grow_rows(array):
-    """The array, int64[n, k], in one of twice its length."""
+    """Return a copy of the array, int64[n, k], with twice the rows."""
     grown = np.empty((2 * array.shape[0], array.shape[1]), np.int64)
     for i in range(array.shape[0]):
         for j in range(array.shape[1]):
@@ -169,15 +175,23 @@ def _grow_rows(array):
 
 @kernel
 def _fill_rows(placements, counts, lengths, places, row, offset):
-    """Give every document its place: documents of one length take the places of that length in the
-    given order.
+    """Write the row and offset of every document.
 
-    places: uint64[n], overwritten: (row, offset) as high and low half, the longest documents'
-    first. It is written and read as one stream a length, where documents sorted by length would be
-    written to all over `row` and `offset`.
+    Documents of one length take the places of that length in the given order. Placements are
+    written to `places` and read back as one stream per length. This avoids scattered writes to
+    `row` and `offset`.
+
+    Args:
+        placements: int64[k, 5], from `assign`.
+        counts: Number of documents of each length.
+        lengths: int64[n]: length of each document.
+        places: uint64[n], overwritten: row and offset as high and low half, longest documents
+            first.
+        row: int64[n]: receives the rows.
+        offset: int64[n]: receives the offsets.
     """
     at = np.int64(0)
-    begin = np.empty(counts.shape[0], np.int64)  # the next place of each length
+    begin = np.empty(counts.shape[0], np.int64)  # index of the next place of each length
     for length in range(counts.shape[0] - 1, -1, -1):
         begin[length] = at
         at += counts[length]
@@ -203,8 +217,10 @@ def _fill_rows(placements, counts, lengths, places, row, offset):
 
 @kernel
 def _first_fit(lengths, capacity, max_segments, row, offset):
-    """A tournament over the rows' room: the first row that holds a document is found in O(log
-    rows)."""
+    """Pack by first fit, with a tournament tree over the rows' free slots.
+
+    The first row that holds a document is found in O(log rows).
+    """
     n = lengths.shape[0]
     leaves = np.int64(1)
     while leaves < n:
@@ -243,17 +259,33 @@ def _next_fit(lengths, capacity, max_segments, row, offset):
 
 @kernel
 def _pack_sides(order, parts, room, spare, listed, head, end, max_segments, row):
-    """Fill rows of two sides, one after another, as `pack_sides` says; gives how many there are.
+    """Fill rows of two sequences, one after another, as described in `pack_sides`.
 
-    parts: int64[2, n], what segments take of each side. listed: int64[2, n], the segments by their
-    part of a side, of equal ones by the other; those of part v are left from head[side, v] to
-    end[side, v], but for some that the other side's list gave. A tournament over v has the least
-    part of the other side among them, so that the largest v that fits is found in O(log room).
+    For each sequence, a tournament tree over part sizes v has the smallest part of the other
+    sequence among the remaining segments. The largest v that fits is therefore found in O(log
+    room).
+
+    Args:
+        order: int64[n]: the segments in the order that they start rows.
+        parts: int64[2, n]: slots of each segment in each sequence.
+        room: int64[2]: slots of each sequence in a row.
+        spare: int64[2]: slots of each sequence that are expected to stay empty.
+        listed: int64[2, n]: for each sequence, the segments sorted by their part of it, then by the
+            other part.
+        head: int64[2, …]: for each sequence and part size, index in `listed` of the first remaining
+            segment. Overwritten.
+        end: int64[2, …]: index after the last such segment. Segments that the other sequence's list
+            supplied stay between `head` and `end`.
+        max_segments: Maximum segments per row.
+        row: int64[n]: receives the row of each segment.
+
+    Returns:
+        The number of rows.
     """
     n, leaves = order.shape[0], np.int64(1)
     while leaves <= max(room[0], room[1]):
         leaves *= 2
-    none = leaves  # more than any room
+    none = leaves  # This is more than any number of free slots.
     least = np.full((2, 2 * leaves), none, np.int64)
     for side in range(2):
         for v in range(room[side] + 1):
@@ -269,7 +301,8 @@ def _pack_sides(order, parts, room, spare, listed, head, end, max_segments, row)
         if rows > 0 and count < max_segments:
             side = 0 if (free[0] - spare[0]) * room[1] > (free[1] - spare[1]) * room[0] else 1
             other, node = free[1 - side], leaves + free[side]
-            if least[side, node] > other:  # up, as far as there is none to the left, then there
+            # Climb until a subtree to the left has a segment that fits, then enter it.
+            if least[side, node] > other:
                 while node > 1 and (node & 1 == 0 or least[side, node - 1] > other):
                     node >>= 1
                 node -= node > 1
@@ -307,13 +340,19 @@ def _pack_sides(order, parts, room, spare, listed, head, end, max_segments, row)
 def pack_sides(
     inputs: np.ndarray, targets: np.ndarray, sides: tuple[int, int], max_segments: int
 ) -> np.ndarray:
-    """int64[n]: the row of each segment, where a row holds so many slots of inputs and of targets.
+    """Return the row of each segment, int64[n], for rows with a sequence of inputs and one of targets.
 
-    A row begins with the largest segment that is left, by the larger share of a side that it takes;
-    then, as long as one fits, it takes the one with the largest part of the side of which a larger
-    share is still to be filled; of equal ones that with the least of the other. To be filled is the
-    side of which all segments together need more, and of the other as much as they need then. Equal
-    segments are taken in the given order. inputs, targets: int64[n], each 1 … its side.
+    A row starts with the largest remaining segment, measured by the larger fraction of a sequence
+    that it takes. While a segment fits, the row then takes the one with the largest part of the
+    sequence that has the larger unfilled fraction. Ties take the smallest part of the other
+    sequence. The target fill is a full sequence where all segments together need more rows, and a
+    proportional fill of the other one. Equal segments are taken in the given order.
+
+    Args:
+        inputs: int64[n]: slots of inputs, each 1 … sides[0].
+        targets: int64[n]: slots of targets, each 1 … sides[1].
+        sides: Slots of inputs and of targets per row.
+        max_segments: Maximum segments per row.
     """
     row, parts, room = (
         np.empty(len(inputs), np.int64),
@@ -339,7 +378,7 @@ def pack_sides(
 
 
 def rows_of(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> np.ndarray:
-    """Return the row of each segment, as packed, int64[m]."""
+    """Return the row of each segment as packed, int64[m]."""
     packing = recipe.packing
     most = packing.max_segments_per_row or FORMAT_MAX_SEGMENTS
     if packing.algorithm == "concat":
@@ -354,12 +393,19 @@ def rows_of(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> np.nda
 def pack(
     lengths: np.ndarray, capacity: int, algorithm: str, max_segments: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(row int64[n], offset int64[n]) of segments of `lengths` (int[n], each 1 … capacity) in rows
-    of `capacity` slots.
+    """Return the row and offset, int64[n] each, of segments in rows of `capacity` slots.
 
-    max_segments: the most segments of a row; 0: no limit. Rows are numbered by creation. Ties:
-    best_fit takes equal lengths in the given order, and among equally full rows the one that
-    reached that fill last. RecipeError for an unknown algorithm or a length that no row holds.
+    Rows are numbered in the order of their creation. best_fit takes equal lengths in the given
+    order. Among equally full rows, it takes the one that reached that fill last.
+
+    Args:
+        lengths: int[n]: slots of each segment, each 1 … capacity.
+        capacity: Slots per row.
+        algorithm: "best_fit", "first_fit" or "next_fit".
+        max_segments: Maximum segments per row; 0 for no limit.
+
+    Raises:
+        RecipeError: If the algorithm is unknown or no row holds a length.
     """
     lengths = np.ascontiguousarray(lengths, np.int64)
     if len(lengths) and (lengths.min() < 1 or lengths.max() > capacity):
@@ -384,8 +430,10 @@ def pack(
 
 
 def place(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> tuple[Segments, int]:
-    """Return the segments in row order, with their rows and first slots; and the slots that the row
-    packed last leaves free."""
+    """Return the segments in row order, and the slots that the row packed last leaves free.
+
+    The segments have their rows and first slots.
+    """
     packing, row = recipe.packing, rows_of(segments, recipe, tasks)
     physical = segments.slots + -segments.slots % packing.pad_seq_to_mult
     free = recipe.seq_length - int(segments.slots[row == row.max()].sum()) if len(row) else 0
@@ -397,12 +445,17 @@ def place(segments: Segments, recipe: Recipe, tasks: Sequence[Task]) -> tuple[Se
 def placement(
     key: np.ndarray, physical: np.ndarray, row: np.ndarray, keep_order: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Put rows, and the segments inside a row, in keyed order. `keep_order` (next_fit) leaves both
-    as packed.
+    """Put rows, and the segments inside each row, in keyed order.
 
-    key: uint64[m]; physical: int64[m], slots with the padding inside; row: int64[m], as packed.
-    Gives int64[m] each, in row
-    order: which segment stands there, its row, ascending, and its first slot in the row.
+    Args:
+        key: uint64[m]: key of each segment.
+        physical: int64[m]: slots with the padding inside.
+        row: int64[m]: row as packed.
+        keep_order: Leave both orders as packed (next_fit).
+
+    Returns:
+        Three arrays int64[m] in row order: the index of each segment, its row, ascending, and its
+        first slot in the row.
     """
     m, rows = len(row), int(row.max()) + 1 if len(row) else 0
     if keep_order:
@@ -410,7 +463,7 @@ def placement(
     else:
         draws = np.empty(m, np.uint64)
         bits64_of_keys(key, SEGMENT_ORDER, draws)
-        order = np.lexsort((draws, row))  # stable: of equal draws the first comes first
+        order = np.lexsort((draws, row))  # The sort is stable, so equal draws keep their order.
     begin = np.searchsorted(row[order], np.arange(rows + 1))
     shuffled = np.arange(rows)
     if not keep_order:
