@@ -23,7 +23,7 @@ from packprep.recipe import Recipe
 
 @kernel(inline=True)
 def _highest(bits, most):
-    """Return the highest member of a bit set (uint64[…]) that is at most `most`; 0 if there is none."""
+    """Return the highest member, at most `most`, of a bit set (uint64[…]); 0 if there is none."""
     block = most >> 6
     word = bits[block] & (~np.uint64(0) >> np.uint64(63 - (most & 63)))
     while word == np.uint64(0):
@@ -340,13 +340,15 @@ def _pack_sides(order, parts, room, spare, listed, head, end, max_segments, row)
 def pack_sides(
     inputs: np.ndarray, targets: np.ndarray, sides: tuple[int, int], max_segments: int
 ) -> np.ndarray:
-    """Return the row of each segment, int64[n], for rows with a sequence of inputs and one of targets.
+    """Return the row of each segment, int64[n], for rows of two sequences, inputs and targets.
 
     A row starts with the largest remaining segment, measured by the larger fraction of a sequence
     that it takes. While a segment fits, the row then takes the one with the largest part of the
     sequence that has the larger unfilled fraction. Ties take the smallest part of the other
-    sequence. The target fill is a full sequence where all segments together need more rows, and a
-    proportional fill of the other one. Equal segments are taken in the given order.
+    sequence. Equal segments are taken in the given order.
+
+    The sequence that all segments together need more of is filled completely. The other one is
+    filled in proportion to their need, and its spare slots are expected to stay empty.
 
     Args:
         inputs: int64[n]: slots of inputs, each 1 … sides[0].

@@ -1,9 +1,10 @@
-"""Work spread over processes: items in, results out. The only file that forks.
+"""Distribute items over worker processes and collect the results. Only this file forks.
 
-A worker is handed an item when it asks for one. Whoever is killed leaves temporaries at most; the
-parent notices and says so. Workers are forked from this process, with all that it has loaded, as
-long as it has one thread; else by a server without any. The parent does no work of its own, so that
-it hears a signal at once, whatever library a worker is in.
+A worker gets an item when it asks for one. A killed worker leaves only temporary files, and the
+parent notices and reports it. Workers are forked from this process and inherit everything it has
+loaded, as long as it has one thread. Otherwise a fork server without threads starts them. The
+parent does no work itself, so that it reacts to a signal at once, even if workers are inside a
+library call.
 """
 
 import contextlib
@@ -31,17 +32,19 @@ from packprep import messages
 from packprep.errors import NO_MEMORY, BuildError, PackprepError, Stopped
 
 Report = Callable[[int, int, int, int], None]
-"""(documents, text bytes, tokens, rejects): what was done since the last report."""
+"""A callback that takes the documents, text bytes, tokens and rejects since the last report."""
 Do = Callable[[Iterable[Any], Report], Iterator[Any]]
-"""The result of each item, in their order. It may take the next item before it gives the result of
-the last one."""
+"""A function that yields the result of each item, in the items' order.
+
+It may take the next item before it yields the result of the last one.
+"""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STOPPED = "by a signal; what is committed stays, and the same command goes on"
 STOP_S = 5.0
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of malloc.h
 SILENT_S = 30.0
-"""After so long without a word from a worker, it is said whom the work waits for."""
+"""Seconds without a report from a worker after which a message names the worker."""
 _SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 _MOST_FOLDER_BYTES = 107 - len("/pymp-12345678/listener-12345678")
 _STOPPED_CODES = {-number for number in STOP_SIGNALS}
@@ -49,19 +52,21 @@ _THREADS, _ENDING_MS = "/proc/self/task", 20
 
 
 def one_by_one(do: Callable[[Any, Report], Any]) -> Do:
-    """A Do that gives the result of each item before it takes the next."""
+    """Return a `Do` that yields the result of each item before it takes the next."""
     return lambda items, report: (do(item, report) for item in items)
 
 
 def available_cpus() -> int:
-    """The CPUs that this process may use: SLURM_CPUS_PER_TASK, or its affinity."""
+    """Return the number of CPUs that this process may use: SLURM_CPUS_PER_TASK, or its affinity."""
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return int(given) if given.isdigit() and int(given) else len(os.sched_getaffinity(0))
 
 
 def free_memory() -> int:
-    """The bytes of memory that this process and its workers may take: what the machine has free, or
-    a job's limit leaves."""
+    """Return the bytes of memory that this process and its workers may allocate.
+
+    This is the machine's available memory, or what the limits of its control groups leave.
+    """
     meminfo = Path("/proc/meminfo").read_text()
     free = [
         int(found[1]) << 10 for found in re.finditer(r"^MemAvailable: *(\d+) kB$", meminfo, re.M)
@@ -76,8 +81,10 @@ def free_memory() -> int:
 
 
 def free_addresses() -> int | None:
-    """The bytes that this process may still take below its limit, `ulimit -v`, which each worker
-    has, too; None: no limit."""
+    """Return the bytes of address space that this process may still allocate; None without a limit.
+
+    The limit is `ulimit -v`, which applies to each worker separately.
+    """
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return None
@@ -87,15 +94,18 @@ def free_addresses() -> int | None:
 
 
 _LIMITS = {"": ("memory.max", "anon"), "memory": ("memory.limit_in_bytes", "rss")}
-"""Of both versions of control groups: the file of a group's limit, and what counts of its
-memory.stat; the rest is given back."""
+"""Files of both versions of control groups.
+
+They are the file with a group's limit, and the entry of memory.stat that counts as used. The kernel
+can reclaim the other memory.
+"""
 
 
 def _left_by_limits(root: Path, path: str, limit: str, used: str) -> Iterator[int]:
-    """What the limit of a control group, and those of the groups above it, leave."""
+    """Yield the bytes that the limits of a control group and its parents leave."""
     group = root / path.strip("/")
     for folder in (group, *group.parents):
-        with contextlib.suppress(OSError, ValueError, TypeError):  # no such file here, or "max"
+        with contextlib.suppress(OSError, ValueError, TypeError):  # The file is missing, or "max".
             most = int((folder / limit).read_text())
             found = re.search(
                 rf"^(?:total_)?{used} (\d+)$", (folder / "memory.stat").read_text(), re.M
@@ -106,10 +116,10 @@ def _left_by_limits(root: Path, path: str, limit: str, used: str) -> Iterator[in
 
 
 def _context() -> Any:
-    """How processes begin: by a fork, so that they have what this process has loaded; by a server
-    where threads run here.
+    """Return the start method of processes: fork, or a fork server if this process has threads.
 
-    A fork copies one thread: a lock that another holds is never released in the copy.
+    Forked processes share what this process has loaded. A fork copies only one thread, so a lock
+    that another thread holds would never be released in the copy.
     """
     if _may_be_forked():
         return multiprocessing.get_context("fork")
@@ -118,17 +128,19 @@ def _context() -> Any:
 
 
 def _keep_sockets_near() -> None:
-    """Have multiprocessing make the server's socket where its path is short enough, however long
-    TMPDIR is.
+    """Let multiprocessing create the server's socket in a folder with a short path.
 
-    BuildError where no such folder can be written.
+    TMPDIR may be too long for the path of a socket.
+
+    Raises:
+        BuildError: If no folder with a short path is writable.
     """
     before, given = tempfile.tempdir, tempfile.gettempdir()
     for folder in (given, *_SHORT_FOLDERS):
         if len(os.fsencode(folder)) <= _MOST_FOLDER_BYTES and os.access(folder, os.W_OK | os.X_OK):
             try:
                 tempfile.tempdir = folder
-                get_temp_dir()  # made once, and kept
+                get_temp_dir()  # It creates the folder at its first call and keeps it.
             finally:
                 tempfile.tempdir = before
             return
@@ -139,9 +151,11 @@ def _keep_sockets_near() -> None:
 
 
 def _may_be_forked() -> bool:
-    """Whether this process has no threads but such as are prepared for a fork: pyarrow's allocator
-    stops its own."""
-    for _ in range(_ENDING_MS):  # a thread that was waited for is gone a moment later
+    """Return whether this process has no threads other than pyarrow's allocator thread.
+
+    pyarrow's allocator stops its thread before a fork.
+    """
+    for _ in range(_ENDING_MS):  # A joined thread disappears only after a moment.
         try:
             names = [
                 Path(f"/proc/self/task/{thread}/comm").read_text().strip()
@@ -165,13 +179,23 @@ def in_processes(
     on_start: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Generator[tuple[Any, Any], None, None]:
-    """(item, result) of each item, as they come; `setup(*arguments)` gives a process its function.
+    """Yield each item with its result, in the order of completion.
 
-    workers: how many processes, one for each item at most; 0: all is done here, and signals are the
-    caller's. clean(pid) removes what an ended worker may have left behind. on_start: called once
-    the workers are at work, or before this process is. say: told of a worker that reports nothing
-    for SILENT_S, and that it goes on. Raises what a worker raised, BuildError for one that was
-    killed, Stopped after SIGTERM, SIGINT or SIGUSR1.
+    Args:
+        setup: Called as `setup(*arguments)` in each process. It returns the process's `Do`.
+        arguments: The arguments of `setup`.
+        items: The items.
+        workers: Number of processes, reduced to the number of items. 0 does all work in this
+            process and leaves signals to the caller.
+        report: Receives the counts of each batch.
+        clean: Called as clean(pid) to remove what an ended worker may have left.
+        on_start: Called once the workers have started, or before this process starts to work.
+        say: Receives a message if a worker reports nothing for SILENT_S, and when it reports again.
+
+    Raises:
+        PackprepError: If a worker raises it.
+        BuildError: If a worker is killed or fails.
+        Stopped: After SIGTERM, SIGINT or SIGUSR1.
     """
     if not workers or not items:
         on_start()
@@ -237,10 +261,13 @@ def in_processes(
 
 @dataclass
 class _Worker:
-    """A worker process as its parent knows it; as text, what an error begins with.
+    """A worker process as its parent sees it. Its text is the start of an error message.
 
-    handed: the items of which it has given no result. is_last: it was told that there are no more.
-    heard: when it reported last; infinite once its silence was noticed.
+    Attributes:
+        process: The process.
+        handed: The items that it has received and given no result for.
+        is_last: True if it was notified that there are no more items.
+        heard: Time of its last report; infinite after its silence was reported.
     """
 
     process: Any
@@ -256,8 +283,10 @@ class _Worker:
         return f"{' and '.join(map(str, self.handed))}: " if self.handed else ""
 
     def lost(self) -> PackprepError:
-        """The error for one that ended without a word: Stopped where a signal to the whole group
-        reached it first."""
+        """Return the error for a worker that ended without a message.
+
+        It is Stopped if a signal to the whole process group reached the worker first.
+        """
         self.process.join(STOP_S)
         code = self.process.exitcode
         if code in _STOPPED_CODES:
@@ -282,11 +311,11 @@ class _Worker:
 
 @contextlib.contextmanager
 def _signals_noted() -> Iterator[list[int]]:
-    """While this lasts, STOP_SIGNALS are put into the list that it gives, instead of obeyed."""
+    """Record STOP_SIGNALS in the yielded list instead of handling them."""
     noted: list[int] = []
     try:
         before = {s: signal.signal(s, lambda number, _: noted.append(number)) for s in STOP_SIGNALS}
-    except ValueError:  # not in the main thread: the caller handles signals
+    except ValueError:  # Outside the main thread, the caller handles signals.
         before = {}
     try:
         yield noted
@@ -297,7 +326,7 @@ def _signals_noted() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _ended(everyone: Mapping[Connection, _Worker], clean: Callable[[int], None]) -> Iterator[None]:
-    """In the end no worker is left, and `clean` has removed what each may have left behind."""
+    """End all workers on exit, and call `clean` for each."""
     try:
         yield
     finally:
@@ -320,12 +349,18 @@ def _work(
     setup: Callable[..., Do],
     arguments: Sequence[Any],
 ) -> None:
-    """inherited: the parent's ends of pipes, of which a fork leaves copies: they would hide that
-    the parent is gone.
+    """Run a worker process.
 
-    environment: the parent's, for a server of forks keeps the one that it began with.
+    Args:
+        connection: The worker's end of its pipe.
+        inherited: The parent's ends of pipes that a fork copied. The worker closes them; otherwise
+            it would not notice the parent's death.
+        environment: The parent's environment, because a fork server keeps its initial one. None
+            after a fork.
+        setup: As in `in_processes`.
+        arguments: As in `in_processes`.
     """
-    gc.freeze()  # what is shared with the parent is not to be copied by a search for garbage
+    gc.freeze()  # Garbage collection would copy the pages that are shared with the parent.
     _keep_memory()
     for copy in inherited:
         copy.close()
@@ -335,7 +370,7 @@ def _work(
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
-    # shards are written by a thread of their own, which may have something to say
+    # A thread writes shards, and it may send messages too.
     sending = threading.Lock()
 
     def send(kind: str, value: Any) -> None:
@@ -356,7 +391,7 @@ def _work(
             for result in setup(*arguments)(handed(), lambda *counts: send("report", counts)):
                 send("done", result)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the parent is gone, or has no more work
+        return  # The parent has ended or closed the connection.
     except PackprepError as error:
         _tell(connection, ("error", error))
     except MemoryError:
@@ -366,11 +401,10 @@ def _work(
 
 
 def _keep_memory() -> None:
-    """Have the memory of one shard serve the next: fresh pages cost more than what is written to
-    them.
+    """Reuse the memory of one shard for the next, because fresh pages cost more than writing them.
 
-    glibc, where it is that, gives large blocks from its heap and not from new pages, and leaves the
-    heap's end as it is.
+    With glibc, large blocks then come from the heap instead of new pages, and the heap is not
+    trimmed.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -382,4 +416,4 @@ def _tell(connection: Connection, message: Any) -> None:
     try:
         connection.send(message)
     except (BrokenPipeError, ConnectionResetError):
-        return  # nobody is left to be told; who reads the connection next finds that out
+        return  # The other end is closed. The next read of the connection reports that.
