@@ -1,4 +1,4 @@
-"""A plan: what every process makes of plan.json and the dataset's tokenizer, once."""
+"""The plan that every process loads once, from plan.json and the dataset's tokenizer."""
 
 import contextlib
 import os
@@ -59,8 +59,11 @@ from packprep.tokenizer.roles import Vocabulary
 
 
 def recipe_of(stored: Mapping[str, Any]) -> Recipe:
-    """The recipe of a stored plan, and its sources and tasks as many as the plan's; PlanError if it
-    is none."""
+    """Return the recipe of a stored plan, and check that its sources and tasks match the plan's.
+
+    Raises:
+        PlanError: If the recipe is invalid or does not match.
+    """
     try:
         recipe = from_normalised(stored["recipe"], stored["engine"]["name"], stored["made_with"])
         for i, source in enumerate(recipe.sources):
@@ -81,7 +84,11 @@ def recipe_of(stored: Mapping[str, Any]) -> Recipe:
 
 
 def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, Any]]:
-    """What the plan stored for each task; PlanError if it cannot be that."""
+    """Return the values that a plan stored for each task.
+
+    Raises:
+        PlanError: If the values cannot belong to the recipe's tasks.
+    """
     if len(stored["tasks"]) != len(recipe.tasks) + 1:
         raise PlanError(
             f"plan.json: it has {len(stored['tasks'])} tasks and its recipe needs"
@@ -121,10 +128,14 @@ def ids_of(vocabulary: Vocabulary) -> Ids:
 
 
 class Plan:
-    """A plan made ready to work: sources, tasks, vocabulary and engine, from the plan and the
-    dataset's tokenizer alone.
+    """A plan that is ready to build: sources, tasks, vocabulary and engine.
 
-    stored: the plan's values but for its files, which are in `sources`. digest: the plan's.
+    Everything follows from the stored plan and the dataset's tokenizer.
+
+    Attributes:
+        stored: The plan's values, without its files, which are in `sources`.
+        digest: The digest of the plan's canonical JSON.
+        seen: `Files.seen` of each source, for files that must not change; None if unknown.
     """
 
     def __init__(
@@ -135,8 +146,18 @@ class Plan:
         plan_digest: str | None = None,
         removed: bytes = b"",
     ):
-        """prefixes: where the sources' files lie now. plan_digest: of the plan's canonical JSON,
-        where that is known. removed: what removed.json holds, where the plan names it."""
+        """Load a plan.
+
+        Args:
+            stored: The plan's values.
+            tokenizer_json: The dataset's tokenizer.json.
+            prefixes: The current prefix of each source's files; None means the plan's.
+            plan_digest: The digest of the plan's canonical JSON, if it is already computed.
+            removed: The contents of removed.json, if the plan has one.
+
+        Raises:
+            PlanError: If the tokenizer, removed.json or the recipe does not match the plan.
+        """
         digest = digest_of(tokenizer_json)
         if digest != stored["tokenizer"]["digest"]:
             raise PlanError(
@@ -148,7 +169,7 @@ class Plan:
         self.is_store = stored.get("kind") == STORE
         self.recipe = recipe_of(stored)
         self.max_bad_fraction = self.recipe.documents.max_bad_fraction
-        """The limit of publication. Another recipe may set it when the build is resumed."""
+        """The limit for publication. Another recipe may set it when the build is resumed."""
         vocabulary = stored["vocabulary"]
         self.vocabulary = Vocabulary(
             tokenizer_json=tokenizer_json,
@@ -180,7 +201,7 @@ class Plan:
             )
         self.shards: int = stored["shards"]
         self.seen: Sequence[np.ndarray | None] | None = (
-            None  # by source, `Files.seen` of files that must stay so
+            None  # `Files.seen` by source, for files that must not change
         )
         self.sources: list[PlannedSource] = []
         files = stored["files"]  # by source
@@ -221,19 +242,20 @@ class Plan:
 
     @property
     def removed_digest(self) -> str | None:
-        """The digest of removed.json; None where no document was removed."""
+        """Return the digest of removed.json, or None if no document was removed."""
         return removed_digest(self.stored)
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """`plan_digests` of this plan."""
+        """Return `plan_digests` of this plan."""
         return plan_digests(self.stored, self.digest)
 
     @cached_property
     def engine(self) -> Engine:
-        """The plan's engine, or the reference in its place, loaded at first use; refused if this
-        installation has another version of what is believed: without it nothing is made, nor made
-        again.
+        """Return the plan's engine, or the reference engine instead of it, loaded at first access.
+
+        Loading fails if this installation has another version of the reference that the plan relies
+        on, because shards could then neither be made nor checked.
         """
         return load_engine(
             self.stored["engine"], self.vocabulary, self.recipe.documents.special_text
@@ -241,34 +263,40 @@ class Plan:
 
     @property
     def text_engine(self) -> Engine | None:
-        """The engine, where there is text to read; None where all sources lie in token stores."""
+        """Return the engine if there is text to read; None if all sources are in token stores."""
         return None if all(source.in_store for source in self.sources) else self.engine
 
     @cached_property
     def cut_limits(self) -> CutLimits:
-        """By which `cut` cuts."""
+        """Return the limits that `cut` applies."""
         return cut_limits(self.recipe, self.tasks)
 
     @cached_property
     def marks(self) -> list[Marks]:
-        """The ids that no document may hold, by source."""
+        """Return the ids that no document may contain, by source."""
         return marks_of_sources(self.recipe, self.tasks)
 
 
 def plan_digests(stored: Mapping[str, Any], digest: str) -> tuple[str, ...]:
-    """The digests of plans that receipts of an output may have: its plan's, and, of shards that
-    lost no document, those of the datasets that it replaces."""
+    """Return the plan digests that an output's receipts may have.
+
+    These are the digest of its own plan, and the plan digests of the datasets that it replaces.
+    Shards that lost no document keep the receipts of those datasets.
+    """
     return digest, *(entry["plan"] for entry in replaced(stored))
 
 
 def open_store(location: str) -> TokenStore:
-    """Open the token store at a path or URL, once in a process while its manifest stays the same.
+    """Open the token store at a path or URL.
 
-    PlanError where there is none, or none that can be built from. DatasetError where its manifest
-    is damaged.
+    It is opened once per process, as long as its manifest stays the same.
+
+    Raises:
+        PlanError: If there is no token store, or it is not finished.
+        DatasetError: If its manifest is damaged.
     """
     manifest = b""
-    with contextlib.suppress(OSError):  # what is missing is named below
+    with contextlib.suppress(OSError):  # The error is raised below.
         manifest = folder_at(location).read(MANIFEST_NAME)
     return _opened_store(location, digest_of(manifest))
 
@@ -302,15 +330,17 @@ def _opened_store(location: str, manifest_digest: str) -> TokenStore:
 
 
 def stored_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:
-    """What plan.json of an output folder holds; None if there is none. PlanError if one byte of it
-    is not as it was written."""
+    """Return the contents of an output folder's plan.json, or None if there is none.
+
+    Raises:
+        PlanError: If any byte of it has changed since it was written.
+    """
     found = stored_plan_and_digest(out)
     return found[0] if found else None
 
 
 def refuse_others(out: Folder) -> None:
-    """PlanError if a new build cannot begin in an output folder: it has other files, or is a link
-    to nowhere."""
+    """Raise PlanError if a new build cannot use a folder: it has other files or is a dangling link."""
     if isinstance(out, LocalFolder) and out.path.is_symlink() and not out.path.exists():
         raise PlanError(
             f"{out} is a link to {out.path.readlink()}, which is not there: make that folder, or"
@@ -324,8 +354,11 @@ def refuse_others(out: Folder) -> None:
 
 
 def datasets_in(place: str | os.PathLike | Folder) -> list[str]:
-    """Return the folders of the datasets in an output folder: itself, those of a build of several
-    seq_lengths, begun or not, or those that its mixture.json names."""
+    """Return the folders of the datasets in an output folder.
+
+    This is the folder itself, or the folders of a build of several seq_lengths, started or not, or
+    the datasets that its mixture.json names.
+    """
     out = folder_at(place)
     if out.exists(PLAN_NAME) or out.exists(MANIFEST_NAME):
         return [str(out)]
@@ -334,14 +367,13 @@ def datasets_in(place: str | os.PathLike | Folder) -> list[str]:
 
 
 def lengths_in(out: Folder) -> list[int]:
-    """Return the seq_lengths of the build whose datasets lie in seq_N below a folder; none where it
-    is no such folder.
+    """Return the seq_lengths of the build whose datasets are in seq_N below a folder, or [].
 
-    Where plans differ in them, those of most plans count. A plan that cannot be read is left to
-    whoever opens it.
+    If plans differ in their seq_lengths, the most frequent ones are returned. Plans that cannot be
+    read are ignored here.
     """
     found = []
-    for name in [*out.others()] or _mixed_in(out):  # objects of a store are not listed
+    for name in [*out.others()] or _mixed_in(out):  # Object stores list no files.
         if name.startswith("seq_") and "/" not in name:
             with contextlib.suppress(PackprepError):
                 lengths = (stored_plan(f"{out}/{name}") or {"recipe": {}})["recipe"].get(
@@ -353,8 +385,7 @@ def lengths_in(out: Folder) -> list[int]:
 
 
 def _mixed_in(out: Folder) -> list[str]:
-    """Return the datasets that the mixture.json of a folder names; none where there is no such
-    file."""
+    """Return the datasets that a folder's mixture.json names, or [] if there is no such file."""
     if not out.exists(MIXTURE_NAME):
         return []
     names: list[str] = mixture_of(out.read(MIXTURE_NAME), out.path_of(MIXTURE_NAME))["datasets"]
@@ -362,8 +393,11 @@ def _mixed_in(out: Folder) -> list[str]:
 
 
 def stored_plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, Any], str] | None:
-    """(`stored_plan` of an output folder, the digest of its file); None if there is none. PlanError
-    as there."""
+    """Return `stored_plan` of an output folder and the digest of its file, or None without a plan.
+
+    Raises:
+        PlanError: As in `stored_plan`, or if the file cannot be read.
+    """
     out = folder_at(out)
     path = out.path_of(PLAN_NAME)
     restore = "put the file back as it was, or begin anew in another folder"
@@ -404,8 +438,16 @@ def open_plan(
     prefixes: Sequence[str] | None = None,
     found: tuple[Mapping[str, Any], str] | None = None,
 ) -> Plan:
-    """The plan of an output folder, ready to work. found: its `stored_plan_and_digest`, where that
-    was asked for."""
+    """Load the plan of an output folder.
+
+    Args:
+        out: The output folder.
+        prefixes: The current prefix of each source's files; None means the plan's.
+        found: The result of `stored_plan_and_digest`, if it is already known.
+
+    Raises:
+        PlanError: If the plan, the tokenizer or removed.json is missing or damaged.
+    """
     out = folder_at(out)
     found = found or stored_plan_and_digest(out)
     if found is None:
@@ -434,8 +476,11 @@ def open_plan(
 
 
 def moved_prefixes(stored: Mapping[str, Any], moved: Mapping[str, str]) -> list[str]:
-    """The sources' prefixes: the plan's, or where `moved` says that they lie now. RecipeError for a
-    name that is no source."""
+    """Return the prefix of each source: the plan's, or the current one from `moved`.
+
+    Raises:
+        RecipeError: If `moved` has a name that is not a source.
+    """
     names = [source["name"] for source in stored["sources"]]
     for name in moved:
         if name not in names:
@@ -450,8 +495,11 @@ _LOOKED_AT = 1000
 
 
 def at_text(name: str, prefix: str) -> str:
-    """The prefix of a source; of one that lies in a token store that of the text of which the store
-    was made, where store and text are at hand."""
+    """Return the prefix of a source's text files.
+
+    For a source in a token store, this is the prefix of the files that the store was made from, if
+    they and the store are available.
+    """
     if prefix.startswith(IN_STORE):
         with contextlib.suppress(PackprepError, OSError):
             own = next(
@@ -466,8 +514,11 @@ def at_text(name: str, prefix: str) -> str:
 
 
 def prefix_of(prefix: str) -> str:
-    """The prefix of a source as a plan names it: where its files lie, or "store:" and where its
-    token store does."""
+    """Return a source's prefix as a plan stores it.
+
+    It is the absolute path or URL of its files, or "store:" and the absolute path or URL of its
+    token store.
+    """
     if prefix.startswith(IN_STORE):
         return IN_STORE + absolute_prefix(prefix.removeprefix(IN_STORE))
     return absolute_prefix(prefix)

@@ -1,6 +1,6 @@
-"""The form of plan.json: its keys, their types and ranges, and how they have to agree.
+"""The schema of plan.json: its keys, their types and ranges, and how their values must agree.
 
-All of that is checked before anything is computed, opened or allocated from a plan.
+It is checked before anything is computed, opened or allocated from a plan.
 """
 
 from bisect import bisect_left
@@ -15,9 +15,9 @@ from packprep.format.json_files import LAW_VERSION, Later, other_law, unknown_ke
 from packprep.sources.slices import IN_STORE, MOST_PIECES
 
 MOST_SHARDS = 1 << 20
-"""Who asks how far a build is has a look at each."""
+"""Maximum number of shards, because a status report checks each of them."""
 MOST_USES = 1 << 16
-"""segment_repeat is 16-bit."""
+"""Maximum number of passes over a source, because segment_repeat is 16-bit."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Positive = Annotated[int, msgspec.Meta(gt=0, lt=1 << 62)]
@@ -26,16 +26,15 @@ IdOrNone = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Text = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*\Z")]
 RelativeName = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(?s:.*/)?\.\.(?:/|\Z))[^\x00]+\Z")]
-"""A relative path that stays below the folder that it is relative to."""
+"""A relative path that stays inside the folder that it is relative to."""
 
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A part of a plan. A key that joined later has a default, which plans from before it have:
-    LATER."""
+    """A part of a plan. Keys that were added later have a default in `LATER`, for older plans."""
 
 
 class EngineForm(_Part):
-    """Its name and version, and the version of the reference that a proven one is compared with."""
+    """The name and version of the engine, and the version of the reference that it was compared with."""
 
     name: Text
     version: Text
@@ -43,15 +42,17 @@ class EngineForm(_Part):
 
 
 class TokenizerForm(_Part):
-    """The file beside the plan."""
+    """The tokenizer file next to the plan."""
 
     file: Literal["tokenizer.json"]
     digest: Digest
 
 
 class BesideForm(_Part):
-    """A file that lay beside the tokenizer, and the token that it declares for each role; None
-    where it declares null."""
+    """A file that was next to the tokenizer, and the token that it declares for each special token.
+
+    The value is None if the file declares null.
+    """
 
     file: RelativeName
     digest: Digest
@@ -59,7 +60,7 @@ class BesideForm(_Part):
 
 
 class VocabularyForm(_Part):
-    """Ids, resolved once."""
+    """The ids that the plan resolved."""
 
     vocab_size: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
     roles: dict[str, Id]
@@ -71,7 +72,7 @@ class VocabularyForm(_Part):
 
 
 class SourceForm(_Part):
-    """A source, and what its sample told."""
+    """A source and the estimates from its sample."""
 
     name: Text
     prefix: Text
@@ -99,10 +100,11 @@ class FileForm(_Part):
 
 
 class ReplacedForm(_Part):
-    """A dataset that has what this one lost: its fingerprint, and the digests of its manifest, plan
-    and removed.json.
+    """A dataset that still has the documents that this one lost.
 
-    ledger, and shards by number: what its manifest says otherwise than that of its successor.
+    It has the dataset's fingerprint, and the digests of its manifest, plan and removed.json.
+    `ledger` and `shards`, by shard number, are the values of its manifest that differ from its
+    successor's.
     """
 
     fingerprint: Digest
@@ -114,15 +116,14 @@ class ReplacedForm(_Part):
 
 
 class RemovedForm(_Part):
-    """The digest of removed.json, and the datasets of which documents were removed, the oldest
-    first."""
+    """The digest of removed.json, and the datasets that documents were removed from, oldest first."""
 
     digest: Digest
     replaces: list[ReplacedForm]
 
 
 class PlanForm(_Part):
-    """A plan. Its recipe and tasks are for those who read them to check."""
+    """A plan. Its recipe and tasks are checked by the code that reads them."""
 
     format: Literal["packprep"]
     version: Literal[1]
@@ -144,7 +145,7 @@ class PlanForm(_Part):
     beside_tokenizer: list[BesideForm] | None = None
     kind: Literal["dataset", "store"] = "dataset"
     removed: RemovedForm | None = None
-    has_chats: bool = False  # shards by themselves are smaller, as templates take long to render
+    has_chats: bool = False  # If True, automatic shards are smaller, as templates render slowly.
 
 
 _PARTS: dict[str, type[_Part]] = {
@@ -164,13 +165,16 @@ def _later(form: type[_Part]) -> dict[str, Any]:
 
 
 LATER: Later = {part: _later(form) for part, form in _PARTS.items()}
-"""Of the parts of a plan those keys that joined later, and what they were before."""
+"""Keys of each part of a plan that were added later, with their earlier meaning as default."""
 _RESTORE = "put the file back as it was, or begin anew in another folder"
 
 
 def check_plan(plan: Mapping[str, Any], where: str) -> PlanForm:
-    """A plan as records; PlanError, with the place of the key, unless the value has the form of a
-    plan."""
+    """Return a plan as records.
+
+    Raises:
+        PlanError: If the value is not a valid plan. The message names the key.
+    """
     made_with, law = plan.get("made_with"), plan.get("law_version")
     if type(law) is int and 0 < law != LAW_VERSION:
         raise PlanError(f"{where} {other_law(law, made_with)}")
@@ -185,8 +189,7 @@ def check_plan(plan: Mapping[str, Any], where: str) -> PlanForm:
 
 
 def _wrong_key(plan: Mapping[str, Any], made_with: Any) -> str:
-    """Which key of a plan is unknown or missing, and what to do; "" where all are as they should
-    be."""
+    """Return a message about an unknown or missing key of a plan, with a remedy; otherwise ""."""
     parts: list[tuple[str, Any]] = [("", plan)]
     for name in list(_PARTS)[1:]:
         values = plan.get(name)
@@ -205,7 +208,7 @@ def _wrong_key(plan: Mapping[str, Any], made_with: Any) -> str:
 
 
 def _disagreement(plan: PlanForm) -> str:
-    """What no type says: how the values of a plan do not go together; "" where they do."""
+    """Return how values of a plan contradict each other, which types cannot express; otherwise ""."""
     vocabulary, last = plan.vocabulary, 0
     ids = [
         *vocabulary.roles.values(),

@@ -65,7 +65,8 @@ def available_cpus() -> int:
 def free_memory() -> int:
     """Return the bytes of memory that this process and its workers may allocate.
 
-    This is the machine's available memory, or what the limits of its control groups leave.
+    This is the minimum of the machine's available memory and what the limits of its control groups
+    leave.
     """
     meminfo = Path("/proc/meminfo").read_text()
     free = [

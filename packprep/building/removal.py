@@ -1,12 +1,11 @@
-"""Documents that a dataset or a token store has lost since it was made, and what is left of them:
-their places.
+"""Remove documents from a dataset or token store after it was made, keeping only their places.
 
     built     ‹NLG› t ‹0› ias ‹1› ‹0› hod ‹1› ericAl ‹eos›     loss 0 0 0 0 0 1 …     header: document, task, key, tokens, …
     removed   ‹pad› … of as many slots                         loss 0 …               the same, prefix 0, removed 1, no media
 
-No slot of another segment moves, so rows, their order and all chance stay. A build that reads the
-text applies this to what it rendered, `packprep remove` to what is stored, and both give the same
-bytes.
+No slot of another segment moves, so rows, their order and all random numbers stay the same. A build
+that reads the text applies the removal to its rendered arrays; `packprep remove` applies it to the
+stored ones. Both give the same bytes.
 """
 
 import copy
@@ -27,15 +26,15 @@ from packprep.objectives.objective import Task
 from packprep.sources.slices import PlannedSource
 
 REMOVED = "removed"
-"""The reason of a reject, and of tokens that are dropped."""
+"""The reason for a reject and for dropped tokens."""
 DETAIL = f"{REMOVED_NAME} lists it"
 
 Listed = Mapping[str, Mapping[str, Iterable[int]]]
-"""source → file → positions of documents."""
+"""Positions of documents, by source and file."""
 
 
 def encode_removed(documents: Listed) -> bytes:
-    """removed.json: one form of a set of documents, however they were listed."""
+    """Return removed.json in its one canonical form, for documents listed in any order."""
     ordered = {
         source: {file: sorted(set(positions)) for file, positions in files.items()}
         for source, files in documents.items()
@@ -46,14 +45,23 @@ def encode_removed(documents: Listed) -> bytes:
 class Removed:
     """The documents that removed.json lists.
 
-    documents: source → file → positions, ascending. at: which of some documents are among them.
+    `documents` has their positions, ascending, by source and file.
     """
 
     def __init__(
         self, sources: Sequence[PlannedSource], data: bytes = b"", digest: str | None = None
     ):
-        """sources: the plan's. data: of removed.json, whose digest the plan has; None: there is
-        none. PlanError where it is another file, or lists what the plan has not."""
+        """Read the documents that removed.json lists.
+
+        Args:
+            sources: The plan's sources.
+            data: The contents of removed.json.
+            digest: The digest of removed.json in the plan, or None if the plan has none.
+
+        Raises:
+            PlanError: If the file has another digest, or lists documents that the plan does not
+                have.
+        """
         self.documents: dict[str, dict[str, list[int]]] = {}
         self._positions: dict[int, np.ndarray] = {}  # by file of the plan
         if digest is None:
@@ -84,8 +92,7 @@ class Removed:
         return bool(self._positions)
 
     def at(self, files: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """bool[n]: which of the documents at these positions of these files of the plan are
-        listed."""
+        """Return which of the documents at these positions of the plan's files are listed, bool[n]."""
         found = np.zeros(len(files), np.bool_)
         for file in (
             np.intersect1d(files, list(self._positions)).tolist() if self._positions else ()
@@ -95,7 +102,7 @@ class Removed:
         return found
 
     def segments(self, segments: Segments) -> np.ndarray:
-        """Return which segments of a shard are of listed documents, bool[m]."""
+        """Return which segments of a shard belong to listed documents, bool[m]."""
         return self.at(segments.file, segments.doc)
 
 
@@ -105,10 +112,16 @@ def blank(
     segments: Segments,
     removed: np.ndarray,
 ) -> tuple[dict[str, np.ndarray], Segments]:
-    """Return the arrays of slots and the segments of a shard without what the `removed` segments
-    (bool[m]) hold: pad ids, no loss and no media are left in their places.
+    """Return a shard's slot arrays and segments with the contents of `removed` segments erased.
 
-    Their prefix becomes 0 where it is their own and fills no side of a row.
+    Their slots become pad ids without loss, and their media spans are dropped. A segment's prefix
+    becomes 0 if it is the segment's own and does not fill a sequence of the row.
+
+    Args:
+        tasks: The plan's tasks.
+        slots: The shard's arrays of slots.
+        segments: The shard's segments.
+        removed: bool[m]: the segments to erase.
     """
     blanks = {"tokens": tasks[0].ids.pad, "labels": tasks[0].ids.pad, "loss_mask": 0}
     blanked = {
@@ -139,17 +152,17 @@ def without(
     removed: np.ndarray,
     ledger: dict[str, Any],
 ) -> tuple[dict[str, np.ndarray], Segments, dict[str, Any], np.ndarray]:
-    """Return a shard without the `removed` segments, bool[m].
+    """Return a shard without the `removed` segments.
 
     Args:
         plan: A `building.plan.Plan`.
         slots: The shard's arrays of slots.
-        segments: All of its segments, as they were rendered or as they are stored.
-        removed: The segments of documents that are removed now.
+        segments: All segments of the shard, rendered or stored.
+        removed: bool[m]: the segments of documents that are removed by this call.
         ledger: The shard's ledger before.
 
     Returns:
-        Its arrays of slots, its segments, its ledger, and the passes over documents that it lost,
+        The shard's arrays of slots, its segments, its ledger, and the document passes that it lost,
         int64[k, 4]: source, pass, file and position.
     """
     gone = segments.select(removed)
@@ -168,7 +181,7 @@ def without(
         _lose(entry, int((passes[:, 0] == s).sum()), int(tokens), int(n_slots))
         added = entry["slots"]["added"]
         lost = {kind: int(counts[of_source].sum()) for kind, counts in added_by_kind.items()}
-        # Which slots are eos and which repeat tokens is an estimate: keep both counts at 0 or more.
+        # The split between eos and repeated tokens is an estimate, so keep both counts at 0 or more.
         both = lost["eos"] + lost["copy"]
         lost["eos"] = min(max(lost["eos"], both - added["copy"]), added["eos"])
         lost["copy"] = both - lost["eos"]
@@ -190,8 +203,10 @@ def without(
 
 
 def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> None:
-    """Take documents and tokens that were removed, and the slots that stay in their place, out of
-    what a source's ledger has."""
+    """Move removed documents and tokens from used to removed in a source's ledger.
+
+    Their slots become padding.
+    """
     entry["documents"]["used"] -= documents
     entry["tokens"]["used"] -= tokens
     entry["slots"]["used"] -= tokens
@@ -204,13 +219,13 @@ def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> Non
 
 
 def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
-    """Return whether each removed segment has an eos, int64, without its tokens, so that a build
-    says the same.
+    """Return whether each removed segment has an eos, int64, without reading its tokens.
 
-    A later chunk of a supervised document has an eos, or one more repeated token: the document's
-    last chunk has an eos. With eos after each segment, every chunk has one. Where each turn has a
-    text of its own, every chunk counts as the last of its text, which is an estimate: most others
-    hold nothing trained and are no segments.
+    A build must get the same result, although the tokens are erased. A later chunk of a supervised
+    document has either an eos or one more repeated token. The document's last chunk has an eos.
+    With eos after each segment, every chunk has one. If each turn has its own text, every chunk is
+    assumed to be the last of its text. This is an estimate; most other chunks have nothing trained
+    and are not segments.
     """
     gone = segments.select(removed)
     extra = gone.eos + gone.repeated
@@ -225,11 +240,20 @@ def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
 def store_without(
     plan: Any, arrays: Mapping[str, np.ndarray], before: Removed, ledger: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], np.ndarray]:
-    """A token store's shard without the documents that its plan lists, and those that `before`
-    lists were lost before.
+    """Return a token store's shard without the documents that its plan lists.
 
-    As `without`; a document keeps its length and where its places of media lie, so that datasets
-    cut, pack and draw as they did; its tokens become pad ids, its refs empty.
+    As in `without`, a document keeps its length and the places of its media. Datasets therefore
+    cut, pack and draw as before. Its tokens become pad ids, and its media references become empty.
+
+    Args:
+        plan: A `building.plan.Plan`.
+        arrays: The shard's arrays.
+        before: Documents that were removed earlier.
+        ledger: The shard's ledger before.
+
+    Returns:
+        The arrays, the ledger, and the documents that were removed, int64[k, 4]: source, 0, file
+        and position.
     """
     number = np.repeat(np.arange(len(arrays["part_file"])), np.diff(arrays["part_offsets"]))
     file, position = arrays["part_file"].astype(np.int64)[number], arrays["position"]
@@ -253,7 +277,7 @@ def store_without(
 
 
 def _without_refs(arrays: Mapping[str, np.ndarray], which: np.ndarray) -> dict[str, np.ndarray]:
-    """The refs of a token store's shard, empty in the documents `which`, bool[D]."""
+    """Return the media references of a store's shard, emptied for the documents `which`, bool[D]."""
     if "place_offsets" not in arrays:
         return {}
     lengths = np.diff(arrays["place_ref_offsets"])
