@@ -1,1 +1,1 @@
-"""ONE SHARD'S WORK: documents → segments → rows → arrays → files, and the processes that do it."""
+"""Build shards: documents → segments → rows → arrays → files, and the processes that run it."""

@@ -1,5 +1,4 @@
-"""Array tasks: which shards each makes, which one this process is, and which would make what is
-missing."""
+"""Assign shards to array tasks, and find this process's task and the tasks of missing shards."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,11 +15,19 @@ _SLURM = (
 def array_position(
     index: int | None, count: int | None, environment: Mapping[str, str]
 ) -> tuple[int, int]:
-    """(index, count) of this array task; (0, 1) outside of one.
+    """Return the index and count of this array task, or (0, 1) outside an array.
 
-    The flags win. Slurm's variables count only when the array is whole (MAX − MIN + 1 == COUNT): a
-    sparse redo list would silently do other work. JOB_COMPLETION_INDEX (Kubernetes) goes with
-    --array-count.
+    Flags take precedence. Slurm's variables are used only for a whole array (MAX − MIN + 1 ==
+    COUNT), because a sparse redo list would silently do other work. JOB_COMPLETION_INDEX
+    (Kubernetes) is used with --array-count.
+
+    Args:
+        index: The value of --array-index, or None.
+        count: The value of --array-count, or None.
+        environment: The environment variables.
+
+    Raises:
+        RecipeError: If the flags or variables are incomplete or contradict each other.
     """
     if index is not None or count is not None:
         completion = environment.get("JOB_COMPLETION_INDEX", "")
@@ -66,17 +73,18 @@ def array_position(
 
 
 def share_of(index: int, count: int, shards: int) -> range:
-    """The shards b of array task `index` of `count`: those with b · count div shards == index."""
+    """Return the shards b of array task `index` of `count`, which satisfy b · count div shards ==
+    index."""
     return range(-(-index * shards // count), -(-(index + 1) * shards // count))
 
 
 def tasks_of(shards: Iterable[int], count: int, of: int) -> list[int]:
-    """The array tasks of `count`, ascending, that have these of the `of` shards."""
+    """Return the array tasks of `count`, ascending, that make these of the `of` shards."""
     return sorted({b * count // of for b in shards})
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as Slurm writes them: 0-3,7."""
+    """Return ascending numbers in Slurm's notation: 0-3,7."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][-1] == number - 1:

@@ -1,10 +1,10 @@
-"""One shard at a time, for whatever runs functions on many machines: a process pool, Dask, Ray,
-Spark, a queue of one's own.
+"""Build one shard at a time, for any system that runs functions on many machines.
 
-`begin` once; `build_shard` for each number in any process of any machine, in any order, as often as
-it pleases; `finish` once. A shard is a pure function of the plan and its number: no process needs
-to know of another, and one that is killed leaves temporaries at most. All three go on with what
-`packprep build` began, and it with what they did.
+Examples are a process pool, Dask, Ray, Spark or a custom queue. Call `begin` once. Call
+`build_shard` for each number, in any process on any machine, in any order and as often as needed.
+Call `finish` once. A shard is a pure function of the plan and its number, so processes need not
+know of each other. A killed process leaves only temporary files. These functions can resume a build
+of `packprep build`, and it can resume theirs.
 """
 
 import functools
@@ -41,12 +41,19 @@ def begin(
     moved: Mapping[str, str] | None = None,
     say: Callable[[str], None] = say_on_stderr,
 ) -> Plan:
-    """Write the plan of a build into `out`, or read the one that stands there; `plan.shards` is the
-    number of shards.
+    """Write the plan of a build into `out`, or read the existing one.
 
-    moved: source name → prefix where its files lie now. say: is told what a user should know.
-    Raises what is wrong with recipe and inputs; PlanError if the plan that stands there is another
-    recipe's.
+    `plan.shards` is the number of shards.
+
+    Args:
+        recipe: The recipe.
+        out: The output folder, as a path or URL.
+        moved: The current prefix of the files, by source name, for sources that were moved.
+        say: Receives messages for the user.
+
+    Raises:
+        RecipeError: If the recipe or its inputs are invalid.
+        PlanError: If the existing plan belongs to another recipe.
     """
     inputs, output = look_up(recipe, moved or {}), folder_at(out)
     plan = planned(inputs, output, say)
@@ -57,15 +64,25 @@ def begin(
 def build_shard(
     out: str | os.PathLike, number: int, moved: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Make shard `number` of the plan in `out`, 0 … shards − 1, and commit it; gives its receipt.
-    Nothing if it is done.
+    """Make shard `number` of the plan in `out`, commit it, and return its receipt.
 
-    The process keeps plan, engine and memory for the next call, so few long-lived processes are
-    better than many short ones. It may run twice, at the same time too: the second commit compares
-    and changes nothing. One thread of a process at a time.
-    moved: source name → prefix where its files lie on this machine.
-    Raises ArgumentError for another number, PlanError without a plan, SourceError for an input that
-    cannot be read, BuildError where a fast engine differs from the reference.
+    If the shard is done, nothing is made. A shard may be built twice, even at the same time: the
+    second commit compares digests and changes nothing.
+
+    The process keeps the plan, the engine and its memory for the next call. A few long-lived
+    processes are therefore faster than many short ones. Call it from only one thread of a process
+    at a time.
+
+    Args:
+        out: The output folder, as a path or URL.
+        number: Shard number, 0 … shards − 1.
+        moved: The prefix of the files on this machine, by source name.
+
+    Raises:
+        ArgumentError: If there is no shard with this number.
+        PlanError: If there is no plan.
+        SourceError: If an input cannot be read.
+        BuildError: If a fast engine gives other tokens than the reference.
     """
     output = folder_at(out)
     try:
@@ -90,11 +107,14 @@ def build_shard(
 
 
 def finish(out: str | os.PathLike, max_bad_fraction: float | None = None) -> dict[str, Any]:
-    """Publish the dataset; gives its manifest.
+    """Publish the dataset and return its manifest.
 
-    BuildError while a shard is missing, or where too many documents are bad.
+    Args:
+        out: The output folder, as a path or URL.
+        max_bad_fraction: A limit that replaces the one from the start of the build.
 
-    max_bad_fraction: another limit than the one with which the build began.
+    Raises:
+        BuildError: If a shard is missing, or too many documents are bad.
     """
     output = folder_at(out)
     plan = open_plan(output)
@@ -113,15 +133,28 @@ def finish(out: str | os.PathLike, max_bad_fraction: float | None = None) -> dic
 def status_of(
     out: str | os.PathLike | Folder, array_count: int | None = None, is_one_of_several: bool = False
 ) -> dict[str, Any]:
-    """{shards, done, missing, published, array, redo, jobs}; shards is None where there is no plan
-    yet: the jobs wait, or other seq_lengths of its build are made first.
+    """Return the progress of a build.
 
-    missing: the shards that are not done. array: the array indices that would make what is missing,
-    of `array_count`.
-    jobs: [{script, job}] that `packprep slurm --submit` submitted, until the dataset is published.
-    refused: why a complete build is not published, where too many documents are bad.
-    redo: the shell command that submits what is missing and the publication, if `packprep slurm`
-    wrote scripts for this output.
+    Args:
+        out: The output folder, as a path or URL.
+        array_count: Number of array tasks.
+        is_one_of_several: True for one of the datasets of a build with several seq_lengths.
+
+    Returns:
+        A dict with these keys:
+
+        - shards: Number of shards. None without a plan, while its jobs wait or other seq_lengths of the
+          build are made first.
+        - done, missing: Number of finished shards, and the numbers of the others.
+        - published: True if the dataset is published.
+        - array: The array indices, of `array_count`, that would make the missing shards.
+        - jobs: {script, job} for each job that `packprep slurm --submit` submitted, until publication.
+        - refused: Why a complete build is not published, if too many documents are bad.
+        - redo: The shell command that submits the missing shards and the publication, if
+          `packprep slurm` wrote scripts for this output.
+
+    Raises:
+        PlanError: If there is no plan and no job that would write one.
     """
     out = folder_at(out)
     found = stored_plan_and_digest(out)
@@ -164,7 +197,7 @@ def status_of(
 
 
 def _refused(out: Folder, plan: Mapping[str, Any], digest: str) -> str:
-    """Return what publication says of bad documents, by the plan's limit; "" for nothing."""
+    """Return why publication is refused for bad documents by the plan's limit, or ""."""
     names = [[entry["name"] for entry in plan[key]] for key in ("sources", "tasks")]
     found = [
         done_receipt(out, shard, plan_digests(plan, digest)) for shard in range(plan["shards"])
@@ -180,7 +213,10 @@ def _refused(out: Folder, plan: Mapping[str, Any], digest: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _maker(place: str, plan_digest: str, moved: tuple[tuple[str, str], ...]) -> tuple[Plan, Do]:
-    """(the plan, what makes its shards). plan_digest: another plan may stand there since."""
+    """Return the plan and the function that makes its shards.
+
+    The result is cached by `plan_digest`, because another plan may be written to the same place.
+    """
     out = folder_at(place)
     plan = open_plan(out)
     prefixes = moved_prefixes(plan.stored, dict(moved))

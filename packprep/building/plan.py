@@ -254,8 +254,9 @@ class Plan:
     def engine(self) -> Engine:
         """Return the plan's engine, or the reference engine instead of it, loaded at first access.
 
-        Loading fails if this installation has another version of the reference that the plan relies
-        on, because shards could then neither be made nor checked.
+        Raises:
+            PlanError: If this installation has another version of the engine that the plan trusts.
+                Without it, shards can neither be made nor checked.
         """
         return load_engine(
             self.stored["engine"], self.vocabulary, self.recipe.documents.special_text
@@ -340,7 +341,7 @@ def stored_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:
 
 
 def refuse_others(out: Folder) -> None:
-    """Raise PlanError if a new build cannot use a folder: it has other files or is a dangling link."""
+    """Raise PlanError if a folder cannot take a new build: it has other files or is a broken link."""
     if isinstance(out, LocalFolder) and out.path.is_symlink() and not out.path.exists():
         raise PlanError(
             f"{out} is a link to {out.path.readlink()}, which is not there: make that folder, or"

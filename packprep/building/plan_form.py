@@ -34,7 +34,7 @@ class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
 
 
 class EngineForm(_Part):
-    """The name and version of the engine, and the version of the reference that it was compared with."""
+    """The name and version of the engine, and the version of the reference that it was checked with."""
 
     name: Text
     version: Text
@@ -116,7 +116,7 @@ class ReplacedForm(_Part):
 
 
 class RemovedForm(_Part):
-    """The digest of removed.json, and the datasets that documents were removed from, oldest first."""
+    """The digest of removed.json, and the datasets that lost documents, oldest first."""
 
     digest: Digest
     replaces: list[ReplacedForm]
@@ -208,7 +208,7 @@ def _wrong_key(plan: Mapping[str, Any], made_with: Any) -> str:
 
 
 def _disagreement(plan: PlanForm) -> str:
-    """Return how values of a plan contradict each other, which types cannot express; otherwise ""."""
+    """Return how values of a plan contradict each other, which no type can express; otherwise ""."""
     vocabulary, last = plan.vocabulary, 0
     ids = [
         *vocabulary.roles.values(),

@@ -92,7 +92,7 @@ class Removed:
         return bool(self._positions)
 
     def at(self, files: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return which of the documents at these positions of the plan's files are listed, bool[n]."""
+        """Return whether each document, by file of the plan and position, is listed, bool[n]."""
         found = np.zeros(len(files), np.bool_)
         for file in (
             np.intersect1d(files, list(self._positions)).tolist() if self._positions else ()
@@ -181,7 +181,7 @@ def without(
         _lose(entry, int((passes[:, 0] == s).sum()), int(tokens), int(n_slots))
         added = entry["slots"]["added"]
         lost = {kind: int(counts[of_source].sum()) for kind, counts in added_by_kind.items()}
-        # The split between eos and repeated tokens is an estimate, so keep both counts at 0 or more.
+        # The split between eos and repeated tokens is an estimate, so keep both counts non-negative.
         both = lost["eos"] + lost["copy"]
         lost["eos"] = min(max(lost["eos"], both - added["copy"]), added["eos"])
         lost["copy"] = both - lost["eos"]
@@ -277,7 +277,7 @@ def store_without(
 
 
 def _without_refs(arrays: Mapping[str, np.ndarray], which: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the media references of a store's shard, emptied for the documents `which`, bool[D]."""
+    """Return the media references of a store's shard, empty in the documents `which`, bool[D]."""
     if "place_offsets" not in arrays:
         return {}
     lengths = np.diff(arrays["place_ref_offsets"])

@@ -1,5 +1,4 @@
-"""The plans of datasets that lost documents since: of each that another replaces, as they follow
-from what stands there."""
+"""Derive the plans of datasets that lost documents later, from the plan that replaces them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +12,14 @@ from packprep.recipe import fingerprint
 
 
 def plan_digest_of(stored: Mapping[str, Any], digest: str, shard: int) -> str:
-    """Return the digest of the plan by which a shard was made: this one's, or that of the dataset
-    since which it lost nothing.
+    """Return the digest of the plan that a shard was made by.
 
-    digest: of the plan `stored`.
+    It is this plan's digest, or that of the replaced dataset since which the shard lost nothing.
+
+    Args:
+        stored: The plan as stored.
+        digest: The digest of this plan.
+        shard: Shard number.
     """
     later = digest
     for entry in reversed(replaced(stored)):
@@ -29,10 +32,13 @@ def plan_digest_of(stored: Mapping[str, Any], digest: str, shard: int) -> str:
 def with_removed(
     stored: Mapping[str, Any], plan: Plan, removed: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return a stored plan whose dataset has lost other documents and is otherwise the same.
+    """Return a stored plan whose dataset has other removed documents and is otherwise the same.
 
-    plan: made of `stored`. removed: the digest of removed.json and what is replaced; None where no
-    document was removed.
+    Args:
+        stored: The plan as stored.
+        plan: The plan loaded from `stored`.
+        removed: The digest of removed.json and the replaced datasets; None if no document was
+            removed.
     """
     files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
     kept = {key: value for key, value in stored.items() if key != "digest"}
@@ -45,10 +51,14 @@ def with_removed(
 
 
 def plan_replaced(stored: Mapping[str, Any], plan: Plan, number: int) -> tuple[str, str]:
-    """Return the fingerprint and the plan's digest of a dataset that this one replaces, as they
-    follow from its own plan.
+    """Return the fingerprint and the plan digest of a replaced dataset, computed from this plan.
 
-    Documents that were removed change nothing else in a plan. number: its place in `replaced`.
+    This is possible because removed documents change nothing else in a plan.
+
+    Args:
+        stored: The plan as stored.
+        plan: The plan loaded from `stored`.
+        number: Index of the dataset in `replaced`.
     """
     entries = replaced(stored)
     digest = entries[number].get("removed")

@@ -1,9 +1,9 @@
-"""Many machines by Slurm: plain sbatch scripts, which a site can read and change, and their
-submission.
+"""Build on many machines by Slurm, with plain sbatch scripts that a site can read and change.
 
-An array of tasks makes the shards, several tasks to each that may run at once: Slurm gives the next
-to whoever is free, so that slow machines get fewer and a dead one's is run again. No other
-scheduler is needed. A job after it publishes and verifies.
+An array of tasks makes the shards, with several tasks for each one that may run at once. Slurm
+gives the next task to the first free machine. Slow machines therefore get fewer tasks, and the
+tasks of a failed machine run again. No other scheduler is needed. A final job publishes and
+verifies.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from packprep.storage import folder_at, is_url
 from packprep.storage.local import LocalFolder, write_error
 
 COMMON_MAX_ARRAY_SIZE = 1001
-"""Slurm's own default of MaxArraySize, which many sites keep."""
+"""Slurm's default MaxArraySize, which many sites keep."""
 TASKS_PER_RUNNING = 4
 FEW_TASKS = 16
 FINISH = "finish.sh"
@@ -41,13 +41,16 @@ MAKE = ("build", "tokenize")
 
 @dataclass(frozen=True)
 class ArrayJob:
-    """An array that shares one command's work.
+    """An array job that shares the work of one command.
 
-    command: `build`, `tokenize` or `verify`. arguments: what follows it (`arguments_of`). out: the
-    output folder, or its URL.
-    count: array tasks. at_once: how many of them may run at a time; None: `default_at_once`.
-    workers: processes of each; None: the CPUs that Slurm gives it. options: of sbatch, word by
-    word.
+    Attributes:
+        command: `build`, `tokenize` or `verify`.
+        arguments: The arguments after the command, from `arguments_of`.
+        out: The output folder, as a path or URL.
+        count: Number of array tasks.
+        at_once: Maximum number of tasks that run at once; None for `default_at_once`.
+        workers: Processes per task; None for the CPUs that Slurm allocates to it.
+        options: Options of sbatch, split into words.
     """
 
     command: str
@@ -60,23 +63,28 @@ class ArrayJob:
 
     @property
     def script(self) -> str:
-        """The name of the array's script."""
+        """Return the name of the array's script."""
         return f"{self.command}.sh"
 
     @property
     def throttle(self) -> int:
-        """How many tasks run at a time."""
+        """Return the maximum number of tasks that run at once."""
         return self.at_once or default_at_once(self.count)
 
 
 def arguments_of(command: str, inputs: Sequence[str], flags: Mapping[str, Any]) -> tuple[str, ...]:
-    """What follows a command: its inputs and flags, without --out, --workers and the array's own;
-    paths are absolute.
+    """Return the arguments of a command: its inputs and flags, with absolute paths.
 
-    inputs: a recipe, or files and patterns, which stay as they are: the script goes to this folder
-    first.
-    flags: flag → value, list of values, or None. RecipeError for a flag that the command does not
-    take.
+    --out, --workers and the array's own flags are not included.
+
+    Args:
+        command: `build`, `tokenize` or `verify`.
+        inputs: A recipe, or files and patterns. Files and patterns stay relative, because the
+            script first changes to the current folder.
+        flags: The value of each flag, a list of values, or None.
+
+    Raises:
+        RecipeError: If the command does not take a flag.
     """
     arguments = [
         absolute_prefix(name) if name.endswith(".toml") else name
@@ -115,20 +123,22 @@ _FLAGS = {
 
 
 def default_at_once(count: int) -> int:
-    """How many of `count` array tasks run at a time: all of up to 16, else a quarter, and no fewer
-    than 16.
+    """Return the default number of array tasks that run at once.
 
-    Four tasks to each that runs keep the last of them short where machines differ, and leave room
-    for others.
+    It is all of up to 16 tasks, otherwise a quarter of them, but at least 16. Four tasks for each
+    running one shorten the wait for the last task on uneven machines, and leave resources for
+    others.
     """
     return min(count, max(FEW_TASKS, -(-count // TASKS_PER_RUNNING)))
 
 
 def slurm_folder(out: str | os.PathLike) -> Path:
-    """Where scripts and logs of an output folder lie: beside it, with .slurm at its name's end.
-    RecipeError for /.
+    """Return the folder of the scripts and logs: next to the output folder, named with suffix .slurm.
 
-    Those of a URL lie in the folder that one is in, under the URL's last name.
+    For a URL, it is in the current folder, named after the last part of the URL.
+
+    Raises:
+        RecipeError: If the output folder is /.
     """
     place = os.fspath(out)
     whole = (
@@ -145,20 +155,28 @@ def slurm_folder(out: str | os.PathLike) -> Path:
 
 
 def prepare(job: ArrayJob, submitted: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Write the scripts of an array, and submit them if asked to; gives {out, folder, scripts,
-    array, at_once, jobs, submit}.
+    """Write the scripts of an array job, and submit them if requested.
 
-    jobs: [{script, job}] of what was submitted. submit: the shell command that submits what was
-    not, or null.
-    say: is told what else there is to know. RecipeError for an array that this site cannot take,
-    PlanError for an output that cannot be begun.
+    Args:
+        job: The array job.
+        submitted: True to submit the scripts.
+        say: Receives messages for the user.
+
+    Returns:
+        A dict with the keys out, folder, scripts, array, at_once, jobs and submit. `jobs` lists
+        {script, job} for each submitted job. `submit` is the shell command that submits the
+        scripts, or None if they are submitted.
+
+    Raises:
+        RecipeError: If this site cannot run such an array.
+        PlanError: If a build cannot start in the output folder.
     """
     job = replace(job, out=absolute_prefix(os.fspath(job.out)))
     _check_size(job, say)
     folder, names = slurm_folder(job.out), list(scripts(job, slurm_folder(job.out)))
     out = folder_at(job.out)
     if job.command in MAKE and not out.exists(PLAN_NAME) and datasets_in(out) == [str(out)]:
-        refuse_others(out)  # here, and not in every task
+        refuse_others(out)  # Fail here, and not in every task.
     for name in write_scripts(job):
         say(f"{folder / name} stood there with other text, which is in {name}.old")
     jobs = submit(job) if submitted else []
@@ -178,7 +196,7 @@ def prepare(job: ArrayJob, submitted: bool, say: Callable[[str], None]) -> dict[
 
 
 def print_prepared(result: Mapping[str, Any]) -> None:
-    """The scripts, the jobs, and what to type next."""
+    """Print the scripts, the jobs, and the next commands."""
     out = shlex.quote(result["out"])
     for name in result["scripts"]:
         about = (
@@ -214,7 +232,7 @@ def _check_size(job: ArrayJob, say: Callable[[str], None]) -> None:
 
 
 def _submission(array: Sequence[str], finish: Path, finishes: bool) -> str:
-    """The shell command that submits an array, and what comes after it."""
+    """Return the shell command that submits an array, and its final job if there is one."""
     if not finishes:
         return shlex.join(["sbatch", *array])
     first = shlex.join(["sbatch", "--parsable", *array])
@@ -222,8 +240,7 @@ def _submission(array: Sequence[str], finish: Path, finishes: bool) -> str:
 
 
 def max_array_size() -> int | None:
-    """The most tasks that an array of this site may have; None where Slurm is not there to be
-    asked."""
+    """Return this site's maximum number of array tasks, or None if Slurm is not available."""
     if shutil.which("scontrol") is None:
         return None
     asked = subprocess.run(
@@ -234,7 +251,7 @@ def max_array_size() -> int | None:
 
 
 def scripts(job: ArrayJob, folder: Path) -> dict[str, str]:
-    """File name → text: the array's script and, where it builds, that of the job that finishes."""
+    """Return the text of each script by file name: the array's and, for a build, the final job's."""
     made = {job.script: _script(job, folder, job.command, _array_part(job))}
     if job.command in MAKE:
         made[FINISH] = _script(job, folder, "finish", _finish_part(job))
@@ -242,8 +259,11 @@ def scripts(job: ArrayJob, folder: Path) -> dict[str, str]:
 
 
 def write_scripts(job: ArrayJob) -> list[str]:
-    """Write the scripts; gives the names of those that stood there with other text, which is kept
-    as NAME.old."""
+    """Write the scripts, and keep each existing script with other text as NAME.old.
+
+    Returns:
+        The names of the scripts that were replaced.
+    """
     folder, replaced = slurm_folder(job.out), []
     made = scripts(job, folder)
     try:
@@ -260,8 +280,11 @@ def write_scripts(job: ArrayJob) -> list[str]:
 
 
 def submit(job: ArrayJob) -> list[tuple[str, str]]:
-    """Submit the array and, where it builds, the job after it; gives (script's name, job id) of
-    each, and keeps them."""
+    """Submit the array and, for a build, the final job, and record the job ids.
+
+    Returns:
+        The script name and job id of each.
+    """
     folder = slurm_folder(job.out)
     array = _sbatch([str(folder / job.script)])
     jobs = [(job.script, array)]
@@ -286,8 +309,7 @@ def _keep_jobs(folder: Path, jobs: Sequence[tuple[str, str]]) -> None:
 
 
 def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
-    """[{script, job}] of the build that was submitted last for an output folder, as `submit` kept
-    them; none without one."""
+    """Return the recorded jobs, {script, job}, of the last submitted build of an output folder, or []."""
     try:
         path = slurm_folder(out) / JOBS
         jobs = decode(path.read_bytes(), str(path))
@@ -298,15 +320,14 @@ def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
         DatasetError,
         TypeError,
         KeyError,
-    ):  # RecipeError: beside / there is nothing
+    ):  # RecipeError means that the output folder is /.
         return []
     return found if any(job["script"].removesuffix(".sh") in MAKE for job in found) else []
 
 
 def first_command(out: str | os.PathLike) -> str | None:
-    """The shell command that submits the whole build, by the scripts in `DIR.slurm/`; None without
-    them."""
-    with contextlib.suppress(RecipeError):  # beside / there is nothing
+    """Return the shell command that submits the whole build with its scripts; None without scripts."""
+    with contextlib.suppress(RecipeError):  # The output folder is /.
         array, finish = _array_script(slurm_folder(out)), slurm_folder(out) / FINISH
         if array.exists() and finish.exists():
             return _submission([str(array)], finish, True)
@@ -314,7 +335,7 @@ def first_command(out: str | os.PathLike) -> str | None:
 
 
 def _array_script(folder: Path) -> Path:
-    """The script of the array that makes an output: of a dataset, or of a token store."""
+    """Return the path of the array script that makes an output: a dataset or a token store."""
     return next(
         (folder / f"{name}.sh" for name in MAKE if (folder / f"{name}.sh").exists()),
         folder / "build.sh",
@@ -322,11 +343,9 @@ def _array_script(folder: Path) -> Path:
 
 
 def redo_command(out: str | os.PathLike, missing: Sequence[int], shards: int) -> str | None:
-    """The shell command that makes the missing shards, then publishes, with the scripts in
-    `DIR.slurm/`; None without any.
+    """Return the shell command that makes the missing shards and then publishes; None without scripts.
 
-    The redo list's tasks have the numbers of the whole array, by whose size, which stands in the
-    script, they go.
+    Tasks that are repeated keep their numbers in the whole array. Its size is read from the script.
     """
     folder = slurm_folder(out)
     array, finish = _array_script(folder), folder / FINISH
@@ -344,7 +363,11 @@ def redo_command(out: str | os.PathLike, missing: Sequence[int], shards: int) ->
 
 
 def _sbatch(arguments: Sequence[str]) -> str:
-    """The id of the job that sbatch queues; BuildError with what it says if it refuses."""
+    """Submit a job by sbatch and return its id.
+
+    Raises:
+        BuildError: If sbatch fails. The message has its error output.
+    """
     again = shlex.join(["sbatch", *arguments])
     try:
         done = subprocess.run(
@@ -358,8 +381,10 @@ def _sbatch(arguments: Sequence[str]) -> str:
 
 
 def _script(job: ArrayJob, folder: Path, name: str, body: str) -> str:
-    """One script: options of sbatch, those that were given last so that they win; then what
-    runs."""
+    """Return one script: options of sbatch, then the commands.
+
+    The user's options are last, so that they override the others.
+    """
     array = name == job.command
     log, to_log = _log(folder, f"{name}-%a.log" if array else f"{name}.log")
     options = [
@@ -424,7 +449,8 @@ def _workers(job: ArrayJob) -> list[str]:
 
 
 def _log(folder: Path, name: str) -> tuple[str, str]:
-    """(the value of --output, a line of shell that writes there where --output cannot say it).
+    """Return the value of --output, and a shell line that redirects the log if --output cannot name
+    it.
 
     Slurm replaces %, drops backslashes, and reads options by line.
     """
@@ -436,7 +462,7 @@ def _log(folder: Path, name: str) -> tuple[str, str]:
 
 
 def _by_option(words: Sequence[str]) -> list[list[str]]:
-    """The words of a command line, each option with what follows it."""
+    """Return the words of a command line, grouped as each option with its values."""
     lines: list[list[str]] = []
     for word in words:
         if word.startswith("-") or not lines:
@@ -452,7 +478,7 @@ def _by_option(words: Sequence[str]) -> list[list[str]]:
 
 
 def _word(word: str) -> str:
-    """A word as sbatch reads it in a line of its script."""
+    """Return a word quoted as sbatch reads it in a script line."""
     if "\n" in word:
         raise RecipeError(f"{word!r}: an option of sbatch in a script is one line")
     if re.fullmatch(r"[\w@%+=:,./\[\]-]+", word, re.A):

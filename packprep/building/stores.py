@@ -1,10 +1,10 @@
-"""Token stores in a recipe: what a store is made of, and sources that lie in one.
+"""Resolve token stores in recipes: recipes that make a store, and sources that are read from one.
 
     recipe ─ of_store ─► the recipe of a store: each document once
     a source with format = "store" ─ in_stores ─► the source that the store was made of, its files, and where the store is
 
-So a dataset of a store has the recipe, the files and the fingerprint of one that is built from the
-text.
+A dataset that is built from a store therefore has the same recipe, files and fingerprint as one
+that is built from the text.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _OF_USE = ("name", "paths", "format", "repeat", "share", "sample", "tasks")
 
 
 def of_store(recipe: Recipe) -> Recipe:
-    """The recipe of a token store, of a dataset's: the same, with each document once."""
+    """Return the recipe of a token store, from a dataset's recipe: the same, with each document once."""
     sources = tuple(
         replace(s, repeat=1.0, share=None, sample=(0.0, 1.0), tasks=None) for s in recipe.sources
     )
@@ -57,11 +57,20 @@ def of_store(recipe: Recipe) -> Recipe:
 def in_stores(
     recipe: Recipe, moved: Mapping[str, str], is_store: bool
 ) -> tuple[Recipe, dict[str, TokenStore]]:
-    """(the recipe with the sources that its stores were made of in place of those with format =
-    "store", source → its store).
+    """Replace the sources that are read from token stores by the sources that the stores were made
+    from.
 
-    moved: source → where it lies now, "store:" and a place for a store. RecipeError by key for what
-    a store does not hold, or what it fixed otherwise.
+    Args:
+        recipe: The recipe.
+        moved: The current location of sources, by name; "store:" and a path or URL for a token
+            store.
+        is_store: True if the recipe makes a token store, which must not use another store.
+
+    Returns:
+        The recipe with these sources, and the store of each of them by source name.
+
+    Raises:
+        RecipeError: If the recipe needs a source or a setting that a store does not have.
     """
     sources, stores = [], {}
     for i, source in enumerate(recipe.sources):
@@ -111,12 +120,11 @@ def _location(source: Source, i: int, recipe: Recipe, place: str) -> str:
 
 
 KEYS_OF_FILES = tuple(key for key in Source.__dataclass_fields__ if key not in _OF_USE)
-"""The keys of a source that say how its files are read."""
+"""The keys of a source that determine how its files are read."""
 
 
 def _source_in(store: TokenStore, source: Source, i: int) -> Source:
-    """A source that lies in a store, as the store's recipe has it, in the use that the recipe makes
-    of it."""
+    """Return a store's source with the keys that the recipe sets for its use."""
     own = {one.name: one for one in store.plan.recipe.sources}
     name = source.name
     if name not in own and name == f"source{i}" and len(own) == 1:
@@ -158,13 +166,15 @@ def _refuse_other_keys(recipe: Recipe, store: TokenStore) -> None:
 def check_tokenizer(
     recipe: Recipe, vocabulary: Vocabulary, stores: Mapping[str, TokenStore]
 ) -> None:
-    """RecipeError unless each store's tokens are those of the recipe's tokenizer, in which roles
-    may be others."""
+    """Raise RecipeError unless each store's tokens come from the recipe's tokenizer.
+
+    The special tokens may have other functions than in the store.
+    """
     for store in stores.values():
         made = store.plan.recipe
         needs = Needs(*needs_of(made))
         digest = ""
-        with contextlib.suppress(VocabularyError):  # one that lacks what the store's tokenizer has
+        with contextlib.suppress(VocabularyError):  # A token of the store's tokenizer is missing.
             digest = resolve_vocabulary(recipe.tokenizer, recipe.base, made.specials, needs).digest
         if digest != store.plan.vocabulary.digest:
             raise RecipeError(
@@ -176,8 +186,10 @@ def check_tokenizer(
 
 
 def _refuse_other_specials(vocabulary: Vocabulary, store: TokenStore) -> None:
-    """RecipeError where from the text of a special token something else may come than the store
-    has. What documents have of that is for `TokenStore.read` to refuse."""
+    """Raise RecipeError if other special tokens could give other tokens than the store has.
+
+    `TokenStore.read` checks the text of the documents themselves.
+    """
     here, there = special_texts(vocabulary), special_texts(store.plan.vocabulary)
     if here == there:
         return
@@ -202,8 +214,11 @@ def _refuse_other_specials(vocabulary: Vocabulary, store: TokenStore) -> None:
 
 
 def template_of(template: str | None, stores: Mapping[str, TokenStore]) -> str | None:
-    """The chat template of a recipe with stores: its own, or theirs. RecipeError where these are
-    not one."""
+    """Return the chat template of a recipe with stores: the recipe's, or the stores'.
+
+    Raises:
+        RecipeError: If they have different templates.
+    """
     for store in stores.values():
         made = store.plan.stored["chat_template"]
         if template is not None and made != template:
@@ -217,7 +232,7 @@ def template_of(template: str | None, stores: Mapping[str, TokenStore]) -> str |
 
 
 def patterns_of(source: Source, base: Path, stores: Mapping[str, TokenStore]) -> list[str]:
-    """Return the patterns of a source's files, also of those that its token store was made of."""
+    """Return a source's glob patterns. For a token store, return the patterns it was built from."""
     if source.name in stores:
         patterns: list[str] = planned_in(stores[source.name], source.name)["patterns"]
         return patterns
@@ -225,13 +240,15 @@ def patterns_of(source: Source, base: Path, stores: Mapping[str, TokenStore]) ->
 
 
 def planned_in(store: TokenStore, name: str) -> Mapping[str, Any]:
-    """What a store's plan says of a source."""
+    """Return the entry of a source in a store's plan."""
     return next(one for one in store.plan.stored["sources"] if one["name"] == name)
 
 
 def files_in(store: TokenStore, name: str, index: int) -> Files:
-    """The files of a source that lies in a store, as its plan lists them. index: the source's
-    number in the recipe."""
+    """Return the files of a source in a store, as the store's plan lists them.
+
+    `index` is the source's number in the recipe.
+    """
     found = next(one for one in store.plan.sources if one.name == name)
     files, source = found.files, found.source
     root = f"{IN_STORE}{store}"

@@ -1,5 +1,7 @@
-"""One shard's work: a pure function of (plan, shard number). Read → tokenize → cut and draw tasks →
-pack → render."""
+"""Make one shard, as a pure function of the plan and the shard number.
+
+The steps are read, tokenize, cut and draw tasks, pack, and render.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -36,14 +38,14 @@ UNTRAINED_SEGMENT = "untrained_segment"
 OTHER_LENGTH = "other_length"
 PLACE_TOO_LONG = "place_too_long"
 LEAST_BOUND, BEYOND_PLAN = 1 << 30, 16
-"""Text bytes at which a shard is refused: what it may always have, and how many times what the plan
-gives it."""
+"""Text bytes above which a shard is refused: the minimum limit, and the limit as a multiple of the
+plan's shard_text_bytes."""
 
 
 class Made(NamedTuple):
     """A shard before it is written."""
 
-    arrays: dict[str, np.ndarray]  # as dataset/shard.py lists them
+    arrays: dict[str, np.ndarray]  # arrays by name, as listed in dataset/shard.py
     documents: Documents
     ledger: dict[str, Any]
     segments: Segments  # in row order, with their documents
@@ -52,7 +54,7 @@ class Made(NamedTuple):
 class StoreShard(NamedTuple):
     """A shard of a token store before it is written."""
 
-    arrays: dict[str, np.ndarray]  # as documents/store.py lists them
+    arrays: dict[str, np.ndarray]  # arrays by name, as listed in documents/store.py
     documents: StoredDocuments
     ledger: dict[str, Any]
 
@@ -64,7 +66,7 @@ def read_shard(
     progress: Callable[[int, int, int, int], None] | None = None,
     clock: Clock | None = None,
 ) -> Documents:
-    """The documents of shard number `shard`; arguments as in `make_shard`."""
+    """Return the documents of shard number `shard`. The arguments are as in `make_shard`."""
     reader = text_reader(plan, decoders, clock)
     builder, slices = documents_builder(plan), slices_of(plan, shard)
     return read_documents(builder, reader, slices, most_bytes=_most_bytes(plan), progress=progress)
@@ -73,7 +75,7 @@ def read_shard(
 def text_reader(
     plan: Plan, decoders: Decoders | None = None, clock: Clock | None = None
 ) -> TextReader:
-    """Return what reads the documents of a plan."""
+    """Return a reader for the documents of a plan."""
     return TextReader(
         plan.recipe.documents,
         plan.vocabulary,
@@ -86,12 +88,12 @@ def text_reader(
 
 
 def documents_builder(plan: Plan) -> DocumentsBuilder:
-    """Return what collects documents of a plan."""
+    """Return a collector for the documents of a plan."""
     return DocumentsBuilder(plan.recipe, plan.sources, plan.token_dtype, plan.marks)
 
 
 def slices_of(plan: Plan, shard: int) -> Iterator[tuple[PlannedSource, Slice]]:
-    """What a shard takes from each source, in order."""
+    """Yield the work ranges that a shard takes from each source, in order."""
     seen = plan.seen or [None] * len(plan.sources)
     for source, own in zip(plan.sources, seen, strict=True):
         for part in unchanged_slices(source, shard, plan.shards, own):
@@ -101,10 +103,16 @@ def slices_of(plan: Plan, shard: int) -> Iterator[tuple[PlannedSource, Slice]]:
 def unchanged_slices(
     source: PlannedSource, shard: int, shards: int, seen: np.ndarray | None
 ) -> Iterator[Slice]:
-    """What a shard takes from a source; each file is looked at before and after. seen: as
-    `Files.seen`; None: nothing known.
+    """Yield a shard's work ranges of a source, checking each file before and after it is read.
 
-    SourceError for a file that changes while the build runs.
+    Args:
+        source: The source.
+        shard: Shard number.
+        shards: Number of shards.
+        seen: `Files.seen` of the source; None if unknown.
+
+    Raises:
+        SourceError: If a file changes while the build runs.
     """
     for part in source.slices(shard, shards):
         for to_read in (True, False):
@@ -124,7 +132,7 @@ def unchanged_slices(
 
 
 def _most_bytes(plan: Plan) -> int:
-    """Text bytes of a shard at which it is refused."""
+    """Return the text bytes above which a shard is refused."""
     return max(LEAST_BOUND, BEYOND_PLAN * int(plan.stored["shard_text_bytes"]))
 
 
@@ -135,7 +143,7 @@ def make_store_shard(
     progress: Callable[[int, int, int, int], None] | None = None,
     clock: Clock | None = None,
 ) -> StoreShard:
-    """Shard number `shard` of a token store; arguments as in `make_shard`."""
+    """Make shard number `shard` of a token store. The arguments are as in `make_shard`."""
     parts = slices_of(plan, shard)
     documents = stored(
         plan, parts, decoders or Decoders(), progress, clock or Clock(), _most_bytes(plan)
@@ -150,8 +158,10 @@ def make_store_shard(
 
 
 def _note_removed(plan: Plan, rejected: Rejected, uses: np.ndarray) -> None:
-    """Note documents that were removed. uses: int64[k, 4], source, use, file and position of
-    each."""
+    """Record removed documents as rejects.
+
+    `uses` is int64[k, 4]: source, pass, file and position of each document.
+    """
     for s, use, file, position in uses.tolist():
         rejected.add(plan.sources[s], use, file, position, REMOVED, DETAIL)
 
@@ -164,11 +174,15 @@ def make_shard(
     clock: Clock | None = None,
     epoch: int = 0,
 ) -> Made:
-    """Everything of shard number `shard`. `decoders` only saves time; `progress` as in
-    `read_documents`.
+    """Make shard number `shard`.
 
-    clock: gets the seconds of the stages read, tokenize, cut, pack, render and ledger. epoch: whose
-    chance the rows have, as redraw gives them; what is stored is 0's.
+    Args:
+        plan: The plan.
+        shard: Shard number.
+        decoders: Decoders from earlier shards, which only save time.
+        progress: As in `read_documents`.
+        clock: Receives the seconds of the stages read, tokenize, cut, pack, render and ledger.
+        epoch: The epoch of the random numbers, as in resampling. Epoch 0 is stored.
     """
     recipe, clock = plan.recipe, clock or Clock()
     documents = read_shard(plan, shard, decoders, progress, clock)
@@ -198,7 +212,7 @@ def make_shard(
 
 
 def _note_left_out(plan: Plan, documents: Documents, segments: Segments, lost: LeftOut) -> None:
-    """Note dropped tokens by reason, and documents without a segment as rejects."""
+    """Record dropped tokens by reason, and documents without a segment as rejects."""
     sources = [source.name for source in plan.sources]
     left_out = {
         UNTRAINED_SEGMENT: lost.untrained,
@@ -222,13 +236,13 @@ def _note_left_out(plan: Plan, documents: Documents, segments: Segments, lost: L
 
 
 def _drop(documents: Documents, source: str, reason: str, tokens: int) -> None:
-    """Count dropped tokens of a source."""
+    """Add dropped tokens to the counts of a source."""
     dropped = documents.dropped_tokens[source]
     dropped[reason] = dropped.get(reason, 0) + tokens
 
 
 def _why_left_out(plan: Plan, lost: LeftOut, d: int, tokens: int) -> tuple[str, str]:
-    """Return reason and detail of document number `d`, of which no segment was made."""
+    """Return the reason and the detail for document number `d`, which has no segment."""
     long = plan.recipe.documents.long
     if lost.elsewhere[d]:
         return OTHER_LENGTH, f"{tokens} tokens"
