@@ -1,24 +1,23 @@
-"""packprep turns text corpora into training rows, once, offline, so that a trainer only maps files
-and reads.
+"""packprep builds training rows from text corpora once, offline. A trainer then only reads files.
 
 ```
 text ─► documents ─► token documents ─► planned segments ─► packed rows ─► shard ─► dataset
         readers      tokenization       task + exact length   (row, offset)   render    manifest
 ```
 
-What a trainer types:
+A trainer needs three lines:
 
     import packprep
     ds = packprep.open_dataset("packed/")
     for batch in ds.batches(batch_size=8, seed=0, rank=0, world_size=1): ...
 
-`import packprep` itself imports no library; `open_dataset` brings numpy and `packprep.dataset`, no
-more.
+`import packprep` imports no third-party library. `open_dataset` imports numpy and
+`packprep.dataset`, nothing more.
 """
 
 from packprep.forking import unforked
 
-TYPE_CHECKING = False  # typing's, which takes as long to import as all else of this package
+TYPE_CHECKING = False  # Importing typing takes as long as the rest of this package.
 if TYPE_CHECKING:
     from packprep.dataset.loader import open_dataset
 

@@ -1,6 +1,6 @@
-"""`python -m packprep`."""
+"""The entry point of `python -m packprep`."""
 
 from packprep.cli import entry
 
-if __name__ == "__main__":  # workers import it under another name
+if __name__ == "__main__":  # Workers import this module under another name.
     entry()

@@ -1,10 +1,8 @@
-"""What one run of packprep keeps for the next, because it takes long to make: compiled kernels,
-facts of tokenizers.
+"""Cache values that take long to compute, such as compiled kernels and tokenizer facts.
 
-It is code that will run, or decides which ids a text has. So the folder is one that nobody else but
-root can write or replace, a file of another user's is not read, and neither is one that is not as
-it was written, as after a power cut, or that other code
-made: it is made anew.
+Cached data is code that will run, or determines the ids of a text. Only this user and root may
+therefore write or replace the cache folder, and another user's file is never read. A file is
+rebuilt if it was damaged, for example by a power cut, or written by other code.
 """
 
 import contextlib
@@ -32,10 +30,13 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
-    """Keep bytes for `kept`, in place of what was kept of the same; whether they could be written.
+    """Store bytes for `kept`, replacing earlier ones, and return whether they could be written.
 
-    what: a word for its name. depends_on: all that it depends on, but for the code that made it;
-    code: that code's digest.
+    Args:
+        what: A word for the file name.
+        depends_on: Everything that the data depends on, except the code that made it.
+        code: The digest of that code.
+        data: The bytes to store.
     """
     folder = cache_folders().own
     if folder is None:
@@ -65,8 +66,11 @@ def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
 
 
 def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
-    """What was kept; None where there is nothing, not what was written, what others can write, or
-    what other code made."""
+    """Return stored bytes, or None if there are none that can be trusted.
+
+    Bytes are ignored if they are damaged, if others can write the file, or if other code made them.
+    The arguments are as in `keep`.
+    """
     for folder in cache_folders().to_read:
         try:
             with open_file(os.path.join(folder, f"{what}-{digest_of(depends_on)}")) as file:
@@ -83,8 +87,7 @@ def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
 
 
 def is_kept(what: str) -> bool:
-    """Whether there is anything under this word, or a pattern of such, for whatever it may depend
-    on."""
+    """Return whether any bytes are stored under a word or a glob pattern, whatever they depend on."""
     return any(
         glob.glob(os.path.join(glob.escape(folder), f"{what}-*"))
         for folder in cache_folders().to_read
@@ -92,18 +95,19 @@ def is_kept(what: str) -> bool:
 
 
 class CacheFolders(NamedTuple):
-    """Where what is kept lies: in all folders that are read, of which this process can write the
-    last or none."""
+    """The folders of the cache: all that are read, and the one that this process can write."""
 
     to_read: tuple[str, ...]
-    own: str | None  # which it can write
+    own: str | None  # the last of `to_read` if it is writable, otherwise None
 
 
 @functools.cache
 def cache_folders() -> CacheFolders:
-    """The first of $NUMBA_CACHE_DIR, $XDG_CACHE_HOME, ~/.cache and the folder of temporaries that
-    can be written, and by nobody else but root; before it those in which something is kept that
-    cannot be written, as in an image.
+    """Return the folders of the cache.
+
+    The writable folder is the first of $NUMBA_CACHE_DIR, $XDG_CACHE_HOME, ~/.cache and the folder
+    of temporary files that this process can write and that no other user except root can. Earlier
+    candidates that are read-only and have a cache, as in a container image, are read too.
     """
     candidates = [
         os.environ.get("NUMBA_CACHE_DIR"),
@@ -145,11 +149,13 @@ def cache_folders() -> CacheFolders:
 
 @functools.cache
 def code_digest(path: str) -> str:
-    """The digest of a Python file and of the files of packprep that it names, they name, and so on:
-    of all that it may run.
+    """Return the digest of a Python file and of all packprep files that it names, recursively.
 
-    A module is named wherever its dotted name stands, or its own name after `from … import`.
-    OSError for what is no file.
+    It covers all code that the file may run. A module is named by its dotted name, or by its own
+    name after `from … import`.
+
+    Raises:
+        OSError: If the file cannot be read.
     """
     files, waiting = {path}, [path]
     while waiting:
@@ -161,7 +167,7 @@ def code_digest(path: str) -> str:
 
 @functools.cache
 def _read(path: str) -> tuple[str, frozenset[str]]:
-    """(the digest of a Python file, the files of packprep that it names)."""
+    """Return the digest of a Python file and the packprep files that it names."""
     data, root = read_file(path), os.path.dirname(__file__)
     modules: set[bytes] = set()
     for base, names in _NAMED.findall(data):
@@ -174,20 +180,23 @@ def _read(path: str) -> tuple[str, frozenset[str]]:
 
 
 def _trusted() -> set[int]:
-    """Users who may have written what is read: this one, and who owns the root folder, and so
-    Python, too: user 0, or another where a container maps users."""
+    """Return the ids of users who may have written trusted files.
+
+    They are this user, user 0, and the owner of the root folder, who owns Python too. A container
+    may map user 0 to another id.
+    """
     return {0, os.geteuid(), os.stat("/").st_uid}
 
 
 def _make_own(folder: str) -> str:
-    """Make a folder, and those above it, where absent; why others could write or replace it, ""
-    where they cannot.
+    """Make a folder and its parents, and return why others could write or replace it; "" otherwise.
 
-    folder: its real path. In a folder with the sticky bit nobody replaces what is another's.
+    `folder` is a real path. In a folder with the sticky bit, users cannot replace the files of
+    others.
     """
     for path in itertools.accumulate(Path(folder).parts, os.path.join):
         if not os.path.lexists(path):
-            with contextlib.suppress(FileExistsError):  # another process made it meanwhile
+            with contextlib.suppress(FileExistsError):  # Another process has just made it.
                 os.mkdir(path, 0o700)
         status = os.lstat(path)
         if not stat.S_ISDIR(status.st_mode):
@@ -205,11 +214,12 @@ T = TypeVar("T")
 def remembered(
     kind: Any, depends_on: Callable[..., tuple | None]
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """A function that gives what it gave before, in another process too, where it would give the
-    same again.
+    """Return a decorator that caches a function's results across processes.
 
-    kind: the type that it gives. depends_on: (its arguments) → all that it depends on; None: this
-    is found out each time.
+    Args:
+        kind: The type of the results.
+        depends_on: Called with the function's arguments. It returns everything that the result
+            depends on, or None if the result must not be cached.
     """
 
     def with_memory(function: Callable[..., T]) -> Callable[..., T]:
@@ -225,10 +235,10 @@ def remembered(
             code = code_digest(function.__code__.co_filename)
             data = kept(what, key, code)
             if data is not None:
-                with contextlib.suppress(ValueError):  # of another type
+                with contextlib.suppress(ValueError):  # The data has another type.
                     return msgspec.msgpack.decode(data, type=kind)
             found = function(*arguments, **named)
-            with contextlib.suppress(ValueError):  # half a character, which is no UTF-8
+            with contextlib.suppress(ValueError):  # A partial character is not valid UTF-8.
                 keep(what, key, code, msgspec.msgpack.encode(found))
             return found
 

@@ -1,5 +1,4 @@
-"""Where the time of a build goes: seconds by stage, and what a person who asks for a profile is
-told of them."""
+"""Measure the time of a build by stage, and describe it for a profile."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,19 +11,20 @@ T = TypeVar("T")
 
 @dataclass
 class Clock:
-    """Adds up seconds by stage; a stage that runs inside of another counts for itself alone.
+    """A clock that sums seconds by stage. The time of a nested stage counts only for that stage.
 
-    seconds: stage → seconds, in the order in which the stages first ran.
+    Attributes:
+        seconds: Seconds by stage, in the order in which the stages first ran.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     _began: float = field(default_factory=time.perf_counter)
-    # seconds of finished stages inside of each open one
+    # seconds of finished stages inside each open stage
     _inner: list[float] = field(default_factory=lambda: [0.0])
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """While this lasts, time is the stage's."""
+        """Count the time of the block for a stage."""
         self.seconds.setdefault(name, 0.0)
         begin = time.perf_counter()
         self._inner.append(0.0)
@@ -36,7 +36,7 @@ class Clock:
             self._inner[-1] += whole
 
     def steps(self, name: str, iterable: Iterable[T]) -> Iterator[T]:
-        """The items of an iterable; the time that it takes to get each is the stage's."""
+        """Yield the items of an iterable, and count the time to get each for a stage."""
         iterator = iter(iterable)
         while True:
             with self.stage(name):
@@ -46,28 +46,36 @@ class Clock:
             yield item  # type: ignore[misc]
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Add what another clock took."""
+        """Add the seconds of another clock."""
         for name, spent in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
 
     def elapsed(self) -> float:
-        """Seconds since the clock was made."""
+        """Return the seconds since the clock was made."""
         return time.perf_counter() - self._began
 
     def take(self) -> dict[str, float]:
-        """The seconds since the last call."""
+        """Return the seconds since the last call, by stage, and reset them."""
         seconds, self.seconds = self.seconds, {}
         return seconds
 
 
 WAITING = "waiting"
-"""What no stage accounts for: processes that start, and workers that have nothing to do."""
+"""Time that no stage accounts for: starting processes, and workers without work."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One call of `build`. seconds: stage → seconds, of all processes together; wall_s: as a clock
-    on the wall has it."""
+    """The profile of one call of `build`.
+
+    Attributes:
+        wall_s: Elapsed wall-clock seconds.
+        workers: Number of worker processes.
+        seconds: Seconds by stage, summed over all processes.
+        documents: Documents that were read.
+        text_bytes: Bytes of text that were read.
+        tokens: Tokens that were read.
+    """
 
     wall_s: float
     workers: int
@@ -78,8 +86,10 @@ class Profile:
 
 
 def describe_profile(profile: Profile) -> dict[str, Any]:
-    """The profile as plain values: rates over the wall's time, and each stage's share and rate of
-    one worker alone."""
+    """Return a profile as plain values.
+
+    They are the rates per wall-clock second, and each stage's share and rate for a single worker.
+    """
     whole = profile.wall_s * profile.workers
     seconds = {**profile.seconds, WAITING: max(0.0, whole - sum(profile.seconds.values()))}
     return {
@@ -104,5 +114,5 @@ def describe_profile(profile: Profile) -> dict[str, Any]:
 
 
 def _rate(count: int, seconds: float) -> float | None:
-    """None where there is nothing to have a rate of, or no time that was measured."""
+    """Return a rate per second, or None without a count or measured time."""
     return count / seconds if count and seconds > 0 else None

@@ -1,4 +1,4 @@
-"""Every error that packprep raises on purpose, and the exit status that it becomes.
+"""All errors that packprep raises on purpose, and their exit statuses.
 
 ```
 PackprepError                 2   could not run, or the build stopped
@@ -15,7 +15,8 @@ PackprepError                 2   could not run, or the build stopped
 ├── ArgumentError                 a Python call's argument that cannot be used (a ValueError too)
 └── Stopped                  75   stopped by a signal at a safe point; the same command goes on
 ```
-A message says what is wrong, where (file, row, key, values) and what to do.
+
+A message names the problem, its place (file, row, key, values), and the action to take.
 """
 
 NO_MEMORY = (
@@ -26,7 +27,7 @@ NO_MEMORY = (
 
 
 class PackprepError(Exception):
-    """The root; `except PackprepError` catches whatever packprep raises on purpose."""
+    """The base class of all errors that packprep raises on purpose."""
 
     exit_status = 2
 
@@ -34,8 +35,9 @@ class PackprepError(Exception):
 class RecipeError(PackprepError):
     """A key, a value or a combination in the recipe or on the command line cannot be used.
 
-    key: where in the recipe, as ("tasks", 0, "weight"), a task by number or by name; () where it is
-    no one key.
+    Attributes:
+        key: The path of the key in the recipe, such as ("tasks", 0, "weight"), with a task by
+            number or by name. It is () if the error has no single key.
     """
 
     def __init__(self, message: str, key: tuple[str | int, ...] = ()):
@@ -44,9 +46,10 @@ class RecipeError(PackprepError):
 
 
 class VocabularyError(PackprepError):
-    """A tokenizer cannot be read, or lacks a role that the recipe uses.
+    """A tokenizer cannot be read, or does not have a special token that the recipe uses.
 
-    settings: lines for the recipe's [specials] that mend it, where there are some.
+    Attributes:
+        settings: Lines for the recipe's [specials] that fix the error, if any.
     """
 
     def __init__(self, message: str, settings: tuple[str, ...] = ()):
@@ -55,9 +58,10 @@ class VocabularyError(PackprepError):
 
 
 class SourceError(PackprepError):
-    """An input file is missing, unreadable, truncated or not what the plan says.
+    """An input file is missing, unreadable, truncated or different from the plan.
 
-    settings: key → value of its [[sources]] that the message advises, where it knows.
+    Attributes:
+        settings: Values by key of [[sources]] that the message suggests, if any.
     """
 
     def __init__(self, message: str, settings: dict[str, str] | None = None):
@@ -66,8 +70,10 @@ class SourceError(PackprepError):
 
 
 class StorageError(PackprepError):
-    """What a URL names cannot be reached, read or written: permissions, no such bucket, or tries
-    that came to nothing."""
+    """A URL cannot be reached, read or written.
+
+    Reasons are permissions, a missing bucket, or repeated failures.
+    """
 
 
 class PlanError(PackprepError):
@@ -75,16 +81,18 @@ class PlanError(PackprepError):
 
 
 class BuildError(PackprepError):
-    """A build had to stop; what was committed stays, and the same command goes on."""
+    """A build had to stop. Committed shards are kept, and the same command resumes the build."""
 
 
 class DatasetError(PackprepError):
-    """A dataset's file is missing, damaged, or of a format or version that is not known."""
+    """A dataset's file is missing, damaged, or of an unknown format or version."""
 
 
 class TokenizerMismatch(PackprepError):
-    """A trainer's tokenizer has another token at an id, or other ids for a text, than the one that
-    a dataset's ids come from."""
+    """A trainer's tokenizer differs from the one that produced a dataset's ids.
+
+    It has another token at an id, or gives other ids for a text.
+    """
 
 
 class StateError(PackprepError):
@@ -92,14 +100,14 @@ class StateError(PackprepError):
 
 
 class Exhausted(PackprepError):
-    """A dataset of a mixture has given all of its max_epochs, and the next sample would be its."""
+    """A dataset of a mixture has used all of its max_epochs, and the next sample would come from it."""
 
 
 class ArgumentError(PackprepError, ValueError):
-    """An argument of a Python call cannot be used; a ValueError too, as numpy's users expect."""
+    """An argument of a Python call cannot be used. It is a ValueError too, as in NumPy."""
 
 
 class Stopped(PackprepError):
-    """A signal stopped the work at a safe point; the same command goes on."""
+    """A signal stopped the work at a safe point. The same command resumes it."""
 
     exit_status = 75

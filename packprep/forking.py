@@ -1,8 +1,8 @@
-"""What lets a process fork while its threads read a dataset.
+"""Let a process fork while its threads read a dataset.
 
-A fork copies only the thread that forks. A lock that another thread holds at that moment stays
-locked in the child, which waits for it for ever. So readers use no locks. What cannot do without
-one, as an import, runs inside of `unforked`.
+A fork copies only the thread that forks. If another thread holds a lock at that moment, the lock
+stays locked in the child, and the child waits for it forever. Readers therefore use no locks. Code
+that needs a lock, such as an import, runs inside `unforked`.
 """
 
 import os
@@ -10,17 +10,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-TYPE_CHECKING = False  # typing's, which takes longer to import than this
+TYPE_CHECKING = False  # Importing typing takes longer than this module.
 if TYPE_CHECKING:
     from functools import cached_property as lazy
     from typing import Any
 else:
 
     class lazy:
-        """An attribute that is computed at its first use, without a lock.
+        """An attribute that is computed at its first access, without a lock.
 
-        `functools.cached_property` has one on Python 3.11. Threads that ask at the same time may
-        compute the value several times; all get the same one.
+        `functools.cached_property` has a lock on Python 3.11. Threads that access the attribute at
+        the same time may compute its value several times, but all get the same one.
         """
 
         def __init__(self, function):
@@ -40,7 +40,7 @@ _no_fork = threading.RLock()
 
 def hold_at_forks(lock: "Any") -> None:
     """Make each fork wait for this lock, so that it is free in the child."""
-    if hasattr(os, "register_at_fork"):  # not on Windows
+    if hasattr(os, "register_at_fork"):  # Windows does not have it.
         os.register_at_fork(
             before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
         )
@@ -51,6 +51,6 @@ hold_at_forks(_no_fork)
 
 @contextmanager
 def unforked() -> Iterator[None]:
-    """Let no thread fork this process while the block runs."""
+    """Prevent all threads from forking this process while the block runs."""
     with _no_fork:
         yield

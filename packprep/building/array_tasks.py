@@ -73,8 +73,7 @@ def array_position(
 
 
 def share_of(index: int, count: int, shards: int) -> range:
-    """Return the shards b of array task `index` of `count`, which satisfy b · count div shards ==
-    index."""
+    """Return the shards b of array task `index`, which satisfy b · count div shards == index."""
     return range(-(-index * shards // count), -(-(index + 1) * shards // count))
 
 

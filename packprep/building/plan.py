@@ -341,7 +341,7 @@ def stored_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:
 
 
 def refuse_others(out: Folder) -> None:
-    """Raise PlanError if a folder cannot take a new build: it has other files or is a broken link."""
+    """Raise PlanError if a new build cannot use a folder: it has other files or is a dead link."""
     if isinstance(out, LocalFolder) and out.path.is_symlink() and not out.path.exists():
         raise PlanError(
             f"{out} is a link to {out.path.readlink()}, which is not there: make that folder, or"

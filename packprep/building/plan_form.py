@@ -34,7 +34,7 @@ class _Part(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
 
 
 class EngineForm(_Part):
-    """The name and version of the engine, and the version of the reference that it was checked with."""
+    """The name and version of the engine, and the version of the reference that checked it."""
 
     name: Text
     version: Text
@@ -208,7 +208,7 @@ def _wrong_key(plan: Mapping[str, Any], made_with: Any) -> str:
 
 
 def _disagreement(plan: PlanForm) -> str:
-    """Return how values of a plan contradict each other, which no type can express; otherwise ""."""
+    """Return how values of a plan contradict each other, which no type expresses; otherwise ""."""
     vocabulary, last = plan.vocabulary, 0
     ids = [
         *vocabulary.roles.values(),

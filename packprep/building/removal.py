@@ -181,7 +181,7 @@ def without(
         _lose(entry, int((passes[:, 0] == s).sum()), int(tokens), int(n_slots))
         added = entry["slots"]["added"]
         lost = {kind: int(counts[of_source].sum()) for kind, counts in added_by_kind.items()}
-        # The split between eos and repeated tokens is an estimate, so keep both counts non-negative.
+        # The split between eos and repeated tokens is an estimate. Neither count may be negative.
         both = lost["eos"] + lost["copy"]
         lost["eos"] = min(max(lost["eos"], both - added["copy"]), added["eos"])
         lost["copy"] = both - lost["eos"]

@@ -133,7 +133,7 @@ def default_at_once(count: int) -> int:
 
 
 def slurm_folder(out: str | os.PathLike) -> Path:
-    """Return the folder of the scripts and logs: next to the output folder, named with suffix .slurm.
+    """Return the folder of the scripts and logs: the output folder's path with suffix .slurm.
 
     For a URL, it is in the current folder, named after the last part of the URL.
 
@@ -251,7 +251,7 @@ def max_array_size() -> int | None:
 
 
 def scripts(job: ArrayJob, folder: Path) -> dict[str, str]:
-    """Return the text of each script by file name: the array's and, for a build, the final job's."""
+    """Return the text of each script by file name: the array's and, for a build, the last job's."""
     made = {job.script: _script(job, folder, job.command, _array_part(job))}
     if job.command in MAKE:
         made[FINISH] = _script(job, folder, "finish", _finish_part(job))
@@ -309,7 +309,7 @@ def _keep_jobs(folder: Path, jobs: Sequence[tuple[str, str]]) -> None:
 
 
 def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
-    """Return the recorded jobs, {script, job}, of the last submitted build of an output folder, or []."""
+    """Return the recorded jobs, {script, job}, of an output's last submitted build, or []."""
     try:
         path = slurm_folder(out) / JOBS
         jobs = decode(path.read_bytes(), str(path))
@@ -326,7 +326,7 @@ def build_jobs(out: str | os.PathLike) -> list[dict[str, str]]:
 
 
 def first_command(out: str | os.PathLike) -> str | None:
-    """Return the shell command that submits the whole build with its scripts; None without scripts."""
+    """Return the shell command that submits the whole build by its scripts; None without them."""
     with contextlib.suppress(RecipeError):  # The output folder is /.
         array, finish = _array_script(slurm_folder(out)), slurm_folder(out) / FINISH
         if array.exists() and finish.exists():
@@ -343,7 +343,7 @@ def _array_script(folder: Path) -> Path:
 
 
 def redo_command(out: str | os.PathLike, missing: Sequence[int], shards: int) -> str | None:
-    """Return the shell command that makes the missing shards and then publishes; None without scripts.
+    """Return the shell command that makes missing shards, then publishes; None without scripts.
 
     Tasks that are repeated keep their numbers in the whole array. Its size is read from the script.
     """
@@ -449,10 +449,10 @@ def _workers(job: ArrayJob) -> list[str]:
 
 
 def _log(folder: Path, name: str) -> tuple[str, str]:
-    """Return the value of --output, and a shell line that redirects the log if --output cannot name
-    it.
+    """Return the value of --output, and a shell line that redirects the log if needed.
 
-    Slurm replaces %, drops backslashes, and reads options by line.
+    The line is needed if --output cannot express the path. Slurm replaces %, drops backslashes, and
+    reads options by line.
     """
     where = str(folder)
     if not re.search(r"[\\\x00-\x1f\x7f]", where):

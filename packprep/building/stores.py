@@ -38,7 +38,7 @@ _OF_USE = ("name", "paths", "format", "repeat", "share", "sample", "tasks")
 
 
 def of_store(recipe: Recipe) -> Recipe:
-    """Return the recipe of a token store, from a dataset's recipe: the same, with each document once."""
+    """Return the recipe of a dataset's token store: the dataset's recipe, each document once."""
     sources = tuple(
         replace(s, repeat=1.0, share=None, sample=(0.0, 1.0), tasks=None) for s in recipe.sources
     )
@@ -57,8 +57,7 @@ def of_store(recipe: Recipe) -> Recipe:
 def in_stores(
     recipe: Recipe, moved: Mapping[str, str], is_store: bool
 ) -> tuple[Recipe, dict[str, TokenStore]]:
-    """Replace the sources that are read from token stores by the sources that the stores were made
-    from.
+    """Replace the sources that are read from token stores by the stores' own sources.
 
     Args:
         recipe: The recipe.
