@@ -87,7 +87,7 @@ def kept(what: str, depends_on: bytes, code: str) -> bytes | None:
 
 
 def is_kept(what: str) -> bool:
-    """Return whether any bytes are stored under a word or a glob pattern, whatever they depend on."""
+    """Return whether any bytes are stored under a word or a glob pattern of words."""
     return any(
         glob.glob(os.path.join(glob.escape(folder), f"{what}-*"))
         for folder in cache_folders().to_read

@@ -100,7 +100,7 @@ class StateError(PackprepError):
 
 
 class Exhausted(PackprepError):
-    """A dataset of a mixture has used all of its max_epochs, and the next sample would come from it."""
+    """A dataset of a mixture has used all of its max_epochs, and the next sample needs it."""
 
 
 class ArgumentError(PackprepError, ValueError):

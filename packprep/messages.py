@@ -1,11 +1,12 @@
-"""What a user sees, from any room and any process: results on stdout; messages on stderr while work
-goes on, and a bar there.
+"""Show messages from all subpackages and processes.
+
+Results are printed on stdout. Messages and a progress bar are printed on stderr.
 
 cache, kernel, storage, … ─► say ─┬─ in the command: stderr, where a bar makes room for the line
                                   └─ in a worker: `say` of its parent
 
-How much of it is shown is one setting of the command's process: `show`. Names of files, sources and
-tasks are whatever somebody made them: what is shown shows every character, and no secret.
+One setting of the command's process, `show`, determines which messages are shown. Names of files,
+sources and tasks come from users. Output therefore shows every character visibly, and no secret.
 """
 
 import contextlib
@@ -18,17 +19,23 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 Listener = Callable[[str, bool], None]
-"""(message, whether it is said once in a command)."""
+"""A function that takes a message, and whether it is shown only once per command."""
 
 
 def visible(text: str) -> str:
-    """The text with every character showing: ↵ for a line feed, as PICTURES says, \\u{200b} for
-    what has no picture."""
+    """Return a text with every character visible.
+
+    A line feed becomes ↵, and others follow `PICTURES`. Other unprintable characters become an
+    escape such as \\u{200b}.
+    """
     return text if text.isprintable() else "".join(map(_visible, text))
 
 
 PICTURES = {"\n": "↵", "\t": "⇥", "\r": "⇤"}
-"""Arrows, which fonts have: most lack the pictures of control characters from U+2400 on."""
+"""Visible replacements of control characters.
+
+They are arrows, because most fonts do not have the pictures of control characters from U+2400 on.
+"""
 
 
 def _visible(character: str) -> str:
@@ -38,7 +45,7 @@ def _visible(character: str) -> str:
 
 
 def put_line(line: str = "") -> None:
-    """A line on stdout."""
+    """Print a line on stdout."""
     print(visible(line))
 
 
@@ -50,12 +57,12 @@ _SIGNATURE = re.compile(
 
 
 def without_secrets(text: str) -> str:
-    """A text with … for the passwords and signatures of the URLs in it."""
+    """Return a text with … for the passwords and signatures of its URLs."""
     return "".join(map(without_secret, re.split(r"([\s'\"]+)", text)))
 
 
 def without_secret(url: str) -> str:
-    """A URL with … for its password and its signature."""
+    """Return a URL with … for its password and signature."""
     scheme, there, rest = url.partition("://")
     return (
         scheme
@@ -65,10 +72,15 @@ def without_secret(url: str) -> str:
 
 
 def say(message: str, once: bool = False) -> None:
-    """Tell the user. once: not again in this command, nor by another of its workers; nothing in a
-    pool of somebody else's."""
+    """Show a message to the user.
+
+    Args:
+        message: The message.
+        once: Show it only once per command and all of its workers. A process of another program's
+            pool then does not show it.
+    """
     if once:
-        starter = sys.modules.get("multiprocessing.process")  # None: this is no process of a pool
+        starter = sys.modules.get("multiprocessing.process")  # None outside a process pool
         if message in _said or (
             starter and not _listeners and starter.parent_process() is not None
         ):
@@ -81,16 +93,16 @@ def say(message: str, once: bool = False) -> None:
 
 
 def say_stage(message: str) -> None:
-    """Tell the user who asked for stages: of what is done, with its seconds."""
+    """Show a message about a finished stage, with its seconds, if the user asked for stages."""
     if _shown == STAGES:
         say(message)
 
 
 def write(message: str, error: bool = False) -> None:
-    """The message on stderr, without the secrets of URLs. Its lines after the first are indented,
-    so that none passes for another message.
+    """Write a message to stderr, without the secrets of URLs.
 
-    error: it is shown to who asked for errors alone, too.
+    Lines after the first are indented, so that none looks like a separate message. If `error`, the
+    message is written even if the user asked for errors only.
     """
     if _shown == ERRORS and not error:
         return
@@ -98,43 +110,45 @@ def write(message: str, error: bool = False) -> None:
     first, *others = map(visible, shown.split("\n"))
     when = f"{time.monotonic() - _begun:.2f} s: " if _shown == STAGES and not error else ""
     text = "\n".join([f"packprep: {when}{first}", *(f"  {line}".rstrip() for line in others)])
-    if sys.stderr is None:  # it is closed, and print would take stdout instead
+    if sys.stderr is None:  # It is closed, and print would write to stdout instead.
         return
     try:
         print(text, file=sys.stderr, flush=True)
-    except OSError:  # Nobody reads it any more, or its disk is full: the work goes on.
+    except OSError:  # The reader is closed or its disk is full. The work continues.
         discard_output(sys.stderr)
 
 
 def discard_output(stream: TextIO) -> None:
-    """Send what is still to be written to a stream, which cannot be written, to /dev/null.
-    Otherwise Python fails as it ends."""
-    with contextlib.suppress(OSError, ValueError):  # a stream of no file
+    """Redirect a stream that cannot be written to /dev/null.
+
+    Otherwise Python fails at exit, when it flushes the rest of the stream.
+    """
+    with contextlib.suppress(OSError, ValueError):  # The stream may have no file descriptor.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
 
 
 def say_error(message: str) -> None:
-    """An error, which is always shown."""
+    """Write an error to stderr, which is always shown."""
     write(message, error=True)
 
 
 ERRORS, USUAL, STAGES = "errors", "usual", "stages"
-"""What a user may ask to see: errors alone; what takes long; that and each stage, with the seconds
-since the begin."""
+"""Levels of output: only errors; also messages about long work; also each stage, with the seconds
+since the start."""
 _shown = USUAL
 _begun = time.monotonic()
 
 
 def show(what: str) -> None:
-    """Have this process show ERRORS, the USUAL or STAGES from now on."""
+    """Set the level of output of this process: ERRORS, USUAL or STAGES."""
     global _shown
     _shown = what
 
 
 def are_shown() -> bool:
-    """Whether messages that are no errors are shown."""
+    """Return whether messages other than errors are shown."""
     return _shown != ERRORS
 
 
@@ -144,7 +158,7 @@ _listeners: list[Listener] = []
 
 @contextlib.contextmanager
 def heard_by(listener: Listener) -> Iterator[None]:
-    """While this lasts, `say` in this process tells `listener`."""
+    """Pass the messages of `say` in this process to `listener` while the block runs."""
     _listeners.append(listener)
     try:
         yield
@@ -153,11 +167,11 @@ def heard_by(listener: Listener) -> Iterator[None]:
 
 
 class Bar:
-    """Progress on stderr: tokens, MB/s, documents, rejects, time left; off a terminal one line at
-    the begin.
+    """A progress bar on stderr: tokens, MB/s, documents, rejects and time left.
 
-    How much text there is to do is an estimate where files are compressed or documents rejected. So
-    the whole grows with what is done beyond it, and is what was done once the last item is.
+    Without a terminal, it prints only one line at the start. The amount of text is an estimate if
+    files are compressed or documents are rejected. The total therefore grows if more text is read,
+    and it is set to the amount that was read once the last item is done.
     """
 
     def __init__(self) -> None:
@@ -176,7 +190,7 @@ class Bar:
         self._left = missing
         from tqdm import tqdm
 
-        tqdm.monitor_interval = 0  # its thread would keep workers from being forked
+        tqdm.monitor_interval = 0  # The monitor's thread would prevent forking workers.
         self._bar = tqdm(
             total=text_bytes, unit="B", unit_scale=True, file=sys.stderr, dynamic_ncols=True
         )
@@ -191,7 +205,7 @@ class Bar:
                 "documents": self._documents,
                 "rejects": self._rejects,
             }
-            # who counts no documents reports none
+            # Some commands count no documents, so zero counts are not shown.
             known = [f"{n:,} {what}" for what, n in counts.items() if n]
             self._bar.set_postfix_str(", ".join(known), refresh=False)
             self._bar.total = max(self._bar.total, self._bar.n + text_bytes)
@@ -201,7 +215,7 @@ class Bar:
         say_stage(f"{item}: done")
         self._left -= 1
         if self._bar is not None and not self._left:
-            # of rejects alone no text is counted
+            # If all documents are rejected, no text is counted.
             self._bar.total = self._bar.n = self._bar.n or self._bar.total
             self._bar.refresh()
 
@@ -225,13 +239,16 @@ def counted(n: int, thing: str) -> str:
 
 
 NEAREST = 8
-"""Names that a message lists."""
+"""Maximum number of names that a message lists."""
 MOST_COMPARED = 10_000
-"""Names among which similar ones are looked for."""
+"""Maximum number of names that are searched for similar ones."""
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Return existing names for a message: a few, or those most like `name` and how many more."""
+    """Return existing names for a message: all if they are few, otherwise those most like `name`.
+
+    The number of other names follows.
+    """
     if len(names) <= NEAREST:
         return ", ".join(names)
     near = difflib.get_close_matches(name, names[:MOST_COMPARED], NEAREST, 0)

@@ -1,15 +1,14 @@
-"""The only source of chance: every random number is a pure function of a 64-bit key and a purpose.
+"""Generate all random numbers, each as a pure function of a 64-bit key and a purpose.
 
 The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1,
 2, 3", SC 2011), the counter-based generator of TensorFlow, PyTorch and cuRAND, with the test
-vectors of its authors. A 64-bit key is Philox's key. The 128-bit counter says which number is asked
-for:
+vectors of its authors. A 64-bit key is Philox's key. The 128-bit counter selects the number:
 
     counter word    0            1          2          3
                     index // 4   attempt    purpose    epoch
 
-Number `index` is word `index % 4` of that block. There is no state: any number can be computed at
-any time, in any order. `kernel/chance.py` holds the compiled twins of these functions.
+Number `index` is word `index % 4` of that block. There is no state, so any number can be computed
+at any time, in any order. `kernel/chance.py` has compiled versions of these functions.
 """
 
 import hashlib
@@ -17,40 +16,40 @@ import json
 
 import numpy as np
 
-# What a number is for. A purpose names one independent stream under each key; values are part of
-# the law.
+# These are the purposes of numbers. A purpose names one independent stream under each key. The
+# values are part of the format version.
 SEGMENT_KEY = 1  # document → segment
-TASK = 2  # which task a segment draws
-SEGMENT_LENGTH = 3  # random_length's cut
+TASK = 2  # the task of a segment
+SEGMENT_LENGTH = 3  # the random length of a segment (random_length)
 ROLL = 4  # rotation of a span mask
-PIVOT = 5  # where a prefix ends
-NOISE_SPANS = 6  # how the noise is cut into spans
-TEXT_SPANS = 7  # how the rest is cut
+PIVOT = 5  # the end of a prefix
+NOISE_SPANS = 6  # lengths of noise spans
+TEXT_SPANS = 7  # lengths of the spans between them
 SEGMENT_ORDER = 8  # order of segments inside a row
 ROW_ORDER = 9  # order of rows inside a shard
-SAMPLE = 10  # `sample`: which documents are kept
-REPEAT = 11  # the fraction of `repeat`
-PIECE_ORDER = 12  # order of a source's pieces in one use
+SAMPLE = 10  # documents that `sample` keeps
+REPEAT = 11  # documents that the fraction of `repeat` keeps
+PIECE_ORDER = 12  # order of a source's splits in one pass
 SHUFFLE = 13  # the loader's order of rows in one epoch
-CALIBRATION = 14  # which pieces the plan looks at
-REPLAY = 15  # which segments `verify --replay N` builds again
+CALIBRATION = 14  # splits of the calibration sample
+REPLAY = 15  # segments that `verify --replay N` rebuilds
 NOISE_LEVEL = 16  # t of a segment or a block
-NOISE = 17  # which slots are noised
-REPLACEMENT = 18  # what a noised slot becomes
+NOISE = 17  # slots that are noised
+REPLACEMENT = 18  # the replacement of a noised slot
 STRATUM = 19  # a row's shift and order of levels
-CUT_POINTS = 20  # fill-in-the-middle's
+CUT_POINTS = 20  # cut points of fill-in-the-middle
 NOISE_LOW = 21  # the low words of NOISE
-PROOF = 22  # which documents an engine is compared with the reference on
-MIXTURE_CYCLE = 24  # which dataset each sample of a mixture's cycle is of
-MIXTURE_SEED = 25  # the seed of each dataset of a mixture but the first
+PROOF = 22  # documents that an engine is compared with the reference on
+MIXTURE_CYCLE = 24  # the dataset of each sample of a mixture's cycle
+MIXTURE_SEED = 25  # the seed of each dataset of a mixture except the first
 REDRAWN_ROLL = (
-    26  # what ROLL, PIVOT, NOISE_SPANS, TEXT_SPANS and CUT_POINTS are for, in later epochs
+    26  # like ROLL, PIVOT, NOISE_SPANS, TEXT_SPANS and CUT_POINTS, but for later epochs
 )
 REDRAWN_PIVOT = 27
 REDRAWN_NOISE_SPANS = 28
 REDRAWN_TEXT_SPANS = 29
 REDRAWN_CUT_POINTS = 30
-BALANCED_GROUPS = 31  # the order of a window's groups of rows, where steps are balanced
+BALANCED_GROUPS = 31  # order of a window's groups of rows, if steps are balanced
 
 _MUL_0, _MUL_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _KEY_STEP_0, _KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
@@ -58,14 +57,21 @@ _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 
 
-_BLOCKS_AT_ONCE = 1 << 13  # their words stay in the processor's cache
+_BLOCKS_AT_ONCE = 1 << 13  # The words of so few blocks fit in the processor's cache.
 
 
 def philox(key, c0, c1, c2, c3):
-    """One Philox4x32-10 block for each element.
+    """Compute one Philox4x32-10 block for each element.
 
-    key: uint64, broadcast against the counter words c0 … c3 (each below 2³²).
-    Gives four uint32 arrays of the broadcast shape.
+    Args:
+        key: uint64, broadcast against the counter words.
+        c0: Counter word 0, below 2³², as c1, c2 and c3.
+        c1: Counter word 1.
+        c2: Counter word 2.
+        c3: Counter word 3.
+
+    Returns:
+        Four uint32 arrays of the broadcast shape.
     """
     inputs = np.broadcast_arrays(
         *(np.asarray(x).astype(np.uint64, copy=False) for x in (key, c0, c1, c2, c3))
@@ -80,7 +86,10 @@ def philox(key, c0, c1, c2, c3):
 
 
 def _rounds(key, *counter):
-    """philox of flat arrays, in few buffers: four uint64 arrays, whose low halves are the words."""
+    """Compute philox of flat arrays with few buffers.
+
+    The results are four uint64 arrays. The low halves of their elements are the words.
+    """
     x0, x1, x2, x3 = (x.copy() for x in counter)
     k0, k1 = key & _LOW, key >> _32
     p0, p1 = np.empty_like(x0), np.empty_like(x0)
@@ -91,7 +100,7 @@ def _rounds(key, *counter):
             np.right_shift(p, _32, out=x)
             x ^= other
             x ^= k
-            x &= _LOW  # what p, x1, x3 and k have above is cut here, or never looked at
+            x &= _LOW  # The high halves of p, x1, x3 and k are cut here or never used.
         x1, p1, x3, p0 = p1, x1, p0, x3
         k0 += _KEY_STEP_0
         k1 += _KEY_STEP_1
@@ -99,7 +108,7 @@ def _rounds(key, *counter):
 
 
 def words(key, purpose, index, epoch=0, attempt=0):
-    """uint32, uniform: number `index` (array, below 2³⁴) of `purpose` under `key`."""
+    """Return uniform uint32: number `index` (array, below 2³⁴) of `purpose` under `key`."""
     index = np.asarray(index).astype(np.uint64)
     block = np.stack(
         np.broadcast_arrays(*philox(key, index >> np.uint64(2), attempt, purpose, epoch))
@@ -109,22 +118,22 @@ def words(key, purpose, index, epoch=0, attempt=0):
 
 
 def bits64(key, purpose, index=0, epoch=0):
-    """uint64, uniform: words 0 and 1 of block `index` (array, below 2³²) of `purpose` under
-    `key`."""
+    """Return uniform uint64: words 0 and 1 of block `index` (array, below 2³²) of `purpose`."""
     w0, w1, _, _ = philox(key, index, 0, purpose, epoch)
     return w0.astype(np.uint64) | (w1.astype(np.uint64) << _32)
 
 
 def uniforms(key, purpose, index=0, epoch=0):
-    """float64 in [0, 1), a multiple of 2⁻²⁴ (so exact in float32 too): the high bits of `words`."""
+    """Return float64 in [0, 1): the high 24 bits of `words` times 2⁻²⁴, which is exact in float32."""
     return (words(key, purpose, index, epoch) >> np.uint32(8)).astype(np.float64) * 2.0**-24
 
 
 def integers(key, purpose, index, bound, epoch=0):
-    """int64, exactly uniform over 0 … bound − 1 (bound in 1 … 2³² − 1; arrays broadcast).
+    """Return int64, exactly uniform over 0 … bound − 1.
 
-    Lemire, "Fast random integer generation in an interval" (2019): the high half of word · bound,
-    drawn anew (`attempt` + 1) while the low half is below 2³² mod bound.
+    `bound` is in 1 … 2³² − 1, and arrays broadcast. The method is Lemire, "Fast random integer
+    generation in an interval" (2019). The result is the high half of word · bound, which is drawn
+    again (`attempt` + 1) while the low half is below 2³² mod bound.
     """
     key, index, bound = np.broadcast_arrays(
         np.asarray(key, np.uint64), np.asarray(index), np.asarray(bound)
@@ -146,18 +155,25 @@ def integers(key, purpose, index, bound, epoch=0):
 
 
 def text_key(*parts):
-    """uint64 key of names and numbers, such as (seed, source name, file name): BLAKE2b-64 of their
-    JSON list."""
+    """Return a uint64 key of names and numbers, such as (seed, source name, file name).
+
+    It is the BLAKE2b-64 hash of their JSON list.
+    """
     encoded = json.dumps(parts, ensure_ascii=True, separators=(",", ":")).encode()
     return np.uint64(int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little"))
 
 
 def segment_key(file_key, document, repeat, start):
-    """uint64 key of the segment that begins with content token `start` of the document at position
-    `document`.
+    """Return the uint64 key of a document's segment.
 
-    file_key: uint64, `text_key(seed, source name, file name)`. The counter is (document's low and
-    high word, start, repeat · 2⁸ + purpose), so that different segments never ask for one block.
+    The counter is (document's low and high word, start, repeat · 2⁸ + purpose), so that different
+    segments never use the same block.
+
+    Args:
+        file_key: uint64, `text_key(seed, source name, file name)`.
+        document: The document's position in its file.
+        repeat: The pass over the document.
+        start: The first content token of the segment in its document.
     """
     document = np.asarray(document).astype(np.uint64)
     w0, w1, _, _ = philox(
@@ -171,8 +187,10 @@ def segment_key(file_key, document, repeat, start):
 
 
 def _mix(x):
-    """uint64 → uint64, a bijection: the finaliser of SplitMix64 (Steele, Lea, Flood 2014;
-    Stafford's variant 13)."""
+    """Apply a bijection of uint64: the finaliser of SplitMix64.
+
+    See Steele, Lea and Flood (2014); the constants are Stafford's variant 13.
+    """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -183,13 +201,17 @@ _POWERS_OF_4 = np.array([4**k for k in range(1, 32)], np.uint64)
 
 
 def permute(index, size, key):
-    """int64: where a keyed permutation of range(size) takes `index` (array, 0 … size − 1), in O(1)
-    memory.
+    """Return the image of `index` under a keyed permutation of range(size), int64, in O(1) memory.
 
-    size, key: one permutation, or arrays of as many dimensions as index, which broadcast to it.
-    A balanced Feistel network over the least 4ᵏ ≥ size, walked until it lands inside (Black and
-    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002): fewer than 4 steps on average. Round
-    keys are `bits64(key, 0, round)`.
+    The permutation is a balanced Feistel network over the smallest 4ᵏ ≥ size. It is repeated until
+    the result is below `size` (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002),
+    with fewer than 4 steps on average. Round keys are `bits64(key, 0, round)`.
+
+    Args:
+        index: Array of values 0 … size − 1.
+        size: Size of the permutation: one number, or an array that broadcasts to `index` and has as
+            many dimensions.
+        key: Key of the permutation, in the same form as `size`.
     """
     index = np.atleast_1d(np.asarray(index)).astype(np.uint64)
     size, key = np.asarray(size).astype(np.uint64), np.asarray(key).astype(np.uint64)
@@ -218,8 +240,10 @@ LN_2 = 0.6931471805599453
 
 
 def exponentials(words: np.ndarray) -> np.ndarray:
-    """float64: −ln((2 w + 1) / 2³³) of 32-bit words, to 1e-11, by + − × ÷ alone: the same on every
-    machine."""
+    """Return −ln((2 w + 1) / 2³³) of 32-bit words as float64, to 1e-11.
+
+    Only + − × ÷ are used, so that every machine gives the same result.
+    """
     mantissa, exponent = np.frexp(2.0 * words + 1.0)
     z = (mantissa - 1.0) / (mantissa + 1.0)  # ln m = 2 (z + z³/3 + z⁵/5 + …), |z| ≤ 1/3
     square, series = z * z, np.zeros(len(z))
@@ -240,7 +264,10 @@ ROOTS_OF_HALF = _roots_of_half()
 
 
 def power_of_half(x: np.ndarray) -> np.ndarray:
-    """float64: 2⁻ˣ, x ≥ 0 cut to multiples of 2⁻³², by √ and × alone."""
+    """Return 2⁻ˣ as float64, for x ≥ 0 truncated to multiples of 2⁻³².
+
+    Only √ and × are used, so that every machine gives the same result.
+    """
     whole = np.floor(x)
     rest, result = x - whole, np.ones(len(x))
     for root in ROOTS_OF_HALF:
