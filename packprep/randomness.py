@@ -42,9 +42,7 @@ NOISE_LOW = 21  # the low words of NOISE
 PROOF = 22  # documents that an engine is compared with the reference on
 MIXTURE_CYCLE = 24  # the dataset of each sample of a mixture's cycle
 MIXTURE_SEED = 25  # the seed of each dataset of a mixture except the first
-REDRAWN_ROLL = (
-    26  # like ROLL, PIVOT, NOISE_SPANS, TEXT_SPANS and CUT_POINTS, but for later epochs
-)
+REDRAWN_ROLL = 26  # like ROLL, PIVOT, NOISE_SPANS, TEXT_SPANS and CUT_POINTS in later epochs
 REDRAWN_PIVOT = 27
 REDRAWN_NOISE_SPANS = 28
 REDRAWN_TEXT_SPANS = 29
@@ -124,7 +122,7 @@ def bits64(key, purpose, index=0, epoch=0):
 
 
 def uniforms(key, purpose, index=0, epoch=0):
-    """Return float64 in [0, 1): the high 24 bits of `words` times 2⁻²⁴, which is exact in float32."""
+    """Return float64 in [0, 1): the high 24 bits of `words` times 2⁻²⁴, exact in float32 too."""
     return (words(key, purpose, index, epoch) >> np.uint32(8)).astype(np.float64) * 2.0**-24
 
 

@@ -1,12 +1,11 @@
-"""Documents removed from a dataset or a token store: another one without them, in which no other
-slot moves.
+"""Copy a dataset or token store without some documents, so that no other slot moves.
 
     list of documents ─► removed.json ─┬─ shards that hold one ─► the same without it (building/removal.py), receipt, rejects
     dataset ─► plan, with its digest ──┴─ all others ──────────► linked, or copied
                                                                  └─► dataset.json, last
 
-The sources are not read: their text may be gone. A command that was killed goes on where it
-stopped, as a build does.
+The sources are not read, because their text may no longer exist. After a killed command, the same
+command resumes the copy, as for a build.
 """
 
 import json
@@ -51,7 +50,7 @@ from packprep.sources.slices import place_of
 from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, local_copy, refuse_nested
 
 Documents = dict[str, dict[str, list[int]]]
-"""source → file → positions."""
+"""Positions of documents, by source and file."""
 _KEYS = {"source", "file", "doc"}
 _SHOWN = 3
 _NOTHING = {
@@ -67,17 +66,35 @@ def remove_documents(
     progress: Progress,
     workers: int = 0,
 ) -> dict[str, Any]:
-    """Make a dataset or token store of another, without some documents; or go on with one that
-    stopped.
+    """Copy a dataset or token store without the listed documents, or resume such a copy.
 
-    documents: a file of JSON lines, {"source", "file", "doc"} each, doc being a document's
-    position; source may be left out where there is one, and file where the source has one, or doc
-    is "FILE:POSITION". workers: processes; 0: this one. Gives {directory, out, listed: documents,
-    removed: those that had something here, segments, tokens, shards, changed: the numbers of the
-    shards that lost something, rejected, elsewhere: documents that had nothing here, and examples
-    of them, fingerprint}. Raises RecipeError for a list that cannot be used, DatasetError for a
-    damaged or unfinished dataset, PlanError for an `out` that was begun with something else; then
-    nothing was written. BuildError for what cannot be written, Stopped after a signal.
+    Args:
+        directory: The dataset or token store, as a path or URL.
+        documents: A file of JSON lines with "source", "file" and "doc", a document's position.
+            "source" is optional if there is only one. "file" is optional if the source has only
+            one, or if "doc" is "FILE:POSITION".
+        out: The folder of the copy, as a path or URL.
+        progress: Receives the progress.
+        workers: Number of processes. 0 runs in this process.
+
+    Returns:
+        A dict with these keys:
+
+        - directory, out: The two folders.
+        - listed, removed: Number of documents in the list, and of those with content in the dataset.
+        - segments, tokens: Number of segments and tokens that were removed.
+        - shards, changed: Number of shards, and the numbers of the shards that lost documents.
+        - rejected, elsewhere: Number of documents without content here, by reason.
+        - examples: Examples of these documents, by reason.
+        - fingerprint: The fingerprint of the copy.
+
+    Raises:
+        RecipeError: If the list is invalid, or none of its documents has content in the dataset.
+        DatasetError: If the dataset is damaged or unfinished.
+        PlanError: If `out` has other files or another copy, or the dataset's plan is another.
+            Nothing is written then.
+        BuildError: If a file cannot be written.
+        Stopped: After a signal.
     """
     old, new = folder_at(directory), folder_at(out)
     refuse_nested(old, new)
@@ -140,7 +157,7 @@ def remove_documents(
 
 
 def print_removal(result: Mapping[str, Any]) -> None:
-    """What was removed, and of what is listed what had nothing here."""
+    """Print the removed counts, and the listed documents that had no content in the dataset."""
     put_line(
         f"{result['out']}: removed {counted(result['removed'], 'document')} of"
         f" {counted(result['tokens'], 'token')}; {len(result['changed']):,} of"
@@ -151,8 +168,11 @@ def print_removal(result: Mapping[str, Any]) -> None:
 
 
 def read_list(path: Path, plan: Plan) -> Documents:
-    """The documents that a file of JSON lines names. RecipeError, with the line's number, for one
-    that names none of the plan."""
+    """Return the documents that a file of JSON lines names.
+
+    Raises:
+        RecipeError: If a line does not name a document of the plan. The message has its number.
+    """
     try:
         lines = read_file(path).splitlines()
     except OSError as error:
@@ -219,8 +239,10 @@ def _joined(
 
 
 def _replaced(manifest: Manifest, plan: Plan, changed: list[int]) -> dict[str, Any]:
-    """Return how the new plan names the dataset that it replaces. changed: the shards that lose
-    something."""
+    """Return the new plan's entry for the dataset that it replaces.
+
+    `changed` are the numbers of the shards that lose documents.
+    """
     return {
         "fingerprint": manifest["fingerprint"],
         "digest": manifest["digest"],
@@ -232,8 +254,11 @@ def _replaced(manifest: Manifest, plan: Plan, changed: list[int]) -> dict[str, A
 
 
 def _begin(out: Folder, planned: bytes, removed: bytes, plan: Plan) -> None:
-    """Write the plan of the new dataset, and what it names first; PlanError where another
-    stands."""
+    """Write the plan of the new dataset, after the files that it names.
+
+    Raises:
+        PlanError: If the folder has another plan or other files.
+    """
     standing = stored_plan_and_digest(out)
     if standing is not None:
         if standing[1] != digest_of(planned):
@@ -253,15 +278,17 @@ def _begin(out: Folder, planned: bytes, removed: bytes, plan: Plan) -> None:
 
 
 class _Lost:
-    """What a dataset has of the documents of a list that it has not lost before: where, and how
-    much."""
+    """The segments and tokens that a dataset loses by a list of documents.
+
+    Documents that it lost earlier are not counted.
+    """
 
     def __init__(self, local: LocalCopy, manifest: Manifest, plan: Plan, listed: Documents):
         self._local, self._manifest, self._plan = local, manifest, plan
-        self.shards: list[int] = []  # that lose something
+        self.shards: list[int] = []  # numbers of shards that lose documents
         self._of_file: dict[
             int, tuple[str, str, np.ndarray]
-        ] = {}  # file of the plan → source, name, positions
+        ] = {}  # source, name and positions by file of the plan
         for source in plan.sources:
             for i, file in enumerate(source.files.names if source.name in listed else ()):
                 if file in listed[source.name]:
@@ -274,7 +301,7 @@ class _Lost:
         self._segments = self._tokens = 0
 
     def search(self) -> None:
-        """Look through the shards that may hold one of the documents."""
+        """Search all shards that may contain one of the documents."""
         plan, candidates = self._plan, set[int]()
         for source in plan.sources:
             pieces = [
@@ -317,7 +344,7 @@ class _Lost:
                 self._rejected[number] |= self._of_file[number][2] == record["position"]
 
     def described(self) -> dict[str, Any]:
-        """What `remove_documents` gives of it."""
+        """Return the counts and examples for the result of `remove_documents`."""
         none = {
             "rejected": {
                 file: self._rejected[file] & ~found for file, found in self._found.items()
@@ -349,7 +376,7 @@ class _Lost:
 
 
 def why_nothing(found: Mapping[str, Any]) -> str:
-    """Of listed documents that had nothing in a dataset, why, in words."""
+    """Return why listed documents had no content in a dataset, in words."""
     parts = [
         f"{found[key]:,} {_NOTHING[key]}: {', '.join(found['examples'][key])}"
         + (", …" if found[key] > len(found["examples"][key]) else "")
@@ -360,7 +387,7 @@ def why_nothing(found: Mapping[str, Any]) -> str:
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    """The records of a rejects file; none where there is none."""
+    """Return the records of a rejects file; empty if there is no file."""
     try:
         return [decode(line, str(path)) for line in read_file(path).splitlines(keepends=True)]
     except FileNotFoundError:
@@ -368,7 +395,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 
 class ShardToTake(NamedTuple):
-    """A shard of the old dataset, and whether it loses documents."""
+    """A shard of the old dataset, and a flag that is True if it loses documents."""
 
     number: int
     changes: bool
@@ -382,7 +409,7 @@ def _setup(local: LocalCopy, manifest: Manifest, new: Folder) -> Do:
 
     def take(item: ShardToTake, report: Report) -> None:
         b, entry = item.number, manifest["shards"][item.number]
-        files = shard_name(b), rejects_name(b), receipt_name(b)  # last what says that it is done
+        files = shard_name(b), rejects_name(b), receipt_name(b)  # The receipt must be last.
         if item.changes:
             with local.fetched(*files):
                 _change(local.folder, manifest, b, old, plan, new)
@@ -395,8 +422,7 @@ def _setup(local: LocalCopy, manifest: Manifest, new: Folder) -> Do:
 
 
 def _same(old: Folder, new: Folder, name: str) -> None:
-    """Have a file of the old dataset in the new one: linked where both lie in one file system, else
-    copied."""
+    """Link a file of the old dataset into the new one, or copy it between file systems."""
     size = old.size(name)
     if size is None or new.size(name) == size:
         return
@@ -405,8 +431,11 @@ def _same(old: Folder, new: Folder, name: str) -> None:
 
 
 def _change(folder: Path, manifest: Manifest, b: int, old: Plan, plan: Plan, new: Folder) -> None:
-    """Write a shard without what it loses, its rejects and receipt. DatasetError where it is not as
-    the manifest says."""
+    """Write a shard without the documents that it loses, its rejects and its receipt.
+
+    Raises:
+        DatasetError: If the shard or its receipt differs from the manifest.
+    """
     name, entry = shard_name(b), manifest["shards"][b]
     found = read_receipt(LocalFolder(folder), b)
     if (

@@ -1,5 +1,6 @@
-"""The reading direction, which nothing that builds needs: arrays of a shard → segments → tokens and
-slots → documents.
+"""Restore documents from stored shards: arrays → segments → tokens and slots → documents.
+
+Building does not need this module.
 
 ```
 stored     ‹NLG› t ‹0› ias ‹1› ‹0› hod ‹1› ericAl ‹eos›
@@ -30,12 +31,12 @@ from packprep.sources.slices import PlannedSource
 
 
 def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Segments:
-    """Return the segments of a shard's arrays, with what follows from the length formula.
+    """Return the segments of a shard's arrays, with the columns that follow from the length formula.
 
-    bos begins a document; eos is what the length formula leaves over, neither 0 nor 1 where the
-    formula does not hold. A later chunk of a supervised document may repeat a system message: there
-    the last token says whether there is an eos, and of a removed chunk whether it is the last. With
-    eos after each segment, there always is one.
+    bos starts a document. eos is the number of slots that the formula leaves over; a value other
+    than 0 and 1 means that the formula does not hold. A later chunk of a supervised document may
+    repeat a system message. Its last token then shows whether there is an eos. In a removed chunk,
+    eos is assumed if it is the document's last. With eos after each segment, there is always one.
     """
     segments = Segments.of_arrays(arrays)
     bos = ((segments.start == 0) & plan.recipe.documents.prepend_bos).astype(np.int64)
@@ -60,11 +61,13 @@ def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Segments:
 
 
 def _ends_in_eos(plan: Plan, arrays: Mapping[str, np.ndarray], segments: Segments) -> np.ndarray:
-    """Return whether each segment's last token is eos, bool[m]; of a removed segment, whether it is
-    its document's last."""
+    """Return whether each segment's last token is eos, bool[m].
+
+    For a removed segment, return whether it is its document's last.
+    """
     last_slot = segments.row, segments.first_slot + segments.slots - 1
     last = arrays["tokens"][last_slot].astype(np.int64)
-    # those of the next slot end with pad, and x_0 is clean: there the token itself says it
+    # With labels of the next slot, the last label is pad, and x_0 is clean. Tokens decide then.
     if "labels" in arrays:
         by_task = plan.by_task
         noised = (by_task.in_place & (by_task.copies == 1))[segments.task]
@@ -75,10 +78,11 @@ def _ends_in_eos(plan: Plan, arrays: Mapping[str, np.ndarray], segments: Segment
 
 
 def _first_trained(plan: Plan, segments: Segments) -> np.ndarray:
-    """Return the first body slot of the trained ranges, int64[m]; -1 where all of the body may be
-    trained, be it by ranges that touch, of unequal weight.
+    """Return the first body slot of each segment's trained ranges, int64[m].
 
-    Ranges of a supervised segment with a prefix never hold all of it: no pivot is drawn for it.
+    It is -1 if the whole body may be trained, even by adjacent ranges of different weights. The
+    ranges of a supervised segment with a prefix never contain all of it, so the segment draws no
+    pivot.
     """
     first = np.full(len(segments), -1, np.int64)
     if segments.trained is None:
@@ -98,11 +102,11 @@ def _first_trained(plan: Plan, segments: Segments) -> np.ndarray:
 
 
 class RestoredTokens(NamedTuple):
-    """The content tokens of some segments, without what their objectives put in between."""
+    """The content tokens of some segments, without the tokens that their objectives insert."""
 
-    ids: np.ndarray  # of the dataset's dtype: one segment after the other
+    ids: np.ndarray  # token ids in the dataset's dtype, one segment after the other
     offsets: np.ndarray  # int64[k + 1]
-    # bool[k]: whether what stands between the tokens (sentinels, …) is what the header says
+    # bool[k]: True if the inserted tokens (sentinels, …) match the segment header
     fits: np.ndarray
 
 
@@ -113,13 +117,17 @@ def restore(
     chosen: np.ndarray,
     epoch: int = 0,
 ) -> RestoredTokens:
-    """Return the tokens that the chosen segments were made of, by their objectives' inverses.
+    """Return the original tokens of the chosen segments, by the inverses of their objectives.
 
-    Of in-place kinds they are the labels, of block diffusion x_0, of removed segments as many pad
-    ids.
+    With same-position prediction, they are the labels. With block diffusion, they are x_0. A
+    removed segment gives pad ids.
 
-    chosen: int64[k], indices of segments of a shard whose lengths obey the formula. epoch: that of
-    the arrays.
+    Args:
+        plan: The dataset's plan.
+        arrays: A shard's arrays.
+        segments: Its segments, whose lengths must satisfy the length formula.
+        chosen: int64[k]: indices of segments.
+        epoch: The epoch of the arrays.
     """
     return _restore(plan.tasks, arrays, segments, chosen, epoch)
 
@@ -144,9 +152,10 @@ def _restore(
             continue
         of_task = of_chosen.select(which)
         body = of_task.flat_slots(arrays["tokens"].shape[1]) + of_task.bos + task.mode
-        # labels of in-place kinds are the tokens in their places, as causal's slots are
+        # Labels of same-position tasks are the original tokens in order, as in causal slots.
         objective = tasks[-1].objective if task.in_place else task.objective
-        twice = task.objective.copies > 1  # the second is clean, and labels may be of the next slot
+        # The second copy is clean, while labels may be those of the next slot.
+        twice = task.objective.copies > 1
         rows = arrays["labels" if task.in_place and not twice else "tokens"].reshape(-1)
         if twice:
             body = body + of_task.slots // task.objective.copies
@@ -159,20 +168,22 @@ def _restore(
 
 
 FITTING_TOKENS = 1 << 18
-"""Tokens that are inverted at a time: they stay in the processor's cache."""
+"""Number of tokens that are inverted at once, so that they stay in the processor's cache."""
 
 
 def fitting(
     plan: Plan, arrays: Mapping[str, np.ndarray], segments: Segments, epoch: int = 0
 ) -> np.ndarray:
-    """Return whether what stands between a segment's tokens is what its header says, bool[m]: `fits`
-    of `restore`, in less memory."""
+    """Return whether each segment's inserted tokens match its header, bool[m].
+
+    This is `fits` of `restore`, computed in less memory.
+    """
     fits = np.ones(len(segments), np.bool_)
     length = arrays["tokens"].shape[1]
     slots, scratch = arrays["tokens"].reshape(-1), np.empty(0, arrays["tokens"].dtype)
     for t, task in enumerate(plan.tasks):
         if task.in_place or task.objective is plan.tasks[-1].objective:
-            continue  # nothing stands between the tokens
+            continue  # The task inserts no tokens.
         assert task.objective.restore is not None
         chosen = np.flatnonzero((segments.task == t) & ~segments.removed)
         of_task = segments.select(chosen)
@@ -196,10 +207,12 @@ def fitting(
 
 
 def sound_segments(plan: Plan, shard: Shard) -> Segments:
-    """Return the segments of a shard whose boundaries are sound, as `stored_segments` gives them.
+    """Return the segments of a shard with valid boundaries, as returned by `stored_segments`.
 
-    An inverse reads by the length formula, so the formula must hold for every segment. Raises
-    DatasetError where one cannot be inverted.
+    An inverse reads by the length formula, so the formula must hold for every segment.
+
+    Raises:
+        DatasetError: If a segment cannot be inverted.
     """
     arrays = shard.arrays
     n = arrays["segment_tokens"].astype(np.int64)
@@ -240,11 +253,14 @@ def slots_of_tokens(
     ids: np.ndarray,
     epoch: int = 0,
 ) -> np.ndarray:
-    """Return the slot of its row at which each original token stands, int64[n]; in block diffusion
-    its slot in x_t. -1 where the slot is not known: a custom objective may read values.
+    """Return the slot in its row of each original token, int64[n].
 
-    The inverse itself says it. It reads rows whose slots hold their own numbers, counted from
-    beyond the vocabulary, among which the special tokens stay that fill_in_the_middle looks for:
+    In block diffusion, this is the slot in x_t. It is -1 if the slot is unknown, because a custom
+    objective may read values.
+
+    The slots are found by running the inverse on rows that contain their own slot numbers, counted
+    from the end of the vocabulary. Only the special tokens that fill_in_the_middle searches for are
+    kept:
 
         row       ‹NLG›  t  ‹0›  ias        inverse reads the numbers   1000 1001 1002 1003
         tokens    t ias                     and gives                   1001 1003: slots 1 and 3
@@ -252,10 +268,10 @@ def slots_of_tokens(
     Args:
         plan: The dataset's plan.
         arrays: A shard's arrays.
-        segments: Its segments, as `stored_segments` gives them.
-        chosen: int64[k], indices of segments.
-        ids: [n], their tokens as `restore` gives them.
-        epoch: The arrays' epoch.
+        segments: Its segments, as returned by `stored_segments`.
+        chosen: int64[k]: indices of segments.
+        ids: [n]: their tokens, as returned by `restore`.
+        epoch: The epoch of the arrays.
     """
     if not len(chosen):
         return np.zeros(0, np.int64)
@@ -263,7 +279,7 @@ def slots_of_tokens(
     first_row, end_row = int(segments.row[chosen].min()), int(segments.row[chosen].max()) + 1
     tokens = arrays["tokens"][first_row:end_row]
     labels = arrays.get("labels", arrays["tokens"])[first_row:end_row]
-    # Rows of numbers. A task is told of a number whether its token begins inside a character.
+    # Make the rows of numbers. Tasks must know whether a number's token starts inside a character.
     numbers = (np.arange(tokens.size, dtype=np.int32) + vocab_size).reshape(tokens.shape)
     is_special = np.isin(tokens, np.unique([task.ids.fim for task in plan.tasks]))
     numbers_and_specials = np.where(is_special, tokens.astype(np.int32), numbers)
@@ -271,7 +287,7 @@ def slots_of_tokens(
     in_rows = segments.replace(row=segments.row - first_row)
     rows_of_numbers = {"tokens": numbers_and_specials, "labels": numbers}
     restored = _restore(tasks, rows_of_numbers, in_rows, chosen, epoch).ids
-    # Columns of the tokens: their segment and its slots.
+    # For each token, find its segment and that segment's slots.
     segment = np.repeat(chosen, segments.tokens[chosen])
     begin = in_rows.flat_slots(length)[segment]
     copies = plan.by_task.copies[segments.task[segment]]
@@ -280,7 +296,7 @@ def slots_of_tokens(
     is_label = plan.by_task.in_place[segments.task[segment]] & (copies == 1)
 
     def holds(slots: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Return whether slots are of the segment and have the ids of tokens `which`, bool."""
+        """Return whether slots are in the segment and contain the ids of tokens `which`, bool."""
         inside = (slots >= begin[which]) & (slots < end[which])
         slots = np.where(inside, slots, 0)
         clean_slots = np.where(inside, slots + half[which], 0)
@@ -292,7 +308,7 @@ def slots_of_tokens(
     flat = restored.astype(np.int64) - vocab_size - half
     flat[~holds(flat, np.arange(len(flat)))] = -1
     unknown = np.flatnonzero(flat < 0)
-    # a special token of the text stands next to its neighbours
+    # A special token in the text is adjacent to its neighbours.
     for step, order in ((1, unknown), (-1, unknown[::-1])):
         for i in order[(order >= step) & (order < len(flat) + min(step, 0))].tolist():
             if flat[i] < 0 and flat[i - step] >= 0 and segment[i] == segment[i - step]:
@@ -303,7 +319,7 @@ def slots_of_tokens(
 
 
 def _of_numbers(task: Task, tokens: np.ndarray) -> Task:
-    """The task, to which the ids from vocab_size on stand for these tokens."""
+    """Return the task with flags for the ids from vocab_size on, which stand for these tokens."""
     continues = task.ids.continues
     if not len(continues):
         return task
@@ -317,8 +333,18 @@ def _of_numbers(task: Task, tokens: np.ndarray) -> Task:
 def documents_at(
     plan: Plan, source: PlannedSource, file: int, use: int, positions: np.ndarray
 ) -> Documents:
-    """The token documents at some positions of one file of the plan. SourceError if one is not
-    there any more."""
+    """Return the token documents at some positions of one file of the plan.
+
+    Args:
+        plan: The plan.
+        source: The source of the file.
+        file: Index of the file in the plan.
+        use: Number of the pass over the source.
+        positions: Positions of the documents in the file.
+
+    Raises:
+        SourceError: If a document no longer exists.
+    """
     i = file - source.first_file
     wanted = np.unique(positions)
     pieces = np.array(source.pieces.of_file(i), np.int64)
@@ -342,12 +368,22 @@ def documents_at(
 def replay_segments(
     plan: Plan, arrays: Mapping[str, np.ndarray], chosen: np.ndarray, epoch: int = 0
 ) -> list[str]:
-    """Return what differs when segments are built again from their sources, in words.
+    """Return the differences, in words, when segments are rebuilt from their sources.
 
-    For each chosen segment of a shard (int64[k]) it is "" if that gives what is stored, and
-    inverting what is stored gives the document's tokens. Nothing is built for a removed segment.
-    epoch: that of the arrays. Raises SourceError where a source file is missing, or does not have
-    such a document any more.
+    A segment's text is "" if the rebuilt segment equals the stored one, and inverting the stored
+    one gives the document's tokens. Removed segments are not rebuilt.
+
+    Args:
+        plan: The dataset's plan.
+        arrays: A shard's arrays.
+        chosen: int64[k]: indices of segments of the shard.
+        epoch: The epoch of the arrays.
+
+    Returns:
+        A text for each chosen segment.
+
+    Raises:
+        SourceError: If a source file is missing, or a document no longer exists in it.
     """
     chosen = np.asarray(chosen, np.int64)
     stored = stored_segments(plan, arrays)
@@ -381,8 +417,10 @@ def replay_segments(
 
 
 def _cut_again(plan: Plan, documents: Documents, stored: Segments) -> Segments:
-    """Return the documents' segments; under `concat`, where packing decides the cuts, the stored
-    ones."""
+    """Return the documents' segments.
+
+    With `concat`, packing determines the cuts, so the stored cuts are used.
+    """
     if plan.recipe.packing.algorithm != "concat":
         return cut(plan.recipe, plan.tasks, documents, plan.cut_limits)[0]
     by_position = {int(position): d for d, position in enumerate(documents.position)}
@@ -409,19 +447,19 @@ def _cut_again(plan: Plan, documents: Documents, stored: Segments) -> Segments:
 
 
 class _Rebuilt(NamedTuple):
-    """A stored segment and the same one built again."""
+    """A stored segment and the same segment rebuilt."""
 
     plan: Plan
     arrays: Mapping[str, np.ndarray]
     stored: Segments
-    g: int  # which of the stored segments
+    g: int  # index of the stored segment
     documents: Documents
     apart: Segments  # the segments that were cut again, each in a row of its own
-    own: int  # which of them is the stored one
+    own: int  # the index of the stored segment among them
     epoch: int
 
     def difference(self) -> str:
-        """Return what differs, in words; "" if nothing does."""
+        """Return the first difference in words, or ""."""
         plan, arrays, stored, g, own = self.plan, self.arrays, self.stored, self.g, self.own
         task, length = plan.tasks[int(stored.task[g])], int(self.apart.slots[own])
         if int(stored.slots[g]) != length:
@@ -452,7 +490,7 @@ class _Rebuilt(NamedTuple):
         return self._difference_of_tokens()
 
     def _difference_of_tokens(self) -> str:
-        """Return whether inverting what is stored gives the document's tokens, in words."""
+        """Return a message if inverting the stored segment does not give the document's tokens."""
         stored, apart, g, own = self.stored, self.apart, self.g, self.own
         is_segment = np.arange(len(stored)) == g
         exact = stored.replace(
@@ -468,10 +506,10 @@ class _Rebuilt(NamedTuple):
         return ""
 
     def _difference_of_ranges(self, built: Segments) -> str:
-        """Return what differs between the trained ranges, in words."""
+        """Return the difference between the trained ranges, in words, or ""."""
         stored, g = self.stored, self.g
         if built.trained is None or stored.trained is None:
-            # its source gives no document ranges
+            # A source without supervised documents gives no ranges.
             if built.trained is None and stored.first_trained[g] < 0:
                 return ""
             are = "missing" if built.trained is not None else "none of its document"
@@ -491,7 +529,7 @@ class _Rebuilt(NamedTuple):
         return ""
 
     def _difference_of_media(self, built: Segments) -> str:
-        """Return what differs between the media spans, in words."""
+        """Return the difference between the media spans, in words, or ""."""
         begin = int(self.stored.first_slot[self.g])
         spans, again = (
             [] if media is None else media.of_segment(g, first)
@@ -509,32 +547,41 @@ def _weights_of(trained: TrainedRanges) -> np.ndarray:
 
 
 class RestoredDocuments(NamedTuple):
-    """The documents of a shard in order of source, file, position and use, as token lists `[bos]?
-    content [eos]?`."""
+    """The documents of a shard in order of source, file, position and pass.
 
-    tokens: np.ndarray  # of the dataset's dtype: one document after the other
-    lengths: np.ndarray  # int64[d]: tokens of each, bos and eos among them
-    source: np.ndarray  # int64[d], ascends
-    bos: np.ndarray  # int64[d], 0 or 1: whether it begins with bos
-    eos: np.ndarray  # int64[d], 0 or 1: whether it ends with eos
-    segment: np.ndarray  # int64[d]: the segment of the arrays in which it begins
-    in_part: np.ndarray  # bool[d]: whether its source says that only a part of it is trained
+    Each document is a token list `[bos]? content [eos]?`.
+    """
+
+    tokens: np.ndarray  # token ids in the dataset's dtype, one document after the other
+    lengths: np.ndarray  # int64[d]: tokens of each document, including bos and eos
+    source: np.ndarray  # int64[d], ascending
+    bos: np.ndarray  # int64[d]: 1 if the document starts with bos, otherwise 0
+    eos: np.ndarray  # int64[d]: 1 if the document ends with eos, otherwise 0
+    segment: np.ndarray  # int64[d]: index of the document's first segment
+    in_part: np.ndarray  # bool[d]: True if the source trains only a part of the document
 
 
 def restored_documents(
     plan: Plan, arrays: Mapping[str, np.ndarray], path: str
 ) -> RestoredDocuments:
-    """The documents of a shard's arrays. DatasetError, naming `path`, where they do not have their
-    tasks' form.
+    """Return the documents of a shard's arrays.
 
-    A document's segments lie in one shard, so a shard gives whole documents:
+    All segments of a document are in one shard, so a shard gives whole documents:
 
         rows of a shard      │ b₂ sentinel … │ a₁ … │ b₁ … │      segments in keyed order, corrupted
         inverted and sorted    a₁  b₁  b₂                          content tokens, by source, file, document, use and start
         documents              a₁ eos │ b₁ b₂ eos
 
-    A segment that does not begin where the one before it ended begins a document of its own, so
-    that no two tokens meet that did not stand together.
+    If a segment does not start at the end of the one before it, it starts a separate document.
+    Tokens that were not adjacent in the source are therefore never joined.
+
+    Args:
+        plan: The dataset's plan.
+        arrays: A shard's arrays.
+        path: The path of the shard, for messages.
+
+    Raises:
+        DatasetError: If a segment does not have the form of its task.
     """
     segments = stored_segments(plan, arrays)
     order = np.lexsort(
@@ -549,7 +596,7 @@ def restored_documents(
             " `packprep verify` says where else"
         )
     ordered = segments.select(order)
-    # Where one segment does not go on where the one before it ended, a document begins.
+    # A document starts where a segment does not start at the end of the one before it.
     goes_on = ordered.start[1:] == ordered.start[:-1] + ordered.tokens[:-1]
     for column in (ordered.source, ordered.file, ordered.doc, ordered.repeat):
         goes_on &= column[1:] == column[:-1]
@@ -571,8 +618,15 @@ def restored_documents(
 def _with_specials(
     plan: Plan, content: np.ndarray, lengths: np.ndarray, bos: np.ndarray, eos: np.ndarray
 ) -> np.ndarray:
-    """The content of documents with bos before and eos behind each that has it. lengths: with them;
-    bos, eos: 0 or 1."""
+    """Return the content of documents with their bos and eos tokens inserted.
+
+    Args:
+        plan: The dataset's plan.
+        content: The content tokens of all documents.
+        lengths: int64[d]: tokens of each document, including bos and eos.
+        bos: int64[d]: 1 for documents that start with bos, otherwise 0.
+        eos: int64[d]: 1 for documents that end with eos, otherwise 0.
+    """
     if not bos.any() and not eos.any():
         return content
     ends = np.cumsum(lengths)
