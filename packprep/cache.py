@@ -105,9 +105,9 @@ class CacheFolders(NamedTuple):
 def cache_folders() -> CacheFolders:
     """Return the folders of the cache.
 
-    The writable folder is the first of $NUMBA_CACHE_DIR, $XDG_CACHE_HOME, ~/.cache and the folder
-    of temporary files that this process can write and that no other user except root can. Earlier
-    candidates that are read-only and have a cache, as in a container image, are read too.
+    The candidates are $NUMBA_CACHE_DIR, $XDG_CACHE_HOME, ~/.cache and the folder of temporary
+    files. The writable folder is the first that this process can write and no other user except
+    root can. Read-only candidates before it are read too, such as a cache in a container image.
     """
     candidates = [
         os.environ.get("NUMBA_CACHE_DIR"),
@@ -180,10 +180,10 @@ def _read(path: str) -> tuple[str, frozenset[str]]:
 
 
 def _trusted() -> set[int]:
-    """Return the ids of users who may have written trusted files.
+    """Return the ids of trusted users, whose files may be read.
 
-    They are this user, user 0, and the owner of the root folder, who owns Python too. A container
-    may map user 0 to another id.
+    They are this user, user 0, and the owner of the root folder. That owner controls Python too; it
+    is user 0, or another id if a container maps users.
     """
     return {0, os.geteuid(), os.stat("/").st_uid}
 

@@ -119,9 +119,9 @@ def write(message: str, error: bool = False) -> None:
 
 
 def discard_output(stream: TextIO) -> None:
-    """Redirect a stream that cannot be written to /dev/null.
+    """Send the rest of a stream that cannot be written to /dev/null.
 
-    Otherwise Python fails at exit, when it flushes the rest of the stream.
+    Otherwise Python fails at exit, when it flushes the stream.
     """
     with contextlib.suppress(OSError, ValueError):  # The stream may have no file descriptor.
         null = os.open(os.devnull, os.O_WRONLY)

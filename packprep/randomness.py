@@ -1,14 +1,15 @@
 """Generate all random numbers, each as a pure function of a 64-bit key and a purpose.
 
-The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1,
-2, 3", SC 2011), the counter-based generator of TensorFlow, PyTorch and cuRAND, with the test
-vectors of its authors. A 64-bit key is Philox's key. The 128-bit counter selects the number:
+The generator is Philox4x32-10, the counter-based generator of TensorFlow, PyTorch and cuRAND. See
+Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. It is tested
+with its authors' test vectors. A 64-bit key is Philox's key. The 128-bit counter selects the
+number:
 
     counter word    0            1          2          3
                     index // 4   attempt    purpose    epoch
 
-Number `index` is word `index % 4` of that block. There is no state, so any number can be computed
-at any time, in any order. `kernel/chance.py` has compiled versions of these functions.
+Number `index` is word `index % 4` of that block. The generator has no state, so any number can be
+computed at any time, in any order. `kernel/chance.py` has compiled versions of these functions.
 """
 
 import hashlib

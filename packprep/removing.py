@@ -81,7 +81,7 @@ def remove_documents(
         A dict with these keys:
 
         - directory, out: The two folders.
-        - listed, removed: Number of documents in the list, and of those with content in the dataset.
+        - listed, removed: Number of documents in the list, and of removed ones.
         - segments, tokens: Number of segments and tokens that were removed.
         - shards, changed: Number of shards, and the numbers of the shards that lost documents.
         - rejected, elsewhere: Number of documents without content here, by reason.

@@ -31,7 +31,7 @@ from packprep.sources.slices import PlannedSource
 
 
 def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Segments:
-    """Return the segments of a shard's arrays, with the columns that follow from the length formula.
+    """Return the segments of a shard's arrays, with columns that follow from the length formula.
 
     bos starts a document. eos is the number of slots that the formula leaves over; a value other
     than 0 and 1 means that the formula does not hold. A later chunk of a supervised document may

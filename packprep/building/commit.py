@@ -286,8 +286,8 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
         The manifest, or None while a shard is missing.
 
     Raises:
-        BuildError: If every document of a source is rejected, too many documents are bad, there are
-            no rows, a receipt is damaged, or the output has a different manifest.
+        BuildError: If every document of a source is rejected, too many documents are bad, or no
+            rows were made. Also if a receipt is damaged or the output has a different manifest.
     """
     entries, ledgers = [], []
     sources, tasks = [s.name for s in plan.sources], [t.name for t in plan.tasks]
@@ -327,7 +327,7 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
 
 
 def _limit_of_published(out: Folder, plan: Plan) -> float:
-    """Return the max_bad_fraction that the published dataset was built with, or else the plan's."""
+    """Return the max_bad_fraction that the published dataset was built with, or the plan's."""
     with contextlib.suppress(OSError, DatasetError):
         published = decode(out.read(MANIFEST_NAME), MANIFEST_NAME)
         limit = published.get("max_bad_fraction") if isinstance(published, dict) else None

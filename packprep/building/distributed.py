@@ -107,11 +107,14 @@ def build_shard(
 
 
 def finish(out: str | os.PathLike, max_bad_fraction: float | None = None) -> dict[str, Any]:
-    """Publish the dataset and return its manifest.
+    """Publish the dataset.
 
     Args:
         out: The output folder, as a path or URL.
         max_bad_fraction: A limit that replaces the one from the start of the build.
+
+    Returns:
+        The manifest.
 
     Raises:
         BuildError: If a shard is missing, or too many documents are bad.

@@ -370,7 +370,7 @@ def _drawn(
         source: The source in the plan.
         part: Fraction of the source's documents to draw.
         shards: Number of shards of one run.
-        run: Index of the run. Its shard numbers follow those that the earlier runs use.
+        run: Index of the run. Its shard numbers continue after the previous run's.
         key: Random key of the order.
     """
     count, wanted = max(1, round(source["documents"] * part)), source["tokens"] * part

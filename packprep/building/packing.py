@@ -23,7 +23,7 @@ from packprep.recipe import Recipe
 
 @kernel(inline=True)
 def _highest(bits, most):
-    """Return the highest member, at most `most`, of a bit set (uint64[…]); 0 if there is none."""
+    """Return the highest member, at most `most`, of a bit set (uint64[…]), or 0 without such a member."""
     block = most >> 6
     word = bits[block] & (~np.uint64(0) >> np.uint64(63 - (most & 63)))
     while word == np.uint64(0):
@@ -44,10 +44,10 @@ def assign(counts, capacity, max_segments):
     rows, and one row with the remaining documents.
 
     Rows of equal fill form a stack of runs of consecutive row numbers. A run has a first row, a
-    step ±1, a number of rows and the segments per row. A row that is chosen for length L takes as
-    many documents as fit, because it stays the fullest; its new fill is then above capacity − L. So
-    each fill that holds L is emptied only once, fullest first, one run at a time. A run moves to
-    its new fill in O(1). Its order is reversed, because the row that was on top is then lowest.
+    step ±1, a number of rows and the segments per row. A row that is chosen for length L stays the
+    fullest, so it takes as many documents as fit. Its new fill is then above capacity − L. So each
+    fill that holds L is emptied only once, fullest first, one run at a time. A run moves to its new
+    fill in O(1). Its order is reversed, because the row that was on top is then lowest.
 
     Args:
         counts: int64[capacity + 1]: number of documents of each length.

@@ -281,7 +281,7 @@ class Plan:
 def plan_digests(stored: Mapping[str, Any], digest: str) -> tuple[str, ...]:
     """Return the plan digests that an output's receipts may have.
 
-    These are the digest of its own plan, and the plan digests of the datasets that it replaces.
+    They are the digest of the output's plan, and the plan digests of the datasets that it replaces.
     Shards that lost no document keep the receipts of those datasets.
     """
     return digest, *(entry["plan"] for entry in replaced(stored))
@@ -331,7 +331,7 @@ def _opened_store(location: str, manifest_digest: str) -> TokenStore:
 
 
 def stored_plan(out: str | os.PathLike | Folder) -> dict[str, Any] | None:
-    """Return the contents of an output folder's plan.json, or None if there is none.
+    """Return the contents of an output folder's plan.json, or None without one.
 
     Raises:
         PlanError: If any byte of it has changed since it was written.
@@ -498,8 +498,9 @@ _LOOKED_AT = 1000
 def at_text(name: str, prefix: str) -> str:
     """Return the prefix of a source's text files.
 
-    For a source in a token store, this is the prefix of the files that the store was made from, if
-    they and the store are available.
+    If the source is read from a token store, this is the prefix of the files that the store was
+    made from. The store and the files must be available; otherwise the prefix is returned
+    unchanged.
     """
     if prefix.startswith(IN_STORE):
         with contextlib.suppress(PackprepError, OSError):

@@ -619,9 +619,9 @@ def _shard_text_bytes(
 ) -> int:
     """Return the text bytes per shard, from the recipe or computed for "auto".
 
-    The computed value is 64 MiB, or more so that a shard has at least 2000 rows and a dataset at
-    most 50 000 shards, but at most 512 MiB. If `has_chats`, the 64 MiB and the 2000 rows are
-    divided by `CHATS_PART`. The value is then reduced if that gives a number of shards in
+    The computed value is 64 MiB. It is larger if a shard would have fewer than 2000 rows, or a
+    dataset more than 50 000 shards. It is at most 512 MiB. If `has_chats`, the 64 MiB and the 2000
+    rows are divided by `CHATS_PART`. The value is then reduced if that gives a number of shards in
     `EVEN_SHARDS` and leaves enough rows.
     """
     if recipe.output.shard_text_bytes != "auto":

@@ -65,8 +65,8 @@ def available_cpus() -> int:
 def free_memory() -> int:
     """Return the bytes of memory that this process and its workers may allocate.
 
-    This is the minimum of the machine's available memory and what the limits of its control groups
-    leave.
+    This is the minimum of the machine's available memory and the memory that its control groups
+    allow.
     """
     meminfo = Path("/proc/meminfo").read_text()
     free = [
@@ -119,8 +119,8 @@ def _left_by_limits(root: Path, path: str, limit: str, used: str) -> Iterator[in
 def _context() -> Any:
     """Return the start method of processes: fork, or a fork server if this process has threads.
 
-    Forked processes share what this process has loaded. A fork copies only one thread, so a lock
-    that another thread holds would never be released in the copy.
+    Forked processes share all loaded objects. A fork copies only one thread, so a lock that another
+    thread holds would never be released in the copy.
     """
     if _may_be_forked():
         return multiprocessing.get_context("fork")
@@ -129,7 +129,7 @@ def _context() -> Any:
 
 
 def _keep_sockets_near() -> None:
-    """Let multiprocessing create the server's socket in a folder with a short path.
+    """Make multiprocessing create the server's socket in a folder with a short path.
 
     TMPDIR may be too long for the path of a socket.
 

@@ -139,14 +139,14 @@ def _mark(segments, trained, mode, has_prefix, rows):
     """Set the trainable slots of one task's segments, and their weights.
 
     In a segment of an unsupervised document, the whole body and eos are trainable, as in a shard
-    without supervised documents. So is the mode token of next-token tasks. All have the document's
-    weight.
+    without supervised documents. The mode token of next-token tasks is trainable too. All have the
+    document's weight.
 
-    In a supervised segment, its trained tokens are trainable, and so are the slots added at its
-    pivot. Its eos is trainable if the last span reaches the end and is trained. If the document
-    continues after the segment, its eos is trained like the token before it. Slots added at the
-    pivot have the weight of the trained token after them, or of the token before them if the one
-    after is untrained.
+    In a supervised segment, the trained tokens and the slots added at the pivot are trainable. Its
+    eos is trainable if the last span reaches the end and is trained. If the document continues
+    after the segment, its eos is trained like the token before it. Slots added at the pivot have
+    the weight of the trained token after them. If that token is untrained, they have the weight of
+    the token before them.
 
     Args:
         segments: The segments.
@@ -501,13 +501,13 @@ def target_of(
 
 
 def draw_noise(index: int, task: Task, target: Target, epoch: int = 0) -> Noised:
-    """Noise the segments of one same-position task, as stored or resampled for a later epoch.
+    """Add noise to the segments of one same-position task, as stored or as resampled later.
 
     Args:
         index: Index of the task.
         task: The task.
         target: The slots to noise, from `target_of`.
-        epoch: The epoch. 0 gives the stored noise.
+        epoch: The epoch. 0 gives the stored noise; later epochs are resampled.
     """
     assert task.objective.noise is not None
     return task.objective.noise(

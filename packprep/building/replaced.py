@@ -14,7 +14,8 @@ from packprep.recipe import fingerprint
 def plan_digest_of(stored: Mapping[str, Any], digest: str, shard: int) -> str:
     """Return the digest of the plan that a shard was made by.
 
-    It is this plan's digest, or that of the replaced dataset since which the shard lost nothing.
+    It is the digest of this plan or of a replaced dataset, if the shard has lost nothing since
+    then.
 
     Args:
         stored: The plan as stored.

@@ -413,7 +413,7 @@ def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts,
       cut moves to the span's end. If the span does not fit then, the document is rejected.
     - Later chunks repeat the system message if that leaves enough tokens for two tails and for any
       media span.
-    - Segments without a trained token are left out, and so are segments with a single trained token
+    - Segments without a trained token are left out, as are segments with a single trained token
       that no slot predicts. If rows have two sequences, segments of `too_short` are left out,
       because that task has only one.
     """
