@@ -19,7 +19,7 @@ import numpy as np
 
 # These are the purposes of numbers. A purpose names one independent stream under each key. The
 # values are part of the format version.
-SEGMENT_KEY = 1  # document → segment
+SEGMENT_KEY = 1  # the key of a segment
 TASK = 2  # the task of a segment
 SEGMENT_LENGTH = 3  # the random length of a segment (random_length)
 ROLL = 4  # rotation of a span mask

@@ -415,10 +415,10 @@ def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
 def _shards(
     plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Yield the packing totals of each shard.
+    """Yield the packing totals of each shard, float64[8].
 
-    They are segments, rows, slots, content, content and slots without the row that was filled last,
-    bytes, and slots of prefixes.
+    They are segments, rows, slots with padding, content, content of all rows except the one filled
+    last, slots of those rows, bytes, and slots of prefixes.
 
     Args:
         plan: The plan.

@@ -23,7 +23,7 @@ from packprep.recipe import Recipe
 
 @kernel(inline=True)
 def _highest(bits, most):
-    """Return the highest member, at most `most`, of a bit set (uint64[…]), or 0 without such a member."""
+    """Return the highest member ≤ `most` of a bit set (uint64[…]); 0 without such a member."""
     block = most >> 6
     word = bits[block] & (~np.uint64(0) >> np.uint64(63 - (most & 63)))
     while word == np.uint64(0):

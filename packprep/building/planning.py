@@ -145,7 +145,7 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
     """Check the recipe against its tokenizer and find its files.
 
     Args:
-        recipe: The recipe. It must have one `seq_length`.
+        recipe: The recipe. Unless `is_store`, it must have one `seq_length`.
         moved: The current prefix of the files, by source name, for sources that were moved.
         is_store: Reduce the recipe to the keys that its token store needs.
 
@@ -316,7 +316,7 @@ def make_plan(
         sum(source[key] for source in plan["sources"]) for key in ("documents", "text_bytes")
     )
     of_one = documents / plan["shards"]
-    if of_one > MOST_DOCUMENTS:  # before any is made
+    if of_one > MOST_DOCUMENTS:  # Fail before any shard is made.
         raise RecipeError(
             f"each of {plan['shards']} shards would have some {of_one:.0f} documents; at most"
             f" {MOST_DOCUMENTS}. Set output.shard_text_bytes to"

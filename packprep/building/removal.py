@@ -63,7 +63,7 @@ class Removed:
                 have.
         """
         self.documents: dict[str, dict[str, list[int]]] = {}
-        self._positions: dict[int, np.ndarray] = {}  # by file of the plan
+        self._positions: dict[int, np.ndarray] = {}  # positions by file of the plan
         if digest is None:
             return
         if digest_of(data) != digest:

@@ -116,7 +116,7 @@ def build(
     """Build a recipe into `out`, or resume a stopped build there.
 
     Args:
-        recipe: The recipe, with one `seq_length`.
+        recipe: The recipe. Unless `is_store`, it must have one `seq_length`.
         out: The output folder, as a path or URL.
         progress: Receives the progress.
         workers: Number of processes. 0 runs in this process, without signal handling. None uses one
@@ -559,9 +559,9 @@ def note_of(files: Sequence[Files]) -> bytes:
 
 
 def changed_files(out: Folder, files: Sequence[Files]) -> list[np.ndarray]:
-    """Return the files of each source that may have changed since they were first seen, as int64.
+    """Return the indices of each source's files that may have changed since the build began, int64.
 
-    Without a readable record, these are all local files.
+    Without a readable record of modification times, all local files are returned.
     """
     try:
         note = decode(out.read(FIRST_SEEN_NAME), out.path_of(FIRST_SEEN_NAME))
