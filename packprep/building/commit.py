@@ -488,7 +488,17 @@ def bad_documents(total: Mapping[str, Any]) -> tuple[int, int, dict[str, int]]:
 
 
 def too_many_bad(bad: int, read: int, used: int, fraction: float) -> bool:
-    """Return whether the number of bad documents prevents publication."""
+    """Return whether the number of bad documents prevents publication.
+
+    It does if it exceeds the allowed fraction. At most `MIN_BAD` bad documents are accepted anyway
+    if `GOOD_FOR_BAD` times as many are used.
+
+    Args:
+        bad: Number of bad documents.
+        read: Number of documents read.
+        used: Number of documents used.
+        fraction: The maximum fraction of documents read that may be bad.
+    """
     few = bad <= MIN_BAD and used >= GOOD_FOR_BAD * bad
     return bad > fraction * read and not few
 
