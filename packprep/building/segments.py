@@ -1,7 +1,7 @@
 """Cut documents into segments, draw each segment's task, and compute its slots.
 
-    document      10 11 12 13 14 15 16 17 18 19       10 tokens, a row holds 6 with bos and eos
-    segments      10 11 12 13 14 │ 15 16 17 18 19     start 0, 5   tokens 5, 5   bos 1, 0   eos 0, 1
+document      10 11 12 13 14 15 16 17 18 19       10 tokens, a row holds 6 with bos and eos
+segments      10 11 12 13 14 │ 15 16 17 18 19     start 0, 5   tokens 5, 5   bos 1, 0   eos 0, 1
 """
 
 from collections.abc import Sequence
