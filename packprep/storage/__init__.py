@@ -1,14 +1,14 @@
-"""Folders of inputs and outputs, local or at a URL.
+"""Access folders of inputs and outputs, on a local disk or at a URL.
 
     building, verification, inspection, exporting ─► Folder ─┬─ LocalFolder: temporaries, flushes and renames
     trainers at a URL, inputs at URLs ───────────────────────┴─ Remote: whole objects, listed, read in ranges, retried
 
-Names are those of the format (`plan.json`, `shards/000/000000.safetensors`). A file or object
-appears whole or not at all in both; which of them make a shard, its receipt alone says.
+File names are those of the storage format (`plan.json`, `shards/000/000000.safetensors`). Both
+implementations write a file or object atomically, so readers never see a part of it. Only a shard's
+receipt says which files belong to the shard.
 
-Credentials, regions and endpoints come from the environment alone, never from a recipe or a URL:
-one that holds a secret is refused. A URL is taken as it is written: nothing in it is
-percent-decoded.
+Credentials, regions and endpoints come only from the environment, never from a recipe or a URL. A
+URL that contains a secret is refused. URLs are not percent-decoded.
 """
 
 import os
@@ -42,59 +42,90 @@ _BLOCK_BYTES = 16 << 20
 
 
 class Folder(Protocol):
-    """A folder of files. Its text is its path or URL; it may be pickled and forked."""
+    """A local or remote folder of files.
+
+    `str(folder)` is the path or the URL. A folder can be pickled and survives a fork.
+    """
 
     @property
     def location(self) -> Path | str:
-        """The path of a local folder; the URL of another."""
+        """Return the path of a local folder or the URL of a remote one."""
 
     def reach(self) -> None:
-        """Nothing, or StorageError where no such folder can be: there is no such bucket, or it may
-        not be looked at."""
+        """Check that the folder can be reached.
+
+        Raises:
+            StorageError: If the bucket does not exist or access to it is denied.
+        """
 
     def path_of(self, name: str) -> str:
-        """A file's whole path or URL, for messages."""
+        """Return the full path or URL of a file, for messages."""
 
     def read(self, name: str) -> bytes:
-        """All bytes of a file; FileNotFoundError if there is none, another OSError or StorageError
-        if it cannot be read."""
+        """Return all bytes of a file.
+
+        Raises:
+            FileNotFoundError: If the file does not exist.
+            OSError: If a local file cannot be read.
+            StorageError: If a remote file cannot be read.
+        """
 
     def size(self, name: str) -> int | None:
-        """Its bytes; None if there is none."""
+        """Return the size of a file in bytes, or None if it does not exist."""
 
     def exists(self, name: str) -> bool:
-        """Whether there is such a file or folder."""
+        """Return whether a file or folder of this name exists."""
 
     def others(self) -> Sequence[str]:
-        """Names in the folder, as far as it can be listed at once, that no build writes."""
+        """Return the names of visible entries that no build writes.
+
+        A remote folder returns no names, because a bucket may hold millions of objects.
+        """
 
     def write(self, name: str, buffers: Sequence) -> None:
-        """Write a file, replacing one that stands; it is safe when this returns. BuildError or
-        StorageError if it cannot be."""
+        """Write a file, replacing an existing one.
+
+        The data is durable when this method returns.
+
+        Raises:
+            BuildError: If a local file cannot be written.
+            StorageError: If a remote file cannot be written.
+        """
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file unless there is one already; whether it was this call that wrote it."""
+        """Write a file unless it exists, and return whether this call wrote it."""
 
     def remove(self, name: str) -> None:
-        """Remove a file, if there is one."""
+        """Remove a file if it exists."""
 
     def free_bytes(self) -> int | None:
-        """The bytes for which there is room; None where nobody tells, as of a store."""
+        """Return the free space in bytes, or None if it is unknown, as for an object store."""
 
     def flush(self) -> None:
-        """Make safe what any process has written or removed, also one that was killed right
-        after."""
+        """Flush to disk everything that any process has written or removed here.
+
+        This includes the writes of a process that was killed directly afterwards.
+        """
 
     def remove_temporaries(self, of_process: int | None = None) -> None:
-        """Remove what unfinished writes left behind: of all, or of one process of this host."""
+        """Remove the temporary files of unfinished writes.
+
+        Args:
+            of_process: Remove only the files of this process ID on this host. None removes all.
+        """
 
     def each(self, do: Callable[["Folder", int], T], shards: Sequence[int]) -> Iterator[T]:
-        """`do(folder, shard)` of many shards, in order; do reads what stands here, and nothing
-        else."""
+        """Yield `do(folder, shard)` for each shard, in order.
+
+        `do` may only read files of this folder.
+        """
 
 
 def folder_at(place: str | os.PathLike | Folder) -> Folder:
-    """The Folder that a path or a URL names; one that is given is given back."""
+    """Return the folder at a path or URL.
+
+    A `Folder` is returned unchanged.
+    """
     if isinstance(place, str | os.PathLike):
         path = expanded(os.fspath(place))
         return Remote(path) if is_url(path) else LocalFolder(Path(path))
@@ -103,19 +134,22 @@ def folder_at(place: str | os.PathLike | Folder) -> Folder:
 
 @dataclass(frozen=True)
 class LocalCopy:
-    """A folder of this machine in which an output's files lie at their names: the output's own, or
-    one of copies."""
+    """A local folder that contains an output's files under their usual names.
+
+    For a local output this is the output folder itself. For a remote output it is a folder of
+    copies.
+    """
 
     out: Folder
     folder: Path
 
     @property
     def is_copy(self) -> bool:
-        """Whether files lie here only once they were fetched."""
+        """Return whether files have to be fetched before they exist here."""
         return self.folder != self.out.location
 
     def fetch(self, *names: str) -> None:
-        """Have these files on this machine, as far as there are such."""
+        """Copy these files to this machine, skipping files that do not exist."""
         for name in names if self.is_copy else ():
             size = self.out.size(name)
             if size is not None:
@@ -130,7 +164,7 @@ class LocalCopy:
                 for begin in range(0, size, _BLOCK_BYTES):
                     file.write(self.out.read(name, begin, min(begin + _BLOCK_BYTES, size)))
         except FileNotFoundError:
-            path.unlink(missing_ok=True)  # removed since
+            path.unlink(missing_ok=True)  # The file was removed after its size was read.
         except OSError as error:
             raise BuildError(
                 f"{path}: {error.strerror}; {self.out.path_of(name)} is fetched there, a shard at a"
@@ -139,7 +173,7 @@ class LocalCopy:
 
     @contextmanager
     def fetched(self, *names: str) -> Iterator[None]:
-        """Have these files on this machine while this lasts."""
+        """Keep copies of these files on this machine while the context is open."""
         try:
             self.fetch(*names)
             yield
@@ -148,14 +182,17 @@ class LocalCopy:
                 (self.folder / name).unlink(missing_ok=True)
 
     def named(self, message: str) -> str:
-        """A message about files here, as one about the output."""
+        """Replace the local folder in a message by the output's location."""
         return message.replace(str(self.folder), str(self.out))
 
 
 @contextmanager
 def local_copy(out: Folder) -> Iterator[LocalCopy]:
-    """The files of an output on this machine while this lasts. PackprepErrors that leave here name
-    the output's files."""
+    """Provide an output's files on this machine while the context is open.
+
+    Messages of a `PackprepError` that leaves the context name the output's files instead of the
+    copies.
+    """
     if isinstance(out, LocalFolder):
         yield LocalCopy(out, out.path)
         return
@@ -170,13 +207,20 @@ def local_copy(out: Folder) -> Iterator[LocalCopy]:
 
 
 def in_int64(time: int) -> int:
-    """Return a file's time in ns modulo 2⁶⁴, since int64 ends in the year 2262. Times are only
-    compared with one another."""
+    """Return a file's time in ns modulo 2⁶⁴.
+
+    int64 ends in the year 2262. Times are only compared with each other, so the wraparound does no
+    harm.
+    """
     return (time + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def refuse_nested(directory: Folder, out: Folder) -> None:
-    """Raise RecipeError if an output would lie among the files of the dataset it is made of."""
+    """Refuse an output inside the dataset that it is built from.
+
+    Raises:
+        RecipeError: If `out` is `directory` or a folder below it.
+    """
     inner, outer = _parts(out), _parts(directory)
     if inner[: len(outer)] == outer:
         raise RecipeError(
