@@ -1,7 +1,7 @@
-"""A folder of this machine, whose files appear whole or not at all.
+"""Write local files atomically and durably.
 
-A temporary is `.NAME.HOST-PID-RANDOM.tmp` beside its file: written, flushed to disk, renamed; then
-the folder is flushed.
+A temporary file is `.NAME.HOST-PID-RANDOM.tmp` in the folder of its target. It is written, flushed
+to disk and renamed; then the folder is flushed.
 """
 
 import contextlib
@@ -35,10 +35,11 @@ T = TypeVar("T")
 TEMPORARIES = ".*.tmp"
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 ATTEMPTS = 100
-"""How often a file is written whose temporary others remove: each has to publish in that very
-moment."""
+"""Maximum number of writes of a file whose temporary other processes remove. Each removal
+requires another process to publish the file at exactly that moment.
+"""
 PIECE_BYTES = 4 << 20
-"""How much of a file is written before the system is told to store it."""
+"""Bytes written to a file before the system is asked to store them on disk."""
 _KINDS = ("shards", "receipts", "rejects")
 _NAMES = {
     MANIFEST_NAME,
@@ -62,7 +63,7 @@ _HINTS = {
 
 
 def write_error(path: str | Path, error: OSError) -> BuildError:
-    """The BuildError of a failed write: what, where, what to do."""
+    """Return a BuildError for a failed write, with the path, the cause and the remedy."""
     hint = _HINTS.get(error.errno or 0, "see to it")
     return BuildError(
         f"{path}: {error.strerror or error}; {hint}, and run the same command again: what is"
@@ -79,14 +80,16 @@ def _reported(path: str | Path) -> Iterator[None]:
 
 
 def _owner(process: int) -> str:
-    """The part of a temporary's name that says whose it is."""
+    """Return the part of a temporary's name that identifies its host and process."""
     host = re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname()) or "host"
     return f".{host}-{process}-"
 
 
 def write_temporary(path: Path, buffers: Iterable) -> Path:
-    """The temporary of a file, with all bytes of the buffers, on disk; nothing is left of it where
-    it cannot be written."""
+    """Write buffers to a temporary of `path`, flush it to disk and return its path.
+
+    The temporary is removed if it cannot be written.
+    """
     temporary = path.with_name(f".{path.name}{_owner(os.getpid())}{secrets.token_hex(4)}.tmp")
     _make_folder(path.parent)
     try:
@@ -106,10 +109,10 @@ def write_temporary(path: Path, buffers: Iterable) -> Path:
 def _write(descriptor: int, buffers: Iterable) -> None:
     """Write all bytes of the buffers to the end of a file.
 
-    After every PIECE_BYTES the system begins to store what is new and lets go of what is stored. So
-    a disk works beside the copying, and a large file takes the memory of some pieces: fresh memory
-    costs more than what is written to it, most of all where a virtual machine has to ask for it,
-    and under a job's limit all of it counts.
+    After every PIECE_BYTES, the system is asked to store new pages and to release stored ones. The
+    disk then works in parallel with the copying, and a large file occupies only a few chunks of
+    memory. Allocating new pages costs more than writing them, especially on virtual machines, and
+    all of them count toward a job's memory limit.
     """
     kept = 0
     for buffer in buffers:
@@ -124,28 +127,28 @@ def _write(descriptor: int, buffers: Iterable) -> None:
 
 
 def _leave_to_disk(descriptor: int) -> None:
-    """Have the system begin to store what is new of a file, and keep no copy in memory of what it
-    has stored."""
+    """Ask the system to store a file's new pages and to drop stored ones from its cache."""
     if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # it is advice
+        with contextlib.suppress(OSError):  # The call is only advice to the system.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it that are missing, each with its entry in the one above on
-    disk."""
+    """Create a folder and its missing parents, and flush each parent's entry to disk."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    # what may be written and not listed cannot be flushed
+    # A folder with write permission but without read permission cannot be flushed.
     with contextlib.suppress(PermissionError):
         _flush_folder(folder.parent)
 
 
 def _flush_folder(folder: Path, top: Path | None = None) -> None:
-    """Flush a folder, and those above it up to `top`, so that their entries survive a power cut
-    too."""
+    """Flush a folder, and its parents up to `top`, to disk.
+
+    Their entries then survive a power failure.
+    """
     while True:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -158,11 +161,13 @@ def _flush_folder(folder: Path, top: Path | None = None) -> None:
 
 
 class Growing:
-    """A file that is written piece by piece and appears whole: `append` what comes next, then
-    `commit`; or `discard`.
+    """A file that is written in chunks and appears only when it is complete.
 
-    It holds no descriptor between two pieces, so that there may be many. BuildError where it cannot
-    be written.
+    Call `append` for each chunk, then `commit` or `discard`. No descriptor stays open between
+    chunks, so thousands of these files may exist at once.
+
+    Raises:
+        BuildError: From `append` and `commit`, if the file cannot be written.
     """
 
     def __init__(self, path: Path):
@@ -171,7 +176,7 @@ class Growing:
         self._digest = xxhash.xxh3_128()
 
     def append(self, buffer: Any) -> None:
-        """The next bytes: of anything contiguous."""
+        """Append the bytes of any contiguous buffer."""
         try:
             if self._temporary is None:
                 self._temporary = write_temporary(self.path, [])
@@ -187,8 +192,13 @@ class Growing:
         self.bytes += memoryview(buffer).nbytes
 
     def commit(self) -> dict[str, Any]:
-        """Make it appear, in place of one that stands; it and its folder's entry are on disk then.
-        {file, bytes, digest}."""
+        """Move the file to its path, replacing an existing file.
+
+        The file and its folder entry are on disk when this method returns.
+
+        Returns:
+            The file's record: `file` (name), `bytes` and `digest` (xxh3-128, hexadecimal).
+        """
         self.append(b"")
         assert self._temporary is not None
         try:
@@ -206,17 +216,19 @@ class Growing:
         return {"file": self.path.name, "bytes": self.bytes, "digest": self._digest.hexdigest()}
 
     def discard(self) -> None:
-        """Leave nothing behind of a file that was not committed."""
+        """Remove the temporary of a file that was not committed."""
         if self._temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._temporary)
 
 
 def create_file(path: Path, data: bytes) -> bool:
-    """Write a file unless there is one, whole or not at all; whether this call wrote it. Its bytes
-    are on disk then.
+    """Write a file atomically unless it exists, and return whether this call wrote it.
 
-    OSError where it cannot be written.
+    The bytes are on disk when this function returns True.
+
+    Raises:
+        OSError: If the file cannot be written.
     """
     for _ in range(ATTEMPTS):
         temporary = write_temporary(path, [data])
@@ -224,13 +236,14 @@ def create_file(path: Path, data: bytes) -> bool:
             os.link(temporary, path)
             return True
         except OSError as error:
-            if path.exists():  # taken; or whoever took it has also removed the temporary
+            # Another process created the file, and perhaps also removed this temporary.
+            if path.exists():
                 return False
             if error.errno in _NO_LINKS:
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(temporary, path)
                     return True
-            # which says that another process that publishes too tidied it up
+            # ENOENT means that another process, which also publishes, removed the temporary.
             elif error.errno != errno.ENOENT:
                 raise
         finally:
@@ -242,8 +255,13 @@ def create_file(path: Path, data: bytes) -> bool:
 def remove_temporaries(
     folder: Path, name: str | None = None, of_process: int | None = None
 ) -> None:
-    """Remove the temporaries in a folder: all, or those of one file, or those of one process of
-    this host."""
+    """Remove the temporaries in a folder.
+
+    Args:
+        folder: Folder to search, without its subfolders.
+        name: Remove only the temporaries of this file.
+        of_process: Remove only the temporaries of this process ID on this host.
+    """
     pattern = f".{glob.escape(name)}.*.tmp" if name else TEMPORARIES
     for temporary in folder.glob(pattern):
         if of_process is None or _owner(of_process) in temporary.name:
@@ -253,8 +271,12 @@ def remove_temporaries(
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """A folder of a file system. BuildError where a file cannot be written, or where somebody else
-    removed the temporary and left another file than this."""
+    """A folder on a local file system.
+
+    Raises:
+        BuildError: If a file cannot be written, or if another process removed the temporary and the
+            existing file has other bytes.
+    """
 
     path: Path
 
@@ -266,7 +288,7 @@ class LocalFolder:
         return self.path
 
     def reach(self) -> None:
-        return  # what cannot be read or made says so itself
+        return  # Reading or writing a file reports errors by name.
 
     def path_of(self, name: str) -> str:
         return str(self.path / name)
@@ -287,7 +309,7 @@ class LocalFolder:
         try:
             names = sorted(os.listdir(self.path))
         except OSError:
-            return []  # there is none, or it cannot be read: what is written there says so
+            return []  # The folder is missing or unreadable. A write reports this.
         return [name for name in names if name not in _NAMES and not name.startswith(".")]
 
     def write(self, name: str, buffers: Sequence) -> None:
@@ -297,7 +319,7 @@ class LocalFolder:
             try:
                 os.rename(temporary, path)
             except FileNotFoundError:
-                # another committer of the same file was faster and tidied up
+                # Another process committed the same file first and removed this temporary.
                 if not path.exists() or digest_of_file(path) != digest_of_buffers(buffers):
                     raise BuildError(
                         f"{path}: its temporary {temporary.name} was removed while this process"
@@ -314,12 +336,17 @@ class LocalFolder:
         path = self.path / name
         with _reported(path):
             first = not path.exists() and create_file(path, data)
-            _flush_folder(path.parent, self.path)  # also where another process wrote it
+            # Flush also if another process wrote the file.
+            _flush_folder(path.parent, self.path)
         return first
 
     def link(self, name: str, other: "LocalFolder") -> bool:
-        """Have another folder's file here too, unless there is one: the same, in one place on disk;
-        whether that can be."""
+        """Hard-link another folder's file here unless a file of this name exists.
+
+        Returns:
+            Whether the link was created. It is False if the file exists or if the system refuses
+            the link, for example across file systems.
+        """
         path = self.path / name
         with _reported(path):
             _make_folder(path.parent)
@@ -339,7 +366,7 @@ class LocalFolder:
 
     def free_bytes(self) -> int | None:
         whole = Path(os.path.abspath(self.path))
-        # a folder that cannot be looked at: what is written there says so
+        # A write reports a folder that cannot be read.
         with contextlib.suppress(OSError):
             return shutil.disk_usage(
                 next(folder for folder in (whole, *whole.parents) if folder.exists())
@@ -360,5 +387,5 @@ class LocalFolder:
         return (do(self, shard) for shard in shards)
 
     def _folders(self) -> Iterator[Path]:
-        """The folders of a thousand shards each, their receipts and rejects."""
+        """Yield the subfolders of shards, receipts and rejects, each for a thousand shards."""
         return (folder for kind in _KINDS for folder in (self.path / kind).glob("*/"))
