@@ -1,5 +1,7 @@
-"""A folder of a file system, by its URL: every call is tried again where what went wrong may
-pass."""
+"""Access a remote folder by its URL.
+
+Every request is retried if its failure may be temporary.
+"""
 
 import errno
 import io
@@ -22,19 +24,18 @@ from packprep.storage.stores import Buffer, OpenFile, Store, connect
 
 T = TypeVar("T")
 
-_TRIES = 7  # over about half a minute, besides what the tries themselves take
+_TRIES = 7  # The pauses between the tries add up to about half a minute.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 16.0  # seconds
-_READ_AT_ONCE = 16 << 20  # bytes: what a lost connection costs at most
-# of an open file; neighbouring ones are fetched together when it is read in order
+_READ_AT_ONCE = 16 << 20  # Bytes. A lost connection loses at most this amount.
+# Bytes per block of an open file. Sequential reads fetch several blocks in one request.
 _BLOCK_BYTES = 2 << 20
-_BLOCKS = 6  # blocks that an open file keeps
-_AT_ONCE = 16  # requests that are under way at the same time where many objects are read
+_BLOCKS = 6  # blocks in memory per open file
+_AT_ONCE = 16  # concurrent requests for many objects
 _CHUNK = 256
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
-# Of what follows "://". Of host:port/a@b and of ARNs nothing is a password; a password may hold
-# slashes, as keys of S3 do.
+# Errors are also recognized by their texts, because libraries report refusals differently.
 _REFUSED = re.compile(
     "ACCESS_?DENIED|INVALID_?ACCESS_?KEY|SIGNATURE_?DOES_?NOT_?MATCH|INCOMPLETE_?SIGNATURE|EXPIRED_?TOKEN|INVALID_?TOKEN|"
     "TOKEN_?ID|UNRECOGNIZED_?CLIENT|AUTHENTICAT|AUTHORIZ|PERMISSION_?DENIED|CREDENTIAL|TOO_?SKEWED|FORBIDDEN",
@@ -42,9 +43,9 @@ _REFUSED = re.compile(
 )
 _NO_BUCKET = re.compile("NO_?SUCH_?BUCKET|BUCKET_?NOT_?FOUND|Bucket '.*' not found", re.IGNORECASE)
 _STATUS = re.compile(r"(?:HTTP|non-2xx) status(?: code)?:? (\d{3})", re.IGNORECASE)
-# in the names of exceptions' types
+# Names of exception types that signal a network failure.
 _NETWORK = re.compile("Timeout|Connect|Network|Protocol|Incomplete|Read|Write|Client")
-# the statuses below 500 that pass by themselves; 409: another writes it at this moment
+# Statuses below 500 that are temporary. 409 means a concurrent write to the same object.
 _PASSING = {408, 409, 425, 429}
 _PASSING_NUMBERS = {
     errno.EINTR,
@@ -69,16 +70,18 @@ _VARIABLES = {
 
 
 def is_url(path: str) -> bool:
-    """Whether a path is a URL, "scheme://…", and no local path."""
+    """Return whether a path is a URL (`scheme://…`) and not a local path."""
     return _URL.match(path) is not None
 
 
 def expanded(path: str) -> str:
-    """A path, or a URL of this machine's files, with the home folder for a ~ or ~USER at its begin;
-    another URL as it is.
+    """Return a path or `file://` URL with a leading `~` or `~USER` replaced by the home folder.
 
-    StorageError for a URL that holds a secret: every place that a user names comes this way before
-    it is kept or shown.
+    Other URLs are returned unchanged. Every location that a user gives passes through this function
+    before it is stored or shown.
+
+    Raises:
+        StorageError: If a URL contains a secret, or if a path looks like a URL with one slash.
     """
     if "://" in path:
         _refuse_secrets(path)
@@ -95,7 +98,11 @@ def expanded(path: str) -> str:
 
 
 def _refuse_secrets(path: str) -> None:
-    """StorageError, without the secret, for a URL with a password or a signature."""
+    """Refuse a URL that contains a password or a signature.
+
+    Raises:
+        StorageError: If the URL contains a secret. The message does not repeat the secret.
+    """
     scheme, _, rest = path.partition("://")
     shown = without_secret(path)
     if shown == path:
@@ -110,18 +117,20 @@ def _refuse_secrets(path: str) -> None:
 
 
 class _ShortRead(OSError):
-    """Fewer bytes came than were asked for and are there."""
+    """A read that returned fewer bytes than requested, although the file contains them."""
 
 
 class Remote:
-    """A folder of a file system, or what lies below a prefix in a bucket: "s3://bucket/dir",
-    "hf://datasets/me/it", ….
+    """A remote folder, or the objects below a prefix in a bucket, such as `s3://bucket/dir`.
 
-    It connects when it is first used, once in each process: it may be pickled and may be there
-    while a process forks. Every call is tried again where the cause may pass: a lost connection, a
-    time-out, 429 and 5xx, a short read. What will not pass is a StorageError at once: no
-    permission, no such bucket, a library that is not installed. An object is written whole or not
-    at all by the store itself, and is safe then: there is nothing to flush, and no temporary.
+    Each process connects at first use, so a Remote can be pickled and can exist during a fork.
+
+    Requests are retried if the cause may be temporary: a lost connection, a timeout, a short read,
+    or status 429 or 5xx. Other failures raise StorageError immediately: missing permission, a
+    missing bucket or a missing library.
+
+    The store itself writes each object atomically and durably. Therefore there is nothing to flush,
+    and no temporary files exist.
     """
 
     def __init__(self, url: str):
@@ -147,16 +156,20 @@ class Remote:
         return self.url
 
     def reach(self) -> None:
-        self.list(MANIFEST_NAME)  # a folder of that name is empty, so that little is listed
+        self.list(MANIFEST_NAME)  # No folder has this name, so the listing is short.
 
     def path_of(self, name: str) -> str:
         return f"{self.url}/{name}"
 
     def list(self, below: str = "") -> list[tuple[str, int]]:
-        """(name relative to the folder, bytes) of all files below its subfolder `below`, sorted
-        bytewise by name.
+        """List all files below the subfolder `below`, recursively.
 
-        Empty where there are none; StorageError where there is no such bucket.
+        Returns:
+            A list of (name relative to this folder, size in bytes), sorted bytewise by name. The
+            list may be empty.
+
+        Raises:
+            StorageError: If the bucket does not exist.
         """
         found = self._tried("listing", below, lambda store: store.list(self._path(below)))
         start = below.strip("/") + "/" if below.strip("/") else ""
@@ -165,18 +178,26 @@ class Remote:
         )
 
     def size(self, name: str) -> int | None:
-        """The bytes of a file; None if it is not there."""
+        """Return the size of a file in bytes, or None if it does not exist."""
         return self._tried("looking for", name, lambda store: store.size(self._path(name)))
 
     def exists(self, name: str) -> bool:
         return self.size(name) is not None or bool(self.list(name))
 
     def others(self) -> Sequence[str]:
-        return []  # a bucket may hold millions of objects below it
+        return []  # A bucket may contain millions of objects below this folder.
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        """The file's bytes [begin, end), to its end without `end` or if it ends earlier;
-        FileNotFoundError if it is not there."""
+        """Return bytes [begin, end) of a file.
+
+        Args:
+            name: File name relative to this folder.
+            begin: First byte to read.
+            end: Byte after the last one. None, or a value beyond the file's end, reads to the end.
+
+        Raises:
+            FileNotFoundError: If the file does not exist.
+        """
         opened = _Opened(self, name)
         length = opened.length()
         end = length if end is None else min(end, length)
@@ -185,50 +206,59 @@ class Remote:
         )
 
     def open(self, name: str, size: int) -> BinaryIO:
-        """A file of `size` bytes to read and seek in, by ranges and a few megabytes ahead, each
-        range retried by itself.
+        """Open a file of `size` bytes for reading and seeking.
 
-        FileNotFoundError if it is not there; StorageError if it has another size.
+        The file is read in ranges, and a few megabytes are prefetched. Each range is retried
+        separately.
+
+        Raises:
+            FileNotFoundError: If the file does not exist.
+            StorageError: If the file has another size.
         """
         opened = _Opened(self, name)
         if opened.length() != size:
             raise StorageError(
                 f"{self._url(name)} has {opened.length()} bytes and should have {size}"
             )
-        # Names to call it by are what libraries ask of an open file.
+        # Libraries only need the methods of a binary file, so a BufferedReader suffices.
         return cast(BinaryIO, io.BufferedReader(_Ranges(opened, size), 128 << 10))
 
     def write(self, name: str, buffers: Sequence[Buffer]) -> None:
-        """Write a file whole, in place of one that is there; a part of it never shows under its
-        name."""
+        """Write a file, replacing an existing one.
+
+        A partial file never appears under this name.
+        """
         whole = list(buffers)
         self._tried("writing", name, lambda store: store.put(self._path(name), whole))
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file if there is none; whether this call wrote it.
+        """Write a file unless it exists, and return whether this call wrote it.
 
-        In one step where the store can: of two who write in the same moment, one is told so. A
-        store that passes the condition over, or one that is not asked with it (`stores.py`), is
-        asked first: there both may be told that they wrote it, and the later one's bytes stay.
+        The check and the write are one atomic step if the store supports conditional writes. Of two
+        concurrent writers, only one then gets True.
+
+        Some stores ignore the condition, and some connections cannot send it (see `stores.py`). For
+        them the check is a separate request before the write. Two concurrent writers may then both
+        get True, and the bytes of the later writer remain.
         """
         tries = 0
 
         def created(store: Store) -> bool:
             nonlocal tries
             tries += 1
-            # A try whose answer was lost may have written it.
+            # An earlier try may have written the file although its response was lost.
             return store.create(self._path(name), data) or (tries > 1 and self.read(name) == data)
 
         return self._tried("writing", name, created)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
 
         def removed(store: Store) -> None:
             with suppress(FileNotFoundError):
                 store.remove(self._path(name))
 
-        # who removes an object that is not there may leave the marker of a folder
+        # Removing a missing object may leave a folder marker in some stores.
         if self.size(name) is not None:
             self._tried("removing", name, removed)
 
@@ -242,8 +272,11 @@ class Remote:
         return
 
     def each(self, do: Callable[["Remote", int], T], shards: Sequence[int]) -> Iterator[T]:
-        """`do(folder, shard)` of many shards, in order: several requests at once, and none for what
-        a listing does not have."""
+        """Yield `do(folder, shard)` for each shard, in order.
+
+        Several requests run concurrently. Files missing from a listing of their folder cause no
+        request.
+        """
         listed = _Listed(self)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for begin in range(0, len(shards), _CHUNK):
@@ -261,19 +294,22 @@ class Remote:
         return self._connected[1]
 
     def _tried(self, doing: str, name: str, action: Callable[[Store], T]) -> T:
-        """What `action` gives, tried again while its errors may pass. FileNotFoundError is passed
-        on."""
+        """Run `action` on the store, retrying while its errors may be temporary.
+
+        Raises:
+            FileNotFoundError: As raised by `action`.
+            StorageError: If the error is permanent or the last try fails.
+        """
         for tried in range(1, _TRIES + 1):
             try:
                 return action(self._store())
             except (FileNotFoundError, StorageError):
                 raise
-            except (
-                Exception
-            ) as error:  # of any library below; all become a StorageError but those that may pass
+            # Libraries raise many types. Each becomes a StorageError if a retry is useless.
+            except Exception as error:
                 if tried == _TRIES or not _may_pass(error):
                     raise StorageError(self._message(doing, name, error, tried)) from error
-                if tried > 1:  # a single failure is seldom a wait
+                if tried > 1:  # After a single failure, the wait is too short to report.
                     say(
                         f"{self.url}: {doing} failed {tried} times ({type(error).__name__}): trying"
                         " again",
@@ -304,8 +340,10 @@ class Remote:
 
 
 class _Listed(Remote):
-    """A Remote as it was when it was first asked: one listing for each folder, which holds a
-    thousand shards."""
+    """A Remote that lists each folder once, at its first request, and answers from the listing.
+
+    A folder contains a thousand shards, so one listing replaces many requests.
+    """
 
     def __init__(self, remote: Remote):
         super().__init__(remote.url)
@@ -332,19 +370,22 @@ def _root(url: str) -> Remote:
 
 
 def locate(url: str) -> tuple[Remote, str]:
-    """(the store of a file's URL, as one Remote a bucket and process; the file's name in it)."""
+    """Return the store of a file's URL and the file's name in it.
+
+    All files of a bucket share one Remote per process.
+    """
     scheme, rest = url.split("://", 1)
     bucket, _, name = rest.partition("/")
     return _root(f"{scheme}://{bucket}"), name
 
 
 def forget_connections() -> None:
-    """Make `locate` connect anew, as after a change of the environment."""
+    """Make `locate` reconnect, for example after a change of the environment."""
     _root.cache_clear()
 
 
 class _Opened:
-    """A file that is read in ranges, opened again after an error."""
+    """A remote file that is read in ranges and reopened after an error."""
 
     def __init__(self, remote: Remote, name: str):
         self._remote, self._name = remote, name
@@ -376,8 +417,11 @@ class _Opened:
 
 
 class _Ranges(io.RawIOBase):
-    """An open file as blocks: the few that were used last are kept, and what is read in order is
-    fetched ahead."""
+    """A seekable remote file that is read in blocks.
+
+    The most recently used blocks stay in memory. Sequential reads fetch following blocks in
+    advance.
+    """
 
     def __init__(self, opened: _Opened, size: int):
         self._opened, self._size, self._at = opened, size, 0
@@ -430,7 +474,7 @@ class _Ranges(io.RawIOBase):
 
 
 def _status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error of a library holds."""
+    """Return the HTTP status in a library's error, or None if it contains none."""
     response = getattr(error, "response", None)
     for status in (
         getattr(response, "status_code", None),
@@ -450,7 +494,7 @@ def _is_refused(error: BaseException) -> bool:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether the same call may succeed a little later."""
+    """Return whether the failure may be temporary, so that a retry can succeed."""
     if _is_refused(error) or _NO_BUCKET.search(str(error)):
         return False
     status = _status_of(error)
