@@ -1,11 +1,12 @@
-"""The kinds of file systems: what each does in one try.
+"""Implement one request to each kind of file system, without retries.
 
 ```
 s3:// gs://         pyarrow.fs, which is a dependency anyway; an object that is written only if there is none: obstore
 file://             the standard library
 memory:// hf:// …   fsspec, with what its protocol needs besides (adlfs, sshfs, …: the user's to install)
 ```
-Libraries are imported when a URL needs them.
+
+A library is imported when a URL first needs it.
 """
 
 import ctypes
@@ -29,20 +30,24 @@ PutIfNone: TypeAlias = Callable[[str, bytes], bool]
 _KEYS = ("access_key_id", "secret_access_key", "session_token")
 _ELSEWHERE = ("sso_", "role_arn", "credential_", "web_identity_")
 _DETAILS = "\n\nDebug source"
-_process: int | None = None  # the one in which obstore's threads run
+_process: int | None = None  # ID of the process that runs obstore's threads
 
 
 class OpenFile(Protocol):
-    """An open file of a store."""
+    """An open file in a store."""
 
     def size(self) -> int: ...
     def read_at(self, count: int, begin: int) -> bytes: ...
 
 
 class Store(Protocol):
-    """What a kind of file system does in one try. A file that is not there is a FileNotFoundError.
+    """The requests that each kind of file system supports, without retries.
 
-    list: (name below `path`, bytes);  put: the whole file or nothing;  create: whether it was not there and is written.
+    A missing file raises FileNotFoundError.
+
+    - `list` returns (name relative to `path`, size in bytes) of each file.
+    - `put` writes the whole file or nothing.
+    - `create` writes the file unless it exists, and returns whether it did.
     """
 
     def list(self, path: str) -> Sequence[tuple[str, int]]: ...
@@ -54,7 +59,7 @@ class Store(Protocol):
 
 
 def connect(scheme: str, folder: str) -> Store:
-    """The store of a URL "scheme://folder"."""
+    """Return the store for the URL `scheme://folder`."""
     if scheme == "s3":
         return _s3(folder.split("/")[0])
     if scheme == "gs":
@@ -103,19 +108,25 @@ def _s3(bucket: str) -> "_Arrow":
         connect_timeout=10,
         request_timeout=60,
         retry_strategy=AwsStandardS3RetryStrategy(max_attempts=2),
-        allow_delayed_open=True,  # one request for a small file
+        allow_delayed_open=True,  # A small file then needs only one request.
         **options,
     )
     return _Arrow(files, put_if_none)
 
 
 def _keys_of_profile() -> dict[str, str] | None:
-    """The keys of the profile that the files of AWS hold, as obstore names them, which reads no
-    such files.
+    """Return the access keys of the selected AWS profile, under the names that obstore expects.
 
-    Empty where the environment has keys, or where no profile is named or described: obstore then
-    asks what it knows. None for a profile that gets its keys elsewhere (single sign-on, another
-    role, a program).
+    obstore does not read the AWS configuration files, so this function reads them.
+
+    Returns:
+        The keys of the profile. The dict is empty if the environment contains keys, or if only the
+        default profile is selected and the files do not configure it; obstore then uses its own
+        sources. None means that the profile gets its keys in another way, such as single sign-on,
+        another role or a program.
+
+    Raises:
+        StorageError: If a configuration file cannot be parsed.
     """
     if os.environ.get("AWS_ACCESS_KEY_ID"):
         return {}
@@ -139,11 +150,15 @@ def _keys_of_profile() -> dict[str, str] | None:
 
 
 def _put_if_none(kind: str, bucket: str, **options: str) -> "PutIfNone | None":
-    """A function (path, data) → whether there was no object, and this is it now: decided by the
-    store, in one step.
+    """Return a function that writes an object only if it does not exist.
 
-    None in a process that was forked from one which had such a function: the threads behind it are
-    the other's alone, and whoever waits for them here waits for ever.
+    The function takes a path and the data, and returns whether it wrote the object. The store
+    decides this atomically.
+
+    Returns:
+        The function, or None if obstore does not support the credentials. It is also None in a
+        process forked from one that already had such a function. obstore's threads exist only in
+        the parent process, so a wait for them would never end.
     """
     global _process
     if _process not in (None, os.getpid()):
@@ -159,11 +174,11 @@ def _put_if_none(kind: str, bucket: str, **options: str) -> "PutIfNone | None":
                 "connect_timeout": timedelta(seconds=10),
                 "timeout": timedelta(seconds=60),
             },
-            retry_config={"max_retries": 0},  # the caller's
+            retry_config={"max_retries": 0},  # The caller retries.
             **options,
         )
     except obstore.exceptions.BaseError:
-        return None  # credentials of a kind that it does not know
+        return None  # obstore does not support this kind of credentials.
 
     def put(path: str, data: bytes) -> bool:
         try:
@@ -178,8 +193,7 @@ def _put_if_none(kind: str, bucket: str, **options: str) -> "PutIfNone | None":
 
 
 class _Arrow:
-    """A file system of pyarrow, and what it lacks: an object that is written only if there is
-    none."""
+    """A pyarrow file system, extended by conditional writes, which pyarrow does not support."""
 
     def __init__(self, files: Any, put_if_none: "Callable[[], PutIfNone | None]"):
         self._files = files
@@ -208,20 +222,20 @@ class _Arrow:
         return info.size if info.type == FileType.File else None
 
     def put(self, path: str, buffers: Sequence[Buffer]) -> None:
-        # by default names ending in .gz are compressed
+        # By default, pyarrow compresses files whose names end in .gz.
         stream = self._files.open_output_stream(path, compression=None)
         try:
             for buffer in buffers:
                 stream.write(buffer)
             stream.close()
         except BaseException:
-            # A stream that is dropped publishes what it has. It has no way to be aborted, so that
-            # it must never be dropped: what was sent stays an unfinished upload, which nobody sees.
+            # A deallocated stream publishes the data it has, and pyarrow cannot abort a stream.
+            # The extra reference keeps it alive, so the upload stays unfinished and invisible.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(stream))
             raise
 
     def create(self, path: str, data: bytes) -> bool:
-        if self.size(path) is not None:  # some stores pass the condition over
+        if self.size(path) is not None:  # Some stores ignore the condition.
             return False
         put_if_none = self._put_if_none()
         if put_if_none is not None:
@@ -245,7 +259,7 @@ class _LocalReader:
 
 
 class _Local:
-    """This machine's own files."""
+    """The local file system."""
 
     def list(self, path: str) -> list[tuple[str, int]]:
         return [
@@ -289,7 +303,7 @@ class _FsspecReader:
 
 
 class _Fsspec:
-    """A file system of fsspec."""
+    """An fsspec file system."""
 
     def __init__(self, scheme: str):
         try:
@@ -297,10 +311,8 @@ class _Fsspec:
                 import fsspec
 
                 self._files = fsspec.filesystem(scheme)
-        except (
-            ImportError,
-            ValueError,
-        ) as error:  # a library that is not installed; a scheme that nobody knows
+        # ImportError means a missing library, ValueError an unknown scheme.
+        except (ImportError, ValueError) as error:
             raise StorageError(f"{scheme}:// cannot be read: {error}") from error
         self._scheme = scheme
 
