@@ -1,4 +1,4 @@
-"""Sources: which bytes of which files a shard reads, and what a document is.
+"""Find source files, divide them among shards and read their documents.
 
 ```
 files ─► slices ─► formats ─► columns of texts, messages or ids
