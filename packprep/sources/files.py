@@ -1,8 +1,10 @@
-"""The files of a source: patterns, local or URLs, → a prefix and the files' names relative to it;
-and their pieces.
+"""Find the files of a source and compute their splits.
 
-A file's name, its order among the others and its size are the same wherever the files lie. Files
-and pieces are columns: a million files are a few arrays and a list of names.
+Patterns of local paths or URLs resolve to a prefix and file names relative to the prefix. A file's
+name, order and size do not depend on the prefix.
+
+A split (`piece` in the code) is the smallest part of a source that can be read independently. Files
+and splits are stored as columns, so a million files need only a few arrays and a list of names.
 """
 
 import contextlib
@@ -38,20 +40,26 @@ from packprep.sources.patterns import (
 )
 from packprep.storage import Remote, expanded, in_int64, is_url
 
-_AT_ONCE = 16  # remote files that are looked at together
+_AT_ONCE = 16  # concurrent inspections of remote files
 
 
 class Seen(NamedTuple):
-    """What the file system says of a file, or of a pair of them."""
+    """The file system's metadata of a file, or of a pair of files."""
 
-    size: int  # bytes, of both
-    modified: int = 0  # mtime in ns, of both summed, in int64; 0: nobody says
-    identity: int = 0  # of device and inode: two names of one file have the same
+    size: int  # in bytes, summed over a pair
+    modified: int = 0  # mtime in ns modulo 2⁶⁴, summed over a pair, or 0 if unknown
+    identity: int = 0  # hash of device and inode, equal for all names of a file; 0 if unknown
 
 
 class SourceFile(NamedTuple):
-    """One input file, as the plan lists it: its source's index, name relative to the source's
-    prefix, bytes, pieces."""
+    """An input file as the plan lists it.
+
+    Attributes:
+        source: Index of its source.
+        name: Path relative to the source's prefix.
+        size: Size in bytes.
+        pieces: Number of splits.
+    """
 
     source: int
     name: str
@@ -62,11 +70,16 @@ class SourceFile(NamedTuple):
 class Files(Sequence[SourceFile]):
     """The files of one source, sorted bytewise by name.
 
-    names: relative to `root`; sizes: int64[F] in bytes; format: the recipe's, "auto" too. pieces:
-    int64[F], how many each has; None: they are counted when they are first asked for, which opens
-    every file of a table and every index.
-    piece_bytes: file → about how much each of its pieces holds, of files that say so or were looked
-    at; the pieces of the others hold equal parts of what is stored.
+    Attributes:
+        source: Index of the source.
+        names: File names relative to `root`.
+        sizes: int64[F], size of each file in bytes.
+        root: Folder or URL that contains the files.
+        kinds: The distinct (format, compression) pairs, in order of their first file.
+        kind: uint8[F], index into `kinds` for each file.
+        piece_bytes: Maps a file's index to the approximate content size of each of its splits, if
+            known. For other files, splits are assumed to have equal parts of the stored bytes.
+        seen: int64[F, 3], the fields of `Seen` for each file, or None.
     """
 
     def __init__(
@@ -81,8 +94,21 @@ class Files(Sequence[SourceFile]):
         piece_bytes: Mapping[int, Sequence[int]] | None = None,
         seen: np.ndarray | None = None,
     ):
-        """seen: int64[F, 3], what was found of each file, as `Seen`; None: nothing, as of files at
-        URLs and a plan's."""
+        """Create the files of a source.
+
+        Args:
+            source: Index of the source.
+            names: File names relative to `root`, sorted bytewise.
+            sizes: int64[F], size of each file in bytes.
+            format: The recipe's format, which may be "auto".
+            root: Folder or URL that contains the files.
+            pieces: int64[F], number of splits per file. None counts them at first use, which opens
+                every file of numbered documents (tables and indexed datasets).
+            text_key: Key or column of the text.
+            piece_bytes: Approximate content size of each split, per file index.
+            seen: int64[F, 3], the fields of `Seen` for each file. None for files at URLs and for
+                files from a plan.
+        """
         self.piece_bytes: dict[int, Sequence[int]] = dict(piece_bytes or {})
         self._text_key, self.seen = text_key, seen
         self.source, self.names, self.sizes, self.root = source, names, sizes, root
@@ -91,13 +117,16 @@ class Files(Sequence[SourceFile]):
 
     @cached_property
     def formats(self) -> list[tuple[str, str]]:
-        """(format, compression) of each file."""
+        """Return (format, compression) of each file."""
         return [self.kinds[kind] for kind in self.kind.tolist()]
 
     @cached_property
     def pieces(self) -> np.ndarray:
-        """int64[F]: how many pieces each file has. SourceError for a file that has to be opened,
-        and cannot be read."""
+        """Return the number of splits of each file, int64[F].
+
+        Raises:
+            SourceError: If a file has to be opened and cannot be read.
+        """
         if self._pieces is not None:
             return self._pieces
         counts = np.zeros(len(self), np.int64)
@@ -116,7 +145,7 @@ class Files(Sequence[SourceFile]):
         return counts
 
     def as_planned(self) -> Iterator[dict[str, Any]]:
-        """The files as a plan lists them."""
+        """Yield the files' records as a plan stores them."""
         for i, file in enumerate(self):
             yield {
                 **file._asdict(),
@@ -124,17 +153,24 @@ class Files(Sequence[SourceFile]):
             }
 
     def note(self, i: int, held: Sequence[int]) -> None:
-        """Note about how much each piece of file i holds."""
+        """Record the approximate content size in bytes of each split of file `i`."""
         self.piece_bytes[i] = held
         self.__dict__.pop("_held", None)
 
     def forget(self, but: Mapping[int, Sequence[int]]) -> None:
-        """Forget how much pieces hold, but what is given."""
+        """Replace all recorded content sizes of splits by those in `but`."""
         self.piece_bytes = dict(but)
         self.__dict__.pop("_held", None)
 
     def held(self, file: np.ndarray, part: np.ndarray, stored: np.ndarray) -> np.ndarray:
-        """int64[n]: about how much some pieces hold: file, part, stored bytes of each, int64[n]."""
+        """Return the approximate content size of each given split in bytes, int64[n].
+
+        Args:
+            file: int64[n], index of each split's file.
+            part: int64[n], index of each split within its file.
+            stored: int64[n], stored bytes of each split. They are returned for files without
+                recorded content sizes.
+        """
         if not self.piece_bytes:
             return stored
         begin, flat = self._held
@@ -143,8 +179,12 @@ class Files(Sequence[SourceFile]):
 
     @cached_property
     def _held(self) -> tuple[np.ndarray, np.ndarray]:
-        """(int64[F]: where each file's pieces begin in the second, −1: nowhere; int64:
-        `piece_bytes` one after the other)."""
+        """Return `piece_bytes` as two arrays.
+
+        Returns:
+            First, int64[F]: the offset of each file's splits in the second array, or -1 without a
+            record. Second, int64: the concatenated values of `piece_bytes`.
+        """
         begin, files = np.full(len(self), -1, np.int64), sorted(self.piece_bytes)
         counts = np.array([len(self.piece_bytes[i]) for i in files], np.int64)
         begin[files] = np.cumsum(counts) - counts
@@ -173,8 +213,10 @@ class Files(Sequence[SourceFile]):
 
 
 def _each(root: str, do: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
-    """What `do` says of each of some files; of remote ones, each some answers of the store away,
-    many at a time."""
+    """Yield the result of `do` for each file, in order.
+
+    Remote files are processed concurrently, because each of them needs several requests.
+    """
     if not is_url(root):
         yield from map(do, *arguments)
         return
@@ -183,15 +225,19 @@ def _each(root: str, do: Callable[..., Any], *arguments: Iterable[Any]) -> Itera
 
 
 def _kinds(names: Sequence[str], format: str) -> tuple[list[tuple[str, str]], np.ndarray]:
-    """(the (format, compression) that there are, in order of their first file, uint8[F]: which of
-    them each file has)."""
+    """Return the distinct formats of files, and the format of each file.
+
+    Returns:
+        A list of distinct (format, compression) pairs in order of their first file, and uint8[F],
+        the index into this list for each file.
+    """
     kinds: dict[tuple[str, str], int] = {}
     of_ending: dict[tuple[str, ...], int] = {}
     compresses = {"": False}
     kind = np.empty(len(names), np.uint8)
     for i, name in enumerate(names):
-        # A name says its format by its last ending, or its last two where the last one is a
-        # compression's.
+        # The format follows from the last suffix. If the last suffix names a compression, the one
+        # before it decides.
         parts = name[name.rfind("/") + 1 :].rsplit(".", 2)
         last = parts[-1] if len(parts) > 1 else ""
         if last not in compresses:
@@ -204,26 +250,29 @@ def _kinds(names: Sequence[str], format: str) -> tuple[list[tuple[str, str]], np
 
 
 class FileColumns(NamedTuple):
-    """Some pieces, one array a column, int64[n]."""
+    """Columns that describe n splits. Each column is int64[n]."""
 
-    file: np.ndarray  # the first file's place in the source
-    files: np.ndarray  # how many files: 1, or more for small text files
-    part: np.ndarray  # which piece of the file
+    file: np.ndarray  # index of the first file in the source
+    files: np.ndarray  # number of files, which exceeds 1 only for small text files
+    part: np.ndarray  # index of the split within its file
     bytes: np.ndarray  # stored bytes
 
 
 class Pieces:
-    """The pieces of a source as arithmetic over its files: 60 TB of lines have 14 million pieces.
+    """The splits of a source, computed from its files instead of stored.
 
-    A run is a file with its pieces, or the text files that share one piece.
+    60 TB of line files have 14 million splits. Internally, a run is one file with its splits, or a
+    group of text files that share one split.
     """
 
     def __init__(self, files: Files):
-        """The pieces of a source's files, in the files' order. Neighbouring text files share a
-        piece of about 4 MiB."""
+        """Compute the splits of a source's files, in file order.
+
+        Adjacent text files share a split of about 4 MiB.
+        """
         positions = np.array([position_of(*kind) for kind in files.kinds])[files.kind]
         is_text, is_lines = positions == "whole", positions == "byte"
-        begins = files.pieces > 0  # whether a file begins a run; it has pieces
+        begins = files.pieces > 0  # Whether each file starts a run. A run has at least one split.
         group_bytes, before = 0, -2
         for i in np.flatnonzero(is_text).tolist():
             size = int(files.sizes[i])
@@ -236,13 +285,14 @@ class Pieces:
         many = np.ones(len(first), np.int64)
         sizes = files.sizes[first]
         if is_text.any():
-            run = np.cumsum(begins) - 1  # of every text file
+            run = np.cumsum(begins) - 1  # run of each text file
             own = run[is_text]
             many[np.unique(own)] = 0
             np.add.at(many, own, 1)
             sizes = np.where(is_text[first], 0, sizes)
             np.add.at(sizes, own, files.sizes[is_text])
-        # of runs with pieces: first file, files, stored bytes, pieces, whether these are of 4 MiB
+        # These arrays have one entry per run: first file, number of files, stored bytes, number of
+        # splits, and whether the splits have a fixed size of 4 MiB.
         self._first, self._files, self._sizes = first, many, sizes
         self._counts, self._lines = files.pieces[first], is_lines[first]
         self._ends = np.cumsum(self._counts)
@@ -251,7 +301,7 @@ class Pieces:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def at(self, pieces: np.ndarray) -> FileColumns:
-        """What is known of pieces: int64[n] in 0 … len − 1."""
+        """Return the columns of the given splits. `pieces` is int64[n], each from 0 to len - 1."""
         run = np.searchsorted(self._ends, pieces, "right")
         count, size = self._counts[run], self._sizes[run]
         part = pieces - (self._ends[run] - count)
@@ -262,7 +312,7 @@ class Pieces:
         return FileColumns(self._first[run], self._files[run], part, stored)
 
     def of_file(self, i: int) -> range:
-        """The pieces that hold something of file i of the source."""
+        """Return the range of splits that contain a part of file `i` of the source."""
         run = int(np.searchsorted(self._first, i, "right")) - 1
         if run < 0 or i >= self._first[run] + self._files[run]:
             return range(0)
@@ -274,10 +324,10 @@ _SHOWN_TWICE = 3
 
 
 def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
-    """The longest folder common to all absolute patterns up to their first wildcard; for a file,
-    its folder.
+    """Return the longest folder that all absolute patterns share before their first wildcard.
 
-    Nothing in `base`, the recipe's folder, is a wildcard.
+    For a pattern without wildcards this is the file's folder. Characters in `base`, the recipe's
+    folder, never count as wildcards.
     """
     folders = []
     for pattern in patterns:
@@ -289,21 +339,36 @@ def fixed_prefix(patterns: Sequence[str], base: str = os.sep) -> str:
 
 
 def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tuple[str, Files]:
-    """(prefix, files sorted bytewise by name) of a source. `prefix` says where the files lie now,
-    if they were moved.
+    """Find the files of a source.
 
-    A source's paths are local, or URLs of one bucket. A pair of Megatron's files, of which a
-    pattern may find one or both, is one file: the .bin, with the bytes of both. A folder of a
-    Hugging Face dataset on disk is its files. SourceError for a pattern that matches nothing,
-    another folder, a pipe or device, a name that is not valid UTF-8, or a file that cannot be read;
-    StorageError for a store that refuses.
+    All paths are local, or all are URLs of one bucket. A pair of Megatron files counts as one file:
+    the .bin, with the size of both. A pattern may match one or both of them. A folder that Hugging
+    Face `datasets` saved stands for its files.
+
+    Args:
+        source: The source's settings in the recipe.
+        index: Index of the source.
+        base: The recipe's folder, to which relative paths refer.
+        prefix: Current folder or URL of the files if they were moved, otherwise None.
+
+    Returns:
+        The prefix, and the files sorted bytewise by name.
+
+    Raises:
+        SourceError: If a pattern matches nothing, another kind of folder, or a pipe or device; if a
+            name is invalid UTF-8; or if a file cannot be read.
+        StorageError: If the store refuses a request.
     """
     root, patterns = below_one_folder(source, base)
     return find_below(source, index, root if prefix is None else absolute_prefix(prefix), patterns)
 
 
 def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -> tuple[str, Files]:
-    """(prefix, files) of a source, by patterns relative to the folder or URL `root`."""
+    """Find the files of a source by patterns relative to the folder or URL `root`.
+
+    Returns:
+        The prefix, and the files sorted bytewise by name. Errors are those of `find_files`.
+    """
     check_format(source.format, index)
     found = (
         _find_remote(source, root, patterns)
@@ -322,7 +387,7 @@ def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -
                 f"source {source.name!r}: the name {os.fsencode(name)!r} is not valid UTF-8; rename"
                 " the file"
             ) from None
-    names = sorted(found)  # code points sort as their UTF-8 does
+    names = sorted(found)  # Code points sort in the same order as their UTF-8 bytes.
     seen = np.array([found[name] for name in names], np.int64).reshape(-1, len(Seen._fields))
     of_files = None if is_url(root) else seen
     return root, Files(
@@ -337,18 +402,21 @@ def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -
 
 
 def absolute_prefix(prefix: str) -> str:
-    """The folder where a source's files lie, as a plan names it: an absolute path, or a URL without
-    a slash at its end."""
+    """Return a source's prefix as a plan stores it.
+
+    This is an absolute path, or a URL without a trailing slash.
+    """
     prefix = expanded(prefix)
     return prefix.rstrip("/") if is_url(prefix) else os.path.abspath(prefix)
 
 
 def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
-    """A message about files that stand twice, by two names or in two sources; "" if none does.
+    """Return a message about files that are read twice, or an empty string.
 
-    Two sources may share a file where their `sample` keeps other documents of it.
+    A file is read twice under two names or in two sources. Two sources may share a file if their
+    hash splits (`sample`) select different documents.
     """
-    # the same number for the same file
+    # Equal numbers mean the same file.
     known = np.concatenate(
         [
             (
@@ -361,7 +429,7 @@ def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
     )
     _, which, counts = np.unique(known, return_inverse=True, return_counts=True)
     ends = np.cumsum([len(files) for files in found])
-    groups: dict[int, list[tuple[int, int]]] = {}  # file → its places: source, number in it
+    groups: dict[int, list[tuple[int, int]]] = {}  # file → (source, index in the source)
     for k in np.flatnonzero(counts[which] > 1).tolist():
         s = int(np.searchsorted(ends, k, "right"))
         groups.setdefault(int(which[k]), []).append((s, k - int(ends[s]) + len(found[s])))
@@ -385,8 +453,11 @@ def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
 
 
 def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
-    """Messages about sources with texts among tables or JSONL, as a README is, or with files beside
-    a compressed copy."""
+    """Return warnings about files that were probably not meant to be read.
+
+    These are text files among tables or JSONL files, such as a README, and files next to a
+    compressed copy.
+    """
     messages = []
     for source, files in zip(sources, found, strict=True):
         texts = [
@@ -416,9 +487,10 @@ def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
 def _overlap(
     sources: Sequence[Source], found: Sequence[Files], a: tuple[int, int], b: tuple[int, int]
 ) -> bool:
-    """Whether two places of a file may give one document twice."""
+    """Return whether two entries for the same file may produce a document twice."""
     (low, high), (other_low, other_high) = sources[a[0]].sample, sources[b[0]].sample
-    named_alike = found[a[0]].names[a[1]] == found[b[0]].names[b[1]]  # by which `sample` goes
+    # `sample` selects documents by the file's name, so equal names have comparable ranges.
+    named_alike = found[a[0]].names[a[1]] == found[b[0]].names[b[1]]
     return not named_alike or (low < other_high and other_low < high)
 
 
@@ -427,18 +499,24 @@ def _path(found: Sequence[Files], place: tuple[int, int]) -> str:
 
 
 def _is_one(a: str, b: str) -> bool:
-    """Whether two names are of one file, also where a file system gives files no numbers of their
-    own."""
+    """Return whether two names refer to the same file.
+
+    Paths and link counts are compared, because some file systems do not number their files.
+    """
     return os.path.realpath(a) == os.path.realpath(b) or is_url(a) or os.stat(a).st_nlink > 1
 
 
 def match_below(
     source: Source, base: Path, files: Files, out: str, names: Sequence[str]
 ) -> str | None:
-    """The first of `names`, of files below the folder or URL `out`, that a pattern of the source
-    matches; None for none.
+    """Return the first of `names` that a pattern of the source would match below `out`, or None.
 
-    files: what was found of the source, through whose folders links are followed.
+    Args:
+        source: The source's settings in the recipe.
+        base: The recipe's folder.
+        files: The files of the source. Links are followed through their folders.
+        out: Folder or URL that would contain files of these names.
+        names: File names relative to `out`.
     """
     patterns = [pattern.split(os.sep) for pattern in below_one_folder(source, base)[1]]
     root, out = (place.removeprefix("file://") for place in (files.root, out))
@@ -452,8 +530,10 @@ def match_below(
 
 
 def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
-    """The ways, as parts, from the folder `root` to the folder `out`, directly or through folders
-    of the files `names`."""
+    """Return the relative paths from the folder `root` to `out`, each as a list of parts.
+
+    A path may be direct, or lead through a folder of the files `names`, including linked folders.
+    """
     if is_url(root):
         parts, above = out.rstrip("/").split("/"), root.split("/")
         return [parts[len(above) :]] if parts[: len(above)] == above else []
@@ -462,9 +542,8 @@ def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
         while folder not in folders:
             folders.add(folder)
             folder = os.path.dirname(folder)
-    above_out: dict[
-        tuple[int, int], list[str]
-    ] = {}  # folder that is there, by device and inode → the way from it
+    # Maps (device, inode) of each existing folder above `out` to the path from there to `out`.
+    above_out: dict[tuple[int, int], list[str]] = {}
     parts = os.path.realpath(out).split(os.sep)
     for n in range(1, len(parts) + 1):
         with contextlib.suppress(OSError):
@@ -481,8 +560,13 @@ def _below(root: str, out: str, names: Sequence[str]) -> list[list[str]]:
 
 
 def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
-    """(the folder of a source's patterns up to their first wildcard, the patterns relative to
-    it)."""
+    """Return the common folder of a source's patterns, and the patterns relative to it.
+
+    The common folder ends before the first wildcard.
+
+    Raises:
+        SourceError: If the URLs are in different buckets.
+    """
     urls = [expanded(path) for path in source.paths if is_url(path)]
     if not urls:
         patterns = [os.path.abspath(os.path.join(base, expanded(path))) for path in source.paths]
@@ -501,8 +585,10 @@ def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
 
 
 def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str, Seen]:
-    """name → what is found of the files below a URL that match the patterns, as glob would match
-    them."""
+    """Return the files below a URL that match the patterns, as name → metadata.
+
+    Patterns match as in `glob`.
+    """
     remote = Remote(root)
     listed = dict(remote.list()) if any(map(WILDCARD.search, patterns)) else {}
     found: dict[str, Seen] = {}
@@ -536,8 +622,11 @@ def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str
 
 
 def _in_pairs(source: Source, root: str, files: dict[str, Seen]) -> dict[str, Seen]:
-    """The files, where Megatron's pairs are their .bin with the bytes of both. SourceError for one
-    without the other."""
+    """Combine each Megatron pair into one entry for the .bin with the sizes of both files.
+
+    Raises:
+        SourceError: If one file of a pair is missing.
+    """
     found = {}
     for name, file in files.items():
         ending = name[-4:]
@@ -569,7 +658,7 @@ def _remote_file(root: str, name: str) -> Seen | None:
 
 
 def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str, Seen]:
-    """name → what is found of the files below a folder that match the patterns."""
+    """Return the files below a folder that match the patterns, as name → metadata."""
     files: dict[str, Seen] = {}
     for i, name in enumerate(patterns):
         pattern = os.path.join(root, name)
@@ -577,7 +666,7 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
         if WILDCARD.search(name) and not os.path.exists(pattern):
             matched = False
             for found in files_matched(root, name.split(os.sep)):
-                # the one call for each file that the file system sees
+                # This is the only system call per file.
                 file = seen(os.path.join(root, found))
                 if file is not None:
                     files[found], matched = file, True
@@ -588,7 +677,8 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
                     f" moved, --source {source.name}=FOLDER says where they lie now"
                 )
         elif os.path.isfile(os.path.join(pattern, "state.json")):
-            from packprep.sources.formats.arrow import saved_files  # with pyarrow
+            # This import loads pyarrow, which other sources do not need.
+            from packprep.sources.formats.arrow import saved_files
 
             for part in saved_files(pattern):
                 path = os.path.join(pattern, part)
@@ -632,8 +722,10 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
 
 
 def seen(path: str, paired: bool = False) -> Seen | None:
-    """What the file system says of a regular file, or of a pair of which it is one; None where one
-    is none, or cannot be asked for."""
+    """Return the metadata of a regular file, or None for a missing file or another kind.
+
+    With `paired`, the sizes and times of both files of a Megatron pair are summed.
+    """
     found = []
     for part in (path, path[:-4] + _OTHER_OF_PAIR[path[-4:]]) if paired else (path,):
         try:
