@@ -1,5 +1,4 @@
-"""Patterns of files: which names match them, locally and at URLs, and what to say where no file
-does."""
+"""Match file patterns, locally and at URLs, and explain patterns that match nothing."""
 
 import contextlib
 import difflib
@@ -16,12 +15,14 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 WILDCARD = re.compile(r"[*?[]")
-_LOOKED_AT, _SHOWN = 10_000, 6  # names of a folder, where a pattern matches nothing
+_LOOKED_AT, _SHOWN = 10_000, 6  # names per folder in messages about unmatched patterns
 
 
 def matches(pattern: Sequence[str], name: Sequence[str]) -> bool:
-    """Whether glob, with `**`, would find a file by a pattern, both as parts: * and ** pass over
-    what begins with a dot."""
+    """Return whether `glob` with `**` would find a name by a pattern, both given as path parts.
+
+    The wildcards * and ** do not match names that start with a dot.
+    """
     if not pattern or not name:
         return not pattern and not name
     if pattern[0] == "**" and len(pattern) == 1:
@@ -36,8 +37,10 @@ def matches(pattern: Sequence[str], name: Sequence[str]) -> bool:
 
 
 def _folder_identity(path: str) -> tuple[int, ...] | None:
-    """Return what tells a real folder from others, by whatever path: device and inode. None for
-    what is no folder."""
+    """Return the device and inode, which identify a folder whatever its path.
+
+    The result is None if the path is not a folder.
+    """
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -48,15 +51,18 @@ def _folder_identity(path: str) -> tuple[int, ...] | None:
 
 
 def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iterator[str]:
-    """Yield the names below a folder that glob would find by a pattern, but enter each real folder
-    once.
+    """Yield the names below a folder that `glob` would find, entering each real folder once.
 
-    parts: the pattern's; "**" stands for any folders. hidden: wildcards match names that begin with
-    a dot, too. A folder may be reached through several links, or contain a link to itself. Its path
-    without a link comes first, then the first in sorted order: the heap gives them in this order,
-    since a longer path is greater than its beginning.
+    A folder may be reachable through several links or contain a link to itself. It is entered by
+    its path without links, otherwise by the first path in sorted order. A heap produces paths in
+    this order, because a longer path compares greater than its own prefix.
+
+    Args:
+        root: Folder to search.
+        parts: Path parts of the pattern. "**" matches any number of folders.
+        hidden: Whether wildcards also match names that start with a dot.
     """
-    # whether a link is on the path, the path below root, the number of the part
+    # Each entry is (whether the path contains a link, path below root, index of the part).
     heap = [(False, "", 0)]
     entered = set()
     while heap:
@@ -94,8 +100,10 @@ def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iter
 
 
 def without_linked_copies(root: str, files: dict[str, T]) -> dict[str, T]:
-    """Return the files, those of each real folder by one path: without a link, or the first in
-    sorted order."""
+    """Return the files with only one path per real folder.
+
+    A path without links is preferred, then the first path in sorted order.
+    """
     folders = {os.path.dirname(name) for name in files}
     identities = {folder: _folder_identity(os.path.join(root, folder)) for folder in folders}
     if len(set(identities.values())) == len(folders):
@@ -115,8 +123,10 @@ def without_linked_copies(root: str, files: dict[str, T]) -> dict[str, T]:
 
 
 def nearby(pattern: str) -> str:
-    """A message's part for a pattern that matches nothing: what lies in the deepest of its folders
-    that there is."""
+    """Return a message part that helps to correct a pattern without matches.
+
+    It lists the contents of the deepest existing folder of the pattern.
+    """
     folder, *below = _deepest_folder(pattern)
     try:
         with os.scandir(folder) as entries:
@@ -153,8 +163,11 @@ def nearby(pattern: str) -> str:
 
 
 def hidden_match(name: str, root: str) -> str:
-    """Return a message's part about the first file that a pattern would match if wildcards matched
-    names with a dot."""
+    """Return a message part about the first hidden file that the pattern almost matches.
+
+    A file counts if it would match when wildcards also matched names that start with a dot. Without
+    one, the result is an empty string.
+    """
     hidden = files_matched(root, name.split(os.sep), hidden=True)
     first = next((found for found in hidden if os.path.isfile(os.path.join(root, found))), None)
     if first is None:
@@ -170,7 +183,7 @@ def hidden_match(name: str, root: str) -> str:
 
 
 def _deepest_folder(pattern: str) -> list[str]:
-    """The longest begin of an absolute path that is a folder, and the parts behind it."""
+    """Return the longest prefix of an absolute path that is a folder, then the remaining parts."""
     parts = pattern.split(os.sep)
     n = next(n for n in range(len(parts), 0, -1) if os.path.isdir(os.sep.join(parts[:n]) or os.sep))
     return [os.sep.join(parts[:n]) or os.sep, *parts[n:]]
