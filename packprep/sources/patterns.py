@@ -37,9 +37,9 @@ def matches(pattern: Sequence[str], name: Sequence[str]) -> bool:
 
 
 def _folder_identity(path: str) -> tuple[int, ...] | None:
-    """Return the device and inode, which identify a folder whatever its path.
+    """Return the device and inode of a folder, which are the same for each path to it.
 
-    The result is None if the path is not a folder.
+    For any other path, return None.
     """
     try:
         status = os.stat(path)

@@ -1,11 +1,14 @@
-"""Sources → pieces → shards, as index arithmetic.
+"""Divide sources into splits and shards, as index arithmetic.
 
-A **piece** is what can be entered by itself: 4 MiB of a line file, a row group, a record batch, a
-compressed file, or some neighbouring small text files. A source's pieces, once per use, each use in
-its own keyed order, form one list; a piece's weight is its estimated text bytes that are kept.
-Shard b of B takes from every source what begins in [b/B, (b+1)/B) of the source's summed weight. So
-all sources end together, every shard mixes them at the recipe's shares, and which process makes
-which shard never shows.
+A **split** (`piece` in the code) is the smallest part of a source that can be read independently: 4
+MiB of a line file, a row group, a record batch, a compressed file, or a few adjacent small text
+files. Each pass over the source (`use` in the code) orders the splits by a keyed permutation. The
+passes are concatenated into one list. A split's weight is the estimated number of text bytes that
+are kept.
+
+Shard b of B takes the interval [b/B, (b+1)/B) of each source's summed weight. So all sources end
+together, and every shard mixes them at the recipe's shares. The result does not depend on which
+process builds a shard.
 
     pieces of one source, in keyed order   |--5--|-2-|----9----|---6---|-2-|      weights
     shards                                 |     0     |     1     |    2    |
@@ -27,22 +30,23 @@ from packprep.sources.files import Files, Pieces
 from packprep.sources.formats import FORMATS, PIECE_BYTES, Slice, position_of
 from packprep.storage import is_url
 
-_WEIGHT_BITS = 16  # the kept part of a piece is an integer per 2¹⁶
-# pieces: millions of them are worked on in parts that stay in the processor's cache
+_WEIGHT_BITS = 16  # The kept fraction of a split is an integer in units of 2⁻¹⁶.
+# Number of splits processed at once. Chunks of this size stay in the processor's cache.
 _AT_ONCE = 1 << 18
 MOST_PIECES = 1 << 26
-"""Pieces of all sources, once for each use: 256 TiB of lines. Every process holds twelve bytes of
-each."""
+"""Maximum number of splits of all sources, counted once per pass. This equals 256 TiB of line
+files. Every process stores twelve bytes per split.
+"""
 PIECES_OF_A_USE = 256
-"""As many pieces, at least, a use takes the time of."""
+"""Minimum number of splits that a pass counts as, because each pass has a fixed cost in time."""
 ALL = 0, 1 << 53
-"""The sample of a source that keeps all documents: as `PlannedSource.sample`, [low, high) in
-2⁻⁵³."""
+"""The hash split of a source that keeps all documents: [low, high) in units of 2⁻⁵³, as in
+`PlannedSource.sample`.
+"""
 UNREAD = ""
-"""The prefix of a source whose files are not to be read."""
+"""Prefix of a source with files that must not be read."""
 IN_STORE = "store:"
-"""What the prefix of a source begins with that lies in a token store; the store's path or URL
-follows."""
+"""Start of the prefix of a source in a token store. The store's path or URL follows."""
 
 
 def _chunks(size: int) -> Iterator[slice]:
@@ -50,8 +54,7 @@ def _chunks(size: int) -> Iterator[slice]:
 
 
 class PlannedSource:
-    """A source with what the plan resolved: its files, the ratios of its formats, its repeat and
-    sample."""
+    """A source as resolved by the plan: its files, bytes-to-text ratios, passes and hash split."""
 
     def __init__(
         self,
@@ -66,9 +69,21 @@ class PlannedSource:
         open_store: Callable[[str], Any] | None = None,
         kinds: tuple[str, ...] = (),
     ):
-        """resolved: the plan's ratios, repeat, step_bytes and prefix.
-        in_order: the pieces stay in the files' order, as in a token store. open_store: a store's
-        place → the store. kinds: of media, by name."""
+        """Create a source from its settings and the plan.
+
+        Args:
+            source: The source's settings in the recipe.
+            index: Index of the source.
+            prefix: Folder or URL of the files, UNREAD, or IN_STORE followed by a store's location.
+            files: The files of the source.
+            first_file: Index of the source's first file among all files of the plan.
+            resolved: The plan's record of the source, with `ratios`, `repeat`, `step_bytes`,
+                `prefix` and `store`.
+            seed: Random seed of the build.
+            in_order: Whether splits stay in file order instead of keyed order, as in a token store.
+            open_store: Function that opens the token store at a path or URL.
+            kinds: Names of the media kinds.
+        """
         self.kinds = kinds
         self.in_order = in_order
         self._open_store = open_store
@@ -91,14 +106,15 @@ class PlannedSource:
 
     @property
     def in_store(self) -> bool:
-        """Whether a token store is read in place of its files."""
+        """Return whether a token store is read instead of the files."""
         return self.prefix.startswith(IN_STORE)
 
     @cached_property
     def store(self) -> Any:
-        """The token store (`documents/store.py`), opened when it is first read.
+        """Return the token store (`documents/store.py`), opened at first use.
 
-        SourceError where it is not the plan's.
+        Raises:
+            SourceError: If the store's digest differs from the plan's.
         """
         assert self._open_store is not None
         found = self._open_store(self.prefix.removeprefix(IN_STORE))
@@ -110,22 +126,24 @@ class PlannedSource:
 
     @property
     def uses(self) -> int:
-        """How often the documents are gone through: the last time perhaps not for all."""
+        """Return the number of passes over the documents. The last pass may be partial."""
         whole = int(self.repeat)
         return whole + (self.repeat > whole)
 
     def kept_of_use(self, use: int) -> Fraction:
-        """The part of the documents that use number `use` takes by its repeat: 1, or for the last
-        use a fraction."""
+        """Return the fraction of the documents that pass number `use` takes.
+
+        It is 1, except for a last pass that `repeat` cuts short.
+        """
         return min(Fraction(1), Fraction(self.repeat) - use)
 
     @cached_property
     def pieces(self) -> Pieces:
-        """The pieces of the files, in the files' order."""
+        """Return the splits of the files, in file order."""
         return Pieces(self.files)
 
     def pieces_of_kind(self, kind: int) -> np.ndarray:
-        """The pieces of the files of one of `files.kinds`, ascending."""
+        """Return the splits of all files with format number `kind` in `files.kinds`, ascending."""
         found = [np.zeros(0, np.int32)]
         for some in _chunks(len(self.pieces)):
             pieces = np.arange(some.start, some.stop)
@@ -134,7 +152,7 @@ class PlannedSource:
         return np.concatenate(found)
 
     def weights(self) -> np.ndarray:
-        """int64[P]: estimated text bytes of each piece, at least 1."""
+        """Return the estimated text bytes of each split, int64[P], at least 1 each."""
         ratio = np.array([self.ratios[format_name(*f)] for f in self.files.kinds], np.int64)
         weights = np.empty(len(self.pieces), np.int64)
         for some in _chunks(len(weights)):
@@ -144,8 +162,10 @@ class PlannedSource:
         return weights
 
     def order(self, uses: range) -> np.ndarray:
-        """int32 or int64[uses, P]: the pieces in the keyed order of each of these uses, or in the
-        files'."""
+        """Return the splits in the order of each given pass, int32 or int64[passes, P].
+
+        This is the keyed order, or the file order if `in_order` is set.
+        """
         size = len(self.pieces)
         order = np.empty((len(uses), size), np.int32 if size < 1 << 31 else np.int64)
         if self.in_order:
@@ -161,7 +181,10 @@ class PlannedSource:
 
     @cached_property
     def _list(self) -> tuple[np.ndarray, np.ndarray]:
-        """(pieces [uses · P] in one order, ends int64[uses · P] of their weights summed)."""
+        """Return the splits of all passes in order, and the cumulative sums of their weights.
+
+        Both arrays have passes · P elements. The sums are int64.
+        """
         low, high = self.source.sample
         size, own = len(self.pieces), self.weights()
         pieces = np.empty((self.uses, size), np.int32 if size < 1 << 31 else np.int64)
@@ -187,13 +210,15 @@ class PlannedSource:
 
     @cached_property
     def weight(self) -> int:
-        """The summed weight: estimated text bytes that are kept, over all uses."""
+        """Return the summed weight of all splits and passes: the estimated kept text bytes."""
         ends = self._list[1]
         return int(ends[-1]) if len(ends) else 0
 
     def places(self, shard: int, shards: int) -> range:
-        """The places, in the list of all pieces and uses, of what a shard takes: of the first and
-        the last perhaps a part."""
+        """Return the entries in the list of all splits and passes from which a shard reads.
+
+        The shard may take only a part of the first and the last entry.
+        """
         ends = self._list[1]
         begin, end = (b * self.weight // shards for b in (shard, shard + 1))
         if begin == end:
@@ -205,8 +230,17 @@ class PlannedSource:
     def taken(
         self, shard: int, shards: int, places: Iterable[int]
     ) -> Iterator[tuple[int, int, int, int, int]]:
-        """(piece, use, lo, hi, weight) of what a shard takes at some of its places: [lo, hi) of the
-        piece's weight."""
+        """Yield the intervals that a shard takes from the given entries of the list.
+
+        Args:
+            shard: Index of the shard.
+            shards: Number of shards.
+            places: Entries of the list, from `places`.
+
+        Yields:
+            (piece, use, lo, hi, weight): the split, the pass, and the interval [lo, hi) of the
+            split's weight.
+        """
         pieces, ends = self._list
         begin, end = (b * self.weight // shards for b in (shard, shard + 1))
         for place in places:
@@ -216,17 +250,17 @@ class PlannedSource:
             yield int(pieces[place]), use, max(begin - first, 0), min(end - first, weight), weight
 
     def slices(self, shard: int, shards: int) -> Iterator[Slice]:
-        """What shard number `shard` of `shards` takes, in order."""
+        """Yield the work ranges (`Slice`) of shard number `shard` of `shards`, in order."""
         for of_piece in self.taken(shard, shards, self.places(shard, shards)):
             yield from self.slices_of(*of_piece)
 
     def slices_of(
         self, piece: int, use: int = 0, lo: int = 0, hi: int = 1, weight: int = 1
     ) -> Iterator[Slice]:
-        """The slices that are [lo, hi) of a piece's weight: one, or one for each whole text file
-        that begins there.
+        """Yield the work ranges for the interval [lo, hi) of a split's weight.
 
-        `file` in them is the index into the plan's files.
+        There is one work range, or one for each whole text file that starts in the interval. The
+        `file` of a work range is an index into all files of the plan.
         """
         found = self.pieces.at(np.array([piece]))
         i = int(found.file[0])
@@ -253,31 +287,44 @@ class PlannedSource:
             )
 
     def at_places(self, places: range) -> tuple[np.ndarray, np.ndarray]:
-        """(pieces, uses), int64[n] each, at some places of that list."""
+        """Return the splits and the passes of some entries of the list, int64[n] each."""
         pieces = self._list[0][places.start : places.stop].astype(np.int64)
         return pieces, np.arange(places.start, places.stop) // max(1, len(self.pieces))
 
     def shards_of(self, pieces: np.ndarray, shards: int) -> np.ndarray:
-        """int64[k]: which of `shards` shards take something of any of these pieces, int64[n], in
-        any use; ascending."""
+        """Return the shards that read from any of the given splits in any pass.
+
+        Args:
+            pieces: int64[n], splits.
+            shards: Number of shards.
+
+        Returns:
+            int64[k], ascending indices of shards.
+        """
         listed, ends = self._list
         found: set[int] = set()
         if self.weight:
             at = pieces if self.in_order else np.flatnonzero(np.isin(listed, pieces))
             firsts = np.where(at > 0, ends[at - 1], 0).tolist()
             for first, end in zip(firsts, ends[at].tolist(), strict=True):
-                # Shard b takes [b · weight // shards, (b + 1) · weight // shards).
+                # Shard b takes the interval [b · weight // shards, (b + 1) · weight // shards).
                 low, high = (-(-unit * shards // self.weight) - 1 for unit in (first + 1, end))
                 found.update(range(low, high + 1))
         return np.array(sorted(found), np.int64)
 
     def files_of_piece(self, piece: int) -> range:
-        """The source's files that have a part in a piece: one, or the text files that share it."""
+        """Return the source's files that have a part in a split.
+
+        This is one file, or the text files that share the split.
+        """
         found = self.pieces.at(np.array([piece]))
         return range(int(found.file[0]), int(found.file[0] + found.files[0]))
 
     def pieces_at(self, i: int, positions: np.ndarray) -> np.ndarray:
-        """int64[n]: the pieces of file i that may hold a document at one of these positions."""
+        """Return the splits of file `i` that may contain documents at these positions.
+
+        `positions` and the result are int64[n].
+        """
         pieces = np.array(self.pieces.of_file(i), np.int64)
         if position_of(*self.formats[i]) != "byte":
             return pieces
@@ -285,7 +332,11 @@ class PlannedSource:
         return pieces[numbers[numbers < len(pieces)]]
 
     def path(self, i: int) -> str:
-        """Where file i of the source lies. SourceError where its files are not to be read."""
+        """Return the path or URL of file `i` of the source.
+
+        Raises:
+            SourceError: If the source's files must not be read.
+        """
         if self.prefix == UNREAD:
             raise SourceError(
                 f"source {self.name!r} is not read where a plan alone says that it lies: --source"
@@ -295,7 +346,7 @@ class PlannedSource:
 
 
 def other_store(name: str, store: Any, planned: str | None) -> str:
-    """Say that the token store of a source is not the one whose digest its plan has."""
+    """Return the message that a source's token store has another digest than the plan."""
     return (
         f"source {name!r}: the token store {store} is another than the plan names (digest"
         f" {store.digest}, in the plan {planned}): it was made again since"
@@ -303,26 +354,42 @@ def other_store(name: str, store: Any, planned: str | None) -> str:
 
 
 def pieces_of_all_uses(sources: Sequence[PlannedSource]) -> int:
-    """The pieces of all sources, once for each use, which counts as PIECES_OF_A_USE where it has
-    fewer."""
+    """Return the number of splits of all sources, counted once per pass.
+
+    A pass counts as at least PIECES_OF_A_USE splits.
+    """
     return sum(source.uses * max(PIECES_OF_A_USE, len(source.pieces)) for source in sources)
 
 
 def format_name(format: str, compression: str) -> str:
-    """The name of a format in the plan's ratios: "jsonl", "jsonl.zstd", …"""
+    """Return the key of a format in the plan's ratios, such as "jsonl" or "jsonl.zstd"."""
     return f"{format}.{compression}" if compression else format
 
 
 def step_bytes(stored: int, shards: int) -> int:
-    """A source's step: the largest power of two ≤ 1 MiB that gives 16 steps per shard, at least 16
-    KiB."""
+    """Return a source's step size for compressed files in bytes.
+
+    This is the largest power of two that gives at least 16 steps per shard, limited to 16 KiB
+    through 1 MiB.
+    """
     per_shard = max(1, stored // max(1, shards) // 16)
     return min(1 << 20, max(1 << 14, 1 << (per_shard.bit_length() - 1)))
 
 
 def place_of(source: PlannedSource, place: str, what: str = "--doc") -> tuple[int | None, int]:
-    """(the file's place in the source or None, position) of "FILE:POSITION" or "POSITION";
-    RecipeError, with `what` it is, for a place that is none."""
+    """Parse a document's location "FILE:POSITION" or "POSITION".
+
+    Args:
+        source: The source of the document.
+        place: The text to parse. FILE is a name relative to the source's prefix.
+        what: Name of the option, for error messages.
+
+    Returns:
+        The file's index in the source, or None without a file, and the position.
+
+    Raises:
+        RecipeError: If the text is malformed or the source has no such file.
+    """
     file, colon, text = place.rpartition(":")
     if (
         not text.isascii()
