@@ -1,4 +1,6 @@
-"""A slice of a file → batches of documents as columns. One file a format; this is their registry.
+"""Read a work range (`Slice`) of a file as batches of documents in columns.
+
+Each format has one file, and this module is their registry.
 
 ```
 Slice ─► jsonl, text ─────────────────────┐
@@ -6,12 +8,13 @@ Slice ─► jsonl, text ──────────────────�
          megatron ────────────────┴────────► Batch (tokens, files, positions, rejects)
 compressed: files decompressed, for lines and text
 ```
-A document belongs to the slice in which its first byte, row or step lies; neighbouring slices
-neither overlap nor leave a gap. A document that cannot be used is a reject with a reason; a file
-that cannot be read is a SourceError.
 
-A format is one file with the functions that `FormatModule` names, one line in the registry below,
-and a row in docs/recipe.md.
+A document belongs to the work range that contains its first byte, row or step. Adjacent work ranges
+neither overlap nor leave a gap. An unusable document becomes a reject with a reason, and an
+unreadable file raises SourceError.
+
+To add a format, write one file with the functions in `FormatModule`, add one line to the registry
+below, and add a row to docs/recipe.md.
 """
 
 import difflib
@@ -67,7 +70,7 @@ __all__ = [
 
 
 class FormatModule(Protocol):
-    """What a format's file has."""
+    """The functions that a format's file provides."""
 
     def read(
         self,
@@ -78,66 +81,96 @@ class FormatModule(Protocol):
         decoders: Decoders,
         fields: Fields | None,
     ) -> Iterator[Batch]:
-        """The documents of a slice; see `formats.read`."""
+        """Yield the documents of a work range; see `formats.read`."""
 
     def pieces(
         self, path: str, size: int, text_key: str, tokens: bool, piece_bytes: int
     ) -> int | list[int]:
-        """How many pieces a file has, or about how much each of them holds. Of formats of numbered
-        documents alone."""
+        """Return the number of splits of a file, or the approximate content bytes of each split.
+
+        Only formats with numbered documents provide this function.
+        """
 
     def line_decoder(
         self, text_key: str, fields: Fields | None
     ) -> Callable[[bytes], str | Supervision | tuple[str, str]]:
-        """A function from a line to its text, fields, or reason and detail. Of formats of lines
-        alone, whose position is "byte"."""
+        """Return a function that maps a line to its text, its fields, or a (reason, detail) pair.
+
+        Only line formats, with position "byte", provide this function.
+        """
 
     def bytes_per_token(self, part: Slice, text_key: str) -> float | None:
-        """The bytes that pieces hold for a token; None where that cannot be told. Of formats of
-        tokens alone."""
+        """Return the average content size of splits per token in bytes, or None if it is unknown.
+
+        Only token formats provide this function.
+        """
 
     def numbers(self, part: Slice, decoders: Decoders) -> range:
-        """The numbers in their file of the documents of a slice's piece. Of formats of numbered
-        documents alone."""
+        """Return the range of document numbers, within the file, of a work range's split.
+
+        Only formats with numbered documents provide this function.
+        """
 
     def pieces_at(self, path: str, size: int, positions: np.ndarray) -> np.ndarray:
-        """int64[k], ascending: which pieces hold the documents at `positions: int64[n]`. Of indexed
-        formats alone."""
+        """Return the splits that contain the documents at the positions, int64[k], ascending.
+
+        `positions` is int64[n]. Only indexed formats provide this function.
+        """
 
 
 @dataclass(frozen=True)
 class Format:
-    """What is known of a format without its file, which may import what takes long.
+    """The metadata of a format.
 
-    position    what a document's position counts: "byte", of its line; "number", in its file; "whole": the file is a document
-    asked       what a recipe's `format` calls it, where that is not its name
-    only        what that reads, where a file is told by its name's ending: for a message
+    It is available without importing the format's file, which may load slow libraries.
+
+    Attributes:
+        name: The format's internal name, as in `Slice.format`.
+        suffixes: Endings of file names in lower case. An empty tuple matches all other files.
+        file: Module name below formats/.
+        position: Meaning of a document's position. "byte" is the offset of its line, "number" its
+            number in the file; with "whole" the entire file is one document.
+        holds: "texts" or "tokens".
+        asked: Value of the recipe's `format`, if it differs from the name.
+        only: Description of the readable files for an error message. It is set for formats that
+            require certain file name endings.
+        json: Whether each line is a document as a JSON object.
+        paired: Whether a file is a .bin with its .idx.
+        indexed: Whether an index gives the locations of documents.
     """
 
     name: str
-    suffixes: tuple[str, ...]  # endings of file names in lower case; none: of all other files
-    file: str  # below formats/
+    suffixes: tuple[str, ...]
+    file: str
     position: str
-    holds: str = "texts"  # or "tokens"
+    holds: str = "texts"
     asked: str = ""
     only: str = ""
-    json: bool = False  # a document is a JSON object in a line
-    paired: bool = False  # a file is a .bin with its .idx
-    indexed: bool = False  # an index says where documents lie
+    json: bool = False
+    paired: bool = False
+    indexed: bool = False
 
     @cached_property
     def module(self) -> FormatModule:
-        """Its file. pyarrow takes 0.3 s to import, and most corpora are line files."""
+        """Import and return the format's file.
+
+        The import is lazy, because pyarrow takes 0.3 s to import and most corpora are line files.
+        """
         return cast(FormatModule, import_module(f"{__name__}.{self.file}"))
 
     def counts(
         self, sizes: np.ndarray, compression: str, piece_bytes: int = PIECE_BYTES
     ) -> np.ndarray:
-        """int64[F]: the pieces of files of `sizes: int64[F]` bytes, where sizes tell them: not of
-        numbered documents.
+        """Return the number of splits of each file, int64[F], computed from the file sizes.
 
-        Lines have one per `piece_bytes`, compressed ones 1, each 0 if empty; a file that is a
-        document 1.
+        A line file has one split per `piece_bytes`, and a compressed line file has one split. An
+        empty file of either kind has none. A file that is one document has one split. This method
+        does not apply to formats with numbered documents.
+
+        Args:
+            sizes: int64[F], file sizes in bytes.
+            compression: "", "gzip" or "zstd".
+            piece_bytes: Bytes per split of an uncompressed line file.
         """
         if self.position == "whole":
             return np.ones(len(sizes), np.int64)
@@ -171,13 +204,15 @@ FORMATS = {
         Format("arrow_tokens", _ARROW, "arrow", "number", "tokens", "tokens", _LISTS),
     )
 }
-"""Name → format. By its ending, a file is of the first that has it."""
+"""Maps names to formats. A file has the first format whose endings match its name."""
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
 def formats_asked() -> list[str]:
-    """What a recipe's `format` may be: of files, or "store" for a token store, which is no
-    file's."""
+    """Return the valid values of a recipe's `format`.
+
+    The value "store" selects a token store instead of files.
+    """
     return list(
         dict.fromkeys(
             ("auto", *(format.asked or format.name for format in FORMATS.values()), "store")
@@ -186,7 +221,15 @@ def formats_asked() -> list[str]:
 
 
 def check_format(format: str, source: int) -> None:
-    """RecipeError unless the `format` of a recipe's source, by its number, is known."""
+    """Check the `format` of a recipe's source.
+
+    Args:
+        format: The value in the recipe.
+        source: Index of the source in the recipe.
+
+    Raises:
+        RecipeError: If the format is unknown.
+    """
     known = formats_asked()
     if format not in known:
         near = difflib.get_close_matches(format, known, 1)
@@ -198,9 +241,12 @@ def check_format(format: str, source: int) -> None:
 
 
 def detect_format(name: str) -> tuple[str, str]:
-    """(format, compression) by a file name's endings; the compression is "", gzip or zstd.
+    """Return a file's (format, compression) as given by the endings of its name.
 
-    Raises SourceError for a compressed file of a format that is entered in the middle.
+    The compression is "", "gzip" or "zstd".
+
+    Raises:
+        SourceError: If the file is compressed and its format needs random access.
     """
     stem, compression = name.lower(), ""
     for ending, compressed in _COMPRESSIONS.items():
@@ -217,11 +263,18 @@ def detect_format(name: str) -> tuple[str, str]:
 
 
 def format_of(name: str, format: str) -> tuple[str, str]:
-    """(format, compression) of a file in a source whose recipe says `format`; the format is one
-    that `Slice` names.
+    """Return the (format, compression) of a file in a source.
 
-    Raises SourceError as `detect_format` does, and for a file that holds no tokens by its name
-    where tokens are asked for.
+    Args:
+        name: File name.
+        format: The recipe's format, which may be "auto".
+
+    Returns:
+        The format, as in `Slice.format`, and the compression.
+
+    Raises:
+        SourceError: As in `detect_format`, or if the file's name contradicts a recipe's token
+            format.
     """
     found, compression = detect_format(name)
     if format == "auto":
@@ -235,8 +288,10 @@ def format_of(name: str, format: str) -> tuple[str, str]:
 
 
 def position_of(format: str, compression: str) -> str:
-    """`Format.position` of a format, but "stream" of compressed lines, whose bytes a plan does not
-    tell."""
+    """Return `Format.position`, or "stream" for compressed lines.
+
+    A plan does not contain the decompressed size of compressed lines.
+    """
     position = FORMATS[format].position
     return "stream" if position == "byte" and compression else position
 
@@ -244,11 +299,18 @@ def position_of(format: str, compression: str) -> str:
 def count_pieces(
     path: str, format: str, compression: str, size: int, piece_bytes: int = PIECE_BYTES
 ) -> int:
-    """The pieces of a file of `size` bytes: what can be entered by itself.
+    """Return the number of splits of a file.
 
-    Of lines and texts as `Format.counts`; Parquet has its row groups, Arrow its record batches
-    (headers only are read); a pair of Megatron's files one per `piece_bytes` and at most one a
-    document.
+    Line and text files follow `Format.counts`. A Parquet file has one split per row group, and an
+    Arrow file one per record batch; only headers are read. A pair of Megatron files has one split
+    per `piece_bytes`, but at most one per document.
+
+    Args:
+        path: Path or URL of the file.
+        format: Name of the format.
+        compression: "", "gzip" or "zstd".
+        size: Size of the file, or of the pair of files, in bytes.
+        piece_bytes: Bytes per split, for formats without a natural unit.
     """
     if FORMATS[format].position != "number":
         return int(FORMATS[format].counts(np.array([size]), compression, piece_bytes)[0])
@@ -259,19 +321,24 @@ def count_pieces(
 def bytes_of_pieces(
     path: str, format: str, size: int, text_key: str = "text", piece_bytes: int = PIECE_BYTES
 ) -> int | list[int]:
-    """About how much each piece of a file of numbered documents holds, by its footer or headers, or
-    how many there are.
+    """Return the approximate content size of each split of a file, or the number of splits.
 
-    Of a Parquet file the bytes of the column of texts before compression, or TOKEN_TEXT_BYTES for
-    each id; of an Arrow file the bytes of the record batch; of a pair of Megatron's the number.
+    This applies to formats with numbered documents and reads only a footer or headers.
+
+    Returns:
+        For Parquet, the uncompressed bytes of the text column per row group, or TOKEN_TEXT_BYTES
+        per token id. For Arrow, the bytes of each record batch. For a pair of Megatron files, the
+        number of splits.
     """
     own = FORMATS[format]
     return own.module.pieces(path, size, text_key, own.holds == "tokens", piece_bytes)
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float | None:
-    """The bytes that pieces hold for a token: of a slice's file, or of its record batch. None where
-    that cannot be told."""
+    """Return the content bytes per token of a work range's file or record batch.
+
+    Return None if this is unknown.
+    """
     return FORMATS[part.format].module.bytes_per_token(part, text_key)
 
 
@@ -283,21 +350,30 @@ def read(
     decoders: Decoders | None = None,
     fields: Fields | None = None,
 ) -> Iterator[Batch]:
-    """The documents of a slice, in file order, in batches of about `batch_bytes`; no batch is
-    empty.
+    """Yield the documents of a work range, in file order.
 
-    text_key: the key or column that holds the text; text files have none. Of a table of tokens the
-    column that holds the lists of ids; "text": input_ids, or else tokens
-    keep: which documents to decode; the others leave no trace. A Choice sees those of the piece
-    before the slice, too
-    decoders: what this process remembers between slices; it changes the speed only
-    fields: give a document's loss_spans, messages and what else `fields.py` says, too; None: these
-    are not looked at, and so in a source of tokens. A field that is the text_key is the text and
-    nothing else A position is the byte offset of a line (compressed: in the decompressed stream), a
-    row number in the file, the number of a document in Megatron's index, or 0.
+    A position is the byte offset of a line, a row number in the file, the number of a document in
+    Megatron's index, or 0 for a text file. For compressed lines, it is the offset in the
+    decompressed stream. Memory use is about `batch_bytes` plus one document.
 
-    Raises SourceError for a file that is missing, unreadable, corrupt, truncated or not of the
-    planned size, and for a missing column. Memory: about `batch_bytes` and one document.
+    Args:
+        part: The work range to read.
+        text_key: Key or column of the text. Text files ignore it. For a table of tokens it is the
+            column of token id lists; "text" then means `input_ids`, or `tokens` without an
+            `input_ids` column.
+        keep: Selects the documents to decode; all others are skipped without a trace. A Choice also
+            receives the documents of the split that precede the work range.
+        batch_bytes: Approximate content size of a batch in bytes.
+        decoders: State that this process keeps between work ranges. It affects only the speed.
+        fields: Also read loss_spans, messages and the other fields in `fields.py`. None ignores
+            them, also in a source of tokens. A field with the name `text_key` is only the text.
+
+    Yields:
+        Non-empty batches.
+
+    Raises:
+        SourceError: If the file is missing, unreadable, corrupt, truncated or not of the planned
+            size, or if a column is missing.
     """
     module = FORMATS[part.format].module
     return module.read(part, text_key, keep, batch_bytes, decoders or Decoders(), fields)
