@@ -1,17 +1,19 @@
-"""What every format takes and gives: a slice of a file in, batches of documents as columns out; and
-which documents are taken.
+"""Define the input and output of every format, and the selection of documents.
 
-Which documents of a piece a fraction of its documents is: evenly by length, each with the same
-probability.
+A format takes a work range of a file and yields batches of documents in columns.
+
+`Choice` selects a fraction f of a split's documents. The selection is even across lengths, and each
+document has the same probability.
 
     size        0     1    2…3   4…7   8…15  …      stored bytes (line, text) or tokens; of messages, how many
     class       0     1     2     3     4    …      bits of the size
     taken       iff ⌊(j + 1) · f + u⌋ > ⌊j · f + u⌋, for the j-th document of its class in the piece
 
-u is uniform, keyed by piece, use and class. So each document is taken with probability f, whatever
-its length; and what is taken of a piece has f of its bytes but for about a document of each class,
-where tossing a coin for each lets few long documents decide. A part that begins inside a piece is
-chosen from as the whole is: what lies before it is counted.
+u is a uniform random number, keyed by split, pass and class. So each document is taken with
+probability f, whatever its length. The selected documents also contain the fraction f of the
+split's bytes, except for about one document per class. An independent random decision per document
+would let a few long documents dominate. A work range that starts inside a split makes the same
+selection as the whole split, because the documents before it are counted.
 """
 
 import re
@@ -34,21 +36,33 @@ _32 = np.uint64(32)
 
 
 class Choice:
-    """The documents of one piece that one use takes. It is asked for all of them in order, and
-    remembers how many it saw.
+    """A selector of the documents of one split that one pass takes.
 
-    key: of the piece in that use. fraction: in 2⁻³², below 2³². sample: (file, positions) →
-    bool[n]: the documents among which is chosen, or None for all.
+    It must be called with all documents of the split in order, because it counts them.
+
+    Args:
+        key: Random key of the split in this pass.
+        fraction: Fraction of the documents to take, in units of 2⁻³², below 2³².
+        sample: Function (file, positions) → bool[n] that gives the documents to choose from. None
+            means all documents.
     """
 
     def __init__(self, key: np.uint64, fraction: int, sample=None):
         self.key, self.fraction, self.sample = key, np.uint64(fraction), sample
         self.seen = np.zeros(_CLASSES, np.int64)
-        """int64[classes]: documents so far. Who goes on with a piece hands it on."""
+        """int64[classes], the number of documents so far. A reader that resumes a split restores
+        it.
+        """
         self._shift = words(key, REPEAT, np.arange(_CLASSES)).astype(np.uint64)
 
     def __call__(self, file: int, positions: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """bool[n]: which of the next documents are taken. positions, sizes: int64[n], sizes ≥ 0."""
+        """Return which of the next documents are taken, bool[n].
+
+        Args:
+            file: Index of the documents' file.
+            positions: int64[n], positions of the documents.
+            sizes: int64[n], sizes of the documents, at least 0.
+        """
         taken = np.zeros(len(positions), np.bool_)
         among = (
             np.arange(len(positions))
@@ -69,29 +83,31 @@ class Choice:
         return taken
 
 
-PIECE_BYTES = 4 << 20  # a piece of an uncompressed line file
+PIECE_BYTES = 4 << 20  # bytes per split of an uncompressed line file
 MAX_DOCUMENT_BYTES = 8 << 20
-"""Of a document's text in UTF-8: a longer one is rejected. The reference engine's encoding of one
-takes some 50 times its bytes of prose, and 200 times where each byte is a token."""
+"""Maximum UTF-8 size of a document's text. A longer text is rejected. The reference tokenizer's
+encoding takes some 50 times the bytes of prose, and 200 times if each byte is a token.
+"""
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES
-"""Of a line of JSON, whose escapes take up to three times the bytes of a text that is not ASCII: a
-longer line is rejected, and never held in memory whole."""
-MAX_DOCUMENT_TOKENS = 8 << 20  # of a document of a source of tokens
+"""Maximum size of a line of JSON. Escapes take up to three times the bytes of a non-ASCII text.
+A longer line is rejected and never fully loaded into memory.
+"""
+MAX_DOCUMENT_TOKENS = 8 << 20  # maximum tokens of a document in a token source
 TOKEN_TEXT_BYTES = 4
-"""What a token of a source of tokens counts as text: about what a token of English makes with a
-vocabulary of 50,000 or more, so that shards of text and shards of tokens have like sizes. No
-document depends on it."""
-MAX_DETAIL = 200  # characters of a reject's detail
-_LEAST_BYTES = (
-    64  # what a document counts in a batch at least: it is some objects, however short its text
-)
+"""Text bytes that a token of a token source counts as. An English token has about this size with
+a vocabulary of 50,000 or more, so text shards and token shards have similar sizes. No
+document depends on this value.
+"""
+MAX_DETAIL = 200  # maximum characters of a reject's detail
+# Minimum size that a document counts as in a batch. Even a short text consists of several objects.
+_LEAST_BYTES = 64
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 LOSS_SPANS, MESSAGES, MEDIA = "loss_spans", "messages", "media"
-"""The fields by which a document says what of it is trained, and where places of media stand."""
+"""Fields of a document with its trained spans, its messages and the positions of its media."""
 
-# Why a document can be rejected. A reason, a position and a detail are part of a dataset's bytes:
-# nothing in them may depend on the version of Python or of a library.
+# Reasons to reject a document. A reason, a position and a detail are part of a dataset's bytes, so
+# they must not depend on the version of Python or of a library.
 BAD_REASONS = (
     "malformed_json",
     "missing_text",
@@ -111,8 +127,9 @@ BAD_REASONS = (
 )
 
 Keep = Callable[[int, np.ndarray], np.ndarray] | Choice
-"""(file, positions int64[n]) → bool[n]: which documents to decode; or a Choice, which is asked for
-all of a piece from its begin, with their sizes."""
+"""Function (file, positions int64[n]) → bool[n] that selects the documents to decode. A Choice
+is instead called with all documents of a split from its start, and with their sizes.
+"""
 
 
 class Reject(NamedTuple):
@@ -125,9 +142,11 @@ class Reject(NamedTuple):
 
 
 class IdLists(NamedTuple):
-    """Token documents as a source gives them. Document i is ids[offsets[i] : offsets[i + 1]].
+    """Token documents as a source stores them. Document i is ids[offsets[i] : offsets[i + 1]].
 
-    ids: of the source's integer dtype, [total], unchecked; offsets: int64[n + 1], from 0
+    Attributes:
+        ids: [total], unchecked ids in the source's integer dtype.
+        offsets: int64[n + 1], starting at 0.
     """
 
     ids: np.ndarray
@@ -136,14 +155,16 @@ class IdLists(NamedTuple):
 
 @dataclass(frozen=True)
 class Supervision:
-    """What a document says of its training, as its file has it, unchecked: loss_spans of its text,
-    or the fields of a layout.
+    """A document's unchecked training fields: the loss_spans of its text, or a layout's fields.
 
-    text        None: it has none; beside a layout it is not wanted
-    loss_spans  of any type; None: it has none
-    record      field → value, of any type, of a layout: under the layout's own names, whatever a recipe calls them; without null
-    layout      which one, of those in `conversations/layouts.py`; "": none
-    kinds       of media that a document may have; (): media is not looked at
+    Attributes:
+        text: The text, or None. A layout does not need one.
+        loss_spans: Value of any type, or None.
+        record: Maps fields of the layout to values of any type except null. The names are those of
+            the layout, even if a recipe renames them.
+        layout: Name of the layout in `conversations/layouts.py`, or an empty string.
+        kinds: Names of the media kinds that a document may contain. With an empty tuple, media is
+            ignored.
     """
 
     text: str | None
@@ -154,17 +175,21 @@ class Supervision:
 
 
 class Batch(NamedTuple):
-    """Documents in file order, and the rejected ones among them.
+    """Documents in file order, and the rejected documents among them.
 
-    texts: n texts;  files: int32[n];  positions: int64[n], strictly increasing within one file
-    supervision: document's number in the batch → its fields, of those that have loss_spans,
-    messages or media and where somebody asked; one without a text of its own has the text "" here
-    tokens: n documents of a source of tokens, whose batches have no texts and no supervision; None:
-    a source of text
-    weights: document's number in a batch of tokens → its weight, of those that have one other than
-    1
-    token_weights: float32[tokens] of a batch of tokens whose documents say what of them is trained:
-    0 where a token is not; None: all is
+    Attributes:
+        texts: n texts.
+        files: int32[n], index of each document's file.
+        positions: int64[n], strictly increasing within one file.
+        rejects: The rejected documents.
+        supervision: Maps a document's number in the batch to its fields, for documents with
+            loss_spans, messages or media if these were requested. A document without its own text
+            has the text "" here.
+        tokens: n documents of a token source, for which texts and supervision are empty. None for a
+            text source.
+        weights: Maps a document's number in a token batch to its weight, if it differs from 1.
+        token_weights: float32[tokens], 0 for each untrained token. None if all tokens of the batch
+            are trained with weight 1, and for text sources.
     """
 
     texts: list[str]
@@ -178,12 +203,12 @@ class Batch(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What a shard takes from one piece of one file in one use: [lo·units // weight, hi·units //
-    weight) of its units.
+    """A work range: the part of one split of one file that a shard reads in one pass.
 
-    Units are bytes (line file), rows (Parquet row group, Arrow record batch), documents
-    (Megatron's), input steps of `step_bytes` (compressed line file), or 1 (text file). Neighbouring
-    slices neither overlap nor leave a gap.
+    It covers the interval [lo·units // weight, hi·units // weight) of the split's units. Units are
+    bytes (line file), rows (Parquet row group or Arrow record batch), documents (Megatron), input
+    steps of `step_bytes` (compressed line file), or 1 (text file). Adjacent work ranges neither
+    overlap nor leave a gap.
     """
 
     path: str
@@ -191,23 +216,23 @@ class Slice(NamedTuple):
     size: int  # bytes of the file, or of the pair of files, when it was planned
     format: str  # jsonl | parquet | arrow | text | megatron | parquet_tokens | arrow_tokens
     compression: str  # "" | gzip | zstd
-    piece: int  # of the file
+    piece: int  # index of the split within the file
     lo: int
     hi: int
     weight: int
-    step_bytes: int  # of a compressed line file; else unused
-    piece_bytes: int = PIECE_BYTES  # of an uncompressed line file; else unused
-    use: int = 0
+    step_bytes: int  # only used for a compressed line file
+    piece_bytes: int = PIECE_BYTES  # only used for an uncompressed line file
+    use: int = 0  # number of the pass
 
     def range(self, units: int) -> tuple[int, int]:
-        """The slice's half-open range of the piece's `units`."""
+        """Return the half-open interval of the split's `units` that the work range covers."""
         assert 0 <= self.lo <= self.hi <= self.weight and self.weight > 0, self
         return self.lo * units // self.weight, self.hi * units // self.weight
 
 
 @dataclass
 class BatchBuilder:
-    """Documents of one file on their way into one batch."""
+    """A builder that collects documents of one file into batches."""
 
     file: int
     bytes: int = 0
@@ -227,9 +252,13 @@ class BatchBuilder:
     def extend(
         self, positions: np.ndarray, texts: list[str], n_bytes: np.ndarray, batch_bytes: int
     ) -> Iterator[Batch]:
-        """Adds texts; gives the batch as often as it holds `batch_bytes`.
+        """Add texts, and yield the batch each time it contains `batch_bytes`.
 
-        positions, n_bytes: int64[n]
+        Args:
+            positions: int64[n], positions of the texts.
+            texts: n texts.
+            n_bytes: int64[n], sizes of the texts in bytes.
+            batch_bytes: Content size in bytes at which a batch is complete.
         """
         ends = np.cumsum(np.maximum(n_bytes, _LEAST_BYTES))
         begin = 0
@@ -249,7 +278,7 @@ class BatchBuilder:
         self.bytes += MAX_DETAIL
 
     def take(self) -> Iterator[Batch]:
-        """The batch, unless it is empty; the next one begins."""
+        """Yield the batch unless it is empty, and start the next one."""
         if self.texts or self.rejects:
             files = np.full(len(self.texts), self.file, np.int32)
             batch = Batch(
@@ -270,7 +299,10 @@ class BatchBuilder:
 
 
 def slices(sizes: np.ndarray, n_bytes: int) -> Iterator[slice]:
-    """Documents of `sizes: int64[n]` bytes, some at a time: about `n_bytes`, or one."""
+    """Yield slices of consecutive documents with about `n_bytes` each.
+
+    `sizes` is int64[n] in bytes. A larger document forms a slice with only one element.
+    """
     ends = np.cumsum(sizes)
     begin = 0
     while begin < len(ends):
@@ -283,8 +315,14 @@ def slices(sizes: np.ndarray, n_bytes: int) -> Iterator[slice]:
 def kept(
     keep: Keep | None, file: int, positions: np.ndarray, sizes: Callable[[], np.ndarray]
 ) -> np.ndarray:
-    """bool[n]: which of the documents at `positions: int64[n]` are wanted. sizes: gives int64[n]
-    where they are asked for."""
+    """Return which of some documents are wanted, bool[n].
+
+    Args:
+        keep: The selector, or None for all documents.
+        file: Index of the documents' file.
+        positions: int64[n], positions of the documents.
+        sizes: Function that returns their sizes, int64[n]. Only a Choice needs it.
+    """
     if keep is None or not len(positions):
         return np.ones(len(positions), bool)
     if isinstance(keep, Choice):
@@ -293,31 +331,36 @@ def kept(
 
 
 def too_large(n_bytes: int | None = None) -> tuple[str, str]:
-    """Reason and detail of a document beyond MAX_DOCUMENT_BYTES."""
+    """Return the reject reason and detail of a document larger than MAX_DOCUMENT_BYTES."""
     size = "more than" if n_bytes is None else f"{n_bytes} bytes; at most"
     return "too_large", f"{size} {MAX_DOCUMENT_BYTES} bytes"
 
 
 def large_text(text: str) -> tuple[str, str] | None:
-    """Return the reason and detail of a text beyond MAX_DOCUMENT_BYTES; None for any other."""
+    """Return the reject reason and detail of a text over MAX_DOCUMENT_BYTES, otherwise None."""
     if 4 * len(text) <= MAX_DOCUMENT_BYTES or (size := len(text.encode())) <= MAX_DOCUMENT_BYTES:
         return None
     return too_large(size)
 
 
 def are_too_long(lengths: np.ndarray) -> np.ndarray:
-    """bool[n]: which token documents have more tokens than MAX_DOCUMENT_TOKENS. lengths:
-    int64[n]"""
+    """Return which token documents exceed MAX_DOCUMENT_TOKENS, bool[n].
+
+    `lengths` is int64[n] in tokens.
+    """
     return lengths > MAX_DOCUMENT_TOKENS
 
 
 def too_many_tokens(n_tokens: int) -> tuple[str, str]:
-    """Reason and detail of a token document beyond MAX_DOCUMENT_TOKENS."""
+    """Return the reject reason and detail of a token document longer than MAX_DOCUMENT_TOKENS."""
     return "too_large", f"{n_tokens} tokens; at most {MAX_DOCUMENT_TOKENS}"
 
 
 def invalid_utf8(error: UnicodeDecodeError, whole: str) -> tuple[str, str]:
-    """Reason and detail of bytes that are not UTF-8, found in the `whole`, e.g. "line"."""
+    """Return the reject reason and detail of invalid UTF-8.
+
+    `whole` names the container of the bytes, for example "line".
+    """
     return (
         "invalid_utf8",
         f"byte {error.start} of the {whole}, 0x{error.object[error.start]:02x}, is not valid UTF-8",
@@ -326,8 +369,11 @@ def invalid_utf8(error: UnicodeDecodeError, whole: str) -> tuple[str, str]:
 
 @contextmanager
 def open_source(path: str, size: int) -> Iterator[BinaryIO]:
-    """An input file or URL, open for reading, after a check that it still has the planned `size`;
-    see `source_errors`."""
+    """Open an input file or URL for reading.
+
+    Raises:
+        SourceError: If the size differs from the planned `size`, or as in `source_errors`.
+    """
     with source_errors(path):
         if is_url(path):
             remote, name = locate(path)
@@ -347,7 +393,7 @@ def open_source(path: str, size: int) -> Iterator[BinaryIO]:
 
 
 def changed_size(path: str, size: int, found: int) -> SourceError:
-    """The error of a file that no longer has the planned `size`."""
+    """Return the error for a file that no longer has the planned `size`."""
     return SourceError(
         f"{path}: the file has {found} bytes, but had {size} when the plan was made. Put the file"
         " back as it was, or build into a new output folder."
@@ -356,8 +402,11 @@ def changed_size(path: str, size: int, found: int) -> SourceError:
 
 @contextmanager
 def source_errors(path: str) -> Iterator[None]:
-    """Turns what the operating system says about a file into a SourceError that names the file and
-    what to do."""
+    """Convert file errors of the operating system to errors with the file's name and a remedy.
+
+    Raises:
+        SourceError: If the body raises OSError.
+    """
     try:
         yield
     except FileNotFoundError as error:
