@@ -1,10 +1,9 @@
-"""A compressed file as a stream of decompressed blocks, each labelled with the input step that it
-came out of.
+"""Decompress a file as a stream of blocks, each labelled with its input step.
 
-Step s feeds the decompressor exactly the bytes [s·step_bytes, (s+1)·step_bytes) of the file; all
-that comes out while they are fed belongs to step s. So which step a decompressed byte belongs to
-depends on the file and step_bytes alone, not on where a reader began: decoding always begins at the
-file's start.
+Step s feeds exactly the bytes [s·step_bytes, (s+1)·step_bytes) of the file to the decompressor. All
+output produced meanwhile belongs to step s. So the step of a decompressed byte depends only on the
+file and step_bytes, not on the reader's starting point. Decompression always starts at the
+beginning of the file.
 """
 
 from array import array
@@ -22,41 +21,43 @@ from packprep.errors import SourceError
 from packprep.sources.formats.batch import open_source, source_errors
 from packprep.storage import is_url
 
-_MAX_OUTPUT = 1 << 20  # bytes of one block of gzip
+_MAX_OUTPUT = 1 << 20  # bytes per block of gzip output
 _READ_BYTES = 1 << 20
-# of lines that are decoded at once; decompressed blocks are smaller, or much larger
+# Bytes of lines that are decoded at once. Decompressed blocks are smaller or much larger.
 AT_ONCE_BYTES = 1 << 20
 _FED_AT_ONCE = 16 << 10
 _ZSTD_AT_ONCE = 512
-# What comes out of one call grows to 16 MiB at the very most: gzip packs 1032 bytes into one, zstd
-# 128 KiB into four.
-# files made with `zstd --long=31` exist; memory is taken only as a file asks for it
+# The output of one call is at most 16 MiB. gzip packs at most 1032 bytes into one, and zstd 128 KiB
+# into four.
+
+# Files made with `zstd --long=31` exist. Memory is allocated only if a file needs it.
 _MAX_WINDOW = 1 << 31
 
 T = TypeVar("T")
 
 
 class Block(NamedTuple):
-    """Consecutive bytes of a stream. Blocks tile the stream; no block lies in two labels; a block
-    may be empty."""
+    """Consecutive bytes of a stream.
 
-    label: int  # the step, or whatever divides the stream
-    position: int  # of the block's first byte in the stream
+    Blocks cover the stream without gaps or overlaps. Each block has one label and may be empty.
+    """
+
+    label: int  # the step, or another division of the stream
+    position: int  # stream offset of the block's first byte
     data: bytes
 
 
 class Decompressor(Protocol):
-    at_end: bool  # no member or frame is open: the file may end here
+    at_end: bool  # whether the file may end here, since no member or frame is open
 
     def feed(self, data: bytes) -> Iterable[bytes]: ...
 
 
 class Gzip:
-    """Any number of gzip members, one after the other; zero bytes between and after them are
-    padding.
+    """A decompressor for consecutive gzip members, with optional zero padding after each member.
 
-    zlib-ng gives what zlib does at every byte that it is fed; faster libraries hold some back,
-    which would move lines from one step to the next.
+    zlib-ng produces the same output as zlib for each input byte. Faster libraries delay some
+    output, which would move lines from one step to the next.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class Gzip:
                 self.at_end = False
             output = self._member.decompress(data, _MAX_OUTPUT)
             yield output
-            # A full output may hide more that is ready, even when all input is taken.
+            # After a full output, more may be ready even if all input is consumed.
             while len(output) == _MAX_OUTPUT and not self._member.eof:
                 output = self._member.decompress(self._member.unconsumed_tail, _MAX_OUTPUT)
                 yield output
@@ -81,7 +82,7 @@ class Gzip:
 
 
 class Zstd:
-    """Any number of zstd frames, skippable ones included, one after the other."""
+    """A decompressor for consecutive zstd frames, including skippable frames."""
 
     def __init__(self) -> None:
         self.at_end = True
@@ -96,7 +97,7 @@ class Zstd:
                 if self.at_end:
                     frame = self._frame = self._frames.decompressobj()
                     self.at_end = False
-                if output := frame.decompress(fed):  # most of the very many calls give nothing
+                if output := frame.decompress(fed):  # Most calls return no data.
                     yield output
                 if not frame.eof:
                     break
@@ -109,10 +110,19 @@ _DECOMPRESSORS: dict[str, Callable[[], Decompressor]] = {"gzip": Gzip, "zstd": Z
 def decompressed(
     path: str, size: int, compression: str, step_bytes: int, begins: array | None = None
 ) -> Iterator[Block]:
-    """The decompressed blocks of a file, labelled with their steps; each step begins with an empty
-    block. begins: gets the position in the stream at which each step begins.
+    """Yield the decompressed blocks of a file, labelled with their steps.
 
-    Raises SourceError for a file that is missing, changed, corrupt or truncated.
+    Each step starts with an empty block.
+
+    Args:
+        path: Path or URL of the file.
+        size: Planned size of the file in bytes.
+        compression: "gzip" or "zstd".
+        step_bytes: Compressed bytes per step.
+        begins: Array to which the stream position of each step's start is appended.
+
+    Raises:
+        SourceError: If the file is missing, changed, corrupt or truncated.
     """
     decompressor = _DECOMPRESSORS[compression]()
     position = 0
@@ -158,15 +168,26 @@ def decompressed(
 
 
 def said_bytes(path: str, size: int, compression: str, about: float) -> int | None:
-    """The decompressed bytes of a file, as its first zstd frame's header or its last gzip member's
-    trailer says; None where it does not, or not within a factor of two of what it is about: then
-    there are more members or frames.
+    """Return the decompressed size of a file in bytes, as its metadata states.
+
+    The size comes from the header of the first zstd frame or the trailer of the last gzip member.
+
+    Args:
+        path: Path or URL of the file.
+        size: Size of the file in bytes.
+        compression: "gzip" or "zstd".
+        about: Estimate of the decompressed size in bytes.
+
+    Returns:
+        The size, or None if it is not stated or differs from the estimate by more than a factor of
+        two. Then the file has several members or frames.
     """
     with open_source(path, size) as file:
         if compression == "gzip":
             file.seek(max(size - 4, 0))
             said = int.from_bytes(file.read(4), "little")
-            said += max(0, round((about - said) / (1 << 32))) << 32  # it is cut to 32 bits
+            # The trailer stores the size modulo 2³².
+            said += max(0, round((about - said) / (1 << 32))) << 32
         else:
             try:
                 said = zstandard.frame_content_size(file.read(18))
@@ -177,21 +198,23 @@ def said_bytes(path: str, size: int, compression: str, about: float) -> int | No
 
 @dataclass
 class Cursor:
-    """A place in a stream of blocks, between two parts."""
+    """A position in a stream of blocks, between two work ranges."""
 
     blocks: Iterator[Block]
-    key: Hashable = None  # which stream: the file as it was when it was opened
-    rest: Block | None = None  # comes before `blocks`
-    at_line_start: bool = (
-        True  # whether the next byte begins a line; if not, that line is nobody's any more
-    )
-    next_label: int = 0  # lines of earlier labels are gone
-    seen: np.ndarray | None = None  # what a Choice saw of them, which alone takes this cursor
-    begins: array = field(default_factory=lambda: array("q"))  # of the steps so far
+    key: Hashable = None  # identity of the stream and of the file's version
+    rest: Block | None = None  # precedes `blocks`
+    # Whether the next byte starts a line. If not, the rest of that line is skipped.
+    at_line_start: bool = True
+    next_label: int = 0  # Lines with earlier labels were consumed.
+    seen: np.ndarray | None = None  # the counts of the Choice to which this cursor is reserved
+    begins: array = field(default_factory=lambda: array("q"))  # stream positions of the steps
 
     def next(self, begin: int, end: int) -> Block | None:
-        """The next block; one with begin ≤ label < end together with those after it, to about
-        AT_ONCE_BYTES. None at the end."""
+        """Return the next block, or None at the end.
+
+        A block with begin ≤ label < end is merged with the following blocks with label < end, up to
+        about AT_ONCE_BYTES.
+        """
         block, self.rest = self.rest or next(self.blocks, None), None
         if block is None or not begin <= block.label < end:
             return block
@@ -207,17 +230,15 @@ class Cursor:
 
 @dataclass
 class Decoders:
-    """What a process remembers about files between slices, so that neighbouring slices of a file
-    cost one pass.
+    """The per-process state of files, so that adjacent work ranges need only one pass over a file.
 
-    Only speed depends on it. It holds at most `capacity` open files; a file that was changed is
-    begun anew.
+    The state affects only the speed. It contains at most `capacity` open files. A file that has
+    changed is read again from its start.
     """
 
     capacity: int = 8
     step_begins: array = field(default_factory=lambda: array("q"))
-    """Of the stream that was taken last: the position at which each of its steps begins, as far as
-    it was read."""
+    """Stream position of each step's start, for the stream taken last, as far as it was read."""
     _cursors: OrderedDict[Hashable, Cursor] = field(default_factory=OrderedDict)
     _facts: OrderedDict[Hashable, object] = field(default_factory=OrderedDict)
 
@@ -230,8 +251,18 @@ class Decoders:
         step: int,
         choice: int | None = None,
     ) -> Cursor:
-        """A cursor that has not passed `step`. Whoever takes it owns it until it is given back.
-        choice: the key of a Choice, which is to see all lines from the first."""
+        """Return a cursor that is not past `step`.
+
+        The caller owns the cursor until it calls `give_back`.
+
+        Args:
+            path: Path or URL of the file.
+            size: Planned size of the file in bytes.
+            compression: "gzip" or "zstd".
+            step_bytes: Compressed bytes per step.
+            step: First step that the caller needs.
+            choice: Key of a Choice that has to process all lines from the first one on.
+        """
         key = (*_identity(path), compression, step_bytes, choice)
         cursor = self._cursors.pop(key, None)
         if cursor is None or cursor.next_label > step:
@@ -243,14 +274,17 @@ class Decoders:
         return cursor
 
     def give_back(self, cursor: Cursor) -> None:
-        """Remembers where a reader stopped. Not to be called after an error: the next reader then
-        begins anew."""
+        """Keep a cursor for the next work range of the same file.
+
+        Do not call this method after an error. The next reader then starts at the beginning of the
+        file.
+        """
         self._cursors[cursor.key] = cursor
         if len(self._cursors) > self.capacity:
             self._cursors.popitem(last=False)
 
     def fact(self, path: str, find: Callable[[], T]) -> T:
-        """What `find` says about a file, found once."""
+        """Return the result of `find` for a file, computed once while the file is unchanged."""
         key = _identity(path)
         if key not in self._facts:
             self._facts[key] = find()
