@@ -1,4 +1,4 @@
-"""Text files: the whole file is one document, at position 0."""
+"""Read text files. The whole file is one document at position 0."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ from packprep.sources.formats.compressed import Decoders, decompressed
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.jsonl import BOM
 
-_STEP_BYTES = 1 << 20  # how a compressed text file is cut does not matter: all of it is read
+_STEP_BYTES = 1 << 20  # The value does not matter, because a text file is read completely.
 
 
 def read(
@@ -30,8 +30,10 @@ def read(
     decoders: Decoders,
     fields: Fields | None,
 ) -> Iterator[Batch]:
-    """The document of a text file, compressed or not; see `formats.read`. An empty file is the text
-    ""."""
+    """Yield the document of a text file, compressed or not; see `formats.read`.
+
+    An empty file is a document with an empty text.
+    """
     begin, end = part.range(1)
     at = np.zeros(1, np.int64)
     if begin == end or not kept(keep, part.file, at, lambda: at + part.size)[0]:
@@ -49,7 +51,7 @@ def read(
 
 
 def _read_whole(part: Slice, max_bytes: int) -> bytes | None:
-    """The file's bytes, decompressed, or None if they are more than `max_bytes`."""
+    """Return the decompressed bytes of the file, or None if they exceed `max_bytes`."""
     if not part.compression:
         with open_source(part.path, part.size) as file:
             if part.size > max_bytes:
