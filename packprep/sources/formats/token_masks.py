@@ -1,4 +1,4 @@
-"""Masks beside lists of token ids: which tokens are padding, which are trained, and by what weight.
+"""Read masks next to lists of token ids: padding, trained tokens and their weights.
 
 input_ids        70  71  72  73  eos pad pad
 attention_mask    1   1   1   1   1   0   0     the ends without attention are left out
@@ -13,20 +13,20 @@ from typing import NamedTuple
 import numpy as np
 
 BAD_MASK = "bad_mask"
-"""Why a document is rejected whose masks cannot be read, or contradict each other."""
+"""Reject reason of a document with masks that are invalid or contradict each other."""
 ATTENTION, LABELS, WEIGHTS = "attention_mask", "labels", "loss_weights"
 FLAGS = ("loss_mask", "completion_mask", "assistant_masks")
 MASKS = (ATTENTION, LABELS, *FLAGS, WEIGHTS)
-"""The columns or keys that may stand beside a document's token ids."""
+"""The columns or keys that may accompany a document's token ids."""
 UNTRAINED = -100
-"""The label of a token that is not trained, as PyTorch's cross entropy ignores it."""
+"""The label of an untrained token, which PyTorch's cross entropy ignores."""
 
 
 class MaskedTokens(NamedTuple):
-    """What masks say of documents' tokens."""
+    """The result of reading the masks of documents."""
 
-    is_kept: np.ndarray  # bool[tokens]: not padding
-    weights: np.ndarray  # float32[tokens]: 0 where a token is not trained
+    is_kept: np.ndarray  # bool[tokens], False for padding
+    weights: np.ndarray  # float32[tokens], 0 for an untrained token
     refused: dict[int, tuple[str, str]]  # document → reason and detail
 
 
@@ -34,12 +34,12 @@ def masked(ids: np.ndarray, offsets: np.ndarray, masks: Mapping[str, np.ndarray]
     """Read the masks of documents.
 
     Args:
-        ids: Integers, [tokens], of all documents.
-        offsets: int64[D + 1]: where each document begins.
-        masks: Name of MASKS → [tokens], integers, bools or floats.
+        ids: Integers, [tokens], the ids of all documents.
+        offsets: int64[D + 1], start of each document in `ids`.
+        masks: Maps a name in MASKS to its values, [tokens], as integers, bools or floats.
 
     Returns:
-        Which tokens are kept, their weights, and the documents that cannot be used.
+        The kept tokens, their weights, and the documents that cannot be used.
     """
     documents = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     refused: dict[int, tuple[str, str]] = {}
@@ -90,7 +90,7 @@ def masked(ids: np.ndarray, offsets: np.ndarray, masks: Mapping[str, np.ndarray]
 
 
 def _inside(is_kept: np.ndarray, documents: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return which tokens lie between kept ones of their document, bool[tokens]."""
+    """Return which tokens are between kept tokens of their document, bool[tokens]."""
     count = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_kept)))
     before = count[:-1] - count[offsets[documents]]
     after = count[offsets[documents + 1]] - count[1:]
@@ -100,7 +100,7 @@ def _inside(is_kept: np.ndarray, documents: np.ndarray, offsets: np.ndarray) -> 
 def _are_shifted(
     ids: np.ndarray, labels: np.ndarray, is_trained: np.ndarray, documents: np.ndarray
 ) -> np.ndarray:
-    """Return which documents' labels are those of the next token, bool[D]."""
+    """Return which documents have labels that are shifted to the next token, bool[D]."""
     is_next = np.zeros(len(ids), np.bool_)
     is_next[:-1] = (labels[:-1] == ids[1:]) & (documents[:-1] == documents[1:])
     is_last = np.ones(len(ids), np.bool_)
