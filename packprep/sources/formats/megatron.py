@@ -1,15 +1,16 @@
-"""Megatron's indexed datasets: a pair of a .bin file, the ids of all sequences, and an .idx file,
-where they lie.
+"""Read Megatron's indexed datasets in place: a .bin file with token ids, and its .idx file.
 
 ```
 .idx   "MMIDIDX\\0\\0"  version u64 = 1  dtype u8  S u64  N u64
        lengths i32[S]  pointers i64[S]  document_indices i64[N]  [modes i8[S]]      little-endian
 ```
-Sequence s is `lengths[s]` ids from byte `pointers[s]` of the .bin on; document d is the sequences
-from `document_indices[d]` to `document_indices[d + 1]`, so there are N − 1. Megatron's own writer
-and reader are megatron/core/datasets/indexed_dataset.py. A piece is a run of documents. Only the
-entries of a run are read, wherever it
-lies: the index of a billion documents is never read whole.
+
+Sequence s consists of `lengths[s]` ids from byte `pointers[s]` of the .bin on. Document d consists
+of the sequences from `document_indices[d]` to `document_indices[d + 1]`, so there are N − 1
+documents. Megatron's own writer and reader are megatron/core/datasets/indexed_dataset.py.
+
+A split is a run of consecutive documents. Only the index entries of that run are read, because the
+index of a billion documents is too large to read completely.
 """
 
 import struct
@@ -45,56 +46,62 @@ _MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _FLOATS = {6: "float64", 7: "float32"}
-_SEQUENCES = 1 << 20  # whose entries are held at once, or those of one document
+_SEQUENCES = 1 << 20  # Entries of this many sequences, or of one document, are loaded at once.
 
 
 class Index(NamedTuple):
-    """The head of an .idx file, checked against the sizes of both files."""
+    """The header of an .idx file, checked against the sizes of both files."""
 
     dtype: np.dtype
     sequences: int
     documents: int
     has_modes: bool
-    ids_bytes: int  # of the .bin
+    ids_bytes: int  # size of the .bin
 
     @property
     def pointers_at(self) -> int:
-        """The byte of the .idx at which the pointers begin."""
+        """Return the byte offset of the pointers in the .idx."""
         return _HEADER.size + 4 * self.sequences
 
     @property
     def documents_at(self) -> int:
-        """The byte of the .idx at which the document indices begin."""
+        """Return the byte offset of the document indices in the .idx."""
         return self.pointers_at + 8 * self.sequences
 
     @property
     def modes_at(self) -> int:
-        """The byte of the .idx at which the modes begin, if there are any."""
+        """Return the byte offset of the modes in the .idx, if it has modes."""
         return self.documents_at + 8 * (self.documents + 1)
 
 
 def index_path(path: str) -> str:
-    """The .idx file of a .bin file."""
+    """Return the path of the .idx file that belongs to a .bin file."""
     return path[:-4] + (".IDX" if path.endswith(".BIN") else ".idx")
 
 
 def pieces(
     path: str, size: int, text_key: str, tokens: bool, piece_bytes: int = PIECE_BYTES
 ) -> int:
-    """The pieces of a pair of `size` bytes together, from the head of its index."""
+    """Return the number of splits of a pair of files, from the header of its index.
+
+    `size` is the size of both files together in bytes.
+    """
     with _opened(path, size) as (index_file, ids_file):
         return _runs(_read_index(path, index_file, ids_file), size, piece_bytes)
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float:
-    """The bytes that a pair takes on disk for one token, its index among them."""
+    """Return the bytes on disk per token of a pair, including its index."""
     with _opened(part.path, part.size) as (index_file, ids_file):
         index = _read_index(part.path, index_file, ids_file)
     return part.size / max(1, index.ids_bytes // index.dtype.itemsize)
 
 
 def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
-    """int64[k], ascending: the pieces that hold the documents at `positions: int64[n]`."""
+    """Return the splits that contain the documents at the positions, int64[k], ascending.
+
+    `positions` is int64[n].
+    """
     with _opened(path, size) as (index_file, ids_file):
         index = _read_index(path, index_file, ids_file)
     runs = _runs(index, size, PIECE_BYTES)
@@ -104,7 +111,7 @@ def pieces_at(path: str, size: int, positions: np.ndarray) -> np.ndarray:
 
 
 def numbers(part: Slice, decoders: Decoders) -> range:
-    """The documents of a slice's run."""
+    """Return the range of document numbers of a work range's split."""
     with _opened(part.path, part.size) as (index_file, ids_file):
         path = index_path(part.path)
         index = decoders.fact(path, lambda: _read_index(part.path, index_file, ids_file))
@@ -126,7 +133,7 @@ def read(
     decoders: Decoders,
     fields: Fields | None,
 ) -> Iterator[Batch]:
-    """The documents of a slice of a run; see `formats.read`."""
+    """Yield the documents of a work range; see `formats.read`."""
     with _opened(part.path, part.size) as (index_file, ids_file):
         path = index_path(part.path)
         index = decoders.fact(path, lambda: _read_index(part.path, index_file, ids_file))
@@ -167,12 +174,17 @@ def read(
 def _entries(
     path: str, index: Index, file: BinaryIO, bounds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(lengths in ids, pointers) of the sequences of some documents, int64 each, that lie in the
-    .bin; none has a mode."""
+    """Return the lengths in ids and the pointers of the sequences of consecutive documents.
+
+    Both arrays are int64. `bounds` contains the sequence bounds of the documents.
+
+    Raises:
+        SourceError: If a sequence extends beyond the .bin, or has a mode other than 0.
+    """
     s, count = int(bounds[0]), int(bounds[-1] - bounds[0])
     lengths = _array(file, path, _HEADER.size + 4 * s, "<i4", count).astype(np.int64)
     pointers = _array(file, path, index.pointers_at + 8 * s, "<i8", count)
-    last = index.ids_bytes - lengths * index.dtype.itemsize  # where a sequence may begin at most
+    last = index.ids_bytes - lengths * index.dtype.itemsize  # largest valid pointer
     odd = np.flatnonzero((lengths < 0) | (pointers < 0) | (pointers > last))
     if len(odd):
         i = int(odd[0])
@@ -193,8 +205,10 @@ def _entries(
 
 
 def _sizes(path: str, index: Index, file: BinaryIO, positions: np.ndarray) -> np.ndarray:
-    """int64[n]: the tokens of neighbouring documents; what of the index is damaged, whoever reads
-    them tells."""
+    """Return the token counts of consecutive documents, int64[n].
+
+    Damaged index entries are clipped here. Reading the documents reports them.
+    """
     first, count = int(positions[0]), len(positions)
     bounds = _array(file, path, index.documents_at + 8 * first, "<i8", count + 1).clip(
         0, index.sequences
@@ -206,19 +220,19 @@ def _sizes(path: str, index: Index, file: BinaryIO, positions: np.ndarray) -> np
 
 
 class _Group(NamedTuple):
-    """Neighbouring documents with the entries of all their sequences."""
+    """Consecutive documents with the index entries of all their sequences."""
 
-    path: str  # of the .idx
+    path: str  # path of the .idx
     head: Index
     first: int  # number of the first document
-    bounds: np.ndarray  # int64[n + 1]: sequences, from the file's first
+    bounds: np.ndarray  # int64[n + 1], first sequence of each document, then the end
     lengths: np.ndarray  # int64[sequences]
     pointers: np.ndarray  # int64[sequences]
 
     def batches(
         self, file: int, ids_file: BinaryIO, wanted: np.ndarray, batch_bytes: int
     ) -> Iterator[Batch]:
-        """The wanted documents, bool[n], in batches of about `batch_bytes`."""
+        """Yield the wanted documents in batches of about `batch_bytes`. `wanted` is bool[n]."""
         before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.lengths)))
         of_document = self.bounds - self.bounds[0]
         sizes = np.diff(before[of_document])  # tokens of each document
@@ -237,10 +251,12 @@ class _Group(NamedTuple):
             yield Batch([], files, self.first + own, rejects, {}, IdLists(ids, offsets))
 
     def _ids(self, ids_file: BinaryIO, documents: np.ndarray, total: int) -> np.ndarray:
-        """The ids of documents one after the other. Sequences that follow one another in the .bin
-        are read at once."""
+        """Return the concatenated ids of documents.
+
+        Sequences that are adjacent in the .bin are read in one call.
+        """
         ids = np.empty(total, self.head.dtype)
-        here = np.diff(self.bounds)[documents]  # sequences of each
+        here = np.diff(self.bounds)[documents]  # number of sequences per document
         begins = self.bounds[documents] - self.bounds[0]
         which = np.repeat(begins - (np.cumsum(here) - here), here) + np.arange(int(here.sum()))
         begin = self.pointers[which]
@@ -257,8 +273,11 @@ class _Group(NamedTuple):
 
 
 def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
-    """The head of an index, and what it says of both files as wholes. SourceError where that cannot
-    be."""
+    """Read the header of an index, and check it against the sizes of both files.
+
+    Raises:
+        SourceError: If the header is invalid or does not match the files.
+    """
     path = index_path(path)
     index_bytes, ids_bytes = index_file.seek(0, 2), ids_file.seek(0, 2)
     if index_bytes < _HEADER.size:
@@ -325,7 +344,10 @@ def _damaged(path: str, what: str) -> SourceError:
 
 
 def _array(file: BinaryIO, path: str, at: int, dtype: str, count: int) -> np.ndarray:
-    """`count` numbers of the .idx from byte `at` on; they lie inside of it, by its checked head."""
+    """Return `count` numbers of the .idx from byte `at` on.
+
+    The checked header guarantees that they are within the file.
+    """
     return np.frombuffer(_bytes(file, path, at, count * np.dtype(dtype).itemsize), dtype)
 
 
@@ -349,7 +371,11 @@ def _read_into(file: Any, path: str, at: int, target: memoryview) -> None:
 
 @contextmanager
 def _opened(path: str, size: int) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """The .idx and the .bin, open, after a check that they have the planned `size` together."""
+    """Open the .idx and the .bin, after a check of their total size.
+
+    Raises:
+        SourceError: If the sizes do not sum to the planned `size`.
+    """
     sizes = [_size_of(index_path(path)), _size_of(path)]
     if sum(sizes) != size:
         raise SourceError(
