@@ -1,11 +1,11 @@
-"""Arrow IPC files and streams (as Hugging Face datasets writes them): a piece is a record batch.
+"""Read Arrow IPC files and streams, as Hugging Face `datasets` writes them.
 
-pyarrow can count the rows before a batch only by decoding them all. The message headers have the
-counts, so they are read here: the framing is in the Arrow columnar format's "Serialization and
-Interprocess Communication" and in format/Message.fbs and format/File.fbs, the tables in
-FlatBuffers' "Internals".
+A split is a record batch. pyarrow can only count the rows before a batch by decoding them all. The
+message headers contain the counts, so this module reads the headers itself. The framing is
+described in "Serialization and Interprocess Communication" of the Arrow columnar format and in
+format/Message.fbs and format/File.fbs. FlatBuffers' "Internals" describes the tables.
 
-Folders that `datasets` writes with `save_to_disk` are such streams, and a state.json that lists
+A folder written by `save_to_disk` of `datasets` contains such streams, and a state.json that lists
 them.
 """
 
@@ -40,7 +40,7 @@ _MAX_HEADER_BYTES = 1 << 28
 
 
 class BatchIndex(NamedTuple):
-    """Where an Arrow file's record batches lie."""
+    """The locations of an Arrow file's record batches."""
 
     is_stream: bool
     dictionaries: list[int]  # byte of each dictionary's message
@@ -50,7 +50,7 @@ class BatchIndex(NamedTuple):
 
 
 def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) -> list[int]:
-    """The bytes of each record batch of an IPC file or stream, by their headers."""
+    """Return the size of each record batch in bytes, from the headers of a file or stream."""
     with _opened(path, size) as file:
         return _index(file, size).sizes
 
@@ -63,19 +63,19 @@ def read(
     decoders: Decoders,
     fields: Fields | None,
 ) -> Iterator[Batch]:
-    """The documents of a slice of a record batch; see `formats.read`."""
+    """Yield the documents of a work range of a record batch; see `formats.read`."""
     with _opened(part.path, part.size) as file:
         index = decoders.fact(part.path, lambda: _index(file, part.size))
         begin, end = part.range(index.rows[part.piece])
         if begin == end:
             return
-        if not is_url(part.path):  # there each buffer would be a request
+        if not is_url(part.path):  # At a URL, each buffer would need a request.
             for offset in (*index.dictionaries, index.offsets[part.piece]):
                 advice = "Write it with fewer rows a batch"
                 check_block(
                     part.path, "a record batch", _largest_decompressed(file, offset), advice
                 )
-        # Mapped, so that only the pages of the columns that are read are touched.
+        # The file is mapped, so only the pages of the needed columns are loaded.
         with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
             columns = _columns(part, source, index, text_key, fields)
             low = 0 if isinstance(keep, Choice) else begin
@@ -93,7 +93,7 @@ def read(
 
 
 def numbers(part: Slice, decoders: Decoders) -> range:
-    """The rows of a slice's record batch."""
+    """Return the range of row numbers of a work range's record batch."""
     with _opened(part.path, part.size) as file:
         index = decoders.fact(part.path, lambda: _index(file, part.size))
         first = sum(index.rows[: part.piece])
@@ -101,8 +101,10 @@ def numbers(part: Slice, decoders: Decoders) -> range:
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float | None:
-    """The bytes that a part's record batch takes for each id of its column of tokens; None if it
-    has no id."""
+    """Return the bytes of a work range's record batch per id in its token column.
+
+    If the column contains no ids, return None.
+    """
     with _opened(part.path, part.size) as file:
         index = _index(file, part.size)
         with pa.PythonFile(file, "r") if is_url(part.path) else pa.memory_map(part.path) as source:
@@ -115,8 +117,8 @@ def bytes_per_token(part: Slice, text_key: str) -> float | None:
 def _columns(
     part: Slice, source: pa.NativeFile, index: BatchIndex, text_key: str, fields: Fields | None
 ) -> dict[str, pa.Array]:
-    """Key → what lies there in the part's record batch."""
-    source.seek(0)  # of a URL it is one with the file that the index was read from
+    """Return the wanted columns of the work range's record batch, by key."""
+    source.seek(0)  # At a URL, this is the same file object that the index was read from.
     schema = (pa.ipc.open_stream if index.is_stream else pa.ipc.open_file)(source).schema
     if part.format == "arrow_tokens":
         columns = find_token_columns(part.path, schema, text_key, fields)
@@ -141,7 +143,7 @@ def _columns(
 def _arrays(
     piece: int, source: pa.NativeFile, index: BatchIndex, schema: pa.Schema, wanted: Sequence[int]
 ) -> list[pa.Array]:
-    """Some columns of a record batch."""
+    """Return the columns `wanted` of a record batch."""
     if index.is_stream and not index.dictionaries:
         source.seek(index.offsets[piece])
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
@@ -149,8 +151,8 @@ def _arrays(
     only_wanted = pa.ipc.IpcReadOptions(included_fields=list(wanted), use_threads=False)
     if not index.is_stream:
         return list(pa.ipc.open_file(source, options=only_wanted).get_batch(piece).columns)
-    # Dictionaries before the batch belong to it, so all that precedes it is gone through (nothing
-    # of it is copied).
+    # The batch may use the dictionaries before it, so all preceding messages are read. Their
+    # data is not copied.
     source.seek(0)
     reader = pa.ipc.open_stream(source, options=only_wanted)
     for _ in range(piece):
@@ -159,8 +161,10 @@ def _arrays(
 
 
 def _validated(column: pa.Array) -> pa.Array:
-    """The column, checked so that a damaged file cannot lead outside of its buffers; strings as
-    their bytes."""
+    """Return a column after full validation, with strings as binary data.
+
+    The validation prevents a damaged file from causing reads outside its buffers.
+    """
     if pa.types.is_dictionary(column.type):
         return pa.DictionaryArray.from_arrays(column.indices, _validated(column.dictionary))
     as_bytes = {
@@ -168,7 +172,7 @@ def _validated(column: pa.Array) -> pa.Array:
         pa.large_string(): pa.large_binary(),
         pa.string_view(): pa.binary_view(),
     }
-    # full validation would refuse the whole column for one text that is not UTF-8
+    # As strings, full validation would refuse the whole column for one text with invalid UTF-8.
     if column.type in as_bytes:
         column = column.view(as_bytes[column.type])
     column.validate(full=True)
@@ -224,12 +228,12 @@ def _index_of_stream(file: BinaryIO, size: int) -> BatchIndex:
 
 class _Header(NamedTuple):
     kind: int
-    rows: int  # of a record batch; else 0
+    rows: int  # rows of a record batch, 0 for other messages
     end: int  # byte after the message's body
 
 
 def _read_header(file: BinaryIO, at: int) -> _Header | None:
-    """The header of the message at a byte of the file; None at the mark that ends a stream."""
+    """Return the header of the message at byte `at`, or None at the end-of-stream mark."""
     found = _read_message(file, at)
     if found is None:
         return None
@@ -248,9 +252,11 @@ def _read_header(file: BinaryIO, at: int) -> _Header | None:
 
 
 def _largest_decompressed(file: BinaryIO, at: int) -> int:
-    """The bytes that the largest compressed buffer of a record batch or dictionary has once it is
-    decompressed; 0 where none is compressed. Each begins with that number; it is −1 where this
-    buffer is not."""
+    """Return the decompressed size of the largest compressed buffer of a message, in bytes.
+
+    The message is a record batch or a dictionary. Each of its buffers starts with its decompressed
+    size, or with -1 if the buffer is not compressed. The result is 0 if no buffer is compressed.
+    """
     found = _read_message(file, at)
     if found is None:
         return 0
@@ -263,7 +269,8 @@ def _largest_decompressed(file: BinaryIO, at: int) -> int:
     if data[kind_at] == _DICTIONARY_BATCH:
         batch = _table(data, _field(data, batch, 1))
     largest, buffers = 0, _field(data, batch, 2)
-    if _field(data, batch, 3) and buffers:  # its compression, and a vector of structs of 16 bytes
+    # Field 3 is the compression. The buffers are a vector of structs of 16 bytes.
+    if _field(data, batch, 3) and buffers:
         buffers = _table(data, buffers)
         for i in range(struct.unpack_from("<I", data, buffers)[0]):
             offset, stored = struct.unpack_from("<qq", data, buffers + 4 + 16 * i)
@@ -273,11 +280,10 @@ def _largest_decompressed(file: BinaryIO, at: int) -> int:
 
 
 def _read_message(file: BinaryIO, at: int) -> tuple[bytes, int] | None:
-    """(a message's header, the byte of the file at which its body begins); None at the mark that
-    ends a stream."""
+    """Return a message's header and its body's file offset, or None at the end-of-stream mark."""
     mark, n_bytes = struct.unpack("<II", _read(file, at, 8))
     begin = at + 8
-    if mark != _CONTINUATION:  # before format version 0.15 there was no mark
+    if mark != _CONTINUATION:  # Format versions before 0.15 have no mark.
         n_bytes, begin = mark, at + 4
     if n_bytes == 0:
         return None
@@ -287,7 +293,7 @@ def _read_message(file: BinaryIO, at: int) -> tuple[bytes, int] | None:
 
 
 def _block_offsets(footer: bytes, at: int) -> list[int]:
-    """The offsets in a vector of File.fbs's `Block`, structs of 24 bytes."""
+    """Return the offsets in a vector of `Block` structs of 24 bytes, as in File.fbs."""
     if not at:
         return []
     at += struct.unpack_from("<I", footer, at)[0]
@@ -296,7 +302,7 @@ def _block_offsets(footer: bytes, at: int) -> list[int]:
 
 
 def _table(data: bytes, at: int) -> int:
-    """Where the table or vector lies to which a byte of a FlatBuffers table refers."""
+    """Return the location of the table or vector that a FlatBuffers offset refers to."""
     return at + int(struct.unpack_from("<I", data, at)[0])
 
 
@@ -305,7 +311,7 @@ def _root(data: bytes) -> int:
 
 
 def _field(data: bytes, table: int, k: int) -> int:
-    """Where field k of a FlatBuffers table lies; 0 if it is absent."""
+    """Return the location of field `k` of a FlatBuffers table, or 0 if it is absent."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     (vtable_bytes,) = struct.unpack_from("<H", data, vtable)
     if 4 + 2 * k >= vtable_bytes:
@@ -324,14 +330,15 @@ def _read(file: BinaryIO, at: int, n_bytes: int) -> bytes:
     return data
 
 
-_MOST_BYTES = 64 << 20  # of a state.json
+_MOST_BYTES = 64 << 20  # maximum size of a state.json
 
 
 def saved_files(folder: str) -> list[str]:
-    """The names of a dataset's Arrow files, ascending.
+    """Return the names of the Arrow files of a saved Hugging Face dataset, ascending.
 
-    SourceError where state.json is damaged, or says that the dataset is another selection of its
-    files' rows.
+    Raises:
+        SourceError: If state.json is damaged, or if the dataset selects only some of its files'
+            rows.
     """
     path = Path(folder) / "state.json"
     try:
