@@ -1,4 +1,4 @@
-"""Parquet files: a piece is a row group."""
+"""Read Parquet files. A split is a row group."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,14 +34,16 @@ from packprep.sources.formats.table import (
 )
 from packprep.storage import is_url
 
-# how much of a column is read ahead; without it pyarrow reads a whole row group's column
+# Bytes of a column that are buffered. Without this limit, pyarrow reads a row group's whole column.
 _BUFFER_BYTES = 1 << 20
 
 
 def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) -> list[int]:
-    """By the footer, of each row group: the bytes of its column of texts or messages before
-    compression, or of all columns where it has neither; with `tokens` TOKEN_TEXT_BYTES for each
-    id."""
+    """Return the approximate content size of each row group in bytes, from the footer.
+
+    This is the uncompressed size of the text and messages columns. Without these columns, it is the
+    size of all columns. With `tokens`, each token id counts as TOKEN_TEXT_BYTES.
+    """
     names = [*COLUMNS, text_key] if tokens else [MESSAGES, text_key]
     with _opened(path, size) as (source, file):
         held = []
@@ -61,7 +63,7 @@ def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) 
 
 
 def bytes_per_token(part: Slice, text_key: str) -> float:
-    """TOKEN_TEXT_BYTES, as which `pieces` counts each."""
+    """Return TOKEN_TEXT_BYTES, the size that `pieces` assumes per token."""
     return float(TOKEN_TEXT_BYTES)
 
 
@@ -73,7 +75,7 @@ def read(
     decoders: Decoders,
     fields: Fields | None,
 ) -> Iterator[Batch]:
-    """The documents of a slice of a row group; see `formats.read`."""
+    """Yield the documents of a work range of a row group; see `formats.read`."""
     with _opened(part.path, part.size) as (source, file):
         tokens = part.format == "parquet_tokens"
         if tokens:
@@ -92,7 +94,7 @@ def read(
         if begin == end:
             return
         (chunks,) = _chunks(source, file, [part.piece], names)
-        if not is_url(part.path):  # there each page would be a request
+        if not is_url(part.path):  # At a URL, each page would need a request.
             _check_pages(part.path, source, part.size, chunks)
         batch = BatchBuilder(part.file)
         row = 0
@@ -129,7 +131,7 @@ def read(
 
 
 def numbers(part: Slice, decoders: Decoders) -> range:
-    """The rows of a slice's row group."""
+    """Return the range of row numbers of a work range's row group."""
     with _opened(part.path, part.size) as (_, file):
         groups = _groups(file, part.piece + 1)
         first = sum(group.num_rows for group in groups[:-1])
@@ -137,7 +139,11 @@ def numbers(part: Slice, decoders: Decoders) -> range:
 
 
 def _groups(file: pq.ParquetFile, count: int) -> list[pq.RowGroupMetaData]:
-    """The first `count` row groups of a footer whose numbers of rows can be."""
+    """Return the first `count` row groups of a footer, after a check of their row counts.
+
+    Raises:
+        ArrowInvalid: If a row count is negative or their sum is impossibly large.
+    """
     groups = [file.metadata.row_group(i) for i in range(count)]
     if (
         any(group.num_rows < 0 for group in groups)
@@ -154,10 +160,12 @@ def _rows_at_once(
     batch_bytes: int,
     tokens: bool,
 ) -> int:
-    """As many rows as hold about `batch_bytes`; fewer where a dictionary hides how long the texts
-    are."""
+    """Return the number of rows to read at once, with about `batch_bytes` of content.
+
+    The number is smaller if a dictionary conceals the lengths of the texts.
+    """
     n_rows = max(1, n_rows)
-    if tokens:  # of repeated ids any number takes a few bytes, so they are counted
+    if tokens:  # Repeated ids compress to a few bytes, so the ids are counted instead.
         per_row = max(1, 8 * sum(c.num_values for c in chunks) // n_rows)
         return max(1, min(SLICE_LISTS, batch_bytes // per_row))
     per_row = max(1, sum(c.total_uncompressed_size for c in chunks) // n_rows)
@@ -171,10 +179,10 @@ def _rows_at_once(
 def _chunks(
     source: "_Source", file: pq.ParquetFile, groups: Iterable[int], names: Sequence[str]
 ) -> Iterator[list[pq.ColumnChunkMetaData]]:
-    """What the footer says of the leaves of some columns in each of some row groups.
+    """Yield the footer's metadata of the leaf columns of `names`, for each given row group.
 
-    Asked for what is damaged or encrypted, pyarrow's RowGroupMetaData ends the process. Its reader
-    raises, and is asked first.
+    For damaged or encrypted metadata, pyarrow's RowGroupMetaData aborts the process. Its reader
+    raises an exception instead, so the reader is called first.
     """
     paths = [file.schema.column(i).path + "." for i in range(len(file.schema))]
     leaves = [
@@ -189,12 +197,14 @@ def _chunks(
 
 
 class _NotInFooter(Exception):
-    """What is asked for lies in a page."""
+    """An attempt to read page data while only the footer may be read."""
 
 
 class _Source:
-    """The file below a Parquet file. only_footer: nothing may be read of it; the footer has
-    been."""
+    """The file object below a ParquetFile.
+
+    If `only_footer` is set, `read` raises _NotInFooter, because the footer has already been read.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.only_footer, self.closed = file, False, False
@@ -209,22 +219,27 @@ class _Source:
         return True
 
     def close(self) -> None:
-        """Whoever opened the file closes it."""
+        """Do nothing, because the code that opened the file also closes it."""
 
 
 class _Page(NamedTuple):
-    """A page of a column: what its header says of its bytes."""
+    """The location and sizes of a column's page, from the page's header."""
 
-    begin: int  # of what follows the header, in the file
-    decoded: int  # bytes; of a dictionary's page at most so many are its longest value
+    begin: int  # file offset of the byte after the header
+    decoded: int  # uncompressed bytes, an upper bound for a dictionary page's longest value
     stored: int
 
 
 def _check_pages(
     path: str, source: _Source, size: int, chunks: Sequence[pq.ColumnChunkMetaData]
 ) -> None:
-    """Raises SourceError for a page of some columns that is too large to be decoded: a page is
-    decoded whole."""
+    """Check that all pages of some columns are small enough to decode.
+
+    The check is necessary because a page is always decoded whole.
+
+    Raises:
+        SourceError: If a page is too large.
+    """
     for chunk in chunks:
         at = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
         end = min(at + chunk.total_compressed_size, size)
@@ -240,18 +255,18 @@ def _check_pages(
 
 
 def _page(source: _Source, at: int) -> _Page:
-    """The page at a byte of a file.
+    """Return the page at byte `at` of a file.
 
-    Its header is Parquet's PageHeader in Thrift's compact protocol: the fields 1, type, 2,
-    uncompressed_page_size, 3, compressed_page_size, then a checksum and what depends on the type,
-    which is passed over.
+    The header is Parquet's PageHeader in Thrift's compact protocol. Its fields are 1 (type), 2
+    (uncompressed_page_size) and 3 (compressed_page_size). A checksum and fields that depend on the
+    type follow; they are skipped.
     """
     for n_bytes in _HEADER_BYTES:
         source.seek(at)
         data = source.read(n_bytes)
         try:
             fields, end = _struct(data, 0, 0)
-        except IndexError:  # it is longer, as with long values among its statistics
+        except IndexError:  # The header is longer, for example because of long statistics.
             continue
         page = _Page(at + end, fields.get(2, -1), fields.get(3, -1))
         if page.decoded < 0 or page.stored < 0:
@@ -266,8 +281,11 @@ _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 7, 8, 12
 
 
 def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, int], int]:
-    """(the integers among a Thrift struct's fields, by number, and the byte after it). IndexError
-    where the data ends."""
+    """Return the integer fields of a Thrift struct by number, and the offset of the byte after it.
+
+    Raises:
+        IndexError: If the data ends inside the struct.
+    """
     if depth > _MAX_DEPTH:
         raise pa.ArrowInvalid("a page's header is nested too deep")
     fields: dict[int, int] = {}
@@ -288,7 +306,7 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, int], int]:
 
 
 def _past(data: bytes, at: int, kind: int, depth: int) -> int:
-    """The byte after a value that is no integer."""
+    """Return the offset of the byte after a non-integer value."""
     if kind in (_TRUE, _FALSE):
         return at
     if kind in (_BYTE, _DOUBLE):
