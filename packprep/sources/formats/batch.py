@@ -85,7 +85,7 @@ class Choice:
 
 PIECE_BYTES = 4 << 20  # bytes per split of an uncompressed line file
 MAX_DOCUMENT_BYTES = 8 << 20
-"""Maximum UTF-8 size of a document's text. A longer text is rejected. The reference tokenizer's
+"""Maximum UTF-8 size of a document's text. A longer text is rejected. The reference engine's
 encoding takes some 50 times the bytes of prose, and 200 times if each byte is a token.
 """
 MAX_LINE_BYTES = 4 * MAX_DOCUMENT_BYTES

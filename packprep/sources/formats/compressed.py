@@ -25,11 +25,10 @@ _MAX_OUTPUT = 1 << 20  # bytes per block of gzip output
 _READ_BYTES = 1 << 20
 # Bytes of lines that are decoded at once. Decompressed blocks are smaller or much larger.
 AT_ONCE_BYTES = 1 << 20
-_FED_AT_ONCE = 16 << 10
-_ZSTD_AT_ONCE = 512
 # The output of one call is at most 16 MiB. gzip packs at most 1032 bytes into one, and zstd 128 KiB
 # into four.
-
+_FED_AT_ONCE = 16 << 10
+_ZSTD_AT_ONCE = 512
 # Files made with `zstd --long=31` exist. Memory is allocated only if a file needs it.
 _MAX_WINDOW = 1 << 31
 
@@ -119,7 +118,7 @@ def decompressed(
         size: Planned size of the file in bytes.
         compression: "gzip" or "zstd".
         step_bytes: Compressed bytes per step.
-        begins: Array to which the stream position of each step's start is appended.
+        begins: Array that receives the stream position of each step's start.
 
     Raises:
         SourceError: If the file is missing, changed, corrupt or truncated.
@@ -206,7 +205,7 @@ class Cursor:
     # Whether the next byte starts a line. If not, the rest of that line is skipped.
     at_line_start: bool = True
     next_label: int = 0  # Lines with earlier labels were consumed.
-    seen: np.ndarray | None = None  # the counts of the Choice to which this cursor is reserved
+    seen: np.ndarray | None = None  # counts of the only Choice that may take this cursor
     begins: array = field(default_factory=lambda: array("q"))  # stream positions of the steps
 
     def next(self, begin: int, end: int) -> Block | None:
@@ -230,7 +229,7 @@ class Cursor:
 
 @dataclass
 class Decoders:
-    """The per-process state of files, so that adjacent work ranges need only one pass over a file.
+    """The per-process state of files, so that adjacent work ranges read a file only once.
 
     The state affects only the speed. It contains at most `capacity` open files. A file that has
     changed is read again from its start.
