@@ -1,5 +1,7 @@
-"""Rows of Arrow columns → documents: of texts, or of lists of token ids; what Parquet and Arrow
-files have in common."""
+"""Convert rows of Arrow columns to documents, for both Parquet and Arrow files.
+
+A document is a text or a list of token ids.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,42 +54,57 @@ from packprep.sources.formats.fields import (
 from packprep.sources.formats.jsonl import nested_too_deep, read_integer
 from packprep.sources.formats.token_masks import BAD_MASK, MASKS, masked
 
-SLICE_ROWS = 1 << 14  # rows that are looked at together
-REPEATED_BYTES = 128 << 20  # what they may hold where one dictionary gives all of them
+SLICE_ROWS = 1 << 14  # rows processed at once
+REPEATED_BYTES = 128 << 20  # maximum bytes of these rows after a dictionary is expanded
 _MOST_TEXT_KEYS = 100
-# what has to be decoded at once: a page, or a compressed record batch's largest buffer
+# Maximum size of a block that is decoded whole: a page, or a buffer of a compressed record batch.
 MAX_BLOCK_BYTES = 256 << 20
 
 
 class Column(NamedTuple):
-    """Where a file's schema has a key: the number of a column, and the names of the fields in it,
-    in which it lies."""
+    """The location of a key in a file's schema.
+
+    Attributes:
+        number: Index of the column.
+        inside: Names of the nested struct fields that lead to the key.
+    """
 
     number: int
     inside: tuple[str, ...] = ()
 
     def name(self, schema: pa.Schema) -> str:
-        """What Parquet's readers call it."""
+        """Return the column's name as Parquet readers use it."""
         return ".".join((schema.names[self.number], *self.inside))
 
     def of(self, values: pa.Array) -> pa.Array:
-        """What lies at the key, of the values of the column."""
+        """Return the values at the key, given the values of the column."""
         for name in self.inside:
             values = pc.struct_field(values, [name])
         return values
 
 
 SizesOf = Callable[[Sequence[str]], Sequence[int]]
-"""Keys → about how many bytes each of them holds in a part of a file."""
+"""Function from keys to the approximate bytes of each of them in a part of a file."""
 
 
 def find_columns(
     path: str, schema: pa.Schema, text_key: str, fields: Fields | None, sizes_of: SizesOf
 ) -> dict[str, Column]:
-    """Key → column, of all that is read of a file, text_key among them where its texts are.
+    """Return the columns to read from a file, by key.
 
-    fields: None: the text is all. sizes_of: says which of several keys may hold the text.
-    SourceError unless each column is there at most once, and the text or a layout is.
+    The text's column is included if the file has texts.
+
+    Args:
+        path: Path or URL of the file, for error messages.
+        schema: The file's schema.
+        text_key: Key of the text.
+        fields: The other fields to read. None reads only the text.
+        sizes_of: Function that gives the sizes of columns. An error message uses it to suggest the
+            key that may contain the text.
+
+    Raises:
+        SourceError: If a column occurs more than once, or if the file has neither texts nor a
+            readable layout.
     """
     if fields is None:
         return {text_key: _text_column(path, schema, text_key, sizes_of)}
@@ -120,7 +137,7 @@ def find_columns(
 
 
 def _has_places(schema: pa.Schema) -> bool:
-    """Whether a schema has a column of media."""
+    """Return whether a schema has a column with positions of media."""
     index = schema.get_field_index(MEDIA)
     kind = schema.field(index).type if index >= 0 else pa.null()
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
@@ -139,8 +156,10 @@ def _no_layout(
     layouts: list[Layout],
     sizes_of: SizesOf,
 ) -> SourceError:
-    """The error of a file with neither a text nor a layout that is read. layouts: those that it
-    has, which are not read."""
+    """Return the error for a file with neither texts nor a readable layout.
+
+    `layouts` contains the layouts of the file, which are all refused.
+    """
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     if layouts:
         return SourceError(f"{path}: its rows are {refused(layouts[0])}. Its columns are: {names}.")
@@ -162,8 +181,10 @@ def _no_layout(
 
 
 def _messages_in(schema: pa.Schema) -> str:
-    """The key of a column that holds messages, "a.b" of b in a column a of objects; "" if there is
-    none."""
+    """Return the key of a column with messages, or an empty string.
+
+    The key is `a.b` for field b of a struct column a.
+    """
     for field in schema:
         kind = field.type
         if pa.types.is_struct(kind) and (inner := _messages_in(pa.schema(list(kind)))):
@@ -179,7 +200,13 @@ def _messages_in(schema: pa.Schema) -> str:
 
 
 def _column(path: str, schema: pa.Schema, key: str, text_key: str) -> Column | None:
-    """Where a schema has a key that is not the text's."""
+    """Return the location of a key in a schema, or None.
+
+    It is also None for the key of the text.
+
+    Raises:
+        SourceError: If several columns have this name.
+    """
     if key == text_key:
         return None
     if (count := len(schema.get_all_field_indices(key))) > 1:
@@ -191,7 +218,10 @@ def _column(path: str, schema: pa.Schema, key: str, text_key: str) -> Column | N
 
 
 def _place(schema: pa.Schema, key: str) -> Column | None:
-    """Where a schema has a key, "a.b" of b in a column a of objects, too; None: nowhere."""
+    """Return the location of a key in a schema, or None if the schema does not contain it.
+
+    The key `a.b` also refers to field b of a struct column a.
+    """
     index = schema.get_field_index(key)
     if index >= 0 or "." not in key:
         return Column(index) if index >= 0 else None
@@ -206,10 +236,13 @@ def _place(schema: pa.Schema, key: str) -> Column | None:
 
 
 def _text_column(path: str, schema: pa.Schema, text_key: str, sizes_of: SizesOf) -> Column:
-    """Where a schema has the texts; SourceError unless it has them once, and they are strings or
-    bytes.
+    """Return the location of the texts in a schema.
 
-    A column of nothing but nulls is accepted: each of its rows is a reject.
+    A column that contains only nulls is accepted, and each of its rows becomes a reject.
+
+    Raises:
+        SourceError: If the column is missing or occurs more than once, or if it contains neither
+            strings nor bytes.
     """
     place, count = _place(schema, text_key), len(schema.get_all_field_indices(text_key))
     if place is None:
@@ -230,8 +263,10 @@ def _text_column(path: str, schema: pa.Schema, text_key: str, sizes_of: SizesOf)
 def _text_missing(
     path: str, schema: pa.Schema, text_key: str, problem: str, sizes_of: SizesOf
 ) -> SourceError:
-    """Make the error of a file without one column of texts. It advises the key with the most bytes
-    of text."""
+    """Return the error for a file without exactly one text column.
+
+    The message suggests the key with the most bytes of text.
+    """
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     there = next((layout for layout in LAYOUTS if set(layout.needs) <= set(schema.names)), None)
     keys = [
@@ -262,8 +297,10 @@ def _text_missing(
 
 
 def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Yield the keys of a schema and the types of their values, "a.b" for b in a column a of
-    objects."""
+    """Yield the keys of a schema with the types of their values.
+
+    The key of field b of a struct column a is `a.b`.
+    """
     for name in schema.names:
         if len(schema.get_all_field_indices(name)) > 1:
             continue
@@ -288,8 +325,17 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def check_block(path: str, what: str, n_bytes: int, advice: str) -> None:
-    """Raises SourceError for a block that takes more than MAX_BLOCK_BYTES once it is decoded. what:
-    e.g. "a page"."""
+    """Check that a decoded block does not exceed MAX_BLOCK_BYTES.
+
+    Args:
+        path: Path or URL of the file.
+        what: Name of the block, for example "a page".
+        n_bytes: Size of the decoded block in bytes.
+        advice: Remedy for the error message.
+
+    Raises:
+        SourceError: If the block is too large.
+    """
     if n_bytes > MAX_BLOCK_BYTES:
         raise SourceError(
             f"{path}: {what} of it holds {n_bytes} bytes once decompressed, and at most"
@@ -299,17 +345,22 @@ def check_block(path: str, what: str, n_bytes: int, advice: str) -> None:
 
 @contextmanager
 def arrow_errors(path: str, what: str) -> Iterator[None]:
-    """Turns what pyarrow says about damaged data into a SourceError; errors of the operating system
-    pass."""
+    """Convert pyarrow's errors about damaged data to errors that name the file and a remedy.
+
+    Errors of the operating system are passed on unchanged.
+
+    Raises:
+        SourceError: If pyarrow reports damaged data.
+    """
     try:
         yield
-    except UnicodeDecodeError as error:  # a column's name
+    except UnicodeDecodeError as error:  # The name of a column is invalid.
         raise SourceError(
             f"{path}: not a readable {what}: a name in it is not UTF-8: {error}. Fetch the file"
             " again, or take it out of the recipe."
         ) from error
     except (pa.ArrowException, OSError) as error:
-        # pyarrow reports damaged data as an OSError, too, but without a number.
+        # pyarrow also reports damaged data as an OSError, but without an error number.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         mend = (
@@ -343,11 +394,17 @@ def read_rows(
     batch_bytes: int,
     wanted_from: int = 0,
 ) -> Iterator[Batch]:
-    """Adds the rows of columns of arrays to a batch; gives the batch whenever it holds
-    `batch_bytes`.
+    """Add rows of columns to a batch, and yield the batch each time it contains `batch_bytes`.
 
-    first: position of the columns' first row in the file; those before `wanted_from` are there for
-    `keep` to see
+    Args:
+        batch: Builder that receives the documents.
+        columns: Maps each key to its values, all with the same number of rows.
+        text_key: Key of the text.
+        fields: The other fields to read, or None.
+        first: Position of the columns' first row in the file.
+        keep: Selects the documents to decode.
+        batch_bytes: Content size in bytes at which a batch is complete.
+        wanted_from: First position to read. Earlier rows are only passed to `keep`.
     """
     n_rows = len(next(iter(columns.values())))
     text = columns.get(text_key)
@@ -390,7 +447,7 @@ def _has_nulls(rows: pa.Array) -> bool:
 
 
 def _without_views(column: pa.Array) -> pa.Array:
-    """The column as pyarrow can filter it."""
+    """Return the column in a type that pyarrow can filter."""
     return (
         column.cast(pa.large_binary())
         if column.type in (pa.string_view(), pa.binary_view())
@@ -399,8 +456,11 @@ def _without_views(column: pa.Array) -> pa.Array:
 
 
 def _sizes(rows: pa.Array, counted: Sequence[pa.Array]) -> np.ndarray:
-    """int64[n]: the bytes of each text; where it is null, the bytes of texts and the items of lists
-    in other columns."""
+    """Return the size of each row, int64[n].
+
+    This is the text's size in bytes. For a null text, it is the sum over the other columns: bytes
+    of texts and items of lists.
+    """
     others = pa.array(sum((_lengths(column) for column in counted), np.zeros(len(rows), np.int64)))
     if pa.types.is_null(rows.type):
         return others.to_numpy(zero_copy_only=False)
@@ -409,7 +469,10 @@ def _sizes(rows: pa.Array, counted: Sequence[pa.Array]) -> np.ndarray:
 
 
 def _lengths(column: pa.Array) -> np.ndarray:
-    """int64[n]: the bytes of texts or the items of lists; 0 of null and of all else."""
+    """Return the bytes of each text or the items of each list, int64[n].
+
+    Nulls and values of other types count as 0.
+    """
     if pa.types.is_dictionary(column.type):
         of_values = pa.array(_lengths(column.dictionary))
         lengths = of_values.take(column.indices)
@@ -429,8 +492,10 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _rows_at_once(text: pa.Array | None) -> int:
-    """As many rows as hold REPEATED_BYTES, if each were the longest text of a column's
-    dictionary."""
+    """Return the number of rows to process at once.
+
+    Their texts fit in REPEATED_BYTES even if each is the longest text of the column's dictionary.
+    """
     if text is None or not pa.types.is_dictionary(text.type) or not len(text.dictionary):
         return SLICE_ROWS
     longest = pc.max(pc.binary_length(text.dictionary.cast(pa.large_binary()))).as_py() or 1
@@ -445,7 +510,10 @@ def _add_rows(
     positions: np.ndarray,
     batch_bytes: int,
 ) -> Iterator[Batch]:
-    """Adds rows of texts. beside: the other columns that are read, by key."""
+    """Add rows of texts to a batch, and yield the batch each time it contains `batch_bytes`.
+
+    `beside` contains the other columns to read, by key.
+    """
     if rows.null_count or not len(rows) or beside:
         yield from _add_one_by_one(batch, rows, beside, fields, positions, batch_bytes)
         return
@@ -459,7 +527,7 @@ def _add_rows(
 
 
 def _texts(rows: pa.LargeBinaryArray, sizes: np.ndarray) -> list[str] | None:
-    """The texts of rows without nulls; None: one of them is no text, or too large."""
+    """Return the texts of rows without nulls, or None if one is invalid UTF-8 or too large."""
     if sizes.max() > limits.MAX_DOCUMENT_BYTES:
         return None
     try:
@@ -496,7 +564,7 @@ def _add_one_by_one(
 def _document(
     rows: pa.LargeBinaryArray, beside: Mapping[str, pa.Array], fields: Fields | None, i: int
 ) -> str | Supervision | tuple[str, str]:
-    """What a row says, as `jsonl.line_decoder` gives it of a line."""
+    """Return the document of a row, in the form that `jsonl.line_decoder` uses for a line."""
     at = "text"
     try:
         text = rows[i].as_buffer().to_pybytes().decode() if rows[i].is_valid else None
@@ -529,25 +597,28 @@ def _document(
 
 
 def _is_json(kind: pa.DataType) -> bool:
-    """Return whether values of a type are JSON texts, as datasets writes fields of mixed types."""
+    """Return whether values of a type are JSON texts.
+
+    `datasets` stores fields of mixed types as JSON.
+    """
     return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json"
 
 
 @lru_cache(maxsize=64)
 def _has_json(kind: pa.DataType) -> bool:
-    """Return whether values of a type hold JSON texts at any depth."""
+    """Return whether values of a type contain JSON texts at any depth."""
     inner = [kind.field(i).type for i in range(kind.num_fields)]
     return _is_json(kind) or any(map(_has_json, inner))
 
 
 class _JsonValue(NamedTuple):
-    """A value that stood in a table as JSON: its nulls are nulls, and no missing keys."""
+    """A value that a table stored as JSON. Its nulls are real nulls, not missing keys."""
 
     value: Any
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with the values of `_JsonValue` in their place."""
+    """Return a value with each `_JsonValue` replaced by its content."""
     if isinstance(value, _JsonValue):
         return value.value
     if isinstance(value, dict):
@@ -556,8 +627,11 @@ def _plain(value: Any) -> Any:
 
 
 def _parsed(value: Any, kind: pa.DataType) -> Any:
-    """Return a value of an Arrow type with a `_JsonValue` for each JSON text. ValueError for a text
-    that is not JSON, or nested too deep."""
+    """Return a value of an Arrow type with each JSON text replaced by a `_JsonValue`.
+
+    Raises:
+        ValueError: If a text is invalid JSON or nested too deeply.
+    """
     if value is None or not _has_json(kind):
         return value
     if _is_json(kind):
@@ -571,16 +645,20 @@ def _parsed(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-SLICE_LISTS = 1 << 16  # rows that are looked at together
-COLUMNS = ("input_ids", "tokens")  # where text_key says nothing of its own
+SLICE_LISTS = 1 << 16  # rows processed at once
+COLUMNS = ("input_ids", "tokens")  # default columns, used while text_key has its default
 
 
 def find_token_column(path: str, schema: pa.Schema, text_key: str) -> int:
-    """The index of the column of lists of ids: `text_key`, or while that is "text" the first of
-    COLUMNS that is there.
+    """Return the index of the column with lists of token ids.
 
-    SourceError unless it exists once and holds lists of integers. A column of nothing but nulls is
-    accepted: each of its rows is a reject.
+    If `text_key` is "text", this is the first existing column of COLUMNS. Otherwise it is the
+    column `text_key`. A column that contains only nulls is accepted, and each of its rows becomes a
+    reject.
+
+    Raises:
+        SourceError: If the column is missing, occurs more than once, or does not contain lists of
+            integers.
     """
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     wanted = COLUMNS if text_key == "text" else (text_key,)
@@ -605,8 +683,14 @@ def find_token_column(path: str, schema: pa.Schema, text_key: str) -> int:
 def find_token_columns(
     path: str, schema: pa.Schema, text_key: str, fields: Fields | None
 ) -> dict[str, Column]:
-    """Return the columns that are read of a table of tokens, by key: the lists of ids, and where
-    there are fields the documents' weights and their masks, which are lists, too."""
+    """Return the columns to read from a table of tokens, by key.
+
+    These are the lists of ids and, with `fields`, the documents' weights and masks. Masks are
+    lists, too.
+
+    Raises:
+        SourceError: As in `find_token_column`, or if a weight or mask column occurs more than once.
+    """
     columns = {text_key: Column(find_token_column(path, schema, text_key))}
     for key in ("weight", *MASKS) if fields else ():
         column = _column(path, schema, key, text_key)
@@ -633,11 +717,18 @@ def read_lists(
     batch_bytes: int,
     wanted_from: int = 0,
 ) -> Iterator[Batch]:
-    """Yield the rows of lists of token ids, in batches of about `batch_bytes`, a token counted as
-    TOKEN_TEXT_BYTES.
+    """Yield the rows of token id lists, in batches of about `batch_bytes`.
 
-    columns: as `find_token_columns` names them. first: position of the columns' first row in the
-    file; those before `wanted_from` are there for `keep` to see
+    Each token counts as TOKEN_TEXT_BYTES.
+
+    Args:
+        file: Index of the file.
+        columns: The values by key, as in `find_token_columns`.
+        text_key: Key of the lists of ids.
+        first: Position of the columns' first row in the file.
+        keep: Selects the documents to decode.
+        batch_bytes: Approximate content size of a batch in bytes.
+        wanted_from: First position to read. Earlier rows are only passed to `keep`.
     """
     column, others = columns[text_key], [key for key in columns if key != text_key]
     for begin in range(0, len(column), SLICE_LISTS):
@@ -658,7 +749,7 @@ def read_lists(
 
 
 def list_lengths(rows: pa.Array) -> np.ndarray:
-    """int64[n]: the elements of each list; 0 for null."""
+    """Return the number of elements of each list, int64[n], with 0 for null."""
     if pa.types.is_null(rows.type):
         return np.zeros(len(rows), np.int64)
     lengths: np.ndarray = (
@@ -674,9 +765,10 @@ def _batch(
     lengths: np.ndarray,
     beside: Mapping[str, pa.Array],
 ) -> Batch:
-    """Return one batch of rows; the rows that are no tokens, or too many, are among its rejects.
+    """Return one batch of rows of token ids.
 
-    beside: the rows' weights and masks, as far as they have any.
+    Rows without valid tokens, or with too many of them, become rejects. `beside` contains the rows'
+    weights and masks, if they exist.
     """
     weights, refused = _row_weights(beside.get("weight"))
     if rows.null_count:
@@ -699,7 +791,7 @@ def _batch(
         flat_masks[key], bad = _flat(values, used, lengths)
         for i, (_, detail) in bad.items():
             refused.setdefault(i, (BAD_MASK, f"{key}: {detail}"))
-    # Rows with a null entry are in the flat arrays still; masks may refuse more rows.
+    # The flat arrays still contain rows with a null entry, and masks may refuse more rows.
     numbers, offsets = np.flatnonzero(used), offsets_of(lengths[used])
     is_kept, token_weights = np.ones(len(ids), np.bool_), None
     if flat_masks:
@@ -736,8 +828,7 @@ def _batch(
 def _row_weights(
     column: pa.Array | None,
 ) -> tuple[dict[int, float], dict[int, tuple[str, str]]]:
-    """Return the weights of rows that have another one than 1, and the rows whose weight is no
-    weight."""
+    """Return all row weights other than 1, and reject reasons for rows with invalid weights."""
     weights: dict[int, float] = {}
     refused: dict[int, tuple[str, str]] = {}
     for i, value in enumerate([] if column is None else column.to_pylist()):
@@ -754,7 +845,7 @@ def _row_weights(
 def _flat(
     rows: pa.Array, used: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:
-    """Return `_ids` of the rows that are used."""
+    """Return `_ids` of the used rows."""
     if used.all():
         return _ids(rows, np.arange(len(rows)), lengths)
     return _ids(rows.filter(pa.array(used)), np.flatnonzero(used), lengths[used])
@@ -763,8 +854,10 @@ def _flat(
 def _ids(
     rows: pa.Array, numbers: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:
-    """(the ids of lists one after the other, the number of each list that holds a null → reason and
-    detail)."""
+    """Return the concatenated ids of lists, and the lists that contain a null.
+
+    The second result maps the number of each such list to a reject reason and detail.
+    """
     if not len(rows) or pa.types.is_null(rows.type):
         return np.zeros(0, np.int64), {}
     ids = rows.flatten()
