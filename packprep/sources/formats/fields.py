@@ -1,5 +1,6 @@
-"""Which fields of a record are read, and which layout its fields show: of conversations, of answers
-to prompts, or of none.
+"""Determine the fields to read from a record, and the layout that its fields indicate.
+
+A layout is a form of conversations, or of prompts and answers. A record may also have none.
 
 ```
 {"text": …}                                     a text: all else says nothing, except loss_spans, weight and messages
@@ -9,7 +10,8 @@ to prompts, or of none.
 {"instruction": …, "input": …, "output": …}     alpaca
 {"prompt": …, "chosen": …, "rejected": …}       preference data: refused by name
 ```
-A record with a text and no messages is a text, unless `messages_format` says which layout is meant.
+
+A record with a text and no messages is a text, unless `messages_format` names a layout.
 """
 
 import math
@@ -32,12 +34,13 @@ UNREAD_MEDIA = (
 
 
 class Layout(NamedTuple):
-    """What records of one layout have.
+    """The fields of records with one layout.
 
-    name      what messages_format calls it; of a refused one, what people do
-    needs     fields that all of them have
-    may_have  fields that they may have, too
-    advice    what to do about a refused one; "": it is read
+    Attributes:
+        name: Value of `messages_format`. For a refused layout, its common name.
+        needs: Fields that every record has.
+        may_have: Optional fields.
+        advice: Remedy for a refused layout, or an empty string for a readable one.
     """
 
     name: str
@@ -59,8 +62,9 @@ REFUSED_FIELDS = {
         ("training", "train_detail", "loss_mask", "loss_scale", "loss_weight"), _MARK_ADVICE
     ),
 }
-"""Fields next to messages that say what a model reads or what is trained, and that are not read:
-name → what to do. A record in which one of them has a value is rejected."""
+"""Maps fields next to messages to a remedy. These fields tell a model what to read or what to
+train, and packprep does not read them. A record with a value in one of them is rejected.
+"""
 _COMMON = ("tools", "chat_template_kwargs", "weight")
 _RENAME = "name them prompt and completion, or write messages of role and content"
 LAYOUTS = (
@@ -97,11 +101,14 @@ LAYOUTS = (
         )
     ),
 )
-"""By its fields a record has the first of these."""
+"""All layouts. A record has the first layout whose fields it contains."""
 
 
 def field_at(record: Any, key: str) -> Any:
-    """The value at a key, or of "a.b" at b in the object at a; None: there is none."""
+    """Return the value at a key of a record, or None.
+
+    The key `a.b` also refers to key b of the object at a.
+    """
     if not isinstance(record, dict):
         return None
     if key in record or "." not in key:
@@ -111,16 +118,20 @@ def field_at(record: Any, key: str) -> Any:
 
 
 def is_message(keys: Collection[str]) -> bool:
-    """Whether what has these keys is a message, of either kind."""
+    """Return whether an object with these keys is a message, in either form."""
     return any(keys_of_one <= set(keys) for keys_of_one in ({"role", "content"}, {"from", "value"}))
 
 
 @dataclass(frozen=True)
 class Fields:
-    """How a source calls the fields of its layout, and which layout that is.
+    """The names of a source's layout fields, and the choice of its layout.
 
-    format: a layout's name, of all records; "auto": of those without a text, by their fields
-    kinds: of media, by name; (): it is not looked at
+    Attributes:
+        messages_key: Key of the messages.
+        tools_key: Key of the tools.
+        format: Name of the layout of all records. "auto" detects the layout of records without a
+            text by their fields.
+        kinds: Names of the media kinds. With an empty tuple, media is ignored.
     """
 
     messages_key: str = "messages"
@@ -130,11 +141,11 @@ class Fields:
 
     @classmethod
     def of(cls, source: Source, kinds: tuple[str, ...] = ()) -> "Fields":
-        """Those of a recipe's source."""
+        """Return the fields of a recipe's source."""
         return cls(source.messages_key, source.tools_key, source.messages_format, kinds)
 
     def key_of(self, field: str) -> str:
-        """Where a layout's field stands in a record."""
+        """Return the key of a layout's field in a record."""
         if field == "tools":
             return self.tools_key
         own_list = field == "messages" or (
@@ -143,8 +154,10 @@ class Fields:
         return self.messages_key if own_list else field
 
     def beside_text(self, text_key: str) -> list[str]:
-        """The keys at which a record that has a text may have more than it: their begins, where
-        they are nested."""
+        """Return the keys at which a record with a text may have further fields.
+
+        For a nested key, the list also contains its first component.
+        """
         keys = (
             LOSS_SPANS,
             self.messages_key,
@@ -155,15 +168,16 @@ class Fields:
         return [key for key in dict.fromkeys(keys) if key != text_key]
 
     def says(self, key: str) -> bool:
-        """Whether what stands at a key says something of a record that has a text."""
+        """Return whether a key is relevant for a record that has a text."""
         own = (LOSS_SPANS, MEDIA) if self.kinds else (LOSS_SPANS,)
         return key in (*own, *map(self.key_of, (*LAYOUTS[0].needs, *_COMMON)))
 
     def layout_of(self, value: Callable[[str], Any], has_text: bool) -> Layout | None:
-        """The layout of a record; None: it has none.
+        """Return the layout of a record, or None.
 
-        value: gives what stands at a key, None where nothing does. has_text: whether it has a text
-        or loss_spans
+        Args:
+            value: Function that returns the value at a key, or None.
+            has_text: Whether the record has a text or loss_spans.
         """
         if self.format != "auto":
             return next(layout for layout in LAYOUTS if layout.name == self.format)
@@ -176,8 +190,11 @@ class Fields:
         return None
 
     def counted(self, columns: Collection[str]) -> list[str]:
-        """The keys whose texts' bytes and lists' items are the size of a table's row without a
-        text: of layouts that `columns` hold."""
+        """Return the keys that determine the size of a table row without a text.
+
+        These are the required keys of each readable layout that `columns` contains. The size counts
+        bytes of texts and items of lists.
+        """
         layouts = (layout for layout in LAYOUTS if not layout.advice)
         needs = ([self.key_of(field) for field in layout.needs] for layout in layouts)
         return list(
@@ -187,8 +204,17 @@ class Fields:
         )
 
     def of_text(self, text: str, spans: Any, value: Callable[[str], Any]) -> str | Supervision:
-        """What a record of no layout is: its text; with loss_spans or media, these and what may
-        stand beside them."""
+        """Return the document of a record without a layout.
+
+        Args:
+            text: The text.
+            spans: The value of loss_spans, or None.
+            value: Function that returns the value at a key, or None.
+
+        Returns:
+            The text. If the record has loss_spans, a weight or a non-empty list of media, a
+            Supervision with these fields.
+        """
         media, weight = value(MEDIA) if self.kinds else None, value("weight")
         if spans is None and weight is None and (media is None or media == []):
             return text
@@ -203,8 +229,17 @@ class Fields:
     def of_layout(
         self, layout: Layout, text: str | None, spans: Any, value: Callable[[str], Any]
     ) -> Supervision:
-        """What a record of a layout is: its text and loss_spans, and those fields of the layout
-        that it has. value: as for `layout_of`."""
+        """Return the document of a record with a layout.
+
+        Args:
+            layout: The record's layout.
+            text: The text, or None.
+            spans: The value of loss_spans, or None.
+            value: Function that returns the value at a key, or None.
+
+        Returns:
+            A Supervision with the text, the loss_spans, and the layout fields that have a value.
+        """
         names = dict.fromkeys((*layout.needs, *layout.may_have, *REFUSED_FIELDS))
         found = [(field, value(self.key_of(field))) for field in names]
         if self.kinds:
@@ -214,12 +249,12 @@ class Fields:
 
 
 def refused(layout: Layout) -> str:
-    """What records of a layout are that is not read, and what to do."""
+    """Return a description of a refused layout and the remedy."""
     return f"{_named(layout)}: {layout.advice}"
 
 
 def instead_of_text(layout: Layout) -> str:
-    """What records are where texts are looked for, and what to do."""
+    """Return a description of records that are not the expected texts, and the remedy."""
     return (
         refused(layout)
         if layout.advice
@@ -236,8 +271,10 @@ def _named(layout: Layout) -> str:
 
 
 def of_table(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table's row as a line's record would be: without nulls, and without numbers that
-    stand for a missing weight."""
+    """Return a table row in the form of a JSON line's record.
+
+    Nulls are removed, and so are numbers that represent a missing weight.
+    """
     record = {
         key: without_nulls(value)
         for key, value in row.items()
@@ -252,9 +289,11 @@ def of_table(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A value of an Arrow column, in which null is a key that is not there, as each object has
-    every key; but a message's content may be null. A message's weight that is NaN is not there
-    either."""
+    """Return a value of an Arrow column without the keys that are null.
+
+    In Arrow, each object has every key, so null means a missing key. The exception is a message's
+    content, which may be null. A message's NaN weight is also missing.
+    """
     if isinstance(value, Mapping):
         is_message = "role" in value or "from" in value
         kept = {
@@ -271,28 +310,33 @@ def without_nulls(value: Any) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a table's number is null or NaN, which pandas and NumPy write where there is none."""
+    """Return whether a table's number is null or NaN.
+
+    pandas and NumPy mark missing values by NaN.
+    """
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def whole_number(value: Any) -> int | None:
-    """Return a whole number of any type, such as 3 or 3.0, as an int; None for any other value."""
+    """Return a number without a fraction, such as 3 or 3.0, as an int, otherwise None."""
     return int(value) if type(value) in (int, float) and value % 1 == 0 else None
 
 
-_BEYOND_FLOAT32 = 2.0**128 - 2.0**103  # the least number that float32 rounds to infinity
+_BEYOND_FLOAT32 = 2.0**128 - 2.0**103  # smallest number that float32 rounds to infinity
 
 
 def weight_of(value: Any) -> float | None:
-    """A weight of a document, a message or a span, as float32 holds it; None for what is no finite
-    number of at least 0."""
+    """Return the weight of a document, message or span, rounded to float32.
+
+    Return None unless the value is a finite, non-negative number.
+    """
     if type(value) not in (int, float) or not 0 <= value < _BEYOND_FLOAT32:
         return None
     return float(np.float32(float(value)))
 
 
 def bad_weight(value: Any) -> tuple[str, str]:
-    """Return the reason and detail of a document whose weight `weight_of` refuses."""
+    """Return the reject reason and detail for a weight that `weight_of` refuses."""
     wanted = "a finite number of at least 0 in float32 is wanted"
     return (
         "bad_weight",
@@ -301,7 +345,7 @@ def bad_weight(value: Any) -> tuple[str, str]:
 
 
 def shown(value: Any) -> str:
-    """Return what a reject's detail says of a value that is not the wanted one."""
+    """Return a short text that shows an invalid value in a reject's detail."""
     if value is None:
         return "null or missing"
     if type(value) is float:
