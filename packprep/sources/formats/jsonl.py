@@ -1,18 +1,19 @@
-"""Line files: which lines belong to a part, and their texts, or the reasons why they have none.
+"""Read line files: find the lines of a work range, and their texts or reject reasons.
 
-A line begins at byte 0 or after b"\\n". It belongs to the part in which its first byte lies, and is
-read to its end, wherever that lies. In a compressed file a byte lies in the step that it came out
-of; see `compressed`.
+A line starts at byte 0 or after b"\\n". It belongs to the work range that contains its first byte,
+and is read to its end even beyond that range. In a compressed file, a byte belongs to the step that
+produced it; see `compressed`.
 
-Almost every line takes a fast path: msgspec decodes the one field of many lines and skips the rest.
-Only lines that it refuses are looked at again by Python's own decoder, which finds the reason, or
-takes what msgspec is too strict about (a lone surrogate in another field; a repeated key whose last
-value counts), and lines with loss_spans or a layout (fields.py).
+Almost every line takes a fast path: msgspec decodes one field of many lines and skips the rest.
+Python's own decoder only processes lines that msgspec refuses, and lines with loss_spans or a
+layout (fields.py). It finds the reject reason. It also accepts two kinds of lines for which msgspec
+is too strict. One has a lone surrogate in another field. The other repeats a key, and then the last
+value counts.
 
-Checking what a decoder skips (is it UTF-8? how deep does it nest?) costs as much as decoding. Where
-a file's other fields are few and short, they are decoded, too: a record whose keys are all known,
-with a string or a number at each, has nothing that was skipped. Which fields a part has is learnt
-from its first lines; only speed depends on it.
+Skipped data still needs checks for valid UTF-8 and nesting depth, which cost as much as decoding.
+If a file's other fields are few and short, they are therefore decoded, too. A record with only
+known keys, and a string or number at each key, contains no skipped data. The keys are learned from
+the first lines of a work range, and affect only the speed.
 """
 
 import codecs
@@ -46,25 +47,29 @@ from packprep.sources.formats.batch import (
 from packprep.sources.formats.compressed import AT_ONCE_BYTES, Block, Cursor, Decoders
 from packprep.sources.formats.fields import Fields, field_at, refused
 
-# How deep decoders can go depends on the version of Python and on the depth of the caller: a limit
-# of our own, far below theirs, keeps one line's fate the same everywhere.
+# The nesting limit of decoders depends on the version of Python and on the caller's stack depth. A
+# separate, much lower limit gives each line the same result everywhere.
 MAX_NESTING = 256
 MIN_NESTED_BYTES = 2 * (MAX_NESTING + 1)
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NO_BRACKET = bytes(sorted(set(range(256)) - set(b"[]{}")))
-_MAX_DIGITS = 4000  # Python refuses to read integers of more than 4300, unless it is told otherwise
+_MAX_DIGITS = 4000  # By default, Python refuses to parse integers of more than 4300 digits.
 
-# a text, the fields of a supervised document, or a reason and its detail
+# Result of decoding: a text, a supervised document's fields, or a reject reason and its detail.
 Outcome = str | Supervision | tuple[str, str]
 
 
 @lru_cache(maxsize=64)
 def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes], Outcome]:
-    """A function from one line, without its end, to its text or to (reason, detail); it never
-    raises.
+    """Return a function that maps a line, without its end, to its text or a (reason, detail) pair.
 
-    fields: of a line with loss_spans or a layout it gives these, as `Supervision`, by the exact
-    way: its messages take longer to render anyway. None: they are not looked at.
+    The function never raises an exception.
+
+    Args:
+        text_key: Key of the text.
+        fields: The other fields to read. A line with loss_spans or a layout then becomes a
+            `Supervision`. It takes the slow path, because rendering its messages takes longer
+            anyway. None ignores these fields.
     """
     names = fields.beside_text(text_key) if fields else []
     decoder = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
@@ -86,7 +91,7 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
             nests = len(line) - len(text) >= MIN_NESTED_BYTES and nested_too_deep(line)
             if nests or any(get(record) for get in of_layouts) or large_text(text):
                 return decode_slowly(line, text_key, fields)
-            # msgspec does not look at the UTF-8 of what it skips.
+            # msgspec does not check the UTF-8 of skipped data.
             if not line.isascii():
                 line.decode()
             beside = {
@@ -105,10 +110,15 @@ def line_decoder(text_key: str, fields: Fields | None = None) -> Callable[[bytes
 def _decoder_of(
     text_key: str, fields: tuple[tuple[str, Any], ...], whole: bool = False
 ) -> msgspec.json.Decoder[Any] | None:
-    """A decoder of records with `text`, and `field0` … of a key and a type each, None where they
-    are not there. whole: it refuses other keys, else it skips them.
+    """Return a decoder of records with the attributes `text`, `field0`, `field1` and so on.
 
-    None: msgspec cannot look for such a key.
+    Args:
+        text_key: Key of `text`.
+        fields: Key and type of each `field0`, `field1` and so on. A missing field is None.
+        whole: Whether the decoder refuses other keys instead of skipping them.
+
+    Returns:
+        The decoder, or None if msgspec does not support one of the keys.
     """
     own: list[Any] = [
         ("text", str),
@@ -119,7 +129,7 @@ def _decoder_of(
         record = msgspec.defstruct(
             "Record", own, rename=keys, gc=False, forbid_unknown_fields=whole
         )
-    except ValueError:  # msgspec refuses keys that JSON has to escape
+    except ValueError:  # msgspec refuses keys that need JSON escapes.
         return None
     return msgspec.json.Decoder(record)
 
@@ -129,18 +139,18 @@ def _refuse(_: object) -> NoReturn:
 
 
 def read_integer(digits: str) -> int:
-    """One that is too long to be read is as far beyond any text: ±2⁶⁴."""
+    """Return an integer, or ±2⁶⁴ if it has too many digits; both are beyond any text."""
     return (
         int(digits) if len(digits) <= _MAX_DIGITS else -(1 << 64) if digits[0] == "-" else 1 << 64
     )
 
 
 _values = json.JSONDecoder(parse_int=read_integer)
-"""Reads what stands at media and weight, as `decode_slowly` does."""
+"""Decodes the values of media and weight, with the same integers as `decode_slowly`."""
 
 
 def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> Outcome:
-    """What `line_decoder` gives, of any line, and exact about the reason."""
+    """Return the result of `line_decoder` for any line, with an exact reject reason."""
     try:
         source = line.decode()
     except UnicodeDecodeError as error:
@@ -148,7 +158,7 @@ def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> O
     if nested_too_deep(line):
         return "malformed_json", f"nested deeper than {MAX_NESTING} levels"
     try:
-        # Numbers are not read where none is needed: Python refuses very long ones.
+        # Numbers are only parsed if they are needed, because Python refuses very long ones.
         read_int, read_float = (read_integer, float) if fields else (len, len)
         record = json.loads(source, parse_int=read_int, parse_float=read_float)
     except ValueError:
@@ -185,7 +195,7 @@ def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> O
 
 
 def _value(record: dict[str, Any], text_key: str, key: str) -> Any:
-    """What a record has at a key that is not the text's."""
+    """Return a record's value at a key, or None for the text's key."""
     return None if key == text_key else field_at(record, key)
 
 
@@ -199,13 +209,15 @@ def _kind(value: object) -> str:
 
 
 def nested_too_deep(line: bytes) -> bool:
-    """Whether brackets outside of strings nest deeper than MAX_NESTING. Most lines are done after
-    two counts."""
+    """Return whether brackets outside strings are nested deeper than MAX_NESTING.
+
+    For most lines, two counts of brackets are sufficient.
+    """
     if line.count(b"[") + line.count(b"{") <= MAX_NESTING:
         return False
     brackets = np.frombuffer(_STRING.sub(b"", line).translate(None, _NO_BRACKET), np.uint8)
     depth = 0
-    # in blocks, so that a line of brackets needs no memory
+    # Blocks limit the memory for a line that consists of brackets.
     for begin in range(0, len(brackets), 1 << 16):
         block = brackets[begin : begin + (1 << 16)]
         opening = (block == ord("[")) | (block == ord("{"))
@@ -218,10 +230,9 @@ def nested_too_deep(line: bytes) -> bool:
 
 _LEARNT_LINES = 32
 _MAX_FIELDS = 32
-_MAX_OTHER_BYTES = (
-    256  # of a line's other values; longer ones are skipped faster than they are decoded
-)
-_CHECKED_BYTES = 16 << 10  # of UTF-8 at once: what comes of it stays in the cache
+# Maximum bytes of a line's other values. Skipping longer values is faster than decoding them.
+_MAX_OTHER_BYTES = 256
+_CHECKED_BYTES = 16 << 10  # bytes of UTF-8 checked at once, so that the result stays in the cache
 _Scalar = str | int | float | bool | None
 
 _get_text = attrgetter("text")
@@ -231,11 +242,14 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def block_decoder(
     text_key: str, fields: Fields | None = None
 ) -> Callable[[bytes, np.ndarray, np.ndarray], list[str] | None]:
-    """A function from n lines to their n texts, or to None: look at them one by one.
+    """Return a function that decodes n lines at once.
 
-    It takes data, starts: int64[n], sizes: int64[n]: line i is data[starts[i] : starts[i] +
-    sizes[i]], and nothing but blank lines lies between two lines. None is given if any line has no
-    text, or a size of −1 or one that a text may not have, or some of the `fields`.
+    The function takes `data`, `starts` (int64[n]) and `sizes` (int64[n]). Line i is data[starts[i]
+    : starts[i] + sizes[i]], and only blank lines are between two lines.
+
+    It returns the n texts, or None if the lines have to be decoded one by one. This happens if a
+    line has no text, has size -1, exceeds the maximum size of a text, or contains one of the
+    `fields`.
     """
     names = fields.beside_text(text_key) if fields else []
     skipping = _decoder_of(text_key, tuple((name, msgspec.Raw) for name in names))
@@ -249,10 +263,10 @@ def block_decoder(
         nonlocal whole, has_learnt
         if skipping is None or sizes.min() <= 0 or sizes.max() > limits.MAX_DOCUMENT_BYTES:
             return None
-        # Each line begins with "{" and ends with "}" (and "\r"). Then no record can reach over a
-        # line's end: "}" with a "{" behind it is JSON in a string alone, and a string has no line's
-        # end in it. So as many records as lines are one record a line, although a decoder of many
-        # records does not mind two in one line.
+        # Each line must start with "{" and end with "}" (and "\r"). Then no record can extend over
+        # a line end: "}" followed by "{" is only valid JSON within a string, and a string contains
+        # no line end. The decoder accepts two records in one line. But if the numbers of records
+        # and lines are equal, each line contains exactly one record.
         characters, last = np.frombuffer(data, np.uint8), starts + sizes - 1
         last -= characters[last] == ord("\r")
         if not ((characters[starts] == ord("{")).all() and (characters[last] == ord("}")).all()):
@@ -278,7 +292,7 @@ def block_decoder(
             _check_utf8(bytes(block))
         except (ValueError, msgspec.MsgspecError, RecursionError):
             return None
-        whole = None  # another field, or one that is no string or number
+        whole = None  # A field is unknown, or its value is neither a string nor a number.
         n_chars = np.fromiter(map(len, texts), np.int64, len(texts))
         for i in np.flatnonzero(sizes - n_chars >= MIN_NESTED_BYTES):
             if nested_too_deep(data[starts[i] : starts[i] + sizes[i]]):
@@ -291,8 +305,10 @@ def block_decoder(
 def _whole_decoder(
     text_key: str, fields: Sequence[str], lines: Sequence[bytes]
 ) -> msgspec.json.Decoder[Any] | None:
-    """A decoder of records that skips nothing, and refuses what it would have to skip; None: it
-    would not be faster."""
+    """Return a decoder that knows all fields of `lines` and refuses records with other fields.
+
+    Return None if this decoder would not be faster than skipping fields.
+    """
     names: dict[str, None] = {}
     for line in lines:
         try:
@@ -314,7 +330,11 @@ def _whole_decoder(
 
 
 def _check_utf8(block: bytes) -> None:
-    """Raises UnicodeDecodeError unless the block is UTF-8."""
+    """Check that a block is valid UTF-8.
+
+    Raises:
+        UnicodeDecodeError: If the block is invalid.
+    """
     if block.isascii():
         return
     begin = 0
@@ -330,31 +350,36 @@ def _check_utf8(block: bytes) -> None:
 
 BOM = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 20
-_FINISH_BYTES = 16 << 10  # first read beyond a part's end: most lines end soon
+_FINISH_BYTES = 16 << 10  # size of the first read past a work range, where most lines end soon
 _IS_SPACE = np.array([bytes([byte]).isspace() for byte in range(256)])
 
 
 class Lines(NamedTuple):
-    """Lines without their ends: line i is `data[starts[i] : starts[i] + sizes[i]]`, or too large
-    and not held."""
+    """Lines without their ends. Line i is `data[starts[i] : starts[i] + sizes[i]]`.
+
+    The data of a line that is too large is not kept.
+    """
 
     data: bytes
-    positions: np.ndarray  # int64[n] of the lines in the stream; strictly increasing
-    starts: np.ndarray  # int64[n]; strictly increasing
-    sizes: np.ndarray  # int64[n] in bytes; −1: too large
+    positions: np.ndarray  # int64[n], stream offsets of the lines, strictly increasing
+    starts: np.ndarray  # int64[n], strictly increasing
+    sizes: np.ndarray  # int64[n] in bytes, or -1 for a line that is too large
 
     def line(self, i: int) -> bytes | None:
-        """Line i; None: too large."""
+        """Return line `i`, or None if it is too large."""
         start, size = int(self.starts[i]), int(self.sizes[i])
         return self.data[start : start + size] if size >= 0 else None
 
     def stored_sizes(self) -> np.ndarray:
-        """int64[n]: sizes; of lines that are longer than a text may be, the least of such sizes."""
+        """Return the sizes of the lines, int64[n].
+
+        A line longer than the maximum text counts as MAX_DOCUMENT_BYTES + 1 bytes.
+        """
         least = limits.MAX_DOCUMENT_BYTES + 1
         return np.where(self.sizes < 0, least, np.minimum(self.sizes, least))
 
     def at(self, which: np.ndarray | slice) -> "Lines":
-        """The lines at a slice, or where a mask is true; `data` stays."""
+        """Return the lines selected by a slice or a mask, with the same `data`."""
         return Lines(self.data, self.positions[which], self.starts[which], self.sizes[which])
 
 
@@ -370,9 +395,19 @@ def read(
         [str, Fields | None], Callable[[bytes, np.ndarray, np.ndarray], list[str] | None]
     ] = block_decoder,
 ) -> Iterator[Batch]:
-    """The documents of a slice of a line file, compressed or not; see `formats.read`. line, block:
-    what decodes one line, and many, of another format of lines: as `line_decoder` and
-    `block_decoder`."""
+    """Yield the documents of a work range of a line file, compressed or not; see `formats.read`.
+
+    Args:
+        part: The work range to read.
+        text_key: Key of the text.
+        keep: Selects the documents to decode, or None for all.
+        batch_bytes: Approximate content size of a batch in bytes.
+        decoders: State that this process keeps between work ranges.
+        fields: The other fields to read, or None.
+        line: Factory of the decoder of one line, for other line formats. It must behave like
+            `line_decoder`.
+        block: Factory of the decoder of many lines. It must behave like `block_decoder`.
+    """
     decode_block, batch = block(text_key, fields), BatchBuilder(part.file)
     for lines in _part_lines(part, keep, decoders):
         all_wanted = keep is None
@@ -382,7 +417,7 @@ def read(
                 continue
             all_wanted = bool(wanted.all())
             lines = lines if all_wanted else lines.at(wanted)
-        # What lies between the lines that are wanted would be decoded, too.
+        # Block decoding would also decode the unwanted lines between the wanted ones.
         texts = decode_block(lines.data, lines.starts, lines.sizes) if all_wanted else None
         if texts is not None:
             yield from batch.extend(lines.positions, texts, lines.sizes, batch_bytes)
@@ -409,7 +444,10 @@ def _add_one_by_one(
 
 
 def _part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[Lines]:
-    """The lines of a part. A Choice is asked for those of its piece that lie before it."""
+    """Yield the lines of a work range.
+
+    A Choice is first called with the lines of the split before the work range.
+    """
     most = limits.MAX_LINE_BYTES
     if not part.compression:
         first = part.piece * part.piece_bytes
@@ -436,14 +474,16 @@ def _part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[
 
 
 def _choose(choice: Choice, file: int, some: Iterator[Lines]) -> None:
-    """Let a choice see lines that are not read."""
+    """Call a choice with lines that are not read, so that it counts them."""
     for lines in some:
         choice(file, lines.positions, lines.stored_sizes())
 
 
 def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:
-    """Blocks of a file around the bytes [begin, end): label 0 is the one byte before them, 1 they,
-    2 what follows."""
+    """Yield blocks of a file around the bytes [begin, end).
+
+    Label 0 marks the byte before this interval, 1 the interval, and 2 the following bytes.
+    """
     with open_source(path, size) as file:
         position = max(begin - 1, 0)
         file.seek(position)
@@ -467,13 +507,14 @@ def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:
 
 
 def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator[Lines]:
-    """The lines whose first byte lies in a block with begin ≤ label < end; no Lines are empty.
+    """Yield the lines whose first byte is in a block with begin ≤ label < end.
 
-    Blank lines are left out, and the byte order mark of the stream's first line. A line of more
-    than `max_bytes` is not held. Then the cursor stands where a call with this `end` as its `begin`
-    goes on.
+    No Lines are empty. Blank lines and the byte order mark of the stream's first line are omitted.
+    A line of more than `max_bytes` has no data.
+
+    Afterwards, the cursor is ready for another call with this `end` as its `begin`.
     """
-    pending: list[bytes] = []  # the beginning of a line that is wanted, but has not ended
+    pending: list[bytes] = []  # the first parts of a wanted line whose end has not been read
     pending_bytes = pending_at = 0
     cursor.next_label = end
     while block := cursor.next(begin, end):
@@ -501,7 +542,7 @@ def take_lines(cursor: Cursor, begin: int, end: int, max_bytes: int) -> Iterator
             if not pending:
                 return
         elif cursor.at_line_start:
-            last = data.rfind(b"\n") + 1  # 0 only if start is 0
+            last = data.rfind(b"\n") + 1  # This is 0 only if start is 0.
             if last > start:
                 yield from _whole_lines(data, position, start, last, max_bytes)
             if last < len(data):
@@ -529,8 +570,10 @@ def _one_line(parts: list[bytes], n_bytes: int, position: int, max_bytes: int) -
 def _whole_lines(
     data: bytes, position: int, begin: int, end: int, max_bytes: int
 ) -> Iterator[Lines]:
-    """The lines of data[begin:end], which ends with a line's end, but for blank ones; some at a
-    time, since each byte may be a line's end."""
+    """Yield the non-blank lines of data[begin:end], which ends with a line end.
+
+    Each step processes only a part of the data, because every byte may be a line end.
+    """
     characters = np.frombuffer(data, np.uint8)
     while begin < end:
         some_end = data.find(b"\n", min(begin + AT_ONCE_BYTES, end - 1)) + 1
