@@ -1,9 +1,9 @@
-"""A look at the begin of some files of a source, before a plan is made: are they what their names
-say, and is there text?
+"""Inspect the start of a few files of a source before a plan is made.
 
-What one document spoils is a reject. Here it is a whole source that is spoilt, by a wrong text_key
-or a file of another kind: that is said before anything is written, so that the recipe can be mended
-and the same output folder be used.
+The inspection checks that the files match their names and contain text. A single bad document only
+becomes a reject. Here the whole source is unusable, because of a wrong text_key or a different kind
+of file. The error is raised before anything is written, so the user can correct the recipe and use
+the same output folder.
 """
 
 import codecs
@@ -64,7 +64,7 @@ _KINDS = {
 }
 _TABLES = (".csv", ".tsv")
 _NO_TEXT = frozenset((*range(9), *range(14, 27)))
-"""Control characters that no text has."""
+"""Control characters that do not occur in text."""
 _OF_MESSAGES = {
     "role",
     "name",
@@ -75,7 +75,7 @@ _OF_MESSAGES = {
     "thinking",
     "tool_calls",
 }
-"""Keys of a message beside its content."""
+"""Keys of a message other than its content."""
 _OWN_FILES = (
     (
         {"law_version", "fingerprint"},
@@ -90,20 +90,20 @@ _OWN_FILES = (
         "a tokenizer: give it as tokenizer (--tokenizer), and here the texts",
     ),
 )
-"""(keys of a JSON object, what that is that has them)."""
+"""Pairs of the keys of a JSON object and a description of files with such objects."""
 _MARKS = {
     b"\xff\xfe\0\0": "UTF-32",
     b"\0\0\xfe\xff": "UTF-32",
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
-"""Byte order marks, the longer ones first: FF FE is the begin of both."""
+"""Byte order marks, longer ones first, because both UTF-16LE and UTF-32LE start with FF FE."""
 _OTHER_KEY = (
     "set text_key (--text-key) to the key that holds the text; lists of token ids are read from"
     ' Parquet and Arrow files, with format = "tokens"'
 )
 IN_MESSAGES = "special_text in messages"
-"""The reason `special_text` of conversations, for which there is other advice than for texts."""
+"""The reason `special_text` in conversations, which needs other advice than in texts."""
 _ADVICE = {
     "missing_text": "set text_key (--text-key) to the key that holds the text",
     "not_a_string": _OTHER_KEY,
@@ -138,8 +138,13 @@ _ADVICE = {
 
 
 def advice_on(reason: str, path: str, begin: bytes) -> str:
-    """What to do about a source whose documents are all rejects for one reason. path, begin: of a
-    file, begin of its data."""
+    """Return advice for a source whose documents are all rejected for the same reason.
+
+    Args:
+        reason: The reject reason.
+        path: Path or URL of one of the files.
+        begin: First bytes of this file's data.
+    """
     if encoding := encoding_of(begin):
         return encoding_advice(encoding, path, begin)
     if reason == "invalid_utf8":
@@ -152,8 +157,10 @@ def advice_on(reason: str, path: str, begin: bytes) -> str:
 
 
 def _advice_on_lines(begin: bytes) -> str:
-    """What to do about lines of which none is a JSON object. Only what may be prose is worth
-    reading as such."""
+    """Return advice for lines that are not JSON objects.
+
+    The advice to read the file as text is only given if it may be prose.
+    """
     first, line_feed, _ = begin.partition(b"\n")
     if begin.startswith(LFS_POINTER):
         return f"it begins as {_KINDS[LFS_POINTER]}"
@@ -172,7 +179,10 @@ def _advice_on_lines(begin: bytes) -> str:
 
 
 def encoding_of(begin: bytes) -> str:
-    """The encoding other than UTF-8 that the begin of a file shows; "" for none."""
+    """Return the encoding that the first bytes of a file indicate, if it is not UTF-8.
+
+    Otherwise, return an empty string.
+    """
     marked = next((encoding for mark, encoding in _MARKS.items() if begin.startswith(mark)), "")
     even, odd = begin[:64:2], begin[1:64:2]
     if marked or len(odd) < 4:
@@ -187,7 +197,7 @@ def encoding_of(begin: bytes) -> str:
 
 
 def encoding_advice(encoding: str, path: str, begin: bytes) -> str:
-    """What to do about a file of that encoding."""
+    """Return advice for a file with an encoding other than UTF-8."""
     return (
         f"it begins with {begin[:2].hex(' ').upper()}: {encoding}, and text is read as UTF-8:"
         f" {_converted(encoding, path)}"
@@ -195,7 +205,7 @@ def encoding_advice(encoding: str, path: str, begin: bytes) -> str:
 
 
 def _converted(encoding: str, path: str) -> str:
-    """The command that makes UTF-8 of a file, under a name that says the same format."""
+    """Return the command that converts a file to UTF-8, under a name with the same suffix."""
     folder, name = os.path.split(path)
     return f"iconv -f {encoding} -t UTF-8 {path} > {os.path.join(folder, f'utf8-{name}')}"
 
@@ -203,11 +213,19 @@ def _converted(encoding: str, path: str) -> str:
 def first_look(
     source: Source, files: Files, messages: bool, template: str = "", kinds: tuple[str, ...] = ()
 ) -> None:
-    """SourceError if all files looked at, FILES at most, are mistaken in a way that is known; a
-    warning if some are.
+    """Inspect at most FILES files of a source for known mistakes.
 
-    messages: whether a document may have messages in place of a text. template: that writes them,
-    which may read other keys than a content. kinds: of media.
+    If only some of the inspected files are faulty, the function prints a warning.
+
+    Args:
+        source: The source's settings in the recipe.
+        files: The files of the source.
+        messages: Whether documents may contain messages instead of a text.
+        template: The chat template of the messages. It may read other keys than the content.
+        kinds: Names of the media kinds.
+
+    Raises:
+        SourceError: If all inspected files are faulty.
     """
     filled = np.flatnonzero(files.sizes)
     chosen = filled[np.linspace(0, len(filled) - 1, min(FILES, len(filled))).astype(np.int64)]
@@ -217,7 +235,7 @@ def first_look(
         settings: dict[str, str] = {}
         found = _mistake(source, files, i, messages, settings, template, kinds, beyond)
         if not found and is_url(files.root):
-            return beyond.report(source.name)  # each look is a request
+            return beyond.report(source.name)  # One file is enough, because each needs requests.
         if found:
             message = f"{os.path.join(files.root, files.names[i])}: {found}"
             first, mistaken = first or (message, settings), mistaken + 1
@@ -242,14 +260,23 @@ def _mistake(
     kinds: tuple[str, ...],
     beyond: "_Beyond",
 ) -> str:
-    """What is mistaken about a file, and what to do; "" if nothing is known to be. settings: gets
-    the keys that it advises;
-    beyond: counts documents, as for `_mistake_beside_texts`."""
+    """Return a description of a file's mistake and the remedy, or an empty string.
+
+    Args:
+        source: The source's settings in the recipe.
+        files: The files of the source.
+        i: Index of the file.
+        messages: Whether documents may contain messages instead of a text.
+        settings: Receives the recipe keys that the advice recommends.
+        template: The chat template of the messages.
+        kinds: Names of the media kinds.
+        beyond: Counts documents, as in `_mistake_beside_texts`.
+    """
     format, compression = files.formats[i]
     is_text = FORMATS[format].position == "whole"
     path = os.path.join(files.root, files.names[i])
     if not (is_text or FORMATS[format].json):
-        return ""  # its reader looks for the column, and says so
+        return ""  # The file's reader reports a missing column.
     begin, whole = begin_of(path, int(files.sizes[i]), compression)
     if encoding := encoding_of(begin):
         return encoding_advice(encoding, path, begin)
@@ -281,7 +308,7 @@ def _mistake(
 
 
 def _are_objects(begin: bytes, whole: bool) -> bool:
-    """Whether all lines are JSON objects, one at least."""
+    """Return whether there is at least one line and all lines are JSON objects."""
     lines = [
         line for line in (begin.split(b"\n") if whole else begin.split(b"\n")[:-1]) if line.strip()
     ][:LINES]
@@ -294,7 +321,10 @@ def _are_objects(begin: bytes, whole: bool) -> bool:
 
 
 def begin_of(path: str, size: int, compression: str) -> tuple[bytes, bool]:
-    """(the first BYTES of a file's data, whether that is all)."""
+    """Return the first BYTES bytes of a file's data, and whether this is all of the data.
+
+    Compressed data is decompressed.
+    """
     if not compression:
         with open_source(path, size) as file:
             return file.read(BYTES), size <= BYTES
@@ -311,8 +341,10 @@ def _value(document: dict[str, Any], text_key: str, key: str) -> Any:
 
 
 def _values(document: dict[str, Any], depth: int = 3) -> Iterator[tuple[str, Any]]:
-    """(key, value) of what of a document text_key can name, "a.b" for b in the object at a; `depth`
-    objects deep."""
+    """Yield the keys of a document that text_key can name, with their values.
+
+    The key of b in the object at a is `a.b`. Objects are searched to a nesting depth of `depth`.
+    """
     for key, value in document.items():
         if depth and isinstance(value, dict) and value and "." not in key:
             yield from ((f"{key}.{name}", inner) for name, inner in _values(value, depth - 1))
@@ -321,8 +353,10 @@ def _values(document: dict[str, Any], depth: int = 3) -> Iterator[tuple[str, Any
 
 
 def _messages_in(document: dict[str, Any]) -> dict[str, str]:
-    """The keys that find the messages of a document under another key, or in an object; none if
-    there are no messages."""
+    """Return the settings that find a document's messages at another key or in an object.
+
+    Without messages in the document, the result is empty.
+    """
     for key, value in document.items():
         inner = next(
             (
@@ -345,7 +379,7 @@ def _messages_in(document: dict[str, Any]) -> dict[str, str]:
 
 
 def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -> str:
-    """What is mistaken about documents of a layout that cannot be read, and what to do."""
+    """Return a description of documents with an unreadable layout, and the remedy."""
     if layout.advice or not messages:
         return f"its documents are no texts but {instead_of_text(layout)}"
     wanted = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
@@ -357,8 +391,10 @@ def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -
 
 
 def _instead_of_content(messages: Any, template: str) -> str:
-    """The key at which a message has a text, has no content, and the template does not look; ""
-    where there is none."""
+    """Return the key of a message's text that the chat template would ignore, or an empty string.
+
+    The message has neither content nor tool calls, and the template does not mention the key.
+    """
     for message in messages if isinstance(messages, list) else ():
         if (
             isinstance(message, dict)
@@ -377,16 +413,25 @@ def _instead_of_content(messages: Any, template: str) -> str:
 
 
 class _Beyond:
-    """The looked-at documents whose loss_spans or media reach beyond their text, as they do if they
-    count its bytes."""
+    """A counter of inspected documents whose loss_spans or media extend beyond their text.
+
+    This happens if the positions count bytes instead of characters.
+    """
 
     def __init__(self) -> None:
-        self.documents: Counter[str] = Counter()  # by field
+        self.documents: Counter[str] = Counter()  # number of documents per field
         self.beyond: Counter[str] = Counter()
         self.first: dict[str, str] = {}
 
     def add(self, field: str, end: Any, text: str, path: str) -> None:
-        """Count a document whose field reaches to `end`."""
+        """Count a document whose field extends to `end`.
+
+        Args:
+            field: Name of the field.
+            end: Last position in the field.
+            text: Text of the document.
+            path: Path or URL of the file, for messages.
+        """
         size = len(text.encode())
         self.documents[field] += 1
         if isinstance(end, int | float) and len(text) + 1 < end <= size:
@@ -398,8 +443,11 @@ class _Beyond:
             self.first.setdefault(field, reach)
 
     def report(self, source: str) -> None:
-        """Warn of such documents, once for each field; raise SourceError where all documents with
-        media are such."""
+        """Print a warning about these documents for each field.
+
+        Raises:
+            SourceError: If the media of all documents with media extend beyond the text.
+        """
         for field, count in self.beyond.items():
             name, more = ("end", ", each begin too") if field == LOSS_SPANS else ("at", "")
             fate = "are cut to its end" if field == LOSS_SPANS else "are rejected as bad_media"
@@ -417,8 +465,15 @@ class _Beyond:
 def _mistake_beside_texts(
     lines: Sequence[bytes], text_key: str, kinds: tuple[str, ...], path: str, beyond: _Beyond
 ) -> str:
-    """What is mistaken about media that would not be read; "" where nothing is seen to be. beyond:
-    counts what reaches beyond texts."""
+    """Return a description of media that would not be read, or an empty string.
+
+    Args:
+        lines: Complete lines of the file.
+        text_key: Key of the text.
+        kinds: Names of the media kinds.
+        path: Path or URL of the file, for messages.
+        beyond: Counts documents with fields that extend beyond their text.
+    """
     beside = LOSS_SPANS.encode(), MEDIA.encode()
     for line in islice((line for line in lines if any(key in line for key in beside)), LINES):
         try:
@@ -472,10 +527,10 @@ def _mistake_of_lines(
     ):
         return beside
     first: dict[str, Any] = {}
-    layouts: list[Layout] = []  # that are no texts, and not read
+    layouts: list[Layout] = []  # layouts of documents that are neither texts nor readable
     longest: Counter[str] = Counter()
-    others: Counter[str] = Counter()  # what stands in place of a text
-    instead: list[str] = []  # of messages' contents
+    others: Counter[str] = Counter()  # kinds of values found instead of a text
+    instead: list[str] = []  # keys found instead of a message's content
     looked_at = undecodable = malformed = 0
     for line in islice(lines if whole else lines[:-1], LINES):
         if not line.strip():
