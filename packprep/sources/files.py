@@ -343,20 +343,20 @@ def find_files(source: Source, index: int, base: Path, prefix: str | None) -> tu
 
     All paths are local, or all are URLs of one bucket. A pair of Megatron files counts as one file:
     the .bin, with the size of both. A pattern may match one or both of them. A folder that Hugging
-    Face `datasets` saved stands for its files.
+    Face `datasets` saved is replaced by its files.
 
     Args:
         source: The source's settings in the recipe.
         index: Index of the source.
-        base: The recipe's folder, to which relative paths refer.
+        base: The recipe's folder. Relative paths start there.
         prefix: Current folder or URL of the files if they were moved, otherwise None.
 
     Returns:
         The prefix, and the files sorted bytewise by name.
 
     Raises:
-        SourceError: If a pattern matches nothing, another kind of folder, or a pipe or device; if a
-            name is invalid UTF-8; or if a file cannot be read.
+        SourceError: If a pattern matches nothing, another kind of folder, a pipe or a device. Also
+            if a name is invalid UTF-8 or a file cannot be read.
         StorageError: If the store refuses a request.
     """
     root, patterns = below_one_folder(source, base)
@@ -367,7 +367,12 @@ def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -
     """Find the files of a source by patterns relative to the folder or URL `root`.
 
     Returns:
-        The prefix, and the files sorted bytewise by name. Errors are those of `find_files`.
+        The prefix, and the files sorted bytewise by name.
+
+    Raises:
+        SourceError: As in `find_files`.
+        StorageError: As in `find_files`.
+        RecipeError: If the source's format is unknown.
     """
     check_format(source.format, index)
     found = (

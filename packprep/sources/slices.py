@@ -1,13 +1,13 @@
 """Divide sources into splits and shards, as index arithmetic.
 
-A **split** (`piece` in the code) is the smallest part of a source that can be read independently: 4
-MiB of a line file, a row group, a record batch, a compressed file, or a few adjacent small text
-files. Each pass over the source (`use` in the code) orders the splits by a keyed permutation. The
+A **split** (`piece` in the code) is the smallest part of a source that can be read independently.
+It is 4 MiB of a line file, a row group, a record batch, a compressed file, or a few adjacent small
+text files. Each pass (`use` in the code) reads the splits in the order of a keyed permutation. The
 passes are concatenated into one list. A split's weight is the estimated number of text bytes that
 are kept.
 
 Shard b of B takes the interval [b/B, (b+1)/B) of each source's summed weight. So all sources end
-together, and every shard mixes them at the recipe's shares. The result does not depend on which
+together, and every shard mixes them at the recipe's shares. The result is the same whichever
 process builds a shard.
 
     pieces of one source, in keyed order   |--5--|-2-|----9----|---6---|-2-|      weights

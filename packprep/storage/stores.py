@@ -120,10 +120,10 @@ def _keys_of_profile() -> dict[str, str] | None:
     obstore does not read the AWS configuration files, so this function reads them.
 
     Returns:
-        The keys of the profile. The dict is empty if the environment contains keys, or if only the
-        default profile is selected and the files do not configure it; obstore then uses its own
-        sources. None means that the profile gets its keys in another way, such as single sign-on,
-        another role or a program.
+        The keys of the profile. The dict is empty if the environment contains keys. It is also
+        empty if only the default profile is selected and the files do not configure it. In both
+        cases, obstore uses its own sources. None means that the profile gets its keys in another
+        way, such as single sign-on, another role or a program.
 
     Raises:
         StorageError: If a configuration file cannot be parsed.

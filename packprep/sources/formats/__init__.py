@@ -352,16 +352,16 @@ def read(
 ) -> Iterator[Batch]:
     """Yield the documents of a work range, in file order.
 
-    A position is the byte offset of a line, a row number in the file, the number of a document in
-    Megatron's index, or 0 for a text file. For compressed lines, it is the offset in the
-    decompressed stream. Memory use is about `batch_bytes` plus one document.
+    The position of a document is the byte offset of its line, its row number in the file, or its
+    number in Megatron's index. It is 0 for a text file. For compressed lines, it is the offset in
+    the decompressed stream. Memory use is about `batch_bytes` plus one document.
 
     Args:
         part: The work range to read.
         text_key: Key or column of the text. Text files ignore it. For a table of tokens it is the
             column of token id lists; "text" then means `input_ids`, or `tokens` without an
             `input_ids` column.
-        keep: Selects the documents to decode; all others are skipped without a trace. A Choice also
+        keep: Selects the documents to decode. All others are skipped without a trace. A Choice also
             receives the documents of the split that precede the work range.
         batch_bytes: Approximate content size of a batch in bytes.
         decoders: State that this process keeps between work ranges. It affects only the speed.
