@@ -1,8 +1,7 @@
-"""P3 to P5, P11 to P15, P18 to P20 and P23 to P25 of a shard's arrays, recomputed from its header;
-`slots` walks the slots.
+"""Check a shard's arrays against P3 to P5, P11 to P15, P18 to P20 and P23 to P25.
 
-The arrays are the stored ones, or as an epoch has them: from the loader's own resampling, for the
-same checks.
+Every expected value is recomputed from the shard's header. `slots` checks the individual slots. The
+same checks run on stored arrays and on arrays that the loader resampled for an epoch.
 """
 
 import itertools
@@ -51,7 +50,15 @@ from packprep.verification.slots import (
 def check_structure(
     arrays: Mapping[str, np.ndarray], file: str, seq_length: int, mult: int, faults: Faults
 ) -> bool:
-    """P4 and P5: whether rows and segments can be walked at all."""
+    """Check P4 and P5, and return whether rows and segments can be walked.
+
+    Args:
+        arrays: The shard's arrays.
+        file: Name of the shard, for messages.
+        seq_length: Slots per row.
+        mult: Multiple to which `cu_seqlens_padded` rounds each segment's length up.
+        faults: Receives the faults.
+    """
     offsets, cu = arrays["row_offsets"], arrays["cu_seqlens"]
     rows, segments = len(offsets) - 1, len(arrays["segment_key"])
     before = faults.total
@@ -113,7 +120,10 @@ def check_structure(
 
 
 def check_layout(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
-    """P3: the arrays that depend on the recipe are there exactly when it asks for them."""
+    """Check P3: arrays that depend on the recipe exist exactly when the recipe requires them.
+
+    Return whether they do.
+    """
     before = faults.total
     objectives = [task.objective for task in plan.tasks]
     in_place, columns = in_place_rules(plan.tasks), plan.recipe.output.columns
@@ -141,10 +151,17 @@ def check_layout(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
 def check_arrays(
     plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults, epoch: int = 0
 ) -> bool:
-    """P4 … P15, P18 … P20 and P23 … P25 of one shard. Return whether its segments can be inverted
-    and counted.
+    """Check P4 … P15, P18 … P20 and P23 … P25 of one shard.
 
-    epoch: whose random numbers the arrays have, as `arrays_in_epoch` gives them.
+    Args:
+        plan: The dataset's plan.
+        arrays: The shard's arrays, stored or from `arrays_in_epoch`.
+        file: Name of the shard, for messages.
+        faults: Receives the faults.
+        epoch: The epoch whose random numbers the arrays contain.
+
+    Returns:
+        Whether the shard's segments can be inverted and counted.
     """
     recipe = plan.recipe
     if not check_structure(arrays, file, recipe.seq_length, recipe.packing.pad_seq_to_mult, faults):
@@ -173,8 +190,7 @@ def check_arrays(
 
 
 def _with_derived(check: ShardCheck) -> Mapping[str, np.ndarray]:
-    """Return the arrays, and the ones that a compact shard leaves out as the loader derives
-    them."""
+    """Return the arrays, and add those that a compact shard omits, derived as the loader does."""
     arrays, segments, first_slots = check.arrays, check.segments, check.first_slots
     shape, size, derived = arrays["tokens"].shape, arrays["tokens"].size, {}
     if "segment_ids" not in arrays:
@@ -194,7 +210,10 @@ def _with_derived(check: ShardCheck) -> Mapping[str, np.ndarray]:
 
 
 def _with_block_labels(check: ShardCheck, labels: np.ndarray) -> np.ndarray:
-    """Return flat labels, in which block diffusion's segments have theirs as x_0 has them."""
+    """Return the flat labels, with block diffusion's labels set from its clean tokens x_0.
+
+    The labels are changed in place.
+    """
     twice = check.segments.select(check.is_twice)
     shift, pad = check.plan.by_task.shift[twice.task], check.plan.vocabulary.roles["pad"]
     first_slots = check.first_slots[check.is_twice]
@@ -203,7 +222,7 @@ def _with_block_labels(check: ShardCheck, labels: np.ndarray) -> np.ndarray:
 
 
 def _check_tasks(check: ShardCheck) -> bool:
-    """P11: tasks, sources and files can be used as indices."""
+    """Check P11: task, source and file numbers are valid indices. Return whether they are."""
     before, plan = check.faults.total, check.plan
     n_files = sum(len(source.files) for source in plan.sources)
     for name, count, what in (
@@ -219,7 +238,7 @@ def _check_tasks(check: ShardCheck) -> bool:
 
 
 def _check_headers(check: ShardCheck) -> bool:
-    """P11, and the ranges of P13: whether the header can be used to compute with."""
+    """Check P11 and the ranges of P13, and return whether the header is usable for computations."""
     before, plan, segments = check.faults.total, check.plan, check.segments
 
     def bad(promise: str, wrong: np.ndarray, name: str, message: str) -> None:
@@ -227,7 +246,7 @@ def _check_headers(check: ShardCheck) -> bool:
             value = _plain(getattr(segments, name)[g])
             check.add_segment(promise, g, f"segment_{name} {message}", value=value)
 
-    # Ranges of the numbers.
+    # Check the range of each number.
     bad("P11", segments.tokens < 1, "tokens", "is not positive")
     bad("P11", segments.start < 0, "start", "is negative")
     bad("P11", segments.doc < 0, "doc", "is negative")
@@ -240,7 +259,7 @@ def _check_headers(check: ShardCheck) -> bool:
         return False
     bad("P13", ~check.in_place & (weight != 1), "loss_weight", "should be 1")
     bad("P13", ~check.in_place & (level != 0), "noise", "should be 0")
-    # Documents of the plan.
+    # Check that the plan has the documents.
     owner = np.repeat(np.arange(len(plan.sources)), [len(source.files) for source in plan.sources])
     bad("P11", owner[segments.file] != segments.source, "file", "belongs to another source")
     passes = np.array([source.uses for source in plan.sources])[segments.source]
@@ -261,10 +280,10 @@ def _may_have_task(check: ShardCheck) -> np.ndarray:
     plan, segments = check.plan, check.segments
     task, too_short, is_short = segments.task, plan.too_short, segments.tokens < SHORTEST
     fits = task == np.where(is_short, too_short, _drawn(check, thresholds(plan.recipe)))
-    if segments.trained is not None:  # supervised documents draw among fewer tasks
+    if segments.trained is not None:  # Supervised documents draw among fewer tasks.
         drawn = _drawn(check, thresholds(plan.recipe, supervised=True))
         fits |= task == np.where(is_short, too_short, drawn)
-    # where a row ends, too few tokens for the task drawn may be left
+    # The last segment of a row may be too short for the task that was drawn.
     if plan.recipe.packing.algorithm == "concat":
         fits |= task == too_short
     return fits
@@ -282,8 +301,10 @@ def _file_keys(plan: Plan, files: np.ndarray) -> np.ndarray:
 
 
 def _kept(check: ShardCheck) -> np.ndarray:
-    """Return whether each segment's document is one that its source takes in the segment's pass,
-    as far as the plan tells, bool[m]."""
+    """Return whether each segment's source keeps its document in the segment's pass, bool[m].
+
+    Only the plan's `sample` and `repeat` are considered.
+    """
     segments = check.segments
     kept = np.ones(len(segments), np.bool_)
     for s, source in enumerate(check.plan.sources):
@@ -300,7 +321,7 @@ def _kept(check: ShardCheck) -> np.ndarray:
 
 
 def _drawn(check: ShardCheck, limits: np.ndarray) -> np.ndarray:
-    """Return the task that each segment's key draws among those of its source, int64[m]."""
+    """Return the task that each segment's key draws among its source's tasks, int64[m]."""
     u = (bits64(check.segments.key, TASK) >> np.uint64(11)).astype(np.int64)
     drawn = np.zeros(len(u), np.int64)
     for s in range(len(check.plan.sources)):
@@ -310,7 +331,10 @@ def _drawn(check: ShardCheck, limits: np.ndarray) -> np.ndarray:
 
 
 def _check_form(check: ShardCheck) -> bool:
-    """P12, P13, P14: lengths, bos, mode token and eos, prefixes, sentinels."""
+    """Check P12, P13 and P14: lengths, bos, mode token, eos, prefixes and sentinels.
+
+    Return whether no fault was found.
+    """
     before, segments = check.faults.total, check.segments
     documents, roles = check.plan.recipe.documents, check.plan.vocabulary.roles
     slots, bos, eos = segments.slots, segments.bos, segments.eos
@@ -323,7 +347,8 @@ def _check_form(check: ShardCheck) -> bool:
         check.add_segment("P12", g, message, int(segments.first_slot[g]), int(slots[g]))
     if wrong.any():
         return False
-    # bos, mode token and eos, where the original tokens stand: x_0 of segments that stand twice
+    # Check bos, mode token and eos at the original tokens. Segments that store their tokens twice
+    # have the originals in x_0.
     clean = np.where(check.is_twice, slots // 2, 0)
     mode = check.plan.by_task.mode_token[segments.task]
     for name, has, slot, token in (
@@ -363,8 +388,10 @@ def _prefixes(check: ShardCheck) -> np.ndarray:
 
 
 def _original(check: ShardCheck, is_label: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Return the original tokens at flat slots, int64[k]: labels where `is_label` (bool[k]), tokens
-    elsewhere."""
+    """Return the original tokens at flat slots, int64[k].
+
+    They are labels where `is_label` (bool[k]) is set, and tokens elsewhere.
+    """
     tokens = check.flat("tokens")[slots].astype(np.int64)
     if not is_label.any():
         return tokens
@@ -372,7 +399,7 @@ def _original(check: ShardCheck, is_label: np.ndarray, slots: np.ndarray) -> np.
 
 
 def _check_repeated(check: ShardCheck) -> None:
-    """P19: what a later chunk repeats of its document's begin is not trained."""
+    """Check P19: tokens that a later chunk repeats from its document's start are not trained."""
     segments = check.segments
     if segments.trained is None:
         return
@@ -391,20 +418,24 @@ def _check_repeated(check: ShardCheck) -> None:
 
 
 def _check_coverage(check: ShardCheck) -> None:
-    """P15: a document's segments are in one shard and tile it. P12: only its last one has eos."""
+    """Check P15 and the eos of P12.
+
+    The segments of a document are in one shard and cover it without gap or overlap. Only its last
+    segment has an eos.
+    """
     segments, documents = check.segments, check.plan.recipe.documents
     order = np.lexsort((segments.start, segments.doc, segments.repeat, segments.file))
     ordered = segments.select(order)
-    goes_on = np.ones(len(order), np.bool_)  # whether the next one is of the same document
+    goes_on = np.ones(len(order), np.bool_)  # True if the next segment is of the same document.
     goes_on[-1:] = False
     for column in (ordered.file, ordered.repeat, ordered.doc):
         goes_on[:-1] &= column[1:] == column[:-1]
     expected_start = np.zeros(len(order), np.int64)
     expected_start[1:] = np.where(goes_on, ordered.start + ordered.tokens, 0)[:-1]
     wrong = ordered.start != expected_start
-    if segments.trained is not None:  # segments without a trained token are left out
+    if segments.trained is not None:  # Segments without a trained token are omitted.
         wrong &= (ordered.start < expected_start) | ~_may_be_limited(check, ordered, goes_on)
-    # what is between them fills rows of other lengths
+    # With "decompose", rows of other lengths contain the tokens between the segments.
     if documents.long == "decompose":
         wrong &= ordered.start < expected_start
     for i in np.flatnonzero(wrong):
@@ -428,12 +459,15 @@ def _check_coverage(check: ShardCheck) -> None:
 
 
 def _may_be_limited(check: ShardCheck, ordered: Segments, goes_on: np.ndarray) -> np.ndarray:
-    """Return whether all segments of each one's document have the tasks that documents draw whose
-    loss is limited to ranges, bool[m].
+    """Return which segments belong to documents whose loss may be limited to ranges, bool[m].
 
-    Its chunks may each be trained from end to end, and look like any other's.
+    Such documents draw among fewer tasks, so all their segments must have one of these tasks. The
+    ranges do not tell, because a chunk that is trained completely looks like any other chunk.
 
-    ordered: the segments by document. goes_on: whether the next one is of the same document.
+    Args:
+        check: The shard that is checked.
+        ordered: The segments, sorted by document.
+        goes_on: Whether the next segment is of the same document, bool[m].
     """
     in_order = check.replace(segments=ordered)
     drawn = _drawn(in_order, thresholds(check.plan.recipe, supervised=True))
@@ -450,7 +484,10 @@ def _plain(value: np.generic) -> float | int | str:
 
 
 def check_parts(check: ShardCheck) -> bool:
-    """P19, P20 and P25, as far as the arrays can be walked: offsets, ranges and counts."""
+    """Check the offsets, ranges and counts of P19, P20 and P25.
+
+    Return whether the arrays can be walked.
+    """
     before, segments, arrays = check.faults.total, check.segments, check.arrays
     if segments.media is not None and not (
         check.plan.vocabulary.media and len(segments.media.slot)
@@ -476,7 +513,10 @@ def check_parts(check: ShardCheck) -> bool:
 
 
 def _check_trained(check: ShardCheck) -> None:
-    """P19: trained ranges ascend inside their segments, apart or of unequal weights."""
+    """Check P19: trained ranges are inside their segment, in order, and do not overlap.
+
+    Ranges may touch only if their weights differ.
+    """
     trained, slots = check.segments.trained, check.segments.slots
     if trained is None:
         return
@@ -485,7 +525,8 @@ def _check_trained(check: ShardCheck) -> None:
     is_same = segment[1:] == segment[:-1]
     begins_after[1:][is_same] = ranges[:-1, 1][is_same]
     if weights is not None:
-        begins_after[1:][is_same & (weights[1:] != weights[:-1])] -= 1  # they may touch
+        # Ranges of unequal weights may touch.
+        begins_after[1:][is_same & (weights[1:] != weights[:-1])] -= 1
         for i in np.flatnonzero(~(np.isfinite(weights) & (weights > 0))):
             message = f"trained range {ranges[i].tolist()} has no finite weight above 0"
             check.add_segment("P19", segment[i], message, value=str(weights[i]))
@@ -505,8 +546,10 @@ def _check_trained(check: ShardCheck) -> None:
 
 
 def _check_blocks(check: ShardCheck) -> None:
-    """P20: segments of block diffusion have as many blocks as their slots need, with levels and
-    weights in range."""
+    """Check P20: each segment of block diffusion has the number of blocks that its slots need.
+
+    Levels and weights of the blocks must be in range.
+    """
     segments, blocks, tasks = check.segments, check.segments.blocks, check.plan.tasks
     if blocks is None:
         return
@@ -528,23 +571,26 @@ def _check_blocks(check: ShardCheck) -> None:
 
 
 Blocks = list[tuple[np.ndarray, Task, tuple[np.ndarray, np.ndarray, np.ndarray]]]
-"""(segments, their task, (how many blocks each has, levels, weights)) of tasks."""
+"""Per task: indices of its segments, the task, and (blocks per segment, levels, weights)."""
 
 
 def check_noise(check: ShardCheck) -> Blocks:
-    """P18: noise drawn again from labels and keys is that of the arrays; so it lies only on
-    candidates. Return the blocks."""
+    """Check P18: the stored noise equals the noise recomputed from labels and keys.
+
+    Equality also shows that only candidate slots are corrupted. For block diffusion, check P10:
+    labels agree with x_0. Return the recomputed blocks.
+    """
     blocks: Blocks = []
     if not check.in_place.any():
         return blocks
     segments, in_place, size = check.segments, check.in_place, check.arrays["tokens"].size
-    # The clean tokens, from which noise is drawn. P10: labels of block diffusion agree with x_0.
+    # Noise is drawn from the clean tokens. P10: labels of block diffusion agree with x_0.
     twice = segments.select(check.is_twice)
     tokens = check.flat("labels").copy()
     put_clean(tokens, check.flat("tokens"), check.first_slots[check.is_twice], twice.slots // 2)
     labels = _with_block_labels(check, check.flat("labels").copy())
     check.add_differences("P10", "labels", labels, "label should be {}, as x_0 has it")
-    # Segments do not overlap: all tasks' noise is drawn into one copy, and compared at once.
+    # Segments do not overlap, so the noise of all tasks is drawn into one copy and compared once.
     loss_mask = np.zeros(size, np.uint8)
     trainable = None if segments.trained is None else trainable_slots(check).reshape(-1)
     for t, task in enumerate(check.plan.tasks):
@@ -563,7 +609,7 @@ def check_noise(check: ShardCheck) -> Blocks:
             blocks.append((chosen, task, noised.blocks))
             if not check.epoch:
                 _compare_blocks(check, chosen, *noised.blocks[1:])
-    # Removed segments hold nothing.
+    # Removed segments contain only padding.
     removed = segments.select(segments.removed & in_place)
     is_removed = np.ones(len(removed), np.bool_)
     first_slots = removed.flat_slots(check.seq_length)
@@ -579,7 +625,7 @@ def check_noise(check: ShardCheck) -> Blocks:
 def _compare_blocks(
     check: ShardCheck, chosen: np.ndarray, levels: np.ndarray, weights: np.ndarray
 ) -> None:
-    """P18: the stored blocks of the chosen segments have these levels and weights."""
+    """Check P18: the stored blocks of the chosen segments have these levels and weights."""
     stored = check.segments.blocks
     assert stored is not None
     bounds = zip(stored.offsets[chosen].tolist(), stored.offsets[chosen + 1].tolist(), strict=True)
@@ -592,8 +638,11 @@ def _compare_blocks(
 
 
 def _check_weights(check: ShardCheck, blocks: Blocks) -> None:
-    """P13 and P18 of an epoch's loss_weights: loss_mask times the weight of segment or block, times
-    the weight of the trained range in which the slot's target lies."""
+    """Check P13 and P18 of an epoch's loss_weights.
+
+    The expected weight is loss_mask × weight of the segment or block × weight of the trained range
+    that contains the slot's target.
+    """
     segments, first_slots, size = check.segments, check.first_slots, check.arrays["tokens"].size
     expected = fill_slots(first_slots, segments.slots, segments.loss_weight, 0, size)
     for chosen, task, (count, _, weights) in blocks:
@@ -625,8 +674,16 @@ def check_same_tokens(
     faults: Faults,
     epoch: int,
 ) -> None:
-    """P17 of a shard's arrays in an epoch: inverting them gives the tokens that inverting the
-    stored ones gives."""
+    """Check P17 of a shard in an epoch: its arrays invert to the same tokens as the stored ones.
+
+    Args:
+        plan: The dataset's plan.
+        stored: The stored arrays.
+        arrays: The arrays of the epoch, from `arrays_in_epoch`.
+        file: Name of the shard, for messages.
+        faults: Receives the faults.
+        epoch: The epoch whose random numbers `arrays` contain.
+    """
     segments = stored_segments(plan, arrays)
     check = ShardCheck(plan, arrays, segments, file, faults, epoch)
     ends = np.cumsum(segments.tokens)
@@ -643,17 +700,20 @@ def check_same_tokens(
 # The arrays of an epoch
 
 SLOTS_AT_ONCE = 1 << 20
-"""Slots of rows that are drawn anew at a time: redraw takes some hundred bytes for each."""
+"""Slots that are resampled at a time; resampling needs some hundred bytes per slot."""
 HEADER = ("prefix", "noise", "loss_weight")
-"""The columns of the header that follow the epoch."""
+"""Header columns that depend on the epoch."""
 BLOCKS = ("block_noise", "block_loss_weight")
 
 
 def arrays_in_epoch(dataset: Dataset, shard: Shard, epoch: int) -> Mapping[str, np.ndarray]:
-    """The arrays of a shard of `dataset` as redraw gives its rows in `epoch`, but for those of
-    BLOCKS, which are as stored; also loss_mask where it is not stored, and loss_weights.
+    """Return the arrays of a shard with its rows resampled for `epoch`.
 
-    DatasetError where what is stored cannot be drawn anew.
+    The arrays named in BLOCKS stay as stored. The result always has `loss_mask` and `loss_weights`,
+    even if they are not stored.
+
+    Raises:
+        DatasetError: If the stored rows cannot be resampled.
     """
     names = ["tokens", *(["labels"] if "labels" in shard.layout else []), "loss_mask", WEIGHTS]
     shape = (shard.rows, shard.seq_length)

@@ -1,10 +1,9 @@
-"""P1, P2 and P22: the files of a dataset, what its JSON files say of each other, and what its plan
-follows from.
+"""Check P1, P2 and P22: the files of a dataset, its JSON files, and how its plan was derived.
 
-From its recipe, tokenizer.json and its estimates everything else of a plan is worked out again, by
-what made it. With `--replay all` the patterns list the files again, the files' pieces are counted,
-and the estimates are worked out again from the keyed calibration sample. A recipe from elsewhere
-says whether the stored one is the user's.
+The other keys of a plan are recomputed from its recipe, tokenizer.json and estimates, by the code
+that wrote them. With `--replay all`, three more things are recomputed from the sources: the list of
+files that the patterns find, the splits of each file, and the estimates from the keyed calibration
+sample. A recipe given by the user is compared with the stored one.
 """
 
 import contextlib
@@ -57,15 +56,17 @@ from packprep.verification.faults import Faults
 
 
 def check_manifest_digest(manifest: Mapping[str, Any], faults: Faults) -> None:
-    """P1 of dataset.json."""
+    """Check P1 of dataset.json: the digest that it states for itself."""
     digest = own_digest(as_stored(manifest, LATER))
     if digest != manifest["digest"]:
         faults.add("P1", MANIFEST_NAME, f"its digest is {digest}", value=manifest["digest"])
 
 
 def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> bool:
-    """P1 of plan.json, tokenizer.json and removed.json, and whether they are sound: all else is
-    recomputed from them."""
+    """Check P1 of plan.json, tokenizer.json and removed.json, and return whether they are intact.
+
+    Everything that other checks expect is recomputed from these files.
+    """
     before = faults.total
     named = [(manifest[key]["file"], manifest[key]["digest"]) for key in ("plan", "tokenizer")]
     if "removed" in manifest:
@@ -89,14 +90,16 @@ def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faul
 def check_manifest(
     directory: Path, plan: Plan, manifest: Mapping[str, Any], faults: Faults
 ) -> None:
-    """P2 of dataset.json and plan.json: the one says what the other says, which is what was
-    fingerprinted."""
+    """Check P2 of dataset.json, plan.json and removed.json.
+
+    The manifest must agree with the plan, and the plan with its fingerprint.
+    """
     expected = make_manifest(plan, manifest["shards"], manifest["ledger"])
     for key, value in manifest.items():
         if key not in ("plan", "digest") and value != expected.get(key):
             faults.add("P2", MANIFEST_NAME, f"{key} is not the plan's")
-    # A loader without `continues` works it out from tokenizer.json, as it does for datasets from
-    # before the key.
+    # A loader derives a missing `continues` from tokenizer.json, because older datasets omit the
+    # key.
     for key in sorted(expected.keys() - manifest.keys() - {"continues"}):
         faults.add("P2", MANIFEST_NAME, f"{key} is missing, which the plan has")
     files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
@@ -118,7 +121,8 @@ def check_manifest(
         )
     for source in plan.sources:
         for file, (format, compression) in zip(source.files, source.formats, strict=True):
-            told = FORMATS[format].position != "number"  # by sizes
+            # The size of the file determines its number of splits.
+            told = FORMATS[format].position != "number"
             if told and file.pieces != count_pieces("", format, compression, file.size):
                 faults.add(
                     "P2", PLAN_NAME, f"{file.name} has not so many pieces", value=file.pieces
@@ -134,8 +138,16 @@ def check_manifest(
 def check_replaced(
     stored: Mapping[str, Any], plan: Plan, manifest: Mapping[str, Any], faults: Faults
 ) -> None:
-    """P2 of the datasets that this one replaces: each is this one before it lost documents. stored:
-    what `plan` is of."""
+    """Check P2 of the datasets that this dataset replaces.
+
+    Each entry of `removed.replaces` must describe this dataset before it lost documents.
+
+    Args:
+        stored: The content of plan.json.
+        plan: The plan opened from it.
+        manifest: The manifest of this dataset.
+        faults: Receives the faults.
+    """
     entries, shards = replaced(stored), dict(enumerate(manifest["shards"]))
     for i in reversed(range(len(entries))):
         shards |= {int(b): entry for b, entry in entries[i]["shards"].items() if b.isdecimal()}
@@ -166,18 +178,18 @@ def check_replaced(
 
 
 def _named(manifest: Mapping[str, Any]) -> set[str]:
-    """The files that a dataset may have."""
+    """Return the names of all files that a dataset may have."""
     named = {MANIFEST_NAME, manifest["plan"]["file"], manifest["tokenizer"]["file"]}
     if "removed" in manifest:
         named.add(REMOVED_NAME)
-    named.add(FIRST_SEEN_NAME)  # where publication was ended before it removed that
+    named.add(FIRST_SEEN_NAME)  # A publication that was interrupted may leave this file.
     for b in range(len(manifest["shards"])):
         named |= {shard_name(b), receipt_name(b), rejects_name(b)}
     return named
 
 
 def check_objects(out: Remote, manifest: Mapping[str, Any], faults: Faults) -> None:
-    """P1 on object storage: there is no object below the URL that the dataset does not name."""
+    """Check P1 on object storage: the URL has no object that the dataset does not name."""
     named = _named(manifest)
     for name, _ in out.list():
         if name not in named:
@@ -185,7 +197,7 @@ def check_objects(out: Remote, manifest: Mapping[str, Any], faults: Faults) -> N
 
 
 def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> None:
-    """P1: nothing lies in the directory that the dataset does not name."""
+    """Check P1: the directory contains only files that the dataset names."""
     named = _named(manifest)
 
     def unreadable(error: OSError) -> None:
@@ -215,7 +227,7 @@ def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) 
 
 
 def _readable(path: str) -> str:
-    """The path as text that can be printed, whatever bytes its name has."""
+    """Return a path as printable text, whatever bytes its name has."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -227,9 +239,18 @@ def check_shard_files(
     plan: Plan,
     faults: Faults,
 ) -> tuple[bool, dict[str, Any] | None]:
-    """P1, P2 and the ledger's P16 of one shard, its receipt and its rejects.
+    """Check P1, P2 and the ledger's P16 of one shard, its receipt and its rejects.
 
-    Gives (whether the shard's file is there, the receipt if it is sound).
+    Args:
+        directory: Directory of the dataset.
+        shard: Number of the shard.
+        entry: The shard's entry in the manifest.
+        plan_digest: Digest of plan.json.
+        plan: The dataset's plan.
+        faults: Receives the faults.
+
+    Returns:
+        Whether the shard's file can be read, and its receipt, or None if the receipt is invalid.
     """
     is_there = _check_file(directory, shard_name(shard), entry, faults)
     name = receipt_name(shard)
@@ -274,7 +295,7 @@ def check_shard_files(
 
 
 def _is_sound(receipt: Mapping[str, Any], plan: Plan) -> bool:
-    """Whether the nested parts of a receipt, but for its ledger, can be read."""
+    """Return whether the nested parts of a receipt, except its ledger, can be read."""
     rejects, texts = receipt["rejects"], receipt["text_digests"]
     return (
         (rejects is None or (isinstance(rejects, dict) and rejects.keys() >= REJECTS_KEYS))
@@ -284,7 +305,7 @@ def _is_sound(receipt: Mapping[str, Any], plan: Plan) -> bool:
 
 
 def _check_rejects(directory: Path, shard: int, receipt: Mapping[str, Any], faults: Faults) -> None:
-    """P1 of a rejects file, and P16: it has the documents that the ledger counts as rejected."""
+    """Check P1 of a rejects file, and P16: it lists the documents that the ledger counts."""
     name, rejects = rejects_name(shard), receipt["rejects"]
     path = directory / name
     counted = {
@@ -321,7 +342,7 @@ def _check_rejects(directory: Path, shard: int, receipt: Mapping[str, Any], faul
 
 
 def _check_file(directory: Path, name: str, entry: Mapping[str, Any], faults: Faults) -> bool:
-    """P1 of one file: its size and digest. Whether it can be read."""
+    """Check P1 of one file: its size and digest. Return whether it can be read."""
     path = directory / name
     try:
         size = path.stat().st_size
@@ -340,8 +361,7 @@ def _check_file(directory: Path, name: str, entry: Mapping[str, Any], faults: Fa
 def sound_ledgers(
     out: Folder, manifest: Mapping[str, Any], plan: Plan, shards: Iterable[int]
 ) -> list[dict[str, Any]]:
-    """The ledgers of these shards' receipts, of those that are sound; the others are somebody's to
-    report."""
+    """Return the ledgers of these shards' valid receipts. Other checks report invalid ones."""
     sources, tasks = [s.name for s in plan.sources], [t.name for t in plan.tasks]
     ledgers: list[dict[str, Any]] = []
     for b in shards:
@@ -355,18 +375,18 @@ def sound_ledgers(
 
 
 def check_sum(manifest: Mapping[str, Any], total: Mapping[str, Any], faults: Faults) -> None:
-    """P16: the manifest's ledger is the sum of the receipts', each of which balances."""
+    """Check P16: the manifest's ledger is the sum of the receipts' ledgers."""
     if total != manifest["ledger"]:
         faults.add("P16", MANIFEST_NAME, "its ledger is not the sum of the receipts' ledgers")
 
 
 TOLERANCE = 4e-9
-"""Of thresholds and rates: libraries of mathematics differ in their last digits, and law 1
+"""Tolerance for thresholds and rates. Math libraries differ in the last digits, and `law_version` 1
 interpolated to 2e-9."""
 
 
 def check_plan_follows(plan: Plan, faults: Faults) -> None:
-    """P22 of plan.json, from itself, its recipe and tokenizer.json alone."""
+    """Check P22 of plan.json, using only the plan, its recipe and tokenizer.json."""
     try:
         expected = _worked_out_again(plan)
     except PackprepError as error:
@@ -387,8 +407,11 @@ def check_plan_follows(plan: Plan, faults: Faults) -> None:
 
 
 def _worked_out_again(plan: Plan) -> dict[str, Any]:
-    """What `follows` gives of the plan's recipe, tokenizer, files and estimates; PackprepError
-    where that gives no plan."""
+    """Return what `follows` derives from the plan's recipe, tokenizer, files and estimates.
+
+    Raises:
+        PackprepError: If they do not give a plan.
+    """
     stored, recipe = plan.stored, plan.recipe
     lacking = [
         key
@@ -405,7 +428,8 @@ def _worked_out_again(plan: Plan) -> dict[str, Any]:
         _check_ratios(source)
     once = [int(source.weights().sum()) for source in plan.sources]
     for source, repeat in zip(plan.sources, repeats(recipe, once, tokens_per_byte), strict=True):
-        if source.repeat != repeat:  # before anything as long as all uses is made
+        # The check comes before any array is made whose length depends on the number of passes.
+        if source.repeat != repeat:
             raise PlanError(
                 f"source {source.name!r} has repeat {repeat} by them, and {source.repeat} in the"
                 " plan"
@@ -424,7 +448,11 @@ def _worked_out_again(plan: Plan) -> dict[str, Any]:
 
 
 def _vocabulary(plan: Plan) -> Vocabulary:
-    """The vocabulary that the recipe makes of tokenizer.json, less what was added to it."""
+    """Return the vocabulary that the recipe makes from tokenizer.json without its added tokens.
+
+    Raises:
+        PlanError: If adding the tokens gives another tokenizer.json.
+    """
     recipe, stored = plan.recipe, plan.vocabulary
     found = resolve_again(
         stored.tokenizer_json,
@@ -440,7 +468,11 @@ def _vocabulary(plan: Plan) -> Vocabulary:
 
 
 def _check_ratios(source: PlannedSource) -> None:
-    """PlanError for ratios of other formats than the source's, or beyond what calibration gives."""
+    """Check the calibration ratios of a source.
+
+    Raises:
+        PlanError: If the source has no file of a ratio's format, or a ratio is out of range.
+    """
     formats = {format_name(*kind) for kind in source.files.kinds}
     most = highest_ratio(source)
     held = max((max(held, default=0) for held in source.files.piece_bytes.values()), default=0)
@@ -452,8 +484,10 @@ def _check_ratios(source: PlannedSource) -> None:
 
 
 def _is_near(stored: Any, expected: Any) -> bool:
-    """Whether values are the same but for the last digits of numbers, which libraries of
-    mathematics give differently."""
+    """Return whether values are equal, except for the last digits of numbers.
+
+    Math libraries differ in these digits.
+    """
     if isinstance(stored, dict) and isinstance(expected, dict):
         return stored.keys() == expected.keys() and all(
             _is_near(stored[key], expected[key]) for key in stored
@@ -468,15 +502,16 @@ def _is_near(stored: Any, expected: Any) -> bool:
 
 
 def check_reject_limit(plan: Plan, total: Mapping[str, Any], faults: Faults) -> None:
-    """P22 of dataset.json: so many bad documents as the ledgers' sum has are let pass."""
+    """Check P22 of dataset.json: the ledgers' number of bad documents is within the limit."""
     if fault := bad_fault(total, plan.max_bad_fraction):
         faults.add("P22", MANIFEST_NAME, fault)
 
 
 def check_inputs(plan: Plan, faults: Faults) -> list[Files | None]:
-    """Check P22 of plan.json from the sources: its patterns find its files, with their pieces.
+    """Check P22 of plan.json from the sources: its patterns find its files, with their splits.
 
-    Gives each source's files as they are now; None where they have not the plan's names and sizes.
+    Returns:
+        Each source's current files, or None where names or sizes differ from the plan.
     """
     found_files: list[Files | None] = []
     for source, planned in zip(plan.sources, plan.stored["sources"], strict=True):
@@ -507,9 +542,9 @@ def check_inputs(plan: Plan, faults: Faults) -> list[Files | None]:
 
 
 def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -> Files:
-    """Check that the pieces of these files, and of tables what each holds, are the plan's.
+    """Check that files have the splits of the plan, and tables the content of each split.
 
-    The files have the plan's sizes. Gives them as they are now.
+    The files have the sizes that the plan states. Return the current files.
     """
     at = {name: i for i, name in enumerate(source.files.names)}
     sizes = source.files.sizes[[at[name] for name in names]]
@@ -534,13 +569,17 @@ def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -
 
 
 def check_estimates(plan: Plan, files: Sequence[Files | None], faults: Faults) -> None:
-    """Check P22 of plan.json from the sources: its estimates are those of the keyed sample.
+    """Check P22 of plan.json from the sources: its estimates come from the keyed sample.
 
-    The calibration sample is taken again, so that nothing compares an estimate with the data.
-    files: as `check_inputs` gives them.
+    The calibration sample is taken a second time. No estimate is compared with the complete data.
+
+    Args:
+        plan: The dataset's plan.
+        files: The result of `check_inputs`.
+        faults: Receives the faults.
     """
     for source, planned, own in zip(plan.sources, plan.stored["sources"], files, strict=True):
-        if own is None:  # P17 or P22 names the files that are not the plan's
+        if own is None:  # P17 or P22 names the files that differ from the plan.
             continue
         messages: list[list[str]] = []
         words = "{} is {} by the calibration sample, and {} in the plan"
@@ -560,11 +599,12 @@ def check_estimates(plan: Plan, files: Sequence[Files | None], faults: Faults) -
 def _sampled_again(
     plan: Plan, source: PlannedSource, planned: Mapping[str, Any], files: Files
 ) -> Iterator[dict[str, Any]]:
-    """Give what a plan may store of a source's sample, with what the pieces of its files hold.
+    """Yield the sample estimates that a plan may store for a source, with its splits' sizes.
 
-    A source that was planned in a token store has the store's estimates. Where its text is read
-    instead, the store may be gone or another by now, and nothing tells whether it was made of text
-    at a URL, where a sample has fewer windows. So any of these may be the plan's.
+    A source that was planned in a token store has the store's estimates. If its text is read
+    instead, the store may be missing or changed. The plan also does not record whether the store
+    was built from text at a URL, where a sample has fewer windows. Any of the results may then be
+    the plan's.
     """
     resolved = {**UNSAMPLED, "repeat": source.repeat, "prefix": planned["prefix"]}
     again = PlannedSource(
@@ -604,11 +644,19 @@ def _sampled_again(
 
 
 def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: Faults) -> None:
-    """Check P22 by a recipe from elsewhere: it is the stored one, and plan, stores and tokenizer
-    are what it names.
+    """Check P22 against a recipe given by the user.
 
-    moved: source name → where it lies now. Raises a PackprepError where a token store or the
-    tokenizer cannot be looked at.
+    The recipe must equal the stored one, and name the plan's patterns, token stores, tokenizer and
+    chat template.
+
+    Args:
+        plan: The dataset's plan.
+        recipe: The recipe to compare with.
+        moved: Source name → current location of the source.
+        faults: Receives the faults.
+
+    Raises:
+        PackprepError: If a token store or the tokenizer cannot be read.
     """
     if plan.is_store:
         recipe = of_store(recipe)
