@@ -1,5 +1,7 @@
-"""Recompute every promise of a dataset; say what fails and where: shard by shard, in as many
-processes as asked for."""
+"""Recompute every invariant of a dataset, and report which ones fail and where.
+
+Shards are checked one by one, in one or several processes.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -149,34 +151,48 @@ PROMISES = {
         " there alone, untrained"
     ),
 }
-"""Number → sentence. `docs/format.md` says each at length; a check in this room holds each."""
+"""Number → sentence. `docs/format.md` explains each one, and this subpackage checks all of them."""
 
 ALL = -1
 LENGTHS = "lengths"
-"""The kind of a report on what holds across the datasets of several row lengths."""
-MOST_PLACES = 20  # of sources that are said before they are read
+"""The kind of a report on the datasets of several row lengths of one build."""
+MOST_PLACES = 20  # Maximum number of sources listed before they are read.
 
 
 class ShardToVerify(NamedTuple):
-    """One shard to verify: what the manifest says of it, and which of its segments to build
-    again."""
+    """A shard to verify.
+
+    Attributes:
+        number: Number of the shard.
+        entry: The shard's entry in the manifest.
+        replay: Indices of the segments to rebuild, or None to rebuild none. It is unused with
+            `whole`.
+        whole: Whether to rebuild the complete shard and compare all of it.
+    """
 
     number: int
     entry: dict[str, Any]
-    replay: np.ndarray | None  # indices of segments; None: none; empty with `whole`
-    whole: bool  # make the shard again and compare all of it
+    replay: np.ndarray | None
+    whole: bool
 
     def __str__(self) -> str:
         return f"verification of shard {self.number}"
 
 
 class Result(NamedTuple):
-    """What one shard came to."""
+    """The result of verifying one shard.
+
+    Attributes:
+        faults: The faults that were found.
+        ledger: The ledger of the shard's receipt, or None if the receipt is invalid.
+        replayed: Number of units rebuilt, or None if a source changed, so that none was rebuilt.
+        runs: The parts of files that the shard read, or None if its arrays do not show them.
+    """
 
     faults: Faults
     ledger: dict[str, Any] | None
-    replayed: int | None  # None: its sources changed, so nothing was built again
-    runs: Runs | None  # parts of files that it read; None: its arrays do not tell
+    replayed: int | None
+    runs: Runs | None
 
 
 def verify_dataset(
@@ -191,17 +207,35 @@ def verify_dataset(
     recipe: Recipe | None = None,
     epoch: int = 0,
 ) -> dict[str, Any]:
-    """Check every promise of this array task's shards (and, in task 0, of the dataset's own files).
+    """Check every invariant of an array task's shards.
 
-    replay: how many segments to build again from their sources; −1: all shards, whole; None: none.
-    replay_seed: chooses the segments of `replay`. recipe: from elsewhere, completed, that the
-    dataset should be of.
-    only: these shards of the array task's, ascending; None: all. Of the others the receipts are
-    read, for the ledger's sum.
-    epoch: above 0, the rows are looked at as redraw gives them there; ArgumentError or DatasetError
-    where it cannot. Gives {directory, epoch, shards, rows, segments, tokens, replayed,
-    faults: count, listed: [fault]}; raises where the directory is no dataset.
-    Where plan or tokenizer are damaged no shard is looked at.
+    Task 0 also checks the dataset's own files. No shard is checked if the plan or the tokenizer is
+    damaged.
+
+    Args:
+        directory: Directory or URL of the dataset or token store.
+        replay: Number of segments to rebuild from their sources. `ALL` (-1) rebuilds whole shards,
+            and None rebuilds nothing.
+        moved: Source name → current location of the source.
+        array: Index and count of this array task.
+        workers: Number of processes. 0 runs in this process.
+        progress: Shows the progress.
+        only: Ascending numbers of the shards to check among this task's shards, or None for all.
+            Only the receipts of other shards are read, for the sum of the ledgers.
+        replay_seed: Seed that selects the segments of `replay`.
+        recipe: A completed recipe that the dataset should have, or None.
+        epoch: Above 0, check the rows as the loader resamples them in this epoch.
+
+    Returns:
+        A dict with the keys directory, kind, epoch, shards, rows, segments, tokens, replayed,
+        faults (their number) and listed (the listed faults). It also has replay_seed if `replay` is
+        a number of segments.
+
+    Raises:
+        ArgumentError: If `epoch` is out of range.
+        DatasetError: If the directory is not a dataset, or its rows cannot be resampled.
+        PlanError: If plan.json is missing.
+        RecipeError: If the options do not apply to a token store.
     """
     with local_copy(folder_at(directory)) as local:
         folder = local.folder
@@ -226,7 +260,7 @@ def verify_dataset(
                 check_objects(local.out, manifest, faults)
             else:
                 check_listing(folder, manifest, faults)
-        # nothing can be recomputed from a damaged plan
+        # Nothing can be recomputed from a damaged plan.
         if not check_foundations(folder, manifest, faults):
             return _report(local, manifest, epoch, range(0), 0, faults)
         stored = stored_plan(folder)
@@ -272,7 +306,7 @@ def verify_dataset(
         try:
             arguments = (local, prefixes, manifest["plan"]["digest"], epoch % EPOCHS)
             if min(workers, len(items)) > 1:
-                warm_kernels()  # once, before workers are forked
+                warm_kernels()  # Compile once, before workers are forked.
             for item, result in in_processes(_setup, arguments, items, workers, progress.add):
                 progress.done(item)
                 faults.join(result.faults)
@@ -288,7 +322,7 @@ def verify_dataset(
             total = add_ledgers(ledgers)
             check_sum(manifest, total, faults)
             check_reject_limit(plan, total, faults)
-        if array[0] == 0 and replay == ALL and not sources_changed:  # else P17 says so
+        if array[0] == 0 and replay == ALL and not sources_changed:  # P17 reports changed sources.
             check_estimates(plan, files, faults)
         check_apart(plan, sorted(runs, key=lambda own: own[0]), len(runs) == plan.shards, faults)
         report = _report(local, manifest, epoch, share, replayed, faults)
@@ -399,10 +433,17 @@ def _arrays_of(
     epoch: int,
     faults: Faults,
 ) -> Mapping[str, np.ndarray] | None:
-    """P3 … P15 and P18 … P20 of one shard: its arrays, as the epoch has them; None where they
-    cannot be walked.
+    """Return the arrays of one shard for an epoch, or None if they cannot be walked.
 
-    dataset: what is drawn anew; None in epoch 0.
+    Check P3 … P15, P18 … P20 and P23 … P25 of the arrays.
+
+    Args:
+        directory: Directory of the dataset.
+        dataset: The dataset that resamples rows, or None in epoch 0.
+        plan: The dataset's plan.
+        item: The shard to verify.
+        epoch: The epoch whose random numbers the arrays contain.
+        faults: Receives the faults.
     """
     file = shard_name(item.number)
     try:
@@ -426,7 +467,7 @@ def _arrays_of(
         anew = arrays_in_epoch(dataset, shard, epoch)
     except DatasetError as error:
         of_stored = Faults()
-        check_arrays(plan, arrays, file, of_stored)  # says what of the stored rows is wrong
+        check_arrays(plan, arrays, file, of_stored)  # This finds faults of the stored rows.
         if not of_stored.total:
             of_stored.add("P12", file, f"cannot be drawn anew: {error}")
         faults.join(of_stored)
@@ -444,7 +485,7 @@ def _check_counts(
     shard: int,
     faults: Faults,
 ) -> None:
-    """P16: the ledger's segments, tokens and slots are what the arrays hold."""
+    """Check P16: the ledger counts the segments, tokens and slots of the arrays."""
     segments = Segments.of_arrays(arrays)
     counts = _counted(plan, segments)
     name, ledger = receipt_name(shard), receipt["ledger"]
@@ -483,9 +524,11 @@ def _check_counts(
 
 
 def _counted(plan: Plan, segments: Segments) -> dict[str, dict[str, dict[str, int]]]:
-    """Return what a shard holds by source and by task, except for removed segments, to compare with
-    the ledger: segments, tokens, slots; by source also the slots of other weights than 1 and of
-    media."""
+    """Return the shard's counts by source and by task, without removed segments.
+
+    The counts have the form of the ledger: segments, tokens and slots. Sources also have the number
+    of slots with a weight other than 1, and of media slots.
+    """
     within = {WEIGHTED: segments.weighted_slots(), MEDIA: segments.media_slots()}
     counts: dict[str, dict[str, dict[str, int]]] = {"sources": {}, "tasks": {}}
     for kind, names, number in (
@@ -506,7 +549,7 @@ def _counted(plan: Plan, segments: Segments) -> dict[str, dict[str, dict[str, in
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """The faults, a line each, and the verdict."""
+    """Print one line per fault, and the verdict."""
 
     def some(count: int, what: str) -> str:
         return f"{count:,} {what}{'' if count == 1 else 's'}"

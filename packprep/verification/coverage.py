@@ -1,10 +1,9 @@
-"""P21: every document is used as often as the plan says, or is among the rejects; none is lost,
-none comes twice.
+"""Check P21: each document is used as often as the plan says, or is in the rejects.
 
-Without the sources, as far as the plan tells what a shard reads: byte ranges of line files, whole
-text files, which files at all; rows of a table follow one another without a gap; parts of one file
-that several shards read do not overlap. With `--replay all` every document that is read is looked
-for.
+No document may be lost or occur twice. Without the sources, the checks use only the plan. It shows
+which files each shard reads, byte ranges of line files, and whole text files. Rows of a table must
+follow one another without a gap. Shards that read the same file must read separate parts. With
+`--replay all`, the documents read from the sources are compared, too.
 """
 
 from bisect import bisect_right
@@ -37,26 +36,32 @@ REASONS = (
     PLACE_TOO_LONG,
     REMOVED,
 )
-_AT_ONCE = 1 << 18  # pieces that are looked at together
+_AT_ONCE = 1 << 18  # Splits that are processed together.
 _END = np.iinfo(np.int64).max
 _RECORD = {"source": str, "file": str, "position": int, "repeat": int, "reason": str, "detail": str}
 
 
 class Locations(NamedTuple):
-    """Uses of documents, one array a column, int64[k], sorted by file, use and position."""
+    """Uses of documents, sorted by file, pass and position, int64[k] per column.
 
-    file: np.ndarray  # index into the plan's files
+    Attributes:
+        file: Index into the plan's files.
+        use: Index of the pass over the source.
+        position: Position of the document in its file.
+    """
+
+    file: np.ndarray
     use: np.ndarray
     position: np.ndarray
 
     def at(self, which: np.ndarray) -> "Locations":
-        """Those at a mask or at indices."""
+        """Return the locations at a mask or at indices."""
         return Locations(*(column[which] for column in self))
 
 
 class Runs(NamedTuple):
-    """Parts of files that one shard read, from the first document of each to its last, int64[k]
-    each."""
+    """Parts of files that one shard read, as their first and last documents, int64[k] per column.
+    """
 
     file: np.ndarray
     use: np.ndarray
@@ -68,8 +73,10 @@ NO_RUNS = Runs(*(np.zeros(0, np.int64) for _ in Runs._fields))
 
 
 class _Extents(NamedTuple):
-    """What a shard reads, sorted by file, use and begin, int64[k] each: positions [begin, end)
-    where the plan tells them."""
+    """The ranges that a shard reads, sorted by file, pass and begin, int64[k] per column.
+
+    A range has the positions [begin, end). If the plan does not show positions, it covers the file.
+    """
 
     file: np.ndarray
     use: np.ndarray
@@ -83,14 +90,14 @@ def _sorted(file: Any, use: Any, position: Any) -> Locations:
 
 
 def _repeated(locations: Locations) -> np.ndarray:
-    """bool[k]: whether a place is the same as the one before it."""
+    """Return whether each location equals the one before it, bool[k]."""
     same = np.zeros(len(locations.file), np.bool_)
     same[1:] = np.logical_and.reduce([column[1:] == column[:-1] for column in locations])
     return same
 
 
 def used_documents(arrays: Mapping[str, np.ndarray]) -> Locations:
-    """The documents of a shard's segments, each once, but for those that were removed."""
+    """Return the documents of a shard's segments, each once, without removed ones."""
     segments = Segments.of_arrays(arrays)
     used = segments.select(~segments.removed)
     locations = _sorted(used.file, used.repeat, used.doc)
@@ -105,10 +112,18 @@ def read_rejects(
     faults: Faults,
     reason: str | None = None,
 ) -> Locations | None:
-    """The documents that a shard's rejects name, all or those with a reason; None if the file is
-    none, which P1 or P2 tells.
+    """Return the documents in a shard's rejects, or None if the file cannot be read.
 
-    A record of no document of the plan, or without a reason, is a fault.
+    P1 or P2 reports an unreadable file. A record without a document of the plan or without a known
+    reason is a fault.
+
+    Args:
+        directory: Directory of the dataset.
+        shard: Number of the shard.
+        plan: The dataset's plan.
+        receipt: The shard's receipt.
+        faults: Receives the faults.
+        reason: Return only documents rejected for this reason, or all if None.
     """
     name = rejects_name(shard)
     if receipt["rejects"] is None:
@@ -152,8 +167,19 @@ def check_documents(
     receipt: Mapping[str, Any],
     faults: Faults,
 ) -> Runs:
-    """P21 of one shard whose headers are sound, without the sources. Gives the parts of files to
-    compare with other shards'."""
+    """Check P21 of one shard with valid headers, without the sources.
+
+    Args:
+        plan: The dataset's plan.
+        shard: Number of the shard.
+        arrays: The shard's arrays.
+        rejects: The result of `read_rejects`.
+        receipt: The shard's receipt.
+        faults: Receives the faults.
+
+    Returns:
+        The parts of files to compare with other shards, for `check_apart`.
+    """
     used = used_documents(arrays)
     owner = _owners(plan)
     for s, source in enumerate(plan.sources):
@@ -184,7 +210,7 @@ def check_documents(
     every = every.at(~_repeated(every))
     inside = np.zeros(len(every.file), np.bool_)
     keys = np.unique(_uses_of_files(every.file, every.use))
-    counts = np.zeros(len(keys), np.int64)  # of extents of each
+    counts = np.zeros(len(keys), np.int64)  # Number of extents per file and pass.
     for extents in _extents(plan, shard):
         inside |= _inside(every, extents)
         ends = _uses_of_files(extents.file, extents.use)
@@ -200,8 +226,14 @@ def check_documents(
 
 
 def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, faults: Faults) -> None:
-    """P21 over shards: what they read of one file does not overlap, nor lack rows between them.
-    whole: of all shards."""
+    """Check P21 across shards: the parts that they read do not overlap and omit no row.
+
+    Args:
+        plan: The dataset's plan.
+        runs: Number of each shard, and the parts of files that it read.
+        whole: Whether `runs` has all shards. Otherwise omitted rows are not checked.
+        faults: Receives the faults.
+    """
     columns = [
         np.concatenate(column) for column in zip(*(of_shard for _, of_shard in runs), strict=True)
     ] or list(NO_RUNS)
@@ -242,8 +274,16 @@ def check_read(
     made: Made,
     faults: Faults,
 ) -> None:
-    """P21 from the sources: the documents that were read again are those of the segments and the
-    rejects."""
+    """Check P21 from the sources: the documents read match the segments and the rejects.
+
+    Args:
+        plan: The dataset's plan.
+        shard: Number of the shard.
+        arrays: The stored arrays.
+        rejects: The documents in the stored rejects.
+        made: The rebuilt shard.
+        faults: Receives the faults.
+    """
     documents = made.documents
     used = np.unique(made.segments.document[~made.segments.removed])
     again = _sorted(documents.file[used], documents.repeat[used], documents.position[used])
@@ -275,7 +315,7 @@ def check_read(
 
 
 def _owners(plan: Plan) -> np.ndarray:
-    """int64[files]: the source of each of the plan's files."""
+    """Return the source of each of the plan's files, int64[files]."""
     return np.repeat(np.arange(len(plan.sources)), [len(source.files) for source in plan.sources])
 
 
@@ -293,12 +333,12 @@ def _is_table(plan: Plan, file: int) -> bool:
 
 
 def _keeps_all(plan: Plan, file: int, use: int) -> bool:
-    """Whether neither `sample` nor a fractional `repeat` leaves documents of a use out."""
+    """Return whether `sample` and a fractional `repeat` keep all documents in a pass."""
     return keeps_all(_source_of(plan, file), use)
 
 
 def in_words(plan: Plan, locations: Locations, i: int) -> str:
-    """One place, for people."""
+    """Return a readable description of one location."""
     file, use, position = (int(column[i]) for column in locations)
     source = _source_of(plan, file)
     return (
@@ -308,7 +348,7 @@ def in_words(plan: Plan, locations: Locations, i: int) -> str:
 
 
 def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
-    """What a shard reads, some at a time: a plan may claim millions."""
+    """Yield the ranges that a shard reads, in groups, because a plan may list millions of them."""
     found: list[np.ndarray] = []
 
     def taken() -> _Extents:
@@ -318,7 +358,7 @@ def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
 
     for source in plan.sources:
         locations = source.places(shard, plan.shards)
-        # of which the shard takes a part, perhaps
+        # The shard may take only a part of its first and last split.
         for location in {*locations[:1], *locations[-1:]}:
             own = source.taken(shard, plan.shards, [location])
             found.append(_in_part(part for of_piece in own for part in source.slices_of(*of_piece)))
@@ -331,7 +371,10 @@ def _extents(plan: Plan, shard: int) -> Iterator[_Extents]:
 
 
 def _whole(source: PlannedSource, locations: range) -> np.ndarray:
-    """int64[4, n]: file, use, begin and end of all files and pieces at some places."""
+    """Return the file, pass, begin and end of all files in a range of the source's list.
+
+    The list has one entry for each split and pass. The result is int64[4, n].
+    """
     pieces, uses = source.at_places(locations)
     found = source.pieces.at(pieces)
     file, uses, part, size = (
@@ -346,7 +389,7 @@ def _whole(source: PlannedSource, locations: range) -> np.ndarray:
 
 
 def _in_part(slices: Iterable[Slice]) -> np.ndarray:
-    """int64[4, n]: file, use, begin and end of some slices."""
+    """Return the file, pass, begin and end of work ranges, int64[4, n]."""
     found = []
     for part in slices:
         begin, end = 0, _END
@@ -365,7 +408,10 @@ _OTHER, _LINES, _TEXT = range(3)
 
 
 def _formats(source: PlannedSource) -> np.ndarray:
-    """int64[files]: _LINES, whose pieces are ranges of bytes; _TEXT, a document each; _OTHER."""
+    """Return the kind of each file of a source, int64[files].
+
+    The splits of _LINES are byte ranges. A file of _TEXT is one document. Others are _OTHER.
+    """
     known = {"byte": _LINES, "whole": _TEXT}
     return np.array(
         [known.get(position_of(*kind), _OTHER) for kind in source.files.kinds], np.int64
@@ -373,12 +419,15 @@ def _formats(source: PlannedSource) -> np.ndarray:
 
 
 def _uses_of_files(file: Any, use: Any) -> Any:
-    """A number for each file and use, in the order of both; of int64 arrays an int64 array."""
+    """Return a number for each file and pass, ordered by file and then by pass.
+
+    The arguments are int or int64 arrays, and so is the result.
+    """
     return file * MOST_USES + use
 
 
 def _inside(locations: Locations, extents: _Extents) -> np.ndarray:
-    """bool[k]: whether a place lies in one of the extents; both are sorted."""
+    """Return whether each location is inside one of the extents, bool[k]. Both are sorted."""
     inside, keys = (
         np.zeros(len(locations.file), np.bool_),
         _uses_of_files(extents.file, extents.use),
@@ -387,14 +436,14 @@ def _inside(locations: Locations, extents: _Extents) -> np.ndarray:
     for file, use, which in _groups(locations.at(near)):
         first, end = np.searchsorted(keys, _uses_of_files(file, np.array([use, use + 1])))
         position = locations.position[near[which]]
-        # that begins here or before
+        # The last extent that begins at this position or before it.
         last = np.searchsorted(extents.begin[first:end], position, "right") - 1
         inside[near[which]] = (last >= 0) & (position < extents.end[first:end][last])
     return inside
 
 
 def _groups(locations: Locations) -> list[tuple[int, int, slice]]:
-    """(file, use, which places) of each file and use."""
+    """Return (file, pass, slice of its locations) for each file and pass."""
     if not len(locations.file):
         return []
     changes = [np.diff(column, prepend=-1) != 0 for column in (locations.file, locations.use)]
@@ -407,8 +456,8 @@ def _groups(locations: Locations) -> list[tuple[int, int, slice]]:
 
 
 def _check_kept(plan: Plan, shard: int, every: Locations, faults: Faults) -> None:
-    """`sample` and a fractional `repeat` keep each document, as far as the plan tells."""
-    # the last use has no more than the others
+    """Check that `sample` and a fractional `repeat` keep each document, judging by the plan."""
+    # The last pass keeps at most the documents of the other passes.
     if all(keeps_all(source, source.uses - 1) for source in plan.sources):
         return
     for file, use, which in _groups(every):
@@ -424,8 +473,10 @@ def _check_kept(plan: Plan, shard: int, every: Locations, faults: Faults) -> Non
 def _check_texts(
     plan: Plan, shard: int, every: Locations, extents: _Extents, faults: Faults
 ) -> None:
-    """Each text file that the plan gives this shard is there: it is one document, whatever it
-    holds."""
+    """Check that each text file that the plan gives this shard is there.
+
+    A text file is always one document.
+    """
     is_text = np.concatenate([_formats(source) == _TEXT for source in plan.sources])
     wanted = Locations(*extents[:3]).at(is_text[extents.file])
     there = every.at(every.position == 0)
@@ -452,10 +503,17 @@ def _check_texts(
 def _runs(
     plan: Plan, shard: int, every: Locations, parts: Mapping[int, int], faults: Faults
 ) -> Runs:
-    """The parts of compressed files and tables, whose positions the plan does not tell; of a table
-    no row may lack inside.
+    """Return the parts of compressed files and tables that the shard reads.
 
-    parts: by the number of a file and use, how many parts of it the shard reads.
+    The plan does not show the positions in such files. Check P21 of tables: no row is missing
+    inside a part.
+
+    Args:
+        plan: The dataset's plan.
+        shard: Number of the shard.
+        every: The documents of the shard's segments and rejects.
+        parts: Number of a file and pass → number of parts of the file that the shard reads.
+        faults: Receives the faults.
     """
     found = []
     for file, use, own in _groups(every):

@@ -1,14 +1,17 @@
-"""Faults: which promise does not hold, and where."""
+"""Faults that verification finds: the violated invariant, and its location."""
 
 from typing import Any
 
 MAX_LISTED = 20
-"""Faults of one promise in one file that are listed; the rest is counted."""
+"""Maximum number of faults listed per invariant and file. Further faults are only counted."""
 
 
 class Faults:
-    """Collects faults. Values are plain, so that a list of faults crosses processes and becomes
-    JSON."""
+    """A collection of faults.
+
+    The values have plain types, so a list of faults can be sent to other processes and written as
+    JSON.
+    """
 
     def __init__(self) -> None:
         self.listed: list[dict[str, Any]] = []
@@ -23,7 +26,16 @@ class Faults:
         slot: int | None = None,
         value: Any = None,
     ) -> None:
-        """Note one fault: the file, and row, slot and value where there is one."""
+        """Add one fault.
+
+        Args:
+            promise: The invariant, such as "P7".
+            file: Name of the file.
+            message: The violation.
+            row: Row of the fault, if it has one.
+            slot: Slot in the row, if the fault has one.
+            value: The wrong value, of a plain type.
+        """
         key = f"{promise} {file}"
         self.counts[key] = self.counts.get(key, 0) + 1
         if self.counts[key] <= MAX_LISTED:
@@ -38,19 +50,19 @@ class Faults:
             self.listed.append(fault)
 
     def join(self, other: "Faults") -> None:
-        """Take over what another collected."""
+        """Add all faults of `other`."""
         self.listed += other.listed
         for key, count in other.counts.items():
             self.counts[key] = self.counts.get(key, 0) + count
 
     @property
     def total(self) -> int:
-        """How many faults there are, listed or not."""
+        """Return the number of faults, listed or not."""
         return sum(self.counts.values())
 
 
 def line_of(fault: dict[str, Any]) -> str:
-    """One fault as a line."""
+    """Return one fault as a line of text."""
     location = fault["file"]
     for name in ("row", "slot"):
         if fault[name] is not None:

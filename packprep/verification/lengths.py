@@ -1,9 +1,8 @@
-"""P1, P2 and P21 across the datasets of a build of several row lengths, and of the mixture.json
-beside them.
+"""Check P1, P2 and P21 across the datasets of several row lengths, and their mixture.json.
 
-Each dataset is checked alone first. Here their plans, the text that they read, and the documents of
-their shards are compared. Shard b of each dataset reads the same parts of the sources, so array
-tasks compare their own shards.
+`verify_dataset` checks each dataset first. This module compares their plans, the text that they
+read, and the documents of their shards. Shard b of each dataset reads the same parts of the
+sources, so array tasks compare their own shards.
 """
 
 from collections.abc import Sequence
@@ -55,7 +54,7 @@ class _Opened(NamedTuple):
 
 
 class _ShardToCompare(NamedTuple):
-    """One shard of each of the datasets."""
+    """The shard of this number in each of the datasets."""
 
     number: int
 
@@ -66,18 +65,18 @@ class _ShardToCompare(NamedTuple):
 def verify_lengths(
     place: str | Folder, reports: Sequence[dict[str, Any]], array: tuple[int, int], workers: int
 ) -> dict[str, Any] | None:
-    """Check what holds across the datasets of a folder of several row lengths.
+    """Check the invariants across the datasets of a folder with several row lengths.
 
     Args:
         place: The folder, or its URL.
-        reports: What `verify_dataset` gave for each of its datasets, in their order.
+        reports: The result of `verify_dataset` for each of the datasets, in order.
         array: Index and count of this array task. Task 0 checks mixture.json and the plans.
         workers: Number of processes. 0 runs in this process.
 
     Returns:
-        A report like those of `verify_dataset`, with the number of `datasets` and of `documents`
-        that were compared. Documents are compared where each dataset alone has no fault. None where
-        the folder is no such folder.
+        A report like `verify_dataset`'s, with the number of `datasets` and of compared `documents`.
+        Documents are compared only if no single dataset has a fault. None if the folder does not
+        have several row lengths.
     """
     out, faults = folder_at(place), Faults()
     if not lengths_in(out):
@@ -114,7 +113,7 @@ def verify_lengths(
 
 
 def _unreported(*_: int) -> None:
-    """Report no progress: the shards were counted as each dataset was verified."""
+    """Report no progress, because the shards were counted as each dataset was verified."""
 
 
 def _open(stack: ExitStack, directory: str) -> _Opened:
@@ -125,15 +124,17 @@ def _open(stack: ExitStack, directory: str) -> _Opened:
 
 
 def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> None:
-    """P1 and P2 of mixture.json: it is there, and lists the datasets of the build with the slots of
-    each as its share."""
+    """Check P1 and P2 of mixture.json.
+
+    It must exist and list the datasets of the build, with the number of slots as each one's share.
+    """
     manifests = []
     for directory in directories:
         with local_copy(folder_at(directory)) as local:
             local.fetch(MANIFEST_NAME)
             manifests.append(read_manifest(local.folder))
     if not out.exists(MIXTURE_NAME):
-        # `remove` makes one dataset and no mixture
+        # `remove` writes one dataset and no mixture.
         if not any("removed" in manifest for manifest in manifests):
             faults.add(
                 "P1",
@@ -161,8 +162,10 @@ def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> N
 
 
 def _check_plans(opened: Sequence[_Opened], faults: Faults) -> None:
-    """P2 of the plans: but for their row length they are of one recipe, one tokenizer, and the same
-    source files."""
+    """Check P2 of the plans: except for the row length, they agree.
+
+    They must have one recipe, one tokenizer, and the same source files.
+    """
     shared = [_alike(stored_plan(one.local.folder) or {}) for one in opened]
     for one, own in zip(opened[1:], shared[1:], strict=True):
         for message in changed_keys(
@@ -183,7 +186,7 @@ def _alike(stored: dict[str, Any]) -> dict[str, Any]:
     """Return the keys and values of plan.json that all datasets of a build share."""
     shared = {key: value for key, value in stored.items() if key not in _OF_ONE_PLAN}
     del shared["recipe"]["seq_length"]
-    # may change while a build goes on
+    # This key may change when a build is resumed.
     shared["recipe"].get("documents", {}).pop("max_bad_fraction", None)
     for source in shared["sources"]:
         del source["prefix"]
@@ -206,11 +209,13 @@ def _setup(opened: Sequence[_Opened]) -> Do:
 
 
 def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
-    """Check P2 and P21 of shard b of all datasets. Return the number of documents, each use
-    counted.
+    """Check P2 and P21 of shard b of all datasets.
 
-    Without "decompose" a document is in one dataset, or rejected there, and `other_length` in all
-    others. With it, a document's pieces in all datasets follow one another without gap or overlap.
+    Without "decompose", a document is used or rejected in one dataset, and is `other_length` in all
+    others. With it, a document's chunks in all datasets follow one another without gap or overlap.
+
+    Returns:
+        The number of documents, counting each pass.
     """
     receipts, columns, in_segments, left_out, present = [], [], [], [], []
     for one in opened:
@@ -242,7 +247,7 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
     )
     ends = np.cumsum([part.shape[1] for part in (*present, *in_segments, *left_out)])
     by_part = np.split(number.reshape(-1), ends[:-1])
-    # of datasets: that know it, have segments of it, leave it to others
+    # Rows: datasets that know the document, have segments of it, and leave it to others.
     counts = np.zeros((3, every.shape[1]), np.int64)
     for i, part in enumerate(by_part):
         counts[i // len(opened)] += np.bincount(part, minlength=every.shape[1])
@@ -274,10 +279,17 @@ def _check_pieces(
     receipts: Sequence[dict[str, Any]],
     faults: Faults,
 ) -> None:
-    """P21 of decomposed documents: no token lies between two pieces or in both, and the ledgers
-    count those of others.
+    """Check P21 of decomposed documents: their chunks have no gap and no overlap.
 
-    columns: int64[5, segments of all datasets]: file, use, position, start and tokens.
+    The ledgers must also count the tokens that other datasets have.
+
+    Args:
+        opened: The datasets.
+        b: Number of the shard.
+        columns: The segments of all datasets, int64[5, segments]. The rows are file, pass,
+            position, start and tokens.
+        receipts: The receipt of the shard in each dataset.
+        faults: Receives the faults.
     """
     columns = columns[:, np.lexsort(columns[3::-1])]
     same = np.zeros(columns.shape[1], np.bool_)
@@ -305,5 +317,5 @@ def _check_pieces(
 
 
 def _named(name: str) -> str:
-    """Return the name of a file of all datasets."""
+    """Return the name of a file in all datasets."""
     return f"seq_*/{name}"

@@ -1,4 +1,4 @@
-"""P17: rebuild a shard, or some of its segments, from the sources and compare."""
+"""Check P17: rebuild a shard, or some of its segments, from the sources and compare."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,10 +30,22 @@ def replay_shard(
     faults: Faults,
     epoch: int = 0,
 ) -> int | None:
-    """P17 and P21 of a whole shard: made again, it is the same; inverted, it gives the documents'
-    tokens. epoch: whose chance the arrays have.
+    """Check P17 and P21 of a whole shard by rebuilding it.
 
-    Gives how many segments were made again; None where a source changed.
+    The rebuilt shard must be equal, and its inverted segments must give the documents' tokens.
+
+    Args:
+        plan: The dataset's plan.
+        number: Number of the shard.
+        arrays: The shard's arrays, stored or as resampled for `epoch`.
+        receipt: The shard's receipt, or None if it is invalid.
+        rejects: The documents in the shard's rejects, or None if they cannot be read.
+        decoders: Decoders for the source files.
+        faults: Receives the faults.
+        epoch: The epoch whose random numbers the arrays contain.
+
+    Returns:
+        The number of rebuilt segments, or None if a source changed.
     """
     file, before = shard_name(number), faults.total
     made = make_shard(plan, number, decoders, epoch=epoch)
@@ -112,7 +124,24 @@ def replay_some(
     faults: Faults,
     epoch: int = 0,
 ) -> int:
-    """P17 of some segments. epoch: whose chance the arrays have."""
+    """Check P17 of some segments by rebuilding them.
+
+    Args:
+        plan: The dataset's plan.
+        number: Number of the shard.
+        arrays: The shard's arrays, stored or as resampled for `epoch`.
+        chosen: Indices of the segments.
+        receipt: The shard's receipt, or None if it is invalid.
+        decoders: Decoders for the source files.
+        faults: Receives the faults.
+        epoch: The epoch whose random numbers the arrays contain.
+
+    Returns:
+        The number of rebuilt segments, or 0 if a source changed.
+
+    Raises:
+        SourceError: If a source cannot be read for another reason than a change.
+    """
     file = shard_name(number)
     row = np.searchsorted(arrays["row_offsets"], chosen, "right") - 1
     try:
@@ -132,8 +161,10 @@ def replay_some(
 def _note_changed_sources(
     plan: Plan, number: int, receipt: Mapping[str, Any] | None, decoders: Decoders, faults: Faults
 ) -> bool:
-    """Whether a difference comes from the sources: read all of the shard's text again, and note
-    each that changed."""
+    """Read the shard's text, and note each source that changed. Return whether one did.
+
+    A change explains a difference between the stored and the rebuilt segments.
+    """
     if receipt is None:
         return False
     changed = _changed_sources(plan, receipt, read_shard(plan, number, decoders).text_digests)
@@ -145,8 +176,11 @@ def _note_changed_sources(
 def _changed_sources(
     plan: Plan, receipt: Mapping[str, Any], digests: Mapping[str, str]
 ) -> list[str]:
-    """What is wrong with the sources of a shard. A token store that lost documents since has other
-    tokens in their places, and nothing else: of its others what is made of them tells."""
+    """Return a message for each changed source of a shard.
+
+    Token stores with removed documents are skipped, because their digests differ. Only the tokens
+    of removed documents change in them. The comparison of segments covers the other documents.
+    """
     lost = {source.name for source in plan.sources if source.in_store and source.store.plan.removed}
     return [
         f"source {name!r} changed since the build: the text of this shard has digest {digest}, "
@@ -159,5 +193,5 @@ def _changed_sources(
 
 
 def _are_alike(before: Any, now: str) -> bool:
-    """Whether both digests are of text, or both of what a token store has of it."""
+    """Return whether both digests are of text, or both of a token store's tokens."""
     return str(before).startswith(OF_TOKENS) == now.startswith(OF_TOKENS)

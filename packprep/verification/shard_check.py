@@ -1,4 +1,4 @@
-"""What the checks of one shard share."""
+"""The shared state of the checks of one shard."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,11 +18,12 @@ class ShardCheck:
 
     Attributes:
         plan: The dataset's plan.
-        arrays: The shard's arrays, stored or as an epoch has them.
-        segments: Its segments; the length formula's columns are set once the headers are good.
+        arrays: The shard's arrays, stored or as resampled for an epoch.
+        segments: Its segments. The columns of the length formula are set after the headers are
+            checked.
         file: The shard's name, for messages.
-        faults: Takes what is wrong.
-        epoch: Whose random numbers the arrays have.
+        faults: Receives the faults.
+        epoch: The epoch whose random numbers the arrays contain.
     """
 
     plan: Plan
@@ -38,7 +39,7 @@ class ShardCheck:
 
     @property
     def seq_length(self) -> int:
-        """Return the slots of a row."""
+        """Return the number of slots per row."""
         return self.arrays["tokens"].shape[1]
 
     @cached_property
@@ -48,16 +49,16 @@ class ShardCheck:
 
     @cached_property
     def in_place(self) -> np.ndarray:
-        """Return which segments predict tokens where they stand, bool[m]."""
+        """Return which segments use same-position prediction, bool[m]."""
         return self.plan.by_task.in_place[self.segments.task]
 
     @cached_property
     def is_twice(self) -> np.ndarray:
-        """Return which segments hold their tokens twice, as x_t and x_0, bool[m]."""
+        """Return which segments store their tokens twice, as x_t and x_0, bool[m]."""
         return self.plan.by_task.copies[self.segments.task] > 1
 
     def flat(self, name: str) -> np.ndarray:
-        """Return an array of slots without its rows."""
+        """Return an array of slots without its row dimension."""
         return self.arrays[name].reshape(-1)
 
     def add(
@@ -68,7 +69,7 @@ class ShardCheck:
         slot: int | None = None,
         value: Any = None,
     ) -> None:
-        """Note a fault of the shard."""
+        """Add a fault of the shard."""
         self.faults.add(promise, self.file, message, row, slot, value)
 
     def add_segment(
@@ -79,17 +80,25 @@ class ShardCheck:
         slot: int | None = None,
         value: Any = None,
     ) -> None:
-        """Note a fault of segment `g`."""
+        """Add a fault of segment `g`."""
         self.add(promise, f"segment {g}: {message}", int(self.segments.row[g]), slot, value)
 
     def add_slot(self, promise: str, flat_slot: int, message: str, value: Any = None) -> None:
-        """Note a fault at a slot of the flat rows."""
+        """Add a fault at a slot of the flat rows."""
         row, slot = divmod(int(flat_slot), self.seq_length)
         self.add(promise, message, row, slot, value)
 
     def add_differences(self, promise: str, name: str, again: np.ndarray, message: str) -> None:
-        """Note the slots at which the flat array `name` is not `again`. message: its {} becomes the
-        value that it should have."""
+        """Add a fault for each slot where the flat array `name` differs from `again`.
+
+        At most MAX_LISTED faults are added.
+
+        Args:
+            promise: The invariant, such as "P7".
+            name: Name of the array.
+            again: The expected values, [rows * seq_length].
+            message: Format string. Its {} becomes the expected value.
+        """
         values = self.flat(name)
         for i in np.flatnonzero(values != again)[:MAX_LISTED]:
             self.add_slot(promise, i, message.format(again[i]), values[i].item())

@@ -1,10 +1,9 @@
-"""P6 to P10: every slot of a shard, walked once; P14 and P23 to P25, what rows and slots of some
-segments hold.
+"""Check P6 to P10 in one pass over all slots, and P14 and P23 to P25 of some segments.
 
-Nearly all segments are good, so a segment is first summed up: the differences of its slots from
-what they should be are joined by OR, and its largest token is taken, in loops without a branch,
-which the compiler turns into vector code. Only a segment whose sum is not good is walked again slot
-by slot, for the places.
+Nearly all segments are good, so a quick test comes first. It combines the differences between
+actual and expected slots by OR, and takes the largest token. Its loops have no branches, so the
+compiler turns them into vector code. Only a segment that fails the test is checked slot by slot, to
+find the positions.
 """
 
 import itertools
@@ -23,10 +22,12 @@ from packprep.verification.faults import MAX_LISTED
 from packprep.verification.shard_check import ShardCheck
 
 WEIGHTS = "loss_weights"
-"""What an epoch gives beside the arrays of a shard, [rows, seq_length], and in the place of
-BLOCKS."""
+"""Name of the loss weights of an epoch, float32[rows, seq_length].
 
-# Codes of `_check_slots`, with the promise and the words of each.
+An epoch adds this array to the arrays of a shard. It replaces the arrays of BLOCKS.
+"""
+
+# Codes of `_check_slots`, with the number and the message of each.
 _SLOT_FAULTS = {
     0: ("P6", "segment_ids does not agree with cu_seqlens"),
     1: ("P7", "padding has another token than pad_id"),
@@ -43,7 +44,7 @@ _CODES = len(_SLOT_FAULTS)
 
 @kernel(inline=True)
 def _or_of_differences(values, row, begin, end, should):
-    """0 iff all of values[row, begin : end] are `should` (≥ 0)."""
+    """Return 0 if and only if all values[row, begin : end] equal `should` (≥ 0)."""
     slots, found = values[row, begin:end], np.uint32(0)
     for i in range(slots.shape[0]):
         found |= np.uint32(slots[i]) ^ np.uint32(should)
@@ -52,7 +53,7 @@ def _or_of_differences(values, row, begin, end, should):
 
 @kernel(inline=True)
 def _largest(values, row, begin, end):
-    """The largest of values[row, begin : end], of which a negative one is beyond 2³¹."""
+    """Return the largest of values[row, begin : end]. Negative values count as at least 2³¹."""
     slots, found = values[row, begin:end], np.uint32(0)
     for i in range(slots.shape[0]):
         found = max(found, np.uint32(slots[i]))
@@ -61,7 +62,7 @@ def _largest(values, row, begin, end):
 
 @kernel(inline=True)
 def _or_of_pairs(left, right, row, begin, end, shift):
-    """0 iff left[row, t] is right[row, t + shift] for all t in begin … end − 1."""
+    """Return 0 if and only if left[row, t] == right[row, t + shift] for begin ≤ t < end."""
     one, other, found = left[row, begin:end], right[row, begin + shift : end + shift], np.uint32(0)
     for i in range(one.shape[0]):
         found |= np.uint32(one[i]) ^ np.uint32(other[i])
@@ -69,30 +70,51 @@ def _or_of_pairs(left, right, row, begin, end, shift):
 
 
 class Slots(NamedTuple):
-    """The arrays of slots, [rows, seq_length] each; without rows where there is none."""
+    """Arrays with one value per slot, [rows, seq_length]. A missing array has no rows.
+
+    Attributes:
+        tokens: Token ids.
+        labels: Label ids.
+        segment_ids: Number of the segment in its row, or 0 on padding.
+        loss_mask: 1 if the slot is trained.
+        trainable: uint8, 1 if the slot may be trained. Without rows, all slots may be trained.
+    """
 
     tokens: np.ndarray
     labels: np.ndarray
     segment_ids: np.ndarray
     loss_mask: np.ndarray
-    trainable: np.ndarray  # uint8: slots that may be trained; without rows: all
+    trainable: np.ndarray
 
 
 class Bounds(NamedTuple):
-    """Segments in row order."""
+    """Segments in row order.
 
-    row_offsets: np.ndarray  # int64[rows + 1]: first segment of each row
-    first_slot: np.ndarray  # int64[m], in the row
-    slots: np.ndarray  # int64[m]
-    prefix: np.ndarray  # int64[m]: leading slots that train nothing
-    next_token: np.ndarray  # bool[m]: whether a slot's target is the next one's token
+    Attributes:
+        row_offsets: First segment of each row, int64[rows + 1].
+        first_slot: First slot of each segment in its row, int64[m].
+        slots: Number of slots of each segment, int64[m].
+        prefix: Number of slots in the untrained start, from `seen_before`, int64[m].
+        next_token: Whether the target of a slot is the token of the next slot, bool[m].
+    """
+
+    row_offsets: np.ndarray
+    first_slot: np.ndarray
+    slots: np.ndarray
+    prefix: np.ndarray
+    next_token: np.ndarray
 
 
 class Found(NamedTuple):
-    """The faults that were found."""
+    """The faults that were found.
 
-    where: np.ndarray  # int64[codes, listed, 3]: row, slot and value
-    counts: np.ndarray  # int64[codes]
+    Attributes:
+        where: Row, slot and value of each listed fault, int64[codes, listed, 3].
+        counts: Number of faults per code, int64[codes].
+    """
+
+    where: np.ndarray
+    counts: np.ndarray
 
 
 @kernel(inline=True)
@@ -108,7 +130,7 @@ def _padding_is_good(rows, row, begin, end, pad):
 
 @kernel(inline=True)
 def _segment_is_good(rows, segments, row, g, pad, vocab_size):
-    """Return whether the slots of a segment, of which all that can be may be trained, are good."""
+    """Return whether all slots of a segment without trained ranges are good."""
     begin, number = segments.first_slot[g], g - segments.row_offsets[row] + 1
     end = begin + segments.slots[g]
     if (
@@ -135,7 +157,7 @@ def _segment_is_good(rows, segments, row, g, pad, vocab_size):
 
 @kernel(inline=True)
 def _note(found, code, row, slot, value):
-    """Count a fault, and list it if there is room."""
+    """Count a fault, and list it while the list has space."""
     count = found.counts[code]
     if count < found.where.shape[1]:
         found.where[code, count, 0] = row
@@ -146,14 +168,15 @@ def _note(found, code, row, slot, value):
 
 @kernel
 def _check_slots(rows, segments, pad, vocab_size, found):
-    """Walk all slots, and note what is wrong in `found`."""
+    """Check all slots, and record faults in `found`."""
     tokens, labels, segment_ids = rows.tokens, rows.labels, rows.segment_ids
     loss_mask, trainable = rows.loss_mask, rows.trainable
     length, with_labels = tokens.shape[1], labels.shape[0] > 0
     for r in range(tokens.shape[0]):
         t = np.int64(0)
         for g in range(segments.row_offsets[r], segments.row_offsets[r + 1] + 1):
-            # The padding before the segment, or, after the last one, to the row's end.
+            # Check the padding before the segment. After the last segment it extends to the end of
+            # the row.
             is_end = g == segments.row_offsets[r + 1]
             begin = length if is_end else segments.first_slot[g]
             if _padding_is_good(rows, r, t, begin, pad):
@@ -170,7 +193,7 @@ def _check_slots(rows, segments, pad, vocab_size, found):
                 t += 1
             if is_end:
                 break
-            # The segment: at once if it is good, else slot by slot.
+            # Accept the segment at once if it is good. Otherwise check it slot by slot.
             number, end = g - segments.row_offsets[r] + 1, begin + segments.slots[g]
             first_trained = begin + max(segments.prefix[g] - 1, 0)
             next_token = segments.next_token[g]
@@ -211,8 +234,10 @@ def _mark(first_slot, bounds, ranges, trainable):
 
 
 def trainable_slots(check: ShardCheck) -> np.ndarray:
-    """Return the slots inside trained ranges, uint8[rows, seq_length]; without rows where the shard
-    has no ranges."""
+    """Return 1 for the slots inside trained ranges, uint8[rows, seq_length].
+
+    The result has no rows if the shard has no ranges.
+    """
     shape, trained = check.arrays["tokens"].shape, check.segments.trained
     if trained is None:
         return np.zeros((0, shape[1]), np.uint8)
@@ -222,17 +247,21 @@ def trainable_slots(check: ShardCheck) -> np.ndarray:
 
 
 def seen_before(segments: Segments) -> np.ndarray:
-    """Return the leading slots of each segment that train nothing except with their last one,
-    int64[m]: its prefix, or, of a removed one, all."""
+    """Return the number of slots in the untrained start of each segment, int64[m].
+
+    Only the last of them may be trained, because it predicts the token after them. The number is
+    the segment's prefix, or all its slots if it is removed.
+    """
     return np.where(segments.removed, segments.slots, segments.prefix)
 
 
 def check_slots(check: ShardCheck) -> None:
-    """P6 to P10 of one shard whose header is good."""
+    """Check P6 to P10 of one shard with a valid header."""
     tokens, segments, roles = check.arrays["tokens"], check.segments, check.plan.vocabulary.roles
     labels = check.arrays.get("labels", np.zeros((0, tokens.shape[1]), tokens.dtype))
     shift = check.plan.by_task.shift[segments.task]
-    if shift.any():  # what is noised where they stand lies a slot on: check_noise looks at them
+    # Shifted same-position labels are one slot later than tokens. `check_noise` compares them.
+    if shift.any():
         is_shifted = fill_slots(check.first_slots, segments.slots, shift, False, tokens.size)
         labels = np.where(is_shifted.reshape(tokens.shape), tokens, labels)
     arrays = tokens, labels, check.arrays["segment_ids"], check.arrays["loss_mask"]
@@ -248,8 +277,8 @@ def check_slots(check: ShardCheck) -> None:
 
 
 def check_removed(check: ShardCheck) -> None:
-    """P23: the segments of removed documents say so, no other does, and their slots hold
-    nothing."""
+    """Check P23: exactly the segments of removed documents are marked, and their slots are empty.
+    """
     segments, pad = check.segments, check.plan.vocabulary.roles["pad"]
     listed = check.plan.removed.segments(segments)
     for g in np.flatnonzero(segments.removed != listed)[:MAX_LISTED]:
@@ -268,8 +297,10 @@ def check_removed(check: ShardCheck) -> None:
 
 
 def check_sentinels(check: ShardCheck) -> None:
-    """P14: sentinels and special tokens stand where a segment's task writes them, and the segment
-    has no others."""
+    """Check P14: sentinels and special tokens are where a segment's task writes them.
+
+    The segment must have no others.
+    """
     plan, segments = check.plan, check.segments
     fits = fitting(plan, check.arrays, segments, check.epoch)
     for g in np.flatnonzero(~fits):
@@ -296,7 +327,8 @@ def check_sentinels(check: ShardCheck) -> None:
 
 
 def check_sides(check: ShardCheck) -> None:
-    """P24: the two sums of each row, and that no segment lacks a side."""
+    """Check P24: each row fits encoder_length and decoder_length, and each segment has both parts.
+    """
     segments, sides = check.segments, check.plan.recipe.packing.sides
     if sides is None:
         return
@@ -314,7 +346,7 @@ def check_sides(check: ShardCheck) -> None:
 
 
 def check_media(check: ShardCheck) -> None:
-    """P25, of one shard whose header is good."""
+    """Check P25 of one shard with a valid header."""
     kinds = np.array([slot for _, slot, _ in check.plan.vocabulary.media.values()])
     tokens = check.flat("tokens")
     inside = np.zeros(len(tokens), np.bool_)
@@ -328,12 +360,19 @@ def check_media(check: ShardCheck) -> None:
 
 
 def _slots_of_media(check: ShardCheck, media: MediaSpans, kinds: np.ndarray) -> np.ndarray | None:
-    """Check the media spans. Return their flat slots; None where they do not lie in their
-    segments, apart. kinds: the slot token of each kind."""
+    """Check the media spans, and return their flat slots.
+
+    Return None if a span is outside its segment, overlaps another, or has an unknown kind.
+
+    Args:
+        check: The shard that is checked.
+        media: Its media spans.
+        kinds: The slot token of each kind, int64[kinds].
+    """
     segments, segment = check.segments, media.segment
     spans = segments.select(segment)
     begin, counts = media.slot.astype(np.int64), media.tokens.astype(np.int64)
-    after = spans.first_slot.copy()  # where the span before it in its segment ends
+    after = spans.first_slot.copy()  # The end of the previous span in the segment.
     is_same = segment[1:] == segment[:-1]
     after[1:][is_same] = (begin + counts)[:-1][is_same]
     bad = (
@@ -350,7 +389,7 @@ def _slots_of_media(check: ShardCheck, media: MediaSpans, kinds: np.ndarray) -> 
         check.add_segment("P25", segment[i], message, int(begin[i]))
     if bad.any():
         return None
-    # The slots hold their kind's token, and are not trained.
+    # The slots must have the token of their kind, and must not be trained.
     flat = np.repeat(spans.row * check.seq_length + begin, counts) + ranks(counts)
     expected, in_place = np.repeat(kinds[media.kind], counts), check.in_place[segment]
     for name in ("tokens", "labels") if "labels" in check.arrays else ("tokens",):

@@ -1,5 +1,4 @@
-"""The promises of a token store's shard: its arrays are those of a store, hold what its ledger
-says, and are made so again."""
+"""Check a token store's shard: its arrays, its ledger, and that a rebuild gives the same shard."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,10 +27,19 @@ def check_store_shard(
     decoders: Decoders,
     faults: Faults,
 ) -> int | None:
-    """P3, P4, P8, P16, P21 of a shard of a store; with `whole` P17: made again from its sources, it
-    is the same.
+    """Check P3, P4, P8, P16, P21 and P23 of a token store's shard, and P17 with `whole`.
 
-    Gives how many documents were made again; None where a source changed.
+    Args:
+        plan: The store's plan.
+        directory: Directory of the store.
+        number: Number of the shard.
+        receipt: The shard's receipt, or None if it is invalid.
+        whole: Whether to rebuild the shard from its sources and compare it.
+        decoders: Decoders for the source files.
+        faults: Receives the faults.
+
+    Returns:
+        The number of rebuilt documents, or None if a source changed.
     """
     file = shard_name(number)
     try:
@@ -82,8 +90,10 @@ def check_store_shard(
 
 
 def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
-    """P4, P8, P21 and P23: whether offsets, numbers and ids are such that documents can be read by
-    them."""
+    """Check P4, P8, P21 and P23, and return whether documents can be read from the arrays.
+
+    The checks cover offsets, document numbers, token ids, order, and removed documents.
+    """
     before, documents = faults.total, len(arrays["position"])
     ends = {
         "document_offsets": (documents, len(arrays["tokens"])),
@@ -143,7 +153,7 @@ def _check_counts(
     number: int,
     faults: Faults,
 ) -> None:
-    """P16: the ledger counts what the arrays hold."""
+    """Check P16: the ledger counts the documents and tokens of the arrays."""
     tokens = _by_source(
         plan, arrays, np.where(_removed(plan, arrays), 0, np.diff(arrays["document_offsets"]))
     )
@@ -166,13 +176,13 @@ def _check_counts(
 
 
 def _removed(plan: Plan, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """bool[D]: the documents that were removed."""
+    """Return which documents were removed, bool[D]."""
     file = np.repeat(arrays["part_file"].astype(np.int64), np.diff(arrays["part_offsets"]))
     return plan.removed.at(file, arrays["position"])
 
 
 def _by_source(plan: Plan, arrays: Mapping[str, np.ndarray], counts: np.ndarray) -> dict[str, int]:
-    """Source → the sum of some count of its documents, [D]."""
+    """Return source → sum of a count, [D], over the source's documents."""
     first = np.array([source.first_file for source in plan.sources], np.int64)
     of_part = np.searchsorted(first, arrays["part_file"].astype(np.int64), "right") - 1
     sums = np.bincount(np.repeat(of_part, np.diff(arrays["part_offsets"])), counts, len(first))
