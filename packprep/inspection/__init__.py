@@ -1,15 +1,15 @@
-"""What a dataset looks like, for the people who train on it.
+"""Inspect datasets: summaries, rows, documents, searches, differences, reports and data cards.
 
 ```
-manifest ─► summary       totals, utilisation, mixes, lengths
-shard ─┬─► row            one row: its segments as text, the loss marked under each token; one of them whole, and the
-       │                  document's tokens that it was made of
-       ├─► document       where a document went, or why it did not; how the first one was read
-       ├─► search         which rows hold a text
-       ├─► difference     what two datasets do not have alike
+manifest ─► summary       totals, packing efficiency, mixture, lengths
+shard ─┬─► row            one row: its segments as text, the loss marked under each token; or one complete segment,
+       │                  with the document's tokens that it was made of
+       ├─► document       the segments of a document, or why it has none; how the first one was read
+       ├─► search         rows that contain a text
+       ├─► difference     differences between two datasets
        └─► report         all of it as one HTML file, with rows to page through
-manifest, plan ─► card    what a dataset was made from, as a data card
+manifest, plan ─► card    the origin of a dataset, as a data card
 ```
-Each describes, in plain values, and puts that on a page, in a terminal or off it; the report makes
-HTML of it. `text` makes text of token ids, and of that lines with their marks.
+Each module describes its result as plain values and prints them. The report writes HTML. `text`
+turns token ids into text, and text into lines with marks.
 """

@@ -1,5 +1,4 @@
-"""What differs between two datasets: what was asked for, what it came to, and the first slot that
-is not the same."""
+"""Compare two datasets: their recipes, totals, and the first slot that differs."""
 
 import json
 import os
@@ -18,26 +17,36 @@ from packprep.messages import counted, visible
 from packprep.objectives.tasks import whole_recipe
 from packprep.storage import Folder, folder_at
 
-MOST_FILES = 5  # that are named of each source
-MOST_SHARDS = 3  # that differ and are looked into
-AROUND = 8  # tokens that are shown on either side of a slot
+MOST_FILES = 5  # Maximum number of files named per source.
+MOST_SHARDS = 3  # Maximum number of differing shards that are examined.
+AROUND = 8  # Number of tokens shown on each side of a slot.
 _ROWS_AT_ONCE = 256
-MADE_BY = ("plan", "engine", "made_with")  # keys of the manifest that say how a dataset was made
-# keys of the manifest that are compared apart, or follow
+# These keys of the manifest describe how a dataset was made.
+MADE_BY = ("plan", "engine", "made_with")
+# These keys of the manifest are compared separately, or follow from others.
 _ELSEWHERE = ("shards", "ledger", "recipe", "digest")
 
 
 def describe_difference(
     directory: str | os.PathLike | Folder, other: str | os.PathLike | Folder
 ) -> dict[str, Any]:
-    """What differs between two datasets, `here` and `there`, as plain values.
+    """Return the differences between two datasets, `here` and `there`, as plain values.
 
-    Gives {directory, other, equal, recipe, manifest, plan: [{key, here, there}], files, totals,
-    tasks, sources, shards, rows, rows_not_compared}. manifest and plan are without what the recipe
-    says already; a key that one has not is null there. equal: whether a trainer reads the same:
-    every shard, and every key of the manifest but those that say how it was made (plan, engine,
-    made_with) and the digests of receipts. Raises ArgumentError where both are one dataset,
-    DatasetError where one cannot be read.
+    Args:
+        directory: Directory or URL of the dataset `here`.
+        other: Directory or URL of the dataset `there`.
+
+    Returns:
+        A dict with the keys directory, other, equal, recipe, manifest, plan, files, totals, tasks,
+        sources, shards, rows and rows_not_compared. The values of recipe, manifest and plan are
+        lists of {key, here, there}, with None for a missing key. Differences of the recipe are not
+        repeated in manifest and plan. `equal` says whether a trainer reads the same. It ignores the
+        digests of receipts, and the manifest's keys that say how it was made (plan, engine,
+        made_with).
+
+    Raises:
+        ArgumentError: If both are the same dataset.
+        DatasetError: If one cannot be read.
     """
     if _location(directory) == _location(other):
         raise ArgumentError(f"--diff {other}: that is the dataset itself; name another one")
@@ -87,8 +96,10 @@ def _without(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _own_of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What a plan has that its manifest does not repeat, but for the files; `sources` is what it
-    resolved of each."""
+    """Return the keys of a plan that the manifest does not repeat, without the files.
+
+    `sources` has the values that the plan resolved for each source.
+    """
     return {
         **_without(plan, (*Manifest.__annotations__, "files")),
         "sources": plan.get("sources", []),
@@ -96,11 +107,10 @@ def _own_of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differences(here: Any, there: Any, path: str = "") -> Iterator[dict[str, Any]]:
-    """The values that differ of two JSON values, each with its place, as in sources[web].repeat;
-    None where one has none.
+    """Yield the differing values of two JSON values, each with its path, as in sources[web].repeat.
 
-    Lists of named objects are compared name by name; one that only one of them has is one
-    difference.
+    A missing value is None. Lists of named objects are compared by name. An object that is in only
+    one list is one difference.
     """
     if isinstance(here, Mapping) and isinstance(there, Mapping):
         for key in dict.fromkeys([*here, *there]):
@@ -124,8 +134,10 @@ def _are_named(value: Any) -> bool:
 
 
 def _files(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of each source: how many files are the same, differ in size, or are in one plan alone, and
-    some names."""
+    """Return how many files per source are equal, differ in size, or are in only one plan.
+
+    Each entry has some file names.
+    """
     both = [_files_by_source(plan) for plan in (here, there)]
     found = []
     for name in dict.fromkeys([*both[0], *both[1]]):
@@ -158,8 +170,7 @@ def _files_by_source(plan: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def _totals(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Rows, segments, tokens and the like of both, and segments and tokens by task and by
-    source."""
+    """Return totals of both datasets, and segments and tokens by task and by source."""
     both = here, there
 
     def summed(ledger: Mapping[str, Any], *keys: str) -> int:
@@ -207,8 +218,10 @@ def _counts(counts: tuple[int, int] | None) -> dict[str, int] | None:
 
 
 def _shards(here: Sequence[Any], there: Sequence[Any]) -> tuple[dict[str, int], list[int]]:
-    """(how many shards are equal by digest, differ, or are in one alone, the numbers of those that
-    differ)."""
+    """Return the numbers of equal, differing and unmatched shards, and which shards differ.
+
+    Shards are compared by their digests.
+    """
     both = min(len(here), len(there))
     differing = [i for i in range(both) if here[i]["digest"] != there[i]["digest"]]
     return {
@@ -220,12 +233,17 @@ def _shards(here: Sequence[Any], there: Sequence[Any]) -> tuple[dict[str, int], 
 
 
 def _first_difference(here: OpenedDataset, there: OpenedDataset, number: int) -> dict[str, Any]:
-    """The first row, and the first array in it, that two shards of one number do not have alike.
+    """Return the first row that differs between two shards, and the first array in it.
 
-    {shard, array, row: of the shard, slot or segment, here, there: the values, here_text,
-    there_text: the tokens around}.
-    array: null where all arrays that both have are alike as far as both go; then rows tells whether
-    one has more.
+    Returns:
+        A dict with these keys:
+
+        - shard, rows: name of the shard, and number of rows in both
+        - arrays_of_one: names of arrays that only one shard has
+        - array: name of the array, or None if all common values are equal
+        - row, slot, segment: location of the difference in the shard
+        - here, there: the values
+        - here_text, there_text: the tokens around the location
     """
     with here.shard(number) as one, there.shard(number) as two:
         best: tuple[int, int, str, int, int] | None = None
@@ -263,8 +281,10 @@ def _first_difference(here: OpenedDataset, there: OpenedDataset, number: int) ->
 
 
 def _difference_of(one: Shard, two: Shard, name: str) -> tuple[int, int, int] | None:
-    """(row, slot or segment in it, index) of the first value that an array of two shards does not
-    have alike."""
+    """Return (row, slot or segment in it, index) of the first differing value of an array.
+
+    Return None if all common values are equal.
+    """
     a, b = one.arrays[name], two.arrays[name]
     both = min(len(a), len(b))
     for begin in range(0, both, _ROWS_AT_ONCE if a.ndim == 2 else max(both, 1)):
@@ -279,7 +299,8 @@ def _difference_of(one: Shard, two: Shard, name: str) -> tuple[int, int, int] | 
 
 
 def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]:
-    """(row, slot or segment in it, index) of the value at an index of an array's first axis."""
+    """Return (row, slot or segment in it, index) of the value at an index of an array's first axis.
+    """
     offsets = shard.arrays["row_offsets"]
     if shard.arrays[name].shape == (shard.rows, shard.seq_length):
         return at, slot, at
@@ -313,15 +334,18 @@ def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]
 
 
 def _begin_of(shard: Shard, row: int, segment: int) -> int:
-    """The first slot of a segment of a row; the row's last slot where there is no such segment."""
+    """Return the first slot of a row's segment, or the last slot of the row if it does not exist.
+    """
     first = int(shard.arrays["row_offsets"][row]) + row
     physical = shard.arrays.get("cu_seqlens_padded", shard.arrays["cu_seqlens"])
     return min(int(physical[min(first + segment, len(physical) - 1)]), shard.seq_length - 1)
 
 
 def _around(data: OpenedDataset, shard: Shard, row: int, slot: int) -> str | None:
-    """The tokens around a slot, as text; those before it, a bar, and the others. None for a row
-    that there is not."""
+    """Return the tokens around a slot as text, with a bar before the slot.
+
+    Return None if the row does not exist.
+    """
     if row >= shard.rows:
         return None
     ids = shard.arrays["tokens"][row].tolist()
@@ -332,11 +356,14 @@ def _around(data: OpenedDataset, shard: Shard, row: int, slot: int) -> str | Non
 
 
 MOST_KEYS = 40
-LONGEST_VALUE = 32  # characters of a value
+LONGEST_VALUE = 32  # Maximum number of characters of a value.
 
 
 def print_difference(described: Mapping[str, Any]) -> None:
-    """The differences as text: in a terminal in colour and as wide as that, else plain."""
+    """Print the differences as text.
+
+    A terminal gets its own width and colour. Other output is plain and 100 columns wide.
+    """
     with page() as drawn:
         _draw(drawn, described)
 

@@ -1,5 +1,6 @@
-"""Where a document went: the segments that hold it, or why none does; and, in a line, how the first
-one was read.
+"""Find a document: the segments that contain it, or the reason why none does.
+
+`first_document` shows in one line how the first document was read.
 
 ```
 source, file, position ─► shards that may hold it (arithmetic of the plan) ─► their segment_file, segment_doc; rejects
@@ -39,8 +40,8 @@ from packprep.sources.slices import PlannedSource, place_of
 from packprep.storage import Folder
 from packprep.tokenizer.texts import SPECIAL, TextPiece, TokenTexts
 
-MOST_FILES = 20  # of a source that have a document at the position, that are described
-SHOWN_CHARACTERS = 400  # of the document's beginning
+MOST_FILES = 20  # Maximum number of files with a document at the position that are described.
+SHOWN_CHARACTERS = 400  # Number of characters kept from the start of the document.
 END = np.iinfo(np.int64).max
 
 
@@ -51,18 +52,31 @@ def describe_document(
     moved: Mapping[str, str],
     from_plan: bool = False,
 ) -> dict[str, Any]:
-    """Where a document went, as plain values.
+    """Return the segments of a document, or the reason why it has none, as plain values.
 
-    name: its source; None for a dataset's only one. place: "FILE:POSITION" with the file's name as
-    the plan has it, or "POSITION" for every file of the source. moved, from_plan: as in
-    `describe_row`. Gives {directory, source, position, shards, shards_searched, more_files: how
-    many of those with such a document are not described, files: [{file, text: its beginning,
-    tokens, not_read: why these two are null, before, after: the nearest positions known of
-    documents where there is none at this one, uses}]}. uses: [{use, outcome, why, segments,
-    left_out}];
-    outcome: "used" | "removed" | "rejected" | "not sampled" | "not repeated" | "absent" | "lost".
-    Raises RecipeError for a source or a file that there is not, or a place that is none;
-    DatasetError for a damaged dataset.
+    Args:
+        directory: Directory or URL of the dataset.
+        name: Name of the source, or None if the dataset has only one.
+        place: "FILE:POSITION", with the file's name in the plan, or "POSITION" for all files.
+        moved: As in `describe_row`.
+        from_plan: As in `describe_row`.
+
+    Returns:
+        A dict with these keys:
+
+        - directory, source, position, shards, shards_searched
+        - more_files: number of further files with such a document, which are not described
+        - files: [{file, text, tokens, not_read, before, after, uses}]
+
+        Keys of a file: `text` is the start of the document. If the file was not read, text and tokens
+        are None, and `not_read` has the reason. If no document is at the position, `before` and `after`
+        are the nearest known positions. `uses` is [{use, outcome, why, segments, left_out}], with an
+        entry per pass. The outcome is "used", "removed", "rejected", "not sampled", "not repeated",
+        "absent" or "lost".
+
+    Raises:
+        RecipeError: If the source or file does not exist, or `place` is invalid.
+        DatasetError: If the dataset is damaged.
     """
     with opened(directory, moved, from_plan) as data:
         plan = data.usable_plan
@@ -100,8 +114,7 @@ def _source(plan: Plan, name: str | None) -> PlannedSource:
 
 
 def _files_that_reach(source: PlannedSource, position: int) -> list[int]:
-    """The files of a source that may have a document at a position, by what their format and size
-    say."""
+    """Return the files that may have a document at a position, by their format and size."""
     reach = []
     for i, kind in enumerate(source.formats):
         counted = position_of(*kind)
@@ -113,7 +126,7 @@ def _files_that_reach(source: PlannedSource, position: int) -> list[int]:
 
 
 def _pieces_of(source: PlannedSource, files: list[int], position: int) -> np.ndarray:
-    """int64[n]: the pieces of files that may hold a document at a position."""
+    """Return the splits of files that may contain a document at a position, int64[n]."""
     if len(files) == len(source.files) > 1000:
         return np.arange(len(source.pieces))
     pieces: list[int] = []
@@ -123,25 +136,25 @@ def _pieces_of(source: PlannedSource, files: list[int], position: int) -> np.nda
 
 
 class _Found:
-    """What the shards say of the documents at one position of some files of a source."""
+    """The segments and rejects of the documents at one position in some files of a source."""
 
     def __init__(self, data: OpenedDataset, source: PlannedSource, files: list[int], position: int):
         self._data, self._source, self._position = data, source, position
         self._eos_after_segment = data.usable_plan.recipe.documents.eos_after_segment
         self._files = np.array(files, np.int64) + source.first_file
-        self._segments: dict[tuple[int, int], list[dict[str, Any]]] = {}  # (file of the plan, use)
+        # Keys are (file of the plan, pass).
+        self._segments: dict[tuple[int, int], list[dict[str, Any]]] = {}
         self._rejects: dict[tuple[int, int], dict[str, Any]] = {}
         self._before: dict[int, int] = {}
         self._after: dict[int, int] = {}
 
     def files(self) -> list[int]:
-        """The files of the source that have a document at the position, used or rejected;
-        ascending."""
+        """Return the source's files with a used or rejected document at the position, ascending."""
         held = {file for file, _ in (*self._segments, *self._rejects)}
         return sorted(file - self._source.first_file for file in held)
 
     def search(self, number: int) -> None:
-        """Look through a shard and its rejects."""
+        """Search a shard and its rejects."""
         with self._data.shard(number) as shard:
             segments = Segments.of_arrays(shard.arrays)
             file, doc = segments.file, segments.doc
@@ -194,7 +207,7 @@ class _Found:
                 self._note_neighbours(file, np.array([record["position"]]))
 
     def describe(self, plan: Plan, i: int) -> dict[str, Any]:
-        """What became of the document of file i of the source."""
+        """Return the result for the document in file i of the source."""
         source, file = self._source, self._source.first_file + i
         seen = any(
             (file, use) in self._segments or (file, use) in self._rejects
@@ -297,8 +310,10 @@ def _rejects(data: OpenedDataset, number: int) -> Iterator[dict[str, Any]]:
 def _left_out(
     plan: Plan, segments: list[dict[str, Any]], tokens: int | None
 ) -> Iterator[dict[str, Any]]:
-    """The token ranges of a used document that are in no segment, with what is known of why; end
-    null: not known."""
+    """Yield the token ranges of a used document that are in no segment, with the known reason.
+
+    The end of a range is None if it is not known.
+    """
     documents = plan.recipe.documents
     at = 0
     for segment in segments:
@@ -330,8 +345,12 @@ def _range(begin: int, end: int | None, why: str) -> dict[str, Any]:
 def _read_again(
     plan: Plan, source: PlannedSource, i: int, position: int, used: bool
 ) -> tuple[bool | None, str | None, int | None, str | None, int | None, int | None]:
-    """What the source file says, if it is at hand: (whether there is a document, its beginning, its
-    tokens, or why the file was not read, the nearest positions before and after)."""
+    """Return the information from the source file, if it can be read.
+
+    Returns:
+        Whether the document exists, its start, its number of tokens, the reason if the file cannot
+        be read, and the nearest positions before and after.
+    """
     file, nearest = source.first_file + i, [-1, END]
 
     def keep(_: int, positions: np.ndarray) -> np.ndarray:
@@ -371,13 +390,15 @@ def _parts_at(source: PlannedSource, i: int, position: int) -> Iterator[Any]:
                 yield part
 
 
-SHOWN = 160  # characters of the document's beginning
-MOST_SEGMENTS = 50  # of one use
+SHOWN = 160  # Number of characters shown from the start of the document.
+MOST_SEGMENTS = 50  # Maximum number of segments shown per pass.
 
 
 def print_document(described: Mapping[str, Any]) -> None:
-    """The answer as text: in a terminal as wide as that and with colour, else plain, 100 columns
-    wide."""
+    """Print the result as text.
+
+    A terminal gets its own width and colour. Other output is plain and 100 columns wide.
+    """
     with page() as drawn:
         _draw(drawn, described)
 
@@ -454,17 +475,21 @@ def _in_words(bounds: list[int]) -> str:
     return f"{bounds[0]:,} … {bounds[1] - 1:,}"
 
 
-SHOWN_TOKENS = 8  # at either end of document 1
+SHOWN_TOKENS = 8  # Number of tokens shown at each end of document 1.
 
 
 def first_document(plan: Plan) -> str:
-    """How document 1 was read, in a line: the first of shard 0 that has tokens, its first and last
-    tokens one by one.
+    """Return one line that shows how document 1 was read.
+
+    Document 1 is the first document of shard 0 with tokens. The line lists its first and last
+    tokens.
 
         document 1: web a.jsonl at 0: 1,234 tokens: The│ cat│ sat … on│ the│ mat│.│‹eos›
 
-    Of a document that says what of it is trained: "1,234 tokens, 56 of them trained: …".
-    Raises SourceError if its file cannot be read.
+    For a document with trained ranges, it says "1,234 tokens, 56 of them trained: …".
+
+    Raises:
+        SourceError: If the document's file cannot be read.
     """
     first_reject: tuple[PlannedSource, Reject] | None = None
     documents, vocabulary = plan.recipe.documents, plan.vocabulary
@@ -496,8 +521,11 @@ def first_document(plan: Plan) -> str:
 def _first_looks(
     plan: Plan, source: PlannedSource, part: Any, keep: Any
 ) -> Iterator[tuple[np.ndarray, Sequence[Reject], Iterator[tuple[list[int], int | None]]]]:
-    """(positions, rejects, as `_contents`) of the documents of a slice, by batch, from its file or
-    its token store."""
+    """Yield (positions, rejects, contents) of a work range's documents, by batch.
+
+    The documents come from the file or its token store. The contents are as `_contents` yields
+    them.
+    """
     documents = plan.recipe.documents
     if source.in_store:
         for read in source.store.read(source, part, keep, plan.vocabulary):
@@ -527,8 +555,10 @@ def _stored_contents(read: ReadDocuments) -> Iterator[tuple[list[int], int | Non
 def _contents(
     plan: Plan, batch: Batch, conversations: Mapping[int, Conversation]
 ) -> Iterator[tuple[list[int], int | None]]:
-    """(ids; how many are trained, None where it does not say) of each document of a batch that is
-    not rejected, in turn."""
+    """Yield (ids, number of trained ids) of each document of a batch, without rejected ones.
+
+    The number is None if the document has no trained ranges.
+    """
     if batch.tokens is not None:
         tokens = take_tokens(batch.tokens, plan.recipe.documents, plan.vocabulary)
         yield from ((tokens.ids[a:b].tolist(), None) for a, b in pairwise(tokens.offsets.tolist()))
@@ -546,7 +576,7 @@ def _name_of(source: PlannedSource, file: int) -> str:
 
 
 def _ends(plan: Plan, ids: Sequence[int]) -> str:
-    """The ids' texts, a bar between two tokens; only the first and last SHOWN_TOKENS of many."""
+    """Return the texts of ids with a bar between tokens, at most SHOWN_TOKENS from each end."""
     ends = [ids] if len(ids) <= 2 * SHOWN_TOKENS else [ids[:SHOWN_TOKENS], ids[-SHOWN_TOKENS:]]
     engine = plan.text_engine
     tokens = engine.tokens_of([id for end in ends for id in end]) if engine else None

@@ -1,5 +1,4 @@
-"""A dataset as inspection reads it: its rows, the texts of its tokens, the names of its files, its
-segments built again."""
+"""A dataset opened for inspection, with token texts, file names and rebuilt segments."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,10 +33,15 @@ NOT_READ = "not rebuilt: its source is not read; --source NAME=PREFIX or --from-
 
 @dataclass(frozen=True)
 class OpenedDataset:
-    """A published dataset on this machine; shards at a URL are fetched when they are asked for.
+    """A published dataset on this machine. Shards at a URL are fetched on first access.
 
-    texts: the text of every token. files: the plan's file names, by segment_file. prefixes: where
-    the sources' files lie, UNREAD of those that are not to be read; None without a plan.
+    Attributes:
+        local: The local copy of the dataset.
+        dataset: The dataset.
+        texts: The text of every token.
+        files: The plan's file names, indexed by segment_file.
+        prefixes: The location of each source's files, or UNREAD if they must not be read. None
+            without a plan.
     """
 
     local: LocalCopy
@@ -48,20 +52,24 @@ class OpenedDataset:
 
     @cached_property
     def first_rows(self) -> np.ndarray:
-        """int64[shards + 1]: the rows before each shard."""
+        """Return the number of rows before each shard, int64[shards + 1]."""
         return np.array(first_rows(self.dataset.manifest), np.int64)
 
     def location(self, row: int) -> tuple[int, int]:
-        """(shard number, row in the shard) of a row."""
+        """Return (shard number, row in the shard) of a row."""
         shard = int(np.searchsorted(self.first_rows, row, side="right")) - 1
         return shard, row - int(self.first_rows[shard])
 
     def file_name(self, file: int) -> str:
-        """The name of a file of the plan, by segment_file."""
+        """Return the name of a file of the plan, by its segment_file."""
         return self.files[file] if file < len(self.files) else f"file {file}"
 
     def source_name(self, source: int) -> str:
-        """The name of a source, by segment_source; DatasetError for one that there is not."""
+        """Return the name of a source, by its segment_source.
+
+        Raises:
+            DatasetError: If the source does not exist.
+        """
         sources = self.dataset.manifest["sources"]
         if source >= len(sources):
             raise DatasetError(
@@ -71,7 +79,8 @@ class OpenedDataset:
 
     @contextmanager
     def shard(self, number: int) -> Iterator[Shard]:
-        """A shard, on this machine and with sound boundaries, while this lasts."""
+        """Yield a shard with a local copy and valid boundaries. The copy exists during the context.
+        """
         with self.local.fetched(shard_name(number)):
             shard = shard_in(self.local.folder, self.dataset.manifest, number)
             if shard.rows:
@@ -80,22 +89,24 @@ class OpenedDataset:
 
     @property
     def usable_plan(self) -> Plan:
-        """The plan; raises what says why there is none."""
+        """Return the plan, or raise the error that says why it cannot be used."""
         if isinstance(self.plan, PackprepError):
             raise self.plan
         return self.plan
 
     @cached_property
     def plan(self) -> Plan | PackprepError:
-        """What builds segments of this dataset again, or the error that says why that cannot be
-        done here."""
+        """Return the plan that rebuilds segments, or the error that says why it cannot."""
         try:
             return open_plan(self.local.folder, self.prefixes)
         except PackprepError as error:
             return error
 
     def rebuilt(self, number: int, chosen: np.ndarray) -> list[str]:
-        """For each chosen segment of a shard: "identical", "differs: …" or "not rebuilt: …"."""
+        """Return "identical", "differs: …" or "not rebuilt: …" for each chosen segment of a shard.
+
+        Segments of removed documents get "its document was removed".
+        """
         plan = self.plan
         if isinstance(plan, PackprepError):
             return [f"not rebuilt: {plan}"] * len(chosen)
@@ -115,7 +126,7 @@ class OpenedDataset:
     def _replayed(
         self, plan: Plan, arrays: Mapping[str, np.ndarray], chosen: np.ndarray
     ) -> list[str]:
-        """What building segments again came to, in words, of those whose sources may be read."""
+        """Return the results of rebuilding segments whose sources may be read, as text."""
 
         def replay(which: np.ndarray) -> list[str]:
             return [
@@ -129,7 +140,7 @@ class OpenedDataset:
             if not isinstance(error, SourceError):
                 return [f"not rebuilt: {error}"] * len(chosen)
         lines = []
-        for i in range(len(chosen)):  # one missing file says nothing of the segments of others
+        for i in range(len(chosen)):  # A missing file does not affect the segments of other files.
             try:
                 lines += replay(chosen[i : i + 1])
             except SourceError as error:
@@ -141,17 +152,23 @@ class OpenedDataset:
 def opened(
     directory: str | os.PathLike | Folder, moved: Mapping[str, str], from_plan: bool = False
 ) -> Iterator[OpenedDataset]:
-    """A dataset to inspect; what had to be fetched is removed at the end.
+    """Open a dataset for inspection, and remove fetched files at the end.
 
-    moved: source → prefix where its files lie; it is read there and nowhere else. from_plan:
-    whether the other sources are read where the plan says that they lie: whoever wrote the dataset
-    chose these folders and URLs. Raises DatasetError for a dataset that cannot be read, RecipeError
-    for an unknown source in `moved`.
+    Args:
+        directory: Directory or URL of the dataset.
+        moved: Source name → prefix where the source's files are. They are only read there.
+        from_plan: Whether to read the other sources at the plan's locations. The author of the
+            dataset chose these folders and URLs, so do not trust them.
+
+    Raises:
+        DatasetError: If the dataset cannot be read.
+        RecipeError: If `moved` has an unknown source.
     """
     with local_copy(folder_at(directory)) as local:
         local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
         if not (local.folder / MANIFEST_NAME).exists():
-            read_manifest(local.folder)  # says what lies there, be it a mixture
+            # This raises an error that describes the directory, even for a mixture.
+            read_manifest(local.folder)
         dataset = open_dataset(local.folder)
         names = [source["name"] for source in dataset.manifest["sources"]]
         for name in moved:
@@ -174,8 +191,11 @@ def opened(
 
 
 def check_source(name: str, names: Sequence[str]) -> None:
-    """RecipeError for a source that the dataset does not have, with the nearest of those that it
-    has."""
+    """Check that the dataset has a source of this name.
+
+    Raises:
+        RecipeError: If it does not. The message has the nearest name.
+    """
     if name not in names:
         raise RecipeError(
             f"--source {name}: the dataset has no source of that name; it has"

@@ -1,5 +1,7 @@
-"""One row, decoded and shown: every segment's origin, its slots as text, which predictions are
-trained; one segment whole."""
+"""Describe and print one decoded row, or one complete segment.
+
+A row shows the origin of each segment, its slots as text, and which predictions are trained.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -35,7 +37,7 @@ from packprep.restoring import restore, slots_of_tokens, sound_segments
 from packprep.storage import Folder, LocalCopy
 from packprep.tokenizer.texts import BYTES, SPECIAL, TokenTexts
 
-MOST_SHARDS = 256  # that are searched for a row with all tasks
+MOST_SHARDS = 256  # Maximum number of shards searched for a row with all tasks.
 
 
 def describe_row(
@@ -45,16 +47,26 @@ def describe_row(
     from_plan: bool = False,
     epoch: int = 0,
 ) -> dict[str, Any]:
-    """One row as plain values: its segments, and each segment's parts as pieces {text, ids, loss,
-    kind}.
+    """Return one row as plain values.
 
-    row: its number, or −1 for the first row that shows the most tasks; `lacks` then names the tasks
-    that it has not.
-    moved: source name → prefix where its files lie now; segments are built again from them and
-    compared. from_plan: the same of the other sources, where the plan says that they lie. epoch:
-    the row as redraw gives it there; what is built again is the stored one. Raises ArgumentError
-    for a row that there is not or cannot be drawn anew, DatasetError for a dataset that cannot be
-    read, RecipeError for an unknown source.
+    Args:
+        directory: Directory or URL of the dataset.
+        row: Number of the row, or -1 for the first row with the most tasks.
+        moved: Source name → prefix where the source's files are. Segments of these sources are
+            rebuilt and compared.
+        from_plan: Whether to rebuild the segments of the other sources, too, from the plan's
+            locations.
+        epoch: The epoch whose resampled row is shown. Rebuilding always uses the stored row.
+
+    Returns:
+        A dict with the row's location, its numbers of slots, and `segments`. A segment has its
+        header and `parts`, as lists of pieces {text, ids, loss, kind}. With `row` -1, `lacks` has
+        the names of the tasks that the row does not have.
+
+    Raises:
+        ArgumentError: If the row does not exist or cannot be resampled.
+        DatasetError: If the dataset cannot be read.
+        RecipeError: If `moved` has an unknown source.
     """
     with opened(directory, moved, from_plan) as data:
         described = row_of(data, row_number(data, row), epoch)
@@ -67,8 +79,11 @@ def describe_row(
 
 
 def row_number(data: OpenedDataset, row: int) -> int:
-    """The row that is asked for: itself, or for −1 the first that shows the most tasks.
-    ArgumentError if there is none."""
+    """Return the requested row, or for -1 the first row with the most tasks.
+
+    Raises:
+        ArgumentError: If the row does not exist.
+    """
     rows = len(data.dataset)
     if not rows:
         raise ArgumentError(f"{data.local.out} has no rows: none of its documents was used")
@@ -81,7 +96,7 @@ def row_number(data: OpenedDataset, row: int) -> int:
 
 
 def row_of(data: OpenedDataset, number: int, epoch: int = 0) -> dict[str, Any]:
-    """Row `number`, which there is, of an open dataset, as plain values; in an epoch."""
+    """Return the existing row `number` of an open dataset as plain values, in an epoch."""
     shard, in_shard = data.location(number)
     data.local.fetch(shard_name(shard))
     stored = shard_in(data.local.folder, data.dataset.manifest, shard)
@@ -93,8 +108,14 @@ def row_of(data: OpenedDataset, number: int, epoch: int = 0) -> dict[str, Any]:
 def row_with(
     data: OpenedDataset, number: int, rebuilt: Sequence[str], epoch: int = 0
 ) -> dict[str, Any]:
-    """The description of a row whose shard has a local copy; rebuilt: of each of its segments, what
-    building it again came to."""
+    """Return the description of a row whose shard has a local copy.
+
+    Args:
+        data: The open dataset.
+        number: Number of the row.
+        rebuilt: The result of rebuilding each segment of the row.
+        epoch: The epoch whose resampled row is described.
+    """
     dataset = data.dataset
     view = dataset.row(number, epoch)
     segments = [segment_of(data, view, i, rebuilt[i]) for i in range(len(rebuilt))]
@@ -112,8 +133,7 @@ def row_with(
 
 
 def _sides(dataset: Dataset, segments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The slots that a row's segments take of each side and how many it has, where rows have
-    two."""
+    """Return [used slots, length] of the encoder and decoder sequences, if rows have both."""
     if not dataset.encoder_length:
         return {}
     lengths = dataset.encoder_length, dataset.seq_length - dataset.encoder_length
@@ -123,7 +143,7 @@ def _sides(dataset: Dataset, segments: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def location_of(data: OpenedDataset, number: int) -> dict[str, Any]:
-    """Where row `number` is."""
+    """Return the location of row `number`."""
     shard, in_shard = data.location(number)
     return {
         "directory": str(data.local.out),
@@ -135,8 +155,11 @@ def location_of(data: OpenedDataset, number: int) -> dict[str, Any]:
 
 
 def _row_of_most_tasks(local: LocalCopy, dataset: Dataset) -> int:
-    """The first row with a segment of every task that has one; else the first with the most tasks
-    of those looked at."""
+    """Return the first row that has every task, or the first with the most tasks.
+
+    Tasks without weight or without segments are ignored, and at most MOST_SHARDS shards are
+    searched.
+    """
     ledger = dataset.manifest["ledger"].get("tasks", {})
     wanted = np.array(
         [
@@ -163,8 +186,19 @@ def _row_of_most_tasks(local: LocalCopy, dataset: Dataset) -> int:
 
 
 def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str, Any]:
-    """Segment i of a row as plain values: its header, and its parts as pieces {text, ids, loss,
-    kind}."""
+    """Return segment i of a row as plain values.
+
+    They contain its header, and its parts as pieces {text, ids, loss, kind}.
+
+    Args:
+        data: The open dataset.
+        row: The row.
+        i: Index of the segment in the row.
+        rebuilt: The result of rebuilding the segment.
+
+    Raises:
+        DatasetError: If the segment's task or source is not in the manifest.
+    """
     dataset, texts = data.dataset, data.texts
     columns = {name: values[i].item() for name, values in row.segments.items()}
     for name, entries in (("task", dataset.tasks), ("source", dataset.manifest["sources"])):
@@ -209,7 +243,7 @@ def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str,
         "rebuilt": rebuilt,
         "predicts": (
             "in place" if task["label_alignment"] == "same_slot" else "next"
-        ),  # as next_slot does
+        ),  # `next_slot` predicts the next token.
         "parts": [
             {
                 "name": name,
@@ -225,7 +259,7 @@ Part = tuple[str, np.ndarray, int, int]
 
 
 def _parts(row: Row, task: Mapping[str, Any], begin: int, end: int, prefix: int) -> list[Part]:
-    """What of a segment is shown apart: (name, tokens [T], first slot, end)."""
+    """Return the parts of a segment to show, as (name, tokens [T], first slot, end)."""
     if task["attention"] == "prefix":
         objective = find(task["objective"])
         in_order = objective is None or objective.supervised
@@ -247,8 +281,10 @@ def _pieces(
     media: Sequence[Mapping[str, Any]],
     first: int,
 ) -> list[dict[str, Any]]:
-    """The pieces of slots from number `first` of the row on; a place of media is one, with its
-    ref."""
+    """Return the pieces of slots that start at slot `first` of the row.
+
+    A media span is one piece, which shows its ref.
+    """
     pieces: list[dict[str, Any]] = []
     at = 0
     inside = [place for place in media if first <= place["slot"] < first + len(ids)]
@@ -283,15 +319,17 @@ def _pieces(
     return pieces
 
 
-MOST_OF_REF = 60  # characters of a ref that are shown
-MOST_SEGMENTS = 24  # of a row that are printed, beside the first of each task
-MOST_WEIGHTS = 8  # of a segment that are printed
+MOST_OF_REF = 60  # Maximum number of characters of a ref that are shown.
+MOST_SEGMENTS = 24  # Maximum number of segments printed, in addition to the first of each task.
+MOST_WEIGHTS = 8  # Maximum number of weights printed per segment.
 STYLES = {SPECIAL: "bold cyan", BYTES: "yellow", "gap": "dim"}
 
 
 def print_row(row: Mapping[str, Any]) -> None:
-    """The row as text: in a terminal as wide as that and with colour, else plain, 100 columns
-    wide."""
+    """Print the row as text.
+
+    A terminal gets its own width and colour. Other output is plain and 100 columns wide.
+    """
     with page() as drawn:
         _draw(drawn, row)
 
@@ -340,12 +378,12 @@ def _draw(page: Page, row: Mapping[str, Any]) -> None:
 
 
 def gutter_of(names: Sequence[str]) -> int:
-    """The cells left of parts' texts, in which their names stand."""
+    """Return the width in cells of the column that shows the names of parts."""
     return max(map(len, names), default=0) + 4
 
 
 def put_lines(page: Page, name: str, lines: Sequence[Sequence[Unit]], gutter: int) -> set[str]:
-    """A part: its lines with the marks under each; gives the marks that were printed."""
+    """Print a part's lines with the marks under each, and return the marks that were printed."""
     marks: set[str] = set()
     for line in lines:
         text = Text().append(f"  {name:<{gutter - 2}}", DIM)
@@ -364,13 +402,13 @@ def _style(unit: Unit) -> str:
 
 
 def _stored_at(described: Mapping[str, Any]) -> str:
-    """Where the row lies, and the epoch that it is shown in if it is not as stored."""
+    """Return the location of the row, and its epoch if it is not shown as stored."""
     epoch = f" · epoch {described['epoch']:,}" if described["epoch"] else ""
     return f"{described['shard']} row {described['row_in_shard']:,}{epoch}"
 
 
 def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first segments, and of the others the first of each task that they have not."""
+    """Return the first segments, and the first segment of each task that they do not have."""
     printed, seen = (
         segments[:MOST_SEGMENTS],
         {segment["task"] for segment in segments[:MOST_SEGMENTS]},
@@ -383,7 +421,7 @@ def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def put_header(page: Page, segment: Mapping[str, Any]) -> None:
-    """What a segment is and where it comes from, in three lines or as many as they need."""
+    """Print a segment's metadata and origin, in three lines or more."""
     objective = f" ({segment['objective']})" if segment["objective"] != segment["task"] else ""
     origin = f"{segment['source']} {visible(segment['file'])} at {segment['document']:,}"
     page.wrap(f"{segment['number']}  {segment['task']}{objective} · {origin}", HEAD)
@@ -420,7 +458,7 @@ def put_header(page: Page, segment: Mapping[str, Any]) -> None:
 
 
 def put_not_read(page: Page, segments: Sequence[Mapping[str, Any]]) -> None:
-    """A line that says so where segments were not compared with their sources."""
+    """Print a note if segments were not compared with their sources."""
     if any(segment["rebuilt"] == NOT_READ for segment in segments):
         page.wrap(
             "sources are not read: --source NAME=PREFIX says where one lies, --from-plan believes"
@@ -430,7 +468,7 @@ def put_not_read(page: Page, segments: Sequence[Mapping[str, Any]]) -> None:
 
 
 def legend(marks: set[str], predicts: set[str]) -> str:
-    """What the marks that were printed mean."""
+    """Return the meaning of the marks that were printed."""
     what = " or ".join(
         {"next": "the next token", "in place": "its label"}[p] for p in sorted(predicts)
     )
@@ -451,14 +489,29 @@ def describe_segment(
     from_plan: bool = False,
     epoch: int = 0,
 ) -> dict[str, Any]:
-    """Segment `number` of a row as plain values; it counts from 1, as segment_ids do. row, moved,
-    from_plan, epoch: as in `describe_row`.
+    """Return one segment of a row as plain values.
 
-    Gives the row's place, `segment` as in a row with `original` (the document's tokens as pieces
-    {text, ids, slots, kind}; null where the dataset's plan cannot be used here, and `not_restored`
-    says why), `fits` (whether what stands between them is what the header says) and `spans` of span
-    corruption: [{sentinel, tokens: [begin, end) of the document, input_slot, target_slot, text}].
-    Raises ArgumentError for a row or a segment that there is not, DatasetError for a damaged shard.
+    Args:
+        directory: Directory or URL of the dataset.
+        row: As in `describe_row`.
+        number: Number of the segment. It counts from 1, as segment_ids do.
+        moved: As in `describe_row`.
+        from_plan: As in `describe_row`.
+        epoch: As in `describe_row`.
+
+    Returns:
+        A dict with the row's location, epoch, segments (their number) and `segment`. In addition to
+        its keys in a row, the segment has these keys:
+
+        - original: the document's tokens as pieces {text, ids, slots, kind}, or None
+        - not_restored: the reason if original is None, for example that the plan cannot be used here
+        - fits: whether the tokens between the document's tokens agree with the header
+        - spans: of span corruption, [{sentinel, tokens: [begin, end) of the document, input_slot,
+          target_slot, text}]
+
+    Raises:
+        ArgumentError: If the row or the segment does not exist.
+        DatasetError: If the shard is damaged.
     """
     with opened(directory, moved, from_plan) as data:
         row = row_number(data, row)
@@ -504,7 +557,7 @@ def _restored(
             "spans": [],
         }
     stored = sound_segments(plan, shard)
-    # the row stands alone, as its epoch has it
+    # The arrays contain only this row, as resampled for the epoch.
     stored = stored.replace(row=stored.row - stored.row[chosen])
     arrays = dict(shard.arrays)
     arrays.update(
@@ -512,7 +565,8 @@ def _restored(
     )
     found = restore(plan, arrays, stored, only, epoch)
     slots = slots_of_tokens(plan, arrays, stored, only, found.ids, epoch)
-    if not found.fits[0] and (slots < 0).any():  # its tokens are where its role tokens are not
+    # Without its special tokens in place, the slots of its tokens are unknown.
+    if not found.fits[0] and (slots < 0).any():
         return {
             "original": None,
             "not_restored": "its role tokens are not there",
@@ -546,10 +600,16 @@ def _spans(
     body: int,
     start: int,
 ) -> list[dict[str, Any]]:
-    """The runs of tokens that stand behind the prefix and have a slot in it, each with its
-    sentinel's two slots.
+    """Return the spans that the prefix replaces by a sentinel, with the sentinel's two slots.
 
-    row: [seq_length] tokens.
+    Args:
+        data: The open dataset.
+        row: Tokens of the row, [seq_length].
+        ids: Original tokens of the segment.
+        slots: Slot of each original token.
+        inputs_end: End slot of the prefix.
+        body: First slot after bos and mode token.
+        start: Index of the segment's first token in the document.
     """
     noise = slots >= inputs_end
     bounds = [0, *(np.flatnonzero(np.diff(noise)) + 1).tolist(), len(noise)]
@@ -559,7 +619,7 @@ def _spans(
             input_slot = int(slots[begin - 1]) + 1 if begin else body
             target_slot = int(slots[begin]) - 1
             if not input_slot < inputs_end <= target_slot or row[input_slot] != row[target_slot]:
-                continue  # the text goes on
+                continue  # Text follows the prefix here.
             (sentinel,) = data.texts.pieces([int(row[target_slot])])
             text = "".join(piece.text for piece in data.texts.pieces(ids[begin:end].tolist()))
             spans.append(
@@ -578,8 +638,10 @@ ORIGINAL = "original"
 
 
 def print_segment(described: Mapping[str, Any]) -> None:
-    """The segment as text: in a terminal as wide as that and with colour, else plain, 100 columns
-    wide."""
+    """Print the segment as text.
+
+    A terminal gets its own width and colour. Other output is plain and 100 columns wide.
+    """
     with page() as drawn:
         _draw_segment(drawn, described)
 
@@ -635,8 +697,10 @@ def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
 
 
 def _differs(segment: Mapping[str, Any]) -> bool:
-    """Whether the original is more than a part of what is shown anyway: text as it is, or
-    labels."""
+    """Return whether the original adds information to the parts that are shown.
+
+    It does not if they have the same text, or if they have it as labels.
+    """
     if segment["predicts"] == "in place":
         return False
     slots = [slot for piece in segment["original"] for slot in piece["slots"]]

@@ -1,5 +1,4 @@
-"""What a person who trains wants to know first of a dataset: its size, utilisation, mixes and
-lengths."""
+"""Summarize a dataset: its size, packing efficiency, mixture and lengths."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +19,15 @@ from packprep.messages import counted
 from packprep.storage import Folder, LocalCopy, folder_at, local_copy
 
 SEVERAL = "several"
-"""The kind of a summary of a folder that holds several datasets."""
-MOST_SHARDS = 32  # that are read for lengths and loss
+"""The kind of a summary of a folder with several datasets."""
+MOST_SHARDS = 32  # Maximum number of shards read for lengths and loss.
 
 
 def describe_dataset(directory: str | os.PathLike | Folder) -> dict[str, Any]:
-    """A published dataset as plain values: the manifest's and ledger's figures, and what `_lengths`
-    reads from shards."""
+    """Return a published dataset as plain values.
+
+    They contain the numbers of manifest and ledger, and the results of `_lengths` from shards.
+    """
     with local_copy(folder_at(directory)) as local:
         local.fetch(MANIFEST_NAME)
         manifest = read_manifest(local.folder, stores=True)
@@ -36,12 +37,13 @@ def describe_dataset(directory: str | os.PathLike | Folder) -> dict[str, Any]:
 
 
 def describe_several(directory: str, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures of several datasets in one folder as plain values: of all, and a few of
-    each.
+    """Return the numbers of several datasets in one folder as plain values.
+
+    The result has the sums, and a few numbers per dataset.
 
     Args:
         directory: The folder, or its URL.
-        summaries: What `describe_dataset` gave for each dataset.
+        summaries: The result of `describe_dataset` for each dataset.
     """
     slots, tokens = (
         sum(one["row_slots"] for one in summaries),
@@ -71,8 +73,10 @@ def describe_several(directory: str, summaries: Sequence[Mapping[str, Any]]) -> 
 
 
 def describe_build(outcome: Outcome) -> dict[str, Any]:
-    """What a build came to, as plain values: the dataset, without reading a shard, or what is done
-    and what to do next."""
+    """Return the result of a build as plain values.
+
+    It describes the dataset, without reading a shard, or the finished shards and the next step.
+    """
     if outcome.manifest is not None:
         return {**describe_manifest(str(outcome.out), outcome.manifest), "made": outcome.made}  # type: ignore[arg-type]
     shards = outcome.plan.shards
@@ -92,8 +96,11 @@ def describe_build(outcome: Outcome) -> dict[str, Any]:
 
 
 def describe_manifest(directory: str, manifest: Manifest) -> dict[str, Any]:
-    """The manifest's and ledger's figures as plain values, without reading a shard; DatasetError
-    for a damaged ledger."""
+    """Return the numbers of manifest and ledger as plain values, without reading a shard.
+
+    Raises:
+        DatasetError: If the ledger is damaged.
+    """
     sources, tasks = (
         [entry["name"] for entry in entries] for entries in (manifest["sources"], manifest["tasks"])
     )
@@ -193,14 +200,16 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def _sides(manifest: Manifest) -> tuple[int, int] | None:
-    """The slots of each side of a row; None where rows have one."""
+    """Return the lengths of encoder and decoder sequences, or None if rows have one sequence."""
     length = encoder_length(manifest)
     return (length, manifest["seq_length"] - length) if length else None
 
 
 def _wanted_shares(manifest: Manifest) -> dict[str, float]:
-    """source → the share of the tokens that the recipe asks for; none where it asks for repeats, or
-    of several datasets."""
+    """Return source → share of the tokens that the recipe asks for.
+
+    The result is empty if the recipe asks for repeats, or has several row lengths.
+    """
     if manifest["recipe"].get("seq_lengths"):
         return {}
     asked = {
@@ -219,16 +228,22 @@ def _summed(parts: Iterator[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _share(part: float, whole: float) -> float | None:
-    """part / whole; None of nothing."""
+    """Return part / whole, or None if the whole is 0."""
     return part / whole if whole else None
 
 
 def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
-    """Lengths and trained slots, of at most MOST_SHARDS shards at even distances, one at a time.
+    """Return lengths and trained slots of at most MOST_SHARDS evenly spaced shards.
 
-    looked_at: {shards, segments}. trained: task → {slots, trained, share}. segment_slots and
-    row_segments: histograms [{from, to, count}] by powers of two, both ends included; segments per
-    row with their mean and most.
+    Only one shard at a time has a local copy.
+
+    Returns:
+        A dict with these keys:
+
+        - looked_at: {shards, segments}, the numbers that were read
+        - trained: task → {slots, trained, share}
+        - segment_slots: histogram [{from, to, count}] by powers of two, with inclusive ends
+        - row_segments: {mean, most, histogram} of the segments per row
     """
     numbers = evenly(len(manifest["shards"]), MOST_SHARDS)
     n_tasks = len(manifest["tasks"])
@@ -243,8 +258,8 @@ def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
             segments, flat = segments_of(shard, manifest), shard.arrays.get("loss_mask")
             if flat is None:
                 flat = segments.next_token_loss_mask()
-            # From one segment's begin to the next: what lies between is padding, where the mask is
-            # 0.
+            # Sum from one segment's start to the next. The slots between them are padding, where
+            # the mask is 0.
             by_segment = np.add.reduceat(flat.reshape(-1), segments.at, dtype=np.int64)
             np.add.at(trained, segments.task, by_segment)
             np.add.at(slots, segments.task, segments.slots)
@@ -273,12 +288,12 @@ def _lengths(local: LocalCopy, manifest: Manifest) -> dict[str, Any]:
 
 
 def evenly(count: int, most: int) -> Sequence[int]:
-    """All of 0 … count − 1, or `most` of them at even distances."""
+    """Return all of 0 … count − 1, or `most` of them at even distances."""
     return range(count) if count <= most else [i * count // most for i in range(most)]
 
 
 def _powers(values: np.ndarray) -> np.ndarray:
-    """int64[32]: how many of the values (1 ≤ v < 2³¹) lie in [2^i, 2^(i+1))."""
+    """Return how many values (1 ≤ v < 2³¹) are in [2^i, 2^(i+1)), int64[32]."""
     exponents = np.frexp(values.astype(np.float64))[1] - 1
     return np.bincount(exponents[values > 0], minlength=32)
 
@@ -292,12 +307,14 @@ def _histogram(counts: np.ndarray) -> list[dict[str, int]]:
 
 
 FAR = 0.01
-"""A source's share this far from what was asked for is worth a warning."""
+"""Print a warning if a source's share differs from the requested share by more than this."""
 
 
 def print_summary(summary: Mapping[str, Any]) -> None:
-    """The summary as text: in a terminal in colour and as wide as that, else plain and 100 columns
-    wide."""
+    """Print the summary as text.
+
+    A terminal gets its own width and colour. Other output is plain and 100 columns wide.
+    """
     with page() as drawn:
         _draw(drawn, summary)
 
@@ -347,7 +364,7 @@ def _draw_several(page: Page, s: Mapping[str, Any]) -> None:
 
 
 _OTHERS = {"store": _draw_store, SEVERAL: _draw_several}
-"""What is no dataset: its kind → what draws its summary."""
+"""Kind of each summary that is not of a dataset → function that draws it."""
 
 
 def _draw(page: Page, s: Mapping[str, Any]) -> None:
@@ -488,12 +505,14 @@ def _draw_lengths(page: Page, s: Mapping[str, Any]) -> None:
 
 
 def _listed(before: str, counts: Mapping[str, int]) -> str:
-    """The counts after `before`, the greatest first, as in ", rejected: empty 2, invalid_utf8 1";
-    nothing for none."""
+    """Return the counts after `before`, largest first, as in ", rejected: empty 2, invalid_utf8 1".
+
+    Return an empty text if all counts are 0.
+    """
     counted = sorted(((n, name) for name, n in counts.items() if n), key=lambda c: (-c[0], c[1]))
     return before + ", ".join(f"{name} {n:,}" for n, name in counted) if counted else ""
 
 
 def percent(share: float | None) -> str:
-    """A share as in "12.50%"; "–" where there is nothing to have a share of."""
+    """Return a share as in "12.50%", or "–" for None."""
     return "–" if share is None else f"{share:.2%}"

@@ -1,5 +1,4 @@
-"""What inspection prints on: a terminal in colour and as wide as it is, or plain lines of 100
-columns.
+"""Print the output of inspection, in colour in a terminal, otherwise as lines of 100 columns.
 
 ```
 page.facts([("rows", "12 of 2,048 slots")])      rows  12 of 2,048 slots
@@ -24,13 +23,17 @@ from packprep.messages import visible
 WIDTH = 100
 NARROWEST, WIDEST = 40, 160
 BAR = 40
-LEAST_TEXT = 16  # cells to which a column of text is folded at most
+LEAST_TEXT = 16  # Minimum width in cells to which a text column may be folded.
 HEAD, NAME, DIM, BAR_STYLE = "bold", "bold cyan", "dim", "cyan"
 
 
 class Page:
-    """Where lines, tables and histograms are drawn. width: cells of a line. in_colour: whether a
-    terminal is drawn on."""
+    """A page of lines, tables and histograms.
+
+    Attributes:
+        width: Cells per line.
+        in_colour: Whether the output is a terminal.
+    """
 
     def __init__(self, console: Console):
         self._console = console
@@ -39,14 +42,14 @@ class Page:
         self.width = min(max(columns, NARROWEST), WIDEST) if self.in_colour else WIDTH
 
     def put(self, line: Text | str = "", style: str = "") -> None:
-        """One line as it is, however long."""
+        """Print one line without wrapping it."""
         self._console.print(_showing(line, style), soft_wrap=True)
 
     def wrap(self, text: Text | str, style: str = "", indent: int = 0) -> None:
-        """A text in as many lines as a terminal needs, broken at spaces, those after the first
-        `indent` cells further in.
+        """Print a text, wrapped at spaces to the width of the terminal.
 
-        Off a terminal it stays a line, for grep and the like.
+        Lines after the first are indented by `indent` cells. Other output gets one line, for tools
+        like grep.
         """
         text = _showing(text, style)
         if not self.in_colour or text.cell_len <= self.width:
@@ -59,15 +62,16 @@ class Page:
             self.put(Text(" " * indent) + _without_end(line))
 
     def facts(self, facts: Sequence[tuple[str, str]], style: str = "") -> None:
-        """A name and what is said of it in each line, aligned."""
+        """Print a name and its text per line, aligned."""
         gutter = max((cell_len(name) for name, _ in facts), default=0) + 2
         for name, text in facts:
             self.wrap(Text().append(f"{name:<{gutter}}", NAME).append(text, style), indent=gutter)
 
     def table(self, head: Sequence[str], lines: Sequence[Sequence[str]], text_columns: int) -> None:
-        """The lines under their head; the first `text_columns` to the left, numbers to the right.
+        """Print lines under their head.
 
-        In a terminal that is too narrow for its columns each line becomes a paragraph.
+        The first `text_columns` columns are aligned to the left, and numbers to the right. In a
+        terminal that is too narrow, each line becomes a paragraph.
         """
         lines = [[visible(cell) for cell in line] for line in lines]
         widths = [max(cell_len(line[i]) for line in [head, *lines]) for i in range(len(head))]
@@ -80,7 +84,7 @@ class Page:
         if sum(least) + 2 * (len(head) - 1) > self.width:
             self._paragraphs(head, lines)
             return
-        # A space on the right and one of the box between columns: two, as off a terminal.
+        # The right padding and the box give two spaces between columns, as in other output.
         table = Table(
             box=box.SIMPLE_HEAD,
             header_style=HEAD,
@@ -126,7 +130,7 @@ class Page:
             self.wrap(Text().append(line[0], NAME).append(f"  {others}"), indent=4)
 
     def bars(self, histogram: Sequence[Mapping[str, int]]) -> None:
-        """A histogram [{from, to, count}]: a line for each range, with its count and a bar."""
+        """Print a histogram [{from, to, count}], with one line, count and bar per range."""
         names = [
             f"{h['from']:,}" if h["from"] == h["to"] else f"{h['from']:,} … {h['to']:,}"
             for h in histogram
@@ -143,7 +147,10 @@ class Page:
 
 
 def _showing(text: Text | str, style: str) -> Text:
-    """The text with every character showing; its styles go where one had to be made visible."""
+    """Return the text with all characters made visible.
+
+    It gets `style` instead of its own styles if a character had to be replaced.
+    """
     plain = visible(text if isinstance(text, str) else text.plain)
     return text if isinstance(text, Text) and text.plain == plain else Text(plain, style)
 
@@ -155,8 +162,10 @@ def _without_end(line: Text) -> Text:
 
 @contextmanager
 def page() -> Iterator[Page]:
-    """A page that is written to stdout at its end, at once: so a reader that has gone is met where
-    any other would be."""
+    """Yield a page, and write it to stdout at the end.
+
+    The output is written at once, so a closed pipe raises its error where other output would.
+    """
     console = Console(highlight=False)
     drawn = Page(console)
     with console.capture() as captured:

@@ -1,4 +1,4 @@
-"""Pieces of text → lines with a mark under every token, as wide as a terminal shows each character.
+"""Turn pieces of text into lines with a mark under each token, for a terminal's character widths.
 
 ```
 ‹NLG›import re↵↵def‹extra_id_0›(‹extra_id_1›     a special token between ‹ and ›, control characters as pictures
@@ -23,8 +23,14 @@ MOST_LINES, HEAD_LINES, TAIL_LINES, MOST_TURN_LINES = 6, 3, 2, 48
 
 
 class Unit(NamedTuple):
-    """What is printed in one go: its characters as shown, its mark (" " for none), its kind, how
-    many tokens it is."""
+    """Characters that are printed together.
+
+    Attributes:
+        shown: The characters as shown.
+        mark: The mark, or " " for none.
+        kind: The kind of the piece.
+        tokens: Number of tokens.
+    """
 
     shown: str
     mark: str
@@ -37,7 +43,7 @@ class Unit(NamedTuple):
 
     @property
     def marks(self) -> str:
-        """The mark under the first cell; under the others what leads on from it."""
+        """Return the mark for the first cell, and its continuation for the other cells."""
         return self.mark + _led_on(self.mark) * (self.width - 1)
 
 
@@ -46,14 +52,16 @@ def _led_on(mark: str) -> str:
 
 
 def special(text: str) -> str:
-    """How a special token is shown: its name between ‹ and ›, without brackets of its own."""
+    """Return a special token as shown: its name between ‹ and ›, without its own brackets."""
     bare = text[1:-1] if len(text) > 2 and text[0] + text[-1] in ("<>", "[]") else text
     return f"‹{visible(bare)}›"
 
 
 def units_of(pieces: Sequence[Mapping[str, Any]]) -> list[Unit]:
-    """One unit for each piece {text, ids, loss, kind}; accents and the like join the character that
-    they belong to."""
+    """Return one unit for each piece {text, ids, loss, kind}.
+
+    Combining characters such as accents join the character before them.
+    """
     units: list[Unit] = []
     for piece in pieces:
         text, kind = piece["text"], piece["kind"]
@@ -77,19 +85,24 @@ def units_of(pieces: Sequence[Mapping[str, Any]]) -> list[Unit]:
 
 
 def _belong_together(before: str, shown: str) -> bool:
-    """Whether a terminal draws the second text over the first: accents, skin tones, variation
-    selectors."""
+    """Return whether a terminal draws the second text over the first.
+
+    This applies to accents, skin tones and variation selectors.
+    """
     if shown.isascii() or not shown:
         return False
     return not cell_len(shown[0]) or cell_len(before + shown) != cell_len(before) + cell_len(shown)
 
 
 def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[Unit]]:
-    """The lines, or the first and last of them around "… N tokens …" if there are more than
-    MOST_LINES.
+    """Return the lines, or if there are more than MOST_LINES the first and last of them.
 
-    by_turn: also the lines at which what is trained begins or ends, each with the next one, the
-    first MOST_TURN_LINES of them.
+    "… N tokens …" replaces each omitted run of lines.
+
+    Args:
+        lines: The lines.
+        by_turn: Whether to keep lines near the start or end of trained tokens, too. At most
+            MOST_TURN_LINES of them are kept.
     """
     if len(lines) <= MOST_LINES:
         return list(lines)
@@ -109,8 +122,10 @@ def shortened(lines: Sequence[list[Unit]], by_turn: bool = False) -> list[list[U
 
 
 def _turn_lines(lines: Sequence[list[Unit]]) -> Iterator[int]:
-    """The numbers of the lines before, at and behind each place where trained tokens begin or end,
-    ascending."""
+    """Yield the line numbers around each start and end of trained tokens, ascending.
+
+    They are the lines before, at and after it.
+    """
     before, at, last = "", 0, -1
     for i, line in enumerate(lines):
         for unit in line:
@@ -122,8 +137,8 @@ def _turn_lines(lines: Sequence[list[Unit]]) -> Iterator[int]:
 
 
 def wrapped(units: Sequence[Unit], width: int) -> Iterator[list[Unit]]:
-    """The units line by line, at most `width` cells each; a unit wider than a line is broken into
-    several."""
+    """Yield lines of units, at most `width` cells each. A wider unit is split over several lines.
+    """
     line: list[Unit] = []
     filled = 0
     for unit in units:
@@ -145,12 +160,12 @@ def wrapped(units: Sequence[Unit], width: int) -> Iterator[list[Unit]]:
 
 
 def clipped(text: str, most: int) -> str:
-    """The text, or its begin and end where it has more than `most` characters."""
+    """Return the text, or its first and last characters if it has more than `most`."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - most // 2 :]}"
 
 
 def size_of(n_bytes: int) -> str:
-    """A size in words: "129 MiB"."""
+    """Return a size as text, as in "129 MiB"."""
     size, unit = float(n_bytes), 0
     while size >= 1024 and unit < 5:
         size, unit = size / 1024, unit + 1
@@ -162,8 +177,11 @@ def size_of(n_bytes: int) -> str:
 
 
 def sides_in_words(fill: Mapping[str, Any]) -> str:
-    """How full the sides of rows are, where they have two; fill: `utilisation` of a forecast or a
-    summary."""
+    """Return how full encoder and decoder sequences are, or "" if rows have one sequence.
+
+    Args:
+        fill: `utilisation` of a forecast or a summary.
+    """
     if fill.get("encoder") is None:
         return ""
     return f"; encoder {fill['encoder']:.2%}, decoder {fill['decoder']:.2%}"
