@@ -1,13 +1,14 @@
-"""What a dataset was made from, and the data card that says so: Markdown with front matter, as the
-Hugging Face Hub reads it.
+"""Write a data card: Markdown with front matter in the format of the Hugging Face Hub.
+
+`origin` describes the inputs of a dataset, for the card and for the report.
 
 ```
 manifest, plan ─► origin ─┬─► card ─► FILE, which must not be there yet
                           └─► the report's last section
 ledger ─────────► totals ─┘
 ```
-A card follows from the dataset and the name of its folder alone. What packprep cannot know, such as
-the license, it leaves to whoever publishes the data.
+A card depends only on the dataset and the name of its folder. The publisher adds facts that
+packprep cannot know, such as the license.
 """
 
 import json
@@ -41,19 +42,26 @@ SIZES = (
     "100B<n<1T",
     "n>1T",
 )
-"""The Hub's size categories, by rows: a power of ten each, from a thousand on."""
+"""The Hub's size categories by number of rows, one per power of ten from a thousand."""
 MOST_PATHS = 100
-"""Files of a source that a recipe names where the plan has no patterns."""
+"""Maximum number of a source's files that a recipe names if the plan has no patterns."""
 
 
 def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a dataset was made from, as plain values. plan: what plan.json holds; None where there
-    is none.
+    """Return the inputs of a dataset as plain values.
 
-    Gives {recipe: TOML, tokenizer: {name, digest}, seed, engine, made_with: {name: version},
-    law_version, sources: [{name, paths, files, bytes}]}; files and bytes are None without a plan.
-    paths: patterns, of a plan that holds none the files' names, or FILES where these are not known
-    or too many. Raises DatasetError for a recipe that this packprep cannot read.
+    Args:
+        manifest: The manifest.
+        plan: The content of plan.json, or None if it is missing.
+
+    Returns:
+        {recipe: TOML, tokenizer: {name, digest}, seed, engine, made_with: {name: version},
+        law_version, sources: [{name, paths, files, bytes}]}. Without a plan, files and bytes are
+        None. The paths are the plan's patterns, or file names if it has no patterns. They are
+        ["FILES"] if the files are unknown or more than MOST_PATHS.
+
+    Raises:
+        DatasetError: If this version of packprep cannot read the recipe.
     """
     try:
         from_normalised(manifest["recipe"], "auto", manifest["made_with"])
@@ -74,7 +82,7 @@ def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]
     limit = (
         {"max_bad_fraction": manifest["max_bad_fraction"]} if "max_bad_fraction" in manifest else {}
     )
-    # by which it is published again
+    # The dataset was published with this limit, so a rebuild needs it.
     recipe = {**recipe, "documents": {**recipe["documents"], **limit}}
     paths = {s["name"]: ["FILES"] for s in recipe["sources"]} | {
         s["name"]: s["paths"] for s in sources
@@ -99,7 +107,7 @@ def origin(manifest: Manifest, plan: Mapping[str, Any] | None) -> dict[str, Any]
 def files_by_source(
     plan: Mapping[str, Any],
 ) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
-    """[(source, its files)] of what plan.json holds."""
+    """Return [(source, its files)] from the content of plan.json."""
     found: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = [
         (source, []) for source in plan["sources"]
     ]
@@ -109,12 +117,21 @@ def files_by_source(
 
 
 def write_card(directory: str | os.PathLike | Folder, card: str | os.PathLike) -> dict[str, Any]:
-    """Write the card of a published dataset into a file that is not there yet. The same dataset
-    gives the same bytes.
+    """Write the card of a published dataset to a new file.
 
-    Gives {card, bytes, directory}. Raises DatasetError for a dataset that cannot be read,
-    ArgumentError where the file is there, or its folder is not, BuildError where it cannot be
-    written.
+    The same dataset gives the same bytes.
+
+    Args:
+        directory: Directory or URL of the dataset.
+        card: Path of the file.
+
+    Returns:
+        {card, bytes, directory}.
+
+    Raises:
+        DatasetError: If the dataset cannot be read.
+        ArgumentError: If the file exists, or its folder does not.
+        BuildError: If the file cannot be written.
     """
     path = Path(card)
     if not path.parent.is_dir():
@@ -132,11 +149,15 @@ def write_card(directory: str | os.PathLike | Folder, card: str | os.PathLike) -
 
 
 def card_at(local: LocalCopy, use: str = "") -> str:
-    """The card of a published dataset, called as its folder is; raises DatasetError for one that
-    cannot be read.
+    """Return the card of a published dataset, with the name of its folder.
 
-    use: Markdown that says how the data is read where the card lies, in place of how packprep reads
-    the dataset.
+    Args:
+        local: A local copy of the dataset.
+        use: Markdown that explains how to read the data at the location of the card. If empty, the
+            card explains how to read it with packprep.
+
+    Raises:
+        DatasetError: If the dataset cannot be read.
     """
     local.fetch(MANIFEST_NAME, PLAN_NAME)
     place = str(local.out)
@@ -149,7 +170,7 @@ def card_at(local: LocalCopy, use: str = "") -> str:
 
 
 def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: str = "") -> str:
-    """The card of a dataset that is called `name`, as Markdown with YAML front matter."""
+    """Return the card of a dataset with this name, as Markdown with YAML front matter."""
     totals, made = describe_manifest(name, manifest), origin(manifest, plan)
     rows, shards = counted(totals["rows"], "row"), counted(totals["shards"], "shard")
     folder = shlex.quote(visible(name))
@@ -251,7 +272,7 @@ def _use(name: str) -> Iterator[str]:
 
 
 def versions(made: Mapping[str, Any]) -> str:
-    """The versions of an origin, packprep's first, as in "packprep 0.2.0, python 3.11.7"."""
+    """Return the versions in an origin, packprep's first, as in "packprep 0.2.0, python 3.11.7"."""
     ordered = sorted(made["made_with"].items(), key=lambda item: (item[0] != "packprep", item))
     return ", ".join(f"{name} {version}".strip() for name, version in ordered)
 
@@ -347,12 +368,12 @@ def _table(
 
 
 def _escaped(text: str) -> str:
-    """The text as Markdown shows it, whatever characters it has."""
+    """Return the text with Markdown's special characters escaped."""
     return re.sub(r"([\\`*_{}\[\]<>#|~$!&])", r"\\\1", visible(text))
 
 
 def _fenced(language: str, text: str) -> Iterator[str]:
-    """A block of code, between fences longer than any in it."""
+    """Yield a code block between fences that are longer than any fence in it."""
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     yield f"{fence}{language}"
     yield from map(visible, text.splitlines())
@@ -360,7 +381,7 @@ def _fenced(language: str, text: str) -> Iterator[str]:
 
 
 def print_written_card(written: Mapping[str, Any]) -> None:
-    """Where the card is, and what it lacks."""
+    """Print where the card is, and which entries are missing."""
     put_line(
         f"{written['card']}: {written['bytes']:,} bytes; license and language are yours to add"
     )

@@ -1,5 +1,4 @@
-"""Which rows hold a text: the documents' tokens of every segment, decoded, whatever an objective
-made of them.
+"""Find the rows that contain a text, by decoding the original tokens of every segment.
 
 ```
 shard ─► tokens of the documents ─► bytes (a table id → bytes) ─► finds ─► segment, tokens, slots, a snippet
@@ -24,33 +23,55 @@ from packprep.storage import Folder
 from packprep.tokenizer.texts import ByteTable
 
 TOKENS_AT_ONCE = 1 << 19
-SNIPPET = 48  # characters on either side of a match
+SNIPPET = 48  # Number of characters on each side of a match.
 _CHARACTER_BYTES = 4
 
 
 class _Find(NamedTuple):
-    """One place: segment of the shard, tokens [begin, end) of the segment, and the text around
-    it."""
+    """A match.
+
+    Attributes:
+        segment: Index of the segment in the shard.
+        begin: First token of the match in the segment.
+        end: End of the match's tokens.
+        before: The text before the match.
+        after: The text after the match.
+        ids: The segment's original tokens.
+    """
 
     segment: int
     begin: int
     end: int
     before: str
     after: str
-    ids: np.ndarray  # the segment's original tokens
+    ids: np.ndarray
 
 
 def describe_matches(
     directory: str | os.PathLike | Folder, text: str, limit: int
 ) -> dict[str, Any]:
-    """The rows that hold a text, as plain values; the first `limit` matches.
+    """Return the rows that contain a text as plain values.
 
-    The text is looked for as it is, in the text of each segment's own tokens: one that two segments
-    share is not found. Gives {directory, text, shards, segments, tokens: what was searched, found:
-    all matches, matching_segments, matching_rows, matches: [{row, segment, shard, task, source,
-    file, document, repeat, tokens: [begin, end) of the document, slots: [[begin, end)] of the row,
-    before, match, after}]}. Raises ArgumentError for an empty text, DatasetError for a damaged
-    shard.
+    The text is searched exactly, in the text of each segment's original tokens. A text that
+    continues in another segment is not found.
+
+    Args:
+        directory: Directory or URL of the dataset.
+        text: The text.
+        limit: Maximum number of matches to describe. The counts include all matches.
+
+    Returns:
+        A dict with these keys:
+
+        - directory, text, shards
+        - segments, tokens: numbers that were searched
+        - found, matching_segments, matching_rows: numbers of all matches
+        - matches: [{row, segment, shard, task, source, file, document, repeat, tokens: [begin, end) of
+          the document, slots: [[begin, end)] of the row, before, match, after}]
+
+    Raises:
+        ArgumentError: If the text is empty or invalid Unicode.
+        DatasetError: If a shard is damaged.
     """
     if not text:
         raise ArgumentError(
@@ -97,7 +118,7 @@ def describe_matches(
 def _finds(
     data: OpenedDataset, shard: Any, stored: Segments, table: ByteTable, needle: bytes
 ) -> Iterator[_Find]:
-    """All places of a shard, in segment order; those of one segment do not overlap."""
+    """Yield all matches of a shard in segment order. Matches in one segment do not overlap."""
     ends = np.cumsum(stored.tokens)
     bounds = np.unique(
         np.append(np.searchsorted(ends, np.arange(0, int(ends[-1]), TOKENS_AT_ONCE)), len(ends))
@@ -129,12 +150,12 @@ def _finds(
                 ids = found.ids[found.offsets[own] : found.offsets[own + 1]]
                 yield _Find(first + own, int(tokens[0]), int(tokens[1]) + 1, before, after, ids)
                 at = whole.find(needle, end)
-            else:  # it begins in one segment and ends in another; the next may begin inside of it
+            else:  # The match crosses segments. The next match may begin inside it.
                 at = whole.find(needle, at + 1)
 
 
 def _around(whole: bytes, low: int, at: int, end: int, high: int) -> tuple[str, str]:
-    """The characters before and after whole[at:end], inside of the segment's whole[low:high]."""
+    """Return the characters before and after whole[at:end] in the segment whole[low:high]."""
     begin, stop = (
         max(low, at - _CHARACTER_BYTES * SNIPPET),
         min(high, end + _CHARACTER_BYTES * SNIPPET),
@@ -174,8 +195,10 @@ def _match(
 
 
 def _ranges(slots: np.ndarray) -> list[list[int]]:
-    """Slots as half-open ranges, in the slots' order: [3 4 5 9] is [[3, 6], [9, 10]]; −1 in
-    none."""
+    """Return slots as half-open ranges in order: [3 4 5 9] is [[3, 6], [9, 10]].
+
+    Slots of −1 are skipped.
+    """
     slots = slots[slots >= 0]
     if not len(slots):
         return []
@@ -190,8 +213,11 @@ OPEN, CLOSE = "»", "«"
 
 
 def print_matches(described: Mapping[str, Any]) -> None:
-    """The matches as text: in a terminal in colour and as wide as that, else plain, the match
-    between » and «."""
+    """Print the matches as text.
+
+    A terminal gets its own width and colour. Other output is plain and has the match between » and
+    «.
+    """
     with page() as drawn:
         _draw(drawn, described)
 
@@ -239,7 +265,7 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
 
 
 def _snippet(page: Page, match: Mapping[str, Any]) -> Text:
-    """As much around the match as a line holds, both sides alike."""
+    """Return the match with the same amount of text on both sides, to fit a line."""
     marked = visible(match["match"])
     room = max((page.width - 2 - len(marked) - 2) // 2, 12)
     before, after = visible(match["before"])[-room:], visible(match["after"])[:room]

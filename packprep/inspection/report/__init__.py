@@ -1,5 +1,6 @@
-"""One self-contained HTML file of a dataset, for eyes and for showing around: which rows it shows,
-what it says, and its file.
+"""Write a report of a dataset as one self-contained HTML file.
+
+This module selects the rows to show, collects the content of the page, and writes the file.
 
 ```
 manifest ─► totals, ledger, mix ───────────────┐
@@ -35,20 +36,24 @@ from packprep.sources.slices import UNREAD
 from packprep.storage import Folder, LocalCopy, LocalFolder, folder_at, is_url, local_copy
 
 MOST_SHARDS = 32
-"""Shards that a report verifies and looks at."""
+"""Maximum number of shards that a report verifies and reads."""
 SHARDS_WITH_ROWS = 8
-"""Shards of these whose rows are shown."""
+"""Maximum number of these shards that rows are shown from."""
 MOST_SLOTS = 1 << 25
-"""Slots that are read for spans, noise and trained shares, but for a row of each shard."""
+"""Maximum number of slots read for spans, noise and trained shares, except one row per shard."""
 
 MOST_FILES = 100_000
-"""Files of a source that are asked for their day."""
+"""Maximum number of files per source whose modification day is read."""
 EPOCH = 1
-"""In which a row is shown beside the stored one."""
+"""The epoch in which a row is shown next to the stored row."""
 
 
 def check_file(html: str | os.PathLike) -> None:
-    """ArgumentError unless a file can be written there; before work that would be in vain."""
+    """Check that the file can be written, before any expensive work.
+
+    Raises:
+        ArgumentError: If it cannot.
+    """
     path = Path(html)
     if path.is_dir():
         raise ArgumentError(
@@ -78,8 +83,11 @@ def _is_html(path: Path) -> bool:
 
 
 def shards_shown(directory: str | os.PathLike | Folder) -> Sequence[int]:
-    """The shards that a report of this dataset looks at, ascending: those to verify. DatasetError
-    where there is no manifest."""
+    """Return the shards that a report of this dataset reads and verifies, ascending.
+
+    Raises:
+        DatasetError: If the manifest is missing.
+    """
     with local_copy(folder_at(directory)) as local:
         local.fetch(MANIFEST_NAME)
         return evenly(len(read_manifest(local.folder)["shards"]), MOST_SHARDS)
@@ -93,15 +101,28 @@ def write_report(
     promises: Mapping[str, str],
     from_plan: bool = False,
 ) -> dict[str, Any]:
-    """Write the report of a published dataset. The same dataset and verification give the same
-    bytes.
+    """Write the report of a published dataset.
 
-    verification: what `verify_dataset` gave for `shards_shown`, without replay, or the error that
-    kept it from looking;
-    promises: promise → what it says. moved, from_plan: as in `describe_row`.
-    Gives {html, bytes, directory, rows, shown_rows, shards, looked_at: shards, faults: count, None
-    where it was not verified}. Raises DatasetError without a manifest, ArgumentError and BuildError
-    where the file cannot be written.
+    The same dataset and verification give the same bytes.
+
+    Args:
+        directory: Directory or URL of the dataset.
+        html: Path of the file.
+        moved: As in `describe_row`.
+        verification: The result of `verify_dataset` for `shards_shown`, without replay, or the
+            error that stopped it.
+        promises: Invariant → its description.
+        from_plan: As in `describe_row`.
+
+    Returns:
+        {html, bytes, directory, rows, shown_rows, shards, looked_at, faults}. looked_at is the
+        number of shards that were read. faults is the number of faults, or None if the dataset was
+        not verified.
+
+    Raises:
+        DatasetError: If the manifest is missing.
+        ArgumentError: If the file cannot be written there.
+        BuildError: If writing the file fails.
     """
     check_file(html)
     with local_copy(folder_at(directory)) as local:
@@ -181,7 +202,7 @@ def _page(
 def _opened(
     local: LocalCopy, moved: Mapping[str, str], from_plan: bool
 ) -> Iterator[OpenedDataset | PackprepError]:
-    """The dataset, or why its rows cannot be shown."""
+    """Yield the dataset, or the error that prevents showing its rows."""
     with ExitStack() as stack:
         data: OpenedDataset | PackprepError
         try:
@@ -194,8 +215,10 @@ def _opened(
 def _made(
     local: LocalCopy, manifest: Manifest, data: OpenedDataset | PackprepError, notes: list[str]
 ) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """(what the dataset was made from, or None; source → the day of its newest file, or why it is
-    not known)."""
+    """Return the dataset's origin, or None, and for each source the day of its newest file.
+
+    The day is replaced by the reason if it is not known.
+    """
     plan: Mapping[str, Any] | None = None
     try:
         plan = stored_plan(local.folder)
@@ -227,7 +250,7 @@ def _newest(prefix: str, names: Sequence[str]) -> str:
 
 
 def _sound(verification: Mapping[str, Any] | PackprepError, looked: Sequence[int]) -> list[int]:
-    """The shards that were verified and have no fault."""
+    """Return the shards that were verified and have no fault."""
     if isinstance(verification, PackprepError) or verification["shards"] != len(looked):
         return []
     faulty = {fault["file"] for fault in verification["listed"]}
@@ -235,7 +258,7 @@ def _sound(verification: Mapping[str, Any] | PackprepError, looked: Sequence[int
 
 
 Rows = tuple[list[Mapping[int, Sequence[int]]], int]
-"""(task → rows that have it, of each shard; the row with the most tasks, −1 for none)."""
+"""For each shard, task → rows that have it. Then the row with the most tasks, or -1 for none."""
 
 
 def _figures(
@@ -245,7 +268,7 @@ def _figures(
     sound: Sequence[int],
     notes: list[str],
 ) -> tuple[Figures | None, Rows]:
-    """(figures, None where nothing can be inverted; which rows have which tasks)."""
+    """Return the figures, or None if nothing can be inverted, and the rows of each task."""
     by_task: list[Mapping[int, Sequence[int]]] = []
     figures = None if isinstance(plan, PackprepError) else Figures(manifest, plan)
     best, most, begins = -1, 0, first_rows(manifest)
@@ -277,7 +300,7 @@ def _rows(
     found: Rows,
     notes: list[str],
 ) -> tuple[list[dict[str, Any]], int]:
-    """(the rows to show, which of them first)."""
+    """Return the rows to show, and the number of the row to show first."""
     by_task, best = found
     begins = first_rows(manifest)
     shown = sorted({*_with_rows(sound), *_with_rows([b for b in looked if b not in sound])})
@@ -302,8 +325,10 @@ def _anew(
     sound: Sequence[int],
     notes: list[str],
 ) -> dict[str, Any] | None:
-    """The row that is shown first in epoch EPOCH, if its shard has no fault and chance gives
-    another row there."""
+    """Return the first row as resampled for EPOCH.
+
+    Return None if its shard has a fault, or if resampling does not change the row.
+    """
     for shown in rows:
         if (
             shown["row"] == first
@@ -404,18 +429,22 @@ def _sample_says(rows: Sequence[Mapping[str, Any]], total: int) -> str:
 
 MOST_ROWS, FEWEST_ROWS = 48, 8
 MOST_SHOWN_SLOTS = 1 << 18
-"""Slots that the rows of a report have together, but for FEWEST_ROWS."""
+"""Maximum number of slots in all rows of a report, unless FEWEST_ROWS rows have more."""
 ROWS_OF_A_TASK = 4
 
 
 def rows_with_tasks(
     row: np.ndarray, task: np.ndarray, first: int
 ) -> tuple[dict[int, list[int]], int, int]:
-    """(task → some rows that have it, at even places; the first row with the most tasks, its number
-    of them).
+    """Return some evenly spaced rows of each task, and the first row with the most tasks.
 
-    row, task: int64[segments] of a shard that has some; first: the number of its first row in the
-    dataset.
+    Args:
+        row: Row of each segment in its shard, int64[segments], not empty.
+        task: Task of each segment, int64[segments].
+        first: Number of the shard's first row in the dataset.
+
+    Returns:
+        Task → rows that have it, the row with the most tasks, and its number of tasks.
     """
     by_task, pairs = {}, np.unique(np.stack((task, row), axis=1), axis=0)
     for t in np.unique(task).tolist():
@@ -428,11 +457,16 @@ def rows_with_tasks(
 def chosen_rows(
     rows: Sequence[range], by_task: Sequence[Mapping[int, Sequence[int]]], best: int, length: int
 ) -> list[int]:
-    """The rows to show, ascending. rows: of each shard that is looked at; by_task: as
-    `rows_with_tasks` gives, of each shard.
+    """Return the rows to show, ascending.
 
-    best: a row that is shown in any case; −1: none. length: slots of a row. Each task gets a row
-    first, however many there are; what is left is shared by even places and by tasks with few rows.
+    Each task gets a row first, even if there are many tasks. Evenly spaced rows and tasks with few
+    rows share the other places.
+
+    Args:
+        rows: The rows of each shard that is shown.
+        by_task: The result of `rows_with_tasks` for each shard, without its other values.
+        best: A row that is always shown, or -1 for none.
+        length: Slots per row.
     """
     most = max(min(MOST_ROWS, MOST_SHOWN_SLOTS // length), FEWEST_ROWS)
     every = (

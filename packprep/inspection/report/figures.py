@@ -1,12 +1,11 @@
-"""The header columns and slots of some shards → histograms → charts with words and
-table.
+"""Count header columns and slots of shards, and draw the histograms as charts with tables.
 
 ```
 shard ─► columns of all its segments ─► lengths of documents and segments, fill of rows
       └► slots of its first rows ─────► trained slots, span lengths, noise by level
 ```
-Only shards in which verification found no fault are read. Charts are inline SVG: bars, and one text
-for readers who cannot see them.
+Only shards in which verification found no fault are read. Charts are inline SVG bars, with one text
+for screen readers.
 """
 
 import math
@@ -28,46 +27,69 @@ from packprep.objectives.objective import Task
 from packprep.restoring import restore, slots_of_tokens, stored_segments
 
 CHUNK_SLOTS = 1 << 22
-"""Slots that are looked at in one go."""
+"""Slots that are processed at a time."""
 LEVEL_BINS = 20
 LENGTHS = np.unique(np.rint(2.0 ** (np.arange(64) / 2)).astype(np.int64))
-"""The least value of each bin of lengths: two bins an octave."""
+"""Lower bound of each bin of lengths, with two bins per octave."""
 FILLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
-"""The least fill of each bin of rows; the last bin is that of full rows."""
+"""Lower bound of each bin of row fill. The last bin has the full rows."""
 TOP, BOTTOM, BELOW = 24, 144, 164
-"""Of a chart, in pixels from above: its highest bar, its axis, the text below. Its width is the
-page's: places along it are per cents. Colours are the page's, by class."""
+"""Vertical positions in a chart, in pixels from the top: the highest bar, the axis, and the text
+below. The chart has the width of the page, so horizontal positions are percentages. The page sets
+the colours by class."""
 DWARFS = 8
-"""A bar so many times as high as the next is drawn to a logarithmic scale."""
+"""The scale is logarithmic if the highest bar is more than this many times the second."""
 
 Tick = tuple[float, str]
-"""(place, text) below a chart; place: in bins, from the left end of the first."""
+"""(position, text) below a chart. The position counts bins from the left end of the first."""
 
 
 class Columns(NamedTuple):
-    """Some rows of a shard: flat slots, and the segments in them, [m] each."""
+    """Some rows of a shard: flat slots, and the segments in them, [m] each.
+
+    Attributes:
+        tokens: Tokens of the slots.
+        labels: Labels of the slots, or the tokens if the shard has no labels.
+        loss: Loss mask of the slots.
+        at: First flat slot of each segment, int64.
+        slots: Number of slots, int64.
+        task: Task of each segment.
+        n: Number of content tokens, int64.
+        start: Index of the first token in the document.
+        prefix: Prefix of each segment, int64.
+        level: Noise level, float32.
+        trainable: 1 for slots inside trained ranges, flat uint8, or None if the shard has no
+            ranges.
+        block_level: Noise level of each block, float32[blocks].
+        block_offsets: First block of each segment, int64[m + 1].
+        removed: Whether the segment's document was removed, bool.
+    """
 
     tokens: np.ndarray
-    labels: np.ndarray  # the tokens where the shard has none
+    labels: np.ndarray
     loss: np.ndarray
-    at: np.ndarray  # int64: first flat slot
-    slots: np.ndarray  # int64
+    at: np.ndarray
+    slots: np.ndarray
     task: np.ndarray
-    n: np.ndarray  # int64: content tokens
+    n: np.ndarray
     start: np.ndarray
-    prefix: np.ndarray  # int64
-    level: np.ndarray  # float32
-    # uint8, flat: slots inside trained ranges; None: the shard has no ranges
+    prefix: np.ndarray
+    level: np.ndarray
     trainable: np.ndarray | None
-    block_level: np.ndarray | None  # float32[blocks]
-    block_offsets: np.ndarray | None  # int64[m + 1]
-    removed: np.ndarray  # bool: with their documents
+    block_level: np.ndarray | None
+    block_offsets: np.ndarray | None
+    removed: np.ndarray
 
 
 @dataclass
 class Levels:
-    """In-place noise of one task: units are segments, or blocks. LEVEL_BINS equal parts of the
-    task's range of levels."""
+    """Same-position noise of one task, in LEVEL_BINS equal parts of the task's range of levels.
+
+    Attributes:
+        units: Number of segments, or of blocks.
+        candidates: Number of candidate slots.
+        corrupted: Number of corrupted slots.
+    """
 
     units: np.ndarray = field(default_factory=lambda: np.zeros(LEVEL_BINS, np.int64))
     candidates: np.ndarray = field(default_factory=lambda: np.zeros(LEVEL_BINS, np.int64))
@@ -75,26 +97,27 @@ class Levels:
 
 
 class Figures:
-    """What was counted so far. tasks: int64[tasks] each. The rest are histograms over the bins
-    above."""
+    """Counts over the added shards: int64[tasks] arrays, and histograms over the bins above."""
 
     def __init__(self, manifest: Manifest, plan: Plan):
         self.manifest, self.plan, self.tasks = manifest, plan, plan.tasks
         tasks = len(self.tasks)
         self.shards = self.rows = self.segments = self.slot_rows = 0
-        self.supervised = False  # whether any shard has trained ranges
+        self.supervised = False  # Whether any shard has trained ranges.
         self.documents = np.zeros(len(LENGTHS), np.int64)
         self.segment_slots = np.zeros(len(LENGTHS), np.int64)
         self.row_segments = np.zeros(len(LENGTHS), np.int64)
         self.fill = np.zeros(len(FILLS), np.int64)
         self.task_slots, self.task_trained = np.zeros(tasks, np.int64), np.zeros(tasks, np.int64)
         self.levels: dict[int, Levels] = {}
-        # Task → how many runs of k neighbouring tokens stand behind the prefix of their segment.
+        # Task → number of runs of k neighbouring tokens after the prefix of their segment, by k.
         self.spans: dict[int, np.ndarray] = {}
 
     def add(self, shard: Shard, most_slots: int) -> None:
-        """Count a shard; of its slots those of the first rows, `most_slots` at most but one row at
-        least."""
+        """Count a shard, and the slots of its first rows.
+
+        At most `most_slots` slots are counted, but at least one row.
+        """
         arrays, length = shard.arrays, shard.seq_length
         self.shards += 1
         self.rows += shard.rows
@@ -128,19 +151,21 @@ class Figures:
             if task.in_place:
                 self._add_noise(t, task, c, which)
                 continue
-            which = which[c.prefix[which] > 0]  # other tasks have no spans
+            which = which[c.prefix[which] > 0]  # Other tasks have no spans.
             which += int(shard.arrays["row_offsets"][rows.start])
             if len(which := which[stored.first_trained[which] < 0]):
                 self._add_spans(shard, stored, t, which)
 
     def _before(self, task: Task, c: Columns, which: np.ndarray) -> np.ndarray:
-        """int64: slots of bos and mode token."""
+        """Return the number of slots of bos and mode token, int64."""
         bos = bool(self.manifest["recipe"]["documents"]["prepend_bos"])
         return ((c.start[which] == 0) & bos).astype(np.int64) + task.mode
 
     def _add_spans(self, shard: Shard, stored: Segments, t: int, chosen: np.ndarray) -> None:
-        """Noise is a token whose slot lies behind the prefix. A segment that cannot be inverted is
-        left out."""
+        """Count the spans of segments: runs of tokens whose slots are after the prefix.
+
+        Segments that cannot be inverted are skipped.
+        """
         arrays = shard.arrays
         restored = restore(self.plan, arrays, stored, chosen)
         n = np.diff(restored.offsets)
@@ -157,8 +182,11 @@ class Figures:
         self.spans[t] = _added(self.spans.get(t, np.zeros(0, np.int64)), np.bincount(runs))
 
     def _add_noise(self, t: int, task: Task, c: Columns, which: np.ndarray) -> None:
-        """Candidates are what redraw takes: the body, and eos unless noise_eos is off; no prompt,
-        no mask of the text's own."""
+        """Count the noise of segments by level.
+
+        Candidates are the slots that resampling may change: the body, and eos unless noise_eos is
+        off. Prompts and mask tokens of the text itself are not candidates.
+        """
         parameters, copies = task.parameters, task.objective.copies
         any_token = SCHEDULES[task.objective.name].any_token(parameters)
         blocks = copies > 1
@@ -209,21 +237,26 @@ class Figures:
 
 
 def _added(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
-    """The sum of two counts, of which one may be longer."""
+    """Return the sum of two counts, which may have different lengths."""
     size = max(len(counts), len(more))
     return np.pad(counts, (0, size - len(counts))) + np.pad(more, (0, size - len(more)))
 
 
 def binned(values: np.ndarray) -> np.ndarray:
-    """int64[len(LENGTHS)]: how many of the values, each at least 1, lie in each bin of lengths."""
+    """Return the number of values in each bin of lengths, int64[len(LENGTHS)].
+
+    Values below 1 are ignored.
+    """
     return np.bincount(
         np.searchsorted(LENGTHS, values[values > 0], "right") - 1, minlength=len(LENGTHS)
     )
 
 
 def _document_tokens(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """int64[documents]: the content tokens of each use of a document; all its segments are in one
-    shard."""
+    """Return the number of content tokens in each pass of each document, int64[documents].
+
+    All segments of a document are in one shard.
+    """
     names = ("segment_repeat", "segment_doc", "segment_file")
     order = np.lexsort([arrays[name] for name in names])
     columns = [arrays[name][order] for name in names]
@@ -278,7 +311,10 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
 
 
 def _sums(values: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """int64[m]: the sum of values[begin : end] of each pair; the pairs ascend and lie apart."""
+    """Return the sum of values[begin : end] of each pair, int64[m].
+
+    The pairs are ascending and do not overlap.
+    """
     if not len(begins):
         return np.zeros(0, np.int64)
     bounds = np.stack((begins, ends), axis=1).reshape(-1)
@@ -287,12 +323,20 @@ def _sums(values: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarra
 
 
 MOST_TASKS = 24
-"""Tasks of one kind that have charts."""
+"""Maximum number of tasks of one kind that have charts."""
 SPAN_BINS = 34
 
 
 class Chart(NamedTuple):
-    """A chart with all that stands around it. head, rows: its numbers as a table."""
+    """A chart with its texts.
+
+    Attributes:
+        title: The title.
+        note: A text below the title.
+        svg: The drawing.
+        head: Head of the table.
+        rows: The numbers of the chart as a table.
+    """
 
     title: str
     note: str
@@ -302,7 +346,7 @@ class Chart(NamedTuple):
 
 
 def charts_of(figures: Figures) -> list[tuple[str, str, list[Chart]]]:
-    """[(heading, what it says, charts)], without those that have nothing to show."""
+    """Return [(heading, description, charts)], without empty groups."""
     lengths = [
         _lengths("Document length", "tokens of a document, each use once", figures.documents),
         _lengths("Segment length", "slots of a segment", figures.segment_slots),
@@ -441,11 +485,12 @@ def _counts(
     counts: Sequence[float],
     ticks: Sequence[Tick],
 ) -> Chart:
-    """A chart of counts, to a logarithmic scale where one of them dwarfs the rest."""
+    """Return a chart of counts, with a logarithmic scale if one count is much larger than the rest.
+    """
     most = max(counts)
     second, first = sorted([0, *counts])[-2:]
     log = 0 < second * DWARFS < first
-    # a line for each tenfold, or, where there are many, for each hundredfold
+    # Draw a line for each power of ten, or for every second one if there are many.
     powers = (
         [10**k for k in range(0, len(str(round(most))), 1 if most < 1000 else 2)] if log else []
     )
@@ -455,7 +500,7 @@ def _counts(
 
 
 def _said(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """A row of a table in a line: "64 … 90: count 12, share 3.1%"."""
+    """Return each row of a table as one line, as in "64 … 90: count 12, share 3.1%"."""
     return [
         f"{row[0]}: "
         + ", ".join(f"{name} {cell}" for name, cell in zip(head[1:], row[1:], strict=True))
@@ -488,9 +533,13 @@ def chart(
 ) -> Markup:
     """Draw the values as bars, one per bin.
 
-    lines: (value, text) of lines across, the last above which no bar should go; words: what the
-    chart says, for a screen reader; says: what each bin says when it is pointed at; log: whether
-    heights are logarithms, from a half up.
+    Args:
+        values: The values.
+        ticks: (position, text) of labels below the bars.
+        lines: (value, text) of horizontal lines. The last one should be above all bars.
+        words: Description of the chart for screen readers.
+        says: Text of each bin, shown when the pointer is on it.
+        log: Whether heights are logarithms, which start at one half.
     """
     most = max([lines[-1][0], *values], default=0.0) or 1.0
     step = 100 / max(len(values), 1)
@@ -515,7 +564,7 @@ def chart(
         )
         parts.append(Markup('<g class="bin" data-says="{}">{}{}</g>').format(text, ground, bar))
     parts.append(Markup('<line class="axis" x2="100%" y1="{0}" y2="{0}"/>').format(BOTTOM))
-    # where bars are lower
+    # Put the text where the bars are lower.
     side = Markup('x="100%" text-anchor="end"') if log and values[0] > values[-1] else ""
     value_text = Markup('<text class="value" {} y="{:.1f}">{}</text>')
     parts += [value_text.format(side, y(value) - 5, text) for value, text in lines]
@@ -533,7 +582,8 @@ def chart(
 
 
 def meter(share: float | None, wanted: float | None = None) -> Markup:
-    """A bar of a share of 1, with a mark where it was wanted; the numbers stand beside it."""
+    """Return a bar for a share of 1, with a mark at the wanted share. The page prints the numbers.
+    """
     parts = [Markup('<rect class="track" width="100" height="8"/>')]
     if share:
         parts.append(
@@ -549,7 +599,7 @@ def meter(share: float | None, wanted: float | None = None) -> Markup:
 
 
 def stack(parts: Sequence[tuple[str, float]], words: str) -> Markup:
-    """One bar of several (class, share of 1), side by side."""
+    """Return one bar of several (class, share of 1), from left to right."""
     drawn, x = [], 0.0
     for kind, share in parts:
         drawn.append(

@@ -1,8 +1,8 @@
-"""Totals, figures, sample and faults → one HTML file that asks for nothing.
+"""Render totals, figures, rows and faults as one HTML file that loads nothing.
 
-Names come from recipes, files and documents, and may be anything: what the template puts out has
-every character showing and is escaped, and what the script reads is JSON without a character that
-means something in HTML.
+Names come from recipes, files and documents, and may contain anything. The template makes all
+characters visible and escapes them. The script reads JSON without characters that are special in
+HTML.
 """
 
 import base64
@@ -21,8 +21,8 @@ from packprep.inspection.text import clipped, sides_in_words, size_of
 from packprep.messages import counted, visible
 
 MOST_LINES = 200
-"""Lines of a table: faults, tasks, sources."""
-_NAME = 200  # characters of a name
+"""Maximum number of lines in a table of faults, tasks or sources."""
+_NAME = 200  # Maximum number of characters of a name.
 _MESSAGE = 600
 
 
@@ -40,9 +40,22 @@ def page(
     made: Mapping[str, Any] | None,
     newest: Mapping[str, str],
 ) -> bytes:
-    """The page. totals: as `describe_manifest` gives; rows: what the script reads; made: as
-    `origin` gives; newest: source → the day of its newest file; the rest are sentences and their
-    parts."""
+    """Return the page as HTML in UTF-8.
+
+    Args:
+        directory: Directory or URL of the dataset.
+        totals: The result of `describe_manifest`, or None.
+        recipe: The normalised recipe.
+        figures: Counts for the charts, or None.
+        verdict: The result of verification, with its title, text and faults.
+        notes: Sentences about missing content.
+        rows: The data that the script reads.
+        looked_at: Sentence that says which rows the charts cover.
+        sample_says: Sentence that says which rows are shown.
+        anew_says: Sentence about the resampled row, or "".
+        made: The result of `origin`, or None.
+        newest: Source → day of its newest file.
+    """
     style, script = (_text(f"page.{kind}") for kind in ("css", "js"))
     groups = charts_of(figures) if figures is not None and figures.segments else []
     environment = Environment(
@@ -78,7 +91,7 @@ def page(
 
 
 def as_data(value: Any) -> str:
-    """JSON of ASCII alone, without <, > and &, so that it may stand inside of a script element."""
+    """Return JSON in ASCII without <, > and &, so that a script element may contain it."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -231,11 +244,11 @@ def _usage(s: Mapping[str, Any]) -> dict[str, Any]:
 
 
 Counted = tuple[int, float | None, float | None]
-"""A count, its share of all, and the share that was wanted."""
+"""A count, its share of the total, and the wanted share."""
 
 
 def _cells(lines: Sequence[Counted], whole: bool = False) -> list[dict[str, Any]]:
-    """A column of meters, to the scale of the greatest share; whole: of 1."""
+    """Return a column of meters, scaled to the largest share, or to 1 if `whole`."""
     scale = (
         1.0
         if whole
@@ -326,7 +339,7 @@ def _source_table(s: Mapping[str, Any]) -> dict[str, Any]:
 def _table(
     title: str, head: Sequence[tuple[str, str]], columns: Sequence[Sequence[Any]]
 ) -> dict[str, Any]:
-    """head: (words, class) of each column. Of many lines the first MOST_LINES."""
+    """Return a table with at most MOST_LINES lines. `head` is (text, class) per column."""
     lines = len(columns[0])
     title = f"{title}, the first {MOST_LINES} of {lines:,}" if lines > MOST_LINES else title
     return {"title": title, "head": head, "rows": list(zip(*columns, strict=True))[:MOST_LINES]}

@@ -1,12 +1,13 @@
-"""Rows for the report: each described as `inspect --row` does, beside it what its segments were
-before, and small enough.
+"""Describe the rows of a report, with each segment's original text, in a limited size.
+
+A row has the same content as in `inspect --row`.
 
 ```
 row_with ─► parts as pieces ─┬─► tokens: {t: texts, f: flags, i: ids}, the middle of a long part left out
 restore, labels ─► originals ┘
 ```
-Texts have every character showing, as in a terminal; a flag is a digit of base 32, the sum of
-TRAINED … CORRUPTED.
+All characters of a text are made visible, as in a terminal. A flag is a digit of base 32, the sum
+of TRAINED … CORRUPTED.
 """
 
 import json
@@ -36,11 +37,12 @@ from packprep.tokenizer.texts import BYTES, SPECIAL
 TRAINED, IN_PART, IS_SPECIAL, CORRUPTED, IS_BYTES = 1, 2, 4, 8, 16
 DIGITS = "0123456789abcdefghijklmnopqrstuv"
 ALL_BYTES, MOST_BYTES = 4_000_000, 160_000
-"""JSON of all rows together, and of one."""
+"""Maximum bytes of JSON for all rows, and for one row."""
 MOST_SEGMENTS, MOST_BOUNDS = 200, 2000
-"""Segments of a row that are described, and that are drawn in the picture of its mask."""
+"""Maximum number of a row's segments that are described, and that are drawn in the mask's picture.
+"""
 MOST_READ_BYTES = 1 << 30
-"""Bytes of source files that are read to build segments again."""
+"""Maximum bytes of source files that are read to rebuild segments."""
 _SIZES = (
     (1 << 40, 200),
     (4096, 200),
@@ -55,16 +57,18 @@ _SIZES = (
     (8, 25),
     (8, 8),
 )
-_TEXT, _NAME, _MESSAGE = 80, 200, 400  # characters that are kept
+_TEXT, _NAME, _MESSAGE = 80, 200, 400  # Maximum numbers of characters that are kept.
 
 
 def sample_rows(
     data: OpenedDataset, rows: Sequence[int], sound: frozenset[int]
 ) -> list[dict[str, Any]]:
-    """The rows as plain values; {row, shard, unreadable: why} where one cannot be read.
+    """Return the rows as plain values, or {row, shard, unreadable: reason} for unreadable rows.
 
-    sound: shards in which verification found no fault: only their segments are inverted and built
-    again.
+    Args:
+        data: The open dataset.
+        rows: Numbers of the rows.
+        sound: Shards without a fault. Only their segments are inverted and rebuilt.
     """
     described: list[dict[str, Any]] = []
     locations = [data.location(row) for row in rows]
@@ -85,10 +89,14 @@ def sample_rows(
 
 
 def row_anew(data: OpenedDataset, shown: Mapping[str, Any], epoch: int) -> dict[str, Any] | None:
-    """{row, epoch, segments: [{number, parts}]} of a row of `sample_rows` as redraw gives it.
+    """Return a row of `sample_rows` as resampled for `epoch`.
 
-    None where the row stays as it is, or has a task that cannot be drawn anew. DatasetError where
-    what is stored cannot be.
+    Returns:
+        {row, epoch, segments: [{number, parts}]}, or None if the row does not change, or has a task
+        that cannot be resampled.
+
+    Raises:
+        DatasetError: If the stored row cannot be resampled.
     """
     number = shown["row"]
     with data.local.fetched(shard_name(data.location(number)[0])):
@@ -163,8 +171,7 @@ def _of_shard(
 def _affordable(
     plan: Plan, arrays: Mapping[str, np.ndarray], every: np.ndarray, read: int
 ) -> tuple[np.ndarray, int]:
-    """(the segments whose files may be read again, ascending; bytes that reading takes with
-    these)."""
+    """Return the segments whose files may be read, ascending, and the total bytes to read."""
     sources, files = (
         arrays["segment_source"][every].tolist(),
         arrays["segment_file"][every].tolist(),
@@ -197,7 +204,10 @@ def _fitted(
     arrays: Any,
     budget: int,
 ) -> dict[str, Any]:
-    """The row, of which as much is left out as it takes to have `budget` bytes of JSON."""
+    """Return the row, shortened until its JSON has at most `budget` bytes.
+
+    The smallest size is used if no size fits.
+    """
     tasks, columns = data.dataset.tasks, view.segments
     bounds = []
     for i in range(min(len(plain["segments"]), MOST_BOUNDS)):
@@ -252,7 +262,7 @@ def _segment(
     parts, at = [], 0
     for part in segment["parts"]:
         if part["name"] == "labels":
-            continue  # they are the original
+            continue  # The labels are the original.
         parts.append(_tokens(part["name"], part["pieces"], changed[at:], begin + at))
         at += sum(len(piece["ids"]) for piece in part["pieces"])
     original, why = _original(data, segment, task, view, g, stored, arrays)
@@ -285,7 +295,10 @@ def _segment(
 
 
 def _labels(task: Mapping[str, Any], view: Row, begin: int, slots: int) -> np.ndarray:
-    """The tokens that were noised in place, of the first copy where a segment stands twice."""
+    """Return the original tokens of a same-position segment.
+
+    For a segment that stores its tokens twice, they are the tokens of the clean copy.
+    """
     if RULES[task["attention"]].in_blocks:
         return view.tokens[begin + slots // 2 : begin + slots]
     return view.labels[begin : begin + slots]
@@ -300,15 +313,17 @@ def _original(
     stored: Segments | None,
     arrays: Any,
 ) -> tuple[dict[str, Any] | None, str]:
-    """(the segment before its objective, its corrupted tokens flagged; or None and why there is
-    nothing to show)."""
+    """Return the segment before its objective, or None and the reason.
+
+    Corrupted tokens are flagged. If there is a segment, the reason is empty.
+    """
     begin, number = segment["begin"], segment["number"] - 1
     if is_in_place(task):
         ids = _labels(task, view, begin, segment["slots"])
         first_copy = slice(begin, begin + len(ids))
         noised = view.tokens[first_copy] != ids
         law = SCHEDULES[task["objective"]]
-        # some stay as they are
+        # Some candidates keep their token.
         if not law.any_token(task["parameters"]) and not RULES[task["attention"]].in_blocks:
             noised |= view.loss_mask[first_copy] != 0
     elif (
@@ -329,7 +344,7 @@ def _original(
         if not fits[0]:
             return None, "Not inverted: its sentinels are not where the header says."
         slots = slots_of_tokens(data.plan, arrays, stored, np.array([g]), ids)
-        # what stands behind the prefix
+        # These tokens come after the prefix.
         noised = (slots >= begin + segment["prefix"]) & (segment["prefix"] > 0)
     texts = data.texts.pieces(ids.tolist())
     pieces = [
@@ -341,8 +356,14 @@ def _original(
 def _tokens(
     name: str, pieces: Sequence[Mapping[str, Any]], corrupted: np.ndarray, first: int
 ) -> dict[str, Any]:
-    """A part: texts, flags and ids of its pieces, one beside the other. first: slot of the first;
-    −1: it is in no row."""
+    """Return a part: texts, flags and ids of its pieces, in parallel lists.
+
+    Args:
+        name: Name of the part.
+        pieces: Its pieces.
+        corrupted: Whether each token was corrupted.
+        first: Slot of the first token, or -1 if the part is in no row.
+    """
     texts, flags, ids, at = [], [], [], 0
     for piece in pieces:
         end = at + len(piece["ids"])
@@ -372,7 +393,7 @@ def _shortened(segment: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 
 def _cut(part: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """The part, or its begin and end around a gap: {gap: tokens left out}."""
+    """Return the part, or its ends around a gap, {gap: number of omitted tokens}."""
     (run,) = part["runs"]
     if len(run["f"]) <= most:
         return dict(part)
