@@ -1,8 +1,8 @@
-"""The commands. Each parses, calls one function, prints. Results on stdout, progress and messages
-on stderr.
+"""Run the command line. Results go to stdout, and progress and messages to stderr.
 
-Exit status: 0 good · 1 `verify` found faults, `status` shards missing, `doctor` what fails · 2 an
-error · 75 stopped by a signal.
+Each command parses its arguments, calls one function, and prints the result. The exit status is 0
+for success, 2 for an error, and 75 if a signal stopped the command. It is 1 if `verify` found
+faults, `status` found missing shards, or `doctor` found a failing check.
 """
 
 import gc
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["entry", "main"]
 
-# Nothing else is imported here: a signal before `entry` is Python's own affair.
+# Import nothing more here, because Python itself handles a signal before `entry`.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _STOPPED = (
     b"packprep: stopped: by a signal; nothing was lost, and the same command begins or goes on\n"
@@ -27,12 +27,14 @@ _STAY_S = 2.0
 
 
 class _Asked(BaseException):
-    """A signal asks the process to stop: no error, not even to code that takes every error for its
-    input's."""
+    """A signal handler's request to stop the process.
+
+    It is not an `Exception`, so code that handles every error of its input does not catch it.
+    """
 
 
 def main() -> None:
-    """Run the command line; the one place where an error becomes a message and an exit status."""
+    """Run the command line. Only this function turns an error into a message and an exit status."""
     import io
 
     from typer.main import get_command
@@ -42,11 +44,11 @@ def main() -> None:
     from packprep.messages import USUAL, say_error, show
 
     show(USUAL)
-    # a file's name may hold what the terminal's encoding does not
+    # A file's name may contain characters that the terminal's encoding does not have.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        # app itself would set sys.excepthook
+        # Calling the app itself would set sys.excepthook.
         status = get_command(app)(prog_name="packprep", standalone_mode=False)
         if status:
             raise SystemExit(status)
@@ -67,24 +69,26 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open /dev/null as each of stdin, stdout and stderr that is closed.
+    """Open /dev/null for each of stdin, stdout and stderr that is closed.
 
-    Otherwise the next file that is opened, of a dataset perhaps, gets its number, and what is
-    printed goes into that file.
+    Otherwise the next opened file gets its file descriptor. Printed text would then go into that
+    file, for example a dataset.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # This gets the lowest free descriptor, `number`.
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _end_output() -> None:
-    """Write out what stdout and stderr still hold, and discard what cannot be written: Python
-    itself would fail at its end."""
+    """Flush stdout and stderr, and discard output that cannot be written.
+
+    Otherwise Python would fail at exit.
+    """
     from packprep.messages import discard_output
 
     for stream in (sys.stdout, sys.stderr):
@@ -95,23 +99,22 @@ def _end_output() -> None:
 
 
 def entry() -> None:
-    """`main`, as the command of a process, which from here on stops with a message and its status
-    when a signal asks it to.
+    """Run `main` as the command of a process, which stops with a message and a status on a signal.
 
-    While its modules are imported there is nothing to leave in order, and a signal ends it. Then a
-    signal is raised, so that what is half written is removed; the next one ends it once _STAY_S are
-    over, for the first may have been passed over.
+    During imports nothing needs cleanup, so a signal ends the process at once. Later the first
+    signal raises an exception, so that partial files are removed. Other code may catch that
+    exception, so a further signal ends the process after _STAY_S seconds.
     """
     _open_closed_streams()
     _on_signals(_end)
-    # a virtual machine has to ask its host for such pages each time
+    # A virtual machine must request huge pages from its host each time.
     os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
     try:
         import packprep.cli.application  # noqa: F401
     except ModuleNotFoundError as error:
         _say_missing(error)
 
-    asked: list[float] = []  # when
+    asked: list[float] = []  # Time of the first signal.
 
     def stop(*_: object) -> None:
         if not asked:
@@ -120,9 +123,9 @@ def entry() -> None:
         if time.monotonic() - asked[0] > _STAY_S:
             _end()
 
-    # Python prints what is raised in a callback, as in a destructor or where an import ends, and
-    # goes on; an extension module prints what is raised while it imports numpy, and says that numpy
-    # cannot be imported.
+    # Python prints an exception from a callback, such as a destructor or the end of an import, and
+    # continues. An extension module prints an exception that is raised while it imports numpy, and
+    # then reports that numpy cannot be imported. The hooks end the process in both cases.
     sys.unraisablehook = lambda what: _end() if asked else sys.__unraisablehook__(what)
     sys.excepthook = lambda *what: _end() if asked else sys.__excepthook__(*what)
     _on_signals(stop)
@@ -132,11 +135,11 @@ def entry() -> None:
         finally:
             _on_signals(signal.SIG_IGN)
             _end_output()
-            # at the end Python searches for garbage once more, .15 s where numba is loaded
+            # The garbage collection at exit takes 0.15 s if numba is loaded, so skip it.
             gc.freeze()
     except SystemExit:
         raise
-    except BaseException:  # what was raised may have become another error on its way
+    except BaseException:  # The exception may have become another error.
         if not asked:
             raise
         _say_stopped()
@@ -144,8 +147,11 @@ def entry() -> None:
 
 
 def _say_missing(error: ModuleNotFoundError) -> "NoReturn":
-    """End where a package is missing, as where packprep was installed for a trainer, without what
-    its command needs."""
+    """Print that a package is missing, and exit.
+
+    This happens if packprep was installed only for a trainer, without the packages that its
+    commands need.
+    """
     name = str(error.name).partition(".")[0]
     if name == "packprep":
         raise error
@@ -170,6 +176,7 @@ def _end(*_: object) -> None:
 
 def _say_stopped() -> None:
     try:
-        os.write(2, _STOPPED)  # print cannot be entered twice
-    except OSError:  # nobody reads it
+        # `print` is not reentrant.
+        os.write(2, _STOPPED)
+    except OSError:  # No reader is left.
         return

@@ -1,5 +1,4 @@
-"""The application with its commands, in the order in which its help lists them, and what is said of
-a wrong command line."""
+"""The application with its commands in the order of its help, and its usage errors."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -15,13 +14,15 @@ from packprep.messages import say_error
 
 
 def _show(what: str) -> Any:
-    """A callback of a flag: has messages shown so."""
+    """Return a flag's callback that sets which messages are shown."""
     return lambda context, parameter, wanted: messages.show(what) if wanted else None
 
 
 def _loudness() -> list[TyperOption]:
-    """The options that say how much is told on stderr, which stand before a command's name or
-    behind it."""
+    """Return the options for the amount of output on stderr.
+
+    They are allowed before and after the name of a command.
+    """
     return [
         TyperOption(
             param_decls=[f"-{name[0]}", f"--{name}"],
@@ -39,8 +40,7 @@ def _loudness() -> list[TyperOption]:
 
 
 class Command(TyperCommand):
-    """A command with the options that all have, a help that lists them by their panels, and
-    examples as its epilog."""
+    """A command with the common options, a help grouped by panels, and examples as its epilog."""
 
     def __init__(self, *arguments: Any, params: list[Any], **named: Any):
         super().__init__(*arguments, params=[*params, *_loudness()], **named)
@@ -71,7 +71,7 @@ class Command(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """All commands, with the options that stand before their names, too."""
+    """The group of all commands, which also takes the common options before a command's name."""
 
     def __init__(self, *arguments: Any, params: list[Any], **named: Any):
         super().__init__(*arguments, params=[*params, *_loudness()], **named)
@@ -89,8 +89,8 @@ app = typer.Typer(
 
 
 UsageError: Any = typer.BadParameter.__base__
-"""What typer raises for a command line that it cannot read. Its own name for it depends on typer's
-version."""
+"""The exception that typer raises for an invalid command line. Its name depends on typer's version.
+"""
 _WANTED = {
     "--out": "give --out DIR, the folder to build into",
     "--array": "give --array N, how many tasks the array has",
@@ -100,11 +100,16 @@ _WANTED = {
 
 
 def say_usage(error: Any, words: Sequence[str]) -> None:
-    """Say on stderr what is wrong with a command line, and what to do. words: the command line."""
+    """Print an error about the command line to stderr, with a hint.
+
+    Args:
+        error: The exception that typer raised.
+        words: The words of the command line.
+    """
     message = error.format_message().rstrip(".")
     if message.startswith("Missing"):
-        message = " ".join(message.split())  # with what there is to choose from
-    if not message or "\n" in message:  # the help, for no command at all
+        message = " ".join(message.split())  # The message also lists the choices.
+    if not message or "\n" in message:  # It is the help, because no command was given.
         error.show()
         return
     command = error.ctx.command_path if error.ctx else "packprep"
@@ -210,7 +215,7 @@ packprep warm recipe.toml"""
 packprep schema > recipe.schema.json"""
     ),
 }
-"""The commands, in the order of the help, and what its epilog shows."""
+"""Command → examples in its epilog, in the order of the help."""
 
 for command, examples in EXAMPLES.items():
     app.command(cls=Command, epilog=examples)(command)

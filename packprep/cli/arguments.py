@@ -1,4 +1,4 @@
-"""What the commands are given: each option's declaration, once, and what it is read as."""
+"""Declare each command-line option once, and parse the values."""
 
 import re
 from pathlib import Path
@@ -9,13 +9,14 @@ import typer
 from packprep.messages import say
 
 RECIPE_PANEL, WORK_PANEL, PRINTING_PANEL = "Recipe", "Work", "Printing"
-"""Under which headings the help lists options, behind those that have none."""
+"""Headings of option groups in the help. They come after the options without a heading."""
 
 _presets_file = Path(__file__).parents[1] / "recipe" / "presets.toml"
 PRESETS = list(
     dict.fromkeys(re.findall(r"^\[\[(\w+)\]\]$", _presets_file.read_text("utf-8"), re.M))
 )
-"""Their names, without what reads recipes, for which no help and no completion of a word waits."""
+"""Names of the presets. The file is searched as text, because importing the recipe reader would
+delay the help and the completion of words."""
 
 Inputs = Annotated[
     list[str],
@@ -95,8 +96,20 @@ def recipe_of(
     seed: int | None,
     assignments: list[str] | None,
 ) -> Any:
-    """The recipe that the arguments of a command give. RecipeError that names the file and line, or
-    the option."""
+    """Return the completed recipe from the arguments of a command.
+
+    Args:
+        inputs: One recipe file, or files and patterns of the data.
+        tokenizer: Value of --tokenizer, or None.
+        seq_length: Slots per row, or None.
+        tasks: Name of a preset, or None.
+        text_key: Text field of all sources, or None.
+        seed: Random seed, or None.
+        assignments: KEY=VALUE pairs of --set, or None.
+
+    Raises:
+        RecipeError: If the recipe is invalid. The message names the file and line, or the option.
+    """
     from packprep.errors import RecipeError
     from packprep.recipe import (
         load_recipe,
@@ -108,7 +121,8 @@ def recipe_of(
     from packprep.storage import expanded
 
     for assignment in assignments or ():
-        split_assignment(assignment)  # said before `--set seed = 3` is taken for two inputs
+        # This must fail before `--set seed = 3` is parsed as two inputs.
+        split_assignment(assignment)
     inputs = [expanded(name) for name in inputs]
     recipes = [name for name in inputs if name.endswith(".toml")]
     if not inputs:
@@ -179,7 +193,11 @@ def recipe_of(
 
 
 def _refuse_secrets(recipe: Any) -> None:
-    """RecipeError for a place in it that holds a secret, before it is kept anywhere."""
+    """Check that no location in the recipe contains a secret, before the recipe is stored.
+
+    Raises:
+        RecipeError: If one does.
+    """
     from packprep.errors import RecipeError, StorageError
     from packprep.storage import expanded
 
@@ -202,8 +220,7 @@ def _refuse_secrets(recipe: Any) -> None:
 def _place(
     key: tuple[str | int, ...], typed: dict[tuple[str | int, ...], str], recipes: list[str]
 ) -> str:
-    """What a message about a key begins with: the option that set it, or the recipe's file and
-    line."""
+    """Return the start of a message about a key: its option, or the recipe's file and line."""
     from packprep.recipe import line_of, recipe_text
 
     option = next(
@@ -221,7 +238,7 @@ def _place(
 
 
 def moved_of(pairs: list[str] | None) -> dict[str, str]:
-    """Source → prefix, of the values of --source."""
+    """Return source → prefix from the values of --source."""
     from packprep.errors import RecipeError
     from packprep.storage import expanded
 
@@ -232,13 +249,13 @@ def moved_of(pairs: list[str] | None) -> dict[str, str]:
             raise RecipeError(
                 f"--source {pair}: expected NAME=PREFIX, as in --source web=/data/web"
             )
-        expanded(prefix)  # which refuses a secret in it
+        expanded(prefix)  # This raises an error if the prefix contains a secret.
         moved[name] = prefix
     return moved
 
 
 def replay_of(text: str | None) -> int | None:
-    """How many segments to build again; −1 for all shards; None for no replay."""
+    """Return the number of segments to rebuild, -1 for all shards, or None for no rebuild."""
     from packprep.errors import RecipeError
 
     if text is None or text == "all":

@@ -1,5 +1,4 @@
-"""The commands that make a dataset: build, plan, status, slurm; init and schema, for recipes; warm,
-for kernels; doctor."""
+"""The commands that create datasets and token stores, write recipes, and prepare machines."""
 
 import os
 from typing import Annotated, Any, Literal
@@ -170,7 +169,14 @@ def plan(
 def _planned(
     recipe: Any, out: str | None, moved: dict[str, str], workers: int | None
 ) -> dict[str, Any]:
-    """What a build of a recipe into a folder, or into any, would make."""
+    """Return the forecast of a build of one dataset.
+
+    Args:
+        recipe: The recipe, with one row length.
+        out: The output directory, or None to ignore the state and free space of a directory.
+        moved: Source name → current location of the source.
+        workers: Number of worker processes, or None for the default.
+    """
     from packprep.building.commit import missing_shards
     from packprep.building.forecast import forecast, outlook
     from packprep.building.plan import plan_digests
@@ -267,7 +273,7 @@ def slurm(
     first = next((i for i, word in enumerate(inputs or ()) if word.startswith("-")), None)
     given, words = (inputs or [])[:first], [] if first is None else (inputs or [])[first:]
     if command != "verify":
-        # refused here, and not in every task
+        # Report errors here instead of in every task.
         recipe_of(given, tokenizer, seq_length, tasks, text_key, seed, set_)
         moved_of(source)
     flags = {

@@ -1,4 +1,4 @@
-"""The commands that read a dataset: verify, export, inspect, remove."""
+"""The commands that read a dataset: verify, export, inspect and remove."""
 
 import os
 import time
@@ -95,7 +95,7 @@ def verify(
 
 
 def _with_exports(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with `--to` and the option of each export, as EXPORTS declares them."""
+    """Return the command with `--to` and the options of all exports in EXPORTS."""
     own = dict(signature(command).parameters)
     del own["options"]
     says = f"The format: {', or '.join(export.files for export in EXPORTS.values())}."
@@ -188,7 +188,7 @@ VIEWS = {
     "--html": ("--source NAME=PREFIX", "--from-plan"),
     "--card": (),
 }
-"""What `inspect` shows beside the summary, one at a time → the options that go with it."""
+"""Option of `inspect` that replaces the summary → options that may accompany it."""
 
 
 def inspect(
@@ -329,8 +329,11 @@ def inspect(
 
 
 def _inspect_several(directory: str, names: list[str], views: list[str], as_json: bool) -> None:
-    """Print a summary of several datasets in a folder, and of each; RecipeError for a view, which
-    is of one dataset."""
+    """Print a summary of several datasets in a folder, and one of each.
+
+    Raises:
+        RecipeError: If a view is requested, because a view shows one dataset.
+    """
     from packprep.errors import RecipeError
     from packprep.inspection.summary import describe_dataset, describe_several, print_summary
 
@@ -344,9 +347,13 @@ def _inspect_several(directory: str, names: list[str], views: list[str], as_json
 
 
 def check_view(given: dict[str, bool]) -> None:
-    """Whether what `inspect` is given goes together. given: option of VIEWS → whether it is there.
+    """Check that the options of `inspect` are compatible.
 
-    Raises RecipeError for two views, and for an option that does not go with the one.
+    Args:
+        given: Option → whether it was given. It has all options of VIEWS.
+
+    Raises:
+        RecipeError: If there are two views, or an option does not belong to the view.
     """
     from packprep.errors import RecipeError
 
@@ -373,7 +380,7 @@ def _instead(view: str | None, option: str, goes_with: list[str]) -> str:
 
 
 def named_and_moved(values: list[str] | None) -> tuple[str | None, dict[str, str]]:
-    """(the NAME that stands alone, or None; source → prefix) of the values of --source."""
+    """Return the NAME without a prefix, or None, and source → prefix, from values of --source."""
     from packprep.errors import RecipeError
 
     names = [value for value in values or () if "=" not in value]
@@ -387,7 +394,7 @@ def named_and_moved(values: list[str] | None) -> tuple[str | None, dict[str, str
 
 
 def _report(directory: str, html: str, moved: dict[str, str], from_plan: bool) -> dict[str, Any]:
-    """Verify what the report looks at, and write it."""
+    """Verify the shards that the report shows, and write the report."""
     from packprep.building.processes import available_cpus
     from packprep.errors import DatasetError, PackprepError, PlanError, VocabularyError
     from packprep.inspection.report import check_file, shards_shown, write_report
@@ -406,7 +413,7 @@ def _report(directory: str, html: str, moved: dict[str, str], from_plan: bool) -
         DatasetError,
         PlanError,
         VocabularyError,
-    ) as error:  # the page says so, and shows what can be read all the same
+    ) as error:  # The page reports the error, and shows the readable parts.
         verification = error
     return write_report(directory, html, moved, verification, PROMISES, from_plan)
 

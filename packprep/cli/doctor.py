@@ -1,8 +1,8 @@
-"""What stands in the way of a good build here: versions, engines, kernels, stores, room, memory,
-each looked at by itself.
+"""Check for problems that would stop or slow a build on this machine.
 
-A check gives a Finding: `ok`; `slow`, where work goes on and takes longer than it need; `fails`,
-where it would end in an error. What is written to find out is removed again.
+The checks cover versions, engines, kernels, stores, memory and disk space. Each check returns a
+Finding. Its result is `ok`, `slow` if a build works but takes longer than necessary, or `fails` if
+a build would end with an error. Files that a check writes are removed.
 """
 
 import os
@@ -39,8 +39,14 @@ _FILES, _PROBE_BYTES = 3, 32 << 20
 
 
 class Finding(NamedTuple):
-    """What a check found. says: what is there, and what it costs. advice: what to do, "" where
-    nothing is to be done."""
+    """The result of a check.
+
+    Attributes:
+        check: Name of the check.
+        result: "ok", "slow" or "fails".
+        says: The state, and its cost.
+        advice: The recommended action, or "" for none.
+    """
 
     check: str
     result: str
@@ -49,10 +55,18 @@ class Finding(NamedTuple):
 
 
 def examine(recipe: Recipe | None, out: str | None) -> dict[str, Any]:
-    """All checks, of a recipe and of an output folder where they are given: {result: the worst,
-    checks: [Finding as a dict]}.
+    """Run all checks, including the checks of a recipe and an output directory if given.
 
-    Raises what is wrong with the recipe and its inputs, but for stores that cannot be reached.
+    Args:
+        recipe: The recipe, or None.
+        out: The output directory or its URL, or None.
+
+    Returns:
+        {result, checks}: the worst result, and all findings as dicts.
+
+    Raises:
+        PackprepError: If the recipe or its inputs are invalid. A store that cannot be reached is a
+            finding instead.
     """
     found = [_versions(), _kernels()]
     stores = [] if recipe is None else list(_stores(recipe))
@@ -75,7 +89,7 @@ def examine(recipe: Recipe | None, out: str | None) -> dict[str, Any]:
 def _planned(
     recipe: Recipe, tell: Callable[[str], None]
 ) -> tuple[Mapping[str, Any], Inputs, Mapping[str, Any]]:
-    """Return the plan of one dataset, the inputs that it is made from, and its `forecast`."""
+    """Return the plan of one dataset, its inputs, and its `forecast`."""
     inputs, samples = look_up(recipe, {}), list[Any]()
     plan = make_plan(inputs, tell, samples)
     return plan, inputs, forecast(plan, inputs, samples)
@@ -88,7 +102,7 @@ def _versions() -> Finding:
 
 
 def _engines() -> Finding:
-    """Which engines are installed, where no recipe tells which of them is wanted."""
+    """Report which engines are installed, if no recipe determines the engine."""
     fast = {name: kind for name, kind in ENGINES.items() if kind.proven}
     here = (
         ", ".join(f"{name} {kind.version()}" for name, kind in fast.items() if kind.version())
@@ -107,7 +121,10 @@ def _engines() -> Finding:
 
 
 def _engine_of(plan: Mapping[str, Any], inputs: Inputs, figures: Mapping[str, Any]) -> Finding:
-    """Say which engine tokenizes, and what a core took for the sample. figures: of `forecast`."""
+    """Report the engine that tokenizes, and its time for the sample on one core.
+
+    `figures` is from `forecast`.
+    """
     vocabulary, documents = inputs.vocabulary, inputs.recipe.documents
     engine = load_engine(plan["engine"], vocabulary, documents.special_text)
     says = engine_in_words(engine, inputs.recipe.engine, vocabulary)
@@ -133,7 +150,7 @@ def _engine_of(plan: Mapping[str, Any], inputs: Inputs, figures: Mapping[str, An
 
 
 def _kernels() -> Finding:
-    """Where compiled kernels are kept, or what it costs that they are not."""
+    """Report where compiled kernels are cached, or the cost if they are not."""
     heard: list[str] = []
     with messages.heard_by(lambda message, once: heard.append(message)):
         folders = cache_folders()
@@ -154,7 +171,7 @@ def _kernels() -> Finding:
             " take their time each time"
         )
         return Finding("kernels", OK, says)
-    why = "; ".join(heard) or (  # what is heard says what to do
+    why = "; ".join(heard) or (  # The recorded messages contain advice.
         f"none lie in {', '.join(folders.to_read)}, where none can be kept; set NUMBA_CACHE_DIR to"
         " a folder that you can write"
     )
@@ -162,7 +179,7 @@ def _kernels() -> Finding:
 
 
 def _stores(recipe: Recipe) -> Iterator[Finding]:
-    """Whether each store that the sources name can be listed."""
+    """Yield whether each store in the sources can be listed."""
     for root in dict.fromkeys(
         below_one_folder(source, recipe.base)[0] for source in recipe.sources
     ):
@@ -176,7 +193,7 @@ def _stores(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _memory(figures: Mapping[str, Any] | None) -> Finding:
-    """Whether workers have the memory that they take. figures: of `forecast`."""
+    """Report whether the workers have enough memory. `figures` is from `forecast`, or None."""
     free, cpus = free_memory(), available_cpus()
     there = f"{free / 2**30:.1f} GiB of memory free, {cpus} CPU{'s' * (cpus > 1)}"
     if figures is None:
@@ -214,10 +231,12 @@ def _output(
     recipe: Recipe | None,
     planned: Sequence[tuple[Mapping[str, Any], Inputs, Mapping[str, Any]]],
 ) -> Iterator[Finding]:
-    """Check whether a build can go on there, write there, how fast, and whether it has room.
+    """Check whether a build can resume or write in a directory, its speed, and its free space.
 
-    planned: what `_planned` gave for each dataset that the recipe makes; nothing where there is no
-    recipe.
+    Args:
+        out: The output directory.
+        recipe: The recipe, or None.
+        planned: The result of `_planned` for each dataset of the recipe. Empty without a recipe.
     """
     needed = 0
     try:
@@ -263,7 +282,15 @@ def _store(out: Remote) -> Finding:
 
 
 def _file_system(path: Path, free: int | None) -> Finding:
-    """free: the bytes that are. BuildError where nothing can be written."""
+    """Measure writing in a local directory.
+
+    Args:
+        path: The directory, which may not exist yet.
+        free: Free bytes, or None if unknown.
+
+    Raises:
+        BuildError: If the directory is not writable.
+    """
     whole = Path(os.path.abspath(path))
     above = next(folder for folder in (whole, *whole.parents) if os.path.lexists(folder))
     try:
@@ -273,7 +300,7 @@ def _file_system(path: Path, free: int | None) -> Finding:
     try:
         probe, large = LocalFolder(folder), os.urandom(1 << 20) * (_PROBE_BYTES >> 20)
         file_s = min(_seconds(lambda: probe.write("small", [b"packprep"])) for _ in range(_FILES))
-        mb_s = None  # a small file would tell nothing
+        mb_s = None  # A small file would not show the rate.
         if free is None or free > 2 * _PROBE_BYTES:
             mb_s = _PROBE_BYTES / 1e6 / _seconds(lambda: probe.write("large", [large]))
         links = "hard links"
@@ -311,7 +338,7 @@ def _seconds(act: Callable[[], Any]) -> float:
 
 
 def print_findings(result: Mapping[str, Any]) -> None:
-    """A line for each finding, and what to do below it."""
+    """Print one line per finding, with the advice below it."""
     for finding in result["checks"]:
         put_line(f"{finding['result']:<6} {finding['check']:<9} {finding['says']}")
         if finding["advice"]:

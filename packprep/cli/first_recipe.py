@@ -1,5 +1,6 @@
-"""A first recipe for data and a tokenizer: what is wrong at first is mended as its message advises,
-and each key says why.
+"""Write a first recipe for data and a tokenizer, with the reason for each key.
+
+Some errors of a plan name settings that avoid them. These settings become keys of the recipe.
 
 ```
 paths ─► sources ─► plan ─┬─ an error with settings ─► these keys, and again
@@ -35,15 +36,15 @@ from packprep.tokenizer.file import first_put_by_processor
 SCHEMA_NAME = "recipe.schema.json"
 _SEQ_LENGTHS = (512, 1024, 2048, 4096, 8192)
 _WHOLE = 0.9
-"""Of the documents: so many stay whole in a row of the suggested seq_length, where one of the above
-has room for them."""
+"""Fraction of documents that should fit in one row of the suggested seq_length. Used if one of the
+above lengths is large enough."""
 _MOST_NAMES = 100_000
 _WARNING = "warning: "
 
 
 @dataclass
 class _SourceKeys:
-    """A source to be: its keys, and why they are what they are."""
+    """The keys of a future source, and the reasons for their values."""
 
     keys: dict[str, Any]
     why: dict[str, str] = field(default_factory=dict)
@@ -57,12 +58,24 @@ def write_first_recipe(
     out: Path,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Look at some of the data and write a recipe that builds it, and the schema for editors beside
-    it.
+    """Write a recipe for some data, after reading a sample, and a schema for editors.
 
-    paths: files, patterns, folders or URLs; each becomes a source, a folder one for each format in
-    it. Gives {recipe, schema: paths, sources: names, seq_length, warnings}. RecipeError where `out`
-    is there; the errors of a plan for what no setting mends.
+    Args:
+        paths: Files, patterns, folders or URLs. Each becomes a source. A folder becomes one source
+            for each of its formats.
+        tokenizer: A tokenizer.json, its folder, a Hub name, or "bytes".
+        preset: Name of the preset of tasks.
+        text_key: Field or column of the text, or None to detect it.
+        out: Path of the recipe, which must not exist. The schema is written to the same folder.
+        say: Function that prints a message.
+
+    Returns:
+        {recipe, schema, sources, seq_length, warnings}: two paths, names of sources, and results of
+        the plan.
+
+    Raises:
+        RecipeError: If `out` exists or its folder does not.
+        PackprepError: If a plan fails with an error that no setting avoids.
     """
     schema = out.with_name(SCHEMA_NAME)
     if out.exists():
@@ -88,7 +101,7 @@ def write_first_recipe(
     ]
     samples: list[Estimates] = []
     looked_up: list[Inputs] = []
-    lacks_key: list[SourceError] = []  # of sources without the given text_key
+    lacks_key: list[SourceError] = []  # Errors of sources that do not have the given text_key.
     for source in sources:
         if text_key is not None:
             source.keys["text_key"] = text_key
@@ -148,7 +161,7 @@ def write_first_recipe(
 
 
 def _forecast(table: dict[str, Any], base: Path) -> dict[str, Any]:
-    """Return the forecast of a recipe, with all that its plan warns of."""
+    """Return the forecast of a recipe, including the warnings of its plan."""
     said: list[str] = []
     samples: list[Estimates] = []
     inputs = look_up(complete(read_recipe(table, base)), {})
@@ -160,25 +173,32 @@ def _forecast(table: dict[str, Any], base: Path) -> dict[str, Any]:
 
 
 def _are_full(planned: dict[str, Any]) -> bool:
-    """Return whether rows are so full that a build does not warn."""
+    """Return whether rows are full enough that a build does not warn."""
     filled = planned["utilisation"]["without_last_rows"]
     return filled is None or filled >= FULL
 
 
 def _without_warnings(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return `say` for what is no warning: the recipe is not finished, and may do what a warning
-    advises."""
+    """Return `say` without warnings.
+
+    The recipe is not finished, so it may still follow the advice of a warning.
+    """
     return lambda message: None if message.startswith(_WARNING) else say(message)
 
 
 def _ends_of_documents(
     looked_up: Sequence[Inputs], samples: Sequence[Estimates]
 ) -> dict[str, tuple[bool, str]]:
-    """Return the keys of [documents] that say what stands around a document, each with its value
-    and the reason.
+    """Return the keys of [documents] for bos and eos, each with its value and the reason.
 
-    looked_up, samples: of each source alone. A chat template may write bos and eos itself.
-    RecipeError where it does, and documents without a template need the same token.
+    A chat template may write bos and eos itself.
+
+    Args:
+        looked_up: The inputs of each source, with a plan for only this source.
+        samples: The calibration sample of each source.
+
+    Raises:
+        RecipeError: If the template writes a token that documents without a template need, too.
     """
     vocabulary, template = looked_up[-1].vocabulary, looked_up[-1].chat_template
     chats = [sample.chat for sample in samples]
@@ -212,7 +232,7 @@ def _ends_of_documents(
 
 
 def _below(path: Path, base: Path) -> str:
-    """A path as a recipe in the folder `base` names it."""
+    """Return a path as it is written in a recipe in the folder `base`."""
     path = Path(os.path.abspath(path))
     return path.relative_to(base).as_posix() if path.is_relative_to(base) else str(path)
 
@@ -220,8 +240,13 @@ def _below(path: Path, base: Path) -> str:
 def _sources(
     paths: Sequence[str], base: Path, left_out: list[str]
 ) -> Iterator[tuple[str, list[str]]]:
-    """(name, patterns) of each source. left_out: gets what is said of folders whose files are not
-    all read."""
+    """Yield (name, patterns) of each source.
+
+    Args:
+        paths: Files, patterns, folders or URLs.
+        base: Folder of the recipe.
+        left_out: Receives messages about folders with unread files.
+    """
     taken: set[str] = set()
 
     def named(path: str, more: str = "") -> str:
@@ -270,8 +295,10 @@ def _sources(
 
 
 def _formats_below(folder: Path) -> tuple[dict[str, set[str]], Counter[str]]:
-    """(format → endings of the names of its files below a folder, ending → files that have none);
-    of the first names where it holds very many."""
+    """Return format → endings of its files below a folder, and ending → number of unknown files.
+
+    The search stops after about _MOST_NAMES names.
+    """
     found: dict[str, set[str]] = {}
     others: Counter[str] = Counter()
     seen = 0
@@ -294,13 +321,18 @@ def _parsed(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def _why(message: str) -> str:
-    """Of what a message lists, the keys to choose from."""
+    """Return the keys to choose from, as listed in a message."""
     keys = re.search(r"(?:keys|columns) are: (.*?)\. ", message)
     return f"of {keys[1].replace(chr(39), '')}" if keys else "as the documents have it"
 
 
 def _seq_length(lengths: np.ndarray, weights: np.ndarray) -> tuple[int, str]:
-    """(a suggestion, why) by the tokens of sampled documents and how many each stands for."""
+    """Return a suggested seq_length and the reason.
+
+    Args:
+        lengths: Numbers of tokens of the sampled documents.
+        weights: Number of documents that each sampled document represents.
+    """
     if not len(lengths):
         return 2048, "no document was seen in the sample"
     order = np.argsort(lengths)
@@ -328,7 +360,7 @@ def _text(
     specials: Sequence[str],
     planned: dict[str, Any],
 ) -> str:
-    """The recipe."""
+    """Return the recipe as text."""
     lines = [
         f"#:schema ./{SCHEMA_NAME}",
         (
@@ -370,7 +402,7 @@ def _text(
 
 
 def print_first_recipe(result: dict[str, Any]) -> None:
-    """What was written, and what comes next."""
+    """Print which files were written, and the next step."""
     put_line(
         f"{result['recipe']}: {', '.join(result['sources'])}, in rows of {result['seq_length']}"
         " slots"

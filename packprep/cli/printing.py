@@ -1,5 +1,7 @@
-"""How each command begins and prints: plain values as one JSON object, or forecasts, states of
-builds, profiles as text."""
+"""Set up commands, and print results as JSON or as text.
+
+Forecasts, build states and profiles have printers here.
+"""
 
 import json
 import os
@@ -13,15 +15,19 @@ from packprep.messages import discard_output, put_line, say_error
 
 
 def one_thread() -> None:
-    """No threads of libraries, before they are imported: processes scale, and only a process of one
-    thread may be forked."""
+    """Disable the threads of libraries. Call this before they are imported.
+
+    Work is parallel by processes, and only a single-threaded process may be forked.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _escaped(text: str) -> str:
-    """JSON that says the same, with escapes for all that does not show: names and texts may hold
-    what a terminal obeys."""
+    """Return the same JSON, with escapes for all characters that are not printable.
+
+    Names and texts may contain control sequences for a terminal.
+    """
     return (
         text
         if text.isprintable()
@@ -32,10 +38,14 @@ def _escaped(text: str) -> str:
 def put(
     result: Any, as_json: bool, printer: Callable[[Any], None], after_work: bool = False
 ) -> None:
-    """Print a result: as one JSON object, or by its printer.
+    """Print a result, as one JSON object or with its printer.
 
-    after_work: the command's work is done, and its exit status does not depend on whether the
-    result can be printed.
+    Args:
+        result: The result, as plain values.
+        as_json: Whether to print JSON.
+        printer: Function that prints the result as text.
+        after_work: Whether the work is already done. Then an error while printing does not change
+            the exit status.
     """
     try:
         if as_json:
@@ -43,9 +53,7 @@ def put(
         else:
             printer(result)
         sys.stdout.flush()
-    except (
-        BrokenPipeError
-    ):  # the reader of stdout has read enough; the exit status stays that of the command
+    except BrokenPipeError:  # The reader has read enough. The exit status is unchanged.
         discard_output(sys.stdout)
     except OSError as error:
         discard_output(sys.stdout)
@@ -57,8 +65,11 @@ def put(
 def put_each(
     results: list[Any], as_json: bool, printer: Callable[[Any], None], after_work: bool = False
 ) -> None:
-    """Print a result; or several, with a line between them, or as one JSON list. after_work: as for
-    `put`."""
+    """Print one result as `put` does, or several results.
+
+    Several results have an empty line between them, or are one JSON list. The arguments are as in
+    `put`.
+    """
 
     def print_all(several: list[Any]) -> None:
         for i, result in enumerate(several):
@@ -76,14 +87,14 @@ SUMS = {"documents": "documents", "text_bytes": "bytes of text", "tokens": "toke
 
 
 def print_forecast(f: dict[str, Any]) -> None:
-    """The figures as text."""
+    """Print a forecast as text."""
     from packprep.inspection.text import sides_in_words
 
     shards, files = (
         f"{f[name]:,} {name if f[name] != 1 else name[:-1]}" for name in ("shards", "files")
     )
     put_line(f"{shards} of about {f['shard_text_bytes'] / 2**20:.3g} MiB of text, {files}")
-    # a sample may have seen no document
+    # The sample may have no documents.
     sums = [f"{f[name]:,} {what}" for name, what in SUMS.items() if f[name]]
     put_line(f"about {', '.join(sums)} ({f['engine']['name']} engine)")
     put_line(
@@ -128,7 +139,7 @@ def print_forecast(f: dict[str, Any]) -> None:
 
 
 def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] | None) -> None:
-    """How long a build takes, and what it finds in its folder."""
+    """Print how long a build takes, and the state of its output directory."""
     if come["missing"]:
         steps = [("reads and renders" if come["renders"] else "reads", come["read_mb_s"], "text")]
         steps += [
@@ -157,7 +168,7 @@ def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] 
 
 
 def duration(seconds: float) -> str:
-    """About how long, in words."""
+    """Return an approximate duration as text."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return (
@@ -169,7 +180,7 @@ def duration(seconds: float) -> str:
 
 
 def print_status(result: dict[str, Any]) -> None:
-    """The status in a few lines."""
+    """Print the status of a build."""
     jobs = ", ".join(f"{job['job']} ({job['script']})" for job in result.get("jobs", ()))
     if result["shards"] is None and not jobs:
         put_line(f"{result['out']}: nothing is written yet")
@@ -208,7 +219,7 @@ def print_status(result: dict[str, Any]) -> None:
 
 
 def print_profile(profile: Mapping[str, Any]) -> None:
-    """A described profile as a table."""
+    """Print a described profile as a table."""
     for line in _lines(profile):
         put_line(line)
 

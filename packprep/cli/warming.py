@@ -1,8 +1,7 @@
-"""Kernels compiled ahead, for images, read-only installs and arrays of jobs: tiny datasets are
-built, verified and replayed.
+"""Precompile kernels for images, read-only installations and arrays of jobs.
 
-A kernel is compiled for the types of its arguments: these depend on objectives, token_dtype and how
-rows are packed.
+Kernels are compiled for the types of their arguments. These types depend on objectives, token_dtype
+and packing. So small datasets that cover these types are built, verified and rebuilt.
 """
 
 import json
@@ -32,7 +31,7 @@ _TOKEN_DTYPES = ("uint16", "int32")
 
 
 class _Silent:
-    """A progress of which nothing is shown: what is built is nobody's dataset."""
+    """A progress that shows nothing, because the datasets are temporary."""
 
     def begin(self, text_bytes: int, shards: int, missing: int) -> None: ...
     def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None: ...
@@ -42,11 +41,17 @@ class _Silent:
 
 
 def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
-    """Compile the kernels of build, verify, inspect and export of which none is kept; of a recipe:
-    those that it needs.
+    """Compile the missing kernels of build, verify, inspect and export.
 
-    Gives {folder: where they are kept, objectives, compiled: how many, seconds}. BuildError where
-    they cannot be kept.
+    Args:
+        recipe: Compile only the kernels that this recipe needs, or all kernels if None.
+
+    Returns:
+        {folder, objectives, compiled, seconds}. The folder is the cache, and compiled is the number
+        of kernels.
+
+    Raises:
+        BuildError: If the kernels cannot be cached.
     """
     begun, before = time.perf_counter(), compiling.COUNTS.copy()
     if (folder := cache_folders().own) is None:
@@ -86,7 +91,7 @@ def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
 
 
 def _tables(objectives: list[str], recipe: Recipe | None) -> Iterator[dict[str, Any]]:
-    """Recipes of datasets whose making and verification compile all that these objectives need."""
+    """Yield recipes whose build and verification compile all kernels that these objectives need."""
     token_dtypes = list(_TOKEN_DTYPES)
     packings: list[dict[str, Any]] = list(_PACKINGS)
     if recipe:
@@ -118,7 +123,7 @@ def _table(objectives: list[str], token_dtype: str, packing: dict[str, Any]) -> 
 
 
 def _write_corpus(folder: Path) -> None:
-    """Texts of up to some rows, and such that say what of them is trained."""
+    """Write texts, some longer than a row, and the same texts with trained ranges."""
     texts = ["packprep is warm. " * (1 + i % 50) for i in range(200)]
     for name, records in (
         ("texts", [{"text": text} for text in texts]),
@@ -130,7 +135,7 @@ def _write_corpus(folder: Path) -> None:
 
 
 def print_compiled(result: dict[str, Any]) -> None:
-    """Where the kernels lie, of what, and how long it took."""
+    """Print the location of the kernels, their objectives, and the time."""
     put_line(
         f"kernels of {', '.join(result['objectives'])} are in {result['folder']}:"
         f" {result['compiled']} compiled in {result['seconds']:.1f} s"
