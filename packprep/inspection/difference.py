@@ -299,8 +299,7 @@ def _difference_of(one: Shard, two: Shard, name: str) -> tuple[int, int, int] | 
 
 
 def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]:
-    """Return (row, slot or segment in it, index) of the value at an index of an array's first axis.
-    """
+    """Return (row, slot or segment in it, index) of the value at an index of the first axis."""
     offsets = shard.arrays["row_offsets"]
     if shard.arrays[name].shape == (shard.rows, shard.seq_length):
         return at, slot, at
@@ -334,8 +333,7 @@ def _row_of(shard: Shard, name: str, at: int, slot: int) -> tuple[int, int, int]
 
 
 def _begin_of(shard: Shard, row: int, segment: int) -> int:
-    """Return the first slot of a row's segment, or the last slot of the row if it does not exist.
-    """
+    """Return the first slot of a row's segment, or the row's last slot if it does not exist."""
     first = int(shard.arrays["row_offsets"][row]) + row
     physical = shard.arrays.get("cu_seqlens_padded", shard.arrays["cu_seqlens"])
     return min(int(physical[min(first + segment, len(physical) - 1)]), shard.seq_length - 1)

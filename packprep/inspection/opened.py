@@ -79,7 +79,9 @@ class OpenedDataset:
 
     @contextmanager
     def shard(self, number: int) -> Iterator[Shard]:
-        """Yield a shard with a local copy and valid boundaries. The copy exists during the context.
+        """Yield a shard with a local copy and valid boundaries.
+
+        The copy exists during the context.
         """
         with self.local.fetched(shard_name(number)):
             shard = shard_in(self.local.folder, self.dataset.manifest, number)

@@ -505,7 +505,7 @@ def describe_segment(
 
         - original: the document's tokens as pieces {text, ids, slots, kind}, or None
         - not_restored: the reason if original is None, for example that the plan cannot be used here
-        - fits: whether the tokens between the document's tokens agree with the header
+        - fits: whether the tokens between the document's tokens agree with the header, or None
         - spans: of span corruption, [{sentinel, tokens: [begin, end) of the document, input_slot,
           target_slot, text}]
 

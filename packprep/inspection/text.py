@@ -137,7 +137,9 @@ def _turn_lines(lines: Sequence[list[Unit]]) -> Iterator[int]:
 
 
 def wrapped(units: Sequence[Unit], width: int) -> Iterator[list[Unit]]:
-    """Yield lines of units, at most `width` cells each. A wider unit is split over several lines.
+    """Yield lines of units, at most `width` cells each.
+
+    A wider unit is split over several lines.
     """
     line: list[Unit] = []
     filled = 0

@@ -209,8 +209,8 @@ def verify_dataset(
 ) -> dict[str, Any]:
     """Check every invariant of an array task's shards.
 
-    Task 0 also checks the dataset's own files. No shard is checked if the plan or the tokenizer is
-    damaged.
+    Task 0 also checks the dataset's own files. No shard is checked if plan.json, tokenizer.json or
+    removed.json is damaged.
 
     Args:
         directory: Directory or URL of the dataset or token store.
@@ -235,7 +235,7 @@ def verify_dataset(
         ArgumentError: If `epoch` is out of range.
         DatasetError: If the directory is not a dataset, or its rows cannot be resampled.
         PlanError: If plan.json is missing.
-        RecipeError: If the options do not apply to a token store.
+        RecipeError: If the options do not apply to a token store, or `moved` has an unknown source.
     """
     with local_copy(folder_at(directory)) as local:
         folder = local.folder

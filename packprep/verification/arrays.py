@@ -190,7 +190,7 @@ def check_arrays(
 
 
 def _with_derived(check: ShardCheck) -> Mapping[str, np.ndarray]:
-    """Return the arrays, and add those that a compact shard omits, derived as the loader does."""
+    """Return the arrays, plus the ones that a compact shard omits, derived as the loader does."""
     arrays, segments, first_slots = check.arrays, check.segments, check.first_slots
     shape, size, derived = arrays["tokens"].shape, arrays["tokens"].size, {}
     if "segment_ids" not in arrays:
@@ -484,7 +484,7 @@ def _plain(value: np.generic) -> float | int | str:
 
 
 def check_parts(check: ShardCheck) -> bool:
-    """Check the offsets, ranges and counts of P19, P20 and P25.
+    """Check the offsets, ranges and counts of P19, P20 and P25, and P3 of media arrays.
 
     Return whether the arrays can be walked.
     """
@@ -515,7 +515,8 @@ def check_parts(check: ShardCheck) -> bool:
 def _check_trained(check: ShardCheck) -> None:
     """Check P19: trained ranges are inside their segment, in order, and do not overlap.
 
-    Ranges may touch only if their weights differ.
+    Ranges may touch only if their weights differ. Weights must be finite and above 0, and not all
+    1.
     """
     trained, slots = check.segments.trained, check.segments.slots
     if trained is None:

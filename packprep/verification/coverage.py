@@ -60,8 +60,7 @@ class Locations(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Parts of files that one shard read, as their first and last documents, int64[k] per column.
-    """
+    """Parts of files that one shard read, by first and last document, int64[k] per column."""
 
     file: np.ndarray
     use: np.ndarray
@@ -226,7 +225,7 @@ def check_documents(
 
 
 def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, faults: Faults) -> None:
-    """Check P21 across shards: the parts that they read do not overlap and omit no row.
+    """Check P21 across shards: the parts that they read do not overlap, and tables miss no row.
 
     Args:
         plan: The dataset's plan.

@@ -1,9 +1,9 @@
 """Check P1, P2 and P22: the files of a dataset, its JSON files, and how its plan was derived.
 
 The other keys of a plan are recomputed from its recipe, tokenizer.json and estimates, by the code
-that wrote them. With `--replay all`, three more things are recomputed from the sources: the list of
-files that the patterns find, the splits of each file, and the estimates from the keyed calibration
-sample. A recipe given by the user is compared with the stored one.
+that wrote them. With `--replay all`, the files that the patterns find and their splits are read
+from the sources again. The estimates are recomputed from the keyed calibration sample. A recipe
+given by the user is compared with the stored one.
 """
 
 import contextlib
@@ -305,7 +305,7 @@ def _is_sound(receipt: Mapping[str, Any], plan: Plan) -> bool:
 
 
 def _check_rejects(directory: Path, shard: int, receipt: Mapping[str, Any], faults: Faults) -> None:
-    """Check P1 of a rejects file, and P16: it lists the documents that the ledger counts."""
+    """Check P1 and P2 of a rejects file, and P16: it lists the rejects that the ledger counts."""
     name, rejects = rejects_name(shard), receipt["rejects"]
     path = directory / name
     counted = {

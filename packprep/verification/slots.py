@@ -277,8 +277,7 @@ def check_slots(check: ShardCheck) -> None:
 
 
 def check_removed(check: ShardCheck) -> None:
-    """Check P23: exactly the segments of removed documents are marked, and their slots are empty.
-    """
+    """Check P23: exactly the removed documents' segments are marked, and their slots are empty."""
     segments, pad = check.segments, check.plan.vocabulary.roles["pad"]
     listed = check.plan.removed.segments(segments)
     for g in np.flatnonzero(segments.removed != listed)[:MAX_LISTED]:
@@ -327,8 +326,7 @@ def check_sentinels(check: ShardCheck) -> None:
 
 
 def check_sides(check: ShardCheck) -> None:
-    """Check P24: each row fits encoder_length and decoder_length, and each segment has both parts.
-    """
+    """Check P24: rows fit encoder_length and decoder_length, and each segment has both parts."""
     segments, sides = check.segments, check.plan.recipe.packing.sides
     if sides is None:
         return

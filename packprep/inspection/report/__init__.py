@@ -116,8 +116,8 @@ def write_report(
 
     Returns:
         {html, bytes, directory, rows, shown_rows, shards, looked_at, faults}. looked_at is the
-        number of shards that were read. faults is the number of faults, or None if the dataset was
-        not verified.
+        number of shards that the figures cover. faults is the number of faults, or None if the
+        dataset was not verified.
 
     Raises:
         DatasetError: If the manifest is missing.
@@ -459,8 +459,8 @@ def chosen_rows(
 ) -> list[int]:
     """Return the rows to show, ascending.
 
-    Each task gets a row first, even if there are many tasks. Evenly spaced rows and tasks with few
-    rows share the other places.
+    Each task gets a row first, even if there are many tasks. The remaining rows are evenly spaced,
+    or have tasks with few rows.
 
     Args:
         rows: The rows of each shard that is shown.

@@ -485,7 +485,9 @@ def _counts(
     counts: Sequence[float],
     ticks: Sequence[Tick],
 ) -> Chart:
-    """Return a chart of counts, with a logarithmic scale if one count is much larger than the rest.
+    """Return a chart of counts.
+
+    The scale is logarithmic if one count is much larger than the rest.
     """
     most = max(counts)
     second, first = sorted([0, *counts])[-2:]
@@ -582,7 +584,9 @@ def chart(
 
 
 def meter(share: float | None, wanted: float | None = None) -> Markup:
-    """Return a bar for a share of 1, with a mark at the wanted share. The page prints the numbers.
+    """Return a bar for a share of 1, with a mark at the wanted share.
+
+    The page prints the numbers.
     """
     parts = [Markup('<rect class="track" width="100" height="8"/>')]
     if share:
