@@ -2,8 +2,8 @@
 
 ```
 manifest ─► summary       totals, packing efficiency, mixture, lengths
-shard ─┬─► row            one row: its segments as text, the loss marked under each token; or one complete segment,
-       │                  with the document's tokens that it was made of
+shard ─┬─► row            one row: its segments as text, with the loss marked under each token;
+       │                  or one complete segment, with the document's original tokens
        ├─► document       the segments of a document, or why it has none; how the first one was read
        ├─► search         rows that contain a text
        ├─► difference     differences between two datasets

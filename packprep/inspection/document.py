@@ -68,10 +68,10 @@ def describe_document(
         - more_files: number of further files with such a document, which are not described
         - files: [{file, text, tokens, not_read, before, after, uses}]
 
-        Keys of a file: `text` is the start of the document. If the file was not read, text and tokens
-        are None, and `not_read` has the reason. If no document is at the position, `before` and `after`
-        are the nearest known positions. `uses` is [{use, outcome, why, segments, left_out}], with an
-        entry per pass. The outcome is "used", "removed", "rejected", "not sampled", "not repeated",
+        `text` is the start of the document. If the file was not read, text and tokens are None, and
+        `not_read` has the reason. If no document is at the position, `before` and `after` are the
+        nearest known positions. `uses` is [{use, outcome, why, segments, left_out}], with an entry
+        per pass. The outcome is "used", "removed", "rejected", "not sampled", "not repeated",
         "absent" or "lost".
 
     Raises:

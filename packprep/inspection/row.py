@@ -504,7 +504,7 @@ def describe_segment(
         its keys in a row, the segment has these keys:
 
         - original: the document's tokens as pieces {text, ids, slots, kind}, or None
-        - not_restored: the reason if original is None, for example that the plan cannot be used here
+        - not_restored: the reason if original is None, for example that the plan is not usable here
         - fits: whether the tokens between the document's tokens agree with the header, or None
         - spans: of span corruption, [{sentinel, tokens: [begin, end) of the document, input_slot,
           target_slot, text}]

@@ -66,8 +66,8 @@ def describe_matches(
         - directory, text, shards
         - segments, tokens: numbers that were searched
         - found, matching_segments, matching_rows: numbers of all matches
-        - matches: [{row, segment, shard, task, source, file, document, repeat, tokens: [begin, end) of
-          the document, slots: [[begin, end)] of the row, before, match, after}]
+        - matches: [{row, segment, shard, task, source, file, document, repeat, tokens: [begin, end)
+          of the document, slots: [[begin, end)] of the row, before, match, after}]
 
     Raises:
         ArgumentError: If the text is empty or invalid Unicode.
