@@ -1,6 +1,7 @@
-"""A dataset as an iterator over global arrays: each process reads the rows that its devices hold,
-as numpy arrays of fixed shapes, each laid so that JAX on a CPU need not copy it; and the loss that
-its labels are made for.
+"""Read a dataset as JAX global arrays, and compute the loss that its labels are made for.
+
+Each process reads the rows that its devices hold, as NumPy arrays of fixed shapes. The arrays are
+aligned so that JAX on a CPU need not copy them.
 """
 
 import os
@@ -33,8 +34,9 @@ from packprep.errors import ArgumentError
 ROW_COLUMNS = tuple(name for name in COLUMNS + MORE_COLUMNS if name not in BY_ROW)
 LAYOUT_COLUMNS = ("cu_seqlens", "cu_seqlens_padded", "seqlens", "offsets")
 
-_ALIGNMENT = 64  # bytes: an array that begins elsewhere is copied
-# all others are int32
+# JAX on a CPU copies an array that does not start at a multiple of this many bytes.
+_ALIGNMENT = 64
+# All other columns are int32.
 _DTYPES = {"loss_mask": np.dtype(bool), "loss_weights": np.dtype(np.float32)}
 _DTYPES |= {
     name: _DTYPES[next_slot] for name, (next_slot, _) in AHEAD.items() if next_slot in _DTYPES
@@ -46,41 +48,51 @@ ATTENTION: dict[str, frozenset[str]] = {
     "splash": frozenset({"prefix_ends"}),
     "dense": frozenset({"prefix_ends", "position_ids", "block_lengths"}),
 }
-"""Attention path → the columns beside segment_ids that it reads, and so the rules that it can do.
-"causal": a kernel that is told segments alone."""
+"""Columns that each attention path reads in addition to segment_ids.
+
+They determine which attention patterns the path can compute. "causal" is a kernel that reads only
+segment ids.
+"""
 
 NAMES = {
     "maxtext": MAXTEXT_NAMES,
-    # The fields of GrugLmExample, whose loss_weight stands at the predicting slot; the ids go into
-    # its attn_mask.
+    # These are the fields of GrugLmExample. Its loss_weight is at the predicting slot, and the ids
+    # go into its attn_mask.
     "levanter": {
         "tokens": "tokens",
         "loss_weight": "loss_weights",
         "segment_ids": "segment_ids",
         "position_ids": "position_ids",
     },
-    # T5X's, of rows with an encoder's side.
+    # T5X uses these names for rows with an encoder and a decoder sequence.
     "seqio": {name: name for name in encoder_decoder.NAMES},
 }
-"""Trainer → its name → the column. Columns that it has no name for keep their own."""
+"""Columns by the names of each trainer. A column that it does not name keeps its own name."""
 
 
 class _Form(NamedTuple):
-    """What a batch holds."""
+    """The contents of a batch."""
 
     names: Mapping[str, str]  # name in the batch → column
     max_segments: int | None
     prefix_bidirectional: bool
-    noised_alone: bool  # x_t without x_0, in rows half as long
-    is_split: bool  # an encoder's and a decoder's arrays
+    noised_alone: bool  # batches hold x_t without x_0, in rows half as long
+    is_split: bool  # batches hold the arrays of an encoder and a decoder
 
 
 class Loader:
-    """An iterator over global batches, dicts of jax.Arrays; made by `loader`. Its state is that of
-    packprep's own.
+    """An iterator over global batches, dicts of jax.Arrays, which `loader` creates.
 
-    dataset, sharding, batch_size: as given. names: of a batch's arrays. seq_length: slots of its
-    rows. rank, world_size: this process' share of every batch's rows.
+    Its state has the same keys and meaning as the state of `packprep.dataset.Batches`.
+
+    Attributes:
+        dataset: The dataset or mixture.
+        sharding: Sharding of arrays [batch_size, T].
+        batch_size: Rows of a global batch.
+        names: Names of the arrays in a batch.
+        seq_length: Slots of a row in the batch.
+        rank: Index of this process' share of every batch's rows.
+        world_size: Number of shares of a batch's rows.
     """
 
     def __init__(
@@ -91,8 +103,8 @@ class Loader:
         form: _Form,
         options: Mapping[str, Any],
     ):
-        # It checks the arguments, and its state says where all processes stand: the rows of one
-        # rank of one, with the global batch, are those of all ranks with their shares.
+        # This call checks the arguments. Its state holds the position of all processes, because
+        # one rank with the global batch reads the same rows as all ranks with their shares.
         self._position = dataset.batches(batch_size, **options)
         self._redraw, self._accelerate = options["redraw"], options["accelerate"]
         self._form = form
@@ -121,7 +133,7 @@ class Loader:
         columns = tuple(dict.fromkeys(names.values()))
         batch = read(self.dataset, rows, anew, len(samples), columns, self._form, self._accelerate)
         arrays = global_arrays(self.sharding, batch, columns, self.batch_size)
-        # last: a batch that could not be read is not delivered
+        # This comes last, because a batch that could not be read is not delivered.
         self._position.load_state_dict({**state, "rows": end})
         named: dict[str, Any] = {name: arrays[column] for name, column in names.items()}
         if self.dataset.encoder_length and not self._form.is_split:
@@ -129,11 +141,17 @@ class Loader:
         return named
 
     def _drawn(self, begin: int) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Rows delivered before a step → (global samples, rows, their epochs) of this process'
-        share, for that after `begin` and some more, since the order costs as much for many samples
-        as for a few."""
+        """Draw the order of the next steps, beginning with the step after `begin` delivered rows.
+
+        Several steps are drawn together, because the order costs as much for many samples as for a
+        few.
+
+        Returns:
+            A dict that maps the number of rows delivered before a step to (global samples, rows,
+            epochs of the rows). The arrays cover this process' share of the step.
+        """
         n_rows, size = len(self.dataset), self.batch_size // self.world_size
-        # each epoch in them costs once more
+        # The steps stay within one epoch's length, because the order of each epoch costs again.
         n_steps = max(1, min(_STEPS_AHEAD, n_rows // self.batch_size))
         steps = [
             order.samples_of_step(begin, k, size, self.rank, self.world_size)
@@ -146,13 +164,18 @@ class Loader:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """{fingerprint, digest, seed, shuffle, redraw, rows}, for json: any process' state serves
-        all."""
+        """Return the state, a dict {fingerprint, digest, seed, shuffle, redraw, rows} for JSON.
+
+        The state of any process restores all processes.
+        """
         return self._position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the rows that `state` has delivered, at any batch size and sharding;
-        StateError if it is another dataset's, seed's or order's."""
+        """Resume after the rows that `state` has delivered, with any batch size and sharding.
+
+        Raises:
+            StateError: If the state belongs to another dataset, seed or order.
+        """
         self._position.load_state_dict(state)
 
 
@@ -176,14 +199,9 @@ def loader(
     max_segments: int | None = None,
     loss_weights: str = "refuse",
 ) -> Loader:
-    """An iterator over global batches, dicts of jax.Arrays of fixed shapes, with state_dict and
-    load_state_dict.
+    """Return an iterator over global batches, dicts of jax.Arrays of fixed shapes.
 
-    directory: or what open_dataset gives. A mixture's columns are those that the tasks of any of
-    its datasets need.
-    sharding: of arrays [batch_size, T], over the devices of all processes; each process reads the
-    rows that its own hold. Default: all on the first device, for one process. batch_size: rows of
-    the global batch.
+    The arrays of a batch:
 
         tokens labels segment_ids position_ids   int32[batch_size, T]
         loss_mask                                bool[batch_size, T]
@@ -194,26 +212,60 @@ def loader(
         cu_seqlens cu_seqlens_padded offsets     int32[batch_size, max_segments + 1], with max_segments
         seqlens                                  int32[batch_size, max_segments], with max_segments
 
-    A last batch that is short, with `epochs` or `samples`, is filled up with rows of padding, so
-    that shapes stay as they are.
+    `seqlens` (by segment id, filled with 0) and `offsets` (filled with −1) follow
+    TransformerEngine's layout. If `epochs` or `samples` leaves the last batch short, rows of
+    padding fill it up, so that shapes stay the same. A mixture's batches have the columns that the
+    tasks of any of its datasets need.
 
-    seed, shuffle, epochs, samples, redraw, accelerate, balance, window: as of `Dataset.batches`.
-    columns: these instead. names: "packprep", "maxtext" or "levanter", whose words the columns then
-    have, or "seqio": the arrays of `packprep.dataset.encoder_decoder.split`, [batch_size,
-    encoder_length] and [batch_size, T − encoder_length], of a dataset with packing.encoder_length,
-    which is an int of each batch else. attention: the path that the model takes, which refuses by
-    name tasks that it cannot do: "causal" (a kernel that is told segments alone; the default of
-    MaxText and Levanter), "splash" (the default else), "dense". prefix_bidirectional=False reads
-    prefixes causally; what predicts in place sees both ways all the same. max_segments: most
-    segments of a row, with the padding behind them as one more; a row with more is refused. seqlens
-    (by id, filled with 0) and offsets (filled with −1) are TransformerEngine's.
+    With names="maxtext", same-position tasks also give the arrays that MaxText's block diffusion
+    reads: `corruption_mask` (1 where the input differs from the text) and `targets_loss_mask`,
+    int32[batch_size, T]. For block-diffusion tasks without `attention`, all arrays hold only x_t,
+    int32[batch_size, T/2]. Later blocks attend to earlier blocks in their noised form there.
 
-    With names="maxtext" tasks that predict in place give what its block diffusion takes:
-    corruption_mask (1 where the input is not the text) and targets_loss_mask, int32[batch_size, T].
-    Of tasks of block diffusion they are x_t alone, int32 [batch_size, T/2], which earlier blocks
-    see as it is. loss_weights: MaxText's loss reads none, so tasks and documents that weight theirs
-    are refused, unless "ignore" says that they should not count. Raises ArgumentError and
-    DatasetError.
+    With names="seqio", a batch has the arrays of `packprep.dataset.encoder_decoder.split`,
+    [batch_size, encoder_length] and [batch_size, T − encoder_length]. The dataset must have
+    `packing.encoder_length`. Under other names, batches of such a dataset have the int
+    `encoder_length`.
+
+    Args:
+        directory: Dataset folder, or an open `Dataset` or `Mixture`.
+        sharding: Sharding of arrays [batch_size, T] over the devices of all processes. Each process
+            reads the rows of its devices. By default all arrays are on the first device, which
+            works for one process only.
+        batch_size: Rows of the global batch.
+        seed: As in `Dataset.batches`.
+        shuffle: As in `Dataset.batches`.
+        epochs: As in `Dataset.batches`.
+        samples: As in `Dataset.batches`.
+        redraw: As in `Dataset.batches`.
+        accelerate: As in `Dataset.batches`.
+        balance: As in `Dataset.batches`.
+        window: As in `Dataset.batches`.
+        columns: Columns to return instead of the default columns. Only with names="packprep".
+        names: Naming scheme of the arrays: "packprep", "maxtext", "levanter" or "seqio".
+        attention: Attention path of the model. Tasks that the path cannot compute are refused.
+            "causal" is a kernel that reads only segment ids, and the default for MaxText and
+            Levanter. "splash" is the default otherwise. "dense" can compute every pattern.
+        prefix_bidirectional: Pass False to read prefixes causally. Same-position tasks keep their
+            bidirectional attention.
+        max_segments: Maximum number of segments per row, where trailing padding counts as one
+            segment. A row with more segments is refused.
+        loss_weights: Only with names="maxtext", whose loss reads no weights. "refuse" raises an
+            error if tasks or documents weight their loss. "ignore" drops the weights.
+
+    Returns:
+        A `Loader`, an iterator with `state_dict` and `load_state_dict`.
+
+    Raises:
+        ArgumentError: If an argument is invalid, or if the attention path or the trainer cannot
+            train a task.
+        DatasetError: If the dataset is missing or damaged, or names="seqio" and it has no
+            encoder_length.
+
+    Example:
+        batches = loader("packed", batch_size=8)
+        batch = next(batches)
+        mask = dense_mask(batch["segment_ids"], batch.get("prefix_ends"))
     """
     dataset = opened(directory)
     if dataset.seq_lengths is not None:
@@ -271,7 +323,19 @@ def _named(
     attention: str,
     max_segments: int | None,
 ) -> dict[str, str]:
-    """Name in the batch → column. weighted: whether documents give weights."""
+    """Return a dict from each name in the batch to its column.
+
+    Args:
+        tasks: The tasks of all datasets.
+        weighted: Whether documents give loss weights.
+        columns: The columns that were asked for, or None for the default columns.
+        names: Naming scheme, as in `loader`.
+        attention: Attention path, as in `loader`.
+        max_segments: As in `loader`.
+
+    Returns:
+        The columns by their names in the batch.
+    """
     if columns is not None:
         own = list(columns)
     else:
@@ -292,8 +356,17 @@ def _named(
 def check_attention(
     tasks: Sequence[StoredTask], attention: str, prefix_bidirectional: bool
 ) -> None:
-    """ArgumentError, by the task's name, if the path cannot do the attention rule of one of the
-    tasks."""
+    """Check that an attention path can compute the attention pattern of every task.
+
+    Args:
+        tasks: The tasks of all datasets.
+        attention: "causal", "splash" or "dense".
+        prefix_bidirectional: Whether prefixes are read bidirectionally.
+
+    Raises:
+        ArgumentError: If the path is unknown, or if it cannot compute the pattern of a task, which
+            the message names.
+    """
     if attention not in ATTENTION:
         raise ArgumentError(
             f"attention is {attention!r} and should be one of {', '.join(map(repr, ATTENTION))}"
@@ -316,7 +389,16 @@ def check_attention(
 
 
 def check_names(tasks: Sequence[StoredTask], names: str) -> None:
-    """ArgumentError if there is no such trainer, or if it cannot train one of the tasks."""
+    """Check that a naming scheme exists and that its trainer can train every task.
+
+    Args:
+        tasks: The tasks of all datasets.
+        names: Naming scheme, as in `loader`.
+
+    Raises:
+        ArgumentError: If the scheme is unknown, or if names="levanter" and a task predicts the same
+            position.
+    """
     if names not in ("packprep", *NAMES):
         raise ArgumentError(
             f"names is {names!r} and should be 'packprep', {', '.join(map(repr, NAMES))}"
@@ -336,8 +418,12 @@ def _check_seqio(
     prefix_bidirectional: bool,
     max_segments: int | None,
 ) -> None:
-    """Raises what `encoder_decoder.check_length` does, and ArgumentError for options that say
-    nothing of these arrays."""
+    """Check that the dataset and the options suit names="seqio".
+
+    Raises:
+        DatasetError: If encoder_length is missing, as in `encoder_decoder.check_length`.
+        ArgumentError: If an option is given that has no meaning for these arrays.
+    """
     encoder_decoder.check_length(dataset.encoder_length)
     if attention is not None or not prefix_bidirectional or max_segments is not None:
         raise ArgumentError(
@@ -350,8 +436,17 @@ def _check_seqio(
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A new array, not filled in, that JAX on a CPU takes without a copy. Arrays made of it share
-    its memory, so it is written to once and never used again."""
+    """Return a new, uninitialized array that JAX on a CPU takes without a copy.
+
+    JAX arrays made from it share its memory. Fill it once and do not reuse it.
+
+    Args:
+        shape: Shape of the array.
+        dtype: Data type of the array.
+
+    Returns:
+        An array that starts at a multiple of 64 bytes.
+    """
     size = int(np.prod(shape)) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
@@ -367,10 +462,21 @@ def read(
     form: _Form,
     accelerate: str,
 ) -> dict[str, np.ndarray]:
-    """The columns of `rows`, [n_rows, T] each; rows that are missing are padding.
+    """Read columns of `rows` from a dataset; missing rows become padding.
 
-    columns: of ROW_COLUMNS, those that follow from them, and with max_segments of LAYOUT_COLUMNS;
-    segment_ids come in any case. epochs, accelerate: as of `Dataset.batch`.
+    Args:
+        dataset: The dataset or mixture.
+        rows: int64[≤ n_rows], row indices.
+        epochs: As in `Dataset.batch`.
+        n_rows: Number of rows to return.
+        columns: Names from ROW_COLUMNS and columns derived from them. With max_segments, also names
+            from LAYOUT_COLUMNS.
+        form: The contents of a batch.
+        accelerate: As in `Dataset.batch`.
+
+    Returns:
+        The columns by name, [n_rows, T] each. `segment_ids` is always among them, except in the
+        arrays of an encoder and a decoder.
     """
     shape = (n_rows, dataset.seq_length)
     stored = {name for name in ROW_COLUMNS if name in columns} | {"segment_ids"}
@@ -413,8 +519,9 @@ def _is_token(name: str) -> bool:
 
 
 def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.ndarray]:
-    """The columns with the first of each segment's two copies, [n_rows, T // 2] each: it begins at
-    half of where the segment did.
+    """Return only the first of each segment's two copies, x_t, [n_rows, T // 2] per column.
+
+    A segment's new start is half of its old start.
 
         segment_ids   1  1  1  1  1  1  .  .  2  2  2  2        two copies of 3, and of 2
         of them       1  1  1  .  2  2
@@ -438,8 +545,13 @@ def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.
 def _read_prefixes_causally(
     dataset: Dataset | Mixture, rows: np.ndarray, prefix_ends: np.ndarray
 ) -> None:
-    """Put the begin of its segment into prefix_ends, [n_rows, T], wherever a task's rule is a
-    prefix."""
+    """Write each segment's start into prefix_ends wherever a task has the prefix pattern.
+
+    Args:
+        dataset: The dataset or mixture.
+        rows: Row indices.
+        prefix_ends: int32[n_rows, T], changed in place.
+    """
     for number, ends in zip(rows.tolist(), prefix_ends, strict=False):
         row = dataset.row(number)
         is_prefix = np.array(
@@ -454,7 +566,19 @@ def _read_prefixes_causally(
 def _layouts(
     segment_ids: np.ndarray, rows: Sequence[int] | np.ndarray, max_segments: int
 ) -> dict[str, np.ndarray]:
-    """LAYOUT_COLUMNS of a batch's rows, whose numbers in the dataset are for messages."""
+    """Return LAYOUT_COLUMNS of a batch.
+
+    Args:
+        segment_ids: int[n_rows, T].
+        rows: Row indices in the dataset, for error messages.
+        max_segments: Maximum number of segments per row, including trailing padding.
+
+    Returns:
+        int32 arrays: `seqlens` [n_rows, max_segments], the others [n_rows, max_segments + 1].
+
+    Raises:
+        ArgumentError: If a row has more segments than `max_segments`.
+    """
     n_rows, length = segment_ids.shape
     made = {
         name: aligned((n_rows, max_segments + (name != "seqlens")), np.dtype(np.int32))
@@ -469,8 +593,8 @@ def _layouts(
             physical = np.append(offsets[:n], end)
             if (
                 end < length
-                # the padding behind them: kernels leave what is in no segment unwritten, and 0 ·
-                # NaN is NaN
+                # Trailing padding becomes a segment, because kernels do not write slots outside
+                # segments, and 0 · NaN is NaN.
             ):
                 real, physical = (
                     np.append(real, real[-1] + length - end),
@@ -491,12 +615,21 @@ def _layouts(
 
 
 def data_rank(sharding: Any, shape: tuple[int, int]) -> tuple[int, int]:
-    """(rank, world size) of this process among those that share the rows of a global batch of
-    `shape`, [B, T].
+    """Return this process' rank and world size among the processes that share a batch's rows.
 
-    The rows that this process' devices hold are [rank · B/world size, (rank + 1) · B/world size).
-    Axes that do not cut rows do not count: processes that are replicas have the same rank. Raises
-    ArgumentError if the sharding does not fit the shape, or if those rows are no such share.
+    The devices of this process hold rows [rank · B/world_size, (rank + 1) · B/world_size). Mesh
+    axes that do not partition rows do not count, so processes that are replicas have the same rank.
+
+    Args:
+        sharding: A `jax.sharding.Sharding`.
+        shape: Shape [B, T] of the global batch.
+
+    Returns:
+        (rank, world size).
+
+    Raises:
+        ArgumentError: If the sharding does not fit the shape, or if the rows of this process are
+            not one equal, contiguous share.
     """
     if not hasattr(sharding, "addressable_devices_indices_map"):
         raise ArgumentError(
@@ -535,7 +668,10 @@ def data_rank(sharding: Any, shape: tuple[int, int]) -> tuple[int, int]:
 
 
 def _row_sharding(sharding: Sharding) -> Sharding:
-    """The sharding of arrays whose second axis is not the row's slots: only rows are cut."""
+    """Return the sharding of arrays whose second axis is not the slots of a row.
+
+    Only the row axis is partitioned.
+    """
     if isinstance(sharding, NamedSharding):
         return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
     return sharding
@@ -544,8 +680,17 @@ def _row_sharding(sharding: Sharding) -> Sharding:
 def global_arrays(
     sharding: Sharding, batch: Mapping[str, np.ndarray], columns: Collection[str], n_rows: int
 ) -> dict[str, jax.Array]:
-    """These columns of this process' rows as global arrays of `n_rows` rows, which all processes
-    make together."""
+    """Return columns of this process' rows as global arrays, which all processes build together.
+
+    Args:
+        sharding: Sharding of arrays [n_rows, T].
+        batch: The columns of this process' rows.
+        columns: Names of the columns to convert.
+        n_rows: Rows of the global batch.
+
+    Returns:
+        A dict from column to jax.Array [n_rows, …].
+    """
     cut_by_rows = _row_sharding(sharding)
     arrays = {}
     for name in columns:
@@ -564,14 +709,24 @@ def masked_loss(
     loss_mask: jax.Array,
     loss_weights: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(sum of the trained slots' cross entropies, number of trained slots), float32 and int32
-    scalars.
+    """Return the summed cross entropy of the trained slots, and their number.
 
-    logits: [B, T, vocabulary]; labels, loss_mask, loss_weights: [B, T]. The prediction made at a
-    slot is trained where its loss_mask is not 0, times its loss_weights if given: nothing is
-    shifted. What to divide by is the trainer's choice. Logits of other slots take part in neither
-    the sum nor its gradient, whatever they are, NaN too: they are replaced before anything is
-    computed from them, since 0 · NaN is NaN.
+    labels[t] is the target of logits[t]: do not shift labels again. The caller chooses the divisor.
+    Logits of other slots affect neither the sum nor its gradient, even if they are NaN. They are
+    replaced before anything is computed from them, since 0 · NaN is NaN.
+
+    Args:
+        logits: float[B, T, vocabulary].
+        labels: int[B, T].
+        loss_mask: bool or int[B, T]. A slot is trained where it is not 0.
+        loss_weights: float[B, T], factors of each slot's loss, or None for 1.
+
+    Returns:
+        A float32 scalar and an int32 scalar.
+
+    Example:
+        total, count = masked_loss(logits, batch["labels"], batch["loss_mask"])
+        loss = total / count
     """
     trained = loss_mask != 0
     logits = jnp.where(trained[..., None], logits.astype(jnp.float32), 0)
