@@ -1,19 +1,23 @@
-"""Attention over packed rows in JAX: one rule, as a dense mask and as splash attention.
+"""Compute attention over packed rows in JAX, with a dense mask or with splash attention.
 
-allowed(q, k) = same segment and (k ≤ q or k < prefix_ends[q]), which is causal (prefix 0), prefix
-LM, and fully both ways (prefix = the segment). Since k ≤ q is k < q + 1, a slot sees the keys of
-its segment below one number:
+Both implement one pattern:
+
+    allowed(q, k) = same segment and (k ≤ q or k < prefix_ends[q])
+
+It covers causal attention (prefix 0), prefix LM, and bidirectional attention (prefix = the
+segment). Since k ≤ q is the same as k < q + 1, a slot attends to the keys of its segment below one
+number, its reach:
 
     slot          0  1  2  3  4  5  6        a prefix of 2 in segment 1, segment 2 causal, padding at 6
     segment_ids   1  1  1  1  2  2  0
     prefix_ends   2  2  2  2  4  4  0
     reach         2  2  3  4  5  6  7        max(q + 1, prefix_ends[q])
 
-Cross attention, whose keys have ids of their own (key_segment_ids), lets a query see all keys of
-its segment, and padding those of the row's first. An encoder's attention to itself, both ways in
-each segment, is that of its ids to themselves.
+In cross attention, keys have separate ids (key_segment_ids). A query attends to all keys of its
+segment, and a padding query to all keys of the row's first segment. The bidirectional
+self-attention of an encoder is cross attention with the same ids for queries and keys.
 
-Block diffusion follows another rule, which dense_mask can do and splash attention cannot.
+Block diffusion follows another pattern, which dense_mask can compute and splash attention cannot.
 """
 
 from typing import Any
@@ -27,7 +31,7 @@ from packprep.dataset import boundaries
 from packprep.dataset.attention import RULES
 from packprep.errors import ArgumentError
 
-_EMPTY, _PARTIAL, _FULL = 0, 1, 2  # what splash attention's block_mask says
+_EMPTY, _PARTIAL, _FULL = 0, 1, 2  # values of splash attention's block_mask
 
 
 def dense_mask(
@@ -37,11 +41,27 @@ def dense_mask(
     block_lengths: jax.Array | None = None,
     key_segment_ids: jax.Array | None = None,
 ) -> jax.Array:
-    """bool[B, 1, T, T], [q, k], for jax.nn.dot_product_attention; O(T²).
+    """Return a mask for jax.nn.dot_product_attention, with O(T²) memory.
 
-    All [B, T]; without prefix_ends causal. key_segment_ids: [B, K], for cross attention, bool[B, 1,
-    T, K]. Block diffusion needs position_ids and block_lengths. Padding attends padding, so that no
-    query is without a key.
+    Padding attends to padding, so that every query has a key.
+
+    Args:
+        segment_ids: int[B, T].
+        prefix_ends: int[B, T], or None for causal attention.
+        position_ids: int[B, T], needed for block diffusion.
+        block_lengths: int[B, T], needed for block diffusion.
+        key_segment_ids: int[B, K], segment ids of the keys in cross attention.
+
+    Returns:
+        bool[B, 1, T, T], indexed [q, k]; bool[B, 1, T, K] for cross attention.
+
+    Raises:
+        ArgumentError: If only one of position_ids and block_lengths is given, or if key_segment_ids
+            is combined with prefix_ends or block_lengths.
+
+    Example:
+        mask = dense_mask(batch["segment_ids"], batch["prefix_ends"])
+        jax.nn.dot_product_attention(query, key, value, mask=mask)
     """
     if (position_ids is None) != (block_lengths is None):
         raise ArgumentError(
@@ -68,8 +88,11 @@ def dense_mask(
 
 
 def _runs(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(begin, end), shaped as the ids: the run of one id in which each slot lies. Each run of
-    padding is a segment here: it sees itself, and blocks of padding far apart need not meet."""
+    """Return (begin, end) of the run of equal ids around each slot, shaped as the ids.
+
+    Each run of padding is a segment here. It attends to itself, so that distant blocks of padding
+    have no pairs in common.
+    """
     slots = jnp.arange(segment_ids.shape[-1], dtype=jnp.int32)
     return boundaries.runs(
         segment_ids, slots, jnp, lambda values: jax.lax.cummax(values, axis=values.ndim - 1)
@@ -77,7 +100,7 @@ def _runs(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _meetings(segment_ids: jax.Array, key_segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(begin, end), shaped as segment_ids: the keys that cross attention lets each query see."""
+    """Return (begin, end) of the keys of each query in cross attention, shaped as segment_ids."""
     by_row = jnp.vectorize(jnp.searchsorted, signature="(k),(q)->(q)")
     return boundaries.meetings(segment_ids, key_segment_ids, jnp.where, by_row)
 
@@ -85,7 +108,10 @@ def _meetings(segment_ids: jax.Array, key_segment_ids: jax.Array) -> tuple[jax.A
 def _reach(
     segment_ids: jax.Array, prefix_ends: jax.Array | None, key_segment_ids: jax.Array | None = None
 ) -> jax.Array:
-    """int32[…, T]: the first slot that each slot does not see, if its segment went on so far."""
+    """Return the first slot after the keys that each slot may attend to, int32[…, T].
+
+    The result ignores segment ends, which the segment ids enforce.
+    """
     if key_segment_ids is not None:
         return jnp.full(segment_ids.shape, key_segment_ids.shape[-1], jnp.int32)
     queries = jnp.broadcast_to(
@@ -104,16 +130,25 @@ def block_masks(
     block: int = 128,
     key_segment_ids: jax.Array | None = None,
 ) -> jax.Array:
-    """int8[T/block, T/block], [q, k], of one row: 0 no pair of the two blocks is allowed, 2 the
-    rule by slots allows all of them, 1 otherwise. O(T + (T/block)²).
+    """Classify each pair of a query block and a key block of one row, in O(T + (T/block)²).
 
-    segment_ids, prefix_ends: [T]. key_segment_ids: [K], for cross attention: [T/block, K/block]. A
-    2 says nothing of segments, which splash attention compares by itself.
+    0 means that no pair of slots is allowed. 2 means that the pattern by slots allows all pairs;
+    segment ids may still forbid some, and splash attention compares them separately. 1 means
+    anything in between.
+
+    Args:
+        segment_ids: int[T].
+        prefix_ends: int[T], or None for causal attention.
+        block: Slots per block.
+        key_segment_ids: int[K], for cross attention.
+
+    Returns:
+        int8[T/block, T/block], indexed [q, k]; int8[T/block, K/block] for cross attention.
     """
     ids = splash_segment_ids(segment_ids, key_segment_ids)
     queries, keys = ids.q.reshape(-1, block), ids.kv.reshape(-1, block)
     reach = _reach(segment_ids, prefix_ends, key_segment_ids).reshape(-1, block)
-    begin = jnp.arange(len(keys)) * block  # of each block of keys
+    begin = jnp.arange(len(keys)) * block  # first slot of each block of keys
     meet = (queries.min(axis=1)[:, None] <= keys[:, -1]) & (
         keys[:, 0] <= queries.max(axis=1)[:, None]
     )
@@ -123,10 +158,19 @@ def block_masks(
 
 
 def _next_to_load(needed: jax.Array, width: int) -> jax.Array:
-    """Shaped as `needed` (bool, in the order of the grid): the place, modulo `width`, of the next
-    block that is needed, so that it is on its way while empty ones are passed over; after the last
-    one the first. As narrow as can be: it lies in a TPU's scalar memory, of which there is
-    little."""
+    """Return for each grid cell the index, modulo `width`, of the next block that is needed.
+
+    The kernel prefetches that block while it skips empty ones. After the last needed block, the
+    first follows. The dtype is as narrow as possible, because the result occupies the small scalar
+    memory of a TPU.
+
+    Args:
+        needed: bool, in the order of the grid.
+        width: Blocks per grid row.
+
+    Returns:
+        int8, int16 or int32, shaped as `needed`.
+    """
     flat = needed.ravel()
     places = jnp.where(flat, jnp.arange(flat.size, dtype=jnp.int32), flat.size)
     following = jax.lax.cummin(places, reverse=True)
@@ -148,12 +192,21 @@ def splash_kernel(
     interpret: bool = False,
     key_segment_ids: jax.Array | None = None,
 ) -> splash_attention_kernel.SplashAttentionKernel:
-    """Splash attention's kernel of one row, made inside jit: its block masks are arrays of that
-    row.
+    """Return splash attention's kernel for one row, with block masks as arrays of that row.
 
-    segment_ids, prefix_ends: [T]; key_segment_ids: [K], for cross attention. Call it with [heads,
-    T, head_dim], keys [heads, K, head_dim], and the row's `splash_segment_ids`. Inside a block the
-    mask is computed from the row's reach, so no partial block is stored: O(T + (T/block)²) memory.
+    Create it inside jit. Call it with queries [heads, T, head_dim], keys and values [heads, K,
+    head_dim], and the row's `splash_segment_ids`. The mask inside a block is computed from the
+    row's reach, so no partial block is stored and memory is O(T + (T/block)²).
+
+    Args:
+        segment_ids: int[T].
+        prefix_ends: int[T], or None for causal attention.
+        block: Slots per block.
+        interpret: Whether to run without a TPU, slowly.
+        key_segment_ids: int[K], for cross attention.
+
+    Returns:
+        The kernel.
     """
     masks = block_masks(segment_ids, prefix_ends, block, key_segment_ids)
     needed = masks != _EMPTY
@@ -194,8 +247,17 @@ def splash_kernel(
 def splash_segment_ids(
     segment_ids: jax.Array, key_segment_ids: jax.Array | None = None
 ) -> splash_attention_kernel.SegmentIds:
-    """One row's ids as the kernel wants them, int32[T] each, every run of padding a segment of its
-    own; with key_segment_ids, int32[K], those of cross attention."""
+    """Return one row's segment ids in the form that the splash kernel reads.
+
+    Each run of padding becomes a separate segment.
+
+    Args:
+        segment_ids: int[T].
+        key_segment_ids: int[K], for cross attention.
+
+    Returns:
+        SegmentIds of int32[T] queries and int32[T] keys, or int32[K] keys for cross attention.
+    """
     begin, _ = _runs(segment_ids if key_segment_ids is None else key_segment_ids)
     queries = (
         begin
@@ -217,18 +279,32 @@ def splash_attention(
     interpret: bool | None = None,
     key_segment_ids: jax.Array | None = None,
 ) -> jax.Array:
-    """[B, T, heads, head_dim]: what jax.nn.dot_product_attention gives with `dense_mask`, without a
-    mask of T².
+    """Compute jax.nn.dot_product_attention with `dense_mask`, without storing a mask of T².
 
-    query, key, value: [B, T, heads, head_dim]; keys and values may have fewer heads, a divisor.
-    segment_ids,
-    prefix_ends: [B, T]; without prefix_ends causal. key_segment_ids: [B, K], of keys and values [B,
-    K, …], for cross attention.
-    scale: 1/√head_dim by default. block: a multiple of 128 that
-    divides T. interpret: run without a TPU, slowly (default: wherever there is none). Outputs at
-    padding are finite and mean nothing; where prefix_ends is −1 they are NaN, since the kernel
-    cannot do block diffusion, which the loader refuses by name. Raises ArgumentError if T is no
-    multiple of `block`.
+    Outputs at padding are finite and meaningless. Outputs are NaN where prefix_ends is −1, because
+    the kernel cannot compute block diffusion. The loader refuses such tasks by name.
+
+    Args:
+        query: float[B, T, heads, head_dim].
+        key: float[B, T, key_heads, head_dim], where key_heads divides heads. [B, K, …] for cross
+            attention.
+        value: Shaped as `key`.
+        segment_ids: int[B, T].
+        prefix_ends: int[B, T], or None for causal attention.
+        scale: Factor of the logits, by default 1/√head_dim.
+        block: Slots per block, a multiple of 128 that divides T and K.
+        interpret: Whether to run without a TPU, slowly. By default True where there is no TPU.
+        key_segment_ids: int[B, K], for cross attention.
+
+    Returns:
+        float[B, T, heads, head_dim].
+
+    Raises:
+        ArgumentError: If `block` is not such a multiple, or if prefix_ends and key_segment_ids are
+            both given.
+
+    Example:
+        output = splash_attention(query, key, value, batch["segment_ids"], batch["prefix_ends"])
     """
     if prefix_ends is not None and key_segment_ids is not None:
         raise ArgumentError(

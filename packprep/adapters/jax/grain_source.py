@@ -1,7 +1,7 @@
-"""packprep's batches as a Grain dataset, with their exact state in Grain's checkpoints.
+"""Read packprep's batches as a Grain dataset, with their exact state in Grain's checkpoints.
 
-Grain takes the dataset that open_dataset gives as a random-access source too; order and state are
-Grain's own then.
+Grain also takes the result of `open_dataset` as a random-access source. Order and state are Grain's
+in that case.
 """
 
 import os
@@ -23,7 +23,7 @@ class _Batches(grain.IterDataset):
     def __init__(self, dataset: Dataset | Mixture, batch_size: int, options: dict[str, Any]):
         super().__init__()
         self._dataset, self._batch_size, self._options = dataset, batch_size, options
-        iter(self)  # refuses arguments here, where they are given
+        iter(self)  # Invalid arguments raise here, where they are given.
 
     def __iter__(self) -> "_Iterator":
         return _Iterator(self._dataset.batches(self._batch_size, **self._options))
@@ -48,14 +48,26 @@ class _Iterator(grain.DatasetIterator):
 def grain_batches(
     directory: str | os.PathLike | Dataset | Mixture, batch_size: int, **options: Any
 ) -> grain.IterDataset:
-    """A grain.IterDataset over one rank's batches, dicts of numpy arrays [batch_size, T]; options
-    as of `Dataset.batches`.
+    """Return a grain.IterDataset over one rank's batches, dicts of NumPy arrays [batch_size, T].
 
-    columns: by default all that the dataset's tasks need, prefix_ends and loss_weights among them.
+    The state of its iterators is packprep's {fingerprint, digest, seed, shuffle, redraw, rows}. One
+    rank's state restores every rank, with any batch size and world size.
 
-    The state of its iterators is packprep's {fingerprint, digest, seed, shuffle, redraw, rows}: one
-    rank's serves all, and set_state goes on exactly, at any batch size and world size. Raises what
-    `Dataset.batches` raises.
+    Args:
+        directory: Dataset folder, or an open `Dataset` or `Mixture`.
+        batch_size: Rows per rank and step.
+        options: As in `Dataset.batches`. `columns` defaults to all columns that the tasks need,
+            including prefix_ends and, where needed, loss_weights.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        ArgumentError: If an argument is invalid, as in `Dataset.batches`.
+        DatasetError: If the dataset is missing or damaged.
+
+    Example:
+        batches = grain_batches("packed", batch_size=8, seed=1)
     """
     dataset = opened(directory)
     return _Batches(dataset, batch_size, {"columns": default_columns(dataset), **options})

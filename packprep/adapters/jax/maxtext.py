@@ -1,4 +1,4 @@
-"""What MaxText trains on: its names of columns, and the datasets that its loss and mask can take."""
+"""Describe MaxText's column names, and check whether its loss and mask can train a dataset."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from packprep.dataset.manifest import StoredTask, drawn_tasks, is_in_place
 from packprep.dataset.mixture import Mixture
 from packprep.errors import ArgumentError
 
-# Columns that only MaxText asks for.
+# Only MaxText asks for these columns.
 TRAINED_SEGMENT_IDS = "trained_segment_ids"  # segment_ids where loss_mask is not 0, elsewhere 0
 TRAINED_SLOTS = "trained_slots"  # loss_mask as int32
-NOISED_SLOTS = "noised_slots"  # 1 where an in-place segment holds another token than its text
+NOISED_SLOTS = "noised_slots"  # 1 where a same-position segment holds another token than its text
 
 MAXTEXT_NAMES = {
     "inputs": "tokens",
@@ -22,11 +22,13 @@ MAXTEXT_NAMES = {
     "targets_position": "position_ids",
     "targets_segmentation": TRAINED_SEGMENT_IDS,
 }
-"""MaxText's name → packprep's column. It trains where targets_segmentation is not 0, and reads no
-weights."""
+"""packprep's columns by MaxText's names.
 
-# Of its block diffusion, whose loss reads both masks, and trains where targets_loss_mask and
-# targets_segmentation are not 0.
+MaxText trains where targets_segmentation is not 0, and reads no weights.
+"""
+
+# MaxText's block diffusion reads these names too. Its loss trains where targets_loss_mask and
+# targets_segmentation are both not 0.
 IN_PLACE_NAMES = {
     "targets_segmentation": "segment_ids",
     "corruption_mask": NOISED_SLOTS,
@@ -37,14 +39,26 @@ IN_PLACE_NAMES = {
 def check_maxtext(
     dataset: Dataset | Mixture, attention: str | None, weighted: bool, loss_weights: str
 ) -> bool:
-    """Return whether all tasks predict in place, which MaxText trains as block diffusion.
+    """Check that MaxText can train a dataset, and return whether all tasks predict the same position.
 
-    Raise ArgumentError, with the task's name, for what MaxText's loss would ignore, or its mask where
-    no attention path is given.
+    MaxText trains same-position tasks as block diffusion. Its mask counts blocks of
+    causal_block_size slots from the row's start and compares segment ids. So every segment must
+    start with a new block. A single block as long as the row gives bidirectional attention inside
+    each segment.
 
-    Its mask counts blocks of causal_block_size slots from the row's begin, and compares segment
-    ids. So blocks are a segment's own if it begins with one, and a single block as long as the row
-    is two-way attention in each segment.
+    Args:
+        dataset: The dataset or mixture.
+        attention: Attention path, as in `loader`. None means MaxText's block-diffusion mask if all
+            tasks predict the same position.
+        weighted: Whether documents give loss weights.
+        loss_weights: "refuse" or "ignore", as in `loader`.
+
+    Returns:
+        Whether all tasks predict the same position.
+
+    Raises:
+        ArgumentError: If MaxText's loss would ignore weights, or if its loss or mask cannot train a
+            task. The message names the task.
     """
     tasks = [task for each in datasets_of(dataset) for task in drawn_tasks(each.manifest)]
     in_place = [task for task in tasks if is_in_place(task)]
@@ -86,8 +100,10 @@ def check_maxtext(
 
 
 def _check_blocks(dataset: Dataset | Mixture, tasks: Sequence[StoredTask]) -> None:
-    """Raise ArgumentError unless one causal_block_size serves all tasks, and each x_t, in rows half
-    as long, begins with a block."""
+    """Raise ArgumentError unless one causal_block_size serves all tasks and segments.
+
+    Each x_t, in rows half as long, must start with a block.
+    """
     sizes = {
         task["name"]: task["parameters"].get("block_length", dataset.seq_length) for task in tasks
     }
