@@ -130,11 +130,11 @@ def block_masks(
     block: int = 128,
     key_segment_ids: jax.Array | None = None,
 ) -> jax.Array:
-    """Classify each pair of a query block and a key block of one row, in O(T + (T/block)²).
+    """Return the kind of each pair of a query block and a key block of one row.
 
     0 means that no pair of slots is allowed. 2 means that the pattern by slots allows all pairs;
     segment ids may still forbid some, and splash attention compares them separately. 1 means
-    anything in between.
+    anything in between. The cost is O(T + (T/block)²).
 
     Args:
         segment_ids: int[T].
@@ -293,7 +293,7 @@ def splash_attention(
         prefix_ends: int[B, T], or None for causal attention.
         scale: Factor of the logits, by default 1/√head_dim.
         block: Slots per block, a multiple of 128 that divides T and K.
-        interpret: Whether to run without a TPU, slowly. By default True where there is no TPU.
+        interpret: Whether to run without a TPU, slowly. The default is to do so without a TPU.
         key_segment_ids: int[B, K], for cross attention.
 
     Returns:

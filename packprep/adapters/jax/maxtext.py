@@ -39,7 +39,7 @@ IN_PLACE_NAMES = {
 def check_maxtext(
     dataset: Dataset | Mixture, attention: str | None, weighted: bool, loss_weights: str
 ) -> bool:
-    """Check that MaxText can train a dataset, and return whether all tasks predict the same position.
+    """Check that MaxText can train a dataset; return whether all tasks predict the same position.
 
     MaxText trains same-position tasks as block diffusion. Its mask counts blocks of
     causal_block_size slots from the row's start and compares segment ids. So every segment must
@@ -100,9 +100,12 @@ def check_maxtext(
 
 
 def _check_blocks(dataset: Dataset | Mixture, tasks: Sequence[StoredTask]) -> None:
-    """Raise ArgumentError unless one causal_block_size serves all tasks and segments.
+    """Check that one causal_block_size serves all tasks and segments.
 
     Each x_t, in rows half as long, must start with a block.
+
+    Raises:
+        ArgumentError: If the tasks' blocks differ, or if a segment may start inside a block.
     """
     sizes = {
         task["name"]: task["parameters"].get("block_length", dataset.seq_length) for task in tasks
