@@ -1,13 +1,13 @@
-"""A dataset as torch reads it: batches of tensors, in this process or through DataLoader's workers.
+"""Read a dataset as batches of torch tensors, in this process or in DataLoader's workers.
 
     loader(dir, batch_size, …) ── iterator of batches with an exact state; num_workers = 0 is the fast default
     iterable(dir, …) ──────────── IterableDataset of the same batches, for DataLoader(…, batch_size=None)
     Rows(dir) ─────────────────── map-style dataset of rows, for DataLoader with a sampler
     BatchSampler(rows, …) ─────── packprep's order over ranks for such a DataLoader
 
-The step s of rank r is made by worker s mod W, and DataLoader takes its workers in turn, so the
-order is that of packprep.dataset.order whatever W is. Sending a batch from a worker costs more than
-making it: processes help only where files are slow.
+With W workers, worker s mod W makes step s of a rank, and DataLoader reads its workers in turn. So
+the order follows packprep.dataset.order for any W. Sending a batch from a worker costs more than
+making it, so worker processes help only where files are slow.
 """
 
 import os
@@ -32,7 +32,7 @@ from packprep.dataset.rows import AHEAD, MEDIA
 from packprep.errors import ArgumentError, StateError
 
 LAYOUTS = ("bshd", "thd")
-# torch has no arithmetic on uint16, and embeddings and cross_entropy want int64.
+# torch has no arithmetic on uint16, and embeddings and cross_entropy need int64.
 DTYPES = {
     "tokens": np.dtype(np.int64),
     "labels": np.dtype(np.int64),
@@ -49,12 +49,19 @@ _SEQIO_DTYPES = {
     name: np.dtype(np.int64) for name in NAMES if name.endswith(("tokens", "positions"))
 }
 MASKS = {name: name.replace("labels", "loss_mask") for name in DTYPES if name.startswith("labels")}
-"""Column of labels → that which says where they are trained."""
+"""For each column of labels, the mask that marks the trained labels."""
 
 
 def batch_sums(batch: Mapping[str, np.ndarray]) -> dict[str, int | float]:
-    """n_trained: the slots that loss_mask trains; loss_weight_sum: that of their weights, 1 each
-    without loss_weights."""
+    """Return the sums that a loss over several batches is divided by.
+
+    Args:
+        batch: A batch with `loss_mask` and perhaps `loss_weights`.
+
+    Returns:
+        `n_trained`, the number of trained slots, and `loss_weight_sum`, the sum of their weights.
+        Each weight is 1 without `loss_weights`.
+    """
     n = int(np.count_nonzero(batch["loss_mask"]))
     weights = batch.get("loss_weights")
     return {
@@ -64,8 +71,10 @@ def batch_sums(batch: Mapping[str, np.ndarray]) -> dict[str, int | float]:
 
 
 class Form:
-    """How a batch of the loader becomes a batch of tensors; a picklable record, since workers make
-    batches too."""
+    """The conversion of a loader's batch to a batch of tensors.
+
+    It can be pickled, because worker processes make batches too.
+    """
 
     def __init__(
         self,
@@ -98,8 +107,8 @@ class Form:
             )
         if self.is_split:
             wanted = (*READ, *("loss_weights" for name in wanted if name == "loss_weights"))
-        # The layout and the sums are made from these two; labels need the mask where an
-        # ignore_index goes into them.
+        # The layout needs segment_ids and the sums need loss_mask. Labels need their mask if
+        # ignore_index is written to them.
         needed = ["segment_ids"] if layout == "thd" else []
         if "prefix_ends" in wanted and any(
             RULES[task["attention"]].in_blocks for task in tasks_of(dataset)
@@ -112,7 +121,7 @@ class Form:
         self.columns = tuple(dict.fromkeys((*wanted, *needed)))
 
     def arrays(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        """A batch of numpy arrays, in the layout and with its sums."""
+        """Return a batch of NumPy arrays in the layout, with its sums."""
         sums = batch_sums(batch) if "loss_mask" in batch else {}
         if self.ignore_index is not None:
             for name in MASKS.keys() & batch.keys():
@@ -140,8 +149,12 @@ class Form:
 def _is_split(
     names: str, dataset: Dataset | Mixture, layout: str, columns: Any, ignore_index: Any
 ) -> bool:
-    """Whether batches are an encoder's and a decoder's arrays; ArgumentError for what does not go
-    with `names`."""
+    """Return whether batches hold the arrays of an encoder and a decoder.
+
+    Raises:
+        ArgumentError: If `names` is unknown, or if an option does not suit it.
+        DatasetError: If names="seqio" and encoder_length is missing.
+    """
     if names not in ("packprep", "seqio"):
         raise ArgumentError(f"names is {names!r} and should be 'packprep' or 'seqio'")
     if names == "packprep":
@@ -156,8 +169,10 @@ def _is_split(
 
 
 def _without_negative(batch: dict[str, np.ndarray], negative: np.ndarray) -> dict[str, np.ndarray]:
-    """The batch with prefix_ends 0 where they are −1, which attention.flatten could not count on
-    from."""
+    """Return the batch with prefix_ends 0 where they are −1.
+
+    attention.flatten offsets prefix_ends, and −1 is not a position.
+    """
     return (
         {**batch, "prefix_ends": np.where(negative, 0, batch["prefix_ends"])}
         if negative.any()
@@ -166,14 +181,14 @@ def _without_negative(batch: dict[str, np.ndarray], negative: np.ndarray) -> dic
 
 
 def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The same batch with its arrays as tensors that share their memory."""
+    """Return the batch with its arrays as tensors that share their memory."""
     return {
         name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in batch.items()
     }
 
 
 def _warn_of_ranks(world_size: int) -> None:
-    """Warn where torch.distributed has several processes, and each would read all rows."""
+    """Warn if torch.distributed has several processes and each would read all rows."""
     if world_size == 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
         processes = torch.distributed.get_world_size()
         if processes > 1:
@@ -185,7 +200,7 @@ def _warn_of_ranks(world_size: int) -> None:
 
 
 def _warn_of_end(state: Mapping[str, Any], end: int | None) -> None:
-    """Warn where a run that is over is iterated once more, which gives nothing."""
+    """Warn if a finished run is iterated again, which yields no batches."""
     if end is not None and state["rows"] >= end:
         warnings.warn(
             f"all {end} rows of this run have been given, and no batch follows: give one run as"
@@ -195,15 +210,22 @@ def _warn_of_end(state: Mapping[str, Any], end: int | None) -> None:
 
 
 class _Steps:
-    """The steps of one rank that one worker makes, as an iterator with a state; StatefulDataLoader
-    finds the latter."""
+    """The steps of one rank that one worker makes, as an iterator.
+
+    StatefulDataLoader reads and restores its state.
+    """
 
     def __init__(self, batches: "RankBatches", worker: int, n_workers: int):
         self._of, self._worker, self._n_workers = batches, worker, n_workers
         self._goto(batches.start["rows"], 0)
 
     def _goto(self, rows: int, steps: int) -> None:
-        """Stand after `steps` own steps of a run that began after `rows` rows."""
+        """Move to the state after `steps` steps of this worker.
+
+        Args:
+            rows: Rows that were delivered before the run started, over all ranks.
+            steps: Steps that this worker has made since.
+        """
         of = self._of
         self._rows, self._steps = rows, steps
         self._batches = of.batches(DTYPES)
@@ -238,10 +260,18 @@ class _Steps:
 
 
 class RankBatches(IterableDataset):
-    """One rank's batches as an IterableDataset, for `DataLoader(batches, batch_size=None,
-    num_workers=W)`; see iterable.
+    """An IterableDataset of one rank's batches, which `iterable` creates.
 
-    start: the loader state from which every iteration begins; `load_state_dict` sets it.
+    Use it as `DataLoader(batches, batch_size=None, num_workers=W)`.
+
+    Attributes:
+        dataset: The dataset or mixture.
+        form: The conversion to tensors.
+        batch_size: Rows per step, or a dict from seq_length to rows.
+        position: packprep's iterator, which holds the state at the start of an iteration.
+        end: Number of rows of the run over all ranks, or None for an endless run.
+        world_size: Number of ranks.
+        start: The loader state at the start of every iteration. `load_state_dict` sets it.
     """
 
     def __init__(
@@ -249,22 +279,24 @@ class RankBatches(IterableDataset):
     ):
         super().__init__()
         self.dataset, self.form, self.batch_size, self._options = dataset, form, batch_size, options
-        self.position = self.batches()  # arguments are checked here, in the main process
+        self.position = self.batches()  # This checks the arguments in the main process.
         self.end, self.world_size = self.position.end, options["world_size"]
         self.start = self.position.state_dict()
 
     def batches(self, dtype: Any = None) -> Batches:
-        """packprep's own iterator over them, at its begin."""
+        """Return packprep's iterator over the rank's batches, at its start."""
         return self.dataset.batches(
             self.batch_size, columns=self.form.columns, dtype=dtype, **self._options
         )
 
     def __len__(self) -> int:
-        """The batches of a whole run, those before `start` too, at this batch size; TypeError if it
-        has no end.
+        """Return the number of batches of the whole run at this batch size.
 
-        Trainers that are told it ask for no batch ahead, which would be missing after their
-        checkpoints.
+        Batches before `start` count too. Trainers that know the length do not prefetch a batch,
+        which would be missing after a checkpoint.
+
+        Raises:
+            TypeError: If the run is endless.
         """
         if self.end is None:
             raise TypeError("a run without an end has no length; give epochs or samples")
@@ -278,22 +310,29 @@ class RankBatches(IterableDataset):
         return _Steps(self, 0, 1) if worker is None else _Steps(self, worker.id, worker.num_workers)
 
     def state_after(self, steps: int) -> dict[str, Any]:
-        """The loader state after `steps` batches have been taken from an iteration that began at
-        `start`."""
+        """Return the loader state after `steps` batches of an iteration that started at `start`."""
         return self.position.state_after(steps)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next iteration where `state` ends; StateError as packprep's own loader."""
+        """Start the next iteration where `state` ends.
+
+        Raises:
+            StateError: As in `packprep.dataset.Batches.load_state_dict`.
+        """
         self.position.load_state_dict(state)
         self.start = self.position.state_dict()
 
 
 class Loader:
-    """An iterator over one rank's batches; made by `loader`. Its state is that of packprep's own
-    loader.
+    """An iterator over one rank's batches, which `loader` creates.
 
-    {fingerprint, digest, seed, shuffle, redraw, rows}: batches delivered, not batches that workers
-    have made ahead, so it goes on exactly with any number of workers, ranks and rows in a batch.
+    Its state is {fingerprint, digest, seed, shuffle, redraw, rows}, as in packprep's own loader. It
+    counts delivered batches, not batches that workers have prefetched. So a run resumes exactly
+    with any number of workers, ranks and rows per batch.
+
+    Attributes:
+        batches: The `RankBatches` that it reads.
+        dataset: The dataset or mixture.
     """
 
     def __init__(self, batches: RankBatches, num_workers: int, pin_memory: bool):
@@ -306,7 +345,11 @@ class Loader:
         return self.batches.dataset
 
     def __len__(self) -> int:
-        """As that of `iterable`: the batches of a whole run, or TypeError."""
+        """Return the number of batches of the whole run, as `RankBatches` does.
+
+        Raises:
+            TypeError: If the run is endless.
+        """
         return len(self.batches)
 
     def __iter__(self) -> "Loader":
@@ -318,8 +361,8 @@ class Loader:
             self._source = iter(self.batches)
             if self._num_workers:
                 _warn_of_ranks(self.batches.world_size)
-                # A generator of its own: else DataLoader draws from torch's, and a model's dropout
-                # would notice workers.
+                # A separate generator keeps DataLoader from drawing from torch's default one,
+                # which would change a model's dropout.
                 own = torch.Generator()
                 made = DataLoader(
                     self.batches, batch_size=None, num_workers=self._num_workers, generator=own
@@ -362,11 +405,43 @@ def iterable(
     tail: str = "segment",
     names: str = "packprep",
 ) -> RankBatches:
-    """What `loader` gives, as an IterableDataset for DataLoader and StatefulDataLoader with
-    batch_size=None.
+    """Return the batches of `loader` as an IterableDataset.
 
-    A StatefulDataLoader's state goes on with as many workers as it was taken with, which torchdata
-    demands; `loader`'s goes on with any.
+    Use it with DataLoader or StatefulDataLoader and batch_size=None. A StatefulDataLoader's state
+    resumes only with the number of workers that it was taken with, which torchdata requires. The
+    state of `loader` resumes with any number.
+
+    Args:
+        directory: As in `loader`.
+        batch_size: As in `loader`.
+        rank: As in `loader`.
+        world_size: As in `loader`.
+        layout: As in `loader`.
+        seed: As in `Dataset.batches`.
+        shuffle: As in `Dataset.batches`.
+        epochs: As in `Dataset.batches`.
+        samples: As in `Dataset.batches`.
+        columns: As in `Dataset.batches`. The default is all columns that the tasks need.
+        redraw: As in `Dataset.batches`.
+        accelerate: As in `Dataset.batches`.
+        balance: As in `Dataset.batches`.
+        window: As in `Dataset.batches`.
+        ignore_index: As in `loader`.
+        tail: As in `loader`.
+        names: As in `loader`.
+
+    Returns:
+        The batches of one rank.
+
+    Raises:
+        ArgumentError: If an argument is invalid.
+        DatasetError: If the dataset is missing or damaged, or names="seqio" and it has no
+            encoder_length.
+
+    Example:
+        batches = iterable("packed", 8, rank, world_size)
+        for batch in DataLoader(batches, batch_size=None, num_workers=2):
+            …
     """
     dataset = opened(directory)
     form = Form(dataset, layout, columns, ignore_index, tail, names)
@@ -398,11 +473,9 @@ def loader(
     pin_memory: bool = False,
     **options: Any,
 ) -> Loader:
-    """An iterator over one rank's batches, dicts of tensors, with state_dict and load_state_dict.
+    """Return an iterator over one rank's batches, dicts of tensors.
 
-    directory: or what open_dataset gives. A mixture's columns are those that the tasks of any of
-    its datasets need; one of several seq_lengths takes batch_size = {seq_length: rows}, and each
-    batch is of one.
+    A mixture's batches have the columns that the tasks of any of its datasets need.
 
     layout "bshd": [batch_size, T] each
 
@@ -410,21 +483,46 @@ def loader(
         segment_ids prefix_ends      int32     loss_weights   float32, where a task predicts in place or documents give weights
         n_trained, loss_weight_sum   int, float: the sums that a loss over all ranks is divided by
 
-    layout "thd": the same as one row, [1, slots], and cu_seqlens int32[segments + 1], max_seqlen
-    int. tail "segment": each run of padding is a segment of its own, so that no kernel leaves a
-    slot unwritten; "drop": padding is left out.
+    layout "thd": the same as one row, [1, slots], with cu_seqlens int32[segments + 1] and the int
+    max_seqlen.
 
     Where a dataset has block diffusion, its slots have prefix_ends −1, and block_lengths int32 is
     above 0 there.
 
-    names "seqio": the arrays of `packprep.dataset.encoder_decoder.split` and those sums, tokens and
-    positions int64, of a dataset with packing.encoder_length, which is an int of each batch else.
+    With names="seqio", a batch has the arrays of `packprep.dataset.encoder_decoder.split`, with
+    int64 tokens and positions, and the sums. The dataset must have packing.encoder_length. Under
+    names="packprep", batches of such a dataset have the int `encoder_length`.
 
-    options: seed, shuffle, epochs, samples, columns, redraw, accelerate, balance, window as of
-    `Dataset.batches`; tail;
-    ignore_index: goes into labels where loss_mask is False, and into labels_k where loss_mask_k is.
-    pin_memory: batches lie in page-locked memory, from torch's own cache of it. num_workers:
-    processes; 0, the fast default, makes batches here.
+    Args:
+        directory: Dataset folder, or an open `Dataset` or `Mixture`.
+        batch_size: Rows per rank and step. A mixture of several seq_lengths takes {seq_length:
+            rows}, and each batch has one seq_length.
+        rank: Index of this data-parallel rank.
+        world_size: Number of data-parallel ranks.
+        layout: "bshd" for rows, or "thd" for one row of all slots.
+        num_workers: Number of worker processes. 0, the fast default, makes batches in this process.
+        pin_memory: Whether to return tensors in page-locked memory, from torch's cache of it. It
+            needs an accelerator.
+        options: seed, shuffle, epochs, samples, columns, redraw, accelerate, balance and window as
+            in `Dataset.batches`, and the following three.
+        ignore_index: Value of `labels` where loss_mask is False, and of `labels_k` where
+            loss_mask_k is False.
+        tail: For "thd". "segment" makes each run of padding a segment, so that kernels write every
+            slot. "drop" removes padding.
+        names: "packprep" or "seqio".
+
+    Returns:
+        A `Loader`, an iterator with `state_dict` and `load_state_dict`.
+
+    Raises:
+        ArgumentError: If an argument is invalid.
+        DatasetError: If the dataset is missing or damaged, or names="seqio" and it has no
+            encoder_length.
+
+    Example:
+        for batch in loader("packed", batch_size=8, rank=rank, world_size=world_size, epochs=1):
+            logits = model(batch["tokens"], batch["position_ids"])
+            loss = masked_loss(logits, batch)
     """
     integer("num_workers", num_workers, 0, 1 << 31)
     if pin_memory and not torch.accelerator.is_available():
@@ -439,12 +537,23 @@ def loader(
 
 
 class Rows(TorchDataset):
-    """A dataset as a map-style dataset of rows: dicts of [T] tensors in the dtypes of `loader`.
+    """A map-style dataset of rows, dicts of [T] tensors in the dtypes of `loader`.
 
-    The dataset that open_dataset gives works under DataLoader too, with tokens in their stored
-    dtype: torch can hold uint16, but can neither add it nor look it up in an embedding. A mixture's
-    rows are those of its datasets one after the other: it is BatchSampler that draws them by their
-    shares, and another sampler does not.
+    The result of `open_dataset` works under DataLoader too, with tokens in their stored dtype.
+    torch can hold uint16, but can neither add it nor look it up in an embedding. A mixture's rows
+    are the rows of its datasets in order. BatchSampler draws them by their shares, and other
+    samplers do not.
+
+    Args:
+        directory: Dataset folder, or an open `Dataset` or `Mixture`.
+        columns: Columns to return. The default is all columns that the tasks need.
+
+    Attributes:
+        dataset: The dataset or mixture.
+
+    Example:
+        rows = Rows("packed")
+        DataLoader(rows, batch_sampler=BatchSampler(rows, batch_size=8))
     """
 
     def __init__(
@@ -457,7 +566,7 @@ class Rows(TorchDataset):
         return len(self.dataset)
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
-        """Rows by one gather; DataLoader asks for a batch at once."""
+        """Return several rows with one read. DataLoader asks for a whole batch at once."""
         rows = np.asarray(indices, np.int64)
         batch = self.dataset.batch(rows, columns=self._form.columns, dtype=DTYPES)
         return [
@@ -469,12 +578,29 @@ class Rows(TorchDataset):
 
 
 class BatchSampler:
-    """Lists of row numbers of one rank in packprep's order, for `DataLoader(rows,
-    batch_sampler=…)`.
+    """A batch sampler that yields one rank's row indices in packprep's order, one list per step.
 
-    The state is a loader's. Under StatefulDataLoader it is exact; a plain DataLoader with workers
-    draws lists ahead.
-    samples: an end in place of the one epoch; a mixture needs it, or epochs=None.
+    Pass it as `DataLoader(rows, batch_sampler=…)`. Its state is the state of a loader. The state is
+    exact under StatefulDataLoader, whereas a plain DataLoader with workers prefetches lists.
+
+    Args:
+        rows: `Rows`, or an open `Dataset` or `Mixture` with one seq_length.
+        batch_size: Rows per rank and step.
+        rank: Index of this data-parallel rank.
+        world_size: Number of data-parallel ranks.
+        seed: As in `Dataset.batches`.
+        shuffle: As in `Dataset.batches`.
+        epochs: Number of epochs, or None for an endless order. A mixture needs None or `samples`.
+        samples: Number of rows over all ranks, which replaces the default of one epoch.
+        balance: As in `Dataset.batches`.
+        window: As in `Dataset.batches`.
+
+    Raises:
+        ArgumentError: If an argument is invalid, or if the rows have several seq_lengths.
+
+    Example:
+        rows = Rows("packed")
+        DataLoader(rows, batch_sampler=BatchSampler(rows, batch_size=8))
     """
 
     def __init__(
