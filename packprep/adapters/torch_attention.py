@@ -1,26 +1,27 @@
-"""Attention arguments from a batch of packprep.adapters.torch: dense masks, FlexAttention, varlen
-kernels.
+"""Compute attention arguments from a torch batch: dense masks, FlexAttention and varlen kernels.
 
-A rule (`packprep.dataset.attention.RULES`) says for each query which slots it sees: one range of
-keys, or two under block diffusion.
+An attention pattern (`packprep.dataset.attention.RULES`) gives the keys of each query as one range,
+or as two ranges under block diffusion.
 
     rule             keys of query q, which lies in a segment [begin, end)
     causal           [begin, q + 1)
     prefix           [begin, max(q + 1, prefix_ends[q]))              prefix = the whole segment: both ways everywhere
     block diffusion  q in x_t: its own block, and x_0 before that block;   q in x_0: x_0 up to the end of its block
 
-Padding is a segment of its own in each run, and causal, so that no query is without keys. Ranges
-are exact, so masks compare one slot number with two or four bounds and never look at a key's
-segment. A batch says its rule by segment_ids, prefix_ends and, where block diffusion is in the
-dataset, position_ids and block_lengths. A batch without prefix_ends is refused unless
-prefix_bidirectional=False asks for the causal reading.
+Each run of padding is a causal segment, so that every query has a key. Ranges are exact, so a mask
+compares one slot index with two or four bounds and never reads a key's segment.
 
-The arrays of an encoder and a decoder (`packprep.dataset.encoder_decoder`) have three rules, by
-`part`: "decoder" is causal; in "cross" the decoder's queries see all inputs of their segment, and
-in "encoder" those see each other; padding sees the row's first segment there.
+A batch encodes its pattern in segment_ids and prefix_ends. If the dataset has block diffusion,
+position_ids and block_lengths are needed too. A batch without prefix_ends is refused unless
+prefix_bidirectional=False asks for causal attention.
 
-Varlen kernels know causal and both ways only. A batch, or a dataset, that needs more is refused by
-name.
+The arrays of an encoder and a decoder (`packprep.dataset.encoder_decoder`) have three patterns,
+selected by `part`. "decoder" is causal. In "cross", the decoder's queries attend to all inputs of
+their segment. In "encoder", these inputs attend to each other. In "encoder" and "cross", padding
+attends to the row's first segment.
+
+Varlen kernels support only causal and fully bidirectional attention. If a batch or a dataset needs
+another pattern, the error names the segment or the task.
 """
 
 from collections.abc import Mapping
@@ -39,17 +40,22 @@ PARTS = ("encoder", "decoder", "cross")
 
 
 class KeyRanges(NamedTuple):
-    """The keys that each query sees, in slots of its row: [begin, end) and [more_begin, more_end);
-    int64[B, T] each.
+    """The keys of each query as ranges [begin, end) and [more_begin, more_end) of slots in its row.
 
-    n_keys: slots of a row of keys, which under cross attention differ from those of a row of
-    queries.
+    All ranges are int64[B, T].
+
+    Attributes:
+        begin: Start of the first range.
+        end: End of the first range.
+        n_keys: Slots in a row of keys, which differ from a row of queries in cross attention.
+        more_begin: Start of the second range, or None if the batch has no block_lengths.
+        more_end: End of the second range, or None if the batch has no block_lengths.
     """
 
     begin: torch.Tensor
     end: torch.Tensor
     n_keys: int
-    more_begin: torch.Tensor | None = None  # None: block diffusion is not in the batch's dataset
+    more_begin: torch.Tensor | None = None
     more_end: torch.Tensor | None = None
 
 
@@ -59,25 +65,36 @@ def _column(batch: Mapping[str, Any], name: str) -> torch.Tensor:
 
 
 def _runs(segment_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(begin, end) int64[B, T] of the run of equal ids in which each slot lies."""
+    """Return (begin, end), int64[B, T], of the run of equal ids around each slot."""
     return boundaries.runs(
         segment_ids, _slots(segment_ids), torch, lambda values: values.cummax(-1).values
     )
 
 
 def _slots(segment_ids: torch.Tensor) -> torch.Tensor:
-    """int64[B, T]: 0 … T − 1 in every row."""
+    """Return 0 … T − 1 for every row, int64[B, T]."""
     return torch.arange(segment_ids.shape[-1], device=segment_ids.device).expand(segment_ids.shape)
 
 
 def key_ranges(
     batch: Mapping[str, Any], prefix_bidirectional: bool = True, part: str | None = None
 ) -> KeyRanges:
-    """The keys of every query of a batch, [B, T] or [T], in O(T); the table at the top says them.
+    """Return the keys of every query of a batch, in O(T) per row.
 
-    prefix_bidirectional False: prefixes and in-place segments are read causally; block diffusion
-    keeps its rule.
-    part: "encoder", "decoder" or "cross" of the arrays of an encoder and a decoder.
+    The module's docstring has the table of patterns.
+
+    Args:
+        batch: Columns [B, T] or [T].
+        prefix_bidirectional: Pass False to read prefixes and same-position segments causally. Block
+            diffusion keeps its pattern.
+        part: "encoder", "decoder" or "cross", for the arrays of an encoder and a decoder.
+
+    Returns:
+        The ranges, int64[B, T] each.
+
+    Raises:
+        ArgumentError: If `part` is unknown, or if the batch has no prefix_ends or no block_lengths
+            where they are needed.
     """
     if part is not None:
         return _ranges_of_part(batch, part)
@@ -126,7 +143,7 @@ def _ranges_of_part(batch: Mapping[str, Any], part: str) -> KeyRanges:
 
 
 def _sees(ranges: KeyRanges, at: Any, key: Any) -> torch.Tensor:
-    """bool: whether the queries at the index `at` of the ranges see `key`."""
+    """Return whether the queries at index `at` of the ranges attend to `key`, as bool."""
     seen = (key >= ranges.begin[at]) & (key < ranges.end[at])
     if ranges.more_begin is not None and ranges.more_end is not None:
         seen = seen | ((key >= ranges.more_begin[at]) & (key < ranges.more_end[at]))
@@ -136,8 +153,23 @@ def _sees(ranges: KeyRanges, at: Any, key: Any) -> torch.Tensor:
 def sdpa_mask(
     batch: Mapping[str, Any], prefix_bidirectional: bool = True, part: str | None = None
 ) -> torch.Tensor:
-    """bool[B, 1, T, T], [q, k], O(T²): attn_mask of scaled_dot_product_attention; True: the key is
-    seen."""
+    """Return attn_mask of scaled_dot_product_attention, with O(T²) memory.
+
+    Args:
+        batch: As in `key_ranges`.
+        prefix_bidirectional: As in `key_ranges`.
+        part: As in `key_ranges`.
+
+    Returns:
+        bool[B, 1, T, T], indexed [q, k], True where the query attends to the key.
+
+    Raises:
+        ArgumentError: As in `key_ranges`.
+
+    Example:
+        mask = sdpa_mask(batch)
+        scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    """
     ranges = key_ranges(batch, prefix_bidirectional, part)
     key = torch.arange(ranges.n_keys, device=ranges.begin.device)
     return _sees(ranges, (slice(None), None, slice(None), None), key)
@@ -146,7 +178,19 @@ def sdpa_mask(
 def flex_mask_mod(
     batch: Mapping[str, Any], prefix_bidirectional: bool = True, part: str | None = None
 ):
-    """mask_mod(b, h, q, k) of FlexAttention for any rule; tensors lie where the batch's do."""
+    """Return mask_mod(b, h, q, k) of FlexAttention, for any pattern.
+
+    Args:
+        batch: As in `key_ranges`. The function's tensors are on the device of the batch.
+        prefix_bidirectional: As in `key_ranges`.
+        part: As in `key_ranges`.
+
+    Returns:
+        The function.
+
+    Raises:
+        ArgumentError: As in `key_ranges`.
+    """
     return _mask_mod(key_ranges(batch, prefix_bidirectional, part))
 
 
@@ -163,11 +207,26 @@ def flex_block_mask(
     prefix_bidirectional: bool = True,
     part: str | None = None,
 ):
-    """The BlockMask of FlexAttention for any rule: what create_block_mask gives, in O(T + (T /
-    block_size)²).
+    """Return the BlockMask of FlexAttention, for any pattern, in O(T + (T / block_size)²).
 
-    The mask is never evaluated over all T² pairs: a query's keys are ranges, so the blocks that it
-    touches and those that it sees whole are ranges too.
+    It equals the result of create_block_mask, but never evaluates the mask over all T² pairs. A
+    query's keys are ranges, so the key blocks that they touch and the key blocks that they cover
+    are ranges too.
+
+    Args:
+        batch: As in `key_ranges`.
+        block_size: Slots per block.
+        prefix_bidirectional: As in `key_ranges`.
+        part: As in `key_ranges`.
+
+    Returns:
+        The BlockMask, on the device of the batch.
+
+    Raises:
+        ArgumentError: As in `key_ranges`.
+
+    Example:
+        flex_attention(query, key, value, block_mask=flex_block_mask(batch))
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -202,37 +261,59 @@ def flex_block_mask(
 
 
 def _table(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(how many int32[B, 1, q], which int32[B, 1, q, n]) key blocks of each query block, those that
-    are set first."""
+    """Return the number of set key blocks of each query block, and the key blocks, set ones first.
+
+    Returns:
+        int32[B, 1, q] and int32[B, 1, q, n].
+    """
     which = blocks.int().sort(dim=-1, descending=True, stable=True).indices
     return blocks.sum(-1, dtype=torch.int32)[:, None], which.int()[:, None].contiguous()
 
 
 def _counts(first: torch.Tensor, end: torch.Tensor, block_size: int, n: int) -> torch.Tensor:
-    """int64[B, q, n]: how many queries of a block have the key block, of n, in their [first,
-    end)."""
+    """Return how many queries of each query block have each key block in their [first, end).
+
+    Args:
+        first: int64[B, T], first key block of each query.
+        end: int64[B, T], end of the key blocks of each query.
+        block_size: Queries per block.
+        n: Number of key blocks.
+
+    Returns:
+        int64[B, q, n].
+    """
     n_rows, length = first.shape
     n_queries = -(-length // block_size)
     counts = torch.zeros(n_rows, n_queries * (n + 1), dtype=torch.int64, device=first.device)
     row = torch.arange(length, device=first.device) // block_size * (n + 1)
-    some = (end > first).long()  # an empty range counts nowhere
+    some = (end > first).long()  # An empty range counts nowhere.
     counts.scatter_add_(1, row + first.clamp(max=n), some)
     counts.scatter_add_(1, row + end.clamp(0, n), -some)
     return counts.view(n_rows, n_queries, n + 1).cumsum(-1)[..., :n]
 
 
-# Varlen kernels: segments one after another, causal in all or in none
+# Varlen kernels take concatenated segments and one pattern, causal or bidirectional, for all.
 
 
 def varlen_causal(dataset: Dataset | Mixture, prefix_bidirectional: bool = True) -> bool:
-    """Whether a varlen kernel takes this dataset with causal=True (False: both ways); else refused
-    by the tasks' names.
+    """Return the `causal` flag that a varlen kernel needs for this dataset.
 
-    Ask it once, before training; a mixture is asked for the tasks of all of its datasets. A task
-    without a segment does not count; the implicit task too_short, which is causal, counts where the
-    ledger has segments of it.
+    Call it once, before training. A mixture's datasets must all agree. A task without segments does
+    not count. The implicit task too_short, which is causal, counts if the ledger has segments of
+    it.
+
+    Args:
+        dataset: The dataset or mixture.
+        prefix_bidirectional: Pass False to read prefixes and same-position segments causally.
+
+    Returns:
+        True for causal attention, False for bidirectional attention.
+
+    Raises:
+        ArgumentError: If varlen kernels cannot compute the pattern of a task. The message names the
+            tasks.
     """
-    rules: dict[str, dict[str, None]] = {}  # attention rule → names of tasks, in order
+    rules: dict[str, dict[str, None]] = {}  # names of the tasks of each pattern, in order
     for each in datasets_of(dataset):
         drawn = each.manifest["ledger"].get("tasks", {})
         for task in each.tasks:
@@ -261,7 +342,12 @@ def varlen_causal(dataset: Dataset | Mixture, prefix_bidirectional: bool = True)
 def _causal(
     batch: Mapping[str, Any], segment_ids: torch.Tensor, prefix_bidirectional: bool
 ) -> bool:
-    """varlen_causal of one batch, refused by row and segment."""
+    """Return `varlen_causal` of one batch.
+
+    Raises:
+        ArgumentError: If varlen kernels cannot compute a segment's pattern. The message has the row
+            and the segment.
+    """
     if "block_lengths" in batch and (_column(batch, "block_lengths") > 0).any():
         row, slot = _first(_column(batch, "block_lengths") > 0)
         raise ArgumentError(
@@ -295,7 +381,7 @@ def _first(where: torch.Tensor) -> tuple[int, int]:
 
 
 def _varlen(batch: Mapping[str, Any], prefix_bidirectional: bool) -> tuple[torch.Tensor, int, bool]:
-    """(cu_seqlens int32, max_seqlen, causal) of a batch's slots, rows one after another."""
+    """Return (cu_seqlens int32, max_seqlen, causal) of a batch's slots, concatenated by row."""
     segment_ids = _column(batch, "segment_ids")
     causal = _causal(batch, segment_ids, prefix_bidirectional)
     if "cu_seqlens" in batch:
@@ -309,11 +395,24 @@ def _varlen(batch: Mapping[str, Any], prefix_bidirectional: bool) -> tuple[torch
 
 
 def flash_varlen(batch: Mapping[str, Any], prefix_bidirectional: bool = True) -> dict[str, Any]:
-    """Keywords of flash_attn_varlen_func(q, k, v, …), whose q, k, v are [slots, heads, head_dim],
-    rows one after another.
+    """Return the keywords of flash_attn_varlen_func(q, k, v, …) for a batch of either layout.
 
-    Takes a batch of either layout. Every run of padding is a segment, a gap of pad_seq_to_mult too,
-    so that no slot is left unwritten. Call it before the batch goes to a GPU: it looks at values.
+    q, k and v have shape [slots, heads, head_dim] and hold the rows in order. Each run of padding
+    is a segment, including gaps of pad_seq_to_mult, so that the kernel writes every slot. Call it
+    before the batch moves to a GPU, because it reads values.
+
+    Args:
+        batch: A batch of layout "bshd" or "thd".
+        prefix_bidirectional: As in `varlen_causal`.
+
+    Returns:
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k and causal.
+
+    Raises:
+        ArgumentError: If varlen kernels cannot compute the pattern of a segment.
+
+    Example:
+        flash_attn_varlen_func(query, key, value, **flash_varlen(batch))
     """
     cu_seqlens, longest, causal = _varlen(batch, prefix_bidirectional)
     return {
@@ -326,7 +425,18 @@ def flash_varlen(batch: Mapping[str, Any], prefix_bidirectional: bool = True) ->
 
 
 def torch_varlen(batch: Mapping[str, Any], prefix_bidirectional: bool = True) -> dict[str, Any]:
-    """Keywords of torch.nn.attention.varlen.varlen_attn(q, k, v, …); as flash_varlen."""
+    """Return the keywords of torch.nn.attention.varlen.varlen_attn(q, k, v, …).
+
+    Args:
+        batch: As in `flash_varlen`.
+        prefix_bidirectional: As in `varlen_causal`.
+
+    Returns:
+        cu_seq_q, cu_seq_k, max_q, max_k and window_size.
+
+    Raises:
+        ArgumentError: If varlen kernels cannot compute the pattern of a segment.
+    """
     cu_seqlens, longest, causal = _varlen(batch, prefix_bidirectional)
     return {
         "cu_seq_q": cu_seqlens,
@@ -340,11 +450,20 @@ def torch_varlen(batch: Mapping[str, Any], prefix_bidirectional: bool = True) ->
 def transformers_kwargs(
     batch: Mapping[str, Any], prefix_bidirectional: bool = True
 ) -> dict[str, Any]:
-    """Transformers' FlashAttentionKwargs and position_ids [1, slots], for a model with flash
-    attention.
+    """Return Transformers' FlashAttentionKwargs and position_ids, for a model with flash attention.
 
-    Such a model is causal: a batch that is both ways is refused. Its input_ids have to be one row,
-    as layout "thd" is.
+    Such a model is causal. Its input_ids must be one row, as in layout "thd".
+
+    Args:
+        batch: As in `flash_varlen`.
+        prefix_bidirectional: As in `varlen_causal`.
+
+    Returns:
+        cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, and position_ids [1, slots].
+
+    Raises:
+        ArgumentError: If the batch needs bidirectional attention, or if varlen kernels cannot
+            compute the pattern of a segment.
     """
     cu_seqlens, longest, causal = _varlen(batch, prefix_bidirectional)
     if not causal:

@@ -1,5 +1,7 @@
-"""The loss that packprep's labels are made for: the prediction at slot t is scored against
-labels[t], nothing is shifted."""
+"""Compute the loss that packprep's labels are made for.
+
+The logits of slot t are scored against labels[t], without another shift.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,13 +11,18 @@ import torch.nn.functional as functional
 
 
 def automodel_loss_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch in the words of NeMo Automodel's losses of diffusion: target_ids, noise_mask, p_mask,
-    loss_mask [B, T] and num_diffusion_tokens, for `loss_fn(logits, **these)` of
-    MDLMCrossEntropyLoss, HybridDiffusionLLMLoss and BlockDiffusionCrossEntropyLoss.
+    """Return a batch in the terms of NeMo Automodel's diffusion losses.
 
-    logits are of all slots, as the mask of `torch_attention` gives them: what is trained, its
-    weight and its label stand at their slots already. p_mask is 1 / loss_weights, 1 where nothing
-    is trained.
+    Pass the result as `loss_fn(logits, **inputs)` to MDLMCrossEntropyLoss, HybridDiffusionLLMLoss
+    or BlockDiffusionCrossEntropyLoss. The logits cover all slots, computed with a mask of
+    `torch_attention`. Labels, loss mask and weights are already aligned with them.
+
+    Args:
+        batch: A batch of `packprep.adapters.torch`, with or without loss_weights.
+
+    Returns:
+        target_ids, noise_mask, p_mask and loss_mask, [B, T] each, and num_diffusion_tokens. p_mask
+        is 1 / loss_weights, and 1 where nothing is trained.
     """
     mask = torch.as_tensor(batch["loss_mask"]).bool()
     weights = torch.as_tensor(batch.get("loss_weights", mask)).float()
@@ -31,18 +38,26 @@ def automodel_loss_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
 def masked_loss(
     logits: torch.Tensor, batch: Mapping[str, Any], denominator: Any = None
 ) -> torch.Tensor:
-    """Σ cross_entropy(logits[t], labels[t]) · loss_weights[t] over the trained slots, divided by
-    `denominator`.
+    """Return the weighted cross entropy of the trained slots, divided by `denominator`.
 
-    logits: float[B, T, vocab], or [n, vocab] of the n trained slots alone, in order (what a head
-    that is applied to `hidden[loss_mask]` gives, which saves its work on the rest). loss_weights: 1
-    where the batch has none.
-    denominator: by default the trained slots of this batch. Over ranks and accumulated batches
-    give the sum of all their `n_trained`; then add the losses up. Where it is 0, as on a rank
-    without rows, the loss is 0 and has a gradient.
+    The loss is Σ cross_entropy(logits[t], labels[t]) · loss_weights[t] / denominator. labels[t] is
+    the target of logits[t]: do not shift labels again. Untrained slots are removed before the cross
+    entropy, since 0 · NaN is NaN and kernels may leave any value in a slot outside every segment.
+    Their gradient is exactly 0.
 
-    Slots that are not trained are left out before the cross entropy: 0 · NaN is NaN, and kernels
-    may leave anything in a slot outside every segment. Their gradient is exactly 0.
+    Args:
+        logits: float[B, T, vocab], or float[n, vocab] of only the n trained slots, in order. A head
+            that is applied to `hidden[loss_mask]` gives the latter and saves work.
+        batch: A batch with labels and loss_mask [B, T]. Without loss_weights, each weight is 1.
+        denominator: By default the number of trained slots of this batch. For several ranks or
+            accumulated batches, pass the sum of all their `n_trained` and add up the losses. If it
+            is 0, as on a rank without rows, the loss is 0 and has a gradient.
+
+    Returns:
+        A scalar, at least float32.
+
+    Example:
+        loss = masked_loss(model(batch["tokens"], batch["position_ids"]), batch)
     """
     mask = torch.as_tensor(batch["loss_mask"], device=logits.device).bool()
     labels = torch.as_tensor(batch["labels"], device=logits.device)[mask].long()

@@ -1,14 +1,14 @@
-"""Rows in torchtitan's own Grain pipeline, which its main branch has since August 2026.
+"""Read rows in torchtitan's Grain pipeline, which its main branch has since August 2026.
 
     GrainDataLoader.Config(
         dataset=SingleDatasetConfig(source=source("packed"), processor=processor()),
         collator=collator("packed")
     )
 
-Order, shares among ranks and state are torchtitan's. Its trainer makes masks of the positions,
-which begin at 0 with each segment, and attends causally inside: a dataset with other rules is
-refused by the tasks' names unless it is read causally. Its releases up to 0.3.0 have no such
-pipeline, and take `packprep.adapters.megatron.torchtitan`.
+torchtitan determines the order, the ranks' shares and the state. Its trainer derives masks from the
+positions, which restart at 0 in each segment, and attends causally inside. A dataset with other
+patterns is refused by the tasks' names unless it is read causally. torchtitan's releases up to
+0.3.0 have no such pipeline; use `packprep.adapters.megatron.torchtitan` with them.
 
     source     row i → {"input_ids", "labels", "positions"}: int64[seq_length] each, labels -100 where nothing is trained
     processor  that → torchtitan's TextSequence
@@ -29,8 +29,10 @@ IGNORE_INDEX = -100
 
 
 class RowSource:
-    """Rows by number, for `SingleDatasetConfig.source` of torchtitan; it is built before its
-    pipeline, and so gives itself."""
+    """A random-access source of rows, for `SingleDatasetConfig.source` of torchtitan.
+
+    The dataset is open before torchtitan builds its pipeline, so `build` returns the source itself.
+    """
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
@@ -51,7 +53,7 @@ class RowSource:
         return {
             "input_ids": row["tokens"].astype(np.int64),
             "labels": np.where(row["loss_mask"] > 0, row["labels"].astype(np.int64), IGNORE_INDEX),
-            # a run of padding is one document more, not one for each of its slots
+            # Each run of padding becomes one document, not one document per slot.
             "positions": (
                 np.where(padding, slots - after_padding - 1, row["position_ids"]).astype(np.int64)
             ),
@@ -61,12 +63,21 @@ class RowSource:
 def source(
     directory: str | os.PathLike | Dataset, *, prefix_bidirectional: bool = True
 ) -> RowSource:
-    """A dataset's rows for `SingleDatasetConfig.source`: a random-access source of {"input_ids",
-    "labels", "positions"}, int64[seq_length] each.
+    """Return a dataset's rows for `SingleDatasetConfig.source`.
 
-    prefix_bidirectional False: prefixes and in-place segments are read causally.
-    ArgumentError for a mixture, for tasks that see ahead, and where documents weight what is
-    trained of them, which torchtitan's loss does not read.
+    Args:
+        directory: Dataset folder, or an open `Dataset`.
+        prefix_bidirectional: Pass False to read prefixes and same-position segments causally.
+
+    Returns:
+        A random-access source of {"input_ids", "labels", "positions"}, int64[seq_length] each.
+
+    Raises:
+        ArgumentError: If the dataset is a mixture, if a task needs more than causal attention, or
+            if tasks or documents weight their loss, which torchtitan's loss does not read.
+
+    Example:
+        SingleDatasetConfig(source=source("packed"), processor=processor())
     """
     dataset = opened_alone(
         directory, "give torchtitan's DatasetMixConfig a source of each dataset, with its weight"
@@ -83,8 +94,10 @@ class _Processor:
 
 
 def processor() -> Any:
-    """What `SingleDatasetConfig.processor` makes TextSequences of a source's rows with: they are
-    shifted already."""
+    """Return the `SingleDatasetConfig.processor` that makes a TextSequence of a source's row.
+
+    It does not shift labels, because they are shifted already.
+    """
     return _Processor()
 
 
@@ -111,6 +124,9 @@ class _Collator:
 
 
 def collator(directory: str | os.PathLike | Dataset) -> Any:
-    """`GrainDataLoader.Config.collator` that fills a token batch with whole rows, and pads none.
-    ArgumentError, as it is built, where such a batch is no multiple of the dataset's seq_length."""
+    """Return a `GrainDataLoader.Config.collator` that fills a token batch with whole rows.
+
+    It adds no padding. When torchtitan builds it, it raises ArgumentError unless the token batch is
+    a multiple of the dataset's seq_length.
+    """
     return _Collator(opened_alone(directory, "give the dataset with the longest rows").seq_length)
