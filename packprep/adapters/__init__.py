@@ -1,5 +1,6 @@
-"""What trainers type: batches and attention arguments in their library's own words, each module
-imported only on demand.
+"""Adapt batches and attention arguments to trainers, in the terms of each library.
+
+Each module is imported only on demand.
 
 ```
 torch.py ──────────── loader, iterable, Rows, BatchSampler        batches as tensors, with and without worker processes
@@ -12,9 +13,9 @@ torchtitan.py ─────── source, processor, collator                 
 remote.py ─────────── open_remote                                 datasets at a URL, through a local cache
 jax/ ──── loader, splash_attention, dense_mask, masked_loss       JAX, MaxText, Levanter, TransformerEngine, Grain
 ```
-Nothing here is imported by the rest of packprep, and only `packprep.dataset` and `packprep.format`
-are imported from it; by remote.py and tokenizer_match.py, storage, too. What they share stands
-here: what a trainer's adapter is given to read.
+The rest of packprep imports nothing from here. The adapters import only from `packprep.dataset` and
+`packprep.format`; remote.py and tokenizer_match.py also import `packprep.storage`. This file has
+the code that the adapters share.
 """
 
 import os
@@ -27,8 +28,15 @@ from packprep.errors import ArgumentError
 
 
 def opened(directory: str | os.PathLike | Dataset | Mixture) -> Dataset | Mixture:
-    """The dataset in the directory, or the dataset or mixture itself; ArgumentError for a list of
-    directories."""
+    """Return an open dataset or mixture.
+
+    Args:
+        directory: Dataset folder, or an open `Dataset` or `Mixture`, which is returned as it is.
+
+    Raises:
+        ArgumentError: If it is a list of directories, which has no shares.
+        DatasetError: If the dataset is missing or damaged.
+    """
     if isinstance(directory, list | tuple):
         raise ArgumentError(
             f"a list of {len(directory)} directories says no shares: open the mixture first, with "
@@ -38,10 +46,18 @@ def opened(directory: str | os.PathLike | Dataset | Mixture) -> Dataset | Mixtur
 
 
 def opened_alone(directory: str | os.PathLike | Dataset | Mixture, instead: str) -> Dataset:
-    """The dataset at a folder, or the one that is given, for rows drawn by number. ArgumentError
-    for a mixture, whose shares that would lose.
+    """Return an open dataset whose rows a trainer draws by index.
 
-    instead: what to do, for the message.
+    Args:
+        directory: Dataset folder, or an open `Dataset`.
+        instead: Advice for a mixture, for the error message.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        ArgumentError: If it is a mixture, because drawing by index ignores its shares.
+        DatasetError: If the dataset is missing or damaged.
     """
     dataset = opened(directory)
     if isinstance(dataset, Mixture):
@@ -53,23 +69,22 @@ def opened_alone(directory: str | os.PathLike | Dataset | Mixture, instead: str)
 
 
 def datasets_of(dataset: Dataset | Mixture) -> tuple[Dataset, ...]:
-    """The datasets of a mixture; a dataset alone."""
+    """Return the datasets of a mixture, or a tuple with the one dataset."""
     return dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
 
 
 def tasks_of(dataset: Dataset | Mixture) -> list[StoredTask]:
-    """The tasks of all of its datasets, one dataset after the other."""
+    """Return the tasks of all datasets, in the order of the datasets."""
     return [task for each in datasets_of(dataset) for task in each.tasks]
 
 
 def weights_spans(dataset: Dataset | Mixture) -> bool:
-    """Whether documents of some of its datasets give weights other than 1 to what is trained of
-    them."""
+    """Return whether documents of any dataset give trained tokens a weight other than 1."""
     return any(has_weighted_spans(each.manifest) for each in datasets_of(dataset))
 
 
 def weighted_tasks(dataset: Dataset | Mixture) -> list[StoredTask]:
-    """Return the tasks whose noise weights what is trained of a segment."""
+    """Return the same-position tasks whose noise weights the loss."""
     return [
         t
         for t in tasks_of(dataset)
@@ -78,8 +93,11 @@ def weighted_tasks(dataset: Dataset | Mixture) -> list[StoredTask]:
 
 
 def default_columns(dataset: Dataset | Mixture) -> tuple[str, ...]:
-    """All that a trainer needs for the tasks of every dataset: prefix_ends, loss_weights where
-    tasks or documents have some, and block_lengths with block diffusion."""
+    """Return the columns that a trainer needs for the tasks of every dataset.
+
+    Besides the base columns these are prefix_ends, loss_weights if tasks or documents have weights,
+    and block_lengths if a task is block diffusion.
+    """
     names, tasks = list(COLUMNS), tasks_of(dataset)
     if any(is_in_place(task) for task in tasks) or weights_spans(dataset):
         names.append("loss_weights")

@@ -1,19 +1,18 @@
-"""Batches as Transformers models and their Trainer take them: labels that are shifted once, masks
-that they understand.
+"""Prepare batches for Transformers models and their Trainer, with pre-shifted labels and masks.
 
     Trainer(model, train_dataset=Rows(dir), data_collator=Collator(dir, model), …)   Rows of adapters.torch
     model(**model_inputs(batch, dir, model))                                         a batch of torch.loader
     check_tokenizer(dir, tokenizer)                                                  whether ids mean the same
 
-A causal model of Transformers shifts `labels` by itself. packprep's labels stand at the predicting
-slot already, so they go into `shift_labels`, which such a model takes as it is:
+A causal model of Transformers shifts `labels`. packprep's labels are already shifted, so they are
+passed as `shift_labels`, which such a model uses unchanged:
 
     tokens                  a   b   c | d   e   f          two segments
     shift_labels            b   c   . | e   f   .          . is -100
     labels                  .   b   c | .   e   f          the same targets where the model's own shift finds them
 
-Both are given. `labels` has to be there for a model to compute a loss at all; where a task predicts
-in place, which a shift cannot say, it is -100 throughout.
+Both are given, because a model computes a loss only if `labels` is present. If a task predicts the
+same position, which a shift cannot express, `labels` is -100 everywhere.
 """
 
 import inspect
@@ -39,16 +38,33 @@ _NEEDED = ("tokens", "labels", "loss_mask", "position_ids")
 
 
 class Collator:
-    """A Trainer's data_collator, and the inputs of a model from a batch; checked once against the
-    dataset's tasks, or against those of all datasets of a mixture.
+    """A data_collator for Trainer, which also computes a model's inputs from a batch.
 
-    attention: the model, or its attn_implementation; inputs made for another one than the model has
-    train it wrongly, in silence. A model that would not hand shift_labels to its loss is refused.
-    labels: "shift_labels", or "shifted_by_model" for a model whose loss does not know shift_labels;
-    tasks that predict in place are refused there by name. loss_weights: Transformers' loss has
-    none, so a dataset whose tasks or documents weight theirs is refused, unless "ignore" says that
-    they should not count. prefix_bidirectional: False reads prefixes causally, which flash
-    attention needs.
+    It checks the tasks of the dataset, or of all datasets of a mixture, once.
+
+    Args:
+        directory: Dataset folder, or an open `Dataset` or `Mixture`.
+        attention: The model, or its attn_implementation. Inputs for another implementation train
+            the model wrongly without an error. A model that would not pass shift_labels to its loss
+            is refused.
+        labels: "shift_labels", or "shifted_by_model" for a model whose loss does not support
+            shift_labels. Same-position tasks are refused in the latter case.
+        loss_weights: "refuse" or "ignore". Transformers' loss has no weights, so a dataset whose
+            tasks or documents weight their loss is refused unless weights are ignored.
+        prefix_bidirectional: Pass False to read prefixes causally, which flash attention needs.
+
+    Attributes:
+        attention: The attn_implementation.
+        labels: As given.
+        prefix_bidirectional: As given.
+        predicts_in_place: Whether a task predicts the same position.
+
+    Raises:
+        ArgumentError: If an argument is invalid, or if a task or a weight does not suit the model.
+        DatasetError: If the dataset is missing or damaged.
+
+    Example:
+        Trainer(model, args, train_dataset=Rows("packed"), data_collator=Collator("packed", model))
     """
 
     def __init__(
@@ -95,11 +111,15 @@ class Collator:
             )
 
     def __call__(self, rows: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
-        """The model's inputs from rows of adapters.torch.Rows.
+        """Return the model's inputs from rows of adapters.torch.Rows.
 
-        For FlexAttention they lie on the accelerator at once, if there is one: a BlockMask works
-        where it was made, and cannot be sent from a worker process either. Give the Trainer
-        dataloader_pin_memory=False and no workers then.
+        For FlexAttention the inputs are on the accelerator, if there is one. A BlockMask works only
+        on the device where it was made, and worker processes cannot send it. In this case give the
+        Trainer dataloader_pin_memory=False and no workers.
+
+        Raises:
+            ArgumentError: If the rows come from another dataset class, or if a worker process makes
+                a BlockMask.
         """
         if not rows or not all(
             isinstance(row, Mapping) and torch.is_tensor(row.get("tokens")) for row in rows
@@ -126,12 +146,26 @@ class Collator:
         return self.inputs(batch)
 
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """input_ids, position_ids, labels, shift_labels int64[B, T], and what the attention takes.
+        """Return the model's inputs from a batch.
 
-        sdpa, eager and flex_attention take attention_mask, which a model uses as it is: bool[B, 1,
-        T, T], the same in float32 with its least number where nothing is seen, or a BlockMask.
-        Flash attention takes FlashAttentionKwargs, all rows as one [1, B · T], and no cache, with
-        which another attention would pass boundaries over in silence.
+        Flash attention takes FlashAttentionKwargs and all rows as one, [1, B · T]. Its cache is
+        off, because with a cache another attention path would ignore the segments' boundaries
+        without an error.
+
+        Args:
+            batch: A batch with tokens, labels, loss_mask and position_ids [B, T], and the columns
+                that the attention needs.
+
+        Returns:
+            input_ids, position_ids, labels and perhaps shift_labels, int64[B, T], and the
+            attention's arguments. For "sdpa", "eager" and "flex_attention" this is attention_mask,
+            which the model uses unchanged. It is bool[B, 1, T, T] for "sdpa", and a BlockMask for
+            "flex_attention". For "eager" it is float32, 0 for allowed pairs and the least finite
+            number for others.
+
+        Raises:
+            ArgumentError: If the batch misses a column, or if the attention cannot compute its
+                pattern.
         """
         if lacking := [name for name in _NEEDED if name not in batch]:
             raise ArgumentError(
@@ -170,8 +204,12 @@ class Collator:
 
 
 def _attention_of(model: Any, labels: str) -> str:
-    """The model's attn_implementation; ArgumentError if it is no model of Transformers, or does not
-    take shift_labels."""
+    """Return the model's attn_implementation.
+
+    Raises:
+        ArgumentError: If the object is not a Transformers model, or if it does not take
+            shift_labels.
+    """
     own = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if not isinstance(own, str):
         raise ArgumentError(
@@ -199,6 +237,23 @@ def model_inputs(
     attention: Any,
     **options: Any,
 ) -> dict[str, Any]:
-    """One batch of adapters.torch.loader as a model's keywords; options as of Collator, which is
-    cheaper to keep."""
+    """Return the keywords of a model for one batch.
+
+    It creates a `Collator` for each call. Keep a `Collator` to avoid that cost.
+
+    Args:
+        batch: A batch of adapters.torch.loader.
+        directory: As in `Collator`.
+        attention: As in `Collator`.
+        options: Further arguments of `Collator`.
+
+    Returns:
+        The inputs, as from `Collator.inputs`.
+
+    Raises:
+        ArgumentError: As in `Collator` and `Collator.inputs`.
+
+    Example:
+        outputs = model(**model_inputs(batch, "packed", model))
+    """
     return Collator(directory, attention, **options).inputs(batch)

@@ -1,13 +1,13 @@
-"""Rows as Megatron-LM and torchtitan take them.
+"""Read rows with Megatron-LM and torchtitan.
 
     GPTRows(dir) ────────── a map-style dataset with GPTDataset's keys, and the boundaries of its segments
     packed_seq_params(…) ── what PackedSeqParams is made of, from a batch of such rows
     alignment_factor(…) ─── the pad_seq_to_mult that a parallel layout needs
     torchtitan(dir, …) ──── ({input, positions}, labels) with -100 where nothing is trained
 
-Both train on labels and a mask at the predicting slot, as packprep has them: nothing is shifted.
-Both attend causally inside boundaries, so a dataset with other rules is refused by the tasks' names
-unless it is read causally.
+Both train on labels and a mask at the predicting slot, like packprep, so labels are not shifted
+again. Both attend causally inside boundaries. A dataset with other patterns is refused by the
+tasks' names unless it is read causally.
 """
 
 import math
@@ -33,12 +33,23 @@ _MXFP8, _FP8 = 32, 16
 def alignment_factor(
     tp_size: int = 1, cp_size: int = 1, sequence_parallel: bool = False, fp8: str | None = None
 ) -> int:
-    """The least length that a segment's physical slots should be a multiple of; give it to
-    pad_seq_to_mult.
+    """Return the smallest multiple for a segment's physical slots, the value of pad_seq_to_mult.
 
-    The least common multiple of what each part needs: context parallelism 2 · cp_size, with
-    sequence parallelism 2 · cp_size · tp_size (tp_size alone without the former), fp8 16 ("mxfp8":
-    32).
+    It is the least common multiple of several factors. Context parallelism needs 2 · cp_size.
+    Sequence parallelism multiplies that by tp_size, or needs tp_size without context parallelism.
+    fp8 needs 16 and mxfp8 needs 32.
+
+    Args:
+        tp_size: Tensor-parallel size.
+        cp_size: Context-parallel size.
+        sequence_parallel: Whether sequence parallelism is on.
+        fp8: "fp8", "mxfp8" or None.
+
+    Returns:
+        The multiple in slots.
+
+    Raises:
+        ArgumentError: If an argument is invalid.
     """
     if fp8 not in (None, "fp8", "mxfp8"):
         raise ArgumentError(f"fp8 is {fp8!r} and should be None, 'fp8' or 'mxfp8'")
@@ -59,17 +70,33 @@ def _causal(dataset: Dataset | Mixture, prefix_bidirectional: bool) -> None:
 
 
 class GPTRows(TorchDataset):
-    """A map-style dataset of rows with the keys of Megatron-core's GPTDataset, for its data
-    loaders.
+    """A map-style dataset of rows with the keys of Megatron-core's GPTDataset.
 
         tokens labels position_ids   int64[T]     loss_mask    float32[T], at the predicting slot; loss_weights inside
         cu_seqlens   int32[max_segments + 2]      max_seqlen   int32[]
 
-    cu_seqlens are physical: a gap of pad_seq_to_mult counts as its segment's last slots, which
-    nothing real sees under causal attention, and the padding tail is one more segment, so that no
-    slot is left unwritten. It has one width, filled up with its last value. max_segments: what that
-    width is for; by default the recipe's max_segments_per_row, or else T, the most that there can
-    be. A mixture is refused, since Megatron draws rows by number.
+    cu_seqlens are physical. A gap of pad_seq_to_mult counts as the last slots of its segment, which
+    no real token attends to under causal attention. Trailing padding is one more segment, so that
+    kernels write every slot. cu_seqlens has a fixed width and is filled up with its last value.
+
+    Args:
+        directory: Dataset folder, or an open `Dataset`.
+        max_segments: Maximum number of segments per row, which sets the width of cu_seqlens. The
+            default is the recipe's max_segments_per_row. Without it, the default is T, the most
+            that a row can have.
+        prefix_bidirectional: Pass False to read prefixes and same-position segments causally.
+
+    Attributes:
+        dataset: The dataset.
+        max_segments: Maximum number of segments per row.
+
+    Raises:
+        ArgumentError: If the dataset is a mixture, since Megatron draws rows by index, or if a task
+            needs more than causal attention.
+        DatasetError: If the dataset is missing or damaged.
+
+    Example:
+        rows = GPTRows("packed", max_segments=64)
     """
 
     def __init__(
@@ -92,8 +119,13 @@ class GPTRows(TorchDataset):
         return len(self.dataset)
 
     def __getitem__(self, index: int | None) -> dict[str, torch.Tensor]:
-        """One row; None gives row 0 without loss, which Megatron's samplers ask for to fill a
-        batch."""
+        """Return one row, or row 0 without loss if the index is None.
+
+        Megatron's samplers use None to fill a batch.
+
+        Raises:
+            ArgumentError: If the row has more than max_segments segments.
+        """
         if index is None:
             row = self[0]
             return {**row, "loss_mask": torch.zeros_like(row["loss_mask"])}
@@ -118,11 +150,11 @@ class GPTRows(TorchDataset):
 
 
 def packed_seq_params(batch: Mapping[str, torch.Tensor]) -> Any:
-    """PackedSeqParams of a batch of GPTRows, [B, …] or one row; a dict of its fields where megatron
-    is not installed.
+    """Return PackedSeqParams of a batch of GPTRows, or a dict of its fields if megatron is missing.
 
-    B rows count as one THD row of B · T slots, tokens as `tokens.view(1, -1)`: boundaries of later
-    rows are moved behind those of earlier ones.
+    B rows count as one THD row of B · T slots, with tokens as `tokens.view(1, -1)`. The boundaries
+    of later rows are offset by the length of the earlier rows. The batch has shape [B, …], or is
+    one row.
     """
     length = batch["tokens"].shape[-1]
     rows = torch.atleast_2d(batch["cu_seqlens"])
@@ -142,8 +174,16 @@ def packed_seq_params(batch: Mapping[str, torch.Tensor]) -> Any:
 
 
 def check_for_torchtitan(dataset: Dataset | Mixture, prefix_bidirectional: bool) -> None:
-    """ArgumentError for tasks that see ahead, unless they are read causally, and for weights, which
-    torchtitan's loss does not read."""
+    """Check that torchtitan can train a dataset.
+
+    Args:
+        dataset: The dataset or mixture.
+        prefix_bidirectional: Pass False to read prefixes and same-position segments causally.
+
+    Raises:
+        ArgumentError: If a task needs more than causal attention, or if tasks or documents weight
+            their loss, which torchtitan's loss does not read.
+    """
     _causal(dataset, prefix_bidirectional)
     if weights_spans(dataset):
         raise ArgumentError(
@@ -167,13 +207,31 @@ def torchtitan(
     prefix_bidirectional: bool = True,
     **options: Any,
 ) -> "TitanBatches":
-    """({"input", "positions"}, labels) int64[B, T] each, as dataloaders of torchtitan up to 0.3.0
-    yield; labels are -100 where nothing is trained. Positions begin again at each segment, which is
-    what its document masks are made from.
+    """Return batches in the form of the dataloaders of torchtitan up to 0.3.0.
 
-    options: as of adapters.torch.loader, but for layout, columns and ignore_index. A dataset whose
-    documents give weights is
-    refused: torchtitan's loss has none.
+    Positions restart at 0 in each segment, and torchtitan derives its document masks from them.
+
+    Args:
+        directory: Dataset folder, or an open `Dataset` or `Mixture`.
+        batch_size: Rows per rank and step.
+        rank: Index of this data-parallel rank.
+        world_size: Number of data-parallel ranks.
+        prefix_bidirectional: Pass False to read prefixes and same-position segments causally.
+        options: Further arguments of adapters.torch.loader, except layout, columns and
+            ignore_index.
+
+    Returns:
+        An iterator of ({"input", "positions"}, labels), int64[B, T] each. Labels are -100 where
+        nothing is trained.
+
+    Raises:
+        ArgumentError: If an argument is invalid, if a task needs more than causal attention, or if
+            tasks or documents weight their loss, which torchtitan's loss does not read.
+        DatasetError: If the dataset is missing or damaged.
+
+    Example:
+        for inputs, labels in torchtitan("packed", batch_size=8):
+            …
     """
     dataset = opened(directory)
     check_for_torchtitan(dataset, prefix_bidirectional)
@@ -183,7 +241,7 @@ def torchtitan(
 
 
 class TitanBatches:
-    """What torchtitan gives: an iterator with the state of the loader under it."""
+    """An iterator over torchtitan's batches, with the state of the loader that it reads."""
 
     def __init__(self, batches: Any):
         self._batches = batches

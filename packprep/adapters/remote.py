@@ -1,10 +1,11 @@
-"""Datasets at a URL: their shards are fetched when they are first read, into a folder that the
-processes of a node share.
+"""Read datasets at a URL through a cache folder that the processes of a node share.
+
+Each shard is fetched when it is first read.
 
     open_remote("s3://bucket/packed", cache="/local/ssd") ─► Dataset, whose shards are files of the cache
 
-A shard's file in the cache is named by its digest and is checked against it when it arrives. So
-datasets may share a cache, and a file in it is whole.
+A cached shard is named by its digest and is checked against it after the download. So datasets may
+share a cache, and every file in it is complete.
 """
 
 import os
@@ -26,7 +27,7 @@ from packprep.storage import Remote
 
 try:
     import fcntl
-except ImportError:  # not on Windows
+except ImportError:  # Windows has no fcntl.
     fcntl = None  # type: ignore[assignment]
 
 _READ_BYTES = 8 << 20
@@ -34,23 +35,24 @@ _READ_BYTES = 8 << 20
 
 @contextmanager
 def _locked(path: Path, shared: bool = False) -> Iterator[None]:
-    """A lock between processes and threads: it goes when its process ends."""
+    """Hold a file lock between processes and threads, which ends when its process ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         _locks.add(descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a copy in a forked process would keep it
+        # A copy of the descriptor in a forked process would keep the lock.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         _locks.discard(descriptor)
         os.close(descriptor)
 
 
-_locks: set[int] = set()  # the descriptors of locks that this process holds or waits for
+_locks: set[int] = set()  # descriptors of the locks that this process holds or waits for
 
 
 def _close_copies() -> None:
-    """Close copies of the parent's locks: this process would wait for itself."""
+    """Close copies of the parent's locks, because this process would otherwise wait for itself."""
     while _locks:
         os.close(_locks.pop())
 
@@ -61,8 +63,7 @@ if fcntl is not None:
 
 @dataclass(frozen=True)
 class ShardCache:
-    """A local folder of shards of at most about `max_bytes`, for any number of processes of one
-    machine.
+    """A local folder of shards, shared by any number of processes of one machine.
 
     ```
     shards/DIGEST       a whole shard, checked
@@ -70,8 +71,13 @@ class ShardCache:
     locks/00 … ff       held while a shard is fetched, by the first byte of its digest: it is fetched once
     removing            shared while a shard is opened, alone while shards are removed
     ```
-    Those that were opened longest ago are removed first. What a process has mapped stays readable
-    after that, and its space is free when the last process lets go of it.
+    The least recently opened shards are removed first. A mapped shard stays readable after its
+    removal. Its disk space is free when the last process unmaps it.
+
+    Attributes:
+        remote: The dataset's URL.
+        folder: The cache folder.
+        max_bytes: Approximate maximum size of the cached shards in bytes, or None for no limit.
     """
 
     remote: Remote
@@ -79,12 +85,16 @@ class ShardCache:
     max_bytes: int | None
 
     def prepare(self) -> None:
-        """Make the folders."""
+        """Create the folders."""
         for name in ("shards", "arriving", "locks", "manifests"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
 
     def manifest(self) -> Manifest:
-        """The dataset's manifest as it is at the URL at this moment."""
+        """Read the dataset's current manifest from the URL.
+
+        Raises:
+            DatasetError: If the manifest is missing or invalid.
+        """
         try:
             data = self.remote.read(MANIFEST_NAME)
         except FileNotFoundError as error:
@@ -101,10 +111,11 @@ class ShardCache:
 
     @contextmanager
     def held(self, entry: ShardEntry) -> Iterator[Path]:
-        """The path of a shard, which is fetched if need be; it is not removed while this lasts.
+        """Yield the path of a shard, which is fetched if necessary and kept until the context ends.
 
-        Raises DatasetError if it is not there or not what the manifest says, StorageError if it
-        cannot be fetched.
+        Raises:
+            DatasetError: If the shard is missing or differs from the manifest.
+            StorageError: If the shard cannot be fetched.
         """
         path = self.folder / "shards" / entry["digest"]
         removing = self.folder / "removing"
@@ -152,7 +163,8 @@ class ShardCache:
         return path
 
     def _make_room(self, size: int) -> None:
-        """Remove what was opened longest ago until `size` bytes more fit, or nothing is left."""
+        """Remove the least recently opened shards until `size` more bytes fit or no shard is left.
+        """
         if self.max_bytes is None:
             return
         files = []
@@ -200,16 +212,34 @@ def open_remote(
     io="mmap",
     max_open=None,
 ):
-    """The dataset at a URL, as open_dataset gives one of a directory: rows, batches, state and
-    workers are the same.
+    """Open a dataset at a URL, or a mixture of several.
 
-    url: where dataset.json lies, "s3://bucket/packed"; or a list of URLs, which are mixed by
-    `shares`, `interpolate` and `max_epochs`, as in open_dataset. cache: a folder on a local disk;
-    the processes of a machine and several datasets may share it. max_bytes: of the cached shards;
-    None: no bound. It should hold all shards that rows are drawn from at a time: a smaller one
-    fetches them again and again. io, max_open: as in open_dataset; by default no more shards stay
-    open than the cache holds. Raises DatasetError if there is no dataset or it cannot be used,
-    StorageError if the store cannot be read, ArgumentError for arguments that do not fit.
+    Rows, batches, state and workers are the same as for `open_dataset`. Each shard is fetched into
+    the cache when it is first read.
+
+    Args:
+        url: Location of dataset.json, for example "s3://bucket/packed", or a list of URLs for a
+            mixture.
+        cache: Folder on a local disk. The processes of a machine and several datasets may share it.
+        max_bytes: Maximum size of the cached shards in bytes, or None for no limit. The cache
+            should hold all shards that are read at a time. A smaller cache fetches them again and
+            again.
+        shares: As in `open_dataset`. Only for a list of URLs.
+        interpolate: As in `open_dataset`. Only for a list of URLs.
+        max_epochs: As in `open_dataset`. Only for a list of URLs.
+        io: As in `open_dataset`.
+        max_open: As in `open_dataset`. The default keeps no more shards open than the cache holds.
+
+    Returns:
+        A `Dataset`, or a `Mixture` for a list of URLs.
+
+    Raises:
+        DatasetError: If a dataset is missing or cannot be used.
+        StorageError: If the store cannot be read.
+        ArgumentError: If an argument is invalid, or if the system has no file locks.
+
+    Example:
+        ds = open_remote("s3://bucket/packed", cache="/local/ssd", max_bytes=200 << 30)
     """
     if fcntl is None:
         raise ArgumentError(

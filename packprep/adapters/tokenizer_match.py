@@ -1,9 +1,10 @@
-"""Whether a trainer's tokenizer is the one that a dataset's ids come from.
+"""Check whether a trainer's tokenizer is the one that made a dataset's ids.
 
     check_tokenizer("packed", "model/")        nothing, or TokenizerMismatch that names the first id or text
 
-Equal files are known by their digest. Others are compared by what they do: which token has which
-id, and the ids of 1000 texts, which follow from the dataset's tokens and the table below alone:
+Equal files have equal digests. Other tokenizers are compared by their behavior: the id of each
+token, and the ids of 1000 texts. The texts depend only on the dataset's tokens and on the table
+below:
 
     text k   pieces of PIECES and any characters, then the texts of the tokens k, k + 1000, k + 2000, …
 """
@@ -26,7 +27,7 @@ from packprep.format.json_files import PLAN_NAME, TOKENIZER_NAME
 from packprep.storage import folder_at
 
 TEXTS = 1000
-PIECES = (  # by which normalizers and pre-tokenizers differ
+PIECES = (  # Normalizers and pre-tokenizers differ in these strings.
     " ",
     "  ",
     "    ",
@@ -78,22 +79,29 @@ PIECES = (  # by which normalizers and pre-tokenizers differ
 
 
 def check_tokenizer(ds: str | os.PathLike | Dataset | Mixture, tokenizer: Any) -> None:
-    """Raise TokenizerMismatch unless a dataset's ids mean the same with this tokenizer, and text
-    becomes the same ids.
+    """Check that a tokenizer gives ids the same meaning as a dataset, and encodes text equally.
 
-    ds: a dataset, its folder, or a mixture, of which each dataset is checked. tokenizer: the path
-    of a tokenizer.json or of a folder with one, a `tokenizers.Tokenizer`, or a tokenizer of
-    Transformers; it is not changed.
+    The same file matches. Another tokenizer matches if it has the dataset's tokens, including those
+    that the build added, under the same ids. It must also encode 1000 texts equally, which contain
+    all of these tokens. Both encode without post-processing, truncation, padding and dropout.
 
-    The same file matches. Another one does where it has the dataset's tokens, those that the build
-    added among them, under the same ids, and encodes 1000 texts, in which all of them stand,
-    equally: without what post-processing adds, truncation, padding and dropout. Further tokens, as
-    of a chat template, are no mismatch; and what shows in no id and in none of the texts, as merges
-    that seldom meet in another order, is not found.
+    Additional tokens, as for a chat template, are allowed. A difference that affects neither an id
+    nor one of the texts is not found, for example the order of merges that seldom compete.
 
-    DatasetError where the dataset's tokenizer.json is missing or damaged, and where documents came
-    as ids and its recipe names no tokenizer but the built-in "bytes". ArgumentError for what is no
-    tokenizer.
+    Args:
+        ds: Dataset folder, or an open `Dataset` or `Mixture`. Every dataset of a mixture is
+            checked.
+        tokenizer: Path of a tokenizer.json or of a folder with one, a `tokenizers.Tokenizer`, or a
+            Transformers tokenizer. It is not changed.
+
+    Raises:
+        TokenizerMismatch: If they differ. The message names the first id or text.
+        DatasetError: If the dataset's tokenizer.json is missing or damaged. Also if documents came
+            as ids and the recipe names only the built-in "bytes" tokenizer.
+        ArgumentError: If `tokenizer` is not a tokenizer.
+
+    Example:
+        check_tokenizer("packed", "model/")
     """
     file = None
     if isinstance(tokenizer, str | os.PathLike):
@@ -129,8 +137,10 @@ def check_tokenizer(ds: str | os.PathLike | Dataset | Mixture, tokenizer: Any) -
 
 
 def _first_difference(own: Tokenizer, given: Any) -> str | None:
-    """The first id or text in which the given tokenizer differs from the dataset's, in words; None
-    if there is none."""
+    """Describe the first id or text where the given tokenizer differs from the dataset's.
+
+    Return None if they agree.
+    """
     ids = given.get_vocab()
     for token, id in sorted(own.get_vocab().items(), key=lambda entry: entry[1]):
         if ids.get(token) != id:
@@ -151,7 +161,7 @@ def _first_difference(own: Tokenizer, given: Any) -> str | None:
 
 
 def _texts(own: Tokenizer) -> Iterator[str]:
-    """The texts that both tokenizers encode."""
+    """Yield the texts that both tokenizers encode."""
     chance = Random(0).random
     ids = sorted(own.get_vocab().values())
     added = own.get_added_tokens_decoder()
@@ -159,7 +169,8 @@ def _texts(own: Tokenizer) -> Iterator[str]:
     for id, word in zip(
         ids, own.decode_batch([[id] for id in ids], skip_special_tokens=False), strict=True
     ):
-        # behind a space and not; of an added token, in a word and in another case, too
+        # Each token's text appears with and without a space before it. The text of an added token
+        # also appears inside a word and in the other case.
         words.append(
             f"\na{word}b {word} {word.swapcase()}" if id in added else f"\n{word} \n {word}"
         )
@@ -170,16 +181,20 @@ def _texts(own: Tokenizer) -> Iterator[str]:
 
 
 def _encoded(tokenizer: Any, text: str) -> list[int]:
-    """A text's ids; none where a word is unknown and there is no token for that."""
+    """Return a text's ids, or an empty list if a word is unknown and has no fallback token."""
     try:
         encoded = tokenizer.encode(text, add_special_tokens=False)
-    except Exception:  # a bare one, by the library
+    except Exception:  # The library raises a bare Exception.
         return []
     return getattr(encoded, "ids", encoded)
 
 
 def _check_origin(dataset: Dataset) -> None:
-    """DatasetError where documents came as ids, and the recipe did not say of which tokenizer."""
+    """Check that the recipe names the tokenizer of documents that came as ids.
+
+    Raises:
+        DatasetError: If it names only the built-in "bytes" tokenizer.
+    """
     sources = json.loads(_read(dataset, PLAN_NAME))["sources"]
     tokens = [
         source["name"]
@@ -206,8 +221,14 @@ def _read(dataset: Dataset, name: str) -> bytes:
 
 
 def _loaded(source: Any) -> Any:
-    """A tokenizer that neither cuts, pads nor draws: of a tokenizer.json's bytes, or a copy of one
-    of `tokenizers`; the same one of Transformers that is written in Python."""
+    """Return a tokenizer without truncation, padding and dropout.
+
+    It is loaded from the bytes of a tokenizer.json, or copied from a tokenizer of `tokenizers`. A
+    Transformers tokenizer that is written in Python is returned as it is.
+
+    Raises:
+        ArgumentError: If the source is not a tokenizer.
+    """
     library = getattr(source, "backend_tokenizer", source)
     if not isinstance(library, bytes | Tokenizer):
         if hasattr(library, "get_vocab") and hasattr(library, "encode"):
@@ -220,7 +241,7 @@ def _loaded(source: Any) -> Any:
         tokenizer = Tokenizer.from_buffer(
             library if isinstance(library, bytes) else library.to_str().encode()
         )
-    except Exception as error:  # a bare one, by the library
+    except Exception as error:  # The library raises a bare Exception.
         raise ArgumentError(
             f"`tokenizers` cannot load a {TOKENIZER_NAME} ({error}): give one that it wrote"
         ) from error
