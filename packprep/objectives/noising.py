@@ -1,7 +1,7 @@
-"""The compiled writers of same-position noise. They equal the NumPy writers of
-`dataset/epochs/noise.py` and have their signatures.
+"""Compiled writers of same-position noise.
 
-`dataset/epochs/noise.py` computes levels, probabilities and weights in both cases:
+They give the same results as the NumPy writers of `dataset/epochs/noise.py` and have the same
+signatures. `dataset/epochs/noise.py` computes levels, probabilities and weights in both cases:
 
     writer         render, verify, replay     redraw in a trainer
     mask           here                       dataset/epochs/noise.py
@@ -23,22 +23,22 @@ _LOW = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(ONE)
 _UNBLOCKED = np.int64(1 << 40)  # the length of a block that holds every segment
 _TICK = 2.0**-24
-# of a float64's bits: its fraction, and the exponent of ½ … 1
+# These are bits of a float64: the fraction, and the exponent of ½ … 1.
 _MANTISSA, _HALF = ((1 << 52) - 1, 1022 << 52)
 
 
 class _Replacement(NamedTuple):
-    """What a noised slot becomes: the mask, an ordinary token, or the token that it holds."""
+    """The replacement of a noised slot: the mask, an ordinary token, or the token that it has."""
 
-    mask_below: Any  # uint64: words below it write the mask
-    ordinary_below: Any  # uint64: other words below it write an ordinary token
+    mask_below: Any  # uint64: a word below this value writes the mask
+    ordinary_below: Any  # uint64: another word below this value writes an ordinary token
     has_mask: bool
     mask_id: Any  # in the dtype of the rows; 0 without a mask
     ordinary: np.ndarray  # int32[v]
 
 
 class _Buffers(NamedTuple):
-    """Memory that the segments of one call use one after another."""
+    """Memory that the segments of one call share."""
 
     words: np.ndarray  # uint32: random words
     top: np.ndarray  # uint8[longest + 64]: high byte of each candidate's threshold
@@ -50,7 +50,7 @@ class _Buffers(NamedTuple):
 
 @kernel(inline=True)
 def _largest(values):
-    """Return the largest of non-negative numbers, 0 without any."""
+    """Return the largest of non-negative numbers, or 0 for an empty array."""
     largest = np.int64(0)
     for i in range(values.shape[0]):
         largest = max(largest, values[i])
@@ -74,7 +74,7 @@ def _buffers(longest, blocks):
 def _bits(flags, begin, count):
     """Return flags[begin : min(begin + 64, count)] as the bits of a uint64.
 
-    flags: uint8[≥ count + 64].
+    `flags` is uint8 and has at least count + 64 entries.
     """
     bits = flags_as_bits(flags, begin)
     return bits & ((_1 << np.uint64(count - begin)) - _1) if count - begin < 64 else bits
@@ -82,8 +82,10 @@ def _bits(flags, begin, count):
 
 @kernel(inline=True)
 def _hit_below(key, count, before, block_length, threshold, epoch, buffers):
-    """Set hit[j] = 1 iff candidate j's 40-bit uniform lies below threshold[(before + j) //
-    block_length]."""
+    """Set hit[j] = 1 iff candidate j's 40-bit uniform is below the threshold of its block.
+
+    The block of candidate j is (before + j) // block_length.
+    """
     high, top, hit = buffers.words.view(np.uint8), buffers.top, buffers.hit
     philox_blocks(key, NOISE, epoch, (count + 15) >> 4, buffers.words)
     # The high byte of each threshold goes next to the high byte of each uniform.
@@ -92,7 +94,7 @@ def _hit_below(key, count, before, block_length, threshold, epoch, buffers):
         block = (before + begin) // block_length
         end = np.int64(min((block + 1) * block_length - before, count))
         limit = threshold[block]
-        if limit >= _ONE:  # its high part would not fit into a byte
+        if limit >= _ONE:  # The high part of the limit would not fit into a byte.
             top[begin:end] = 1
             high[begin:end] = 0
         else:
@@ -115,9 +117,9 @@ def _hit_below(key, count, before, block_length, threshold, epoch, buffers):
 
 @kernel
 def _hit_exact_count(key, count, ratio, epoch, buffers):
-    """Set hit[j] = 1 for the max(⌊allowed · ratio⌋, 1) allowed candidates of least word.
+    """Set hit[j] = 1 for the max(⌊allowed · ratio⌋, 1) allowed candidates with the smallest words.
 
-    Return the share of the allowed candidates that is hit, 1 where there are none.
+    Return the share of the allowed candidates that is hit, or 1 without allowed candidates.
     """
     words, hit, allowed, order = buffers.words, buffers.hit, buffers.allowed, buffers.order
     philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, words)
@@ -157,7 +159,8 @@ def _hit_exact_count(key, count, ratio, epoch, buffers):
 
 @kernel(inline=True)
 def _mark_trainable(begin, count, trainable, allowed):
-    """Set allowed[j] = 1 iff the candidate j may be trained; without `trainable` all may."""
+    """Set allowed[j] = 1 iff candidate j may be trained. Without `trainable`, all candidates may.
+    """
     first_slot = np.uint64(begin)
     if trainable.shape[0] == 0:
         allowed[:count] = 1
@@ -168,7 +171,8 @@ def _mark_trainable(begin, count, trainable, allowed):
 
 @kernel(inline=True)
 def _exclude_mask(begin, count, tokens, mask_id, flags):
-    """Clear flags[j] where candidate j is a mask in the text: nothing can be learnt there."""
+    """Clear flags[j] where candidate j is a mask in the text, since nothing can be learned there.
+    """
     first_slot = np.uint64(begin)
     for j in range(np.uint64(count)):
         flags[j] &= tokens[first_slot + j] != mask_id
@@ -176,7 +180,7 @@ def _exclude_mask(begin, count, tokens, mask_id, flags):
 
 @kernel(inline=True)
 def _put(begin, count, hit, value, tokens, loss_mask):
-    """Write `value` and loss where `hit` is 1."""
+    """Write `value` to the tokens and 1 to the loss mask where `hit` is 1."""
     first_slot = np.uint64(begin)
     for j in range(np.uint64(count)):
         loss_mask[first_slot + j] |= hit[j]
@@ -186,8 +190,10 @@ def _put(begin, count, hit, value, tokens, loss_mask):
 
 @kernel(inline=True)
 def _replace(key, begin, count, replacement, epoch, buffers, tokens):
-    """Write the mask, an ordinary token or nothing at each hit, by words 2j and 2j + 1 of
-    REPLACEMENT."""
+    """Write the mask, an ordinary token or nothing at each hit.
+
+    Words 2j and 2j + 1 of REPLACEMENT decide for candidate j.
+    """
     words, ordinary = buffers.words, replacement.ordinary
     philox_blocks(key, REPLACEMENT, epoch, (count + 1) >> 1, words)
     for begin_of_64 in range(0, count, 64):
@@ -207,24 +213,24 @@ def _replace(key, begin, count, replacement, epoch, buffers, tokens):
 
 @kernel
 def _mask(target, ratio, threshold, replacement, epoch, share):
-    """Write the noise of `mask`. ratio and share are empty without an exact count."""
+    """Write the noise of `mask`. Without an exact count, `ratio` and `share` are empty."""
     segments, tokens, loss_mask = target.segments, target.tokens, target.loss_mask
     buffers = _buffers(_largest(segments.count), 0)
     hit, allowed = buffers.hit, buffers.allowed
     for i in range(segments.key.shape[0]):
         key, begin, n = segments.key[i], segments.at[i], segments.count[i]
-        # Which candidates may be noised.
+        # Select the candidates that may be noised.
         _mark_trainable(begin, n, target.trainable, allowed)
         if replacement.has_mask:
             _exclude_mask(begin, n, tokens, replacement.mask_id, allowed)
-        # Which candidates are noised.
+        # Select the candidates that are noised.
         if ratio.shape[0] > 0:
             share[i] = _hit_exact_count(key, n, ratio[i], epoch, buffers)
         else:
             _hit_below(key, n, 0, _UNBLOCKED, threshold[i : i + 1], epoch, buffers)
             for j in range(n):
                 hit[j] &= allowed[j]
-        # What they become.
+        # Replace them.
         if replacement.mask_below > _LOW:
             _put(begin, n, hit, replacement.mask_id, tokens, loss_mask)
         else:
@@ -241,7 +247,19 @@ def mask(
     ids: NoiseIds,
     epoch: int = 0,
 ) -> np.ndarray | None:
-    """Write the noise of `noise.mask`."""
+    """Write the noise of `noise.mask`.
+
+    Args:
+        target: As in `noise.mask`.
+        probability: As in `noise.mask`.
+        ratio: As in `noise.mask`.
+        shares: As in `noise.mask`.
+        ids: As in `noise.mask`.
+        epoch: As in `noise.mask`.
+
+    Returns:
+        As from `noise.mask`.
+    """
     _check(target)
     share = np.empty(0 if ratio is None else len(ratio))
     _mask(
@@ -264,7 +282,7 @@ def _flip(target, threshold, loss_on_all, ids, epoch):
     words, hit, allowed = buffers.words, buffers.hit, buffers.allowed
     for i in range(segments.key.shape[0]):
         key, begin, n = segments.key[i], segments.at[i], segments.count[i]
-        # Which candidates flip, and which are trained.
+        # Select the candidates that flip, and the candidates that are trained.
         _hit_below(key, n, 0, _UNBLOCKED, threshold[i : i + 1], epoch, buffers)
         _mark_trainable(begin, n, target.trainable, allowed)
         for j in range(n):
@@ -272,7 +290,7 @@ def _flip(target, threshold, loss_on_all, ids, epoch):
         trained = allowed if loss_on_all else hit
         for j in range(np.uint64(n)):
             loss_mask[np.uint64(begin) + j] |= trained[j]
-        # To which other token: the number is drawn from a list without the token itself.
+        # Replace each by another token, drawn from a list without the token.
         philox_blocks(key, REPLACEMENT, epoch, (n + 3) >> 2, words)
         for begin_of_64 in range(0, n, 64):
             hit_bits = _bits(hit, begin_of_64, n)
@@ -290,7 +308,15 @@ def _flip(target, threshold, loss_on_all, ids, epoch):
 def flip(
     target: Target, threshold: np.ndarray, loss_on_all: bool, ids: NoiseIds, epoch: int = 0
 ) -> None:
-    """Write the noise of `noise.flip`."""
+    """Write the noise of `noise.flip`.
+
+    Args:
+        target: As in `noise.flip`.
+        threshold: As in `noise.flip`.
+        loss_on_all: As in `noise.flip`.
+        ids: As in `noise.flip`.
+        epoch: As in `noise.flip`.
+    """
     _check(target)
     _flip(_with_flags(target), threshold, loss_on_all, ids, epoch)
 
@@ -331,9 +357,9 @@ def _up_to(values, limit):
 
 @kernel
 def _mark_least(values, k, hit):
-    """Set hit[j] = 1 iff values[j], above −1, is one of the k least; ties go by place.
+    """Set hit[j] = 1 iff values[j] is one of the k smallest; ties are broken by index.
 
-    Bisection finds the limit, since counting is fast.
+    All values are above −1. Bisection finds the limit, since counting is fast.
     """
     low, high, limit = -1.0, np.inf, 1.0
     marks = _up_to(values, limit)
@@ -343,7 +369,7 @@ def _mark_least(values, k, hit):
         else:
             high = limit
         limit = 0.5 * (low + high) if high < np.inf else 2.0 * low
-        if not low < limit < high:  # `low` and `high` are neighbours, and values are tied at `high`
+        if not low < limit < high:  # `low` and `high` are adjacent, and values are tied at `high`.
             limit = high
             marks = _up_to(values, limit)
             break
@@ -364,15 +390,17 @@ def _power_of_half(x):
     """Return `randomness.power_of_half` of one number."""
     whole = np.floor(x)
     bits, result = np.int64((x - whole) * 2.0**32), 1.0
-    for i in range(32):  # × 1 changes nothing and needs no branch
+    for i in range(32):  # A factor of 1 changes nothing and needs no branch.
         result *= ROOTS_OF_HALF[i] if bits >> (31 - i) & 1 else 1.0
     return math.ldexp(result, -int(whole))
 
 
 @kernel
 def _hit_soonest(key, count, before, level, schedule, epoch, buffers):
-    """Set hit[j] = 1 iff candidate j is one of the round(level · n) of its block's n candidates
-    that arrive first; ties go by place."""
+    """Set hit[j] = 1 iff candidate j is among the first of its block to arrive.
+
+    A block with n candidates has round(level · n) hits. Ties are broken by index.
+    """
     time, hit, block_length = buffers.time, buffers.hit, schedule.block_length
     philox_blocks(key, NOISE_LOW, epoch, (count + 3) >> 2, buffers.words)
     _exponentials(buffers.words, count, time)
@@ -400,7 +428,7 @@ def _draw_levels(key, schedule, epoch, words, level, threshold):
             u = np.float64(words[b] >> np.uint32(8)) * _TICK
             level[b] = np.floor((low + (high - low) * u) / _TICK) * _TICK
             threshold[b] = np.uint64(np.floor(level[b] * ONE))
-    else:  # all blocks have one level, whatever the words are, and the first threshold serves all
+    else:  # All blocks have the same level, which no word affects, and share the first threshold.
         level[:] = np.floor(low / _TICK) * _TICK
         threshold[:1] = np.uint64(np.floor(np.floor(low / _TICK) * _TICK * ONE))
 
@@ -422,7 +450,7 @@ def _noise_blocks(target, blocks, schedule, replacement, epoch, level):
         block_levels = level[first_block : first_block + blocks[i]]
         first_block += blocks[i]
         _draw_levels(key, schedule, epoch, buffers.words, block_levels, threshold)
-        # Which candidates are noised.
+        # Select the candidates that are noised.
         if schedule.half_life > 0:
             _hit_soonest(key, n, before, block_levels, schedule, epoch, buffers)
         elif schedule.low < schedule.high:
@@ -432,7 +460,7 @@ def _noise_blocks(target, blocks, schedule, replacement, epoch, level):
         if schedule.inverse:
             for j in range(n):
                 hit[j] ^= 1
-        # What they become, and what is trained.
+        # Replace them and set the loss mask.
         if schedule.uniform:
             loss_mask[begin : begin + n] = 1
             _replace(key, begin, n, replacement, epoch, buffers, tokens)
@@ -444,12 +472,23 @@ def _noise_blocks(target, blocks, schedule, replacement, epoch, level):
 def noise_blocks(
     target: Target, schedule: BlockSchedule, ids: NoiseIds, epoch: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Write the noise of `noise.noise_blocks`."""
+    """Write the noise of `noise.noise_blocks`.
+
+    Args:
+        target: As in `noise.noise_blocks`.
+        schedule: As in `noise.noise_blocks`.
+        ids: As in `noise.noise_blocks`.
+        epoch: As in `noise.noise_blocks`.
+
+    Returns:
+        The number of blocks of each segment, int64[m], and the level of each block,
+        float32[blocks].
+    """
     _check(target)
     assert (target.before + target.segments.count <= target.length).all()
     blocks = -(-target.length // schedule.block_length)
-    level = np.empty(int(blocks.sum()), np.float32)  # holds multiples of 2⁻²⁴ up to 1 exactly
-    # Recipes may hold integers here, which would compile another variant.
+    level = np.empty(int(blocks.sum()), np.float32)  # float32 is exact for multiples of 2⁻²⁴ to 1
+    # Recipes may have integers here, which would compile another variant.
     floats: Any = {name: float(getattr(schedule, name)) for name in ("low", "high", "half_life")}
     shares = (0.0, 1.0, 0.0) if schedule.uniform else (1.0, 0.0, 0.0)
     replacement = _replacement(shares, ids, target.tokens.dtype)
@@ -462,7 +501,7 @@ def noise_blocks(
 def _replacement(
     shares: tuple[float, float, float], ids: NoiseIds, dtype: np.dtype
 ) -> _Replacement:
-    """Return what noised slots of rows of a dtype become."""
+    """Return the replacement of noised slots, for rows of a dtype."""
     mask_share, ordinary_share, _ = shares
     return _Replacement(
         np.uint64(int(mask_share * 2**32)),
@@ -474,7 +513,7 @@ def _replacement(
 
 
 def _with_flags(target: Target) -> Target:
-    """Return the target with an empty array in place of None, for one compiled variant."""
+    """Return the target with an empty array instead of None, so that one variant is compiled."""
     return target if target.trainable is not None else target._replace(trainable=_NO_FLAGS)
 
 
@@ -482,6 +521,7 @@ _NO_FLAGS = np.empty(0, np.uint8)
 
 
 def _check(target: Target) -> None:
-    """Check that segments lie inside the rows: kernels do not look where they write."""
+    """Check that segments are inside the rows, because compiled kernels do not check array bounds.
+    """
     at, count = target.segments.at, target.segments.count
     assert ((at >= 0) & (count >= 0) & (at + count <= len(target.tokens))).all()

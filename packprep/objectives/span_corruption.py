@@ -7,7 +7,7 @@
     prefix 7: the slots before the bar
 
 This is the scheme of Raffel et al. 2020 (T5) and Tay et al. 2022 (UL2). Counts are computed in
-float64, there are at most as many spans as text tokens, and no sentinel is used twice. random_roll
+float64. There are at most as many spans as text tokens, and no sentinel is used twice. random_roll
 rotates the mask, which may cut one span in two.
 """
 
@@ -43,14 +43,14 @@ _1 = np.uint64(1)
 
 
 class _Spans(NamedTuple):
-    """How a task draws spans, and which ids it writes."""
+    """A task's parameters for drawing spans, and the ids that it writes."""
 
     density: float
     mean_length: float
-    most_spans: int  # one fewer than sentinels under a roll, which may cut a span in two
+    most_spans: int  # one less than the sentinels under a roll, which may cut a span in two
     roll: bool
     sentinels: np.ndarray  # int32[k]
-    eos: int  # ends the inputs; −1: nothing does
+    eos: int  # id of the eos that ends the inputs, or −1 without one
 
 
 class _Stream(NamedTuple):
@@ -62,17 +62,17 @@ class _Stream(NamedTuple):
 
 
 class _Buffers(NamedTuple):
-    """Memory that the segments of one call use one after another, as long as the longest needs."""
+    """Memory that the segments of one call share, long enough for the longest segment."""
 
     words: np.ndarray  # uint32: random words
-    chosen: np.ndarray  # uint8: 1 at a chosen cut point; zero between two uses
+    chosen: np.ndarray  # uint8: 1 at a chosen cut point, and all zero between two uses
     cuts: np.ndarray  # int64: cut points in ascending order
     unrolled: np.ndarray  # int64: lengths of runs before the rotation
     lengths: np.ndarray  # int64: lengths of runs in document order, alternately text and noise
 
 
 class _Runs(NamedTuple):
-    """The runs of one segment; all numbers are int64."""
+    """The runs of one segment. All numbers are int64."""
 
     count: Any  # runs of both kinds
     first_is_noise: Any  # 0 or 1
@@ -81,7 +81,7 @@ class _Runs(NamedTuple):
 
 
 class _Sides(NamedTuple):
-    """Where a body stands in the flat rows; all numbers are int64."""
+    """The position of a body in the flat rows. All numbers are int64."""
 
     inputs: Any  # first slot of the inputs
     targets: Any  # first slot of the targets
@@ -105,10 +105,19 @@ def span_counts(
 
     With n = max(n_tokens, 2), and rounding half to even:
 
-    n_noise = clip(round(n · noise_density), 1, n − 1)
-    n_spans = clip(round(n_noise / mean_span_length), 1, min(n_noise, n − n_noise, max_spans))
+        n_noise = clip(round(n · noise_density), 1, n − 1)
+        n_spans = clip(round(n_noise / mean_span_length), 1, min(n_noise, n − n_noise, max_spans))
 
     Plan, render and verify all call this function.
+
+    Args:
+        n_tokens: Tokens of the segment.
+        noise_density: Share of the tokens that is noise.
+        mean_span_length: Mean length of a span in tokens.
+        max_spans: Maximum number of spans, or None for no limit.
+
+    Returns:
+        (n_noise, n_spans).
     """
     limit = _NO_LIMIT if max_spans is None else max_spans
     n_noise, n_spans = _span_counts.function(
@@ -120,9 +129,18 @@ def span_counts(
 def max_tokens_for(
     slots: int, noise_density: float, mean_span_length: float, max_spans: int | None = None
 ) -> int:
-    """Return the largest n whose segment fits into `slots` slots; 0 if none does.
+    """Return the largest n whose segment fits into `slots` slots, or 0 if none fits.
 
     The segment has a mode token and no bos, eos or roll.
+
+    Args:
+        slots: Slots of the segment.
+        noise_density: As in `span_counts`.
+        mean_span_length: As in `span_counts`.
+        max_spans: As in `span_counts`.
+
+    Returns:
+        The number of tokens.
     """
     low, high = 0, max(int(slots) - 1, 0)
     while low < high:
@@ -135,13 +153,16 @@ def max_tokens_for(
     return low
 
 
-# The length formula
+# Length formula
 
 
 @kernel(inline=True)
 def _split_by_roll(n, n_noise, n_spans, key):
-    """Return whether the rotation cuts a span: n_noise − n_spans of the n offsets do, whatever the
-    lengths of the spans."""
+    """Return whether the rotation cuts a span.
+
+    n_noise − n_spans of the n offsets cut a span. Their number does not depend on the spans'
+    lengths.
+    """
     return integer(key, ROLL, 0, n, 0) < n_noise - n_spans
 
 
@@ -175,9 +196,16 @@ def _ended(task: Task) -> int:
 
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return n + 2 · runs, and 1 for an eos of the inputs.
+    """Return n + 2 · runs, and 1 more for an eos of the inputs.
 
-    A run's tokens and its sentinel move to the targets, and a sentinel stays.
+    A run's tokens and its sentinel move to the targets, and a second sentinel stays in the inputs.
+
+    Args:
+        task: The task.
+        bodies: The bodies of m segments.
+
+    Returns:
+        int64[m].
     """
     noise, runs = np.empty((2, *bodies.n.shape), np.int64)
     _noise_and_runs(bodies, _spans_of(task), noise, runs)
@@ -185,14 +213,30 @@ def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def most_body_slots(task: Task, n: int) -> int:
-    """Return n + 2 · (n_spans + 1 under a roll), and 1 for an eos of the inputs."""
+    """Return n + 2 · (n_spans + 1 under a roll), and 1 more for an eos of the inputs.
+
+    Args:
+        task: The task.
+        n: Tokens of a body.
+
+    Returns:
+        The most slots of a body of n tokens.
+    """
     return sum(most_sides(task, n))
 
 
 def most_sides(task: Task, n: int) -> tuple[int, int]:
-    """Return the slots of inputs, n − n_noise + runs (+ 1 for eos), and of targets, n_noise + runs.
+    """Return the most slots of a body's inputs and of its targets.
 
-    Under a roll there is one run more than spans.
+    The inputs have n − n_noise + runs slots, and 1 more for an eos. The targets have n_noise + runs
+    slots. A roll may add one run to the spans.
+
+    Args:
+        task: The task.
+        n: Tokens of the body.
+
+    Returns:
+        (slots of the inputs, slots of the targets).
     """
     spans = _spans_of(task)
     noise, span_count = span_counts(n, *spans[:3])
@@ -201,15 +245,17 @@ def most_sides(task: Task, n: int) -> tuple[int, int]:
 
 
 def most_tokens(task: Task) -> int:
-    """Return the longest segment whose spans have a sentinel each; without a limit if
-    too_many_spans is "lower"."""
+    """Return the most tokens that a segment can have while there is one sentinel per span.
+
+    The number is unlimited if too_many_spans is "lower".
+    """
     density, mean, max_spans = _spans_of(task)[:3]
     if task.parameters["too_many_spans"] == "lower":
         return _NO_LIMIT
     low, high = 2, 4
     while span_counts(high, density, mean)[1] <= max_spans:
         low, high = high, high * 2
-        if high > _NO_LIMIT:  # so dense that the spans never outnumber the sentinels
+        if high > _NO_LIMIT:  # The spans never outnumber the sentinels at this density.
             return _NO_LIMIT
     while high - low > 1:
         middle = (low + high) // 2
@@ -226,9 +272,9 @@ def most_tokens(task: Task) -> int:
 def _compose(total, parts, stream, buffers, lengths, first):
     """Cut `total` into non-empty parts, uniformly over the C(total − 1, parts − 1) ways.
 
-    Part i goes to lengths[first + 2i]. Floyd's sampling (Bentley and Floyd 1987) draws distinct cut
-    points of 1 … total − 1. Its flags are bytes: setting bits of one word would make each step wait
-    for the step before.
+    Part i is written to lengths[first + 2i]. Floyd's sampling (Bentley and Floyd 1987) draws
+    distinct cut points of 1 … total − 1. Its flags are bytes, because setting bits of one word
+    would make each step wait for the previous step.
     """
     if parts == 1:
         lengths[first] = total
@@ -278,7 +324,7 @@ def _buffers(n):
 
 @kernel(inline=True)
 def _draw_runs(n, key, epoch, spans, buffers):
-    """Write the lengths of a segment's runs to `buffers.lengths`, and return what they are."""
+    """Write the lengths of a segment's runs to `buffers.lengths`, and return the `_Runs`."""
     noise, count = _span_counts(n, spans.density, spans.mean_length, spans.most_spans)
     lengths = buffers.unrolled if spans.roll else buffers.lengths
     text_purpose, noise_purpose = TEXT_SPANS, NOISE_SPANS
@@ -293,20 +339,21 @@ def _draw_runs(n, key, epoch, spans, buffers):
 
 @kernel(inline=True)
 def _roll(n, runs, key, epoch, buffers):
-    """Rotate the runs of `buffers.unrolled` into `buffers.lengths`, and return what they are.
+    """Rotate the runs of `buffers.unrolled` into `buffers.lengths`, and return the `_Runs`.
 
-    Of the n offsets, `inside` lie strictly inside a noise run. An offset below `inside` is one of
-    these and cuts the run; another is number offset − inside of the rest.
+    `inside` of the n offsets are strictly inside a noise run. An offset below `inside` selects one
+    of them and cuts the run. Any other offset selects number offset − inside of the remaining
+    offsets.
     """
     unrolled, lengths = buffers.unrolled, buffers.lengths
     offset = integer(key, ROLL, 0, n, 0)
     inside = runs.noise_tokens - runs.noise_runs
     cuts_span = offset < inside
     remaining = offset if cuts_span else offset - inside
-    if epoch != 0:  # of the same kind, so that the segment keeps its length
+    if epoch != 0:  # The new offset is of the same kind, so that the segment keeps its length.
         kind_size = inside if cuts_span else n - inside
         remaining = integer(key, REDRAWN_ROLL, 0, kind_size, epoch)
-    # Find the run in which the rotation begins, and how many of its tokens lie before.
+    # Find the run that contains the start of the rotation, and how many of its tokens precede it.
     first_run, skipped = (np.int64(0), np.int64(0))
     while True:
         if first_run & 1:
@@ -336,15 +383,14 @@ def _roll(n, runs, key, epoch, buffers):
 
 @kernel(inline=True)
 def _sides(first_slot, n, runs, eos):
-    """Return where the inputs and targets of a body of n tokens stand."""
+    """Return the position of the inputs and targets of a body of n tokens."""
     targets = first_slot + n - runs.noise_tokens + runs.noise_runs + np.int64(eos >= 0)
     return _Sides(first_slot, targets, targets + runs.noise_tokens + runs.noise_runs)
 
 
 @kernel(inline=True)
 def _write_runs(tokens, begin, lengths, runs, sentinels, out, sides):
-    """Write the runs: text and a sentinel per noise run to the inputs, sentinels and noise to the
-    targets.
+    """Write the inputs, text and one sentinel per noise run, and the targets, sentinels and noise.
 
     All inputs are written first, since copies of short runs may write beyond their end.
     """
@@ -385,7 +431,7 @@ def _render(tokens, columns, spans, rows):
         runs = _draw_runs(bodies.n[i], bodies.key[i], bodies.epoch, spans, buffers)
         sides = _sides(columns.at[i], bodies.n[i], runs, spans.eos)
         _write_runs(tokens, columns.begin[i], buffers.lengths, runs, spans.sentinels, rows, sides)
-        if spans.eos >= 0:  # after the runs, whose copies may write beyond their ends
+        if spans.eos >= 0:  # This comes after the runs, whose copies may write beyond their ends.
             rows[sides.targets - 1] = spans.eos
 
 
@@ -421,19 +467,44 @@ def _restore(rows, columns, spans, out, fits):
 
 
 def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return the slots of the inputs, int64[m]: text tokens, a sentinel per run, perhaps eos."""
+    """Return the slots of the inputs: text tokens, one sentinel per run, and perhaps eos.
+
+    Args:
+        task: The task.
+        bodies: The bodies of m segments.
+
+    Returns:
+        int64[m].
+    """
     noise, runs = np.empty((2, *bodies.n.shape), np.int64)
     _noise_and_runs(bodies, _spans_of(task), noise, runs)
     return bodies.n - noise + runs + _ended(task)
 
 
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
-    """Draw each segment's spans and write inputs and targets."""
+    """Draw each segment's spans and write its inputs and targets.
+
+    Args:
+        task: The task.
+        columns: The segments.
+        tokens: int[Σ n], the flat tokens.
+        rows: The flat rows, changed in place.
+    """
     _render(tokens, columns, _spans_of(task), rows)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Put the spans back. A body fits if each span's sentinel stands in its inputs and targets."""
+    """Put the spans back into the text.
+
+    Args:
+        task: The task.
+        columns: The segments.
+        rows: The flat rows.
+        out: The flat tokens, changed in place.
+
+    Returns:
+        bool[m], whether the inputs and targets have each span's sentinel, and the inputs their eos.
+    """
     fits = np.empty(columns.begin.shape, np.bool_)
     _restore(rows, columns, _spans_of(task), out, fits)
     return fits
@@ -493,14 +564,31 @@ def render_with_mask(
 
 
 def sentinels(parameters: Mapping[str, Any], n: int) -> int:
-    """Return how many sentinels n tokens can take: one per span, and one more under a roll."""
+    """Return how many sentinels n tokens can use: one per span, and one more under a roll.
+
+    Args:
+        parameters: The task's parameters.
+        n: Tokens of a segment.
+
+    Returns:
+        The number of sentinels.
+    """
     spans = span_counts(n, parameters["noise_density"], parameters["mean_span_length"])[1]
     return spans + int(parameters["random_roll"])
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
-    """Return the mean span length that a segment of n tokens gets, which differs from the wanted
-    length because spans are clamped whole numbers."""
+    """Return the wanted and the realized mean span length of a segment of n tokens.
+
+    They differ because span counts are whole numbers and clamped.
+
+    Args:
+        task: The task.
+        n: Tokens of the segment.
+
+    Returns:
+        {"mean_span_length": (wanted, realized)}.
+    """
     spans = _spans_of(task)
     noise_tokens, span_count = span_counts(n, *spans[:3])
     return {"mean_span_length": (spans.mean_length, noise_tokens / span_count)}
