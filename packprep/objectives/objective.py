@@ -26,11 +26,11 @@ class Ids:
 
     Attributes:
         vocab_size: Number of ids.
-        pad: Id of the padding; the ids of other roles are −1 where the tokenizer has none.
+        pad: Id of the padding. Other ids are −1 if the tokenizer has no such token.
         bos: Id that begins a document.
         eos: Id that ends a segment.
         mask: Id of the mask.
-        sentinels: int32[k], ids that stand for spans.
+        sentinels: int32[k], ids that replace spans.
         fim: Ids before prefix, middle and suffix of fill_in_the_middle.
         special: Ids that are not ordinary text.
         continues: uint8[vocab_size], 1 for a token that begins inside a UTF-8 character. It is
@@ -49,7 +49,7 @@ class Ids:
 
     @lazy
     def for_noise(self) -> NoiseIds:
-        """The ids that same-position noise writes."""
+        """Return the ids that same-position noise writes."""
         return NoiseIds(self.mask, *ordinary_ids(self.vocab_size, np.array(self.special, np.int64)))
 
 
@@ -62,7 +62,7 @@ class Task:
         objective: Its objective.
         weight: Its share of the segments, relative to the other tasks.
         parameters: All parameters of the objective, with defaults filled in.
-        mode_token: Id of the token that begins its segments; −1 without a token.
+        mode_token: Id of the token that begins its segments, or −1 without a token.
         ids: The ids that it writes.
         resolved: Values that the plan computed once and stores, such as thresholds.
         keeps_prefix: Whether prefixes have one length in every epoch, as rows with an encoder and
@@ -85,17 +85,17 @@ class Task:
 
     @property
     def in_place(self) -> bool:
-        """Whether tokens are noised where they stand, and labels are the original tokens."""
+        """True if tokens are noised at their positions, and labels are the original tokens."""
         return self.objective.noise is not None
 
     @property
     def shift(self) -> bool:
-        """Whether the labels of a same-position task are one slot ahead."""
+        """True if the label of a slot in a same-position task is the token of the next slot."""
         return bool(self.parameters.get("shift", False))
 
     @property
     def label_alignment(self) -> str:
-        """How labels align with slots: "next_token", "same_slot" or "next_slot"."""
+        """The alignment of labels with slots: "next_token", "same_slot" or "next_slot"."""
         if not self.in_place:
             return "next_token"
         return "next_slot" if self.shift else "same_slot"
@@ -128,7 +128,7 @@ class Task:
         )
 
     def capacity(self, slots: int, bos: int, eos: int, sides: tuple[int, int] | None = None) -> int:
-        """Return the most content tokens that fit into a segment, whatever is drawn.
+        """Return the most content tokens that fit into a segment for any random draw.
 
         Args:
             slots: Slots of the segment.
@@ -140,7 +140,7 @@ class Task:
             The number of tokens, 0 if no token fits.
         """
         body_slots = slots // self.objective.copies - bos - eos - self.mode
-        low, high = 0, max(body_slots, 0)  # a body is never shorter than its tokens
+        low, high = 0, max(body_slots, 0)  # A body is never shorter than its tokens.
         while low < high:
             middle = (low + high + 1) // 2
             fits = self.most_body_slots(middle) <= body_slots
@@ -158,11 +158,11 @@ class TaskTable(NamedTuple):
     [tasks].
     """
 
-    in_place: np.ndarray  # bool: tokens are noised and predicted where they stand
-    shift: np.ndarray  # bool: in place, the next slot's token is predicted
+    in_place: np.ndarray  # bool: tokens are noised and predicted at the same position
+    shift: np.ndarray  # bool: a same-position task predicts the token of the next slot
     mode: np.ndarray  # int64: slots of the mode token, 0 or 1
     mode_token: np.ndarray  # int64: its id, or -1
-    copies: np.ndarray  # int64: how often a segment holds its tokens, 2 where x_t and x_0 stand
+    copies: np.ndarray  # int64: copies of a segment's tokens, 2 for [x_t ; x_0]
     block_length: np.ndarray  # int64: slots of a block, 0 without blocks
     input_eos: np.ndarray  # int64: slots of an eos that ends the inputs, 0 or 1
     added: np.ndarray  # str: kind of the slots that a body has beyond its tokens
@@ -183,7 +183,7 @@ class TaskTable(NamedTuple):
 
 
 class BodySlots(NamedTuple):
-    """Where one task's segments are read and written, [m] each."""
+    """The positions where one task's segments are read and written, [m] each."""
 
     begin: np.ndarray  # int64: index of the first token in the flat array of tokens
     bodies: Bodies
@@ -195,14 +195,14 @@ class Objective:
     """One way to turn a segment's tokens into slots.
 
     Next-token objectives have `render` and `restore`, and predict the next token at each slot.
-    Same-position objectives have `noise`: tokens stay where they are, and labels are the original
-    tokens, or those of the next slot in tasks with the parameter `shift`.
+    Same-position objectives have `noise`. Tokens keep their positions, and labels are the original
+    tokens. In tasks with the parameter `shift`, labels are the tokens of the next slot.
 
     Attributes:
         name: The name in recipes.
         attention: The attention pattern of its segments: "causal"; "prefix", which is
             bidirectional between bos, mode token and `body_prefix`; "bidirectional"; or
-            "block_diffusion", for segments that stand twice.
+            "block_diffusion", for segments with two copies of their tokens.
         parameters: The keys of `[[tasks]]` that it reads.
         constant: Whether a body has its tokens plus a constant number of slots, so that segments
             may be cut anywhere (`concat`).
@@ -214,20 +214,20 @@ class Objective:
             rows.
         restore: (task, columns, rows, out) reads the bodies from the flat rows and writes each
             segment's tokens to out[begin : begin + n]. It returns bool[m]: whether a body has the
-            form that its header says.
+            form that its header describes.
         most_sides: (task, n) → the most slots of a body of n tokens in the prefix and after it;
             neither falls as n grows. None: rows have no encoder and decoder sequence.
         body_prefix: (task, bodies) → int64[m], the slots of each body in the prefix. None: 0.
-        token_slots: (task, bodies) → int64[m, 2], a pivot and a shift: tokens from the pivot on
-            stand `shift` slots later. Needed with `supervised`. None: no shift.
+        token_slots: (task, bodies) → int64[m, 2], a pivot and a shift. Tokens from the pivot on
+            are `shift` slots later. Needed with `supervised`. None: no shift.
         noise: The draw of a schedule in `dataset/epochs/noise.py`, with a compiled writer.
         mean_weight: (task) → the expected loss weight of a trained slot. None: 1.
         resolve: (parameters, ids) → values that the plan stores, such as thresholds.
-        most_tokens: (task) → the most tokens of a segment, whatever the row's length.
+        most_tokens: (task) → the most tokens of a segment in a row of any length.
         sentinels: (parameters, n) → how many sentinels a segment of n tokens can take.
         added: The ledger's kind for the slots that a body has beyond its tokens: "sentinel" or
             "fim".
-        roles: (parameters) → the roles that the vocabulary must have.
+        roles: (parameters) → the special tokens that the vocabulary must have.
         forecast: (task, n) → figures that the plan prints for segments of n tokens:
             name → (wanted, realised).
         check: (parameters, where) raises RecipeError for parameters that exclude each other.
@@ -274,7 +274,7 @@ class Objective:
 
     @property
     def copies(self) -> int:
-        """How often a segment holds its tokens: 2 for [x_t ; x_0], otherwise 1."""
+        """The number of copies of a segment's tokens: 2 for [x_t ; x_0], otherwise 1."""
         return RULES[self.attention].copies
 
     @property

@@ -1,5 +1,4 @@
-"""The recipe's tasks: complete and check their parameters, then resolve ids, capacities and
-thresholds."""
+"""Complete and check the recipe's tasks, then resolve ids, capacities and thresholds."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,10 @@ from packprep.recipe import (
 
 TOO_SHORT = "too_short"
 SHORTEST = 3
-"""Segments of fewer content tokens go to the implicit task `too_short`: causal, no mode token."""
+"""Segments with fewer content tokens go to the implicit task `too_short`.
+
+It is causal and has no mode token.
+"""
 
 
 def complete(recipe: Recipe, made_with: Any = None) -> Recipe:
@@ -39,7 +41,10 @@ def complete(recipe: Recipe, made_with: Any = None) -> Recipe:
 
     Args:
         recipe: The recipe.
-        made_with: The versions of the plan that holds the recipe; None if a user wrote it.
+        made_with: The versions of the plan that contains the recipe, or None if a user wrote it.
+
+    Returns:
+        The completed recipe.
 
     Raises:
         RecipeError: If an objective or a parameter is unknown, a value is out of range, or
@@ -93,12 +98,12 @@ def _unknown_parameter(task: str, objective: Objective, name: str, made_with: An
 
 
 def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
-    """Return what a completed recipe needs of a vocabulary.
+    """Return the special tokens that a completed recipe needs from a vocabulary.
 
     Returns:
-        The roles that documents and tasks write (eos, bos, pad, mask, fim_prefix, …); the mode
-        tokens in the order of the tasks, each once; and how many sentinels the longest segment of
-        any task would use if there were enough.
+        The special tokens that documents and tasks write (eos, bos, pad, mask, fim_prefix, …). The
+        mode tokens in the order of the tasks, each once. The number of sentinels that the longest
+        segment of any task could use.
     """
     roles = {"pad"}
     if recipe.documents.eos_after_document:
@@ -124,7 +129,15 @@ def needs_of(recipe: Recipe) -> tuple[frozenset[str], tuple[str, ...], int]:
 
 
 def role_id(ids: Ids, role: str) -> int:
-    """Return the id of a role, −1 without an id."""
+    """Return the id of a special token.
+
+    Args:
+        ids: The ids that objectives write.
+        role: Its name, for example "eos" or "fim_prefix".
+
+    Returns:
+        The id, or −1 if the tokenizer has none.
+    """
     fim = dict(zip(("fim_prefix", "fim_middle", "fim_suffix"), ids.fim, strict=True))
     return fim[role] if role in fim else getattr(ids, role)
 
@@ -135,13 +148,16 @@ def resolve(
     mode_tokens: Mapping[str, int],
     resolved: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Task]:
-    """Return the recipe's tasks, and `too_short` last.
+    """Return the recipe's tasks, followed by `too_short`.
 
     Args:
         recipe: A completed recipe.
         ids: The ids that objectives write.
         mode_tokens: The id of each mode token.
-        resolved: The values that the plan stored for each task; None: compute them.
+        resolved: The values that the plan stored for each task, or None to compute them.
+
+    Returns:
+        The tasks.
 
     Raises:
         RecipeError: If a task cannot work with these ids or this seq_length.
@@ -197,7 +213,7 @@ def _check_packing(recipe: Recipe, task: Task) -> None:
 
 
 def _check_roles(task: Task) -> None:
-    """Raise RecipeError if the vocabulary lacks a token that the task writes."""
+    """Raise RecipeError if the vocabulary misses a special token that the task writes."""
     roles = task.objective.roles(task.parameters) if task.objective.roles else ()
     missing = sorted(role for role in roles if role_id(task.ids, role) < 0)
     if missing:
@@ -231,13 +247,24 @@ def _check_capacity(recipe: Recipe, task: Task) -> None:
 
 
 def capacity(recipe: Recipe, task: Task, bos: int, eos: int) -> int:
-    """Return the most content tokens that a segment of the task can have in this recipe."""
+    """Return the most content tokens that a segment of the task can have in this recipe.
+
+    Args:
+        recipe: A completed recipe.
+        task: The task.
+        bos: Slots of the segment's bos, 0 or 1.
+        eos: Slots of the segment's eos, 0 or 1.
+
+    Returns:
+        The number of tokens.
+    """
     most = task.capacity(recipe.seq_length, bos, eos, recipe.packing.sides)
     return min(most, recipe.documents.max_tokens or most)
 
 
 def _tighter(task: Task, sides: tuple[int, int], n: int, bos: int, eos: int) -> str:
-    """Return which sequence of a row n tokens overfill by the larger factor."""
+    """Return which sequence of a row, encoder or decoder, n tokens overfill by the larger factor.
+    """
     assert task.objective.most_sides is not None
     prefix, continuation = task.objective.most_sides(task, n)
     encoder_slots, decoder_slots = prefix + bos + task.mode, continuation + eos
@@ -245,11 +272,18 @@ def _tighter(task: Task, sides: tuple[int, int], n: int, bos: int, eos: int) -> 
 
 
 def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
-    """By how many the pieces of long documents divide a row.
+    """Return how many chunks of a long document should share a row.
 
-    Sentinels, max_tokens or the objective may end a piece before the row does; where that would
-    leave a sixteenth of a row or more, as many pieces stand in a row as leave least of it empty. 1:
-    pieces are as long as they can be.
+    Sentinels, max_tokens or the objective may end a chunk before the row ends. If that leaves a
+    sixteenth of the row or more empty, the row is divided among the smallest number of chunks that
+    can fill it.
+
+    Args:
+        recipe: A completed recipe.
+        task: The task.
+
+    Returns:
+        The number of chunks. 1 means that chunks are as long as possible.
     """
     length, packing = recipe.seq_length, recipe.packing
     if recipe.documents.long != "split" or packing.algorithm == "concat":
@@ -267,8 +301,18 @@ def pieces_of_a_row(recipe: Recipe, task: Task) -> int:
 
 
 def inner_capacity(recipe: Recipe, task: Task, bos: int) -> int:
-    """The most content tokens of a piece that is not its document's last: those that divide a row,
-    and two tails at least."""
+    """Return the most content tokens of a chunk that is not the last of its document.
+
+    The limit is a row's share of `pieces_of_a_row`, but at least two minimum tails.
+
+    Args:
+        recipe: A completed recipe.
+        task: The task.
+        bos: Slots of the chunk's bos, 0 or 1.
+
+    Returns:
+        The number of tokens.
+    """
     eos = int(recipe.documents.eos_after_segment)
     most, multiple = capacity(recipe, task, bos, eos), recipe.packing.pad_seq_to_mult
     pieces, sides = pieces_of_a_row(recipe, task), recipe.packing.sides
@@ -279,8 +323,16 @@ def inner_capacity(recipe: Recipe, task: Task, bos: int) -> int:
 
 
 def capacities(recipe: Recipe, tasks: Sequence[Task]) -> tuple[np.ndarray, np.ndarray]:
-    """(int64[tasks, 2, 2], `capacity` by task, bos, eos; int64[tasks, 2], `inner_capacity` by task,
-    bos)."""
+    """Return `capacity` and `inner_capacity` of all tasks as tables.
+
+    Args:
+        recipe: A completed recipe.
+        tasks: The tasks.
+
+    Returns:
+        int64[tasks, 2, 2], `capacity` by task, bos and eos; int64[tasks, 2], `inner_capacity` by
+        task and bos.
+    """
     last = [
         [[capacity(recipe, task, bos, eos) for eos in (0, 1)] for bos in (0, 1)] for task in tasks
     ]
@@ -289,13 +341,18 @@ def capacities(recipe: Recipe, tasks: Sequence[Task]) -> tuple[np.ndarray, np.nd
 
 
 def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
-    """int64[sources, tasks]: cumulative shares · 2⁵³ of the tasks that each source's segments draw
-    from, rounded down, exactly.
+    """Return the cumulative shares of the tasks for each source, times 2⁵³ and rounded down.
 
-    A task that a source does not draw has the threshold of the one before it, so that no draw
-    reaches it.
-    supervised: the tasks that documents with loss_spans or messages may draw; a row of zeros where
-    a source has none.
+    The computation is exact.     A task that a source does not draw has the threshold of the previous task, so that no draw
+    selects it.
+
+    Args:
+        recipe: A completed recipe.
+        supervised: Whether to count only the tasks that documents with loss_spans or messages may
+            draw. A source without such tasks has a row of zeros.
+
+    Returns:
+        int64[sources, tasks].
     """
     allowed = [not supervised or REGISTRY[task.objective].supervised for task in recipe.tasks]
     names = [task.name for task in recipe.tasks]
@@ -304,7 +361,7 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
     table = np.zeros((len(recipe.sources), len(names)), np.int64)
     rows: dict[
         tuple[str, ...] | None, list[int]
-    ] = {}  # what the sources say of their tasks → a row
+    ] = {}  # the row of thresholds for each choice of tasks
     for s, source in enumerate(recipe.sources):
         if source.tasks not in rows:
             drawn = (
@@ -324,9 +381,18 @@ def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
 
 
 def own_marks(recipe: Recipe, task: Task) -> np.ndarray:
-    """Return the ids that the task alone may write into its segments, int64[k]: sentinels, and the
-    role tokens of fill_in_the_middle. Another such token in a text would be read as one of the
-    task's."""
+    """Return the ids that only the task may write into its segments.
+
+    These are sentinels and the special tokens of fill_in_the_middle. The same token in a text would
+    be read as one that the task wrote.
+
+    Args:
+        recipe: A completed recipe.
+        task: The task.
+
+    Returns:
+        int64[k].
+    """
     objective, ids = task.objective, []
     if objective.sentinels and objective.sentinels(task.parameters, recipe.lengths[-1]):
         ids += task.ids.sentinels.tolist()
@@ -340,12 +406,22 @@ def own_marks(recipe: Recipe, task: Task) -> np.ndarray:
 
 
 Marks = tuple[np.ndarray, np.ndarray]
-"""Ascending ids of `own_marks` that no document of a source may hold, and those that no supervised
-document may."""
+"""Ascending ids of `own_marks` that no document of a source may contain.
+
+The second array is for supervised documents.
+"""
 
 
 def marks_of_sources(recipe: Recipe, tasks: Sequence[Task]) -> list[Marks]:
-    """Return for each source the ids of `own_marks` of the tasks that its documents may draw."""
+    """Return for each source the ids of `own_marks` of the tasks that its documents may draw.
+
+    Args:
+        recipe: A completed recipe.
+        tasks: The tasks.
+
+    Returns:
+        One entry per source, as in `Marks`.
+    """
 
     def joined(cumulative: np.ndarray) -> np.ndarray:
         drawn = np.flatnonzero(np.diff(cumulative, prepend=0)).tolist()
@@ -358,8 +434,16 @@ def marks_of_sources(recipe: Recipe, tasks: Sequence[Task]) -> list[Marks]:
 
 
 def check_supervised(recipe: Recipe, source: int) -> None:
-    """RecipeError unless a source, whose documents have loss_spans or messages, draws a task that
-    takes them."""
+    """Check that a source with loss_spans or messages can train them.
+
+    Args:
+        recipe: A completed recipe.
+        source: Index of the source.
+
+    Raises:
+        RecipeError: If the source draws no task that supports them, or if documents.long is
+            "decompose".
+    """
     if not thresholds(recipe, supervised=True)[source, -1]:
         or_media = ", or media," if recipe.specials.media else ""
         or_ignore = ', or set documents.loss_spans = "ignore"'
@@ -417,8 +501,11 @@ FAR_WEIGHTS = 100.0
 
 
 def unequal_weights(tasks: Sequence[Task]) -> list[str]:
-    """A warning if the tasks' mean loss weights differ by more than FAR_WEIGHTS times: the lightest
-    trains nothing."""
+    """Return a warning if the tasks' mean loss weights differ by a factor above FAR_WEIGHTS.
+
+    The task with the smallest weight would train almost nothing. The list is empty without a
+    warning.
+    """
     weights = {
         t.name: t.objective.mean_weight(t) if t.objective.mean_weight else 1.0
         for t in tasks
@@ -450,8 +537,20 @@ def move(
     rows: np.ndarray,
     check: Callable[..., None],
 ) -> np.ndarray | None:
-    """Do what `_move` of `dataset/epochs/resampling.py` does, by the kernels that restore and
-    render in a build."""
+    """Write resampled segments of one task with compiled kernels, like `_move` of `resampling.py`.
+
+    Args:
+        moved: The task.
+        special: The ids of special tokens.
+        bodies: The bodies of m segments in the flat rows.
+        body_slots: int64[m], the slots of each body.
+        epoch: The epoch whose randomness is used.
+        rows: The flat rows, changed in place.
+        check: Raises an error for the segments that are marked in a mask, bool[m].
+
+    Returns:
+        int64[m], each body's slots in the prefix, or None if the objective has no prefix.
+    """
     no_id, objective = -1, REGISTRY[moved.layout.name]
     assert objective.restore is not None and objective.render is not None
     sentinels = special.sentinels.astype(np.int32)
@@ -460,7 +559,7 @@ def move(
     )
     task, n = Task(objective.name, objective, 1.0, moved.parameters, no_id, ids), bodies.n
     stored = Bodies(n, bodies.key, np.full(len(n), -1))
-    # Kernels do not look where they read and write.
+    # Compiled kernels do not check array bounds.
     check(misfit(body_slots, task.body_slots(stored)))
     columns = BodySlots(np.cumsum(n) - n, stored, bodies.first_slot)
     tokens = np.empty(int(n.sum()), rows.dtype)
@@ -471,12 +570,12 @@ def move(
 
 
 def in_place_rules(tasks: Sequence[Task]) -> list[str]:
-    """The attention rules of the tasks that predict in place."""
+    """Return the attention patterns of the same-position tasks."""
     return [task.objective.attention for task in tasks if task.in_place]
 
 
 def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """The manifest's `tasks`: what all segments of a task share."""
+    """Return the manifest's `tasks`, the properties that all segments of a task share."""
     return [
         {
             "name": task.name,
@@ -493,8 +592,10 @@ def task_table(tasks: Sequence[Task]) -> list[dict[str, Any]]:
 
 
 def whole_task(task: Mapping[str, Any]) -> dict[str, Any]:
-    """A task of a stored task table, or of a stored recipe, with those of its parameters that
-    joined later and are absent."""
+    """Add missing parameters with their defaults to a task of a stored task table or recipe.
+
+    Only parameters that an older version did not store are added.
+    """
     name, parameters = task.get("objective"), task.get("parameters")
     objective = find(name) if isinstance(name, str) else None
     if objective is None or not isinstance(parameters, dict):
@@ -503,7 +604,10 @@ def whole_task(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_recipe(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored recipe with those of its keys and parameters that joined later and are absent."""
+    """Add missing keys and parameters with their defaults to a stored recipe.
+
+    Only keys and parameters that an older version did not store are added.
+    """
     whole = with_defaults(table, LATER)
     if isinstance(whole.get("tasks"), list | tuple):
         whole["tasks"] = [
@@ -513,8 +617,10 @@ def whole_recipe(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recipe_schema(formats: Sequence[str]) -> dict[str, Any]:
-    """The JSON schema of a recipe, with the parameters of each objective that is registered, and
-    the names of formats."""
+    """Return the JSON schema of a recipe, with the parameters of each registered objective.
+
+    `formats` are the names of the source formats.
+    """
     return json_schema(
         list(presets()),
         {
