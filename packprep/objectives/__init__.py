@@ -1,4 +1,4 @@
-"""Objectives turn a document's tokens into segments. This is their registry.
+"""The registry of objectives, which turn a document's tokens into segments.
 
 A built-in objective is a file with an `Objective` record, a line in the registry below, and a
 section in docs/objectives.md. `register`, or an entry point of the group `packprep.objectives`,
@@ -40,7 +40,7 @@ def register(objective: Objective) -> None:
     """Add an objective to the registry, for the recipes of this process.
 
     Args:
-        objective: The objective; its name is the name in recipes.
+        objective: The objective. Its name is the name in recipes.
 
     Raises:
         RecipeError: If another objective has the name.

@@ -1,5 +1,6 @@
-"""block_diffusion: the segment twice, noised and clean; each noised block sees itself and the clean
-blocks before it.
+"""block_diffusion: the segment twice, noised and clean, with attention by blocks.
+
+A noised block attends to its own slots and to the clean blocks before it.
 
     tokens       10  11  12  13             block_length 2, mask 99
     slots        99  11  12  99 | 10  11  12  13
@@ -8,9 +9,9 @@ blocks before it.
     loss_mask     1   0   0   1 |  0   0   0   0
     prefix −1: attention follows block_mask
 
-BD3-LM (Arriola et al. 2025): one level a block from a clipped range, loss weight 1 / level. Blocks
-count inside the segment, bos and mode token included; the last may be short. `BlockSchedule` of
-`dataset/epochs/noise.py` has the schedules of other models:
+BD3-LM (Arriola et al. 2025) draws one level per block from a clipped range, with loss weight 1 /
+level. Blocks count inside the segment, bos and mode token included; the last may be short.
+`BlockSchedule` of `dataset/epochs/noise.py` has the schedules of other models:
 
     noise "position"        Nemotron-Labs-Diffusion, by NeMo Automodel 0.7.0's corrupt_blockwise
     noise "all", shift      I-DLM (Yu et al. 2026), by its corrupt_all_masked and IDLMLoss
@@ -32,7 +33,15 @@ _DEFAULTS = {parameter.name: parameter.default for parameter in SCHEDULE.paramet
 
 
 def check(parameters: Mapping[str, Any], where: str) -> None:
-    """Raise RecipeError for parameters that exclude each other."""
+    """Check that no parameters exclude each other.
+
+    Args:
+        parameters: The task's parameters.
+        where: The task's name, for error messages.
+
+    Raises:
+        RecipeError: If parameters exclude each other, or if noise_range is invalid.
+    """
     low, high = parameters["noise_range"]
     canvas, kind = parameters["canvas"], parameters["noise"]
     if low < SCHEDULE.least:
@@ -72,7 +81,18 @@ def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
 
 
 def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
-    """Return nothing to store; raise RecipeError if there are no ordinary ids to draw."""
+    """Return nothing to store, and check that ordinary ids can be drawn.
+
+    Args:
+        parameters: The task's parameters.
+        ids: The ids that objectives write.
+
+    Returns:
+        An empty dict.
+
+    Raises:
+        RecipeError: If canvas is "uniform" and the vocabulary has fewer than two ordinary tokens.
+    """
     if parameters["canvas"] == "uniform" and len(ids.for_noise.ordinary) < 2:
         raise RecipeError(
             'canvas = "uniform" draws ordinary tokens, and the vocabulary has fewer than two'
@@ -81,7 +101,15 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
-    """Return the mean share of the tokens that is noised."""
+    """Return the wanted and the realized mean share of the tokens that is noised, which are equal.
+
+    Args:
+        task: The task.
+        n: Tokens of a segment.
+
+    Returns:
+        {"noise": (wanted, realized)}.
+    """
     mean = sum(level_range(task.parameters)) / 2
     return {"noise": (mean, mean)}
 

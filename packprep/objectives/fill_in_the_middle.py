@@ -6,9 +6,10 @@
     loss_mask     1   1   1   1   1   1   1   1   0
     prefix 0
 
-Bavarian et al. 2022 rearrange a share `rate` of the segments, and write a share `spm_rate` of those
-suffix first; the others stay as they are. The two cuts differ and are uniform over 0 … n. With
-text_safe, a cut inside a character of byte-level text moves back to the start of the character.
+Bavarian et al. 2022 rearrange a share `rate` of the segments and leave the others unchanged. They
+write a share `spm_rate` of the rearranged segments suffix first. The two cuts differ and are
+uniform over 0 … n. With text_safe, a cut inside a character of byte-level text moves back to the
+start of the character.
 """
 
 from typing import Any, NamedTuple
@@ -22,10 +23,10 @@ from packprep.randomness import CUT_POINTS, REDRAWN_CUT_POINTS
 
 
 class _Cutting(NamedTuple):
-    """How a task cuts segments, and which ids it writes."""
+    """A task's parameters for cutting segments, and the ids that it writes."""
 
     rate: np.uint64  # share of the segments that are rearranged, in 2⁻³²
-    spm_rate: np.uint64  # share of these that are written suffix first, in 2⁻³²
+    spm_rate: np.uint64  # share of rearranged segments that start with the suffix, in 2⁻³²
     continues: np.ndarray  # uint8[vocab_size]: 1 for a token that begins inside a character
     prefix_id: int
     middle_id: int
@@ -33,12 +34,12 @@ class _Cutting(NamedTuple):
 
 
 class _Body(NamedTuple):
-    """A rearranged body in the flat rows; all numbers are int64."""
+    """A rearranged body in the flat rows. All numbers are int64."""
 
     first_slot: Any
     n: Any  # tokens
-    begin: Any  # of the middle
-    end: Any  # of the middle
+    begin: Any  # first token of the middle
+    end: Any  # first token after the middle
 
 
 @kernel(inline=True)
@@ -65,8 +66,10 @@ def _moved_back(tokens, begin, cut, n, continues):
 
 @kernel(inline=True)
 def _cuts(key, n, spm_rate, epoch):
-    """Return two different cuts in ascending order, uniform over the pairs of 0 … n, and whether
-    the suffix comes first."""
+    """Return two different cuts in ascending order, and whether the suffix comes first.
+
+    The cuts are uniform over the pairs of 0 … n.
+    """
     purpose = CUT_POINTS if epoch == 0 else REDRAWN_CUT_POINTS
     cut, other_cut = integer(key, purpose, 4, n + 1, epoch), integer(key, purpose, 8, n, epoch)
     if other_cut >= cut:
@@ -88,7 +91,7 @@ def _render(tokens, columns, cutting, rows):
         begin = _moved_back(tokens, first_token, begin, n, continues)
         end = _moved_back(tokens, first_token, end, n, continues)
         if suffix_first:
-            begin = np.int64(0)  # an empty prefix: the middle begins the text
+            begin = np.int64(0)  # The prefix is empty, so the middle begins the text.
         # Prefix, suffix and middle, each after its special token.
         rows[slot] = cutting.prefix_id
         copy_items(rows, slot + 1, tokens, first_token, begin)
@@ -111,7 +114,7 @@ def _token(rows, body, i):
 
 @kernel
 def _stays(rows, body, cut, drawn_cut, continues):
-    """Return whether a drawn cut is moved back to `cut`, the begin or end of the middle."""
+    """Return whether a drawn cut is moved back to `cut`, the start or end of the middle."""
     if cut == drawn_cut and (cut == 0 or cut == body.n or continues.shape[0] == 0):
         return True
     if cut != drawn_cut and (drawn_cut == body.n or continues.shape[0] == 0):
@@ -128,8 +131,9 @@ def _stays(rows, body, cut, drawn_cut, continues):
 def _restore(rows, columns, cutting, out, fits):
     """Read the tokens of bodies from the flat rows.
 
-    text_safe only moves cuts back. So the cuts are the first places, at or below the drawn ones,
-    where the special tokens stand and between which no character begins.
+    text_safe only moves cuts back. So the search starts at the drawn cuts and goes backwards. It
+    takes the first cuts where the special tokens match and no character starts between them and the
+    drawn cuts.
     """
     bodies, continues = columns.bodies, cutting.continues
     for i in range(bodies.n.shape[0]):
@@ -164,30 +168,63 @@ def _restore(rows, columns, cutting, out, fits):
 
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return n, and 3 more for the special tokens of a rearranged segment."""
+    """Return n, and 3 more for the special tokens of a rearranged segment.
+
+    Args:
+        task: The task.
+        bodies: The bodies of m segments.
+
+    Returns:
+        int64[m].
+    """
     rearranged = np.empty(bodies.n.shape, np.bool_)
     _mark_rearranged(bodies.key, rates(task.parameters)[0], rearranged)
     return bodies.n + 3 * rearranged
 
 
 def most_body_slots(task: Task, n: int) -> int:
-    """Return n + 3, or n if no segment is rearranged."""
+    """Return n + 3, or n if no segment is rearranged.
+
+    Args:
+        task: The task.
+        n: Tokens of a body.
+
+    Returns:
+        The most slots of a body of n tokens.
+    """
     return n + (3 if task.parameters["rate"] > 0 else 0)
 
 
 def _cutting_of(task: Task) -> _Cutting:
-    """Return how a task cuts segments."""
+    """Return a task's parameters for cutting segments."""
     continues = task.ids.continues if task.parameters["text_safe"] else np.zeros(0, np.uint8)
     return _Cutting(*rates(task.parameters), read_only(continues), *task.ids.fim)
 
 
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
-    """Write the parts in their order, with the special tokens."""
+    """Write the parts in their order, with the special tokens.
+
+    Args:
+        task: The task.
+        columns: The segments.
+        tokens: int[Σ n], the flat tokens.
+        rows: The flat rows, changed in place.
+    """
     _render(tokens, columns, _cutting_of(task), rows)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Put the middle back. A body fits if the special tokens stand where they belong."""
+    """Put the middle back into the text.
+
+    Args:
+        task: The task.
+        columns: The segments.
+        rows: The flat rows.
+        out: The flat tokens, changed in place.
+
+    Returns:
+        bool[m], whether a body has its special tokens at the right slots.
+    """
     fits = np.empty(columns.begin.shape, np.bool_)
     _restore(rows, columns, _cutting_of(task), out, fits)
     return fits

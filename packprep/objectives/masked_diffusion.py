@@ -1,5 +1,4 @@
-"""masked_diffusion: tokens are replaced by the mask, each with the segment's probability, and
-predicted where they stood.
+"""masked_diffusion: the mask replaces tokens, and each slot predicts its original token.
 
     tokens       10  11  12  13  14  15     t = .5, mask 99
     slots        99  11  99  13  99  99
@@ -7,9 +6,10 @@ predicted where they stood.
     loss_mask     1   0   1   0   1   1
     prefix 6: every slot sees every other
 
-LLaDA (Nie et al. 2025) and MDLM (Sahoo et al. 2024): t ~ U(0, 1), p = (1 − ε) t + ε, loss weight 1
-/ p. BERT's masking is one level, .15, with shares 80/10/10; an exact count masks k = max(⌊ratio ·
-candidates⌋, 1) without replacement, and p is k / candidates.
+A segment's candidates are masked with the same probability p. LLaDA (Nie et al. 2025) and MDLM
+(Sahoo et al. 2024) draw t ~ U(0, 1) and use p = (1 − ε) t + ε with loss weight 1 / p. BERT's
+masking has one level, .15, and shares 80/10/10. An exact count masks k = max(⌊ratio · candidates⌋,
+1) candidates without replacement, and p is k / candidates.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,15 @@ def roles(parameters: Mapping[str, Any]) -> frozenset[str]:
 
 
 def check(parameters: Mapping[str, Any], where: str) -> None:
-    """Raise RecipeError for a range without masks, or options that exact_count excludes."""
+    """Check for a range without masks, and for options that exact_count excludes.
+
+    Args:
+        parameters: The task's parameters.
+        where: The task's name, for error messages.
+
+    Raises:
+        RecipeError: If the parameters are invalid.
+    """
     low, high = parameters["noise_range"]
     if high == 0:
         raise RecipeError(
@@ -47,7 +55,17 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
-    """Return the mean share of the tokens that is masked."""
+    """Return the wanted and the realized mean share of the tokens that is masked.
+
+    The realized share is (1 − ε) · wanted + ε, with ε = 0 for an exact count.
+
+    Args:
+        task: The task.
+        n: Tokens of a segment.
+
+    Returns:
+        {"noise": (wanted, realized)}.
+    """
     low, high = task.parameters["noise_range"]
     epsilon = 0.0 if task.parameters["exact_count"] else task.parameters["epsilon"]
     mean = (low + high) / 2
@@ -55,7 +73,10 @@ def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
 
 
 def mean_weight(task: Task) -> float:
-    """Return 1 / mean p: each masked slot weighs 1 / p, and a share p is masked."""
+    """Return 1 / mean p, or 1 without weighting.
+
+    Each masked slot has weight 1 / p, and a share p of the slots is masked.
+    """
     return 1.0 / forecast(task, 0)["noise"][1] if task.parameters["weighting"] == "1/p" else 1.0
 
 

@@ -20,17 +20,44 @@ from packprep.randomness import PIVOT, REDRAWN_PIVOT
 
 
 def body_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return n, and a slot each for the eos of the prefix and for the sentinel, where they exist."""
+    """Return n, and 1 more each for the prefix's eos and for the sentinel, where they exist.
+
+    Args:
+        task: The task.
+        bodies: The bodies of m segments.
+
+    Returns:
+        int64[m].
+    """
     return bodies.n + _added(task)
 
 
 def most_body_slots(task: Task, n: int) -> int:
-    """Return the slots that every body of n tokens takes."""
+    """Return the slots of a body of n tokens, which all such bodies have.
+
+    Args:
+        task: The task.
+        n: Tokens of a body.
+
+    Returns:
+        The number of slots.
+    """
     return n + _added(task)
 
 
 def most_sides(task: Task, n: int) -> tuple[int, int]:
-    """Return n − 1 for either side, and one more for the eos or the sentinel on it."""
+    """Return the most slots of a body in the prefix and after it.
+
+    Each part has at most n − 1 tokens. The eos adds a slot to the prefix, and the sentinel adds a
+    slot to the continuation.
+
+    Args:
+        task: The task.
+        n: Tokens of the body.
+
+    Returns:
+        (slots in the prefix, slots after it).
+    """
     most_tokens = max(n - 1, 1)
     return (
         most_tokens + int(task.parameters["eos_after_inputs"]),
@@ -39,7 +66,7 @@ def most_sides(task: Task, n: int) -> tuple[int, int]:
 
 
 def _added(task: Task) -> int:
-    """Return how many special tokens stand at the pivot."""
+    """Return how many special tokens are inserted at the pivot."""
     return int(task.parameters["sentinel"]) + int(task.parameters["eos_after_inputs"])
 
 
@@ -69,8 +96,7 @@ def _render(tokens, columns, pivot, added_ids, rows):
 
 @kernel
 def _restore(rows, columns, pivot, added_ids, out, fits):
-    """Read the tokens of bodies from the flat rows, and check that added_ids stand at their
-    pivots."""
+    """Read the tokens of bodies from the flat rows, and check added_ids at their pivots."""
     for i in range(pivot.shape[0]):
         first_token, slot = columns.begin[i], columns.at[i]
         for j in range(pivot[i]):
@@ -94,31 +120,64 @@ def _pivots_of(task: Task, bodies: Bodies) -> np.ndarray:
 
 
 def body_prefix(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return the tokens before each pivot, and 1 for an eos that ends them, int64[m]."""
+    """Return the tokens before each pivot, and 1 more for an eos that ends them.
+
+    Args:
+        task: The task.
+        bodies: The bodies of m segments.
+
+    Returns:
+        int64[m].
+    """
     return _pivots_of(task, bodies) + int(task.parameters["eos_after_inputs"])
 
 
 def token_slots(task: Task, bodies: Bodies) -> np.ndarray:
-    """Return each pivot and the shift of the tokens from there on, int64[m, 2]."""
+    """Return each pivot, and the shift of the tokens from there on.
+
+    Args:
+        task: The task.
+        bodies: The bodies of m segments.
+
+    Returns:
+        int64[m, 2].
+    """
     return np.stack(
         (_pivots_of(task, bodies), np.full(bodies.n.shape, _added(task), np.int64)), axis=1
     )
 
 
 def _ids_at_pivot(task: Task) -> np.ndarray:
-    """Return the special tokens at the pivot, int32[0 … 2]: eos and the sentinel."""
+    """Return the special tokens at the pivot, eos and the sentinel, int32[0 … 2]."""
     eos = [task.ids.eos] if task.parameters["eos_after_inputs"] else []
     return np.array([*eos, *task.ids.sentinels[: int(task.parameters["sentinel"])]], np.int32)
 
 
 def render(task: Task, columns: BodySlots, tokens: np.ndarray, rows: np.ndarray) -> None:
-    """Copy the tokens, with eos and the sentinel at the pivot."""
+    """Copy the tokens, with eos and the sentinel at the pivot.
+
+    Args:
+        task: The task.
+        columns: The segments.
+        tokens: int[Σ n], the flat tokens.
+        rows: The flat rows, changed in place.
+    """
     pivot = _pivots_of(task, columns.bodies)
     _render(tokens, columns, pivot, _ids_at_pivot(task), rows)
 
 
 def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Copy the body back without the special tokens. A body fits if they stand at its pivot."""
+    """Copy the body back without the special tokens.
+
+    Args:
+        task: The task.
+        columns: The segments.
+        rows: The flat rows.
+        out: The flat tokens, changed in place.
+
+    Returns:
+        bool[m], whether a body has its special tokens at the pivot.
+    """
     fits = np.empty(columns.begin.shape, np.bool_)
     pivot = _pivots_of(task, columns.bodies)
     _restore(rows, columns, pivot, _ids_at_pivot(task), out, fits)
@@ -126,7 +185,15 @@ def restore(task: Task, columns: BodySlots, rows: np.ndarray, out: np.ndarray) -
 
 
 def sentinels(parameters: Mapping[str, Any], n: int) -> int:
-    """Return 1 where a sentinel closes the prefix, otherwise 0."""
+    """Return 1 if a sentinel ends the prefix, otherwise 0.
+
+    Args:
+        parameters: The task's parameters.
+        n: Tokens of a segment.
+
+    Returns:
+        The number of sentinels.
+    """
     return int(parameters["sentinel"])
 
 

@@ -181,7 +181,7 @@ def resolve(
 
 
 def _check_sentinels(task: Task) -> None:
-    """Raise RecipeError if there are too few sentinels for the shortest segments."""
+    """Check that there are enough sentinels for the shortest segments."""
     if not task.objective.sentinels:
         return
     fewest, sentinels = task.objective.sentinels(task.parameters, SHORTEST), task.ids.sentinels
@@ -193,7 +193,7 @@ def _check_sentinels(task: Task) -> None:
 
 
 def _check_packing(recipe: Recipe, task: Task) -> None:
-    """Raise RecipeError if the recipe's packing does not suit the task."""
+    """Check that the recipe's packing suits the task."""
     place = f"task {task.name!r}"
     if recipe.packing.algorithm == "concat" and not task.objective.constant:
         raise RecipeError(
@@ -213,7 +213,7 @@ def _check_packing(recipe: Recipe, task: Task) -> None:
 
 
 def _check_roles(task: Task) -> None:
-    """Raise RecipeError if the vocabulary misses a special token that the task writes."""
+    """Check that the vocabulary has the special tokens that the task writes."""
     roles = task.objective.roles(task.parameters) if task.objective.roles else ()
     missing = sorted(role for role in roles if role_id(task.ids, role) < 0)
     if missing:
@@ -223,7 +223,7 @@ def _check_roles(task: Task) -> None:
 
 
 def _check_capacity(recipe: Recipe, task: Task) -> None:
-    """Raise RecipeError if the shortest rows cannot hold the two parts of a cut document."""
+    """Check that the shortest rows can hold the two parts of a cut document."""
     documents, sides = recipe.documents, recipe.packing.sides
     bos, eos = int(documents.prepend_bos), int(documents.eos_after_document)
     shortest = replace(recipe, seq_length=recipe.lengths[0])
@@ -343,8 +343,8 @@ def capacities(recipe: Recipe, tasks: Sequence[Task]) -> tuple[np.ndarray, np.nd
 def thresholds(recipe: Recipe, supervised: bool = False) -> np.ndarray:
     """Return the cumulative shares of the tasks for each source, times 2⁵³ and rounded down.
 
-    The computation is exact.     A task that a source does not draw has the threshold of the previous task, so that no draw
-    selects it.
+    The computation is exact. A task that a source does not draw has the threshold of the previous
+    task, so that no draw selects it.
 
     Args:
         recipe: A completed recipe.

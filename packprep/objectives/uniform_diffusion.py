@@ -1,5 +1,4 @@
-"""uniform_diffusion: tokens flip to other ordinary tokens, each with the probability of the
-segment's level.
+"""uniform_diffusion: tokens flip to other ordinary tokens, with a probability set by a level.
 
     tokens       10  11  12  13  14  15
     slots        10  57  12  13  31  15
@@ -7,9 +6,10 @@ segment's level.
     loss_mask     1   1   1   1   1   1     loss_on = "all"; with "corrupted": 0 1 0 0 1 0
     prefix 6: every slot sees every other
 
-Duo (Sahoo et al. 2025) noises one-hot vectors with Gaussians and takes the argmax. The token that
-comes out is the original with probability 1 − P, or any other, each as likely; P = ∫ φ(x − µ) (1 −
-Φ(x)^(V−1)) dx, so that one draw a token has the same law.
+Each segment has one level. Duo (Sahoo et al. 2025) noises one-hot vectors with Gaussians and takes
+the argmax. The result is the original token with probability 1 − P, and otherwise any other token
+with equal probability. Here P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, so one draw per token has the same
+distribution.
 """
 
 import math
@@ -27,15 +27,22 @@ from packprep.objectives.objective import Ids, Objective, Task
 
 _STEPS_PER_UNIT = 256
 _REACH = 12.0
-_FAR = 20.0  # beyond this µ nothing flips: P < 1e-40 for any vocabulary
+_FAR = 20.0  # Nothing flips above this µ, since P < 1e-40 for any vocabulary.
 _NODES = 96
 
 
 def flip_probability(mu: np.ndarray, drawable: int) -> np.ndarray:
-    """Return the probability that the noised argmax is another token, float64, shaped as mu.
+    """Return the probability that the noised argmax is another token.
 
-    It is P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, with V ids that can be drawn; V = 2 gives Φ(−µ/√2).
+    It is P = ∫ φ(x − µ) (1 − Φ(x)^(V−1)) dx, with V ids that can be drawn. V = 2 gives Φ(−µ/√2).
     The error of the trapezoidal rule is far below 1e-12 at this step.
+
+    Args:
+        mu: µ, an array of any shape.
+        drawable: V, the number of ids that can be drawn.
+
+    Returns:
+        float64, shaped as mu.
     """
     mu = np.asarray(mu, np.float64)
     z = np.arange(-_REACH * _STEPS_PER_UNIT, _REACH * _STEPS_PER_UNIT + 1) / _STEPS_PER_UNIT
@@ -59,7 +66,15 @@ def _log_cdf(x: np.ndarray) -> np.ndarray:
 
 
 def mu_of(schedule: str, level: np.ndarray) -> np.ndarray:
-    """Return µ of a level: linear (1 − n) / n; vp (1 − t) / √(1 − (1 − t)²). It is infinite at 0."""
+    """Return µ of a level, which is infinite at level 0.
+
+    Args:
+        schedule: "linear" for (1 − n) / n, or "vp" for (1 − t) / √(1 − (1 − t)²).
+        level: n or t, an array of any shape.
+
+    Returns:
+        float64, shaped as level.
+    """
     level = np.asarray(level, np.float64)
     with np.errstate(divide="ignore"):
         if schedule == "linear":
@@ -70,7 +85,15 @@ def mu_of(schedule: str, level: np.ndarray) -> np.ndarray:
 def flip_rate(schedule: str, level: np.ndarray, drawable: int) -> np.ndarray:
     """Return the probability that a token flips at each level, within 1e-12.
 
-    P is analytic in µ, so its interpolation at Chebyshev's nodes converges geometrically.
+    P is analytic in µ, so its interpolation at Chebyshev nodes converges geometrically.
+
+    Args:
+        schedule: "flip", whose level is the probability, or a schedule of `mu_of`.
+        level: float64[k].
+        drawable: The number of ids that can be drawn.
+
+    Returns:
+        float64[k].
     """
     if schedule == "flip":
         return np.asarray(level, np.float64)
@@ -90,8 +113,19 @@ def flip_rate(schedule: str, level: np.ndarray, drawable: int) -> np.ndarray:
 
 
 def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
-    """Return flip_thresholds, ⌊P · 2⁴⁰⌋ of each level; flip_rate, their mean; and alpha,
-    (P_keep − 1/V) V / (V − 1) at both ends."""
+    """Return the values that the plan stores.
+
+    Args:
+        parameters: The task's parameters.
+        ids: The ids that objectives write.
+
+    Returns:
+        flip_thresholds, ⌊P · 2⁴⁰⌋ of each level. flip_rate, the mean of P over the levels. alpha,
+        (P_keep − 1/V) V / (V − 1) at both ends of the range.
+
+    Raises:
+        RecipeError: If the vocabulary has fewer than two ordinary tokens.
+    """
     if len(ids.for_noise.ordinary) < 2:
         raise RecipeError(
             "uniform_diffusion flips to other ordinary tokens, and the vocabulary has fewer"
@@ -113,7 +147,15 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
 
 
 def check(parameters: Mapping[str, Any], where: str) -> None:
-    """Raise RecipeError for a range in which nothing flips."""
+    """Check that tokens can flip in the range of levels.
+
+    Args:
+        parameters: The task's parameters.
+        where: The task's name, for error messages.
+
+    Raises:
+        RecipeError: If noise_range ends at 0.
+    """
     low, high = parameters["noise_range"]
     if high == 0:
         raise RecipeError(
@@ -123,7 +165,15 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
 
 
 def forecast(task: Task, n: int) -> dict[str, tuple[float, float]]:
-    """Return the mean flip rate over the levels."""
+    """Return the wanted and the realized mean flip rate over the levels, which are equal.
+
+    Args:
+        task: The task.
+        n: Tokens of a segment.
+
+    Returns:
+        {"flip_rate": (wanted, realized)}.
+    """
     rate = task.resolved.get("flip_rate") or resolve(task.parameters, task.ids)["flip_rate"]
     return {"flip_rate": (rate, rate)}
 
