@@ -1,5 +1,6 @@
-"""A dataset in the formats of other tools. One is a line in EXPORTS and
-`packprep/exporting/NAME.py`.
+"""Export a dataset in the formats of other tools.
+
+Each export is an entry of EXPORTS and a file `packprep/exporting/NAME.py`.
 
 ```
 check ─► write ─► located ─► said        what cannot be exported so; the files; where they lie, and how to use them
@@ -18,15 +19,21 @@ from packprep.errors import RecipeError
 class Export:
     """A format that datasets are exported to.
 
-    files    what is written, in a word or two, for `--help`.
-    option   the option that chooses a form of it, choices: its values → what each is; the first is the default.
-    weighted the choices that have loss_weights; "" where there is no choice.
+    Its file is imported on demand and has these functions:
 
-    Its file, imported when it is asked for, has
-    check    (Exporting): RecipeError for what cannot be exported so; what is lost is said.
-    write    (Exporting) → what the receipt says: files, [{file, bytes, digest}], and more.
-    located  (receipt, out) → the receipt with places, where what it says to type names files; else there is none.
-    said     (that) → lines for people: what was made, and how a trainer is told of it.
+    - `check(exporting)` raises RecipeError for a dataset that cannot be exported, and prints a
+      warning for information that the export loses.
+    - `write(exporting)` writes the files and returns their part of the receipt: files, [{file,
+      bytes, digest}], and more.
+    - `located(receipt, out)` returns the receipt with full paths, for exports whose printed
+      commands contain paths. It is optional.
+    - `said(receipt)` returns lines that describe the result and the trainer's options.
+
+    Attributes:
+        files: The kind of files, in one or two words for `--help`.
+        option: The option that selects a form, or "" without one.
+        choices: The values of the option and their descriptions. The first is the default.
+        weighted: The choices that have loss_weights. It contains "" for an export without choices.
     """
 
     files: str
@@ -58,12 +65,12 @@ EXPORTS = {
 
 
 def export_module(name: str) -> Any:
-    """The file of an export, with `check`, `write`, `said`, and perhaps `located`."""
+    """Import the file of an export, with `check`, `write`, `said`, and perhaps `located`."""
     return import_module(f"{__name__}.{name}")
 
 
 def exports_with(option: str) -> str:
-    """The exports that have an option, as they are asked for."""
+    """Return the command-line arguments of the exports that have an option."""
     return (
         " or ".join(f"--to {name}" for name, export in EXPORTS.items() if export.option == option)
         or "no export"
@@ -71,8 +78,18 @@ def exports_with(option: str) -> str:
 
 
 def chosen_form(name: str, given: Mapping[str, str | None]) -> dict[str, str]:
-    """{"to": name, its option: the choice}. given: option → value or None. RecipeError for what
-    this export has not."""
+    """Return {"to": name} and, if the export has an option, the option with its value.
+
+    Args:
+        name: Name of the export.
+        given: The value of each option, or None.
+
+    Returns:
+        The form. An option without a value has its default.
+
+    Raises:
+        RecipeError: If the export, the option or the value is unknown.
+    """
     if name not in EXPORTS:
         raise RecipeError(f"--to {name}: expected {' or '.join(EXPORTS)}")
     option, choices = EXPORTS[name].option, list(EXPORTS[name].choices)

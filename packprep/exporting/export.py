@@ -1,9 +1,10 @@
-"""A published dataset in, a folder in another tool's format out.
+"""Export a published dataset to a folder in another tool's format.
 
     empty ─► .export-begun.json ─► files, each whole or not at all ─► .export.json, and the note goes
 
-Both notes name the dataset and the form, so that a folder is only ever filled by one export; the
-same command goes on. A shard is compared with its digest before anything is read from it.
+Both notes name the dataset and the form, so that a folder contains only one export. The same
+command resumes an interrupted export. A shard is compared with its digest before anything is read
+from it.
 """
 
 import os
@@ -47,19 +48,19 @@ RECEIPT = ".export.json"
 BEGUN = ".export-begun.json"
 FORMAT, VERSION = "packprep export", 1
 LOSS_WEIGHTS = ("refuse", "ignore")
-"""What may become of weights that a form does not have."""
+"""Ways to treat weights that a form cannot express."""
 
 
 class Exporting(NamedTuple):
-    """One export in the making, as its file's `check` and `write` are given it."""
+    """One export in progress, the argument of an export's `check` and `write`."""
 
     dataset: LocalCopy
     manifest: Manifest
-    form: str  # of the export's choices; "" where it has none
+    form: str  # one of the export's choices, or "" without choices
     out: Folder
-    workers: int  # processes that may make files; 0: this one
+    workers: int  # number of processes that write files; 0 runs in this process
     progress: Progress
-    card: Callable[[LocalCopy, str], str] | None = None  # (dataset, how it is read) → its data card
+    card: Callable[[LocalCopy, str], str] | None = None  # (dataset, usage text) → its data card
 
 
 class ShardToExport(NamedTuple):
@@ -81,18 +82,28 @@ def export_dataset(
     loss_weights: str = "refuse",
     **options: str | None,
 ) -> dict[str, Any]:
-    """Export a dataset, or find that it stands in `out` already; gives the receipt, with `out` and
-    what the export adds.
+    """Export a dataset, or find that `out` already has this export.
 
-    to: a name of EXPORTS; options: its own, as `what="rows"`. workers: processes that may write; 0:
-    this one.
-    card: gives the data card of a published dataset, as `packprep.inspection.card.card_at`; the
-    Hugging Face export adds it.
-    loss_weights: "refuse" what would lose the weights that documents give; "ignore": all that is
-    trained counts alike.
-    Raises RecipeError for what cannot be exported so, and for an `out` that holds something else;
-    DatasetError for a damaged dataset; BuildError for what cannot be written; Stopped after a
-    signal.
+    Args:
+        directory: The published dataset.
+        to: A name of EXPORTS.
+        out: Output folder.
+        progress: Reports progress and warnings.
+        workers: Number of processes. 0 runs in this process.
+        card: Returns the data card of a published dataset, as `packprep.inspection.card.card_at`
+            does. The Hugging Face export writes it.
+        loss_weights: "refuse" raises an error if the export would lose weights that documents give.
+            "ignore" gives all trained tokens the same weight.
+        options: The export's option, for example `what="rows"`.
+
+    Returns:
+        The receipt, with `out` and the entries that the export adds.
+
+    Raises:
+        RecipeError: If the dataset cannot be exported in this form, or `out` has other contents.
+        DatasetError: If the dataset is damaged.
+        BuildError: If a file cannot be written.
+        Stopped: After a signal.
     """
     source, target = folder_at(directory), folder_at(out)
     form = chosen_form(to, options)
@@ -137,12 +148,13 @@ def export_dataset(
 def folders_to_export(
     directory: str, out: str, to: str, options: Mapping[str, str | None]
 ) -> list[tuple[str, str]]:
-    """Return each dataset to export, and the folder of its export: `out`, or of several row lengths
-    seq_N below it.
+    """Return each dataset to export with its output folder.
+
+    The output folder is `out`, or `out`/seq_N for each row length of a folder with several.
 
     Raises:
-        RecipeError: If `out` lies in a folder of several row lengths, or if these have documents
-            only in parts and documents are asked for.
+        RecipeError: If `out` is inside a folder of several row lengths. Also if these lengths have
+            only parts of documents and the form is documents.
     """
     source = folder_at(directory)
     lengths = [] if source.exists(MANIFEST_NAME) else lengths_in(source)
@@ -151,7 +163,7 @@ def folders_to_export(
     refuse_nested(source, folder_at(out))
     names = [f"seq_{length}" for length in lengths]
     cut = False
-    for name in names:  # all, so that nothing is written where one is not finished
+    for name in names:  # Check all first, so that an unfinished dataset prevents every export.
         with local_copy(folder_at(f"{source}/{name}")) as local:
             cut |= sound_manifest(local)["recipe"].get("documents", {}).get("long") == "decompose"
     if cut and "documents" in chosen_form(to, options).values():
@@ -165,7 +177,17 @@ def folders_to_export(
 def loses_weights(exporting: Exporting, to: str, loss_weights: str) -> bool:
     """Return whether the export ignores weights that documents give.
 
-    RecipeError unless `loss_weights` says that it may.
+    Args:
+        exporting: The export.
+        to: Name of the export.
+        loss_weights: "refuse" or "ignore".
+
+    Returns:
+        Whether weights other than 1 are lost.
+
+    Raises:
+        RecipeError: If weights would be lost and `loss_weights` is "refuse", or if `loss_weights`
+            is invalid for this export.
     """
     if loss_weights not in LOSS_WEIGHTS:
         raise RecipeError(f"--loss-weights {loss_weights}: expected {' or '.join(LOSS_WEIGHTS)}")
@@ -190,7 +212,7 @@ def loses_weights(exporting: Exporting, to: str, loss_weights: str) -> bool:
 
 
 def print_export(result: dict[str, Any]) -> None:
-    """What was made, and how a trainer is told of it."""
+    """Print a description of the export and the trainer's options."""
     size, count = sum(file["bytes"] for file in result["files"]), len(result["files"])
     files = f"{count:,} file{'' if count == 1 else 's'}, {size / 1e6:,.1f} MB, and {RECEIPT}"
     made, *more = export_module(result["to"]).said(result)
@@ -202,8 +224,15 @@ def print_export(result: dict[str, Any]) -> None:
 def each_shard(
     exporting: Exporting, setup: Callable[..., Do], *arguments: Any, workers: int = 0
 ) -> Iterator[tuple[int, Any]]:
-    """(number, what was made of it) of every shard, as they are done. setup(dataset, manifest,
-    *arguments), called once in each process, gives what is done with a ShardToExport."""
+    """Yield (number, result) of every shard, in the order of completion.
+
+    Args:
+        exporting: The export.
+        setup: Called as setup(dataset, manifest, *arguments) once in each process. It returns the
+            function that processes each `ShardToExport`.
+        arguments: Further arguments of `setup`.
+        workers: Number of processes. 0 runs in this process.
+    """
     manifest, progress = exporting.manifest, exporting.progress
     items = [ShardToExport(b) for b in range(len(manifest["shards"]))]
     progress.begin(sum(entry["bytes"] for entry in manifest["shards"]), len(items), len(items))
@@ -219,8 +248,11 @@ def each_shard(
 
 
 def sound_manifest(local: LocalCopy) -> Manifest:
-    """The manifest of a published dataset, fetched to this machine; DatasetError if it is not as it
-    was written."""
+    """Fetch the manifest of a published dataset and check it.
+
+    Raises:
+        DatasetError: If it differs from its digest or has an invalid ledger.
+    """
     local.fetch(MANIFEST_NAME)
     manifest = read_manifest(local.folder)
     own = own_digest(as_stored(manifest, LATER))
@@ -242,8 +274,11 @@ def sound_manifest(local: LocalCopy) -> Manifest:
 
 @contextmanager
 def sound_shard(local: LocalCopy, manifest: Manifest, number: int) -> Iterator[Shard]:
-    """A shard, here while this lasts; DatasetError unless its bytes are those that the manifest
-    names."""
+    """Yield a shard, which stays on this machine until the context ends.
+
+    Raises:
+        DatasetError: If it is missing or differs from its digest in the manifest.
+    """
     name, entry = shard_name(number), manifest["shards"][number]
     with local.fetched(name):
         path = local.folder / name
@@ -263,8 +298,11 @@ def sound_shard(local: LocalCopy, manifest: Manifest, number: int) -> Iterator[S
 
 
 def plan_of(local: LocalCopy, manifest: Manifest) -> Plan:
-    """The plan of a dataset, fetched to this machine with its tokenizer; PlanError unless it is the
-    one that it was built by."""
+    """Fetch the plan of a dataset, with its tokenizer, and return it.
+
+    Raises:
+        PlanError: If it is not the plan that built the dataset.
+    """
     local.fetch(PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
     plan = open_plan(local.folder)
     if plan.digest != manifest["plan"]["digest"]:
@@ -276,7 +314,11 @@ def plan_of(local: LocalCopy, manifest: Manifest) -> Plan:
 
 
 def restored(plan: Plan, manifest: Manifest, shard: Shard) -> RestoredDocuments:
-    """The documents of a shard, by source; DatasetError for one of no source of the manifest."""
+    """Return the documents of a shard, by source.
+
+    Raises:
+        DatasetError: If a document's source is not in the manifest.
+    """
     documents = restored_documents(plan, shard.arrays, str(shard.path))
     if len(documents.source) and documents.source[-1] >= len(manifest["sources"]):
         raise DatasetError(
@@ -286,7 +328,7 @@ def restored(plan: Plan, manifest: Manifest, shard: Shard) -> RestoredDocuments:
 
 
 def say_what_documents_lack(exporting: Exporting) -> None:
-    """Tokens that the recipe cut off or dropped are in no segment."""
+    """Print how many tokens the recipe truncated or dropped, since no segment has them."""
     truncated = dropped = 0
     for source in exporting.manifest["ledger"].get("sources", {}).values():
         truncated += source["tokens"]["truncated"]
@@ -299,18 +341,30 @@ def say_what_documents_lack(exporting: Exporting) -> None:
 
 
 def files_of_rows(manifest: Manifest, slots: int) -> list[list[range]]:
-    """The rows of the files of each shard, of about so many slots each: one file at least of a
-    shard."""
+    """Return the rows of each file, by shard, with about `slots` slots per file.
+
+    Each shard has at least one file.
+    """
     most = max(1, slots // manifest["seq_length"])
     rows = [entry["rows"] for entry in manifest["shards"]]
     return [[range(b, min(b + most, n)) for b in range(0, max(n, 1), most)] for n in rows]
 
 
 def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The receipt of the export that stands whole in `out`; None where it is to be made, and `out`
-    notes that it has begun.
+    """Return the receipt of a complete export in `out`, or None if it must be written.
 
-    identity: what the folder is to hold. RecipeError if it holds something else.
+    In the latter case, `out` has a note that the export has started.
+
+    Args:
+        out: Output folder.
+        identity: The entries that identify this export.
+
+    Returns:
+        The receipt or None.
+
+    Raises:
+        RecipeError: If the folder has other contents.
+        DatasetError: If one of its notes is invalid.
     """
     for name in (RECEIPT, BEGUN):
         found = _read(out, name)
@@ -325,7 +379,7 @@ def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] 
         if name == RECEIPT and all(
             out.size(file["file"]) == file["bytes"] for file in found["files"]
         ):
-            _tidy_up(out)  # who wrote the receipt may have been killed right after
+            _tidy_up(out)  # The process that wrote the receipt may have been killed right after.
             return found
         if name == BEGUN:
             return None
@@ -374,7 +428,7 @@ def _are_files(value: Any) -> bool:
 
 
 def _names(out: Folder) -> list[str]:
-    """What lies in the folder, but for temporaries of writes that were killed."""
+    """Return the names in the folder, without temporary files of interrupted writes."""
     if isinstance(out, LocalFolder):
         try:
             names = sorted(os.listdir(out.path))

@@ -1,14 +1,14 @@
-"""A dataset as a folder of Hugging Face `datasets`: what its `save_to_disk` writes and
-`load_from_disk` takes.
+"""Export a dataset in the format of Hugging Face `datasets`, for `load_from_disk`.
 
     data-NNNNN-of-NNNNN.arrow   rows in their order, Arrow's streaming format, not compressed: they are mapped, not read
     README.md                   the data card, and what the columns are
     dataset_info.json           the features
     state.json                  which files, and the fingerprint; the last, since no folder is loaded without it
 
-Columns are those of `packprep.exporting.parquet.trl_lists` that a trainer reads, and what else it
-wants. A column too many is not passed over: LLaMA-Factory makes tensors of them all, Axolotl lets
-an attention_mask win over position_ids, and it packs rows a second time where they have a length.
+The folder matches the output of `save_to_disk`. Its columns are the columns of
+`packprep.exporting.parquet.trl_lists` that a trainer reads, and the others that it needs. Trainers
+do not ignore additional columns. LLaMA-Factory makes tensors of all columns. Axolotl prefers an
+attention_mask to position_ids, and packs rows again if they have a length.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,17 +41,19 @@ from packprep.format.json_files import encode
 from packprep.storage import Folder, LocalCopy
 
 FILE_SLOTS = 1 << 24
-"""Slots of a file, about: 16 bytes each, which a worker holds in memory."""
+"""Approximate number of slots per file. A worker needs 16 bytes of memory per slot."""
 CARD, INFO, STATE = "README.md", "dataset_info.json", "state.json"
 INT32 = pa.int32()
 
 
 class Form(NamedTuple):
-    """What one trainer takes.
+    """The form that one trainer reads.
 
-    columns   names of `_HOLDS`.
-    filled    rows are filled up to seq_length; else they are as long as their segments.
-    told      how the trainer is told of the folder, so that segments stay apart.
+    Attributes:
+        columns: Names of `_HOLDS`.
+        filled: Whether rows are filled up to seq_length. Otherwise they are as long as their
+            segments.
+        told: The trainer's options for this folder, which keep segments apart.
     """
 
     columns: tuple[str, ...]
@@ -114,12 +116,16 @@ rows = load_from_disk("FOLDER")  # a copy of this folder
 
 
 def check(exporting: Exporting) -> None:
-    """RecipeError for what labels that a model shifts, and causal attention, cannot say."""
+    """Check that a trainer with shifted labels and causal attention can train the dataset.
+
+    Raises:
+        RecipeError: If a task needs another attention pattern or predicts the same position.
+    """
     refuse_for_trl(exporting, "--to hf", FORMS[exporting.form].told)
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the files; gives what the receipt says of them: rows, files."""
+    """Write the files, and return their part of the receipt: rows and files."""
     manifest, out = exporting.manifest, exporting.out
     ranges = files_of_rows(manifest, FILE_SLOTS)
     written = dict(
@@ -155,7 +161,7 @@ def write(exporting: Exporting) -> dict[str, Any]:
 
 
 def said(result: Mapping[str, Any]) -> list[str]:
-    """What was made."""
+    """Return a line that describes the export."""
     return [f"{result['rows']:,} rows, for datasets.load_from_disk"]
 
 
@@ -198,7 +204,7 @@ def _setup(
 
 
 def _arrays(form: Form, lists: list[pa.ListArray], seq_length: int, pad_id: int) -> list[pa.Array]:
-    """The form's columns. lists: what trl_lists gives."""
+    """Return the form's columns, made from the lists of `trl_lists`."""
     offsets = lists[0].offsets
     found = dict(zip(TRL_COLUMNS, lists, strict=True))
     found["attention_mask"] = pa.ListArray.from_arrays(offsets, _segment_numbers(lists[-1]))
@@ -211,15 +217,14 @@ def _arrays(form: Form, lists: list[pa.ListArray], seq_length: int, pad_id: int)
 
 
 def _segment_numbers(seq_lengths: pa.ListArray) -> pa.Array:
-    """int32 for each slot of the rows whose segments have these lengths: 1, 2, … by segment, from 1
-    in each row."""
+    """Return the segment number of each slot, int32, counted 1, 2, … in each row."""
     lengths, counts = np.asarray(seq_lengths.values), np.diff(np.asarray(seq_lengths.offsets))
     numbers = np.arange(len(lengths)) - np.repeat(np.cumsum(counts) - counts, counts) + 1
     return pa.array(np.repeat(numbers, lengths), INT32)
 
 
 def _filled(lists: pa.ListArray, width: int, value: int) -> pa.ListArray:
-    """Lists of at most `width`, filled up to it with a value."""
+    """Return lists of at most `width` entries, each filled up to `width` with a value."""
     offsets = np.asarray(lists.offsets)
     slots = np.full((len(lists), width), value, np.int32)
     slots[np.arange(width) < np.diff(offsets)[:, None]] = np.asarray(lists.values)
@@ -228,7 +233,7 @@ def _filled(lists: pa.ListArray, width: int, value: int) -> pa.ListArray:
 
 
 def _features(columns: Sequence[str]) -> dict[str, Any]:
-    """What `datasets` calls the types of the columns."""
+    """Return the types of the columns in the terms of `datasets`."""
     value = {"_type": "Value", "dtype": "int32"}
     return {
         name: value if name in _SCALARS else {"_type": "List", "feature": value} for name in columns
@@ -252,7 +257,7 @@ def _schema(manifest: Manifest, shard: int, rows: range, trainer: str) -> pa.Sch
 
 
 def _standing(out: Folder, name: str, schema: pa.Schema, rows: int) -> Any | None:
-    """The bytes of a file that an export that stopped left whole; None where it is to be made."""
+    """Return the bytes of a file that an interrupted export completed, or None for other files."""
     if not out.exists(name):
         return None
     data = out.read(name)

@@ -1,5 +1,6 @@
-r"""A dataset as JSON lines, a file for each shard: documents as they were read, or rows as a model
-reads them.
+r"""Export a dataset as JSON lines, one file per shard.
+
+A line is a document as it was read, or a row as a model reads it.
 
     {"text": "Ein Satz.\n", "source": "web", "file": "a.jsonl", "position": 0, "use": 0, "start": 0,
     …}
@@ -7,9 +8,9 @@ reads them.
     {"row": 7, "segments": [{"text": "Ein Satz.\n<eos>", "labels": "", "trained": [[0, 15]], "task":
     "causal", …}, …]}
 
-Documents are inverted and joined, without bos and eos, so that a dataset built of them has the same
-ids where the tokenizer's texts lose nothing. Of a row each segment is a text; where a task predicts
-in place, its labels are another.
+Documents are restored and joined, without bos and eos. A dataset built from them has the same ids
+if the tokenizer's texts are lossless. In a row, each segment has a text. If a task predicts the
+same position, the segment's labels are a second text.
 """
 
 import codecs
@@ -40,8 +41,8 @@ from packprep.format.json_files import PLAN_NAME, REMOVED_NAME, TOKENIZER_NAME
 from packprep.storage import Folder, LocalCopy
 from packprep.tokenizer.texts import ByteTable, TokenTexts, texts_of_dataset
 
-# What a line says of its text, counted as it is written, for inside a text quotes are escaped; and
-# what that is
+# For each count of the receipt: the bytes that are counted in the lines, and a description. The
+# bytes cannot occur inside a text, because quotes are escaped there.
 _MARKS = {
     "not_exact": (
         b'"exact":false',
@@ -62,13 +63,17 @@ _MARKS = {
 
 
 def check(exporting: Exporting) -> None:
-    """All datasets can be exported so; what a text cannot say, its line says, and `write`
-    counts."""
+    """Accept every dataset.
+
+    Each line marks the facts that its text cannot express, and `write` counts such lines.
+    """
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the files; gives what the receipt says of them: lines, not_exact, trained_in_part,
-    files."""
+    """Write the files, and return their part of the receipt.
+
+    The entries are lines, not_exact, trained_in_part and files.
+    """
     if exporting.form == "documents":
         say_what_documents_lack(exporting)
     setup = _documents if exporting.form == "documents" else _rows
@@ -82,16 +87,21 @@ def write(exporting: Exporting) -> dict[str, Any]:
 
 
 def said(result: Mapping[str, Any]) -> list[str]:
-    """What was made."""
+    """Return a line that describes the export."""
     return [f"{result['lines']:,} {result['what']}, a line each"]
 
 
 def text_and_cuts(data: bytes, cuts: Sequence[int]) -> tuple[str, list[tuple[int, int]], bool]:
-    """(text, characters before each cut, whether the text is all of the data) of what should be
-    UTF-8.
+    """Decode bytes that should be UTF-8, and convert byte offsets to character offsets.
 
-    cuts: bytes, ascending. A cut inside a character gives two numbers: the characters before that
-    one, and with it.
+    Args:
+        data: The bytes.
+        cuts: Ascending byte offsets.
+
+    Returns:
+        (text, offsets of each cut, whether the text encodes all of the data). A cut has two
+        offsets, which differ if it is inside a character: one before that character and one after
+        it.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     parts, before, at, count = [], [], 0, 0
@@ -110,7 +120,8 @@ def _texts(local: LocalCopy, manifest: Manifest) -> tuple[TokenTexts, ByteTable]
 
 
 def _files(local: LocalCopy) -> list[str]:
-    """The names of the files of the corpus, by segment_file; none without a plan."""
+    """Return the names of the corpus' files, in the order of segment_file, or none without a plan.
+    """
     plan = stored_plan(local.folder)
     return [file["name"] for file in plan["files"]] if plan else []
 
@@ -122,7 +133,11 @@ def _origin(
     segments: np.ndarray,
     path: str,
 ) -> Iterator[dict[str, Any]]:
-    """Where each of some segments of a shard comes from."""
+    """Yield the origin of each of some segments of a shard.
+
+    Raises:
+        DatasetError: If a segment's source is not in the manifest.
+    """
     names = [source["name"] for source in manifest["sources"]]
     columns = [
         arrays[f"segment_{name}"][segments].tolist()
@@ -191,10 +206,13 @@ def _rows(local: LocalCopy, manifest: Manifest, out: Folder) -> Do:
 
 
 def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str, Any]:
-    """A segment's text as a model reads it, and what is trained: of the labels in place, else of
-    the text itself.
+    """Return a segment's text as a model reads it, with the trained ranges.
 
-    Of block diffusion the noised half: the clean one is its labels.
+    The ranges refer to the labels of a same-position task, otherwise to the text. For block
+    diffusion, the text is the noised half, and the clean half is its labels.
+
+    Raises:
+        DatasetError: If the segment's task is not in the manifest.
     """
     found = row.segments
     if found["task"][k] >= len(manifest["tasks"]):
@@ -211,7 +229,7 @@ def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str
     here = task["label_alignment"] == "same_slot"
     trained = row.loss_mask[begin:end] if here else row.loss_mask[begin : end - 1]
     mask[end - begin + 1 - len(trained) : end - begin + 1] = (
-        trained  # at the token that is predicted
+        trained  # The mask is moved to the predicted tokens.
     )
     turns = np.flatnonzero(np.diff(mask))
 
@@ -222,7 +240,7 @@ def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str
     text, before, exact = decoded(row.tokens, turns[:0] if in_place else turns)
     labels = ""
     if in_place:
-        # where x_0 lies, in block diffusion, whose labels may be of the next slot
+        # The labels of block diffusion may be shifted by one slot, so x_0 is read instead.
         half = int(found["end"][k]) - end
         labels, before, exact_labels = decoded(row.tokens[half:] if half else row.labels, turns)
         exact &= exact_labels
@@ -236,8 +254,10 @@ Lines = Callable[[ShardToExport, Report], Iterator[dict[str, Any]]]
 def _file_of(
     manifest: Manifest, out: Folder, lines: Lines
 ) -> Callable[[ShardToExport, Report], dict[str, Any]]:
-    """What writes the lines of a shard, unless an export that stopped left them: a file appears
-    whole or not at all."""
+    """Return a function that writes the lines of a shard to a file.
+
+    A file that an interrupted export completed is kept. A file appears only when it is complete.
+    """
     encoder = msgspec.json.Encoder()
 
     def export(item: ShardToExport, report: Report) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""A dataset as a folder of MosaicML's StreamingDataset, in its format MDS: the loader's columns, a
-sample for each row.
+"""Export a dataset as a folder of MosaicML's StreamingDataset, in its format MDS.
+
+Each row is a sample with the loader's columns.
 
     shard.NNNNN.mds   u32 samples   u32[samples + 1] first byte of each, and the end   JSON of the columns   the samples
     index.json        the files, with their samples, bytes and xxh3-128; the last, since no folder is read without it
 
-All little-endian. Each column is an array of one dtype and shape, which the JSON says, so a sample
-is the bytes of its columns one after the other, in order of their names. The format is that of
+All numbers are little-endian. Each column is an array of one dtype and shape, which the JSON gives.
+So a sample is the concatenated bytes of its columns, in order of their names. The format follows
 `streaming.base.format.mds` (mosaicml-streaming 0.13).
 """
 
@@ -36,14 +37,20 @@ from packprep.format.json_files import encode
 from packprep.storage import Folder, LocalCopy
 
 FILE_SLOTS = 1 << 22
-"""Slots of a file, about: 17 to 29 bytes each, near the 64 MiB that streaming's own writer takes,
-for a trainer fetches whole files."""
+"""Approximate number of slots per file.
+
+A slot takes 17 to 29 bytes. A file is near the 64 MiB of streaming's writer, because a trainer
+fetches whole files.
+"""
 INDEX, HASH = "index.json", "xxh3_128"
 
 
 def columns_of(manifest: Manifest) -> dict[str, np.dtype]:
-    """Column → its dtype, in order of names: the loader's, without weights that are all 1 and
-    without prefixes where none is."""
+    """Return each column's dtype, in the order of names.
+
+    These are the loader's columns. loss_weights are omitted if all are 1, and prefix_ends and
+    block_lengths if no task needs them.
+    """
     tasks = drawn_tasks(manifest)
     rules = [RULES[task["attention"]] for task in tasks]
     found = dict.fromkeys(("tokens", "labels", "segment_ids", "position_ids"), "<i4") | {
@@ -59,12 +66,11 @@ def columns_of(manifest: Manifest) -> dict[str, np.dtype]:
 
 
 def check(exporting: Exporting) -> None:
-    """All datasets can be exported so: nothing is to be shifted, and what is trained is a
-    column."""
+    """Accept every dataset, since labels are pre-shifted and a column marks the trained slots."""
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the files; gives what the receipt says of them: columns, rows, files."""
+    """Write the files, and return their part of the receipt: columns, rows and files."""
     manifest, out = exporting.manifest, exporting.out
     ranges = [
         [rows for rows in of_shard if rows] for of_shard in files_of_rows(manifest, FILE_SLOTS)
@@ -85,14 +91,14 @@ def write(exporting: Exporting) -> dict[str, Any]:
 
 
 def said(result: Mapping[str, Any]) -> list[str]:
-    """What was made."""
+    """Return a line that describes the export."""
     return [
         f"{result['rows']:,} rows, {', '.join(result['columns'])}, for streaming.StreamingDataset"
     ]
 
 
 def _columns_as_stored(manifest: Manifest) -> dict[str, Any]:
-    """What a file, and its entry in the index, say of the columns."""
+    """Return the description of the columns in a file and in its index entry."""
     columns, length = columns_of(manifest), manifest["seq_length"]
     return {
         "column_encodings": [f"ndarray:{dtype.name}:{length}" for dtype in columns.values()],
@@ -141,7 +147,7 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, ranges: list[list[
 
 
 def _standing(out: Folder, name: str, before: bytes, size: int) -> bytes | None:
-    """The bytes of a file that an export that stopped left whole; None where it is to be made."""
+    """Return the bytes of a file that an interrupted export completed, or None for other files."""
     if out.size(name) != size:
         return None
     data = out.read(name)

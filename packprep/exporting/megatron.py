@@ -1,21 +1,19 @@
-"""A dataset as Megatron-core's indexed datasets: documents, a pair of files for each source, or
-packed rows, one pair in all.
+"""Export a dataset as Megatron-core's indexed datasets, as documents or as packed rows.
 
-Documents are what a `preprocess_data.py --append-eod` would have made of the text: Megatron
-shuffles, joins and cuts them itself. Rows keep the packing and lose all that says what in them
-belongs together and what is trained.
+Documents give one pair of files per source, with the result of `preprocess_data.py --append-eod` on
+the text. Megatron then shuffles, joins and cuts the documents. Rows give a single pair. They keep
+the packing, but lose the boundaries of segments and the loss masks.
 
-What the recipe cut off or left out is not in the dataset.
+Text that the recipe truncated or dropped is not in the dataset.
 
-Megatron-core's indexed dataset, written: PREFIX.bin holds tokens alone, PREFIX.idx where each
-document lies.
+PREFIX.bin contains only tokens, and PREFIX.idx the offset of each document.
 
     .idx   MMIDIDX\\0\\0   u64 version 1   u8 dtype   u64 sequences   u64 documents + 1
            i32[sequences] tokens of each   i64[sequences] first byte of each in .bin   i64[documents + 1] first sequence
 
-All little-endian. The format is that of `megatron.core.datasets.indexed_dataset` (megatron-core
-0.16), whose `DType` numbers the dtypes and takes uint16 below 65 500 ids. A document is one
-sequence here, as its `preprocess_data.py` writes them.
+All numbers are little-endian. The format follows `megatron.core.datasets.indexed_dataset`
+(megatron-core 0.16), whose `DType` gives each dtype a number and uses uint16 below 65 500 ids. A
+document is one sequence here, as `preprocess_data.py` writes it.
 """
 
 import re
@@ -46,17 +44,19 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 _CODES = {np.dtype("<u2"): 8, np.dtype("<i4"): 4}
 _MOST_UINT16_IDS = 65500
-_AT_ONCE = 1 << 20  # entries of the index that are made at a time
+_AT_ONCE = 1 << 20  # index entries that are written at a time
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
-    """The dtype that Megatron takes for a vocabulary."""
+    """Return the dtype that Megatron uses for a vocabulary."""
     return np.dtype("<u2" if vocab_size < _MOST_UINT16_IDS else "<i4")
 
 
 class Pair:
-    """A .bin and its .idx in the making: `add` documents, then `commit`; or `discard`. Four bytes a
-    document in memory."""
+    """A .bin and its .idx that are being written: `add` documents, then `commit` or `discard`.
+
+    It needs four bytes of memory per document.
+    """
 
     def __init__(self, prefix: Path, dtype: np.dtype):
         self.prefix, self.dtype = prefix, dtype
@@ -66,7 +66,15 @@ class Pair:
         self.documents = self.tokens = 0
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        """Append documents: tokens[Σ lengths] of any integer dtype, lengths int64[d]."""
+        """Append documents.
+
+        Args:
+            tokens: int[Σ lengths], of any dtype.
+            lengths: int64[d], tokens of each document.
+
+        Raises:
+            DatasetError: If a document has 2³¹ tokens or more.
+        """
         if len(lengths) and lengths.max() >= 1 << 31:
             raise DatasetError(
                 f"{self.prefix}: a document of {lengths.max()} tokens; the format ends at"
@@ -78,7 +86,7 @@ class Pair:
         self.tokens += len(tokens)
 
     def commit(self) -> list[dict[str, Any]]:
-        """Make both files appear, .idx last: [{file, bytes, digest}]."""
+        """Write both files under their names, .idx last, and return [{file, bytes, digest}]."""
         lengths = np.concatenate([np.zeros(0, "<i4"), *self._lengths])
         n = len(lengths)
         self._idx.append(MAGIC + struct.pack("<QBQQ", VERSION, _CODES[self.dtype], n, n + 1))
@@ -96,7 +104,7 @@ class Pair:
         return [self._bin.commit(), self._idx.commit()]
 
     def discard(self) -> None:
-        """Leave nothing behind."""
+        """Remove files that were not published."""
         self._bin.discard()
         self._idx.discard()
 
@@ -106,9 +114,13 @@ _MOST_NAME = 100
 
 
 def check(exporting: Exporting) -> None:
-    """RecipeError for a URL: a .bin grows to its end before it appears, which objects cannot. Of
-    rows without their masks RecipeError where the targets would be lost too; else what is lost is
-    said."""
+    """Check that the dataset can be written as Megatron's files, and warn of lost masks.
+
+    Raises:
+        RecipeError: If `out` is a URL, because a .bin grows until it is published, which object
+            stores do not support. Also if rows are exported and a task predicts the same position,
+            because its targets would be lost.
+    """
     if not isinstance(exporting.out, LocalFolder):
         raise RecipeError(
             f"--out {exporting.out}: Megatron's files are written to a folder of this machine; copy"
@@ -131,8 +143,10 @@ def check(exporting: Exporting) -> None:
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the pairs; gives what the receipt says of them: dtype, documents, tokens, data_path,
-    files."""
+    """Write the pairs, and return their part of the receipt.
+
+    The entries are dtype, documents, tokens, data_path and files.
+    """
     manifest, out, of_documents = exporting.manifest, exporting.out, exporting.form == "documents"
     assert isinstance(out, LocalFolder)
     if of_documents:
@@ -166,8 +180,10 @@ def write(exporting: Exporting) -> dict[str, Any]:
 
 
 def located(receipt: Mapping[str, Any], out: Folder) -> dict[str, Any]:
-    """The receipt with the words of Megatron's --data-path: a weight, its tokens, and a prefix for
-    each source that has any."""
+    """Return the receipt with full paths in `data_path`, the words of Megatron's --data-path.
+
+    For each source with documents, the words are its weight (its tokens) and its prefix.
+    """
     words = receipt["data_path"]
     return {
         **receipt,
@@ -176,7 +192,7 @@ def located(receipt: Mapping[str, Any], out: Folder) -> dict[str, Any]:
 
 
 def said(result: Mapping[str, Any]) -> list[str]:
-    """What was made, and Megatron's --data-path."""
+    """Return a line that describes the export, and a line with Megatron's --data-path."""
     made = (
         f"{result['documents']:,} {result['what']}, {result['tokens']:,} tokens ({result['dtype']})"
     )
@@ -213,13 +229,13 @@ def _rows(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
                 shard.arrays["tokens"].reshape(-1), np.full(shard.rows, shard.seq_length, np.int64)
             )
         report(0, shard.size, shard.rows * shard.seq_length, 0)
-        return 0  # `check` says what rows lack
+        return 0  # `check` has already warned of the information that rows lose.
 
     return one_by_one(append)
 
 
 def prefixes(sources: Sequence[str]) -> list[str]:
-    """The names of the sources' pairs, NAME_document, as files can be called; no two alike."""
+    """Return a unique prefix NAME_document for each source that is valid as a file name."""
     names: list[str] = []
     for i, source in enumerate(sources):
         name = re.sub(r"^[.-]|[^\w.-]", "_", source)[:_MOST_NAME]

@@ -1,6 +1,4 @@
-"""A dataset as Parquet: packed rows, a file for each shard, in one of the forms of `columns`.
-
-Rows of a shard → Arrow tables, in one of three forms.
+"""Export a dataset as Parquet files of packed rows, one per shard, in a form of `columns`.
 
 nemo   what the readers of packed sequences in NVIDIA NeMo and Megatron-Bridge take: `input_ids`, `loss_mask`, `seq_start_id`.
        Of each segment they make inputs [:-1], targets [1:] and mask [:-1]
@@ -30,7 +28,7 @@ from packprep.format.json_files import encode
 from packprep.storage import Folder, LocalCopy
 
 SLOTS_AT_ONCE = 1 << 20
-"""Slots of a row group, about: what a reader of one row has to decode."""
+"""Approximate number of slots per row group, which a reader of one row must decode."""
 _FULL = (
     "tokens",
     "labels",
@@ -43,18 +41,25 @@ _FULL = (
 TRL_COLUMNS = ("input_ids", "labels", "position_ids", "seq_lengths")
 TOLD_TRL = "TRL: padding_free=True; without it, it silently attends across documents"
 IGNORE_INDEX = -100
-"""The label of what is not trained, in Transformers and PyTorch."""
-_TYPES = {"tokens": "i4", "labels": "i4", "segment_ids": "i4"}  # torch can do little with uint16
+"""Label of untrained slots, in Transformers and PyTorch."""
+# torch supports few operations on uint16.
+_TYPES = {"tokens": "i4", "labels": "i4", "segment_ids": "i4"}
 
 
 def row_groups(rows: int, seq_length: int) -> list[range]:
-    """The rows of each row group."""
+    """Return the rows of each row group."""
     many = max(1, SLOTS_AT_ONCE // seq_length)
     return [range(begin, min(begin + many, rows)) for begin in range(0, rows, many)]
 
 
 def schema_of(columns: str, has_blocks: bool, metadata: dict[bytes, bytes]) -> pa.Schema:
-    """The columns of a form. has_blocks: whether a task is block diffusion."""
+    """Return the schema of a form.
+
+    Args:
+        columns: "nemo", "trl" or "full".
+        has_blocks: Whether a task is block diffusion.
+        metadata: Key-value metadata of the file.
+    """
     i4, u1, f4, name = pa.int32(), pa.uint8(), pa.float32(), pa.string()
     if columns == "nemo":
         types = {"input_ids": i4, "loss_mask": u1, "seq_start_id": i4}
@@ -81,12 +86,16 @@ def _slot_columns(has_blocks: bool) -> tuple[str, ...]:
 
 
 class Joined(NamedTuple):
-    """Segments of rows one after the other, without the rows' padding.
+    """Segments of several rows, concatenated without the rows' padding.
 
-    tokens: int32[Σ lengths], mask: uint8[Σ lengths], 1 where the prediction made at a slot is
-    trained; lengths, begins: int64[segments], what a segment takes of them and where; slots:
-    int64[segments], its length without filling; by_row,
-    segments_by_row: int64[rows + 1], where each row's slots and segments begin.
+    Attributes:
+        tokens: int32[Σ lengths].
+        mask: uint8[Σ lengths], 1 where the prediction of a slot is trained.
+        lengths: int64[segments], entries of each segment, with filling.
+        begins: int64[segments], first entry of each segment.
+        slots: int64[segments], entries of each segment, without filling.
+        by_row: int64[rows + 1], first entry of each row, and the end.
+        segments_by_row: int64[rows + 1], first segment of each row, and the end.
     """
 
     tokens: np.ndarray
@@ -101,10 +110,14 @@ class Joined(NamedTuple):
 def joined(
     dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple: int = 1
 ) -> Joined:
-    """The segments of some rows of a shard, whose row 0 is row `first_row` of the dataset.
+    """Return the segments of some rows of a shard.
 
-    multiple: above 1 a segment is filled up with eos, which is not trained, to a multiple of it and
-    one more.
+    Args:
+        dataset: The dataset.
+        shard: The shard.
+        first_row: Index in the dataset of the shard's row 0.
+        rows: Rows of the shard.
+        multiple: Above 1, untrained eos tokens fill each segment up to one more than a multiple.
     """
     batch = dataset.batch(_numbers(first_row, rows), columns=("tokens", "loss_mask"))
     segments = RowSegments(dataset.facts, [(shard, row) for row in rows])
@@ -127,12 +140,19 @@ def joined(
 def nemo_table(
     dataset: Dataset, shard: Shard, first_row: int, rows: range, multiple: int, schema: pa.Schema
 ) -> tuple[pa.Table, int]:
-    """Segments one after the other, without the row's padding; and how many of them have two eos
-    among their inputs.
+    """Return segments without the rows' padding, and how many have two eos in their inputs.
 
-    multiple: the recipe's pad_seq_to_mult. Above 1 a segment is filled up with eos to a multiple of
-    it and one more, since its last token is no input: what Megatron-Bridge's `pad_seq_to_mult`
-    stores for context parallelism, which takes eos at the end for filling.
+    Above 1, `multiple` fills each segment with eos to one more than a multiple of it, since its
+    last token is not an input. This matches `pad_seq_to_mult` of Megatron-Bridge, for context
+    parallelism, which treats trailing eos as filling.
+
+    Args:
+        dataset: The dataset.
+        shard: The shard.
+        first_row: Index in the dataset of the shard's row 0.
+        rows: Rows of the shard.
+        multiple: The recipe's pad_seq_to_mult.
+        schema: Schema of the table.
     """
     found = joined(dataset, shard, first_row, rows, multiple)
     starts = (found.begins - np.repeat(found.by_row[:-1], np.diff(found.segments_by_row))).astype(
@@ -151,18 +171,19 @@ def nemo_table(
 
 
 def trl_lists(dataset: Dataset, shard: Shard, first_row: int, rows: range) -> list[pa.ListArray]:
-    """The lists of TRL_COLUMNS, int32: segments one after the other, without any padding, for a
-    model that shifts labels.
+    """Return the lists of TRL_COLUMNS, int32, for a model that shifts labels.
 
-    tokens of a row    a   b   c | d   e   f          two segments; c, e and f are trained, so
-    loss_mask          .   1   . | 1   1   .          at the predicting slot, in packprep
-    labels             .   .   c | .   e   f          at the target's own slot; . is -100
-    position_ids       0   1   2 | 0   1   2
-    seq_lengths        3           3
+    Segments are concatenated without padding.
+
+        tokens of a row    a   b   c | d   e   f          two segments; c, e and f are trained, so
+        loss_mask          .   1   . | 1   1   .          at the predicting slot, in packprep
+        labels             .   .   c | .   e   f          at the target's own slot; . is -100
+        position_ids       0   1   2 | 0   1   2
+        seq_lengths        3           3
     """
     found = joined(dataset, shard, first_row, rows)
     labels = np.full(len(found.tokens), IGNORE_INDEX, np.int32)
-    # a segment's last slot is never trained
+    # The last slot of a segment is never trained.
     np.copyto(labels[1:], found.tokens[1:], where=found.mask[:-1] == 1)
     positions = np.arange(len(labels)) - np.repeat(found.begins, found.lengths)
     by_slot = [
@@ -175,7 +196,7 @@ def trl_lists(dataset: Dataset, shard: Shard, first_row: int, rows: range) -> li
 def full_table(
     dataset: Dataset, shard: Shard, first_row: int, rows: range, schema: pa.Schema
 ) -> pa.Table:
-    """All slots of the rows, padding too."""
+    """Return all slots of the rows, including padding, and the rows' segments."""
     names = [
         name for name in schema.names if not name.startswith("segment_") or name == "segment_ids"
     ]
@@ -216,14 +237,19 @@ COMPRESSION, LEVEL = "zstd", 3
 
 
 def file_name(columns: str, shard: int) -> str:
-    """NNNNNN.idx.parquet, by which Megatron-Bridge knows packed sequences; NNNNNN.parquet in other
-    forms."""
+    """Return NNNNNN.idx.parquet for "nemo", otherwise NNNNNN.parquet.
+
+    Megatron-Bridge recognizes packed sequences by the former.
+    """
     return f"{shard:06d}.{'idx.' if columns == 'nemo' else ''}parquet"
 
 
 def check(exporting: Exporting) -> None:
-    """RecipeError where a reader that shifts would train on the wrong targets; what else it reads
-    differently is said."""
+    """Check that the form's readers train on the right targets, and print warnings.
+
+    Raises:
+        RecipeError: If a reader that shifts labels would train on the wrong targets.
+    """
     if exporting.form == "trl":
         refuse_for_trl(exporting, "--columns trl", TOLD_TRL)
     if exporting.form != "nemo":
@@ -243,9 +269,16 @@ def check(exporting: Exporting) -> None:
 
 
 def refuse_for_trl(exporting: Exporting, option: str, told: str) -> None:
-    """RecipeError for what TRL_COLUMNS cannot say, by the names of tasks; a warning where rows hold
-    several documents.
-    option: what asked for them; told: how their reader is told to keep documents apart."""
+    """Check that TRL_COLUMNS can express the tasks, and warn if rows have several documents.
+
+    Args:
+        exporting: The export.
+        option: The option that selects this form, for error messages.
+        told: The trainer's option that keeps documents apart.
+
+    Raises:
+        RecipeError: If a task predicts the same position or attends bidirectionally to its prefix.
+    """
     in_place, prefix = _not_causal(exporting.manifest)
     for names, what in ((in_place, "predict in place"), (prefix, "see their prefixes both ways")):
         if names:
@@ -262,15 +295,14 @@ def refuse_for_trl(exporting: Exporting, option: str, told: str) -> None:
 
 
 def _not_causal(manifest: Manifest) -> tuple[list[str], list[str]]:
-    """The names of the tasks that predict in place, and of those that see their prefix both
-    ways."""
+    """Return the names of the same-position tasks and of the tasks with a bidirectional prefix."""
     tasks = drawn_tasks(manifest)
     in_place = [task["name"] for task in tasks if is_in_place(task)]
     return in_place, [task["name"] for task in tasks if RULES[task["attention"]].ahead == "prefix"]
 
 
 def write(exporting: Exporting) -> dict[str, Any]:
-    """Write the files; gives what the receipt says of them: rows, files."""
+    """Write the files, and return their part of the receipt: rows and files."""
     written = dict(
         each_shard(exporting, _setup, exporting.out, exporting.form, workers=exporting.workers)
     )
@@ -286,7 +318,7 @@ def write(exporting: Exporting) -> dict[str, Any]:
 
 
 def said(result: Mapping[str, Any]) -> list[str]:
-    """What was made."""
+    """Return a line that describes the export."""
     return [f"{result['rows']:,} rows, columns {result['columns']}"]
 
 
@@ -339,8 +371,7 @@ def _setup(local: LocalCopy, manifest: Manifest, out: Folder, columns: str) -> D
 
 
 def _standing(out: Folder, name: str, schema: pa.Schema, rows: int) -> dict[str, Any] | None:
-    """What the receipt says of a file that an export that stopped left whole; None where it is to
-    be made."""
+    """Return the receipt's entry of a file that an interrupted export completed, or None."""
     if not out.exists(name):
         return None
     data = out.read(name)
@@ -370,7 +401,7 @@ def _file(name: str, data: Any, rows: int, inside: int) -> dict[str, Any]:
 
 
 def _metadata(manifest: Manifest, columns: str, shard: int) -> Mapping[str, Any]:
-    """What a file says of itself."""
+    """Return the metadata of a file."""
     return {
         "columns": columns,
         "dataset": manifest["digest"],

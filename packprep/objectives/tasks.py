@@ -181,7 +181,11 @@ def resolve(
 
 
 def _check_sentinels(task: Task) -> None:
-    """Check that there are enough sentinels for the shortest segments."""
+    """Check that there are enough sentinels.
+
+    Raises:
+        RecipeError: If there are too few for the shortest segments.
+    """
     if not task.objective.sentinels:
         return
     fewest, sentinels = task.objective.sentinels(task.parameters, SHORTEST), task.ids.sentinels
@@ -193,7 +197,12 @@ def _check_sentinels(task: Task) -> None:
 
 
 def _check_packing(recipe: Recipe, task: Task) -> None:
-    """Check that the recipe's packing suits the task."""
+    """Check that the recipe's packing suits the task.
+
+    Raises:
+        RecipeError: If packing is by concat and the task adds a variable number of slots. Also if
+            rows have an encoder and a decoder sequence and the task has no prefix.
+    """
     place = f"task {task.name!r}"
     if recipe.packing.algorithm == "concat" and not task.objective.constant:
         raise RecipeError(
@@ -213,7 +222,11 @@ def _check_packing(recipe: Recipe, task: Task) -> None:
 
 
 def _check_roles(task: Task) -> None:
-    """Check that the vocabulary has the special tokens that the task writes."""
+    """Check that the vocabulary has the special tokens that the task writes.
+
+    Raises:
+        RecipeError: If one is missing.
+    """
     roles = task.objective.roles(task.parameters) if task.objective.roles else ()
     missing = sorted(role for role in roles if role_id(task.ids, role) < 0)
     if missing:
@@ -223,7 +236,11 @@ def _check_roles(task: Task) -> None:
 
 
 def _check_capacity(recipe: Recipe, task: Task) -> None:
-    """Check that the shortest rows can hold the two parts of a cut document."""
+    """Check that the shortest rows can hold the two parts of a cut document.
+
+    Raises:
+        RecipeError: If they cannot.
+    """
     documents, sides = recipe.documents, recipe.packing.sides
     bos, eos = int(documents.prepend_bos), int(documents.eos_after_document)
     shortest = replace(recipe, seq_length=recipe.lengths[0])
