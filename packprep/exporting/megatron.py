@@ -235,7 +235,7 @@ def _rows(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> Do:
 
 
 def prefixes(sources: Sequence[str]) -> list[str]:
-    """Return a unique prefix NAME_document for each source that is valid as a file name."""
+    """Return a prefix NAME_document for each source, valid as a file name and numbered if taken."""
     names: list[str] = []
     for i, source in enumerate(sources):
         name = re.sub(r"^[.-]|[^\w.-]", "_", source)[:_MOST_NAME]

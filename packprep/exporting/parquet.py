@@ -1,11 +1,13 @@
 """Export a dataset as Parquet files of packed rows, one per shard, in a form of `columns`.
 
-nemo   what the readers of packed sequences in NVIDIA NeMo and Megatron-Bridge take: `input_ids`, `loss_mask`, `seq_start_id`.
-       Of each segment they make inputs [:-1], targets [1:] and mask [:-1]
-       (`GPTSFTPackedDataset.collate_fn` and `_build_loss_mask`): the mask at the predicting slot,
-       where packprep has it too, and nothing across segments.
-trl    what TRL's SFTTrainer takes of a packed dataset: `input_ids`, `labels` that Transformers shifts, `seq_lengths`.
-full   the loader's columns at every slot, labels among them, and what the row's segments are. Nothing is to be shifted.
+- `nemo` has `input_ids`, `loss_mask` and `seq_start_id`, for the packed-sequence readers of NVIDIA
+  NeMo and Megatron-Bridge. They make inputs [:-1], targets [1:] and mask [:-1] of each segment
+  (`GPTSFTPackedDataset.collate_fn` and `_build_loss_mask`). So the mask is at the predicting slot,
+  as in packprep, and no target crosses a segment.
+- `trl` has `input_ids`, `labels`, `position_ids` and `seq_lengths`, for a packed dataset of TRL's
+  SFTTrainer. Transformers shifts these labels.
+- `full` has the loader's columns at every slot, including pre-shifted labels, and the segments of
+  each row.
 """
 
 from collections.abc import Mapping, Sequence
