@@ -210,7 +210,7 @@ def splash_kernel(
     """
     masks = block_masks(segment_ids, prefix_ends, block, key_segment_ids)
     needed = masks != _EMPTY
-    # MaskInfo is declared to take numpy arrays, but JAX makes such too.
+    # MaskInfo is declared with NumPy arrays, but it takes JAX arrays too.
     reach: Any = _reach(segment_ids, prefix_ends, key_segment_ids)
     by_query = MaskInfo(
         data_next=_next_to_load(needed, needed.shape[1])[None],
