@@ -74,7 +74,7 @@ def source(
 
     Raises:
         ArgumentError: If the dataset is a mixture, if a task needs more than causal attention, or
-            if tasks or documents weight their loss, which torchtitan's loss does not read.
+            if tasks or documents weight their loss. torchtitan's loss reads no weights.
 
     Example:
         SingleDatasetConfig(source=source("packed"), processor=processor())

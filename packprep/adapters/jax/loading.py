@@ -217,9 +217,9 @@ def loader(
     padding fill it up, so that shapes stay the same. A mixture's batches have the columns that the
     tasks of any of its datasets need.
 
-    With names="maxtext", same-position tasks also give the arrays that MaxText's block diffusion
-    reads: `corruption_mask` (1 where the input differs from the text) and `targets_loss_mask`,
-    int32[batch_size, T]. For block-diffusion tasks without `attention`, all arrays hold only x_t,
+    With names="maxtext", same-position tasks also give the two masks that MaxText's block diffusion
+    reads, int32[batch_size, T] each. `corruption_mask` is 1 where the input differs from the text,
+    and `targets_loss_mask` is 1 where a slot is trained. For block-diffusion tasks without `attention`, all arrays hold only x_t,
     int32[batch_size, T/2]. Later blocks attend to earlier blocks in their noised form there.
 
     With names="seqio", a batch has the arrays of `packprep.dataset.encoder_decoder.split`,
