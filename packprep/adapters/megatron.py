@@ -225,8 +225,8 @@ def torchtitan(
         nothing is trained.
 
     Raises:
-        ArgumentError: If an argument is invalid, if a task needs more than causal attention, or if tasks
-            or documents weight their loss. torchtitan's loss reads no weights.
+        ArgumentError: If an argument is invalid, if a task needs more than causal attention, or if
+            tasks or documents weight their loss. torchtitan's loss reads no weights.
         DatasetError: If the dataset is missing or damaged.
 
     Example:
