@@ -220,8 +220,8 @@ def loader(
     With names="maxtext", same-position tasks also give the two masks that MaxText's block diffusion
     reads, int32[batch_size, T] each. `corruption_mask` is 1 where the input differs from the text,
     and `targets_loss_mask` is 1 where a slot is trained. For block-diffusion tasks without
-    `attention`, all arrays contain only x_t and have shape [batch_size, T/2]. Later blocks attend to
-    earlier blocks in their noised form there.
+    `attention`, all arrays contain only x_t and have shape [batch_size, T/2]. Later blocks attend
+    to earlier blocks in their noised form there.
 
     With names="seqio", a batch has the arrays of `packprep.dataset.encoder_decoder.split`,
     [batch_size, encoder_length] and [batch_size, T − encoder_length]. The dataset must have
