@@ -1,54 +1,23 @@
-"""Docstrings for the pages of the API: the words on a parameter, `name: what it is`, become an item
-of a list.
-
-An extension of griffe, which mkdocs.yml names. Docstrings are prose, and their examples indented,
-which Markdown shows as they are; only parameters that follow one another in a paragraph would run
-together.
-"""
+"""An extension of griffe, which mkdocs.yml names: show the examples of docstrings as code."""
 
 import re
 
 import griffe
 
-
-class Parameters(griffe.Extension):
-    """Works on the docstrings of functions, and of classes with the parameters of their `__init__`
-    and their attributes."""
-
-    def on_function(self, *, func: griffe.Function, **rest) -> None:
-        if func.docstring:
-            func.docstring.value = listed(
-                func.docstring.value, [parameter.name for parameter in func.parameters]
-            )
-
-    def on_class(self, *, cls: griffe.Class, **rest) -> None:
-        init = cls.members.get("__init__")
-        names = (
-            [parameter.name for parameter in init.parameters]
-            if isinstance(init, griffe.Function)
-            else []
-        )
-        if cls.docstring:
-            cls.docstring.value = listed(cls.docstring.value, [*names, *cls.members])
+_EXAMPLE = re.compile(r"^Example:\n((?:    .*\n?|\n(?=    ))+)", re.M)
 
 
-def listed(text: str, names: list[str]) -> str:
-    """The text of a docstring with `a: …`, and `a, b: …`, of the names as items of lists, and
-    "Raises …" as a paragraph."""
-    known = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-    if not known:
-        return text
-    begin = re.compile(rf"(?:^|(?<=[.;]) )((?:{known})(?:,? (?:{known}))*): ", re.M)
-    paragraphs = []
-    for paragraph in re.split(r"\n\n+", text):
-        if not paragraph.startswith("    ") and begin.search(paragraph):
-            paragraph = begin.sub(_item, paragraph)
-            paragraph = re.sub(r"(?<=[.)]) (?=Raises )|\n(?=Raises )", "\n\n", paragraph)
-            before, mark, items = paragraph.partition("\n- ")
-            paragraph = before.rstrip() + ("\n\n- " if before.strip() else "- ") + items
-        paragraphs.append(paragraph.strip("\n"))
-    return "\n\n".join(paragraphs)
+class Examples(griffe.Extension):
+    """Fences the `Example:` sections of docstrings."""
+
+    def on_object(self, *, obj: griffe.Object, **rest) -> None:
+        if obj.docstring:
+            obj.docstring.value = _EXAMPLE.sub(fenced, obj.docstring.value)
 
 
-def _item(match: re.Match[str]) -> str:
-    return "\n- " + re.sub(r"\w+", r"`\g<0>`", match[1]) + ": "
+def fenced(match: re.Match[str]) -> str:
+    """Return an example with its code in a fence; one that begins with a sentence stays as it is."""
+    body = match[1].rstrip("\n")
+    if body.split("\n", 1)[0].endswith(":"):
+        return match[0]
+    return f"Example:\n    ```python\n{body}\n    ```\n"

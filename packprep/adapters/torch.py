@@ -504,12 +504,10 @@ def loader(
         pin_memory: Whether to return tensors in page-locked memory, from torch's cache of it. It
             needs an accelerator.
         options: seed, shuffle, epochs, samples, columns, redraw, accelerate, balance and window as
-            in `Dataset.batches`, and the following three.
-        ignore_index: Value of `labels` where loss_mask is False, and of `labels_k` where
-            loss_mask_k is False.
-        tail: For "thd". "segment" makes each run of padding a segment, so that kernels write every
-            slot. "drop" removes padding.
-        names: "packprep" or "seqio".
+            in `Dataset.batches`. Also ignore_index, the value of `labels` where loss_mask is
+            False, and of `labels_k` where loss_mask_k is False. Also tail, for "thd". With
+            "segment", each run of padding is a segment, so that kernels write every slot. With
+            "drop", padding is left out. Also names, "packprep" or "seqio".
 
     Returns:
         A `Loader`, an iterator with `state_dict` and `load_state_dict`.

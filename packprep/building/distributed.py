@@ -146,16 +146,13 @@ def status_of(
     Returns:
         A dict with these keys:
 
-        - shards: Number of shards. None without a plan, while its jobs wait or other seq_lengths
-          of the build are made first.
+        - shards: Number of shards. None while there is no plan yet.
         - done, missing: Number of finished shards, and the numbers of the others.
         - published: True if the dataset is published.
         - array: The array indices, of `array_count`, that would make the missing shards.
-        - jobs: {script, job} for each job that `packprep slurm --submit` submitted, until
-          publication.
+        - jobs: {script, job} of each job that `packprep slurm --submit` submitted.
         - refused: Why a complete build is not published, if too many documents are bad.
-        - redo: The shell command that submits the missing shards and the publication, if
-          `packprep slurm` wrote scripts for this output.
+        - redo: The command that submits the missing work, if `packprep slurm` wrote scripts.
 
     Raises:
         PlanError: If there is no plan and no job that would write one.

@@ -535,8 +535,7 @@ def context_parallel(
 
         - indices, int64: the rank's slots in the padded whole.
         - cu_seqlens, int32: boundaries of the rank's real slots.
-        - cu_seqlens_padded, int32: boundaries of the padded whole. Those of the rank are
-          cu_seqlens_padded // cp_size.
+        - cu_seqlens_padded, int32: boundaries of the padded whole, cp_size times the rank's.
 
     Raises:
         ArgumentError: If the arguments are invalid, or given segments do not have such lengths.

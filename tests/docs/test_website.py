@@ -50,19 +50,15 @@ def test_a_drawing_stands_in_its_page_without_a_colour_of_its_own():
     assert "\n\n" not in made, "an empty line would end the block of HTML"
 
 
-def test_words_on_parameters_become_items():
+def test_examples_of_docstrings_become_code():
     pytest.importorskip("griffe", reason="griffe is not installed: pip install '.[docs]'")
-    listed = module("docstrings").listed
-    text = (
-        "What it gives.\n\nio: how. a, b: both, by `c`: all. Raises E if not.\n\n    table io:"
-        " x\n\nMore: none."
-    )
-    assert (
-        listed(text, ["a", "b", "c", "io"])
-        == "What it gives.\n\n- `io`: how.\n- `a`, `b`: both, by `c`: all.\n\nRaises E if not.\n\n "
-        "   table io: x\n\nMore: none."
-    )
-    assert listed(text, []) == text
+    docstrings = module("docstrings")
+    text = "What it does.\n\nExample:\n    a = f()\n\n    b = a[\"x\"]\n\nMore."
+    code = "    ```python\n    a = f()\n\n    b = a[\"x\"]\n    ```\n"
+    found = docstrings._EXAMPLE.sub(docstrings.fenced, text)
+    assert found == f"What it does.\n\nExample:\n{code}\nMore."
+    told = "Example:\n    Two tokens:\n\n        a, b\n"
+    assert docstrings._EXAMPLE.sub(docstrings.fenced, told) == told
 
 
 @pytest.mark.skipif(
