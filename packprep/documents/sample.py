@@ -721,6 +721,9 @@ def look_at_tokens(
             if precise or stored <= PIECE_TEXT_BYTES
             else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
         )
+        format, compression = source.formats[int(found.file[0])]
+        if position_of(format, compression) == "stream":  # one step of a compressed file, at least
+            hi = max(hi, -(-weight // -(-stored // source.step_bytes)))
         (part,) = source.slices_of(piece, 0, 0, hi, weight)
         count = of_piece = bad = 0
         fields = Fields.of(source.source) if settings.loss_spans == "use" else None
@@ -741,10 +744,8 @@ def look_at_tokens(
                     bad + tally.count(of_batch, [*batch.rejects, *own], part.path),
                 )
         tally.add_unit(of_piece, bad, of_piece, bad)
-        per_token, all_of_it = (
-            bytes_per_token(part, source.source.text_key),
-            documents < HELD_DOCUMENTS and hi == weight,
-        )
+        all_of_it = documents < HELD_DOCUMENTS and hi == weight
+        per_token = None if all_of_it else bytes_per_token(part, source.source.text_key, fields)
         looked_at.append(
             held_by(source, [piece]) if all_of_it or not per_token else count * per_token
         )

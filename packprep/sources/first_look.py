@@ -35,6 +35,8 @@ from packprep.sources.formats.fields import (
     is_message,
 )
 from packprep.sources.formats.jsonl import BOM
+from packprep.sources.formats.token_masks import MASKS
+from packprep.sources.formats.token_rows import COLUMNS
 from packprep.storage import is_url
 
 _KINDS_OF_VALUES: dict[type, str] = {
@@ -99,8 +101,8 @@ _MARKS = {
 }
 """Byte order marks, longer ones first, because both UTF-16LE and UTF-32LE start with FF FE."""
 _OTHER_KEY = (
-    "set text_key (--text-key) to the key that holds the text; lists of token ids are read from"
-    ' Parquet and Arrow files, with format = "tokens"'
+    "set text_key (--text-key) to the key that holds the text; lists of token ids are read with"
+    ' format = "tokens"'
 )
 IN_MESSAGES = "special_text in messages"
 """The reason `special_text` in conversations, which needs other advice than in texts."""
@@ -116,7 +118,7 @@ _ADVICE = {
         "write numbers of at least 0 as weight, rename the field, or set documents.loss_spans ="
         ' "ignore" to read the texts alone'
     ),
-    "not_tokens": "give lists of token ids without nulls",
+    "not_tokens": "give lists of integers without nulls, or the key that holds them as text_key",
     "id_out_of_range": "give the tokenizer that its ids are of",
     "tokenizer_error": (
         "give a tokenizer that takes any text: one with an unknown token, or of bytes"
@@ -302,6 +304,10 @@ def _mistake(
             )
         return ""
     lines = begin.removeprefix(BOM).lstrip()
+    if found := _mistake_of_line_ends(lines):
+        return found
+    if FORMATS[format].holds == "tokens":
+        return _mistake_of_token_lines(source, lines, whole, path, settings)
     return _mistake_of_lines(
         source, lines, whole, messages, path, settings, template, kinds, beyond
     )
@@ -499,6 +505,75 @@ def _mistake_beside_texts(
     return ""
 
 
+def _mistake_of_line_ends(begin: bytes) -> str:
+    """Return what is mistaken about a file with no object a line; "" where nothing is seen to be."""
+    if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{":
+        return (
+            "it is one JSON array, and JSONL is one object a line: rewrite it, as by jq -c '.[]'"
+            " FILE > FILE.jsonl"
+        )
+    if begin.split(b"\n", 1)[0].strip() == b"{":
+        return (
+            "its objects take several lines, and JSONL is one object a line: rewrite it, as by jq"
+            " -c . FILE > FILE.jsonl"
+        )
+    return ""
+
+
+def _mistake_of_token_lines(
+    source: Source, begin: bytes, whole: bool, path: str, settings: dict[str, str]
+) -> str:
+    """Return what is mistaken about lines of token ids; "" where nothing is known to be."""
+    lines = begin.split(b"\n")
+    first: dict[str, Any] = {}
+    kinds: Counter[str] = Counter()  # of what stands in place of the ids
+    looked_at = malformed = 0
+    names = COLUMNS if source.text_key == "text" else (source.text_key,)
+    for line in islice(filter(bytes.strip, lines if whole else lines[:-1]), LINES):
+        looked_at += 1
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            malformed += 1
+            continue
+        first = first or document
+        ids = next((document[name] for name in names if name in document), None)
+        if isinstance(ids, list):
+            return ""
+        kinds[_KINDS_OF_VALUES.get(type(ids), "a string")] += ids is not None
+    if looked_at and malformed == looked_at:
+        return (
+            f"none of its first {looked_at} lines is a JSON object:"
+            f" {advice_on('malformed_json', path, begin)}"
+        )
+    wanted = " or ".join(map(repr, names))
+    if kinds.total():
+        return (
+            f"in its first {looked_at} documents the value of {wanted} is {' or '.join(+kinds)},"
+            " not a list of token ids: set text_key (--text-key) to the key that holds them; for"
+            ' text, set format to "auto"'
+        )
+    if not first or malformed:
+        return ""
+    likely = next((key for key, value in first.items() if _are_ids(key, value)), "")
+    if likely:
+        settings["text_key"] = likely
+    example = f", as in text_key = {as_toml(likely)}" if likely else ""
+    return (
+        f"none of its first {looked_at} documents has the key {wanted}; their keys are:"
+        f" {', '.join(map(repr, list(first)[:20]))}. Set text_key (--text-key) to the one that"
+        f" holds the lists of token ids{example}"
+    )
+
+
+def _are_ids(key: str, value: Any) -> bool:
+    """Return whether a record's value may be a list of token ids."""
+    is_list = isinstance(value, list) and bool(value) and key not in MASKS
+    return is_list and all(type(entry) is int for entry in value)
+
+
 def _mistake_of_lines(
     source: Source,
     begin: bytes,
@@ -510,16 +585,6 @@ def _mistake_of_lines(
     kinds: tuple[str, ...],
     beyond: _Beyond,
 ) -> str:
-    if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{":
-        return (
-            "it is one JSON array, and JSONL is one object a line: rewrite it, as by jq -c '.[]'"
-            " FILE > FILE.jsonl"
-        )
-    if begin.split(b"\n", 1)[0].strip() == b"{":
-        return (
-            "its objects take several lines, and JSONL is one object a line: rewrite it, as by jq"
-            " -c . FILE > FILE.jsonl"
-        )
     lines, text_key, fields = begin.split(b"\n"), source.text_key, Fields.of(source)
     beside_texts = text_key, kinds, path, beyond
     if messages and (
@@ -605,6 +670,15 @@ def _mistake_of_lines(
         advised = " and ".join(f"{key} = {as_toml(value)}" for key, value in found.items())
         return f"none of its first {looked_at} documents has the key {text_key!r}; set {advised}"
     likely = max(longest, key=longest.__getitem__, default="")
+    ids: list[int] = next((first[key] for key in COLUMNS if _are_ids(key, first.get(key))), [])
+    # A text with fewer characters than there are ids, such as a name, is not the text of the ids.
+    if len(ids) * looked_at > longest[likely]:
+        settings["format"] = "tokens"
+        return (
+            f"none of its first {looked_at} documents has the key {text_key!r}; their keys are:"
+            f' {keys}. They hold lists of token ids: set format = "tokens", and the tokenizer'
+            " that made them"
+        )
     if longest[likely]:
         settings["text_key"] = likely
     example = f", as in text_key = {as_toml(likely)}" if longest[likely] else ""

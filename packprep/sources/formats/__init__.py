@@ -5,7 +5,7 @@ Each format has one file, and this module is their registry.
 ```
 Slice ─► jsonl, text ─────────────────────┐
          parquet, arrow ─► table ─┬───────┴► Batch (texts, files, positions, rejects, supervision)
-         megatron ────────────────┴────────► Batch (tokens, files, positions, rejects)
+         megatron, token_lines ───┴────────► Batch (tokens, files, positions, rejects)
 compressed: files decompressed, for lines and text
 ```
 
@@ -96,10 +96,10 @@ class FormatModule(Protocol):
     ) -> Callable[[bytes], str | Supervision | tuple[str, str]]:
         """Return a function that maps a line to its text, its fields, or a (reason, detail) pair.
 
-        Only line formats, with position "byte", provide this function.
+        Only formats of text in lines, with position "byte", provide this function.
         """
 
-    def bytes_per_token(self, part: Slice, text_key: str) -> float | None:
+    def bytes_per_token(self, part: Slice, text_key: str, fields: Fields | None) -> float | None:
         """Return the average content size of splits per token in bytes, or None if it is unknown.
 
         Only token formats provide this function.
@@ -177,16 +177,18 @@ class Format:
         return np.minimum(sizes, 1) if compression else -(-sizes // piece_bytes)
 
 
+_LINES = (".jsonl", ".ndjson", ".json")
 _PARQUET, _ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
 _LISTS = (
-    "Parquet files (.parquet, .pq), Arrow files (.arrow, .feather, .ipc) and folders of Hugging"
-    ' Face datasets. Write the tokens as one of these; for Megatron\'s files say "megatron"'
+    "JSON Lines (.jsonl, .ndjson, .json; with .gz or .zst), Parquet files (.parquet, .pq), Arrow"
+    " files (.arrow, .feather, .ipc) and folders of Hugging Face datasets. Write the tokens as one"
+    ' of these; for Megatron\'s files say "megatron"'
 )
 _PAIRS = "pairs of a .bin and an .idx file. Name one of the two, or set format to what the file is"
 FORMATS = {
     format.name: format
     for format in (
-        Format("jsonl", (".jsonl", ".ndjson", ".json"), "jsonl", "byte", json=True),
+        Format("jsonl", _LINES, "jsonl", "byte", json=True),
         Format("parquet", _PARQUET, "parquet", "number"),
         Format("arrow", _ARROW, "arrow", "number"),
         Format("text", (), "text", "whole"),
@@ -202,6 +204,16 @@ FORMATS = {
         ),
         Format("parquet_tokens", _PARQUET, "parquet", "number", "tokens", "tokens", _LISTS),
         Format("arrow_tokens", _ARROW, "arrow", "number", "tokens", "tokens", _LISTS),
+        Format(
+            "jsonl_tokens",
+            _LINES,
+            "token_lines",
+            "byte",
+            "tokens",
+            "tokens",
+            only=_LISTS,
+            json=True,
+        ),
     )
 }
 """Maps names to formats. A file has the first format whose endings match its name."""
@@ -334,12 +346,12 @@ def bytes_of_pieces(
     return own.module.pieces(path, size, text_key, own.holds == "tokens", piece_bytes)
 
 
-def bytes_per_token(part: Slice, text_key: str) -> float | None:
-    """Return the content bytes per token of a work range's file or record batch.
+def bytes_per_token(part: Slice, text_key: str, fields: Fields | None = None) -> float | None:
+    """Return the content bytes per token of a work range's file, record batch, or lines.
 
     Return None if this is unknown.
     """
-    return FORMATS[part.format].module.bytes_per_token(part, text_key)
+    return FORMATS[part.format].module.bytes_per_token(part, text_key, fields)
 
 
 def read(

@@ -214,7 +214,7 @@ class Slice(NamedTuple):
     path: str
     file: int  # index into the plan's files
     size: int  # bytes of the file, or of the pair of files, when it was planned
-    format: str  # jsonl | parquet | arrow | text | megatron | parquet_tokens | arrow_tokens
+    format: str  # a name of FORMATS
     compression: str  # "" | gzip | zstd
     piece: int  # index of the split within the file
     lo: int
@@ -334,6 +334,11 @@ def too_large(n_bytes: int | None = None) -> tuple[str, str]:
     """Return the reject reason and detail of a document larger than MAX_DOCUMENT_BYTES."""
     size = "more than" if n_bytes is None else f"{n_bytes} bytes; at most"
     return "too_large", f"{size} {MAX_DOCUMENT_BYTES} bytes"
+
+
+def too_large_line() -> tuple[str, str]:
+    """Return the reason and detail of a line beyond MAX_LINE_BYTES."""
+    return "too_large", f"a line of more than {MAX_LINE_BYTES} bytes"
 
 
 def large_text(text: str) -> tuple[str, str] | None:

@@ -43,6 +43,7 @@ from packprep.sources.formats.batch import (
     kept,
     large_text,
     open_source,
+    too_large_line,
 )
 from packprep.sources.formats.compressed import AT_ONCE_BYTES, Block, Cursor, Decoders
 from packprep.sources.formats.fields import Fields, field_at, refused
@@ -151,20 +152,9 @@ _values = json.JSONDecoder(parse_int=read_integer)
 
 def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> Outcome:
     """Return the result of `line_decoder` for any line, with an exact reject reason."""
-    try:
-        source = line.decode()
-    except UnicodeDecodeError as error:
-        return invalid_utf8(error, "line")
-    if nested_too_deep(line):
-        return "malformed_json", f"nested deeper than {MAX_NESTING} levels"
-    try:
-        # Numbers are only parsed if they are needed, because Python refuses very long ones.
-        read_int, read_float = (read_integer, float) if fields else (len, len)
-        record = json.loads(source, parse_int=read_int, parse_float=read_float)
-    except ValueError:
-        return "malformed_json", f"not JSON; the line begins {ascii(source[:60])}"
-    if not isinstance(record, dict):
-        return "malformed_json", f"the line is {_kind(record)}, not an object"
+    record = parse_object(line, has_numbers=fields is not None)
+    if isinstance(record, tuple):
+        return record
     value, text = partial(_value, record, text_key), field_at(record, text_key)
     spans = layout = None
     if fields:
@@ -175,13 +165,9 @@ def decode_slowly(line: bytes, text_key: str, fields: Fields | None = None) -> O
         if layout and (text is None or fields.format != "auto"):
             return fields.of_layout(layout, None, spans, value)
     if text is None and text_key not in record:
-        keys = ", ".join(ascii(key[:40]) for key in list(record)[:8])
-        return (
-            "missing_text",
-            f"no key {ascii(text_key[:40])}; the line's keys are: {keys or 'none'}",
-        )
+        return "missing_text", without_keys(record, text_key)
     if not isinstance(text, str):
-        return "not_a_string", f"the value of {ascii(text_key[:40])} is {_kind(text)}"
+        return "not_a_string", f"the value of {ascii(text_key[:40])} is {kind_of(text)}"
     if not text.isascii() and (found := SURROGATE.search(text)):
         return (
             "lone_surrogate",
@@ -199,7 +185,37 @@ def _value(record: dict[str, Any], text_key: str, key: str) -> Any:
     return None if key == text_key else field_at(record, key)
 
 
-def _kind(value: object) -> str:
+def parse_object(line: bytes, has_numbers: bool) -> dict[str, Any] | tuple[str, str]:
+    """Return the object of a line, or the reason and detail of a line that has none.
+
+    has_numbers: whether numbers are read.
+    """
+    try:
+        source = line.decode()
+    except UnicodeDecodeError as error:
+        return invalid_utf8(error, "line")
+    if nested_too_deep(line):
+        return "malformed_json", f"nested deeper than {MAX_NESTING} levels"
+    try:
+        # Numbers are not read where none is needed: Python refuses very long ones.
+        read_int, read_float = (read_integer, float) if has_numbers else (len, len)
+        record = json.loads(source, parse_int=read_int, parse_float=read_float)
+    except ValueError:
+        return "malformed_json", f"not JSON; the line begins {ascii(source[:60])}"
+    if not isinstance(record, dict):
+        return "malformed_json", f"the line is {kind_of(record)}, not an object"
+    return record
+
+
+def without_keys(record: dict[str, Any], *wanted: str) -> str:
+    """Return the detail of a record that has none of the wanted keys."""
+    keys = ", ".join(ascii(key[:40]) for key in list(record)[:8])
+    names = " or ".join(ascii(key[:40]) for key in wanted)
+    return f"no key {names}; the line's keys are: {keys or 'none'}"
+
+
+def kind_of(value: object) -> str:
+    """Return what a value of JSON is, in words."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -409,7 +425,7 @@ def read(
         block: Factory of the decoder of many lines. It must behave like `block_decoder`.
     """
     decode_block, batch = block(text_key, fields), BatchBuilder(part.file)
-    for lines in _part_lines(part, keep, decoders):
+    for lines in part_lines(part, keep, decoders):
         all_wanted = keep is None
         if not all_wanted:
             wanted = kept(keep, part.file, lines.positions, lines.stored_sizes)
@@ -432,9 +448,7 @@ def _add_one_by_one(
     for i, position in enumerate(lines.positions.tolist()):
         line = lines.line(i)
         if line is None:
-            batch.reject(
-                position, "too_large", f"a line of more than {limits.MAX_LINE_BYTES} bytes"
-            )
+            batch.reject(position, *too_large_line())
         elif isinstance(outcome := decode(line), tuple):
             batch.reject(position, *outcome)
         else:
@@ -443,7 +457,7 @@ def _add_one_by_one(
             yield from batch.take()
 
 
-def _part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[Lines]:
+def part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[Lines]:
     """Yield the lines of a work range.
 
     A Choice is first called with the lines of the split before the work range.

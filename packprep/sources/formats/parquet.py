@@ -21,7 +21,6 @@ from packprep.sources.formats.batch import (
 from packprep.sources.formats.compressed import Decoders
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.table import (
-    COLUMNS,
     REPEATED_BYTES,
     SLICE_LISTS,
     SLICE_ROWS,
@@ -32,6 +31,7 @@ from packprep.sources.formats.table import (
     read_lists,
     read_rows,
 )
+from packprep.sources.formats.token_rows import COLUMNS
 from packprep.storage import is_url
 
 # Bytes of a column that are buffered. Without this limit, pyarrow reads a row group's whole column.
@@ -62,7 +62,7 @@ def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) 
         return held
 
 
-def bytes_per_token(part: Slice, text_key: str) -> float:
+def bytes_per_token(part: Slice, text_key: str, fields: Fields | None) -> float:
     """Return TOKEN_TEXT_BYTES, the size that `pieces` assumes per token."""
     return float(TOKEN_TEXT_BYTES)
 

@@ -13,21 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packprep.dataset.boundaries import offsets_of
 from packprep.errors import SourceError
 from packprep.format import LFS_POINTER, open_file
 from packprep.recipe import as_toml
 from packprep.sources.formats import batch as limits
 from packprep.sources.formats.batch import (
     LOSS_SPANS,
-    MAX_DETAIL,
     MEDIA,
     TOKEN_TEXT_BYTES,
     Batch,
     BatchBuilder,
-    IdLists,
     Keep,
-    Reject,
     Supervision,
     are_too_long,
     invalid_utf8,
@@ -43,16 +39,20 @@ from packprep.sources.formats.fields import (
     UNREAD_MEDIA,
     Fields,
     Layout,
-    bad_weight,
     instead_of_text,
     is_message,
-    is_missing,
     of_table,
     refused,
-    weight_of,
 )
 from packprep.sources.formats.jsonl import nested_too_deep, read_integer
-from packprep.sources.formats.token_masks import BAD_MASK, MASKS, masked
+from packprep.sources.formats.token_masks import BAD_MASK, MASKS
+from packprep.sources.formats.token_rows import (
+    COLUMNS,
+    TokenRows,
+    batch_of_rows,
+    not_as_long,
+    row_weights,
+)
 
 SLICE_ROWS = 1 << 14  # rows processed at once
 REPEATED_BYTES = 128 << 20  # maximum bytes of these rows after a dictionary is expanded
@@ -646,7 +646,6 @@ def _parsed(value: Any, kind: pa.DataType) -> Any:
 
 
 SLICE_LISTS = 1 << 16  # rows processed at once
-COLUMNS = ("input_ids", "tokens")  # default columns, used while text_key has its default
 
 
 def find_token_column(path: str, schema: pa.Schema, text_key: str) -> int:
@@ -770,7 +769,8 @@ def _batch(
     Rows without valid tokens, or with too many of them, become rejects. `beside` contains the rows'
     weights and masks, if they exist.
     """
-    weights, refused = _row_weights(beside.get("weight"))
+    of_rows = beside.get("weight")
+    weights, refused = row_weights([] if of_rows is None else of_rows.to_pylist())
     if rows.null_count:
         missing = np.flatnonzero(rows.is_null().to_numpy(zero_copy_only=False))
         refused |= dict.fromkeys(missing.tolist(), ("not_tokens", "the value is null"))
@@ -780,8 +780,7 @@ def _batch(
     for key, values in masks.items():
         of_mask = list_lengths(values)
         for i in np.flatnonzero(of_mask != lengths).tolist():
-            detail = f"{key} has {of_mask[i]} entries for {lengths[i]} tokens"
-            refused.setdefault(i, (BAD_MASK, detail))
+            refused.setdefault(i, not_as_long(key, of_mask[i], lengths[i]))
     used = np.ones(len(rows), np.bool_)
     used[list(refused)] = False
     ids, bad = _flat(rows, used, lengths)
@@ -791,55 +790,9 @@ def _batch(
         flat_masks[key], bad = _flat(values, used, lengths)
         for i, (_, detail) in bad.items():
             refused.setdefault(i, (BAD_MASK, f"{key}: {detail}"))
-    # The flat arrays still contain rows with a null entry, and masks may refuse more rows.
-    numbers, offsets = np.flatnonzero(used), offsets_of(lengths[used])
-    is_kept, token_weights = np.ones(len(ids), np.bool_), None
-    if flat_masks:
-        is_kept, token_weights, by_masks = masked(ids, offsets, flat_masks)
-        for i, problem in by_masks.items():
-            refused.setdefault(int(numbers[i]), problem)
-    good = np.ones(len(rows), np.bool_)
-    good[list(refused)] = False
-    is_kept = is_kept & np.repeat(good[used], lengths[used])
-    if not is_kept.all():
-        counts = np.bincount(np.repeat(np.arange(len(numbers)), lengths[used])[is_kept])
-        kept_lengths = np.zeros(len(numbers), np.int64)
-        kept_lengths[: len(counts)] = counts
-        ids, offsets = ids[is_kept], offsets_of(kept_lengths[good[used]])
-        token_weights = None if token_weights is None else token_weights[is_kept]
-    rejects = [
-        Reject(file, int(positions[i]), refused[i][0], refused[i][1][:MAX_DETAIL])
-        for i in sorted(refused)
-    ]
-    count, number = int(good.sum()), np.cumsum(good) - 1
-    is_all_trained = token_weights is None or bool((token_weights == 1).all())
-    return Batch(
-        [],
-        np.full(count, file, np.int32),
-        positions[good],
-        rejects,
-        {},
-        IdLists(ids, offsets),
-        {int(number[i]): weight for i, weight in weights.items() if good[i]},
-        None if is_all_trained else token_weights,
-    )
-
-
-def _row_weights(
-    column: pa.Array | None,
-) -> tuple[dict[int, float], dict[int, tuple[str, str]]]:
-    """Return all row weights other than 1, and reject reasons for rows with invalid weights."""
-    weights: dict[int, float] = {}
-    refused: dict[int, tuple[str, str]] = {}
-    for i, value in enumerate([] if column is None else column.to_pylist()):
-        if is_missing(value) or (value == 1 and value is not True):
-            continue
-        weight = weight_of(value)
-        if weight is None:
-            refused[i] = bad_weight(value)
-        else:
-            weights[i] = weight
-    return weights, refused
+    # The flat arrays still contain rows with a null entry.
+    rows_of_ids = TokenRows(lengths, used, ids, flat_masks, {}, weights, refused)
+    return batch_of_rows(file, positions, rows_of_ids)
 
 
 def _flat(

@@ -8,6 +8,8 @@ loss_weights      1   1   1  .5  .5   1   1     multiply the others
 """
 
 from collections.abc import Mapping
+from itertools import combinations
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -30,13 +32,21 @@ class MaskedTokens(NamedTuple):
     refused: dict[int, tuple[str, str]]  # document → reason and detail
 
 
-def masked(ids: np.ndarray, offsets: np.ndarray, masks: Mapping[str, np.ndarray]) -> MaskedTokens:
+def masked(
+    ids: np.ndarray,
+    offsets: np.ndarray,
+    masks: Mapping[str, np.ndarray],
+    given: Mapping[str, np.ndarray] = MappingProxyType({}),
+) -> MaskedTokens:
     """Read the masks of documents.
 
     Args:
         ids: Integers, [tokens], the ids of all documents.
         offsets: int64[D + 1], start of each document in `ids`.
-        masks: Maps a name in MASKS to its values, [tokens], as integers, bools or floats.
+        masks: Maps a name in MASKS to its values, [tokens], as integers, bools or floats. A
+            document without the mask has 1, or its ids as labels.
+        given: Maps a name to bool[tokens], True in documents that have this mask. All documents
+            have the masks that are not in it.
 
     Returns:
         The kept tokens, their weights, and the documents that cannot be used.
@@ -74,18 +84,18 @@ def masked(ids: np.ndarray, offsets: np.ndarray, masks: Mapping[str, np.ndarray]
             values = masks[name]
             refuse(is_kept & (values != 0) & (values != 1), f"{name} is neither 0 nor 1")
             trained[name] = values == 1
-    names = list(trained)
-    for name in names[1:]:
-        differs = is_kept & (trained[name] != trained[names[0]])
-        refuse(differs, f"{names[0]} and {name} contradict each other")
+    for first, other in combinations(trained, 2):
+        differs = is_kept & (trained[first] != trained[other])
+        differs = differs & given.get(first, True) & given.get(other, True)
+        refuse(differs, f"{first} and {other} contradict each other")
     weights = np.ones(len(ids), np.float32)
     if WEIGHTS in masks:
         values = masks[WEIGHTS].astype(np.float64)
         is_weight = (values >= 0) & (values <= np.finfo(np.float32).max)
         refuse(is_kept & ~is_weight, f"{WEIGHTS} is no finite number of at least 0")
         weights = np.where(is_weight, values, 0).astype(np.float32)
-    if names:
-        weights = np.where(trained[names[0]], weights, np.float32(0))
+    for is_trained in trained.values():
+        weights = np.where(is_trained, weights, np.float32(0))
     return MaskedTokens(is_kept, weights, refused)
 
 

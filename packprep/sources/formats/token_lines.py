@@ -1,0 +1,289 @@
+"""JSON Lines of token ids: a list of ids in each line, and the masks beside it.
+
+{"input_ids": [70, 71, 72], "labels": [-100, 71, 72]}
+
+msgspec finds the lists of a line and leaves their numbers as text. NumPy reads the numbers of many
+lines at once. Python's own decoder reads the lines that are not such records again: it finds the
+reason, or takes what msgspec is too strict about.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from packprep.sources.formats import batch as limits
+from packprep.sources.formats.batch import (
+    Batch,
+    Keep,
+    Slice,
+    kept,
+    slices,
+    too_large_line,
+    too_many_tokens,
+)
+from packprep.sources.formats.compressed import Decoders
+from packprep.sources.formats.fields import Fields
+from packprep.sources.formats.jsonl import (
+    MIN_NESTED_BYTES,
+    Lines,
+    kind_of,
+    nested_too_deep,
+    parse_object,
+    part_lines,
+    without_keys,
+)
+from packprep.sources.formats.token_masks import BAD_MASK, LABELS, MASKS, WEIGHTS
+from packprep.sources.formats.token_rows import (
+    COLUMNS,
+    TokenRows,
+    batch_of_rows,
+    not_as_long,
+    row_weights,
+)
+
+WEIGHT = "weight"
+_INTEGERS = b"0123456789-, \t\r"
+_NUMBERS = _INTEGERS + b".eE+"
+"""The characters between the brackets of a list of integers, or of any numbers."""
+_NEAREST = np.iinfo(np.int64)
+"""NumPy reads an integer of more than 64 bits as one of these bounds."""
+
+
+class _Keys(NamedTuple):
+    """The keys that are read of a record. Its ids are at the first key of `ids` that it has."""
+
+    ids: tuple[str, ...]
+    masks: tuple[str, ...]
+    has_weight: bool
+
+
+class _Row(NamedTuple):
+    """The numbers of a record as JSON writes them, without the brackets of their lists."""
+
+    length: int
+    ids: bytes
+    masks: dict[str, bytes]
+    weight: Any
+
+
+_Found = _Row | tuple[str, str]
+"""A row, or the reason and detail of a line that is none."""
+
+
+def read(
+    part: Slice,
+    text_key: str,
+    keep: Keep | None,
+    batch_bytes: int,
+    decoders: Decoders,
+    fields: Fields | None,
+) -> Iterator[Batch]:
+    """Yield the documents of a slice of a line file, compressed or not; see `formats.read`."""
+    keys = _keys_of(text_key, fields)
+    for lines in part_lines(part, keep, decoders):
+        wanted = kept(keep, part.file, lines.positions, lines.stored_sizes)
+        lines_wanted = lines if wanted.all() else lines.at(wanted)
+        for some in slices(lines_wanted.stored_sizes(), batch_bytes):
+            yield _batch(part.file, lines_wanted.at(some), keys)
+
+
+def bytes_per_token(part: Slice, text_key: str, fields: Fields | None) -> float | None:
+    """Return the stored bytes of a slice's lines for each of their tokens; None without a token."""
+    keys, stored, tokens = _keys_of(text_key, fields), 0, 0
+    for lines in part_lines(part, None, Decoders()):
+        found = _batch(part.file, lines, keys).tokens
+        assert found is not None
+        stored, tokens = stored + int(np.sum(lines.sizes + 1)), tokens + len(found.ids)
+    if part.compression:
+        begin, end = part.range(-(-part.size // part.step_bytes))
+        stored = min(end * part.step_bytes, part.size) - begin * part.step_bytes
+    return stored / tokens if tokens else None
+
+
+def _keys_of(text_key: str, fields: Fields | None) -> _Keys:
+    """Return the keys that a source reads. fields: None: no masks and no weights."""
+    ids = COLUMNS if text_key == "text" else (text_key,)
+    beside = [name for name in (WEIGHT, *MASKS) if fields and name not in ids]
+    return _Keys(ids, tuple(name for name in beside if name != WEIGHT), WEIGHT in beside)
+
+
+def _batch(file: int, lines: Lines, keys: _Keys) -> Batch:
+    """Return the batch of some lines."""
+    rows = _token_rows(lines, _line_decoder(keys))
+    if len(rows.ids) and (rows.ids.min() == _NEAREST.min or rows.ids.max() == _NEAREST.max):
+        rows = _token_rows(lines, partial(_decode_exactly, keys=keys))
+    return batch_of_rows(file, lines.positions, rows)
+
+
+def _token_rows(lines: Lines, decode: Callable[[bytes], _Found]) -> TokenRows:
+    """Return the numbers of lines as arrays."""
+    held = (lines.line(i) for i in range(len(lines.positions)))
+    found = [too_large_line() if line is None else decode(line) for line in held]
+    refused = {i: row for i, row in enumerate(found) if not isinstance(row, _Row)}
+    weights, bad = row_weights([row.weight if isinstance(row, _Row) else None for row in found])
+    refused |= bad
+    used = np.ones(len(found), np.bool_)
+    used[list(refused)] = False
+    rows = [row for i, row in enumerate(found) if isinstance(row, _Row) and i not in refused]
+    lengths = np.zeros(len(found), np.int64)
+    lengths[used] = [row.length for row in rows]
+    ids = _numbers((row.ids for row in rows), np.int64)
+    masks, given = {}, {}
+    for name in MASKS:
+        has_mask = np.array([name in row.masks for row in rows], np.bool_)
+        if not has_mask.any():
+            continue
+        texts = (row.masks[name] for row in rows if name in row.masks)
+        masks[name] = _numbers(texts, np.float64 if name == WEIGHTS else np.int64)
+        if not has_mask.all():
+            given[name] = np.repeat(has_mask, lengths[used])
+            of_all = (ids if name == LABELS else np.ones(len(ids))).astype(masks[name].dtype)
+            of_all[given[name]] = masks[name]
+            masks[name] = of_all
+    return TokenRows(lengths, used, ids, masks, given, weights, refused)
+
+
+def _numbers(texts: Iterable[bytes], kind: type) -> np.ndarray:
+    """Return the numbers of texts, one after the other, of a type, or float64 where it is needed."""
+    text = b",".join(filter(None, texts))
+    if not text:
+        return np.zeros(0, kind)
+    return np.fromstring(text, np.float64 if text.translate(None, _INTEGERS) else kind, sep=",")
+
+
+@lru_cache(maxsize=64)
+def _line_decoder(keys: _Keys) -> Callable[[bytes], _Found]:
+    """Return a function from one line, without its end, to its row; it never raises."""
+    names = (*keys.ids, *keys.masks)
+    own = [(f"field{i}", msgspec.Raw | None, None) for i in range(len(names))]
+    rename = {f"field{i}": name for i, name in enumerate(names)}
+    try:
+        record = msgspec.defstruct(
+            "Record",
+            [*own, *([(WEIGHT, Any, None)] if keys.has_weight else [])],
+            rename=rename,
+            gc=False,
+        )
+    except ValueError:  # msgspec refuses keys that JSON has to escape
+        return partial(_decode_exactly, keys=keys)
+    parse = msgspec.json.Decoder(record).decode
+    getters = [(name, attrgetter(f"field{i}")) for i, name in enumerate(names)]
+
+    def decode(line: bytes) -> _Found:
+        try:
+            parsed = parse(line)
+            # msgspec looks neither at the UTF-8 of what it skips nor at its depth.
+            if not line.isascii():
+                line.decode()
+            if len(line) >= MIN_NESTED_BYTES and nested_too_deep(line):
+                raise ValueError
+            values = {name: bytes(raw) for name, get in getters if (raw := get(parsed)) is not None}
+            return _row_of(values, keys, getattr(parsed, WEIGHT, None))
+        except (ValueError, msgspec.MsgspecError, RecursionError):
+            return _decode_exactly(line, keys)
+
+    return decode
+
+
+def _row_of(values: dict[str, bytes], keys: _Keys, weight: Any) -> _Row:
+    """Return the row of a record's values as JSON has them. ValueError where one is not a list of
+    numbers, or not as long as the ids, or where there are too many."""
+    ids = _inner(next((values[name] for name in keys.ids if name in values), b""), _INTEGERS)
+    length = _count(ids)
+    masks = {name: _mask(values[name]) for name in keys.masks if name in values}
+    if length > limits.MAX_DOCUMENT_TOKENS or any(_count(m) != length for m in masks.values()):
+        raise ValueError
+    return _Row(length, ids, masks, weight)
+
+
+def _inner(value: bytes, characters: bytes) -> bytes:
+    """Return what stands between the brackets of a list. ValueError for other characters."""
+    inner = value[1:-1]
+    if value[:1] != b"[" or inner.translate(None, characters):
+        raise ValueError
+    return b"" if inner.isspace() else inner
+
+
+def _mask(value: bytes) -> bytes:
+    """Return what stands between the brackets of a list of numbers, with true as 1, false as 0."""
+    if b"e" in value:
+        value = value.replace(b"true", b"1").replace(b"false", b"0")
+    return _inner(value, _NUMBERS)
+
+
+def _count(inner: bytes) -> int:
+    """Return how many numbers stand between the brackets of a list."""
+    return inner.count(b",") + 1 if inner else 0
+
+
+def _decode_exactly(line: bytes, keys: _Keys) -> _Found:
+    """Return the row of any line, or the exact reason why it has none."""
+    record = parse_object(line, has_numbers=True)
+    if isinstance(record, tuple):
+        return record
+    name = next((name for name in keys.ids if name in record), None)
+    if name is None:
+        return "not_tokens", without_keys(record, *keys.ids)
+    ids = record[name]
+    if not isinstance(ids, list):
+        detail = f"the value of {ascii(name[:40])} is {kind_of(ids)}, not a list of token ids"
+        return "not_tokens", "the value is null" if ids is None else detail
+    if len(ids) > limits.MAX_DOCUMENT_TOKENS:
+        return too_many_tokens(len(ids))
+    weight = record.get(WEIGHT) if keys.has_weight else None
+    _, bad_weights = row_weights([weight])
+    masks = {
+        name: [] if record[name] is None else record[name] for name in keys.masks if name in record
+    }
+    problem = bad_weights.get(0) or _bad_length(masks, len(ids)) or _bad_ids(ids)
+    if problem := problem or _bad_entries(masks):
+        return problem
+    return _Row(len(ids), _text(ids), {name: _text(mask) for name, mask in masks.items()}, weight)
+
+
+def _text(values: Sequence[Any]) -> bytes:
+    """Return numbers as JSON writes them, with true as 1, false as 0."""
+    return ",".join(repr(+value) for value in values).encode()
+
+
+def _bad_length(masks: dict[str, Any], length: int) -> tuple[str, str] | None:
+    """Return the reason and detail of a mask that is not a list, or not as long as the ids."""
+    for name, mask in masks.items():
+        if not isinstance(mask, list):
+            return BAD_MASK, f"{name} is {kind_of(mask)}, not a list"
+        if len(mask) != length:
+            return not_as_long(name, len(mask), length)
+    return None
+
+
+def _bad_ids(ids: list[Any]) -> tuple[str, str] | None:
+    """Return the reason and detail of the first entry that is not an integer of 64 bits."""
+    if detail := _bad_entry(ids, {int}, "an integer"):
+        return "not_tokens", detail
+    for i, value in enumerate(ids):
+        if not _NEAREST.min < value < _NEAREST.max:
+            return "id_out_of_range", f"token {i} has more than 63 bits"
+    return None
+
+
+def _bad_entries(masks: dict[str, list[Any]]) -> tuple[str, str] | None:
+    """Return the reason and detail of the first entry of a mask that is not a number."""
+    for name, mask in masks.items():
+        if detail := _bad_entry(mask, {int, float, bool}, "a number"):
+            return BAD_MASK, f"{name}: {detail}"
+    return None
+
+
+def _bad_entry(values: list[Any], kinds: set[type], wanted: str) -> str:
+    """Return what the first entry of another type is; "" if there is none."""
+    if set(map(type, values)) <= kinds:
+        return ""
+    i = next(i for i, value in enumerate(values) if type(value) not in kinds)
+    if values[i] is None:
+        return f"token {i} is null"
+    value = repr(values[i]) if isinstance(values[i], float) else kind_of(values[i])
+    return f"token {i} is {value}, not {wanted}"
