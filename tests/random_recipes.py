@@ -8,6 +8,7 @@ the others builds from a token store too, which has to give the same shards.
 """
 
 import argparse
+import gzip
 import json
 import os
 import random
@@ -61,6 +62,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "megatron": {"paths": ["m/a.bin"]},
     "id_parquet": {"paths": ["ids.parquet"], "format": "tokens"},
     "id_arrow": {"paths": ["ids.arrow"], "format": "tokens", "text_key": "tokens"},
+    "id_lines": {"paths": ["ids/*.jsonl*"], "format": "tokens"},
     "spans": {"paths": ["spans.jsonl"]},
     "chats": {"paths": ["chats.jsonl"]},
 }
@@ -109,6 +111,9 @@ def write_corpus(folder: Path) -> None:
     )
     tokens_made.write_parquet(folder / "ids.parquet", lists, 5)
     tokens_made.write_arrow(folder / "ids.arrow", lists, 4, name="tokens")
+    records = "\n".join(map(json.dumps, _with_masks(lists, random.Random(3)))).encode()
+    made.write(folder / "ids" / "a.jsonl", records)
+    made.write(folder / "ids" / "b.jsonl.gz", gzip.compress(records))
     made.write(
         folder / "spans.jsonl", "\n".join(map(json.dumps, _with_spans(random.Random(1)))).encode()
     )
@@ -129,6 +134,20 @@ def write_corpus(folder: Path) -> None:
             "mask_token": "<mask>",
         },
     )
+
+
+def _with_masks(lists: list[list[int]], chance: random.Random) -> list[dict[str, Any]]:
+    """Return records of lists of ids, of which some have padding, labels or a weight."""
+    records: list[dict[str, Any]] = []
+    for ids in lists:
+        begin, pads = chance.randrange(len(ids)), chance.choice([0, 0, 3])
+        record: dict[str, Any] = {"input_ids": ids + [0] * pads}
+        if pads:
+            record["attention_mask"] = [1] * len(ids) + [0] * pads
+        if chance.random() < 0.5:
+            record["labels"] = [-100] * begin + ids[begin:] + [-100] * pads
+        records.append(record | _maybe(chance, "weight", [0.5, 1, 3]))
+    return records
 
 
 def _with_spans(chance: random.Random) -> list[dict[str, Any]]:
@@ -215,7 +234,7 @@ def _recipe_of(seed: int) -> dict[str, Any]:
     seq_length = chance.choice([16, 64, 64, 96, 128, 200, 256])
     by_share = chance.random() < 0.15
     names = chance.sample(list(SOURCES), chance.choice([1, 1, 2, 3]))
-    is_supervised = bool({"spans", "chats"} & set(names)) and chance.random() < 0.9
+    is_supervised = bool({"spans", "chats", "id_lines"} & set(names)) and chance.random() < 0.9
     if is_supervised:  # or else it is refused, mostly
         tasks.append(
             {

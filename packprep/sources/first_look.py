@@ -48,6 +48,8 @@ _KINDS_OF_VALUES: dict[type, str] = {
 }
 FILES = 8
 BYTES = 64 << 10
+LINE_BYTES = 4 << 20
+"""How much is read where the first line is longer than BYTES, as one of many token ids."""
 LINES = 200
 _STEP_BYTES = 16 << 10
 _KINDS = {
@@ -279,7 +281,7 @@ def _mistake(
     path = os.path.join(files.root, files.names[i])
     if not (is_text or FORMATS[format].json):
         return ""  # The file's reader reports a missing column.
-    begin, whole = begin_of(path, int(files.sizes[i]), compression)
+    begin, whole = begin_of(path, int(files.sizes[i]), compression, has_lines=not is_text)
     if encoding := encoding_of(begin):
         return encoding_advice(encoding, path, begin)
     kind = next((kind for magic, kind in _KINDS.items() if begin.startswith(magic)), None)
@@ -326,19 +328,29 @@ def _are_objects(begin: bytes, whole: bool) -> bool:
         return False
 
 
-def begin_of(path: str, size: int, compression: str) -> tuple[bytes, bool]:
+def begin_of(path: str, size: int, compression: str, has_lines: bool = False) -> tuple[bytes, bool]:
     """Return the first BYTES bytes of a file's data, and whether this is all of the data.
 
-    Compressed data is decompressed.
+    Compressed data is decompressed. With `has_lines`, the data reaches to the end of the first
+    line, up to about LINE_BYTES.
     """
+
+    def is_enough(data: bytes) -> bool:
+        return not has_lines or b"\n" in data or len(data) >= LINE_BYTES
+
     if not compression:
         with open_source(path, size) as file:
-            return file.read(BYTES), size <= BYTES
-    data = b""
+            data = file.read(BYTES)
+            while not is_enough(data) and len(data) < size:
+                data += file.read(len(data))
+            return data, size <= len(data)
+    data, most = b"", BYTES
     for block in decompressed(path, size, compression, _STEP_BYTES):
         data += block.data
-        if len(data) > BYTES:
-            return data[:BYTES], False
+        while len(data) > most:
+            if is_enough(data[:most]):
+                return data[:most], False
+            most *= 2
     return data, True
 
 

@@ -43,7 +43,8 @@ FORMATS = {
     ".bin": "megatron",
     ".idx": "megatron",
 }
-TOKEN_FORMATS = ("megatron", "parquet_tokens", "arrow_tokens")
+TOKEN_FORMATS = ("megatron", "parquet_tokens", "arrow_tokens", "jsonl_tokens")
+LINE_FORMATS = ("jsonl", "jsonl_tokens")
 BOM = b"\xef\xbb\xbf"
 MOST_IDS = 8 * 2**20  # of a document
 CODES = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}
@@ -86,7 +87,7 @@ def format_of(source: dict[str, Any], name: str) -> tuple[str, str]:
             break
     found = next((value for ending, value in FORMATS.items() if name.endswith(ending)), "text")
     if source["format"] == "tokens":
-        return f"{found}_tokens", ""
+        return f"{found}_tokens", compression
     return (found if source["format"] == "auto" else source["format"]), compression
 
 
@@ -108,7 +109,7 @@ def pieces(source: dict[str, Any]) -> list[Piece]:
             continue
         of_text = of_text and not count
         for part in range(count):
-            if format == "jsonl" and not compression:
+            if format in LINE_FORMATS and not compression:
                 stored = min(PIECE_BYTES, size - part * PIECE_BYTES)
             else:
                 stored = (part + 1) * size // count - part * size // count
@@ -323,14 +324,14 @@ def sizes(
     name, size, _ = source["files"][file]
     path, whole = os.path.join(source["prefix"], name), Slice(file, part, 0, 0, 1, 1)
     format, compression = format_of(source, name)
-    if format in TOKEN_FORMATS:
+    if format == "text":
+        return [(0, size)]
+    if format in TOKEN_FORMATS and format not in LINE_FORMATS:
         return [
             (position, len(ids or []))
             for position, ids, *_ in _lists(source, whole, lambda position: True)
         ]
-    if format == "text":
-        return [(0, size)]
-    if format == "jsonl":
+    if format in LINE_FORMATS:
         lines = _lines(path, size, compression, source["step_bytes"], whole)
         return [
             (position, MAX_TEXT + 1 if line is None else min(len(line), MAX_TEXT + 1))
@@ -619,8 +620,8 @@ def _unmasked(
     """(ids with attention, their weights); None where masks cannot be read."""
     if any(mask is None or None in mask or len(mask) != len(ids) for mask in masks.values()):
         return None
-    attention = [int(one) for one in masks.get("attention_mask") or [1] * len(ids)]
-    if set(attention) - {0, 1} or "0" in "".join(map(str, attention)).strip("0"):
+    attention = masks.get("attention_mask") or [1] * len(ids)
+    if set(attention) - {0, 1} or "0" in "".join(str(int(one)) for one in attention).strip("0"):
         return None
     kept = [i for i, one in enumerate(attention) if one]
     says = []
@@ -664,9 +665,14 @@ def _lists(
     """(position, ids, what stands for a weight, masks) of a slice's wanted documents."""
     name, size, count = source["files"][part.file]
     path = _path(source, name)
-    format, _ = format_of(source, name)
+    format, compression = format_of(source, name)
     try:
-        if format == "megatron":
+        if format == "jsonl_tokens":
+            _check_size(path, size)
+            for position, line in _lines(path, size, compression, source["step_bytes"], part):
+                if wanted(position):
+                    yield position, *_of_line(line, source["keys"].text)
+        elif format == "megatron":
             yield from (
                 (position, ids, None, {})
                 for position, ids in _of_pair(path, size, count, part, wanted)
@@ -677,6 +683,33 @@ def _lists(
             )
     except (OSError, struct.error) as error:
         raise SourceError(f"{path}: {error}") from error
+
+
+def _of_line(
+    line: bytes | None, text_key: str
+) -> tuple[list[int] | None, Any, dict[str, list[Any] | None]]:
+    """(ids, what stands for a weight, masks) of a line; the ids are None where they cannot be
+    used."""
+    source = None if line is None else _text_of_bytes(line)
+    try:
+        record = None if source is None else records.parsed(source)
+    except ValueError:
+        record = None
+    record = record if isinstance(record, dict) else {}
+    names = ["input_ids", "tokens"] if text_key == "text" else [text_key]
+    present = [name for name in names if name in record]
+    ids = record[present[0]] if present else None
+    is_list = isinstance(ids, list) and all(type(one) is int for one in ids)
+    weight = records.unless_nan(record["weight"]) if "weight" in record not in names else None
+    masks = {
+        name: [] if record[name] is None else record[name]
+        for name in MASKS
+        if name in record and name not in names
+    }
+    for name, mask in masks.items():
+        if not isinstance(mask, list) or any(type(v) not in (int, float, bool) for v in mask):
+            masks[name] = None
+    return ids if is_list else None, weight, masks
 
 
 def _of_pair(

@@ -372,7 +372,7 @@ def read(
         part: The work range to read.
         text_key: Key or column of the text. Text files ignore it. For a table of tokens it is the
             column of token id lists; "text" then means `input_ids`, or `tokens` without an
-            `input_ids` column.
+            `input_ids` column. Lines of token ids have the same keys.
         keep: Selects the documents to decode. All others are skipped without a trace. A Choice also
             receives the documents of the split that precede the work range.
         batch_bytes: Approximate content size of a batch in bytes.
