@@ -156,7 +156,7 @@ def test_one_of_a_pair_without_the_other_is_an_error(tmp_path, there, missing):
 @pytest.mark.parametrize(
     "name, format, said",
     [
-        ("a.jsonl", "tokens", 'a.jsonl: format = "tokens" reads Parquet files'),
+        ("a.csv", "tokens", 'a.csv: format = "tokens" reads JSON Lines (.jsonl'),
         ("a.txt", "tokens", "folders of Hugging Face datasets"),
         ("a.bin", "tokens", 'for Megatron\'s files say "megatron"'),
         (

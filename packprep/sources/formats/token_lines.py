@@ -49,8 +49,8 @@ WEIGHT = "weight"
 _INTEGERS = b"0123456789-, \t\r"
 _NUMBERS = _INTEGERS + b".eE+"
 """The characters between the brackets of a list of integers, or of any numbers."""
-_NEAREST = np.iinfo(np.int64)
-"""NumPy reads an integer of more than 64 bits as one of these bounds."""
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+"""NumPy reads an integer of more than 64 bits as one of these."""
 
 
 class _Keys(NamedTuple):
@@ -114,7 +114,7 @@ def _keys_of(text_key: str, fields: Fields | None) -> _Keys:
 def _batch(file: int, lines: Lines, keys: _Keys) -> Batch:
     """Return the batch of some lines."""
     rows = _token_rows(lines, _line_decoder(keys))
-    if len(rows.ids) and (rows.ids.min() == _NEAREST.min or rows.ids.max() == _NEAREST.max):
+    if len(rows.ids) and (rows.ids.min() == _LEAST or rows.ids.max() == _MOST):
         rows = _token_rows(lines, partial(_decode_exactly, keys=keys))
     return batch_of_rows(file, lines.positions, rows)
 
@@ -159,7 +159,7 @@ def _numbers(texts: Iterable[bytes], kind: type) -> np.ndarray:
 def _line_decoder(keys: _Keys) -> Callable[[bytes], _Found]:
     """Return a function from one line, without its end, to its row; it never raises."""
     names = (*keys.ids, *keys.masks)
-    own = [(f"field{i}", msgspec.Raw | None, None) for i in range(len(names))]
+    own = [(f"field{i}", msgspec.Raw, None) for i in range(len(names))]
     rename = {f"field{i}": name for i, name in enumerate(names)}
     try:
         record = msgspec.defstruct(
@@ -264,10 +264,10 @@ def _bad_ids(ids: list[Any]) -> tuple[str, str] | None:
     """Return the reason and detail of the first entry that is not an integer of 64 bits."""
     if detail := _bad_entry(ids, {int}, "an integer"):
         return "not_tokens", detail
-    for i, value in enumerate(ids):
-        if not _NEAREST.min < value < _NEAREST.max:
-            return "id_out_of_range", f"token {i} has more than 63 bits"
-    return None
+    if not ids or (min(ids) > _LEAST and max(ids) < _MOST):
+        return None
+    i = next(i for i, id in enumerate(ids) if not _LEAST < id < _MOST)
+    return "id_out_of_range", f"token {i} has more than 63 bits"
 
 
 def _bad_entries(masks: dict[str, list[Any]]) -> tuple[str, str] | None:
