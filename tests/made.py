@@ -80,6 +80,11 @@ def write_lines(path: Path, documents: Sequence[str], text_key: str = "text") ->
     data = b"".join(
         json.dumps({text_key: text}, ensure_ascii=False).encode() + b"\n" for text in documents
     )
+    return write_compressed(path, data)
+
+
+def write_compressed(path: Path, data: bytes) -> Path:
+    """Write data, compressed if the file's name says so."""
     return write(path, _COMPRESS.get(path.suffix, bytes)(data))
 
 

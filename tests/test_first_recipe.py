@@ -135,10 +135,11 @@ def test_a_given_text_key_is_of_the_sources_that_have_it(tmp_path):
     assert "no column named 'boddy'" in refused("init", both[1], "--text-key", "boddy", *out)
 
 
-def test_a_column_of_token_ids_is_read_as_such(tmp_path):
+def test_lists_of_token_ids_are_read_as_such(tmp_path):
     pq.write_table(pa.table({"input_ids": [[104, 105]] * 30}), tmp_path / "a.parquet")
-    _, recipe = init(tmp_path, tmp_path / "a.parquet")
-    assert recipe["sources"][0]["format"] == "tokens"
+    write(tmp_path / "b.jsonl", (json.dumps({"tokens": [104, 105] * 9000}) + "\n").encode() * 3)
+    _, recipe = init(tmp_path, tmp_path / "a.parquet", tmp_path / "b.jsonl")
+    assert [source["format"] for source in recipe["sources"]] == ["tokens", "tokens"]
 
 
 def test_a_folder_gives_a_source_of_each_format_with_the_keys_that_find_its_texts(tmp_path):

@@ -22,6 +22,7 @@ FORMS = {
     "parquet": {"paths": ["p/*.parquet"], "format": "tokens"},
     "arrow": {"paths": ["p/a.arrow"], "format": "tokens", "text_key": "tokens"},
     "folder": {"paths": ["saved"], "format": "tokens"},
+    "lines": {"paths": ["lines/*.jsonl*"], "format": "tokens", "text_key": "tokens"},
 }
 SMALL = {"output": {"shard_text_bytes": 40_000}}
 
@@ -39,6 +40,9 @@ def corpus(tmp_path_factory):
     tokens_made.write_parquet(folder / "p" / "a.parquet", lists)
     tokens_made.write_arrow(folder / "p" / "a.arrow", lists, name="tokens")
     tokens_made.save_dataset(folder / "saved", lists, 3)
+    tokens_made.write_lines(folder / "lines" / "a.jsonl", lists[:90], "tokens")
+    tokens_made.write_lines(folder / "lines" / "b.jsonl.gz", lists[90:180], "tokens")
+    tokens_made.write_lines(folder / "lines" / "c.jsonl.zst", lists[180:], "tokens")
     return folder
 
 
@@ -103,6 +107,7 @@ def test_tokens_give_what_their_text_gives_token_by_token(corpus, of_text, form)
         "parquet": ["a.parquet"],
         "arrow": ["a.arrow"],
         "folder": [f"saved/data-0000{i}-of-00003.arrow" for i in range(3)],
+        "lines": ["a.jsonl", "b.jsonl.gz", "c.jsonl.zst"],
     }[form] == names
     assert first_document(outcome.plan).endswith("│‹eos›") and " tokens: " in first_document(
         outcome.plan
@@ -133,7 +138,7 @@ def test_text_and_tokens_share_a_dataset_at_the_shares_of_the_recipe(corpus):
         for name, share, form in (
             ("text", 0.5, {"paths": ["a.jsonl"]}),
             ("pairs", 0.3, FORMS["megatron"]),
-            ("tables", 0.2, FORMS["parquet"]),
+            ("lists", 0.2, FORMS["lines"]),
         )
     ]
     outcome = made.build(made.table(sources, **SMALL), corpus, corpus / "shared")
@@ -142,7 +147,7 @@ def test_text_and_tokens_share_a_dataset_at_the_shares_of_the_recipe(corpus):
         for name, source in outcome.manifest["ledger"]["sources"].items()
     }
     whole = sum(used.values())
-    for name, share in (("text", 0.5), ("pairs", 0.3), ("tables", 0.2)):
+    for name, share in (("text", 0.5), ("pairs", 0.3), ("lists", 0.2)):
         assert abs(used[name] / whole - share) < 0.05
     holds(corpus / "shared")
 

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests import made
+
 CODES = {"u1": 1, "i1": 2, "<i2": 3, "<i4": 4, "<i8": 5, "<f8": 6, "<f4": 7, "<u2": 8}
 EOS, BOS, MASK = 258, 257, 259  # of the tokenizer "bytes"
 
@@ -69,6 +71,12 @@ def id_table(documents, kind: pa.DataType | None = None, name: str = "input_ids"
     return pa.table(
         {"number": np.arange(len(documents)), name: column, "text": ["a text"] * len(documents)}
     )
+
+
+def write_lines(path: Path, documents: Sequence[Sequence[int]], name: str = "input_ids") -> Path:
+    """Write JSON Lines of ids, compressed if the file's name says so."""
+    lines = [json.dumps({name: ids, "text": "a text"}) + "\n" for ids in documents]
+    return made.write_compressed(path, "".join(lines).encode())
 
 
 def write_parquet(

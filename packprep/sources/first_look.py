@@ -608,7 +608,7 @@ def _mistake_of_lines(
     longest: Counter[str] = Counter()
     others: Counter[str] = Counter()  # kinds of values found instead of a text
     instead: list[str] = []  # keys found instead of a message's content
-    looked_at = undecodable = malformed = 0
+    looked_at = undecodable = malformed = ids = 0
     for line in islice(lines if whole else lines[:-1], LINES):
         if not line.strip():
             continue
@@ -646,6 +646,7 @@ def _mistake_of_lines(
                 return ""
         for key, value in _values(document):
             longest[key] += len(value) if isinstance(value, str) else 0
+            ids += len(value) if key in COLUMNS and _are_ids(key, value) else 0
     if not looked_at or any(
         0 < n < looked_at for n in (undecodable, malformed, others.total(), len(instead))
     ):
@@ -682,9 +683,8 @@ def _mistake_of_lines(
         advised = " and ".join(f"{key} = {as_toml(value)}" for key, value in found.items())
         return f"none of its first {looked_at} documents has the key {text_key!r}; set {advised}"
     likely = max(longest, key=longest.__getitem__, default="")
-    ids: list[int] = next((first[key] for key in COLUMNS if _are_ids(key, first.get(key))), [])
     # A text with fewer characters than there are ids, such as a name, is not the text of the ids.
-    if len(ids) * looked_at > longest[likely]:
+    if ids > longest[likely]:
         settings["format"] = "tokens"
         return (
             f"none of its first {looked_at} documents has the key {text_key!r}; their keys are:"

@@ -81,6 +81,29 @@ def test_lines_that_are_no_json_are_called_text_only_where_they_may_be(tmp_path,
     )
 
 
+def test_lists_of_token_ids_lead_to_their_format_and_key(tmp_path):
+    ids, asked = line(input_ids=[1, 2, 3, 4], source="web"), {"format": "tokens"}
+    long_row, read_both = line(tokens=[7] * 30_000), "lists of token ids are read with"
+    cases = (
+        (ids, {}, 'set format = "tokens", and the tokenizer that made them'),
+        (long_row, {}, 'set format = "tokens", and the tokenizer that made them'),
+        (line(input_ids=[1], body="a text"), {}, 'as in text_key = "body"'),
+        (ids, {"text_key": "input_ids"}, read_both),
+        (ids, asked, ""),
+        (long_row, asked, ""),
+        (line(input_ids=None) + ids, asked, ""),
+        (line(labels=[1], ids=[1, 2]), asked, 'token ids, as in text_key = "ids"'),
+        (line(x=1), asked, "none of its first 1 documents has the key 'input_ids' or 'tokens'"),
+        (line(input_ids="1 2"), asked, "is a string, not a list of token ids"),
+        (b"1 2 3\n", asked, "none of its first 1 lines is a JSON object"),
+        (b"[" + ids + b"]", asked, "it is one JSON array"),
+    )
+    for name, compress in (("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress)):
+        for data, source, words in cases:
+            said = look(tmp_path, {name: compress(data)}, **source)
+            assert words in said and bool(words) == bool(said), (data[:80], source, said)
+
+
 def test_json_lines_by_the_name_of_a_text(tmp_path):
     lines = line(text="one") + line(text="two")
     said = look(tmp_path, {"a.txt": lines})

@@ -1,5 +1,7 @@
 """Masks beside token ids: which tokens are kept and trained, and which rows are refused."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -82,8 +84,8 @@ def test_masks_mean_to_the_twin_what_they_mean_to_the_package(ids, data):
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_a_table_with_masks_is_trained_as_they_say(tmp_path, form):
+@pytest.mark.parametrize("form", ["parquet", "arrow", "jsonl"])
+def test_rows_with_masks_are_trained_as_they_say(tmp_path, form):
     rows = [
         {
             "input_ids": [70, 71, 72, 73, EOS, 0, 0],
@@ -107,7 +109,9 @@ def test_a_table_with_masks_is_trained_as_they_say(tmp_path, form):
         },
     ]
     table = pa.Table.from_pylist(rows)
-    if form == "parquet":
+    if form == "jsonl":
+        made.write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    elif form == "parquet":
         pq.write_table(table, tmp_path / "a.parquet")
     else:
         with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
