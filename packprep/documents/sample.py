@@ -37,7 +37,7 @@ from packprep.sources.formats import (
 from packprep.sources.formats.batch import MAX_LINE_BYTES, Reject, Supervision, open_source
 from packprep.sources.formats.compressed import decompressed, said_bytes
 from packprep.sources.formats.fields import Fields
-from packprep.sources.formats.jsonl import BOM, Outcome
+from packprep.sources.formats.jsonl import BOM, Outcome, line_bytes
 from packprep.sources.slices import PlannedSource
 from packprep.tokenizer.roles import Vocabulary
 
@@ -711,7 +711,7 @@ def look_at_tokens(
     looked_at: list[float] = []
     n_read: list[float] = []
     lengths: list[np.ndarray] = []
-    whole, documents, supervised = True, 0, False
+    whole, documents, supervised, in_lines = True, 0, False, False
     before = clock.seconds.get("read", 0.0)
     for piece in _chosen(source, pieces, key, precise):
         found = source.pieces.at(np.array([piece]))
@@ -721,8 +721,9 @@ def look_at_tokens(
             if precise or stored <= PIECE_TEXT_BYTES
             else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
         )
-        format, compression = source.formats[int(found.file[0])]
-        if position_of(format, compression) == "stream":  # one step of a compressed file, at least
+        position = position_of(*source.formats[int(found.file[0])])
+        in_lines = position in ("byte", "stream")
+        if position == "stream":  # at least one step of a compressed file
             hi = max(hi, -(-weight // -(-stored // source.step_bytes)))
         (part,) = source.slices_of(piece, 0, 0, hi, weight)
         count = of_piece = bad = 0
@@ -745,12 +746,13 @@ def look_at_tokens(
                 )
         tally.add_unit(of_piece, bad, of_piece, bad)
         all_of_it = documents < HELD_DOCUMENTS and hi == weight
-        per_token = None if all_of_it else bytes_per_token(part, source.source.text_key, fields)
         looked_at.append(
-            held_by(source, [piece]) if all_of_it or not per_token else count * per_token
+            held_by(source, [piece]) if all_of_it else _held_by_tokens(source, piece, part, count)
         )
         n_read.append(float(TOKEN_TEXT_BYTES * count))
         whole &= all_of_it
+    if in_lines and not precise and not any(looked_at):  # each line is longer than a begin
+        return look_at_tokens(source, pieces, key, settings, vocabulary, True, clock, tally)
     held = held_by(source, pieces)
     all_read = whole and len(looked_at) == len(pieces)
     tally.is_whole &= all_read
@@ -773,3 +775,11 @@ def look_at_tokens(
     return looked._replace(
         error=0.0 if all_read else looked.all_tokens * _error_of_ratio(n_read, looked_at)
     )
+
+
+def _held_by_tokens(source: PlannedSource, piece: int, part: Slice, tokens: int) -> float:
+    """Return the bytes that a part of a piece holds for the tokens that were read of it."""
+    if position_of(part.format, part.compression) in ("byte", "stream"):
+        return float(line_bytes(part))
+    per_token = bytes_per_token(part, source.source.text_key)
+    return tokens * per_token if per_token else held_by(source, [piece])

@@ -330,3 +330,24 @@ def test_a_document_of_many_spans_is_tokenized_once_however_many_places_lie_in_i
     assert len(seen) == 1 and set(found.lengths.tolist()) == {
         3000 + (4 * count if beside == "media" else 0)
     }
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
+def test_lines_of_ids_are_sampled_by_the_bytes_that_were_read(tmp_path, monkeypatch, ending):
+    chance = np.random.default_rng(2)
+    lists = [chance.integers(0, 256, n).tolist() for n in chance.integers(1, 300, 3000)]
+    path = tokens_made.write_lines(tmp_path / f"a.{ending}", lists)
+    tokens = sum(map(len, lists))
+    monkeypatch.setattr(sampling, "PIECE_TEXT_BYTES", 90_000)
+    found = estimate(tmp_path, path.name, format="tokens")
+    assert 0 < len(found.lengths) < len(lists) / 2
+    assert all_tokens(found) == pytest.approx(tokens, rel=0.05)
+    whole = estimate(tmp_path, path.name, precise=True, format="tokens")
+    assert all_tokens(whole) == tokens and whole.sampling_error == 0
+
+
+def test_lines_of_ids_longer_than_what_is_read_of_a_piece_are_sampled_whole(tmp_path, monkeypatch):
+    tokens_made.write_lines(tmp_path / "a.jsonl", [[7] * 1_000_000] * 4)
+    monkeypatch.setattr(sampling, "PIECES", 1)
+    found = estimate(tmp_path, "a.jsonl", format="tokens")
+    assert found.lengths.tolist() == [1_000_000] * 4 and all_tokens(found) == 4_000_000

@@ -99,7 +99,7 @@ class FormatModule(Protocol):
         Only formats of text in lines, with position "byte", provide this function.
         """
 
-    def bytes_per_token(self, part: Slice, text_key: str, fields: Fields | None) -> float | None:
+    def bytes_per_token(self, part: Slice, text_key: str) -> float | None:
         """Return the average content size of splits per token in bytes, or None if it is unknown.
 
         Only token formats provide this function.
@@ -346,12 +346,12 @@ def bytes_of_pieces(
     return own.module.pieces(path, size, text_key, own.holds == "tokens", piece_bytes)
 
 
-def bytes_per_token(part: Slice, text_key: str, fields: Fields | None = None) -> float | None:
-    """Return the content bytes per token of a work range's file, record batch, or lines.
+def bytes_per_token(part: Slice, text_key: str) -> float | None:
+    """Return the content bytes per token of a work range's file or record batch.
 
     Return None if this is unknown.
     """
-    return FORMATS[part.format].module.bytes_per_token(part, text_key, fields)
+    return FORMATS[part.format].module.bytes_per_token(part, text_key)
 
 
 def read(

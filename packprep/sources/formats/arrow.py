@@ -100,7 +100,7 @@ def numbers(part: Slice, decoders: Decoders) -> range:
         return range(first, first + index.rows[part.piece])
 
 
-def bytes_per_token(part: Slice, text_key: str, fields: Fields | None) -> float | None:
+def bytes_per_token(part: Slice, text_key: str) -> float | None:
     """Return the bytes of a work range's record batch per id in its token column.
 
     If the column contains no ids, return None.

@@ -487,6 +487,16 @@ def part_lines(part: Slice, keep: Keep | None, decoders: Decoders) -> Iterator[L
             decoders.give_back(cursor)
 
 
+def line_bytes(part: Slice) -> int:
+    """Return the stored bytes of the lines that begin in a slice."""
+    if part.compression:
+        begin, end = part.range(-(-part.size // part.step_bytes))
+        return min(end * part.step_bytes, part.size) - begin * part.step_bytes
+    most = limits.MAX_LINE_BYTES  # as which a longer line counts
+    sizes = (lines.sizes for lines in part_lines(part, None, Decoders()))
+    return sum(int(np.where(some < 0, most, some + 1).sum()) for some in sizes)
+
+
 def _choose(choice: Choice, file: int, some: Iterator[Lines]) -> None:
     """Call a choice with lines that are not read, so that it counts them."""
     for lines in some:

@@ -90,7 +90,7 @@ def pieces(
         return _runs(_read_index(path, index_file, ids_file), size, piece_bytes)
 
 
-def bytes_per_token(part: Slice, text_key: str, fields: Fields | None) -> float:
+def bytes_per_token(part: Slice, text_key: str) -> float:
     """Return the bytes on disk per token of a pair, including its index."""
     with _opened(part.path, part.size) as (index_file, ids_file):
         index = _read_index(part.path, index_file, ids_file)

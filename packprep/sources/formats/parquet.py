@@ -62,7 +62,7 @@ def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) 
         return held
 
 
-def bytes_per_token(part: Slice, text_key: str, fields: Fields | None) -> float:
+def bytes_per_token(part: Slice, text_key: str) -> float:
     """Return TOKEN_TEXT_BYTES, the size that `pieces` assumes per token."""
     return float(TOKEN_TEXT_BYTES)
 

@@ -91,19 +91,6 @@ def read(
             yield _batch(part.file, lines_wanted.at(some), keys)
 
 
-def bytes_per_token(part: Slice, text_key: str, fields: Fields | None) -> float | None:
-    """Return the stored bytes of a slice's lines for each of their tokens; None without a token."""
-    keys, stored, tokens = _keys_of(text_key, fields), 0, 0
-    for lines in part_lines(part, None, Decoders()):
-        found = _batch(part.file, lines, keys).tokens
-        assert found is not None
-        stored, tokens = stored + int(np.sum(lines.sizes + 1)), tokens + len(found.ids)
-    if part.compression:
-        begin, end = part.range(-(-part.size // part.step_bytes))
-        stored = min(end * part.step_bytes, part.size) - begin * part.step_bytes
-    return stored / tokens if tokens else None
-
-
 def _keys_of(text_key: str, fields: Fields | None) -> _Keys:
     """Return the keys that a source reads. fields: None: no masks and no weights."""
     ids = COLUMNS if text_key == "text" else (text_key,)

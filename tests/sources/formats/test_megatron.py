@@ -121,7 +121,7 @@ def test_a_document_beyond_the_limit_is_a_reject_and_is_not_read(tmp_path, monke
 def test_the_pieces_of_positions_and_the_bytes_of_a_token(tmp_path):
     path = write_megatron(tmp_path / "a.bin", [[1] * (i % 5) for i in range(1000)], "<i4")
     assert pieces_at(str(path), size_of(path), np.array([0, 999])).tolist() == [0]
-    assert bytes_per_token(part_of(path), "text", None) == size_of(path) / 2000
+    assert bytes_per_token(part_of(path), "text") == size_of(path) / 2000
 
 
 def broken(index=None, data=None, **head):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packprep.sources.formats import Slice, bytes_per_token, count_pieces, read, token_lines
+from packprep.sources.formats import Slice, count_pieces, read, token_lines
 from packprep.sources.formats import batch as limits
 from packprep.sources.formats.fields import Fields
 from packprep.sources.formats.token_masks import MASKS
@@ -223,15 +223,3 @@ def test_lines_give_what_a_table_of_the_same_rows_gives(tmp_path):
     assert [one[1:] for one in found] == [one[1:] for one in of_table]
     assert [one[1:] for one in rejects] == [one[1:] for one in table_rejects]
     assert len(rejects) > 100 and len({detail for *_, detail in rejects}) > 5
-
-
-@pytest.mark.parametrize("compression", COMPRESS)
-def test_lines_tell_the_bytes_of_a_token(tmp_path, compression):
-    line = b'{"input_ids": [1, 2, 3, 0], "attention_mask": [1, 1, 1, 0]}\n'
-    data = line * 500
-    path = write(tmp_path, "a.jsonl", COMPRESS[compression](data))
-    [part] = parts(path, compression=compression)
-    stored = path.stat().st_size
-    assert bytes_per_token(part, "text", Fields()) == stored / 1500
-    assert bytes_per_token(part, "text") == stored / 2000
-    assert bytes_per_token(part, "mine") is None
