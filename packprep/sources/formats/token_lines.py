@@ -45,7 +45,7 @@ from packprep.sources.formats.token_rows import (
     row_weights,
 )
 
-WEIGHT = "weight"
+_WEIGHT = "weight"
 _INTEGERS = b"0123456789-, \t\r"
 _NUMBERS = _INTEGERS + b".eE+"
 """The characters between the brackets of a list of integers, or of any numbers."""
@@ -94,8 +94,8 @@ def read(
 def _keys_of(text_key: str, fields: Fields | None) -> _Keys:
     """Return the keys that a source reads. fields: None: no masks and no weights."""
     ids = COLUMNS if text_key == "text" else (text_key,)
-    beside = [name for name in (WEIGHT, *MASKS) if fields and name not in ids]
-    return _Keys(ids, tuple(name for name in beside if name != WEIGHT), WEIGHT in beside)
+    beside = [name for name in (_WEIGHT, *MASKS) if fields and name not in ids]
+    return _Keys(ids, tuple(name for name in beside if name != _WEIGHT), _WEIGHT in beside)
 
 
 def _batch(file: int, lines: Lines, keys: _Keys) -> Batch:
@@ -151,7 +151,7 @@ def _line_decoder(keys: _Keys) -> Callable[[bytes], _Found]:
     try:
         record = msgspec.defstruct(
             "Record",
-            [*own, *([(WEIGHT, Any, None)] if keys.has_weight else [])],
+            [*own, *([(_WEIGHT, Any, None)] if keys.has_weight else [])],
             rename=rename,
             gc=False,
         )
@@ -169,7 +169,7 @@ def _line_decoder(keys: _Keys) -> Callable[[bytes], _Found]:
             if len(line) >= MIN_NESTED_BYTES and nested_too_deep(line):
                 raise ValueError
             values = {name: bytes(raw) for name, get in getters if (raw := get(parsed)) is not None}
-            return _row_of(values, keys, getattr(parsed, WEIGHT, None))
+            return _row_of(values, keys, getattr(parsed, _WEIGHT, None))
         except (ValueError, msgspec.MsgspecError, RecursionError):
             return _decode_exactly(line, keys)
 
@@ -221,7 +221,7 @@ def _decode_exactly(line: bytes, keys: _Keys) -> _Found:
         return "not_tokens", "the value is null" if ids is None else detail
     if len(ids) > limits.MAX_DOCUMENT_TOKENS:
         return too_many_tokens(len(ids))
-    weight = record.get(WEIGHT) if keys.has_weight else None
+    weight = record.get(_WEIGHT) if keys.has_weight else None
     _, bad_weights = row_weights([weight])
     masks = {
         name: [] if record[name] is None else record[name] for name in keys.masks if name in record
