@@ -35,6 +35,7 @@ NOT_RUN = {
         "Lightning is no dependency; benchmarks/trainers/lightning.py runs the same",
         "Ray is no dependency; benchmarks/trainers/ray.py runs the same",
     ],
+    "docs/installation.md": ["pip installs"] * 3,
     "docs/quickstart.md": ["pip installs"],
 }
 
