@@ -32,6 +32,8 @@ _FIXED = (
     "trained_turns",
     "trained_roles",
     "train_on_tool_calls",
+    "train_reasoning",
+    "train_empty_reasoning",
 )
 _FIXED_OF_TOKENS = ("append_eos", "prepend_bos")
 _OF_USE = ("name", "paths", "format", "repeat", "share", "sample", "tasks")

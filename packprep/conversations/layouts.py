@@ -8,14 +8,14 @@ prompt_completion   two texts, or two lists of messages      the completion alon
 alpaca              instruction, input, output               user: instruction↵↵input   assistant: output
 ```
 Readers say which layout a record is (`sources/formats/fields.py`), and give its fields as they
-stand in the file. `train` and `weight` of a message are taken off: no template sees them. So are
-ref and tokens of a part of media.
+stand in the file. `train` and `weight` of a message or a part of it are taken off: no template sees
+them. So are ref and tokens of a part of media.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,6 +54,17 @@ ROLES = {
 MOST_WEIGHT = float(np.finfo(np.float32).max)
 
 
+class Mark(NamedTuple):
+    """What a part of a message says of its training.
+
+    train   whether its characters are trained; None: as their message
+    weight  multiplies the weight of its message
+    """
+
+    train: bool | None = None
+    weight: float = 1.0
+
+
 @dataclass(frozen=True)
 class Dialogue:
     """Messages, and what a template needs beside them.
@@ -65,6 +76,7 @@ class Dialogue:
     train     of each message: whether it is trained; None: what the recipe says of its role and turn
     weights   of each message, finite and ≥ 0; the record's weight multiplies them
     media     the parts of media, in order
+    parts     of each message: the marks of its content's parts, () where none has any; (): no message has
     weight    the record's
     """
 
@@ -74,7 +86,16 @@ class Dialogue:
     train: tuple[bool | None, ...] = ()
     weights: tuple[float, ...] = ()
     media: tuple[MediaPlace, ...] = ()
+    parts: tuple[tuple[Mark, ...], ...] = ()
     weight: float = 1.0
+
+    def marks_of(self, k: int) -> tuple[Mark, ...]:
+        """Return the marks of the parts of a message; () where none has any."""
+        return self.parts[k] if self.parts else ()
+
+    def trains_part(self, k: int) -> bool:
+        """Return whether a part of a message says that it is trained."""
+        return any(mark.train for mark in self.marks_of(k))
 
 
 class _Bad(Exception):
@@ -117,8 +138,8 @@ def read_layout(
             "the document has media beside messages: write each as a part of a message's content",
         )
     if isinstance(found, Dialogue) and not any(
-        message["role"] in trained_roles if train is None else train
-        for message, train in zip(found.messages, found.train, strict=True)
+        (message["role"] in trained_roles if train is None else train) or found.trains_part(k)
+        for k, (message, train) in enumerate(zip(found.messages, found.train, strict=True))
     ):
         whose = (
             "the assistant's"
@@ -218,7 +239,7 @@ def _dialogue(
 
     kinds: of media; untrained: how many of the first messages are trained only if they say so.
     """
-    messages, train, weights = [], [], []
+    messages, train, weights, parts = [], [], [], list[tuple[Mark, ...]]()
     system = record.get("system")
     media: list[MediaPlace] = []
     of_record = _weight(record, "the document")
@@ -235,6 +256,9 @@ def _dialogue(
         trained, weight = _take_marks(own, what)
         weights.append(_product(of_record, weight, what))
         _check(own, what, kinds)
+        parts.append(_take_part_marks(own, what, kinds))
+        for j, mark in enumerate(parts[-1]):
+            _product(weights[-1], mark.weight, f"{what}: part {j}")
         media += _taken_off(own, what, kinds)
         messages.append(own)
         train.append(False if trained is None and k < untrained else trained)
@@ -249,17 +273,19 @@ def _dialogue(
         messages.insert(0, {"role": "system", "content": system})
         train.insert(0, None)
         weights.insert(0, of_record)
+        parts.insert(0, ())
     refuse_many(media)
-    marks = tuple(train), tuple(weights), tuple(media)
+    marks = tuple(train), tuple(weights), tuple(media), tuple(parts) if any(parts) else ()
     return Dialogue(messages, _tools(record), _kwargs(record), *marks, weight=of_record)
 
 
 def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]:
-    """Take off what a message says of its training: (whether it is trained, None where it does not
-    say it; its weight). Other tools' names for these are read, too."""
-    if unread := next((key for key in _UNREAD_MARKS if key in message), None):
+    """Take off what a message or a part says of its training: (whether it is trained, None where it
+    does not say it; its weight). Other tools' names for these are read, too."""
+    if unread := next((key for key in _UNREAD_MARKS if message.get(key) is not None), None):
         raise _Bad(f"{what} has {unread!r}, which is not read: say it by train or weight instead")
-    marks = {key: message.pop(key) for key in ("train", "training", "loss") if key in message}
+    given = {key: message.pop(key, None) for key in ("train", "training", "loss")}
+    marks = {key: value for key, value in given.items() if value is not None}
     for key, value in marks.items():
         if key == "loss" and value in (0, 1):
             marks[key] = bool(value)
@@ -268,13 +294,33 @@ def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]
     if len(set(marks.values())) > 1:
         raise _Bad(f"{what}: {' and '.join(marks)} contradict each other")
     weights = {
-        key: _weight(message, what, key) for key in ("weight", "loss_weight") if key in message
+        key: _weight(message, what, key)
+        for key in ("weight", "loss_weight")
+        if message.get(key) is not None
     }
-    for weight_key in weights:
-        del message[weight_key]
+    for key in ("weight", "loss_weight"):
+        message.pop(key, None)
     if len(set(weights.values())) > 1:
         raise _Bad(f"{what}: weight and loss_weight contradict each other")
     return next(iter(marks.values()), None), next(iter(weights.values()), 1.0)
+
+
+def _take_part_marks(message: dict[str, Any], what: str, kinds: Sequence[str]) -> tuple[Mark, ...]:
+    """Take off what the parts of a checked message say of their training, and return it; () where
+    they say nothing. Raises _Bad for a mark of a part without characters."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return ()
+    message["content"] = parts = [dict(part) for part in content]
+    marks = tuple(Mark(*_take_marks(part, f"{what}: part {j}")) for j, part in enumerate(parts))
+    for j, (part, mark) in enumerate(zip(parts, marks, strict=True)):
+        if mark != Mark() and part["type"] in kinds:
+            raise _Bad(f"{what}: part {j} has a mark, and a place of media is never trained")
+        if mark != Mark() and not part["text"].strip():
+            raise _Bad(
+                f"{what}: part {j} has a mark and is blank: write it into the part before it"
+            )
+    return marks if any(mark != Mark() for mark in marks) else ()
 
 
 _UNREAD_MARKS = ("train_detail", "loss_mask", "loss_scale", "masked", "trainable")

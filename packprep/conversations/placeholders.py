@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
 from os.path import commonprefix
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from packprep.conversations.chat_template import TemplateRefusal
@@ -28,7 +29,7 @@ T = TypeVar("T")
 SYSTEM = ("system", "developer")
 """Roles of what is said to the assistant before the conversation."""
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-_TAGS = re.compile(r"(\s*</?think>\s*)")  # by which templates take a content apart
+TAGS = re.compile(r"(\s*</?think>\s*)")  # by which templates take a content apart
 _FIRST_TAG = re.compile(r"[^>\]\n]+[>\]\n]?")
 _OPEN_TAG = re.compile(r"[<\[][^>\]]*\Z")
 _FIRST_NUMBER = 83_152_971 * 10**6
@@ -85,6 +86,38 @@ def attempted(do: Callable[[], T]) -> T | None:
         return None
 
 
+class Place(NamedTuple):
+    """Where in a message a string stands, that has a placeholder.
+
+    key      "content", or one of THOUGHTS
+    part     number of the content's part, or 0
+    segment  number of the string in the part, as TAGS splits it
+    """
+
+    key: str
+    part: int
+    segment: int
+
+
+class PlacedString(NamedTuple):
+    """A string of a message in the text.
+
+    place   where in the message it stands
+    once    whether it is written once for each message that has it
+    before  the character at which the string before it ends, of any message; 0 for the first
+    begin   its first character
+    end     the character behind its last
+    after   the character at which the string after it begins; the text's length for the last
+    """
+
+    place: Place
+    once: bool
+    before: int
+    begin: int
+    end: int
+    after: int
+
+
 class _Places(NamedTuple):
     """Where a message begins, and what an assistant is trained on in it: characters of a literal
     before that; None where it cannot be told."""
@@ -110,12 +143,14 @@ class Placeholders:
         calls: bool = True,
         blanks: bool = False,
         remember: Remember | None = None,
+        texts: Mapping[int, Sequence[str]] = MappingProxyType({}),
     ):
         """marks: two characters that occur nowhere. replaced: of which messages strings are
         replaced. calls: the names in tool calls, too. blanks: what others than assistants say, too,
         where it is blank. remember: as `ChatTemplate.remembered`, with what `render` depends on
-        beside messages; None: nothing is remembered."""
-        self._render, self._remember = render, remember
+        beside messages; None: nothing is remembered. texts: the texts of a message's parts, by its
+        number, where its content is all of them joined."""
+        self._render, self._remember, self._texts = render, remember, texts
         self._blanks = blanks
         self._marks = marks
         # The first placeholder is for what a user says after some of the messages.
@@ -123,6 +158,8 @@ class Placeholders:
         self._strings: list[str] = [""]
         # of each placeholder, the messages that have it
         self._owners: list[list[int]] = [[len(messages)]]
+        # of each placeholder, where each of them has it
+        self._sources: list[list[Place | None]] = [[None]]
         self._same: dict[tuple[str, str, str], str] = {}  # role, key and string → placeholder
         self._roles = [message["role"] for message in messages]
         self.messages: list[Mapping[str, Any]] = [
@@ -153,20 +190,25 @@ class Placeholders:
 
     def _content(self, k: int, content: Any, key: str) -> Any:
         if isinstance(content, str):
-            return "".join(
-                part if _TAGS.fullmatch(part) else self._new(k, part, key)
-                for part in _TAGS.split(content)
-            )
+            texts = self._texts.get(k, (content,)) if key == "content" else (content,)
+            return "".join(self._marked_text(k, text, key, j) for j, text in enumerate(texts))
         if isinstance(content, list):
             return [
                 (
-                    {**part, "text": self._content(k, part["text"], key)}
+                    {**part, "text": self._marked_text(k, part["text"], key, j)}
                     if isinstance(part, dict) and isinstance(part.get("text"), str)
                     else part
                 )
-                for part in content
+                for j, part in enumerate(content)
             ]
         return content
+
+    def _marked_text(self, k: int, text: str, key: str, part: int) -> str:
+        """Return a text of a message with placeholders for what stands between tags."""
+        return "".join(
+            string if TAGS.fullmatch(string) else self._new(k, string, key, Place(key, part, i))
+            for i, string in enumerate(TAGS.split(text))
+        )
 
     def _call(self, k: int, call: Any, calls: bool) -> Any:
         if not isinstance(call, dict):
@@ -189,7 +231,7 @@ class Placeholders:
             return {key: self._argument(k, inner) for key, inner in value.items()}
         return [self._argument(k, inner) for inner in value] if isinstance(value, list) else value
 
-    def _new(self, k: int, string: str, key: str) -> str:
+    def _new(self, k: int, string: str, key: str, source: Place | None = None) -> str:
         """The placeholder of a string of a message; the same for equal ones of users, as templates
         compare messages."""
         if not string.strip() and not (self._blanks and self._roles[k] != "assistant"):
@@ -198,10 +240,12 @@ class Placeholders:
         if self._roles[k] != "assistant" and same in self._same:
             placeholder = self._same[same]
             self._owners[int(placeholder[1:-1])].append(k)
+            self._sources[int(placeholder[1:-1])].append(source)
             return placeholder
         placeholder = self._same[same] = f"{self._marks[0]}{len(self._strings)}{self._marks[1]}"
         self._strings.append(string)
         self._owners.append([k])
+        self._sources.append([source])
         return placeholder
 
     def _written(self, text: str) -> Any:
@@ -213,7 +257,9 @@ class Placeholders:
     def place(self, text: str) -> bool:
         """Whether the text is that of the messages with each placeholder's string in its place."""
         literals, numbers = self._first_messages(len(self.messages))
-        ends = _fitted(text, literals, [self._strings[number] for number in numbers])
+        ends, self.is_certain = _fitted(
+            text, literals, [self._strings[number] for number in numbers]
+        )
         owners = self._in_order(numbers)
         if ends is None or owners is None:
             return False
@@ -477,6 +523,26 @@ class Placeholders:
         """The character at which the first string of message k stands; None if none does."""
         return self._first.get(k)
 
+    @cached_property
+    def strings(self) -> dict[int, list[PlacedString]]:
+        """The strings in contents and reasoning that the text has, of each message, in the text's
+        order."""
+        found: dict[int, list[PlacedString]] = {}
+        last = len(self._text)
+        for number, where in self._where.items():
+            owners = self._owners[number]
+            for i, j in enumerate(where):
+                which = min(i, len(owners) - 1)
+                source = self._sources[number][which]
+                if source is not None:
+                    after = self._placed[j + 1][0] if j + 1 < len(self._placed) else last
+                    before = self._placed[j - 1][1] if j else 0
+                    placed = PlacedString(
+                        source, len(where) == len(owners), before, *self._placed[j], after
+                    )
+                    found.setdefault(owners[which], []).append(placed)
+        return {k: sorted(strings, key=lambda placed: placed.begin) for k, strings in found.items()}
+
 
 def _common(asks: str, written: str) -> int | None:
     """Characters with which what asks for an answer and what is written of it begin alike; None
@@ -496,32 +562,41 @@ def _common(asks: str, written: str) -> int | None:
 
 def _fitted(
     text: str, literals: Sequence[str], strings: Sequence[str]
-) -> list[tuple[int, int]] | None:
-    """Where each string stands in a text: literals[0], strings[0], literals[1], …; each string as
-    it is, or as `forms_of` says. None if the text is something else."""
+) -> tuple[list[tuple[int, int]] | None, bool]:
+    """Return where each string stands in a text, and whether it can stand nowhere else.
+
+    The text is literals[0], strings[0], literals[1], …; each string as it is, or as `forms_of`
+    says. None if the text is something else.
+    """
     if not text.startswith(literals[0]):
-        return None
+        return None, False
     reached: list[
         dict[int, tuple[int, int]]
     ] = []  # end of a literal → where the string before it stands
     ends = [len(literals[0])]
+    others: list[set[int]] = []  # ends of a literal before which the string may stand elsewhere
     for string, literal in zip(strings, literals[1:], strict=True):
         found: dict[int, tuple[int, int]] = {}
+        reached_again: set[int] = set()
         forms = forms_of(string)
         for begin in ends:
             for form in forms:
                 end = begin + len(form)
                 if text.startswith(form, begin) and text.startswith(literal, end):
-                    found.setdefault(end + len(literal), (begin, end))
+                    kept = found.setdefault(end + len(literal), (begin, end))
+                    if kept != (begin, end):
+                        reached_again.add(end + len(literal))
         ends = list(found)[:_MOST_ENDS]
         reached.append(found)
+        others.append(reached_again)
     if len(text) not in ends:
-        return None
-    places, at = [], len(text)
-    for found in reversed(reached):
+        return None, False
+    places, at, is_certain = [], len(text), True
+    for found, reached_again in zip(reversed(reached), reversed(others), strict=True):
         places.append(found[at])
+        is_certain = is_certain and at not in reached_again
         at = found[at][0]
-    return places[::-1]
+    return places[::-1], is_certain
 
 
 def forms_of(string: str) -> list[str]:

@@ -32,6 +32,7 @@ from packprep.conversations.media import (
     read_media,
     slots_of,
 )
+from packprep.conversations.parts import UncertainPart, changed_ranges
 from packprep.conversations.turns import (
     NotIncremental,
     Turns,
@@ -255,7 +256,9 @@ def _of_dialogue(
     if not isinstance(rendered, Conversation):
         return rendered
     if known:
-        first_trained = turns.trained[0][0] if turns.trained else len(turns.text)
+        begins = [begin for begin, *_ in turns.trained]
+        begins += [change.begin for of_list in turns.changes for change in of_list if change.train]
+        first_trained = min(begins, default=len(turns.text))
         rendered = replace(rendered, history=turns.begins.get(known, first_trained))
     if with_boundaries or turns.begins:
         return rendered
@@ -402,6 +405,8 @@ def _attempt(
         raise
     except NotIncremental as error:
         return "template_not_incremental", str(error)
+    except UncertainPart as error:
+        return "part_not_found", str(error)
     except LeftOut as error:
         return "template_error", str(error)
     except TemplateRefusal as error:
@@ -425,7 +430,7 @@ def _variables(dialogue: Dialogue, settings: DocumentKeys) -> dict[str, Any]:
 def _rendered(
     turns: Turns, dialogue: Dialogue, settings: DocumentKeys, has_blocks: bool
 ) -> Conversation | Problem:
-    text, trained, begins, system_end = turns
+    text, trained, begins, system_end, changes = turns
     if found := SURROGATE.search(text):
         return (
             "lone_surrogate",
@@ -435,15 +440,19 @@ def _rendered(
         return too_large
     boundaries = tuple(sorted(set(begins.values())))
     weights = dialogue.weights or (1.0,) * len(dialogue.messages)
+    ranges = [(begin, end, weights[k]) for begin, end, k in trained]
+    for of_list in changes:
+        ranges = changed_ranges(ranges, of_list, weights)
+    trained_begins = {begin for begin, _, weight in ranges if np.float32(weight) > 0}
     blocks = (
         begin
         for begin, _, k in trained
         if has_blocks and dialogue.messages[k]["role"] == "assistant"
-        if np.float32(weights[k]) > 0
+        if begin in trained_begins
     )
     return weighted(
         text,
-        ((begin, end, weights[k]) for begin, end, k in trained),
+        ranges,
         weight=dialogue.weight,
         boundaries=boundaries,
         roles=_roles(dialogue.messages, begins, boundaries),

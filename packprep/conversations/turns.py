@@ -20,7 +20,8 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from packprep.conversations.chat_template import ChatTemplate, LeftOut, TemplateRefusal
-from packprep.conversations.layouts import Dialogue, parsed_json
+from packprep.conversations.layouts import Dialogue, Mark, parsed_json
+from packprep.conversations.parts import Change, Rendered, find_changes
 from packprep.conversations.placeholders import (
     SYSTEM,
     THOUGHTS,
@@ -53,12 +54,14 @@ class Turns(NamedTuple):
     trained     (begin, end, number of the message) of what is trained: ascending, apart or touching
     begins      message → the character at which it begins, of those after the first where that can be told
     system_end  characters of the leading system message, the tools and their dressing; 0: none, or it cannot be told
+    changes     what is trained otherwise than its turn, as `find_changes` gives it
     """
 
     text: str
     trained: list[Span]
     begins: dict[int, int]
     system_end: int
+    changes: Sequence[Sequence[Change]] = ()
 
 
 def find_turns(
@@ -72,12 +75,15 @@ def find_turns(
 
     variables: what the template reads next to messages and tools. with_begins: whether it is asked
     for where messages begin. If not, it may be left out, and the result has none. Raises
-    NotIncremental, and what `ChatTemplate.render` does.
+    NotIncremental, UncertainPart, and what `ChatTemplate.render` does.
     """
     chat, blocks = _rendered_chat(template, dialogue, variables, settings)
     if not with_begins and (trained := _trained_alone(chat, blocks)) is not None:
-        return Turns(chat.text, trained, {}, 0)
-    return _found(chat, blocks)
+        turns = Turns(chat.text, trained, {}, 0)
+    else:
+        turns = _found(chat, blocks)
+    rendered = Rendered(dialogue, chat.text, chat.wanted, turns.trained, lambda: chat.laid)
+    return turns._replace(changes=find_changes(rendered, settings))
 
 
 def dialogues_with_own_history(
@@ -100,22 +106,31 @@ def dialogues_with_own_history(
     wanted = trained_messages(dialogue, settings)
     dialogues: list[Dialogue] = []
     last_text, first = "", 0
-    for k in (k for k, is_wanted in enumerate(wanted) if is_wanted):
-        upto = replace(
-            dialogue,
-            messages=dialogue.messages[: k + 1],
-            train=tuple(wanted[j] and first <= j for j in range(k + 1)),
-            weights=dialogue.weights[: k + 1],
-        )
+    for k in (k for k, want in enumerate(wanted) if want or dialogue.trains_part(k)):
+        upto = _trained_from(dialogue, first, k + 1, wanted)
         text = _rendered_chat(template, upto, variables, settings)[0].text
         if dialogues and text.startswith(last_text.rstrip()):
             dialogues.pop()
         elif dialogues:
             first = len(dialogues[-1].messages)
-            upto = replace(upto, train=tuple(wanted[j] and first <= j for j in range(k + 1)))
+            upto = _trained_from(dialogue, first, k + 1, wanted)
         dialogues.append(upto)
         last_text = text
     return dialogues or [dialogue]
+
+
+def _trained_from(dialogue: Dialogue, first: int, count: int, wanted: Sequence[bool]) -> Dialogue:
+    """Return the first `count` messages of a dialogue, trained from number `first` on."""
+    return replace(
+        dialogue,
+        messages=dialogue.messages[:count],
+        train=tuple(wanted[k] and first <= k for k in range(count)),
+        weights=dialogue.weights[:count],
+        parts=tuple(
+            marks if first <= k else tuple(Mark(False) for _ in marks)
+            for k, marks in enumerate(dialogue.parts[:count])
+        ),
+    )
 
 
 def _rendered_chat(
@@ -125,11 +140,48 @@ def _rendered_chat(
     settings: DocumentKeys,
 ) -> tuple["_Chat", list[tuple[int, int]] | None]:
     """Return a rendered conversation, and what its {% generation %} blocks gave; None if the
-    template has none."""
+    template has none.
+
+    A template that takes no list of parts gets those with marks joined.
+    """
     from packprep.conversations.template_limits import TemplateLimit
 
-    messages, tools = dialogue.messages, dialogue.tools
-    messages = [_as_read(message) for message in messages]
+    messages = [_as_read(message) for message in dialogue.messages]
+    rendered = partial(_rendered_messages, template, dialogue, variables, settings)
+    joined = _with_joined_parts(messages) if dialogue.parts else messages
+    if joined == messages:
+        return rendered(messages)
+    try:
+        return rendered(messages)
+    except (MemoryError, TemplateLimit):
+        raise
+    except Exception:  # of any class, for a template is code
+        return rendered(joined)
+
+
+def _with_joined_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with one text in place of a list of texts."""
+    return [
+        {**message, "content": "".join(texts)}
+        if isinstance(message.get("content"), list)
+        and len(texts := texts_of(message)) == len(message["content"])
+        else message
+        for message in messages
+    ]
+
+
+def _rendered_messages(
+    template: ChatTemplate,
+    dialogue: Dialogue,
+    variables: Mapping[str, Any],
+    settings: DocumentKeys,
+    messages: list[dict[str, Any]],
+) -> tuple["_Chat", list[tuple[int, int]] | None]:
+    """Return what `_rendered_chat` does, of the messages of a dialogue as the template reads
+    them."""
+    from packprep.conversations.template_limits import TemplateLimit
+
+    tools = dialogue.tools
     render = partial(template.render, tools=tools, variables=variables)
     taken = (template.source, *strings_of([messages, tools, variables]))
     rendered = partial(_with_blocks, taken=taken) if template.marks_generation else _without_blocks
@@ -152,7 +204,7 @@ def _rendered_chat(
     _check_parts(render, messages, text)
     _check_read(template, render, messages, tools, text)
     wanted = trained_messages(dialogue, settings)
-    return _Chat(template, render, messages, tools, taken, wanted, text), blocks
+    return _Chat(template, render, messages, tools, taken, wanted, text, dialogue), blocks
 
 
 def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[Span] | None:
@@ -395,6 +447,7 @@ class _Chat:
     taken: tuple[str, ...]  # all strings that there are, and the template's source
     wanted: list[bool]  # of each message, whether it is trained
     text: str
+    dialogue: Dialogue  # as the record has it
 
     @cached_property
     def laid(self) -> Placeholders | None:
@@ -626,12 +679,19 @@ def _laid(chat: _Chat) -> Placeholders | None:
         for text in texts_of(message)
     )
     speakers = [
-        want or message["role"] == "assistant"
-        for want, message in zip(chat.wanted, chat.messages, strict=True)
+        want or message["role"] == "assistant" or chat.dialogue.trains_part(k)
+        for k, (want, message) in enumerate(zip(chat.wanted, chat.messages, strict=True))
     ]
+    texts = {
+        k: texts_of(given)
+        for k, (given, message) in enumerate(
+            zip(chat.dialogue.messages, chat.messages, strict=True)
+        )
+        if isinstance(given.get("content"), list) and isinstance(message.get("content"), str)
+    }
     ways = [(everybody, True, False), (speakers, True, False), (speakers, False, False)]
     for replaced, calls, blanks in [(everybody, True, True), *ways] if has_blanks else ways:
-        laid = Placeholders(render, chat.messages, marks, replaced, calls, blanks, remember)
+        laid = Placeholders(render, chat.messages, marks, replaced, calls, blanks, remember, texts)
         if attempted(partial(laid.place, chat.text)):
             return laid
     return None

@@ -401,6 +401,14 @@ class DocumentKeys:
     train_on_tool_calls: Annotated[
         bool, _key("whether messages with tool_calls are trained", later=True)
     ] = True
+    train_reasoning: Annotated[
+        bool,
+        _key("whether the reasoning of an assistant's trained turn is trained", later=True),
+    ] = True
+    train_empty_reasoning: Annotated[
+        bool,
+        _key("whether the tags of an empty reasoning are trained", later=True),
+    ] = True
     long_answers: Annotated[
         Literal["continue", "untrained"],
         _key(

@@ -157,6 +157,8 @@ def test_conversations_and_spans_are_trained_alike(tmp_path):
         ("trained_turns", "last"),
         ("loss_spans", "ignore"),
         ("trained_roles", ["user"]),
+        ("train_reasoning", False),
+        ("train_empty_reasoning", False),
     ):
         with pytest.raises(
             RecipeError, match=f"documents.{key} is .* here, and .* in the token store"

@@ -27,12 +27,12 @@ def found(template, messages, tools=None, train=(), variables=None, **settings):
 
 
 def trained(*arguments, **options):
-    text, spans, _, _ = found(*arguments, **options)
+    text, spans, *_ = found(*arguments, **options)
     return [text[begin:end] for begin, end, _ in spans]
 
 
 def pieces(*arguments, **options):
-    text, _, begins, _ = found(*arguments, **options)
+    text, _, begins, *_ = found(*arguments, **options)
     bounds = [0, *sorted(begins.values()), len(text)]
     return [text[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
 
@@ -374,7 +374,7 @@ def test_blocks_of_a_message_are_its_own():
 
 def test_system_and_tools_are_what_later_pieces_repeat():
     def repeated(template, messages, tools=None):
-        text, _, _, end = found(template, messages, tools)
+        text, _, _, end, _ = found(template, messages, tools)
         return text[:end]
 
     system = {"role": "system", "content": "Be brief."}
@@ -470,7 +470,7 @@ def test_a_long_conversation_is_rendered_a_few_times(monkeypatch):
         lambda messages, **options: renderings.append(len(messages)) or plain(messages, **options),
     )
     messages = [m for k in range(400) for m in (chats.turns(f"q{k}")[0], thought(f"t{k}", f"a{k}"))]
-    text, spans, begins, _ = find_turns(template, Dialogue(messages), {}, DocumentKeys())
+    text, spans, begins, *_ = find_turns(template, Dialogue(messages), {}, DocumentKeys())
     assert len(spans) == 400 and len(begins) == 799 and len(renderings) < 24
     assert [text[a:b] for a, b, _ in spans][7] == "a7<|im_end|>\n"
 
@@ -532,7 +532,9 @@ def test_turns_are_what_the_template_writes_of_them(said, short):
 
 
 def test_where_strings_stand_is_found_among_several_places():
-    fitted = placeholders._fitted
+    def fitted(*given):
+        return placeholders._fitted(*given)[0]
+
     assert fitted("a\n\nb", ["", "\n", ""], ["a\n", "b"]) == [(0, 2), (3, 4)]
     assert fitted("aa", ["", "", ""], ["a", "a"]) == [(0, 1), (1, 2)]
     assert fitted("xay", ["x", "y"], [" a\n"]) == [(1, 2)]

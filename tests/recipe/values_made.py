@@ -103,6 +103,8 @@ VALUES = {
         [1, True, [], [""], ""],
     ),
     ("documents", "train_on_tool_calls"): ([True, False], [1, 0, "true", None]),
+    ("documents", "train_reasoning"): ([True, False], [1, 0, "true", None]),
+    ("documents", "train_empty_reasoning"): ([True, False], [1, 0, "true", None]),
     ("documents", "template_date"): (
         ["", "2026-01-01", "0001-12-31"],
         ["today", "2026-02-30", "2026-1-1", "20260101", 1, True, []],

@@ -122,6 +122,7 @@ BAD_REASONS = (
     "bad_messages",
     "template_error",
     "template_not_incremental",
+    "part_not_found",
     "bad_media",
     "bad_mask",
 )

@@ -292,10 +292,10 @@ def without_nulls(value: Any) -> Any:
     """Return a value of an Arrow column without the keys that are null.
 
     In Arrow, each object has every key, so null means a missing key. The exception is a message's
-    content, which may be null. A message's NaN weight is also missing.
+    content, which may be null. A NaN weight of a message or a part is also missing.
     """
     if isinstance(value, Mapping):
-        is_message = "role" in value or "from" in value
+        is_message = "role" in value or "from" in value or {"type", "text"} <= value.keys()
         kept = {
             k: without_nulls(v)
             for k, v in value.items()

@@ -1,0 +1,307 @@
+"""Characters of a message that are trained otherwise than the message: its reasoning, an empty
+reasoning, and parts of its content that say so.
+
+```
+text            <|im_start|>assistant↵<think>↵hm↵</think>↵↵4<|im_end|>↵
+the turn                              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+its reasoning                         ------------------------             train_reasoning = false
+```
+Placeholders tell where a string stands, and tags around it are found in what the template writes
+next to it.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from packprep.conversations.layouts import Dialogue, Mark
+from packprep.conversations.placeholders import (
+    TAGS,
+    THOUGHTS,
+    Place,
+    PlacedString,
+    Placeholders,
+)
+from packprep.recipe import DocumentKeys
+
+_TAG = r"[<\[◁][^\s<>\[\]◁▷]+[>\]▷]"
+_OPENING = re.compile(rf"(?:{_TAG}\w*)+\s*\Z")  # as <|channel|>analysis<|message|>
+_CLOSING = re.compile(rf"\s*({_TAG})\s*")
+_NAME = r"(?:seed:)?(?:think|thinking|THINK)"
+_EMPTY = re.compile(rf"[<\[◁]({_NAME})[>\]▷]\s*[<\[◁]/\1[>\]▷]\s*")
+_BEGUN = re.compile(rf"[<\[◁]{_NAME}[>\]▷]\s*\Z")
+_MOST_BEGUN = 100  # characters of a prompt in which a tag that begins a reasoning is looked for
+
+
+class UncertainPart(Exception):
+    """It cannot be told which characters of the text a part of a message is."""
+
+
+class Change(NamedTuple):
+    """Characters of a message [begin, end) that are trained otherwise than its turn.
+
+    train   whether they are trained; None: where the turn is
+    weight  multiplies the weight of the message
+    """
+
+    begin: int
+    end: int
+    message: int
+    train: bool | None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A rendered conversation, in which parts of messages are looked for.
+
+    dialogue  as the record has it
+    text      what the template writes
+    wanted    of each message, whether it is trained
+    trained   (begin, end, number of the message) of trained turns
+    laid      gives placeholders over the text; None where none give it
+    """
+
+    dialogue: Dialogue
+    text: str
+    wanted: Sequence[bool]
+    trained: Sequence[tuple[int, int, int]]
+    laid: Callable[[], Placeholders | None]
+
+    @cached_property
+    def turn_at(self) -> Callable[[int], tuple[int, int, int] | None]:
+        """What finds the trained turn that holds a character."""
+        return _finder(self.trained)
+
+    def strings(self, k: int, what: str) -> list[PlacedString]:
+        """Return the strings of a message in the text. Raises UncertainPart; what: is looked
+        for."""
+        laid = self.laid()
+        if laid is None or not laid.is_certain:
+            raise UncertainPart(f"it cannot be told where {what} of message {k} stands in the text")
+        return laid.strings.get(k, [])
+
+
+def texts_in_parts(message: Mapping[str, Any]) -> list[str | None]:
+    """Return the text of each part of a message's content, None for a part of media; a content that
+    is a text has one part."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return [part.get("text") if isinstance(part, dict) else None for part in parts]
+
+
+def find_changes(rendered: Rendered, settings: DocumentKeys) -> list[list[Change]]:
+    """Return what is trained otherwise than its turn: by the recipe, then by the parts' own marks.
+
+    The later list goes before the earlier one. Changes of a list do not overlap, and ascend. Raises
+    UncertainPart.
+    """
+    dialogue = rendered.dialogue
+    answers = [
+        k
+        for k, message in enumerate(dialogue.messages)
+        if rendered.wanted[k] and message["role"] == "assistant"
+    ]
+    by_recipe: list[Change] = []
+    if not settings.train_reasoning:
+        for k in answers:
+            by_recipe += (Change(*span, k, False) for span in _reasoning(rendered, k))
+    if not settings.train_empty_reasoning:
+        by_recipe += _empty_reasoning(rendered, set(answers))
+    by_marks = [
+        Change(*_part(rendered, k, j), k, *mark)
+        for k, marks in enumerate(dialogue.parts)
+        for j, mark in enumerate(marks)
+        if mark != Mark()
+    ]
+    lists = [[one for one in changes if one.begin < one.end] for changes in (by_recipe, by_marks)]
+    return [sorted(changes, key=lambda one: one.begin) for changes in lists if changes]
+
+
+def changed_ranges(
+    ranges: Sequence[tuple[int, int, float]],
+    changes: Sequence[Change],
+    weights: Sequence[float],
+) -> list[tuple[int, int, float]]:
+    """Return ranges of characters with a weight after changes of one list.
+
+    ranges: ascending. weights: of each message.
+    """
+    edges = {edge for begin, end, _ in ranges for edge in (begin, end)}
+    edges |= {edge for change in changes for edge in (change.begin, change.end)}
+    range_at, change_at = _finder(ranges), _finder(changes)
+    found: list[tuple[int, int, float]] = []
+    for begin, end in pairwise(sorted(edges)):
+        turn, change = range_at(begin), change_at(begin)
+        if change is None and turn is not None:
+            found.append((begin, end, turn[2]))
+        elif change is not None and (change.train or (change.train is None and turn is not None)):
+            found.append((begin, end, weights[change.message] * change.weight))
+    return found
+
+
+def _finder(items: Sequence[Any]) -> Callable[[int], Any]:
+    """Return what finds the item that holds a character, of items that ascend; None for none."""
+    begins = [item[0] for item in items]
+
+    def item_at(character: int) -> Any:
+        i = bisect_right(begins, character) - 1
+        return items[i] if i >= 0 and character < items[i][1] else None
+
+    return item_at
+
+
+# Reasoning
+
+
+def _reasoning(rendered: Rendered, k: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of the text that are a message's reasoning with its tags."""
+    message = rendered.dialogue.messages[k]
+    texts = texts_in_parts(message)
+    has_field = any(str(message.get(key) or "").strip() for key in THOUGHTS)
+    if not has_field and not any(text and TAGS.search(text) for text in texts):
+        return
+    inside, is_begun = _inside_tags(texts)
+    strings = rendered.strings(k, "the reasoning")
+    is_thought = [placed.place.key in THOUGHTS or placed.place in inside for placed in strings]
+    lacks_tag = is_begun and any(is_thought[:1]) and not _follows_tag(rendered.text, strings[0])
+    if is_begun is None or (is_begun and has_field) or lacks_tag:
+        raise UncertainPart(f"<think> and </think> do not pair in the content of message {k}")
+    first = 0
+    for i, (placed, thinks) in enumerate(zip(strings, is_thought, strict=True)):
+        if not thinks:
+            continue
+        if i == 0 or not is_thought[i - 1]:
+            first = i
+        if i + 1 == len(strings) or not is_thought[i + 1]:
+            yield _with_tags(rendered, k, strings[first], placed)
+
+
+def _inside_tags(texts: Sequence[str | None]) -> tuple[set[Place], bool | None]:
+    """Return which strings of a content stand between <think> and </think>, and whether the first
+    tag is a </think>, as where the prompt begins the reasoning; None where tags do not pair."""
+    inside: set[Place] = set()
+    before: list[Place] = []
+    tags: list[str] = []
+    for j, text in enumerate(texts):
+        for i, string in enumerate(TAGS.split(text or "")):
+            if not TAGS.fullmatch(string):
+                before.append(Place("content", j, i))
+                continue
+            tags.append(string.strip())
+            if "/" in string:
+                inside.update(before)
+            before = []
+    is_begun = tags[:1] == ["</think>"]
+    all_tags = ["<think>"] * is_begun + tags
+    is_paired = all_tags == ["<think>", "</think>"] * (len(all_tags) // 2)
+    return inside, is_begun if is_paired else None
+
+
+def _follows_tag(text: str, placed: PlacedString) -> bool:
+    """Return whether a <think> stands before a string."""
+    return text[placed.before : placed.begin].rstrip().endswith("<think>")
+
+
+def _with_tags(
+    rendered: Rendered, k: int, first: PlacedString, last: PlacedString
+) -> tuple[int, int]:
+    """Return the characters from a reasoning's opening tag to behind its closing tag.
+
+    A text without a tag before its reasoning has none behind it. A tag that ends the turn, and is
+    not named as a closing one, may be the turn's own.
+    """
+    text = rendered.text
+    head = text[first.before : first.begin]
+    opening = _BEGUN.search(head) or _OPENING.search(head)
+    closing = _CLOSING.match(text, last.end, last.after) if opening else None
+    if opening is None or closing is None:
+        return first.begin, last.end
+    turn = rendered.turn_at(last.end)
+    ends_turn = turn is not None and not text[closing.end() : turn[1]].strip()
+    if ends_turn and "/" not in closing[1]:
+        raise UncertainPart(f"it cannot be told where the reasoning of message {k} ends")
+    return first.before + opening.start(), closing.end()
+
+
+def _empty_reasoning(rendered: Rendered, answers: set[int]) -> Iterator[Change]:
+    """Yield the tags without a reasoning before what trained messages say."""
+    text = rendered.text
+    for begin, end, k in rendered.trained:
+        if k not in answers:
+            continue
+        begun = _BEGUN.search(text[max(begin - _MOST_BEGUN, 0) : begin])
+        first = begin - len(begun[0]) if begun else begin
+        block = _EMPTY.match(text, first, end)
+        if block is None and (block := _EMPTY.search(text, begin, end)) is not None:
+            strings = rendered.strings(k, "an empty reasoning")
+            said = strings[0].begin if strings else end
+            block = block if block.end() <= said else None
+        if block is not None:
+            yield Change(max(block.start(), begin), block.end(), k, False)
+
+
+# Parts of a content
+
+
+def _part(rendered: Rendered, k: int, j: int) -> tuple[int, int]:
+    """Return the range of the text that a part of a content is, (0, 0) where the template leaves
+    its reasoning out. Raises UncertainPart unless the text has it once."""
+    texts = texts_in_parts(rendered.dialogue.messages[k])
+    what = f"part {j}"
+    strings = [s for s in rendered.strings(k, what) if s.place.key == "content"]
+    own = [placed for placed in strings if placed.place.part == j]
+    pieces = TAGS.split(texts[j] or "")
+    inside, _ = _inside_tags(texts)
+    wanted = [Place("content", j, i) for i, piece in enumerate(pieces) if piece.strip()]
+    wanted = [place for place in wanted if not TAGS.fullmatch(pieces[place.segment])]
+    shown = [placed.place for placed in own if placed.once and placed.begin < placed.end]
+    is_left_out = not own and all(place in inside for place in wanted)
+    if len(shown) < len(own) or not is_left_out and set(wanted) - inside - set(shown):
+        raise UncertainPart(
+            f"the template does not write part {j} of message {k} once, so it cannot be told which"
+            " characters are it: write the message's parts as one text"
+        )
+    if own:
+        first, last = own[0], own[-1]
+        lead = _tags_in(pieces[: first.place.segment])
+        tail = _tags_in(pieces[last.place.segment + 1 :])
+        opening = re.search(lead + r"\Z", rendered.text[first.before : first.begin])
+        closing = re.compile(r"\s*" + tail).match(rendered.text, last.end, last.after)
+        return (
+            first.before + opening.start() if lead and opening else first.begin,
+            closing.end() if tail and closing else last.end,
+        )
+    return _part_of_tags(rendered, k, j, strings, _tags_in(pieces))
+
+
+def _part_of_tags(
+    rendered: Rendered, k: int, j: int, strings: Sequence[PlacedString], pattern: str
+) -> tuple[int, int]:
+    """Return the range of a part that is tags alone, or a reasoning that the template leaves out,
+    next to the strings of other parts."""
+    if not pattern:
+        return 0, 0
+    following = next((s for s in strings if s.place.part > j), None)
+    before = next((s for s in reversed(strings) if s.place.part < j), None)
+    if following is not None:
+        bounds = following.before, following.begin
+    elif before is not None:
+        bounds = before.end, before.after
+    else:
+        bounds = 0, len(rendered.text)
+    found = [match.span() for match in re.compile(pattern).finditer(rendered.text, *bounds)]
+    if len(found) > 1:
+        raise UncertainPart(f"the text has the tags of part {j} of message {k} more than once")
+    return found[0] if found else (0, 0)
+
+
+def _tags_in(pieces: Iterable[str]) -> str:
+    """Return a pattern of the tags in pieces of a text, with white space between and behind
+    them."""
+    tags = [re.escape(piece.strip()) for piece in pieces if TAGS.fullmatch(piece)]
+    return "".join(tag + r"\s*" for tag in tags)
