@@ -13,7 +13,7 @@ import numpy as np
 
 from packprep.building.plan import Plan, at_text, moved_prefixes, open_plan, stored_plan
 from packprep.conversations.chat_template import compile_template
-from packprep.conversations.layouts import Dialogue
+from packprep.conversations.layouts import Dialogue, Mark
 from packprep.conversations.supervision import rendered_turns
 from packprep.conversations.turns import Turns
 from packprep.dataset.epochs.resampling import EPOCHS
@@ -49,6 +49,12 @@ def plan_for_twin(plan: Plan) -> dict[str, Any]:
     }
 
 
+def dialogue_of(talk: Talk) -> Dialogue:
+    """Return a conversation as packprep has it, without its media."""
+    parts = tuple(tuple(Mark(*mark) for mark in marks) for marks in talk.parts)
+    return Dialogue(*talk[:5], parts=parts)
+
+
 def twin_of(plan: Plan) -> Twin:
     """Return the twin of a plan.
 
@@ -57,7 +63,7 @@ def twin_of(plan: Plan) -> Twin:
     settings, stored = plan.recipe.documents, plan_for_twin(plan)
 
     def find(talk: Talk) -> Turns | None:
-        turns = rendered_turns(Dialogue(*talk[:5]), stored["chat_template"], settings)
+        turns = rendered_turns(dialogue_of(talk), stored["chat_template"], settings)
         if not isinstance(turns, Turns):
             return None
         compile_template(stored["chat_template"], settings.template_date).begin()

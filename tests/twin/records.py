@@ -115,7 +115,8 @@ before it (−1: unsaid)."""
 
 class Talk(NamedTuple):
     """Messages for a template, its tools and variables; of each message whether it is trained
-    (None: unsaid), and its weight; and what stands for their parts of media."""
+    (None: unsaid), and its weight; what stands for their parts of media; and the same two of each
+    part of a message's content, () where none says it, and () where no message has any."""
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None
@@ -123,6 +124,7 @@ class Talk(NamedTuple):
     train: tuple[bool | None, ...]
     weights: tuple[float, ...]
     media: tuple[Picture, ...] = ()
+    parts: tuple[tuple[tuple[bool | None, float], ...], ...] = ()
     weight: float = 1.0  # the record's, which is multiplied into the others
 
 
@@ -199,6 +201,7 @@ def read(record: dict[str, Any], keys: Keys) -> Talk | Passage | None:
                     said or (said is None and own)
                     for said, own in zip(made.train, trained, strict=True)
                 )
+                or any(train for marks in made.parts for train, _ in marks)
             )
         return made
     except _BadRecord:
@@ -268,20 +271,22 @@ def _talk(
         if "role" not in own and "from" in own:
             own = _spoken(own)
         own = {key: value for key, value in own.items() if value is not None or key == "content"}
-        _need(not own.keys() & set(NO_MARKS))
-        trains = [own.pop(key) for key in ("train", "training") if key in own]
-        if "loss" in own:
-            loss = own.pop("loss")
-            trains.append(bool(loss) if isinstance(loss, int | float) and loss in (0, 1) else loss)
-        given = [_weight(own.pop(key)) for key in ("weight", "loss_weight") if key in own]
-        _need(all(isinstance(train, bool) for train in trains) and len(set(trains)) < 2)
-        _need(len(set(given)) < 2)
-        train, weight = (trains or [None])[0], of_all * (given or [1.0])[0]
+        train, own_weight = _marks(own)
+        weight = of_all * own_weight
         _need(weight <= LARGEST)
         if own.get("tool_calls") == []:
             del own["tool_calls"]
         _need(_sound(own, kinds))
+        marks: list[tuple[bool | None, float]] = []
         if isinstance(own.get("content"), list):
+            own["content"] = [dict(part) for part in own["content"]]
+            for part in own["content"]:
+                marks.append(_marks(part))
+                _need(weight * marks[-1][1] <= LARGEST)
+                if marks[-1] != (None, 1.0):
+                    _need(part["type"] not in kinds and part["text"].strip())
+            if set(marks) == {(None, 1.0)}:
+                marks = []
             pictures = [part for part in own["content"] if part["type"] in kinds]
             media += [(part["type"], *_slots(part), -1) for part in pictures]
             own["content"] = [
@@ -292,10 +297,11 @@ def _talk(
                 }
                 for part in own["content"]
             ]
-        said.append((own, train if train is not None or i >= answers_from else False, weight))
+        train = train if train is not None or i >= answers_from else False
+        said.append((own, train, weight, tuple(marks)))
     if system:
         _need(isinstance(system, str) and said[0][0]["role"] != "system")
-        said.insert(0, ({"role": "system", "content": system}, None, of_all))
+        said.insert(0, ({"role": "system", "content": system}, None, of_all, ()))
     _need(said)
     tools, variables = (_value(found[name]) for name in ("tools", "chat_template_kwargs"))
     _need(
@@ -307,8 +313,24 @@ def _talk(
         not variables.keys() & {"messages", "tools", "add_generation_prompt", "packprep_generation"}
     )
     _need(sum(slots for _, slots, *_ in media) <= MOST_SLOTS)
-    all_messages, trains, weights = zip(*said, strict=True)
-    return Talk(list(all_messages), tools, variables, trains, weights, tuple(media), of_all)
+    all_messages, trains, weights, parts = zip(*said, strict=True)
+    parts = parts if any(parts) else ()
+    marks = trains, weights, tuple(media), parts, of_all
+    return Talk(list(all_messages), tools, variables, *marks)
+
+
+def _marks(own: dict[str, Any]) -> tuple[bool | None, float]:
+    """What a message or a part says of its training, which is taken off it."""
+    _need(not any(own.get(key) is not None for key in NO_MARKS))
+    said = [own.pop(key, None) for key in ("train", "training", "loss")]
+    if isinstance(said[2], int | float) and said[2] in (0, 1):
+        said[2] = bool(said[2])
+    trains = [train for train in said if train is not None]
+    given = [own.pop(key, None) for key in ("weight", "loss_weight")]
+    weights = [_weight(weight) for weight in given if weight is not None]
+    _need(all(isinstance(train, bool) for train in trains) and len(set(trains)) < 2)
+    _need(len(set(weights)) < 2)
+    return (trains or [None])[0], (weights or [1.0])[0]
 
 
 def _slots(entry: dict[str, Any]) -> tuple[int, str]:
@@ -445,7 +467,8 @@ def without_nulls(value: Any) -> Any:
         return value
     made = {}
     for key, inner in value.items():
-        if key == "weight" and ("role" in value or "from" in value):
+        is_part = "type" in value and "text" in value
+        if key == "weight" and (is_part or "role" in value or "from" in value):
             inner = unless_nan(inner)
         if inner is not None or (key == "content" and "role" in value):
             made[key] = without_nulls(inner)

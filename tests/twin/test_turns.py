@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from packprep.conversations.chat_template import compile_template
-from packprep.conversations.layouts import Dialogue
 from packprep.conversations.supervision import conversation, rendered_turns
 from packprep.conversations.turns import Turns
 from packprep.recipe import DocumentKeys
 from tests.conversations import chats_made as chats
+from tests.twin.check import dialogue_of
 from tests.twin.records import Talk
 from tests.twin.turns import Template, text_of_talk
 
@@ -74,12 +74,34 @@ def talks(name, count):
         yield Talk(messages, TOOLS if with_tools else None, {}, train, weights)
 
 
+def in_parts(talk, chance):
+    """Some contents as parts with marks."""
+    parts, messages = [], []
+    for message in talk.messages:
+        if message.get("tool_calls") or not message["content"] or chance.random() < 0.5:
+            messages.append(message)
+            parts.append(())
+            continue
+        thought = chance.choice(["", "", "<think>\nhm\n</think>\n\n", "<think>\n\n</think>\n\n"])
+        if message["role"] != "assistant" or "reasoning_content" in message:
+            thought = ""
+        texts = [text for text in (thought, message["content"], " so", "and on") if text]
+        content = [{"type": "text", "text": text} for text in texts]
+        messages.append({**message, "content": content})
+        parts.append(
+            tuple((chance.choice([None, True, False]), chance.choice([1.0, 0.5])) for _ in texts)
+        )
+    return talk._replace(messages=messages, parts=tuple(parts))
+
+
 def twin_s(source, find, **documents):
     defaults = {
         "chat_template_kwargs": None,
         "trained_roles": ["assistant"],
         "trained_turns": "all",
         "train_on_tool_calls": True,
+        "train_reasoning": True,
+        "train_empty_reasoning": True,
     }
 
     def render(messages, tools, variables, prompt, around):
@@ -92,7 +114,7 @@ def twin_s(source, find, **documents):
 
 def finding(source, **documents):
     def find(talk):
-        found = rendered_turns(Dialogue(*talk), source, settings(**documents))
+        found = rendered_turns(dialogue_of(talk), source, settings(**documents))
         return found if isinstance(found, Turns) else None
 
     return find
@@ -120,6 +142,8 @@ def united(spans):
         {},
         {"trained_turns": "last"},
         {"train_on_tool_calls": False},
+        {"train_reasoning": False},
+        {"train_empty_reasoning": False},
         {"trained_roles": ["assistant", "user"]},
     ],
     ids=str,
@@ -128,8 +152,10 @@ def united(spans):
 def test_both_find_the_same_turns(name, documents):
     source = HEAD + TEMPLATES[name]
     places = taken = used = 0
-    for talk in talks(name, 12):
-        built = conversation(Dialogue(*talk), source, settings(**documents))
+    chance = random.Random(f"parts {name}")
+    plain = list(talks(name, 12))
+    for talk in [*plain, *(in_parts(talk, chance) for talk in plain)]:
+        built = conversation(dialogue_of(talk), source, settings(**documents))
         found = text_of_talk(talk, twin_s(source, finding(source, **documents), **documents))
         if found is None:
             assert isinstance(built, tuple)
@@ -187,7 +213,7 @@ def test_what_the_build_says_wrongly_is_not_repeated(name):
 def test_what_follows_an_answer_that_is_left_out_at_the_end_does_not_begin_with_it(source):
     messages = chats.turns("q", "a", "q", "", "q", "b")
     talk = Talk(messages, None, {}, (None,) * 6, (1.0,) * 6)
-    built = conversation(Dialogue(*talk), source, settings())
+    built = conversation(dialogue_of(talk), source, settings())
     text, taken = text_of_talk(talk, twin_s(source, finding(source)))
     assert [text.text[begin:end] for begin, end, _ in text.spans] == ["a</>", "</>", "b</>"]
     assert (*text.boundaries,) == built.boundaries and (*text.roles,) == built.roles and taken <= 2
@@ -198,7 +224,7 @@ def test_an_answer_to_a_trained_message_that_says_nothing_is_trained():
     talk = Talk(
         chats.turns("", "answer", "more", "last"), None, {}, (True, None, None, None), (1.0,) * 4
     )
-    built = conversation(Dialogue(*talk), source, settings())
+    built = conversation(dialogue_of(talk), source, settings())
     text, _ = text_of_talk(talk, twin_s(source, finding(source)))
     assert united(text.spans) == [(*span, 1.0) for span in built.spans] and built.spans[0] == (0, 6)
 

@@ -13,26 +13,30 @@ counted.
 """
 
 import re
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
+from tests.twin.parts import (
+    THINK_TAG,
+    THOUGHTS,
+    WORDS,
+    Message,
+    Parts,
+    Span,
+    Unknown,
+    trained_characters,
+)
 from tests.twin.reading import Text
-from tests.twin.records import Talk
+from tests.twin.records import Talk, in_float32
 
-WORDS = "alpha", "zero"  # which begin and end with other characters
 NEXT = "qux"
 SYSTEM, ASKING = ("system", "developer"), ("user", "tool")
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 MOST_MESSAGES = 128  # of a conversation of which parts are rendered
 MARKS = "\ufdee", "\ufdef"
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-THINK_TAG = re.compile(r"(\s*</?think>\s*)")  # by which templates take a content apart
-
-Message = dict[str, Any]
-Span = tuple[int, int, int]  # begin, end, number of the message
 
 
 class Template(NamedTuple):
@@ -41,8 +45,8 @@ class Template(NamedTuple):
     source     its text
     render     (messages, tools, variables, prompt, around) → text, or an error of any class. prompt: and what asks for an
                answer; around: two texts, between which each {% generation %} block stands
-    find       Talk → the build's word: text, trained (begin, end, message), begins (message → character), system_end; None where
-               it turns the conversation away
+    find       Talk → the build's word: text, trained (begin, end, message), begins (message → character), system_end, changes;
+               None where it turns the conversation away
     documents  the recipe's table of this name
     """
 
@@ -85,7 +89,6 @@ def text_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
         )
     end = theirs.system_end and chat.system_end(begins)
     taken += end is None
-    weights = [struct.unpack("f", struct.pack("f", weight))[0] for weight in talk.weights]
     # the role of the first message at a place, or of one there that asks
     places = {0: talk.messages[0]["role"]}
     at = 0
@@ -94,20 +97,43 @@ def text_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
         if at not in places or begins.get(k) == at or message["role"] in ASKING:
             places[at] = message["role"]
     boundaries = sorted(set(begins.values()))
-    spans = [span for span in sorted(spans) if weights[span[2]] and span[0] < span[1]]
+    spans = [span for span in sorted(spans) if span[0] < span[1]]
+    parts = Parts(chat.render, chat.messages, talk, text)
+    try:
+        changes = parts.changes(spans, chat.wanted, template.documents)
+    except Unknown:
+        changes = theirs.changes
+        taken += sum(map(len, changes))
+    characters = trained_characters(len(text), spans, changes, talk.weights)
+    in_32_bits = {weight: in_float32(weight) for weight in set(characters)}
+    characters = [in_32_bits[weight] or 0.0 for weight in characters]
     found = Text(
         text,
-        [(begin, stop, weights[k]) for begin, stop, k in spans],
+        [(begin, begin + len(own), weight) for begin, own, weight in _runs(characters)],
         True,
         boundaries,
         [places[place] for place in (0, *boundaries)],
         theirs.system_end if end is None else end,
         list(_strings([talk.messages, talk.tools, variables])),
-        [begin for begin, _, k in spans if chat.has_blocks and chat.roles[k] == "assistant"],
+        [
+            begin
+            for begin, _, k in spans
+            if chat.has_blocks and chat.roles[k] == "assistant" and characters[begin]
+        ],
         talk.media,
         document_weight=talk.weight,
     )
     return found, taken
+
+
+def _runs(weights: Sequence[float]) -> Iterator[tuple[int, list[float], float]]:
+    """(first character, all of them, their weight) of characters of one weight above 0 that touch."""
+    begin = 0
+    for weight, run in groupby(weights):
+        own = list(run)
+        if weight:
+            yield begin, own, weight
+        begin += len(own)
 
 
 def texts_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
@@ -116,11 +142,15 @@ def texts_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
 
     A text goes on as long as what is rendered up to the next trained message extends it.
     """
-    wanted = [k for k, want in enumerate(wanted_of(talk, template.documents)) if want]
+    wanted = [
+        k
+        for k, want in enumerate(wanted_of(talk, template.documents))
+        if want or (talk.parts and any(train for train, _ in talk.parts[k]))
+    ]
     groups: list[list[int]] = []
     before = None
     for k in wanted:
-        theirs = template.find(_up_to(talk, [k]))
+        theirs = template.find(_up_to(talk, [k], template.documents))
         if theirs is None:
             return None
         if before is not None and theirs.text.startswith(before.rstrip()):
@@ -128,18 +158,28 @@ def texts_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
         else:
             groups.append([k])
         before = theirs.text
-    found = [text_of_talk(_up_to(talk, group), template) for group in groups]
+    found = [text_of_talk(_up_to(talk, group, template.documents), template) for group in groups]
     texts = [one[0] for one in found if one is not None]
     if len(texts) < len(found) or (len(texts) > 1 and not all(text.spans for text in texts)):
         return None
     return texts[0]._replace(later=texts[1:]), sum(one[1] for one in found if one is not None)
 
 
-def _up_to(talk: Talk, trained: Sequence[int]) -> Talk:
-    """A conversation up to the last of the trained messages."""
+def _up_to(talk: Talk, trained: Sequence[int], documents: Mapping[str, Any]) -> Talk:
+    """A conversation up to the last of the messages that are trained in it, all or in part."""
     count = trained[-1] + 1
-    train = [k in trained for k in range(count)]
-    return talk._replace(messages=talk.messages[:count], train=train, weights=talk.weights[:count])
+    wanted = wanted_of(talk, documents)
+    train = [k in trained and wanted[k] for k in range(count)]
+    parts = [
+        marks if k in trained else tuple((False, 1.0) for _ in marks)
+        for k, marks in enumerate(talk.parts[:count])
+    ]
+    return talk._replace(
+        messages=talk.messages[:count],
+        train=train,
+        weights=talk.weights[:count],
+        parts=tuple(parts),
+    )
 
 
 def wanted_of(talk: Talk, documents: Mapping[str, Any]) -> list[bool]:
@@ -170,11 +210,16 @@ class _Renderings:
         self._template, self._tools, self._variables = template, talk.tools, variables
         self._kept: dict[Any, Any] = {}
         if self._render(self.messages) != text:  # it wants a content beside tool_calls, too
-            for content in (None, ""):
-                filled = [{"content": content, **message} for message in self.messages]
+            joined = [_joined(message) for message in self.messages]
+            for first, content in ((self.messages, None), (self.messages, ""), (joined, "")):
+                filled = [{"content": content, **message} for message in first]
                 if self._render(filled) == text:
                     self.messages = filled
                     break
+
+    def render(self, messages: Sequence[Message]) -> str | None:
+        """The text of messages; None where the template fails."""
+        return self._render(messages)
 
     def _render(
         self, messages: Sequence[Message], prompt: bool = False, around: tuple[str, str] = ("", "")
@@ -426,6 +471,14 @@ def _as_read(message: Message) -> Message:
     return (
         given if thought is None else {"thinking": thought, **given, "reasoning_content": thought}
     )
+
+
+def _joined(message: Message) -> Message:
+    """A message with one text for a list of them."""
+    content = message.get("content")
+    if not isinstance(content, list) or not all("text" in part for part in content):
+        return message
+    return {**message, "content": "".join(part["text"] for part in content)}
 
 
 def _saying(message: Message, word: str, names: bool) -> Message:
