@@ -170,9 +170,14 @@ def _chats(chance: random.Random) -> list[dict[str, Any]]:
         shape = chance.choice([["user", "assistant"], ["user", "assistant", "tool", "assistant"]])
         turns = ["system"] * (i % 2) + shape * chance.randint(1, 4)
         texts = made.texts(len(turns), 100 + i, chance.choice([8, 60]))
-        records.append(
-            {"messages": [{"role": r, "content": t} for r, t in zip(turns, texts, strict=True)]}
-        )
+        messages = [{"role": r, "content": t} for r, t in zip(turns, texts, strict=True)]
+        if i >= 4:
+            messages[-1]["content"] = f"<think>\n{texts[0] * (i % 2)}\n</think>\n\n{texts[-1]}"
+        if i >= 5:
+            marks = {"train": i == 6, "weight": 0.5}
+            parts = [{"text": "Then ", **marks}, {"text": texts[1] + " "}, {"text": "so.", **marks}]
+            messages[1]["content"] = [{"type": "text", **part} for part in parts]
+        records.append({"messages": messages})
     return records
 
 
@@ -180,6 +185,10 @@ def recipe_of(seed: int) -> dict[str, Any]:
     """Return a recipe over write_corpus' folder; a fourth have media too, an eighth a large
     source."""
     recipe = _with_media(_recipe_of(seed), random.Random(f"media {seed}"))
+    chance = random.Random(f"reasoning {seed}")
+    if "chat_template" in recipe["documents"]:
+        for key in ("train_reasoning", "train_empty_reasoning"):
+            recipe["documents"] |= _maybe(chance, key, [False], 0.5)
     chance = random.Random(f"large {seed}")
     if chance.random() < 0.125:
         name = chance.choice(list(LARGE))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from packprep.conversations.layouts import Dialogue, read_layout
+from packprep.conversations.layouts import Dialogue, Mark, read_layout
 from packprep.sources.formats.batch import Supervision
 from tests.conversations import chats_made as chats
 
@@ -23,6 +23,10 @@ def read(layout, **record):
 
 def turn(role, content, **others):
     return {"role": role, "content": content, **others}
+
+
+def marked(text, **marks):
+    return {"type": "text", "text": text, **marks}
 
 
 QA = [turn("user", "q"), turn("assistant", "a")]
@@ -155,6 +159,11 @@ def test_of_a_prompt_and_its_completion_the_completion_is_trained():
         ("messages", {"messages": [*QA, turn("user", "x", weight=True)]}, "message 2: weight is true or false"),
         ("messages", {"messages": [*QA, turn("user", "x", weight=-1)]}, "message 2: weight is below 0"),
         ("messages", {"messages": [*QA, turn("user", "x", weight=10**400)]}, "message 2: weight is not finite"),
+        ("messages", {"messages": [*QA, turn("user", [marked("x", train=1)])]}, "message 2: part 0: train is a number"),
+        ("messages", {"messages": [*QA, turn("user", [marked("x", weight=-1)])]}, "message 2: part 0: weight is below 0"),
+        ("messages", {"messages": [*QA, turn("user", [marked("x", masked=True)])]}, "message 2: part 0 has 'masked', which"),
+        ("messages", {"messages": [*QA, turn("user", [marked(" ", train=False)])]}, "message 2: part 0 has a mark and is blank"),
+        ("messages", {"messages": [*QA, turn("user", [marked("x", weight=9e30)], weight=9e30)]}, "part 0: its weight times"),
         ("messages", {"messages": QA, "weight": float("nan")}, "the document: weight is not finite"),
         ("messages", {"messages": QA, "weight": "1"}, "the document: weight is a text"),
         ("messages", {"messages": [turn("user", "x", weight=1e30), *QA], "weight": 1e30}, "message 0: its weight times"),
@@ -192,6 +201,15 @@ def test_what_is_wrong_with_a_record_is_said(layout, record, detail):
     assert reason == "bad_messages" and detail in found and found.isascii() and len(found) <= 200, (
         found
     )
+
+
+def test_marks_of_parts_do_not_reach_the_template():
+    parts = [marked("x", train=True, loss=1), marked("y", weight=0.5), marked("z", weight=None)]
+    found = read("messages", messages=[turn("user", parts), QA[1]], system="s", weight=2)
+    assert found.messages[1] == turn("user", [marked("x"), marked("y"), marked("z")])
+    assert found.parts == ((), (Mark(True), Mark(weight=0.5), Mark()), ())
+    alone = read("messages", messages=[turn("user", parts)])
+    assert alone.train == (None,) and alone.trains_part(0) and "train" in parts[0]
 
 
 def test_one_message_has_to_be_of_a_trained_role():

@@ -48,8 +48,16 @@ flags = st.sampled_from([None, True, False, 1, "x"])
 texts = st.sampled_from(
     ["", "q", "né", "\ud800", '{"name": "f", "arguments": {}}', '[{"name": "f"}, {"name": 3}]']
 )
-contents = texts | st.sampled_from(
-    [None, [{"type": "text", "text": "q"}], [{"type": "image"}], [{"type": "text"}]]
+parts = st.fixed_dictionaries(
+    {"type": st.just("text"), "text": st.sampled_from(["q", "q", " ", ""])},
+    optional={"train": flags, "weight": weights, "loss": flags, "masked": st.none() | flags},
+)
+contents = (
+    texts
+    | st.sampled_from(
+        [None, [{"type": "text", "text": "q"}], [{"type": "image"}], [{"type": "text"}]]
+    )
+    | st.lists(parts, max_size=3)
 )
 messages = st.fixed_dictionaries(
     {
