@@ -8,7 +8,7 @@ import packprep
 from packprep.removing import remove_documents
 from packprep.verification import verify_dataset
 from tests import made
-from tests.command_line import packprep as run
+from tests.command_line import inside
 from tests.conversations.chats_made import THINKING
 from tests.twin.check import REPLAY_ALL, verify_with_twin
 
@@ -89,8 +89,8 @@ def test_documents_in_parts_are_removed_restored_and_shown(folder, tmp_path):
     remove_documents(tmp_path / "out", tmp_path / "gone.jsonl", tmp_path / "rest", progress)
     report = verify_dataset(tmp_path / "rest", REPLAY_ALL, {}, (0, 1), 0, progress)
     assert report["listed"] == []
-    row = run("inspect", tmp_path / "rest", "--row", "0", "--from-plan").out
+    row = inside("inspect", tmp_path / "rest", "--row", "0", "--from-plan").out
     assert "rebuilt from source: identical" in row and "First." in row
     options = ("--source", "chats", "--doc", "chats.jsonl:0", "--from-plan")
-    assert "trained" in run("inspect", tmp_path / "out", *options).out
-    assert "removed" in run("inspect", tmp_path / "rest", *options).out
+    assert "trained" in inside("inspect", tmp_path / "out", *options).out
+    assert "removed" in inside("inspect", tmp_path / "rest", *options).out
