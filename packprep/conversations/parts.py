@@ -29,7 +29,7 @@ from packprep.conversations.placeholders import (
 from packprep.recipe import DocumentKeys
 
 _TAG = r"[<\[◁][^\s<>\[\]◁▷]+[>\]▷]"
-_OPENING = re.compile(rf"(?:{_TAG}\w*)+\s*\Z")  # as <|channel|>analysis<|message|>
+_OPENING = re.compile(rf"(?:{_TAG}[\w =.]*)+\s*\Z")  # as <|channel|>analysis<|message|>
 _CLOSING = re.compile(rf"\s*({_TAG})\s*")
 _NAME = r"(?:seed:)?(?:think|thinking|THINK)"
 _EMPTY = re.compile(rf"[<\[◁]({_NAME})[>\]▷]\s*[<\[◁]/\1[>\]▷]\s*")
@@ -73,9 +73,9 @@ class Rendered:
     laid: Callable[[], Placeholders | None]
 
     @cached_property
-    def turn_at(self) -> Callable[[int], tuple[int, int, int] | None]:
-        """What finds the trained turn that holds a character."""
-        return _finder(self.trained)
+    def ends(self) -> dict[int, int]:
+        """The character behind the last one of each trained turn, by its message."""
+        return {k: end for _, end, k in self.trained}
 
     def strings(self, k: int, what: str) -> list[PlacedString]:
         """Return the strings of a message in the text. Raises UncertainPart; what: is looked
@@ -221,9 +221,8 @@ def _with_tags(
     closing = _CLOSING.match(text, last.end, last.after) if opening else None
     if opening is None or closing is None:
         return first.begin, last.end
-    turn = rendered.turn_at(last.end)
-    ends_turn = turn is not None and not text[closing.end() : turn[1]].strip()
-    if ends_turn and "/" not in closing[1]:
+    is_last = not text[closing.end() : rendered.ends.get(k)].strip()
+    if is_last and "/" not in closing[1]:
         raise UncertainPart(f"it cannot be told where the reasoning of message {k} ends")
     return first.before + opening.start(), closing.end()
 

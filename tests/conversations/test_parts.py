@@ -74,6 +74,10 @@ def test_reasoning_is_not_trained_with_its_tags():
     assert without(chats.CHANNELS, answer("a", "hm")) == [
         "<|start|>assistant<|channel|>final<|message|>a<|return|>"
     ]
+    named = chats.CHANNELS.replace("<|channel|>analysis", " to=self")
+    assert without(named, answer("a", "hm")) == [
+        "<|start|>assistant<|channel|>final<|message|>a<|return|>"
+    ]
     assert without(chats.CHANNELS, answer("<think>hm</think>a")) == [
         "<|channel|>final<|message|>",
         "a<|return|>",

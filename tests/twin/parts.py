@@ -186,7 +186,7 @@ class Parts:
         begin, end = shown[first].begin, shown[last].end
         head, rest = self._text[start:begin], self._text[end:stop]
         name = re.search(rf"[<\[◁]{REASONING}[>\]▷]\s*$", head)
-        tag = name or re.search(rf"({TAG}\w*)+\s*$", head)
+        tag = name or re.search(rf"({TAG}[\w =.]*)+\s*$", head)
         closing = re.match(rf"\s*{TAG}\s*", rest)
         if not (tag and closing):
             return begin, end
