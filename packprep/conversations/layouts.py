@@ -1,15 +1,15 @@
-"""Records of the known layouts → a dialogue: messages as a chat template takes them, and what the
-record says is trained of them.
+"""Read records of the known layouts into dialogues: messages for a chat template, and marks of what
+is trained.
 
 ```
 messages            [{role, content, …}, …], tools, chat_template_kwargs, weight                      as OpenAI's API has them
 sharegpt            conversations: [{from, value}, …]        human → user, gpt → assistant, …
-prompt_completion   two texts, or two lists of messages      the completion alone is trained
+prompt_completion   two texts, or two lists of messages      only the completion is trained
 alpaca              instruction, input, output               user: instruction↵↵input   assistant: output
 ```
-Readers say which layout a record is (`sources/formats/fields.py`), and give its fields as they
-stand in the file. `train` and `weight` of a message or a part of it are taken off: no template sees
-them. So are ref and tokens of a part of media.
+Readers determine the layout of a record (`sources/formats/fields.py`) and return its fields as the
+file has them. `train` and `weight` of a message or a part are removed, so that no template sees
+them. `ref` and `tokens` of a part of media are removed too.
 """
 
 import json
@@ -50,14 +50,14 @@ ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
-"""Whom a ShareGPT message is from → its role."""
+"""The role for each sender of a ShareGPT message."""
 MOST_WEIGHT = float(np.finfo(np.float32).max)
 
 
 class Mark(NamedTuple):
-    """What a part of a message says of its training.
+    """A part's own choice of its training.
 
-    train   whether its characters are trained; None: as their message
+    train   whether its characters are trained; None follows the message
     weight  multiplies the weight of its message
     """
 
@@ -67,17 +67,17 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Dialogue:
-    """Messages, and what a template needs beside them.
+    """A conversation as a template takes it.
 
     messages  one or more objects with a role, and a content that is null, a string, or a list of parts, text or media; other
               keys only where they are not null; none has train or weight
-    tools     what the assistant may call, for the template; None: nothing is said of tools
-    kwargs    the record's chat_template_kwargs, which go before the recipe's
-    train     of each message: whether it is trained; None: what the recipe says of its role and turn
-    weights   of each message, finite and ≥ 0; the record's weight multiplies them
+    tools     the tools that the assistant may call; None where the record does not mention tools
+    kwargs    the record's chat_template_kwargs, which override the recipe's
+    train     whether each message is trained; None follows the recipe
+    weights   the weight of each message, finite and ≥ 0, with the record's weight multiplied in
     media     the parts of media, in order
-    parts     of each message: the marks of its content's parts, () where none has any; (): no message has
-    weight    the record's
+    parts     the marks of each message's parts, () for a message without marks; () where no message has marks
+    weight    the record's weight
     """
 
     messages: list[dict[str, Any]]
@@ -90,27 +90,30 @@ class Dialogue:
     weight: float = 1.0
 
     def marks_of(self, k: int) -> tuple[Mark, ...]:
-        """Return the marks of the parts of a message; () where none has any."""
+        """Return the marks of a message's parts, or () where no part has a mark."""
         return self.parts[k] if self.parts else ()
 
     def trains_part(self, k: int) -> bool:
-        """Return whether a part of a message says that it is trained."""
+        """Return whether a part of a message has the mark `train = true`."""
         return any(mark.train for mark in self.marks_of(k))
 
 
 class _Bad(Exception):
-    """What is wrong with a record, as a reject's detail says it."""
+    """A fault of a record, with the detail of its reject."""
 
 
 def read_layout(
     given: Supervision, trained_roles: Sequence[str] = ("assistant",)
 ) -> Dialogue | Supervision | Problem:
-    """The dialogue of a record with a layout; a text with loss_spans where no template is needed;
-    or why it cannot be used.
+    """Return the dialogue of a record, or a text with loss_spans, or the reason of a reject.
 
-    trained_roles: whose messages are trained where these do not say it: one has to be. Beside a
-    text of the record's own, or loss_spans, it is not said which of them is meant, and either guess
-    would train what nobody asked for.
+    A text with loss_spans is returned where no template is needed. A record with messages and a
+    text or loss_spans is a reject, because either choice would train what nobody asked for.
+
+    Args:
+        given: A record with a layout.
+        trained_roles: Roles whose messages are trained by default. The record has to train at least
+            one message.
     """
     if given.text is not None or given.loss_spans is not None:
         other = "a text" if given.text is not None else LOSS_SPANS
@@ -220,7 +223,7 @@ def _list_of(record: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _text_of(record: Mapping[str, Any], key: str) -> str:
-    """The text at a key; "" where it is null or missing, of `input` alone."""
+    """Return the text at a key. The key `input` may be missing or null, which gives ""."""
     value = record.get(key)
     if value is None and key == "input":
         return ""
@@ -235,9 +238,13 @@ def _dialogue(
     kinds: Sequence[str],
     untrained: int = 0,
 ) -> Dialogue:
-    """Return the dialogue of messages of either kind, after the record's `system`, if it has one.
+    """Return the dialogue of a list of messages, after the record's `system` where it has one.
 
-    kinds: of media; untrained: how many of the first messages are trained only if they say so.
+    Args:
+        given: Messages with role and content, or with from and value.
+        record: The fields of the record.
+        kinds: Kinds of media.
+        untrained: Number of leading messages that are trained only by their own mark.
     """
     messages, train, weights, parts = [], [], [], list[tuple[Mark, ...]]()
     system = record.get("system")
@@ -280,8 +287,10 @@ def _dialogue(
 
 
 def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]:
-    """Take off what a message or a part says of its training: (whether it is trained, None where it
-    does not say it; its weight). Other tools' names for these are read, too."""
+    """Remove the marks of a message or a part, and return (train, weight).
+
+    `train` is None without a mark. Other tools' names of the marks are read too.
+    """
     if unread := next((key for key in _UNREAD_MARKS if message.get(key) is not None), None):
         raise _Bad(f"{what} has {unread!r}, which is not read: say it by train or weight instead")
     given = {key: message.pop(key, None) for key in ("train", "training", "loss")}
@@ -306,8 +315,11 @@ def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]
 
 
 def _take_part_marks(message: dict[str, Any], what: str, kinds: Sequence[str]) -> tuple[Mark, ...]:
-    """Take off what the parts of a checked message say of their training, and return it; () where
-    they say nothing. Raises _Bad for a mark of a part without characters."""
+    """Remove and return the marks of a checked message's parts, or () where no part has a mark.
+
+    Raises:
+        _Bad: If a part with a mark has no characters.
+    """
     content = message.get("content")
     if not isinstance(content, list):
         return ()
@@ -324,12 +336,15 @@ def _take_part_marks(message: dict[str, Any], what: str, kinds: Sequence[str]) -
 
 
 _UNREAD_MARKS = ("train_detail", "loss_mask", "loss_scale", "masked", "trainable")
-"""Keys of messages by which other tools mark what is trained, and that are not read."""
+"""Other tools' marks of a message that packprep does not read."""
 
 
 def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list[MediaPlace]:
-    """The places of a message's parts of media, whose ref and tokens are taken off. Raises
-    BadMedia."""
+    """Remove ref and tokens from a message's parts of media, and return the places.
+
+    Raises:
+        BadMedia: If an entry is invalid.
+    """
     content = message.get("content")
     if not kinds or not isinstance(content, list):
         return []
@@ -350,8 +365,7 @@ def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list
 
 
 def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return a message of from and value as one of role and content; what it says of its training
-    stays."""
+    """Return a message of from and value as a message of role and content, with its marks."""
     own = dict(message)
     sender, value = own.pop("from"), own.pop("value", None)
     role = ROLES.get(sender.lower()) if isinstance(sender, str) else None
@@ -369,8 +383,8 @@ def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 def _calls(value: str) -> list[dict[str, Any]] | None:
-    """The tool_calls of a text that is the JSON of one call or of a list of them; None: it is
-    another text."""
+    """Return the tool_calls in a text that is the JSON of one or several calls, or None for another
+    text."""
     try:
         found = parsed_json(value)
     except ValueError:
@@ -390,7 +404,7 @@ def _calls(value: str) -> list[dict[str, Any]] | None:
 
 
 def _check(message: dict[str, Any], what: str, kinds: Sequence[str]) -> None:
-    """Raises _Bad unless the parts of a message that templates read are of their kinds."""
+    """Raise _Bad unless the fields of a message that templates read have the right types."""
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise _Bad(f"{what}: role is {_kind(message.get('role'))}; a text is wanted")
     for key in ("name", "tool_call_id", "reasoning_content", "thinking"):
@@ -446,8 +460,10 @@ def _kwargs(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_json(record: Mapping[str, Any], key: str) -> Any:
-    """A field's value; of a text the value that it is the JSON of, as columns hold what has no one
-    type."""
+    """Return the value of a field, parsed where it is a JSON text.
+
+    Tables hold values of several types as JSON texts.
+    """
     value = record.get(key)
     try:
         return parsed_json(value) if isinstance(value, str) and value else value
@@ -456,7 +472,11 @@ def _from_json(record: Mapping[str, Any], key: str) -> Any:
 
 
 def parsed_json(text: str) -> Any:
-    """The value of a JSON text; ValueError if it is none."""
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: If the text is invalid JSON.
+    """
     if nested_too_deep(text.encode("utf-8", "surrogatepass")):
         raise ValueError
     return json.loads(text, parse_int=read_integer)

@@ -1,12 +1,12 @@
-"""Characters of a message that are trained otherwise than the message: its reasoning, an empty
-reasoning, and parts of its content that say so.
+"""Find the parts of a message that are trained differently from the rest of it.
 
 ```
 text            <|im_start|>assistant↵<think>↵hm↵</think>↵↵4<|im_end|>↵
 the turn                              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 its reasoning                         ------------------------             train_reasoning = false
 ```
-Placeholders tell where a string stands, and tags around it are found in what the template writes
+Such a part is a reasoning, the tags of an empty reasoning, or a part of the content with a mark of
+its own. Placeholders give the position of a string. Tags around it are found in the template's text
 next to it.
 """
 
@@ -38,13 +38,13 @@ _MOST_BEGUN = 100  # characters of a prompt in which a tag that begins a reasoni
 
 
 class UncertainPart(Exception):
-    """It cannot be told which characters of the text a part of a message is."""
+    """The position of a part of a message in the text is not certain."""
 
 
 class Change(NamedTuple):
-    """Characters of a message [begin, end) that are trained otherwise than its turn.
+    """A range of characters [begin, end) that is trained differently from its turn.
 
-    train   whether they are trained; None: where the turn is
+    train   whether the characters are trained; None leaves that to the turn
     weight  multiplies the weight of the message
     """
 
@@ -57,13 +57,13 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Rendered:
-    """A rendered conversation, in which parts of messages are looked for.
+    """A rendered conversation in which parts of messages are looked for.
 
-    dialogue  as the record has it
-    text      what the template writes
-    wanted    of each message, whether it is trained
-    trained   (begin, end, number of the message) of trained turns
-    laid      gives placeholders over the text; None where none give it
+    dialogue  the record's conversation
+    text      the template's text
+    wanted    whether each message is trained
+    trained   (begin, end, message number) of trained turns
+    laid      returns placeholders over the text, or None where none fit
     """
 
     dialogue: Dialogue
@@ -74,12 +74,19 @@ class Rendered:
 
     @cached_property
     def ends(self) -> dict[int, int]:
-        """The character behind the last one of each trained turn, by its message."""
+        """Return the end of each trained turn by its message."""
         return {k: end for _, end, k in self.trained}
 
     def strings(self, k: int, what: str) -> list[PlacedString]:
-        """Return the strings of a message in the text. Raises UncertainPart; what: is looked
-        for."""
+        """Return the strings of a message in the text.
+
+        Args:
+            k: Message number.
+            what: Name of the part in the error.
+
+        Raises:
+            UncertainPart: If the placeholders do not fit the text in exactly one way.
+        """
         laid = self.laid()
         if laid is None or not laid.is_certain:
             raise UncertainPart(f"it cannot be told where {what} of message {k} stands in the text")
@@ -87,18 +94,24 @@ class Rendered:
 
 
 def texts_in_parts(message: Mapping[str, Any]) -> list[str | None]:
-    """Return the text of each part of a message's content, None for a part of media; a content that
-    is a text has one part."""
+    """Return the text of each part of a message's content, with None for a part of media.
+
+    A content that is a text has one part.
+    """
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
     return [part.get("text") if isinstance(part, dict) else None for part in parts]
 
 
 def find_changes(rendered: Rendered, settings: DocumentKeys) -> list[list[Change]]:
-    """Return what is trained otherwise than its turn: by the recipe, then by the parts' own marks.
+    """Return the ranges that are trained differently from their turns.
 
-    The later list goes before the earlier one. Changes of a list do not overlap, and ascend. Raises
-    UncertainPart.
+    The first list holds the changes by the recipe, and the second one the changes by marks of
+    parts. A later list overrides an earlier one. The changes of a list are ascending and do not
+    overlap.
+
+    Raises:
+        UncertainPart: If the position of a part in the text is not certain.
     """
     dialogue = rendered.dialogue
     answers = [
@@ -127,9 +140,12 @@ def changed_ranges(
     changes: Sequence[Change],
     weights: Sequence[float],
 ) -> list[tuple[int, int, float]]:
-    """Return ranges of characters with a weight after changes of one list.
+    """Return weighted ranges of characters after the changes of one list.
 
-    ranges: ascending. weights: of each message.
+    Args:
+        ranges: (begin, end, weight), ascending.
+        changes: One list of `find_changes`.
+        weights: The weight of each message.
     """
     edges = {edge for begin, end, _ in ranges for edge in (begin, end)}
     edges |= {edge for change in changes for edge in (change.begin, change.end)}
@@ -145,7 +161,7 @@ def changed_ranges(
 
 
 def _finder(items: Sequence[Any]) -> Callable[[int], Any]:
-    """Return what finds the item that holds a character, of items that ascend; None for none."""
+    """Return a function that finds the item around a character, or None, in ascending items."""
     begins = [item[0] for item in items]
 
     def item_at(character: int) -> Any:
@@ -159,7 +175,7 @@ def _finder(items: Sequence[Any]) -> Callable[[int], Any]:
 
 
 def _reasoning(rendered: Rendered, k: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of the text that are a message's reasoning with its tags."""
+    """Yield the ranges of a message's reasoning with its tags."""
     message = rendered.dialogue.messages[k]
     texts = texts_in_parts(message)
     has_field = any(str(message.get(key) or "").strip() for key in THOUGHTS)
@@ -182,8 +198,12 @@ def _reasoning(rendered: Rendered, k: int) -> Iterator[tuple[int, int]]:
 
 
 def _inside_tags(texts: Sequence[str | None]) -> tuple[set[Place], bool | None]:
-    """Return which strings of a content stand between <think> and </think>, and whether the first
-    tag is a </think>, as where the prompt begins the reasoning; None where tags do not pair."""
+    """Return the strings of a content between <think> and </think>, and whether its first tag is a
+    </think>.
+
+    A first </think> belongs to a <think> of the prompt. The second value is None where the tags do
+    not pair.
+    """
     inside: set[Place] = set()
     before: list[Place] = []
     tags: list[str] = []
@@ -210,10 +230,10 @@ def _follows_tag(text: str, placed: PlacedString) -> bool:
 def _with_tags(
     rendered: Rendered, k: int, first: PlacedString, last: PlacedString
 ) -> tuple[int, int]:
-    """Return the characters from a reasoning's opening tag to behind its closing tag.
+    """Return the range from a reasoning's opening tag to the end of its closing tag.
 
-    A text without a tag before its reasoning has none behind it. A tag that ends the turn, and is
-    not named as a closing one, may be the turn's own.
+    A reasoning without an opening tag has no closing tag. The last tag of a turn may close the turn
+    itself, unless its name says that it closes the reasoning.
     """
     text = rendered.text
     head = text[first.before : first.begin]
@@ -228,7 +248,7 @@ def _with_tags(
 
 
 def _empty_reasoning(rendered: Rendered, answers: set[int]) -> Iterator[Change]:
-    """Yield the tags without a reasoning before what trained messages say."""
+    """Yield the tags of empty reasoning at the start of trained turns."""
     text = rendered.text
     for begin, end, k in rendered.trained:
         if k not in answers:
@@ -248,8 +268,11 @@ def _empty_reasoning(rendered: Rendered, answers: set[int]) -> Iterator[Change]:
 
 
 def _part(rendered: Rendered, k: int, j: int) -> tuple[int, int]:
-    """Return the range of the text that a part of a content is, (0, 0) where the template leaves
-    its reasoning out. Raises UncertainPart unless the text has it once."""
+    """Return the range of a part of a content, or (0, 0) where the template drops its reasoning.
+
+    Raises:
+        UncertainPart: If the text does not have the part exactly once.
+    """
     texts = texts_in_parts(rendered.dialogue.messages[k])
     what = f"part {j}"
     strings = [s for s in rendered.strings(k, what) if s.place.key == "content"]
@@ -281,8 +304,10 @@ def _part(rendered: Rendered, k: int, j: int) -> tuple[int, int]:
 def _part_of_tags(
     rendered: Rendered, k: int, j: int, strings: Sequence[PlacedString], pattern: str
 ) -> tuple[int, int]:
-    """Return the range of a part that is tags alone, or a reasoning that the template leaves out,
-    next to the strings of other parts."""
+    """Return the range of a part that consists of tags, next to the strings of other parts.
+
+    Such a part may also have a reasoning that the template drops.
+    """
     if not pattern:
         return 0, 0
     following = next((s for s in strings if s.place.part > j), None)
@@ -300,7 +325,6 @@ def _part_of_tags(
 
 
 def _tags_in(pieces: Iterable[str]) -> str:
-    """Return a pattern of the tags in pieces of a text, with white space between and behind
-    them."""
+    """Return a pattern of the tags in pieces of a text, with white space after each."""
     tags = [re.escape(piece.strip()) for piece in pieces if TAGS.fullmatch(piece)]
     return "".join(tag + r"\s*" for tag in tags)

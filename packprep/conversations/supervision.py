@@ -1,5 +1,4 @@
-"""Documents that say what of them is trained, or have media: `loss_spans`, `messages`, `media` → a
-text and its trained characters.
+"""Read supervised documents into texts and their trained characters.
 
 ```
 messages    user: 2+2?   assistant: 4
@@ -7,7 +6,8 @@ text        <|im_start|>user↵2+2?<|im_end|>↵<|im_start|>assistant↵4<|im_en
 trained                                                           ^^^^^^^^^^^^     the turn and what closes it, not its header
 boundaries                                  ^
 ```
-Which characters are which message, `turns.py` finds.
+A supervised document has `loss_spans`, `messages`, a `weight` or `media`. `turns.py` finds the
+characters of each message.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ from packprep.sources.formats.fields import Fields, bad_weight, weight_of, whole
 
 T = TypeVar("T")
 ASKING = ("user", "tool")
-"""The roles that an answer answers."""
+"""The roles of messages that an assistant answers."""
 MAX_SPANS = 1 << 16  # of one document
 _MOST_SAID = 4096
 DEFAULTS = DocumentKeys()
@@ -56,24 +56,23 @@ DEFAULTS = DocumentKeys()
 
 @dataclass(frozen=True)
 class Conversation:
-    """The text of a supervised document, and what of it is trained.
+    """The text of a supervised document, and its trained characters.
 
-    spans       ascending half-open ranges of characters that are trained, apart from one another or touching where weights differ
-    boundaries  ascending: the characters at which messages after the first begin, as far as the template has such places
-    roles       of the first message and of each at `boundaries`; (): not known
-    system_end  characters of the leading system message and its dressing; 0: none
-    chat        the special tokens in the text are the template's
-    strings     of a chat: what of it is not the template's, in which a special token's text means no special token
-    weights     one for each span, above 0, as float32 holds it; (): 1 each
-    weight      the document's; it is multiplied into `weights`
-    blocks      ascending: the characters at which trained {% generation %} blocks begin
-    places      of media, in the text's order
-    limited     the document says which part of it is trained; False: it only has a weight, and may draw any task
-    whole       gives the conversation with boundaries, roles and system_end, where these were left out because only a document
-                that is cut needs them; None: they are there
-    history     characters of the text's begin that an earlier text of the document has
-    parts       the document's texts, where it has several: a conversation each. `text` is all of them, and spans, boundaries, …
-                stand in the parts
+    spans       ascending half-open ranges of trained characters; they are apart, or touch where weights differ
+    boundaries  ascending characters at which messages after the first begin, as far as the template has such positions
+    roles       the role of the first message and of the message at each boundary; () where they are unknown
+    system_end  number of characters of the leading system message and its dressing; 0 for none
+    chat        whether special tokens in the text are the template's
+    strings     strings of the messages, in which the text of a special token means no special token
+    weights     the weight of each span, above 0, as float32 holds it; () where all are 1
+    weight      the weight of the document, which `weights` contain
+    blocks      ascending characters at which trained {% generation %} blocks begin
+    places      places of media, in the text's order
+    limited     whether the document limits what is trained; a document with only a weight may draw any task
+    whole       returns the conversation with boundaries, roles and system_end, which only a document that is cut needs; None
+                where they are present
+    history     number of leading characters that an earlier text of the document has
+    parts       a conversation for each of several texts; `text` then is all of them, and only the parts have spans, boundaries, …
     """
 
     text: str
@@ -94,24 +93,30 @@ class Conversation:
 
     @property
     def trains_all(self) -> bool:
-        """Whether all of the text is trained, so that it does not matter where tokens begin."""
+        """Return whether all of the text is trained, so that the starts of tokens do not matter."""
         return not self.chat and self.spans == ((0, len(self.text)),)
 
     @cached_property
     def slots(self) -> int:
-        """The slots of its places of media."""
+        """Return the number of slots of its places of media."""
         return slots_of(self.places)
 
 
 def supervise(
     batch: Batch, template: str | None, settings: DocumentKeys = DEFAULTS
 ) -> tuple[Batch, dict[int, Conversation]]:
-    """(a reader's batch with the text of every document, those that cannot be used among its
-    rejects; document's number in it
-    → its conversation, of the supervised ones).
+    """Return a batch with the text of every document, and the conversation of each supervised
+    document by its number.
 
-    template: of `find_template`; None if there is none. RecipeError where messages
-    have no template.
+    Documents that cannot be used are among the batch's rejects.
+
+    Args:
+        batch: A reader's batch.
+        template: The result of `find_template`.
+        settings: The recipe's table `documents`.
+
+    Raises:
+        RecipeError: If a document has messages, and there is no template.
     """
     if not batch.supervision:
         return batch, {}
@@ -146,9 +151,18 @@ def read_supervised(
     decoders: Decoders | None = None,
     kinds: tuple[str, ...] = (),
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
-    """What `formats.read` gives of a part of a source, after `supervise`; settings: the recipe's,
-    which may ignore the fields.
-    kinds: of media."""
+    """Yield the batches of `formats.read` for a part of a source, after `supervise`.
+
+    Args:
+        part: The part of the source.
+        source: The source.
+        settings: The recipe's table `documents`, which may ignore supervision.
+        template: The result of `find_template`.
+        keep: As in `formats.read`.
+        batch_bytes: As in `formats.read`.
+        decoders: As in `formats.read`.
+        kinds: Kinds of media.
+    """
     fields = Fields.of(source, kinds) if settings.loss_spans == "use" else None
     for batch in read(part, source.text_key, keep, batch_bytes, decoders, fields):
         if batch.supervision:
@@ -158,13 +172,14 @@ def read_supervised(
 
 
 MOST_SLOTS = 1 << 22
-"""Of media in a batch, but for its last document's: a few bytes ask for any number."""
+"""Number of media slots in a batch, except for its last document. A few bytes can ask for any
+number."""
 
 
 def _with_few_slots(
     batch: Batch, conversations: dict[int, Conversation]
 ) -> Iterator[tuple[Batch, dict[int, Conversation]]]:
-    """A batch in parts of about MOST_SLOTS slots of media."""
+    """Yield a batch in parts of about MOST_SLOTS slots of media."""
     slots = np.zeros(len(batch.texts), np.int64)
     slots[[*conversations]] = [found.slots for found in conversations.values()]
     part = (np.cumsum(slots) - slots) // MOST_SLOTS
@@ -194,10 +209,17 @@ def conversation(
     settings: DocumentKeys = DEFAULTS,
     with_boundaries: bool = True,
 ) -> Conversation | Problem:
-    """Return what is trained of a document, or why it cannot be used.
+    """Return the trained characters of a document, or the reason of its reject.
 
-    with_boundaries: whether it is known where a chat's messages begin; if not, `whole` of the
-    conversation may find it out later. Raises RecipeError when messages have no template.
+    Args:
+        given: A supervised record or a dialogue.
+        template: The result of `find_template`.
+        settings: The recipe's table `documents`.
+        with_boundaries: Whether to find where messages begin. If false, `whole` of the conversation
+            may find it later.
+
+    Raises:
+        RecipeError: If the document has messages, and there is no template.
     """
     found = (
         read_layout(given, settings.trained_roles)
@@ -245,8 +267,15 @@ def _of_dialogue(
     with_boundaries: bool,
     known: int = 0,
 ) -> Conversation | Problem:
-    """Return what is trained of the text that a template writes for a dialogue. known: how many of
-    its messages an earlier text of the document has."""
+    """Return the trained characters of a dialogue's text.
+
+    Args:
+        dialogue: The dialogue.
+        template: The result of `find_template`.
+        settings: The recipe's table `documents`.
+        with_boundaries: As in `conversation`.
+        known: Number of messages that an earlier text of the document has.
+    """
     turns = rendered_turns(dialogue, template, settings, with_boundaries)
     if not isinstance(turns, Turns):
         return turns
@@ -274,11 +303,14 @@ def _of_dialogue(
 
 
 def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -> Conversation:
-    """The conversation of a text and its ranges of characters [begin, end) with a weight:
-    ascending, apart or touching.
+    """Return the conversation of a text and its weighted ranges of characters.
 
-    Ranges of weight 0 are not trained; touching ones of the same weight become one. more: its other
-    fields.
+    Ranges of weight 0 are untrained. Touching ranges of the same weight are merged.
+
+    Args:
+        text: The text.
+        ranges: (begin, end, weight), ascending, apart or touching.
+        more: Other fields of the conversation.
     """
     spans: list[tuple[int, int]] = []
     weights: list[float] = []
@@ -296,8 +328,10 @@ def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -
 
 
 def _with_media(given: Supervision) -> Conversation | Problem:
-    """What is trained of a text, and its places of media, where kinds say that it may have any;
-    without loss_spans all is."""
+    """Return the trained characters of a text and its places of media.
+
+    All characters are trained without loss_spans.
+    """
     assert given.text is not None
     try:
         places = read_media(given.record.get(MEDIA), given.text, given.kinds) if given.kinds else ()
@@ -319,11 +353,16 @@ def _with_media(given: Supervision) -> Conversation | Problem:
 def _with_spans(
     text: str, spans: Any, of_document: float, places: tuple[MediaPlace, ...] = ()
 ) -> Conversation | Problem:
-    """The characters inside any of the spans, in whatever order those stand, overlap, are empty or
-    reach beyond the text.
+    """Return the characters inside loss_spans, which may be unordered, overlap, be empty or reach
+    beyond the text.
 
-    of_document: the document's weight, by which those of the spans are multiplied. Spans of unequal
-    weight do not overlap.
+    Spans of different weights may not overlap.
+
+    Args:
+        text: The text.
+        spans: The record's loss_spans.
+        of_document: The document's weight, which multiplies the weights of spans.
+        places: Places of media.
     """
     if not isinstance(spans, list):
         return "bad_loss_spans", "a list of [begin, end] is wanted"
@@ -371,10 +410,17 @@ def _with_spans(
 def rendered_turns(
     dialogue: Dialogue, template: str | None, settings: DocumentKeys, with_begins: bool = True
 ) -> Turns | Problem:
-    """Return what a template writes for a dialogue, and where its messages stand in it; or why it
-    cannot be used. with_begins: as in `find_turns`.
+    """Return a template's text of a dialogue with the positions of its messages, or the reason of a
+    reject.
 
-    Raises RecipeError where there is no template, or none that can be used.
+    Args:
+        dialogue: The dialogue.
+        template: The result of `find_template`.
+        settings: The recipe's table `documents`.
+        with_begins: As in `find_turns`.
+
+    Raises:
+        RecipeError: If there is no template, or the template is invalid.
     """
     return _attempt(partial(find_turns, with_begins=with_begins), dialogue, template, settings)
 
@@ -385,9 +431,10 @@ def _attempt(
     template: str | None,
     settings: DocumentKeys,
 ) -> T | Problem:
-    """Return what `find` finds with the compiled template, or why the dialogue cannot be used.
+    """Return the result of `find` with the compiled template, or the reason of a reject.
 
-    Raises RecipeError where there is no template, or none that can be used.
+    Raises:
+        RecipeError: If there is no template, or the template is invalid.
     """
     if template is None:
         raise NoTemplate(
@@ -423,7 +470,7 @@ def _attempt(
 
 
 def _variables(dialogue: Dialogue, settings: DocumentKeys) -> dict[str, Any]:
-    """What the template reads beside messages and tools."""
+    """Return the variables that a template reads next to messages and tools."""
     return {**(settings.chat_template_kwargs or {}), **dialogue.kwargs}
 
 
@@ -469,8 +516,11 @@ def _rendered(
 def _roles(
     messages: Sequence[dict[str, Any]], begins: Mapping[int, int], boundaries: Sequence[int]
 ) -> tuple[str, ...]:
-    """The role of what begins at 0 and at each boundary: of its first message, or of one that asks,
-    where it holds several."""
+    """Return the roles of the texts that begin at 0 and at each boundary.
+
+    A text with several messages has the role of its first message, or of a message that an
+    assistant answers.
+    """
     roles = {0: messages[0]["role"]}
     at = 0
     for k, message in enumerate(messages):
