@@ -1,9 +1,9 @@
-"""Conversations and other supervised documents: a record becomes texts, their trained characters
-and places of media, and then trained tokens.
+"""Read conversations and other supervised documents into texts, trained characters, places of media
+and trained tokens.
 
 ```
-record ─► layouts ─► messages ─► turns (chat_template renders) ─► supervision ─► text, trained spans
-          supervision: loss_spans, weights ─────────────────────────────┘                  │
-                                                         trained tokens, cuts ◄─ training ◄┘
+record ─► layouts ─► messages ─► turns, parts (chat_template renders) ─► supervision ─► text, trained spans
+          supervision: loss_spans, weights ─────────────────────────────────┘                  │
+                                                             trained tokens, cuts ◄─ training ◄┘
 ```
 """

@@ -1,4 +1,4 @@
-"""Chat templates: messages → text, as Hugging Face's tokenizers render them (transformers,
+"""Render messages with chat templates, as Hugging Face's tokenizers do (transformers,
 utils/chat_template_utils.py).
 
 ```
@@ -7,9 +7,9 @@ utils/chat_template_utils.py).
 {% endfor %}                                       <|im_start|>assistant
                                                    4<|im_end|>
 ```
-A template is code from elsewhere: it runs in Jinja's sandbox, with limits (template_limits.py), and
-without whatever is not a function of the messages (`random`, `lipsum`; the date is the recipe's),
-for the bytes of a dataset may not depend on time or chance.
+A template is foreign code. It runs in Jinja's sandbox with limits (template_limits.py). The bytes
+of a dataset may not depend on time or randomness. So `random` and `lipsum` are missing, and the
+recipe gives the date.
 """
 
 import datetime
@@ -39,26 +39,34 @@ _MOST_INDENT = 64
 
 
 class NoTemplate(RecipeError):
-    """A document has messages, and there is no chat template."""
+    """A document has messages, and no chat template was found."""
 
 
 class TemplateRefusal(Exception):
-    """What a template says with raise_exception("…") about messages that it cannot render."""
+    """A template's own message about messages that it cannot render, from raise_exception("…")."""
 
 
 class LeftOut(TemplateRefusal):
-    """A template does not write something that a record has."""
+    """A template does not write a part of a record."""
 
 
 def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> str | None:
-    """The text of the chat template, complete in itself: the tokens that it names (bos_token, …)
-    are set at its top.
+    """Return the complete text of the chat template, or None where there is none.
 
-    path_key: `documents.chat_template`, a Jinja file relative to base; "": the template beside the
-    recipe's `tokenizer` (chat_template.jinja, or chat_template in tokenizer_config.json or in a
-    processor's chat_template.json; of several the one named "default"), None if there is none.
-    date: of `compile_template`. Raises RecipeError for a file of the recipe's that cannot be used;
-    the template beside a tokenizer is looked into only when a document needs it.
+    The special tokens that a template names, such as bos_token, are set at its top. A template next
+    to a tokenizer is checked only when a document needs it.
+
+    Args:
+        path_key: `documents.chat_template`, a Jinja file relative to base. "" takes the template
+            next to the tokenizer:
+            chat_template.jinja, or chat_template in tokenizer_config.json or in a processor's chat_template.json. The name
+            "default" is chosen from several.
+        base: The recipe's folder.
+        tokenizer: The recipe's tokenizer.
+        date: As in `compile_template`.
+
+    Raises:
+        RecipeError: If the recipe's file is not a usable template.
     """
     files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
     configs = [hints_in(name, data) for name, data in files.items() if data is not None]
@@ -112,8 +120,7 @@ def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> 
 
 
 def _is_object(source: str) -> bool:
-    """Whether a text is a JSON object, as a tokenizer_config.json is, in which templates are
-    published."""
+    """Return whether a text is a JSON object, such as a tokenizer_config.json with a template."""
     try:
         return isinstance(json.loads(source), dict)
     except (ValueError, RecursionError):
@@ -139,7 +146,7 @@ def _template_beside(
 
 
 def _by_name(given: Any) -> dict[str, str]:
-    """Return name → template of a chat_template that is a list of named templates, or a mapping."""
+    """Return the templates of a chat_template by name, from a list or a mapping."""
     if isinstance(given, Mapping):
         pairs = list(given.items())
     else:
@@ -153,8 +160,10 @@ def _by_name(given: Any) -> dict[str, str]:
 
 
 def _with_tool_use(default: str, tool_use: str | None) -> str:
-    """Return a template that is `tool_use` for conversations with tools and `default` for others,
-    as Transformers takes them."""
+    """Return a template that uses `tool_use` for conversations with tools and `default` for others.
+
+    Transformers chooses in the same way.
+    """
     if tool_use is None or tool_use == default:
         return default
     if bool(_GENERATION.search(default)) != bool(_GENERATION.search(tool_use)):
@@ -169,15 +178,14 @@ def _with_tool_use(default: str, tool_use: str | None) -> str:
 
 
 def _of_processor(tokenizer: str, base: Path) -> list[Mapping[str, Any]]:
-    """Return what a processor's chat_template.json beside a tokenizer holds, in a list that is
-    empty without one."""
+    """Return the content of a processor's chat_template.json next to a tokenizer, in a list that
+    may be empty."""
     data = read_beside(tokenizer, base, _OF_PROCESSOR)
     return [] if data is None else [hints_in(_OF_PROCESSOR, data)]
 
 
 def named_templates(tokenizer: str, base: Path) -> str:
-    """Return a message's part about templates beside a tokenizer that are not used because of their
-    names."""
+    """Return a message's part about unused named templates next to a tokenizer."""
     files = {name: read_beside(tokenizer, base, name) for name in HINT_FILES}
     configs = [hints_in(name, data) for name, data in files.items() if data is not None]
     given = [config.get("chat_template") for config in (*configs, *_of_processor(tokenizer, base))]
@@ -200,7 +208,8 @@ def named_templates(tokenizer: str, base: Path) -> str:
 def _token_texts(
     source: str, tokenizer: str, configs: Sequence[Mapping[str, Any]]
 ) -> dict[str, str]:
-    """Name, as eos_token → text, of the tokens that a template names, as far as they are known."""
+    """Return the texts of the special tokens that a template names, such as eos_token, as far as
+    they are known."""
     texts: dict[str, str | None] = {}
     if tokenizer == "bytes":
         texts |= {f"{role}_token": text for role, text in BYTES_ROLES.items()}
@@ -227,11 +236,9 @@ def _with_tokens(source: str, texts: Mapping[str, str]) -> str:
 class ChatTemplate:
     """A compiled template.
 
-    marks_generation: whether it says itself, by {% generation %}, what an assistant generates
-    knows_turns: whether it does, or looks at add_generation_prompt, so that what opens a turn can
-    be told from the turn
-    words: all names, attributes and texts in it: a field of a message that is not among them is
-    read only by a template that goes through all fields
+    marks_generation  whether {% generation %} marks the text of an assistant
+    knows_turns       whether it does, or reads add_generation_prompt, so that the opening of a turn can be told from the turn
+    words             all names, attributes and texts in it; only a template that lists all fields reads a field not among them
     """
 
     def __init__(self, template: Any, source: str, names: Set[str], words: Set[str]):
@@ -243,7 +250,7 @@ class ChatTemplate:
         self._known: dict[Hashable, tuple[Any, int, int]] = {}
 
     def begin(self) -> None:
-        """Count anew what it does."""
+        """Reset the counters of its limits."""
         self._template.environment.begin()
 
     def render(
@@ -255,13 +262,19 @@ class ChatTemplate:
         variables: Mapping[str, Any] = MappingProxyType({}),
         go_on: bool = False,
     ) -> str:
-        """The text of messages. prompt: and what asks the assistant for the next. around: put
-        around each {% generation %} block. tools: what the assistant may call. variables: what else
-        the template may read, by name.
-        go_on: what it may do counts together with what it did since `begin` or a rendering that did
-        not go on.
+        """Return the text of messages.
 
-        Raises TemplateRefusal, and whatever a template's own mistakes raise.
+        Args:
+            messages: The messages.
+            prompt: Whether to add the generation prompt.
+            around: Texts before and after each {% generation %} block.
+            tools: The tools that the assistant may call.
+            variables: Other variables of the template by name.
+            go_on: Whether its limits continue from the last rendering instead of starting at 0.
+
+        Raises:
+            TemplateRefusal: If the template refuses the messages. A template's mistakes raise other
+                errors.
         """
 
         def generation(caller: Callable[[], str]) -> str:
@@ -279,10 +292,14 @@ class ChatTemplate:
         return str(text)
 
     def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what `make` gives, from an earlier call with the same key where there was one.
+        """Return the result of `make`, from an earlier call with the same key where there was one.
 
-        key: everything that the result depends on. What renderings did for it counts again each
-        time, so that the limits do not depend on what was rendered before.
+        The steps of renderings count again each time, so that the limits do not depend on earlier
+        renderings.
+
+        Args:
+            key: Everything that the result depends on.
+            make: Computes the result.
         """
         environment = self._template.environment
         if key in self._known:
@@ -299,14 +316,19 @@ class ChatTemplate:
 
 
 MOST_KNOWN = 1 << 12
-"""Results that a template remembers."""
+"""The most results that a template remembers."""
 
 
 @lru_cache(maxsize=4)
 def compile_template(source: str, date: str = "") -> ChatTemplate:
-    """The template of a text. date: what is today to it, as YYYY-MM-DD.
+    """Return the compiled template of a text.
 
-    Raises RecipeError if it is no Jinja, or asks for the date and has none.
+    Args:
+        source: The text.
+        date: Today's date for the template, as YYYY-MM-DD.
+
+    Raises:
+        RecipeError: If the text is invalid Jinja, or asks for the date without one.
     """
     import jinja2
     import jinja2.meta
@@ -390,8 +412,11 @@ _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Su
 
 
 def _written_day(day: datetime.date, form: str) -> str:
-    """The begin of a day as C's strftime writes it, in English; ValueError for what depends on more
-    than the day."""
+    """Return the start of a day in a format of C's strftime, in English.
+
+    Raises:
+        ValueError: If the format depends on more than the day.
+    """
     month, name = _MONTHS[day.month - 1], _DAYS[day.weekday()]
     parts = {
         "Y": f"{day.year:04}",
@@ -432,7 +457,7 @@ def _to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON as Transformers' filter does. Jinja's own would escape < and >."""
+    """Write JSON as Transformers' filter does. Jinja's own filter would escape < and >."""
     if isinstance(indent, int) and indent > _MOST_INDENT:
         raise ValueError(f"tojson: indent is {indent}, and at most {_MOST_INDENT}")
     return json.dumps(

@@ -1,15 +1,15 @@
-"""Places of media in a document: the slots that belong to a picture, a sound or a film, whose
-pixels are the trainer's.
+"""Read places of media in documents: the slots of a picture, a sound or a film, whose pixels only
+the trainer has.
 
 ```
 record      {"text": "A cat.", "media": [{"at": 2, "tokens": 3, "ref": "cat.jpg", "kind": "image"}]}
 ids         A ·  <begin> <slot> <slot> <slot> <end>  cat .       specials.media = {image = ["<begin>", "<slot>", "<end>"]}
 place       spans [2, 7)   first 3   tokens 3   kind 0   ref cat.jpg
 ```
-What stands between two places is tokenized by itself, as Transformers' processors do, in whose text
-a placeholder is a special token. A chat template writes a part in its own way, with one slot token,
-which is repeated as often as the part says; begin and end are of the place where they stand beside
-it. A slot token anywhere else rejects the document: each slot has its ref.
+Text between two places is tokenized by itself, as Transformers' processors do, which put a special
+token there. A chat template writes a part with one slot token, which is repeated as often as the
+part says. Begin and end tokens next to the slots belong to the place. A slot token anywhere else
+rejects the document, because each slot has its ref.
 """
 
 import json
@@ -29,12 +29,14 @@ from packprep.tokenizer.roles import Vocabulary
 
 BAD_MEDIA = "bad_media"
 OF_PART = ("ref", "tokens")
-"""What a part of a message has that its template does not see."""
+"""Keys of a message's part that its template does not see."""
 
 
 class MediaPlace(NamedTuple):
-    """A place of media, as a document says it. at: characters of the text before it; −1: where a
-    chat template puts it."""
+    """A place of media in a document.
+
+    `at` is the number of characters before it, or −1 where a chat template chooses the position.
+    """
 
     kind: str
     tokens: int
@@ -43,12 +45,11 @@ class MediaPlace(NamedTuple):
 
 
 class BadMedia(Exception):
-    """What is wrong with a document's places, as a reject's detail says it."""
+    """A fault of a document's places, with the detail of its reject."""
 
 
 class MediaPlaces(NamedTuple):
-    """The places of one document, or of many one after the other, [k] each, in the text's order, by
-    its tokens' numbers."""
+    """The places of one document, or of several documents in order, [k] each, by token numbers."""
 
     spans: np.ndarray  # int64[k, 2]: what is never cut, noised or trained: begin, slots and end
     first: np.ndarray  # int64: the first slot
@@ -58,14 +59,14 @@ class MediaPlaces(NamedTuple):
     refs: np.ndarray  # uint8: UTF-8
 
     def at(self, which: np.ndarray) -> "MediaPlaces":
-        """Those of these numbers, in this order."""
+        """Return the places of these numbers, in this order."""
         lengths = np.diff(self.ref_offsets)[which]
         bytes_of = np.repeat(self.ref_offsets[which], lengths) + ranks(lengths)
         spans, first, tokens, kind = (column[which] for column in self[:4])
         return MediaPlaces(spans, first, tokens, kind, offsets_of(lengths), self.refs[bytes_of])
 
     def of(self, begin: int, end: int) -> "MediaPlaces":
-        """Those from number `begin` to `end`, as views."""
+        """Return the places from number `begin` to `end`, as views."""
         own, offsets = slice(begin, end), self.ref_offsets[begin : end + 1]
         first = offsets[0]
         refs = self.refs[first : offsets[-1]]
@@ -86,7 +87,7 @@ NO_PLACES = MediaPlaces(
 
 
 def joined(parts: Sequence[MediaPlaces]) -> MediaPlaces:
-    """The places of documents, one after the other."""
+    """Return the places of documents in order."""
     every = (NO_PLACES, *parts)
     spans, first, tokens, kind = (
         np.concatenate(column) for column in zip(*(part[:4] for part in every), strict=True)
@@ -106,7 +107,11 @@ def joined(parts: Sequence[MediaPlaces]) -> MediaPlaces:
 
 
 def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[MediaPlace, ...]:
-    """The places of a text's `media`, as its record has it; None: it has none. Raises BadMedia."""
+    """Return the places in a record's `media`, which may be None.
+
+    Raises:
+        BadMedia: If an entry is invalid.
+    """
     if entries is None:
         return ()
     if not isinstance(entries, list):
@@ -136,7 +141,11 @@ def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[MediaPlac
 
 
 def read_slots(entry: Mapping[str, Any], where: str) -> tuple[int, str]:
-    """(tokens, ref) of an entry of media or of a message's part. Raises BadMedia."""
+    """Return (tokens, ref) of an entry of media or of a message's part.
+
+    Raises:
+        BadMedia: If the entry is invalid.
+    """
     tokens, ref = whole_number(entry.get("tokens")), entry.get("ref")
     if tokens is None or not 1 <= tokens <= MAX_DOCUMENT_TOKENS:
         count = shown(entry.get("tokens"))
@@ -147,21 +156,26 @@ def read_slots(entry: Mapping[str, Any], where: str) -> tuple[int, str]:
 
 
 def refuse_many(places: Sequence[MediaPlace]) -> None:
-    """BadMedia for more slots than a document may have."""
+    """Raise BadMedia for more slots than a document may have."""
     if (slots := slots_of(places)) > MAX_DOCUMENT_TOKENS:
         raise BadMedia(f"{slots} slots; at most {MAX_DOCUMENT_TOKENS}")
 
 
 def slots_of(places: Sequence[MediaPlace]) -> int:
-    """The slots of a document's places, begins and ends not counted."""
+    """Return the number of slots of a document's places, without begin and end tokens."""
     return sum([place.tokens for place in places])
 
 
 def ranges_beside(
     places: Sequence[MediaPlaces], lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(int64[k, 2], int64[n + 1]): the ranges of tokens beside places in documents of `lengths:
-    int64[n]` tokens, one after the other, and where those of each document begin."""
+    """Return the ranges of tokens outside of places, int64[k, 2], and their offsets by document,
+    int64[n + 1].
+
+    Args:
+        places: The places of each document.
+        lengths: The number of tokens of each document, int64[n].
+    """
     many = np.array([len(own.first) for own in places], np.int64)
     spans = np.concatenate([NO_PLACES.spans, *(own.spans for own in places)])
     ends = np.cumsum(many)
@@ -175,12 +189,12 @@ def ranges_beside(
 
 
 def content_of(places: Sequence[MediaPlace]) -> bytes:
-    """What a source's digest gets of a document's places."""
+    """Return the bytes of a document's places for a source's digest."""
     return json.dumps(places).encode()
 
 
 def pieces_of(text: str, places: Sequence[MediaPlace]) -> list[str]:
-    """What of a text stands before, between and behind its places, one more than these."""
+    """Return the pieces of a text before, between and after its places."""
     bounds = [0, *(place.at for place in places), len(text)]
     return [text[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
 
@@ -189,14 +203,15 @@ def pieces_of(text: str, places: Sequence[MediaPlace]) -> list[str]:
 
 
 _BESIDE = ("Look", " at 2 cats, ", "und\n  dies", "x ")
-"""Texts beside places, by which a tokenizer is asked how it goes on behind a special token."""
+"""Texts that show how a tokenizer continues after a special token."""
 
 
 @lru_cache(maxsize=4)
 def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
-    """RecipeError where a tokenizer, by an engine of it, makes other ids of a text beside a special
-    token than of the text alone: then places in a text cannot be tokenized as a model's processor
-    does."""
+    """Raise RecipeError where a tokenizer gives a text other ids next to a special token.
+
+    Then places in a text cannot be tokenized as a model's processor does.
+    """
     for kind, ids in vocabulary.media.items():
         own = [id for id in ids if id >= 0]
         between = "".join(texts_of_ids(vocabulary.tokenizer_json, own)[id] for id in own)
@@ -215,10 +230,14 @@ def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
 def put_in(
     tokens: Tokens, places: Sequence[Sequence[MediaPlace]], vocabulary: Vocabulary
 ) -> tuple[Tokens, dict[int, MediaPlaces]]:
-    """(the documents' tokens, those with places; document → its places) of tokenized pieces of
-    documents, as `pieces_of` cuts them. places: of each document.
+    """Return the documents' tokens with their places, and the places by document.
 
     A rejected piece rejects its document.
+
+    Args:
+        tokens: The tokens of the pieces of documents that `pieces_of` returns.
+        places: The places of each document.
+        vocabulary: The vocabulary.
     """
     tokens = refuse_strays(tokens, vocabulary)
     count = np.array([len(own) for own in places], np.int64)
@@ -267,8 +286,10 @@ def put_in(
 def put_in_chats(
     tokens: Tokens, places: Sequence[Sequence[MediaPlace]], vocabulary: Vocabulary
 ) -> tuple[Tokens, dict[int, MediaPlaces]]:
-    """What `put_in` gives, of rendered conversations that have a slot token for each place; one
-    that has others is rejected."""
+    """Return the result of `put_in` for rendered conversations.
+
+    A conversation is rejected unless it has exactly one slot token for each place.
+    """
     found = slot_tokens(tokens.ids, vocabulary)
     document = np.searchsorted(tokens.offsets, found, "right") - 1
     ids, rejected = (
@@ -307,7 +328,7 @@ def put_in_chats(
 
 
 def slot_tokens(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """int64[k]: where slot tokens stand among ids."""
+    """Return the positions of slot tokens among ids, int64[k]."""
     slots = sorted({slot for _, slot, _ in vocabulary.media.values()})
     if not slots or not len(ids) or ids.max() < slots[0]:
         return np.zeros(0, np.int64)
@@ -315,7 +336,7 @@ def slot_tokens(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
 
 
 def refuse_strays(tokens: Tokens, vocabulary: Vocabulary) -> Tokens:
-    """The tokens, with documents rejected that have a slot token, of documents without places."""
+    """Return the tokens with documents rejected that have a slot token and no places."""
     found = slot_tokens(tokens.ids, vocabulary)
     if not len(found):
         return tokens
@@ -334,7 +355,7 @@ def refuse_strays(tokens: Tokens, vocabulary: Vocabulary) -> Tokens:
 
 
 def _without_rejected(tokens: Tokens) -> Tokens:
-    """The tokens without those of rejected documents."""
+    """Return the tokens without the tokens of rejected documents."""
     lengths = np.diff(tokens.offsets)
     kept = np.ones(len(lengths), np.bool_)
     kept[[i for i, *_ in tokens.rejected]] = False
@@ -353,8 +374,10 @@ def _repeated(
     places: Sequence[Sequence[MediaPlace]],
     vocabulary: Vocabulary,
 ) -> tuple[Tokens, dict[int, MediaPlaces]]:
-    """The tokens with each slot token repeated as its place says, and each document's places.
-    slots: int64[k], where these stand."""
+    """Return the tokens with slot tokens repeated, and each document's places.
+
+    `slots: int64[k]` are the positions of slot tokens.
+    """
     flat = [place for own in places for place in own]
     times = np.ones(len(tokens.ids), np.int64)
     times[slots] = [place.tokens for place in flat]

@@ -1,15 +1,14 @@
-"""Where the strings of messages stand in a conversation's text: told from what the template writes
-around them.
+"""Find the strings of messages in a conversation's text by the template's own text around them.
 
 ```
 messages    user: 2+2?                        assistant: <think>easy</think>4     user: thanks
 T           <|user|>2+2?<|end|>↵<|assistant|>4<|end|>↵<|user|>thanks<|end|>↵
-T′          <|user|>⟨0⟩<|end|>↵<|assistant|>⟨2⟩<|end|>↵<|user|>⟨3⟩<|end|>↵         ⟨1⟩, the thought, is left out
-before 2    <|user|>⟨0⟩<|end|>↵<|assistant|><think>⟨1⟩</think>⟨2⟩<|end|>↵           so message 2 begins behind ⟨2⟩<|end|>↵
+T′          <|user|>⟨0⟩<|end|>↵<|assistant|>⟨2⟩<|end|>↵<|user|>⟨3⟩<|end|>↵         ⟨1⟩, the reasoning, is left out
+before 2    <|user|>⟨0⟩<|end|>↵<|assistant|><think>⟨1⟩</think>⟨2⟩<|end|>↵           so message 2 begins after ⟨2⟩<|end|>↵
 ```
-T′ is what the template makes of the messages with a placeholder, which is in no text, for each
-string. Where T is T′ with each placeholder's string in its place, as it is or as templates change
-it, what stands between them is the template's own.
+T is the rendered text. T′ is the rendering with a placeholder for each string. No text contains a
+placeholder. If T is T′ with each string in place of its placeholder, the rest is the template's own
+text. A template may change a string in the ways of `forms_of`.
 """
 
 import json
@@ -27,34 +26,38 @@ from packprep.conversations.chat_template import TemplateRefusal
 T = TypeVar("T")
 
 SYSTEM = ("system", "developer")
-"""Roles of what is said to the assistant before the conversation."""
+"""Roles of instructions before the conversation."""
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 TAGS = re.compile(r"(\s*</?think>\s*)")  # by which templates take a content apart
 _FIRST_TAG = re.compile(r"[^>\]\n]+[>\]\n]?")
 _OPEN_TAG = re.compile(r"[<\[][^>\]]*\Z")
 _FIRST_NUMBER = 83_152_971 * 10**6
-"""The first of the whole numbers that stand for those in the arguments of calls: an unlikely one."""
+"""The first of the unlikely numbers that replace numbers in the arguments of calls."""
 _NUMBER = f"(?<![0-9]){_FIRST_NUMBER // 10**6}([0-9]{{6}})(?![0-9])"
 _MOST_ENDS = 64  # of the places at which a placeholder's string may end
 
 
 class Render(Protocol):
-    """`ChatTemplate.render` of a template and what it reads beside the messages."""
+    """`ChatTemplate.render` with a template, tools and variables."""
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], prompt: bool = False) -> str:
-        """The text of messages; prompt: and what asks the assistant for the next."""
+        """Return the text of messages, with the generation prompt if `prompt` is true."""
 
 
 class Remember(Protocol):
-    """`ChatTemplate.remembered`, of a template and what it reads beside the messages."""
+    """`ChatTemplate.remembered` with a template, tools and variables."""
 
     def __call__(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what `make` gives, or gave before for the same key."""
+        """Return the result of `make`, from an earlier call with the same key where there was one."""
 
 
 class _End(NamedTuple):
-    """How a rendered text ends: the last placeholder's number (-1: it has none), how often that one
-    stands there, and what follows it."""
+    """The end of a rendered text.
+
+    last   number of the last placeholder, -1 for none
+    times  how often the text has it
+    tail   the text after it
+    """
 
     last: int
     times: int
@@ -62,8 +65,11 @@ class _End(NamedTuple):
 
 
 def free_characters(taken: Iterable[str], count: int) -> list[str]:
-    """So many of Unicode's noncharacters that none of some texts has. TemplateRefusal if there are
-    not so many."""
+    """Return `count` of Unicode's noncharacters that no text contains.
+
+    Raises:
+        TemplateRefusal: If there are too few of them.
+    """
     texts, free = list(taken), list[str]()
     for character in map(chr, range(0xFDD0, 0xFDF0)):
         if not any(character in text for text in texts):
@@ -74,8 +80,10 @@ def free_characters(taken: Iterable[str], count: int) -> list[str]:
 
 
 def attempted(do: Callable[[], T]) -> T | None:
-    """What a function gives that renders; None where the template fails in it, with an error of any
-    class, for a template is code. What its limits raise is raised."""
+    """Return the result of a function that renders, or None where the template fails.
+
+    A template is code and may raise any error. Errors of its limits are raised again.
+    """
     from packprep.conversations.template_limits import TemplateLimit
 
     try:
@@ -87,7 +95,7 @@ def attempted(do: Callable[[], T]) -> T | None:
 
 
 class Place(NamedTuple):
-    """Where in a message a string stands, that has a placeholder.
+    """The position of a string in its message.
 
     key      "content", or one of THOUGHTS
     part     number of the content's part, or 0
@@ -100,14 +108,14 @@ class Place(NamedTuple):
 
 
 class PlacedString(NamedTuple):
-    """A string of a message in the text.
+    """A string of a message, with its position in the text.
 
-    place   where in the message it stands
-    once    whether it is written once for each message that has it
-    before  the character at which the string before it ends, of any message; 0 for the first
+    place   its position in the message
+    once    whether the text has it once for each message that has it
+    before  the end of the string before it, of any message; 0 for the first string
     begin   its first character
-    end     the character behind its last
-    after   the character at which the string after it begins; the text's length for the last
+    end     the end of the string
+    after   the first character of the string after it; the text's length for the last string
     """
 
     place: Place
@@ -119,8 +127,12 @@ class PlacedString(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Where a message begins, and what an assistant is trained on in it: characters of a literal
-    before that; None where it cannot be told."""
+    """The start of a message and of its trained characters.
+
+    literal  number of a literal of the text
+    begin    number of its characters before the message; None where it is not certain
+    answer   number of its characters before the trained part of an assistant's message; None where it is not certain
+    """
 
     literal: int
     begin: int | None
@@ -128,10 +140,10 @@ class _Places(NamedTuple):
 
 
 class Placeholders:
-    """Messages with placeholders for strings, laid over the text of the messages as they are.
+    """Messages with placeholders for strings, and the positions of the strings in the text.
 
-    `place` of a text has to be called, and to give True, before places in it are asked for. Those
-    that render raise what a template's limits raise, and nothing else of a template.
+    Call `place` first, and ask for positions only if it returned True. Methods that render raise
+    only the errors of a template's limits.
     """
 
     def __init__(
@@ -145,11 +157,18 @@ class Placeholders:
         remember: Remember | None = None,
         texts: Mapping[int, Sequence[str]] = MappingProxyType({}),
     ):
-        """marks: two characters that occur nowhere. replaced: of which messages strings are
-        replaced. calls: the names in tool calls, too. blanks: what others than assistants say, too,
-        where it is blank. remember: as `ChatTemplate.remembered`, with what `render` depends on
-        beside messages; None: nothing is remembered. texts: the texts of a message's parts, by its
-        number, where its content is all of them joined."""
+        """Replace strings of messages with placeholders.
+
+        Args:
+            render: Renders messages.
+            messages: The messages.
+            marks: Two characters that no message contains.
+            replaced: Whether to replace strings of each message.
+            calls: Whether to replace the names in tool calls.
+            blanks: Whether to replace blank strings, except an assistant's.
+            remember: Remembers renderings; None renders every time.
+            texts: The texts of a message's parts by its number, where its content joins them.
+        """
         self._render, self._remember, self._texts = render, remember, texts
         self._blanks = blanks
         self._marks = marks
@@ -204,7 +223,7 @@ class Placeholders:
         return content
 
     def _marked_text(self, k: int, text: str, key: str, part: int) -> str:
-        """Return a text of a message with placeholders for what stands between tags."""
+        """Return a text of a message with placeholders for the strings between tags."""
         return "".join(
             string if TAGS.fullmatch(string) else self._new(k, string, key, Place(key, part, i))
             for i, string in enumerate(TAGS.split(text))
@@ -232,8 +251,10 @@ class Placeholders:
         return [self._argument(k, inner) for inner in value] if isinstance(value, list) else value
 
     def _new(self, k: int, string: str, key: str, source: Place | None = None) -> str:
-        """The placeholder of a string of a message; the same for equal ones of users, as templates
-        compare messages."""
+        """Return the placeholder of a string of a message.
+
+        Equal strings of users have the same placeholder, because templates compare messages.
+        """
         if not string.strip() and not (self._blanks and self._roles[k] != "assistant"):
             return string  # templates ask whether something is there
         same = self._roles[k], key, string
@@ -249,13 +270,13 @@ class Placeholders:
         return placeholder
 
     def _written(self, text: str) -> Any:
-        """A content, as these messages have it."""
+        """Return a text as a content in the form that these messages have."""
         return [{"type": "text", "text": text}] if self._in_parts else text
 
     # The text
 
     def place(self, text: str) -> bool:
-        """Whether the text is that of the messages with each placeholder's string in its place."""
+        """Return whether the text is T′ with each placeholder's string in its place."""
         literals, numbers = self._first_messages(len(self.messages))
         ends, self.is_certain = _fitted(
             text, literals, [self._strings[number] for number in numbers]
@@ -277,8 +298,10 @@ class Placeholders:
         return True
 
     def _split(self, rendered: str) -> tuple[list[str], list[int]]:
-        """(literals, numbers) of a text: literals[0], placeholder numbers[0], literals[1], …,
-        literals[-1]."""
+        """Return the literals and the placeholder numbers of a rendered text.
+
+        The text is literals[0], placeholder numbers[0], literals[1], …, literals[-1].
+        """
         parts = self._pattern.split(rendered)
         found = (text or number for text, number in zip(parts[1::3], parts[2::3], strict=True))
         numbers = [int(part) if len(part) < 10 else -1 for part in found]
@@ -287,9 +310,9 @@ class Placeholders:
         return parts[::3], numbers
 
     def _in_order(self, numbers: Sequence[int]) -> list[int] | None:
-        """The messages that placeholders in the text stand in; None if they stand in another order.
+        """Return the messages of the placeholders in the text, or None where they are out of order.
 
-        A system message may stand inside another: it counts as part of that one.
+        A system message may stand inside another message and counts as part of it.
         """
         seen: dict[int, int] = {}
         owners: list[int] = []
@@ -310,8 +333,13 @@ class Placeholders:
         return owners if all(a <= b for a, b in pairwise(owners)) else None
 
     def _end(self, k: int, then: str = "") -> _End | None:
-        """How the text of the first k messages alone ends; None if the template cannot render them.
-        then: "prompt", with what asks for an answer; "user", before what a user says then."""
+        """Return the end of the text of the first k messages, or None where the template fails.
+
+        Args:
+            k: Number of messages.
+            then: What follows the messages: "prompt" for the generation prompt, "user" for a user's
+                message.
+        """
         if (k, then) not in self._before:
             self._before[k, then] = attempted(partial(self._rendered_end, k, then))
         return self._before[k, then]
@@ -325,8 +353,8 @@ class Placeholders:
         return _End(last := (numbers or [-1])[-1], numbers.count(last), literals[len(numbers)])
 
     def _first_messages(self, k: int, then: str = "") -> tuple[list[str], list[int]]:
-        """Return what the template writes for the first k messages, as `_split` gives it. then: as
-        in `_end`."""
+        """Return the literals and placeholder numbers of the first k messages. `then` is as in
+        `_end`."""
         more: list[Mapping[str, Any]] = [self._another] if then == "user" else []
 
         def split() -> tuple[list[str], list[int]]:
@@ -339,10 +367,14 @@ class Placeholders:
         return make() if self._remember is None else self._remember(key, make)
 
     def prefix(self, k: int, prompt: bool = False) -> str:
-        """Return what the template writes for the first k messages as they are.
+        """Return the text of the first k messages.
 
-        It is what it writes for their placeholders, with each one's string as it stands in the
-        whole text. prompt: and what asks for an answer.
+        The text is made of the rendering with placeholders and of the strings as the whole text has
+        them.
+
+        Args:
+            k: Number of messages.
+            prompt: Whether to add the generation prompt.
         """
         literals, numbers = self._first_messages(k, "prompt" if prompt else "")
         parts, seen = [literals[0]], dict[int, int]()
@@ -358,8 +390,11 @@ class Placeholders:
         return "".join(parts)
 
     def _behind(self, k: int, then: str = "") -> tuple[int, str] | None:
-        """(number of a literal of the text, what stands in its place behind the first k messages
-        alone); None where these end otherwise."""
+        """Return the number of the text's literal after the first k messages, and the literal of
+        these messages alone.
+
+        None is returned where the text of these messages ends differently.
+        """
         end = self._end(k, then)
         if end is None or end.last < 0:
             return None if end is None else (0, end.tail)
@@ -367,8 +402,8 @@ class Placeholders:
         return (where[end.times - 1] + 1, end.tail) if len(where) >= end.times else None
 
     def head_of(self, role: str) -> str:
-        """What stands between the begin of a message of a role and what it says; "" if that cannot
-        be told."""
+        """Return the template's text before the content of a role's message, or "" where it is not
+        certain."""
         if role not in self._heads:
             self._heads[role] = ""  # where it is looked for
             before = role, self._in_parts, *self._marks, *self._heads.items()
@@ -376,7 +411,7 @@ class Placeholders:
         return self._heads[role]
 
     def _heads_with(self, role: str) -> dict[str, str]:
-        """Return the heads of roles that are known after one more was looked for."""
+        """Return the known heads of roles with the head of one more role."""
         head = attempted(partial(self._rendered_head, role)) or ""
         return {**self._heads, role: head}
 
@@ -394,7 +429,7 @@ class Placeholders:
 
     @cached_property
     def _asks(self) -> str:
-        """What the template writes to ask for an answer; "" if that cannot be told."""
+        """Return the generation prompt, or "" where it is not certain."""
         other = ""  # where it stands in the place of what ends a text
         for k in range(1, len(self.messages) + 1):
             end, asked = self._end(k), self._end(k, "prompt")
@@ -406,7 +441,7 @@ class Placeholders:
         return other
 
     def _places(self, k: int) -> _Places:
-        """Where message k begins, and what is trained of it if it is an assistant's."""
+        """Return where message k and its trained characters begin."""
         gap, owners = self._gap[k], self._owner
         if not (0 < gap < len(owners) and owners[gap - 1] == k - 1 and owners[gap] == k):
             return self._looked_up(k)
@@ -441,8 +476,8 @@ class Placeholders:
         return _Places(number, begin, None if common is None else begin + common)
 
     def _boundary(self, k: int) -> tuple[int, int | None]:
-        """(number of a literal of the text, characters of it before message k; None where that
-        cannot be told)."""
+        """Return the number of a literal, and its characters before message k, None where they are
+        not certain."""
         found = None
         # Some write another end behind the last message, and that of the others where they ask for
         # the next one or have it.
@@ -461,7 +496,7 @@ class Placeholders:
         return found or (self._gap[k], None)
 
     def _first_places(self) -> _Places:
-        """Of the first message, before which there is none to be rendered alone."""
+        """Return where the first message begins, which has no rendering before it."""
         literal, alone = self._literals[0], self._behind(0)
         begin = len(alone[1]) if alone and alone[0] == 0 and literal.startswith(alone[1]) else 0
         answer = None
@@ -478,8 +513,11 @@ class Placeholders:
         return _Places(0, begin, answer)
 
     def _unasked_head(self) -> str | None:
-        """What is trained of an assistant's message before its first string, by one that is not the
-        first; None if none tells."""
+        """Return the trained text before the first string of an assistant's message, taken from a
+        later message.
+
+        None is returned where no later message gives it.
+        """
         for k in (k for k in self._shown if k and self._roles[k] == "assistant"):
             literal, _, answer = self._places(k)
             if answer is not None:
@@ -487,8 +525,7 @@ class Placeholders:
         return None
 
     def begins(self) -> dict[int, int]:
-        """Message → the character at which it begins, of those after the first where that can be
-        told."""
+        """Return the first character of each message after the first, where it is certain."""
         found: dict[int, int] = {}
         heads: dict[
             str, set[str]
@@ -514,19 +551,18 @@ class Placeholders:
         return dict(sorted(found.items()))
 
     def answer(self, k: int) -> int | None:
-        """The character at which what message k, of an assistant, is trained on begins; None if
-        that cannot be told."""
+        """Return where the trained characters of an assistant's message begin, or None where it is
+        not certain."""
         literal, _, answer = self._places(k)
         return None if answer is None else self._starts[literal] + answer
 
     def said(self, k: int) -> int | None:
-        """The character at which the first string of message k stands; None if none does."""
+        """Return the first character of message k's first string, or None without strings."""
         return self._first.get(k)
 
     @cached_property
     def strings(self) -> dict[int, list[PlacedString]]:
-        """The strings in contents and reasoning that the text has, of each message, in the text's
-        order."""
+        """Return the strings of contents and reasoning in the text by message, in the text's order."""
         found: dict[int, list[PlacedString]] = {}
         last = len(self._text)
         for number, where in self._where.items():
@@ -545,9 +581,10 @@ class Placeholders:
 
 
 def _common(asks: str, written: str) -> int | None:
-    """Characters with which what asks for an answer and what is written of it begin alike; None
-    where they part in a word, so that one is not the begin of the other's. Of a tag that begins in
-    both, as "<" does, no part is alike.
+    """Return how many leading characters the generation prompt and a message share.
+
+    None is returned where they differ inside a word, because then the prompt does not begin the
+    message. A tag that differs is not shared, even where both begin with "<".
     """
     alike = commonprefix([asks, written])
     tag = _OPEN_TAG.search(alike) if len(alike) < len(asks) else None
@@ -563,10 +600,10 @@ def _common(asks: str, written: str) -> int | None:
 def _fitted(
     text: str, literals: Sequence[str], strings: Sequence[str]
 ) -> tuple[list[tuple[int, int]] | None, bool]:
-    """Return where each string stands in a text, and whether it can stand nowhere else.
+    """Return the position of each string in a text, and whether no other positions are possible.
 
-    The text is literals[0], strings[0], literals[1], …; each string as it is, or as `forms_of`
-    says. None if the text is something else.
+    The text is literals[0], strings[0], literals[1], …; each string has one of its forms
+    (`forms_of`). The positions are None if the text is different.
     """
     if not text.startswith(literals[0]):
         return None, False
@@ -600,7 +637,8 @@ def _fitted(
 
 
 def forms_of(string: str) -> list[str]:
-    """What a template may write for a string: itself, stripped, in JSON, or nothing."""
+    """Return the forms in which a template may write a string: unchanged, stripped, in JSON, or
+    empty."""
     core = string.strip()
     at = string.index(core)
     left, right = string[:at], string[at + len(core) :]

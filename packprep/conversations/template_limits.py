@@ -1,9 +1,9 @@
-"""Limits of chat templates, which are code from elsewhere and run on every conversation.
+"""Limit chat templates, which are foreign code and run on every conversation.
 
-A template runs in Jinja's immutable sandbox, as in Transformers. It counts steps
-(iterations of loops, calls of macros) and characters (of output and of what operators make).
-Seconds are not, so that every machine rejects the same conversations.
-docs/promises.md says what is not covered.
+A template runs in Jinja's immutable sandbox, as in Transformers. Its steps (iterations of loops,
+calls of macros) and characters (of output and of the results of operators) are counted. Seconds are
+not counted, so that every machine rejects the same conversations. docs/promises.md lists what is
+not covered.
 """
 
 from collections.abc import Iterable, Mapping, Sized
@@ -25,7 +25,8 @@ class TemplateLimit(Exception):
 
 
 class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """An environment whose templates count what they do, from the last call of `begin`."""
+    """An environment whose templates count their steps and characters since the last call of
+    `begin`."""
 
     intercepted_binops = frozenset(("+", "*", "**"))
 
@@ -43,7 +44,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self._steps, self._characters
 
     def count_again(self, steps: int, characters: int) -> None:
-        """Count what a rendering did whose text is known."""
+        """Count the steps of a rendering whose text is known."""
         self._steps += steps
         self.count_characters(characters)
         if self._steps > MOST_STEPS:

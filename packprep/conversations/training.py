@@ -1,13 +1,14 @@
-"""Which tokens of supervised documents are trained, and where such documents may be cut.
+"""Find the trained tokens of supervised documents, and the positions where such documents may be
+cut.
 
 ```
 text      Q:·2+2?↵A:·4          span of characters [11, 12)
 tokens    Q  :  ·2 + 2 ? ↵ A  :  ·4
-begins    0  1  2  4 5 6 7 8  9  10     "·4" begins before the span: it is not trained
+begins    0  1  2  4 5 6 7 8  9  10     "·4" begins before the span and is not trained
 ```
-The whole text is tokenized at once, so that a model sees the tokens that it will see. A token is
-trained if it begins inside a span. One that begins before a {% generation %} block and reaches into
-it is trained with the block, as in Transformers.
+The whole text is tokenized at once, so that a model sees its own tokens. A token is trained if it
+begins inside a span. A token that begins before a {% generation %} block and reaches into it is
+trained with the block, as in Transformers.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -34,19 +35,19 @@ from packprep.tokenizer.engines.engine import Engine
 from packprep.tokenizer.roles import Vocabulary
 
 NEVER, ANYWHERE, BEST, NEW_TEXT = 0, 1, 2, 3
-"""Ranks of the places at which a document may be cut: of those in reach of a piece the last one of
-the highest rank is taken. At NEW_TEXT the document's next text begins: a cut is always there."""
+"""Ranks of the positions at which a document may be cut. A chunk ends at the last position of the
+highest rank in its reach. A document's next text begins at NEW_TEXT, where a cut is always made."""
 END_OF_HISTORY = 4
-"""Added to the rank of the place up to which a text of a document repeats an earlier one."""
+"""A number added to the rank of the position up to which a text repeats an earlier one."""
 _EVERYWHERE = np.iinfo(np.int64).max
 
 
 class Training(NamedTuple):
-    """Which tokens of D documents are trained. Token numbers are relative to their document.
+    """The trained tokens of D documents. Token numbers are relative to their document.
 
-    A piece of a document that begins at token `at` trains of span k what it holds, iff at <
-    turns[k, 1] or turns[k, 0] < at: the message that the span's answers stands in it, at least in
-    part, or the answer was cut inside, and this is its rest.
+    A chunk that begins at token `at` trains its tokens of span k if at < turns[k, 1] or turns[k, 0]
+    < at. In the first case, the chunk has a part of the message that the span answers. In the
+    second case, the answer was cut inside, and the chunk has the rest of it.
     """
 
     # uint8[D]: 1 where the document says which part of it is trained; of the others all is
@@ -70,7 +71,7 @@ class Training(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """One document's part of `Training`; limited: as in its conversation."""
+    """One document's part of `Training`. `limited` is as in its conversation."""
 
     spans: np.ndarray  # int64[k, 2]
     weights: np.ndarray  # float32[k]
@@ -97,11 +98,14 @@ _NOTHING_TRAINED = Trained(
 
 
 def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
-    """int64[n], ascending: the character from which each token counts, of tokens that stand for
-    `characters: int64[n, 2]`.
+    """Return the character from which each token counts, int64[n], ascending.
 
-    It is where the token begins, or the begin of the first block into which it reaches from before
-    it.
+    A token counts from its first character, or from the start of the first {% generation %} block
+    that begins inside it.
+
+    Args:
+        characters: The characters of each token, int64[n, 2].
+        blocks: The starts of blocks, ascending.
     """
     begins, ends = characters.T
     if not blocks:
@@ -114,12 +118,16 @@ def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
 def trained_tokens(
     conversation: Conversation, begins: np.ndarray, places: MediaPlaces = NO_PLACES
 ) -> Trained:
-    """What is trained of a document whose tokens count from the characters `begins: int64[n]`,
-    ascending. places: of media.
+    """Return the trained tokens of a document.
 
-    Where roles are known, a cut at a user's message is BEST, and NEVER one that parts a trained
-    turn from the message that it answers, the nearest user's or tool's before it, or that leaves
-    what is repeated alone.
+    If roles are known, a cut at a user's message is BEST. A cut is NEVER made between a trained
+    turn and the message that it answers, which is the nearest earlier message of a user or a tool.
+    Nor may a cut leave only what later chunks repeat.
+
+    Args:
+        conversation: The document.
+        begins: The character from which each token counts, int64[n], ascending.
+        places: Its places of media.
     """
     n, spans = len(begins), np.array(conversation.spans, np.int64).reshape(-1, 2)
     # the last span that begins at or before the token
@@ -179,8 +187,7 @@ def trained_tokens(
 def _all_trained(
     conversations: Sequence[Conversation], lengths: np.ndarray, places: Sequence[MediaPlaces]
 ) -> list[Trained]:
-    """What `trained_tokens` gives of documents of `lengths: int64[n]` tokens of which all but their
-    places is trained."""
+    """Return the trained tokens of documents that are trained except for their places of media."""
     ranges, offsets = ranges_beside(places, lengths)
     of_document = np.array(
         [one.weights[0] if one.weights else 1.0 for one in conversations], np.float32
@@ -203,8 +210,12 @@ def _all_trained(
 
 
 def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict[int, Trained]:
-    """Return what is trained of token documents that have only a weight. weights: by number;
-    lengths: int64[n], in tokens."""
+    """Return the trained tokens of token documents that have only a weight.
+
+    Args:
+        weights: The weight of each such document by its number.
+        lengths: The number of tokens of each document, int64[n].
+    """
     own = [
         Conversation("", ((0, 0),), weights=(weight,), weight=weight, limited=False)
         for weight in weights.values()
@@ -217,10 +228,13 @@ def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict
 
 
 def trained_by_tokens(weights: np.ndarray, of_document: float, n: int) -> Trained | None:
-    """Return what is trained of a document of `n` tokens whose tokens have weights; None where all
-    have 1.
+    """Return the trained tokens of a document whose tokens have weights, or None where all weights
+    are 1.
 
-    weights: float32[n + 1], the last of the document's end. of_document: multiplies them.
+    Args:
+        weights: float32[n + 1], with the weight of the document's end last.
+        of_document: A factor for all weights.
+        n: Number of tokens.
     """
     weights = (weights * np.float32(of_document)).astype(np.float32)
     if (weights == 1).all():
@@ -243,7 +257,7 @@ def trained_by_tokens(weights: np.ndarray, of_document: float, n: int) -> Traine
 
 
 class _Group(NamedTuple):
-    """Documents of one kind, tokenized together."""
+    """Documents of one kind that are tokenized together."""
 
     documents: list[int]  # their numbers, ascending
     tokens: Tokens
@@ -260,11 +274,19 @@ def tokenize_supervised(
     vocabulary: Vocabulary,
     uncut_tokens: float = 0,
 ) -> tuple[Tokens, dict[int, Trained]]:
-    """Return the ids of each text, as `tokenize` gives them, and document → what is trained of it,
-    of those with a conversation. A rejected document is not among them.
+    """Return the ids of each text, as `tokenize` returns them, and the trained tokens of supervised
+    documents by number.
 
-    uncut_tokens: documents of at most so many tokens are never cut, so that it does not matter
-    where their messages begin.
+    Rejected documents have no trained tokens.
+
+    Args:
+        engine: The tokenizer's engine.
+        texts: The text of each document.
+        conversations: The conversation of each supervised document by its number.
+        special_text: As in the recipe.
+        vocabulary: The vocabulary.
+        uncut_tokens: The most tokens of documents that are never cut, so that the starts of
+            messages do not matter.
     """
     how = engine, special_text, vocabulary
     if not conversations:
@@ -300,7 +322,7 @@ def _tokenize_texts(
     vocabulary: Vocabulary,
     characters: bool,
 ) -> _Group:
-    """Tokenize documents that are no chats, piece by piece between their places of media."""
+    """Tokenize documents without a chat template, in pieces between their places of media."""
     places = [conversations[i].places if i in conversations else () for i in documents]
     pieces = [
         piece
@@ -323,7 +345,7 @@ def _tokenize_chats(
     special_text: str,
     vocabulary: Vocabulary,
 ) -> _Group:
-    """Tokenize chats, text by text, with the special tokens of their template."""
+    """Tokenize chats text by text, with the special tokens of their template."""
     parts = [part for i in documents for part in conversations[i].parts or (conversations[i],)]
     strings = [part.strings for part in parts]
     tokens = tokenize(
@@ -342,8 +364,7 @@ def _tokenize_chats(
 def _trained_of_group(
     group: _Group, conversations: Mapping[int, Conversation], uncut_tokens: float
 ) -> dict[int, Trained]:
-    """Return what is trained of a group's documents that have a conversation and are not
-    rejected."""
+    """Return the trained tokens of a group's accepted documents that have a conversation."""
     documents, tokens, bounds = group.documents, group.tokens, group.tokens.offsets.tolist()
     turned_away = {k for k, _, _ in tokens.rejected}
     used = [(k, i) for k, i in enumerate(documents) if i in conversations and k not in turned_away]
@@ -387,8 +408,11 @@ def _joined_groups(groups: Sequence[_Group], count: int) -> Tokens:
 def _joined_parts(tokens: Tokens, counts: Sequence[int]) -> tuple[Tokens, list[np.ndarray]]:
     """Return the tokens of documents of several texts, and where each text ends in its document.
 
-    tokens: of the texts. counts: how many of them each document has. A document is rejected if one
-    of its texts is.
+    A document is rejected if one of its texts is.
+
+    Args:
+        tokens: The tokens of the texts.
+        counts: Number of texts of each document.
     """
     owner, lengths = np.repeat(np.arange(len(counts)), counts), np.diff(tokens.offsets)
     rejected: dict[int, tuple[int, str, str]] = {}
@@ -410,11 +434,15 @@ def _joined_parts(tokens: Tokens, counts: Sequence[int]) -> tuple[Tokens, list[n
 def _trained_parts(
     parts: Sequence[Conversation], ids: np.ndarray, characters: np.ndarray, ends: np.ndarray
 ) -> Trained:
-    """Return what is trained of a document of several texts.
+    """Return the trained tokens of a document of several texts.
 
-    ids: int[n], of all texts. characters: int64[n, 2]: what each token stands for in its text.
-    ends: int64[t]: where each text ends. Later chunks of a text repeat the first text's system
-    message, where the texts begin with the same one.
+    If all texts begin with the same system message, later chunks of a text repeat it.
+
+    Args:
+        parts: The texts.
+        ids: The ids of all texts, int64[n].
+        characters: The characters of each token in its text, int64[n, 2].
+        ends: The end of each text, int64[t].
     """
     own: list[Trained] = []
     for part, begin, end in zip(parts, (0, *ends), ends, strict=False):
@@ -461,7 +489,7 @@ def _trained_parts(
 
 
 def history_tokens(training: Training) -> np.ndarray:
-    """Return how many tokens of each document repeat an earlier one of its texts, int64[D]."""
+    """Return how many tokens of each document repeat one of its earlier texts, int64[D]."""
     tokens = np.zeros(len(training.supervised), np.int64)
     document = np.repeat(np.arange(len(tokens)), np.diff(training.cut_offsets))
     begins_text = training.ranks == NEW_TEXT
@@ -479,10 +507,10 @@ def training_columns(
     """Return the columns of `documents` documents.
 
     Args:
-        trained: Document → what is trained of it; of the others all is.
-        documents: Their number.
+        trained: The trained tokens of supervised documents by number. Others are trained whole.
+        documents: Number of documents.
         long_answers: As in a recipe. With "untrained", the rest of an answer that was cut inside is
-            not trained.
+            untrained.
     """
     order = sorted(trained)
     rows = [_NOTHING_TRAINED, *(trained[i] for i in order)]

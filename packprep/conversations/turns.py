@@ -1,15 +1,15 @@
-"""Which characters of a conversation's text are which message, and which of them are trained.
+"""Find the messages in a conversation's text, and the characters that are trained.
 
 ```
 text        <|im_start|>user↵2+2?<|im_end|>↵<|im_start|>assistant↵4<|im_end|>↵
 begins                                      ^                                      message 1
 trained                                                           ^^^^^^^^^^^^     the turn and what closes it, not its header
 ```
-A template with {% generation %} blocks says itself what is trained. For others an assistant's turn
-is what rendering the messages up to it adds to rendering those before it with the generation
-prompt: what a model will have to write where it is asked to. Where a template rewrites earlier
-turns, as those do that drop what an assistant thought once a user has answered, placeholders tell
-(`placeholders.py`). Law 2 had none, and rejected such conversations.
+{% generation %} blocks of a template mark what is trained. Without such blocks, two renderings are
+compared: the messages up to an assistant's turn, and the messages before it with the generation
+prompt. The turn is the difference, which a model has to write. Some templates rewrite earlier
+turns, for example to drop reasoning. Placeholders find the turns of such templates
+(`placeholders.py`).
 """
 
 import json
@@ -34,8 +34,8 @@ from packprep.conversations.placeholders import (
 from packprep.recipe import DocumentKeys
 
 MOST_BY_PREFIXES = 128
-"""Messages of a conversation of which all prefixes are rendered first; longer ones go by
-placeholders, which need fewer."""
+"""The most messages of a conversation whose prefixes are all rendered first. Placeholders need
+fewer renderings for longer conversations."""
 _ADVICE = "; a template with {% generation %} blocks would say itself what is trained"
 
 # `ChatTemplate.render` of a template and what it reads beside the messages
@@ -44,17 +44,17 @@ Span = tuple[int, int, int]  # begin, end, number of the message
 
 
 class NotIncremental(Exception):
-    """It cannot be told which characters a message is: rendering more messages changes what stood
-    before them."""
+    """The characters of a message are not certain, because further messages change the text before
+    them."""
 
 
 class Turns(NamedTuple):
-    """A conversation's text, and where its messages stand in it.
+    """A conversation's text, and the positions of its messages.
 
-    trained     (begin, end, number of the message) of what is trained: ascending, apart or touching
-    begins      message → the character at which it begins, of those after the first where that can be told
-    system_end  characters of the leading system message, the tools and their dressing; 0: none, or it cannot be told
-    changes     what is trained otherwise than its turn, as `find_changes` gives it
+    trained     (begin, end, message number) of trained characters: ascending, apart or touching
+    begins      the first character of each message after the first, where it is certain
+    system_end  number of characters of the leading system message, the tools and their dressing; 0 where there are none
+    changes     ranges that are trained differently from their turns, as `find_changes` returns them
     """
 
     text: str
@@ -71,11 +71,19 @@ def find_turns(
     settings: DocumentKeys,
     with_begins: bool = True,
 ) -> Turns:
-    """Return the text of a dialogue, and where its messages and what is trained of them stand.
+    """Return the text of a dialogue, with the positions of its messages and of trained characters.
 
-    variables: what the template reads next to messages and tools. with_begins: whether it is asked
-    for where messages begin. If not, it may be left out, and the result has none. Raises
-    NotIncremental, UncertainPart, and what `ChatTemplate.render` does.
+    Args:
+        template: The compiled template.
+        dialogue: The dialogue.
+        variables: Variables that the template reads next to messages and tools.
+        settings: The recipe's table `documents`.
+        with_begins: Whether to find where messages begin. If false, the result may lack it.
+
+    Raises:
+        NotIncremental: If the characters of a message are not certain.
+        UncertainPart: If the characters of a part of a message are not certain.
+        TemplateRefusal: If the template refuses the messages.
     """
     chat, blocks = _rendered_chat(template, dialogue, variables, settings)
     if not with_begins and (trained := _trained_alone(chat, blocks)) is not None:
@@ -92,16 +100,16 @@ def dialogues_with_own_history(
     variables: Mapping[str, Any],
     settings: DocumentKeys,
 ) -> list[Dialogue]:
-    """Return the dialogues in whose texts each trained message stands behind the history that the
-    template gives it.
+    """Return dialogues in whose texts each trained message follows the history that the template
+    writes for it.
 
     ```
     messages    user  assistant·1  user  assistant·2        the template drops earlier reasoning
     dialogues   user  assistant·1                           trains 1
                 user  assistant·1  user  assistant·2        trains 2
     ```
-    A dialogue ends with a trained message. It trains those before it, too, whose texts its own text
-    extends. Raises what `find_turns` does.
+    A dialogue ends with a trained message. It also trains earlier messages whose texts its own text
+    extends. The errors are the same as for `find_turns`.
     """
     wanted = trained_messages(dialogue, settings)
     dialogues: list[Dialogue] = []
@@ -120,7 +128,7 @@ def dialogues_with_own_history(
 
 
 def _trained_from(dialogue: Dialogue, first: int, count: int, wanted: Sequence[bool]) -> Dialogue:
-    """Return the first `count` messages of a dialogue, trained from number `first` on."""
+    """Return the first `count` messages of a dialogue, trained from message `first` on."""
     return replace(
         dialogue,
         messages=dialogue.messages[:count],
@@ -139,10 +147,10 @@ def _rendered_chat(
     variables: Mapping[str, Any],
     settings: DocumentKeys,
 ) -> tuple["_Chat", list[tuple[int, int]] | None]:
-    """Return a rendered conversation, and what its {% generation %} blocks gave; None if the
-    template has none.
+    """Return a rendered conversation and the ranges of its {% generation %} blocks, None without
+    such blocks.
 
-    A template that takes no list of parts gets those with marks joined.
+    If a template takes no list of parts, it gets the parts of a dialogue with marks joined.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -160,7 +168,7 @@ def _rendered_chat(
 
 
 def _with_joined_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with one text in place of a list of texts."""
+    """Return the messages with each list of texts joined."""
     return [
         {**message, "content": "".join(texts)}
         if isinstance(message.get("content"), list)
@@ -177,8 +185,7 @@ def _rendered_messages(
     settings: DocumentKeys,
     messages: list[dict[str, Any]],
 ) -> tuple["_Chat", list[tuple[int, int]] | None]:
-    """Return what `_rendered_chat` does, of the messages of a dialogue as the template reads
-    them."""
+    """Return the result of `_rendered_chat` for one form of a dialogue's messages."""
     from packprep.conversations.template_limits import TemplateLimit
 
     tools = dialogue.tools
@@ -208,8 +215,10 @@ def _rendered_messages(
 
 
 def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[Span] | None:
-    """Return what is trained, as `_found` does, without finding out where all messages begin. None
-    where that has to be known, or only `_found` tells."""
+    """Return the trained characters without finding where all messages begin.
+
+    None is returned where `_found` is needed.
+    """
     from packprep.conversations.template_limits import TemplateLimit
 
     speakers = [k for k, message in enumerate(chat.messages) if message["role"] == "assistant"]
@@ -230,8 +239,8 @@ def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[
 
 
 def _with_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Return the messages with the arguments of tool calls as objects, where they are the JSON
-    texts of objects; None where none is."""
+    """Return the messages with JSON arguments of tool calls as objects, or None where no arguments
+    are JSON."""
     changed, is_changed = [], False
     for message in messages:
         calls = []
@@ -248,7 +257,7 @@ def _with_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | 
 
 
 def _object_of(text: Any) -> dict[str, Any] | None:
-    """Return the object whose JSON a text is; None where it is another text."""
+    """Return the object in a JSON text, or None for another text."""
     if not isinstance(text, str) or not text.lstrip().startswith("{"):
         return None
     try:
@@ -259,8 +268,10 @@ def _object_of(text: Any) -> dict[str, Any] | None:
 
 
 def _quotes_arguments(messages: Sequence[dict[str, Any]], text: str) -> bool:
-    """Return whether a template wrote the JSON text of arguments as a JSON string, in quotes: it
-    expects an object. Transformers writes it so, and a model would learn to answer so."""
+    """Return whether a template wrote arguments that are a JSON text in quotes.
+
+    Such a template expects an object. Transformers writes the quotes, and a model would learn them.
+    """
     for message in messages:
         for call in message.get("tool_calls", ()):
             arguments = _function(call).get("arguments")
@@ -279,8 +290,10 @@ def _check_read(
     tools: Sequence[Any] | None,
     text: str,
 ) -> None:
-    """Raise LeftOut where the template leaves out tools, tool calls, reasoning or a content: a
-    model would be trained without what the record says that it reads or writes."""
+    """Raise LeftOut where the template leaves out tools, tool calls, reasoning or a content.
+
+    Otherwise a model would be trained without a part of the record.
+    """
 
     def leaves_out(what: str, others: Sequence[dict[str, Any]], **more: Any) -> None:
         if attempted(partial(render, others, **more)) == text:
@@ -310,7 +323,7 @@ def _check_read(
 
 
 def _describes(text: str, tool: Any) -> bool:
-    """Return whether a text holds what a tool says about itself beyond its name."""
+    """Return whether a text holds a tool's description or parameters."""
     function = _function(tool) if isinstance(tool, dict) else {}
     said = [said for said in strings_of(function.get("parameters")) if len(said) > 3]
     description = function.get("description")
@@ -319,7 +332,7 @@ def _describes(text: str, tool: Any) -> bool:
 
 
 _OF_SCHEMAS = {"type", "object", "string", "properties", "required", "array", "number", "integer"}
-"""Strings of JSON schemas that say nothing about one of them."""
+"""Strings in every JSON schema."""
 
 
 def _without(message: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
@@ -329,11 +342,11 @@ def _without(message: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 def _with_contents(
     rendered: Callable[..., tuple[str, Any]], messages: Sequence[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], str, Any]:
-    """(messages with a content each, their text, its blocks) for templates that want one beside
-    tool_calls, too.
+    """Return the messages with a content each, their text and blocks.
 
-    It is null where they take that, as some write calls only then, else empty. No call may be left
-    out.
+    Some templates need a content next to tool_calls. It is null where the template takes that,
+    because some write calls only then. Otherwise it is empty. A template that leaves out a call is
+    refused.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -352,10 +365,9 @@ def _with_contents(
 
 
 def _check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str) -> None:
-    """Raises TemplateRefusal where a template that knows texts alone was given a list of parts as a
-    content.
+    """Raise TemplateRefusal where a template does not support a list of parts as a content.
 
-    What a tool gives may be JSON.
+    A tool's result may be JSON.
     """
     for k, message in enumerate(messages):
         if not isinstance(message.get("content"), list):
@@ -381,7 +393,7 @@ def _check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: st
 
 
 def strings_of(value: Any) -> list[str]:
-    """Return all strings in a JSON value, keys too, in order."""
+    """Return all strings in a JSON value in order, with keys."""
     strings: list[str] = []
     _add_strings(value, strings)
     return strings
@@ -401,7 +413,7 @@ def _add_strings(value: Any, strings: list[str]) -> None:
 
 
 def texts_of(message: Mapping[str, Any]) -> list[str]:
-    """The texts of a message's content: one, or one for each part; none where it is null."""
+    """Return the text of each part of a message's content, and no text where it is null."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
     return [
@@ -412,15 +424,15 @@ def texts_of(message: Mapping[str, Any]) -> list[str]:
 
 
 def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates read it: without what is null, and what was thought under each name by
-    which they ask for it, as transformers gives it to them."""
+    """Return a message as Transformers gives it to templates: without nulls, and with its reasoning
+    under each name."""
     given = {key: value for key, value in message.items() if value is not None}
     said = [given[key] for key in ("reasoning_content", "thinking", "reasoning") if key in given]
     return {"thinking": said[0], **given, "reasoning_content": said[0]} if said else given
 
 
 def trained_messages(dialogue: Dialogue, settings: DocumentKeys) -> list[bool]:
-    """Of each message, whether it is trained."""
+    """Return whether each message is trained."""
     taken = [
         message["role"] in settings.trained_roles
         and (settings.train_on_tool_calls or not message.get("tool_calls"))
@@ -438,7 +450,7 @@ def trained_messages(dialogue: Dialogue, settings: DocumentKeys) -> list[bool]:
 
 @dataclass(frozen=True)
 class _Chat:
-    """A conversation whose turns are looked for."""
+    """A conversation whose turns are searched."""
 
     template: ChatTemplate
     render: Render  # with tools and variables
@@ -451,11 +463,12 @@ class _Chat:
 
     @cached_property
     def laid(self) -> Placeholders | None:
-        """Placeholders that give the text, as `_laid` finds them; None where none do."""
+        """Return placeholders that fit the text, or None."""
         return _laid(self)
 
     def prefixes(self) -> Callable[..., str]:
-        """Return what renders the first k messages (k, prompt: with what asks for an answer)."""
+        """Return a function that renders the first k messages, with the generation prompt if
+        `prompt` is true."""
         try:
             if self.laid is not None and self.laid.replaces_all:
                 return self.laid.prefix
@@ -465,21 +478,25 @@ class _Chat:
         return lambda k, prompt=False: render(self.messages[:k], prompt=prompt)
 
     def remember(self) -> Remember:
-        """Return what remembers renderings, of these tools and variables."""
+        """Return a function that remembers renderings of these tools and variables."""
         render = self.render.keywords  # type: ignore[attr-defined]
         key = repr((render["tools"], render["variables"]))
         return lambda of_messages, make: self.template.remembered((key, of_messages), make)
 
     def anew(self) -> Render:
-        """What renders for one way of finding turns: all of its renderings together do no more than
-        one may."""
+        """Return a function that renders for one way of finding turns, with one limit for all of
+        its renderings."""
         self.template.begin()
         return partial(self.render, go_on=True)
 
 
 def _found(chat: _Chat, blocks: list[tuple[int, int]] | None) -> Turns:
-    """The turns of a conversation; blocks: what the template's {% generation %} blocks gave, None
-    if it has none."""
+    """Return the turns of a conversation.
+
+    Args:
+        chat: The rendered conversation.
+        blocks: Ranges of {% generation %} blocks, or None without such blocks.
+    """
     from packprep.conversations.template_limits import TemplateLimit
 
     text, messages = chat.text, chat.messages
@@ -509,12 +526,12 @@ def _found(chat: _Chat, blocks: list[tuple[int, int]] | None) -> Turns:
 
 
 class _Told(NamedTuple):
-    """What renderings tell of a conversation.
+    """The results of renderings.
 
     begins  as in `Turns`
-    spans   what is trained; None: it is not asked for, or cannot be told
-    why     why it cannot be told
-    laid    placeholders over the text, where they are needed and give it
+    spans   trained ranges; None where they are not needed or not certain
+    why     the error where they are not certain
+    laid    placeholders over the text, where they are needed and fit
     """
 
     begins: dict[int, int]
@@ -524,11 +541,12 @@ class _Told(NamedTuple):
 
 
 def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
-    """What renderings of the messages' prefixes tell, and of placeholders where those do not tell
-    all.
+    """Return the results of rendering prefixes, and of placeholders where prefixes are not enough.
 
-    with_spans: what is trained is asked for. others: of others than assistants, too, which prefixes
-    do not tell.
+    Args:
+        chat: The rendered conversation.
+        with_spans: Whether to find trained ranges.
+        others: Whether roles other than the assistant are trained, which needs placeholders.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -555,7 +573,7 @@ def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
 
 
 def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
-    """What rendering the messages' prefixes tells."""
+    """Return the results of rendering the messages' prefixes."""
     begins: dict[int, int] = {}
     try:
         prefix = chat.prefixes()
@@ -578,7 +596,13 @@ def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
 
 
 def _told_by_placeholders(chat: _Chat, told: _Told, needed: bool) -> _Told:
-    """What placeholders for what is said tell beyond what is told; needed: what is trained, too."""
+    """Return earlier results with the results of placeholders added.
+
+    Args:
+        chat: The rendered conversation.
+        told: Earlier results.
+        needed: Whether to find trained ranges too.
+    """
     chat.template.begin()
     laid = chat.laid
     if laid is None:
@@ -596,11 +620,11 @@ def _told_by_placeholders(chat: _Chat, told: _Told, needed: bool) -> _Told:
 
 
 def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]:
-    """Message → the character at which it begins, of those after the first where rendering those
-    before it tells.
+    """Return the first character of each message after the first, where rendering the messages
+    before it gives it.
 
-    It does not where they cannot be rendered alone, or give something else alone, as under
-    templates that write the system message into the user's.
+    Some templates cannot render a prefix. Others render it differently, for example templates that
+    write the system message into the user's.
     """
     begins: dict[int, int] = {}
     for k in range(1, count):
@@ -611,8 +635,10 @@ def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]
 
 
 class _Begins(dict[int, int]):
-    """What `_begins` gives without the messages that begin where the one before them does, worked
-    out when it is asked for."""
+    """A mapping with the items of `_begins`, computed on demand.
+
+    It has no message that begins at the same character as the message before it.
+    """
 
     def __init__(self, prefix: Callable[..., str], text: str):
         super().__init__()
@@ -628,7 +654,7 @@ class _Begins(dict[int, int]):
         return super().__contains__(k)
 
     def _begin(self, k: int) -> int:
-        """Return where message k begins; 0 where that is not told."""
+        """Return where message k begins, or 0 where it is not certain."""
         if k not in self._lengths:
             before = attempted(partial(self.prefix, k)) if k > 0 else None
             is_told = before is not None and 0 < len(before) < len(self._text)
@@ -644,7 +670,7 @@ def _by_prefixes(
     begins: Mapping[int, int],
     wanted: Sequence[bool],
 ) -> list[Span]:
-    """What is trained of the messages that are wanted, all of an assistant."""
+    """Return the trained ranges of the wanted messages, which are all an assistant's."""
     spans = []
     for k in (k for k, want in enumerate(wanted) if want):
         asked = prefix(k, prompt=True)
@@ -666,9 +692,11 @@ def _by_prefixes(
 
 
 def _laid(chat: _Chat) -> Placeholders | None:
-    """Placeholders that give the text: for what is said by all, blank or not, or else by those that
-    are trained and by assistants, or else without the names in tool calls, by which some templates
-    go. None where none give it.
+    """Return placeholders that fit the text, or None.
+
+    Placeholders for all strings are tried first, blank strings included. The next attempts leave
+    out messages that are not trained, and then the names of tool calls, which some templates
+    compare.
     """
     render, marks, remember = chat.anew(), free_characters(chat.taken, 2), chat.remember()
     everybody = [True] * len(chat.messages)
@@ -698,7 +726,7 @@ def _laid(chat: _Chat) -> Placeholders | None:
 
 
 def _ascending(begins: Mapping[int, int]) -> dict[int, int]:
-    """Those of messages' begins that are not before that of an earlier message."""
+    """Return the begins of messages without those that lie before an earlier message."""
     kept: dict[int, int] = {}
     last = 0
     for k, at in begins.items():
@@ -708,7 +736,7 @@ def _ascending(begins: Mapping[int, int]) -> dict[int, int]:
 
 
 def _by_placeholders(chat: _Chat, laid: Placeholders, begins: Mapping[int, int]) -> list[Span]:
-    """What is trained of the messages that are wanted, of any role."""
+    """Return the trained ranges of the wanted messages of any role."""
     spans: list[Span] = []
     count, after = len(chat.messages), 0
     for k in (k for k, want in enumerate(chat.wanted) if want):
@@ -735,8 +763,10 @@ def _by_placeholders(chat: _Chat, laid: Placeholders, begins: Mapping[int, int])
 def _with_blocks(
     render: Render, messages: Sequence[dict[str, Any]], taken: Sequence[str]
 ) -> tuple[str, list[tuple[int, int]]]:
-    """The text, and what its {% generation %} blocks gave, found by characters around them that are
-    not in `taken`."""
+    """Return the text and the ranges of its {% generation %} blocks.
+
+    Characters that are not in `taken` mark the blocks.
+    """
     opening, closing = free_characters(taken, 2)
     pieces: list[str] = []
     spans: list[tuple[int, int]] = []
@@ -771,8 +801,7 @@ def _owned(
     messages: Sequence[Mapping[str, Any]],
     wanted: Sequence[bool] | None = None,
 ) -> list[Span]:
-    """The blocks, each with the message of an assistant that it is of, without those that are not
-    wanted."""
+    """Return the wanted blocks with the message of each."""
     speakers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
     if len(blocks) == len(speakers) or not speakers:
         owners = speakers
@@ -791,8 +820,8 @@ def _owned(
 def _first_begin(
     text: str, messages: Sequence[Mapping[str, Any]], laid: Placeholders, k: int
 ) -> int:
-    """The character at which message k begins, the first that is no system message, behind what the
-    template writes for the system and tools; 0 where that cannot be told."""
+    """Return where message k begins, the first one after the system message and tools, or 0 where
+    it is not certain."""
     said = laid.said(k) if k < len(messages) else None
     head = laid.head_of(messages[k]["role"]) if said is not None else ""
     return max(text.rfind(head, 0, said), 0) if head.strip() else 0
@@ -801,8 +830,7 @@ def _first_begin(
 def _system_end(
     messages: Sequence[dict[str, Any]], text: str, end: int, tools: Sequence[Any] | None = None
 ) -> int:
-    """The character at which the system message and tools end, if they stand before `end`; else
-    0."""
+    """Return where the system message and tools end, or 0 if they do not stand before `end`."""
     if messages[0]["role"] in SYSTEM:
         said = texts_of(messages[0])
     else:
