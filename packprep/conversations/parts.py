@@ -89,7 +89,7 @@ class Rendered:
         """
         laid = self.laid()
         if laid is None or not laid.is_certain:
-            raise UncertainPart(f"it cannot be told where {what} of message {k} stands in the text")
+            raise UncertainPart(f"the position of {what} of message {k} in the text is not certain")
         return laid.strings.get(k, [])
 
 
@@ -243,7 +243,7 @@ def _with_tags(
         return first.begin, last.end
     is_last = not text[closing.end() : rendered.ends.get(k)].strip()
     if is_last and "/" not in closing[1]:
-        raise UncertainPart(f"it cannot be told where the reasoning of message {k} ends")
+        raise UncertainPart(f"the end of the reasoning of message {k} in the text is not certain")
     return first.before + opening.start(), closing.end()
 
 
@@ -285,8 +285,8 @@ def _part(rendered: Rendered, k: int, j: int) -> tuple[int, int]:
     is_left_out = not own and all(place in inside for place in wanted)
     if len(shown) < len(own) or not is_left_out and set(wanted) - inside - set(shown):
         raise UncertainPart(
-            f"the template does not write part {j} of message {k} once, so it cannot be told which"
-            " characters are it: write the message's parts as one text"
+            f"the template does not write part {j} of message {k} exactly once: write the message's"
+            " parts as one text"
         )
     if own:
         first, last = own[0], own[-1]

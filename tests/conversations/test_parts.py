@@ -117,12 +117,12 @@ def test_tags_without_a_reasoning_are_not_trained():
         (
             "{% for m in messages %}<a>{{ m.reasoning_content }}<end>{{ m.content }}{% endfor %}",
             answer("", "hm"),
-            "it cannot be told where the reasoning of message 1 ends",
+            "the end of the reasoning of message 1 in the text",
         ),
         (
             chats.THINKING.replace("thought.strip('\\n')", "thought | upper"),
             answer("a", "hm"),
-            "it cannot be told where the reasoning of message 1 stands",
+            "the position of the reasoning of message 1 in the text",
         ),
     ],
 )  # fmt: skip
@@ -218,7 +218,9 @@ def test_a_part_that_is_not_written_once_rejects_its_document(written):
     )
     parts = [part("one "), part("two ", train=False)]
     reason, detail = read(template, [USER, answer(parts)])
-    assert reason == "part_not_found" and "does not write part 1 of message 1 once" in detail
+    assert (
+        reason == "part_not_found" and "does not write part 1 of message 1 exactly once" in detail
+    )
 
 
 def test_each_text_of_a_document_trains_its_own_parts():
