@@ -51,7 +51,7 @@ class LeftOut(TemplateRefusal):
 
 
 def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> str | None:
-    """Return the complete text of the chat template, or None where there is none.
+    """Return the complete text of the chat template, or None without a template.
 
     The special tokens that a template names, such as bos_token, are set at its top. A template next
     to a tokenizer is checked only when a document needs it.
@@ -217,14 +217,14 @@ def _token_texts(
         for name, value in config.items():
             text = value.get("content") if isinstance(value, dict) else value
             if text is None or isinstance(text, str):
-                # null: there is no such token, whatever the next file says
+                # A null means that the token does not exist, even if the next file names it.
                 texts.setdefault(name, text)
     named = {name: texts.get(name) for name in sorted(set(_TOKEN_NAME.findall(source)))}
     return {name: text for name, text in named.items() if text is not None}
 
 
 def _with_tokens(source: str, texts: Mapping[str, str]) -> str:
-    # The newline is the block's own (trim_blocks), and makes what follows the start of a line
+    # The newline belongs to the block (trim_blocks). The template's text then starts a line
     # (lstrip_blocks).
     sets = (
         f"{{% set {name} = {json.dumps(text, ensure_ascii=False)} %}}\n"
@@ -237,7 +237,7 @@ class ChatTemplate:
     """A compiled template.
 
     marks_generation  whether {% generation %} marks the text of an assistant
-    knows_turns       whether it does, or reads add_generation_prompt, so that the opening of a turn can be told from the turn
+    knows_turns       whether it does, or reads add_generation_prompt, so that it separates the opening of a turn from the turn
     words             all names, attributes and texts in it; only a template that lists all fields reads a field not among them
     """
 

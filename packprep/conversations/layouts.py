@@ -1,5 +1,5 @@
-"""Read records of the known layouts into dialogues: messages for a chat template, and marks of what
-is trained.
+"""Read records of the known layouts into dialogues: messages for a chat template, and marks for
+training.
 
 ```
 messages            [{role, content, …}, …], tools, chat_template_kwargs, weight                      as OpenAI's API has them
@@ -289,7 +289,7 @@ def _dialogue(
 def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]:
     """Remove the marks of a message or a part, and return (train, weight).
 
-    `train` is None without a mark. Other tools' names of the marks are read too.
+    Without a mark, `train` has no value. Other tools' names of the marks are read too.
     """
     if unread := next((key for key in _UNREAD_MARKS if message.get(key) is not None), None):
         raise _Bad(f"{what} has {unread!r}, which is not read: say it by train or weight instead")

@@ -6,7 +6,7 @@ record      {"text": "A cat.", "media": [{"at": 2, "tokens": 3, "ref": "cat.jpg"
 ids         A ·  <begin> <slot> <slot> <slot> <end>  cat .       specials.media = {image = ["<begin>", "<slot>", "<end>"]}
 place       spans [2, 7)   first 3   tokens 3   kind 0   ref cat.jpg
 ```
-Text between two places is tokenized by itself, as Transformers' processors do, which put a special
+Text between two places is tokenized separately, as Transformers' processors do, which put a special
 token there. A chat template writes a part with one slot token, which is repeated as often as the
 part says. Begin and end tokens next to the slots belong to the place. A slot token anywhere else
 rejects the document, because each slot has its ref.
@@ -51,7 +51,9 @@ class BadMedia(Exception):
 class MediaPlaces(NamedTuple):
     """The places of one document, or of several documents in order, [k] each, by token numbers."""
 
-    spans: np.ndarray  # int64[k, 2]: what is never cut, noised or trained: begin, slots and end
+    spans: (
+        np.ndarray
+    )  # int64[k, 2]: the range with begin and end tokens, which is never cut, noised or trained
     first: np.ndarray  # int64: the first slot
     tokens: np.ndarray  # int64: slots
     kind: np.ndarray  # int64: number of the kind, by name
@@ -107,7 +109,7 @@ def joined(parts: Sequence[MediaPlaces]) -> MediaPlaces:
 
 
 def read_media(entries: Any, text: str, kinds: Sequence[str]) -> tuple[MediaPlace, ...]:
-    """Return the places in a record's `media`, which may be None.
+    """Return the places in a record's `media`, and no places where it is missing.
 
     Raises:
         BadMedia: If an entry is invalid.
@@ -162,7 +164,7 @@ def refuse_many(places: Sequence[MediaPlace]) -> None:
 
 
 def slots_of(places: Sequence[MediaPlace]) -> int:
-    """Return the number of slots of a document's places, without begin and end tokens."""
+    """Return the number of slots of a document's places, not counting the tokens around them."""
     return sum([place.tokens for place in places])
 
 
@@ -208,9 +210,12 @@ _BESIDE = ("Look", " at 2 cats, ", "und\n  dies", "x ")
 
 @lru_cache(maxsize=4)
 def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
-    """Raise RecipeError where a tokenizer gives a text other ids next to a special token.
+    """Check that a tokenizer gives a text the same ids next to a special token.
 
-    Then places in a text cannot be tokenized as a model's processor does.
+    Otherwise places in a text cannot be tokenized as a model's processor does.
+
+    Raises:
+        RecipeError: If the ids differ.
     """
     for kind, ids in vocabulary.media.items():
         own = [id for id in ids if id >= 0]
@@ -244,7 +249,7 @@ def put_in(
     first_piece = np.cumsum(count + 1) - (count + 1)
     flat = [place for own in places for place in own]
     document = np.repeat(np.arange(len(places)), count)
-    # behind which piece: each document has one more of these than places
+    # The piece before each place. A document has one piece more than places.
     piece = np.arange(len(flat)) + document
     ids = np.array([vocabulary.media[place.kind] for place in flat], np.int64).reshape(-1, 3)
     there = ids.reshape(-1) >= 0

@@ -5,8 +5,8 @@ text            <|im_start|>assistant↵<think>↵hm↵</think>↵↵4<|im_end|>
 the turn                              ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 its reasoning                         ------------------------             train_reasoning = false
 ```
-Such a part is a reasoning, the tags of an empty reasoning, or a part of the content with a mark of
-its own. Placeholders give the position of a string. Tags around it are found in the template's text
+Such a part is a reasoning, the tags of an empty reasoning, or a marked part of the
+content. Placeholders give the position of a string. Tags around it are found in the template's text
 next to it.
 """
 
@@ -34,7 +34,7 @@ _CLOSING = re.compile(rf"\s*({_TAG})\s*")
 _NAME = r"(?:seed:)?(?:think|thinking|THINK)"
 _EMPTY = re.compile(rf"[<\[◁]({_NAME})[>\]▷]\s*[<\[◁]/\1[>\]▷]\s*")
 _BEGUN = re.compile(rf"[<\[◁]{_NAME}[>\]▷]\s*\Z")
-_MOST_BEGUN = 100  # characters of a prompt in which a tag that begins a reasoning is looked for
+_MOST_BEGUN = 100  # characters of a prompt that may hold the tag of a reasoning
 
 
 class UncertainPart(Exception):
@@ -57,7 +57,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Rendered:
-    """A rendered conversation in which parts of messages are looked for.
+    """A rendered conversation, for finding parts of its messages.
 
     dialogue  the record's conversation
     text      the template's text
@@ -223,7 +223,7 @@ def _inside_tags(texts: Sequence[str | None]) -> tuple[set[Place], bool | None]:
 
 
 def _follows_tag(text: str, placed: PlacedString) -> bool:
-    """Return whether a <think> stands before a string."""
+    """Return whether a string follows a <think>."""
     return text[placed.before : placed.begin].rstrip().endswith("<think>")
 
 

@@ -28,13 +28,13 @@ T = TypeVar("T")
 SYSTEM = ("system", "developer")
 """Roles of instructions before the conversation."""
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-TAGS = re.compile(r"(\s*</?think>\s*)")  # by which templates take a content apart
+TAGS = re.compile(r"(\s*</?think>\s*)")  # Templates split a content at these tags.
 _FIRST_TAG = re.compile(r"[^>\]\n]+[>\]\n]?")
 _OPEN_TAG = re.compile(r"[<\[][^>\]]*\Z")
 _FIRST_NUMBER = 83_152_971 * 10**6
 """The first of the unlikely numbers that replace numbers in the arguments of calls."""
 _NUMBER = f"(?<![0-9]){_FIRST_NUMBER // 10**6}([0-9]{{6}})(?![0-9])"
-_MOST_ENDS = 64  # of the places at which a placeholder's string may end
+_MOST_ENDS = 64  # the most ends of a string that are followed
 
 
 class Render(Protocol):
@@ -172,7 +172,7 @@ class Placeholders:
         self._render, self._remember, self._texts = render, remember, texts
         self._blanks = blanks
         self._marks = marks
-        # The first placeholder is for what a user says after some of the messages.
+        # The first placeholder is for the content of a user's message after some of the messages.
         self._numbers_too = not any(str(_FIRST_NUMBER)[:8] in json.dumps(m) for m in messages)
         self._strings: list[str] = [""]
         # of each placeholder, the messages that have it
@@ -185,7 +185,7 @@ class Placeholders:
             self._marked(k, message, calls) if replaced[k] else message
             for k, message in enumerate(messages)
         ]
-        # What a user says behind some of them, to see how these end where another follows.
+        # A user's message after some of them shows how they end before another message.
         self._in_parts = any(isinstance(message.get("content"), list) for message in messages)
         self.replaces_all = all(replaced) and calls
         self._another = {"role": "user", "content": self._written(f"{marks[0]}0{marks[1]}")}
@@ -256,7 +256,7 @@ class Placeholders:
         Equal strings of users have the same placeholder, because templates compare messages.
         """
         if not string.strip() and not (self._blanks and self._roles[k] != "assistant"):
-            return string  # templates ask whether something is there
+            return string  # Templates check whether a string is blank.
         same = self._roles[k], key, string
         if self._roles[k] != "assistant" and same in self._same:
             placeholder = self._same[same]
@@ -276,7 +276,7 @@ class Placeholders:
     # The text
 
     def place(self, text: str) -> bool:
-        """Return whether the text is T′ with each placeholder's string in its place."""
+        """Return whether the text is T′ with strings for all placeholders."""
         literals, numbers = self._first_messages(len(self.messages))
         ends, self.is_certain = _fitted(
             text, literals, [self._strings[number] for number in numbers]
@@ -290,7 +290,7 @@ class Placeholders:
         # each message's first placeholder
         self._shown = {owner: j for j, owner in reversed(list(enumerate(owners)))}
         self._first = {owner: ends[j][0] for owner, j in self._shown.items()}
-        # placeholders before those of a message
+        # the number of placeholders before each message
         self._gap = [bisect_left(owners, k) for k in range(len(self.messages))]
         self._where: dict[int, list[int]] = {}
         for j, number in enumerate(numbers):
@@ -316,7 +316,7 @@ class Placeholders:
         """
         seen: dict[int, int] = {}
         owners: list[int] = []
-        before = [-1]  # of each place, the last message before it that is no system message
+        before = [-1]  # the last message before each place, except system messages
         for number in numbers:
             own, times = self._owners[number], seen.get(number, 0)
             owners.append(own[min(times, len(own) - 1)])
@@ -393,7 +393,7 @@ class Placeholders:
         """Return the number of the text's literal after the first k messages, and the literal of
         these messages alone.
 
-        None is returned where the text of these messages ends differently.
+        The result is None if the text of these messages ends differently.
         """
         end = self._end(k, then)
         if end is None or end.last < 0:
@@ -430,7 +430,7 @@ class Placeholders:
     @cached_property
     def _asks(self) -> str:
         """Return the generation prompt, or "" where it is not certain."""
-        other = ""  # where it stands in the place of what ends a text
+        other = ""  # a prompt that replaces the end of a text
         for k in range(1, len(self.messages) + 1):
             end, asked = self._end(k), self._end(k, "prompt")
             if end is None or asked is None or end[:2] != asked[:2] or end == asked:
@@ -445,8 +445,8 @@ class Placeholders:
         gap, owners = self._gap[k], self._owner
         if not (0 < gap < len(owners) and owners[gap - 1] == k - 1 and owners[gap] == k):
             return self._looked_up(k)
-        # What stands between two placeholders is taken apart once, wherever it stands: a long
-        # conversation is rendered a few times only.
+        # The same text between two placeholders is analysed once, so that a long conversation is
+        # rendered only a few times.
         alike = (
             self._literals[gap],
             self._roles[k - 1],
@@ -479,18 +479,18 @@ class Placeholders:
         """Return the number of a literal, and its characters before message k, None where they are
         not certain."""
         found = None
-        # Some write another end behind the last message, and that of the others where they ask for
-        # the next one or have it.
+        # Some templates end the last message differently, and end it like the others before a
+        # generation prompt or a further message.
         for then in ("", "prompt", "user"):
             end = self._behind(k, then)
             head = {"": "", "prompt": self._asks, "user": self.head_of("user")}[then] if end else ""
             if end is None or bool(head) != bool(then) or not end[1].endswith(head):
                 continue
             tail = end[1].removesuffix(head)
-            # Asked for the next, some leave out what the last one says: then they end before it.
+            # Some templates drop the last content before a generation prompt, and end earlier.
             if end[0] > self._shown.get(k - 1, -1) and self._literals[end[0]].startswith(tail):
                 found = found or (end[0], len(tail))
-                # Some leave out a last message that says nothing, and so end as before it.
+                # Some templates leave out an empty last message, and end as without it.
                 if k - 1 in self._shown or end != self._behind(k - 1, then):
                     return end[0], len(tail)
         return found or (self._gap[k], None)
@@ -516,7 +516,7 @@ class Placeholders:
         """Return the trained text before the first string of an assistant's message, taken from a
         later message.
 
-        None is returned where no later message gives it.
+        The result is None if no later message has it.
         """
         for k in (k for k in self._shown if k and self._roles[k] == "assistant"):
             literal, _, answer = self._places(k)
@@ -527,9 +527,7 @@ class Placeholders:
     def begins(self) -> dict[int, int]:
         """Return the first character of each message after the first, where it is certain."""
         found: dict[int, int] = {}
-        heads: dict[
-            str, set[str]
-        ] = {}  # role → what stands before the first string of its messages
+        heads: dict[str, set[str]] = {}  # role → the text before the first string of its messages
         for k in range(1, len(self.messages)):
             literal, begin, _ = self._places(k)
             if begin is not None and (at := self._starts[literal] + begin) <= self._first.get(
@@ -539,8 +537,8 @@ class Placeholders:
                 if literal == self._gap[k] and k in self._first:
                     heads.setdefault(self._roles[k], set()).add(self._literals[literal][begin:])
         for k in self._first.keys() - found.keys() - {0}:
-            # What stands before a message may end in another way alone; others of its role tell how
-            # it begins.
+            # The text before a message may end differently without it. Other messages of its role
+            # show how it begins.
             head = heads.get(self._roles[k], set())
             if (
                 len(head) == 1
@@ -583,7 +581,7 @@ class Placeholders:
 def _common(asks: str, written: str) -> int | None:
     """Return how many leading characters the generation prompt and a message share.
 
-    None is returned where they differ inside a word, because then the prompt does not begin the
+    The result is None if they differ inside a word, because then the prompt does not begin the
     message. A tag that differs is not shared, even where both begin with "<".
     """
     alike = commonprefix([asks, written])
@@ -637,7 +635,7 @@ def _fitted(
 
 
 def forms_of(string: str) -> list[str]:
-    """Return the forms in which a template may write a string: unchanged, stripped, in JSON, or
+    """Return the forms of a string in a template's text: unchanged, stripped, in JSON, or
     empty."""
     core = string.strip()
     at = string.index(core)

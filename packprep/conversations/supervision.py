@@ -116,7 +116,7 @@ def supervise(
         settings: The recipe's table `documents`.
 
     Raises:
-        RecipeError: If a document has messages, and there is no template.
+        RecipeError: If a document has messages, without a template.
     """
     if not batch.supervision:
         return batch, {}
@@ -132,7 +132,7 @@ def supervise(
                 rejects.append(Reject(int(batch.files[i]), position, reason, detail[:MAX_DETAIL]))
                 continue
             text = found.text
-            # otherwise its weight is 1, as without one
+            # Otherwise its weight is 1, as without a weight.
             if found.limited or not found.spans or found.weights:
                 conversations[len(texts)] = found
         texts.append(text)
@@ -219,7 +219,7 @@ def conversation(
             may find it later.
 
     Raises:
-        RecipeError: If the document has messages, and there is no template.
+        RecipeError: If the document has messages, without a template.
     """
     found = (
         read_layout(given, settings.trained_roles)
@@ -294,7 +294,7 @@ def _of_dialogue(
 
     def whole() -> Conversation:
         with_begins = rendered_turns(dialogue, template, settings)
-        if not isinstance(with_begins, Turns):  # where messages begin cannot be told
+        if not isinstance(with_begins, Turns):  # The starts of messages are not certain.
             return replace(rendered, whole=None)
         again = _rendered(with_begins, dialogue, settings, has_blocks)
         return again if isinstance(again, Conversation) else replace(rendered, whole=None)
@@ -420,7 +420,7 @@ def rendered_turns(
         with_begins: As in `find_turns`.
 
     Raises:
-        RecipeError: If there is no template, or the template is invalid.
+        RecipeError: If the template is missing or invalid.
     """
     return _attempt(partial(find_turns, with_begins=with_begins), dialogue, template, settings)
 
@@ -434,7 +434,7 @@ def _attempt(
     """Return the result of `find` with the compiled template, or the reason of a reject.
 
     Raises:
-        RecipeError: If there is no template, or the template is invalid.
+        RecipeError: If the template is missing or invalid.
     """
     if template is None:
         raise NoTemplate(
@@ -443,7 +443,7 @@ def _attempt(
             ' documents.loss_spans = "ignore"'
         )
     compiled = compile_template(template, settings.template_date)
-    # with jinja2, which came with the template
+    # Compiling the template has imported jinja2 already.
     from packprep.conversations.template_limits import TemplateLimit
 
     try:
@@ -464,8 +464,8 @@ def _attempt(
             "the template does more than it may at these messages, or prints what is no text",
         )
     except Exception:
-        # Of any class, for a template is code. Its message would depend on the versions of Python
-        # and Jinja.
+        # A template is code and may raise any error. The error's text would depend on the versions
+        # of Python and Jinja.
         return "template_error", "the template failed at these messages"
 
 

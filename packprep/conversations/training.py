@@ -50,22 +50,22 @@ class Training(NamedTuple):
     second case, the answer was cut inside, and the chunk has the rest of it.
     """
 
-    # uint8[D]: 1 where the document says which part of it is trained; of the others all is
+    # uint8[D]: 1 where the document limits what is trained; all of the others is trained
     supervised: np.ndarray
     span_offsets: np.ndarray  # int64[D + 1]
-    # int64[k, 2]: half-open trained ranges, ascending; apart, or of other messages or weights
+    # int64[k, 2]: half-open trained ranges, ascending; touching ones differ in message or weight
     spans: np.ndarray
     weights: np.ndarray  # float32[k]: of the spans, above 0
-    turn: np.ndarray  # int64[k]: the first span of the span's message
-    # int64[k, 2]: the first trained token of the span's message; where the message it answers ends
+    turn: np.ndarray  # int64[k]: the number of the first span of the span's message
+    # int64[k, 2]: the first trained token of the span's message; the end of the answered message
     turns: np.ndarray
     cut_offsets: np.ndarray  # int64[D + 1]
-    cuts: np.ndarray  # int64[c]: ascending: the first tokens of messages after the first
+    cuts: np.ndarray  # int64[c]: the first tokens of messages after the first, ascending
     ranks: np.ndarray  # uint8[c]: NEVER … NEW_TEXT, END_OF_HISTORY added
     # int64[D]: leading tokens, of system message and tools, that a document's later pieces repeat
     system: np.ndarray
-    eos_weight: np.ndarray  # float32[D]: with which the end of the text is trained; 0: it is not
-    document_weight: np.ndarray  # float32[D]: the record's weight, which the others contain
+    eos_weight: np.ndarray  # float32[D]: the weight of the end of the text; 0 if it is untrained
+    document_weight: np.ndarray  # float32[D]: the record's weight, which the other weights contain
     place_offsets: np.ndarray  # int64[D + 1]
     places: MediaPlaces  # of media
 
@@ -148,7 +148,7 @@ def trained_tokens(
     first = np.searchsorted(begins, boundaries)  # tokens of messages after the first
     system = int(np.searchsorted(begins, conversation.system_end)) if conversation.system_end else 0
     if len(places.spans) and places.spans[0, 0] < system:
-        system = 0  # a place stands once
+        system = 0  # A place of media is never repeated.
     cuts = np.unique(first[(first > 0) & (first < n)]).astype(np.int64)
     turns, ranks = (
         np.repeat([[n, n]], len(found), 0).astype(np.int64),

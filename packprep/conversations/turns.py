@@ -5,7 +5,7 @@ text        <|im_start|>user↵2+2?<|im_end|>↵<|im_start|>assistant↵4<|im_en
 begins                                      ^                                      message 1
 trained                                                           ^^^^^^^^^^^^     the turn and what closes it, not its header
 ```
-{% generation %} blocks of a template mark what is trained. Without such blocks, two renderings are
+{% generation %} blocks of a template mark trained text. Without such blocks, two renderings are
 compared: the messages up to an assistant's turn, and the messages before it with the generation
 prompt. The turn is the difference, which a model has to write. Some templates rewrite earlier
 turns, for example to drop reasoning. Placeholders find the turns of such templates
@@ -38,7 +38,7 @@ MOST_BY_PREFIXES = 128
 fewer renderings for longer conversations."""
 _ADVICE = "; a template with {% generation %} blocks would say itself what is trained"
 
-# `ChatTemplate.render` of a template and what it reads beside the messages
+# `ChatTemplate.render` with a template, tools and variables
 Render = Callable[..., str]
 Span = tuple[int, int, int]  # begin, end, number of the message
 
@@ -78,7 +78,7 @@ def find_turns(
         dialogue: The dialogue.
         variables: Variables that the template reads next to messages and tools.
         settings: The recipe's table `documents`.
-        with_begins: Whether to find where messages begin. If false, the result may lack it.
+        with_begins: Whether to find where messages begin. If false, the result may be without it.
 
     Raises:
         NotIncremental: If the characters of a message are not certain.
@@ -163,7 +163,7 @@ def _rendered_chat(
         return rendered(messages)
     except (MemoryError, TemplateLimit):
         raise
-    except Exception:  # of any class, for a template is code
+    except Exception:  # A template is code and may raise any error.
         return rendered(joined)
 
 
@@ -196,7 +196,7 @@ def _rendered_messages(
         text, blocks = rendered(render, messages)
     except (MemoryError, TemplateRefusal, TemplateLimit):
         raise
-    except Exception:  # of any class, for a template is code
+    except Exception:  # A template is code and may raise any error.
         as_objects = _with_objects(messages)
         tried = None if as_objects is None else attempted(partial(rendered, render, as_objects))
         if as_objects is not None and tried is not None:
@@ -217,7 +217,7 @@ def _rendered_messages(
 def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[Span] | None:
     """Return the trained characters without finding where all messages begin.
 
-    None is returned where `_found` is needed.
+    The result is None where `_found` is needed.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -234,7 +234,7 @@ def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[
         return _by_prefixes(begins.prefix, len(chat.messages), chat.text, begins, chat.wanted)
     except (MemoryError, TemplateLimit):
         raise
-    except Exception as error:  # of any class, for a template is code
+    except Exception as error:  # A template is code and may raise any error.
         return _told_by_placeholders(chat, _Told({}, None, error), True).spans
 
 
@@ -355,7 +355,7 @@ def _with_contents(
         text, blocks = rendered(filled)
     except (MemoryError, TemplateRefusal, TemplateLimit):
         raise
-    except Exception:  # of any class, for a template is code
+    except Exception:  # A template is code and may raise any error.
         filled = [{"content": "", **message} for message in messages]
         text, blocks = rendered(filled)
     for call in (call for message in messages for call in message.get("tool_calls", ())):
@@ -365,9 +365,12 @@ def _with_contents(
 
 
 def _check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str) -> None:
-    """Raise TemplateRefusal where a template does not support a list of parts as a content.
+    """Check that a template supports a list of parts as a content.
 
     A tool's result may be JSON.
+
+    Raises:
+        TemplateRefusal: If the template writes the list as data or leaves it out.
     """
     for k, message in enumerate(messages):
         if not isinstance(message.get("content"), list):
@@ -456,7 +459,7 @@ class _Chat:
     render: Render  # with tools and variables
     messages: list[dict[str, Any]]
     tools: list[Any] | None
-    taken: tuple[str, ...]  # all strings that there are, and the template's source
+    taken: tuple[str, ...]  # all strings, with the template's source
     wanted: list[bool]  # of each message, whether it is trained
     text: str
     dialogue: Dialogue  # as the record has it
@@ -472,7 +475,7 @@ class _Chat:
         try:
             if self.laid is not None and self.laid.replaces_all:
                 return self.laid.prefix
-        except TemplateRefusal:  # no character is free: then placeholders are not needed, or named
+        except TemplateRefusal:  # Without a free character, prefixes may still be enough.
             pass
         render = self.anew()
         return lambda k, prompt=False: render(self.messages[:k], prompt=prompt)
@@ -578,8 +581,8 @@ def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
     try:
         prefix = chat.prefixes()
         begins = _begins(prefix, len(chat.messages), chat.text)
-        # Some templates leave out a last message that says nothing: the next does not begin where
-        # that one does.
+        # Some templates leave out an empty last message. The next message does not begin at the
+        # same character.
         begins = {k: at for k, at in begins.items() if at != begins.get(k - 1)}
         return _Told(
             begins,
@@ -591,7 +594,7 @@ def _told_by_prefixes(chat: _Chat, with_spans: bool) -> _Told:
         )
     except MemoryError:
         raise
-    except Exception as error:  # of any class, for a template is code
+    except Exception as error:  # A template is code and may raise any error.
         return _Told(begins, None, error)
 
 
@@ -726,7 +729,7 @@ def _laid(chat: _Chat) -> Placeholders | None:
 
 
 def _ascending(begins: Mapping[int, int]) -> dict[int, int]:
-    """Return the begins of messages without those that lie before an earlier message."""
+    """Return the starts of messages, except starts before an earlier message."""
     kept: dict[int, int] = {}
     last = 0
     for k, at in begins.items():
@@ -741,7 +744,7 @@ def _by_placeholders(chat: _Chat, laid: Placeholders, begins: Mapping[int, int])
     count, after = len(chat.messages), 0
     for k in (k for k, want in enumerate(chat.wanted) if want):
         if k < after:
-            continue  # it stands with the one before it, and is trained with that
+            continue  # It is trained with the message before it.
         after = k + 1
         while after < count and after not in begins and chat.wanted[after]:
             after += 1
@@ -805,7 +808,7 @@ def _owned(
     speakers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
     if len(blocks) == len(speakers) or not speakers:
         owners = speakers
-    else:  # by where they stand: in a message, or in one of those that stand together with one
+    else:  # by position: in the message, or in messages without a start of their own
         owners = []
         for begin, _ in blocks:
             first = max((k for k, at in begins.items() if at <= begin), default=0)
@@ -814,7 +817,7 @@ def _owned(
     return [span for span in found if wanted is None or wanted[span[2]]]
 
 
-# What later pieces of a long conversation repeat
+# The repeated start of later chunks
 
 
 def _first_begin(
@@ -830,7 +833,7 @@ def _first_begin(
 def _system_end(
     messages: Sequence[dict[str, Any]], text: str, end: int, tools: Sequence[Any] | None = None
 ) -> int:
-    """Return where the system message and tools end, or 0 if they do not stand before `end`."""
+    """Return where the system message and tools end, or 0 if they are not before `end`."""
     if messages[0]["role"] in SYSTEM:
         said = texts_of(messages[0])
     else:
