@@ -25,6 +25,7 @@ from packprep.conversations.chat_template import (
     compile_template,
 )
 from packprep.conversations.layouts import Dialogue, Problem, read_layout
+from packprep.conversations.left_out import strings_of
 from packprep.conversations.media import (
     BAD_MEDIA,
     BadMedia,
@@ -38,7 +39,6 @@ from packprep.conversations.turns import (
     Turns,
     dialogues_with_own_history,
     find_turns,
-    strings_of,
 )
 from packprep.errors import PackprepError
 from packprep.recipe import DocumentKeys, Source

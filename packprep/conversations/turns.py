@@ -19,16 +19,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from packprep.conversations.chat_template import ChatTemplate, LeftOut, TemplateRefusal
+from packprep.conversations.chat_template import ChatTemplate, TemplateRefusal
 from packprep.conversations.layouts import Dialogue, Mark, parsed_json
+from packprep.conversations.left_out import (
+    check_parts,
+    check_written,
+    function_of,
+    strings_of,
+    texts_of,
+)
 from packprep.conversations.parts import Change, Rendered, find_changes
 from packprep.conversations.placeholders import (
     SYSTEM,
-    THOUGHTS,
     Placeholders,
     Remember,
     attempted,
-    forms_of,
     free_characters,
 )
 from packprep.recipe import DocumentKeys
@@ -208,8 +213,8 @@ def _rendered_messages(
     if _quotes_arguments(messages, text):
         messages = _with_objects(messages) or messages
         text, blocks = rendered(render, messages)
-    _check_parts(render, messages, text)
-    _check_read(template, render, messages, tools, text)
+    check_parts(render, messages, text)
+    check_written(template, render, messages, tools, text)
     wanted = trained_messages(dialogue, settings)
     return _Chat(template, render, messages, tools, taken, wanted, text, dialogue), blocks
 
@@ -245,7 +250,7 @@ def _with_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | 
     for message in messages:
         calls = []
         for call in message.get("tool_calls", ()):
-            function = _function(call)
+            function = function_of(call)
             arguments = _object_of(function.get("arguments"))
             if arguments is not None:
                 is_changed = True
@@ -274,69 +279,13 @@ def _quotes_arguments(messages: Sequence[dict[str, Any]], text: str) -> bool:
     """
     for message in messages:
         for call in message.get("tool_calls", ()):
-            arguments = _function(call).get("arguments")
+            arguments = function_of(call).get("arguments")
             if _object_of(arguments) is not None and any(
                 json.dumps(arguments, ensure_ascii=ascii_only) in text
                 for ascii_only in (False, True)
             ):
                 return True
     return False
-
-
-def _check_read(
-    template: ChatTemplate,
-    render: Render,
-    messages: Sequence[dict[str, Any]],
-    tools: Sequence[Any] | None,
-    text: str,
-) -> None:
-    """Raise LeftOut where the template leaves out tools, tool calls, reasoning or a content.
-
-    Otherwise a model would be trained without a part of the record.
-    """
-
-    def leaves_out(what: str, others: Sequence[dict[str, Any]], **more: Any) -> None:
-        if attempted(partial(render, others, **more)) == text:
-            raise LeftOut(
-                f"the template does not write {what}, so the model would be trained without: give"
-                " another template in documents.chat_template, or take it off the records"
-            )
-
-    if tools and not ("tools" in template.words and any(map(partial(_describes, text), tools))):
-        leaves_out("tools", messages, tools=None)
-    calls = [call for message in messages for call in message.get("tool_calls", ())]
-    is_written = all(str(_function(call).get("name", "")) in text for call in calls)
-    if calls and not (is_written and "tool_calls" in template.words):
-        leaves_out("tool_calls", [_without(message, ("tool_calls",)) for message in messages])
-    has_thoughts = any(
-        str(message.get(key, "")).strip() for message in messages for key in THOUGHTS
-    )
-    if has_thoughts and not template.words & set(THOUGHTS):
-        leaves_out("reasoning_content", [_without(message, THOUGHTS) for message in messages])
-    for k, message in enumerate(messages):
-        said = [part.strip() for part in texts_of(message) if part.strip()]
-        if said and not any(part in text for part in said):
-            role, in_parts = ascii(message["role"][:40]), isinstance(message["content"], list)
-            other = {**message, "content": [{"type": "text", "text": "x"}] if in_parts else "x"}
-            with_other = [*messages[:k], other, *messages[k + 1 :]]
-            leaves_out(f"the content of message {k}, of role {role}", with_other)
-
-
-def _describes(text: str, tool: Any) -> bool:
-    """Return whether a text holds a tool's description or parameters."""
-    function = _function(tool) if isinstance(tool, dict) else {}
-    said = [said for said in strings_of(function.get("parameters")) if len(said) > 3]
-    description = function.get("description")
-    said += [description] if isinstance(description, str) and description else []
-    return any(part in text for part in said if part not in _OF_SCHEMAS)
-
-
-_OF_SCHEMAS = {"type", "object", "string", "properties", "required", "array", "number", "integer"}
-"""Strings in every JSON schema."""
-
-
-def _without(message: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if key not in keys}
 
 
 def _with_contents(
@@ -359,71 +308,9 @@ def _with_contents(
         filled = [{"content": "", **message} for message in messages]
         text, blocks = rendered(filled)
     for call in (call for message in messages for call in message.get("tool_calls", ())):
-        if str(_function(call).get("name", "")) not in text:
+        if str(function_of(call).get("name", "")) not in text:
             raise TemplateRefusal("it wants a content beside tool_calls, and leaves these out")
     return filled, text, blocks
-
-
-def _check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str) -> None:
-    """Check that a template supports a list of parts as a content.
-
-    A tool's result may be JSON.
-
-    Raises:
-        TemplateRefusal: If the template writes the list as data or leaves it out.
-    """
-    for k, message in enumerate(messages):
-        if not isinstance(message.get("content"), list):
-            continue
-        as_data = [repr(part) for part in message["content"]]
-        if message["role"] != "tool":
-            as_data += [
-                json.dumps(part, ensure_ascii=own)
-                for part in message["content"]
-                for own in (False, True)
-            ]
-        if any(written in text for written in as_data):
-            raise TemplateRefusal(
-                f"it writes the parts of message {k} as data; write one text instead"
-            )
-        said = [part for part in texts_of(message) if part.strip()]
-        if said and not any(form and form in text for part in said for form in forms_of(part)):
-            as_text = [*messages[:k], {**message, "content": "".join(said)}, *messages[k + 1 :]]
-            if attempted(partial(render, as_text)) not in (text, None):
-                raise TemplateRefusal(
-                    f"it leaves the list of parts of message {k} out; write one text instead"
-                )
-
-
-def strings_of(value: Any) -> list[str]:
-    """Return all strings in a JSON value in order, with keys."""
-    strings: list[str] = []
-    _add_strings(value, strings)
-    return strings
-
-
-def _add_strings(value: Any, strings: list[str]) -> None:
-    kind = type(value)
-    if kind is str:
-        strings.append(value)
-    elif kind is dict or isinstance(value, Mapping):
-        for key, inner in value.items():
-            _add_strings(key, strings)
-            _add_strings(inner, strings)
-    elif kind is list or kind is tuple:
-        for inner in value:
-            _add_strings(inner, strings)
-
-
-def texts_of(message: Mapping[str, Any]) -> list[str]:
-    """Return the text of each part of a message's content, and no text where it is null."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [{"text": content}]
-    return [
-        part["text"]
-        for part in parts
-        if isinstance(part, dict) and isinstance(part.get("text"), str)
-    ]
 
 
 def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -838,11 +725,6 @@ def _system_end(
         said = texts_of(messages[0])
     else:
         said = [
-            str(_function(tool).get("name", "")) for tool in tools or () if isinstance(tool, dict)
+            str(function_of(tool).get("name", "")) for tool in tools or () if isinstance(tool, dict)
         ]
     return end if said and all(part.strip() in text[:end] for part in said) else 0
-
-
-def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = tool.get("function")
-    return function if isinstance(function, dict) else tool
