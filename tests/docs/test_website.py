@@ -53,8 +53,8 @@ def test_a_drawing_stands_in_its_page_without_a_colour_of_its_own():
 def test_examples_of_docstrings_become_code():
     pytest.importorskip("griffe", reason="griffe is not installed: pip install '.[docs]'")
     docstrings = module("docstrings")
-    text = "What it does.\n\nExample:\n    a = f()\n\n    b = a[\"x\"]\n\nMore."
-    code = "    ```python\n    a = f()\n\n    b = a[\"x\"]\n    ```\n"
+    text = 'What it does.\n\nExample:\n    a = f()\n\n    b = a["x"]\n\nMore.'
+    code = '    ```python\n    a = f()\n\n    b = a["x"]\n    ```\n'
     found = docstrings._EXAMPLE.sub(docstrings.fenced, text)
     assert found == f"What it does.\n\nExample:\n{code}\nMore."
     told = "Example:\n    Two tokens:\n\n        a, b\n"
