@@ -61,6 +61,7 @@ def test_messages_reach_the_template_as_they_are_but_for_nulls_train_and_weight(
         {"enable_thinking": False},
         (None, None, False, None, None, True),
         (3.0, 3.0, 3.0, 3.0, 1.5, 6.0),
+        weight=3.0,
     )
     assert "train" in messages[5], "the record is left as it is"
 

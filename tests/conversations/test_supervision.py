@@ -1,6 +1,7 @@
 """packprep.conversations.supervision: which characters of a document are trained, or why it cannot be
 used."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -326,15 +327,16 @@ def test_weighted_spans_are_those_of_the_twin(spans, weight):
 )
 def test_a_document_s_weight_multiplies_those_of_its_spans(weight, weights):
     found = conversation(Supervision("abcd", [[0, 1, 0.5], [2, 4]], {"weight": weight}), None)
+    assert found.weight == pytest.approx(1 if weight is None else weight, abs=1e-40)
+    found = replace(found, weight=1.0)
     if weights is None:
         assert found == Conversation("abcd", ())
     elif not weights:
         assert found == Conversation("abcd", ((0, 1), (2, 4)), weights=(1.0, 2.0))
     else:
         assert found == Conversation("abcd", ((0, 1), (2, 4)), weights=weights)
-    assert conversation(
-        Supervision("abcd", [[0, 2, 2], [2, 3, 2.0]], {"weight": 0.5}), None
-    ) == Conversation("abcd", ((0, 3),))
+    halved = conversation(Supervision("abcd", [[0, 2, 2], [2, 3, 2.0]], {"weight": 0.5}), None)
+    assert halved == Conversation("abcd", ((0, 3),), weight=0.5)
 
 
 @pytest.mark.parametrize("weight", [-1, True, "1", float("nan"), float("inf"), 1e39, 10**400, [1]])
