@@ -1,5 +1,6 @@
-"""Read conversations and other supervised documents into texts, trained characters, places of media
-and trained tokens.
+"""Readers of conversations and other supervised documents.
+
+They return texts, trained characters, media spans and trained tokens.
 
 ```
 record ─► layouts ─► messages ─► turns, parts (chat_template renders) ─► supervision ─► text, trained spans

@@ -1,5 +1,6 @@
-"""Render messages with chat templates, as Hugging Face's tokenizers do (transformers,
-utils/chat_template_utils.py).
+"""The rendering of messages with chat templates, as in Hugging Face's tokenizers.
+
+The reference is `utils/chat_template_utils.py` of transformers.
 
 ```
 {% for m in messages %}<|im_start|>{{ m.role }}    <|im_start|>user
@@ -178,8 +179,10 @@ def _with_tool_use(default: str, tool_use: str | None) -> str:
 
 
 def _of_processor(tokenizer: str, base: Path) -> list[Mapping[str, Any]]:
-    """Return the content of a processor's chat_template.json next to a tokenizer, in a list that
-    may be empty."""
+    """Return the content of a processor's chat_template.json next to a tokenizer.
+
+    The content is in a list, which is empty if the file does not exist.
+    """
     data = read_beside(tokenizer, base, _OF_PROCESSOR)
     return [] if data is None else [hints_in(_OF_PROCESSOR, data)]
 
@@ -208,8 +211,7 @@ def named_templates(tokenizer: str, base: Path) -> str:
 def _token_texts(
     source: str, tokenizer: str, configs: Sequence[Mapping[str, Any]]
 ) -> dict[str, str]:
-    """Return the texts of the special tokens that a template names, such as eos_token, as far as
-    they are known."""
+    """Return the known texts of the special tokens that a template names, such as eos_token."""
     texts: dict[str, str | None] = {}
     if tokenizer == "bytes":
         texts |= {f"{role}_token": text for role, text in BYTES_ROLES.items()}

@@ -1,5 +1,6 @@
-"""Read records of the known layouts into dialogues: messages for a chat template, and marks for
-training.
+"""Readers of the known record layouts, which return dialogues.
+
+A dialogue has messages for a chat template, and marks for training.
 
 ```
 messages            [{role, content, …}, …], tools, chat_template_kwargs, weight                      as OpenAI's API has them
@@ -383,8 +384,10 @@ def _from_sharegpt(message: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 def _calls(value: str) -> list[dict[str, Any]] | None:
-    """Return the tool_calls in a text that is the JSON of one or several calls, or None for another
-    text."""
+    """Return the tool_calls in a text that is the JSON of one or several calls.
+
+    The result is None for any other text.
+    """
     try:
         found = parsed_json(value)
     except ValueError:

@@ -1,5 +1,6 @@
-"""Read places of media in documents: the slots of a picture, a sound or a film, whose pixels only
-the trainer has.
+"""A reader of the media spans in documents.
+
+A media span has the slots of a picture, a sound or a film. Only the trainer has the pixels.
 
 ```
 record      {"text": "A cat.", "media": [{"at": 2, "tokens": 3, "ref": "cat.jpg", "kind": "image"}]}
@@ -171,8 +172,9 @@ def slots_of(places: Sequence[MediaPlace]) -> int:
 def ranges_beside(
     places: Sequence[MediaPlaces], lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ranges of tokens outside of places, int64[k, 2], and their offsets by document,
-    int64[n + 1].
+    """Return the token ranges outside of media spans, and their offsets by document.
+
+    The ranges are int64[k, 2], and the offsets are int64[n + 1].
 
     Args:
         places: The places of each document.

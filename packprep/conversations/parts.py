@@ -198,11 +198,11 @@ def _reasoning(rendered: Rendered, k: int) -> Iterator[tuple[int, int]]:
 
 
 def _inside_tags(texts: Sequence[str | None]) -> tuple[set[Place], bool | None]:
-    """Return the strings of a content between <think> and </think>, and whether its first tag is a
-    </think>.
+    """Return the strings of a content between <think> and </think>, and whether </think> is first.
 
-    A first </think> belongs to a <think> of the prompt. The second value is None where the tags do
-    not pair.
+    The second value says whether the first tag of the content is a </think>. A first
+    </think> belongs to a <think> of the prompt. The second value is None where the tags do not
+    pair.
     """
     inside: set[Place] = set()
     before: list[Place] = []

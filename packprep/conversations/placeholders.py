@@ -353,8 +353,10 @@ class Placeholders:
         return _End(last := (numbers or [-1])[-1], numbers.count(last), literals[len(numbers)])
 
     def _first_messages(self, k: int, then: str = "") -> tuple[list[str], list[int]]:
-        """Return the literals and placeholder numbers of the first k messages. `then` is as in
-        `_end`."""
+        """Return the literals and placeholder numbers of the first k messages.
+
+        `then` is as in `_end`.
+        """
         more: list[Mapping[str, Any]] = [self._another] if then == "user" else []
 
         def split() -> tuple[list[str], list[int]]:
@@ -390,10 +392,10 @@ class Placeholders:
         return "".join(parts)
 
     def _behind(self, k: int, then: str = "") -> tuple[int, str] | None:
-        """Return the number of the text's literal after the first k messages, and the literal of
-        these messages alone.
+        """Return the number of the text's literal after the first k messages, and a literal.
 
-        The result is None if the text of these messages ends differently.
+        The second value is the literal after these messages where only they are rendered. The
+        result is None if the text of these messages ends differently.
         """
         end = self._end(k, then)
         if end is None or end.last < 0:
@@ -402,8 +404,10 @@ class Placeholders:
         return (where[end.times - 1] + 1, end.tail) if len(where) >= end.times else None
 
     def head_of(self, role: str) -> str:
-        """Return the template's text before the content of a role's message, or "" where it is not
-        certain."""
+        """Return the template's text before the content of a role's message.
+
+        The result is "" where this text is not certain.
+        """
         if role not in self._heads:
             self._heads[role] = ""  # where it is looked for
             before = role, self._in_parts, *self._marks, *self._heads.items()
@@ -476,8 +480,10 @@ class Placeholders:
         return _Places(number, begin, None if common is None else begin + common)
 
     def _boundary(self, k: int) -> tuple[int, int | None]:
-        """Return the number of a literal, and its characters before message k, None where they are
-        not certain."""
+        """Return the number of a literal, and the number of its characters before message k.
+
+        The second value is None where it is not certain.
+        """
         found = None
         # Some templates end the last message differently, and end it like the others before a
         # generation prompt or a further message.
@@ -513,10 +519,9 @@ class Placeholders:
         return _Places(0, begin, answer)
 
     def _unasked_head(self) -> str | None:
-        """Return the trained text before the first string of an assistant's message, taken from a
-        later message.
+        """Return the trained text before the first string of an assistant's message.
 
-        The result is None if no later message has it.
+        The text comes from a later message. The result is None if no later message has it.
         """
         for k in (k for k in self._shown if k and self._roles[k] == "assistant"):
             literal, _, answer = self._places(k)
@@ -549,8 +554,7 @@ class Placeholders:
         return dict(sorted(found.items()))
 
     def answer(self, k: int) -> int | None:
-        """Return where the trained characters of an assistant's message begin, or None where it is
-        not certain."""
+        """Return the first trained character of an assistant's message, or None if uncertain."""
         literal, _, answer = self._places(k)
         return None if answer is None else self._starts[literal] + answer
 
@@ -635,8 +639,7 @@ def _fitted(
 
 
 def forms_of(string: str) -> list[str]:
-    """Return the forms of a string in a template's text: unchanged, stripped, in JSON, or
-    empty."""
+    """Return a string's forms in a template's text: unchanged, stripped, in JSON, or empty."""
     core = string.strip()
     at = string.index(core)
     left, right = string[:at], string[at + len(core) :]

@@ -105,10 +105,10 @@ class Conversation:
 def supervise(
     batch: Batch, template: str | None, settings: DocumentKeys = DEFAULTS
 ) -> tuple[Batch, dict[int, Conversation]]:
-    """Return a batch with the text of every document, and the conversation of each supervised
-    document by its number.
+    """Return a batch with every document's text, and the conversations of supervised documents.
 
-    Documents that cannot be used are among the batch's rejects.
+    The keys of the conversations are document numbers. Documents that cannot be used are among the
+    batch's rejects.
 
     Args:
         batch: A reader's batch.
@@ -353,10 +353,10 @@ def _with_media(given: Supervision) -> Conversation | Problem:
 def _with_spans(
     text: str, spans: Any, of_document: float, places: tuple[MediaPlace, ...] = ()
 ) -> Conversation | Problem:
-    """Return the characters inside loss_spans, which may be unordered, overlap, be empty or reach
-    beyond the text.
+    """Return the characters inside loss_spans.
 
-    Spans of different weights may not overlap.
+    Spans may be unordered, overlap, be empty or reach beyond the text. Spans of different weights
+    may not overlap.
 
     Args:
         text: The text.
@@ -410,8 +410,9 @@ def _with_spans(
 def rendered_turns(
     dialogue: Dialogue, template: str | None, settings: DocumentKeys, with_begins: bool = True
 ) -> Turns | Problem:
-    """Return a template's text of a dialogue with the positions of its messages, or the reason of a
-    reject.
+    """Return a template's text of a dialogue with the positions of its messages.
+
+    For a rejected dialogue, the result is the reason.
 
     Args:
         dialogue: The dialogue.

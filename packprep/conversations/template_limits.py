@@ -25,8 +25,10 @@ class TemplateLimit(Exception):
 
 
 class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """An environment whose templates count their steps and characters since the last call of
-    `begin`."""
+    """An environment whose templates count their steps and characters.
+
+    The count starts at the last call of `begin`.
+    """
 
     intercepted_binops = frozenset(("+", "*", "**"))
 

@@ -1,5 +1,4 @@
-"""Find the trained tokens of supervised documents, and the positions where such documents may be
-cut.
+"""The trained tokens of supervised documents, and the positions where a cut is allowed.
 
 ```
 text      Q:·2+2?↵A:·4          span of characters [11, 12)
@@ -228,8 +227,9 @@ def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict
 
 
 def trained_by_tokens(weights: np.ndarray, of_document: float, n: int) -> Trained | None:
-    """Return the trained tokens of a document whose tokens have weights, or None where all weights
-    are 1.
+    """Return the trained tokens of a document whose tokens have weights.
+
+    The result is None if all weights are 1.
 
     Args:
         weights: float32[n + 1], with the weight of the document's end last.
@@ -274,10 +274,9 @@ def tokenize_supervised(
     vocabulary: Vocabulary,
     uncut_tokens: float = 0,
 ) -> tuple[Tokens, dict[int, Trained]]:
-    """Return the ids of each text, as `tokenize` returns them, and the trained tokens of supervised
-    documents by number.
+    """Return the ids of each text, and the trained tokens of supervised documents by number.
 
-    Rejected documents have no trained tokens.
+    The ids are as `tokenize` returns them. Rejected documents have no trained tokens.
 
     Args:
         engine: The tokenizer's engine.

@@ -49,8 +49,10 @@ Span = tuple[int, int, int]  # begin, end, number of the message
 
 
 class NotIncremental(Exception):
-    """The characters of a message are not certain, because further messages change the text before
-    them."""
+    """An error for a message whose characters are not certain.
+
+    Further messages change the text before these characters.
+    """
 
 
 class Turns(NamedTuple):
@@ -105,8 +107,9 @@ def dialogues_with_own_history(
     variables: Mapping[str, Any],
     settings: DocumentKeys,
 ) -> list[Dialogue]:
-    """Return dialogues in whose texts each trained message follows the history that the template
-    writes for it.
+    """Return dialogues whose texts have the template's own history before each trained message.
+
+    This is the history that the template writes for the trained message.
 
     ```
     messages    user  assistant·1  user  assistant·2        the template drops earlier reasoning
@@ -152,10 +155,10 @@ def _rendered_chat(
     variables: Mapping[str, Any],
     settings: DocumentKeys,
 ) -> tuple["_Chat", list[tuple[int, int]] | None]:
-    """Return a rendered conversation and the ranges of its {% generation %} blocks, None without
-    such blocks.
+    """Return a rendered conversation and the ranges of its {% generation %} blocks.
 
-    If a template takes no list of parts, it gets the parts of a dialogue with marks joined.
+    The second value is None without such blocks. If a template takes no list of parts, it gets the
+    parts of a dialogue with marks joined.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -244,8 +247,10 @@ def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[
 
 
 def _with_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Return the messages with JSON arguments of tool calls as objects, or None where no arguments
-    are JSON."""
+    """Return the messages with JSON arguments of tool calls as objects.
+
+    The result is None if no arguments are JSON.
+    """
     changed, is_changed = [], False
     for message in messages:
         calls = []
@@ -314,8 +319,10 @@ def _with_contents(
 
 
 def _as_read(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as Transformers gives it to templates: without nulls, and with its reasoning
-    under each name."""
+    """Return a message as Transformers gives it to templates.
+
+    The message has no nulls, and has its reasoning under each name.
+    """
     given = {key: value for key, value in message.items() if value is not None}
     said = [given[key] for key in ("reasoning_content", "thinking", "reasoning") if key in given]
     return {"thinking": said[0], **given, "reasoning_content": said[0]} if said else given
@@ -357,8 +364,10 @@ class _Chat:
         return _laid(self)
 
     def prefixes(self) -> Callable[..., str]:
-        """Return a function that renders the first k messages, with the generation prompt if
-        `prompt` is true."""
+        """Return a function that renders the first k messages.
+
+        It adds the generation prompt if `prompt` is true.
+        """
         try:
             if self.laid is not None and self.laid.replaces_all:
                 return self.laid.prefix
@@ -374,8 +383,10 @@ class _Chat:
         return lambda of_messages, make: self.template.remembered((key, of_messages), make)
 
     def anew(self) -> Render:
-        """Return a function that renders for one way of finding turns, with one limit for all of
-        its renderings."""
+        """Return a function that renders for one way of finding turns.
+
+        All of its renderings share one limit.
+        """
         self.template.begin()
         return partial(self.render, go_on=True)
 
@@ -510,11 +521,11 @@ def _told_by_placeholders(chat: _Chat, told: _Told, needed: bool) -> _Told:
 
 
 def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]:
-    """Return the first character of each message after the first, where rendering the messages
-    before it gives it.
+    """Return the first character of each message after the first, as far as prefixes show it.
 
-    Some templates cannot render a prefix. Others render it differently, for example templates that
-    write the system message into the user's.
+    A prefix is a rendering of the messages before a message. Some templates cannot render a
+    prefix. Others render it differently, for example templates that write the system message into
+    the user's.
     """
     begins: dict[int, int] = {}
     for k in range(1, count):
@@ -710,8 +721,10 @@ def _owned(
 def _first_begin(
     text: str, messages: Sequence[Mapping[str, Any]], laid: Placeholders, k: int
 ) -> int:
-    """Return where message k begins, the first one after the system message and tools, or 0 where
-    it is not certain."""
+    """Return the first character of message k, or 0 where it is not certain.
+
+    Message k is the first message after the system message and tools.
+    """
     said = laid.said(k) if k < len(messages) else None
     head = laid.head_of(messages[k]["role"]) if said is not None else ""
     return max(text.rfind(head, 0, said), 0) if head.strip() else 0

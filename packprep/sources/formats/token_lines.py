@@ -177,8 +177,12 @@ def _line_decoder(keys: _Keys) -> Callable[[bytes], _Found]:
 
 
 def _row_of(values: dict[str, bytes], keys: _Keys, weight: Any) -> _Row:
-    """Return the row of a record's values as JSON has them. ValueError where one is not a list of
-    numbers, or not as long as the ids, or where there are too many."""
+    """Return the row of a record's values as JSON has them.
+
+    Raises:
+        ValueError: If a value is not a list of numbers, or a mask is not as long as the ids, or
+            there are too many ids.
+    """
     ids = _inner(next((values[name] for name in keys.ids if name in values), b""), _INTEGERS)
     length = _count(ids)
     masks = {name: _mask(values[name]) for name in keys.masks if name in values}

@@ -79,8 +79,7 @@ def batch_of_rows(file: int, positions: np.ndarray, rows: TokenRows) -> Batch:
 def row_weights(
     values: Sequence[Any],
 ) -> tuple[dict[int, float], dict[int, tuple[str, str]]]:
-    """Return the weights of rows that have another one than 1, and the rows whose weight is no
-    weight."""
+    """Return the weights other than 1 by row, and the rows with an invalid weight."""
     weights: dict[int, float] = {}
     refused: dict[int, tuple[str, str]] = {}
     for i, value in enumerate(values):
