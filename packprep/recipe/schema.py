@@ -420,8 +420,7 @@ class DocumentKeys:
     loss_weighting: Annotated[
         Literal["token", "document", "turn"],
         _key(
-            "token: weights as they are; document, turn: the weights of its trained tokens sum to"
-            " the document's weight, in all of its segments together",
+            "token: own weights; document, turn: scaled to sum to the document's weight",
             later=True,
         ),
     ] = "token"
