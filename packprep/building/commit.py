@@ -229,11 +229,11 @@ class _Differs(BuildError):
 
 
 def _commit_receipt(out: Folder, plan: Plan, receipt: dict[str, Any]) -> None:
-    """Write a shard's receipt, unless another build committed it first during a slow upload.
+    """Write a shard's receipt, unless another build committed one while this build was uploading.
 
     Raises:
-        BuildError: If that build committed different bytes. The shard file is then removed if it
-            has this build's bytes, so that the other build makes it again.
+        BuildError: If the other receipt differs. If the shard file then holds this build's bytes,
+            it is removed, so that the other build writes its own again.
     """
     name, data = receipt_name(receipt["shard"]), encode(as_stored(receipt, LATER))
     try:

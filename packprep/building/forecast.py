@@ -387,7 +387,7 @@ def _drawn(
 
 
 def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
-    """Return a Training that trains all of each supervised document, without messages."""
+    """Return a Training with one range over each supervised document and no message boundaries."""
     zeros, own = np.zeros(len(lengths), np.int64), np.flatnonzero(supervised)
     spans = np.stack((zeros[own], lengths[own]), 1)
     offsets, none = (

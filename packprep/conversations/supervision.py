@@ -330,7 +330,7 @@ def weighted(text: str, ranges: Iterable[tuple[int, int, float]], **more: Any) -
 def _with_media(given: Supervision) -> Conversation | Problem:
     """Return the trained characters of a text and its places of media.
 
-    All characters are trained without loss_spans.
+    Without loss_spans, all characters are trained.
     """
     assert given.text is not None
     try:

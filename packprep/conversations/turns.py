@@ -157,8 +157,8 @@ def _rendered_chat(
 ) -> tuple["_Chat", list[tuple[int, int]] | None]:
     """Return a rendered conversation and the ranges of its {% generation %} blocks.
 
-    The second value is None without such blocks. If a template takes no list of parts, it gets the
-    parts of a dialogue with marks joined.
+    The second value is None without such blocks. If a dialogue has marked parts and the template
+    fails on a list of parts, the template gets the texts of the parts joined into one string.
     """
     from packprep.conversations.template_limits import TemplateLimit
 
@@ -536,9 +536,10 @@ def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]
 
 
 class _Begins(dict[int, int]):
-    """A mapping with the items of `_begins`, computed on demand.
+    """A mapping from a message's index to its first character, computed on demand.
 
-    It has no message that begins at the same character as the message before it.
+    Its items are those that `_begins` returns, without messages that begin at the same character
+    as the message before them.
     """
 
     def __init__(self, prefix: Callable[..., str], text: str):

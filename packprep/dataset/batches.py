@@ -592,7 +592,7 @@ class Batches:
         return batch
 
     def _draw(self) -> None:
-        """Compute the rows and epochs of the next steps, and of none at the end."""
+        """Compute the rows and epochs of the next steps. Do nothing if no step remains."""
         size, world = self._batch_size, self._world_size
         most_rows = (
             size if self._step_rows is None else max(self._step_rows.values()) // self._share[1]

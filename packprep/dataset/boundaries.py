@@ -95,8 +95,8 @@ def put_blocks(
         block_length: Slots of a block in each segment.
         count: Number of blocks of each segment.
         values: The values of all blocks.
-        ahead: 1, or an array by segment with 1 where each slot gets the value of the next slot's
-            block.
+        ahead: 0 gives a slot the value of its own block, 1 the value of the next slot's block. An
+            array sets this for each segment.
     """
     per_block = np.repeat(block_length, count)
     lengths = np.minimum(np.repeat(half, count) - ranks(count) * per_block, per_block)
@@ -305,9 +305,10 @@ def thd_pair(
     A slot counts if it is in at least one allowed pair of its segment. `causal` and `window` say
     which pairs are allowed. Positions ascend inside a segment.
 
-    A side knows the end of a segment only by its own last slot. With striped ranks of ring
-    attention, a side has gaps. There "bottom_right" requires that both sides have equally many
-    slots of the segment and the same last slot. The result then equals TransformerEngine's, which
+    Queries and keys are the two sides. "bottom_right" counts positions from the end of a segment,
+    and each side takes its own last slot of the segment as the end. With striped ring attention,
+    the sides have gaps. Both must then hold equally many slots of the segment and the same last
+    slot. The result then equals TransformerEngine's, which
     counts positions from the number of slots that a side has: position_q − n_q ≥ position_kv −
     n_kv. For queries and keys of one sequence use "top_left", which is right for any of their
     slots.

@@ -504,9 +504,9 @@ def has_weighted_spans(manifest: Mapping[str, Any]) -> bool:
 
 
 def encoder_length(manifest: Mapping[str, Any]) -> int:
-    """Return how many slots of a row the prefixes fill at most.
+    """Return the limit on the slots that a row's prefixes fill together. An encoder reads them.
 
-    An encoder reads these slots. The result is 0 if the rows are not packed with such a limit.
+    0 means that there is no limit.
     """
     return _counted(manifest["recipe"], "packing", "encoder_length")
 

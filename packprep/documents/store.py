@@ -352,7 +352,10 @@ def _units(part: Slice, positions: np.ndarray, decoders: Decoders) -> tuple[np.n
 
 
 def _names(needed: Iterable[bool]) -> list[str]:
-    """Return the names of a shard's arrays in their order. needed: which of _OPTIONAL_TYPES are."""
+    """Return the names of a shard's arrays in their order.
+
+    `needed` says for each entry of _OPTIONAL_TYPES whether its arrays are included.
+    """
     return [*_TYPES, *chain(*compress(_OPTIONAL_TYPES, needed))]
 
 

@@ -144,8 +144,8 @@ def nemo_table(
 ) -> tuple[pa.Table, int]:
     """Return segments without the rows' padding, and how many have two eos in their inputs.
 
-    Above 1, `multiple` fills each segment with eos to one more than a multiple of it, since its
-    last token is not an input. This matches `pad_seq_to_mult` of Megatron-Bridge, for context
+    If `multiple` is above 1, each segment is filled with eos up to k · multiple + 1 tokens. The
+    extra token is needed because the last token of a segment is not an input. This matches `pad_seq_to_mult` of Megatron-Bridge, for context
     parallelism, which treats trailing eos as filling.
 
     Args:

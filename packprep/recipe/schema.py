@@ -443,7 +443,7 @@ class DocumentKeys:
 
     @property
     def eos_after_segment(self) -> bool:
-        """Whether eos also follows each earlier segment of a document."""
+        """Whether eos follows every segment of a document, not only its last."""
         return self.append_eos == "segment"
 
 

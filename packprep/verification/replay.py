@@ -178,8 +178,8 @@ def _changed_sources(
 ) -> list[str]:
     """Return a message for each changed source of a shard.
 
-    Token stores with removed documents are skipped, because their digests differ. Only the tokens
-    of removed documents change in them. The comparison of segments covers the other documents.
+    Token stores with removed documents are skipped, because the removal itself changes their
+    digests. The comparison of segments checks their other documents.
     """
     lost = {source.name for source in plan.sources if source.in_store and source.store.plan.removed}
     return [
