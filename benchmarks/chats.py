@@ -237,7 +237,50 @@ class Judged:
 
 
 def judge(tokenizer: Any, record: dict[str, Any]) -> Judged:
-    """What `apply_chat_template` makes of a record."""
+    """Return what `apply_chat_template` makes of a record.
+
+    Arguments of calls that are JSON texts are given as objects to a template that fails on the texts
+    or writes them in quotes, as packprep does.
+    """
+    judged = judge_as_given(tokenizer, record)
+    parsed = with_objects(record)
+    if parsed != record and (judged.refusal or quotes_arguments(record, judged.text)):
+        return judge_as_given(tokenizer, parsed)
+    return judged
+
+
+def with_objects(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record with the arguments of calls as objects."""
+
+    def parsed(call: dict[str, Any]) -> dict[str, Any]:
+        arguments = call["function"]["arguments"]
+        is_text = isinstance(arguments, str)
+        arguments = json.loads(arguments) if is_text else arguments
+        return {**call, "function": {**call["function"], "arguments": arguments}}
+
+    messages = [
+        {**message, "tool_calls": [parsed(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in record["messages"]
+    ]
+    return {**record, "messages": messages}
+
+
+def quotes_arguments(record: dict[str, Any], text: str) -> bool:
+    """Return whether a template wrote arguments that are JSON texts as JSON strings."""
+    calls = [call for message in record["messages"] for call in message.get("tool_calls") or ()]
+    given = [call["function"]["arguments"] for call in calls]
+    return any(
+        json.dumps(arguments, ensure_ascii=escaped) in text
+        for arguments in given
+        if isinstance(arguments, str)
+        for escaped in (False, True)
+    )
+
+
+def judge_as_given(tokenizer: Any, record: dict[str, Any]) -> Judged:
+    """Return what `apply_chat_template` makes of a record as it is."""
     given = {"tools": record.get("tools"), **record.get("chat_template_kwargs", {})}
     with mock.patch.object(chat_template_utils, "datetime", _Date):
         try:
