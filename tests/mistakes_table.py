@@ -845,7 +845,7 @@ TOKENIZERS = [
     ),
     Mistake(
         "a template that is a device",
-        "is no regular file",
+        "is not a regular file",
         "documents.chat_template = 'chat.jinja'",
         "give a Jinja file",
         before=lambda project: (project / "chat.jinja").symlink_to("/dev/zero"),
@@ -898,9 +898,9 @@ TOKENIZERS = [
     ),
     Mistake(
         "a configuration for a template",
-        "is JSON, whose braces and keys would be written into every conversation",
+        "is JSON, so the template would write its braces and keys into every conversation",
         "documents.chat_template = 'chat.jinja'",
-        "the text of its chat_template into a file by itself",
+        "name a file that contains only the text of its chat_template",
         before=both(
             writes("data/c.jsonl", MESSAGES * 20),
             writes("chat.jinja", json.dumps({"chat_template": TEMPLATE})),

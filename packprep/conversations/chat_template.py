@@ -82,40 +82,39 @@ def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> 
     where = f"documents.chat_template = {path_key!r}"
     if path.exists() and not path.is_file():
         raise RecipeError(
-            f"{where}: {path} is no regular file; give a Jinja file, relative to the recipe"
+            f"{where}: {path} is not a regular file\nhint: give a Jinja file, relative to the recipe"
         )
     try:
         if path.stat().st_size > MOST_TEMPLATE_BYTES:
             raise RecipeError(
-                f"{where}: {path} has more than {MOST_TEMPLATE_BYTES} bytes; give a Jinja file"
+                f"{where}: {path} has more than {MOST_TEMPLATE_BYTES} bytes\nhint: give a Jinja file"
             )
         source = path.read_text("utf-8")
     except OSError as error:
         raise RecipeError(
-            f"{where}: {path}: {error.strerror}; give a Jinja file, relative to the recipe"
+            f"{where}: {path}: {error.strerror}\nhint: give a Jinja file, relative to the recipe"
         ) from None
     except UnicodeDecodeError as error:
         raise RecipeError(
-            f"{where}: {path} is not UTF-8 at byte {error.start}; give a Jinja file in UTF-8"
+            f"{where}: {path} is not UTF-8 at byte {error.start}\nhint: give a Jinja file in UTF-8"
         ) from None
     except ValueError as error:
         raise RecipeError(
-            f"{where}: no file has such a name ({error}); give a Jinja file"
+            f"{where}: invalid file name ({error})\nhint: give a Jinja file"
         ) from None
     if _is_object(source):
         raise RecipeError(
-            f"{where}: {path} is JSON, whose braces and keys would be written into every"
-            " conversation; write the text of its chat_template into a file by itself, and name"
-            " that"
+            f"{where}: {path} is JSON, so the template would write its braces and keys into every"
+            " conversation\nhint: name a file that contains only the text of its chat_template"
         )
     compile_template(source, date)
     texts = _token_texts(source, tokenizer, configs)
     unknown = sorted(_ROLE_NAMES & set(_TOKEN_NAME.findall(source)) - texts.keys())
     if unknown and not configs and tokenizer != "bytes":
         raise RecipeError(
-            f"{where} uses {', '.join(unknown)}, and there is no {' or '.join(HINT_FILES)} beside"
-            f" tokenizer = {tokenizer!r} that says which token that is; write the token's text into"
-            " the template instead"
+            f"{where} uses {', '.join(unknown)}, and no {' or '.join(HINT_FILES)} next to"
+            f" tokenizer = {tokenizer!r} names this token\nhint: write the token's text into the"
+            " template"
         )
     return _with_tokens(source, texts)
 
@@ -169,9 +168,9 @@ def _with_tool_use(default: str, tool_use: str | None) -> str:
         return default
     if bool(_GENERATION.search(default)) != bool(_GENERATION.search(tool_use)):
         raise RecipeError(
-            "the tokenizer's chat templates default and tool_use do not both have"
-            " {% generation %} blocks, so what is trained cannot be told alike; write the one that"
-            " is meant into a file, and give that in documents.chat_template"
+            "only one of the tokenizer's chat templates default and tool_use has"
+            " {% generation %} blocks, which mark the trained text\nhint: write one of them into a"
+            " file, and name it in documents.chat_template"
         )
     # Jinja takes one newline off a template's end; inside an {% if %} it would stay.
     tool_use, default = (text.removesuffix("\n") for text in (tool_use, default))

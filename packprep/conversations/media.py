@@ -227,9 +227,9 @@ def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
         apart = [*parts[0], *(id for part in parts[1:] for id in (*own, *part))]
         if whole != apart:
             raise RecipeError(
-                f"a text has media of kind {kind!r}, and the tokenizer makes other ids of what is"
-                " beside a special token than of the same text alone: write such documents as"
-                " messages, with parts of media",
+                f"a text has media of kind {kind!r}, and the tokenizer encodes text next to a"
+                " special token differently\nhint: write such documents as messages, with parts of"
+                " media",
                 ("specials", "media"),
             )
 

@@ -145,8 +145,9 @@ def nemo_table(
     """Return segments without the rows' padding, and how many have two eos in their inputs.
 
     If `multiple` is above 1, each segment is filled with eos up to k · multiple + 1 tokens. The
-    extra token is needed because the last token of a segment is not an input. This matches `pad_seq_to_mult` of Megatron-Bridge, for context
-    parallelism, which treats trailing eos as filling.
+    extra token is needed because the last token of a segment is not an input. This matches
+    `pad_seq_to_mult` of Megatron-Bridge, for context parallelism, which treats trailing eos as
+    filling.
 
     Args:
         dataset: The dataset.
