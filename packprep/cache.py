@@ -57,8 +57,8 @@ def keep(what: str, depends_on: bytes, code: str, data: bytes) -> bool:
                 os.unlink(temporary)
     except OSError as error:
         say(
-            f"not everything is kept in {folder}: {error.strerror}; what is not is made anew by"
-            " every command",
+            f"not everything can be cached in {folder}: {error.strerror}. Every command computes"
+            " the rest again",
             once=True,
         )
         return False
@@ -124,8 +124,8 @@ def cache_folders() -> CacheFolders:
         try:
             if reason := _make_own(folder):
                 say(
-                    f"nothing is kept in {candidate} or read from there: {reason}, whose code would"
-                    " run; set NUMBA_CACHE_DIR to a folder that only you can write",
+                    f"the cache in {candidate} is not used, because its code would run: {reason}\n"
+                    "hint: set NUMBA_CACHE_DIR to a folder that only you can write",
                     once=True,
                 )
                 continue
@@ -140,8 +140,9 @@ def cache_folders() -> CacheFolders:
         return CacheFolders((*read_only, folder), folder)
     if not read_only:
         say(
-            f"kernels are compiled anew by every command, for none of {', '.join(tried)} can be"
-            " written; set NUMBA_CACHE_DIR to a folder that you can write, and only you",
+            f"every command compiles its kernels again: none of {', '.join(tried)} can be"
+            " written\n"
+            "hint: set NUMBA_CACHE_DIR to a folder that only you can write",
             once=True,
         )
     return CacheFolders(tuple(read_only), None)

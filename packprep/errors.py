@@ -20,9 +20,10 @@ A message names the problem, its place (file, row, key, values), and the action 
 """
 
 NO_MEMORY = (
-    "memory ran out: free some, raise the limit of a process (ulimit -v) or a job's, give fewer"
-    " --workers, or, in another folder, a smaller output.shard_text_bytes; the same command goes on"
-    " with what is committed"
+    "out of memory\n"
+    "hint: free memory, raise the limit of the process (ulimit -v) or the job, or give fewer"
+    " --workers. Then run the same command again: committed work is kept. A smaller"
+    " output.shard_text_bytes also helps, but needs another folder"
 )
 
 

@@ -55,7 +55,7 @@ _KEYS = {"source", "file", "doc"}
 _SHOWN = 3
 _NOTHING = {
     "rejected": "rejected or removed before",
-    "elsewhere": "not taken by sample or repeat, or no documents at all",
+    "elsewhere": "not selected by sample or repeat, or not documents",
 }
 
 
@@ -104,8 +104,8 @@ def remove_documents(
         found = stored_plan_and_digest(local.folder)
         if found is None or found[1] != manifest["plan"]["digest"]:
             raise PlanError(
-                f"{old.path_of(PLAN_NAME)} is not the plan that the dataset names: put the right"
-                " file back"
+                f"{old.path_of(PLAN_NAME)} is not the plan that the dataset names\n"
+                "hint: restore the original file"
             )
         plan = open_plan(local.folder, found=found)
         listed = read_list(Path(documents), plan)
@@ -114,8 +114,8 @@ def remove_documents(
         lost.search()
         if not lost.shards:
             raise RecipeError(
-                f"--documents {documents}: none of its documents has a segment in {old}"
-                f" ({why_nothing(lost.described())}): there is nothing to remove"
+                f"--documents {documents}: there is nothing to remove, because none of its"
+                f" documents has a segment in {old} ({why_nothing(lost.described())})"
             )
         lists = {
             "digest": digest_of(data),
@@ -159,12 +159,12 @@ def remove_documents(
 def print_removal(result: Mapping[str, Any]) -> None:
     """Print the removed counts, and the listed documents that had no content in the dataset."""
     put_line(
-        f"{result['out']}: removed {counted(result['removed'], 'document')} of"
+        f"{result['out']}: removed {counted(result['removed'], 'document')} with"
         f" {counted(result['tokens'], 'token')}; {len(result['changed']):,} of"
         f" {counted(result['shards'], 'shard')} changed"
     )
     if nothing := why_nothing(result):
-        put_line(f"had nothing here: {nothing}")
+        put_line(f"without content here: {nothing}")
 
 
 def read_list(path: Path, plan: Plan) -> Documents:
@@ -183,12 +183,12 @@ def read_list(path: Path, plan: Plan) -> Documents:
             try:
                 source, file, position = _document(plan, line)
             except (ValueError, RecursionError, RecipeError) as error:
-                raise RecipeError(f"{path}, line {number}: {error}; nothing was removed") from None
+                raise RecipeError(f"{path}, line {number}: {error}. Nothing was removed") from None
             documents.setdefault(source, {}).setdefault(file, []).append(position)
     if not documents:
         raise RecipeError(
-            f"{path}: it lists no document: give lines as"
-            ' {"source":"web","file":"a.jsonl","doc":4096}'
+            f"{path}: the list is empty\n"
+            'hint: write lines such as {"source":"web","file":"a.jsonl","doc":4096}'
         )
     return documents
 
@@ -197,7 +197,7 @@ def _document(plan: Plan, line: bytes) -> tuple[str, str, int]:
     record = json.loads(line)
     if not isinstance(record, dict) or "doc" not in record or record.keys() - _KEYS:
         raise RecipeError(
-            "expected an object of source, file and doc, and it is"
+            "expected an object with source, file and doc, but found"
             f" {line.decode(errors='replace')[:100]!r}"
         )
     name, file, doc = record.get("source"), record.get("file"), record["doc"]
@@ -205,7 +205,7 @@ def _document(plan: Plan, line: bytes) -> tuple[str, str, int]:
     if name is None and len(by_name) == 1:
         (name,) = by_name
     if not isinstance(name, str) or name not in by_name:
-        raise RecipeError(f"source is {name!r:.100} and should be one of {', '.join(by_name)}")
+        raise RecipeError(f"source is {name!r:.100}, but should be one of {', '.join(by_name)}")
     place = (
         doc
         if isinstance(doc, str) and file is None
@@ -215,14 +215,15 @@ def _document(plan: Plan, line: bytes) -> tuple[str, str, int]:
     )
     if isinstance(doc, bool) or not isinstance(doc, int | str) or not isinstance(file, str | None):
         raise RecipeError(
-            f"doc is {doc!r:.100} and file {file!r:.100}: expected a position, and a file's name"
+            f"doc is {doc!r:.100} and file is {file!r:.100}, but doc should be a position and file"
+            " a file name"
         )
     source = by_name[name]
     i, position = place_of(source, place, "doc")
     if i is None and len(source.files) > 1:
         raise RecipeError(
-            f"doc {place}: of which of the {len(source.files):,} files of source {name!r}? name it"
-            " in file"
+            f"doc {place}: source {name!r} has {len(source.files):,} files, so the line must name"
+            " one in file"
         )
     return name, source.files.names[i or 0], position
 
@@ -263,14 +264,15 @@ def _begin(out: Folder, planned: bytes, removed: bytes, plan: Plan) -> None:
     if standing is not None:
         if standing[1] != digest_of(planned):
             raise PlanError(
-                f"{out} was begun with another list, or of another dataset: give the list and the"
-                " DIR that it was begun with, or choose another --out"
+                f"{out} was started with another list or another dataset\n"
+                "hint: give the original list and DIR, or choose another --out"
             )
         return
     refuse_others(out)
     if out.exists(MANIFEST_NAME) or out.exists("receipts"):
         raise PlanError(
-            f"{out} has files of a build and no plan.json: put it back, or choose another --out"
+            f"{out} has files of a build, but no plan.json\n"
+            "hint: restore plan.json, or choose another --out"
         )
     out.write(TOKENIZER_NAME, [plan.vocabulary.tokenizer_json])
     out.write(REMOVED_NAME, [removed])
@@ -444,8 +446,8 @@ def _change(folder: Path, manifest: Manifest, b: int, old: Plan, plan: Plan, new
         or digest_of(found[1]) != entry["receipt_digest"]
     ):
         raise DatasetError(
-            f"{folder / name}: it or its receipt is not what the manifest names: `packprep verify`"
-            " says what is damaged"
+            f"{folder / name}: this file or its receipt differs from the manifest\n"
+            "hint: find the damaged files with `packprep verify`"
         )
     receipt = found[0]
     if plan.is_store:

@@ -218,12 +218,12 @@ def sound_segments(plan: Plan, shard: Shard) -> Segments:
     n = arrays["segment_tokens"].astype(np.int64)
     if len(n) and (n.min() < 1 or n.max() > shard.seq_length):
         damaged = int(np.argmax((n < 1) | (n > shard.seq_length)))
-        raise _damaged(shard, damaged, "segment_tokens cannot be")
+        raise _damaged(shard, damaged, "segment_tokens is out of range")
     if "trained_offsets" in arrays:
         offsets, ranges = arrays["trained_offsets"], arrays["trained_ranges"]
         if offsets[0] != 0 or (np.diff(offsets) < 0).any() or offsets[-1] != len(ranges):
             damaged = int(np.argmax(np.diff(offsets) < 0))
-            raise _damaged(shard, damaged, "trained_offsets does not ascend to the ranges")
+            raise _damaged(shard, damaged, "trained_offsets does not match trained_ranges")
     segments = stored_segments(plan, arrays)
     holds = (segments.eos >= 0) & (segments.eos <= 1) & (segments.repeated >= 0)
     for t, task in enumerate(plan.tasks):
@@ -234,14 +234,14 @@ def sound_segments(plan: Plan, shard: Shard) -> Segments:
             holds[chosen] = formula == of_task.slots
     if not holds.all():
         damaged = int(np.argmin(holds))
-        raise _damaged(shard, damaged, "its slots are not those of its task's length formula")
+        raise _damaged(shard, damaged, "its slots do not match its task's length formula")
     return segments
 
 
 def _damaged(shard: Shard, segment: int, what: str) -> DatasetError:
     return DatasetError(
-        f"{shard.path}: segment {segment}: {what}, so it cannot be inverted; the file is damaged: "
-        "`packprep verify` says where else"
+        f"{shard.path}: segment {segment} cannot be inverted: {what}. The file is damaged\n"
+        "hint: find all damage with `packprep verify`"
     )
 
 
@@ -359,8 +359,8 @@ def documents_at(
     missing = np.setdiff1d(wanted, documents.position)
     if len(missing):
         raise SourceError(
-            f"source {source.name!r}: {source.files[i].name} has no usable document at {missing[0]}"
-            " any more: the file changed since the build"
+            f"source {source.name!r}: {source.files[i].name} no longer has a usable document at"
+            f" {missing[0]}. The file changed since the build"
         )
     return documents
 
@@ -403,7 +403,7 @@ def replay_segments(
         for k in of_file[~of_chosen.removed[of_file]]:
             i = index_of.get((int(of_chosen.doc[k]), int(of_chosen.start[k])))
             if i is None:
-                differences[k] = f"its document is not cut at token {int(of_chosen.start[k])}"
+                differences[k] = f"its document has no cut at token {int(of_chosen.start[k])}"
                 continue
             together = np.array([i])
             if plan.recipe.documents.loss_weighting != "token":  # its document's segments
@@ -463,7 +463,7 @@ class _Rebuilt(NamedTuple):
         plan, arrays, stored, g, own = self.plan, self.arrays, self.stored, self.g, self.own
         task, length = plan.tasks[int(stored.task[g])], int(self.apart.slots[own])
         if int(stored.slots[g]) != length:
-            return f"it takes {int(stored.slots[g])} slots and should take {length}"
+            return f"it has {int(stored.slots[g])} slots, but should have {length}"
         longest, weighting = int(self.apart.slots.max()), plan.recipe.documents.loss_weighting
         slots, built = render_shard(
             plan.tasks, self.documents, self.apart, longest, self.epoch, weighting
@@ -473,7 +473,7 @@ class _Rebuilt(NamedTuple):
         for name in compared if is_stratified else [*compared, "noise", "loss_weight"]:
             value, again = getattr(stored, name)[g], getattr(built, name)[own]
             if value != again:
-                return f"segment_{name} is {value} and should be {again}"
+                return f"segment_{name} is {value}, but should be {again}"
         if difference := self._difference_of_ranges(built) or self._difference_of_media(built):
             return difference
         row, begin = int(stored.row[g]), int(stored.first_slot[g])
@@ -484,7 +484,7 @@ class _Rebuilt(NamedTuple):
             if len(differs := np.flatnonzero(values != again)):
                 i = int(differs[0])
                 return (
-                    f"{name} at slot {begin + i} of row {row} is {values[i]} and should be"
+                    f"{name} at slot {begin + i} of row {row} is {values[i]}, but should be"
                     f" {again[i]}"
                 )
         return self._difference_of_tokens()
@@ -499,10 +499,10 @@ class _Rebuilt(NamedTuple):
         )
         restored, _, fits = restore(self.plan, self.arrays, exact, np.array([g]), self.epoch)
         if not fits[0]:
-            return "its sentinels are not where the header says"
+            return "its sentinels are not at the positions in the header"
         first = int(self.documents.offsets[apart.document[own]] + apart.start[own])
         if not np.array_equal(restored, self.documents.ids[first : first + int(apart.tokens[own])]):
-            return "what is stored does not give back the document's tokens"
+            return "inverting the stored segment does not give the document's tokens"
         return ""
 
     def _difference_of_ranges(self, built: Segments) -> str:
@@ -512,18 +512,18 @@ class _Rebuilt(NamedTuple):
             # A source without supervised documents gives no ranges.
             if built.trained is None and stored.first_trained[g] < 0:
                 return ""
-            are = "missing" if built.trained is not None else "none of its document"
+            are = "missing" if built.trained is not None else "not ranges of its document"
             return f"its trained ranges are {are}"
         of_segment = slice(*stored.trained.offsets[g : g + 2].tolist())
         of_built = slice(*built.trained.offsets[self.own : self.own + 2].tolist())
         ranges, again = stored.trained.ranges[of_segment], built.trained.ranges[of_built]
         if not np.array_equal(ranges, again):
-            return f"its trained ranges are {ranges.tolist()} and should be {again.tolist()}"
+            return f"its trained ranges are {ranges.tolist()}, but should be {again.tolist()}"
         weights = _weights_of(stored.trained)[of_segment]
         again = _weights_of(built.trained)[of_built]
         if not np.array_equal(weights, again):
             return (
-                f"the weights of its trained ranges are {weights.tolist()} and should be"
+                f"the weights of its trained ranges are {weights.tolist()}, but should be"
                 f" {again.tolist()}"
             )
         return ""
@@ -535,7 +535,7 @@ class _Rebuilt(NamedTuple):
             [] if media is None else media.of_segment(g, first)
             for media, g, first in ((self.stored.media, self.g, begin), (built.media, self.own, 0))
         )
-        difference = f"its places of media are {spans} and should be {again}"
+        difference = f"its media spans are {spans}, but should be {again}"
         return "" if spans == again else difference[:500]
 
 
@@ -592,8 +592,9 @@ def restored_documents(
     is_sound = fits & np.isin(segments.eos[order], (0, 1))
     if not is_sound.all():
         raise DatasetError(
-            f"{path}: segment {int(order[np.argmin(is_sound)])} has not the form of its task;"
-            " `packprep verify` says where else"
+            f"{path}: segment {int(order[np.argmin(is_sound)])} does not have the form of its"
+            " task\n"
+            "hint: find all damage with `packprep verify`"
         )
     ordered = segments.select(order)
     # A document starts where a segment does not start at the end of the one before it.

@@ -35,39 +35,40 @@ def array_position(
             index = int(completion)
         if index is None or count is None:
             raise RecipeError(
-                "--array-index and --array-count go together: give both, as in --array-index 0"
-                " --array-count 4"
+                "--array-index and --array-count only work together\n"
+                "hint: give both, for example --array-index 0 --array-count 4"
             )
         if index >= count:
             raise RecipeError(
-                f"--array-index {index} is not below --array-count {count}: indices are 0 …"
-                f" {count - 1}"
+                f"--array-index {index} is not below --array-count {count}\n"
+                f"hint: use an index in 0 … {count - 1}"
             )
         return index, count
     given = {name: environment[name] for name in _SLURM if name in environment}
     if not given:
         if "JOB_COMPLETION_INDEX" in environment:
             raise RecipeError(
-                "JOB_COMPLETION_INDEX is set and the number of tasks is not known: add"
-                " --array-count N"
+                "JOB_COMPLETION_INDEX is set, but the number of tasks is unknown\n"
+                "hint: add --array-count N"
             )
         return 0, 1
     flags = "add --array-index I --array-count N, with N the size of the whole array"
     missing = [name for name in _SLURM if name not in given]
     if missing or not all(value.isdigit() for value in given.values()):
         raise RecipeError(
-            f"in a Slurm array, but {', '.join(missing) or 'a variable'} is missing or no number:"
-            f" {flags}"
+            f"in a Slurm array, but {', '.join(missing) or 'a variable'} is missing or not a"
+            " number\n"
+            f"hint: {flags}"
         )
     task, low, high, size = (int(given[name]) for name in _SLURM)
     if high - low + 1 != size:
         raise RecipeError(
-            f"this Slurm array has {size} tasks numbered {low} … {high}, so it is not whole:"
-            f" {flags}"
+            f"this Slurm array has {size} tasks numbered {low} … {high}, so it is incomplete\n"
+            f"hint: {flags}"
         )
     if not low <= task <= high:
         raise RecipeError(
-            f"SLURM_ARRAY_TASK_ID = {task} is not in the array's {low} … {high}: {flags}"
+            f"SLURM_ARRAY_TASK_ID = {task} is not in the array's {low} … {high}\nhint: {flags}"
         )
     return task - low, size
 

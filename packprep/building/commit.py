@@ -89,7 +89,8 @@ def read_receipt(out: Folder, shard: int) -> tuple[dict[str, Any], bytes] | None
         return None
     except OSError as error:
         raise BuildError(
-            f"{out.path_of(name)}: {error.strerror}; see to it and run the same command again"
+            f"{out.path_of(name)}: {error.strerror}\n"
+            "hint: make it readable, and run the same command again"
         ) from None
     if not isinstance(receipt, dict) or not receipt.keys() >= _RECEIPT_KEYS:
         return None
@@ -260,9 +261,10 @@ def _stands(out: Folder, plan: Plan, receipt: dict[str, Any]) -> bool:
     standing = done_receipt(out, shard, [plan.digest])
     if standing is not None and standing[0] != receipt:
         raise _Differs(
-            f"{shard_name(shard)}: made again with digest {receipt['digest']} and it stands with"
-            f" {standing[0]['digest']}: the input files changed under the build, or two builds"
-            " differ; begin anew in another folder and compare"
+            f"{shard_name(shard)}: made again with digest {receipt['digest']}, but the finished"
+            f" shard has {standing[0]['digest']}. The input files changed during the build, or two"
+            " builds differ\n"
+            "hint: build into another folder and compare"
         )
     return standing is not None
 
@@ -299,8 +301,8 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
         receipt, data = found
         if not is_ledger(receipt["ledger"], sources, tasks):
             raise BuildError(
-                f"{out.path_of(receipt_name(b))}: it has no ledger of this build: remove it, and"
-                " run the command again"
+                f"{out.path_of(receipt_name(b))}: this receipt has no ledger of this build\n"
+                "hint: remove it, and run the command again"
             )
         entry = {key: receipt[key] for key in ("rows", "segments", "tokens", "bytes", "digest")}
         entries.append({"file": shard_name(b), **entry, "receipt_digest": digest_of(data)})
@@ -317,8 +319,8 @@ def publish(out: Folder, plan: Plan) -> dict[str, Any] | None:
     out.flush()  # A process may have been killed before it flushed its shard.
     if not out.create(MANIFEST_NAME, data) and out.read(MANIFEST_NAME) != data:
         raise BuildError(
-            f"{out.path_of(MANIFEST_NAME)} stands there and differs from this build's: begin anew"
-            " in another folder"
+            f"{out.path_of(MANIFEST_NAME)} exists and differs from this build's manifest\n"
+            "hint: build into another folder"
         )
     if out.exists(FIRST_SEEN_NAME):  # A read-only folder must not be written to without need.
         out.remove(FIRST_SEEN_NAME)
@@ -401,23 +403,23 @@ def _refuse_without_rows(out: Folder, plan: Plan, total: Mapping[str, Any]) -> N
     if any(OTHER_LENGTH in source["documents"]["rejected"] for source in total["sources"].values()):
         others = [length for length in plan.recipe.lengths if length != plan.recipe.seq_length]
         instead = (
-            "leave it out of seq_lengths"
+            "leave this length out of seq_lengths"
             if len(others) > 1
-            else f"give seq_length = {others[0]}, no seq_lengths"
+            else f"set seq_length = {others[0]} instead of seq_lengths"
         )
         raise BuildError(
-            f"{out}: no document is for rows of {plan.recipe.seq_length}: {instead}, and build into"
-            " another folder"
+            f"{out}: no document goes into rows of {plan.recipe.seq_length}\n"
+            f"hint: {instead}, and build into another folder"
         )
     read = sum(source["documents"]["read"] for source in total["sources"].values())
     why = (
-        "none has a token that is trained"
+        "none has a trained token"
         if read
-        else "sample and repeat keep none of so few, or the files hold none"
+        else "sample and repeat select none, or the files contain none"
     )
     raise BuildError(
-        f"{out}: the dataset would have no rows: {read} documents were read; {why}. Mend the recipe"
-        " or the inputs, and build into another folder"
+        f"{out}: the dataset would have no rows. {read} documents were read: {why}\n"
+        "hint: fix the recipe or the inputs, and build into another folder"
     )
 
 
@@ -442,11 +444,12 @@ def _refuse_unused_sources(out: Folder, plan: Plan, total: Mapping[str, Any]) ->
             and record["detail"].endswith(" in a message")
         )
         advice = advice_on(IN_MESSAGES if quoted else most, path or "FILE", begin)
-        seen = f"; {path}: document at {record['position']}: {record['detail']}" if record else ""
+        seen = f". {path}: document at {record['position']}: {record['detail']}" if record else ""
         raise BuildError(
-            f"source {source.name!r}: {documents['read']} documents were read and none can be used"
-            f" ({listed_reasons(reasons)}){seen}. {advice[0].upper()}{advice[1:]}; or take the"
-            " source out of the recipe. Then build into another folder"
+            f"source {source.name!r}: {documents['read']} documents were read, but none can be used"
+            f" ({listed_reasons(reasons)}){seen}\n"
+            f"hint: {advice}; or remove the source from the recipe."
+            " Then build into another folder"
         )
 
 
@@ -506,11 +509,11 @@ def too_many_bad(bad: int, read: int, used: int, fraction: float) -> bool:
 def limit_in_words(bad: int, fraction: float) -> str:
     """Return the limit that this number of bad documents exceeds, as a phrase for a message."""
     few = (
-        f", and {MIN_BAD} are let pass only where {GOOD_FOR_BAD} times as many are used"
+        f" (up to {MIN_BAD} are accepted if {GOOD_FOR_BAD} times as many are used)"
         if bad <= MIN_BAD
         else ""
     )
-    return f"documents.max_bad_fraction = {fraction:g} of them{few}"
+    return f"documents.max_bad_fraction = {fraction:g} allows{few}"
 
 
 def bad_fault(total: Mapping[str, Any], fraction: float) -> str:
@@ -528,7 +531,8 @@ def bad_fault(total: Mapping[str, Any], fraction: float) -> str:
 def _refuse_too_many_bad(out: Folder, plan: Plan, total: Mapping[str, Any]) -> None:
     if fault := bad_fault(total, plan.max_bad_fraction):
         raise BuildError(
-            f"{fault}; see {out.path_of('rejects')} for each one's place. If that many may be left"
-            " out, run the same command with a higher documents.max_bad_fraction and the same"
-            " --out: the shards are made. Otherwise mend the inputs, and build into another folder"
+            f"{fault}\n"
+            f"hint: {out.path_of('rejects')} lists them. To leave them out, run the same command"
+            " with the same --out and a higher documents.max_bad_fraction: finished shards are"
+            " kept. Otherwise fix the inputs, and build into another folder"
         )

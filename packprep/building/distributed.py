@@ -93,15 +93,15 @@ def build_shard(
         absolute_prefix(str(output)), plan_digest, tuple(sorted((moved or {}).items()))
     )
     if not 0 <= number < plan.shards:
-        raise ArgumentError(f"shard {number}: {out} has the shards 0 … {plan.shards - 1}")
+        raise ArgumentError(f"shard {number} does not exist: {out} has 0 … {plan.shards - 1}")
     found = done_receipt(output, number, plan.digests)
     if found is None:
         list(make([ShardToMake(number)], lambda *counts: None))
         found = done_receipt(output, number, plan.digests)
     if found is None:
         raise BuildError(
-            f"{out}: shard {number} was committed and is not there: see who removes files, and make"
-            " it again"
+            f"{out}: shard {number} was committed, but is now missing\n"
+            "hint: find the process that removes files, and make the shard again"
         )
     return found[0]
 
@@ -128,7 +128,8 @@ def finish(out: str | os.PathLike, max_bad_fraction: float | None = None) -> dic
         missing = missing_shards(output, plan.digests, range(plan.shards))
         listed = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
         raise BuildError(
-            f"{out}: {len(missing)} of {plan.shards} shards are missing ({listed}): make them first"
+            f"{out}: {len(missing)} of {plan.shards} shards are missing ({listed})\n"
+            "hint: make them first"
         )
     return manifest
 
@@ -172,11 +173,11 @@ def status_of(
     if found is None:
         command = first_command(str(out))
         first = (
-            f"unless its jobs wait (squeue says so), {command}"
+            f"unless its jobs are waiting (see squeue), start it with {command}"
             if command
-            else f"`packprep build … --out {out}`"
+            else f"start one with `packprep build … --out {out}`"
         )
-        raise PlanError(f"{out}: no plan.json: nothing was begun here; {first} begins a build")
+        raise PlanError(f"{out}: no plan.json, so no build was started here\nhint: {first}")
     plan, digest = found
     missing = missing_shards(out, plan_digests(plan, digest), range(plan["shards"]))
     result: dict[str, Any] = {

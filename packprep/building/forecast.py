@@ -116,15 +116,16 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
                     task.parameters, inner
                 ) > len(task.ids.sentinels)
                 warnings.append(
-                    f"task {task.name}: {name} will be {real:.3g} at full length, not {wanted:g}; "
-                    f"{'more sentinels' if few else 'longer rows'} bring it nearer"
+                    f"task {task.name}: {name} will be {real:.3g} at full length, not {wanted:g}."
+                    " Use"
+                    f" {'more sentinels' if few else 'longer rows'} to come closer"
                 )
         if task.objective.most_tokens and task.objective.most_tokens(task) <= longest:
             fill = task.most_body_slots(longest) / recipe.seq_length
             if fill < 1 - FAR:
                 warnings.append(
-                    f"task {task.name}: {len(task.ids.sentinels)} sentinels end its segments at"
-                    f" {longest} tokens, {fill:.0%} of a row; more sentinels make longer ones"
+                    f"task {task.name}: {len(task.ids.sentinels)} sentinels limit its segments to"
+                    f" {longest} tokens, {fill:.0%} of a row. More sentinels allow longer segments"
                 )
     read_s, tokenize_s, renders = 0.0, 0.0, False  # seconds of one core
     for source, sample in zip(plan["sources"], samples, strict=True):
@@ -159,7 +160,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         warnings += [f"source {source['name']}: {note}" for note in sample.notes.warnings()]
     bad, is_certain = bad_in_samples(plan, inputs, samples)
     if bad:
-        warnings.append(f"{bad}; a build {'stops' if is_certain else 'may stop'} because of them")
+        warnings.append(f"a build {'fails' if is_certain else 'may fail'}: {bad}")
     if twice := named_twice(recipe.sources, inputs.files):
         warnings.append(twice)
     warnings += odd_files(recipe.sources, inputs.files)
@@ -169,7 +170,7 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
             f"{source.name} {(source.share or 0) / sum(shares):.1%}" for source in recipe.sources
         )
         warnings.append(
-            f"the shares of the sources sum to {sum(shares):g}, not 1, and are taken as {parts}"
+            f"the shares of the sources sum to {sum(shares):g}, not 1, and are scaled to {parts}"
         )
     return {
         "shards": plan["shards"],
@@ -239,7 +240,7 @@ def bad_in_samples(
             f" {whole.looked_at}"
         )
     message = (
-        f"{found} ({listed_reasons(whole.reasons)}), more than {limit_in_words(round(bad), limit)};"
+        f"{found} ({listed_reasons(whole.reasons)}), more than {limit_in_words(round(bad), limit)}."
         f" {whole.example}"
     )
     certain = too_many_bad(math.floor(least), math.ceil(read), math.ceil(read - least), limit)
@@ -486,7 +487,7 @@ def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
             return []
         return [
             f"rows are only {filled['encoder']:.1%} full of inputs and {filled['decoder']:.1%} of"
-            " targets: segments are of lengths that do not fill them: choose others, or"
+            " targets: the segment lengths do not fill them. Choose other lengths, or set"
             " documents.max_tokens"
         ]
     if packed.without_last is None or packed.without_last >= FULL:
@@ -494,24 +495,21 @@ def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
     packing = recipe.packing
     if packed.slots - packed.content > packed.rows * recipe.seq_length - packed.slots:
         why = (
-            f"packing.pad_seq_to_mult = {packing.pad_seq_to_mult} pads segments: choose no more"
+            f"packing.pad_seq_to_mult = {packing.pad_seq_to_mult} pads segments. Set it no higher"
             " than the trainer needs"
         )
     elif packing.algorithm != "best_fit":
-        why = (
-            f'packing.algorithm = "{packing.algorithm}" leaves rows empty that "best_fit" would'
-            " fill"
-        )
+        why = f'packing.algorithm = "{packing.algorithm}" leaves gaps that "best_fit" would fill'
     elif packing.max_segments_per_row:
-        why = f"packing.max_segments_per_row = {packing.max_segments_per_row} ends them: allow more"
+        why = f"packing.max_segments_per_row = {packing.max_segments_per_row} limits them. Raise it"
     elif recipe.seq_lengths and recipe.documents.long != "decompose":
         why = (
-            "the documents of one length leave gaps that shorter ones would fill: documents.long ="
-            ' "decompose" leaves none'
+            "the documents of one length leave gaps that shorter documents would fill."
+            ' documents.long = "decompose" avoids gaps'
         )
     else:
         why = (
-            "segments are of lengths that do not fill them: choose another seq_length, or"
+            "the segment lengths do not fill them. Choose another seq_length, or set"
             " documents.max_tokens"
         )
     return [f"rows are only {packed.without_last:.1%} full: {why}"]

@@ -299,6 +299,6 @@ def check(ledger: Mapping[str, Any], where: str) -> None:
     wrong = imbalances(ledger)
     if wrong:
         raise BuildError(
-            f"{where}: the ledger does not balance ({'; '.join(wrong)}): this is a fault of"
-            " packprep; report it"
+            f"{where}: the ledger does not balance ({'; '.join(wrong)})\n"
+            "hint: report this bug of packprep"
         )

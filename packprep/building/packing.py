@@ -413,7 +413,7 @@ def pack(
     if len(lengths) and (lengths.min() < 1 or lengths.max() > capacity):
         worst = int(np.argmax((lengths < 1) | (lengths > capacity)))
         raise RecipeError(
-            f"segment {worst} has length {lengths[worst]}: a row holds lengths 1 … {capacity}"
+            f"segment {worst} has length {lengths[worst]}, but a row fits lengths 1 … {capacity}"
         )
     row, offset = np.empty(lengths.shape, np.int64), np.empty(lengths.shape, np.int64)
     if algorithm == "best_fit":
@@ -426,7 +426,8 @@ def pack(
         _next_fit(lengths, capacity, max_segments, row, offset)
     else:
         raise RecipeError(
-            f"algorithm {algorithm!r} does not pack by length: one of best_fit, first_fit, next_fit"
+            f"algorithm {algorithm!r} does not pack by length\n"
+            "hint: use best_fit, first_fit or next_fit"
         )
     return row, offset
 

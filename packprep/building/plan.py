@@ -74,12 +74,12 @@ def recipe_of(stored: Mapping[str, Any]) -> Recipe:
     if [source.name for source in recipe.sources] != [
         source["name"] for source in stored["sources"]
     ]:
-        raise PlanError("plan.json: its sources are not those of its recipe")
+        raise PlanError("plan.json: its sources differ from its recipe's")
     wanted = {entry.mode_token for entry in recipe.tasks if entry.mode_token is not None}
     if not wanted <= stored["vocabulary"]["mode_tokens"].keys():
-        raise PlanError("plan.json: its vocabulary has not the mode tokens of its tasks")
+        raise PlanError("plan.json: its vocabulary does not have the mode tokens of its tasks")
     if (stored["vocabulary"].get("media") or {}).keys() != (recipe.specials.media or {}).keys():
-        raise PlanError("plan.json: its vocabulary has not the kinds of media of its recipe")
+        raise PlanError("plan.json: its vocabulary does not have the media kinds of its recipe")
     return recipe
 
 
@@ -91,7 +91,7 @@ def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, An
     """
     if len(stored["tasks"]) != len(recipe.tasks) + 1:
         raise PlanError(
-            f"plan.json: it has {len(stored['tasks'])} tasks and its recipe needs"
+            f"plan.json: it has {len(stored['tasks'])} tasks, but its recipe needs"
             f" {len(recipe.tasks) + 1}"
         )
     resolved: list[Mapping[str, Any]] = []
@@ -103,7 +103,7 @@ def _resolved(stored: Mapping[str, Any], recipe: Recipe) -> list[Mapping[str, An
         if not isinstance(facts, dict) or why:
             raise PlanError(
                 f"plan.json: task {entry.name!r}: resolved:"
-                f" {why if isinstance(facts, dict) else 'no object'}"
+                f" {why if isinstance(facts, dict) else 'not an object'}"
             )
         resolved.append(facts)
     return resolved
@@ -161,8 +161,9 @@ class Plan:
         digest = digest_of(tokenizer_json)
         if digest != stored["tokenizer"]["digest"]:
             raise PlanError(
-                f"tokenizer.json has digest {digest} and the plan names"
-                f" {stored['tokenizer']['digest']}: put the right file back"
+                f"tokenizer.json has digest {digest}, but the plan names"
+                f" {stored['tokenizer']['digest']}\n"
+                "hint: restore the original file"
             )
         self.stored = {key: value for key, value in stored.items() if key != "files"}
         self.digest = plan_digest or digest_of(encode(as_stored(stored, LATER)))
@@ -196,8 +197,8 @@ class Plan:
         self.too_short = [task.name for task in self.tasks].index(TOO_SHORT)
         if json_value(task_table(self.tasks)) != json_value(stored["tasks"]):
             raise PlanError(
-                "plan.json: its tasks are not those of its recipe and vocabulary; put the right"
-                " file back"
+                "plan.json: its tasks do not match its recipe and vocabulary\n"
+                "hint: restore the original file"
             )
         self.shards: int = stored["shards"]
         self.seen: Sequence[np.ndarray | None] | None = (
@@ -230,14 +231,15 @@ class Plan:
             for kind in listed.kinds:
                 if format_name(*kind) not in self.sources[-1].ratios:
                     raise PlanError(
-                        f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, which its"
-                        " files are"
+                        f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, the format"
+                        " of its files"
                     )
         self.removed = Removed(self.sources, removed, self.removed_digest)
         if (count := pieces_of_all_uses(self.sources)) > MOST_PIECES:
             raise PlanError(
-                f"plan.json: its sources come to {count:,} pieces, once for each use, and no plan"
-                f" has more than {MOST_PIECES:,}; put the right file back"
+                f"plan.json: its sources have {count:,} splits, counted once per pass, but a plan"
+                f" has at most {MOST_PIECES:,}\n"
+                "hint: restore the original file"
             )
 
     @property
@@ -308,12 +310,14 @@ def _opened_store(location: str, manifest_digest: str) -> TokenStore:
     found = stored_plan_and_digest(folder)
     if found is None or found[0]["kind"] != STORE:
         raise PlanError(
-            f"{location} is no token store: `packprep tokenize RECIPE --out {location}` makes one;"
-            " of one that has moved --source NAME=store:PLACE says where it lies"
+            f"{location} is not a token store\n"
+            f"hint: make one with `packprep tokenize RECIPE --out {location}`, or give the new"
+            " path of a moved one with --source NAME=store:PATH"
         )
     if not folder.exists(MANIFEST_NAME):
         raise PlanError(
-            f"{location}: the token store is not finished: run the command that makes it again"
+            f"{location}: the token store is not finished\n"
+            "hint: run the command that makes it again"
         )
     path = folder.path_of(MANIFEST_NAME)
     manifest = check_manifest(decode(folder.read(MANIFEST_NAME), path), path)
@@ -324,8 +328,8 @@ def _opened_store(location: str, manifest_digest: str) -> TokenStore:
         or manifest.get("kind") != STORE
     ):
         raise DatasetError(
-            f"{path}: it or the plan beside it was changed or damaged: "
-            f"`packprep verify {location}` says where; put the file back"
+            f"{path}: this file or the plan next to it was changed or damaged\n"
+            f"hint: find the damage with `packprep verify {location}`, and restore the file"
         )
     return TokenStore(folder, open_plan(folder, found=found), manifest)
 
@@ -344,13 +348,13 @@ def refuse_others(out: Folder) -> None:
     """Raise PlanError if a new build cannot use a folder: it has other files or is a dead link."""
     if isinstance(out, LocalFolder) and out.path.is_symlink() and not out.path.exists():
         raise PlanError(
-            f"{out} is a link to {out.path.readlink()}, which is not there: make that folder, or"
-            " remove the link"
+            f"{out} is a link to {out.path.readlink()}, which does not exist\n"
+            "hint: create that folder, or remove the link"
         )
     if others := out.others():
         raise PlanError(
-            f"{out} holds files that are no packprep's: {listed(others)}. A dataset's folder holds"
-            " nothing else: give --out a folder that is new or empty"
+            f"{out} has files that packprep did not write: {listed(others)}\n"
+            "hint: give --out a new or empty folder"
         )
 
 
@@ -401,7 +405,7 @@ def stored_plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, A
     """
     out = folder_at(out)
     path = out.path_of(PLAN_NAME)
-    restore = "put the file back as it was, or begin anew in another folder"
+    restore = "hint: restore the file, or build into another folder"
     try:
         data = out.read(PLAN_NAME)
         stored = decode(data, path)
@@ -409,26 +413,28 @@ def stored_plan_and_digest(out: str | os.PathLike | Folder) -> tuple[dict[str, A
         out.reach()
         return None
     except DatasetError as error:
-        raise PlanError(f"{error}; {restore}") from None
+        raise PlanError(f"{error}\n{restore}") from None
     except OSError as error:
         if isinstance(error, NotADirectoryError):
             raise PlanError(
-                f"{out} is a file, or lies below one, and an output is a folder: name another"
+                f"{out} is a file or below one, but an output is a folder\n"
+                "hint: name another folder"
             ) from None
         raise PlanError(
-            f"{path}: {error.strerror}; see to it, or begin anew in another folder"
+            f"{path}: {error.strerror}\nhint: make it readable, or build into another folder"
         ) from None
     if (
         not isinstance(stored, dict)
         or stored.get("format") != FORMAT
         or stored.get("version") != VERSION
     ):
-        raise PlanError(f"{path}: not a plan of this packprep; begin anew in another folder")
+        raise PlanError(f"{path}: not a plan of this packprep\nhint: build into another folder")
     digest = own_digest(stored)
     if stored.get("digest") != digest:
         raise PlanError(
-            f"{path}: it carries the digest {stored.get('digest')!r} and its own is {digest}: it"
-            f" was changed or damaged after it was written; {restore}"
+            f"{path}: changed or damaged, because it has the digest {stored.get('digest')!r}, but"
+            f" its contents have {digest}\n"
+            f"{restore}"
         )
     check_plan(stored, path)
     return with_defaults(stored, LATER), digest_of(data)
@@ -453,8 +459,8 @@ def open_plan(
     found = found or stored_plan_and_digest(out)
     if found is None:
         raise PlanError(
-            f"{out}: no plan.json: this is no packprep output; `packprep build … --out {out}`"
-            " begins one"
+            f"{out}: no plan.json, so this is not a packprep output\n"
+            f"hint: start a build with `packprep build … --out {out}`"
         )
     stored, digest = found
     name = stored["tokenizer"]["file"]
@@ -462,8 +468,8 @@ def open_plan(
         tokenizer_json = out.read(name)
     except OSError as error:
         raise PlanError(
-            f"{out.path_of(name)}: {error.strerror}; the plan needs it: put it back, or begin anew"
-            " in another folder"
+            f"{out.path_of(name)}: {error.strerror}, but the plan needs this file\n"
+            "hint: restore it, or build into another folder"
         ) from None
     removed = b""
     if removed_digest(stored):
@@ -471,7 +477,8 @@ def open_plan(
             removed = out.read(REMOVED_NAME)
         except OSError as error:
             raise PlanError(
-                f"{out.path_of(REMOVED_NAME)}: {error.strerror}; the plan needs it: put it back"
+                f"{out.path_of(REMOVED_NAME)}: {error.strerror}, but the plan needs this file\n"
+                "hint: restore it"
             ) from None
     return Plan(stored, tokenizer_json, prefixes, digest, removed)
 
@@ -486,7 +493,7 @@ def moved_prefixes(stored: Mapping[str, Any], moved: Mapping[str, str]) -> list[
     for name in moved:
         if name not in names:
             raise RecipeError(
-                f"--source {name}=…: the dataset has no source of that name; it has"
+                f"--source {name}=…: the dataset has no source of that name, only"
                 f" {', '.join(names)}"
             )
     return [prefix_of(moved.get(source["name"], source["prefix"])) for source in stored["sources"]]

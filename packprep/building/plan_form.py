@@ -166,7 +166,7 @@ def _later(form: type[_Part]) -> dict[str, Any]:
 
 LATER: Later = {part: _later(form) for part, form in _PARTS.items()}
 """Keys of each part of a plan that were added later, with their earlier meaning as default."""
-_RESTORE = "put the file back as it was, or begin anew in another folder"
+_RESTORE = "hint: restore the file, or build into another folder"
 
 
 def check_plan(plan: Mapping[str, Any], where: str) -> PlanForm:
@@ -181,10 +181,10 @@ def check_plan(plan: Mapping[str, Any], where: str) -> PlanForm:
     try:
         form = msgspec.convert(plan, PlanForm)
     except msgspec.ValidationError as error:
-        why = _wrong_key(plan, made_with) or f"{error}; {_RESTORE}"
+        why = _wrong_key(plan, made_with) or f"{error}\n{_RESTORE}"
         raise PlanError(f"{where}: {why}") from None
     if why := _disagreement(form):
-        raise PlanError(f"{where}: {why}; {_RESTORE}")
+        raise PlanError(f"{where}: {why}\n{_RESTORE}")
     return form
 
 
@@ -203,7 +203,7 @@ def _wrong_key(plan: Mapping[str, Any], made_with: Any) -> str:
         if isinstance(value, Mapping) and value.keys() - known:
             return place + unknown_key(min(value.keys() - known), made_with)
         if isinstance(value, Mapping) and (missing := known - value.keys() - LATER[name].keys()):
-            return f"{place}key {min(missing)!r} is missing; {_RESTORE}"
+            return f"{place}key {min(missing)!r} is missing\n{_RESTORE}"
     return ""
 
 
@@ -225,16 +225,18 @@ def _disagreement(plan: PlanForm) -> str:
         return f"vocab_size {vocabulary.vocab_size} does not fit token_dtype uint16"
     for i, file in enumerate(plan.files):
         if file.piece_bytes is not None and len(file.piece_bytes) != file.pieces:
-            return f"files[{i}]: piece_bytes are not of its {file.pieces} pieces"
+            return f"files[{i}]: piece_bytes does not match its {file.pieces} splits"
         if not last <= file.source < len(plan.sources):
-            return f"files[{i}]: source {file.source} is none, or out of order"
+            return f"files[{i}]: source {file.source} does not exist or is out of order"
         last = file.source
     for i, source in enumerate(plan.sources):
         if source.store is not None and not source.prefix.startswith(IN_STORE):
-            return f"sources[{i}]: store is the digest of a token store, and its prefix names none"
+            return (
+                f"sources[{i}]: store is a token store's digest, but prefix does not name a store"
+            )
         first, end = (bisect_left(plan.files, n, key=lambda file: file.source) for n in (i, i + 1))
         if plan.kind == STORE and (why := wrong_estimates(source.estimates, plan.files[first:end])):
             return f"sources[{i}]: estimates: {why}"
     if sum(file.pieces for file in plan.files) > MOST_PIECES:
-        return f"files: more than {MOST_PIECES} pieces, which no corpus has"
+        return f"files: more than {MOST_PIECES} splits, the maximum of a corpus"
     return ""

@@ -155,16 +155,15 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
     recipe = complete(of_store(recipe) if is_store else recipe)
     if not recipe.seq_length:
         raise RecipeError(
-            f"seq_lengths = {list(recipe.lengths)} make several datasets: give seq_length, one of"
-            " them, or let `packprep build` make all"
+            f"seq_lengths = {list(recipe.lengths)} define several datasets\n"
+            "hint: give one of them as seq_length, or build all with `packprep build`"
         )
     recipe, stores = in_stores(recipe, moved, is_store)
     names = [source.name for source in recipe.sources]
     for name in moved:
         if name not in names:
             raise RecipeError(
-                f"--source {name}=…: the recipe has no source of that name; it has"
-                f" {', '.join(names)}"
+                f"--source {name}=…: the recipe has no source of that name, only {', '.join(names)}"
             )
     found = []
     for i, source in enumerate(recipe.sources):
@@ -176,11 +175,11 @@ def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) ->
     if not any(files.sizes.any() for _, files in found):
         first = next(
             (os.path.join(files.root, files.names[0]) for _, files in found if len(files)),
-            "there is none",
+            "none",
         )
         raise RecipeError(
-            f"the inputs hold no bytes: every file that the sources name is empty, as {first} is;"
-            " fetch them again, or name others in paths"
+            f"the inputs are empty: no file of the sources has any bytes (first file: {first})\n"
+            "hint: fetch the files again, or name others in paths"
         )
     vocabulary = resolve_vocabulary(
         recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe))
@@ -204,8 +203,8 @@ def token_dtype(recipe: Recipe, vocab_size: int) -> np.dtype:
     """
     if recipe.output.token_dtype == "uint16" and vocab_size > 1 << 16:
         raise RecipeError(
-            f'output.token_dtype = "uint16": the vocabulary has {vocab_size} ids, and uint16 holds'
-            ' 65536; use "auto"'
+            f'output.token_dtype = "uint16" has 65536 ids, but the vocabulary has {vocab_size}\n'
+            'hint: use "auto"'
         )
     narrow = vocab_size <= 1 << 16 and recipe.output.token_dtype != "int32"
     return np.dtype(np.uint16 if narrow else np.int32)
@@ -220,13 +219,14 @@ EVEN_SHARDS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 Five shards are a bad number for two workers: one worker makes three of them and the other two.
 """
 UNKNOWN_TURNS = (
-    "warning: the chat template does not look at add_generation_prompt and has no {% generation %}"
-    " blocks: what opens an assistant's turn cannot be told from the turn, and is trained too. Let"
-    " a copy of the template answer add_generation_prompt, and give it in documents.chat_template"
+    "warning: the chat template does not use add_generation_prompt and has no {% generation %}"
+    " blocks. The text that opens an assistant's turn cannot be separated from it, and is trained"
+    " too."
+    " Set documents.chat_template to a copy of the template that uses add_generation_prompt"
 )
 TWO_ENDS = (
-    "warning: the chat template ends conversations in {}, which is eos, and documents.append_eos"
-    " puts eos behind them once more: set documents.append_eos = false, unless texts beside them"
+    "warning: the chat template ends conversations with {}, which is eos, and documents.append_eos"
+    " adds another eos. Set documents.append_eos = false, unless texts other than conversations"
     " need it"
 )
 UNSAMPLED: Mapping[str, Any] = {"ratios": {}, "repeat": 1.0, "step_bytes": 1 << 14}
@@ -318,8 +318,9 @@ def make_plan(
     of_one = documents / plan["shards"]
     if of_one > MOST_DOCUMENTS:  # Fail before any shard is made.
         raise RecipeError(
-            f"each of {plan['shards']} shards would have some {of_one:.0f} documents; at most"
-            f" {MOST_DOCUMENTS}. Set output.shard_text_bytes to"
+            f"each of {plan['shards']} shards would have about {of_one:.0f} documents, but the"
+            " maximum is"
+            f" {MOST_DOCUMENTS}\nhint: set output.shard_text_bytes to"
             f" {int(text_bytes * MOST_DOCUMENTS / documents * 0.8)} or less",
             ("output", "shard_text_bytes"),
         )
@@ -376,9 +377,10 @@ def follows(
         source.repeat = repeat
     if (pieces := pieces_of_all_uses(sources)) > MOST_PIECES:
         raise RecipeError(
-            f"the sources come to {pieces:,} pieces, once for each use, and a dataset has at most"
-            f" {MOST_PIECES:,}: compress line files (a compressed file is one piece), write larger"
-            " row groups, lower repeat, or make several datasets"
+            f"the sources have {pieces:,} splits, counted once per pass, but a dataset has at most"
+            f" {MOST_PIECES:,}\n"
+            "hint: compress line files (a compressed file is one split), write larger row groups,"
+            " lower repeat, or build several datasets"
         )
     weights = [source.weight for source in sources]
     rate = sum(w * t for w, t in zip(weights, tokens_per_byte, strict=True)) / max(1, sum(weights))
@@ -386,8 +388,9 @@ def follows(
     shards = max(1, -(-sum(weights) // shard_text_bytes))
     if shards > MOST_SHARDS:
         raise RecipeError(
-            f"output.shard_text_bytes = {shard_text_bytes} makes {shards:,} shards, and a dataset"
-            f" has at most {MOST_SHARDS:,}: give at least {-(-sum(weights) // MOST_SHARDS)}",
+            f"output.shard_text_bytes = {shard_text_bytes} makes {shards:,} shards, but a dataset"
+            f" has at most {MOST_SHARDS:,}\n"
+            f"hint: set at least {-(-sum(weights) // MOST_SHARDS)}",
             ("output", "shard_text_bytes"),
         )
     compressed = [  # bytes of compressed files
@@ -592,8 +595,8 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
         tokens.append(size * (high - low) * of_byte)
         if not tokens[-1]:
             raise RecipeError(
-                f"source {source.name!r} has a share of {source.share} and no tokens: give it files"
-                " with text"
+                f"source {source.name!r} has a share of {source.share}, but no tokens\n"
+                "hint: give it files with text"
             )
     parts = [share / whole for share in shares if share is not None]
     total = recipe.total_tokens or min(t / part for t, part in zip(tokens, parts, strict=True))
@@ -604,8 +607,8 @@ def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float
         if repeat > MOST_REPEAT:
             raise RecipeError(
                 f"source {source.name!r}: its share of total_tokens = {recipe.total_tokens} would"
-                f" use each of its documents {repeat:g} times, and {MOST_REPEAT} is the most: ask"
-                " for fewer tokens, or give it more text"
+                f" use each of its documents {repeat:g} times, but the maximum is {MOST_REPEAT}\n"
+                "hint: ask for fewer tokens, or give the source more text"
             )
     return found
 
@@ -642,7 +645,7 @@ def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
         if (store is not None) != was_stored:
             places = ("a token store", "files") if store else ("files", "a token store")
             found.append(
-                "source {!r} lies in {} here, and in {} in the plan".format(source.name, *places)
+                "source {!r} is in {} here, but in {} in the plan".format(source.name, *places)
             )
         elif store is not None and planned["store"] not in (None, *store.digests):
             found.append(other_store(source.name, store, planned["store"]))
@@ -660,8 +663,8 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     found = []
     if plan["tokenizer"]["digest"] != inputs.vocabulary.digest:
         found.append(
-            f"the tokenizer changed (digest {inputs.vocabulary.digest}, in the plan"
-            f" {plan['tokenizer']['digest']})"
+            f"the tokenizer changed (digest {inputs.vocabulary.digest} here,"
+            f" {plan['tokenizer']['digest']} in the plan)"
         )
     if plan["chat_template"] != inputs.chat_template:
         found.append("the chat template changed")
@@ -682,8 +685,8 @@ def differences(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
     names |= {i: source.name for i, source in enumerate(inputs.recipe.sources)}
     if inputs.removed_digest != removed_digest(plan):
         found.append(
-            "documents were removed: `packprep remove` goes on with what it began, and a token"
-            " store with its own"
+            "the removed documents differ: resume a copy with `packprep remove`, and a build with"
+            " its own token store"
         )
     for key in sorted(set(listed) | set(here)):
         if listed.get(key) != here.get(key):

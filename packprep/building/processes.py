@@ -40,7 +40,7 @@ It may take the next item before it yields the result of the last one.
 """
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-STOPPED = "by a signal; what is committed stays, and the same command goes on"
+STOPPED = "by a signal; committed work is kept\nhint: run the same command again to resume"
 STOP_S = 5.0
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of malloc.h
 SILENT_S = 30.0
@@ -146,8 +146,9 @@ def _keep_sockets_near() -> None:
                 tempfile.tempdir = before
             return
     raise BuildError(
-        f"TMPDIR is {given}, and worker processes need a socket, whose path ends at 107 bytes: set"
-        f" TMPDIR to a folder of at most {_MOST_FOLDER_BYTES} bytes, or give --workers 1"
+        f"TMPDIR = {given} is too long for the sockets of worker processes, whose paths have at"
+        " most 107 bytes\n"
+        f"hint: set TMPDIR to a folder of at most {_MOST_FOLDER_BYTES} bytes, or give --workers 1"
     )
 
 
@@ -226,7 +227,7 @@ def in_processes(
                 assert isinstance(here, Connection)
                 worker = at_work[here]
                 if worker.heard == math.inf:
-                    say(f"{worker}worker process {worker.process.pid} goes on")
+                    say(f"{worker}worker process {worker.process.pid} reports again")
                 worker.heard = time.monotonic()
                 try:
                     kind, value = here.recv()
@@ -249,14 +250,16 @@ def in_processes(
                     raise value
                 else:
                     raise BuildError(
-                        f"{worker}a worker failed; this is a fault of packprep, report it:\n{value}"
+                        f"{worker}a worker failed because of a bug in packprep\n"
+                        "hint: report it:\n"
+                        f"{value}"
                     )
             for worker in at_work.values():
                 if time.monotonic() - worker.heard >= SILENT_S:
                     worker.heard = math.inf
                     say(
                         f"{worker}worker process {worker.process.pid} has reported nothing for"
-                        f" {SILENT_S:g} s; waiting for it"
+                        f" {SILENT_S:g} s. Waiting for it"
                     )
 
 
@@ -293,20 +296,20 @@ class _Worker:
         if code in _STOPPED_CODES:
             return Stopped(STOPPED)
         how = (
-            f"killed by signal {-code}"
+            f"was killed by signal {-code}"
             if code is not None and code < 0
             else f"ended with status {code}"
         )
         hint = ""
         if code == -signal.SIGKILL:
             hint = (
-                " (the kernel kills what uses too much memory: try fewer --workers or a smaller"
-                " output.shard_text_bytes)"
+                " (the kernel kills processes that use too much memory: try fewer --workers or a"
+                " smaller output.shard_text_bytes)"
             )
         whose = "its" if self.handed else "a"
         return BuildError(
-            f"{self}{whose} worker process was {how}{hint}; run the same command again: what is"
-            " committed stays"
+            f"{self}{whose} worker process {how}{hint}\n"
+            "hint: run the same command again, because committed work is kept"
         )
 
 

@@ -68,8 +68,8 @@ class Removed:
             return
         if digest_of(data) != digest:
             raise PlanError(
-                f"{REMOVED_NAME} has digest {digest_of(data)} and the plan names {digest}: put the"
-                " right file back"
+                f"{REMOVED_NAME} has digest {digest_of(data)}, but the plan names {digest}\n"
+                "hint: restore the original file"
             )
         try:
             self.documents = decode(data, REMOVED_NAME)["documents"]
@@ -79,13 +79,14 @@ class Removed:
                 numbers = {file: i for i, file in enumerate(source.files.names)}
                 for file, positions in files.items():
                     if not all(map(is_count, positions)):
-                        raise ValueError(f"{file!r}: a position is none")
+                        raise ValueError(f"{file!r}: a position is invalid")
                     self._positions[source.first_file + numbers[file]] = np.array(
                         positions, np.int64
                     )
         except (DatasetError, LookupError, TypeError, AttributeError, ValueError) as error:
             raise PlanError(
-                f"{REMOVED_NAME} lists no documents of this plan ({error}): put the right file back"
+                f"{REMOVED_NAME} does not list documents of this plan ({error})\n"
+                "hint: restore the original file"
             ) from None
 
     def __bool__(self) -> bool:

@@ -221,8 +221,9 @@ def build_lengths(
         data = lengths_mixture(manifests)
         if not out.create(MIXTURE_NAME, data) and out.read(MIXTURE_NAME) != data:
             progress.say(
-                f"{out.path_of(MIXTURE_NAME)} has other datasets or shares than this build's, and"
-                " is left as it is: remove it, and the same command writes its own"
+                f"{out.path_of(MIXTURE_NAME)} has other datasets or shares than this build, and is"
+                " kept\n"
+                "hint: to replace it, remove it and run the same command again"
             )
         out.flush()
     return outcomes
@@ -237,13 +238,13 @@ def folders_of_lengths(recipe: Recipe, out: Folder) -> list[tuple[Recipe, str]]:
     folders = {f"seq_{one.seq_length}": one for one in recipe.by_length()}
     if out.exists(PLAN_NAME):
         raise PlanError(
-            f"{out} is a dataset, and seq_lengths make several: give --out another folder"
+            f"{out} is a dataset, but seq_lengths make several\nhint: give --out another folder"
         )
     is_begun = any(out.exists(f"{name}/{PLAN_NAME}") for name in folders)
     if not is_begun and (others := [name for name in out.others() if name not in folders]):
         raise PlanError(
-            f"{out} holds files that are none of this build's: {listed(others)}. Give --out a"
-            " folder that is new or empty"
+            f"{out} has files that are not from this build: {listed(others)}\n"
+            "hint: give --out a new or empty folder"
         )
     return [(one, f"{out}/{name}") for name, one in folders.items()]
 
@@ -273,7 +274,7 @@ def pace(
         workers: As in `build`.
         array_count: Number of array tasks.
     """
-    said = "tokens from stores: no tokenizer is run"
+    said = "tokens from stores: no tokenizer runs"
     if engine is not None:
         said = engine_in_words(engine, inputs.recipe.engine, inputs.vocabulary)
     text_bytes, shards = sum(source["text_bytes"] for source in plan["sources"]), plan["shards"]
@@ -282,9 +283,9 @@ def pace(
     if shards >= at_work:
         return said
     return (
-        f"{said}; {shards} {'shards' if shards > 1 else 'shard'} for {at_work} workers: --set"
-        f" output.shard_text_bytes={-(-text_bytes // at_work)} and another folder give each one"
-        " work"
+        f"{said}; {shards} {'shards' if shards > 1 else 'shard'} for {at_work} workers. To use all"
+        " of them, build into another folder with --set"
+        f" output.shard_text_bytes={-(-text_bytes // at_work)}"
     )
 
 
@@ -296,7 +297,7 @@ def workers_for(text_bytes: int) -> int:
 def _to_do(share: int, missing: int, shards: int) -> str:
     """Return a message about the shards that this array task still has to make."""
     if not share:
-        return f"nothing to make: none of the {shards} shards is this array task's"
+        return f"nothing to make: this array task has none of the {shards} shards"
     whose = f"all {share}" if share == shards else f"this array task's {share}"
     return (
         f"{missing} of {whose} shards to make"
@@ -326,8 +327,9 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
         bad, is_certain = bad_in_samples(fresh, inputs, samples)
         if is_certain:
             raise BuildError(
-                f"{bad}. Nothing was built. Mend the inputs, or, if that many may be left out, set"
-                " a higher documents.max_bad_fraction"
+                f"{bad}. Nothing was built\n"
+                "hint: fix the inputs, or set a higher documents.max_bad_fraction to leave the bad"
+                " documents out"
             )
         for warning in (
             [bad] * bool(bad) if inputs.is_store else forecast(fresh, inputs, samples)["warnings"]
@@ -340,8 +342,8 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
             and digest_of(out.read(TOKENIZER_NAME)) != inputs.vocabulary.digest
         ):
             raise PlanError(
-                f"{out.path_of(TOKENIZER_NAME)} is another tokenizer, left there without a plan:"
-                " remove it, or build into another folder"
+                f"{out.path_of(TOKENIZER_NAME)} is another tokenizer, without a plan\n"
+                "hint: remove it, or build into another folder"
             )
         if inputs.removed:
             out.create(REMOVED_NAME, inputs.removed)
@@ -351,7 +353,7 @@ def planned(inputs: Inputs, out: Folder, say: Callable[[str], None]) -> Plan:
         assert found is not None
     engine = found[0]["engine"]["name"]
     if inputs.recipe.engine not in ("auto", engine):
-        say(f"the build goes on with engine {engine}, as its plan says")
+        say(f"the build resumes with engine {engine}, as in its plan")
     plan = open_plan(out, inputs.prefixes, found)
     plan.max_bad_fraction = inputs.recipe.documents.max_bad_fraction
     return plan
@@ -372,8 +374,8 @@ def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
         found = stored_plan_and_digest(out)  # Another process may have just written it.
         if found is None:
             raise PlanError(
-                f"{out} has files of a build and no plan.json: put it back, or begin anew in"
-                " another folder"
+                f"{out} has files of a build, but no plan.json\n"
+                "hint: restore plan.json, or build into another folder"
             )
     if found is None:
         refuse_others(out)
@@ -381,8 +383,8 @@ def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
     plan, _ = found
     if (plan["kind"] == STORE) != inputs.is_store:
         raise PlanError(
-            f"{out} is a {'dataset' if inputs.is_store else 'token store'}: give --out another"
-            " folder, or go on with what stands there by `packprep"
+            f"{out} is a {'dataset' if inputs.is_store else 'token store'}\n"
+            "hint: give --out another folder, or resume this one with `packprep"
             f" {'build' if inputs.is_store else 'tokenize'}`"
         )
     changed = differences(inputs, plan)
@@ -391,8 +393,8 @@ def begun(inputs: Inputs, out: Folder) -> tuple[dict[str, Any], str] | None:
     if changed:
         recipe_of(plan)  # It raises a clearer error if a newer version wrote the plan.
         raise PlanError(
-            f"{out} was begun with something else: {'; '.join(changed)}. "
-            "Go on with what it was begun with, or build into another folder"
+            f"{out} was started with another recipe or other inputs: {'; '.join(changed)}\n"
+            "hint: resume with the original recipe and inputs, or build into another folder"
         )
     return found
 
@@ -413,10 +415,10 @@ def _refuse_own_inputs(inputs: Inputs, out: Folder) -> None:
         name = match_below(source, inputs.recipe.base, files, str(out), written)
         if name is not None:
             raise RecipeError(
-                f"--out {out}: source {source.name!r} would find {name} there, which the build"
-                f" writes: its paths are {', '.join(source.paths)}, and a build whose inputs change"
-                " cannot be gone on with. Choose an --out that they do not reach, or paths that"
-                " end before it"
+                f"--out {out}: source {source.name!r} with paths {', '.join(source.paths)} would"
+                f" read {name} there, which the build writes. A build cannot resume if its inputs"
+                " change\n"
+                "hint: choose an --out that the paths do not match, or paths that end before it"
             )
 
 
@@ -448,8 +450,8 @@ def compare_sources(
     if items:
         say(
             f"{count} source {'files were' if count > 1 else 'file was'} written to since the build"
-            f" began: what {len(items)} done {'shards' if len(items) > 1 else 'shard'} read of"
-            f" {'them' if count > 1 else 'it'} is compared"
+            f" started. Comparing {'them' if count > 1 else 'it'} with the text of {len(items)}"
+            f" finished {'shards' if len(items) > 1 else 'shard'}"
         )
     arguments = out, inputs.prefixes
     with _at_hand(out, plan):
@@ -641,7 +643,7 @@ def refuse(plan: Plan, item: DoneShard, source: int, changed: np.ndarray) -> Non
     }
     more = f" or {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     raise SourceError(
-        f"{' or '.join(list(paths)[:_SHOWN])}{more}: its bytes changed since {item} read it, though"
-        " not its size: some of its documents would be in the dataset as they were, others as they"
-        " are. Put the file back as it was, or build into another folder"
+        f"{' or '.join(list(paths)[:_SHOWN])}{more}: its bytes changed since {item} read it, but"
+        " its size did not. The dataset would mix old and new documents\n"
+        "hint: restore the file, or build into another folder"
     )

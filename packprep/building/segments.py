@@ -644,13 +644,13 @@ def _cut_by_rows(
     """Return the cuts of `concat` and the row of each segment, int64[m]."""
     if documents.training is not None and documents.training.supervised.any():
         raise RecipeError(
-            "concat cuts where rows end, and so through messages; use packing.algorithm ="
-            ' "best_fit"'
+            'packing.algorithm = "concat" cuts where rows end, and so through messages\n'
+            'hint: use "best_fit"'
         )
     if recipe.documents.long != "split":
         raise RecipeError(
-            f'documents.long = "{recipe.documents.long}": concat cuts documents at row ends; use'
-            ' "split"'
+            f'documents.long = "{recipe.documents.long}", but concat cuts documents at row ends\n'
+            'hint: use "split"'
         )
     one = np.ones(1, np.int64)
     a_token = Bodies(one, one.astype(np.uint64), -one)

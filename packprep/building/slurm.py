@@ -95,7 +95,7 @@ def arguments_of(command: str, inputs: Sequence[str], flags: Mapping[str, Any]) 
         if value is None or value == []:
             continue
         if flag not in _FLAGS[command]:
-            raise RecipeError(f"{flag} does not go with --command {command}")
+            raise RecipeError(f"{flag} cannot be used with --command {command}")
         for one in value if isinstance(value, list) else [value]:
             text = str(one)
             if flag == "--tokenizer" and os.path.exists(text):
@@ -148,8 +148,8 @@ def slurm_folder(out: str | os.PathLike) -> Path:
     )
     if not whole.name:
         raise RecipeError(
-            f"--out {out}: the scripts go beside the output folder, and beside this there is no"
-            " room"
+            f"--out {out}: the scripts are written next to the output folder, and this folder has"
+            " no parent"
         )
     return whole.with_name(whole.name + ".slurm")
 
@@ -178,7 +178,7 @@ def prepare(job: ArrayJob, submitted: bool, say: Callable[[str], None]) -> dict[
     if job.command in MAKE and not out.exists(PLAN_NAME) and datasets_in(out) == [str(out)]:
         refuse_others(out)  # Fail here, and not in every task.
     for name in write_scripts(job):
-        say(f"{folder / name} stood there with other text, which is in {name}.old")
+        say(f"{folder / name} had other text, which is now in {name}.old")
     jobs = submit(job) if submitted else []
     return {
         "out": os.fspath(job.out),
@@ -219,15 +219,17 @@ def _check_size(job: ArrayJob, say: Callable[[str], None]) -> None:
             f"--at-once {job.at_once} is more than the {job.count} tasks of --array {job.count}"
         )
     limit = max_array_size()
-    fewer = "a task makes many shards, so that fewer tasks do the same work"
+    fewer = "a task makes many shards, so fewer tasks do the same work"
     if limit is not None and job.count > limit:
         raise RecipeError(
-            f"--array {job.count} is beyond this site's MaxArraySize of {limit}: {fewer}"
+            f"--array {job.count} is more than this site's MaxArraySize of {limit}\n"
+            f"hint: use a smaller N; {fewer}"
         )
     if limit is None and job.count > COMMON_MAX_ARRAY_SIZE:
         say(
-            f"--array {job.count}: no Slurm here tells its MaxArraySize, which is often"
-            f" {COMMON_MAX_ARRAY_SIZE}; if sbatch refuses, take a smaller N: {fewer}"
+            f"--array {job.count}: MaxArraySize is unknown here, and often"
+            f" {COMMON_MAX_ARRAY_SIZE}\n"
+            f"hint: if sbatch refuses, use a smaller N; {fewer}"
         )
 
 
@@ -296,7 +298,7 @@ def submit(job: ArrayJob) -> list[tuple[str, str]]:
         jobs.append((FINISH, _sbatch(after)))
     except BuildError as error:
         raise BuildError(
-            f"the array is job {array}; what comes after it is not submitted: {error}"
+            f"the array is job {array}, but the job after it was not submitted: {error}"
         ) from None
     _keep_jobs(folder, jobs)
     return jobs
@@ -374,7 +376,9 @@ def _sbatch(arguments: Sequence[str]) -> str:
             ["sbatch", "--parsable", *arguments], capture_output=True, text=True, errors="replace"
         )
     except FileNotFoundError:
-        raise BuildError(f"there is no sbatch here: where there is, run {again}") from None
+        raise BuildError(
+            f"sbatch was not found\nhint: run {again} on a machine with sbatch"
+        ) from None
     if done.returncode:
         raise BuildError(f"{again} failed: {' '.join(done.stderr.split())}")
     return done.stdout.strip()
@@ -471,8 +475,9 @@ def _by_option(words: Sequence[str]) -> list[list[str]]:
     for line in lines:
         if re.match(r"(--array(=|$)|-a)", line[0]):
             raise RecipeError(
-                f"{' '.join(line)}: the array's size is that of --array N before the --, its"
-                " throttle --at-once K"
+                f"{' '.join(line)}: this option cannot come after the --\n"
+                "hint: set the array's size with --array N before the --, and its throttle with"
+                " --at-once K"
             )
     return lines
 
@@ -480,7 +485,7 @@ def _by_option(words: Sequence[str]) -> list[list[str]]:
 def _word(word: str) -> str:
     """Return a word quoted as sbatch reads it in a script line."""
     if "\n" in word:
-        raise RecipeError(f"{word!r}: an option of sbatch in a script is one line")
+        raise RecipeError(f"{word!r}: an sbatch option in a script must be one line")
     if re.fullmatch(r"[\w@%+=:,./\[\]-]+", word, re.A):
         return word
     return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'

@@ -81,8 +81,8 @@ def in_stores(
             continue
         if is_store:
             raise RecipeError(
-                f'sources[{i}].format = "store": a token store is made of files, and not of another'
-                " store",
+                f'sources[{i}].format = "store": a token store is made from files, not from'
+                " another store",
                 ("sources", i),
             )
         location = _location(source, i, recipe, place)
@@ -100,18 +100,20 @@ def _location(source: Source, i: int, recipe: Recipe, place: str) -> str:
         return absolute_prefix(place.removeprefix(IN_STORE))
     if place:
         raise RecipeError(
-            f"--source {source.name}={place}: the source is in a token store: say {IN_STORE}{place}"
+            f"--source {source.name}={place}: the source is in a token store\n"
+            f"hint: give {IN_STORE}{place}"
         )
     if len(source.paths) != 1:
         raise RecipeError(
-            f'sources[{i}].paths: with format = "store" it is one token store',
+            f'sources[{i}].paths must be one token store with format = "store"',
             ("sources", i, "paths"),
         )
     default = Source(paths=source.paths)
     for key in KEYS_OF_FILES:
         if getattr(source, key) != getattr(default, key):
             raise RecipeError(
-                f'sources[{i}].{key}: with format = "store" it is the store\'s: leave it out',
+                f'sources[{i}].{key} comes from the store with format = "store"\n'
+                "hint: leave it out",
                 ("sources", i, key),
             )
     (path,) = source.paths
@@ -132,8 +134,8 @@ def _source_in(store: TokenStore, source: Source, i: int) -> Source:
         (name,) = own
     if name not in own:
         raise RecipeError(
-            f"sources[{i}].name = {name!r}: the token store {store} has the sources"
-            f" {', '.join(own)}: name one of them",
+            f"sources[{i}].name = {name!r} is not in the token store {store}\n"
+            f"hint: name one of its sources: {', '.join(own)}",
             ("sources", i, "name"),
         )
     use = {key: getattr(source, key) for key in _OF_USE if key not in ("name", "paths", "format")}
@@ -151,15 +153,16 @@ def _refuse_other_keys(recipe: Recipe, store: TokenStore) -> None:
         here, there = getattr(recipe.documents, key), getattr(made.documents, key)
         if (bool(here) != bool(there)) if key in _FIXED_OF_TOKENS else (here != there):
             raise RecipeError(
-                f"documents.{key} is {here!r} here, and {there!r} in the token store {store}, whose"
-                " tokens depend on it: say the same, or make a store with it",
+                f"documents.{key} is {here!r} here, but {there!r} in the token store {store},"
+                " whose tokens depend on it\n"
+                "hint: use the same value, or make a store with this one",
                 ("documents", key),
             )
     if recipe.specials.media != made.specials.media:
         raise RecipeError(
-            f"specials.media is {recipe.specials.media!r} here, and {made.specials.media!r} in the"
-            f" token store {store}, whose tokens depend on it: say the same, or make a store"
-            " with it",
+            f"specials.media is {recipe.specials.media!r} here, but {made.specials.media!r} in the"
+            f" token store {store}, whose tokens depend on it\n"
+            "hint: use the same value, or make a store with this one",
             ("specials", "media"),
         )
 
@@ -179,8 +182,9 @@ def check_tokenizer(
             digest = resolve_vocabulary(recipe.tokenizer, recipe.base, made.specials, needs).digest
         if digest != store.plan.vocabulary.digest:
             raise RecipeError(
-                f"tokenizer = {recipe.tokenizer!r} is not the one of the token store {store}: name"
-                " that one, or make a store with this one",
+                f"tokenizer = {recipe.tokenizer!r} is not the tokenizer of the token store"
+                f" {store}\n"
+                "hint: name the store's tokenizer, or make a store with this one",
                 ("tokenizer",),
             )
         _refuse_other_specials(vocabulary, store)
@@ -198,18 +202,20 @@ def _refuse_other_specials(vocabulary: Vocabulary, store: TokenStore) -> None:
     own = {entry["id"] for entry in store.plan.vocabulary.added_tokens}
     why = ""
     if special_text != "text":
-        why = f'documents.special_text = "{special_text}" rejects or takes documents by them'
+        why = f'documents.special_text = "{special_text}" rejects or accepts documents by them'
     elif (
         any(one["estimates"][0]["chat"] for one in store.plan.stored["sources"])
         and not here <= there
     ):
-        why = "which of its conversations are rejected depends on them"
+        why = "they determine which of its conversations are rejected"
     elif before := sorted(id for id, _ in there - here if id not in own):
-        why = f"ids {before[:5]} are special in it, and not here"
+        why = f"ids {before[:5]} are special in it, but not here"
     if why:
         raise RecipeError(
             f"the token store {store} was made with other special tokens than this recipe has, and"
-            f" {why}: make a store with these roles and tasks, or build from the text",
+            f" {why}\n"
+            "hint: make a store with this recipe's special tokens and tasks, or build from the"
+            " text",
             ("specials",),
         )
 
@@ -224,8 +230,8 @@ def template_of(template: str | None, stores: Mapping[str, TokenStore]) -> str |
         made = store.plan.stored["chat_template"]
         if template is not None and made != template:
             raise RecipeError(
-                f"the chat template is another than that of the token store {store}: name that"
-                " one's tokenizer, or make a store with this one",
+                f"the chat template differs from the one in the token store {store}\n"
+                "hint: name the store's tokenizer, or make a store with this template",
                 ("documents", "chat_template"),
             )
         template = made

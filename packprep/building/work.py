@@ -123,9 +123,9 @@ def unchanged_slices(
                 and now.modified != seen[part.file - source.first_file, 1]
             ):
                 raise SourceError(
-                    f"{part.path}: it was written to while the build reads it. Leave the inputs"
-                    " alone, and run the same command again: it compares what it read of the file"
-                    " with what stands there now"
+                    f"{part.path}: this file was written to while the build reads it\n"
+                    "hint: leave the inputs unchanged, and run the same command again. It compares"
+                    " the file with the text that was read"
                 )
             if to_read:
                 yield part

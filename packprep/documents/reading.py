@@ -732,16 +732,16 @@ def refuse_beyond(path: str, documents: int, text_bytes: int, most_bytes: int) -
     """
     if documents > MOST_DOCUMENTS:
         raise SourceError(
-            f"{path}: one shard's part of it and of other files has more than {MOST_DOCUMENTS}"
-            " documents. Set output.shard_text_bytes to less, or leave empty documents out, and"
-            " build into another folder"
+            f"{path}: a shard with this file has more than {MOST_DOCUMENTS} documents\n"
+            "hint: lower output.shard_text_bytes or leave out empty documents, and build into"
+            " another folder"
         )
     if text_bytes > most_bytes:
         raise SourceError(
-            f"{path}: one shard's part of it and of other files holds more than {most_bytes} bytes"
-            " of text, many times what a sample let expect: the file expands beyond measure. Look"
-            " at it, take it out of the recipe, or build with a larger output.shard_text_bytes"
-            " into another folder"
+            f"{path}: a shard with this file has more than {most_bytes} bytes of text, many times"
+            " the estimate from a sample. The file expands too much\n"
+            "hint: check the file, and remove it from the recipe or raise output.shard_text_bytes."
+            " Then build into another folder"
         )
 
 
@@ -811,8 +811,8 @@ def _differs(
     return BuildError(
         f"engine {engine.name} {engine.version} differs from the reference in the document at"
         f" {position} of {name!r} "
-        f'of source {source.name!r}: {found}. Set engine = "reference", and build into another'
-        " folder"
+        f"of source {source.name!r}: {found}\n"
+        'hint: set engine = "reference", and build into another folder'
     )
 
 
@@ -821,7 +821,9 @@ def fail_on_bad(records: Iterable[dict[str, Any]], path: str) -> None:
     for record in records:
         if is_bad(record["reason"]):
             raise SourceError(
-                f"{path}: document at {record['position']}: {record['reason']}: {record['detail']};"
-                ' mend the file, or set documents.bad_documents = "reject" to count and log such'
+                f"{path}: document at {record['position']}: {record['reason']}:"
+                f" {record['detail']}\n"
+                'hint: fix the file, or set documents.bad_documents = "reject" to count and log'
+                " such"
                 " documents"
             )

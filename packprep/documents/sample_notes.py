@@ -64,9 +64,9 @@ class SampleNotes:
         if not self.two_bos:
             return ""
         return (
-            f"{self.two_bos} of {self.conversations} sampled conversations begin with the bos that"
-            " their chat template writes, and documents.prepend_bos adds another. Set"
-            " documents.prepend_bos = false"
+            f"{self.two_bos} of {self.conversations} sampled conversations start with the bos of"
+            " their chat template, and documents.prepend_bos adds another\n"
+            "hint: set documents.prepend_bos = false"
         )
 
     def warnings(self) -> list[str]:
@@ -75,19 +75,19 @@ class SampleNotes:
         if self.unknown > MOST_UNKNOWN * self.tokens:
             warnings.append(
                 f"{self.unknown / self.tokens:.1%} of its sampled tokens are the unknown token"
-                " (<unk>): the tokenizer cannot write all of the text; take one that falls back to"
-                " bytes"
+                " (<unk>), so the tokenizer cannot encode all of the text. Use a tokenizer that"
+                " falls back to bytes"
             )
         if self.split_starts:
             warnings.append(
-                f"{self.split_starts} of {self.spans} sampled trained spans begin inside a token,"
-                " whose prompt has its start: that first token of an answer is not trained. Where a"
-                " prompt ends in a space, write the space at the begin of its completion"
+                f"{self.split_starts} of {self.spans} sampled trained spans start inside a token"
+                " that starts in the prompt, so this token is not trained. If a prompt ends in a"
+                " space, move the space to the start of its completion"
             )
         if self.open_ends > self.answers / 2:
             warnings.append(
                 f"{self.open_ends} of {self.answers} sampled answers end without a trained special"
-                " token: a model would not learn where an answer ends; look at the rows with"
+                " token, so a model would not learn where an answer ends. Inspect the rows with"
                 " `packprep inspect --row 0`"
             )
         return warnings

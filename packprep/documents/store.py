@@ -385,7 +385,7 @@ def _layout(head: bytes, size: int, where: str) -> Places:
         good = dtype == _ALL_TYPES[name] or (name == "tokens" and dtype == np.uint16)
         if not good or len(shape) != 1 + (name in _PAIRS):
             raise DatasetError(
-                f"{where}: array {name!r} has dtype {dtype} and shape {shape}: it is damaged"
+                f"{where}: damaged, because array {name!r} has dtype {dtype} and shape {shape}"
             )
     return layout
 
@@ -450,13 +450,13 @@ def wrong_estimates(estimates: Any, files: Sequence[Any]) -> str:
     except msgspec.ValidationError as error:
         return str(error)
     if len(samples) != 2:
-        return f"they are of {len(samples)} samples"
+        return f"there are {len(samples)} samples instead of 2"
     for one in samples:
         if not len(one.lengths) == len(one.length_weights) == len(one.sizes):
-            return "lengths, length_weights and sizes are not as many"
+            return "lengths, length_weights and sizes have different lengths"
         for i, held in one.piece_bytes.items():
             if [file.pieces for file in files[int(i) : int(i) + 1]] != [len(held)]:
-                return f"piece_bytes are not of the pieces of file {i}"
+                return f"piece_bytes does not match the splits of file {i}"
     return ""
 
 
@@ -502,17 +502,18 @@ class _OpenShard:
             self.arrays, self.state = read(folder, entry, checked)
         except DatasetError as error:
             raise SourceError(
-                f"{error}; put the file back, or remove it and run the `packprep tokenize` that"
-                " made the store again"
+                f"{error}\n"
+                "hint: restore the file, or remove it and run the original `packprep tokenize`"
+                " again"
             ) from None
         except FileNotFoundError:
-            raise SourceError(f"{where} is missing; put the token store back as it was") from None
+            raise SourceError(f"{where} is missing\nhint: restore the token store") from None
         except OSError as error:
             too_many = error.errno in (errno.EMFILE, errno.ENFILE)
-            advice = "raise the limit of open files (ulimit -n)" if too_many else "see to it"
+            advice = "raise the limit of open files (ulimit -n)" if too_many else "make it readable"
             raise SourceError(
-                f"{where}: cannot be read: {error.strerror or error}; {advice}, and run the same"
-                " command again"
+                f"{where}: cannot be read: {error.strerror or error}\n"
+                f"hint: {advice}, and run the same command again"
             ) from None
         keys = zip(
             self.arrays["part_file"].tolist(), self.arrays["part_piece"].tolist(), strict=True
@@ -546,7 +547,7 @@ def _fetched(folder: Any, entry: ShardEntry, checked: Hashable) -> tuple[dict[st
     name, where = entry["file"], folder.path_of(entry["file"])
     size = folder.size(name)
     if size is None:
-        raise FileNotFoundError("there is no such object")
+        raise FileNotFoundError("this object does not exist")
     layout = _layout(folder.read(name, 0, _HEAD_BYTES), size, where)
     tokens, (count,), begin = layout["tokens"]
     end = begin + tokens.itemsize * count
@@ -572,8 +573,8 @@ _BLOCK_BYTES = 16 << 20
 def _check_digest(found: str, entry: ShardEntry, where: str) -> None:
     if found != entry["digest"]:
         raise DatasetError(
-            f"{where}: its digest is {found}, and {MANIFEST_NAME} names {entry['digest']}: it was"
-            " changed or damaged"
+            f"{where}: changed or damaged, because its digest is {found}, but {MANIFEST_NAME} has"
+            f" {entry['digest']}"
         )
 
 
@@ -692,9 +693,9 @@ class TokenStore:
 
     def _depends(self, position: int, what: str, part: Slice) -> SourceError:
         return SourceError(
-            f"{self.folder}: the document at {position} of {part.path} {what}, which is special in"
-            " one of store and recipe alone: from its text something else may come. Make a store"
-            " with this recipe's roles and tasks, or build from text"
+            f"{self.folder}: the document at {position} of {part.path} {what}, which is special"
+            " only in the store or only in the recipe. Its text may give other tokens\n"
+            "hint: build a store with this recipe's special tokens and tasks, or build from text"
         )
 
     def _special(self, vocabulary: Vocabulary) -> tuple[np.ndarray, list[str]]:
