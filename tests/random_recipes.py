@@ -465,7 +465,7 @@ def try_recipe(seed: int, corpus: Path) -> str:
         try:
             _build_in_two_parts(table, corpus, out)
         except PackprepError as error:
-            assert "a fault of packprep" not in str(error), error
+            assert "bug in packprep" not in str(error), error
             return f"refused: {type(error).__name__}: {error}"
         later = (1, 2, 1_000_000, (1 << 32) - 1)[seed % 4]
         for replay, twin, epoch in (

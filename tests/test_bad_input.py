@@ -217,7 +217,7 @@ def test_inputs_without_one_document_that_can_be_used(tmp_path):
     assert "20 of 21 documents are bad (malformed_json 20)" in message
     assert f"{tmp_path / 'in.jsonl'}: document at 13" in message and "Nothing was built" in message
     message = stopped(tmp_path, **{"documents.max_bad_fraction": 1.0})
-    assert "21 documents were read and none can be used (malformed_json 20, empty 1)" in message
+    assert "21 documents were read, but none can be used (malformed_json 20, empty 1)" in message
     assert (
         f"{tmp_path / 'in.jsonl'}: document at 13" in message
         and "build into another folder" in message
@@ -281,7 +281,7 @@ def test_an_empty_file_among_others_is_no_fault(tmp_path):
 
 def test_nothing_but_empty_files(tmp_path):
     write(tmp_path / "in.jsonl", b"")
-    assert "every file that the sources name is empty" in stopped(tmp_path)
+    assert "the inputs are empty" in stopped(tmp_path)
 
 
 def test_an_empty_parquet_file_is_a_broken_one(tmp_path):
@@ -517,7 +517,7 @@ def test_a_tokenizer_that_fails_on_everything_is_one_error(tmp_path):
     options = {"specials.eos": '"<s>"', "specials.pad": '"<s>"'}
     message = refused(*command(tmp_path, **options), "--tokenizer", without_unknown(tmp_path))
     assert (
-        "30 documents were read and none can be used" in message
+        "30 documents were read, but none can be used" in message
         and "give a tokenizer that takes any text" in message.lower()
     )
 

@@ -206,7 +206,7 @@ def test_a_build_goes_on_with_its_own_recipe_only(corpus, dataset, arguments, wo
     message = refused("build", corpus / "recipe.toml", "--out", dataset, *arguments)
     assert (
         words in message
-        and f"{dataset} was begun with something else" in message
+        and f"{dataset} was started with another recipe" in message
         and "another folder" in message
     )
 
@@ -277,7 +277,9 @@ def test_a_plan_that_was_removed_is_missed(corpus, dataset, tmp_path):
     out = shutil.copytree(dataset, tmp_path / "out")
     (out / "plan.json").unlink()
     message = refused("build", corpus / "recipe.toml", "--out", out)
-    assert "no plan.json" in message and "put it back, or begin anew in another folder" in message
+    assert (
+        "no plan.json" in message and "restore plan.json, or build into another folder" in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -554,9 +556,9 @@ def test_status_of_a_published_dataset(dataset):
 
 
 def test_status_of_nothing(tmp_path):
-    assert "nothing was begun here" in refused("status", tmp_path)
-    assert "nothing was begun here" in refused("status", tmp_path / "nowhere")
-    assert "nothing was begun here" in refused("status", "/")
+    assert "no build was started here" in refused("status", tmp_path)
+    assert "no build was started here" in refused("status", tmp_path / "nowhere")
+    assert "no build was started here" in refused("status", "/")
 
 
 # Verify
@@ -698,7 +700,7 @@ def test_more_array_tasks_than_shards(corpus, tmp_path):
         7,
     ]
     said = packprep(*arguments)
-    assert said.status == 0 and "none of the 5 shards is this array task's" in said.err
+    assert said.status == 0 and "this array task has none of the 5 shards" in said.err
 
 
 # Slurm
@@ -762,7 +764,7 @@ def test_slurm_refuses_what_every_task_would(corpus, tmp_path):
     arguments = ["slurm", "--out", tmp_path / "out", "--array", 2]
     assert "paths" in refused(*arguments)
     assert "presett" in refused(*arguments, corpus / "recipe.toml", "--set", "tasks.0.presett=x")
-    assert "--seed does not go with --command verify" in refused(
+    assert "--seed cannot be used with --command verify" in refused(
         *arguments, "--command", "verify", "--seed", 1
     )
     assert "--source web: expected NAME=PREFIX" in refused(

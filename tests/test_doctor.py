@@ -205,12 +205,12 @@ def test_a_folder_of_several_lengths_is_in_order_as_long_as_the_build_takes_it(r
     shutil.rmtree(out / "seq_128/shards")  # to be made again
     assert "to come" in checks(several, "--out", out)["room"][1]
     said = checks(several, "--out", out / "seq_64", status=1)["out"][1]
-    assert "is a dataset, and seq_lengths make several" in said
-    assert "is a dataset, and seq_lengths make several" in refused(
+    assert "is a dataset, but seq_lengths make several" in said
+    assert "is a dataset, but seq_lengths make several" in refused(
         "plan", several, "--out", out / "seq_64"
     )
     several.write_text(f"seq_lengths = [64, 256]\n{whole}")
-    assert "begun with something else" in checks(several, "--out", out, status=1)["out"][1]
+    assert "was started with another recipe" in checks(several, "--out", out, status=1)["out"][1]
     assert inside("plan", several, "--out", tmp_path / "new").out.count("nothing was begun") == 2
 
 

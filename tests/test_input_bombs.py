@@ -275,7 +275,9 @@ def test_more_documents_than_a_shard_may_have_are_refused(tmp_path, monkeypatch)
     short.mkdir()
     write_lines(short / "in.jsonl", ["a few"] * 5000)
     message = stopped(short, "in.jsonl", **{"output.shard_text_bytes": 20_000})
-    assert re.search("each of 2 shards would have some 2[45].. documents; at most 1000", message)
+    assert re.search(
+        "each of 2 shards would have about 2[45].. documents, but the maximum is 1000", message
+    )
     least = re.search("output.shard_text_bytes to ([0-9]+) or less", message)
     assert least
     said = build(short, "in.jsonl", **{"output.shard_text_bytes": int(least[1])})
@@ -536,7 +538,7 @@ def test_a_shard_that_expands_beyond_measure_is_refused(tmp_path, monkeypatch):
     message = stopped(tmp_path, path.name, **{"output.shard_text_bytes": 500_000})
     assert (
         str(path) in message
-        and "holds more than 1048576 bytes of text" in message
+        and "has more than 1048576 bytes of text" in message
         and "shard_text_bytes" in message
     )
 

@@ -82,7 +82,7 @@ def test_shares_that_do_not_sum_to_1_are_said(tmp_path):
     said = typed(folder, mistakes_made.BUILD)
     assert said.status == 0
     assert (
-        "warning: the shares of the sources sum to 0.8, not 1, and are taken as source0 62.5%,"
+        "warning: the shares of the sources sum to 0.8, not 1, and are scaled to source0 62.5%,"
         " source1 37.5%" in said.err
     )
     (folder / "recipe.toml").write_text(text.replace("0.3", "0.5"))

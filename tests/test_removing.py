@@ -248,7 +248,7 @@ def test_a_token_store_loses_documents_and_datasets_of_it_are_those_that_lose_th
     more = write_list(tmp_path / "more", documents_of(tmp_path / "built")[4:6])
     remove_documents(tmp_path / "built", more, tmp_path / "fewer", made.Silent())
     sound(tmp_path / "fewer")
-    with pytest.raises(PlanError, match="documents were removed"):
+    with pytest.raises(PlanError, match="the removed documents differ"):
         made.build(of_store, tmp_path, tmp_path / "built")
     faults = verify_dataset(tmp_path / "old", ALL, store, (0, 1), 0, made.Silent())["listed"]
     assert {fault["promise"] for fault in faults} == {"P17"}  # which is to lose them too
@@ -405,7 +405,7 @@ def test_a_removal_that_is_killed_at_any_write_opens_as_nothing_and_goes_on(buil
         with pytest.raises(PackprepError, match="does not exist"):
             open_dataset(new)
         if (new / "plan.json").exists():
-            with pytest.raises(PlanError, match="was begun with another list"):
+            with pytest.raises(PlanError, match="was started with another list"):
                 remove_documents(
                     old, write_list(tmp_path / "other", documents_of(old)[:3]), new, made.Silent()
                 )
@@ -420,24 +420,24 @@ def test_what_cannot_be_removed_is_refused_and_nothing_is_written(built, tmp_pat
     old, good = built("repeats"), json.dumps(documents_of(built("repeats"))[0])
     for line, message in (
         ("{", "line 2: "),
-        ('{"doc": 1}', "line 2: source is None and should be one of web, books, notes"),
+        ('{"doc": 1}', "line 2: source is None, but should be one of web, books, notes"),
         ('{"source": "wep", "file": "a", "doc": 1}', "source is 'wep'"),
         (
             '{"source": "web", "file": "other.jsonl", "doc": 1}',
             "source 'web' has no file 'other.jsonl'",
         ),
-        ('{"source": "notes", "doc": 0}', "of which of the"),
+        ('{"source": "notes", "doc": 0}', "so the line must name one in file"),
         ('{"source": "web", "doc": -1}', "expected POSITION or FILE:POSITION"),
         ('{"source": "web", "doc": true}', "doc is True"),
-        ('{"source": "web", "doc": 1, "why": "x"}', "expected an object of source, file and doc"),
-        ("[]", "expected an object of source, file and doc"),
+        ('{"source": "web", "doc": 1, "why": "x"}', "expected an object with source, file and doc"),
+        ("[]", "expected an object with source, file and doc"),
     ):
         (tmp_path / "list").write_text(f"{good}\n{line}\n")
         assert message in refused(
             "remove", old, "--documents", tmp_path / "list", "--out", tmp_path / "new"
         ), line
     (tmp_path / "list").write_text("\n")
-    assert "lists no document" in refused(
+    assert "the list is empty" in refused(
         "remove", old, "--documents", tmp_path / "list", "--out", tmp_path / "new"
     )
     (tmp_path / "list").write_text('{"source": "web", "doc": 3}\n')
@@ -450,7 +450,7 @@ def test_what_cannot_be_removed_is_refused_and_nothing_is_written(built, tmp_pat
         assert "lies in the dataset" in refused(
             "remove", old, "--documents", tmp_path / "list", "--out", out
         )
-    assert "holds files that are no packprep's" in refused(
+    assert "has files that packprep did not write" in refused(
         "remove", old, "--documents", tmp_path / "list", "--out", tmp_path
     )
     half = tmp_path / "half"
@@ -486,7 +486,7 @@ def test_what_is_said_of_a_removed_document(built, tmp_path):
     said = inside("remove", old, "--documents", write_list(tmp_path / "list", lines), "--out", new)
     assert said.status == 0 and "removed 1 document of" in said.out
     assert (
-        "had nothing here: 1 not taken by sample or repeat, or no documents at all: web web.jsonl:1"
+        "without content here: 1 not selected by sample or repeat, or not documents: web web.jsonl:1"
         in said.out
     )
     shown = inside("inspect", new, "--doc", f"{gone['file']}:{gone['doc']}", "--json").json

@@ -109,8 +109,8 @@ def test_replay_of_padded_and_concatenated_segments(built, tmp_path, mult, algor
             "repeat",
             lambda a, k, place: a["segment_repeat"].__setitem__(k, 7),
             (
-                "segment_key is .* and should be|its document is not cut at token|slots and should"
-                " take"
+                "segment_key is .*, but should be|its document has no cut at token|slots, but should"
+                " have"
             ),
         ),
     ],
@@ -143,7 +143,7 @@ def test_a_segment_that_claims_more_than_its_document_is_found(tmp_path):
 
 def test_a_document_that_is_not_there_any_more_is_a_source_error(built, plan):
     with pytest.raises(
-        SourceError, match="source 'web': a.jsonl has no usable document at 3 any more"
+        SourceError, match="source 'web': a.jsonl no longer has a usable document at 3"
     ):
         documents_at(plan, plan.sources[0], 0, 0, np.array([0, 3]))
     found = documents_at(plan, plan.sources[0], 0, 0, np.array([0]))

@@ -119,11 +119,11 @@ def crossed(sources, tasks):
 
 
 CLAIMS = {
-    "2²⁰ pieces, used a hundred times": (pieces(1 << 20, 100.0), "pieces, once for each use"),
-    "2²⁴ pieces, used 60 000 times": (pieces(1 << 24, 60_000.0), "pieces, once for each use"),
+    "2²⁰ pieces, used a hundred times": (pieces(1 << 20, 100.0), "splits, counted once per pass"),
+    "2²⁴ pieces, used 60 000 times": (pieces(1 << 24, 60_000.0), "splits, counted once per pass"),
     "as many pieces as can be, used twice": (
         pieces(MOST_PIECES - 9, 2.0),
-        "pieces, once for each use",
+        "splits, counted once per pass",
     ),
     "the largest vocabulary": (vocabulary((1 << 31) - 1), "vocab_size is 2147483647"),
     "shards without number": (

@@ -35,7 +35,7 @@ def array_position(
             index = int(completion)
         if index is None or count is None:
             raise RecipeError(
-                "--array-index and --array-count only work together\n"
+                "--array-index and --array-count go together\n"
                 "hint: give both, for example --array-index 0 --array-count 4"
             )
         if index >= count:

@@ -300,5 +300,5 @@ def check(ledger: Mapping[str, Any], where: str) -> None:
     if wrong:
         raise BuildError(
             f"{where}: the ledger does not balance ({'; '.join(wrong)})\n"
-            "hint: report this bug of packprep"
+            "hint: report this bug in packprep"
         )

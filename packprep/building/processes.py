@@ -40,7 +40,7 @@ It may take the next item before it yields the result of the last one.
 """
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-STOPPED = "by a signal; committed work is kept\nhint: run the same command again to resume"
+STOPPED = "by a signal; committed work is kept, and the same command resumes it"
 STOP_S = 5.0
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # constants of malloc.h
 SILENT_S = 30.0

@@ -34,7 +34,7 @@ def test_a_whole_slurm_array_counts_from_its_least_number():
 def test_fault_30_a_sparse_redo_list_is_refused_with_the_flags_to_add():
     with pytest.raises(
         RecipeError,
-        match=r"2 tasks numbered 3 … 7, so it is not whole: add --array-index I --array-count N",
+        match=r"2 tasks numbered 3 … 7, so it is incomplete\nhint: add --array-index I --array-count N",
     ):
         array_position(None, None, slurm(3, 3, 7, 2))
     assert array_position(3, 8, slurm(3, 3, 7, 2)) == (3, 8)  # the flags win
@@ -45,7 +45,7 @@ def test_fault_30_a_missing_variable_is_refused_by_name(missing):
     environment = slurm(0, 0, 3, 4)
     del environment[f"SLURM_ARRAY_TASK_{missing}"]
     with pytest.raises(
-        RecipeError, match=f"SLURM_ARRAY_TASK_{missing} is missing.*add --array-index"
+        RecipeError, match=f"SLURM_ARRAY_TASK_{missing} is missing.*\nhint: add --array-index"
     ):
         array_position(None, None, environment)
 
@@ -59,9 +59,9 @@ def test_fault_30_a_variable_that_is_no_number_or_outside_of_the_array_is_refuse
 
 def test_the_flags_go_together_and_win():
     assert array_position(2, 5, {**slurm(0, 0, 3, 4), "JOB_COMPLETION_INDEX": "1"}) == (2, 5)
-    with pytest.raises(RecipeError, match="go together: give both"):
+    with pytest.raises(RecipeError, match="go together\nhint: give both"):
         array_position(2, None, {})
-    with pytest.raises(RecipeError, match="go together: give both"):
+    with pytest.raises(RecipeError, match="go together\nhint: give both"):
         array_position(None, 5, {})
     with pytest.raises(RecipeError, match="--array-index 5 is not below --array-count 5"):
         array_position(5, 5, {})
@@ -147,5 +147,7 @@ def test_the_status_is_printed_in_a_few_lines(out, capsys):
 
 
 def test_a_folder_where_nothing_was_begun_is_refused(tmp_path):
-    with pytest.raises(PlanError, match="no plan.json: nothing was begun here; `packprep build"):
+    with pytest.raises(
+        PlanError, match="no build was started here\nhint: start one with `packprep build"
+    ):
         status_of(tmp_path)

@@ -85,7 +85,7 @@ def test_what_cannot_be_is_refused(small):
     shards = begin(recipe, out).shards
     for number in (-1, shards):
         with pytest.raises(
-            ArgumentError, match=f"shard {number}: .* has the shards 0 … {shards - 1}"
+            ArgumentError, match=f"shard {number} does not exist: .* has 0 … {shards - 1}"
         ):
             build_shard(out, number)
     other = read_recipe(

@@ -90,7 +90,7 @@ def test_a_difference_stops_the_build_again_and_again_and_what_is_advised_gives_
         ) as caught:
             made.build(table(engine=asked), folder, out)
         assert caught.value.exit_status == 2 and TRAP in str(caught.value)
-    assert 'Set engine = "reference", and build into another folder' in str(caught.value)
+    assert 'hint: set engine = "reference", and build into another folder' in str(caught.value)
     assert (out / receipt_name(0)).exists() and not (out / MANIFEST_NAME).exists()
     made.build(table(engine="reference"), folder, folder / "slow")
     assert report_of(folder / "slow")["faults"] == 0

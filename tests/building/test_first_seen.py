@@ -101,8 +101,8 @@ def test_another_time_alone_is_no_refusal(own, begun, names, workers):
     _, (said,) = go_on(own, workers=workers, array=(0, 4))
     assert (
         f"{len(names)} source file" in said
-        and "since the build began" in said
-        and "done shards" in said
+        and "since the build started" in said
+        and "finished shards" in said
     )
     _, said = go_on(own)  # the new times are noted
     assert said == [] and made.contents(own / "out") == made.contents(begun / "whole")
@@ -166,7 +166,7 @@ def test_a_file_that_changes_under_the_build_stops_it(own):
     touch(own / "d.idx")
     with pytest.raises(
         SourceError,
-        match=f"{own / 'd.bin'}: it was written to while the build reads it.*same command",
+        match=f"{own / 'd.bin'}: this file was written to while the build reads it\n.*same command",
     ):
         make_shard(plan, b)
     plan.seen = None
@@ -178,7 +178,7 @@ def test_a_file_that_changes_while_a_piece_of_it_is_read_stops_the_build(own):
     plan = open_plan(own / "out", inputs.prefixes)
     plan.seen = [files.seen for files in inputs.files]
     b = int(plan.sources[0].shards_of(np.arange(len(plan.sources[0].pieces)), plan.shards)[0])
-    with pytest.raises(SourceError, match="it was written to while the build reads it"):
+    with pytest.raises(SourceError, match="this file was written to while the build reads it"):
         make_shard(
             plan,
             b,

@@ -146,10 +146,10 @@ def test_rows_that_are_not_full_are_warned_of_with_what_to_do(folder):
 
     assert of() == []
     assert "pad_seq_to_mult = 256 pads segments" in of(packing={"pad_seq_to_mult": 256})[0]
-    assert 'packing.algorithm = "next_fit" leaves rows' in of(packing={"algorithm": "next_fit"})[0]
-    assert "max_segments_per_row = 1 ends them" in of(packing={"max_segments_per_row": 1})[0]
+    assert 'packing.algorithm = "next_fit" leaves gaps' in of(packing={"algorithm": "next_fit"})[0]
+    assert "max_segments_per_row = 1 limits them" in of(packing={"max_segments_per_row": 1})[0]
     assert (
-        "of lengths that do not fill them" in of(documents={"min_tokens": 250, "long": "drop"})[0]
+        "segment lengths do not fill them" in of(documents={"min_tokens": 250, "long": "drop"})[0]
     )
     found = forecast_of(folder, tasks=[{"preset": "causal"}], documents={"max_tokens": 200})
     assert found["warnings"] == [] and found["utilisation"]["without_last_rows"] > 0.98
@@ -185,7 +185,7 @@ def test_segments_that_end_for_want_of_sentinels_are_warned_of(folder):
     found = forecast_of(
         folder, seq_length=4096, specials={"sentinels": {"first": 266, "count": 20}}, tasks=tasks
     )
-    assert any("20 sentinels end its segments at 1" in text for text in found["warnings"]), found[
+    assert any("20 sentinels limit its segments to 1" in text for text in found["warnings"]), found[
         "warnings"
     ]
     assert forecast_of(folder, seq_length=4096, tasks=[{"preset": "t5"}])["warnings"] == []

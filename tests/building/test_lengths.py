@@ -267,9 +267,9 @@ def test_what_does_not_go_with_lengths_is_refused(corpus, tmp_path):
     alone = folder / "web" / "*", "--out", tmp_path / "out", "--set", "documents.long=decompose"
     assert "give seq_lengths" in refused("build", *alone)
     assert inside(*build, "--seq-length", 64).status == 0
-    assert "is a dataset, and seq_lengths make several" in refused(*build)
+    assert "is a dataset, but seq_lengths make several" in refused(*build)
     made.write(tmp_path / "other" / "notes.txt", b"")
-    assert "holds files that are none of this build's: notes.txt" in refused(
+    assert "has files that are not from this build: notes.txt" in refused(
         *build[:-1], tmp_path / "other"
     )
     assert inside("plan", folder / "recipe.toml").out.count("rows of") == 3
@@ -279,12 +279,12 @@ def test_what_does_not_go_with_lengths_is_refused(corpus, tmp_path):
     made.write(tmp_path / "all" / "README.md", b"")
     mixture = tmp_path / "all" / "mixture.json"
     mixture.write_bytes(mixture.read_bytes().replace(b"seq_1024", b"seq_2048"))
-    assert "has other datasets or shares than this build's" in inside(*go_on).err
+    assert "has other datasets or shares than this build" in inside(*go_on).err
     for length in LENGTHS:
         shutil.rmtree(tmp_path / "all" / f"seq_{length}")
-    assert "none of this build's: README.md, mixture.json" in refused(*go_on)
+    assert "not from this build: README.md, mixture.json" in refused(*go_on)
     made.write(tmp_path / "just_begun" / "seq_64" / ".plan.json.tmp", b"")  # by another array task
     assert inside(*go_on[:-1], tmp_path / "just_begun").status == 0
-    assert "no document is for rows of 16384: give seq_length = 8192" in refused(
+    assert "no document goes into rows of 16384\n  hint: set seq_length = 8192" in refused(
         *build[:-1], tmp_path / "long", "--set", "seq_lengths=[8192, 16384]", "--tasks", "causal"
     )

@@ -172,7 +172,7 @@ def test_a_share_of_a_source_without_text_is_refused(folder):
         {"name": "a", "paths": ["a.jsonl"], "share": 0.4},
         {"name": "b", "paths": ["empty.jsonl"], "share": 0.6},
     ]
-    with pytest.raises(RecipeError, match="source 'b' has a share of 0.6 and no tokens"):
+    with pytest.raises(RecipeError, match="source 'b' has a share of 0.6, but no tokens"):
         make_plan(inputs_of(folder, sources))
 
 
@@ -182,7 +182,9 @@ def test_fault_25_the_token_dtype_fits_the_vocabulary_and_is_stored(folder):
         token_dtype(recipe, 1 << 16) == np.uint16 and token_dtype(recipe, (1 << 16) + 1) == np.int32
     )
     narrow = inputs_of(folder, output={"token_dtype": "uint16"}).recipe
-    with pytest.raises(RecipeError, match='token_dtype = "uint16": the vocabulary has 65537 ids'):
+    with pytest.raises(
+        RecipeError, match='token_dtype = "uint16" has 65536 ids, but the vocabulary has 65537'
+    ):
         token_dtype(narrow, (1 << 16) + 1)
     wide = make_plan(inputs_of(folder, output={"token_dtype": "int32"}))
     assert (
@@ -242,7 +244,9 @@ def test_a_plan_refuses_another_law_tokenizer_or_engine(folder):
     ):
         with pytest.raises(PlanError, match=words):
             check_plan({**plan, "law_version": law}, "plan.json")
-    with pytest.raises(PlanError, match="tokenizer.json has digest .* put the right file back"):
+    with pytest.raises(
+        PlanError, match="tokenizer.json has digest .*\nhint: restore the original file"
+    ):
         Plan(plan, data + b" ")
     other = {**plan, "engine": {"name": "bytes", "version": "0"}}
     with pytest.raises(PlanError, match="the plan's engine is bytes 0, and here it is bytes 1"):
@@ -289,7 +293,7 @@ def test_a_plan_s_key_of_a_newer_version_is_refused_with_it_and_a_later_one_may_
         is None
     )
     del plan["shards"]
-    with pytest.raises(PlanError, match="key 'shards' is missing; put the file back"):
+    with pytest.raises(PlanError, match="key 'shards' is missing\nhint: restore the file"):
         check_plan(plan, "plan.json")
 
 
@@ -381,4 +385,4 @@ def test_a_template_that_does_not_know_what_opens_a_turn_is_warned_of(tmp_path, 
 )
 def test_an_eos_behind_that_of_a_template_is_warned_of(tmp_path, template, append_eos, warned):
     said = said_of(template, tmp_path, append_eos=append_eos)
-    assert any("ends conversations in <eos>, which is eos" in note for note in said) is warned
+    assert any("ends conversations with <eos>, which is eos" in note for note in said) is warned

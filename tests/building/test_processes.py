@@ -190,8 +190,8 @@ def test_a_worker_that_reports_nothing_is_named_once_and_when_it_goes_on(monkeyp
 
     results = list(in_processes(stops, (), [0, 1], 2, nothing, say=say))
     assert sorted(results) == [(0, 0), (1, 1)]
-    silence = "1: worker process PID has reported nothing for 0.3 s; waiting for it"
-    assert told == [silence, "1: worker process PID goes on"]
+    silence = "1: worker process PID has reported nothing for 0.3 s. Waiting for it"
+    assert told == [silence, "1: worker process PID reports again"]
 
 
 def go_on_when_stopped(pid):
@@ -213,7 +213,7 @@ def leaves_between_two():
 
 def test_a_worker_that_ends_with_nothing_to_do_is_named_without_an_item():
     with pytest.raises(
-        BuildError, match="^a worker process was ended with status 7; run the same command again"
+        BuildError, match="^a worker process ended with status 7\nhint: run the same command again"
     ):
         list(in_processes(leaves_between_two, (), list(range(6)), 2, nothing))
 
@@ -248,7 +248,7 @@ def test_a_fault_in_a_worker_is_a_build_error_with_its_traceback():
 
 
 def test_a_worker_without_memory_says_so_and_shows_no_traceback():
-    with pytest.raises(BuildError, match="memory ran out: free some") as caught:
+    with pytest.raises(BuildError, match="out of memory\nhint: free memory") as caught:
         list(in_processes(takes_too_much, (), [0], 1, nothing))
     assert "Traceback" not in str(caught.value)
 
@@ -258,7 +258,7 @@ def test_a_killed_worker_is_named_with_its_item_its_signal_and_what_to_do():
     with pytest.raises(
         BuildError,
         match=(
-            r"2: its worker process was killed by signal 9 \(the kernel kills.*same command again"
+            r"2: its worker process was killed by signal 9 \(the kernel kills.*\nhint: run the same command again"
         ),
     ):
         list(in_processes(dies, (), list(range(6)), 2, nothing, cleaned.append))
@@ -267,7 +267,7 @@ def test_a_killed_worker_is_named_with_its_item_its_signal_and_what_to_do():
 
 def test_a_worker_that_leaves_is_named_with_its_status():
     with pytest.raises(
-        BuildError, match="its worker process was ended with status 7; run the same command again"
+        BuildError, match="its worker process ended with status 7\nhint: run the same command again"
     ):
         list(in_processes(leaves, (), [0, 1], 2, nothing))
 
@@ -277,7 +277,7 @@ def test_a_signal_ends_the_work_soon_no_process_is_left_and_the_handlers_are_tho
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     threading.Timer(1, os.kill, (os.getpid(), number)).start()
     with pytest.raises(
-        Stopped, match="what is committed stays, and the same command goes on"
+        Stopped, match="committed work is kept, and the same command resumes it"
     ) as caught:
         list(in_processes(waits, (), list(range(4)), 2, nothing))
     assert caught.value.exit_status == 75 and multiprocessing.active_children() == []
@@ -293,7 +293,7 @@ def signalled():
 
 
 def test_a_signal_that_a_worker_hears_first_is_a_stop_and_no_fault():
-    with pytest.raises(Stopped, match="the same command goes on"):
+    with pytest.raises(Stopped, match="the same command resumes it"):
         list(in_processes(signalled, (), [0, 1], 2, nothing))
 
 

@@ -234,7 +234,8 @@ def test_fault_23_a_shard_that_was_half_written_is_not_complete(built, copied):
 def test_a_changed_recipe_is_refused_with_the_key_and_both_values(built, change, said):
     before = made.contents(built.out)
     with pytest.raises(
-        PlanError, match=f"was begun with something else: .*{said}.*build into another folder"
+        PlanError,
+        match=f"was started with another recipe or other inputs: .*{said}.*\n.*build into another folder",
     ):
         made.build({**built.table, **change}, built.base, built.out)
     assert made.contents(built.out) == before
@@ -294,16 +295,18 @@ def test_an_output_without_its_plan_or_tokenizer_is_refused(built, copied):
     base, out = copied
     tokenizer = (out / "tokenizer.json").read_bytes()
     (out / "tokenizer.json").write_bytes(tokenizer.replace(b"<pad>", b"<bad>"))
-    with pytest.raises(PlanError, match="tokenizer.json has digest .* put the right file back"):
+    with pytest.raises(
+        PlanError, match="tokenizer.json has digest .*\nhint: restore the original file"
+    ):
         made.build(built.table, base, out)
     (out / "tokenizer.json").write_bytes(tokenizer)
     (out / "plan.json").unlink()
     with pytest.raises(
-        PlanError, match="has files of a build and no plan.json: put it back, or begin anew"
+        PlanError, match="has files of a build, but no plan.json\nhint: restore plan.json"
     ):
         made.build(built.table, base, out)
     assert stored_plan(out) is None
-    with pytest.raises(PlanError, match="no plan.json: this is no packprep output"):
+    with pytest.raises(PlanError, match="no plan.json, so this is not a packprep output"):
         open_plan(out)
 
 
@@ -326,7 +329,7 @@ def test_a_tokenizer_that_was_left_without_a_plan_is_not_taken_for_the_recipe_s(
     made.write_lines(tmp_path / "a.jsonl", ["x"])
     left = made.write(tmp_path / "out" / "tokenizer.json", b"{}\n")
     with pytest.raises(
-        PlanError, match="tokenizer.json is another tokenizer, left there without a plan: remove it"
+        PlanError, match="tokenizer.json is another tokenizer, without a plan\nhint: remove it"
     ):
         made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
     assert set(made.contents(tmp_path / "out")) == {"tokenizer.json"}
@@ -336,7 +339,7 @@ def test_a_tokenizer_that_was_left_without_a_plan_is_not_taken_for_the_recipe_s(
 
 def test_a_build_needs_bytes_to_read(tmp_path):
     made.write(tmp_path / "a.jsonl", b"")
-    with pytest.raises(RecipeError, match="the inputs hold no bytes"):
+    with pytest.raises(RecipeError, match="the inputs are empty"):
         made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -370,7 +373,7 @@ def test_bad_documents_fail_stops_the_build_and_names_the_first(tmp_path):
     table = made.table("a.jsonl", documents={"bad_documents": "fail"})
     for workers in (1, 2):
         with pytest.raises(
-            SourceError, match="a.jsonl: document at [0-9]+: malformed_json.*mend the file"
+            SourceError, match="a.jsonl: document at [0-9]+: malformed_json.*\nhint: fix the file"
         ):
             made.build(table, tmp_path, tmp_path / f"out{workers}", workers)
         assert not (tmp_path / f"out{workers}" / MANIFEST_NAME).exists()
@@ -403,7 +406,8 @@ def test_a_sample_that_leaves_it_open_whether_too_many_are_bad_is_a_warning(tmp_
     said.say = (messages := []).append
     recipe = read_recipe(made.table("a.jsonl"), tmp_path)
     with pytest.raises(
-        BuildError, match=r"200 of 10000 documents are bad.*and the same --out: the shards are made"
+        BuildError,
+        match=r"200 of 10000 documents are bad.*\n.* with the same --out .*: finished shards are kept",
     ):
         run_build(recipe, tmp_path / "out", said)
     assert [
@@ -440,7 +444,7 @@ def test_a_higher_max_bad_fraction_publishes_what_was_built(tmp_path):
     assert "refused" not in status_of(out)  # by the limit of the plan they are let pass
     with pytest.raises(
         BuildError,
-        match="101 of 401.*run the same command with a higher documents.max_bad_fraction",
+        match="101 of 401.*\n.*run the same command with the same --out and a higher documents.max_bad_fraction",
     ):
         made.build(limited(0.001), tmp_path, out)
     outcome = made.build(limited(0.3), tmp_path, out)
@@ -643,7 +647,7 @@ def test_build_takes_a_recipe_and_tells_its_progress(tmp_path):
 def test_a_source_that_is_not_there_is_refused_before_work_starts(tmp_path):
     made.write_lines(tmp_path / "a.jsonl", ["x"])
     with pytest.raises(
-        RecipeError, match="--source b=…: the recipe has no source of that name; it has source0"
+        RecipeError, match="--source b=…: the recipe has no source of that name, only source0"
     ):
         made.build(made.table("a.jsonl"), tmp_path, tmp_path / "out", moved={"b": "/x"})
     assert not (tmp_path / "out").exists()

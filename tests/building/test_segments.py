@@ -427,7 +427,7 @@ def test_concat_refuses_what_it_would_have_to_break():
     )
     with pytest.raises(
         RecipeError,
-        match='documents.long = "truncate": concat cuts documents at row ends; use "split"',
+        match='documents.long = "truncate", but concat cuts documents at row ends\nhint: use "split"',
     ):
         cut(recipe, tasks, made.documents([5]))
 

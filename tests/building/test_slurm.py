@@ -226,7 +226,7 @@ def test_arguments_are_passed_on_and_paths_made_absolute(tmp_path, monkeypatch):
         "--tokenizer",
         "bytes",
     )
-    with pytest.raises(RecipeError, match="--replay does not go with --command build"):
+    with pytest.raises(RecipeError, match="--replay cannot be used with --command build"):
         arguments_of("build", ["r.toml"], {"--replay": "all"})
 
 
@@ -244,19 +244,17 @@ def test_an_array_that_cannot_be_is_refused(tmp_path, monkeypatch):
     prepare(job(tmp_path / "out", count=50), False, print)
     with pytest.raises(
         RecipeError,
-        match="--array 51 is beyond this site's MaxArraySize of 50: a task makes many shards",
+        match="--array 51 is more than this site's MaxArraySize of 50\nhint: use a smaller N; a task makes",
     ):
         prepare(job(tmp_path / "out", count=51), False, print)
     with pytest.raises(RecipeError, match="--at-once 5 is more than the 4 tasks of --array 4"):
         prepare(job(tmp_path / "out", at_once=5), False, print)
     for word in ("--array=3", "-a3"):
-        with pytest.raises(
-            RecipeError, match="the array's size is that of --array N before the --"
-        ):
+        with pytest.raises(RecipeError, match="set the array's size with --array N before the --"):
             prepare(job(tmp_path / "out", options=(word,)), False, print)
-    with pytest.raises(RecipeError, match="an option of sbatch in a script is one line"):
+    with pytest.raises(RecipeError, match="an sbatch option in a script must be one line"):
         prepare(job(tmp_path / "out", options=("--comment", "a\nb")), False, print)
-    with pytest.raises(RecipeError, match="beside this there is no room"):
+    with pytest.raises(RecipeError, match="this folder has no parent"):
         prepare(job(Path("/")), False, print)
 
 
@@ -265,10 +263,10 @@ def test_where_no_slurm_is_a_large_array_is_told_of(tmp_path, no_slurm):
     prepare(job(tmp_path / "out", count=1001), False, said.append)
     assert said == []
     prepare(job(tmp_path / "out", count=1002), False, said.append)
-    assert "no Slurm here tells its MaxArraySize, which is often 1001" in said[0]
+    assert "MaxArraySize is unknown here, and often 1001" in said[0]
     with pytest.raises(
         BuildError,
-        match="there is no sbatch here: where there is, run sbatch .*/out.slurm/build.sh",
+        match="sbatch was not found\nhint: run sbatch .*/out.slurm/build.sh",
     ):
         prepare(job(tmp_path / "out"), True, said.append)
 
@@ -308,7 +306,7 @@ def test_both_jobs_are_submitted_the_second_after_the_first(tmp_path, monkeypatc
     with pytest.raises(
         BuildError,
         match=(
-            r"the array is job 7; what comes after it is not submitted: sbatch .* failed: no room"
+            r"the array is job 7, but the job after it was not submitted: sbatch .* failed: no room"
         ),
     ):
         prepare(job(tmp_path / "out"), True, print)
@@ -316,15 +314,15 @@ def test_both_jobs_are_submitted_the_second_after_the_first(tmp_path, monkeypatc
         {"script": "build.sh", "job": "7"}
     ]
     (folder / "jobs.json").write_text("[7]")
-    assert "nothing was begun here" in refused("status", tmp_path / "out")
+    assert "no build was started here" in refused("status", tmp_path / "out")
     monkeypatch.setenv("REFUSE", "build")
     with pytest.raises(BuildError, match=r"^sbatch .*/build.sh failed: no room$"):
         prepare(job(tmp_path / "out"), True, print)
     (folder / "jobs.json").unlink()
     said = refused("status", tmp_path / "out")
     assert (
-        "unless its jobs wait (squeue says so),"
-        f" {prepare(job(tmp_path / 'out'), False, print)['submit']} begins" in said
+        "unless its jobs are waiting (see squeue), start it with"
+        f" {prepare(job(tmp_path / 'out'), False, print)['submit']}" in said
     )
 
 
@@ -336,7 +334,7 @@ def test_a_script_that_was_changed_is_kept(tmp_path):
     script = tmp_path / "out.slurm" / "build.sh"
     script.write_text("mine")
     prepare(job(tmp_path / "out"), False, said.append)
-    assert said == [f"{script} stood there with other text, which is in build.sh.old"]
+    assert said == [f"{script} had other text, which is now in build.sh.old"]
     assert (
         script.with_name("build.sh.old").read_text() == "mine"
         and "sbatch" not in script.read_text()

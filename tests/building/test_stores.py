@@ -168,9 +168,7 @@ def test_conversations_and_spans_are_trained_alike(tmp_path):
                 tmp_path,
                 tmp_path / "x",
             )
-    with pytest.raises(
-        RecipeError, match="which of its conversations are rejected depends on them"
-    ):
+    with pytest.raises(RecipeError, match="they determine which of its conversations are rejected"):
         holes = {"missing": "add", "mask": "<hole>"}
         made.build(
             of_store({**table, "specials": holes, "tasks": [{"objective": "masked_diffusion"}]}),
@@ -179,7 +177,7 @@ def test_conversations_and_spans_are_trained_alike(tmp_path):
         )
     (tmp_path / "chat.jinja").write_text(CHATML + "\n")
     with pytest.raises(
-        RecipeError, match="the chat template is another than that of the token store"
+        RecipeError, match="the chat template differs from the one in the token store"
     ):
         made.build(of_store(table), tmp_path, tmp_path / "x")
 
@@ -255,7 +253,7 @@ def test_replay_goes_through_to_the_text_where_it_is_at_hand(tmp_path):
     assert verified(tmp_path / "out")["faults"] == 0, (
         "no store is needed but to make segments again"
     )
-    with pytest.raises(PlanError, match="is no token store"):
+    with pytest.raises(PlanError, match="is not a token store"):
         verified(tmp_path / "out", 5)
     everywhere = {source["name"]: f"store:{tmp_path / 'moved'}" for source in sources}
     assert verified(tmp_path / "out", -1, everywhere)["faults"] == 0
@@ -339,18 +337,18 @@ def test_what_is_no_dataset_and_what_is_no_store_say_so(corpus, tmp_path):
     for changes, wanted in (
         (
             {"paths": [str(tmp_path / "dataset")]},
-            "is no token store: `packprep tokenize RECIPE --out",
+            "is not a token store\nhint: make one with `packprep tokenize RECIPE --out",
         ),
-        ({"paths": ["nowhere"]}, "is no token store"),
+        ({"paths": ["nowhere"]}, "is not a token store"),
         ({"format": "auto"}, 'store is what packprep wrote: of a token store say format = "store"'),
         (
             {"paths": ["store", "store"]},
-            r"sources\[0\].paths: with format = \"store\" it is one token store",
+            r"sources\[0\].paths must be one token store with format = \"store\"",
         ),
-        ({"name": "wep"}, "has the sources web, books, notes: name one of them"),
+        ({"name": "wep"}, "name one of its sources: web, books, notes"),
         (
             {"text_key": "body"},
-            r"sources\[0\].text_key: with format = \"store\" it is the store's: leave it out",
+            r"sources\[0\].text_key comes from the store with format = \"store\"\nhint: leave it out",
         ),
     ):
         first, *others = of_store(table)["sources"]
@@ -360,7 +358,7 @@ def test_what_is_no_dataset_and_what_is_no_store_say_so(corpus, tmp_path):
             )
     assert "text_key" in KEYS_OF_FILES and "repeat" not in KEYS_OF_FILES
     with pytest.raises(
-        RecipeError, match="a token store is made of files, and not of another store"
+        RecipeError, match="a token store is made from files, not from another store"
     ):
         made.build(of_store(table), folder, tmp_path / "x", is_store=True)
     with pytest.raises(PlanError, match="is a token store: give --out another folder"):
@@ -368,11 +366,12 @@ def test_what_is_no_dataset_and_what_is_no_store_say_so(corpus, tmp_path):
     with pytest.raises(PlanError, match="is a dataset: give --out another folder"):
         made.build(table, folder, tmp_path / "dataset", is_store=True)
     with pytest.raises(
-        RecipeError, match=r"--source web=/away: the source is in a token store: say store:/away"
+        RecipeError,
+        match=r"--source web=/away: the source is in a token store\nhint: give store:/away",
     ):
         made.build(of_store(table), folder, tmp_path / "x", moved={"web": "/away"})
     write(tmp_path / "t", gpt2_like())
-    with pytest.raises(RecipeError, match="tokenizer = .* is not the one of the token store"):
+    with pytest.raises(RecipeError, match="tokenizer = .* is not the tokenizer of the token store"):
         other = {**table, "tokenizer": str(tmp_path / "t"), "tasks": [{"objective": "causal"}]}
         made.build(of_store(other), folder, tmp_path / "x")
 
@@ -390,13 +389,14 @@ def test_a_document_of_whose_text_a_role_makes_something_else_is_refused(tmp_pat
     id = int(open_arrays(shard, "")["tokens"][0])
     role = {**table, "specials": {"mask": id}, "tasks": [{"objective": "masked_diffusion"}]}
     with pytest.raises(
-        SourceError, match=f"has token {id}, which is special in one of store and recipe alone"
+        SourceError,
+        match=f"has token {id}, which is special only in the store or only in the recipe",
     ):
         made.build(of_store(role), tmp_path, tmp_path / "x")
     role["documents"] = {"max_bad_fraction": 1}
     made.write_lines(tmp_path / "a.jsonl", ["zz", *made.texts(30)])
     made.build(role, tmp_path, tmp_path / "masked", is_store=True)
-    with pytest.raises(RecipeError, match=r"ids \[.*\] are special in it, and not here"):
+    with pytest.raises(RecipeError, match=r"ids \[.*\] are special in it, but not here"):
         made.build(of_store(table, "masked"), tmp_path, tmp_path / "y")
 
 
@@ -409,7 +409,7 @@ def test_bad_documents_and_files_beyond_measure_end_a_store_too(tmp_path, monkey
     monkeypatch.setattr("packprep.building.work.BEYOND_PLAN", 0)
     made.write_lines(tmp_path / "a.jsonl", made.texts(5))
     with pytest.raises(
-        SourceError, match="holds more than 10 bytes of text, many times what a sample let expect"
+        SourceError, match="has more than 10 bytes of text, many times the estimate"
     ):
         made.build(table, tmp_path, tmp_path / "other", is_store=True)
 
@@ -459,7 +459,7 @@ def test_a_changed_byte_of_a_store_ends_a_build_and_is_a_fault_of_the_replay(tmp
     assert verified(tmp_path / "sound", -1)["faults"] == 0
     path.unlink()
     with pytest.raises(
-        SourceError, match="000002.safetensors is missing; put the token store back"
+        SourceError, match="000002.safetensors is missing\nhint: restore the token store"
     ):
         made.build(from_store, tmp_path, tmp_path / "out", workers)
     (tmp_path / "away.jsonl").rename(tmp_path / "a.jsonl")
@@ -478,7 +478,7 @@ def test_the_manifest_and_plan_of_a_store_are_held_to_their_digests(tmp_path):
     for changed in (encode(manifest), encode({**manifest, "digest": own_digest(manifest)})):
         path.write_bytes(changed)
         with pytest.raises(
-            PackprepError, match="dataset.json: it or the plan .* was changed|its digest is"
+            PackprepError, match="dataset.json: this file or the plan .* was changed|its digest is"
         ):
             made.build(from_store, tmp_path, tmp_path / "out")
 
@@ -660,5 +660,5 @@ def test_a_recipe_of_stores_is_the_one_that_its_dataset_was_built_of(tmp_path):
     assert "the token store" in faults_by("out/seq_64", of_store(table, "store"))
     (tmp_path / "store2").rename(tmp_path / "moved")
     assert not faults_by("out/seq_64", from_store, {"w": f"store:{tmp_path}/moved"})
-    with pytest.raises(PlanError, match="store2 is no token store"):
+    with pytest.raises(PlanError, match="store2 is not a token store"):
         faults_by("out/seq_64", from_store)

@@ -252,7 +252,7 @@ def check_truth(plain: Project, out: Path) -> int:
     assert there.items() <= plain.expected.items(), "a file that is not as the undisturbed build's"
     said = command_line.inside("status", out, "--json")
     if "plan.json" not in there:
-        assert said.status == 2 and "nothing was begun here" in said.err, said
+        assert said.status == 2 and "no build was started here" in said.err, said
         return 0
     status = said.json
     done = set(range(status["shards"])) - set(status["missing"])

@@ -40,13 +40,11 @@ def test_a_change_of_any_byte_is_refused(plain, begun):
     for at in range(len(data)):
         for bit in (1 << int(chance.integers(8)), 1):  # the second turns digits into digits
             (begun / "plan.json").write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
-            with pytest.raises(
-                PlanError, match="put the file back as it was|begin anew in another folder"
-            ):
+            with pytest.raises(PlanError, match="restore the file|build into another folder"):
                 stored_plan(begun)
     for cut in (0, 1, len(data) // 2, len(data) - 1):
         (begun / "plan.json").write_bytes(data[:cut])
-        with pytest.raises(PlanError, match="begin anew in another folder"):
+        with pytest.raises(PlanError, match="build into another folder"):
             stored_plan(begun)
 
 
@@ -75,7 +73,7 @@ def test_build_status_and_verify_refuse_a_digit_that_was_changed_before_publicat
         ):
             message = command_line.refused(*command)
             assert "plan.json: " in message and (
-                "put the file back as it was" in message or "begin anew" in message
+                "restore the file" in message or "into another folder" in message
             )
         assert made.contents(begun) == before
         said = command_line.inside("verify", done, "--json")
@@ -86,12 +84,13 @@ def test_a_plan_written_by_hand_in_another_form_is_refused(plain, begun):
     plan = json.loads(plain.expected["plan.json"])
     (begun / "plan.json").write_text(json.dumps(plan))
     with pytest.raises(
-        PlanError, match="not in canonical form from byte .* edited or damaged .*put the file back"
+        PlanError,
+        match="not in canonical form from byte .* edited or damaged .*\nhint: restore the file",
     ):
         stored_plan(begun)
     (begun / "plan.json").write_bytes(encode({**plan, "shards": plan["shards"] + 1}))
     with pytest.raises(
         PlanError,
-        match="it carries the digest '[0-9a-f]{32}' and its own is [0-9a-f]{32}: it was changed",
+        match="changed or damaged, because it has the digest '[0-9a-f]{32}', but its contents have [0-9a-f]{32}",
     ):
         stored_plan(begun)

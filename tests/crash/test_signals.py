@@ -91,7 +91,7 @@ def test_a_signal_stops_a_build_with_status_75_and_it_goes_on_later(
     process.send_signal(number)
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 75, said
-    assert "Stopped: by a signal; what is committed stays, and the same command goes on" in said
+    assert "Stopped: by a signal; committed work is kept" in said
     assert (
         not (out / MANIFEST_NAME).exists() and shards_done(out) >= 2 and not made.temporaries(out)
     )

@@ -104,7 +104,7 @@ def test_fault_24_bad_documents_fail_stops_at_the_first_and_names_it(tmp_path):
     made.write(tmp_path / "a.jsonl", b'{"text": "good"}\n{broken\n')
     with pytest.raises(
         SourceError,
-        match=r"a.jsonl: document at 17: malformed_json: .*mend the file, or set documents.bad",
+        match=r"a.jsonl: document at 17: malformed_json: .*\nhint: fix the file, or set documents.bad",
     ):
         read(plan_of(tmp_path, documents={"bad_documents": "fail"}))
     made.write(tmp_path / "a.jsonl", b'{"text": "good"}\n{"text": ""}\n')

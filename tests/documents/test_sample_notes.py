@@ -60,9 +60,9 @@ def test_unknown_tokens_are_said_with_their_share(folder, tmp_path):
 def test_answers_whose_first_token_begins_in_the_prompt_are_said(folder, tmp_path):
     merged = [{"prompt": "the lamp is ", "completion": "on"}] * 3
     said = inside(*arguments_of(folder, tmp_path, merged))
-    assert "3 of 3 sampled trained spans begin inside a token" in said.out
+    assert "3 of 3 sampled trained spans start inside a token" in said.out
     apart = [{"prompt": "the lamp is", "completion": " on"}] * 3
-    assert "begin inside a token" not in inside(*arguments_of(folder, tmp_path, apart)).out
+    assert "start inside a token" not in inside(*arguments_of(folder, tmp_path, apart)).out
 
 
 def test_a_second_bos_stops_the_build(folder, tmp_path):
@@ -71,7 +71,7 @@ def test_a_second_bos_stops_the_build(folder, tmp_path):
         folder, tmp_path, [TALK] * 3, "documents.prepend_bos=true", template=with_bos
     )
     message = refused(*arguments)
-    assert "3 of 3 sampled conversations begin with the bos" in message
+    assert "3 of 3 sampled conversations start with the bos" in message
     assert "documents.prepend_bos = false" in message and message.count("source0") == 1
     assert inside(*arguments_of(folder, tmp_path, [TALK] * 3, template=with_bos)).status == 0
 

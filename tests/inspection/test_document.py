@@ -216,7 +216,7 @@ def test_a_damaged_shard_is_named(files, tmp_path):
         data[begin : begin + 4 * count] = np.full(count, 70_000, "<i4").tobytes()
         shard.write_bytes(data)
     with pytest.raises(
-        DatasetError, match=r"shards/000/.*segment_tokens cannot be.*packprep verify"
+        DatasetError, match=r"shards/000/.*segment_tokens is out of range.*\n.*packprep verify"
     ):
         describe_document(copy, "web", f"{place[1]}:{place[2]}", {}, True)
 

@@ -151,8 +151,8 @@ def test_an_empty_text_is_refused(small):
 @pytest.mark.parametrize(
     ("column", "dtype", "value", "message"),
     [
-        ("segment_tokens", "<i4", 400, "its slots are not those of its task's length formula"),
-        ("segment_tokens", "<i4", -1, "segment_tokens cannot be"),
+        ("segment_tokens", "<i4", 400, "its slots do not match its task's length formula"),
+        ("segment_tokens", "<i4", -1, "segment_tokens is out of range"),
         ("segment_task", "<u2", 999, "beyond the manifest's"),
         ("cu_seqlens", "<i4", 9999, "the file is damaged"),
         ("tokens", "<u2", 60_000, "it has the token 60000"),

@@ -234,7 +234,7 @@ def test_an_array_of_three_finishes_what_one_of_four_began(cluster, small, out):
     cluster.run("scancel", array)
     cluster.wait(array, finish)
     prepared = submitted(cluster, small, out, 3)
-    assert "build.sh stood there with other text, which is in build.sh.old" in prepared.said
+    assert "build.sh had other text, which is now in build.sh.old" in prepared.said
     cluster.wait(*prepared.jobs)
     assert made.contents(out) == small.expected
 
@@ -282,7 +282,7 @@ def test_an_array_beyond_the_site_s_limit_is_refused(cluster, small, out):
         status=2,
     )
     assert (
-        f"--array {MAX_ARRAY_SIZE + 1} is beyond this site's MaxArraySize of {MAX_ARRAY_SIZE}"
+        f"--array {MAX_ARRAY_SIZE + 1} is more than this site's MaxArraySize of {MAX_ARRAY_SIZE}"
         in said
     )
     assert "a task makes many shards" in said and not out.with_name("out.slurm").exists()

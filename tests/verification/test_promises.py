@@ -1292,5 +1292,5 @@ def test_p17_another_ref_is_found_by_replay(media, media_directory):
     for replay in (-1, 10**6):
         (fault,) = faults_of(media_directory, replay, texts=media.parent, chats=media.parent)
         assert fault["promise"] == "P17" and (
-            "media_ref" in fault["message"] or "its places of media are" in fault["message"]
+            "media_ref" in fault["message"] or "its media spans are" in fault["message"]
         )

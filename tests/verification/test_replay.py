@@ -162,7 +162,7 @@ def test_a_moved_source_is_found_where_it_is_said_to_be(own, replay, tmp_path):
 
 
 def test_a_source_that_is_none_is_refused(dataset, tmp_path):
-    with pytest.raises(RecipeError, match="no source of that name; it has web, books"):
+    with pytest.raises(RecipeError, match="no source of that name, only web, books"):
         faults_of(dataset, ALL, wep=tmp_path)
 
 
@@ -336,14 +336,14 @@ def test_a_document_that_ends_without_eos(dataset):
     def change(arrays, g, row, begin, end):
         arrays["cu_seqlens"][g + row + 1] -= 1
 
-    assert difference_of(dataset, change, "too_short") == "it takes 2 slots and should take 3"
+    assert difference_of(dataset, change, "too_short") == "it has 2 slots, but should have 3"
 
 
 def test_a_segment_that_begins_inside_another(dataset):
     def change(arrays, g, row, begin, end):
         arrays["segment_start"][g] += 1
 
-    assert "its document is not cut at token" in difference_of(dataset, change, "causal")
+    assert "its document has no cut at token" in difference_of(dataset, change, "causal")
 
 
 # Every kind of source

@@ -189,7 +189,7 @@ def test_sources_at_another_place(own, replay):
     said = inside("verify", own, "--replay", replay, *half)
     assert said.status == 1 and f"{own.parent / 'in/rows.parquet'}: the file is missing" in said.out
     message = refused("verify", own, "--replay", replay, "--source", f"line={own.parent / 'l'}")
-    assert "the dataset has no source of that name; it has lines, rows" in message
+    assert "the dataset has no source of that name, only lines, rows" in message
 
 
 @pytest.mark.parametrize("replay", ["60", "all"])
