@@ -284,8 +284,8 @@ def pace(
         return said
     return (
         f"{said}; {shards} {'shards' if shards > 1 else 'shard'} for {at_work} workers. To use all"
-        " of them, build into another folder with --set"
-        f" output.shard_text_bytes={-(-text_bytes // at_work)}"
+        f" of them, give --set output.shard_text_bytes={-(-text_bytes // at_work)} and build into"
+        " another folder"
     )
 
 

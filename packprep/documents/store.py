@@ -573,8 +573,8 @@ _BLOCK_BYTES = 16 << 20
 def _check_digest(found: str, entry: ShardEntry, where: str) -> None:
     if found != entry["digest"]:
         raise DatasetError(
-            f"{where}: changed or damaged, because its digest is {found}, but {MANIFEST_NAME} has"
-            f" {entry['digest']}"
+            f"{where}: its digest is {found}, but {MANIFEST_NAME} has {entry['digest']}. It was"
+            " changed or damaged"
         )
 
 

@@ -59,7 +59,7 @@ def test_it_and_a_build_go_on_with_each_other_s_work(small):
     )
     with pytest.raises(
         BuildError,
-        match=rf"{shards - 1} of {shards} shards are missing \(0, 1, 3, 4.*make them first",
+        match=rf"{shards - 1} of {shards} shards are missing \(0, 1, 3, 4.*\nhint: make them first",
     ):
         finish(out)
     made.build(made.table("in/a.jsonl", output={"shard_text_bytes": 6_000}), out.parent, out)

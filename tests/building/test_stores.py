@@ -161,7 +161,7 @@ def test_conversations_and_spans_are_trained_alike(tmp_path):
         ("train_empty_reasoning", False),
     ):
         with pytest.raises(
-            RecipeError, match=f"documents.{key} is .* here, and .* in the token store"
+            RecipeError, match=f"documents.{key} is .* here, but .* in the token store"
         ):
             made.build(
                 of_store({**table, "documents": {**documents, key: value}}),
@@ -193,7 +193,7 @@ def test_sources_of_tokens_are_stored_too(corpus, tmp_path):
     made.build(table, tmp_path, tmp_path / "store", is_store=True)
     same(tmp_path, table)
     with pytest.raises(
-        RecipeError, match="documents.append_eos is False here, and True in the token store"
+        RecipeError, match="documents.append_eos is False here, but True in the token store"
     ):
         made.build(
             of_store({**table, "documents": {"append_eos": False}}), tmp_path, tmp_path / "x"
@@ -361,9 +361,9 @@ def test_what_is_no_dataset_and_what_is_no_store_say_so(corpus, tmp_path):
         RecipeError, match="a token store is made from files, not from another store"
     ):
         made.build(of_store(table), folder, tmp_path / "x", is_store=True)
-    with pytest.raises(PlanError, match="is a token store: give --out another folder"):
+    with pytest.raises(PlanError, match="is a token store\nhint: give --out another folder"):
         made.build(of_store(table), folder, folder / "store")
-    with pytest.raises(PlanError, match="is a dataset: give --out another folder"):
+    with pytest.raises(PlanError, match="is a dataset\nhint: give --out another folder"):
         made.build(table, folder, tmp_path / "dataset", is_store=True)
     with pytest.raises(
         RecipeError,
@@ -448,7 +448,7 @@ def test_a_changed_byte_of_a_store_ends_a_build_and_is_a_fault_of_the_replay(tmp
     flipped(path)
     with pytest.raises(
         SourceError,
-        match=r"000002.safetensors: its digest is .* it was changed or damaged; put the file",
+        match=r"000002.safetensors: its digest is .* It was changed or damaged\nhint: restore the file",
     ):
         made.build(from_store, tmp_path, tmp_path / "out", workers)
     assert not (tmp_path / "out/dataset.json").exists()
@@ -529,7 +529,7 @@ def test_a_store_that_was_made_again_ends_what_was_begun_with_the_other(tmp_path
         ):
             made.build(from_store, tmp_path, out, **options)
     with pytest.raises(
-        PlanError, match="source 'w' lies in files here, and in a token store in the plan"
+        PlanError, match="source 'w' is in files here, but in a token store in the plan"
     ):
         made.build(table, tmp_path, out)
     assert made.contents(out) == before
@@ -545,7 +545,7 @@ def test_a_dataset_that_was_begun_from_the_text_is_not_gone_on_with_from_a_store
     table, from_store = few_shards(tmp_path)
     made.build(table, tmp_path, tmp_path / "out", array=(0, 2))
     with pytest.raises(
-        PlanError, match="source 'w' lies in a token store here, and in files in the plan"
+        PlanError, match="source 'w' is in a token store here, but in files in the plan"
     ):
         made.build(from_store, tmp_path, tmp_path / "out")
 
@@ -625,7 +625,7 @@ def test_too_many_open_files_are_called_that(tmp_path, monkeypatch):
     monkeypatch.setattr(stores, "open_file", refuse)
     with pytest.raises(
         SourceError,
-        match=r"cannot be read: Too many open files; raise the limit of open files \(ulimit -n\)",
+        match=r"cannot be read: Too many open files\nhint: raise the limit of open files \(ulimit -n\)",
     ):
         made.build(from_store, tmp_path, tmp_path / "out")
 
