@@ -97,12 +97,12 @@ def test_replay_of_padded_and_concatenated_segments(built, tmp_path, mult, algor
         (
             "key",
             lambda a, k, place: a["segment_key"].__setitem__(k, 5),
-            "segment_key is 5 and should be",
+            "segment_key is 5, but should be",
         ),
         (
             "prefix",
             lambda a, k, place: a["segment_prefix"].__setitem__(k, 1),
-            "segment_prefix is 1 and should be",
+            "segment_prefix is 1, but should be",
         ),
         # another use is cut elsewhere, or drawn another task, or at least has another key
         (
@@ -136,8 +136,8 @@ def test_a_segment_that_claims_more_than_its_document_is_found(tmp_path):
     arrays["segment_tokens"] += 1  # and its eos would be a token
     found = replay_segments(plan, arrays, np.arange(2))
     assert found == [
-        "segment_tokens is 51 and should be 50",
-        "segment_tokens is 71 and should be 70",
+        "segment_tokens is 51, but should be 50",
+        "segment_tokens is 71, but should be 70",
     ]
 
 

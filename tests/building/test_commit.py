@@ -310,11 +310,11 @@ def test_a_ledger_that_does_not_balance_is_not_published(whole):
 
 
 REJECTED = {  # lines, of which the first look sees none; changes of the recipe → what is said
-    "empty": (['{"text": ""}'] * 3, {}, r"empty 3\); .*a.jsonl: document at 0: no text.*text_key"),
+    "empty": (['{"text": ""}'] * 3, {}, r"empty 3\)\. .*a.jsonl: document at 0: no text.*text_key"),
     "below_min_tokens": (
         ['{"text": "abc"}'] * 3,
         {"min_tokens": 4},
-        "below_min_tokens 3.*Lower documents.min_tokens",
+        "below_min_tokens 3.*lower documents.min_tokens",
     ),
     "too_long": (
         ['{"text": "abcdefgh"}'] * 3,
@@ -344,7 +344,7 @@ def test_a_source_of_which_nothing_is_used_is_an_error_with_its_cause(tmp_path, 
     with pytest.raises(
         BuildError,
         match=(
-            rf"source 'bad': \d documents were read, but none can be used \({words}(?s:.*)another folder"
+            rf"(?s)source 'bad': \d documents were read, but none can be used \({words}.*another folder"
         ),
     ):
         made.build(recipe, tmp_path, tmp_path / "out")

@@ -60,7 +60,7 @@ def own(begun, tmp_path):
 def go_on(base, **options):
     progress = made.Silent()
     outcome = made.build(RECIPE, base, base / "out", progress=progress, **options)
-    return outcome, [message for message in progress.said if "compared" in message]
+    return outcome, [message for message in progress.said if "Comparing" in message]
 
 
 def touch(path, seconds=10):

@@ -329,7 +329,7 @@ def test_more_tokens_than_the_document_has(dataset):
     def change(arrays, g, row, begin, end):
         arrays["segment_tokens"][g] += 1
 
-    assert difference_of(dataset, change, "too_short") == "segment_tokens is 3 and should be 2"
+    assert difference_of(dataset, change, "too_short") == "segment_tokens is 3, but should be 2"
 
 
 def test_a_document_that_ends_without_eos(dataset):
