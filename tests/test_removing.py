@@ -484,7 +484,7 @@ def test_what_is_said_of_a_removed_document(built, tmp_path):
     gone, *_ = documents_of(old)
     lines = [{"doc": f"{gone['file']}:{gone['doc']}"}, {"doc": 1}]
     said = inside("remove", old, "--documents", write_list(tmp_path / "list", lines), "--out", new)
-    assert said.status == 0 and "removed 1 document of" in said.out
+    assert said.status == 0 and "removed 1 document with" in said.out
     assert (
         "without content here: 1 not selected by sample or repeat, or not documents: web web.jsonl:1"
         in said.out
