@@ -401,7 +401,7 @@ def test_workers_start_under_a_temporary_folder_of_any_length(tmp_path):
     said, _ = alone(
         "processes._SHORT_FOLDERS = ()" + BESIDE_A_THREAD, TMPDIR=str(folder)
     ).communicate(timeout=60)
-    assert f"TMPDIR =  {folder}" in said and "set TMPDIR to a folder of at most 75 bytes" in said
+    assert f"TMPDIR = {folder}" in said and "set TMPDIR to a folder of at most 75 bytes" in said
     with tempfile.TemporaryDirectory(dir="/tmp") as near:
         for length, works in ((75, True), (76, False)):
             folder = Path(near) / ("x" * (length - len(near) - 1))
