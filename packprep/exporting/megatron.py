@@ -238,7 +238,9 @@ def prefixes(sources: Sequence[str]) -> list[str]:
     """Return a prefix NAME_document for each source, valid as a file name and numbered if taken."""
     names: list[str] = []
     for i, source in enumerate(sources):
-        name = re.sub(r"^[.-]|[^\w.-]", "_", source)[:_MOST_NAME]
-        taken = f"{name}_document" in names
-        names.append(f"{name}_{i}_document" if taken else f"{name}_document")
+        stem = re.sub(r"^[.-]|[^\w.-]", "_", source)[:_MOST_NAME]
+        name = f"{stem}_document"
+        while name in names:
+            name, i = f"{stem}_{i}_document", i + 1
+        names.append(name)
     return names

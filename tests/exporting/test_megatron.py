@@ -200,6 +200,11 @@ def test_names_of_sources_become_names_of_files():
     assert len(set(named)) == len(named) and not any("/" in name for name in named)
 
 
+def test_a_numbered_name_differs_from_a_source_with_that_name():
+    named = prefixes(["a_b_2", "a b", "a_b"])
+    assert named == ["a_b_2_document", "a_b_document", "a_b_3_document"]
+
+
 DOCUMENTS = [np.arange(1, n + 1) for n in (3, 1, 700, 2, 40)]
 
 
