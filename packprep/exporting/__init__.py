@@ -97,7 +97,8 @@ def chosen_form(name: str, given: Mapping[str, str | None]) -> dict[str, str]:
         if value is not None and other != option:
             instead = " or ".join(f"--{option} {choice}" for choice in choices) or "no such option"
             raise RecipeError(
-                f"--{other} goes with {exports_with(other)}: with --to {name} give {instead}"
+                f"--{other} is an option of {exports_with(other)}, not of --to {name}\n"
+                f"hint: give {instead}"
             )
     value = given.get(option)
     if value is not None and value not in choices:

@@ -121,8 +121,8 @@ def export_dataset(
             identity["loss_weights"] = "ignore"
         if any(source["slots"].get("media") for source in manifest["ledger"]["sources"].values()):
             progress.say(
-                "warning: the export has the slots of media and none of their refs: packprep's"
-                " loader gives both, as column media"
+                "warning: the export has the positions of media, but not their refs\n"
+                "hint: packprep's loader gives both, as column media"
             )
         located = getattr(module, "located", lambda receipt, out: receipt)
         try:
@@ -131,12 +131,11 @@ def export_dataset(
                 [*module.said({**located(receipt, target), "out": str(target)})]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             what = (
-                f"{target.path_of(RECEIPT)}: its keys and values are not those of an export"
-                f" ({error!s:.100})"
+                f"{target.path_of(RECEIPT)}: not the keys and values of an export ({error!s:.100})"
             )
-            raise DatasetError(f"{what}; choose another folder, or remove that one") from None
+            raise DatasetError(f"{what}\nhint: choose another folder, or remove this one") from None
         if receipt is not None:
-            progress.say(f"nothing to make: {target} holds this export")
+            progress.say(f"nothing to do: {target} contains this export")
         else:
             target.remove_temporaries()
             shared = {key: manifest[key] for key in ("seq_length", "vocab_size", "pad_id")}
@@ -168,8 +167,9 @@ def folders_to_export(
             cut |= sound_manifest(local)["recipe"].get("documents", {}).get("long") == "decompose"
     if cut and "documents" in chosen_form(to, options).values():
         raise RecipeError(
-            f'{directory}: documents.long = "decompose" divides documents among its {len(names)}'
-            " datasets, so none has them whole: give --what rows"
+            f'{directory}: documents.long = "decompose" divides documents among {len(names)}'
+            " datasets, so no dataset has all of a document\n"
+            "hint: give --what rows"
         )
     return [(f"{source}/{name}", f"{folder_at(out)}/{name}") for name in names]
 
@@ -194,8 +194,8 @@ def loses_weights(exporting: Exporting, to: str, loss_weights: str) -> bool:
     if exporting.form in EXPORTS[to].weighted:
         if loss_weights == "ignore":
             raise RecipeError(
-                "--loss-weights ignore: this export has the column loss_weights; leave the"
-                " option out"
+                "--loss-weights ignore: this export has the column loss_weights\n"
+                "hint: leave the option out"
             )
         return False
     sources = exporting.manifest["ledger"]["sources"].items()
@@ -203,10 +203,10 @@ def loses_weights(exporting: Exporting, to: str, loss_weights: str) -> bool:
     if weighted and loss_weights == "refuse":
         form = f"--{EXPORTS[to].option} {exporting.form}"
         raise RecipeError(
-            f"--to {to} {form} has no weights, and documents of {', '.join(weighted)} give weights"
-            " other than 1. Give --to parquet --columns full or --to mds, which have loss_weights,"
-            " train from the dataset by packprep's loader, or say --loss-weights ignore: all that"
-            " is trained then counts alike"
+            f"--to {to} {form} cannot store loss weights, and documents of {', '.join(weighted)}"
+            " have weights other than 1\n"
+            "hint: give --to mds or --to parquet --columns full, or --loss-weights ignore for"
+            " equal weights"
         )
     return bool(weighted)
 
@@ -258,16 +258,18 @@ def sound_manifest(local: LocalCopy) -> Manifest:
     own = own_digest(as_stored(manifest, LATER))
     if own != manifest["digest"]:
         raise DatasetError(
-            f"{local.out.path_of(MANIFEST_NAME)}: it carries the digest {manifest['digest']} and"
-            f" its own is {own}: it was changed or damaged after it was written; put it back"
+            f"{local.out.path_of(MANIFEST_NAME)}: it states the digest {manifest['digest']}, but"
+            f" its digest is {own}. It was changed or damaged after it was written\n"
+            "hint: restore the file from a copy"
         )
     sources, tasks = (
         [entry["name"] for entry in entries] for entries in (manifest["sources"], manifest["tasks"])
     )
     if not is_ledger(manifest["ledger"], sources, tasks):
         raise DatasetError(
-            f"{local.out.path_of(MANIFEST_NAME)}: its ledger has not the keys and counts of a"
-            " ledger; put the right file back"
+            f"{local.out.path_of(MANIFEST_NAME)}: its ledger does not have the keys and counts of"
+            " a ledger\n"
+            "hint: restore the right file"
         )
     return manifest
 
@@ -286,13 +288,14 @@ def sound_shard(local: LocalCopy, manifest: Manifest, number: int) -> Iterator[S
             digest = digest_of_file(path)
         except OSError as error:
             raise DatasetError(
-                f"{path}: {error.strerror}; nothing can be exported without it: put it back"
+                f"{path}: {error.strerror}. Nothing can be exported without it\n"
+                "hint: restore the file"
             ) from None
         if digest != entry["digest"]:
             raise DatasetError(
-                f"{path}: its digest is {digest} and the manifest's {entry['digest']}: it is"
-                " damaged, and nothing is exported from it. `packprep verify` says what is wrong;"
-                " build it again"
+                f"{path}: its digest is {digest}, but the manifest has {entry['digest']}. The"
+                " file is damaged\n"
+                "hint: `packprep verify` describes the damage; build the dataset again"
             )
         yield shard_of(path, manifest, number)
 
@@ -307,8 +310,9 @@ def plan_of(local: LocalCopy, manifest: Manifest) -> Plan:
     plan = open_plan(local.folder)
     if plan.digest != manifest["plan"]["digest"]:
         raise PlanError(
-            f"{local.folder / PLAN_NAME}: its digest is {plan.digest} and the manifest's"
-            f" {manifest['plan']['digest']}: put the right file back"
+            f"{local.folder / PLAN_NAME}: its digest is {plan.digest}, but the manifest has"
+            f" {manifest['plan']['digest']}\n"
+            "hint: restore the right file"
         )
     return plan
 
@@ -322,7 +326,7 @@ def restored(plan: Plan, manifest: Manifest, shard: Shard) -> RestoredDocuments:
     documents = restored_documents(plan, shard.arrays, str(shard.path))
     if len(documents.source) and documents.source[-1] >= len(manifest["sources"]):
         raise DatasetError(
-            f"{shard.path}: segment_source {documents.source[-1]} is no source of the manifest"
+            f"{shard.path}: segment_source {documents.source[-1]} is not a source of the manifest"
         )
     return documents
 
@@ -336,7 +340,7 @@ def say_what_documents_lack(exporting: Exporting) -> None:
     if truncated or dropped:
         exporting.progress.say(
             f"{truncated + dropped:,} tokens that the recipe truncated ({truncated:,}) or dropped"
-            f" ({dropped:,}) are not in the dataset, and so in no document"
+            f" ({dropped:,}) are not in the dataset, so the export does not have them"
         )
 
 
@@ -373,8 +377,9 @@ def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] 
         for key, value in identity.items():
             if found.get(key) != value:
                 raise RecipeError(
-                    f"--out {out} holds another export: {key} is {found.get(key)!r} in {name} and"
-                    f" {value!r} here; choose another folder, or remove that one"
+                    f"--out {out} contains another export: {key} is {found.get(key)!r} in {name}"
+                    f" and {value!r} here\n"
+                    "hint: choose another folder, or remove this one"
                 )
         if name == RECEIPT and all(
             out.size(file["file"]) == file["bytes"] for file in found["files"]
@@ -385,8 +390,8 @@ def standing_export(out: Folder, identity: Mapping[str, Any]) -> dict[str, Any] 
             return None
     if _read(out, RECEIPT) is None and (others := _names(out)):
         raise RecipeError(
-            f"--out {out} is not empty and holds no export (there is {others[0]!r}): choose another"
-            " folder"
+            f"--out {out} is not empty and contains no export (it contains {others[0]!r})\n"
+            "hint: choose another folder"
         )
     out.create(BEGUN, encode(identity))
     return None
@@ -409,13 +414,15 @@ def _read(out: Folder, name: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except NotADirectoryError:
-        raise RecipeError(f"--out {out} is no folder: choose another place") from None
+        raise RecipeError(f"--out {out} is not a folder\nhint: choose another path") from None
     except OSError as error:
-        raise RecipeError(f"{out.path_of(name)}: {error.strerror}; choose another folder") from None
+        raise RecipeError(
+            f"{out.path_of(name)}: {error.strerror}\nhint: choose another folder"
+        ) from None
     if not isinstance(value, dict) or (name == RECEIPT and not _are_files(value.get("files"))):
         raise DatasetError(
-            f"{out.path_of(name)}: not the note of an export; choose another folder, or remove"
-            " that one"
+            f"{out.path_of(name)}: not the receipt of an export\n"
+            "hint: choose another folder, or remove this one"
         )
     return value
 

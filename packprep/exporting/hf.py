@@ -66,35 +66,33 @@ FORMS = {
     "llamafactory": Form(
         ("input_ids", "labels", "position_ids", "attention_mask"),
         True,
-        "LLaMA-Factory: tokenized_path and neat_packing: true; without that it silently attends"
-        " across documents",
+        "LLaMA-Factory: tokenized_path and neat_packing: true. Without neat_packing it silently"
+        " attends across documents",
     ),
     "axolotl": Form(
         ("input_ids", "labels", "position_ids"),
         False,
-        "Axolotl: skip_prepare_dataset: true, sample_packing: false, in datasets the path and an"
-        " empty type",
+        "Axolotl: skip_prepare_dataset: true and sample_packing: false. In datasets, set path"
+        " and leave type empty",
     ),
     "swift": Form(
         ("input_ids", "labels", "position_ids", "length", "lengths"),
         False,
-        "ms-swift: --cached_dataset, --truncation_strategy split, --padding_free true; without that"
-        " it silently attends across documents",
+        "ms-swift: --cached_dataset, --truncation_strategy split and --padding_free true."
+        " Without padding_free it silently attends across documents",
     ),
 }
 _HOLDS = {
-    "input_ids": "a row's segments, one after the other",
+    "input_ids": "the segments of a row, one after another",
     "labels": (
-        "not shifted: the token itself where its prediction is trained, else -100, as at the begin"
-        " of each segment"
+        "not shifted: the token at this position if its prediction is trained, otherwise -100,"
+        " as at the start of each segment"
     ),
     "position_ids": "from 0 in each segment",
     "seq_lengths": "the lengths of the segments",
-    "attention_mask": (
-        "the number of the slot's segment in its row, from 1; 0 where the row is filled up"
-    ),
+    "attention_mask": ("the number of the position's segment in its row, from 1; 0 for padding"),
     "length": "the length of the row",
-    "lengths": "the same, under its other name",
+    "lengths": "the same as length",
 }
 _FILLED = {"labels": IGNORE_INDEX, "position_ids": 0, "attention_mask": 0}
 _SCALARS = ("length", "lengths")

@@ -47,16 +47,16 @@ _MARKS = {
     "not_exact": (
         b'"exact":false',
         (
-            'texts, those with "exact": false, have bytes that are no UTF-8, as where a character'
-            " was cut: \N{REPLACEMENT CHARACTER} stands in their place"
+            'texts (those with "exact": false) have bytes that are not valid UTF-8, for example'
+            " because a character was cut. \N{REPLACEMENT CHARACTER} replaces them"
         ),
     ),
     "trained_in_part": (
         b'"all_trained":false',
         (
-            'documents, those with "all_trained": false, are trained in part, by loss_spans or'
-            " messages, which their texts do not say: --what rows gives what is trained of each"
-            " segment"
+            'documents (those with "all_trained": false) are only partly trained, by loss_spans'
+            " or messages, and their texts do not show it\n"
+            "hint: --what rows gives the trained part of each segment"
         ),
     ),
 }
@@ -88,7 +88,7 @@ def write(exporting: Exporting) -> dict[str, Any]:
 
 def said(result: Mapping[str, Any]) -> list[str]:
     """Return a line that describes the export."""
-    return [f"{result['lines']:,} {result['what']}, a line each"]
+    return [f"{result['lines']:,} {result['what']}, one per line"]
 
 
 def text_and_cuts(data: bytes, cuts: Sequence[int]) -> tuple[str, list[tuple[int, int]], bool]:
@@ -144,7 +144,7 @@ def _origin(
     ]
     for source, file, position, use, start in zip(*columns, strict=True):
         if source >= len(names):
-            raise DatasetError(f"{path}: segment_source {source} is no source of the manifest")
+            raise DatasetError(f"{path}: segment_source {source} is not a source of the manifest")
         where = files[file] if file < len(files) else f"file {file}"
         yield {
             "source": names[source],
@@ -216,8 +216,8 @@ def _segment(table: ByteTable, manifest: Manifest, row: Row, k: int) -> dict[str
     found = row.segments
     if found["task"][k] >= len(manifest["tasks"]):
         raise DatasetError(
-            f"{row.dataset}: row {row.index}: segment_task {found['task'][k]} is no task of the"
-            " manifest"
+            f"{row.dataset}: row {row.index}: segment_task {found['task'][k]} is not a task of"
+            " the manifest"
         )
     task = manifest["tasks"][found["task"][k]]
     begin, end = int(found["begin"][k]), int(found["end"][k])

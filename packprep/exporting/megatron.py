@@ -77,8 +77,8 @@ class Pair:
         """
         if len(lengths) and lengths.max() >= 1 << 31:
             raise DatasetError(
-                f"{self.prefix}: a document of {lengths.max()} tokens; the format ends at"
-                " 2147483647"
+                f"{self.prefix}: a document has {lengths.max()} tokens, and the format allows at"
+                " most 2147483647"
             )
         self._bin.append(np.ascontiguousarray(tokens, self.dtype))
         self._lengths.append(lengths.astype("<i4"))
@@ -123,22 +123,22 @@ def check(exporting: Exporting) -> None:
     """
     if not isinstance(exporting.out, LocalFolder):
         raise RecipeError(
-            f"--out {exporting.out}: Megatron's files are written to a folder of this machine; copy"
-            " them from there"
+            f"--out {exporting.out}: Megatron's files can only be written to a local folder\n"
+            "hint: give a local folder, and copy the files from there"
         )
     if exporting.form == "documents":
         return
     in_place = [task["name"] for task in drawn_tasks(exporting.manifest) if is_in_place(task)]
     if in_place:
         raise RecipeError(
-            f"--what rows: a .bin holds tokens alone, and those of {', '.join(in_place)} are noised"
-            " in place: their targets would be lost. Give --what documents, or train from the"
-            " dataset by packprep's loader"
+            f"--what rows: a .bin contains only tokens, so the targets of {', '.join(in_place)}"
+            " would be lost, because they are at the same positions\n"
+            "hint: give --what documents, or train with packprep's loader"
         )
     exporting.progress.say(
-        "warning: rows of a .bin have no segment ids, loss masks or position ids: a trainer attends"
-        " and trains across segments and on padding, unless it reads the dataset itself by"
-        " packprep.adapters.megatron"
+        "warning: rows of a .bin have no segment ids, loss masks or position ids. A trainer"
+        " attends and trains across segments and on padding\n"
+        "hint: read the dataset with packprep.adapters.megatron"
     )
 
 
@@ -167,8 +167,8 @@ def write(exporting: Exporting) -> dict[str, Any]:
             pair.discard()
     if in_part:
         exporting.progress.say(
-            f"warning: {in_part:,} documents are trained in part, by loss_spans or messages, which"
-            " a .bin does not say: a trainer trains on all of them"
+            f"warning: {in_part:,} documents are only partly trained, by loss_spans or messages."
+            " A .bin cannot express this, so a trainer trains on all of them"
         )
     return {
         "dtype": dtype_for(manifest["vocab_size"]).name,

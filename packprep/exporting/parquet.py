@@ -41,7 +41,7 @@ _FULL = (
     "prefix_ends",
 )
 TRL_COLUMNS = ("input_ids", "labels", "position_ids", "seq_lengths")
-TOLD_TRL = "TRL: padding_free=True; without it, it silently attends across documents"
+TOLD_TRL = "TRL: set padding_free=True. Without it, TRL silently attends across documents"
 IGNORE_INDEX = -100
 """Label of untrained slots, in Transformers and PyTorch."""
 # torch supports few operations on uint16.
@@ -260,13 +260,14 @@ def check(exporting: Exporting) -> None:
     in_place, prefix = _not_causal(exporting.manifest)
     if in_place:
         raise RecipeError(
-            f"--columns nemo: its readers predict the next token, and {', '.join(in_place)} predict"
-            " in place. Give --columns full, which has labels at the slot that predicts them, or"
-            " train from the dataset by packprep's loader"
+            f"--columns nemo: its readers predict the next token, but {', '.join(in_place)}"
+            " predict the same position\n"
+            "hint: give --columns full, which has labels at the predicting position, or train"
+            " with packprep's loader"
         )
     if prefix:
         exporting.progress.say(
-            "warning: the readers of these columns attend causally, also inside the prefixes of"
+            "warning: the readers of these columns attend causally, even inside the prefixes of"
             f" {', '.join(prefix)}"
         )
 
@@ -283,17 +284,20 @@ def refuse_for_trl(exporting: Exporting, option: str, told: str) -> None:
         RecipeError: If a task predicts the same position or attends bidirectionally to its prefix.
     """
     in_place, prefix = _not_causal(exporting.manifest)
-    for names, what in ((in_place, "predict in place"), (prefix, "see their prefixes both ways")):
+    for names, what in (
+        (in_place, "predict the same position"),
+        (prefix, "attend bidirectionally to their prefixes"),
+    ):
         if names:
             raise RecipeError(
-                f"{option}: its readers predict the next token and attend causally, and"
-                f" {', '.join(names)} {what}. Give --to parquet --columns full, which has all that"
-                " by slot, or train from the dataset by packprep's loader"
+                f"{option}: its readers predict the next token and attend causally, but"
+                f" {', '.join(names)} {what}\n"
+                "hint: give --to parquet --columns full, or train with packprep's loader"
             )
     if any(entry["segments"] > entry["rows"] for entry in exporting.manifest["shards"]):
         exporting.progress.say(
-            "warning: rows hold several documents, and a trainer is to be told to keep them apart."
-            f" {told}"
+            "warning: rows contain several documents, which the trainer has to keep apart\n"
+            f"hint: {told}"
         )
 
 
@@ -313,9 +317,8 @@ def write(exporting: Exporting) -> dict[str, Any]:
     inside = sum(file["segments_with_eos_inside"] for file in files)
     if inside and exporting.form == "nemo":
         exporting.progress.say(
-            f"warning: {inside:,} segments have eos inside; Megatron-Bridge takes the second eos of"
-            " a sequence for the begin of its padding, and gives such a length as"
-            " cu_seqlens_unpadded"
+            f"warning: {inside:,} segments contain eos. Megatron-Bridge takes the second eos of a"
+            " sequence for the start of its padding, so its cu_seqlens_unpadded is wrong there"
         )
     return {"rows": first_rows(exporting.manifest)[-1], "files": files}
 
@@ -422,6 +425,6 @@ def _metadata(manifest: Manifest, columns: str, shard: int) -> Mapping[str, Any]
 
 _LABELS = {
     "nemo": "the next token of the segment",
-    "trl": "labels, at the target's slot",
-    "full": "labels, at the predicting slot",
+    "trl": "labels, at the target's position",
+    "full": "labels, at the predicting position",
 }

@@ -165,6 +165,6 @@ def test_another_trainer_takes_another_folder(known, tmp_path):
         known("causal").export(tmp_path / "out", "hf", trainer="axolotl")
     with pytest.raises(
         RecipeError,
-        match="--columns goes with --to parquet: with --to hf give --trainer trl or --trainer",
+        match="--columns is an option of --to parquet, not of --to hf\nhint: give --trainer trl or",
     ):
         known("causal").export(tmp_path / "out", "hf", columns="trl")

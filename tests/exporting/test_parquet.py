@@ -95,11 +95,11 @@ def test_trl_is_given_each_token_its_own_label_and_no_padding(known, tmp_path, k
 def test_what_trl_cannot_train_is_refused_by_name(known, tmp_path, to, option):
     columns = {"columns": "trl"} if to == "parquet" else {}
     for dataset, names in (
-        (known("mixed").out, "llada, mdlm, mlm, dllm, duo, bd3, quiet, counted predict in place"),
-        (known("repeated").out, "r, x-long, .* see their prefixes both ways"),
+        (known("mixed").out, "llada, mdlm, .* quiet, counted predict the same position"),
+        (known("repeated").out, "r, x-long, .* attend bidirectionally to their prefixes"),
     ):
         with pytest.raises(
-            RecipeError, match=f"{option}: .* and {names}. Give --to parquet --columns full"
+            RecipeError, match=f"{option}: .* but {names}\nhint: give --to parquet --columns full"
         ):
             export_dataset(dataset, to, tmp_path / "exported", made.Silent(), **columns)
     assert not (tmp_path / "exported").exists()
@@ -134,13 +134,12 @@ def test_what_predicts_in_place_is_refused_by_name_for_a_reader_that_shifts(know
     with pytest.raises(
         RecipeError,
         match=(
-            "llada, mdlm, mlm, dllm, duo, bd3, quiet, counted predict in place. Give --columns full"
+            "llada, mdlm, mlm, dllm, duo, bd3, quiet, counted predict the same position\nhint: give"
+            " --columns full"
         ),
     ):
         known("mixed").export(tmp_path / "out", "parquet")
-    with pytest.raises(
-        RecipeError, match="llada, mdlm.* noised in place: their targets would be lost"
-    ):
+    with pytest.raises(RecipeError, match="the targets of llada, mdlm.* would be lost"):
         known("mixed").export(tmp_path / "out", "megatron", what="rows")
     assert not (tmp_path / "out").exists()
 
@@ -206,8 +205,8 @@ def test_prefixes_are_said_to_be_read_causally(known, tmp_path):
 @pytest.mark.parametrize(
     "to, options, told",
     [
-        ("parquet", {"columns": "trl"}, "TRL: padding_free"),
-        ("hf", {}, "TRL: padding_free"),
+        ("parquet", {"columns": "trl"}, "TRL: set padding_free"),
+        ("hf", {}, "TRL: set padding_free"),
         ("hf", {"trainer": "llamafactory"}, "neat_packing: true"),
         ("hf", {"trainer": "axolotl"}, "sample_packing: false"),
         ("hf", {"trainer": "swift"}, "--padding_free true"),
