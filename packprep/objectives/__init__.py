@@ -50,7 +50,7 @@ def register(objective: Objective) -> None:
     """
     if REGISTRY.setdefault(objective.name, objective) is not objective:
         raise RecipeError(
-            f"objective {objective.name!r} is registered already\nhint: choose another name"
+            f"objective {objective.name!r} is already registered\nhint: choose another name"
         )
 
 

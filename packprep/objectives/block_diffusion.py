@@ -46,32 +46,40 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
     canvas, kind = parameters["canvas"], parameters["noise"]
     if low < SCHEDULE.least:
         raise RecipeError(
-            f"{where}.noise_range = [{low:g}, {high:g}]: weights are 1 / level; it must begin"
-            " above 0"
+            f"{where}.noise_range = [{low:g}, {high:g}]: it must start above 0, because weights"
+            " are 1/level"
         )
     if kind == "all" and parameters["noise_range"] != _DEFAULTS["noise_range"]:
-        raise RecipeError(f'{where}.noise = "all" noises every token: leave noise_range out')
+        raise RecipeError(
+            f'{where}.noise = "all" noises every token, so noise_range has no effect\n'
+            "hint: leave noise_range out"
+        )
     if kind != "position" and parameters["half_life"] != _DEFAULTS["half_life"]:
         raise RecipeError(
-            f'{where}.half_life is of noise = "position", and noise is "{kind}": leave it out'
+            f'{where}.half_life requires noise = "position", but noise is "{kind}"\n'
+            "hint: leave half_life out"
         )
     if canvas == "uniform" and kind != "level":
         raise RecipeError(
-            f'{where}: canvas = "uniform" draws by levels alone: leave noise = "{kind}" out'
+            f'{where}: canvas = "uniform" does not support noise = "{kind}"\nhint: leave noise out'
         )
     if canvas == "uniform" and parameters["weighting"] != "none":
         raise RecipeError(
-            f'{where}: canvas = "uniform" trains all tokens alike, and 1/level would weigh those'
-            ' that are as they were: say weighting = "none"'
+            f'{where}: canvas = "uniform" trains all tokens alike, so weights of 1/level would be'
+            " wrong for unchanged tokens\n"
+            'hint: set weighting = "none"'
         )
     if parameters["complementary"] and (canvas, kind) != ("mask", "level"):
         what = f'noise = "{kind}"' if canvas == "mask" else f'canvas = "{canvas}"'
         raise RecipeError(
-            f"{where}: complementary is of masks that levels draw: leave it or {what} out"
+            f"{where}: complementary requires masks drawn by noise level, which {what} does not"
+            " give\n"
+            f"hint: leave complementary or {what} out"
         )
     if parameters["complementary"] and low == 1:
         raise RecipeError(
-            f"{where}.noise_range = [1, 1]: its complement masks nothing; it must begin below 1"
+            f"{where}.noise_range = [1, 1]: the complement of its mask would be empty\n"
+            "hint: use a range that starts below 1"
         )
 
 
@@ -95,7 +103,7 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
     """
     if parameters["canvas"] == "uniform" and len(ids.for_noise.ordinary) < 2:
         raise RecipeError(
-            'canvas = "uniform" draws ordinary tokens, and the vocabulary has fewer than two'
+            'canvas = "uniform" draws ordinary tokens, but the vocabulary has fewer than two'
         )
     return {}
 

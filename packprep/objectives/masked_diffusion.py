@@ -40,17 +40,17 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
     low, high = parameters["noise_range"]
     if high == 0:
         raise RecipeError(
-            f"{where}.noise_range = [{low:g}, {high:g}]: nothing would be masked; its end must be"
-            " above 0"
+            f"{where}.noise_range = [{low:g}, {high:g}]: nothing would be masked, so its end must"
+            " be above 0"
         )
     if parameters["exact_count"] and low == 0:
         raise RecipeError(
-            f"{where}.noise_range = [0, {high:g}]: with exact_count a ratio must be above 0, as in"
-            " [0.15, 0.99]"
+            f"{where}.noise_range = [0, {high:g}]: exact_count requires ratios above 0\n"
+            "hint: give a start above 0, as in [0.15, 0.99]"
         )
     if parameters["exact_count"] and parameters["stratified"]:
         raise RecipeError(
-            f"{where}: exact_count and stratified do not go together; leave one of them out"
+            f"{where}: exact_count and stratified cannot be combined\nhint: leave one of them out"
         )
 
 

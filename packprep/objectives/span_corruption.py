@@ -538,7 +538,7 @@ def render_with_mask(
     sentinels = np.asarray(sentinels, np.int64)
     if tokens.shape != noise.shape or tokens.ndim != 1:
         raise RecipeError(
-            f"the mask has shape {noise.shape} and the tokens have shape {tokens.shape}\n"
+            f"the mask has shape {noise.shape}, but the tokens have shape {tokens.shape}\n"
             "hint: pass one flag for each token"
         )
     if not noise.any():
@@ -550,7 +550,8 @@ def render_with_mask(
     noise_runs = np.count_nonzero(noise[bounds[:-1]])
     if noise_runs > len(sentinels):
         raise RecipeError(
-            f"the mask has {noise_runs} runs of noise and there are {len(sentinels)} sentinels\n"
+            f"the mask has {noise_runs} runs of noise, but there are only {len(sentinels)}"
+            " sentinels\n"
             "hint: pass more sentinels"
         )
     mode = int(mode_token is not None)

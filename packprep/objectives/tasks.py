@@ -84,8 +84,8 @@ def _unknown_parameter(task: str, objective: Objective, name: str, made_with: An
         return RecipeError(f"{place}: {unknown_key(name, made_with)}")
     if made_with is not None:
         return RecipeError(
-            f"{place}: key {name!r} is unknown to the objective {objective.name} that is installed:"
-            " use the version that wrote it"
+            f"{place}: key {name!r} is unknown to the installed objective {objective.name}\n"
+            "hint: use the version that wrote it"
         )
     fault = unknown(
         f"key of {objective.name}",
@@ -191,8 +191,9 @@ def _check_sentinels(task: Task) -> None:
     fewest, sentinels = task.objective.sentinels(task.parameters, SHORTEST), task.ids.sentinels
     if len(sentinels) < fewest:
         raise RecipeError(
-            f"task {task.name!r} needs at least {fewest} sentinels and there are"
-            f" {len(sentinels)}: set specials.sentinels"
+            f"task {task.name!r} needs at least {fewest} sentinels, but there are"
+            f" {len(sentinels)}\n"
+            "hint: set specials.sentinels"
         )
 
 
@@ -206,18 +207,18 @@ def _check_packing(recipe: Recipe, task: Task) -> None:
     place = f"task {task.name!r}"
     if recipe.packing.algorithm == "concat" and not task.objective.constant:
         raise RecipeError(
-            f"{place}: concat cuts at row ends, so a task's slots must be its tokens plus a"
-            " constant, and those of "
-            f'{task.objective.name} are not; use packing.algorithm = "best_fit"'
+            f"{place}: concat cuts at row ends, which requires a length of n + constant, but"
+            f" {task.objective.name} has another length formula\n"
+            'hint: use packing.algorithm = "best_fit"'
         )
     if recipe.packing.sides is not None and task.objective.most_sides is None:
         suitable_names = ", ".join(
             sorted(name for name, objective in REGISTRY.items() if objective.most_sides)
         )
         raise RecipeError(
-            f"{place}: packing.encoder_length takes the prefix for the encoder, and"
-            f" {task.objective.name} has none: take tasks of {suitable_names}, or leave"
-            " encoder_length and decoder_length out"
+            f"{place}: packing.encoder_length needs prefixes as encoder inputs, and"
+            f" {task.objective.name} has no prefix\n"
+            f"hint: use tasks of {suitable_names}, or leave encoder_length and decoder_length out"
         )
 
 
@@ -231,7 +232,7 @@ def _check_roles(task: Task) -> None:
     missing = sorted(role for role in roles if role_id(task.ids, role) < 0)
     if missing:
         raise RecipeError(
-            f"task {task.name!r} needs a token for {', '.join(missing)}: set it in [specials]"
+            f"task {task.name!r} needs a token for {', '.join(missing)}\nhint: set it in [specials]"
         )
 
 
@@ -250,16 +251,16 @@ def _check_capacity(recipe: Recipe, task: Task) -> None:
     if 0 < documents.max_tokens < needed:
         raise RecipeError(
             f"documents.max_tokens = {documents.max_tokens}: with documents.min_tokens ="
-            f" {documents.min_tokens} a cut needs at least {needed}"
+            f" {documents.min_tokens}, cutting a document needs at least {needed}"
         )
     row, key = f"seq_length = {shortest.seq_length}", "seq_length"
     if sides is not None:
         row = "encoder_length = {} and decoder_length = {}".format(*sides)
         key = f"{_tighter(task, sides, most_tokens + 1, bos, eos)}_length"
     raise RecipeError(
-        f"task {task.name!r}: a row of {row} holds {most_tokens} of its tokens, and cutting a"
-        f" document needs at least {needed} (twice max(3, documents.min_tokens), less one); raise"
-        f" {key}"
+        f"task {task.name!r}: a row of {row} fits {most_tokens} of its tokens, but cutting a"
+        f" document needs at least {needed}, which is 2 × max(3, documents.min_tokens) - 1\n"
+        f"hint: raise {key}"
     )
 
 
@@ -468,14 +469,14 @@ def check_supervised(recipe: Recipe, source: int) -> None:
         )
         raise RecipeError(
             f"source {recipe.sources[source].name!r} has documents with loss_spans or"
-            f" messages{or_media} and none of its tasks takes them; give it a task of"
-            f" {takers}{'' if or_media else or_ignore}"
+            f" messages{or_media} but no task that supports them\n"
+            f"hint: give it a task of {takers}{'' if or_media else or_ignore}"
         )
     if recipe.documents.long == "decompose":
         raise RecipeError(
-            f"source {recipe.sources[source].name!r} has documents with loss_spans or messages, and"
-            ' documents.long = "decompose" cuts through these; use "split", or set'
-            ' documents.loss_spans = "ignore"',
+            f"source {recipe.sources[source].name!r} has documents with loss_spans or messages,"
+            ' and documents.long = "decompose" would cut through them\n'
+            'hint: set documents.long = "split", or documents.loss_spans = "ignore"',
             ("documents", "long"),
         )
 
@@ -531,9 +532,9 @@ def unequal_weights(tasks: Sequence[Task]) -> list[str]:
     if weights[heavy] <= FAR_WEIGHTS * weights[light]:
         return []
     return [
-        f"a trained slot of task {heavy} weighs {weights[heavy]:.3g}, one of {light}"
-        f" {weights[light]:.3g}: beside the first the second trains next to nothing; change its"
-        " weighting, or train them apart"
+        f"the loss weight of a trained token is {weights[heavy]:.3g} in task {heavy} and"
+        f" {weights[light]:.3g} in task {light}, so {light} trains almost nothing. Change the"
+        " weighting of one task, or train the tasks separately"
     ]
 
 

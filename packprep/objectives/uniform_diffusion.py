@@ -128,8 +128,8 @@ def resolve(parameters: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
     """
     if len(ids.for_noise.ordinary) < 2:
         raise RecipeError(
-            "uniform_diffusion flips to other ordinary tokens, and the vocabulary has fewer"
-            " than two"
+            "uniform_diffusion replaces tokens with other ordinary tokens, but the vocabulary"
+            " has fewer than two"
         )
     low, high = parameters["noise_range"]
     v, steps = ids.for_noise.drawable, noise.FLIP_STEPS
@@ -159,8 +159,8 @@ def check(parameters: Mapping[str, Any], where: str) -> None:
     low, high = parameters["noise_range"]
     if high == 0:
         raise RecipeError(
-            f"{where}.noise_range = [{low:g}, {high:g}]: nothing would flip; its end must be"
-            " above 0"
+            f"{where}.noise_range = [{low:g}, {high:g}]: nothing would be replaced, so its end"
+            " must be above 0"
         )
 
 

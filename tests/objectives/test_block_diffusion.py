@@ -76,7 +76,7 @@ def test_a_level_of_one_masks_everything():
 
 def test_a_range_from_0_has_no_weights():
     check(DEFAULTS, "task")
-    with pytest.raises(RecipeError, match="1 / level"):
+    with pytest.raises(RecipeError, match="weights are 1/level"):
         check({**DEFAULTS, "noise_range": (0.0, 0.8)}, "task")
     check({**DEFAULTS, "noise_range": (2.0**-24, 0.8)}, "task")
 
@@ -88,12 +88,16 @@ def test_a_masked_slot_weighs_the_inverse_of_the_mean_level():
 
 MESSAGES = {
     "leave noise_range out": {"noise": "all", "noise_range": (0.1, 0.2)},
-    "half_life is of": {"half_life": 0.5},
-    "draws by levels alone": {"canvas": "uniform", "weighting": "none", "noise": "position"},
+    "half_life requires": {"half_life": 0.5},
+    "does not support noise": {"canvas": "uniform", "weighting": "none", "noise": "position"},
     "trains all tokens alike": {"canvas": "uniform"},
-    "leave it or noise": {"complementary": True, "noise": "all"},
-    "leave it or canvas": {"complementary": True, "canvas": "uniform", "weighting": "none"},
-    "its complement masks nothing": {"complementary": True, "noise_range": (1.0, 1.0)},
+    "leave complementary or noise": {"complementary": True, "noise": "all"},
+    "leave complementary or canvas": {
+        "complementary": True,
+        "canvas": "uniform",
+        "weighting": "none",
+    },
+    "the complement of its mask would be empty": {"complementary": True, "noise_range": (1.0, 1.0)},
 }
 
 

@@ -238,14 +238,14 @@ def test_the_role_tokens_are_needed_only_where_it_is_applied():
     recipe, tasks = made.mix(table(rate=0.0), without)
     assert needs_of(recipe)[0] == {"pad", "eos"}
     with pytest.raises(
-        RecipeError, match="needs a token for fim_middle, fim_prefix, fim_suffix: set it in"
+        RecipeError, match="needs a token for fim_middle, fim_prefix, fim_suffix\nhint: set it in"
     ):
         made.mix(table(), without)
 
 
 def test_concat_refuses_it():
     with pytest.raises(
-        RecipeError, match="task 'fill_in_the_middle': concat cuts at row ends.*best_fit"
+        RecipeError, match="task 'fill_in_the_middle': concat cuts at row ends.*\n.*best_fit"
     ):
         made.mix({**table(), "packing": {"algorithm": "concat"}})
 

@@ -65,7 +65,7 @@ def test_an_objective_from_outside_is_registered_once(registry):
     register(mine)
     register(mine)
     assert find("mine") is mine
-    with pytest.raises(RecipeError, match="'mine' is registered already"):
+    with pytest.raises(RecipeError, match="'mine' is already registered"):
         register(other("mine"))
 
 

@@ -344,7 +344,7 @@ def test_fault_08_a_span_beyond_the_sentinels_is_refused_where_others_used_an_or
     assert expected["is_regular_token"]
     mask = np.arange(2 * inputs["num_spans"]) % 2 == 1
     sentinels = inputs["vocab_size"] - 1 - np.arange(inputs["extra_ids"])
-    with pytest.raises(RecipeError, match="101 runs of noise and there are 100 sentinels"):
+    with pytest.raises(RecipeError, match="101 runs of noise, but there are only 100 sentinels"):
         render_with_mask(np.arange(len(mask)), mask, sentinels)
 
 
@@ -384,7 +384,7 @@ def test_render_with_mask_equals_its_twin_for_any_mask(mask, mode):
 
 
 def test_render_with_mask_refuses_what_cannot_be_right():
-    with pytest.raises(RecipeError, match="2 runs of noise and there are 1 sentinels"):
+    with pytest.raises(RecipeError, match="2 runs of noise, but there are only 1 sentinels"):
         render_with_mask([1, 2, 3], [True, False, True], [100])
     with pytest.raises(RecipeError, match="no noise"):
         render_with_mask([1, 2, 3], [False] * 3, [100])

@@ -141,27 +141,32 @@ def test_too_short_comes_last_and_has_no_mode_token():
 def test_a_row_too_short_to_cut_is_refused_with_what_to_do():
     with pytest.raises(
         RecipeError,
-        match=r"seq_length = 8 holds 3 of its tokens.*needs at least 5.*raise seq_length",
+        match=r"seq_length = 8 fits 3 of its tokens.*needs at least 5.*\nhint: raise seq_length",
     ):
         made.mix({"seq_length": 8, **span(noise_density=0.5, mean_span_length=1)})
-    with pytest.raises(RecipeError, match=r"documents.max_tokens = 4: .*a cut needs at least 5"):
+    with pytest.raises(
+        RecipeError, match=r"documents.max_tokens = 4: .*cutting a document needs at least 5"
+    ):
         made.mix({"documents": {"max_tokens": 4}})
-    with pytest.raises(RecipeError, match=r"documents.min_tokens = 40 a cut needs at least 79"):
+    with pytest.raises(
+        RecipeError, match=r"documents.min_tokens = 40, cutting a document needs at least 79"
+    ):
         made.mix({"documents": {"max_tokens": 50, "min_tokens": 40}})
 
 
 def test_too_few_sentinels_are_refused():
     with pytest.raises(
-        RecipeError, match="needs at least 2 sentinels and there are 1: set specials.sentinels"
+        RecipeError,
+        match="needs at least 2 sentinels, but there are 1\nhint: set specials.sentinels",
     ):
         made.mix(span(random_roll=True), made.ids(1))
-    with pytest.raises(RecipeError, match="needs at least 1 sentinels and there are 0"):
+    with pytest.raises(RecipeError, match="needs at least 1 sentinels, but there are 0"):
         made.mix({"tasks": [{"objective": "prefix_lm", "sentinel": True}]}, made.ids(0))
 
 
 def test_concat_refuses_span_corruption():
     with pytest.raises(
-        RecipeError, match="task 'span_corruption': concat cuts at row ends.*best_fit"
+        RecipeError, match="task 'span_corruption': concat cuts at row ends.*\n.*best_fit"
     ):
         made.mix({"packing": {"algorithm": "concat"}, **span()})
     made.mix(
@@ -329,7 +334,7 @@ def test_tasks_of_which_one_weighs_a_hundred_times_another_are_warned_of():
     assert warnings_of(0.01) == []
     (warning,) = warnings_of(0.005)
     assert warning.startswith(
-        "a trained slot of task b weighs 200, one of a 1: beside the first the second trains"
+        "the loss weight of a trained token is 200 in task b and 1 in task a, so a trains"
     )
 
 

@@ -153,5 +153,5 @@ def test_fewer_than_two_ids_to_draw_are_refused():
 
 def test_a_range_that_flips_nothing_is_refused():
     check(DEFAULTS, "task")
-    with pytest.raises(RecipeError, match="nothing would flip"):
+    with pytest.raises(RecipeError, match="nothing would be replaced"):
         check({**DEFAULTS, "noise_range": (0.0, 0.0)}, "task")
