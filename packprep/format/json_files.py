@@ -115,8 +115,8 @@ def other_law(law: int, made_with: Any) -> str:
 def newer_version(key: str) -> str:
     """Return a part of a message about an unknown key, for a file that does not name its writer."""
     return (
-        f"key {key!r} is unknown to packprep {_version()}: a newer version wrote it; go on with"
-        " that one"
+        f"key {key!r} is unknown to packprep {_version()}, because a newer version wrote it\n"
+        "hint: use the newer version"
     )
 
 
@@ -149,7 +149,7 @@ def encode(value: Any) -> bytes:
         return text.encode("utf-8") + b"\n"
     # This includes UnicodeEncodeError.
     except ValueError as error:
-        raise DatasetError(f"this cannot be written as canonical JSON: {error}") from error
+        raise DatasetError(f"not representable as canonical JSON: {error}") from error
 
 
 def json_value(value: Any) -> Any:
@@ -186,15 +186,15 @@ def decode(data: bytes, name: str, canonical: bool = True) -> Any:
         if encoded != data:
             value = json.loads(text, object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError, DatasetError) as error:
-        raise DatasetError(f"{name}: not the JSON of a dataset: {error}") from error
+        raise DatasetError(f"{name}: invalid JSON for a dataset: {error}") from error
     if canonical and encoded != data:
         at = next(
             (i for i, (a, b) in enumerate(zip(encoded, data, strict=False)) if a != b),
             min(len(encoded), len(data)),
         )
         raise DatasetError(
-            f"{name}: not in canonical form from byte {at} on; it was edited or damaged after it"
-            " was made"
+            f"{name}: not in canonical form from byte {at} on. It was edited or damaged after it"
+            " was written"
         )
     return value
 
@@ -208,7 +208,7 @@ def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise ValueError(f"key {key!r} stands twice")
+            raise ValueError(f"key {key!r} occurs twice")
         result[key] = value
     return result
 

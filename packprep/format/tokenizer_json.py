@@ -66,5 +66,5 @@ def flags_of(text: str, size: int) -> np.ndarray:
     """
     packed = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
     if len(packed) != -(-size // 8):
-        raise ValueError(f"it has {len(packed)} bytes, and {size} ids take {-(-size // 8)}")
+        raise ValueError(f"it has {len(packed)} bytes, but {size} ids need {-(-size // 8)}")
     return np.unpackbits(packed, count=size, bitorder="little")

@@ -167,8 +167,9 @@ class LocalCopy:
             path.unlink(missing_ok=True)  # The file was removed after its size was read.
         except OSError as error:
             raise BuildError(
-                f"{path}: {error.strerror}; {self.out.path_of(name)} is fetched there, a shard at a"
-                " time for each worker: set TMPDIR to a folder with room"
+                f"{path}: {error.strerror}. {self.out.path_of(name)} is downloaded there, one"
+                " shard at a time per worker\n"
+                "hint: set TMPDIR to a folder with free space"
             ) from error
 
     @contextmanager
@@ -224,8 +225,8 @@ def refuse_nested(directory: Folder, out: Folder) -> None:
     inner, outer = _parts(out), _parts(directory)
     if inner[: len(outer)] == outer:
         raise RecipeError(
-            f"--out {out} lies in the dataset {directory}, which has no other files: choose another"
-            " folder"
+            f"--out {out} is inside the dataset {directory}, which may contain no other files\n"
+            "hint: choose another folder"
         )
 
 

@@ -51,23 +51,24 @@ _NAMES = {
     "lost+found",
 }
 _HINTS = {
-    errno.ENOSPC: "the disk is full: make room",
-    errno.EDQUOT: "the quota is used up: make room",
+    errno.ENOSPC: "the disk is full\nhint: free some space",
+    errno.EDQUOT: "the quota is used up\nhint: free some space",
     errno.EFBIG: (
-        "the file would be larger than this process may write (ulimit -f): raise the limit"
+        "the file would be larger than this process may write (ulimit -f)\nhint: raise the limit"
     ),
-    errno.EROFS: "the folder cannot be written: choose another --out",
-    errno.EACCES: "the folder cannot be written: choose another --out, or its permissions",
-    errno.EIO: "the disk reports an error: see to it",
+    errno.EROFS: "the folder cannot be written\nhint: choose another --out",
+    errno.EACCES: (
+        "the folder cannot be written\nhint: choose another --out, or change its permissions"
+    ),
+    errno.EIO: "the disk reports an error\nhint: check the disk",
 }
 
 
 def write_error(path: str | Path, error: OSError) -> BuildError:
     """Return a BuildError for a failed write, with the path, the cause and the remedy."""
-    hint = _HINTS.get(error.errno or 0, "see to it")
+    hint = _HINTS.get(error.errno or 0, "the write failed\nhint: fix the cause")
     return BuildError(
-        f"{path}: {error.strerror or error}; {hint}, and run the same command again: what is"
-        " committed stays"
+        f"{path}: {error.strerror or error}; {hint}; then run the same command again to resume"
     )
 
 
@@ -322,8 +323,9 @@ class LocalFolder:
                 # Another process committed the same file first and removed this temporary.
                 if not path.exists() or digest_of_file(path) != digest_of_buffers(buffers):
                     raise BuildError(
-                        f"{path}: its temporary {temporary.name} was removed while this process"
-                        " wrote it; run the same command again"
+                        f"{path}: its temporary file {temporary.name} was removed while this"
+                        " process wrote it\n"
+                        "hint: run the same command again"
                     ) from None
             except OSError:
                 with contextlib.suppress(OSError):

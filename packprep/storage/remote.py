@@ -87,8 +87,8 @@ def expanded(path: str) -> str:
         _refuse_secrets(path)
     elif (typo := _ONE_SLASH.match(path)) and not os.path.lexists(typo[1]):
         raise StorageError(
-            f"{path} has one slash where a URL has two: write {typo[1]}//{path[typo.end() :]}; or"
-            f" ./{path}, if a folder has that name"
+            f"{path} has one slash, but a URL has two\n"
+            f"hint: write {typo[1]}//{path[typo.end() :]}; or ./{path}, if a folder has that name"
         )
     return (
         f"file://{os.path.expanduser(path[7:])}"
@@ -110,9 +110,10 @@ def _refuse_secrets(path: str) -> None:
     what = "a password" if PASSWORD.match(rest) else "a signature or token"
     known = _VARIABLES.get(scheme, "the variables or the profile that its store's library reads")
     raise StorageError(
-        f"{shown} holds {what}, which plan.json and logs would carry to whoever gets the dataset:"
-        " name the place without it, as s3://bucket/folder, and let the environment give"
-        f" credentials: {known} (docs/guides/storage.md)"
+        f"{shown} contains {what}, which plan.json and logs would show to all users of the"
+        " dataset\n"
+        "hint: leave it out of the URL, as in s3://bucket/folder, and set credentials in the"
+        f" environment: {known} (docs/guides/storage.md)"
     )
 
 
@@ -135,7 +136,7 @@ class Remote:
 
     def __init__(self, url: str):
         if not is_url(url):
-            raise StorageError(f"{url} is no URL; one looks like s3://bucket/folder")
+            raise StorageError(f"{url} is not a valid URL\nhint: write it as s3://bucket/folder")
         _refuse_secrets(url)
         self.scheme, rest = url.split("://", 1)
         self._folder = rest.rstrip("/")
@@ -218,7 +219,7 @@ class Remote:
         opened = _Opened(self, name)
         if opened.length() != size:
             raise StorageError(
-                f"{self._url(name)} has {opened.length()} bytes and should have {size}"
+                f"{self._url(name)} has {opened.length()} bytes, but should have {size}"
             )
         # Libraries only need the methods of a binary file, so a BufferedReader suffices.
         return cast(BinaryIO, io.BufferedReader(_Ranges(opened, size), 128 << 10))
@@ -323,20 +324,20 @@ class Remote:
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         variables = _VARIABLES.get(self.scheme, "its credentials")
         if _NO_BUCKET.search(said):
-            advice = "There is no such bucket: create it, or correct the URL and the endpoint."
+            advice = "\nhint: create the bucket, or correct the URL and the endpoint"
         elif _is_refused(error):
             advice = (
-                f"The store refused the credentials, or they lack the permission: check {variables}"
-                " in the environment."
+                ". The store refused the credentials\n"
+                f"hint: check the permissions and {variables} in the environment"
             )
         elif tried > 1:
             advice = (
-                f"It was tried {tried} times. Check the network and the store, then run the same"
-                " command again."
+                f" (after {tried} tries)\n"
+                "hint: check the network and the store, then run the same command again"
             )
         else:
-            advice = f"Check the URL and what is set in the environment: {variables}."
-        return f"{self._url(name)}: {doing} failed: {said.rstrip('.')}. {advice}"
+            advice = f"\nhint: check the URL and these settings of the environment: {variables}"
+        return f"{self._url(name)}: {doing} failed: {said.rstrip('.')}{advice}"
 
 
 class _Listed(Remote):
@@ -410,7 +411,7 @@ class _Opened:
         def whole(reader: OpenFile) -> bytes:
             data = reader.read_at(count, begin)
             if len(data) != count:
-                raise _ShortRead(f"{len(data)} bytes came of {count} from byte {begin} on")
+                raise _ShortRead(f"received {len(data)} of {count} bytes from byte {begin} on")
             return data
 
         return self._tried(whole)

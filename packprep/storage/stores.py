@@ -84,7 +84,7 @@ def _s3(bucket: str) -> "_Arrow":
         parts = urlsplit(endpoint)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise StorageError(
-                f"AWS_ENDPOINT_URL is {endpoint!r} and should be like https://host:port"
+                f"AWS_ENDPOINT_URL is {endpoint!r}\nhint: use the form https://host:port"
             )
         options |= {
             "endpoint_override": parts.netloc + parts.path.rstrip("/"),
@@ -206,7 +206,8 @@ class _Arrow:
         bucket = path.split("/")[0]
         if not found and self._files.get_file_info(bucket).type == FileType.NotFound:
             raise StorageError(
-                f"there is no bucket {bucket}: create it, or correct the URL and the endpoint"
+                f"bucket {bucket} does not exist\n"
+                "hint: create it, or correct the URL and the endpoint"
             )
         return [
             (info.path[len(path) + 1 :], info.size) for info in found if info.type == FileType.File
