@@ -165,9 +165,10 @@ def _failing(
                 and not isinstance(why, NormalizerLimit)
             ):
                 raise PlanError(
-                    f"the reference engine fails on a text of {len(text)} characters that begins"
-                    f" {text[:40]!a}, and goes in place of {engine.in_place_of}, which may take it:"
-                    " install that version, or build into a new folder"
+                    f"the reference engine fails on a text of {len(text)} characters that starts"
+                    f" with {text[:40]!a}. It replaces {engine.in_place_of}, which may support"
+                    " it\n"
+                    "hint: install that version, or build into a new folder"
                 )
             failing[i] = (TOKENIZER_ERROR, detail)
     return failing

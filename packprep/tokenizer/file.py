@@ -34,18 +34,18 @@ HINT_KEYS = {
 
 
 _CONVERSION = (
-    "pip install transformers sentencepiece protobuf; let the model's name be what its class"
-    " wants, tokenizer.model, or spiece.model of T5 and ALBERT; say in {0}/tokenizer_config.json"
-    ' which class it is, as {{"tokenizer_class": "LlamaTokenizer"}}; then'
-    " AutoTokenizer.from_pretrained({0!r}).save_pretrained(FOLDER) in Python. Without its own class"
-    " and name the ids are others; Transformers' may differ from sentencepiece's: compare them on"
-    " your text"
+    "pip install transformers sentencepiece protobuf. Name the model as its class expects,"
+    " tokenizer.model, or spiece.model for T5 and ALBERT. Set its class in"
+    ' {0}/tokenizer_config.json, as {{"tokenizer_class": "LlamaTokenizer"}}. Then run'
+    " AutoTokenizer.from_pretrained({0!r}).save_pretrained(FOLDER) in Python. With another class"
+    " or name, the ids are wrong. Transformers' ids may differ from sentencepiece's, so compare"
+    " them on your text"
 )
 
 _TEKKEN = (
-    "Its tekken.json is Mistral's own format. Make a tokenizer.json of it with transformers 5.23 or"
-    " later: AutoTokenizer.from_pretrained({0!r}).save_pretrained(FOLDER) in Python, and give"
-    " FOLDER"
+    "tekken.json is Mistral's own format\n"
+    "hint: convert it to a tokenizer.json with transformers 5.23 or later:"
+    " AutoTokenizer.from_pretrained({0!r}).save_pretrained(FOLDER) in Python, and give FOLDER"
 )
 
 Beside = Sequence[Mapping[str, Any]]
@@ -80,9 +80,10 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
     if file.is_file():
         if file.suffix == ".model":
             raise VocabularyError(
-                f"tokenizer = {name!r}: a sentencepiece model, and packprep reads a tokenizer.json."
-                " Use the one that the model was published with, or make it:"
-                f" {_CONVERSION.format(str(path.parent))}"
+                f"tokenizer = {name!r}: a sentencepiece model, but packprep reads a"
+                " tokenizer.json\n"
+                "hint: use the tokenizer.json that was published with the model, or convert the"
+                f" model: {_CONVERSION.format(str(path.parent))}"
             )
         if file.name == "tekken.json":
             raise VocabularyError(f"tokenizer = {name!r}: {_TEKKEN.format(str(path.parent))}")
@@ -93,24 +94,26 @@ def load_tokenizer_json(name: str, base: Path) -> tuple[bytes, list[dict[str, An
     if path.is_dir():
         if (path / "tekken.json").is_file():
             raise VocabularyError(
-                f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json."
+                f"tokenizer = {name!r}: the folder {path} has no tokenizer.json, and"
                 f" {_TEKKEN.format(str(path))}"
             )
         found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
         raise VocabularyError(
-            f"tokenizer = {name!r}: the folder {path} holds no tokenizer.json (it holds {found})."
-            " Use the one that the model was published with, or make it:"
+            f"tokenizer = {name!r}: the folder {path} has no tokenizer.json (it has {found})\n"
+            "hint: use the one that was published with the model, or convert the model:"
             f" {_CONVERSION.format(str(path))}"
         )
     if path.exists():
         raise VocabularyError(
-            f"tokenizer = {name!r}: {path} is no regular file but a pipe, a device or a socket:"
-            " give a tokenizer.json, or a folder with one"
+            f"tokenizer = {name!r}: {path} is not a regular file but a pipe, a device or a"
+            " socket\n"
+            "hint: give a tokenizer.json, or a folder with one"
         )
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or name.endswith(".json"):
         raise VocabularyError(
-            f"tokenizer = {name!r}: {path} does not exist. Give a tokenizer.json, a folder with"
-            ' one, a name on the Hugging Face Hub, or "bytes"; a path is relative to the recipe'
+            f"tokenizer = {name!r}: {path} does not exist\n"
+            "hint: give a tokenizer.json, a folder with one, a name on the Hugging Face Hub, or"
+            ' "bytes"; a path is relative to the recipe'
         )
     return _from_hub(name, path)
 
@@ -139,8 +142,9 @@ def read_beside(name: str, base: Path, file: str) -> bytes | None:
         first_line = (str(error).strip().splitlines() or ["no message"])[0]
         raise VocabularyError(
             f"tokenizer = {name!r}: the Hugging Face Hub gave no {file} ({type(error).__name__}:"
-            f" {first_line}). Check the network, or download the tokenizer's files once and give"
-            " their folder"
+            f" {first_line})\n"
+            "hint: check the network, or download the tokenizer's files once and give their"
+            " folder"
         ) from error
 
 
@@ -148,8 +152,9 @@ def _read(path: Path) -> bytes:
     try:
         if (size := path.stat().st_size) > MOST_BYTES:
             raise VocabularyError(
-                f"the tokenizer file {path} has {size} bytes, and one has at most {MOST_BYTES}:"
-                " give a tokenizer.json"
+                f"the tokenizer file {path} has {size} bytes, but at most {MOST_BYTES} are"
+                " allowed\n"
+                "hint: give a tokenizer.json"
             )
         return path.read_bytes()
     except OSError as error:
@@ -163,7 +168,7 @@ def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
 
     `path` is the local path that was tried before.
     """
-    say(f"fetching tokenizer {name} from the Hugging Face Hub, unless it is here", once=True)
+    say(f"fetching tokenizer {name} from the Hugging Face Hub, unless it is cached", once=True)
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -184,9 +189,9 @@ def _from_hub(name: str, path: Path) -> tuple[bytes, list[dict[str, Any]]]:
     ) as error:  # The Hub's client raises the errors of its HTTP library, which vary.
         first_line = (str(error).strip().splitlines() or ["no message"])[0]
         raise VocabularyError(
-            f"tokenizer = {name!r}: no such file or folder ({path}), and the Hugging Face Hub gave"
-            f" no tokenizer.json for that name ({type(error).__name__}: {first_line}). Check the"
-            " name and the network, or download the file once and give its path"
+            f"tokenizer = {name!r}: no such file or folder ({path}), and the Hugging Face Hub"
+            f" gave no tokenizer.json for that name ({type(error).__name__}: {first_line})\n"
+            "hint: check the name and the network, or download the file once and give its path"
         ) from error
 
 
@@ -202,7 +207,8 @@ def hints_in(name: str, data: bytes) -> Mapping[str, Any]:
         parsed = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise VocabularyError(
-            f"the {name} beside the tokenizer is not JSON ({error}); mend it or move it away"
+            f"the {name} next to the tokenizer is not JSON ({error})\n"
+            "hint: correct it or move it away"
         ) from None
     return parsed if isinstance(parsed, dict) else {}
 
@@ -242,10 +248,10 @@ def _refuse_unlisted(
     if unlisted:
         raise VocabularyError(
             f"tokenizer = {name!r}: tokenizer.json lacks {len(unlisted)} added tokens that the"
-            f" files beside it declare ({_some([repr(text) for text in unlisted])}): Transformers"
-            " adds them as it loads, and their text would become other ids here. Save it whole,"
-            f" AutoTokenizer.from_pretrained({place!r}).save_pretrained(FOLDER) in Python, and give"
-            " FOLDER"
+            f" files next to it declare ({_some([repr(text) for text in unlisted])})."
+            " Transformers adds them when loading, so their text would get other ids here\n"
+            f"hint: run AutoTokenizer.from_pretrained({place!r}).save_pretrained(FOLDER) in"
+            " Python, and give FOLDER"
         )
 
 
@@ -414,15 +420,18 @@ def _parse(data: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         if data.startswith(LFS_POINTER):
             raise _Unusable(
-                "a Git LFS pointer, which stands for the file itself: fetch that with git lfs pull"
+                "a Git LFS pointer, which only refers to the file\n"
+                "hint: fetch the file with git lfs pull"
             ) from error
         raise _Unusable(
-            f"not JSON ({error}). Give a tokenizer.json of the `tokenizers` library, or its folder"
+            f"not JSON ({error})\n"
+            "hint: give a tokenizer.json of the `tokenizers` library, or its folder"
         ) from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
         raise _Unusable(
-            'JSON, but no tokenizer.json of the `tokenizers` library: it has no "model". '
-            "Give that file, not a vocabulary or a configuration"
+            "JSON, but not a tokenizer.json of the `tokenizers` library, since it has no"
+            ' "model"\n'
+            "hint: give that file, not a vocabulary or a configuration"
         )
     added = parsed.get("added_tokens") or []
     sound = isinstance(added, list) and all(
@@ -466,9 +475,10 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
     longest = parsed["model"].get("max_input_chars_per_word")
     if isinstance(longest, int) and longest > MOST_WORD_CHARACTERS:
         raise VocabularyError(
-            f"tokenizer = {name!r}: max_input_chars_per_word is {longest}, and `tokenizers` would"
-            f" take minutes for one long word: at most {MOST_WORD_CHARACTERS} are taken, and models"
-            " are trained with 100. Give the file that the model was trained with"
+            f"tokenizer = {name!r}: max_input_chars_per_word is {longest}, but at most"
+            f" {MOST_WORD_CHARACTERS} is supported, because `tokenizers` would need minutes for"
+            " one long word. Models are trained with 100\n"
+            "hint: give the file that the model was trained with"
         )
     try:
         with panics_as_errors():
@@ -485,10 +495,11 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
     ]
     if wrong:
         raise VocabularyError(
-            f"tokenizer = {name!r}: the ids of {len(wrong)} added tokens are not those that"
-            " `tokenizers` uses, so text would be encoded with other ids than the model was"
-            f" trained on: {_some(wrong)}. The vocabulary has a hole, or added_tokens is not in the"
-            " order of its ids: fill the hole with unused tokens, or sort the list"
+            f"tokenizer = {name!r}: the ids of {len(wrong)} added tokens differ from the ids that"
+            " `tokenizers` uses, so text would get other ids than the model was trained on:"
+            f" {_some(wrong)}. The vocabulary has a hole, or added_tokens is not in the order of"
+            " its ids\n"
+            "hint: fill the hole with unused tokens, or sort the list"
         )
     table = _table(parsed, tokenizer.get_vocab(with_added_tokens=False))
     by_id = {id: text for text, id in table.ids.items() if text not in table.added}
@@ -499,8 +510,8 @@ def read_tokens(data: bytes, name: str) -> TokenTable:
     ]
     if shared:
         raise VocabularyError(
-            f"tokenizer = {name!r}: an added token has the id of another token: {_some(shared)}."
-            " Give the added token a free id"
+            f"tokenizer = {name!r}: an added token has the id of another token: {_some(shared)}\n"
+            "hint: give the added token a free id"
         )
     return table
 
@@ -544,8 +555,8 @@ def tokens_in_file(data: bytes, name: str) -> TokenTable:
     if isinstance(vocabulary, dict):
         if not all(type(id) is int and 0 <= id < 1 << 32 for id in vocabulary.values()):
             raise VocabularyError(
-                f"tokenizer = {name!r}: an entry of its vocab has an id that is none. Fetch the"
-                " file again"
+                f"tokenizer = {name!r}: an entry of its vocab has an invalid id\n"
+                "hint: fetch the file again"
             )
         return _table(parsed, vocabulary)
     return read_tokens(data, name)  # This is a Unigram model, or a model without a vocabulary.
@@ -729,16 +740,16 @@ def continuing_tokens(data: bytes, vocab_size: int) -> bytes:
             type(i) is int and 0 <= i < vocab_size and isinstance(text, str) for text, i in pairs
         ):
             raise VocabularyError(
-                f"a token of the tokenizer has no id below {vocab_size}, which is said to be its"
-                " vocab_size"
+                f"a token of the tokenizer has no id below its declared vocab_size {vocab_size}"
             )
     except (_Unusable, LookupError, TypeError) as error:
         raise VocabularyError(f"the tokenizer.json has no vocabulary: {error!r}") from error
     tokens = len(pairs) + len(parsed["added_tokens"])
     if vocab_size > max(tokens, BYTES_VOCAB_SIZE) + MOST_HOLES:
         raise VocabularyError(
-            f"the tokenizer.json has {tokens} tokens, and vocab_size is {vocab_size}: at most"
-            f" {MOST_HOLES} ids may be without a token; put the right file back"
+            f"the tokenizer.json has {tokens} tokens, but vocab_size is {vocab_size}, and at most"
+            f" {MOST_HOLES} ids may be without a token\n"
+            "hint: restore the right file"
         )
     continues = continuing(parsed, vocab_size)
     return continues.tobytes() if continues.any() else b""

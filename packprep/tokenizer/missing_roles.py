@@ -68,11 +68,7 @@ def missing_roles(
     pasted, complete = _lines_from_reserved(reserved, spare_sentinels, tokens, missing)
     add = ('missing = "add"',)
     if pasted and (complete or (addable and fits)):
-        what = (
-            "To use tokens that it has"
-            if complete
-            else "To use tokens that it has and add the rest"
-        )
+        what = "To use existing tokens" if complete else "To use existing tokens and add the rest"
         lines += [
             f"{what}, paste into the recipe:",
             "",
@@ -93,12 +89,12 @@ def missing_roles(
         ]
     elif addable:
         lines += [
-            f'missing = "add" would need ids up to {tokens.n_ids + n_new - 1}, and vocab_size is'
+            f'missing = "add" would need ids up to {tokens.n_ids + n_new - 1}, but vocab_size is'
             f" {vocab_size}."
         ]
     elif not pasted:
         lines += [
-            f"Name tokens that it has, by text or by id (0 to {tokens.n_ids - 1}), in the recipe's"
+            f"Name existing tokens, by text or by id (0 to {tokens.n_ids - 1}), in the recipe's"
             " [specials]."
         ]
     mends = tuple(pasted) if complete else add if addable and fits else ()

@@ -278,7 +278,8 @@ class EngineDifference(NamedTuple):
     def __str__(self) -> str:
         return (
             f"the text {self.text!a}, from character {self.character} of its document, gives"
-            f" {self.ids} from token {self.token} on, and by the reference {self.reference_ids}"
+            f" {self.ids} from token {self.token} on, but the reference gives"
+            f" {self.reference_ids}"
         )
 
 
@@ -295,7 +296,7 @@ def prove(engine: Engine, texts: Sequence[str], special_text: str, vocabulary: V
         fast = tokenize(engine, texts, special_text, vocabulary)
     except EngineFault as error:
         raise EngineRefusal(
-            f"it broke down ({error}) at the text {error.text[:_AROUND_CHARACTERS]!a}"
+            f"it failed ({error}) at the text {error.text[:_AROUND_CHARACTERS]!a}"
         ) from error
     if _equal(fast, slow):
         return
@@ -335,13 +336,13 @@ def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabular
         EngineRefusal: If the engine fails the proof, or the tokenizer's decoder fails.
     """
     if engine.reference is not None:
-        say(f"comparing engine {engine.name} with the reference, once for a tokenizer")
+        say(f"comparing engine {engine.name} with the reference, once per tokenizer")
         try:
             with panics_as_errors():
                 tokens = texts_of_tokens(engine.reference, vocabulary)
         except Exception as error:
             raise EngineRefusal(
-                f"there is nothing to prove it on: the tokenizer's decoder fails ({error})"
+                f"it cannot be checked, because the tokenizer's decoder fails ({error})"
             ) from error
         texts = texts_with_added(vocabulary) + nasty_texts(0, 0, NASTY_TEXTS, *tokens)
         prove(engine, texts, special_text, vocabulary)
@@ -365,7 +366,7 @@ def characters_are_proven(engine: Any, special_text: str, vocabulary: Vocabulary
     """
     if not engine.can_tell_characters():
         return False
-    say(f"comparing the characters of engine {engine.name}'s tokens, once for a tokenizer")
+    say(f"comparing the characters of engine {engine.name}'s tokens, once per tokenizer")
     try:
         with panics_as_errors():
             tokens = texts_of_tokens(engine.reference, vocabulary)

@@ -69,9 +69,10 @@ def refuse_two_roles(players: Players, own: Collection[str], tokens: TokenTable)
             keys = [key for key in keys if key != "pad"]  # Drop pad because it only follows eos.
         roles = [f"{key} (the tokenizer's own)" if key in own else key for key in keys]
         raise VocabularyError(
-            f"[specials]: {tokens.texts[id]} (id {id}) would play {' and '.join(roles)}; a token"
-            " plays one role (only pad and bos may be the eos token). Give one of them another"
-            " token"
+            f"[specials]: {tokens.texts[id]} (id {id}) would be {' and '.join(roles)}, but a"
+            " token can be only one special token (except pad and bos, which may be the eos"
+            " token)\n"
+            "hint: give one of them another token"
         )
 
 
@@ -104,10 +105,11 @@ def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> N
     )
     one = len(ordinary) == 1
     raise VocabularyError(
-        f"[specials] sentinels: {'id' if one else 'ids'} {ids} {'is an' if one else 'are'} ordinary"
-        f" token{'' if one else 's'} of the vocabulary, which text gives"
-        f" ({listed((repr(tokens.texts[id]) for id in ordinary), 3)}). Name special or reserved"
-        ' ones, or add them: sentinels = "auto" and missing = "add"'
+        f"[specials] sentinels: {'id' if one else 'ids'} {ids} {'is an' if one else 'are'}"
+        f" ordinary token{'' if one else 's'} of the vocabulary, which occur in encoded text"
+        f" ({listed((repr(tokens.texts[id]) for id in ordinary), 3)})\n"
+        'hint: name special or reserved tokens, or add them: sentinels = "auto" and missing ='
+        ' "add"'
     )
 
 
@@ -117,8 +119,8 @@ def ordinary_players(players: Players, tokens: TokenTable) -> Iterator[str]:
         text = tokens.texts[id]
         if text not in tokens.added and not looks_special(text):
             yield (
-                f"{key}: {text!r} (id {id}) is an ordinary token of the vocabulary; documents in"
-                ' which it occurs are rejected unless special_text = "special"'
+                f"{key}: {text!r} (id {id}) is an ordinary token of the vocabulary, so documents"
+                ' that contain it are rejected unless special_text = "special"'
             )
 
 
@@ -324,24 +326,27 @@ def _resolved(
     tokens = tokens_in_file(data, tokenizer)
     if 0 < specials.vocab_size < tokens.n_ids:
         raise VocabularyError(
-            f"[specials] vocab_size = {specials.vocab_size}, but tokenizer = {tokenizer!r} has ids"
-            f" up to {tokens.n_ids - 1}: the embedding would have no row for them. Set vocab_size"
-            f" to the number of the embedding's rows, at least {tokens.n_ids}, or leave it out"
+            f"[specials] vocab_size = {specials.vocab_size}, but tokenizer = {tokenizer!r} has"
+            f" ids up to {tokens.n_ids - 1}, so the embedding would have no row for them\n"
+            "hint: set vocab_size to the number of the embedding's rows, at least"
+            f" {tokens.n_ids}, or leave it out"
         )
     if max(tokens.n_ids, specials.vocab_size) > len(tokens.texts) + MOST_HOLES:
         said = f"[specials] vocab_size = {specials.vocab_size}"
         if tokens.n_ids > len(tokens.texts) + MOST_HOLES:
             said = f"it has the id {tokens.n_ids - 1}"
         raise VocabularyError(
-            f"tokenizer = {tokenizer!r} has {len(tokens.texts)} tokens, and {said}: at most"
-            f" {MOST_HOLES} ids may be without a token. Give the tokenizer that the model was"
-            " trained with, and the rows of its embedding"
+            f"tokenizer = {tokenizer!r} has {len(tokens.texts)} tokens, but {said}, and at most"
+            f" {MOST_HOLES} ids may be without a token\n"
+            "hint: give the tokenizer that the model was trained with, and the rows of its"
+            " embedding"
         )
     for text in (*needs.mode_tokens, *(specials.mode_tokens or ())):
         if text in ROLES or text == "sentinels":
             raise VocabularyError(
-                f"the mode token {text!r} has the name of a role, so [specials] could not tell them"
-                ' apart; write it as a token is written, for example "[NLU]"'
+                f"the mode token {text!r} has the name of a special token, so [specials] could"
+                " not distinguish them\n"
+                'hint: write it as a token is written, for example "[NLU]"'
             )
     parts = _parts(tokens, specials, needs, hints)
     own = {role for role in ROLES if getattr(specials, role) is None}
@@ -370,8 +375,8 @@ def _resolved(
         span = f"{added[0]['id']}" if len(added) == 1 else f"{added[0]['id']} to {added[-1]['id']}"
         notes.append(
             f"added {len(added)} tokens with ids {span}"
-            f" ({listed(str(entry['text']) for entry in added)}): the model's embedding needs at"
-            f" least {vocab_size} rows"
+            f" ({listed(str(entry['text']) for entry in added)}), so the model's embedding needs"
+            f" at least {vocab_size} rows"
         )
     return Vocabulary(
         tokenizer_json=data,
@@ -418,9 +423,9 @@ def _texts_to_add(
         raise VocabularyError(
             f'[specials] missing = "add" would give {len(texts)} new tokens ({listed(texts)}) the'
             f" ids {tokens.n_ids} to {needed - 1}, but vocab_size = {specials.vocab_size} is the"
-            " ceiling: the embedding would have no row for them. Enlarge the embedding and set"
-            f' vocab_size = {needed}, or name tokens that the tokenizer has (missing = "error"'
-            " lists unused ones)"
+            " limit, so the embedding would have no row for them\n"
+            f"hint: enlarge the embedding and set vocab_size = {needed}, or name existing tokens"
+            ' (missing = "error" lists unused ones)'
         )
     return texts
 
@@ -509,8 +514,9 @@ def _media(
         if beside := slots & {begin, end}:
             text = tokens.texts[beside.pop()]
             raise VocabularyError(
-                f"[specials] media: {text} is a slot token, and begins or ends places of kind"
-                f" {kind!r}; a slot token stands in slots alone: give one of them another token"
+                f"[specials] media: {text} is a slot token, but also begins or ends media of kind"
+                f" {kind!r}\n"
+                "hint: give one of them another token"
             )
     return found, missing
 
@@ -552,10 +558,13 @@ def _not_found(
         declared = hints[role]
         if declared is None:
             return Missing(
-                role, "the files beside the tokenizer declare null, so it has no such token", add
+                role, "the files next to the tokenizer declare null, so there is no such token", add
             )
         if declared not in tokens.ids:
-            why = f"the files beside the tokenizer declare {declared!r}, which tokenizer.json lacks"
+            why = (
+                f"the files next to the tokenizer declare {declared!r}, which tokenizer.json does"
+                " not have"
+            )
             return Missing(role, why, (declared,))
     if role in FIM_ROLES:
         wanted = [FIM_ROLES.index(other) for other in lacking if other in FIM_ROLES]
@@ -570,7 +579,7 @@ def _not_found(
         return Missing(
             role, f"tokenizer.json does not list {instead} as special", (), instead=instead
         )
-    return Missing(role, "no token known as such", add)
+    return Missing(role, "no token known for it", add)
 
 
 def _not_there(
@@ -618,8 +627,8 @@ def _sentinels(
     if len(set(present)) < len(present):
         twice = Counter(present).most_common(1)[0][0]
         raise VocabularyError(
-            f"[specials] sentinels: {tokens.texts[twice]} (id {twice}) stands twice; each span"
-            " needs its own sentinel"
+            f"[specials] sentinels: {tokens.texts[twice]} (id {twice}) occurs twice, but each"
+            " span needs its own sentinel"
         )
     if needs.sentinels and not present:
         return (), [Missing("sentinels", "the list is empty", (), needs.sentinels)], []
@@ -640,9 +649,9 @@ def _sentinels_by_pattern(
     """
     if pattern.count("{}") != 1:
         raise VocabularyError(
-            f"[specials] sentinels = {pattern!r}: a pattern has one {{}} for the number, as"
-            ' "<extra_id_{}>"; other forms: a list of tokens or ids, {first = ID, count = N},'
-            ' "auto"'
+            f"[specials] sentinels = {pattern!r}: a pattern needs one {{}} for the number\n"
+            'hint: write a pattern, as "<extra_id_{}>", a list of tokens or ids,'
+            ' {first = ID, count = N}, or "auto"'
         )
     found: list[int] = []
     notes: list[str] = []
@@ -653,7 +662,7 @@ def _sentinels_by_pattern(
             pass
         elif id in taken:
             notes.append(
-                f"sentinels: {tokens.texts[id]} (id {id}) is left out, as it is given to"
+                f"sentinels: {tokens.texts[id]} (id {id}) is skipped, because it is used for"
                 f" {taken[id]}"
             )
         else:

@@ -222,12 +222,13 @@ def texts_of_dataset(directory: Path, manifest: Manifest) -> TokenTexts:
         data = read_file(path)
     except OSError as error:
         raise DatasetError(
-            f"{path}: {error.strerror}; rows cannot be decoded without it: put it back"
+            f"{path}: {error.strerror}. Rows cannot be decoded without it\nhint: restore the file"
         ) from None
     found, digest = digest_of(data), manifest["tokenizer"]["digest"]
     if found != digest:
         raise DatasetError(
-            f"{path}: its digest is {found} and the manifest's {digest}: put the right file back"
+            f"{path}: its digest is {found}, but the manifest has {digest}\n"
+            "hint: restore the right file"
         )
     roles = manifest["specials"].values()
     return TokenTexts(

@@ -113,7 +113,7 @@ def candidates(requested: str, vocabulary: Vocabulary) -> list[str]:
     """
     if requested != "auto" and requested not in ENGINES:
         raise RecipeError(
-            f"engine = {requested!r} is not known; the engines are auto, {', '.join(ENGINES)}"
+            f"unknown engine = {requested!r}; the engines are auto, {', '.join(ENGINES)}"
         )
     found = []
     for name in ENGINES if requested == "auto" else (requested,):
@@ -134,7 +134,7 @@ def candidates(requested: str, vocabulary: Vocabulary) -> list[str]:
 def refused(name: str, why: str) -> RecipeError:
     """Return the error for an engine that was requested by name and cannot be used."""
     return RecipeError(
-        f'engine = {name!r} cannot be used with this tokenizer: {why}. Use engine = "auto"'
+        f'engine = {name!r} cannot be used with this tokenizer: {why}\nhint: use engine = "auto"'
     )
 
 
@@ -180,13 +180,11 @@ def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> s
     Say which engine it is, its speed for tokenizing only, why no faster engine is used, and what
     would help. `requested` is the recipe's `engine`.
     """
-    said = (
-        f"engine {engine.name} {engine.version}, by itself about {engine.rate} MB/s of text a core"
-    )
+    said = f"engine {engine.name} {engine.version}, tokenizing about {engine.rate} MB/s of text per core"
     if isinstance(engine, ReferenceEngine) and engine.in_place_of:
-        return f"{said}, in place of the plan's {engine.in_place_of}"
+        return f"{said}, instead of the plan's {engine.in_place_of}"
     if requested == engine.name:
-        return f'{said}, as engine = "{requested}" asks'
+        return f'{said}, as set by engine = "{requested}"'
     passed_over, refusals = [], []
     for name, kind in ENGINES.items():
         if name == engine.name:
@@ -196,18 +194,18 @@ def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> s
             refusals.append(why)
         elif kind.proven and kind.version() is None:
             return (
-                f"{said}; {name} is faster with this tokenizer: pip install {kind.package}, then"
-                " begin in another folder"
+                f"{said}; {name} is faster with this tokenizer. To use it, pip install"
+                f" {kind.package} and build into another folder"
             )
         elif kind.proven:
             passed_over.append(name)
     if passed_over:
         return (
-            f"{said}, as {' and '.join(passed_over)} failed, or was not there or not wanted, when"
-            " the plan was made"
+            f"{said}, because {' and '.join(passed_over)} failed, was missing or was not wanted"
+            " when the plan was made"
         )
     if engine.name == REFERENCE and refusals:
-        return f"{said}: {refusals[-1]}, and nothing faster is exact for that"
+        return f"{said}: {refusals[-1]}, and no faster engine is exact for this tokenizer"
     return said
 
 
@@ -242,16 +240,17 @@ def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text:
     if believed not in ENGINES:
         raise PlanError(
             f"the plan's engine is {name} {version}, which this packprep does not have (it has"
-            f" {', '.join(ENGINES)}). Use the packprep that wrote the plan, or build into a new"
-            " folder"
+            f" {', '.join(ENGINES)})\n"
+            "hint: use the packprep that wrote the plan, or build into a new folder"
         )
     planned, here = engine.get("reference", version), ENGINES[believed].version()
     if planned != here:
         raise PlanError(
-            f"the plan's engine is {believed} {planned}, and here it is"
-            f" {f'{believed} {here}' if here else 'not installed'}: the same text may get other"
-            " tokens. Install the plan's version: pip install"
-            f" {ENGINES[believed].package}=={planned}, or build into a new folder"
+            f"the plan's engine is {believed} {planned}, but here it is"
+            f" {f'{believed} {here}' if here else 'not installed'}, so the same text may get"
+            " other tokens\n"
+            f"hint: pip install {ENGINES[believed].package}=={planned}, or build into a new"
+            " folder"
         )
     found = ENGINES[name].version() if name in ENGINES else None
     try:
@@ -264,6 +263,6 @@ def load_engine(engine: Mapping[str, str], vocabulary: Vocabulary, special_text:
     if believed != name:
         return ReferenceEngine(vocabulary, special_text, f"{name} {version} ({why})")
     raise PlanError(
-        f"the plan's engine {name} cannot be used with the plan's tokenizer: {why}; build into a"
-        " new folder"
+        f"the plan's engine {name} cannot be used with the plan's tokenizer: {why}\n"
+        "hint: build into a new folder"
     )

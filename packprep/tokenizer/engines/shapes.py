@@ -96,7 +96,7 @@ def not_of_own_characters(parsed: Mapping[str, Any]) -> str | None:
         if lacking
         else None
     )
-    return f"its vocabulary has {odd!a}, and lacks a character of that" if odd else None
+    return f"its vocabulary has {odd!a}, but not all of its characters" if odd else None
 
 
 def _not_bpe(parsed: Mapping[str, Any], without: tuple[str, ...]) -> str | None:

@@ -100,8 +100,8 @@ def test_an_unknown_engine_is_refused_with_the_known_ones(llama):
     with pytest.raises(
         RecipeError,
         match=(
-            "'quick' is not known; the engines are auto, bytes, nanotoken, gigatoken, fastokens,"
-            " reference"
+            "unknown engine = 'quick'; the engines are auto, bytes, nanotoken, gigatoken,"
+            " fastokens, reference"
         ),
     ):
         candidates("quick", llama)
@@ -131,7 +131,7 @@ HERE = {"reference": tokenizers.__version__}
 def test_another_reference_than_the_plan_s_is_refused_with_both(llama, facts):
     with pytest.raises(PlanError) as caught:
         load_engine(facts, llama, "text")
-    assert f"reference 0.0.1, and here it is reference {tokenizers.__version__}" in str(
+    assert f"reference 0.0.1, but here it is reference {tokenizers.__version__}" in str(
         caught.value
     )
     assert "pip install tokenizers==0.0.1" in str(caught.value)
@@ -157,8 +157,9 @@ def test_the_reference_goes_in_place_of_a_plan_s_engine_that_cannot_be_used_and_
 ):
     engine = load_engine({"name": name, "version": version, **HERE}, llama, "text")
     assert engine.name == "reference" and engine.in_place_of == f"{name} {version} ({why})"
-    assert f"4 MB/s of text a core, in place of the plan's {engine.in_place_of}" in engine_in_words(
-        engine, "auto", llama
+    assert (
+        f"4 MB/s of text per core, instead of the plan's {engine.in_place_of}"
+        in engine_in_words(engine, "auto", llama)
     )
 
 
@@ -189,7 +190,7 @@ def test_a_text_on_which_only_the_reference_fails_is_no_reject_in_place_of_anoth
     with pytest.raises(
         PlanError,
         match=(
-            r"61 characters that begins 'aaaa.* in place of fastokens 0\.1 .* install that version"
+            r"61 characters that starts with 'aaaa.* replaces fastokens 0\.1 .*\nhint: install that version"
         ),
     ):
         tokenize(engine, ["the", hopeless], "text", vocabulary)
@@ -210,30 +211,31 @@ def test_an_engine_is_told_with_its_rate_and_with_what_would_be_faster(
 
     version = tokenizers.__version__
     assert (
-        told("auto", bytes_vocabulary) == "engine bytes 1, by itself about 600 MB/s of text a core"
+        told("auto", bytes_vocabulary)
+        == "engine bytes 1, tokenizing about 600 MB/s of text per core"
     )
-    assert told("auto", llama).endswith(", by itself about 150 MB/s of text a core")
-    assert told("auto", sentencepiece).endswith(", by itself about 35 MB/s of text a core")
+    assert told("auto", llama).endswith(", tokenizing about 150 MB/s of text per core")
+    assert told("auto", sentencepiece).endswith(", tokenizing about 35 MB/s of text per core")
     assert (
         told("reference", llama)
-        == f"engine reference {version}, by itself about 4 MB/s of text a core, as engine ="
-        ' "reference" asks'
+        == f"engine reference {version}, tokenizing about 4 MB/s of text per core, as set by"
+        ' engine = "reference"'
     )
-    why = "its model is Unigram, not BPE, and nothing faster is exact for that"
+    why = "its model is Unigram, not BPE, and no faster engine is exact for this tokenizer"
     assert (
         told("auto", t5)
-        == f"engine reference {version}, by itself about 4 MB/s of text a core: {why}"
+        == f"engine reference {version}, tokenizing about 4 MB/s of text per core: {why}"
     )
     without = dataclasses.replace(ENGINES["nanotoken"], version=lambda: None)
     monkeypatch.setitem(ENGINES, "nanotoken", without)
     assert (
-        "; nanotoken is faster with this tokenizer: pip install 'packprep[nanotoken]', then"
+        "; nanotoken is faster with this tokenizer. To use it, pip install 'packprep[nanotoken]'"
         in told("auto", bert)
     )
     kind = dataclasses.replace(ENGINES["gigatoken"], version=lambda: None)
     monkeypatch.setitem(ENGINES, "gigatoken", kind)
     assert (
-        "; gigatoken is faster with this tokenizer: pip install 'packprep[gigatoken]', then"
+        "; gigatoken is faster with this tokenizer. To use it, pip install 'packprep[gigatoken]'"
         in told("auto", sentencepiece)
     )
 
@@ -242,10 +244,10 @@ def test_an_engine_is_told_as_its_plan_has_it_where_the_recipe_asks_for_another_
     llama,
 ):
     said = engine_in_words(loaded("fastokens", llama, "text"), "reference", llama)
-    assert said.endswith(", by itself about 150 MB/s of text a core")
+    assert said.endswith(", tokenizing about 150 MB/s of text per core")
     said = engine_in_words(loaded("reference", llama, "text"), "auto", llama)
     assert said.endswith(
-        " a core, as fastokens failed, or was not there or not wanted, when the plan was made"
+        " per core, because fastokens failed, was missing or was not wanted when the plan was made"
     )
 
 
@@ -255,7 +257,7 @@ def test_of_byte_fallback_that_reason_is_told_for_which_no_engine_takes_it(folde
     vocabulary = resolve(folder / "lacks a byte", parsed, needs())
     said = engine_in_words(loaded("reference", vocabulary, "text"), "auto", vocabulary)
     assert said.endswith(
-        " a core: its vocabulary lacks 1 of the 256 bytes, and nothing faster is exact for that"
+        " per core: its vocabulary lacks 1 of the 256 bytes, and no faster engine is exact for this tokenizer"
     )
 
 

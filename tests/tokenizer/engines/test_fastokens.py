@@ -102,7 +102,7 @@ REFUSED = {
         "model", byte_fallback=True
     ),
     "its model has unk_token = '<|endoftext|>'": changed("model", unk_token="<|endoftext|>"),
-    "its vocabulary has '\\x0b\\x0b', and lacks a character of that": with_a_token_of_what_is_none(
+    "its vocabulary has '\\x0b\\x0b', but not all of its characters": with_a_token_of_what_is_none(
         "\v\v"
     ),
     "its normalizer is NFKC, not NFC": {**made.gpt2_like(), "normalizer": {"type": "NFKC"}},
