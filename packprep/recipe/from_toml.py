@@ -47,15 +47,12 @@ def misplaced(name: str) -> str:
     """
     if name in SECTIONS:
         brackets = f"[[{name}]]" if name in ("sources", "tasks") else f"[{name}]"
-        return (
-            f"{name} is a table of its own: write {brackets} at the begin of a line, and its keys"
-            " below it"
-        )
+        return f"{name} is a table: write {brackets} at the start of a line, and its keys below it"
     homes = [section for section, keys in KEYS.items() if name in keys]
     if "" in homes:
         return (
-            f"{name} is a key of the recipe itself: put it above the first [header], "
-            "because TOML gives a key to the header above it"
+            f"{name} is a key of the recipe itself: put it above the first [header], because TOML"
+            " gives a key to the header above it"
         )
     return f"{name} is a key of [{homes[0]}]: put it under that header" if homes else ""
 
@@ -90,9 +87,9 @@ def _meant(key: Key, value: Any) -> str:
                 key.accept(tomllib.loads(f"value = {text}")["value"])
             except ValueError:  # A TOMLDecodeError is a ValueError.
                 continue
-            return f"; write {text}{', without quotes' if isinstance(value, str) else ''}"
+            return f"\nhint: write {text}{', without quotes' if isinstance(value, str) else ''}"
     near = difflib.get_close_matches(written, key.kind.split(" | "), 1) if " | " in key.kind else []
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f"\nhint: did you mean {near[0]!r}?" if near else ""
 
 
 _OTHERS = {"specials": "mode_tokens", "tasks": "parameters"}
@@ -111,7 +108,7 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
         RecipeError: If a key is unknown, missing or has an invalid value.
     """
     if not isinstance(table, dict):
-        brackets = f"; write [{where}], with one bracket" if isinstance(table, list) else ""
+        brackets = f"\nhint: write [{where}], with one bracket" if isinstance(table, list) else ""
         raise RecipeError(
             f"[{where}]: expected a table of keys, found {table!r:.100}{brackets}", key_of(where)
         )
@@ -132,7 +129,9 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
                 if misplaced(name)
                 else unknown("key", name, known)
             )
-            quoted = "; a mode token is quoted with its brackets" if section == "specials" else ""
+            quoted = (
+                "; write a mode token in quotes, with its brackets" if section == "specials" else ""
+            )
             raise RecipeError(
                 f"{said} (in {f'[{where}]' if where else 'the recipe'}{quoted})",
                 (*key_of(where), name),
@@ -141,7 +140,7 @@ def read_section(section: str, table: Any, where: str) -> dict[str, Any]:
         if name not in values and key.default is ...:
             place = f"{where}.{name}" if where else name
             raise RecipeError(
-                f"{place} is missing: {key.meaning}; add a line {name} = …", key_of(place)
+                f"{place} is missing: {key.meaning}\nhint: add a line {name} = …", key_of(place)
             )
     return {**values, _OTHERS[section]: others} if section in _OTHERS else values
 
@@ -159,7 +158,8 @@ def _read_tasks(tables: Sequence[Any]) -> tuple[TaskEntry, ...]:
         where = f"tasks[{i}]"
         if not isinstance(table, dict):
             raise RecipeError(
-                f"{where}: expected a table, found {table!r:.100}; {_TWO_BRACKETS}", ("tasks", i)
+                f"{where}: expected a table, found {table!r:.100}\nhint: {_TWO_BRACKETS}",
+                ("tasks", i),
             )
         preset = table.get("preset")
         if preset is None:
@@ -170,8 +170,8 @@ def _read_tasks(tables: Sequence[Any]) -> tuple[TaskEntry, ...]:
             if others:
                 hint = misplaced(others[0]) if others[0] not in KEYS["tasks"] else ""
                 raise RecipeError(
-                    f"{where}: a preset takes only a weight, not {', '.join(others)}; "
-                    + (hint or "write its tasks out to change them"),
+                    f"{where}: a preset takes only a weight, not {', '.join(others)}\nhint: "
+                    + (hint or "write out its tasks to change them"),
                     ("tasks", i, others[0]),
                 )
             if not isinstance(preset, str) or preset not in presets():
@@ -191,7 +191,7 @@ def _read_tasks(tables: Sequence[Any]) -> tuple[TaskEntry, ...]:
                 name = prefix + name
             if name in names or name == "too_short":
                 raise RecipeError(
-                    f"{where}.name = {name!r}: taken already; give each task its own name",
+                    f"{where}.name = {name!r} is already taken\nhint: give each task its own name",
                     ("tasks", i, "name"),
                 )
             names.add(name)
@@ -201,9 +201,7 @@ def _read_tasks(tables: Sequence[Any]) -> tuple[TaskEntry, ...]:
     return tuple(entries)
 
 
-_TWO_BRACKETS = (
-    "a list of tables is written with two brackets, [[tasks]] or [[sources]], once for each"
-)
+_TWO_BRACKETS = "write a list of tables with two brackets, [[tasks]] or [[sources]], once per table"
 
 
 def _check_named(table: Mapping[str, Any], where: str, i: int) -> None:
@@ -218,8 +216,8 @@ def _check_named(table: Mapping[str, Any], where: str, i: int) -> None:
     others = [name for name in table if name not in known]
     said = f"; {unknown('key', others[0], known)}" if others else ""
     raise RecipeError(
-        f"{where}.objective is missing, and there is no preset: give one, as in preset ="
-        f' "ul2r"{said}',
+        f"{where} has neither an objective nor a preset{said}\n"
+        'hint: give one, as in preset = "ul2r"',
         ("tasks", i, *others[:1]),
     )
 
@@ -243,7 +241,7 @@ def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
     for name, tables in lists.items():
         if not isinstance(tables, list):
             raise RecipeError(
-                f"{name}: expected [[{name}]] tables, found {tables!r:.100}; {_TWO_BRACKETS}",
+                f"{name}: expected [[{name}]] tables, found {tables!r:.100}\nhint: {_TWO_BRACKETS}",
                 (name,),
             )
         if len(tables) > MOST[name]:
@@ -252,7 +250,8 @@ def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
     values["tasks"] = _read_tasks(lists["tasks"])
     if not values["tasks"]:
         raise RecipeError(
-            "tasks is empty: give at least one [[tasks]], or leave it out for causal", ("tasks",)
+            "tasks is empty\nhint: give at least one [[tasks]], or leave it out for causal",
+            ("tasks",),
         )
     if (sides := values["packing"].sides) is not None and "seq_lengths" not in values:
         values.setdefault("seq_length", sum(sides))
@@ -270,7 +269,7 @@ def read_recipe(table: Mapping[str, Any], base: Path) -> Recipe:
 def _read_sources(tables: Sequence[Any]) -> tuple[Source, ...]:
     if not tables:
         raise RecipeError(
-            'the recipe has no [[sources]]: give at least one with paths = ["data/*.jsonl"]'
+            'the recipe has no [[sources]]\nhint: give at least one with paths = ["data/*.jsonl"]'
         )
     sources: list[Source] = []
     names: set[str] = set()
@@ -279,8 +278,8 @@ def _read_sources(tables: Sequence[Any]) -> tuple[Source, ...]:
         values["name"] = values.get("name") or f"source{i}"
         if values["name"] in names:
             raise RecipeError(
-                f"sources[{i}].name = {values['name']!r}: taken already; give each source its own"
-                " name",
+                f"sources[{i}].name = {values['name']!r} is already taken\n"
+                "hint: give each source its own name",
                 ("sources", i, "name"),
             )
         names.add(values["name"])
@@ -288,13 +287,14 @@ def _read_sources(tables: Sequence[Any]) -> tuple[Source, ...]:
             "://" in p for p in values["paths"]
         ):
             raise RecipeError(
-                f"sources[{i}].paths mixes URLs and local paths: make two sources of it",
+                f"sources[{i}].paths mixes URLs and local paths\nhint: make two sources of it",
                 ("sources", i, "paths"),
             )
         if "share" in values and "repeat" in values:
             raise RecipeError(
-                f"sources[{i}] has both repeat and share: a source takes one of them, so take"
-                " one out",
+                f"sources[{i}] has both repeat and share, but a source can only have one of"
+                " them\n"
+                "hint: take one out",
                 ("sources", i, "repeat"),
             )
         sources.append(Source(**values))
@@ -302,16 +302,19 @@ def _read_sources(tables: Sequence[Any]) -> tuple[Source, ...]:
     if any(with_share) and not all(with_share):
         missing = ", ".join(s.name for s in sources if s.share is None)
         raise RecipeError(
-            f"share is given for some sources and not for {missing}: give it in every source or in"
-            " none",
+            f"share is given for some sources, but not for {missing}\n"
+            "hint: give it in every source or in none",
             ("sources", with_share.index(False)),
         )
     return tuple(sources)
 
 
 _TOO_MANY = {
-    "sources": f"{{}} sources: a dataset has at most {MOST['sources']}; give one source more paths",
-    "tasks": f"{{}} tasks: a dataset has at most {MOST['tasks']}; leave some out",
+    "sources": (
+        f"{{}} sources: a dataset has at most {MOST['sources']}\n"
+        "hint: give more paths to fewer sources"
+    ),
+    "tasks": f"{{}} tasks: a dataset has at most {MOST['tasks']}\nhint: leave some out",
 }
 
 
@@ -327,34 +330,37 @@ def check_together(recipe: Recipe) -> None:
     draws = len(recipe.tasks) * sum(max(1, len(source.tasks or ())) for source in recipe.sources)
     if draws > MOST_DRAWS:
         raise RecipeError(
-            f"{len(recipe.sources)} sources that draw from {len(recipe.tasks)} tasks: a dataset has"
-            f" at most {MOST_DRAWS} pairs of them; give one source more paths, or leave tasks out",
+            f"{len(recipe.sources)} sources that draw from {len(recipe.tasks)} tasks: a dataset"
+            f" has at most {MOST_DRAWS} pairs of them\n"
+            "hint: give more paths to fewer sources, or leave tasks out",
             ("tasks",),
         )
     _check_sides(recipe)
     if recipe.seq_length % 8:
         low = recipe.seq_length // 8 * 8
         raise RecipeError(
-            f"seq_length = {recipe.seq_length}: must be a multiple of 8, as {low} and"
-            f" {low + 8} are",
+            f"seq_length = {recipe.seq_length} is not a multiple of 8\n"
+            f"hint: use {low} or {low + 8}",
             ("seq_length",),
         )
     if recipe.seq_length not in recipe.lengths:
         raise RecipeError(
-            f"seq_length = {recipe.seq_length} is none of seq_lengths = {list(recipe.lengths)}:"
-            " give one of them, or leave seq_length out for all",
+            f"seq_length = {recipe.seq_length} is not one of seq_lengths ="
+            f" {list(recipe.lengths)}\n"
+            "hint: give one of them, or leave seq_length out for all",
             ("seq_length",),
         )
     if recipe.seq_lengths and recipe.packing.algorithm == "concat":
         raise RecipeError(
-            'packing.algorithm = "concat" cuts where rows end, whatever documents are: with'
-            ' seq_lengths use "best_fit"',
+            'packing.algorithm = "concat" does not support seq_lengths, because it cuts at row'
+            " ends\n"
+            'hint: use "best_fit"',
             ("packing", "algorithm"),
         )
     if recipe.documents.long == "decompose" and not recipe.seq_lengths:
         raise RecipeError(
-            'documents.long = "decompose" cuts documents into rows of several lengths: give'
-            " seq_lengths, as in seq_lengths = [2048, 8192]",
+            'documents.long = "decompose" requires rows of several lengths\n'
+            "hint: give seq_lengths, as in seq_lengths = [2048, 8192]",
             ("documents", "long"),
         )
     if recipe.documents.trained_turns == "each":
@@ -362,32 +368,34 @@ def check_together(recipe: Recipe) -> None:
     mult = recipe.packing.pad_seq_to_mult
     if recipe.seq_length % mult:
         raise RecipeError(
-            f"packing.pad_seq_to_mult = {mult} does not divide seq_length = {recipe.seq_length}:"
-            " take one that does, or seq_length ="
+            f"packing.pad_seq_to_mult = {mult} does not divide seq_length = {recipe.seq_length}\n"
+            "hint: use a divisor, or seq_length ="
             f" {max(recipe.seq_length // math.lcm(mult, 8), 1) * math.lcm(mult, 8)}",
             ("packing", "pad_seq_to_mult"),
         )
     if mult > 1 and recipe.packing.algorithm == "concat":
         raise RecipeError(
-            "packing.pad_seq_to_mult needs best_fit, first_fit or next_fit: concat leaves no room"
-            " between segments",
+            "packing.pad_seq_to_mult does not support concat, which leaves no gaps between"
+            " segments\n"
+            "hint: use best_fit, first_fit or next_fit",
             ("packing", "pad_seq_to_mult"),
         )
     if recipe.specials.media and recipe.packing.algorithm == "concat":
         raise RecipeError(
-            "specials.media: concat cuts where rows end, and so through places of media; use"
-            ' packing.algorithm = "best_fit"',
+            "specials.media: concat would cut through media, because it cuts at row ends\n"
+            'hint: use packing.algorithm = "best_fit"',
             ("packing", "algorithm"),
         )
     if recipe.specials.media and recipe.documents.loss_spans == "ignore":
         raise RecipeError(
-            'specials.media needs documents.loss_spans = "use": a place of media is not trained,'
-            " and that is said as spans are",
+            'specials.media requires documents.loss_spans = "use", because media are not'
+            " trained, which loss spans express",
             ("documents", "loss_spans"),
         )
     if recipe.total_tokens and recipe.sources[0].share is None:
         raise RecipeError(
-            "total_tokens goes with share: give each source a share, or leave total_tokens out",
+            "total_tokens requires share\n"
+            "hint: give each source a share, or leave total_tokens out",
             ("total_tokens",),
         )
     names = [task.name for task in recipe.tasks]
@@ -407,19 +415,20 @@ def _check_each_turn(recipe: Recipe) -> None:
     """
     if recipe.documents.prepend_bos:
         raise RecipeError(
-            'documents.prepend_bos = true beside trained_turns = "each"\n'
+            'documents.prepend_bos = true is not supported with trained_turns = "each"\n'
             "hint: let the chat template write bos, and set prepend_bos = false",
             ("documents", "prepend_bos"),
         )
     if recipe.seq_lengths:
         raise RecipeError(
-            'seq_lengths beside documents.trained_turns = "each"\nhint: give one seq_length',
+            'seq_lengths is not supported with documents.trained_turns = "each"\n'
+            "hint: give one seq_length",
             ("seq_lengths",),
         )
     if recipe.specials.media:
         raise RecipeError(
-            'specials.media beside documents.trained_turns = "each": each text of a document would'
-            " hold the media again\n"
+            'specials.media is not supported with documents.trained_turns = "each", because'
+            " every text of a document would repeat its media\n"
             'hint: set trained_turns = "all", or leave specials.media out',
             ("documents", "trained_turns"),
         )
@@ -435,34 +444,39 @@ def _check_sides(recipe: Recipe) -> None:
     for name, other in (("encoder_length", "decoder_length"), ("decoder_length", "encoder_length")):
         if getattr(packing, name) and not getattr(packing, other):
             raise RecipeError(
-                f"packing.{name} is there, and packing.{other} is not: give both", ("packing", name)
+                f"packing.{name} is set, but packing.{other} is not\nhint: set both",
+                ("packing", name),
             )
     wrong: dict[KeyPath, tuple[Any, Any, str]] = {
-        ("seq_lengths",): (recipe.seq_lengths, None, "rows of several lengths have one side"),
-        ("seq_length",): (recipe.seq_length, sum(packing.sides or ()), "it is the sum of both"),
+        ("seq_lengths",): (
+            recipe.seq_lengths,
+            None,
+            "rows of several lengths have only one sequence",
+        ),
+        ("seq_length",): (recipe.seq_length, sum(packing.sides or ()), "it is their sum"),
         ("packing", "algorithm"): (
             packing.algorithm,
             "best_fit",
-            "rows of two sides are packed by best_fit",
+            "encoder and decoder rows are packed by best_fit",
         ),
         ("packing", "pad_seq_to_mult"): (
             packing.pad_seq_to_mult,
             1,
-            "segments of two sides are not padded",
+            "segments of encoder and decoder rows are not padded",
         ),
         ("documents", "min_tokens"): (
             recipe.documents.min_tokens,
             recipe.min_tail,
-            "fewer than 3 tokens have one",
+            "fewer than 3 tokens have only one sequence",
         ),
     }
     for key, (found, needed, why) in wrong.items():
         if packing.sides is not None and found != needed:
             both = (
-                f"{'.'.join(map(str, key))} = {as_toml(found)} beside packing.encoder_length and"
-                " decoder_length"
+                f"{'.'.join(map(str, key))} = {as_toml(found)} cannot be combined with"
+                " packing.encoder_length and decoder_length"
             )
-            raise RecipeError(f"{both}: {why}; leave {key[-1]} out", key)
+            raise RecipeError(f"{both}: {why}\nhint: leave {key[-1]} out", key)
 
 
 def tasks_named(name: str, names: Sequence[str]) -> list[int]:
@@ -541,7 +555,7 @@ def from_normalised(table: Any, engine: str, made_with: Any = None) -> Recipe:
         RecipeError: If `normalised` cannot have returned `table`.
     """
     if not isinstance(table, dict):
-        raise RecipeError(f"the recipe is {table!r:.100} and should be an object")
+        raise RecipeError(f"the recipe is {table!r:.100}, but should be an object")
     own = {name: value for name, value in table.items() if name not in SECTIONS or not name}
     values = _stored("", {**own, "engine": engine}, "", made_with)
     for section, record in list(SECTIONS.items())[1:]:
@@ -613,13 +627,13 @@ def recipe_text(path: Path) -> str:
     path = Path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
         raise RecipeError(
-            f"{path} is no regular file but a pipe, a device or a socket: give a recipe file, or"
-            " inputs"
+            f"{path} is not a regular file but a pipe, a device or a socket\n"
+            "hint: give a recipe file, or inputs"
         )
     if (size := path.stat().st_size) > MOST_RECIPE_BYTES:
         raise RecipeError(
-            f"{path} has {size} bytes, and a recipe at most {MOST_RECIPE_BYTES}: name many files by"
-            " patterns, as in data/*.jsonl"
+            f"{path} has {size} bytes, but a recipe has at most {MOST_RECIPE_BYTES}\n"
+            "hint: name many files with patterns, as in data/*.jsonl"
         )
     return path.read_text("utf-8").removeprefix("\ufeff")
 
@@ -654,12 +668,14 @@ MOST_RECIPE_BYTES = 64 << 20
 _MOST_BYTES, _KEYS = 1 << 20, 2  # bytes read of a file; number of recipe keys that make it a recipe
 _OTHER_FORMAT = {
     "JSON": (
-        'is JSON, and a recipe is TOML: write seq_length = 512 for "seq_length": 512, a table as'
-        " [[sources]] with its keys in lines below, and name the file .toml"
+        "is JSON, but a recipe is TOML\n"
+        'hint: write seq_length = 512 for "seq_length": 512, and a table as [[sources]] with its'
+        " keys in lines below; name the file .toml"
     ),
     "YAML": (
-        "is YAML, and a recipe is TOML: write seq_length = 512 for seq_length: 512, texts in"
-        " quotes, a table as [[sources]] with its keys in lines below, and name the file .toml"
+        "is YAML, but a recipe is TOML\n"
+        "hint: write seq_length = 512 for seq_length: 512, texts in quotes, and a table as"
+        " [[sources]] with its keys in lines below; name the file .toml"
     ),
 }
 
@@ -680,13 +696,14 @@ def load_recipe(path: Path) -> dict[str, Any]:
             if isinstance(error, FileNotFoundError)
             else []
         )
-        beside = f"; recipes beside it: {', '.join(there)}" if there else ""
+        beside = f"; recipes in its folder: {', '.join(there)}" if there else ""
         raise RecipeError(
-            f"{path}: {error.strerror}; give a recipe file or inputs{beside}"
+            f"{path}: {error.strerror}{beside}\nhint: give a recipe file or inputs"
         ) from None
     except UnicodeDecodeError as error:
         raise RecipeError(
-            f"{path}: not UTF-8 at byte {error.start}; a recipe is a TOML file in UTF-8"
+            f"{path}: not UTF-8 at byte {error.start}\n"
+            "hint: save the recipe as a TOML file in UTF-8"
         ) from None
     except ValueError as error:  # A TOMLDecodeError is a ValueError.
         found = written_as(recipe_text(path))
@@ -707,14 +724,14 @@ def _line_in_question(path: Path, message: str) -> str:
         return ""
     line = recipe_text(path).split("\n")[int(match[1]) - 1].strip()
     value = line.partition("=")[2].strip()
-    hint = "a text needs quotes, numbers and lists do not; each key has one line"
+    hint = "put texts in quotes, but not numbers and lists, and each key on one line"
     if value in ("True", "False"):
-        hint = f"TOML writes {value.lower()}"
+        hint = f"write {value.lower()} in TOML"
     elif re.fullmatch(r"[A-Za-z_./*~][^\"'\[\]{}]*", value):
-        hint = f'a text needs quotes: "{value}"'
+        hint = f'put the text in quotes: "{value}"'
     elif "overwrite" in message or "twice" in message:
-        hint = "it stands twice: take one out"
-    return f": {line:.100} – {hint}" if line else f"; {hint}"
+        hint = "the key occurs twice: take one out"
+    return f": {line:.100}\nhint: {hint}" if line else f"\nhint: {hint}"
 
 
 def _refuse_wide_integers(value: Any) -> None:
@@ -842,8 +859,9 @@ def set_value(table: dict[str, Any], assignment: str) -> KeyPath:
             index = int(name) if name.isdigit() else -1
             if not named and not 0 <= index < len(place):
                 raise RecipeError(
-                    f"--set {assignment}: there is no {name!r} among {len(place)} of"
-                    f" {path.strip().split('.')[0]}; go by number, 0 … {len(place) - 1}, or by name"
+                    f"--set {assignment}: there is no {name!r} among the {len(place)} entries of"
+                    f" {path.strip().split('.')[0]}\n"
+                    f"hint: give a number, 0 … {len(place) - 1}, or a name"
                 )
             index = place.index(named[0]) if named else index
             place = place[index]
@@ -852,10 +870,11 @@ def set_value(table: dict[str, Any], assignment: str) -> KeyPath:
             place = place.setdefault(name, {})
             key.append(name)
         else:
-            raise RecipeError(f"--set {assignment}: {name!r} lies inside a value that is no table")
+            raise RecipeError(f"--set {assignment}: {name!r} is inside a value that is not a table")
     if not isinstance(place, dict):
         raise RecipeError(
-            f"--set {assignment}: {path.strip()!r} is no key; name one, as in sources.0.repeat=2"
+            f"--set {assignment}: {path.strip()!r} is not a key\n"
+            "hint: name a key, as in sources.0.repeat=2"
         )
     place[last] = value
     return (*key, last)

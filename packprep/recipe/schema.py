@@ -74,8 +74,8 @@ def _read_lengths(value: tuple[int, ...]) -> tuple[int, ...]:
 class SentinelRange(msgspec.Struct, forbid_unknown_fields=True):
     """A range of sentinels with consecutive ids."""
 
-    first: Annotated[int, Meta(description="the id of the first", ge=0, lt=1 << 31)]
-    count: Annotated[int, Meta(description="how many there are", ge=1, le=MOST_SENTINELS)]
+    first: Annotated[int, Meta(description="the id of the first sentinel", ge=0, lt=1 << 31)]
+    count: Annotated[int, Meta(description="the number of sentinels", ge=1, le=MOST_SENTINELS)]
 
 
 def _read_sentinels(value: Any) -> Any:
@@ -236,7 +236,7 @@ _Tokens = Annotated[tuple[str | Annotated[int, Meta(ge=0)], ...], Meta(min_lengt
 _Kinds = Annotated[
     dict[Annotated[Name, Meta(min_length=1)], Role | _Tokens], Meta(min_length=1, max_length=64)
 ]
-_MEANT = 'a table: a kind and its [begin, slot, end] tokens, "" for none, or its slot token alone'
+_MEANT = 'a table: a kind and its [begin, slot, end] tokens, "" for none, or only its slot token'
 Media = Annotated[Any, Meta(title=_MEANT, extra={"given": _Kinds, "read": _read_media})]
 
 
@@ -259,44 +259,42 @@ class Source:
 
     name: Annotated[Name, _key("default source0, source1, … by position")] = ""
     paths: Annotated[
-        Strings, _key("files, patterns or URLs, relative to the recipe; ** crosses folders")
+        Strings, _key("files, patterns or URLs, relative to the recipe; ** also matches subfolders")
     ]
     format: Annotated[
         str,
         _key(
-            "auto: by the file's suffix, as text; or jsonl, parquet, arrow, text; megatron and"
+            "auto: by file suffix, otherwise text; jsonl, parquet, arrow, text; megatron,"
             " tokens: ids; store: a token store"
         ),
     ] = "auto"
     text_key: Annotated[
         str,
         _key(
-            'the field or column that holds the text, "a.b" is b in a; of tokens, the ids: by'
-            " default input_ids, or else tokens"
+            'the field or column of the text; "a.b" is b in a. For tokens, the ids: input_ids or'
+            " tokens by default"
         ),
     ] = "text"
     messages_key: Annotated[
         Text,
-        _key(
-            'the field or column that holds a conversation\'s messages; "a.b" is b in a', later=True
-        ),
+        _key('the field or column of a conversation\'s messages; "a.b" is b in a', later=True),
     ] = "messages"
     tools_key: Annotated[
         Text,
-        _key("the field or column that holds the tools that a conversation may call", later=True),
+        _key("the field or column of the tools that a conversation may call", later=True),
     ] = "tools"
     messages_format: Annotated[
         Literal["auto", "messages", "sharegpt", "prompt_completion", "alpaca"],
         _key(
-            "what each document is; auto: a text where there is one, else what its fields show",
+            "the document layout; auto: a text if there is one, otherwise by its fields",
             later=True,
         ),
     ] = "auto"
     repeat: Annotated[
         float,
         _key(
-            "uses of each document; each use has its own order and chance; 2.5: all twice, half of"
-            " them a third time",
+            "number of passes per document, each with its own order and randomness; 2.5:"
+            " all twice, half of them a third time",
             "a number, 1e-9 … 1000",
             ge=1e-9,
             le=1000,
@@ -306,7 +304,8 @@ class Source:
         Annotated[
             float,
             _key(
-                "instead of repeat, then in every source: share of the document tokens",
+                "share of the document tokens; replaces repeat, and must then be set in every"
+                " source",
                 "a number, 1e-9 … 1",
                 ge=1e-9,
                 le=1,
@@ -317,7 +316,7 @@ class Source:
     sample: Annotated[
         Interval,
         _key(
-            "keep the documents whose u(file, position) lies in [low, high): held-out sets without"
+            "keep documents with u(file, position) in [low, high); gives held-out sets without"
             " overlap"
         ),
     ] = (0.0, 1.0)
@@ -325,8 +324,8 @@ class Source:
         Annotated[
             Strings,
             _key(
-                "which tasks its segments draw from, by name; NAME also stands for all NAME-…; all"
-                " by default"
+                "names of the tasks for its segments; NAME also selects all NAME-…; default: all"
+                " tasks"
             ),
         ]
         | None
@@ -340,40 +339,46 @@ class DocumentKeys:
     append_eos: Annotated[
         bool | Literal["segment"],
         _key(
-            "eos after the last token of each document; segment: of each segment",
+            "add eos after the last token of each document; segment: of each segment",
             'true or false, or "segment"',
         ),
     ] = True
-    prepend_bos: Annotated[bool, _key("bos before the first token of a document")] = False
+    prepend_bos: Annotated[bool, _key("add bos before the first token of a document")] = False
     long: Annotated[
         Literal["split", "truncate", "drop", "decompose"],
         _key(
-            "documents beyond a row or max_tokens; what is cut is counted; decompose, with"
-            " seq_lengths: all, into pieces that fill a row, the longest first"
+            "documents longer than a row or max_tokens; cut tokens are counted; decompose, with"
+            " seq_lengths: split into chunks that fill rows, longest first"
         ),
     ] = "split"
     max_tokens: Annotated[
-        Whole, _key("the most content tokens of a segment; 0: no limit beyond the row", ge=0)
+        Whole, _key("maximum content tokens of a segment; 0: limited only by the row", ge=0)
     ] = 0
-    min_tokens: Annotated[Whole, _key("shorter documents are dropped, and counted", ge=1)] = 1
+    min_tokens: Annotated[Whole, _key("shorter documents are dropped and counted", ge=1)] = 1
     special_text: Annotated[
         Literal["text", "special", "reject"],
-        _key('what "<pad>" in a document\'s text is: text, the special token, a reject'),
+        _key(
+            'how to read "<pad>" in a document\'s text: as text, as the special token, or as a'
+            " reject"
+        ),
     ] = "text"
     loss_spans: Annotated[
         Literal["use", "ignore"],
-        _key("whether a document's loss_spans, messages and weight decide its loss"),
+        _key("whether loss_spans, messages and weight of a document determine its loss"),
     ] = "use"
     chat_template: Annotated[
         str,
-        _key("a Jinja file that makes text of messages; by default the one beside the tokenizer"),
+        _key(
+            "a Jinja file that converts messages to text; default: the template next to the"
+            " tokenizer"
+        ),
     ] = ""
     chat_template_kwargs: (
         Annotated[
             Variables,
             _key(
-                "what the chat template reads beside messages and tools; a record's own"
-                " chat_template_kwargs go before it",
+                "other variables of the chat template; a record's own chat_template_kwargs take"
+                " precedence",
                 later=True,
             ),
         ]
@@ -382,20 +387,20 @@ class DocumentKeys:
     template_date: Annotated[
         Date,
         _key(
-            "the day that a chat template takes for today's; without one, a template that asks is"
-            " refused",
+            "the date that a chat template gets as today; without it, a template that asks for"
+            " the date is refused",
             later=True,
         ),
     ] = ""
     trained_turns: Annotated[
         Literal["all", "last", "each"],
         _key(
-            "of the messages that are trained: all, or the last one alone; each: all, each behind"
-            " the history that the template gives it",
+            "all: train all messages of the trained roles; last: only the last; each: all, each"
+            " after its history as the template writes it",
             later=True,
         ),
     ] = "all"
-    trained_roles: Annotated[Strings, _key("whose messages are trained", later=True)] = (
+    trained_roles: Annotated[Strings, _key("roles whose messages are trained", later=True)] = (
         "assistant",
     )
     train_on_tool_calls: Annotated[
@@ -412,8 +417,7 @@ class DocumentKeys:
     long_answers: Annotated[
         Literal["continue", "untrained"],
         _key(
-            "whether the rest of an answer that was cut inside is trained, in a row without its"
-            " question",
+            "whether to train the rest of a cut answer in a row without its question",
             later=True,
         ),
     ] = "continue"
@@ -425,13 +429,13 @@ class DocumentKeys:
         ),
     ] = "token"
     bad_documents: Annotated[
-        Literal["reject", "fail"], _key("reject: counted and logged; fail: the build stops")
+        Literal["reject", "fail"], _key("reject: count and log them; fail: stop the build")
     ] = "reject"
     max_bad_fraction: Annotated[
         Fraction,
         _key(
-            "at publication: fail if bad documents are more than this · read, and more than 100 or"
-            " than a tenth of the used ones",
+            "fail at publication if bad documents exceed this × read, and exceed 100 or a tenth"
+            " of the used documents",
             "a number, 0 … 1",
         ),
     ] = 0.001
@@ -454,28 +458,32 @@ class Packing:
     algorithm: Annotated[
         Literal["best_fit", "first_fit", "next_fit", "concat"],
         _key(
-            "next_fit keeps document order; concat cuts at row ends, only for tasks whose law is n"
-            " + constant"
+            "next_fit keeps document order; concat cuts at row ends, only for tasks with n +"
+            " constant tokens"
         ),
     ] = "best_fit"
-    max_segments_per_row: Annotated[int, _key("0: 65 535, the format's limit", ge=0, le=65535)] = 0
+    max_segments_per_row: Annotated[
+        int, _key("maximum segments per row; 0: 65 535, the format's limit", ge=0, le=65535)
+    ] = 0
     pad_seq_to_mult: Annotated[
         Whole,
-        _key("each segment's physical length is a multiple of this; it divides seq_length", ge=1),
+        _key(
+            "round each segment's physical length up to a multiple of this; must divide seq_length",
+            ge=1,
+        ),
     ] = 1
     encoder_length: Annotated[
         Side,
         _key(
-            "rows for encoder-decoder models: the most slots of a row's prefixes, the inputs; with"
-            " decoder_length",
+            "for encoder-decoder models: maximum positions of a row's prefixes (inputs);"
+            " requires decoder_length",
             later=True,
         ),
     ] = 0
     decoder_length: Annotated[
         Side,
         _key(
-            "the most slots of what follows the prefixes, the targets; seq_length is the sum of"
-            " both",
+            "maximum positions after the prefixes (targets); seq_length is the sum of both",
             later=True,
         ),
     ] = 0
@@ -492,13 +500,11 @@ class Specials:
 
     missing: Annotated[
         Literal["error", "add"],
-        _key(
-            "error: list unused reserved tokens and the lines to paste; add: extend the vocabulary"
-        ),
+        _key("error: list unused reserved tokens and lines to paste; add: extend the vocabulary"),
     ] = "error"
     eos: Annotated[Role, _key("end of a document")] | None = None
-    bos: Annotated[Role, _key("begin of a document")] | None = None
-    pad: Annotated[Role, _key("padding; a tokenizer without one pads with eos")] | None = None
+    bos: Annotated[Role, _key("start of a document")] | None = None
+    pad: Annotated[Role, _key("padding; default without such a token: eos")] | None = None
     mask: Annotated[Role, _key("the mask of masked and block diffusion")] | None = None
     fim_prefix: Annotated[Role, _key("fill-in-the-middle: before the prefix")] | None = None
     fim_middle: Annotated[Role, _key("fill-in-the-middle: before the middle")] | None = None
@@ -506,27 +512,24 @@ class Specials:
     sentinels: Annotated[
         Sentinels,
         _key(
-            'the sentinels of span corruption, "<extra_id_{}>" by default; "auto" with missing ='
-            ' "add": as many as needed; ≤ 2²⁰'
+            'sentinels of span corruption, default "<extra_id_{}>"; "auto" with missing = "add":'
+            " as many as needed; at most 2²⁰"
         ),
     ] = None
-    media: Annotated[
-        Media, _key("kinds of media in texts and in parts of messages", later=True)
-    ] = None
+    media: Annotated[Media, _key("kinds of media in texts and message parts", later=True)] = None
     mode_tokens: Annotated[
         Mapping[str, str | int] | None,
         Meta(
             title="a token's text or its id", extra={"given": Role}
         ),  # This applies to each key of [specials] that is not declared here.
         _key(
-            'quoted, a mode token as a task writes it = the token that plays it: "[NLU]" ='
-            ' "<|reserved_1|>"'
+            'a mode token of a task, in quotes = its vocabulary token: "[NLU]" = "<|reserved_1|>"'
         ),
     ] = None
     vocab_size: Annotated[
         int,
         _key(
-            "ceiling that no id may reach: the embedding's rows; 0: the tokenizer's",
+            "number of the embedding's rows, above all ids; 0: from the tokenizer",
             ge=0,
             le=2**31 - 1,
         ),
@@ -542,7 +545,7 @@ class TaskEntry:
     """
 
     name: Annotated[Name, _key("default: the objective's name")] = ""
-    objective: Annotated[str, _key("which objective")]
+    objective: Annotated[str, _key("the objective's name")]
     weight: Annotated[
         float,
         _key(
@@ -550,7 +553,7 @@ class TaskEntry:
         ),
     ] = 1.0
     mode_token: (
-        Annotated[str, _key("a token in front of the body that tells the task; none by default")]
+        Annotated[str, _key("a mode token before the body that identifies the task; default: none")]
         | None
     ) = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -564,9 +567,9 @@ class OutputKeys:
     shard_text_bytes: Annotated[
         Size,
         _key(
-            "input text per shard; auto: 64MiB, less where few shards then split evenly over"
-            " workers, more for long rows (≥ 2000 rows) and to stay under 50 000 shards, at most"
-            " 512MiB; an eighth of 64MiB, and 250 rows, for conversations"
+            "input text per shard; auto: 64MiB, less to split few shards evenly over workers,"
+            " more for long rows (≥ 2000 rows) and to stay under 50 000 shards, at most 512MiB;"
+            " an eighth of 64MiB, and 250 rows, for conversations"
         ),
     ] = "auto"
     token_dtype: Annotated[
@@ -575,7 +578,8 @@ class OutputKeys:
     columns: Annotated[
         Literal["full", "compact", "least"],
         _key(
-            "compact: without what the header determines; least: x_0 of block diffusion once, too"
+            "compact: omit what the header determines; least: also store x_0 of block diffusion"
+            " only once"
         ),
     ] = "full"
 
@@ -587,31 +591,38 @@ class Recipe:
     seq_length: Annotated[
         int,
         _key(
-            "slots per row; a multiple of 8", ge=8, le=1 << 24, extra_json_schema={"multipleOf": 8}
+            "positions per row; a multiple of 8",
+            ge=8,
+            le=1 << 24,
+            extra_json_schema={"multipleOf": 8},
         ),
     ] = 4096
     seq_lengths: (
         Annotated[
             Lengths,
             _key(
-                "a dataset of each of these row lengths, in DIR/seq_N, and a mixture.json: a"
-                " document is in the first whose rows hold it, else most of it; with seq_length"
-                " that one alone",
+                "write a dataset per row length, in DIR/seq_N, and a mixture.json. Each document"
+                " goes to the first dataset whose rows fit it, otherwise most of it. With"
+                " seq_length, only that dataset is written",
                 later=True,
             ),
         ]
         | None
     ) = None
-    seed: Annotated[Whole, _key("the seed of all chance", ge=0)] = 0
+    seed: Annotated[Whole, _key("random seed", ge=0)] = 0
     tokenizer: Annotated[
         str, _key('a file, a directory with tokenizer.json, a Hub name, or "bytes"')
     ]
-    engine: Annotated[str, _key("auto | reference | an engine's name; never changes bytes")] = (
-        "auto"
-    )
+    engine: Annotated[
+        str, _key("auto | reference | an engine's name; never changes the output bytes")
+    ] = "auto"
     total_tokens: Annotated[
         Whole,
-        _key("with share: the document tokens to use; 0: as many as use no source twice", ge=0),
+        _key(
+            "with share: number of document tokens to use; 0: as many as possible without"
+            " repeating a source",
+            ge=0,
+        ),
     ] = 0
     sources: tuple[Source, ...] = ()
     documents: DocumentKeys = field(default_factory=DocumentKeys)
