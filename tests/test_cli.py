@@ -257,7 +257,7 @@ def test_json_is_all_that_stdout_holds(corpus, dataset, tmp_path):
 @pytest.mark.long
 def test_no_bar_off_a_terminal(corpus, tmp_path):
     said = packprep("build", corpus / "recipe.toml", "--out", tmp_path / "out", "--workers", 2)
-    rates = said.err.replace("MB/s of text a core", "")
+    rates = said.err.replace("MB/s of text per core", "")
     assert "\r" not in rates and "%|" not in rates and "it/s" not in rates and "B/s" not in rates
     assert all(line.startswith("packprep: ") for line in said.err.splitlines())
     said = packprep("verify", tmp_path / "out", "--replay", "all")
@@ -326,9 +326,9 @@ def test_an_unknown_preset_names_the_nearest(corpus):
         ("nothing", "expected KEY=VALUE"),
         ("=3", "expected KEY=VALUE"),
         ("seed=-1", "seed = -1: expected"),
-        ("seed.x=1", "is no key"),
+        ("seed.x=1", "is not a key"),
         ("sources=3", "expected [[sources]] tables"),
-        ("tasks.0=3", "is no key"),
+        ("tasks.0=3", "is not a key"),
         ("specials.eos=no such token", "no such token"),
         ("documents.max_bad_fraction=nan", "documents.max_bad_fraction = nan: expected"),
     ],

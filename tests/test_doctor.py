@@ -51,7 +51,7 @@ def test_a_machine_in_order_is_told_check_by_check_and_nothing_is_left(recipe, t
     assert {result for result, _ in found} <= {"ok", "slow"}  # a disk may be slow
     for words in (
         "packprep 0.",
-        "engine bytes 1, by itself about 600 MB/s",
+        "engine bytes 1, tokenizing about 600 MB/s",
         "GiB of memory free",
         "MB/s, hard links",
         "to come",

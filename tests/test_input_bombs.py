@@ -303,7 +303,7 @@ def test_a_gibibyte_in_forty_texts(tmp_path, ordinary, form, kind):
     assert (
         found["rejects"] == {"too_large": 40}
         if kind == "dictionary"
-        else "bytes once decompressed" in found["error"]
+        else "bytes after decompression" in found["error"]
     )
 
 
@@ -314,7 +314,7 @@ def test_one_text_of_a_gibibyte(tmp_path, ordinary, form):
     path = write_compressed(tmp_path, pyarrow.table({"text": column}), form)
     assert path.stat().st_size < MIB
     found = read(path)
-    assert str(path) in found["error"] and "bytes once decompressed" in found["error"]
+    assert str(path) in found["error"] and "bytes after decompression" in found["error"]
     assert found["peak"] < ordinary["parquet"] + ROOM
 
 
@@ -514,7 +514,9 @@ def test_a_source_that_is_no_file(tmp_path, monkeypatch, kind, ending):
         with socket.socket(socket.AF_UNIX) as opened:
             opened.bind(path.name)
     message = stopped(tmp_path, path.name)
-    assert str(path) in message and "is no regular file but a pipe, a device or a socket" in message
+    assert (
+        str(path) in message and "is not a regular file but a pipe, a device or a socket" in message
+    )
 
 
 def test_what_is_no_file_among_what_a_pattern_matches_is_passed_over(tmp_path):

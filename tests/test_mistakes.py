@@ -117,8 +117,8 @@ def test_a_readme_among_tables_is_said(tmp_path):
     made.write(folder / "data/README.md", b"# A corpus\n")
     said = typed(folder, mistakes_made.BUILD + " --set sources.0.paths=data/*")
     words = (
-        "source source0: 1 of its 3 files is read as one text each, as README.md is: name the"
-        " others alone in paths"
+        "source source0: 1 of its 3 files is read as one text per file, for example README.md. To"
+        " read only the others, name them in paths"
     )
     assert said.status == 0 and words in said.err
 
@@ -138,8 +138,8 @@ def test_a_file_beside_its_compressed_copy_is_said(tmp_path):
         folder, mistakes_made.BUILD.replace("out out", "out both") + " --set sources.0.paths=data/*"
     )
     words = (
-        "source source0: copied.jsonl.gz and copied.jsonl are both read: name one of them if they"
-        " hold the same text"
+        "source source0: copied.jsonl.gz and copied.jsonl are both read. Name only one of them if"
+        " they contain the same text"
     )
     assert said.status == 0 and words in said.err
 

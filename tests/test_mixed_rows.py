@@ -481,7 +481,7 @@ def test_a_build_warns_of_a_task_that_weighs_next_to_nothing(tmp_path, weighting
     made.build(made.table("a.jsonl", tasks=tasks), tmp_path, tmp_path / "out", progress=progress)
     assert (
         any(
-            "warning: a trained slot of task causal weighs 1, one of duo " in line
+            "warning: the loss weight of a trained token is 1 in task causal and " in line
             for line in progress.said
         )
         == warned

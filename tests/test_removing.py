@@ -447,7 +447,7 @@ def test_what_cannot_be_removed_is_refused_and_nothing_is_written(built, tmp_pat
     assert not (tmp_path / "new").exists()
     (tmp_path / "list").write_text(good)
     for out in (old, old / "inner"):
-        assert "lies in the dataset" in refused(
+        assert "is inside the dataset" in refused(
             "remove", old, "--documents", tmp_path / "list", "--out", out
         )
     assert "has files that packprep did not write" in refused(

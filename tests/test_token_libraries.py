@@ -72,7 +72,7 @@ def test_folders_of_hugging_face_datasets(tmp_path):
     splits.save_to_disk(tmp_path / "splits")
     with pytest.raises(
         SourceError,
-        match="splits is a folder of several splits; name one of them, as in splits/train",
+        match="splits is a folder of several splits\nhint: name one split, as in splits/train",
     ):
         made.build(
             made.table([{"paths": ["splits"], "format": "tokens"}]), tmp_path, tmp_path / "none"

@@ -322,7 +322,7 @@ def _parsed(lines: Sequence[str]) -> dict[str, Any]:
 
 def _why(message: str) -> str:
     """Return the keys to choose from, as listed in a message."""
-    keys = re.search(r"(?:keys|columns) are: (.*?)\. ", message)
+    keys = re.search(r"(?:keys|columns) are (.*?)\n", message)
     return f"of {keys[1].replace(chr(39), '')}" if keys else "as the documents have it"
 
 

@@ -389,8 +389,8 @@ def find_below(source: Source, index: int, root: str, patterns: Sequence[str]) -
             name.encode("utf-8")
         except UnicodeEncodeError:
             raise SourceError(
-                f"source {source.name!r}: the name {os.fsencode(name)!r} is not valid UTF-8; rename"
-                " the file"
+                f"source {source.name!r}: the name {os.fsencode(name)!r} is not valid UTF-8\n"
+                "hint: rename the file"
             ) from None
     names = sorted(found)  # Code points sort in the same order as their UTF-8 bytes.
     seen = np.array([found[name] for name in names], np.int64).reshape(-1, len(Seen._fields))
@@ -454,7 +454,11 @@ def named_twice(sources: Sequence[Source], found: Sequence[Files]) -> str:
             )
             shown.append(f"{path if is_url(path) else os.path.realpath(path)} (as {names})")
     more = f" and {count - len(shown)} more" if count > len(shown) else ""
-    return f"read more than once: {', '.join(shown)}{more}; name each file once" if shown else ""
+    return (
+        f"files are read more than once: {', '.join(shown)}{more}. Name each file once"
+        if shown
+        else ""
+    )
 
 
 def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
@@ -473,8 +477,8 @@ def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
         if source.format == "auto" and 0 < len(texts) < len(files):
             messages.append(
                 f"source {source.name}: {len(texts)} of its {len(files)} files"
-                f" {'is' if len(texts) == 1 else 'are'} read as one text each, as {texts[0]} is:"
-                " name the others alone in paths if that is not meant"
+                f" {'is' if len(texts) == 1 else 'are'} read as one text per file, for example"
+                f" {texts[0]}. To read only the others, name them in paths"
             )
         if len(files.kinds) > 1:
             names, kinds = set(files.names), zip(files.names, files.formats, strict=True)
@@ -483,8 +487,8 @@ def odd_files(sources: Sequence[Source], found: Sequence[Files]) -> list[str]:
             ]:
                 more = f", and {len(copies) - 1} more pairs" if len(copies) > 1 else ""
                 messages.append(
-                    f"source {source.name}: {copies[0]} and {copies[0].rpartition('.')[0]} are both"
-                    f" read{more}: name one of them if they hold the same text"
+                    f"source {source.name}: {copies[0]} and {copies[0].rpartition('.')[0]} are"
+                    f" both read{more}. Name only one of them if they contain the same text"
                 )
     return messages
 
@@ -580,7 +584,8 @@ def below_one_folder(source: Source, base: Path) -> tuple[str, list[str]]:
     buckets = sorted({"/".join(url.split("/")[:3]) for url in urls})
     if len(buckets) > 1:
         raise SourceError(
-            f"source {source.name!r} has files in {', '.join(buckets)}; make a source for each"
+            f"source {source.name!r} has files in {', '.join(buckets)}\n"
+            "hint: write a separate source for each"
         )
     below = [
         "/" + "/".join(part for part in url.split("/")[3:] if part not in ("", ".")) for url in urls
@@ -609,19 +614,19 @@ def _find_remote(source: Source, root: str, patterns: Sequence[str]) -> dict[str
             }
         if not own and not WILDCARD.search(pattern) and (listed or remote.list(pattern)):
             raise SourceError(
-                f"source {source.name!r}: {root}/{pattern} is a folder; say which files, as in"
-                f" {root}/{pattern}/**/*.jsonl"
+                f"source {source.name!r}: {root}/{pattern} is a folder\n"
+                f"hint: give its files, as in {root}/{pattern}/**/*.jsonl"
             )
         if not own:
             raise SourceError(
-                f"source {source.name!r}: {root}/{pattern} matches no file; check the bucket, the"
-                " folder and the pattern"
+                f"source {source.name!r}: {root}/{pattern} matches no file\n"
+                "hint: check the bucket, the folder and the pattern"
             )
         found |= own
     for name in found:
         if any(part in ("", ".", "..") for part in name.split("/")):
             raise SourceError(
-                f"source {source.name!r}: {root}/{name} cannot be the name of a file; rename it"
+                f"source {source.name!r}: {root}/{name} is not a valid file name\nhint: rename it"
             )
     return found
 
@@ -643,9 +648,10 @@ def _in_pairs(source: Source, root: str, files: dict[str, Seen]) -> dict[str, Se
             beside = files.get(other) or (_remote_file(root, other) if is_url(root) else seen(path))
             if beside is None:
                 raise SourceError(
-                    f"source {source.name!r}: {path} is missing. Megatron's data are pairs of an"
-                    f" .idx and a .bin file: put it beside {name!r}, or set the source's format if"
-                    " that is none of a pair"
+                    f"source {source.name!r}: {path} is missing, and Megatron's data are pairs of"
+                    " an .idx and a .bin file\n"
+                    f"hint: put it next to {name!r}, or set the source's format if the file is"
+                    " not one of a pair"
                 )
             both = Seen(
                 file.size + beside.size, in_int64(file.modified + beside.modified), file.identity
@@ -678,8 +684,9 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
             if not matched:
                 raise SourceError(
                     f"source {source.name!r}: {given} matches no file (looked for"
-                    f" {pattern}){nearby(pattern)}{hidden_match(name, root)}; if its files have"
-                    f" moved, --source {source.name}=FOLDER says where they lie now"
+                    f" {pattern}){nearby(pattern)}{hidden_match(name, root)}\n"
+                    "hint: if the files have moved, pass their new folder as --source"
+                    f" {source.name}=FOLDER"
                 )
         elif os.path.isfile(os.path.join(pattern, "state.json")):
             # This import loads pyarrow, which other sources do not need.
@@ -697,19 +704,20 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
                 )
         elif os.path.isfile(os.path.join(pattern, "dataset_dict.json")):
             raise SourceError(
-                f"source {source.name!r}: {given} is a folder of several splits; name one of them,"
-                f" as in {given.rstrip('/')}/train"
+                f"source {source.name!r}: {given} is a folder of several splits\n"
+                f"hint: name one split, as in {given.rstrip('/')}/train"
             )
         elif os.path.isfile(os.path.join(pattern, "plan.json")):
             raise SourceError(
-                f"source {source.name!r}: {given} is what packprep wrote: of a token store say"
-                ' format = "store" beside the path, in [[sources]] of a recipe; a dataset is no'
-                " source"
+                f"source {source.name!r}: {given} is a packprep dataset or token store, and a"
+                " dataset cannot be a source\n"
+                'hint: for a token store, set format = "store" next to the path, in [[sources]]'
+                " of a recipe"
             )
         elif os.path.isdir(pattern):
             raise SourceError(
-                f"source {source.name!r}: {given} is a folder; say which files, as in"
-                f" {given.rstrip('/')}/**/*.jsonl"
+                f"source {source.name!r}: {given} is a folder\n"
+                f"hint: give its files, as in {given.rstrip('/')}/**/*.jsonl"
             )
         elif (file := seen(pattern)) is not None:
             files[name] = file
@@ -720,8 +728,9 @@ def _find_local(source: Source, root: str, patterns: Sequence[str]) -> dict[str,
             )
         else:
             raise SourceError(
-                f"source {source.name!r}: {given} is no regular file but a pipe, a device or a"
-                " socket, which cannot be read twice; write what it gives to a file"
+                f"source {source.name!r}: {given} is not a regular file but a pipe, a device or a"
+                " socket, which cannot be read twice\n"
+                "hint: write its data to a file"
             )
     return files
 

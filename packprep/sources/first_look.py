@@ -53,17 +53,17 @@ LINE_BYTES = 4 << 20
 LINES = 200
 _STEP_BYTES = 16 << 10
 _KINDS = {
-    b"PAR1": 'a Parquet file: name it .parquet, or set format = "parquet"',
-    b"ARROW1": 'an Arrow file: name it .arrow, or set format = "arrow"',
-    b"\x1f\x8b": "a gzip file: let its name end in .gz, as in .jsonl.gz",
-    b"\x28\xb5\x2f\xfd": "a zstd file: let its name end in .zst, as in .jsonl.zst",
-    b"PK\x03\x04": "a zip archive: unpack it",
-    b"BZh": "a bzip2 file: decompress it, or compress it with gzip or zstd",
-    b"\xfd7zXZ\x00": "an xz file: decompress it, or compress it with gzip or zstd",
-    b"%PDF-": "a PDF: extract its text",
-    b"SQLite format 3\x00": "an SQLite database: export its text as JSONL or Parquet",
+    b"PAR1": 'a Parquet file\nhint: name it .parquet, or set format = "parquet"',
+    b"ARROW1": 'an Arrow file\nhint: name it .arrow, or set format = "arrow"',
+    b"\x1f\x8b": "a gzip file\nhint: let its name end in .gz, as in .jsonl.gz",
+    b"\x28\xb5\x2f\xfd": "a zstd file\nhint: let its name end in .zst, as in .jsonl.zst",
+    b"PK\x03\x04": "a zip archive\nhint: unpack it",
+    b"BZh": "a bzip2 file\nhint: decompress it, or compress it with gzip or zstd",
+    b"\xfd7zXZ\x00": "an xz file\nhint: decompress it, or compress it with gzip or zstd",
+    b"%PDF-": "a PDF\nhint: extract its text",
+    b"SQLite format 3\x00": "an SQLite database\nhint: export its text as JSONL or Parquet",
     LFS_POINTER: (
-        "a Git LFS pointer, which stands for the file itself: fetch that with git lfs pull"
+        "a Git LFS pointer, which only refers to the file\nhint: fetch the file with git lfs pull"
     ),
 }
 _TABLES = (".csv", ".tsv")
@@ -83,15 +83,18 @@ _OF_MESSAGES = {
 _OWN_FILES = (
     (
         {"law_version", "fingerprint"},
-        "packprep's own, of a dataset, which trainers open: name the texts that it was built from",
+        (
+            "a file of a packprep dataset, which trainers open\n"
+            "hint: name the texts that it was built from"
+        ),
     ),
     (
         {"reason", "source", "detail"},
-        "packprep's own, a list of rejects: name the files that they are of",
+        "packprep's list of rejects\nhint: name the files that were rejected",
     ),
     (
         {"model", "pre_tokenizer"},
-        "a tokenizer: give it as tokenizer (--tokenizer), and here the texts",
+        "a tokenizer\nhint: give it as tokenizer (--tokenizer), and give texts here",
     ),
 )
 """Pairs of the keys of a JSON object and a description of files with such objects."""
@@ -112,29 +115,29 @@ _ADVICE = {
     "missing_text": "set text_key (--text-key) to the key that holds the text",
     "not_a_string": _OTHER_KEY,
     "bad_messages": (
-        "write messages of a role and a content each, or say with messages_key where they are and"
-        " with messages_format what the documents are"
+        "write messages with a role and a content each, or set messages_key to their key and"
+        " messages_format to the layout of the documents"
     ),
     "too_large": "cut its documents",
     "bad_weight": (
-        "write numbers of at least 0 as weight, rename the field, or set documents.loss_spans ="
-        ' "ignore" to read the texts alone'
+        "write weights as numbers of at least 0, rename the field, or set documents.loss_spans ="
+        ' "ignore" to read only the texts'
     ),
-    "not_tokens": "give lists of integers without nulls, or the key that holds them as text_key",
-    "id_out_of_range": "give the tokenizer that its ids are of",
+    "not_tokens": "give lists of token ids without nulls, or name their key in text_key",
+    "id_out_of_range": "give the tokenizer of these ids",
     "tokenizer_error": (
-        "give a tokenizer that takes any text: one with an unknown token, or of bytes"
+        "give a tokenizer that supports any text: one with an unknown token, or of bytes"
     ),
-    "template_error": "mend the chat template, or give another in documents.chat_template",
+    "template_error": "correct the chat template, or give another in documents.chat_template",
     "special_text": 'set documents.special_text = "text"',
     IN_MESSAGES: (
-        'set documents.special_text = "special": the text of a special token in a message then'
-        " becomes that token, as in Transformers"
+        'set documents.special_text = "special", which turns the text of a special token in a'
+        " message into that token, as in Transformers"
     ),
     "sentinel_in_text": (
         "take these tokens out of its documents, or the tasks that write them out of its tasks"
     ),
-    "untrained": 'mend its loss_spans or roles, or set documents.loss_spans = "ignore"',
+    "untrained": 'correct its loss_spans or roles, or set documents.loss_spans = "ignore"',
     "empty": "if another key holds the text, name it as text_key (--text-key)",
     "below_min_tokens": "lower documents.min_tokens",
     "too_long": 'set documents.long = "split"',
@@ -153,11 +156,11 @@ def advice_on(reason: str, path: str, begin: bytes) -> str:
         return encoding_advice(encoding, path, begin)
     if reason == "invalid_utf8":
         if _NO_TEXT.intersection(begin):
-            return "it is binary data and no text: leave it out of the paths, or extract its text"
-        return f"it may be Latin-1: {_converted('latin1', path)}"
+            return "leave this binary data out of the paths, or extract its text"
+        return f"if it is Latin-1, convert it: {_converted('latin1', path)}"
     if reason == "malformed_json":
         return _advice_on_lines(begin.removeprefix(BOM).lstrip())
-    return _ADVICE.get(reason, "mend its documents")
+    return _ADVICE.get(reason, "correct its documents")
 
 
 def _advice_on_lines(begin: bytes) -> str:
@@ -167,19 +170,16 @@ def _advice_on_lines(begin: bytes) -> str:
     """
     first, line_feed, _ = begin.partition(b"\n")
     if begin.startswith(LFS_POINTER):
-        return f"it begins as {_KINDS[LFS_POINTER]}"
+        return "fetch the file with git lfs pull, since this is a Git LFS pointer"
     if not line_feed and b"\r" in begin.rstrip():
-        return "its lines end in CR alone, and JSONL wants LF: tr '\\r' '\\n' < FILE > FILE.jsonl"
+        return "separate the lines by LF, not by CR: tr '\\r' '\\n' < FILE > FILE.jsonl"
     if begin.startswith(b"{'"):
-        return "they are Python's dicts, and no JSON: write each with json.dumps"
+        return "write each Python dict as JSON, with json.dumps"
     if begin.startswith(b"{") and b"}{" in first.replace(b" ", b""):
-        return (
-            "its objects stand in one line, and JSONL is one object a line: rewrite it, as by jq -c"
-            " . FILE > FILE.jsonl"
-        )
+        return "write one object per line, as with jq -c . FILE > FILE.jsonl"
     if begin[:1] in (b"<", b"{", b"[", b'"') or b"," in first or b"\t" in first:
-        return 'write one JSON object a line, with the text at a key, as {"text": "…"}'
-    return 'write one JSON object a line, or, where each file is one text, set format = "text"'
+        return 'write one JSON object per line, with the text at a key, as {"text": "…"}'
+    return 'write one JSON object per line, or set format = "text" if each file is one text'
 
 
 def encoding_of(begin: bytes) -> str:
@@ -203,7 +203,7 @@ def encoding_of(begin: bytes) -> str:
 def encoding_advice(encoding: str, path: str, begin: bytes) -> str:
     """Return advice for a file with an encoding other than UTF-8."""
     return (
-        f"it begins with {begin[:2].hex(' ').upper()}: {encoding}, and text is read as UTF-8:"
+        f"convert it from {encoding} (it starts with {begin[:2].hex(' ').upper()}) to UTF-8:"
         f" {_converted(encoding, path)}"
     )
 
@@ -248,9 +248,9 @@ def first_look(
     beyond.report(source.name)
     if first:
         say(
-            f"warning: source {source.name!r}: {mistaken} of {len(looked_at)} files that were"
-            " looked at cannot be read as the others are, and a build would reject or misread"
-            f" their documents: give them a source of their own. {first[0]}"
+            f"warning: source {source.name!r}: {mistaken} of {len(looked_at)} inspected files"
+            " cannot be read as the others are. A build would reject or misread their documents,"
+            f" unless they get a separate source. {first[0]}"
         )
 
 
@@ -283,26 +283,28 @@ def _mistake(
         return ""  # The file's reader reports a missing column.
     begin, whole = begin_of(path, int(files.sizes[i]), compression, has_lines=not is_text)
     if encoding := encoding_of(begin):
-        return encoding_advice(encoding, path, begin)
+        return f"it is not UTF-8\nhint: {encoding_advice(encoding, path, begin)}"
     kind = next((kind for magic, kind in _KINDS.items() if begin.startswith(magic)), None)
     if kind:
-        return f"it is read as {format} and begins as {kind}"
+        return f"it is read as {format}, but it is {kind}"
     if is_text:
         if source.format == "auto" and files.names[i].lower().endswith(_TABLES):
             return (
-                "a table as text would be one document with all its rows: write it as JSONL or"
-                ' Parquet, or set format = "text" if that is meant'
+                "a table would be read as one document with all its rows\n"
+                'hint: write it as JSONL or Parquet, or set format = "text" to read it as one'
+                " document"
             )
         try:
             codecs.getincrementaldecoder("utf-8")().decode(begin, whole)
         except UnicodeDecodeError:
-            return f"it is not UTF-8: {advice_on('invalid_utf8', path, begin)}"
+            return f"it is not UTF-8\nhint: {advice_on('invalid_utf8', path, begin)}"
         if source.format == "auto" and _are_objects(begin.removeprefix(BOM), whole):
             settings["format"] = "jsonl"
             return (
-                "its lines are JSON objects, and as text the file would be one document, with"
-                ' braces and keys: name it .jsonl, or set format = "jsonl"; or format = "text" if'
-                " that is meant"
+                "its lines are JSON objects, and would be read as one document with braces and"
+                " keys\n"
+                'hint: name it .jsonl or set format = "jsonl", or set format = "text" to read it'
+                " as one document"
             )
         return ""
     lines = begin.removeprefix(BOM).lstrip()
@@ -399,12 +401,13 @@ def _messages_in(document: dict[str, Any]) -> dict[str, str]:
 def _of_layout(layout: Layout, fields: Fields, messages: bool, looked_at: int) -> str:
     """Return a description of documents with an unreadable layout, and the remedy."""
     if layout.advice or not messages:
-        return f"its documents are no texts but {instead_of_text(layout)}"
+        return f"its documents are not texts but {instead_of_text(layout)}"
     wanted = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
     return (
-        f"none of its first {looked_at} documents has {wanted}, as messages_format ="
-        f" {layout.name!r} wants: set messages_key to the key that holds the messages, or"
-        " messages_format to what the documents are"
+        f"none of its first {looked_at} documents has {wanted}, which messages_format ="
+        f" {layout.name!r} requires\n"
+        "hint: set messages_key to the key of the messages, or messages_format to the layout of"
+        " the documents"
     )
 
 
@@ -455,8 +458,8 @@ class _Beyond:
         if isinstance(end, int | float) and len(text) + 1 < end <= size:
             self.beyond[field] += 1
             reach = (
-                f"{path}: its {field} reach to {end:.0f} of a text of {len(text)} characters and"
-                f" {size} bytes"
+                f"{path}: its {field} reach {end:.0f}, but its text has {len(text)} characters"
+                f" ({size} bytes)"
             )
             self.first.setdefault(field, reach)
 
@@ -467,17 +470,21 @@ class _Beyond:
             SourceError: If the media of all documents with media extend beyond the text.
         """
         for field, count in self.beyond.items():
-            name, more = ("end", ", each begin too") if field == LOSS_SPANS else ("at", "")
-            fate = "are cut to its end" if field == LOSS_SPANS else "are rejected as bad_media"
+            name, more = ("end", ", and each begin likewise") if field == LOSS_SPANS else ("at", "")
+            fate = (
+                "are cut to the end of the text"
+                if field == LOSS_SPANS
+                else "are rejected as bad_media"
+            )
             found = (
-                f"source {source!r}: {field} of {count} of {self.documents[field]} documents that"
-                f" were looked at reach beyond their text. The first is {self.first[field]}. If"
-                f" {field} count bytes, let each {name} be len(text[:{name}].decode()) of the"
+                f"source {source!r}: {field} of {count} of {self.documents[field]} inspected"
+                f" documents reach beyond their text. The first is {self.first[field]}. If"
+                f" {field} count bytes, set each {name} to len(text[:{name}].decode()) of the"
                 f" bytes{more}"
             )
             if field == MEDIA and count == self.documents[field]:
                 raise SourceError(found)
-            say(f"warning: {found}; otherwise they {fate}")
+            say(f"warning: {found}. Otherwise they {fate}")
 
 
 def _mistake_beside_texts(
@@ -521,13 +528,13 @@ def _mistake_of_line_ends(begin: bytes) -> str:
     """Return what is mistaken about a file with no object a line; "" where nothing is seen to be."""
     if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{":
         return (
-            "it is one JSON array, and JSONL is one object a line: rewrite it, as by jq -c '.[]'"
-            " FILE > FILE.jsonl"
+            "it is one JSON array, but JSONL has one object per line\n"
+            "hint: convert it, as with jq -c '.[]' FILE > FILE.jsonl"
         )
     if begin.split(b"\n", 1)[0].strip() == b"{":
         return (
-            "its objects take several lines, and JSONL is one object a line: rewrite it, as by jq"
-            " -c . FILE > FILE.jsonl"
+            "its objects take several lines, but JSONL has one object per line\n"
+            "hint: convert it, as with jq -c . FILE > FILE.jsonl"
         )
     return ""
 
@@ -653,27 +660,28 @@ def _mistake_of_lines(
         return ""
     if malformed:
         return (
-            f"none of its first {looked_at} lines is a JSON object:"
-            f" {advice_on('malformed_json', path, begin)}"
+            f"none of its first {looked_at} lines is a JSON object\n"
+            f"hint: {advice_on('malformed_json', path, begin)}"
         )
     if instead:
         return (
             f"in all of its first {looked_at} documents a message has no content, but a text at"
-            f" {instead[0]!r}, which would be left out: rename that key to content, or give a chat"
-            " template that reads it"
+            f" {instead[0]!r}, which would be ignored\n"
+            "hint: rename that key to content, or give a chat template that reads it"
         )
     if undecodable:
         return (
-            f"none of its first {looked_at} lines is UTF-8:"
-            f" {advice_on('invalid_utf8', path, begin)}"
+            f"none of its first {looked_at} lines is UTF-8\n"
+            f"hint: {advice_on('invalid_utf8', path, begin)}"
         )
     if layouts and len(layouts) == looked_at:
         return _of_layout(layouts[0], fields, messages, looked_at)
     if others:
         listed = " or ".join(others)
         return (
-            f"in all of its first {looked_at} documents the value of {text_key!r} is {listed}, not"
-            f" a text: {_OTHER_KEY}"
+            f"in all of its first {looked_at} documents the value of {text_key!r} is {listed},"
+            " not a text\n"
+            f"hint: {_OTHER_KEY}"
         )
     if own := next((what for known, what in _OWN_FILES if known <= first.keys()), ""):
         return f"it is {own}"
@@ -681,7 +689,9 @@ def _mistake_of_lines(
     if messages and (found := _messages_in(first)):
         settings |= found
         advised = " and ".join(f"{key} = {as_toml(value)}" for key, value in found.items())
-        return f"none of its first {looked_at} documents has the key {text_key!r}; set {advised}"
+        return (
+            f"none of its first {looked_at} documents has the key {text_key!r}\nhint: set {advised}"
+        )
     likely = max(longest, key=longest.__getitem__, default="")
     # A text with fewer characters than there are ids, such as a name, is not the text of the ids.
     if ids > longest[likely]:
@@ -695,6 +705,7 @@ def _mistake_of_lines(
         settings["text_key"] = likely
     example = f", as in text_key = {as_toml(likely)}" if longest[likely] else ""
     return (
-        f"none of its first {looked_at} documents has the key {text_key!r}; their keys are: {keys}."
-        f" Set text_key (--text-key) to the one that holds the text{example}"
+        f"none of its first {looked_at} documents has the key {text_key!r}; their keys are"
+        f" {keys}\n"
+        f"hint: set text_key (--text-key) to the key that holds the text{example}"
     )

@@ -134,13 +134,13 @@ def nearby(pattern: str) -> str:
                 entry.name + os.sep * entry.is_dir() for entry in islice(entries, _LOOKED_AT)
             )
     except OSError as error:
-        return f"; the folder {folder} cannot be looked into: {error.strerror}"
+        return f"; the folder {folder} cannot be read: {error.strerror}"
     absent = f"; there is no folder {os.path.join(folder, below[0])}" if len(below) > 1 else ""
     near = difflib.get_close_matches(
         below[0] if below else "", [name.rstrip(os.sep) for name in there], 1, 0.6
     )
     more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
-    braces = "; {a,b} is no pattern: give each by itself" if "{" in pattern else ""
+    braces = "; {a,b} is not a pattern: give both names separately" if "{" in pattern else ""
     parts = pattern.split(os.sep)
     literal = [
         n
@@ -152,11 +152,11 @@ def nearby(pattern: str) -> str:
             glob.escape(part) if n in literal else part for n, part in enumerate(parts)
         )
         braces += (
-            "; [ begins a class of characters in a pattern: in a name write [[] for it, as in"
+            "; [ starts a character class in a pattern: in a name, write [[] instead, as in"
             f" {escaped}"
         )
     return (
-        f"{absent}; {folder} holds {', '.join(there[:_SHOWN]) or 'nothing'}{more}"
+        f"{absent}; {folder} contains {', '.join(there[:_SHOWN]) or 'nothing'}{more}"
         + (f"; did you mean {near[0]}?" if near and not WILDCARD.search(below[0]) else "")
         + braces
     )
@@ -177,8 +177,8 @@ def hidden_match(name: str, root: str) -> str:
     below = [] if n == len(parts) - 1 else ["**", os.path.basename(name)]
     named = os.path.join(root, *parts[: n + 1], *below)
     return (
-        f"; * and ** pass over names that begin with a dot, as {first}: write that name out, as in"
-        f" {named}"
+        f"; * and ** ignore names that start with a dot, as {first} does: write that name out, as"
+        f" in {named}"
     )
 
 

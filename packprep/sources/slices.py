@@ -120,7 +120,8 @@ class PlannedSource:
         found = self._open_store(self.prefix.removeprefix(IN_STORE))
         if self._store_digest not in (None, *found.digests):
             raise SourceError(
-                f"{other_store(self.name, found, self._store_digest)}; put the plan's back"
+                f"{other_store(self.name, found, self._store_digest)}\n"
+                "hint: restore the store that the plan names"
             )
         return found
 
@@ -339,8 +340,8 @@ class PlannedSource:
         """
         if self.prefix == UNREAD:
             raise SourceError(
-                f"source {self.name!r} is not read where a plan alone says that it lies: --source"
-                f" {self.name}=PREFIX names a place, --from-plan believes the plan"
+                f"source {self.name!r} is not read, because only the plan gives its location\n"
+                f"hint: pass --source {self.name}=PREFIX, or --from-plan to trust the plan"
             )
         return os.path.join(self.prefix, self.files.names[i])
 
@@ -348,8 +349,8 @@ class PlannedSource:
 def other_store(name: str, store: Any, planned: str | None) -> str:
     """Return the message that a source's token store has another digest than the plan."""
     return (
-        f"source {name!r}: the token store {store} is another than the plan names (digest"
-        f" {store.digest}, in the plan {planned}): it was made again since"
+        f"source {name!r}: the token store {store} has the digest {store.digest}, but the plan"
+        f" names {planned}: the store was made again since"
     )
 
 
@@ -398,15 +399,16 @@ def place_of(source: PlannedSource, place: str, what: str = "--doc") -> tuple[in
         or (colon and not file)
     ):
         raise RecipeError(
-            f"{what} {place}: expected POSITION or FILE:POSITION; a position is the byte at which a"
-            " document's line begins, its row number, or 0 of a text file"
+            f"{what} {place}: expected POSITION or FILE:POSITION\n"
+            "hint: give the byte at which a document's line starts, its row number, or 0 for a"
+            " text file"
         )
     if not colon:
         return None, int(text)
     names = source.files.names
     if file not in names:
         raise RecipeError(
-            f"{what} {place}: source {source.name!r} has no file {file!r}, named relative to its"
-            f" prefix; it has {nearest(file, names)}"
+            f"{what} {place}: source {source.name!r} has no file {file!r}, relative to its"
+            f" prefix. Its files are {nearest(file, names)}"
         )
     return list(names).index(file), int(text)

@@ -194,7 +194,7 @@ def test_a_receipt_of_a_newer_version_is_refused_and_its_shard_not_made_again(ou
         path.write_bytes(encode(newer))
         with pytest.raises(
             PlanError,
-            match=r"000000.json: key 'more' is unknown to packprep .*: a newer version wrote it",
+            match=r"000000.json: key 'more' is unknown to packprep .*, because a newer version",
         ):
             done_receipt(folder_at(out), 0, plan.digests)
     monkeypatch.setitem(commit.LATER, "", {"more": 0})

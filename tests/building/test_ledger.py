@@ -59,7 +59,7 @@ def test_a_kind_that_joins_later_is_0_where_it_is_absent_and_one_of_a_newer_vers
     added["extra"] = 3
     with pytest.raises(
         PlanError,
-        match="key 'sources.web.slots.added.extra' is unknown to packprep .*: a newer version",
+        match="key 'sources.web.slots.added.extra' is unknown to packprep .*, because a newer version",
     ):
         is_ledger(ledger, *names)
     monkeypatch.setattr("packprep.building.ledger.ADDED_LATER", ("extra",))

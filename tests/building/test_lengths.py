@@ -241,7 +241,9 @@ def test_conversations_are_whole_and_not_decomposed(tmp_path):
         report = verify_with_twin(tmp_path / "all" / f"seq_{length}")
         assert report["faults"] == 0, report["listed"]
     table["documents"]["long"] = "decompose"
-    with pytest.raises(RecipeError, match='"decompose" cuts through these; use "split"'):
+    with pytest.raises(
+        RecipeError, match='"decompose" would cut through them\nhint: set documents.long = "split"'
+    ):
         made.build_lengths(table, tmp_path, tmp_path / "cut")
 
 
@@ -260,10 +262,10 @@ def test_what_does_not_go_with_lengths_is_refused(corpus, tmp_path):
     folder, sources = corpus
     written(folder, recipe(sources))
     build = "build", folder / "recipe.toml", "--out", tmp_path / "out"
-    assert "seq_length = 128 is none of seq_lengths = [64, 256, 1024]" in refused(
+    assert "seq_length = 128 is not one of seq_lengths = [64, 256, 1024]" in refused(
         *build, "--seq-length", 128
     )
-    assert 'with seq_lengths use "best_fit"' in refused(*build, "--set", "packing.algorithm=concat")
+    assert 'hint: use "best_fit"' in refused(*build, "--set", "packing.algorithm=concat")
     alone = folder / "web" / "*", "--out", tmp_path / "out", "--set", "documents.long=decompose"
     assert "give seq_lengths" in refused("build", *alone)
     assert inside(*build, "--seq-length", 64).status == 0

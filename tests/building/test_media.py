@@ -214,15 +214,15 @@ def test_documents_without_media_keep_their_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("changes, words", [
-    ({"packing": {"algorithm": "concat"}}, "concat cuts where rows end, and so through places of media"),
-    ({"documents": {"loss_spans": "ignore"}}, 'specials.media needs documents.loss_spans = "use"'),
-    ({"tasks": [{"objective": "span_corruption"}]}, "loss_spans or messages, or media, and none of its tasks takes them"),
+    ({"packing": {"algorithm": "concat"}}, "concat would cut through media, because it cuts at row ends"),
+    ({"documents": {"loss_spans": "ignore"}}, 'specials.media requires documents.loss_spans = "use"'),
+    ({"tasks": [{"objective": "span_corruption"}]}, "loss_spans or messages, or media, but no task that supports them"),
     ({"specials": {"media": {"image": "<|image|>"}}}, "kind 'image': no token '<|image|>'"),
     ({"specials": {"missing": "add", "mask": "<|i|>", "media": {"image": "<|i|>"}}, "tasks": [{"preset": "mlm"}]},
      "would play mask and media"),
     ({"specials": {"missing": "add", "media": {"image": ["", "<|i|>", ""], "film": ["<|i|>", "<|f|>", ""]}}},
-     "<|i|> is a slot token, and begins or ends places of kind 'film'"),
-    ({"specials": {}}, "its documents have media, and would be trained without: name their kinds in specials.media"),
+     "<|i|> is a slot token, but also begins or ends media of kind 'film'"),
+    ({"specials": {}}, "its documents have media, which would be ignored\nhint: name their kinds in specials.media"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_by_a_message(corpus, tmp_path, changes, words):
     with pytest.raises(PackprepError) as raised:

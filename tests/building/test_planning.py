@@ -249,7 +249,7 @@ def test_a_plan_refuses_another_law_tokenizer_or_engine(folder):
     ):
         Plan(plan, data + b" ")
     other = {**plan, "engine": {"name": "bytes", "version": "0"}}
-    with pytest.raises(PlanError, match="the plan's engine is bytes 0, and here it is bytes 1"):
+    with pytest.raises(PlanError, match="the plan's engine is bytes 0, but here it is bytes 1"):
         _ = Plan(other, data).engine
 
 

@@ -163,14 +163,14 @@ def test_conversations_have_the_prompt_on_one_side_and_the_answer_on_the_other(t
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"packing": {"decoder_length": 0}}, "packing.encoder_length is there, and packing.decoder_length is not: give both"),
+        ({"packing": {"decoder_length": 0}}, "packing.encoder_length is set, but packing.decoder_length is not\nhint: set both"),
         ({"packing": {"decoder_length": 60}}, "packing.decoder_length = 60: expected a multiple of 8"),
-        ({"packing": {"algorithm": "next_fit"}}, 'packing.algorithm = "next_fit" beside packing.encoder_length and'),
-        ({"packing": {"algorithm": "concat"}}, 'packing.algorithm = "concat" beside'),
-        ({"packing": {"pad_seq_to_mult": 8}}, "packing.pad_seq_to_mult = 8 beside"),
-        ({"seq_length": 512}, "it is the sum of both; leave seq_length out"),
-        ({"seq_lengths": [64, 128]}, "seq_lengths = [64, 128] beside"),
-        ({"documents": {"min_tokens": 2}}, "documents.min_tokens = 2 beside packing.encoder_length and decoder_length: fewer"),
+        ({"packing": {"algorithm": "next_fit"}}, 'packing.algorithm = "next_fit" cannot be combined with packing.encoder'),
+        ({"packing": {"algorithm": "concat"}}, 'packing.algorithm = "concat" cannot be combined'),
+        ({"packing": {"pad_seq_to_mult": 8}}, "packing.pad_seq_to_mult = 8 cannot be combined"),
+        ({"seq_length": 512}, "it is their sum\nhint: leave seq_length out"),
+        ({"seq_lengths": [64, 128]}, "seq_lengths = [64, 128] cannot be combined"),
+        ({"documents": {"min_tokens": 2}}, "documents.min_tokens = 2 cannot be combined with packing.encoder_length and"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused_by_key(tmp_path, changes, said):

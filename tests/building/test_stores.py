@@ -524,9 +524,7 @@ def test_a_store_that_was_made_again_ends_what_was_begun_with_the_other(tmp_path
     shutil.copytree(tmp_path / "store", tmp_path / "kept")
     table, _ = few_shards(tmp_path, "bbbb")
     for options in ({}, {"array": (1, 2)}, {"workers": 2}):
-        with pytest.raises(
-            PlanError, match="source 'w': the token store .* is another than the plan names"
-        ):
+        with pytest.raises(PlanError, match="source 'w': the token store .* but the plan names"):
             made.build(from_store, tmp_path, out, **options)
     with pytest.raises(
         PlanError, match="source 'w' is in files here, but in a token store in the plan"
@@ -537,7 +535,7 @@ def test_a_store_that_was_made_again_ends_what_was_begun_with_the_other(tmp_path
     made.build(from_store, tmp_path, out)  # nothing is made any more
     faults = verified(out, -1, {"w": f"store:{tmp_path}/store"})["listed"]
     assert {fault["promise"] for fault in faults} == {"P17", "P22"}  # its text, and its estimates
-    assert any("is another than the plan names" in fault["message"] for fault in faults)
+    assert any("but the plan names" in fault["message"] for fault in faults)
     assert verified(out, 3, {"w": f"store:{tmp_path}/kept"})["faults"] == 0
 
 
@@ -560,7 +558,7 @@ def test_workers_find_a_store_that_is_made_again_while_they_build(tmp_path):
     late = open_plan(tmp_path / "out")
     with pytest.raises(
         SourceError,
-        match="the token store .* is another than the plan names .*; put the plan's back",
+        match="the token store .* but the plan names .*\nhint: restore the store",
     ):
         make_shard(late, 1)
     for used in (plan, early):

@@ -161,11 +161,11 @@ HEADERS = {
     "huge integer": (lambda h: b'{"tokens": ' + b"9" * 5000 + b"}", "."),
     "many duplicates": (
         lambda h: b"{" + b",".join([b'"a":1'] * 100_000) + b"}",
-        "'a' stands twice",
+        "'a' occurs twice",
     ),
     "duplicate keys": (
         lambda h: json.dumps(h).encode()[:-1] + b', "tokens": {}}',
-        "'tokens' stands twice",
+        "'tokens' occurs twice",
     ),
 }
 

@@ -115,8 +115,11 @@ def test_what_cannot_be_found_is_said(tmp_path):
     for paths, message in [
         ((f"{url}/x/b.jsonl",), "b.jsonl matches no file"),
         ((f"{url}/x/*.parquet",), r"\*.parquet matches no file"),
-        ((f"{url}/x",), "is a folder; say which files"),
-        (("s3://one/x", "s3://two/x"), "has files in s3://one, s3://two; make a source for each"),
+        ((f"{url}/x",), "is a folder\nhint: give its files"),
+        (
+            ("s3://one/x", "s3://two/x"),
+            "has files in s3://one, s3://two\nhint: write a separate source for each",
+        ),
     ]:
         with pytest.raises(SourceError, match=message):
             find_files(source_of(*paths), 0, tmp_path, None)
@@ -147,7 +150,9 @@ def test_a_pair_is_one_file_whichever_of_the_two_a_pattern_finds(
 def test_one_of_a_pair_without_the_other_is_an_error(tmp_path, there, missing):
     made.write(tmp_path / there, b"x")
     for path in (there, f"file://{tmp_path}/{there}"):
-        with pytest.raises(SourceError, match=rf"{missing} is missing\. Megatron's data are pairs"):
+        with pytest.raises(
+            SourceError, match=rf"{missing} is missing, and Megatron's data are pairs"
+        ):
             find_files(Source(paths=(path,), name="web"), 0, tmp_path, None)
     _, files = find_files(Source(paths=(there,), name="web", format="text"), 0, tmp_path, None)
     assert (files.names, files.kinds) == ([there], [("text", "")])
@@ -156,15 +161,15 @@ def test_one_of_a_pair_without_the_other_is_an_error(tmp_path, there, missing):
 @pytest.mark.parametrize(
     "name, format, said",
     [
-        ("a.csv", "tokens", 'a.csv: format = "tokens" reads JSON Lines (.jsonl'),
+        ("a.csv", "tokens", 'a.csv: format = "tokens" only reads JSON Lines (.jsonl'),
         ("a.txt", "tokens", "folders of Hugging Face datasets"),
-        ("a.bin", "tokens", 'for Megatron\'s files say "megatron"'),
+        ("a.bin", "tokens", 'for Megatron\'s files, set format = "megatron"'),
         (
             "a.jsonl",
             "megatron",
             'a.jsonl: format = "megatron" reads pairs of a .bin and an .idx file',
         ),
-        ("a.parquet", "megatron", "Name one of the two"),
+        ("a.parquet", "megatron", "name one file of the pair"),
         ("a.parquet.gz", "tokens", "compressed as a whole"),
         ("a.bin.gz", "auto", "megatron files compressed as a whole cannot be read"),
     ],
@@ -234,7 +239,7 @@ def test_a_file_that_is_read_twice_is_named(linked):
         made.write(linked / f"in/x{i}.txt", b"x")
     assert (
         "x2.txt" in (said := twice(linked, (["in/*.txt"], ALL), (["in/*.txt"], ALL)))
-        and " and 6 more;" in said
+        and " and 6 more." in said
     )
 
 

@@ -56,12 +56,12 @@ def test_what_documents_alone_spoil_is_left_to_the_rejects(tmp_path, data):
 @pytest.mark.parametrize(
     "data, words",
     [
-        (b"Once upon a time.\n", 'where each file is one text, set format = "text"'),
-        (b"id,text\n1,one\n", "write one JSON object a line, with the text at a key"),
-        (b'<html lang="en">\n', "write one JSON object a line, with the text at a key"),
-        (b'"one"\n', "write one JSON object a line, with the text at a key"),
+        (b"Once upon a time.\n", 'set format = "text" if each file is one text'),
+        (b"id,text\n1,one\n", "write one JSON object per line, with the text at a key"),
+        (b'<html lang="en">\n', "write one JSON object per line, with the text at a key"),
+        (b'"one"\n', "write one JSON object per line, with the text at a key"),
         (b"{'text': 'one'}\n", "json.dumps"),
-        (b'{"text": "one"}\r{"text": "two"}\r', "CR alone"),
+        (b'{"text": "one"}\r{"text": "two"}\r', "not by CR"),
         (b'{"text": "one"}{"text": "two"}', "jq -c ."),
     ],
 )
@@ -107,7 +107,7 @@ def test_lists_of_token_ids_lead_to_their_format_and_key(tmp_path):
 def test_json_lines_by_the_name_of_a_text(tmp_path):
     lines = line(text="one") + line(text="two")
     said = look(tmp_path, {"a.txt": lines})
-    assert "one document, with braces and keys" in said and 'format = "jsonl"' in said
+    assert "one document with braces and keys" in said and 'format = "jsonl"' in said
     assert (
         look(tmp_path, {"a.txt": lines}, format="text")
         == look(tmp_path, {"a.txt": lines + b"one\n"})
@@ -121,7 +121,7 @@ def test_json_lines_by_the_name_of_a_text(tmp_path):
 
 
 def test_binary_data_is_not_guessed_to_be_latin_1(tmp_path):
-    assert "it is binary data and no text" in look(
+    assert "leave this binary data out of the paths" in look(
         tmp_path, {"a.bin.txt": b"\x07\xff\x00\x80model"}
     )
 
@@ -150,9 +150,9 @@ def test_loss_spans_that_seem_to_count_bytes_are_warned_of_once_with_a_count(tmp
     of_bytes = [line(text="äöüß", loss_spans=[[2, 8]]), line(text="one", loss_spans=[[0, 1]])] * 3
     assert look(tmp_path, {name: b"".join(of_bytes) for name in ("a.jsonl", "b.jsonl")}) == ""
     said = capsys.readouterr().err
-    assert said.count("warning") == 1 and "loss_spans of 6 of 12 documents" in said
+    assert said.count("warning") == 1 and "loss_spans of 6 of 12 inspected documents" in said
     assert (
-        f"{tmp_path}/a.jsonl: its loss_spans reach to 8 of a text of 4 characters and 8 bytes"
+        f"{tmp_path}/a.jsonl: its loss_spans reach 8, but its text has 4 characters (8 bytes)"
         in said
     )
     for end in (4, 5, 9, 1 << 40):  # all of it, eos too, or all there may be
@@ -163,7 +163,7 @@ def test_loss_spans_that_seem_to_count_bytes_are_warned_of_once_with_a_count(tmp
 def test_media_that_count_bytes_in_all_documents_or_that_no_kind_reads(tmp_path, capsys):
     media = [{"at": at, "tokens": 3, "ref": "r", "kind": "image"} for at in (2, 8)]
     of_bytes = {"a.jsonl": line(text="one") + line(text="äöüß", media=media)}
-    assert "its media reach to 8 of a text of 4 characters" in look(
+    assert "its media reach 8, but its text has 4 characters" in look(
         tmp_path, of_bytes, kinds=("image",)
     )
     assert (
@@ -172,10 +172,10 @@ def test_media_that_count_bytes_in_all_documents_or_that_no_kind_reads(tmp_path,
         )
         == ""
     )
-    assert "media of 1 of 2 documents that were looked at" in capsys.readouterr().err
+    assert "media of 1 of 2 inspected documents" in capsys.readouterr().err
     of_characters = {"a.jsonl": line(text="one") + line(text="äöüß", media=media[:1])}
     assert look(tmp_path, of_characters, kinds=("image",)) == ""
-    assert "would be trained without: name their kinds in specials.media" in look(
+    assert "which would be ignored\nhint: name their kinds in specials.media" in look(
         tmp_path, of_characters
     )
     assert look(tmp_path, of_characters, False) == ""
@@ -209,16 +209,16 @@ def test_a_file_in_another_encoding_is_named_with_the_way_out(
     tmp_path, encoding, begin, named, name
 ):
     said = look(tmp_path, {name: (line(text="é") * 9).decode().encode(encoding)})
-    assert f"it begins with {begin}: {named}" in said
+    assert f"convert it from {named} (it starts with {begin}) to UTF-8: iconv" in said
     assert said.endswith(f"iconv -f {named} -t UTF-8 {tmp_path}/{name} > {tmp_path}/utf8-{name}")
 
 
 def test_latin_1_is_guessed_where_nothing_is_utf8(tmp_path):
     bad, good = '{"text": "é"}\n'.encode("latin1"), '{"text": "é"}\n'.encode()
-    assert "none of its first 3 lines is UTF-8: it may be Latin-1: iconv -f latin1" in look(
+    assert "is UTF-8\nhint: if it is Latin-1, convert it: iconv -f latin1" in look(
         tmp_path, {"a.jsonl": bad * 3}
     )
-    assert "it may be Latin-1" in look(tmp_path, {"a.txt": bad})
+    assert "if it is Latin-1" in look(tmp_path, {"a.txt": bad})
     # cut in a character
     assert (
         look(tmp_path, {"a.jsonl": bad * 3 + good})
@@ -245,7 +245,7 @@ def test_one_good_file_is_enough_and_the_others_are_warned_of(tmp_path, capsys):
     assert look(tmp_path, {"b.jsonl": line(text="x"), **bad}) == ""
     said = capsys.readouterr().err
     assert (
-        f"warning: source 'web': {FILES - 1} of {FILES} files" in said
+        f"warning: source 'web': {FILES - 1} of {FILES} inspected files" in said
         and f"{tmp_path}/a0.jsonl: none of" in said
     )
     assert look(tmp_path, {"b.jsonl": line(text="x")}) == capsys.readouterr().err == ""
@@ -256,7 +256,7 @@ def test_a_text_in_an_object_is_found_by_its_whole_key(tmp_path):
         tmp_path,
         {"a.jsonl": line(id=1, data={"title": "x", "body": {"raw": "a longer text"}, "none": {}})},
     )
-    assert "their keys are: 'id', 'data.title', 'data.body.raw', 'data.none'." in said
+    assert "their keys are 'id', 'data.title', 'data.body.raw', 'data.none'\n" in said
     assert said.endswith('text_key = "data.body.raw"')
     assert (
         look(tmp_path, {"a.jsonl": line(data={"body": {"raw": "x"}})}, text_key="data.body.raw")
@@ -295,12 +295,12 @@ PAIR = line(prompt="q", chosen="a", rejected="b")
 @pytest.mark.parametrize(
     "data, options, words",
     [
-        (PAIR * 2, {}, ["its documents are no texts but preference data (chosen, rejected): packprep trains on one answer"]),
+        (PAIR * 2, {}, ["its documents are not texts but preference data (chosen, rejected): packprep trains on one answer"]),
         (line(question="q", answer="a"), {}, ["question and answer", "name them prompt and completion"]),
         (line(conversations=[]), {"messages": False}, ["but sharegpt (conversations): set documents.loss_spans = \"use\""]),
         (line(messages=[]), {"messages": False}, ["but messages: set documents.loss_spans = \"use\""]),
-        (line(x=1), {"messages_format": "alpaca"}, ["has 'instruction' and 'output'", "or messages_format to what"]),
-        (line(x=1), {"messages_format": "sharegpt", "messages_key": "d"}, ["has 'd', as messages_format = 'sharegpt' wants"]),
+        (line(x=1), {"messages_format": "alpaca"}, ["has 'instruction' and 'output'", "or messages_format to the layout"]),
+        (line(x=1), {"messages_format": "sharegpt", "messages_key": "d"}, ["has 'd', which messages_format = 'sharegpt'"]),
         (line(id=1, data={"messages": [], "tools": []}), {}, ['set messages_key = "data.messages" and tools_key = "data.tools"']),
         (line(id=1, data={"conversations": []}), {}, ['set messages_key = "data.conversations"']),
         (line(id=1, dialog=[{"role": "user", "content": "q"}]), {}, ['set messages_key = "dialog"']),

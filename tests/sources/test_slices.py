@@ -427,16 +427,18 @@ def test_what_names_no_file_is_refused_with_where_it_was_looked_for(tmp_path):
         find_files(source_of("x.jsonl"), 0, tmp_path, None)
     with pytest.raises(
         SourceError,
-        match=r"source 'web': \*.jsonl matches no file \(looked for .*--source web=FOLDER",
+        match=r"source 'web': \*.jsonl matches no file \(looked for .*\n.*--source web=FOLDER",
     ):
         find_files(source_of("*.jsonl"), 0, tmp_path, None)
     with pytest.raises(
-        SourceError, match=r"folder/ is a folder; say which files, as in folder/\*\*/\*.jsonl"
+        SourceError, match=r"folder/ is a folder\nhint: give its files, as in folder/\*\*/\*.jsonl"
     ):
         find_files(source_of("folder/"), 0, tmp_path, None)
 
 
 def test_a_name_that_is_not_utf8_is_refused(tmp_path):
     made.write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")), b"{}")
-    with pytest.raises(SourceError, match=r"b'\\xff.jsonl' is not valid UTF-8; rename the file"):
+    with pytest.raises(
+        SourceError, match=r"b'\\xff.jsonl' is not valid UTF-8\nhint: rename the file"
+    ):
         find_files(source_of("*.jsonl"), 0, tmp_path, None)

@@ -239,14 +239,14 @@ def test_a_plan_of_another_version_of_tokenizers_is_refused_for_replay(tmp_path,
     resign_plan(directory, lambda plan: plan["engine"].update(version="0.0.7"))
     assert inside("verify", directory).status == 0  # no text is tokenized
     message = refused("verify", directory, "--replay", replay, "--workers", workers)
-    assert f"the plan's engine is reference 0.0.7, and here it is reference {here}" in message
+    assert f"the plan's engine is reference 0.0.7, but here it is reference {here}" in message
     assert "pip install tokenizers==0.0.7" in message
 
 
 def test_a_plan_of_another_version_of_the_bytes_is_refused_for_replay(own):
     resign_plan(own, lambda plan: plan["engine"].update(version="9"))
     message = refused("verify", own, "--replay", "all", *sources_at(own.parent))
-    assert "the plan's engine is bytes 9, and here it is bytes 1" in message
+    assert "the plan's engine is bytes 9, but here it is bytes 1" in message
 
 
 def test_the_segments_of_a_replay_are_drawn_anew_or_by_the_seed(dataset):

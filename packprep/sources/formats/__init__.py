@@ -181,10 +181,14 @@ _LINES = (".jsonl", ".ndjson", ".json")
 _PARQUET, _ARROW = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
 _LISTS = (
     "JSON Lines (.jsonl, .ndjson, .json; with .gz or .zst), Parquet files (.parquet, .pq), Arrow"
-    " files (.arrow, .feather, .ipc) and folders of Hugging Face datasets. Write the tokens as one"
-    ' of these; for Megatron\'s files say "megatron"'
+    " files (.arrow, .feather, .ipc) and folders of Hugging Face datasets\n"
+    "hint: write the tokens in one of these formats; for Megatron's files, set format ="
+    ' "megatron"'
 )
-_PAIRS = "pairs of a .bin and an .idx file. Name one of the two, or set format to what the file is"
+_PAIRS = (
+    "pairs of a .bin and an .idx file\n"
+    "hint: name one file of the pair, or set format to the format of the file"
+)
 FORMATS = {
     format.name: format
     for format in (
@@ -268,8 +272,8 @@ def detect_format(name: str) -> tuple[str, str]:
     format = next((f for f in FORMATS.values() if stem.endswith(f.suffixes)), FORMATS["text"])
     if compression and format.position == "number":
         raise SourceError(
-            f"{name}: {format.name} files compressed as a whole cannot be read. Decompress the"
-            " file."
+            f"{name}: {format.name} files cannot be read if they are compressed as a whole\n"
+            "hint: decompress the file"
         )
     return format.name, compression
 
@@ -295,7 +299,7 @@ def format_of(name: str, format: str) -> tuple[str, str]:
     if asked[0].only:
         asked = [f for f in asked if f.suffixes == FORMATS[found].suffixes] or asked
         if asked[0].suffixes != FORMATS[found].suffixes:
-            raise SourceError(f'{name}: format = "{format}" reads {asked[0].only}')
+            raise SourceError(f'{name}: format = "{format}" only reads {asked[0].only}')
     return asked[0].name, compression
 
 

@@ -71,7 +71,7 @@ def read(
             return
         if not is_url(part.path):  # At a URL, each buffer would need a request.
             for offset in (*index.dictionaries, index.offsets[part.piece]):
-                advice = "Write it with fewer rows a batch"
+                advice = "write it with fewer rows per batch"
                 check_block(
                     part.path, "a record batch", _largest_decompressed(file, offset), advice
                 )
@@ -209,7 +209,7 @@ def _index_of_stream(file: BinaryIO, size: int) -> BatchIndex:
     at = 0
     while at < size and (header := _read_header(file, at)):
         if at == 0 and header.kind != _SCHEMA:
-            raise pa.ArrowInvalid("it does not begin with a schema")
+            raise pa.ArrowInvalid("it does not start with a schema")
         if header.kind == _RECORD_BATCH:
             offsets.append(at)
             rows.append(header.rows)
@@ -219,7 +219,7 @@ def _index_of_stream(file: BinaryIO, size: int) -> BatchIndex:
         at = header.end
         if at > size:
             raise pa.ArrowInvalid(
-                f"a message ends at byte {at}, but the file has {size}; it is truncated"
+                f"a message ends at byte {at}, but the file has only {size}: it is truncated"
             )
     if at == 0:
         raise pa.ArrowInvalid("it is empty")
@@ -247,7 +247,7 @@ def _read_header(file: BinaryIO, at: int) -> _Header | None:
         rows_at = _field(data, _table(data, header_at), 0)
         rows = struct.unpack_from("<q", data, rows_at)[0] if rows_at else 0
     if body_bytes < 0 or rows < 0:
-        raise pa.ArrowInvalid(f"what should be a message at byte {at} is none")
+        raise pa.ArrowInvalid(f"the data at byte {at} is not a message")
     return _Header(kind, rows, body + body_bytes)
 
 
@@ -288,7 +288,7 @@ def _read_message(file: BinaryIO, at: int) -> tuple[bytes, int] | None:
     if n_bytes == 0:
         return None
     if n_bytes > _MAX_HEADER_BYTES:
-        raise pa.ArrowInvalid(f"what should be a message at byte {at} is none")
+        raise pa.ArrowInvalid(f"the data at byte {at} is not a message")
     return _read(file, begin, n_bytes), begin + n_bytes
 
 
@@ -347,16 +347,19 @@ def saved_files(folder: str) -> list[str]:
         state = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(
-            f"{path}: cannot be read: {error}. Save the dataset anew, or name its .arrow files."
+            f"{path}: cannot be read: {error}\n"
+            "hint: save the dataset again, or name its .arrow files"
         ) from error
     if not isinstance(state, dict) or not isinstance(state.get("_data_files"), list):
         raise SourceError(
-            f"{path}: it lists no _data_files. Save the dataset anew, or name its .arrow files."
+            f"{path}: it lists no _data_files\n"
+            "hint: save the dataset again, or name its .arrow files"
         )
     if state.get("_indices_files") or state.get("_indices_data_files"):
         raise SourceError(
-            f"{path}: the dataset has an indices mapping (_indices_files): it is another selection"
-            " of the rows of its files. Save it again after flatten_indices(), with save_to_disk."
+            f"{path}: the dataset has an indices mapping (_indices_files), which selects other"
+            " rows than its files\n"
+            "hint: save it again with save_to_disk, after flatten_indices()"
         )
     return sorted(_name_of(path, entry) for entry in state["_data_files"])
 
@@ -365,10 +368,12 @@ def _name_of(path: Path, entry: Any) -> str:
     name = entry.get("filename") if isinstance(entry, dict) else None
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
         raise SourceError(
-            f"{path}: {name!r} is no name of a file in its folder. Save the dataset anew."
+            f"{path}: {name!r} is not the name of a file in its folder\n"
+            "hint: save the dataset again"
         )
     if not (path.parent / name).is_file():
         raise SourceError(
-            f"{path.parent / name}: the file is missing, and state.json lists it. Put it back."
+            f"{path.parent / name}: the file is missing, but state.json lists it\n"
+            "hint: restore the file"
         )
     return name

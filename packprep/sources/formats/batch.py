@@ -401,8 +401,8 @@ def open_source(path: str, size: int) -> Iterator[BinaryIO]:
 def changed_size(path: str, size: int, found: int) -> SourceError:
     """Return the error for a file that no longer has the planned `size`."""
     return SourceError(
-        f"{path}: the file has {found} bytes, but had {size} when the plan was made. Put the file"
-        " back as it was, or build into a new output folder."
+        f"{path}: the file has {found} bytes, but had {size} when the plan was made\n"
+        "hint: restore the original file, or build into a new output folder"
     )
 
 
@@ -417,15 +417,16 @@ def source_errors(path: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise SourceError(
-            f"{path}: the file is missing. Put it back, or say with --source NAME=PREFIX where its"
-            " source lies."
+            f"{path}: the file is missing\n"
+            "hint: restore it, or pass the location of its source as --source NAME=PREFIX"
         ) from error
     except PermissionError as error:
         raise SourceError(
-            f"{path}: no permission to read the file. Allow it (chmod, chown), then go on."
+            f"{path}: no permission to read the file\n"
+            "hint: allow it (chmod, chown), then run the command again"
         ) from error
     except OSError as error:
         raise SourceError(
-            f"{path}: cannot be read: {error}. Check the disk or the file server, then start the"
-            " same command again."
+            f"{path}: cannot be read: {error}\n"
+            "hint: check the disk or the file server, then run the same command again"
         ) from error

@@ -137,7 +137,7 @@ def decompressed(
                 if not data:
                     raise SourceError(
                         f"{path}: the file became shorter while it was read, at byte {offset} of"
-                        f" {size}."
+                        f" {size}"
                     )
                 for i in range(0, len(data), _FED_AT_ONCE):
                     fed = data[i : i + _FED_AT_ONCE]
@@ -149,20 +149,21 @@ def decompressed(
                                 position += len(output)
                     except (zlib_ng.error, zstandard.ZstdError) as error:  # type: ignore[misc]
                         plain = (
-                            " If it is not compressed, give it a name without that ending."
+                            "; if it is not compressed, give it a name without that ending"
                             if not at
                             else ""
                         )
                         raise SourceError(
                             f"{path}: corrupt {compression} data between bytes {at} and"
-                            f" {at + len(fed)} of {size}: {error}. Fetch the file again, or take it"
-                            f" out of the recipe.{plain}"
+                            f" {at + len(fed)} of {size}: {error}\n"
+                            f"hint: fetch the file again, or take it out of the recipe{plain}"
                         ) from error
                 offset += len(data)
     if not decompressor.at_end:
         raise SourceError(
             f"{path}: the {compression} data is truncated: it ends at byte {size} inside a"
-            " compressed stream. Fetch the file again, or take it out of the recipe."
+            " compressed stream\n"
+            "hint: fetch the file again, or take it out of the recipe"
         )
 
 

@@ -28,8 +28,9 @@ from packprep.sources.formats.batch import LOSS_SPANS, MEDIA, Supervision
 OF_PLACE = {"at", "tokens", "ref", "kind"}
 """The keys of an entry of media."""
 UNREAD_MEDIA = (
-    "its documents have media, and would be trained without: name their kinds in specials.media, or"
-    ' set documents.loss_spans = "ignore" to train on the texts alone'
+    "its documents have media, which would be ignored\n"
+    'hint: name their kinds in specials.media, or set documents.loss_spans = "ignore" to train'
+    " only on the texts"
 )
 
 

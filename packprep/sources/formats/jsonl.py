@@ -524,7 +524,7 @@ def byte_blocks(path: str, size: int, begin: int, end: int) -> Iterator[Block]:
             if not data:
                 raise SourceError(
                     f"{path}: the file became shorter while it was read, at byte {position} of"
-                    f" {size}."
+                    f" {size}"
                 )
             yield Block(label, position, data)
             position += len(data)

@@ -140,8 +140,9 @@ def read(
         runs = _runs(index, part.size, part.piece_bytes)
         if part.piece >= runs:
             raise SourceError(
-                f"{path}: it lists {index.documents} documents, fewer than when the plan was made."
-                " Put the file back as it was, or build into a new output folder."
+                f"{path}: it lists {index.documents} documents, fewer than when the plan was"
+                " made\n"
+                "hint: restore the original file, or build into a new output folder"
             )
         first, end = (p * index.documents // runs for p in (part.piece, part.piece + 1))
         low, high = part.range(end - first)
@@ -190,16 +191,17 @@ def _entries(
         i = int(odd[0])
         raise _damaged(
             path,
-            f"sequence {s + i} has {lengths[i]} ids from byte {pointers[i]} on, and the .bin"
-            f" {index.ids_bytes} bytes",
+            f"sequence {s + i} has {lengths[i]} ids from byte {pointers[i]} on, but the .bin has"
+            f" only {index.ids_bytes} bytes",
         )
     if (
         index.has_modes
         and (modes := np.flatnonzero(_array(file, path, index.modes_at + s, "i1", count))).size
     ):
         raise SourceError(
-            f"{path}: sequence {s + int(modes[0])} has a mode other than 0: the data are"
-            " multimodal, and only text can be read. Take the file out of the recipe."
+            f"{path}: sequence {s + int(modes[0])} has a mode other than 0, so the data are"
+            " multimodal, and only text can be read\n"
+            "hint: take the file out of the recipe"
         )
     return lengths, pointers
 
@@ -281,32 +283,35 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
     path = index_path(path)
     index_bytes, ids_bytes = index_file.seek(0, 2), ids_file.seek(0, 2)
     if index_bytes < _HEADER.size:
-        raise _damaged(path, f"it has {index_bytes} bytes, and its head alone takes {_HEADER.size}")
+        raise _damaged(path, f"it has {index_bytes} bytes, but its header needs {_HEADER.size}")
     magic, version, code, sequences, count = _HEADER.unpack(
         _bytes(index_file, path, 0, _HEADER.size)
     )
     if magic != _MAGIC:
         raise SourceError(
-            f"{path}: not an index of Megatron's: it begins with {magic!r}, not {_MAGIC!r}. Take"
-            " the file out of the recipe, or set format to what it is."
+            f"{path}: not a Megatron index: it starts with {magic!r}, not {_MAGIC!r}\n"
+            "hint: take the file out of the recipe, or set format to the format of the file"
         )
     if version != 1:
         raise SourceError(
-            f"{path}: version {version} of Megatron's index; only 1 is known. Write the data anew."
+            f"{path}: Megatron index version {version} is unknown; only version 1 can be read\n"
+            "hint: write the data again"
         )
     if code not in _DTYPES:
         what = (
-            f"ids of {_FLOATS[code]}, which are no token ids"
+            f"ids of {_FLOATS[code]}, which cannot be token ids"
             if code in _FLOATS
             else f"an unknown dtype code, {code}"
         )
-        raise SourceError(f"{path}: the index names {what}. Write the data with an integer dtype.")
+        raise SourceError(
+            f"{path}: the index names {what}\nhint: write the data with an integer dtype"
+        )
     least = _HEADER.size + 12 * sequences + 8 * count
     if index_bytes not in (least, least + sequences):
         raise _damaged(
             path,
-            f"it lists {sequences} sequences and {count} document indices, which take {least} bytes"
-            f" (with modes {least + sequences}), and has {index_bytes}",
+            f"it lists {sequences} sequences and {count} document indices, which need {least}"
+            f" bytes (with modes {least + sequences}), but has {index_bytes}",
         )
     index = Index(
         np.dtype(_DTYPES[code]), sequences, max(count - 1, 0), index_bytes > least, ids_bytes
@@ -318,7 +323,7 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
     if (first, last) != (0, sequences):
         raise _damaged(
             path,
-            f"its documents go from sequence {first} to {last}, and there are {sequences}: its"
+            f"its documents go from sequence {first} to {last}, but there are {sequences}: its"
             " writer did not end the last document",
         )
     end = 0
@@ -331,15 +336,15 @@ def _read_index(path: str, index_file: BinaryIO, ids_file: BinaryIO) -> Index:
     if end != ids_bytes:
         raise _damaged(
             path,
-            f"its last sequence ends at byte {end} of the .bin, which has {ids_bytes}: they are no"
-            " pair",
+            f"its last sequence ends at byte {end} of the .bin, which has {ids_bytes}: the files"
+            " are not a pair",
         )
     return index
 
 
 def _damaged(path: str, what: str) -> SourceError:
     return SourceError(
-        f"{path}: damaged: {what}. Fetch both files again, or take them out of the recipe."
+        f"{path}: damaged: {what}\nhint: fetch both files again, or take them out of the recipe"
     )
 
 
@@ -363,9 +368,7 @@ def _read_into(file: Any, path: str, at: int, target: memoryview) -> None:
     while done < len(target):
         count = file.readinto(target[done:])
         if not count:
-            raise _damaged(
-                path, f"the pair ends too early, {len(target) - done} bytes before it should"
-            )
+            raise _damaged(path, f"the pair ends {len(target) - done} bytes too early")
         done += count
 
 
@@ -380,7 +383,8 @@ def _opened(path: str, size: int) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     if sum(sizes) != size:
         raise SourceError(
             f"{path}: the file and its .idx have {sum(sizes)} bytes together, but had {size} when"
-            " the plan was made. Put both back as they were, or build into a new output folder."
+            " the plan was made\n"
+            "hint: restore both files, or build into a new output folder"
         )
     with (
         open_source(index_path(path), sizes[0]) as index_file,

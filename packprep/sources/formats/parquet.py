@@ -58,7 +58,7 @@ def pieces(path: str, size: int, text_key: str, tokens: bool, piece_bytes: int) 
                 else sum(c.total_uncompressed_size for c in found) or group.total_byte_size
             )
         if any(not 0 <= n_bytes < 1 << 47 for n_bytes in held):
-            raise pa.ArrowInvalid("its footer gives sizes that cannot be")
+            raise pa.ArrowInvalid("its footer gives impossible sizes")
         return held
 
 
@@ -125,7 +125,7 @@ def read(
                 break
         if row < end:
             raise pa.ArrowInvalid(
-                f"row group {part.piece} has {row} rows, and its footer says {groups[-1].num_rows}"
+                f"row group {part.piece} has {row} rows, but its footer says {groups[-1].num_rows}"
             )
         yield from batch.take()
 
@@ -149,7 +149,7 @@ def _groups(file: pq.ParquetFile, count: int) -> list[pq.RowGroupMetaData]:
         any(group.num_rows < 0 for group in groups)
         or sum(group.num_rows for group in groups) >= 1 << 62
     ):
-        raise pa.ArrowInvalid("its footer gives numbers of rows that cannot be")
+        raise pa.ArrowInvalid("its footer gives impossible numbers of rows")
     return groups
 
 
@@ -249,7 +249,7 @@ def _check_pages(
                 path,
                 "a page",
                 page.decoded,
-                "Write it with fewer rows a page (write_batch_size, data_page_size)",
+                "write it with fewer rows per page (write_batch_size, data_page_size)",
             )
             at = page.begin + page.stored
 
@@ -272,7 +272,7 @@ def _page(source: _Source, at: int) -> _Page:
         if page.decoded < 0 or page.stored < 0:
             break
         return page
-    raise pa.ArrowInvalid(f"what should be a page at byte {at} is none")
+    raise pa.ArrowInvalid(f"the data at byte {at} is not a page")
 
 
 _HEADER_BYTES = (1 << 8, 1 << 16, 1 << 24)
@@ -287,7 +287,7 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, int], int]:
         IndexError: If the data ends inside the struct.
     """
     if depth > _MAX_DEPTH:
-        raise pa.ArrowInvalid("a page's header is nested too deep")
+        raise pa.ArrowInvalid("a page's header is nested too deeply")
     fields: dict[int, int] = {}
     number = 0
     while head := data[at]:
@@ -318,7 +318,7 @@ def _past(data: bytes, at: int, kind: int, depth: int) -> int:
         return at + size
     if kind == _STRUCT:
         return _struct(data, at, depth + 1)[1]
-    raise pa.ArrowInvalid("a page's header has a field of an unknown kind")
+    raise pa.ArrowInvalid("a page's header has a field of an unknown type")
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -330,7 +330,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         if shift > 63:
-            raise pa.ArrowInvalid("a page's header has a number that cannot be")
+            raise pa.ArrowInvalid("a page's header has an impossible number")
 
 
 @contextmanager

@@ -162,19 +162,20 @@ def _no_layout(
     """
     names = ", ".join(map(repr, schema.names[:50])) or "none"
     if layouts:
-        return SourceError(f"{path}: its rows are {refused(layouts[0])}. Its columns are: {names}.")
+        return SourceError(f"{path}: its rows are {refused(layouts[0])}. Its columns are {names}")
     if fields.format != "auto":
         layout = next(layout for layout in LAYOUTS if layout.name == fields.format)
         wanted = " and ".join(repr(fields.key_of(field)) for field in layout.needs)
         return SourceError(
-            f"{path}: messages_format = {fields.format!r} wants columns named {wanted}; the columns"
-            f" are: {names}. Set messages_key to the one that holds the messages, or"
-            " messages_format to what the file has."
+            f"{path}: messages_format = {fields.format!r} requires columns named {wanted}, but"
+            f" the columns are {names}\n"
+            "hint: set messages_key to the column that holds the messages, or messages_format to"
+            " the layout of the file"
         )
     if key := _messages_in(schema):
         return SourceError(
-            f"{path}: no column named {text_key!r}, and one of messages: set messages_key ="
-            f" {as_toml(key)}.",
+            f"{path}: no column named {text_key!r}, but a column of messages\n"
+            f"hint: set messages_key = {as_toml(key)}",
             {"messages_key": key},
         )
     return _text_missing(path, schema, text_key, "no column", sizes_of)
@@ -211,8 +212,8 @@ def _column(path: str, schema: pa.Schema, key: str, text_key: str) -> Column | N
         return None
     if (count := len(schema.get_all_field_indices(key))) > 1:
         raise SourceError(
-            f"{path}: {count} columns named {key!r}. Write the file with one, or set"
-            ' documents.loss_spans = "ignore".'
+            f"{path}: {count} columns named {key!r}\n"
+            'hint: write the file with one of them, or set documents.loss_spans = "ignore"'
         )
     return _place(schema, key)
 
@@ -254,8 +255,8 @@ def _text_column(path: str, schema: pa.Schema, text_key: str, sizes_of: SizesOf)
         kind = kind.field(name).type
     if not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
         raise SourceError(
-            f"{path}: the column {text_key!r} holds {kind}, not strings. Set text_key to the one"
-            " that holds the text."
+            f"{path}: the column {text_key!r} holds {kind}, not strings\n"
+            "hint: set text_key to the column that holds the text"
         )
     return place
 
@@ -277,22 +278,23 @@ def _text_missing(
     texts = [key for key, kind in keys if not _is_binary(kind)] or [key for key, _ in keys]
     texts = texts[:_MOST_TEXT_KEYS]
     settings = {}
-    advice = "Set text_key (--text-key) to the one that holds the text"
+    advice = "set text_key (--text-key) to the column that holds the text"
     if there is not None:
-        advice = f"Its rows are {instead_of_text(there)}"
+        advice = f"for {instead_of_text(there)}"
     elif texts:
         sizes = sizes_of(texts) if len(texts) > 1 else [1]
         settings = {"text_key": texts[int(np.argmax(sizes))]}
         if len(texts) > 1 and texts != schema.names:
-            advice += f": of strings are {', '.join(map(repr, texts[:20]))}"
+            advice += f" (one of {', '.join(map(repr, texts[:20]))})"
         advice += f", as in text_key = {as_toml(settings['text_key'])}"
     elif any(field.name in COLUMNS and _is_tokens(field.type) for field in schema):
         settings = {"format": "tokens"}
         advice = (
-            'It holds lists of token ids: set format = "tokens", and the tokenizer that made them'
+            'set format = "tokens" for its lists of token ids, and give the tokenizer that made'
+            " them"
         )
     return SourceError(
-        f"{path}: {problem} named {text_key!r}; the columns are: {names}. {advice}.", settings
+        f"{path}: {problem} named {text_key!r}; the columns are {names}\nhint: {advice}", settings
     )
 
 
@@ -338,8 +340,9 @@ def check_block(path: str, what: str, n_bytes: int, advice: str) -> None:
     """
     if n_bytes > MAX_BLOCK_BYTES:
         raise SourceError(
-            f"{path}: {what} of it holds {n_bytes} bytes once decompressed, and at most"
-            f" {MAX_BLOCK_BYTES} are decoded at once. {advice}, or take the file out of the recipe."
+            f"{path}: {what} has {n_bytes} bytes after decompression, but at most"
+            f" {MAX_BLOCK_BYTES} can be decoded at once\n"
+            f"hint: {advice}, or take the file out of the recipe"
         )
 
 
@@ -356,25 +359,25 @@ def arrow_errors(path: str, what: str) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:  # The name of a column is invalid.
         raise SourceError(
-            f"{path}: not a readable {what}: a name in it is not UTF-8: {error}. Fetch the file"
-            " again, or take it out of the recipe."
+            f"{path}: not a readable {what}, because a name in it is not UTF-8: {error}\n"
+            "hint: fetch the file again, or take it out of the recipe"
         ) from error
     except (pa.ArrowException, OSError) as error:
         # pyarrow also reports damaged data as an OSError, but without an error number.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         mend = (
-            "It is encrypted: write it anew without"
+            "write it without encryption"
             if "decrypt" in str(error).lower()
-            else "Fetch the file again"
+            else "fetch the file again"
         )
         if _is_pointer(path):
             error, mend = (
-                OSError("it is a Git LFS pointer, which stands for the file itself"),
-                "Fetch that with git lfs pull",
+                OSError("it is a Git LFS pointer, which only refers to the file"),
+                "fetch the file with git lfs pull",
             )
         raise SourceError(
-            f"{path}: not a readable {what}: {error}. {mend}, or take it out of the recipe."
+            f"{path}: not a readable {what}: {error}\nhint: {mend}, or take it out of the recipe"
         ) from error
 
 
@@ -664,17 +667,20 @@ def find_token_column(path: str, schema: pa.Schema, text_key: str) -> int:
     name = next((name for name in wanted if name in schema.names), None)
     if name is None:
         raise SourceError(
-            f"{path}: no column named {' or '.join(map(repr, wanted))}; the columns are: {names}."
-            " Set text_key to the one that holds the lists of token ids."
+            f"{path}: no column named {' or '.join(map(repr, wanted))}; the columns are {names}\n"
+            "hint: set text_key to the column that holds the lists of token ids"
         )
     found = schema.get_all_field_indices(name)
     if len(found) > 1:
-        raise SourceError(f"{path}: {len(found)} columns named {name!r}. Write the file with one.")
+        raise SourceError(
+            f"{path}: {len(found)} columns named {name!r}\nhint: write the file with one of them"
+        )
     kind = schema.field(found[0]).type
     if not _is_tokens(kind):
         raise SourceError(
-            f"{path}: the column {name!r} holds {kind}, not lists of integers. Set text_key to the"
-            ' one that holds the lists of token ids; for text, set format to "auto".'
+            f"{path}: the column {name!r} holds {kind}, not lists of integers\n"
+            "hint: set text_key to the column that holds the lists of token ids; for text, set"
+            ' format to "auto"'
         )
     return found[0]
 

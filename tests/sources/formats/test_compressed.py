@@ -116,7 +116,7 @@ def test_a_truncated_file_is_an_error_at_whatever_byte(tmp_path, compression):
     for n in range(1, len(packed)):
         path = write(tmp_path, "a", packed[:n])
         with pytest.raises(
-            SourceError, match=rf"{path}: .* ends at byte {n} .*[Ff]etch the file again"
+            SourceError, match=rf"{path}: .* ends at byte {n} .*\nhint: fetch the file again"
         ):
             blocks(path, compression, 1 << 20)
 

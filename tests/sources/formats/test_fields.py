@@ -281,13 +281,13 @@ def test_keys_with_points_are_looked_for_as_they_are_first():
         (
             Fields(format="sharegpt"),
             (
-                "messages_format = 'sharegpt' wants columns named 'conversations'; the columns"
-                " are: 'x'"
+                "messages_format = 'sharegpt' requires columns named 'conversations', but the"
+                " columns are 'x'"
             ),
         ),
-        (Fields("dialog", format="messages"), "wants columns named 'dialog'"),
-        (FIELDS, "no column named 'text'; the columns are: 'x'. Set text_key"),
-        (None, "no column named 'text'; the columns are: 'x'. Set text_key"),
+        (Fields("dialog", format="messages"), "requires columns named 'dialog'"),
+        (FIELDS, "no column named 'text'; the columns are 'x'\nhint: set text_key"),
+        (None, "no column named 'text'; the columns are 'x'\nhint: set text_key"),
     ],
 )
 def test_a_table_without_the_layout_says_what_it_has(tmp_path, fields, message):
@@ -300,14 +300,14 @@ def test_a_table_without_the_layout_says_what_it_has(tmp_path, fields, message):
 )
 def test_a_table_with_messages_under_another_name_says_it(tmp_path, record, key):
     with pytest.raises(
-        SourceError, match=f"no column named 'text', and .* set messages_key = \"{key}\""
+        SourceError, match=f"no column named 'text', but .*\nhint: set messages_key = \"{key}\""
     ):
         documents(parquet(tmp_path, [record]), fields=FIELDS)
 
 
 def test_where_the_fields_are_ignored_no_text_is_advised(tmp_path):
     with pytest.raises(
-        SourceError, match='Its rows are sharegpt .conversations.: set documents.loss_spans = "use"'
+        SourceError, match='hint: for sharegpt .conversations.: set documents.loss_spans = "use"'
     ):
         documents(parquet(tmp_path, [{"conversations": SHAREGPT}]), fields=None)
 

@@ -142,16 +142,16 @@ HUGE = 2**63 + 5
 @pytest.mark.parametrize(
     "damage, said",
     [
-        (broken(index=lambda b: b[:20]), "it has 20 bytes, and its head alone takes 34"),
+        (broken(index=lambda b: b[:20]), "it has 20 bytes, but its header needs 34"),
         (
             broken(index=lambda b: b[:-1]),
-            "it lists 2 sequences and 3 document indices, which take 82 bytes",
+            "it lists 2 sequences and 3 document indices, which need 82 bytes",
         ),
-        (broken(index=lambda b: b + b"x"), "and has 83"),
+        (broken(index=lambda b: b + b"x"), "but has 83"),
         (broken(index=lambda b: b""), "it has 0 bytes"),
-        (broken(magic=b"MMIDIDX\0\1"), "not an index of Megatron's"),
-        (broken(version=2), "version 2 of Megatron's index; only 1 is known"),
-        (broken(code=6), "ids of float64, which are no token ids"),
+        (broken(magic=b"MMIDIDX\0\1"), "not a Megatron index"),
+        (broken(version=2), "Megatron index version 2 is unknown; only version 1"),
+        (broken(code=6), "ids of float64, which cannot be token ids"),
         (broken(code=7), "ids of float32"),
         (broken(code=9), "an unknown dtype code, 9"),
         (broken(code=0), "an unknown dtype code, 0"),
@@ -160,7 +160,7 @@ HUGE = 2**63 + 5
         (broken(sequences=HUGE, count=2**64 - HUGE), f"it lists {HUGE} sequences"),
         (
             broken(code=4),
-            "its last sequence ends at byte 22 of the .bin, which has 14: they are no pair",
+            "its last sequence ends at byte 22 of the .bin, which has 14: the files are not a pair",
         ),
         (
             broken(data=lambda b: b[:-1]),
@@ -170,10 +170,13 @@ HUGE = 2**63 + 5
             broken(data=lambda b: b + b"xx"),
             "its last sequence ends at byte 14 of the .bin, which has 16",
         ),
-        (broken(pointers=[0, 2**62]), "they are no pair"),
-        (broken(pointers=[9, 6]), "sequence 0 has 3 ids from byte 9 on, and the .bin 14 bytes"),
+        (broken(pointers=[0, 2**62]), "the files are not a pair"),
+        (
+            broken(pointers=[9, 6]),
+            "sequence 0 has 3 ids from byte 9 on, but the .bin has only 14 bytes",
+        ),
         (broken(pointers=[-2, 6]), "sequence 0 has 3 ids from byte -2 on"),
-        (broken(modes=[0, 1]), "sequence 1 has a mode other than 0: the data are multimodal"),
+        (broken(modes=[0, 1]), "sequence 1 has a mode other than 0, so the data are multimodal"),
     ],
 )
 def test_damaged_pairs_are_errors_that_name_the_file_and_the_place(tmp_path, damage, said):

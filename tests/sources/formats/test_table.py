@@ -132,7 +132,7 @@ def test_a_missing_or_unfit_column_is_an_error_that_lists_the_columns(tmp_path, 
     assert read_all(part_of(path), "a.b")[0] == [(0, "x")]
     with pytest.raises(
         SourceError,
-        match=r"a\.\w+: no column named 'content'; the columns are: 'id', 'text', 'a.b'",
+        match=r"a\.\w+: no column named 'content'; the columns are 'id', 'text', 'a.b'",
     ):
         read_all(part_of(path), "content")
     with pytest.raises(SourceError, match="the column 'id' holds int64, not strings"):
@@ -141,22 +141,22 @@ def test_a_missing_or_unfit_column_is_an_error_that_lists_the_columns(tmp_path, 
     for columns, advice in (
         (
             {"id": [1], "title": ["a"], "body": ["b" * 99]},
-            r"\(--text-key\) .* text: of strings are 'title', 'body', as in text_key = \"body\"\.$",
+            r"\(--text-key\) .* text \(one of 'title', 'body'\), as in text_key = \"body\"$",
         ),
         (
             {"title": ["a" * 99], "body": ["b"]},
             (
-                r"text_key \(--text-key\) to the one that holds the text, as in text_key ="
-                r" \"title\"\.$"
+                r"text_key \(--text-key\) to the column that holds the text, as in text_key ="
+                r" \"title\"$"
             ),
         ),
         (
             {"blob": [b"x" * 999], "doc": [{"lang": "en", "body": "b" * 99}]},
-            r"of strings are 'doc.lang', 'doc.body', as in text_key = \"doc.body\"\.$",
+            r"\(one of 'doc.lang', 'doc.body'\), as in text_key = \"doc.body\"$",
         ),
         (
             {"input_ids": ids},
-            r"lists of token ids: set format = \"tokens\", and the tokenizer that made them\.$",
+            r"set format = \"tokens\" for its lists of token ids, and give the tokenizer that made them$",
         ),
     ):
         with pytest.raises(SourceError, match=advice):
@@ -231,10 +231,8 @@ def test_an_empty_stream_has_no_pieces(tmp_path):
 
 def test_a_block_may_have_so_many_bytes_and_no_more():
     check_block("a.parquet", "a page", MAX_BLOCK_BYTES, "")
-    with pytest.raises(
-        SourceError, match=f"a.parquet: a page of it holds {MAX_BLOCK_BYTES + 1} bytes"
-    ):
-        check_block("a.parquet", "a page", MAX_BLOCK_BYTES + 1, "Write it anew")
+    with pytest.raises(SourceError, match=f"a.parquet: a page has {MAX_BLOCK_BYTES + 1} bytes"):
+        check_block("a.parquet", "a page", MAX_BLOCK_BYTES + 1, "write it again")
 
 
 def test_a_number_in_a_page_s_header_takes_ten_bytes_at_most():
@@ -244,5 +242,5 @@ def test_a_number_in_a_page_s_header_takes_ten_bytes_at_most():
             data, rest = data + bytes([rest & 127 | (128 if rest > 127 else 0)]), rest >> 7
         data += bytes([rest]) if value > 127 else b""
         assert _varint(b"x" + data + b"y", 1) == (value, 1 + len(data)) and len(data) <= 10
-    with pytest.raises(pa.ArrowInvalid, match="cannot be"):
+    with pytest.raises(pa.ArrowInvalid, match="impossible number"):
         _varint(b"\xff" * 11, 0)

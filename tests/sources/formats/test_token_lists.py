@@ -186,9 +186,9 @@ def test_the_column_is_input_ids_or_tokens_or_the_one_that_is_named(tmp_path):
         (
             {"ids": [[1]], "text": ["a"]},
             "text",
-            "no column named 'input_ids' or 'tokens'; the columns are: 'ids', 'text'",
+            "no column named 'input_ids' or 'tokens'; the columns are 'ids', 'text'",
         ),
-        ({"input_ids": [[1]]}, "ids", "no column named 'ids'; the columns are: 'input_ids'"),
+        ({"input_ids": [[1]]}, "ids", "no column named 'ids'; the columns are 'input_ids'"),
         (
             {"input_ids": ["a"]},
             "text",
