@@ -595,7 +595,7 @@ def test_verify_a_damaged_dataset(dataset, tmp_path):
 
 
 def test_verify_what_is_no_dataset(dataset, tmp_path):
-    assert "is no dataset, or its build is not finished" in refused("verify", tmp_path)
+    assert "is not a dataset, or its build is not finished" in refused("verify", tmp_path)
     out = shutil.copytree(dataset, tmp_path / "out")
     (out / "dataset.json").write_bytes(b"{}\n")
     assert "dataset.json: key" in refused("verify", out)

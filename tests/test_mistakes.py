@@ -181,7 +181,7 @@ def _state(dataset, **changes):
         ),
         (
             lambda d: packprep.open_dataset(d / "dataset.json"),
-            ["dataset.json is a file", "name the one with"],
+            ["dataset.json is a file", "give the folder with"],
         ),
         (
             lambda d: packprep.open_dataset([d, d], shares=[1]),
@@ -202,7 +202,7 @@ def _state(dataset, **changes):
         ),
         (
             lambda d: packprep.open_dataset(None),
-            ["directory is None", "should be the folder of a dataset"],
+            ["directory is None", "give the folder of a dataset"],
         ),
         (lambda d: packprep.open_dataset(d, io="mmaped"), ["io is 'mmaped'", "'mmap' or 'pread'"]),
         (
@@ -219,7 +219,7 @@ def _state(dataset, **changes):
         ),
         (
             lambda d: packprep.open_dataset(d).batches(2, dtype=np.int8),
-            ["the dtype of 'tokens' is int8", "a wider one"],
+            ["the dtype of 'tokens' is int8", "give a wider dtype"],
         ),
         (
             lambda d: packprep.open_dataset(d).batch(
@@ -231,7 +231,7 @@ def _state(dataset, **changes):
             lambda d: packprep.open_dataset(d).batch(
                 [0], columns=["loss_weights"], dtype={"loss_weights": int}
             ),
-            ["the dtype of 'loss_weights' is int64", "no whole numbers"],
+            ["the dtype of 'loss_weights' is int64", "not whole numbers"],
         ),
         (
             lambda d: packprep.open_dataset(d).batches(2).load_state_dict(_state(d, rows="4")),
@@ -243,7 +243,7 @@ def _state(dataset, **changes):
         ),
         (
             lambda d: packprep.open_dataset(d).batches(batch_size=2).load_state_dict({"rows": 2}),
-            ["['rows']", "give what state_dict() gave"],
+            ["['rows']", "pass the result of state_dict()"],
         ),
         (
             lambda d: (
@@ -257,7 +257,7 @@ def _state(dataset, **changes):
             lambda d: (
                 packprep.open_dataset(d).batches(batch_size=2, seed=4).load_state_dict(_state(d))
             ),
-            ["the state's seed is 0, this loader's is 4", "with that seed"],
+            ["the state's seed is 0, but this loader's is 4", "with the seed"],
         ),
     ],
 )

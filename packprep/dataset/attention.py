@@ -129,7 +129,7 @@ def _spans(cu_seqlens, cu_seqlens_padded=None, length=None) -> tuple[np.ndarray,
     """
     cu = np.asarray(cu_seqlens, np.int64)
     if cu.ndim != 1 or len(cu) == 0 or cu[0] != 0 or (np.diff(cu) < 0).any():
-        raise ArgumentError(f"cu_seqlens should start at 0 and ascend, but is {_some(cu)}")
+        raise ArgumentError(f"cu_seqlens should start at 0 and be ascending, but is {_some(cu)}")
     physical = cu
     if cu_seqlens_padded is not None:
         physical = np.asarray(cu_seqlens_padded, np.int64)
@@ -143,7 +143,9 @@ def _spans(cu_seqlens, cu_seqlens_padded=None, length=None) -> tuple[np.ndarray,
                 f"cu_seqlens {_some(cu)} at least its length"
             )
     if length is not None and physical[-1] > length:
-        raise ArgumentError(f"the segments end at slot {physical[-1]}, beyond the length {length}")
+        raise ArgumentError(
+            f"the segments end at position {physical[-1]}, beyond the length {length}"
+        )
     _, begin, slots = boundaries(np.array([len(cu) - 1]), cu, physical)
     return begin, begin + slots
 
@@ -245,7 +247,7 @@ def pad_cu_seqlens(cu_seqlens, entries, length=None, tail="none") -> np.ndarray:
         raise ArgumentError(f"tail is {tail!r} and should be 'none', 'segment' or 'fold'")
     if tail != "none":
         if length is None:
-            raise ArgumentError(f"tail {tail!r} needs length")
+            raise ArgumentError(f"tail {tail!r} requires length")
         if cu[-1] < length:
             cu = (
                 np.append(cu, length)
@@ -260,18 +262,20 @@ def pad_cu_seqlens(cu_seqlens, entries, length=None, tail="none") -> np.ndarray:
 def _check_prefix(segment_prefix, begin, end) -> np.ndarray:
     prefix = np.asarray(segment_prefix, np.int64)
     if prefix.shape != begin.shape:
-        raise ArgumentError(f"segment_prefix has {prefix.size} entries for {begin.size} segments")
+        raise ArgumentError(
+            f"segment_prefix has {prefix.size} entries, but there are {begin.size} segments"
+        )
     if (prefix == -1).any():
         raise ArgumentError(
-            f"segment {int(np.argmax(prefix == -1))} has prefix -1: another attention rule holds"
-            " there (block diffusion), see block_mask"
+            f"segment {int(np.argmax(prefix == -1))} has prefix -1, the attention pattern of"
+            " block diffusion\n"
+            "hint: use block_mask"
         )
     wrong = (prefix < 0) | (prefix > end - begin)
     if wrong.any():
         i = int(np.argmax(wrong))
         raise ArgumentError(
-            f"segment {i} has prefix {prefix[i]}, which is not in 0 … {end[i] - begin[i]}, its"
-            " length"
+            f"segment {i} has prefix {prefix[i]}, but its length is {end[i] - begin[i]}"
         )
     return prefix
 
@@ -323,7 +327,9 @@ def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
     if window is not None:
         end = window.first_document_begin + len(window.document_index_k)
         if end > len(ids):
-            raise ArgumentError(f"the window ends at slot {end}, beyond the {len(ids)} segment_ids")
+            raise ArgumentError(
+                f"the window ends at position {end}, beyond the {len(ids)} segment_ids"
+            )
         queries, keys = (
             keys[end - len(window.document_index_q) : end],
             keys[window.first_document_begin : end],
@@ -444,9 +450,9 @@ def micro_sequence(
         if cut.any():
             i = int(np.argmax(cut))
             raise ArgumentError(
-                f"the window ends at slot {end}, inside the prefix [{segment_begin[i]},"
-                f" {prefix_end[i]}) of segment {i}, whose slots see each other both ways; end it"
-                " where cut_points says"
+                f"the window ends at position {end}, inside the bidirectional prefix"
+                f" [{segment_begin[i]}, {prefix_end[i]}) of segment {i}\n"
+                "hint: end it at one of cut_points"
             )
     segment = _segment_of_slot(segment_begin, segment_end, max(end, int(physical[-1])))
     if end > physical[-1]:
@@ -503,8 +509,8 @@ def cut_points(row, size) -> np.ndarray:
         if i >= 0 and cut < begin[i] + prefix[i]:
             if begin[i] <= at:
                 raise ArgumentError(
-                    f"segment {i} has a prefix of {prefix[i]} slots that see each other both ways, "
-                    f"which no window of {size} slots holds"
+                    f"segment {i} has a bidirectional prefix of {prefix[i]} positions, which does"
+                    f" not fit into a window of {size}"
                 )
             cut = int(begin[i])
         ends.append(cut)
@@ -556,8 +562,9 @@ def context_parallel(
         if wrong.any():
             i = int(np.argmax(wrong))
             raise ArgumentError(
-                f"segment {i} lies on {padded[i + 1] - padded[i]} slots, no multiple of {multiple};"
-                f" build with pad_seq_to_mult = {multiple}"
+                f"segment {i} has {padded[i + 1] - padded[i]} positions, which is not a multiple"
+                f" of {multiple}\n"
+                f"hint: build with pad_seq_to_mult = {multiple}"
             )
     if cp_size == 1:
         return (
@@ -672,7 +679,7 @@ def micro_windows(length, splits, cp_size=1, rank=0) -> np.ndarray:
         )
     if length % (splits * cp_size):
         raise ArgumentError(
-            f"length {length} is no multiple of splits · cp_size = {splits * cp_size}"
+            f"length {length} is not a multiple of splits · cp_size = {splits * cp_size}"
         )
     part = length // (splits * cp_size)
     begin = (np.arange(splits) * cp_size + rank) * part

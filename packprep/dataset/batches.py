@@ -43,23 +43,23 @@ _MOST_ROWS = 1 << 62  # The limit for the counts of a state.
 _COUNTS = ("rows", "steps")  # These keys of a state may differ when it is loaded.
 _WINDOWS = 4  # The number of windows whose order is cached.
 _JOINED = {  # Keys that were added later, and the fact that is unknown without each.
-    "digest": "whether the dataset is the one that it was taken with, or was built again since",
-    "redraw": "whether later epochs were drawn anew",
+    "digest": "whether the dataset is the same or was built again since",
+    "redraw": "whether later epochs were resampled",
 }
 _INSTEAD = {
     "digest": (
-        "a dataset that was built again may hold other rows; open the one whose dataset.json has"
-        " that digest. If you know that the rows are the same, take digest out of the state: it is"
-        " not checked then"
+        "a dataset that was built again may have other rows\n"
+        "hint: open the dataset with this digest. If you know that the rows are the same, remove"
+        " digest from the state to skip the check"
     ),
-    "redraw": "later epochs would hold other rows; give the redraw that it was taken with",
+    "redraw": "later epochs would have other rows\nhint: give the redraw of the state",
     "balance": (
-        "going on would repeat and skip rows; give the balance and window that it was taken with,"
-        " and the same max_epochs"
+        "resuming would repeat and skip rows\n"
+        "hint: give the balance, window and max_epochs of the state"
     ),
     "step_rows": (
-        "going on would repeat and skip rows; give batch_size · world_size that come to as many"
-        " rows of a step"
+        "resuming would repeat and skip rows\n"
+        "hint: give batch_size · world_size with the same number of rows per step"
     ),
 }
 _WHERE_GIVEN = frozenset(("balance", "step_rows"))  # Only some iterations have these keys.
@@ -234,7 +234,8 @@ class Reader:
         given, n = np.asarray(indices, None if len(indices) else np.int64), len(self)
         if given.ndim != 1 or given.dtype.kind not in "iu":
             raise ArgumentError(
-                f"row indices should be a list of integers, not {given.dtype}{list(given.shape)}"
+                "row indices should be a list of integers, but are"
+                f" {given.dtype}{list(given.shape)}"
             )
         outside = (given < -n) | (given >= n)
         if outside.any():
@@ -305,7 +306,7 @@ class Reader:
         rows = self._places(indices)
         if epochs is not None:
             if len(epochs) != len(rows):
-                raise ArgumentError(f"{len(epochs)} epochs are given for {len(rows)} rows")
+                raise ArgumentError(f"there are {len(epochs)} epochs for {len(rows)} rows")
             epochs = [integer(f"epochs[{i}]", epoch, 0, 1 << 63) for i, epoch in enumerate(epochs)]
         with_media, names = MEDIA in names, tuple(name for name in names if name != MEDIA)
         dtypes = self._dtypes(self._dtype if dtype is None else dtype, names)
@@ -320,7 +321,8 @@ class Reader:
                 raise ArgumentError(f"out has no array for column {name!r}")
             elif out[name].shape != shape:
                 raise ArgumentError(
-                    f"out[{name!r}] has shape {list(out[name].shape)} and should have {list(shape)}"
+                    f"out[{name!r}] has shape {list(out[name].shape)}, but should have"
+                    f" {list(shape)}"
                 )
             else:
                 self._check_holds(name, out[name].dtype)
@@ -354,7 +356,7 @@ class Reader:
                     own_dtype(name, self.token_dtype) if asked is None else np.dtype(asked)
                 )
             except TypeError as error:
-                what = f"the dtype of {name!r} is {asked!r} and should be one of numpy's: {error}"
+                what = f"the dtype of {name!r} is {asked!r}, but should be a NumPy dtype: {error}"
                 raise ArgumentError(what) from error
             if asked is not None:
                 self._check_holds(name, dtypes[name])
@@ -385,13 +387,13 @@ class Reader:
             holds = dtype.kind != "b" or most == 1
         if not holds:
             values = (
-                "weights, which are no whole numbers"
+                "weights, which are not whole numbers"
                 if name.startswith("loss_weight")
                 else f"values up to {most}"
             )
             raise ArgumentError(
-                f"the dtype of {name!r} is {dtype}, which cannot hold its {values}: give a"
-                " wider one"
+                f"the dtype of {name!r} is {dtype}, which cannot hold its {values}\n"
+                "hint: give a wider dtype"
             )
 
     def with_columns(self, columns: Iterable[str] = COLUMNS, dtype: Any = None) -> Any:
@@ -489,15 +491,15 @@ class Reader:
             batches._step_rows = {length: rows * world_size for length, rows in sizes.items()}
         if epochs is not None and samples is not None:
             raise ArgumentError(
-                f"epochs = {epochs!r} and samples = {samples!r} both say where to end: give one of"
-                " them"
+                f"epochs = {epochs!r} and samples = {samples!r} both set the end\n"
+                "hint: give only one of them"
             )
         if epochs is not None:
             batches.end = self.samples_of_epochs(integer("epochs", epochs, 0, 1 << 31))
         elif samples is not None:
             batches.end = integer("samples", samples, 0, _MOST_ROWS)
         if len(self) == 0 and batches.end != 0:
-            raise ArgumentError(f"{self!r} has no rows: no batch would ever come")
+            raise ArgumentError(f"{self!r} has no rows, so it has no batches")
         # Invalid arguments are refused here, not at a batch or after an epoch.
         batches.dataset, batches._columns = (
             self,
@@ -512,7 +514,8 @@ class Reader:
         batches._balance = order.balance_of(balance, window, batches._shuffle)
         if batches._balance is not None and batches._step_rows is not None:
             raise ArgumentError(
-                "balance is for rows of one seq_length, and this mixture has several: leave it out"
+                "balance requires rows of one seq_length, but this mixture has several\n"
+                "hint: leave balance out"
             )
         batches._exhaustion = self.exhaustion(batches._seed, batches._shuffle, batches._step_rows)
         # No row from the exhausted sample on may come before it.
@@ -644,8 +647,8 @@ class Batches:
         if self._exhaustion is not None and end > self._exhaustion[0]:
             sample, which = self._exhaustion
             raise Exhausted(
-                f"{which} before sample {sample}: end by samples = {sample}, or give it less of the"
-                " shares, or more max_epochs"
+                f"{which} before sample {sample}\n"
+                f"hint: set samples = {sample}, lower its shares, or raise max_epochs"
             )
 
     def rows_of_samples(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -800,7 +803,8 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Read
     ):
         keys = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise StateError(
-            f"a loader state has the keys {sorted(mine)}, not {keys}: give what state_dict() gave"
+            f"a loader state has the keys {sorted(mine)}, not {keys}\n"
+            "hint: pass the result of state_dict()"
         )
     if isinstance(digest := state.get("digest"), str) and (
         before := dataset.fingerprint_at(digest)
@@ -811,18 +815,19 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any], dataset: Read
         checked = key not in _COUNTS and (key in state or key in _WHERE_GIVEN)
         if checked and (type(theirs), theirs) != (type(ours), ours):
             instead = (
-                "going on would repeat and skip rows; open that dataset, with that seed and shuffle"
+                "resuming would repeat and skip rows\n"
+                "hint: open that dataset with the seed and shuffle of the state"
             )
             raise StateError(
-                f"the state's {key} is {theirs!r}, this loader's is {ours!r}:"
+                f"the state's {key} is {theirs!r}, but this loader's is {ours!r}:"
                 f" {_INSTEAD.get(key, instead)}"
             )
     absent = [key for key in _JOINED if key in mine and key not in state]
     if absent:
         unknown = ", and ".join(_JOINED[key] for key in absent)
         warnings.warn(
-            f"the loader state has no {' and no '.join(absent)}, as an older packprep left it: it"
-            f" is taken, and nothing tells {unknown}; the next state has"
+            f"the loader state has no {' and no '.join(absent)}, because an older packprep wrote"
+            f" it. It is accepted without a check of {unknown}. The next state has"
             f" {'it' if len(absent) == 1 else 'both'}",
             stacklevel=3,
         )
@@ -853,11 +858,11 @@ def refuse_columns(names: Iterable[str], without: Iterable[str] = ()) -> None:
             layout = ""
             if name in ("cu_seqlens", "max_seqlen"):
                 layout = (
-                    f". {name} is of a batch laid as one row:"
-                    " packprep.dataset.attention.flatten(batch) gives it"
+                    f". {name} belongs to a batch flattened into one row: use"
+                    " packprep.dataset.attention.flatten(batch)"
                 )
             raise ArgumentError(
-                f"no column is called {name!r}; there are {', '.join(there)}, and {ahead}{layout}"
+                f"unknown column {name!r}; the columns are {', '.join(there)}, and {ahead}{layout}"
             )
 
 
@@ -884,19 +889,21 @@ def refuse_tasks(names: Iterable[str], tasks: Sequence[StoredTask]) -> None:
             others = [
                 *dict.fromkeys(task["name"] for task in tasks if task["name"] not in names_refused)
             ]
-            ways = [f"keep loss on the others by with_loss_on(task={others})"] if others else []
-            ways.append("take a dataset of causal tasks")
+            ways = (
+                [f"limit the loss to the others with with_loss_on(task={others})"] if others else []
+            )
+            ways.append("use a dataset of causal tasks")
             if all(RULES[task["attention"]].ahead == "prefix" for task in refused):
-                ways.append(f"read prefixes causally on purpose: {_CAUSALLY}")
+                ways.append(f"read prefixes causally: {_CAUSALLY}")
             why = (
-                "sees ahead in its segments, and layers that need seq_idx see the past alone:"
-                f" {', or '.join(ways)}"
+                "attends bidirectionally, but layers that need seq_idx only see the past\n"
+                f"hint: {', or '.join(ways)}"
             )
         elif name in AHEAD and all(is_in_place(task) for task in tasks):
             refused = [*tasks]
             why = (
-                f"predicts in place, and has no {name}: take {MADE_FROM[name]}, or a dataset with a"
-                " next-token task"
+                f"predicts the same position, so it has no {name}\n"
+                f"hint: use {MADE_FROM[name]}, or a dataset with a next-token task"
             )
         if refused:
             raise ArgumentError(
@@ -916,14 +923,16 @@ def _sizes(batch_size: Any, lengths: tuple[int, ...] | None, length: Any) -> dic
         if lengths is not None:
             example = ", ".join(f"{own}: …" for own in sorted(set(lengths)))
             raise ArgumentError(
-                f"batch_size is {batch_size!r}, and rows differ in seq_length: give {{{example}}}"
+                f"batch_size is {batch_size!r}, but rows differ in seq_length\n"
+                f"hint: give {{{example}}}"
             )
         return {None: integer("batch_size", batch_size, 1, 1 << 31)}
     own = {length()} if lengths is None else {*lengths}
     if batch_size.keys() != own:
         raise ArgumentError(
-            f"batch_size has rows for seq_length {sorted(batch_size)}, and it is {sorted(own)}:"
-            " name these"
+            f"batch_size has the seq_lengths {sorted(batch_size)}, but the rows have"
+            f" {sorted(own)}\n"
+            "hint: give the seq_lengths of the rows"
         )
     return {
         key: integer(f"batch_size[{key}]", rows, 1, 1 << 31) for key, rows in batch_size.items()

@@ -274,12 +274,12 @@ def thd(segment_ids, max_segments, fill=0) -> tuple[np.ndarray, np.ndarray]:
         row, slot = (int(i[0]) for i in np.nonzero(wrong))
         segment, should = int(rows[row, slot]), int(ordinal[row, slot])
         if 0 < segment < should:
-            why = f"segment {segment} begins again: it has a hole, or ids go back"
+            why = f"segment {segment} starts again: it has a gap, or ids are not ascending"
         elif segment != should:
-            why = f"segment id {segment} follows {should - 1}: ids should count 1, 2, …"
+            why = f"segment id {segment} follows {should - 1}, but ids should count 1, 2, …"
         else:
-            why = f"segment {segment} is more than max_segments = {max_segments}"
-        raise ArgumentError(f"row {row}, slot {slot}: {why}")
+            why = f"segment {segment} exceeds max_segments = {max_segments}"
+        raise ArgumentError(f"row {row}, position {slot}: {why}")
     lengths = np.bincount(
         (np.arange(n_rows)[:, None] * (max_segments + 1) + rows).ravel(),
         minlength=n_rows * (max_segments + 1),
@@ -348,7 +348,8 @@ def thd_pair(
         if wrong.any():
             row, slot = (int(i[0]) for i in np.nonzero(wrong))
             raise ArgumentError(
-                f"{name}: row {row}, slot {slot}: id {ids[row, slot]} is not in 0 … {max_segments}"
+                f"{name}: row {row}, position {slot}: id {ids[row, slot]} is not in 0 …"
+                f" {max_segments}"
             )
     q = _Side(q_ids, q_positions, max_segments + 1, None)
     kv = _Side(kv_ids, kv_positions, max_segments + 1, None)
@@ -431,11 +432,12 @@ def _check_stripes(q: _Side, kv: _Side, last_q: np.ndarray, last_kv: np.ndarray)
     if wrong.any():
         i = int(np.argmax(wrong))
         raise ArgumentError(
-            f"row {i // q.width}, segment {i % q.width}: causal 'bottom_right' on striped sides"
-            " counts from the segment's end, so both hold its last slot and as many of its slots;"
-            f" the queries hold {counts[0][i]} up to position {last_q[i]}, the keys {counts[1][i]}"
-            f" up to {last_kv[i]}. Give whole segments, or, where queries and keys are of one"
-            " sequence, causal 'top_left'"
+            f"row {i // q.width}, segment {i % q.width}: causal 'bottom_right' on striped"
+            " sequences counts from the segment's end, so both must contain its last position"
+            f" and equally many positions. The queries contain {counts[0][i]} up to position"
+            f" {last_q[i]}, the keys {counts[1][i]} up to {last_kv[i]}\n"
+            "hint: give whole segments, or causal 'top_left' if queries and keys are from one"
+            " sequence"
         )
 
 
@@ -496,7 +498,7 @@ def _counted(ids, counts, max_segments) -> tuple[np.ndarray, np.ndarray]:
     if (ordinal >= width).any():
         i = int(np.argmax(ordinal >= width))
         raise ArgumentError(
-            f"row {row[i]}, slot {slot[i]}: more pieces than max_segments = {max_segments}"
+            f"row {row[i]}, position {slot[i]}: more segments than max_segments = {max_segments}"
         )
     offsets = np.full((n_rows, width), -1, np.int32)
     offsets[row, ordinal] = slot

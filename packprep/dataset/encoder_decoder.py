@@ -39,9 +39,9 @@ def check_length(encoder_length: int | None) -> None:
     """
     if not encoder_length:
         raise DatasetError(
-            "there is no encoder_length, so where the encoder's side ends is not known: build the"
-            " dataset with packing.encoder_length and packing.decoder_length; datasets of a mixture"
-            " have to have the same"
+            "there is no encoder_length, so the end of the encoder sequence is unknown\n"
+            "hint: build the dataset, or all datasets of a mixture, with the same"
+            " packing.encoder_length and packing.decoder_length"
         )
 
 
@@ -74,13 +74,14 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
     check_length(batch.get("encoder_length"))
     if lacking := [name for name in READ if name not in batch]:
         raise DatasetError(
-            f"the batch has no {', '.join(lacking)}, which an encoder and a decoder need: name"
-            " these, too"
+            f"the batch has no {', '.join(lacking)}, which an encoder and a decoder need\n"
+            "hint: add these columns"
         )
     if MEDIA in batch:
         raise DatasetError(
-            "the batch has media, whose slots count along whole rows, and an encoder and a decoder"
-            " have others: leave media out"
+            "the batch has media, whose positions refer to whole rows, not to encoder and"
+            " decoder sequences\n"
+            "hint: leave media out"
         )
     tokens, ids, ends, trained = (np.asarray(batch[name]) for name in READ)
     slot = np.arange(ids.shape[1])
@@ -89,9 +90,10 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if wrong.any():
         row, at = (int(i[0]) for i in np.nonzero(wrong))
         raise DatasetError(
-            f"row {row} of the batch, segment {ids[row, at]}: its prefix ends at slot"
-            f" {ends[row, at]} of [{begin[row, at]}, {end[row, at]}), so it has not inputs and then"
-            " targets, as prefix tasks have; build a dataset of prefix tasks alone"
+            f"row {row} of the batch, segment {ids[row, at]}: its prefix ends at position"
+            f" {ends[row, at]} of [{begin[row, at]}, {end[row, at]}), so it does not have inputs"
+            " and then targets\n"
+            "hint: build a dataset with only prefix tasks"
         )
     made = {}
     for side, of_side, length in (
@@ -102,9 +104,10 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         if many.max(initial=0) > length:
             row = int(np.argmax(many > length))
             raise DatasetError(
-                f"row {row} of the batch has {many[row]} slots for the {side}, which takes"
-                f" {length}: the rows were not packed for encoder_length ="
-                f" {batch['encoder_length']}; build them with it"
+                f"row {row} of the batch has {many[row]} positions for the {side}, which fits"
+                f" {length}, so the rows were not packed for encoder_length ="
+                f" {batch['encoder_length']}\n"
+                "hint: build them with this encoder_length"
             )
         rows, slots = np.nonzero(of_side)
         place = rows, (np.cumsum(of_side, axis=1) - 1)[rows, slots]

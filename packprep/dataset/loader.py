@@ -221,7 +221,8 @@ class Dataset(Reader):
                 known = (shard.tokens, self._first_row[number], shard)
             if self._stores_labels and "labels" not in shard.layout:
                 raise DatasetError(
-                    f"{shard.path}: array 'labels' is missing, though a task predicts in place"
+                    f"{shard.path}: array 'labels' is missing, although a task predicts the same"
+                    " position"
                 )
         self._open[number] = known  # The last entry is the most recently used one.
         if self._forgets and len(self._open) > self.max_open:
@@ -459,7 +460,7 @@ class Dataset(Reader):
             for name in wanted:
                 if name not in names:
                     there = ", ".join(map(repr, dict.fromkeys(names)))
-                    raise ArgumentError(f"no {what} is called {name!r}; there are {there}")
+                    raise ArgumentError(f"unknown {what} {name!r}; there are {there}")
             kept.append(np.array([name in wanted for name in names], np.bool_))
         return self._with(facts=self.facts.restricted(*kept))
 
@@ -542,7 +543,7 @@ def open_dataset(
         raise ArgumentError(f"io is {io!r} and should be 'mmap' or 'pread'")
     if io == "pread" and not CAN_PREAD:
         raise ArgumentError(
-            "io = 'pread' needs preadv, which this system does not have; use 'mmap'"
+            "io = 'pread' requires preadv, which this system does not have\nhint: use 'mmap'"
         )
     limit = default_max_open() if max_open is None else integer("max_open", max_open, 1, 1 << 31)
     if isinstance(directory, str | os.PathLike):
@@ -552,8 +553,8 @@ def open_dataset(
         if mixture.is_file() and (mixture.suffix == ".json" and mixture.name != MANIFEST_NAME):
             if shares is not None or interpolate is not None or max_epochs is not None:
                 raise ArgumentError(
-                    f"{mixture} says shares, interpolate and max_epochs itself: change them there,"
-                    " or leave them out"
+                    f"{mixture} already sets shares, interpolate and max_epochs\n"
+                    "hint: change them in this file, or leave them out"
                 )
             try:
                 return open_dataset(**read_mixture(mixture), io=io, max_open=max_open)
@@ -566,13 +567,13 @@ def open_dataset(
         ):
             if given is not None:
                 raise ArgumentError(
-                    f"{name} = {given!r} is for a list of directories, and {str(directory)!r}"
-                    " is one"
+                    f"{name} = {given!r} requires a list of directories, but {str(directory)!r}"
+                    " is a single directory"
                 )
         return Dataset(Path(directory), read_manifest(directory), limit, io)
     if directory is None:
         raise ArgumentError(
-            "directory is None and should be the folder of a dataset, or a list of several"
+            "directory is None\nhint: give the folder of a dataset, or a list of several"
         )
     directories = list(directory)
     counts = order.dealing_of(shares, directories, interpolate)

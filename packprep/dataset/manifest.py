@@ -621,31 +621,34 @@ def read_manifest(directory: str | os.PathLike, stores: bool = False) -> Manifes
     except FileNotFoundError as error:
         if (Path(directory) / PLAN_NAME).exists():
             raise DatasetError(
-                f"{path} does not exist: the build of {directory} is not finished. Run its command"
-                f" again; `packprep status {directory}` says what is missing"
+                f"{path} does not exist, because the build of {directory} is not finished\n"
+                f"hint: run its command again; `packprep status {directory}` lists what is"
+                " missing"
             ) from error
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(directory)):
             raise DatasetError(
-                f"{directory} is a URL, and this opens folders: open_remote of"
-                " packprep.adapters.remote opens it"
+                f"{directory} is a URL, but only folders can be opened here\n"
+                "hint: use open_remote of packprep.adapters.remote"
             ) from error
         if several := sorted(
             str(found.parent) for found in Path(directory).glob(f"*/{MANIFEST_NAME}")
         ):
             more = ", …" if len(several) > 5 else ""
             raise DatasetError(
-                f"{directory} is no dataset, and holds some: name one of them,"
-                f" {', '.join(several[:5])}{more}"
+                f"{directory} is not a dataset, but contains several\n"
+                f"hint: name one of them, {', '.join(several[:5])}{more}"
             ) from error
-        there = "" if Path(directory).exists() else ", there is no such folder"
+        there = "" if Path(directory).exists() else ", and there is no such folder"
         raise DatasetError(
-            f"{path} does not exist: {directory} is no dataset, or its build is not finished{there}"
-            f" (`packprep status {directory}` says what is missing): give the folder that `packprep"
-            " build --out` wrote"
+            f"{path} does not exist: {directory} is not a dataset, or its build is not"
+            f" finished{there}\n"
+            "hint: give the folder that `packprep build --out` wrote; `packprep status"
+            f" {directory}` lists what is missing"
         ) from error
     except NotADirectoryError as error:
         raise DatasetError(
-            f"{directory} is a file, and a dataset is a folder: name the one with dataset.json"
+            f"{directory} is a file, but a dataset is a folder\n"
+            "hint: give the folder with dataset.json"
         ) from error
     except OSError as error:
         raise DatasetError(f"{path}: cannot be read: {error}") from error
@@ -653,13 +656,13 @@ def read_manifest(directory: str | os.PathLike, stores: bool = False) -> Manifes
         value = decode(data, str(path))
     except DatasetError as error:
         raise DatasetError(
-            f"{error}; put the file back as it was, or build into another folder"
+            f"{error}\nhint: put the file back as it was, or build into another folder"
         ) from error
     manifest = check_manifest(value, str(path))
     if "kind" in manifest and not stores:
         raise DatasetError(
-            f"{directory} is a token store, which has no rows: build a dataset of it, by a recipe"
-            " whose [[sources]] has "
-            f'paths = ["{directory}"] and format = "store"'
+            f"{directory} is a token store, which has no rows\n"
+            f'hint: build a dataset from it, with paths = ["{directory}"] and format = "store" in'
+            " [[sources]]"
         )
     return manifest

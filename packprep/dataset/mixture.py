@@ -116,8 +116,8 @@ class Mixture(Reader):
         """
         if self.seq_lengths is not None and step_rows is None:
             raise ArgumentError(
-                "rows differ in seq_length: give step_rows = {seq_length: rows of a step over all"
-                " ranks}"
+                "rows differ in seq_length\n"
+                "hint: give step_rows = {seq_length: rows of a step over all ranks}"
             )
         found = self.exhaustion(seed, shuffle, step_rows)
         return None if found is None else found[0]
@@ -154,7 +154,7 @@ class Mixture(Reader):
         return (
             end,
             (
-                f"dataset {d} of the mixture, {of.directory}, has given its max_epochs = {epochs},"
+                f"dataset {d} of the mixture, {of.directory}, has used its max_epochs = {epochs},"
                 f" of {len(of)} rows,"
             ),
         )
@@ -335,8 +335,9 @@ class Mixture(Reader):
         lengths = {dataset.seq_length for dataset, _, _ in self._split(rows)}
         if len(lengths) > 1:
             raise ArgumentError(
-                f"rows of {' and '.join(map(str, sorted(lengths)))} slots make no one batch: ask"
-                " for them apart"
+                f"rows of {' and '.join(map(str, sorted(lengths)))} positions cannot be in one"
+                " batch\n"
+                "hint: request each length separately"
             )
         return lengths.pop() if lengths else self.seq_length
 
@@ -366,8 +367,9 @@ class Mixture(Reader):
     def samples_of_epochs(self, epochs: int) -> int:
         """Raise ArgumentError, since the datasets of a mixture end at different times."""
         raise ArgumentError(
-            f"epochs = {epochs}: a mixture has none, since its datasets do not end together; give"
-            " samples = N for an end after N rows over all ranks"
+            f"epochs = {epochs}: a mixture has no epochs, because its datasets end at different"
+            " times\n"
+            "hint: give samples = N to end after N rows over all ranks"
         )
 
     def check_redraw(self) -> None:
@@ -403,8 +405,8 @@ class Mixture(Reader):
             return self._delivered(state)
         except (ArgumentError, LookupError, TypeError, AttributeError) as error:
             raise StateError(
-                f"this is no loader state of the mixture ({error!s:.200}): give what state_dict()"
-                " gave"
+                f"not a loader state of the mixture ({error!s:.200})\n"
+                "hint: pass the result of state_dict()"
             ) from None
 
     def _delivered(self, state: Mapping[str, Any]) -> list[int]:
@@ -474,7 +476,7 @@ class Mixture(Reader):
                 if name not in known:
                     there = ", ".join(map(repr, known))
                     raise ArgumentError(
-                        f"no {what} of any dataset is called {name!r}; there are {there}"
+                        f"unknown {what} {name!r} in all datasets; there are {there}"
                     )
         every = range(len(self.datasets))
         places = (
@@ -530,7 +532,7 @@ def mixture_of(data: bytes, path: str) -> dict[str, Any]:
         or value.get("version") != VERSION
     ):
         raise DatasetError(
-            f'{path} is no mixture: its format should be "{_FORMAT}", and its version {VERSION}'
+            f'{path} is not a mixture: its format should be "{_FORMAT}", and its version {VERSION}'
         )
     for key in ("datasets", "shares"):
         if key not in value:
@@ -538,13 +540,12 @@ def mixture_of(data: bytes, path: str) -> dict[str, Any]:
     for key in value:
         if key not in ("format", "version", "datasets", "shares", "interpolate", "max_epochs"):
             raise DatasetError(
-                f"{path}: key {key!r} is not known; it is misspelt, or a newer packprep wrote it"
+                f"{path}: unknown key {key!r}. It is misspelt, or a newer packprep wrote it"
             )
     names = value["datasets"]
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise DatasetError(
-            f"{path}: datasets is {names!r} and should be a list of folders, named from where this"
-            " file lies"
+            f"{path}: datasets is {names!r} and should be a list of folders, relative to this file"
         )
     return value
 
@@ -599,8 +600,8 @@ def _checked_epochs(max_epochs: Any, n_datasets: int) -> list[int | None]:
         return [None] * n_datasets
     if not isinstance(max_epochs, tuple | list) or len(max_epochs) != n_datasets:
         raise ArgumentError(
-            f"max_epochs is {max_epochs!r} and should be a list of {n_datasets}, one for each"
-            " dataset: a whole number, or None"
+            f"max_epochs is {max_epochs!r} and should be a list of {n_datasets}: for each dataset"
+            " a whole number, or None"
         )
     return [
         None if e is None else integer(f"max_epochs[{d}]", e, 1, 1 << 31)
@@ -640,12 +641,14 @@ def _check_alike(datasets: Sequence[Any]) -> None:
         for name, of in _ALIKE.items():
             if of(dataset) != of(first):
                 raise ArgumentError(
-                    f"{name} of {dataset.directory} is {of(dataset)!r}, of {first.directory}"
-                    f" {of(first)!r}: one model cannot read both; build one of them again with the"
-                    " other's"
+                    f"{name} is {of(dataset)!r} in {dataset.directory}, but {of(first)!r} in"
+                    f" {first.directory}, so one model cannot read both\n"
+                    "hint: build one of them again with the value of the other"
                 )
         if len(dataset) == 0:
-            raise ArgumentError(f"{dataset.directory} has no rows: leave it out of the mixture")
+            raise ArgumentError(
+                f"{dataset.directory} has no rows\nhint: leave it out of the mixture"
+            )
 
 
 _ALIKE: dict[str, Callable[[Any], Any]] = {

@@ -311,33 +311,35 @@ def balance_of(balance: Any, window: Any, shuffle: bool) -> Balance | None:
     if balance is None:
         if window is not None:
             raise ArgumentError(
-                f'window = {window!r} is of balanced steps: give balance=("attention", group) too'
+                f"window = {window!r} requires balanced steps\n"
+                'hint: also give balance=("attention", group)'
             )
         return None
     if not isinstance(balance, tuple | list) or len(balance) != 2:
         raise ArgumentError(
-            f'balance is {balance!r} and should be ("attention", group): group is the rows of a'
-            " step over all ranks"
+            f'balance is {balance!r} and should be ("attention", group), where group is the'
+            " number of rows per step over all ranks"
         )
     cost, group = balance
     weights = (1, 0) if isinstance(cost, str) and cost == "attention" else cost
     two = isinstance(weights, tuple | list) and len(weights) == 2
     if not two or not all(map(_is_number, weights)) or not any(weights):
         raise ArgumentError(
-            f'the cost of balance is {cost!r} and should be "attention", or (a, b) for a · Σn² + b'
-            " · Σn over a row's segments of n slots: numbers of at least 0, and one of them above"
+            f'the cost of balance is {cost!r} and should be "attention", or (a, b) for a · Σn² +'
+            " b · Σn over the segments of a row, with n positions each. Both numbers are at"
+            " least 0, and one is above 0"
         )
     rows = integer("the group of balance", group, 1, 1 << 31)
     size = _GROUPS * rows if window is None else integer("window", window, 1, 1 << 40)
     if size % rows:
         raise ArgumentError(
-            f"window is {size} and should be a multiple of the group, {rows}: whole groups are cut"
-            " of it"
+            f"window is {size} and should be a multiple of the group, {rows}, because it is cut"
+            " into whole groups"
         )
     if not shuffle:
         raise ArgumentError(
-            "balance draws the order of rows anew, and shuffle=False asks for the stored one: leave"
-            " one out"
+            "balance changes the order of rows, but shuffle=False asks for the stored order\n"
+            "hint: leave one out"
         )
     return Balance(float(weights[0]), float(weights[1]), rows, size)
 
@@ -384,8 +386,8 @@ def counts_of(shares: Sequence[float]) -> np.ndarray:
     for i, count in enumerate(counts.tolist()):
         if count == 0:
             raise ArgumentError(
-                f"shares[{i}] is {given[i]!r}, which is no sample in {LONGEST_CYCLE}: leave the"
-                " dataset out, or give it more"
+                f"shares[{i}] is {given[i]!r}, which is less than one sample in {LONGEST_CYCLE}\n"
+                "hint: leave the dataset out, or raise its share"
             )
     return counts
 
@@ -414,13 +416,13 @@ def dealing_of(shares: Any, datasets: Sequence[Any], interpolate: Any) -> "np.nd
         return schedule_of(given, len(datasets), "step" if interpolate is None else interpolate)
     if len(given) != len(datasets) or not datasets:
         raise ArgumentError(
-            f"a list of {len(datasets)} directories needs shares = […], one for each and at least"
-            f" one; there are {len(given)}"
+            f"a list of {len(datasets)} directories requires shares, one for each and at least"
+            f" one, but there are {len(given)}\n"
+            "hint: give shares = […]"
         )
     if interpolate is not None:
         raise ArgumentError(
-            f"interpolate = {interpolate!r} is for shares at some samples, [(sample, [number,"
-            " …]), …]"
+            f"interpolate = {interpolate!r} requires shares by sample, [(sample, [number, …]), …]"
         )
     return counts_of(given)
 
@@ -737,17 +739,17 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
             after = (
                 f"an integer above {least - 1}, the point before"
                 if points
-                else "0, where a mixture begins"
+                else "0, the start of the mixture"
             )
             raise ArgumentError(f"shares[{m}] is at sample {sample!r} and should be at {after}")
         if not points and sample != 0:
             raise ArgumentError(
-                f"shares[0] is at sample {sample} and should be at 0, where a mixture begins"
+                f"shares[0] is at sample {sample} and should be at 0, the start of the mixture"
             )
         if len(given) != n_datasets:
             raise ArgumentError(
-                f"shares[{m}] has {len(given)} numbers, and there are {n_datasets} datasets: give"
-                " one for each"
+                f"shares[{m}] has {len(given)} numbers, but there are {n_datasets} datasets\n"
+                "hint: give one number for each"
             )
         exact = []
         for d, share in enumerate(given):
@@ -763,8 +765,8 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
             )
         if not any(exact):
             raise ArgumentError(
-                f"shares[{m}] has no number above 0: some dataset has to give the samples from"
-                f" {sample} on"
+                f"shares[{m}] has no number above 0, but the samples from {sample} on need a"
+                " dataset"
             )
         common = math.lcm(*(share.denominator for share in exact))
         whole = [int(share * common) for share in exact]
@@ -773,7 +775,8 @@ def schedule_of(shares: Sequence[Any], n_datasets: int, interpolate: str) -> Sch
     for d in range(n_datasets):
         if not any(at[d] for at in weights):
             raise ArgumentError(
-                f"dataset {d} has a share of 0 at every point: leave it out, or give it some"
+                f"dataset {d} has a share of 0 at every point\n"
+                "hint: leave it out, or raise its share"
             )
     return Schedule(tuple(points), tuple(weights), interpolate == "linear")
 

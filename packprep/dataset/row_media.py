@@ -140,8 +140,10 @@ def _of_row(shard: "Shard", row: int, names: tuple[str, ...]) -> Media:
             and bounds[-1] <= shard.layout["media_ref"][1][0]
         )
     if not good:
-        what = "its places of media do not lie in it, in order, with their refs"
-        raise DatasetError(f"{shard.path}: row {row}: {what}; `packprep verify` says where else")
+        what = "its media spans are not inside the row, in order, with their refs"
+        raise DatasetError(
+            f"{shard.path}: row {row}: {what}\nhint: run `packprep verify` to find all faults"
+        )
     refs = shard.part("media_ref", row, int(bounds[0]), int(bounds[-1]))
     return Media(np.array([0, last - first]), slot, tokens, kind, bounds - bounds[0], refs, names)
 

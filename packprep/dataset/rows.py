@@ -111,7 +111,8 @@ class Facts:
             if type(length) is not int or not 1 <= length < 1 << 31:
                 name = self.tasks[i]["name"]
                 raise DatasetError(
-                    f"{self.where}: task {name} has no block_length in the manifest; build it again"
+                    f"{self.where}: task {name} has no block_length in the manifest\n"
+                    "hint: build the dataset again"
                 )
             table[i] = length
         return table
@@ -173,7 +174,7 @@ class RowSegments:
             wrong[row[physical[np.arange(len(row)) + row + 1] - begin < slots]] = True
         if wrong.any():
             name = "cu_seqlens or cu_seqlens_padded" if padded else "cu_seqlens"
-            what = f"its {name} do not ascend from 0 to at most {self.facts.seq_length}"
+            what = f"its {name} are not ascending from 0 to at most {self.facts.seq_length}"
             raise self.fault(int(np.argmax(wrong)), what)
         return row, begin + row * self.facts.seq_length, slots
 
@@ -195,7 +196,9 @@ class RowSegments:
             The DatasetError, which names file and row.
         """
         shard, row = self.places[place]
-        return DatasetError(f"{shard.path}: row {row}: {what}; `packprep verify` says where else")
+        return DatasetError(
+            f"{shard.path}: row {row}: {what}\nhint: run `packprep verify` to find all faults"
+        )
 
     def column(self, name: str) -> np.ndarray:
         """Return the header column segment_`name`, preferably from `changed`."""
@@ -330,11 +333,11 @@ class RowSegments:
             wrong &= ~blocks
         if wrong.any():
             i = int(np.argmax(wrong))
-            why = f"and {self.slots[i]} slots"
+            why = f"it has {self.slots[i]} positions"
             if prefix[i] == -1:
-                why = "another attention rule holds there (block diffusion), see block_mask"
+                why = "it has the attention pattern of block diffusion, see block_mask"
             segment = i - int(np.searchsorted(self.row, self.row[i]))
-            what = f"prefix_ends cannot be given: segment {segment} has prefix {prefix[i]}: {why}"
+            what = f"prefix_ends is not available: segment {segment} has prefix {prefix[i]}: {why}"
             raise self.fault(int(self.row[i]), what)
         ends = (self.at - self.row * self.facts.seq_length + prefix).astype(np.int32)
         if with_blocks:
@@ -357,7 +360,7 @@ class RowSegments:
         ):
             stored = shard.layout["trained_ranges"][1][0]
             if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > stored:
-                raise self.fault(i, "trained_offsets do not ascend")
+                raise self.fault(i, "trained_offsets are not ascending")
             many.append(np.diff(offsets))
             parts.append((int(offsets[0]), int(offsets[-1])))
             ranges.append(shard.part("trained_ranges", row, *parts[-1]))
@@ -373,7 +376,7 @@ class RowSegments:
             g = segment[np.argmax(wrong)]
             raise self.fault(
                 int(self.row[g]),
-                f"a trained range lies outside its segment or in another, {found[wrong][0]}",
+                f"a trained range is outside its segment or overlaps another, {found[wrong][0]}",
             )
         return segment, found, parts
 

@@ -69,8 +69,8 @@ class ShardBytes:
         size = os.fstat(descriptor.number).st_size
         if size != self.size:
             raise DatasetError(
-                f"{self.path}: its size changed since it was opened ({self.size} bytes then, {size}"
-                " now)"
+                f"{self.path}: its size changed after it was opened ({self.size} bytes then,"
+                f" {size} now)"
             )
         self._open = descriptor
         return descriptor
@@ -110,16 +110,18 @@ class ShardBytes:
                 if not got:
                     self._open = None
                     raise DatasetError(
-                        f"{self.path}: row {row}: array {name!r}: the file ends {size - done} bytes"
-                        " before the row does; it was truncated since it was opened: put it back,"
-                        " or build it again"
+                        f"{self.path}: row {row}: array {name!r}: the file ends {size - done}"
+                        " bytes before the row does, because it was truncated after it was"
+                        " opened\n"
+                        "hint: restore the file, or build it again"
                     )
                 done += got
         except OSError as error:
             self._open = None
             raise DatasetError(
-                f"{self.path}: row {row}: array {name!r}: cannot be read: {error}; once the file"
-                " can be read again, ask again: a batch that failed does not count as delivered"
+                f"{self.path}: row {row}: array {name!r}: cannot be read: {error}\n"
+                "hint: ask for the batch again once the file can be read; a failed batch does"
+                " not count as delivered"
             ) from error
 
 
@@ -324,7 +326,8 @@ def _inferred_layout(
     unknown = [name for name in shapes if name not in NAMES]
     if unknown:
         raise DatasetError(
-            f"{where}: unknown array {unknown[0]!r}; it is damaged, or a newer packprep made it"
+            f"{where}: unknown array {unknown[0]!r}. The file is damaged, or a newer packprep"
+            " wrote it"
         )
 
     def count(name: str) -> int:
@@ -359,8 +362,8 @@ def _inferred_layout(
     more = [name for name in shapes if name not in expected]
     if more:
         raise DatasetError(
-            f"{where}: array {more[0]!r} stands where 'segment_ids' is missing, and both are left"
-            " out or none"
+            f"{where}: array {more[0]!r} is present, but 'segment_ids' is missing. Both must be"
+            " present or missing"
         )
     return expected
 
@@ -436,7 +439,7 @@ def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
             )
         if not array.flags.c_contiguous:
             raise DatasetError(
-                f"array {name!r} is not C-contiguous; give np.ascontiguousarray of it"
+                f"array {name!r} is not C-contiguous\nhint: pass np.ascontiguousarray of it"
             )
     return [_header(expected), *(arrays[name].reshape(-1).view(np.uint8).data for name in expected)]
 
@@ -494,12 +497,13 @@ def places_in(
         good = own == metadata and head[: 8 + length] == _header(layout, metadata)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(
-            f"{where}: its header is not that of a token store's shard: {error}"
+            f"{where}: its header is not valid for a shard of a token store: {error}"
         ) from None
     ends = np.cumsum([8 + length, *(_n_bytes(*array) for array in layout.values())]).tolist()
     if not good or ends[-1] != size:
         raise DatasetError(
-            f"{where}: its header or its size is not that of a token store's shard: it is damaged"
+            f"{where}: its header or its size is not valid for a shard of a token store. It is"
+            " damaged"
         )
     return {name: (*array, at) for (name, array), at in zip(layout.items(), ends, strict=False)}
 
@@ -534,7 +538,7 @@ class Shard:
             with open_file(self.path) as file:
                 if os.fstat(file.fileno()).st_size != self.size:
                     raise DatasetError(
-                        f"{self.path}: its size changed since it was opened ({self.size} bytes"
+                        f"{self.path}: its size changed after it was opened ({self.size} bytes"
                         " then)"
                     )
                 return mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
@@ -621,9 +625,9 @@ class Shard:
         begin, end = self.part("row_offsets", row, row, row + 2).tolist()
         if not 0 <= begin <= end <= self.segments:
             raise DatasetError(
-                f"{self.path}: row {row}: row_offsets {begin}, {end} do not lie in 0 …"
-                f" {self.segments} ascending; the file is damaged: `packprep verify` says where"
-                " else"
+                f"{self.path}: row {row}: row_offsets {begin}, {end} are not ascending in 0 …"
+                f" {self.segments}, so the file is damaged\n"
+                "hint: run `packprep verify` to find all faults"
             )
         return begin, end
 
@@ -637,28 +641,28 @@ def _read_header(path: Path) -> tuple[dict, bytes, int]:
             length = int.from_bytes(head, "little")
             if len(head) < 8 or length < 2 or length > MAX_HEADER_BYTES or 8 + length > size:
                 raise DatasetError(
-                    f"{path}: its first 8 bytes give a header of {length} bytes, where at most"
-                    f" {MAX_HEADER_BYTES} and no more than the file's {size} are possible; it is"
-                    " truncated or no shard"
+                    f"{path}: its first 8 bytes give a header of {length} bytes, but at most"
+                    f" {MAX_HEADER_BYTES} and the file's {size} are possible. It is truncated or"
+                    " not a shard"
                 )
             text = b""
             while len(text) < length and (more := file.read(length - len(text))):
                 text += more
     except FileNotFoundError as error:
         raise DatasetError(
-            f"{path} does not exist: put it back, or run the build's command again, which makes"
-            " what is missing"
+            f"{path} does not exist\n"
+            "hint: restore it, or run the build's command again, which rebuilds missing shards"
         ) from error
     except OSError as error:
         raise DatasetError(f"{path}: cannot be read: {error}") from error
     if (8 + length) % DATA_ALIGNMENT:
         raise DatasetError(
-            f"{path}: data begins at {8 + length}, which is no multiple of {DATA_ALIGNMENT}"
+            f"{path}: data starts at {8 + length}, which is not a multiple of {DATA_ALIGNMENT}"
         )
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{path}: its header is not the JSON of a shard: {error}") from error
+        raise DatasetError(f"{path}: its header is not valid JSON of a shard: {error}") from error
     if not isinstance(header, dict):
         raise DatasetError(f"{path}: its header is a JSON {type(header).__name__}, not an object")
     return header, head + text, size
@@ -703,14 +707,15 @@ def open_shard(
     data_begin = len(before)
     if header.pop("__metadata__", None) != METADATA:
         raise DatasetError(
-            f"{path}: __metadata__ is not {METADATA}: no packprep shard, or of another version"
+            f"{path}: __metadata__ is not {METADATA}. The file is not a packprep shard, or has"
+            " another version"
         )
 
     shapes: dict[str, tuple[int, ...]] = {}
     for name, entry in header.items():
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise DatasetError(
-                f"{path}: array {name!r}: its entry should have dtype, shape and data_offsets alone"
+                f"{path}: array {name!r}: its entry should only have dtype, shape and data_offsets"
             )
         offsets = entry["data_offsets"]
         if not _is_counts(entry["shape"]) or not _is_counts(offsets) or len(offsets) != 2:
@@ -721,8 +726,8 @@ def open_shard(
         shapes[name] = tuple(entry["shape"])
     if compact is not None and compact == ("segment_ids" in shapes):
         raise DatasetError(
-            f"{path}: array 'segment_ids' is {'there' if compact else 'missing'}, "
-            f"and the manifest's recipe says columns = {'compact or least' if compact else 'full'}"
+            f"{path}: array 'segment_ids' is {'present' if compact else 'missing'}, but the"
+            f" manifest's recipe has columns = {'compact or least' if compact else 'full'}"
         )
     expected = _inferred_layout(str(path), shapes, seq_length, token_dtype)
 
@@ -746,10 +751,7 @@ def open_shard(
             f"{path}: the arrays end at byte {data_begin + begin}, the file at {size}"
         )
     if before != _header(expected):
-        raise DatasetError(
-            f"{path}: its header says what it should in other bytes than canonical JSON: it was"
-            " edited"
-        )
+        raise DatasetError(f"{path}: its header is not in canonical JSON, so it was edited")
 
     shard = Shard(
         path,
@@ -766,7 +768,7 @@ def open_shard(
         ("segments", shard.segments, segments),
     ):
         if manifest is not None and here != manifest:
-            raise DatasetError(f"{path}: it has {here} {what}, the manifest says {manifest}")
+            raise DatasetError(f"{path}: it has {here} {what}, but the manifest has {manifest}")
     return shard
 
 

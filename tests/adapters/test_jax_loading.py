@@ -101,7 +101,7 @@ def test_chosen_columns_and_the_weights_of_what_predicts_in_place(in_place):
         "tokens",
         "loss_weights",
     ]
-    with pytest.raises(ArgumentError, match="no column is called 'token'"):
+    with pytest.raises(ArgumentError, match="unknown column 'token'"):
         next(loader(dataset, batch_size=4, columns=["token"]))
 
 

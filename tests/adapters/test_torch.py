@@ -195,7 +195,7 @@ def real(batch, i):
         ({"num_workers": "2"}, "num_workers is '2'"),
         ({"ignore_index": 5}, "ignore_index is 5, an id of the dataset"),
         ({"rank": 2, "world_size": 2}, "rank"),
-        ({"columns": ["token"]}, "no column is called 'token'"),
+        ({"columns": ["token"]}, "unknown column 'token'"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused_at_once(directory, options, words):

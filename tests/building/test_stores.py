@@ -328,7 +328,7 @@ def test_what_is_no_dataset_and_what_is_no_store_say_so(corpus, tmp_path):
     ):
         with pytest.raises(
             DatasetError,
-            match=r'is a token store, which has no rows: build a dataset of it.*format = "store"',
+            match=r'is a token store, which has no rows\nhint: build a dataset from it.*format = "store"',
         ):
             use(folder / "store")
     table = recipe(sources)

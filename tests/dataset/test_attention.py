@@ -425,7 +425,7 @@ def test_fault_29_the_tail_can_be_a_segment_or_join_the_last():
     for arguments, words in [
         (([0, 3, 5], 2), "do not fit"),
         (([0, 3, 5], 3, 8, "segment"), "do not fit"),
-        (([0, 3, 5], 4, None, "fold"), "needs length"),
+        (([0, 3, 5], 4, None, "fold"), "requires length"),
         (([0, 3, 5], 4, 4, "fold"), "beyond the length 4"),
         (([0, 3, 5], 4, 8, "cut"), "tail"),
     ]:
@@ -522,7 +522,7 @@ def test_a_window_sees_exactly_what_its_queries_see_in_the_whole_row(data):
     try:
         window = attention.micro_sequence(offsets, begin, end, prefix, padded)
     except ArgumentError as error:
-        assert inside and f"ends at slot {end}" in str(error)
+        assert inside and f"ends at position {end}" in str(error)
         return
     assert not inside
     first = window.first_document_begin
@@ -559,7 +559,7 @@ def test_cut_points_are_ends_that_micro_sequence_takes(data):
         try:
             attention.cut_points(row, size)
         except ArgumentError as error:
-            assert f"no window of {size} slots" in str(error)
+            assert f"not fit into a window of {size}" in str(error)
         return
     ends = attention.cut_points(row, size).tolist()
     assert (ends[-1:] or [0]) == [total]
@@ -588,7 +588,7 @@ def test_micro_windows(inputs, expected):
 
 
 def test_micro_windows_refuse_what_does_not_divide():
-    with pytest.raises(ArgumentError, match="no multiple"):
+    with pytest.raises(ArgumentError, match="not a multiple"):
         attention.micro_windows(17, 2)
     with pytest.raises(ArgumentError, match="rank 2"):
         attention.micro_windows(16, 2, 2, 2)

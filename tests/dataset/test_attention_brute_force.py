@@ -157,7 +157,7 @@ def test_thd_pair(causal):
         )
         arguments = (ids[0] + 1, ids[1] + 1, *positions, room, causal, window)
         if any(len(starts) > room + 1 for _, starts in expected):  # offsets has room + 1 entries
-            with pytest.raises(ArgumentError, match="more pieces"):
+            with pytest.raises(ArgumentError, match="more segments"):
                 attention.thd_pair(*arguments)
             continue
         got = attention.thd_pair(*arguments)
@@ -246,7 +246,7 @@ def test_micro_sequence():
         end = x.chance.randint(begin + 1, x.total)
         prefix = x.prefix if x.chance.random() < 0.5 else None
         if prefix and any(b < end < b + p for b, p in zip(x.begins, prefix, strict=True)):
-            with pytest.raises(ArgumentError, match=f"ends at slot {end}"):
+            with pytest.raises(ArgumentError, match=f"ends at position {end}"):
                 attention.micro_sequence(x.cu_seqlens, begin, end, prefix, x.cu_seqlens_padded)
             refused += 1
             continue
@@ -306,7 +306,7 @@ def test_cut_points():
                 break
             expected.append(at)
         if at < 0:
-            with pytest.raises(ArgumentError, match=f"no window of {size} slots"):
+            with pytest.raises(ArgumentError, match=f"not fit into a window of {size}"):
                 attention.cut_points(row, size)
             refused += 1
             continue
@@ -411,7 +411,7 @@ def test_micro_windows():
                 )
                 owned += range(begin, end)
         assert sorted(owned) == list(range(length))
-        with pytest.raises(ArgumentError, match="no multiple"):
+        with pytest.raises(ArgumentError, match="not a multiple"):
             attention.micro_windows(length * 2 + 1, 2, 1)
 
 

@@ -97,12 +97,12 @@ def test_what_no_encoder_takes_is_refused_by_row_and_segment():
     split(good)
     for changes, words in (
         ({"encoder_length": None}, "there is no encoder_length"),
-        ({"media": None}, "slots count along whole rows, .* leave media out"),
-        ({"encoder_length": 2}, "row 1 of the batch has 3 slots for the encoder, which takes 2"),
-        ({"encoder_length": 6}, "row 1 of the batch has 3 slots for the decoder, which takes 2"),
+        ({"media": None}, "positions refer to whole rows, .*\nhint: leave media out"),
+        ({"encoder_length": 2}, "row 1 of the batch has 3 positions for the encoder, which fits 2"),
+        ({"encoder_length": 6}, "row 1 of the batch has 3 positions for the decoder, which fits 2"),
         (
             {"prefix_ends": good["segment_ids"] * 0},
-            r"row 0 of the batch, segment 1: its prefix ends at slot 0 of \[0, 3\)",
+            r"row 0 of the batch, segment 1: its prefix ends at position 0 of \[0, 3\)",
         ),
         (
             {"prefix_ends": np.where(good["segment_ids"] == 2, 6, good["prefix_ends"])},

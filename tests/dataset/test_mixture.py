@@ -78,7 +78,7 @@ def test_rows_items_and_batches_are_those_of_the_datasets_one_after_the_other(th
         for read in (mixed.row, mixed.__getitem__, lambda i: mixed.batch([i])):
             with pytest.raises(IndexError, match=f"{index} of a (mixture|dataset) of 22 rows"):
                 read(index)
-    with pytest.raises(ArgumentError, match="2 epochs are given for 1 rows"):
+    with pytest.raises(ArgumentError, match="there are 2 epochs for 1 rows"):
         mixed.batch([0], epochs=[1, 2])
 
 
@@ -274,8 +274,8 @@ def test_max_epochs_end_a_mixture_where_the_first_dataset_is_exhausted(
     )
     assert end == np.flatnonzero(rows >= 50)[80]
     told = (
-        rf"dataset 1 of the mixture, numbered, .* max_epochs = 2, of 40 rows, before sample {end}:"
-        rf" end by samples = {end}"
+        rf"dataset 1 of the mixture, numbered, .* max_epochs = 2, of 40 rows, before sample {end}"
+        rf"\nhint: set samples = {end}"
     )
     with pytest.raises(Exhausted, match=told):
         mixed.batches(4, 5, shuffle=shuffle, samples=end + 1)
@@ -319,7 +319,7 @@ def test_balanced_a_mixture_gives_as_many_samples_as_without_balance(window):
         run = mixed.batches(4, 0, rank, 2, **balance)
         own = [next(run)["tokens"] for _ in range(end // 8)]
         assert np.array_equal(own, given[: end // 8 * 8].reshape(-1, 2, 4)[:, rank])
-        with pytest.raises(Exhausted, match=f"before sample {end}: end by samples = {end}"):
+        with pytest.raises(Exhausted, match=f"before sample {end}\nhint: set samples = {end}"):
             next(run)
         assert sum(mixed.delivered(run.state_dict())) == end // 8 * 8
     with pytest.raises(Exhausted):
@@ -343,7 +343,7 @@ def test_balanced_states_go_on_with_other_max_epochs_where_the_rows_before_are_t
                 assert back.state_dict() == state
             else:  # in another order of the same window rows would come twice
                 with pytest.raises(
-                    StateError, match="give the balance and window .* and the same max_epochs"
+                    StateError, match="hint: give the balance, window and max_epochs of the state"
                 ):
                     again.load_state_dict(state)
         back = mixed.batches(4, **balance)
@@ -471,7 +471,7 @@ def test_loss_is_kept_on_the_named_sources_tasks_and_datasets(three):
     both = mixed.with_loss_on(dataset=1).with_loss_on(task="x")
     assert np.array_equal(masks(both), masks(mixed.with_loss_on(task="x", dataset=1)))
     with pytest.raises(
-        ArgumentError, match="no task of any dataset is called 'y'; there are 'causal', 'x'"
+        ArgumentError, match="unknown task 'y' in all datasets; there are 'causal', 'x'"
     ):
         mixed.with_loss_on(task="y")
     with pytest.raises(ArgumentError, match=r"dataset is 3 .* 0 … 2"):
@@ -558,14 +558,16 @@ def test_a_mixture_of_lengths_goes_on_at_other_world_sizes_with_the_same_rows_of
         for k in range(stop, 40):
             assert np.array_equal(np.concatenate([next(it)["tokens"] for it in ranks]), expected[k])
     state = one.state_dict()
-    with pytest.raises(StateError, match="step_rows is .*as many rows of a step"):
+    with pytest.raises(
+        StateError, match="step_rows is .*\nhint: .* the same number of rows per step"
+    ):
         mixed.batches({64: 8, 128: 2}, 3).load_state_dict(state)
 
 
 def test_a_mixture_of_lengths_refuses_what_it_cannot_do(lengths):
     mixed = packprep.open_dataset(lengths, shares=[2, 2, 1], max_epochs=[None, 2, None])
     for size, words in (
-        (8, r"batch_size is 8, and rows differ in seq_length: give \{64: …, 128: …\}"),
+        (8, r"batch_size is 8, but rows differ in seq_length\nhint: give \{64: …, 128: …\}"),
         ({64: 8}, r"rows for seq_length \[64\], and it is \[64, 128\]"),
         ({64: 8, 128: 0}, r"batch_size\[128\] is 0"),
     ):
@@ -574,7 +576,7 @@ def test_a_mixture_of_lengths_refuses_what_it_cannot_do(lengths):
     with pytest.raises(ArgumentError, match="rows of 64 and 128 slots make no one batch"):
         mixed.batch([0, 12])
     assert mixed.batch([12, 20])["tokens"].shape == (2, 128) and mixed[3]["tokens"].shape == (64,)
-    with pytest.raises(ArgumentError, match="balance is for rows of one seq_length"):
+    with pytest.raises(ArgumentError, match="balance requires rows of one seq_length"):
         mixed.batches({64: 8, 128: 4}, balance=("attention", 8))
     with pytest.raises(ArgumentError, match="step_rows = "):
         mixed.exhausted_at()
@@ -631,14 +633,14 @@ def test_a_mixture_file_opens_the_mixture_wherever_it_lies(three, tmp_path):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"format": "packprep"}, 'is no mixture: its format should be "packprep mixture"'),
+        ({"format": "packprep"}, 'is not a mixture: its format should be "packprep mixture"'),
         ({"version": 2}, "version 1"),
         ({"shares": None}, "key 'shares' is missing"),
         ({"share": [1]}, "key 'share' is not known"),
         ({"datasets": "0"}, "datasets is '0' and should be a list of folders"),
         ({"datasets": []}, "a list of 0 directories"),
         ({"shares": 5}, "shares is 5 and should be a list"),
-        ({"shares": [[0, [1, 2]]]}, r"shares\[0\] has 2 numbers, and there are 3 datasets"),
+        ({"shares": [[0, [1, 2]]]}, r"shares\[0\] has 2 numbers, but there are 3 datasets"),
         ({"max_epochs": [1, "2", 3]}, r"max_epochs\[1\] is '2'"),
     ],
 )
@@ -650,9 +652,9 @@ def test_a_mixture_file_that_cannot_be_used_says_what_and_where(three, tmp_path,
     with pytest.raises(DatasetError, match=rf"mixture\.json.*{words}"):
         packprep.open_dataset(path)
     path.write_text("{")
-    with pytest.raises(DatasetError, match="not the JSON"):
+    with pytest.raises(DatasetError, match="invalid JSON"):
         packprep.open_dataset(path)
-    with pytest.raises(ArgumentError, match="says shares, interpolate and max_epochs itself"):
+    with pytest.raises(ArgumentError, match="already sets shares, interpolate and max_epochs"):
         packprep.open_dataset(path, shares=[1])
 
 

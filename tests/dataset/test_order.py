@@ -315,7 +315,7 @@ def test_the_order_of_a_schedule_is_fixed():
 @pytest.mark.parametrize(
     "shares, words",
     [
-        ([(0, [1, 1]), (5, [1])], r"shares\[1\] has 1 numbers, and there are 2 datasets"),
+        ([(0, [1, 1]), (5, [1])], r"shares\[1\] has 1 numbers, but there are 2 datasets"),
         ([(5, [1, 1])], r"shares\[0\] is at sample 5 and should be at 0"),
         (
             [(0, [1, 1]), (0, [1, 2])],

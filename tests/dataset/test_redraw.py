@@ -259,7 +259,8 @@ def test_epoch_3_of_a_resumed_run_is_that_of_an_undisturbed_one(datasets, at):
     state = undisturbed.state_dict()
     assert state["redraw"] is True and state["rows"] >= 3 * len(ds)
     with pytest.raises(
-        StateError, match="the state's redraw is True, this loader's is False: .*give the redraw"
+        StateError,
+        match="the state's redraw is True, but this loader's is False: .*\nhint: give the redraw",
     ):
         ds.batches(4, 3).load_state_dict(state)
     ahead = [next(undisturbed) for _ in range(6)]
@@ -474,16 +475,20 @@ ds.batches(2, redraw=True, accelerate="numba")
         )
         assert int(done.stdout) == int(ds.batch([0], epochs=[3])["labels"].sum())
         said = (
-            f"ArgumentError: accelerate = 'numba' needs {missing}, not installed here: pip install"
+            f"ArgumentError: accelerate = 'numba' needs {missing}, not installed here\nhint: pip install"
             f" {missing}, or"
         )
         assert said in done.stderr
 
 
 MOVED_DAMAGE = {
-    "has not the special token": lambda a: np.copyto(a["tokens"], 7),
-    "has not the slots that its tokens take": lambda a: a["segment_tokens"].__iadd__(1000),
-    "slot 0 has not the slots that its tokens take": lambda a: np.copyto(a["segment_tokens"], 0),
+    "does not have the special token": lambda a: np.copyto(a["tokens"], 7),
+    "does not have the positions that its tokens need": lambda a: a["segment_tokens"].__iadd__(
+        1000
+    ),
+    "position 0 does not have the positions that its tokens need": lambda a: np.copyto(
+        a["segment_tokens"], 0
+    ),
 }
 
 

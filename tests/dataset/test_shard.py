@@ -247,7 +247,7 @@ def test_fault_25_another_token_dtype_than_the_manifests_is_refused(tmp_path):
 
 def test_rows_and_segments_must_be_the_manifests(tmp_path):
     arrays = written(tmp_path / "s")
-    with pytest.raises(DatasetError, match="5 rows, the manifest says 6"):
+    with pytest.raises(DatasetError, match="5 rows, but the manifest has 6"):
         shard.open_shard(tmp_path / "s", 64, "uint16", rows=6)
     with pytest.raises(DatasetError, match="segments"):
         shard.open_shard(tmp_path / "s", 64, "uint16", segments=len(arrays["segment_key"]) + 1)

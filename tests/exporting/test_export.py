@@ -204,10 +204,10 @@ def test_a_damaged_shard_is_refused_before_anything_is_exported_from_it(own, tmp
 
 def test_datasets_that_lack_a_file_are_refused(own, tmp_path):
     for name, error, words in (
-        (shard_name(0), DatasetError, "put it back"),
+        (shard_name(0), DatasetError, "hint: restore the file"),
         ("plan.json", PlanError, "no plan.json"),
         ("tokenizer.json", PlanError, "put it back"),
-        ("dataset.json", DatasetError, "is not finished. Run its command again"),
+        ("dataset.json", DatasetError, "is not finished\nhint: run its command again"),
     ):
         (own / name).rename(tmp_path / "kept")
         with pytest.raises(error, match=words):

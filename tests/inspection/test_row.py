@@ -402,7 +402,7 @@ def test_a_row_that_there_is_not_is_refused(folder, row):
 
 
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path):
-    with pytest.raises(DatasetError, match="is no dataset, or its build is not finished"):
+    with pytest.raises(DatasetError, match="is not a dataset, or its build is not finished"):
         describe_row(tmp_path, 0, {}, True)
 
 

@@ -182,7 +182,7 @@ def test_columns_of_a_table_are_aligned(described, capsys):
 
 
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path):
-    with pytest.raises(DatasetError, match="is no dataset, or its build is not finished"):
+    with pytest.raises(DatasetError, match="is not a dataset, or its build is not finished"):
         describe_dataset(tmp_path)
 
 

@@ -246,7 +246,7 @@ def test_whoever_does_not_know_a_rule_of_its_own_refuses_its_tasks(tmp_path, reg
         for of_row in headers
         for prefix in of_row["prefix"][of_row["task"] == number].tolist()
     } == {-1}
-    with pytest.raises(DatasetError, match="another attention rule holds there"):
+    with pytest.raises(DatasetError, match="the attention pattern of block diffusion"):
         dataset.batch(range(len(dataset)), columns=["prefix_ends"])
     with pytest.raises(ArgumentError, match="task reversed"):
         dataset.with_loss_on(task=["reversed"]).checked_columns(["seq_idx"])

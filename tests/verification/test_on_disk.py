@@ -325,7 +325,7 @@ def test_what_the_shards_are_checked_by_is_damaged(directory, name):
 def test_no_manifest_is_no_dataset(directory):
     (directory / "dataset.json").unlink()
     with pytest.raises(
-        DatasetError, match=r"the build of .* is not finished\. Run its command again"
+        DatasetError, match=r"the build of .* is not finished\nhint: run its command again"
     ):
         faults_of(directory)
 

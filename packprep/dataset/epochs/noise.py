@@ -671,14 +671,18 @@ MASKED_DIFFUSION = NoiseSchedule(
     attention="bidirectional",
     parameters=(
         Parameter(
-            "noise_range", (0.0, 1.0), "the level t of a segment is uniform over this", 0.0, 1.0
+            "noise_range",
+            (0.0, 1.0),
+            "range of a segment's noise level t, drawn uniformly",
+            0.0,
+            1.0,
         ),
         Parameter("epsilon", 1e-3, "p = (1 − ε) t + ε", 0.0, 1.0, high_open=True),
         Parameter("exact_count", False, "mask k = max(⌊t · candidates⌋, 1), p = k / candidates"),
         Parameter(
             "replace",
             (1.0, 0.0, 0.0),
-            "shares of the chosen: mask, a random token, as it is",
+            "fractions of the chosen tokens: masked, replaced by a random token, unchanged",
             0.0,
             1.0,
             shares=True,
@@ -692,7 +696,7 @@ MASKED_DIFFUSION = NoiseSchedule(
         Parameter(
             "weighting", "1/p", "the segment's loss weight: 1/p, or 1", choices=("1/p", "none")
         ),
-        Parameter("noise_eos", True, "eos may be masked: a model has to learn to end"),
+        Parameter("noise_eos", True, "allow masking eos, so that a model learns to end"),
     ),
     draw=masked_diffusion,
     needs=_ids_of_shares,
@@ -704,16 +708,16 @@ UNIFORM_DIFFUSION = NoiseSchedule(
         Parameter(
             "schedule",
             "vp",
-            "what a level is: Gaussian noise, or the flip rate itself",
+            "meaning of a level: Gaussian noise, or the flip rate",
             choices=("vp", "linear", "flip"),
         ),
         Parameter(
-            "noise_range", (0.03, 0.15), "the level of a segment is uniform over this", 0.0, 1.0
+            "noise_range", (0.03, 0.15), "range of a segment's level, drawn uniformly", 0.0, 1.0
         ),
         Parameter(
             "loss_on",
             "all",
-            "train all candidates, or the corrupted ones",
+            "train all candidates, or only the corrupted ones",
             choices=("all", "corrupted"),
         ),
         Parameter(
@@ -722,7 +726,7 @@ UNIFORM_DIFFUSION = NoiseSchedule(
             "the segment's loss weight: 1, or n / (V (1 − n) + n)",
             choices=("none", "view_scale"),
         ),
-        Parameter("noise_eos", True, "eos may flip: a model has to learn to end"),
+        Parameter("noise_eos", True, "allow eos to flip, so that a model learns to end"),
     ),
     draw=uniform_diffusion,
     needs=lambda parameters: frozenset({"ordinary"}),
@@ -732,35 +736,39 @@ BLOCK_DIFFUSION = NoiseSchedule(
     name="block_diffusion",
     attention="block_diffusion",
     parameters=(
-        Parameter("block_length", 32, "slots of a block", 1),
-        Parameter("noise_range", (0.3, 0.8), "the level of a block is uniform over this", 0.0, 1.0),
-        Parameter("noise_eos", True, "eos may be noised: a model has to learn to end"),
+        Parameter("block_length", 32, "positions per block", 1),
+        Parameter("noise_range", (0.3, 0.8), "range of a block's level, drawn uniformly", 0.0, 1.0),
+        Parameter("noise_eos", True, "allow noising eos, so that a model learns to end"),
         Parameter(
             "canvas",
             "mask",
-            "what noised slots hold: the mask, or any ordinary token, where all candidates are"
-            " trained",
+            "replacement of noised tokens: the mask, or any ordinary token (which trains all"
+            " candidates)",
             choices=("mask", "uniform"),
             later=True,
         ),
         Parameter(
             "noise",
             "level",
-            "each with its block's level; all; or so many of a block, later places sooner",
+            "tokens to noise: each with its block's level; all; or a number per block, with"
+            " later positions more likely",
             choices=("level", "all", "position"),
             later=True,
         ),
         Parameter(
             "half_life",
             0.25,
-            "of position: the share of a block over which weights double",
+            "for position: the fraction of a block over which weights double",
             0.01,
             later=True,
         ),
         Parameter(
-            "complementary", False, "redrawn epoch 2k + 1 noises just what 2k left", later=True
+            "complementary",
+            False,
+            "redrawn epoch 2k + 1 noises exactly the tokens that epoch 2k left",
+            later=True,
         ),
-        Parameter("shift", False, "labels and loss stand at the slot before", later=True),
+        Parameter("shift", False, "store labels and loss at the position before", later=True),
         Parameter(
             "weighting",
             "1/p",

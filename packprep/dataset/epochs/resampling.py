@@ -168,12 +168,13 @@ def _moved_task(task: StoredTask, manifest: Manifest, special: SpecialIds) -> Mo
     sentinels = layout.sentinels(parameters)
     if len(special.sentinels) < sentinels:
         raise DatasetError(
-            f"redraw: task {task['name']!r} needs {sentinels} sentinels, and the manifest's"
+            f"redraw: task {task['name']!r} needs {sentinels} sentinels, but the manifest's"
             f" specials have {len(special.sentinels)}"
         )
     if missing := sorted(layout.roles(parameters) - manifest["specials"].keys()):
         raise DatasetError(
-            f"redraw: task {task['name']!r} needs {missing[0]}, which the manifest's specials lack"
+            f"redraw: task {task['name']!r} needs {missing[0]}, which is missing from the"
+            " manifest's specials"
         )
     return MovedTask(layout, parameters, int(task["mode_token"] is not None))
 
@@ -190,7 +191,7 @@ def _noised_task(task: StoredTask, made_with: Any) -> NoisedTask:
     if schedule is None:
         raise ArgumentError(
             f"redraw: task {task['name']!r} has the objective {task['objective']!r} from outside"
-            f" packprep, and only {', '.join(noise.SCHEDULES)} can be noised again\n"
+            f" packprep, but only {', '.join(noise.SCHEDULES)} can be resampled\n"
             "hint: read the stored rows, without redraw"
         )
     parameters = _read_parameters(schedule, task, made_with)
@@ -253,8 +254,8 @@ def _continues(manifest: Manifest, task: str, read_tokenizer: Callable[[], bytes
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         source = "continues" if stored else "tokenizer.json"
         raise ArgumentError(
-            f"redraw: {task!r} never cuts inside a character, and the dataset's {source} does not"
-            f" tell which tokens begin inside a character ({error})\n"
+            f"redraw: {task!r} never cuts inside a character, but the dataset's {source} does not"
+            f" show which tokens start inside a character ({error})\n"
             "hint: put the dataset's own tokenizer.json next to its dataset.json, or read the"
             " stored rows, without redraw"
         ) from error
@@ -272,12 +273,12 @@ def _ids(manifest: Manifest, tasks: list[NoisedTask]) -> noise.NoiseIds:
         return noise.NoiseIds(-1, no_ids, no_ids)
     if "special_ids" not in specials:
         raise DatasetError(
-            "redraw: the manifest's specials lack special_ids, without which no ordinary token is"
-            " known"
+            "redraw: the manifest's specials have no special_ids, so the ordinary tokens are"
+            " unknown"
         )
     if vocab_size > MOST_IDS:
         raise DatasetError(
-            f"redraw: the manifest's vocab_size is {vocab_size}, and the limit is {MOST_IDS}"
+            f"redraw: the manifest's vocab_size is {vocab_size}, but the limit is {MOST_IDS}"
         )
     special, mask = specials["special_ids"], specials.get("mask", -1)
     if not isinstance(special, list) or max(special, default=0) >= vocab_size:
@@ -293,10 +294,10 @@ def _ids(manifest: Manifest, tasks: list[NoisedTask]) -> noise.NoiseIds:
     ids = noise.NoiseIds(mask, *noise.ordinary_ids(vocab_size, np.array(special, np.int64)))
     needs = frozenset[str]().union(*(task.schedule.needs(task.parameters) for task in tasks))
     if mask < 0 and "mask" in needs:
-        raise DatasetError("redraw: a task masks, and the manifest's specials have no mask")
+        raise DatasetError("redraw: a task masks tokens, but the manifest's specials have no mask")
     if len(ids.ordinary) < 2 and "ordinary" in needs:
         raise DatasetError(
-            "redraw: a task draws other tokens, and the manifest has fewer than two ordinary ids"
+            "redraw: a task draws other tokens, but the manifest has fewer than two ordinary ids"
         )
     return ids
 
@@ -331,7 +332,7 @@ def _read_parameters(
         if not is_usable:
             raise DatasetError(
                 f"{place}: {name} is {value!r:.100}, which {known.name} cannot use\n"
-                "hint: `packprep verify` says more"
+                "hint: run `packprep verify` for details"
             )
     if not isinstance(task.get("resolved", {}), dict):
         raise DatasetError(f"{place}: resolved is not an object")
@@ -364,8 +365,8 @@ def check_accelerate(accelerate: str) -> bool:
     missing = [name for name in _KERNELS_NEED if find_spec(name) is None]
     if accelerate == "numba" and missing:
         raise ArgumentError(
-            f"accelerate = 'numba' needs {', '.join(missing)}, not installed here: pip install"
-            f" {' '.join(missing)}, or take 'numpy', which gives the same rows"
+            f"accelerate = 'numba' needs {', '.join(missing)}, not installed here\n"
+            f"hint: pip install {' '.join(missing)}, or use 'numpy', which gives the same rows"
         )
     return accelerate != "numpy" and not missing
 
@@ -666,7 +667,7 @@ def _check_slots(
     segments: RowSegments,
     which: np.ndarray,
     wrong: np.ndarray,
-    missing: str = "the slots that its tokens take",
+    missing: str = "the positions that its tokens need",
 ) -> None:
     """Check that no segment is `wrong`, bool[k] for the segments `which`.
 
@@ -679,7 +680,7 @@ def _check_slots(
         task = segments.column("task")[g]
         raise segments.fault(
             int(segments.row[g]),
-            f"the segment of task {task} at slot {first_slot} has not {missing}",
+            f"the segment of task {task} at position {first_slot} does not have {missing}",
         )
 
 
@@ -733,7 +734,7 @@ def _check_labels(segments: RowSegments, labels: np.ndarray, vocab_size: int) ->
     if is_wrong.any():
         i, slot = (int(n) for n in np.argwhere(is_wrong)[0])
         raise segments.fault(
-            i, f"slot {slot}: {labels[i, slot]} is not an id below vocab_size {vocab_size}"
+            i, f"position {slot}: {labels[i, slot]} is not an id below vocab_size {vocab_size}"
         )
 
 
@@ -760,8 +761,8 @@ def _target(rows: _Rows, task: NoisedTask, which: np.ndarray) -> noise.Target:
         count = np.minimum(count, header.tokens[which])
     if (count < 0).any():
         raise DatasetError(
-            "redraw: a segment has fewer slots than its bos and mode token\n"
-            "hint: `packprep verify` says which"
+            "redraw: a segment has fewer positions than its bos and mode token\n"
+            "hint: run `packprep verify` to find it"
         )
     candidates = noise.Candidates(
         header.key[which], segments.at[which] + before, count, segments.row[which]

@@ -113,7 +113,7 @@ class TokenLayout:
 
 
 EOS_AFTER_INPUTS = Parameter(
-    "eos_after_inputs", False, "end the inputs, too, with eos, as T5 does", later=True
+    "eos_after_inputs", False, "also end the inputs with eos, as T5 does", later=True
 )
 
 
@@ -315,22 +315,22 @@ SPAN_CORRUPTION = TokenLayout(
         Parameter(
             "noise_density",
             0.15,
-            "share of the tokens that is noise",
+            "fraction of the tokens that is noise",
             0.0,
             1.0,
             low_open=True,
             high_open=True,
         ),
-        Parameter("mean_span_length", 3.0, "mean tokens of a span", 1.0),
+        Parameter("mean_span_length", 3.0, "mean number of tokens per span", 1.0),
         Parameter(
             "random_roll",
             False,
-            "rotate the mask, so that a segment may begin with noise and end without",
+            "rotate the mask, so that a segment may start with noise and end without",
         ),
         Parameter(
             "too_many_spans",
             "split",
-            "where a segment would need more spans than there are sentinels: shorter segments, or"
+            "if a segment needs more spans than there are sentinels: use shorter segments, or"
             " fewer, longer spans",
             choices=("split", "lower"),
         ),
@@ -572,8 +572,10 @@ ROLES = ("fim_prefix", "fim_middle", "fim_suffix")
 FILL_IN_THE_MIDDLE = TokenLayout(
     "fill_in_the_middle",
     (
-        Parameter("rate", 0.5, "share of the segments that are rearranged", 0.0, 1.0),
-        Parameter("spm_rate", 0.5, "share of those that put the suffix first", 0.0, 1.0),
+        Parameter("rate", 0.5, "fraction of the segments that are rearranged", 0.0, 1.0),
+        Parameter(
+            "spm_rate", 0.5, "fraction of the rearranged segments with the suffix first", 0.0, 1.0
+        ),
         Parameter("text_safe", True, "never cut inside a character of byte-level text"),
     ),
     cut_slots,
