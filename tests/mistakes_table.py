@@ -1361,7 +1361,7 @@ OUTPUTS = [
 DATASETS = [
     Mistake(
         "verify of no dataset",
-        "is no dataset",
+        "is not a dataset",
         "data/dataset.json does not exist",
         "that `packprep build --out` wrote",
         typed="verify data",

@@ -185,7 +185,7 @@ def _state(dataset, **changes):
         ),
         (
             lambda d: packprep.open_dataset([d, d], shares=[1]),
-            ["2 directories", "shares = […], one for each"],
+            ["2 directories", "requires shares, one for each"],
         ),
         (lambda d: packprep.open_dataset(d).batches(batch_size=0), ["batch_size is 0", "in 1 …"]),
         (

@@ -39,8 +39,9 @@ def opened(directory: str | os.PathLike | Dataset | Mixture) -> Dataset | Mixtur
     """
     if isinstance(directory, list | tuple):
         raise ArgumentError(
-            f"a list of {len(directory)} directories says no shares: open the mixture first, with "
-            "packprep.open_dataset([…], shares=[…]), and give that"
+            f"a list of {len(directory)} directories has no shares\n"
+            "hint: open the mixture first, with packprep.open_dataset([…], shares=[…]), and give"
+            " it"
         )
     return open_dataset(directory) if isinstance(directory, str | os.PathLike) else directory
 
@@ -62,8 +63,8 @@ def opened_alone(directory: str | os.PathLike | Dataset | Mixture, instead: str)
     dataset = opened(directory)
     if isinstance(dataset, Mixture):
         raise ArgumentError(
-            f"{dataset!r} is a mixture, and rows that are drawn by number would pass its shares"
-            f" over; {instead}"
+            f"{dataset!r} is a mixture, and drawing rows by number would ignore its shares\n"
+            f"hint: {instead}"
         )
     return dataset
 

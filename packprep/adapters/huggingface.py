@@ -92,22 +92,25 @@ class Collator:
         self.predicts_in_place = bool(in_place)
         if in_place and labels == "shifted_by_model":
             raise ArgumentError(
-                f"task {_names(in_place)} predicts in place, and a model that shifts its labels"
-                " would train it on the next slot; use labels='shift_labels' with a model whose"
-                " loss takes them, or another loss"
+                f"task {_names(in_place)} predicts the same position, so a model that shifts its"
+                " labels would train it on the next position\n"
+                "hint: use labels='shift_labels' with a model whose loss supports them, or"
+                " another loss"
             )
         weighted = weighted_tasks(dataset)
         if weighted and loss_weights == "refuse":
             raise ArgumentError(
-                f"task {_names(weighted)} weights its loss, which Transformers' loss cannot; use"
-                " masked_loss of packprep.adapters.torch_loss, build with weighting = 'none', or"
-                " say loss_weights='ignore'"
+                f"task {_names(weighted)} weights its loss, which Transformers' loss does not"
+                " support\n"
+                "hint: use masked_loss of packprep.adapters.torch_loss, build with weighting ="
+                " 'none', or set loss_weights='ignore'"
             )
         if loss_weights == "refuse" and weights_spans(dataset):
             raise ArgumentError(
-                "documents of this dataset give weights to what is trained of them, which"
-                " Transformers' loss cannot; use masked_loss of packprep.adapters.torch_loss, or"
-                " say loss_weights='ignore'"
+                "documents of this dataset have loss weights, which Transformers' loss does not"
+                " support\n"
+                "hint: use masked_loss of packprep.adapters.torch_loss, or set"
+                " loss_weights='ignore'"
             )
 
     def __call__(self, rows: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
@@ -125,8 +128,9 @@ class Collator:
             isinstance(row, Mapping) and torch.is_tensor(row.get("tokens")) for row in rows
         ):
             raise ArgumentError(
-                "the rows to collate are none of packprep.adapters.torch.Rows: give Rows(directory)"
-                " as train_dataset, and set remove_unused_columns=False"
+                "the rows to collate are not from packprep.adapters.torch.Rows\n"
+                "hint: give Rows(directory) as train_dataset, and set"
+                " remove_unused_columns=False"
             )
         batch = {
             name: torch.stack([row[name] for row in rows])
@@ -136,7 +140,8 @@ class Collator:
         if self.attention == "flex_attention":
             if get_worker_info() is not None:
                 raise ArgumentError(
-                    "a BlockMask cannot be sent from a worker process; use dataloader_num_workers=0"
+                    "a BlockMask cannot be sent from a worker process\n"
+                    "hint: use dataloader_num_workers=0"
                 )
             if torch.accelerator.is_available():
                 batch = {
@@ -169,8 +174,9 @@ class Collator:
         """
         if lacking := [name for name in _NEEDED if name not in batch]:
             raise ArgumentError(
-                f"the batch has no {', '.join(lacking)}: leave columns out where it is read, or"
-                " name these too, and set remove_unused_columns=False"
+                f"the batch has no {', '.join(lacking)}\n"
+                "hint: read all columns, or name these columns too, and set"
+                " remove_unused_columns=False"
             )
         inputs = {
             "input_ids": batch["tokens"],
@@ -213,16 +219,16 @@ def _attention_of(model: Any, labels: str) -> str:
     own = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if not isinstance(own, str):
         raise ArgumentError(
-            f"attention is a {type(model).__name__} without a config that says its"
-            " attn_implementation; name it, as 'sdpa'"
+            f"attention is a {type(model).__name__} without a config with attn_implementation\n"
+            "hint: give its name, as 'sdpa'"
         )
     parameters = inspect.signature(model.forward).parameters.values()
     if labels == "shift_labels" and not any(
         p.kind is p.VAR_KEYWORD or p.name == "shift_labels" for p in parameters
     ):
         raise ArgumentError(
-            f"{type(model).__name__}.forward does not take shift_labels; use"
-            " labels='shifted_by_model'"
+            f"{type(model).__name__}.forward does not take shift_labels\n"
+            "hint: use labels='shifted_by_model'"
         )
     return own
 

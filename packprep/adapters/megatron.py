@@ -64,8 +64,9 @@ def alignment_factor(
 def _causal(dataset: Dataset | Mixture, prefix_bidirectional: bool) -> None:
     if not varlen_causal(dataset, prefix_bidirectional):
         raise ArgumentError(
-            "every task of this dataset sees its segments both ways, and this trainer's attention"
-            " is causal; use prefix_bidirectional=False for the causal reading"
+            "every task of this dataset attends bidirectionally to its segments, but this"
+            " trainer's attention is causal\n"
+            "hint: use prefix_bidirectional=False to read the segments causally"
         )
 
 
@@ -139,7 +140,7 @@ class GPTRows(TorchDataset):
             )
         except ArgumentError as error:
             raise ArgumentError(
-                f"row {index}: {error}; raise max_segments = {self.max_segments}"
+                f"row {index}: {error}\nhint: raise max_segments = {self.max_segments}"
             ) from error
         return {
             **{name: torch.from_numpy(arrays[name][0]) for name in columns[:3]},
@@ -187,14 +188,17 @@ def check_for_torchtitan(dataset: Dataset | Mixture, prefix_bidirectional: bool)
     _causal(dataset, prefix_bidirectional)
     if weights_spans(dataset):
         raise ArgumentError(
-            "documents of this dataset give weights to what is trained of them, which torchtitan's"
-            " loss does not read; use masked_loss of packprep.adapters.torch_loss, or take the"
-            " weights out of the documents"
+            "documents of this dataset have loss weights, which torchtitan's loss does not"
+            " read\n"
+            "hint: use masked_loss of packprep.adapters.torch_loss, or remove the weights from"
+            " the documents"
         )
     if weighted := weighted_tasks(dataset):
         raise ArgumentError(
-            f"task {weighted[0]['name']!r} weights its loss, which torchtitan's loss does not read;"
-            " use masked_loss of packprep.adapters.torch_loss, or build with weighting = 'none'"
+            f"task {weighted[0]['name']!r} weights its loss, which torchtitan's loss does not"
+            " read\n"
+            "hint: use masked_loss of packprep.adapters.torch_loss, or build with weighting ="
+            " 'none'"
         )
 
 

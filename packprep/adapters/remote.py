@@ -99,8 +99,8 @@ class ShardCache:
             data = self.remote.read(MANIFEST_NAME)
         except FileNotFoundError as error:
             raise DatasetError(
-                f"{self.remote.url}: there is no {MANIFEST_NAME}: it is no dataset, or its build"
-                " has not ended"
+                f"{self.remote.url}: there is no {MANIFEST_NAME}. The URL is not a dataset, or"
+                " its build is not finished"
             ) from error
         folder = self.folder / "manifests" / digest_of(data)
         folder.mkdir(exist_ok=True)
@@ -138,13 +138,13 @@ class ShardCache:
         size = self.remote.size(entry["file"])
         if size is None:
             raise DatasetError(
-                f"{where}: the manifest names this shard, and it is not there; publish the dataset"
-                " again"
+                f"{where}: the manifest names this shard, but it does not exist\n"
+                "hint: publish the dataset again"
             )
         if size != entry["bytes"]:
             raise DatasetError(
-                f"{where} has {size} bytes, and {entry['bytes']} in the manifest; publish the"
-                " dataset again"
+                f"{where} has {size} bytes, but {entry['bytes']} in the manifest\n"
+                "hint: publish the dataset again"
             )
         with self.remote.open(entry["file"], size) as source, path.open("wb") as target:
 
@@ -157,8 +157,9 @@ class ShardCache:
         if digest != entry["digest"]:
             path.unlink()
             raise DatasetError(
-                f"{where} has the digest {digest}, and {entry['digest']} in the manifest: it is"
-                " damaged, or of another dataset; publish the dataset again"
+                f"{where} has the digest {digest}, but {entry['digest']} in the manifest. It is"
+                " damaged, or from another dataset\n"
+                "hint: publish the dataset again"
             )
         return path
 
@@ -242,7 +243,8 @@ def open_remote(
     """
     if fcntl is None:
         raise ArgumentError(
-            "a cache needs file locks, which this system does not have; copy the dataset instead"
+            "a cache needs file locks, which this system does not have\n"
+            "hint: copy the dataset instead"
         )
     if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
         raise ArgumentError(
@@ -254,8 +256,9 @@ def open_remote(
     mixing = not (shares is None and interpolate is None and max_epochs is None)
     if not urls or mixing == isinstance(url, str):
         raise ArgumentError(
-            "a list of URLs needs shares = […], one for each and at least one; a single URL has"
-            " none"
+            "a list of URLs requires shares, one for each and at least one, and a single URL has"
+            " none\n"
+            "hint: give shares = […] only for a list"
         )
     counts = dealing_of(shares, urls, interpolate) if mixing else None
     caches = [ShardCache(Remote(one), Path(cache).absolute(), max_bytes) for one in urls]

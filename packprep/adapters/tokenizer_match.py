@@ -111,7 +111,7 @@ def check_tokenizer(ds: str | os.PathLike | Dataset | Mixture, tokenizer: Any) -
             file = path.read_bytes()
         except OSError as error:
             raise ArgumentError(
-                f"{path}: {error.strerror}; give a {TOKENIZER_NAME} or a folder with one"
+                f"{path}: {error.strerror}\nhint: give a {TOKENIZER_NAME} or a folder with one"
             ) from error
     given = None
     for dataset in datasets_of(opened(ds)):
@@ -123,16 +123,17 @@ def check_tokenizer(ds: str | os.PathLike | Dataset | Mixture, tokenizer: Any) -
         data = _read(dataset, TOKENIZER_NAME)
         if (found := digest_of(data)) != digest:
             raise DatasetError(
-                f"{dataset.directory}: {TOKENIZER_NAME} has digest {found} and not the manifest's:"
-                " put the right file back"
+                f"{dataset.directory}: {TOKENIZER_NAME} has digest {found}, which differs from"
+                " the manifest\n"
+                "hint: restore the right file"
             )
         given = given or _loaded(tokenizer if file is None else file)
         difference = _first_difference(_loaded(data), given)
         if difference:
             raise TokenizerMismatch(
-                f"{dataset.directory}: its ids are not those of the tokenizer that was given:"
-                f" {difference}. Train with the {TOKENIZER_NAME} of the dataset, or build it again"
-                " with yours"
+                f"{dataset.directory}: its ids are not from the given tokenizer: {difference}\n"
+                f"hint: train with the {TOKENIZER_NAME} of the dataset, or build it again with"
+                " your tokenizer"
             )
 
 
@@ -146,7 +147,7 @@ def _first_difference(own: Tokenizer, given: Any) -> str | None:
         if ids.get(token) != id:
             there = next((repr(other) for other in ids if ids[other] == id), "no token")
             return (
-                f"id {id} is {token!r}, and {there} there, where {token!r} is"
+                f"id {id} is {token!r}, but {there} in the given tokenizer, where {token!r} is"
                 f" {ids.get(token, 'none')}"
             )
     for k, text in enumerate(_texts(own)):
@@ -154,8 +155,8 @@ def _first_difference(own: Tokenizer, given: Any) -> str | None:
         if one != other:
             at = len(os.path.commonprefix([one, other]))
             return (
-                f"text {k}, {text[:40]!r}…, is {one[at : at + 8]} from token {at} on, and"
-                f" {other[at : at + 8]} there"
+                f"text {k}, {text[:40]!r}…, is {one[at : at + 8]} from token {at} on, but"
+                f" {other[at : at + 8]} with the given tokenizer"
             )
     return None
 
@@ -203,9 +204,9 @@ def _check_origin(dataset: Dataset) -> None:
     ]
     if tokens:
         raise DatasetError(
-            f"{dataset.directory}: the documents of {', '.join(tokens)} came as ids, and the"
-            ' recipe\'s tokenizer is the built-in "bytes", so nothing says which one made them:'
-            " build with tokenizer = that one"
+            f"{dataset.directory}: the documents of {', '.join(tokens)} were read as ids, and the"
+            ' recipe\'s tokenizer is the built-in "bytes", so their tokenizer is unknown\n'
+            "hint: build with the tokenizer of these ids"
         )
 
 
@@ -215,8 +216,9 @@ def _read(dataset: Dataset, name: str) -> bytes:
         return folder.read(name)
     except OSError as error:
         raise DatasetError(
-            f"{folder.path_of(name)}: {error.strerror or error}; put it back: it says what the ids"
-            " mean"
+            f"{folder.path_of(name)}: {error.strerror or error}. It is needed to interpret the"
+            " ids\n"
+            "hint: restore the file"
         ) from error
 
 
@@ -234,8 +236,8 @@ def _loaded(source: Any) -> Any:
         if hasattr(library, "get_vocab") and hasattr(library, "encode"):
             return library
         raise ArgumentError(
-            f"a {type(source).__name__} is no tokenizer: give a path, or one of tokenizers or"
-            " Transformers"
+            f"a {type(source).__name__} is not a tokenizer\n"
+            "hint: give a path, or a tokenizer of tokenizers or Transformers"
         )
     try:
         tokenizer = Tokenizer.from_buffer(
@@ -243,7 +245,8 @@ def _loaded(source: Any) -> Any:
         )
     except Exception as error:  # The library raises a bare Exception.
         raise ArgumentError(
-            f"`tokenizers` cannot load a {TOKENIZER_NAME} ({error}): give one that it wrote"
+            f"`tokenizers` cannot load a {TOKENIZER_NAME} ({error})\n"
+            "hint: give a file that it wrote"
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

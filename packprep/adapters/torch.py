@@ -94,16 +94,17 @@ class Form:
             and 0 <= integer("ignore_index", ignore_index, -(1 << 63), 1 << 63) < dataset.vocab_size
         ):
             raise ArgumentError(
-                f"ignore_index is {ignore_index}, an id of the dataset, whose trained labels a loss"
-                " would leave out: give one below 0, as -100"
+                f"ignore_index is {ignore_index}, an id of the dataset, so a loss would ignore"
+                " its trained labels\n"
+                "hint: give a value below 0, as -100"
             )
         self.layout, self.ignore_index, self.tail = layout, ignore_index, tail
         self.is_split = _is_split(names, dataset, layout, columns, ignore_index)
         wanted = default_columns(dataset) if columns is None else dataset.checked_columns(columns)
         if layout == "thd" and MEDIA in wanted:
             raise ArgumentError(
-                "layout 'thd' lays rows end to end, in which slots of media are others: take"
-                " 'bshd', or leave media out"
+                "layout 'thd' joins rows, so the positions of media would be wrong\n"
+                "hint: use 'bshd', or leave media out"
             )
         if self.is_split:
             wanted = (*READ, *("loss_weights" for name in wanted if name == "loss_weights"))
@@ -161,8 +162,9 @@ def _is_split(
         return False
     if layout != "bshd" or columns is not None or ignore_index is not None:
         raise ArgumentError(
-            "names='seqio' says which arrays there are, [batch_size, …] each, and"
-            " decoder_loss_weights what is trained: leave layout, columns and ignore_index out"
+            "names='seqio' determines the arrays, [batch_size, …] each, and decoder_loss_weights"
+            " marks trained tokens\n"
+            "hint: leave layout, columns and ignore_index out"
         )
     check_length(dataset.encoder_length)
     return True
@@ -193,8 +195,9 @@ def _warn_of_ranks(world_size: int) -> None:
         processes = torch.distributed.get_world_size()
         if processes > 1:
             warnings.warn(
-                f"each of the {processes} processes of torch.distributed reads the same rows: give"
-                " rank and world_size, unless they are parts of one model and share each batch",
+                f"each of the {processes} processes of torch.distributed reads the same rows\n"
+                "hint: give rank and world_size, unless the processes are parts of one model and"
+                " share each batch",
                 stacklevel=3,
             )
 
@@ -203,8 +206,9 @@ def _warn_of_end(state: Mapping[str, Any], end: int | None) -> None:
     """Warn if a finished run is iterated again, which yields no batches."""
     if end is not None and state["rows"] >= end:
         warnings.warn(
-            f"all {end} rows of this run have been given, and no batch follows: give one run as"
-            " many epochs or samples as are to be trained, or begin another",
+            f"all {end} rows of this run are delivered, and no batch follows\n"
+            "hint: give one run as many epochs or samples as it should train, or start another"
+            " run",
             stacklevel=3,
         )
 
@@ -251,9 +255,10 @@ class _Steps:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("workers") != self._n_workers:
             raise StateError(
-                f"the state's workers is {state.get('workers')!r}, here it is {self._n_workers}:"
-                " going on would repeat and skip rows; with another number of workers use"
-                " packprep.adapters.torch.loader and its own state"
+                f"the state's workers is {state.get('workers')!r}, but here it is"
+                f" {self._n_workers}, so resuming would repeat and skip rows\n"
+                "hint: for another number of workers, use packprep.adapters.torch.loader and its"
+                " own state"
             )
         check_state(state, self.state_dict(), self._of.dataset)
         self._goto(int(state["rows"]), int(state["steps"]))
@@ -299,7 +304,7 @@ class RankBatches(IterableDataset):
             TypeError: If the run is endless.
         """
         if self.end is None:
-            raise TypeError("a run without an end has no length; give epochs or samples")
+            raise TypeError("a run without an end has no length\nhint: give epochs or samples")
         of_step, done = self.position.step_samples, self.start["rows"]
         return order.n_steps(0, done, of_step, 1) + order.n_steps(done, self.end, of_step, 1)
 
@@ -525,7 +530,8 @@ def loader(
     integer("num_workers", num_workers, 0, 1 << 31)
     if pin_memory and not torch.accelerator.is_available():
         raise ArgumentError(
-            "pin_memory=True needs an accelerator, and torch sees none; leave it out on a CPU"
+            "pin_memory=True needs an accelerator, but torch finds none\n"
+            "hint: leave it out on a CPU"
         )
     return Loader(
         iterable(directory, batch_size, rank, world_size, layout, **options),
@@ -618,8 +624,9 @@ class BatchSampler:
         self._dataset = rows.dataset if isinstance(rows, Rows) else opened(rows)
         if self._dataset.seq_lengths is not None:
             raise ArgumentError(
-                f"{self._dataset!r} has rows of several seq_lengths, which a sampler does not keep"
-                " apart: use loader"
+                f"{self._dataset!r} has rows of several seq_lengths, which a sampler does not"
+                " separate\n"
+                "hint: use loader"
             )
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
         epochs = None if samples is not None and epochs == 1 else epochs

@@ -107,8 +107,8 @@ def key_ranges(
     if prefix_bidirectional:
         if "prefix_ends" not in batch:
             raise ArgumentError(
-                "the batch has no prefix_ends, so which slots see ahead is not known; ask the"
-                " loader for that column, or read every segment causally with"
+                "the batch has no prefix_ends, so bidirectional prefixes are unknown\n"
+                "hint: ask the loader for that column, or read every segment causally with"
                 " prefix_bidirectional=False"
             )
         rule = RULES["prefix"]
@@ -116,7 +116,7 @@ def key_ranges(
     if "block_lengths" not in batch:
         if "prefix_ends" in batch and (columns["prefix_ends"] < 0).any():
             raise ArgumentError(
-                "prefix_ends is -1, which is block diffusion, but the batch has no block_lengths"
+                "prefix_ends is -1, for block diffusion, but the batch has no block_lengths"
             )
         return KeyRanges(begin, end, segment_ids.shape[1])
     in_blocks = columns["block_lengths"] > 0
@@ -322,8 +322,9 @@ def varlen_causal(dataset: Dataset | Mixture, prefix_bidirectional: bool = True)
     ahead = {RULES[rule].ahead for rule in rules}
     if "blocks" in ahead:
         raise ArgumentError(
-            f"task {', '.join(rules['block_diffusion'])} has block diffusion's rule, which no"
-            " varlen kernel has; use flex_block_mask or sdpa_mask"
+            f"task {', '.join(rules['block_diffusion'])} has the attention pattern of block"
+            " diffusion, which no varlen kernel supports\n"
+            "hint: use flex_block_mask or sdpa_mask"
         )
     if not prefix_bidirectional or ahead <= {"never"}:
         return True
@@ -333,9 +334,10 @@ def varlen_causal(dataset: Dataset | Mixture, prefix_bidirectional: bool = True)
         name for rule, tasks in rules.items() if RULES[rule].ahead != "never" for name in tasks
     )
     raise ArgumentError(
-        f"task {', '.join(names)} sees ahead in part of a row, and a varlen kernel is causal in all"
-        " of it or in none; use flex_block_mask or sdpa_mask, or prefix_bidirectional=False for"
-        " the causal reading"
+        f"task {', '.join(names)} attends bidirectionally in part of a row, but a varlen kernel"
+        " is causal either everywhere or nowhere\n"
+        "hint: use flex_block_mask or sdpa_mask, or prefix_bidirectional=False to read prefixes"
+        " causally"
     )
 
 
@@ -351,8 +353,9 @@ def _causal(
     if "block_lengths" in batch and (_column(batch, "block_lengths") > 0).any():
         row, slot = _first(_column(batch, "block_lengths") > 0)
         raise ArgumentError(
-            f"row {row} of the batch, segment {int(segment_ids[row, slot])} has block diffusion's"
-            " rule (prefix -1), which no varlen kernel has; use flex_block_mask or sdpa_mask"
+            f"row {row} of the batch, segment {int(segment_ids[row, slot])} has the attention"
+            " pattern of block diffusion (prefix -1), which no varlen kernel supports\n"
+            "hint: use flex_block_mask or sdpa_mask"
         )
     if not prefix_bidirectional:
         return True
@@ -367,11 +370,12 @@ def _causal(
         return False
     row, slot = _first(ahead)
     raise ArgumentError(
-        f"row {row} of the batch, segment {int(segment_ids[row, slot])} (slots"
-        f" {int(begin[row, slot])} to {int(end[row, slot])}) has a prefix of"
-        f" {int(_column(batch, 'prefix_ends')[row, slot] - begin[row, slot])} slots that see each"
-        " other both ways, and a varlen kernel is causal in all of a batch or in none; use"
-        " flex_block_mask or sdpa_mask, or prefix_bidirectional=False for the causal reading"
+        f"row {row} of the batch, segment {int(segment_ids[row, slot])} (positions"
+        f" {int(begin[row, slot])} to {int(end[row, slot])}) has a bidirectional prefix of"
+        f" {int(_column(batch, 'prefix_ends')[row, slot] - begin[row, slot])} positions, but a"
+        " varlen kernel is causal either everywhere in a batch or nowhere\n"
+        "hint: use flex_block_mask or sdpa_mask, or prefix_bidirectional=False to read prefixes"
+        " causally"
     )
 
 
@@ -468,9 +472,9 @@ def transformers_kwargs(
     cu_seqlens, longest, causal = _varlen(batch, prefix_bidirectional)
     if not causal:
         raise ArgumentError(
-            "every segment of the batch sees itself both ways, and a causal Transformers model has"
-            " no such flash path; give it sdpa_mask, or prefix_bidirectional=False for the causal"
-            " reading"
+            "every segment of the batch attends bidirectionally, which the flash attention of a"
+            " causal Transformers model does not support\n"
+            "hint: use sdpa_mask, or prefix_bidirectional=False to read segments causally"
         )
     return {
         "cu_seq_lens_q": cu_seqlens,

@@ -80,7 +80,7 @@ def source(
         SingleDatasetConfig(source=source("packed"), processor=processor())
     """
     dataset = opened_alone(
-        directory, "give torchtitan's DatasetMixConfig a source of each dataset, with its weight"
+        directory, "give torchtitan's DatasetMixConfig a source for each dataset, with its weight"
     )
     check_for_torchtitan(dataset, prefix_bidirectional)
     return RowSource(dataset)
@@ -111,9 +111,10 @@ class _Collator:
         rows, rest = divmod(context.num_tokens_per_batch, self._seq_length)
         if rest or not rows:
             raise ArgumentError(
-                f"a batch of {context.num_tokens_per_batch} tokens does not hold whole rows of"
-                f" {self._seq_length}: set torchtitan's local batch and sequence length to a"
-                " multiple of the dataset's seq_length"
+                f"a batch of {context.num_tokens_per_batch} tokens does not consist of whole rows"
+                f" of {self._seq_length}\n"
+                "hint: set torchtitan's local batch and sequence length to a multiple of the"
+                " dataset's seq_length"
             )
 
         class RowCollator(TextCollator):

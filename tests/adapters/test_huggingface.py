@@ -179,7 +179,7 @@ def test_flash_attention_gets_its_keywords_and_one_row(next_token):
     for name in ("input_ids", "position_ids", "labels", "shift_labels"):
         assert inputs[name].shape == (1, 4 * 64)
     assert inputs["cu_seq_lens_q"][-1] == 4 * 64 and inputs["cu_seq_lens_q"].dtype == torch.int32
-    with pytest.raises(ArgumentError, match="has a prefix of"):
+    with pytest.raises(ArgumentError, match="has a bidirectional prefix of"):
         Collator(next_token, attention="flash_attention_2").inputs(batch)
 
 
@@ -280,7 +280,7 @@ def test_the_collator_knows_the_tasks_of_every_dataset_of_a_mixture(next_token, 
 
 def test_weights_that_documents_give_are_refused_or_ignored(tmp_path):
     build(tmp_path, records(1, 60), [TASKS["causal"]], seq_length=64)
-    with pytest.raises(ArgumentError, match="documents of this dataset give weights"):
+    with pytest.raises(ArgumentError, match="documents of this dataset have loss weights"):
         Collator(tmp_path / "out", "sdpa")
     Collator(tmp_path / "out", "sdpa", loss_weights="ignore")
 
@@ -290,7 +290,7 @@ def test_rows_of_another_kind_and_batches_without_a_column_are_refused(next_toke
     for rows in ([open_dataset(next_token)[0]], [{"input_ids": [1, 2]}], [{}], []):
         with pytest.raises(
             ArgumentError,
-            match="none of packprep.adapters.torch.Rows: .* remove_unused_columns=False",
+            match="not from packprep.adapters.torch.Rows\nhint: .* remove_unused_columns=False",
         ):
             collate(rows)
     batch = next(loader(next_token, 4, columns=["tokens", "labels"]))

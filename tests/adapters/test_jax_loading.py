@@ -234,7 +234,7 @@ def test_a_mixture_s_batches_are_those_of_packpreps_loader_and_its_state_goes_on
                 row.dataset.tasks[task]["attention"], begin + prefix
             )
             assert (np.asarray(causal["prefix_ends"])[i, begin:end] == value).all()
-    with pytest.raises(ArgumentError, match="splash attention cannot do task"):
+    with pytest.raises(ArgumentError, match="splash attention does not support task"):
         loader(mixture, batch_size=8)
     with pytest.raises(ArgumentError, match="give samples = N"):
         loader(mixture, batch_size=8, attention="dense", epochs=1)
@@ -356,16 +356,16 @@ def test_attention_paths_refuse_by_name_what_they_cannot_do(plain, in_place, mix
             mixed,
             {},
             (
-                "splash attention cannot do task 'bd3', whose attention rule is block_diffusion;"
-                " use attention='dense'"
+                "splash attention does not support task 'bd3', whose attention pattern is"
+                " block_diffusion\nhint: use attention='dense'"
             ),
         ),
         (
             plain,
             {"attention": "causal"},
-            "causal attention cannot do task 'x'.*prefix_bidirectional=False",
+            "causal attention does not support task 'x'.*\n.*prefix_bidirectional=False",
         ),
-        (plain, {"names": "maxtext"}, "causal attention cannot do task 'x'"),
+        (plain, {"names": "maxtext"}, "causal attention does not support task 'x'"),
         (
             in_place,
             {"attention": "causal", "prefix_bidirectional": False},
@@ -545,7 +545,7 @@ def test_maxtext_gets_the_noised_copies_alone_whose_blocks_lie_where_it_counts_t
         ),
         ({"preset": "llada"}, 1, {}, "task 'llada' weights its loss"),
         ({"preset": "dllm"}, 1, {"loss_weights": "no"}, "loss_weights is 'no'"),
-        ({"preset": "fast_dllm"}, 64, {}, "has shift, and MaxText shifts itself"),
+        ({"preset": "fast_dllm"}, 64, {}, "has shift, but MaxText shifts itself"),
     ],
 )
 def test_what_maxtext_would_pass_over_is_refused(tmp_path, task, mult, options, words):
@@ -554,7 +554,7 @@ def test_what_maxtext_would_pass_over_is_refused(tmp_path, task, mult, options, 
 
 
 def test_maxtext_s_one_objective_and_one_block_size_are_held(mixed, plain, tmp_path):
-    with pytest.raises(ArgumentError, match="predicts in place and task .* does not"):
+    with pytest.raises(ArgumentError, match="predicts the same position and task .* does not"):
         loader(mixed, batch_size=1, names="maxtext", loss_weights="ignore")
     with pytest.raises(ArgumentError, match="'too_short' does not, .* by documents.min_tokens = 3"):
         loader(
@@ -860,5 +860,5 @@ def test_weights_that_documents_give_come_without_being_asked_for_and_are_refuse
     for names, name in (("packprep", "loss_weights"), ("levanter", "loss_weight")):
         batch = next(loader(tmp_path / "out", batch_size=4, shuffle=False, names=names))
         assert np.array_equal(np.asarray(batch[name]), own)
-    with pytest.raises(ArgumentError, match="documents of this dataset give weights"):
+    with pytest.raises(ArgumentError, match="documents of this dataset have loss weights"):
         loader(tmp_path / "out", batch_size=4, names="maxtext")

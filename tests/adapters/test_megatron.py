@@ -176,7 +176,7 @@ def test_rules_that_are_not_causal_are_refused_by_name(tmp_path):
         tmp_path, tasks=[synthetic.task("m", "bidirectional", "same_slot")]
     )
     with pytest.raises(
-        ArgumentError, match="every task of this dataset sees its segments both ways"
+        ArgumentError, match="every task of this dataset attends bidirectionally to its segments"
     ):
         megatron.GPTRows(tmp_path)
 
@@ -220,7 +220,7 @@ def test_weights_that_documents_give_are_in_megatron_s_loss_mask_and_refused_for
         np.array_equal(np.stack([rows[i]["loss_mask"].numpy() for i in range(4)]), own)
         and len(np.unique(own)) > 3
     )
-    with pytest.raises(ArgumentError, match="documents of this dataset give weights"):
+    with pytest.raises(ArgumentError, match="documents of this dataset have loss weights"):
         megatron.torchtitan(tmp_path / "out", 2)
 
 

@@ -473,7 +473,7 @@ def test_a_mixture_s_epochs_and_a_list_of_directories_are_refused_with_what_to_d
         loader(mixture, 4, epochs=1)
     with pytest.raises(ArgumentError, match="open the mixture first"):
         loader([directory, directory], 4)
-    with pytest.raises(ArgumentError, match="which no varlen kernel has"):
+    with pytest.raises(ArgumentError, match="which no varlen kernel supports"):
         varlen_causal(mixture)
 
 
@@ -573,7 +573,7 @@ def test_another_number_of_workers_takes_the_loader_s_state(directory, rows_of):
 
 def test_a_worker_s_state_of_other_workers_is_refused(directory):
     steps = iter(iterable(directory, 4))
-    with pytest.raises(StateError, match="workers is 3, here it is 1"):
+    with pytest.raises(StateError, match="workers is 3, but here it is 1"):
         steps.load_state_dict({**steps.state_dict(), "workers": 3})
 
 

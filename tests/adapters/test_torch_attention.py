@@ -203,7 +203,8 @@ def test_keywords_are_those_of_the_kernel():
 @pytest.mark.parametrize("function", VARLEN)
 def test_prefixes_and_blocks_are_refused_by_row_and_segment(function):
     with pytest.raises(
-        ArgumentError, match=r"row 0 .* segment 1 \(slots 0 to 9\) has a prefix of 4 slots"
+        ArgumentError,
+        match=r"row 0 .* segment 1 \(positions 0 to 9\) has a bidirectional prefix of 4",
     ):
         function(rows_made.batch(rows_made.PREFIX, LENGTH))
     with pytest.raises(

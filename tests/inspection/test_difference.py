@@ -134,7 +134,7 @@ def test_what_is_no_other_dataset_is_refused(two, tmp_path):
     for other in (two / "one", two / "causal" / ".." / "one", tmp_path / "link"):
         with pytest.raises(ArgumentError, match="that is the dataset itself"):
             describe_difference(two / "one", other)
-    with pytest.raises(DatasetError, match="is no dataset"):
+    with pytest.raises(DatasetError, match="is not a dataset"):
         describe_difference(two / "one", tmp_path)
 
 

@@ -87,5 +87,5 @@ def test_torch_s_loader_gives_media_by_rows_and_refuses_them_end_to_end(folder):
         and set(tokens[at].tolist()) <= set(np.unique(tokens[at].numpy()).tolist())
         and len(set(tokens[at].tolist())) <= 2
     )
-    with pytest.raises(ArgumentError, match="layout 'thd' lays rows end to end"):
+    with pytest.raises(ArgumentError, match="layout 'thd' joins rows"):
         loader(folder / "out", 4, layout="thd", columns=columns)

@@ -216,7 +216,7 @@ def test_a_damaged_object_is_refused_and_not_kept(built, url, tmp_path):
     ):
         remote[0]
     store.remove(entry["file"])
-    with pytest.raises(DatasetError, match="names this shard, and it is not there"):
+    with pytest.raises(DatasetError, match="names this shard, but it does not exist"):
         remote[0]
     assert (
         cached(tmp_path / "cache") == {}

@@ -11,7 +11,7 @@ try:
     import jax as _jax  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "packprep.adapters.jax needs JAX, which is not installed: pip install 'packprep[jax]'"
+        "packprep.adapters.jax needs JAX, which is not installed\nhint: pip install 'packprep[jax]'"
     ) from error
 
 from packprep.adapters.jax.attention import (

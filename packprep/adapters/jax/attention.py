@@ -65,14 +65,14 @@ def dense_mask(
     """
     if (position_ids is None) != (block_lengths is None):
         raise ArgumentError(
-            "position_ids and block_lengths say together where block diffusion's blocks lie: give"
-            " both"
+            "the blocks of block diffusion need both position_ids and block_lengths\n"
+            "hint: give both"
         )
     if key_segment_ids is not None:
         if prefix_ends is not None or block_lengths is not None:
             raise ArgumentError(
-                "prefix_ends and blocks are of a row that attends to itself: leave them out of"
-                " cross attention"
+                "prefix_ends and blocks require a row that attends to itself\n"
+                "hint: leave them out of cross attention"
             )
         begin, end = _meetings(segment_ids, key_segment_ids)
         keys = jnp.arange(key_segment_ids.shape[-1])
@@ -308,14 +308,15 @@ def splash_attention(
     """
     if prefix_ends is not None and key_segment_ids is not None:
         raise ArgumentError(
-            "prefix_ends are of a row that attends to itself: leave them out of cross attention"
+            "prefix_ends require a row that attends to itself\n"
+            "hint: leave them out of cross attention"
         )
     head_dim = query.shape[3]
     for length in (query.shape[1], key.shape[1]):
         if block % 128 or block < 128 or length % block:
             raise ArgumentError(
-                "splash attention works on blocks of a multiple of 128 slots that divides the row:"
-                f" block is {block} and a row has {length}"
+                "splash attention needs a block size that is a multiple of 128 and divides the"
+                f" row, but block is {block} and a row has {length} positions"
             )
     if interpret is None:
         interpret = jax.default_backend() != "tpu"

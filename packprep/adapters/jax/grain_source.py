@@ -15,7 +15,8 @@ try:
     import grain
 except ImportError as error:
     raise ImportError(
-        "packprep.adapters.jax.grain_source needs Grain, which is not installed: pip install grain"
+        "packprep.adapters.jax.grain_source needs Grain, which is not installed\n"
+        "hint: pip install grain"
     ) from error
 
 

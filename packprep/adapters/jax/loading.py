@@ -271,14 +271,14 @@ def loader(
     dataset = opened(directory)
     if dataset.seq_lengths is not None:
         raise ArgumentError(
-            f"{dataset!r} has rows of several seq_lengths, and arrays have one shape here: make a"
-            " loader for each of its datasets"
+            f"{dataset!r} has rows of several seq_lengths, but arrays have one shape here\n"
+            "hint: make a loader for each of its datasets"
         )
     tasks = tasks_of(dataset)
     if sharding is None:
         if jax.process_count() > 1:
             raise ArgumentError(
-                f"{jax.process_count()} processes need a sharding over the devices of all"
+                f"{jax.process_count()} processes need a sharding over all of their devices"
             )
         sharding = SingleDeviceSharding(jax.local_devices()[0])
     check_names(tasks, names)
@@ -299,7 +299,7 @@ def loader(
         raise ArgumentError(f"max_segments is {max_segments} and should be at least 1")
     if columns is not None:
         if names != "packprep":
-            raise ArgumentError(f"names={names!r} says which columns there are: leave columns out")
+            raise ArgumentError(f"names={names!r} determines the columns\nhint: leave columns out")
         refuse_columns(columns, without=(*BY_ROW, MEDIA))
         dataset.checked_columns(columns)
     named = _named(tasks, weighted, columns, names, attention or "causal", max_segments)
@@ -384,8 +384,9 @@ def check_attention(
             if rule.ahead == "prefix":
                 ways.append("prefix_bidirectional=False, which reads prefixes causally")
             raise ArgumentError(
-                f"{attention} attention cannot do task {task['name']!r}, whose attention rule is"
-                f" {task['attention']}; use {' or '.join(ways) or 'a model of your own'}"
+                f"{attention} attention does not support task {task['name']!r}, whose attention"
+                f" pattern is {task['attention']}\n"
+                f"hint: use {' or '.join(ways) or 'your own model'}"
             )
 
 
@@ -408,8 +409,8 @@ def check_names(tasks: Sequence[StoredTask], names: str) -> None:
         for task in tasks:
             if is_in_place(task):
                 raise ArgumentError(
-                    f"Levanter's target is the next slot's token, but task {task['name']!r}"
-                    " predicts in place"
+                    f"Levanter's target is the next position's token, but task {task['name']!r}"
+                    " predicts the same position"
                 )
 
 
@@ -428,8 +429,9 @@ def _check_seqio(
     encoder_decoder.check_length(dataset.encoder_length)
     if attention is not None or not prefix_bidirectional or max_segments is not None:
         raise ArgumentError(
-            "names='seqio' gives the prefixes to an encoder, and lays each side's segments one"
-            " behind another: leave attention, prefix_bidirectional and max_segments out"
+            "names='seqio' gives the prefixes to an encoder, and joins the segments of each"
+            " sequence\n"
+            "hint: leave attention, prefix_bidirectional and max_segments out"
         )
 
 
@@ -605,8 +607,8 @@ def _layouts(
             made["cu_seqlens_padded"][i] = pad_cu_seqlens(physical, max_segments + 1)
         except ArgumentError as error:
             raise ArgumentError(
-                f"row {rows[i]} does not fit max_segments={max_segments}, which counts the padding"
-                f" behind a row's segments as one more: {error}"
+                f"row {rows[i]} does not fit max_segments={max_segments}, which counts the"
+                f" padding after a row's segments as one more: {error}"
             ) from error
         made["seqlens"][i], made["offsets"][i] = seqlens, offsets
     return made
@@ -650,20 +652,23 @@ def data_rank(sharding: Any, shape: tuple[int, int]) -> tuple[int, int]:
     rows = np.flatnonzero(held)
     if len(rows) == 0:
         raise ArgumentError(
-            "the sharding has no device of this process: build the mesh over the devices of all"
+            "the sharding has no device of this process\n"
+            "hint: build the mesh over the devices of all processes"
         )
     begin, size = int(rows[0]), len(rows)
     if rows[-1] - begin + 1 != size:
         apart = int(rows[int(np.argmax(np.diff(rows) > 1))])
         raise ArgumentError(
-            f"this process' devices hold rows {begin} … {apart} and then row"
-            f" {rows[rows > apart][0]} of {n_rows}: order the mesh so that each process' devices"
-            " are neighbours on the axes that cut rows"
+            f"this process' devices have rows {begin} … {apart} and then row"
+            f" {rows[rows > apart][0]} of {n_rows}\n"
+            "hint: order the mesh so that each process' devices are adjacent on the axes that"
+            " split rows"
         )
     if n_rows % size or begin % size:
         raise ArgumentError(
-            f"this process' devices hold rows [{begin}, {begin + size}) of {n_rows}, no equal share"
-            " of them: give every process equally many devices on the axes that cut rows"
+            f"this process' devices have rows [{begin}, {begin + size}) of {n_rows}, which is not"
+            " an equal share\n"
+            "hint: give every process equally many devices on the axes that split rows"
         )
     return begin // size, n_rows // size
 

@@ -65,30 +65,34 @@ def check_maxtext(
     if loss_weights == "refuse":
         if weighted:
             raise ArgumentError(
-                "documents of this dataset give weights to what is trained of them, which MaxText's"
-                " loss does not read; use names='packprep' with masked_loss, take the weights out"
-                " of the documents, or say loss_weights='ignore'"
+                "documents of this dataset have loss weights, which MaxText's loss does not"
+                " read\n"
+                "hint: use names='packprep' with masked_loss, remove the weights from the"
+                " documents, or set loss_weights='ignore'"
             )
         for task in in_place:
             if task["parameters"].get("weighting") != "none":
                 raise ArgumentError(
-                    f"task {task['name']!r} weights its loss, which MaxText's loss does not read;"
-                    " use names='packprep' with masked_loss, build with weighting = 'none' where"
-                    " the objective has it, or say loss_weights='ignore'"
+                    f"task {task['name']!r} weights its loss, which MaxText's loss does not"
+                    " read\n"
+                    "hint: use names='packprep' with masked_loss, build with weighting = 'none'"
+                    " where the objective has it, or set loss_weights='ignore'"
                 )
     if not in_place:
         return False
     for task in in_place:
         if task["label_alignment"] == "next_slot":
             raise ArgumentError(
-                f"task {task['name']!r} has shift, and MaxText shifts itself, with each block's"
-                " first token clean (seed_and_mask): build without shift, or use names='packprep'"
+                f"task {task['name']!r} has shift, but MaxText shifts itself, with each block's"
+                " first token clean (seed_and_mask)\n"
+                "hint: build without shift, or use names='packprep'"
             )
     if len(in_place) < len(tasks):
         other = next(task["name"] for task in tasks if not is_in_place(task))
         raise ArgumentError(
-            f"task {in_place[0]['name']!r} predicts in place and task {other!r} does not, and"
-            " MaxText trains with one objective: build a dataset of each"
+            f"task {in_place[0]['name']!r} predicts the same position and task {other!r} does"
+            " not, but MaxText trains with one objective\n"
+            "hint: build a dataset for each"
             + (
                 ", without the documents of one and two tokens, by documents.min_tokens = 3"
                 * (other == "too_short")
@@ -113,14 +117,17 @@ def _check_blocks(dataset: Dataset | Mixture, tasks: Sequence[StoredTask]) -> No
     size = min(sizes.values())
     if len(set(sizes.values())) > 1:
         raise ArgumentError(
-            f"tasks have blocks of {', '.join(f'{n} slots ({name})' for name, n in sizes.items())},"
-            " and MaxText has one causal_block_size: build a dataset of each"
+            "tasks have blocks of"
+            f" {', '.join(f'{n} tokens ({name})' for name, n in sizes.items())}, but MaxText has"
+            " one causal_block_size\n"
+            "hint: build a dataset for each"
         )
     for each in datasets_of(dataset):
         multiple = each.manifest["recipe"].get("packing", {}).get("pad_seq_to_mult", 1)
         if any(RULES[task["attention"]].in_blocks for task in each.tasks) and multiple % (2 * size):
             raise ArgumentError(
-                f"MaxText counts blocks of {size} slots from the row's begin, and segments of"
-                f" {each.directory} begin at multiples of {multiple}: build with"
-                f" packing.pad_seq_to_mult = {2 * size}, two blocks since x_t and x_0 are stored"
+                f"MaxText counts blocks of {size} tokens from the start of the row, but segments"
+                f" of {each.directory} start at multiples of {multiple}\n"
+                f"hint: build with packing.pad_seq_to_mult = {2 * size}, two blocks since x_t and"
+                " x_0 are stored"
             )
