@@ -49,6 +49,7 @@ def put_line(line: str = "") -> None:
     print(visible(line))
 
 
+# Neither host:port/a@b nor an ARN contains a password. A password may contain slashes.
 PASSWORD = re.compile(r"(?!arn:)[^/:\[\]]*:(?!\d+(?:/|$)).*@", re.DOTALL)
 _SIGNATURE = re.compile(
     r"([?&][\w.-]*(?:signature|sig|token|credential|secret|password|access[-_]?key(?:[-_]?id)?|api[-_]?key)=)[^&]+",
