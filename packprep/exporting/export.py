@@ -135,7 +135,7 @@ def export_dataset(
             )
             raise DatasetError(f"{what}\nhint: choose another folder, or remove this one") from None
         if receipt is not None:
-            progress.say(f"nothing to do: {target} contains this export")
+            progress.say(f"nothing to make: {target} contains this export")
         else:
             target.remove_temporaries()
             shared = {key: manifest[key] for key in ("seq_length", "vocab_size", "pad_id")}

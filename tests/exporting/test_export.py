@@ -116,7 +116,7 @@ def test_an_out_that_holds_something_else_is_refused(known, tmp_path):
     )
     assert made.contents(out) == {"precious.txt": b"mine"}
     made.write(tmp_path / "file", b"mine")
-    assert "is no folder" in refused(*command(known("repeated"), tmp_path / "file", FORMS[0]))
+    assert "is not a folder" in refused(*command(known("repeated"), tmp_path / "file", FORMS[0]))
     known("repeated").export(tmp_path / "export", "megatron")
     before = made.contents(tmp_path / "export")
     for other, form, key in (
@@ -222,11 +222,11 @@ def test_datasets_that_lack_a_file_are_refused(own, tmp_path):
 
 def test_options_of_the_other_target_are_refused(known, tmp_path):
     for more, words in (
-        (["--columns", "full"], "--columns goes with --to parquet"),
-        (["--columns", "nemo"], "--columns goes with --to parquet"),
+        (["--columns", "full"], "--columns is an option of --to parquet"),
+        (["--columns", "nemo"], "--columns is an option of --to parquet"),
     ):
         assert words in refused(*command(known("repeated"), tmp_path / "out", FORMS[0], *more))
-    assert "--what goes with --to megatron or --to jsonl" in refused(
+    assert "--what is an option of --to megatron or --to jsonl" in refused(
         *command(known("repeated"), tmp_path / "out", FORMS[2], "--what", "rows")
     )
     assert (
@@ -401,7 +401,7 @@ def test_a_dataset_at_a_url_and_parquet_into_one(known, tmp_path):
     )
     with pytest.raises(
         RecipeError,
-        match="memory://exporting/m: Megatron's files are written to a folder of this machine",
+        match="memory://exporting/m: Megatron's files can only be written to a local folder",
     ):
         export_dataset(remote.url, "megatron", "memory://exporting/m", made.Silent())
     with pytest.raises(RecipeError, match="is inside the dataset"):

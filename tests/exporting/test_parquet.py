@@ -191,14 +191,14 @@ def test_two_eos_in_a_segment_are_counted_and_said(tmp_path):
         ):
             wanted += row["input_ids"][begin : end - 1].count(EOS) > 1
     assert wanted == 1 and [file["segments_with_eos_inside"] for file in receipt["files"]] == [1]
-    assert any("1 segments have eos inside" in line for line in progress.said)
+    assert any("1 segments contain eos" in line for line in progress.said)
 
 
 def test_prefixes_are_said_to_be_read_causally(known, tmp_path):
     progress = made.Silent()
     export_dataset(known("repeated").out, "parquet", tmp_path / "out", progress)
     assert any(
-        "attend causally, also inside the prefixes of r, x-long" in line for line in progress.said
+        "attend causally, even inside the prefixes of r, x-long" in line for line in progress.said
     )
 
 
