@@ -374,7 +374,7 @@ def test_attention_paths_refuse_by_name_what_they_cannot_do(plain, in_place, mix
         (
             in_place,
             {"names": "levanter", "attention": "splash"},
-            "Levanter.*task 'masked' predicts in place",
+            "Levanter.*task 'masked' predicts the same position",
         ),
         (
             plain,

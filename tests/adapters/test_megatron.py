@@ -169,7 +169,7 @@ def test_packed_seq_params_are_megatron_s_where_it_is_installed(tmp_path, monkey
 def test_rules_that_are_not_causal_are_refused_by_name(tmp_path):
     synthetic.make_dataset(tmp_path, (4,))
     for refused in (megatron.GPTRows, lambda directory: megatron.torchtitan(directory, 2)):
-        with pytest.raises(ArgumentError, match="task x sees ahead"):
+        with pytest.raises(ArgumentError, match="task x attends bidirectionally"):
             refused(tmp_path)
     assert len(megatron.GPTRows(tmp_path, prefix_bidirectional=False)) == 4
     synthetic.replace_in_manifest(

@@ -118,7 +118,7 @@ def test_labels_k_slots_ahead_have_their_own_masks_and_seq_idx_counts_on_through
         assert torch.equal(
             flat["seq_idx"][0], torch.arange(len(lengths)).int().repeat_interleave(lengths)
         )
-    with pytest.raises(ArgumentError, match="task x sees ahead"):
+    with pytest.raises(ArgumentError, match="task x attends bidirectionally"):
         loader(directory, 8, columns=["seq_idx"])
 
 
@@ -650,7 +650,7 @@ def test_a_run_that_is_over_says_so_when_it_is_iterated_again(directory):
             warnings.simplefilter("error")
             assert len([*batches]) == 6
         with pytest.warns(
-            UserWarning, match="all 23 rows of this run have been given, and no batch follows"
+            UserWarning, match="all 23 rows of this run are delivered, and no batch follows"
         ):
             assert [*batches] == []
 
@@ -663,7 +663,9 @@ def test_processes_that_all_read_the_same_rows_are_warned(directory, monkeypatch
         lambda **o: loader(directory, 4, **o),
         lambda **o: iter(BatchSampler(rows, 4, **o)),
     ):
-        with pytest.warns(UserWarning, match="each of the 8 processes .* give rank and world_size"):
+        with pytest.warns(
+            UserWarning, match="each of the 8 processes .*\nhint: give rank and world_size"
+        ):
             next(read())
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -230,7 +230,7 @@ def test_a_prefix_of_one_slot_is_causal_and_whole_segments_go_both_ways():
 
 def test_a_dataset_is_refused_by_its_tasks_names(tmp_path):
     synthetic.make_dataset(tmp_path / "x", (3,))
-    with pytest.raises(ArgumentError, match="task x sees ahead in part of a row"):
+    with pytest.raises(ArgumentError, match="task x attends bidirectionally in part of a row"):
         torch_attention.varlen_causal(open_dataset(tmp_path / "x"))
     assert torch_attention.varlen_causal(open_dataset(tmp_path / "x"), prefix_bidirectional=False)
     synthetic.make_dataset(tmp_path / "b", (3,), in_place=True, blocks=True)
@@ -248,7 +248,7 @@ def test_a_dataset_is_refused_by_its_tasks_names(tmp_path):
     assert torch_attention.varlen_causal(open_dataset(tmp_path / "x")) is False
     drawn["tasks"]["too_short"]["segments"] = 1
     synthetic.replace_in_manifest(tmp_path / "x", ledger=drawn)
-    with pytest.raises(ArgumentError, match="task m sees ahead"):
+    with pytest.raises(ArgumentError, match="task m attends bidirectionally"):
         torch_attention.varlen_causal(open_dataset(tmp_path / "x"))
 
 

@@ -59,7 +59,7 @@ def test_positions_begin_with_each_segment_and_run_on_through_padding(tmp_path):
 
 def test_what_torchtitan_would_pass_over_is_refused_by_name(tmp_path):
     synthetic.make_dataset(tmp_path / "prefix", (4,))
-    with pytest.raises(ArgumentError, match="task x sees ahead"):
+    with pytest.raises(ArgumentError, match="task x attends bidirectionally"):
         adapter.source(tmp_path / "prefix")
     assert len(adapter.source(tmp_path / "prefix", prefix_bidirectional=False)) == 4
     mixture = open_dataset([make(tmp_path).directory, tmp_path / "out"], shares=[1, 2])

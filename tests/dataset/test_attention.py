@@ -105,7 +105,7 @@ def test_a_prefix_with_another_rule_or_beyond_its_segment_is_refused_by_name():
     for prefix in (6, -2):
         with pytest.raises(ArgumentError, match=f"segment 1 has prefix {prefix}"):
             attention.prefix_ends([0, 3, 8], [0, prefix], 8)
-    with pytest.raises(ArgumentError, match="1 entries for 2"):
+    with pytest.raises(ArgumentError, match="1 entries, but there are 2"):
         attention.prefix_ends([0, 3, 8], [0], 8)
 
 
@@ -231,12 +231,12 @@ def test_fault_16_batched_descriptors_are_right_beyond_the_first_row_and_with_pa
 @pytest.mark.parametrize(
     "ids, words",
     [
-        ([[1, 1, 2, 3]], "row 0, slot 3.*more than max_segments = 2"),
-        ([[1, 0, 0, 0], [1, 0, 1, 2]], "row 1, slot 2.*segment 1 begins again"),
-        ([[1, 3, 3, 0]], "row 0, slot 1.*segment id 3 follows 1"),
-        ([[2, 2, 0, 0]], "row 0, slot 0.*segment id 2 follows 0"),
-        ([[1, 2, 1, 0]], "row 0, slot 2.*segment 1 begins again"),
-        ([[1, -1, 0, 0]], "row 0, slot 1.*-1"),
+        ([[1, 1, 2, 3]], "row 0, position 3.*exceeds max_segments = 2"),
+        ([[1, 0, 0, 0], [1, 0, 1, 2]], "row 1, position 2.*segment 1 starts again"),
+        ([[1, 3, 3, 0]], "row 0, position 1.*segment id 3 follows 1"),
+        ([[2, 2, 0, 0]], "row 0, position 0.*segment id 2 follows 0"),
+        ([[1, 2, 1, 0]], "row 0, position 2.*segment 1 starts again"),
+        ([[1, -1, 0, 0]], "row 0, position 1.*-1"),
     ],
 )
 def test_fault_10_segments_beyond_the_maximum_and_broken_ids_are_refused_by_row_and_slot(
@@ -383,12 +383,12 @@ def test_bottom_right_refuses_sides_of_a_ring_by_row_and_segment():
     """Rank 0's queries, rank 1's keys: counted from each side's own end, query 0 would see key
     1."""
     q, kv = np.array([[0, 0, 0, 0], [1, 1, 2, 2]]), np.array([[1, 1, 2, 2], [1, 1, 2, 2]])
-    words = "row 1, segment 1:.*queries hold 2 up to position 2, the keys 2 up to 3.*'top_left'"
+    words = "row 1, segment 1:.*queries contain 2 up to position 2, the keys 2 up to 3\nhint: .*'top_left'"
     with pytest.raises(ArgumentError, match=words):
         attention.thd_pair(q, kv, [[0, 2, 0, 2]] * 2, [[1, 3, 1, 3]] * 2, 2, "bottom_right")
     with pytest.raises(
         ArgumentError,
-        match="row 0, segment 2:.*queries hold 2 up to position 3, the keys 3 up to 3",
+        match="row 0, segment 2:.*queries contain 2 up to position 3, the keys 3 up to 3",
     ):
         attention.thd_pair([1, 2, 2], [2, 2, 2], [0, 1, 3], [0, 1, 3], 2, "bottom_right")
     # no pair: nothing counts
@@ -400,7 +400,7 @@ def test_the_documented_striped_example_and_refusals():
     q, kv = [1, 1, 2, 2], [1, 1, 2, 2]
     got = attention.thd_pair(q, kv, [0, 2, 0, 2], [1, 3, 1, 3], 2, "top_left")
     assert [values.tolist() for values in got] == [[1, 1], [1, 1], [1, 3, -1], [0, 2, -1]]
-    with pytest.raises(ArgumentError, match="segment_ids_kv: row 0, slot 3"):
+    with pytest.raises(ArgumentError, match="segment_ids_kv: row 0, position 3"):
         attention.thd_pair(q, [1, 1, 2, 3], q, kv, 2)
     with pytest.raises(ArgumentError, match="causal"):
         attention.thd_pair(q, kv, q, kv, 2, "top-left")
@@ -636,7 +636,7 @@ def test_ranks_hold_every_slot_once_and_equally_many(layout, cp_size, tp_size):
 
 
 def test_context_parallel_refuses_segments_that_lie_on_other_multiples_and_ranks_out_of_range():
-    with pytest.raises(ArgumentError, match="segment 1 lies on 6 slots.*pad_seq_to_mult = 4"):
+    with pytest.raises(ArgumentError, match="segment 1 has 6 positions, .*\n.*pad_seq_to_mult = 4"):
         attention.context_parallel([0, 3, 5], 2, 0, cu_seqlens_padded=[0, 4, 10])
     for cp_size, rank in ((2, 2), (2, -1), (0, 0)):
         with pytest.raises(ArgumentError, match="rank"):

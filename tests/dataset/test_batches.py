@@ -185,7 +185,7 @@ def test_a_row_costs_the_squares_of_its_segments(tmp_path, pad_to, io):
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"window": 64}, "window = 64 .* give balance"),
+        ({"window": 64}, "window = 64 .*\nhint: also give balance"),
         ({"balance": 32}, r'balance is 32 and should be \("attention", group\)'),
         ({"balance": ("atention", 32)}, "cost of balance is 'atention'"),
         ({"balance": ((1, -1), 32)}, r"cost of balance is \(1, -1\).*at least 0"),

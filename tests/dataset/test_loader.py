@@ -424,7 +424,7 @@ def test_seq_idx_is_a_column_of_what_sees_the_past_alone(tmp_path, pad_to):
     ):
         with pytest.raises(
             ArgumentError,
-            match=r"task x sees .*with_loss_on\(task=\['causal', 'too_short'\]\).*causally",
+            match=r"task x attends .*\n.*with_loss_on\(task=\['causal', 'too_short'\]\).*causally",
         ):
             ask()
     served = ds.with_loss_on(task=["causal", "too_short"])
@@ -448,7 +448,8 @@ def test_what_sees_both_ways_or_predicts_in_place_alone_is_refused_by_name(tmp_p
     make_dataset(tmp_path, in_place=True, blocks=True)
     ds = packprep.open_dataset(tmp_path)
     with pytest.raises(
-        ArgumentError, match=r"task x, masked, bd3 sees ahead.*a dataset of causal tasks$"
+        ArgumentError,
+        match=r"task x, masked, bd3 attends bidirectionally.*\n.*a dataset of causal tasks$",
     ):
         ds.batches(2, columns=["seq_idx"])
     with pytest.raises(
@@ -614,7 +615,7 @@ def test_unknown_names_say_which_exist(tmp_path):
     make_dataset(tmp_path)
     ds = packprep.open_dataset(tmp_path)
     with pytest.raises(
-        ArgumentError, match="no source is called 'wed'; there are 'web', 'code', 'chat'"
+        ArgumentError, match="unknown source 'wed'; there are 'web', 'code', 'chat'"
     ):
         ds.with_loss_on(source="wed")
     with pytest.raises(ArgumentError, match="'causal', 'x', 'too_short'"):
@@ -643,7 +644,7 @@ def test_a_missing_shard_or_list_of_directories_is_a_clear_error(tmp_path):
     assert ds[0]
     with pytest.raises(DatasetError, match="000002"):
         ds[11]
-    with pytest.raises(ArgumentError, match="a list of 2 directories needs shares"):
+    with pytest.raises(ArgumentError, match="a list of 2 directories requires shares"):
         packprep.open_dataset([tmp_path, tmp_path])
     with pytest.raises(DatasetError, match="packprep status"):
         packprep.open_dataset(tmp_path / "none")
@@ -736,7 +737,8 @@ def test_one_segment_with_fewer_physical_slots_than_its_own_is_refused(tmp_path)
     end = int(row.cu_seqlens[1])
     ds = damaged(tmp_path, "cu_seqlens_padded", first + 1, end - 1, pad_to=8)
     with pytest.raises(
-        DatasetError, match=rf"row {row.index}: its cu_seqlens or cu_seqlens_padded do not ascend"
+        DatasetError,
+        match=rf"row {row.index}: its cu_seqlens or cu_seqlens_padded are not ascending",
     ):
         ds.row(row.index).cu_seqlens_padded  # noqa: B018
     ds = damaged(tmp_path, "cu_seqlens_padded", first + 1, end, pad_to=8)  # as many are enough
@@ -976,7 +978,7 @@ def test_a_state_of_before_is_taken_once_with_a_warning_that_names_what_is_not_c
     old = {key: value for key, value in it.state_dict().items() if key not in absent}
     again = Numbered(10).batches(3)
     with pytest.warns(
-        UserWarning, match=f"no {' and no '.join(absent)}, .*nothing tells whether"
+        UserWarning, match=f"no {' and no '.join(absent)}, .*without a check of whether"
     ) as caught:
         again.load_state_dict(old)
     text, warned_at = str(caught[0].message), caught[0].filename

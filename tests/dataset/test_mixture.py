@@ -481,7 +481,7 @@ def test_loss_is_kept_on_the_named_sources_tasks_and_datasets(three):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"pad_id": 2}, "pad_id of .*/1 is 2, of .*/0 1"),
+        ({"pad_id": 2}, "pad_id is 2 in .*/1, but 1 in .*/0"),
         ({"vocab_size": 600}, "vocab_size"),
         ({"tokenizer": {"file": "tokenizer.json", "digest": "0" * 32}}, "the tokenizer's digest"),
         ({"shards": []}, "has no rows"),
@@ -568,7 +568,7 @@ def test_a_mixture_of_lengths_refuses_what_it_cannot_do(lengths):
     mixed = packprep.open_dataset(lengths, shares=[2, 2, 1], max_epochs=[None, 2, None])
     for size, words in (
         (8, r"batch_size is 8, but rows differ in seq_length\nhint: give \{64: …, 128: …\}"),
-        ({64: 8}, r"rows for seq_length \[64\], and it is \[64, 128\]"),
+        ({64: 8}, r"seq_lengths \[64\], but the rows have \[64, 128\]"),
         ({64: 8, 128: 0}, r"batch_size\[128\] is 0"),
     ):
         with pytest.raises(ArgumentError, match=words):
@@ -661,7 +661,7 @@ def test_a_mixture_file_that_cannot_be_used_says_what_and_where(three, tmp_path,
 def test_arguments_that_make_no_mixture_are_clear_errors(three, tmp_path):
     for some, there in ((None, 0), ([1, 1], 2)):
         with pytest.raises(
-            ArgumentError, match=rf"3 directories needs shares .* there are {there}"
+            ArgumentError, match=rf"3 directories requires shares, .* there are {there}"
         ):
             packprep.open_dataset(three, shares=some)
     with pytest.raises(ArgumentError, match="0 directories"):
@@ -716,7 +716,7 @@ def test_seq_idx_and_labels_ahead_are_refused_by_the_tasks_of_all_datasets(three
     mixed = packprep.open_dataset(three[1:], shares=[1, 1])
     with pytest.raises(
         ArgumentError,
-        match=r"task m0, m1, m2, m3 sees ahead.*with_loss_on\(task=\['c0', 'c1', 'c2', 'c3'\]\)",
+        match=r"task m0, m1, m2, m3 attends bidirectionally.*\n.*with_loss_on\(task=\['c0', 'c1', 'c2', 'c3'\]\)",
     ):
         mixed.batches(2, columns=["seq_idx"])
     causal = mixed.with_loss_on(dataset=1)
@@ -730,7 +730,7 @@ def test_seq_idx_and_labels_ahead_are_refused_by_the_tasks_of_all_datasets(three
         and not batch["loss_mask_2"][1].any()
         and (batch["labels_2"][1] == 1).all()
     )
-    with pytest.raises(ArgumentError, match="task m0, m1, m2, m3 predicts in place"):
+    with pytest.raises(ArgumentError, match="task m0, m1, m2, m3 predicts the same position"):
         mixed.with_loss_on(dataset=0).batches(2, columns=["labels_2"])
 
 

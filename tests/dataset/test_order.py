@@ -140,7 +140,7 @@ def test_a_share_that_is_no_number_above_0_is_refused(bad):
 
 
 def test_a_share_that_rounds_to_nothing_is_refused():
-    with pytest.raises(ArgumentError, match=r"shares\[0\] is 0.0001.*no sample in 1000"):
+    with pytest.raises(ArgumentError, match=r"shares\[0\] is 0.0001.*less than one sample in 1000"):
         order.counts_of([0.0001, 0.9999])
 
 
@@ -343,5 +343,5 @@ def test_interpolate_is_of_points():
         ArgumentError, match="interpolate is 'cubic' and should be 'step' or 'linear'"
     ):
         order.dealing_of([(0, [1])], ["a"], "cubic")
-    with pytest.raises(ArgumentError, match="interpolate = 'step' is for shares at some samples"):
+    with pytest.raises(ArgumentError, match="interpolate = 'step' requires shares by sample"):
         order.dealing_of([1], ["a"], "step")
