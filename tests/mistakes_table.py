@@ -80,7 +80,7 @@ COMMAND_LINE = [
         "a recipe of another name",
         "No such file",
         "recipie.toml",
-        "recipes beside it: recipe.toml",
+        "recipes in its folder: recipe.toml",
         typed="build recipie.toml --out out",
     ),
     Mistake(
@@ -363,7 +363,7 @@ RECIPES = [
     ),
     Mistake(
         "tasks in a [[tasks]]",
-        "tasks is a table of its own",
+        "tasks is a table",
         "recipe.toml, line 9",
         "write [[tasks]]",
         more='tasks = ["r"]\n',
@@ -469,7 +469,7 @@ RECIPES = [
     ),
     Mistake(
         "a task without objective",
-        "tasks[0].objective is missing",
+        "tasks[0] has neither an objective nor a preset",
         "recipe.toml, line 8",
         "did you mean 'preset'?",
         {"preset": "presets"},
@@ -527,7 +527,7 @@ RECIPES = [
     ),
     Mistake(
         "two tasks of one name",
-        "'causal': taken already",
+        "'causal' is already taken",
         "recipe.toml, line 9",
         "its own name",
         CAUSAL,
@@ -1102,7 +1102,7 @@ INPUTS = [
     ),
     Mistake(
         "JSONL in UTF-16",
-        "UTF-16, and text is read as UTF-8",
+        "it is not UTF-8",
         "/project/data/c.jsonl",
         "iconv -f UTF-16 -t UTF-8",
         {"*": "c"},
@@ -1187,7 +1187,7 @@ INPUTS = [
     ),
     Mistake(
         "a dataset for an input",
-        "it is packprep's own, of a dataset",
+        "it is a file of a packprep dataset",
         "'source0': /project/other/",
         "name the texts that it was built from",
         {"data/*.jsonl": "other/*.json"},

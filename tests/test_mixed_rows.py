@@ -462,7 +462,7 @@ def test_spans_without_a_task_for_them_are_refused_before_work_starts(tmp_path):
     table["sources"][1]["tasks"] = ["fim", "duo", "bd3"]
     with pytest.raises(
         RecipeError,
-        match="source 'spans' has documents with loss_spans or messages and none of its",
+        match="source 'spans' has documents with loss_spans or messages but no task that",
     ):
         made.build(table, tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -369,7 +369,7 @@ def test_attention_paths_refuse_by_name_what_they_cannot_do(plain, in_place, mix
         (
             in_place,
             {"attention": "causal", "prefix_bidirectional": False},
-            "cannot do task 'masked'.*'splash'",
+            "does not support task 'masked'.*\n.*'splash'",
         ),
         (
             in_place,
@@ -657,8 +657,8 @@ def test_data_rank_is_the_share_of_rows_that_this_process_holds():
         assert data_rank(sharding_of(*held), (16, 8)) == expected
     for held, words in [
         ((s(0, 4), s(8, 12)), r"rows 0 … 3 and then row 8 of 16: order the mesh"),
-        ((s(4, 8), s(8, 12)), r"rows \[4, 12\) of 16, no equal share"),
-        ((s(0, 10),), r"rows \[0, 10\) of 16, no equal share"),
+        ((s(4, 8), s(8, 12)), r"rows \[4, 12\) of 16, which is not an equal share"),
+        ((s(0, 10),), r"rows \[0, 10\) of 16, which is not an equal share"),
         ((), "no device of this process"),
     ]:
         with pytest.raises(ArgumentError, match=words):

@@ -190,7 +190,7 @@ def test_damaged_files_and_what_is_no_tokenizer_are_named(built, tmp_path):
         ArgumentError, match="none: No such file or directory\nhint: give a tokenizer.json"
     ):
         check_tokenizer(directory, tmp_path / "none")
-    with pytest.raises(ArgumentError, match="a dict is no tokenizer"):
+    with pytest.raises(ArgumentError, match="a dict is not a tokenizer"):
         check_tokenizer(directory, {})
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ArgumentError, match="`tokenizers` cannot load"):

@@ -208,7 +208,8 @@ def test_prefixes_and_blocks_are_refused_by_row_and_segment(function):
     ):
         function(rows_made.batch(rows_made.PREFIX, LENGTH))
     with pytest.raises(
-        ArgumentError, match="row 0 of the batch, segment 1 has block diffusion's rule"
+        ArgumentError,
+        match="row 0 of the batch, segment 1 has the attention pattern of block diffusion",
     ):
         function(rows_made.batch(rows_made.MIXED, LENGTH))
     function(rows_made.batch(rows_made.PREFIX, LENGTH), prefix_bidirectional=False)
@@ -234,7 +235,9 @@ def test_a_dataset_is_refused_by_its_tasks_names(tmp_path):
         torch_attention.varlen_causal(open_dataset(tmp_path / "x"))
     assert torch_attention.varlen_causal(open_dataset(tmp_path / "x"), prefix_bidirectional=False)
     synthetic.make_dataset(tmp_path / "b", (3,), in_place=True, blocks=True)
-    with pytest.raises(ArgumentError, match="task bd3 has block diffusion's rule"):
+    with pytest.raises(
+        ArgumentError, match="task bd3 has the attention pattern of block diffusion"
+    ):
         torch_attention.varlen_causal(open_dataset(tmp_path / "b"), prefix_bidirectional=False)
     synthetic.replace_in_manifest(
         tmp_path / "x", tasks=[synthetic.task("c"), synthetic.task("too_short", weight=0.0)]

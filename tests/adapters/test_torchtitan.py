@@ -122,7 +122,7 @@ def test_its_loader_gives_every_row_whole_once_an_epoch_and_goes_on(titan, tmp_p
         resumed.load_state_dict(state)
         assert torch.equal(next(iter(resumed))[0]["input"], batches[1][0]["input"])
     assert len(numbers) == len(dataset) and len(set(seen)) == len(seen) == 4 * steps
-    with pytest.raises(ArgumentError, match="does not hold whole rows of 64"):
+    with pytest.raises(ArgumentError, match="does not consist of whole rows of 64"):
         titan.GrainDataLoader(
             titan.GrainDataLoader.Config(
                 dataset=titan.SingleDatasetConfig(

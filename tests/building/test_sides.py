@@ -184,8 +184,7 @@ def test_tasks_without_a_prefix_and_sides_that_are_too_small_are_refused_by_name
     with pytest.raises(
         RecipeError,
         match=(
-            "task 'causal': packing.encoder_length takes the prefix .* tasks of prefix_lm,"
-            " span_corr"
+            "task 'causal': packing.encoder_length needs prefixes .* tasks of prefix_lm, span_corr"
         ),
     ):
         made.build(recipe(sources, [{"objective": "causal"}]), folder, tmp_path / "a")

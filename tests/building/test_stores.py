@@ -340,7 +340,10 @@ def test_what_is_no_dataset_and_what_is_no_store_say_so(corpus, tmp_path):
             "is not a token store\nhint: make one with `packprep tokenize RECIPE --out",
         ),
         ({"paths": ["nowhere"]}, "is not a token store"),
-        ({"format": "auto"}, 'store is what packprep wrote: of a token store say format = "store"'),
+        (
+            {"format": "auto"},
+            'store is a packprep dataset or token store, and a dataset cannot be a source\nhint: for a token store, set format = "store"',
+        ),
         (
             {"paths": ["store", "store"]},
             r"sources\[0\].paths must be one token store with format = \"store\"",

@@ -208,7 +208,7 @@ def test_an_array_too_many_is_refused_by_name(damaged):
     directory = damaged("next_token")
     [first, *_] = shards_of(directory)
     mask = np.zeros(first.arrays["tokens"].shape, np.uint8)
-    with pytest.raises(DatasetError, match="'loss_mask' stands where 'segment_ids' is missing"):
+    with pytest.raises(DatasetError, match="'loss_mask' is present, but 'segment_ids' is missing"):
         shard.encode({**first.arrays, "loss_mask": mask})
     whole = {**first.arrays, "loss_mask": mask, "segment_ids": mask.astype("u2")}
     put_shard(directory, b"".join(shard.encode(whole)))

@@ -573,7 +573,7 @@ def test_a_mixture_of_lengths_refuses_what_it_cannot_do(lengths):
     ):
         with pytest.raises(ArgumentError, match=words):
             mixed.batches(size)
-    with pytest.raises(ArgumentError, match="rows of 64 and 128 slots make no one batch"):
+    with pytest.raises(ArgumentError, match="rows of 64 and 128 positions cannot be in one batch"):
         mixed.batch([0, 12])
     assert mixed.batch([12, 20])["tokens"].shape == (2, 128) and mixed[3]["tokens"].shape == (64,)
     with pytest.raises(ArgumentError, match="balance requires rows of one seq_length"):
@@ -667,12 +667,12 @@ def test_arguments_that_make_no_mixture_are_clear_errors(three, tmp_path):
     with pytest.raises(ArgumentError, match="0 directories"):
         packprep.open_dataset([], shares=[])
     for name in ("shares", "max_epochs"):
-        with pytest.raises(ArgumentError, match=rf"{name} = \[1\] is for a list of directories"):
+        with pytest.raises(ArgumentError, match=rf"{name} = \[1\] requires a list of directories"):
             packprep.open_dataset(three[0], **{name: [1]})
     with pytest.raises(DatasetError, match="does not exist"):
         packprep.open_dataset([three[0], tmp_path / "none"], shares=[1, 1])
     mixed = packprep.open_dataset(three, shares=SHARES)
-    with pytest.raises(ArgumentError, match="epochs = 2: a mixture has none.*samples = N"):
+    with pytest.raises(ArgumentError, match="epochs = 2: a mixture has no epochs.*\n.*samples = N"):
         mixed.batches(4, epochs=2)
     with pytest.raises(ArgumentError, match="give one of them"):
         mixed.batches(4, epochs=2, samples=9)

@@ -326,7 +326,10 @@ def test_the_order_of_a_schedule_is_fixed():
         ([(0, [1, float("nan")])], r"\[1\] is nan"),
         ([(0, [1, "1"])], r"\[1\] is '1'"),
         ([(0, [1, 1]), (9, [0, 0])], r"shares\[1\] has no number above 0"),
-        ([(0, [1, 0]), (9, [2, 0])], "dataset 1 has a share of 0 at every point: leave it out"),
+        (
+            [(0, [1, 0]), (9, [2, 0])],
+            "dataset 1 has a share of 0 at every point\nhint: leave it out",
+        ),
         (
             [(0, [1, 1]), 0.5],
             r"shares\[1\] is 0.5 and should be \(sample, \[a number for each dataset\]\)",

@@ -197,7 +197,7 @@ def test_a_directory_that_is_moved_away_is_read_on_where_files_are_open_and_else
     ds[0]
     home.rename(away)
     assert np.array_equal(ds.batch([4, 0])["tokens"], whole["tokens"][[4, 0]])
-    with pytest.raises(DatasetError, match=r"000002\.safetensors does not exist: put it back"):
+    with pytest.raises(DatasetError, match=r"000002\.safetensors does not exist\nhint: restore it"):
         ds[11]
     with pytest.raises(DatasetError, match=r"gone: cannot be opened: .*No such file"):
         ShardBytes(tmp_path / "gone", 1).open()

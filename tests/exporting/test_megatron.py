@@ -144,7 +144,7 @@ def test_what_lies_between_two_segments_that_were_kept_parts_a_document(tmp_path
     said = made.Silent()
     said.say = (lines := []).append
     export_dataset(tmp_path / "dataset", "megatron", tmp_path / "out", said)
-    assert [line for line in lines if "3 documents are trained in part" in line]
+    assert [line for line in lines if "3 documents are only partly trained" in line]
     first, last, inside = documents_of(tmp_path / "out/source0_document")
     whole = [*text.encode()]
     assert first == [BOS, *whole[: len(first) - 1]] and 50 <= len(first) < 300

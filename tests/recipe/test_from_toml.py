@@ -160,7 +160,7 @@ def test_an_unknown_key_names_the_nearest_known(table, said):
             {**LEAST, "sources": [{"name": "a"}]},
             "sources[0].paths is missing: files, patterns or URLs",
         ),
-        ({**LEAST, "tasks": [{"name": "a"}]}, "tasks[0].objective is missing"),
+        ({**LEAST, "tasks": [{"name": "a"}]}, "tasks[0] has neither an objective nor a preset"),
         ({**LEAST, "tasks": []}, "tasks is empty"),
         ({**LEAST, "sources": {"paths": ["x"]}}, "sources: expected [[sources]] tables"),
         ({**LEAST, "tasks": {"objective": "causal"}}, "tasks: expected [[tasks]] tables"),
@@ -198,11 +198,11 @@ def test_a_missing_or_misshaped_part_is_named(table, said):
         ({"sources": [{"paths": ["x"], "share": 0.5, "repeat": 1}]}, "both repeat and share"),
         (
             {"sources": [{"paths": ["x"], "share": 0.5}, {"name": "b", "paths": ["y"]}]},
-            "and not for b: give it in every",
+            "but not for b\nhint: give it in every",
         ),
         (
             {"tasks": [{"objective": "causal"}, {"objective": "causal"}]},
-            "tasks[1].name = 'causal': taken already",
+            "tasks[1].name = 'causal' is already taken",
         ),
         ({"tasks": [{"name": "too_short", "objective": "causal"}]}, "'too_short' is already taken"),
         (

@@ -171,7 +171,7 @@ def test_one_of_a_pair_without_the_other_is_an_error(tmp_path, there, missing):
         ),
         ("a.parquet", "megatron", "name one file of the pair"),
         ("a.parquet.gz", "tokens", "compressed as a whole"),
-        ("a.bin.gz", "auto", "megatron files compressed as a whole cannot be read"),
+        ("a.bin.gz", "auto", "megatron files cannot be read if they are compressed as a whole"),
     ],
 )
 def test_a_file_that_holds_no_tokens_by_its_name_is_refused(tmp_path, name, format, said):

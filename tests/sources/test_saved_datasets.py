@@ -36,16 +36,16 @@ def test_an_indices_mapping_is_refused(tmp_path, key):
         ("[]", "it lists no _data_files"),
         ("{}", "it lists no _data_files"),
         ('{"_data_files": {"filename": "a"}}', "it lists no _data_files"),
-        ('{"_data_files": ["a"]}', "None is no name of a file in its folder"),
-        ('{"_data_files": [{"filename": 5}]}', "5 is no name of a file"),
+        ('{"_data_files": ["a"]}', "None is not the name of a file in its folder"),
+        ('{"_data_files": [{"filename": 5}]}', "5 is not the name of a file"),
         (
             '{"_data_files": [{"filename": "../a.arrow"}]}',
-            "'../a.arrow' is no name of a file in its folder",
+            "'../a.arrow' is not the name of a file in its folder",
         ),
-        ('{"_data_files": [{"filename": ".."}]}', "'..' is no name"),
+        ('{"_data_files": [{"filename": ".."}]}', "'..' is not the name"),
         (
             '{"_data_files": [{"filename": "gone.arrow"}]}',
-            "gone.arrow: the file is missing, and state.json lists it",
+            "gone.arrow: the file is missing, but state.json lists it",
         ),
     ],
 )
