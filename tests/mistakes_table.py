@@ -443,12 +443,12 @@ RECIPES = [
         "a length that is no multiple of 8",
         "seq_length = 500",
         "recipe.toml, line 1",
-        "as 496 and 504 are",
+        "use 496 or 504",
         {"512": "500"},
     ),
     Mistake(
         "a length too small for a task",
-        "seq_length = 8 holds 4",
+        "seq_length = 8 fits 4",
         "task 'r'",
         "raise seq_length",
         {"512": "8"},
@@ -924,7 +924,7 @@ INPUTS = [
         "a pattern that matches nothing",
         "matches no file",
         "looked for /project/data/*.json)",
-        "/project/data holds a.jsonl, b.jsonl",
+        "/project/data contains a.jsonl, b.jsonl",
         {"*.jsonl": "*.json"},
     ),
     Mistake(
@@ -990,7 +990,7 @@ INPUTS = [
     ),
     Mistake(
         "Parquet by another name",
-        "begins as a Parquet file",
+        "it is a Parquet file",
         "/project/data/c.jsonl",
         "name it .parquet",
         {"*": "c"},
@@ -999,7 +999,7 @@ INPUTS = [
     ),
     Mistake(
         "gzip by another name",
-        "begins as a gzip file",
+        "it is a gzip file",
         "/project/data/c.jsonl",
         "let its name end in .gz",
         {"*": "c"},
@@ -1025,7 +1025,7 @@ INPUTS = [
     ),
     Mistake(
         "an archive",
-        "begins as a zip archive",
+        "it is a zip archive",
         "/project/data/c.zip",
         "unpack it",
         {"*.jsonl": "c.zip"},
@@ -1085,7 +1085,7 @@ INPUTS = [
     ),
     Mistake(
         "a pointer for JSONL",
-        "begins as a Git LFS pointer",
+        "it is a Git LFS pointer",
         "'source0': /project/data/c.jsonl",
         "git lfs pull",
         {"*": "c"},
@@ -1094,7 +1094,7 @@ INPUTS = [
     ),
     Mistake(
         "a pointer for a text",
-        "begins as a Git LFS pointer",
+        "it is a Git LFS pointer",
         "'source0': /project/data/c.txt",
         "git lfs pull",
         {"*.jsonl": "c.txt"},

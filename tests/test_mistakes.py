@@ -194,7 +194,7 @@ def _state(dataset, **changes):
         ),
         (
             lambda d: packprep.open_dataset(d).batches(batch_size=2, columns=["token"]),
-            ["'token'", "there are tokens,"],
+            ["'token'", "the columns are tokens,"],
         ),
         (
             lambda d: packprep.open_dataset("s3://bucket/packed"),
