@@ -167,7 +167,7 @@ def test_one_of_a_pair_without_the_other_is_an_error(tmp_path, there, missing):
         (
             "a.jsonl",
             "megatron",
-            'a.jsonl: format = "megatron" reads pairs of a .bin and an .idx file',
+            'a.jsonl: format = "megatron" only reads pairs of a .bin and an .idx file',
         ),
         ("a.parquet", "megatron", "name one file of the pair"),
         ("a.parquet.gz", "tokens", "compressed as a whole"),
