@@ -72,6 +72,11 @@ def without_secret(url: str) -> str:
     )
 
 
+def one_line(message: str) -> str:
+    """Return a message with its hint on the same line, for a table, a comment or a list."""
+    return message.replace("\nhint: ", "; hint: ")
+
+
 def say(message: str, once: bool = False) -> None:
     """Show a message to the user.
 

@@ -75,80 +75,81 @@ from packprep.verification.replay import replay_shard, replay_some
 from packprep.verification.stores import check_store_shard
 
 PROMISES = {
-    "P1": (
-        "every file that the dataset names is there with its size and digest, and no other file is"
-    ),
+    "P1": ("the dataset has every file that it names, with its size and digest, and no other file"),
     "P2": "plan, manifest and receipts agree with each other",
     "P3": (
-        "a shard is a standard safetensors file with exactly the arrays, dtypes and shapes of its"
-        " layout"
+        "a shard is a standard safetensors file with exactly the arrays, dtypes and shapes of"
+        " its layout"
     ),
-    "P4": "row_offsets starts at 0, never falls, and ends at the number of segments",
-    "P5": "in every row cu_seqlens starts at 0, strictly increases, and ends within the row",
+    "P4": "row_offsets starts at 0, never decreases, and ends at the number of segments",
+    "P5": "in every row, cu_seqlens starts at 0, strictly increases, and ends within the row",
     "P6": (
-        "segment_ids are 1, 2, … in row order over exactly the slots of cu_seqlens, and 0 on"
-        " padding"
+        "segment_ids are 1, 2, … in row order in exactly the slots of cu_seqlens, and 0 in padding"
     ),
-    "P7": "padding has pad_id as token and label and no loss",
+    "P7": "padding has pad_id as token and label, and no loss",
     "P8": "every token and label is an id below vocab_size",
     "P9": (
-        "a next-token segment is trained where the target follows its prefix and may be trained,"
-        " never on its last slot"
+        "a next-token segment is trained in the slots whose target follows its prefix and is"
+        " trainable, but never in its last slot"
     ),
     "P10": (
-        "labels are the next slot's token of the same segment or pad_id; in-place, the text's own,"
-        " or next, token"
+        "labels are the token of the next slot in the same segment, or pad_id. For same-position"
+        " tasks, they are the original token of the same or the next slot"
     ),
     "P11": (
-        "a segment's header names a known source and file, its key is the key of its place and"
-        " draws its task"
+        "a segment's header names a known source and file. Its key is the key of its document,"
+        " pass and start, and selects its task"
     ),
     "P12": (
-        "a segment takes exactly the slots of its task's length law, with its bos, mode token and"
-        " eos in place"
+        "a segment has exactly the number of slots of its task's length formula. Its bos, mode"
+        " token and eos are in the correct slots"
     ),
     "P13": (
-        "a segment's prefix is its task's, and its noise and loss weight are finite and in range"
+        "a segment has the prefix of its task, and its noise and loss weight are finite and in"
+        " range"
     ),
-    "P14": "sentinels stand where the spans were and before their tokens, each once, in order",
+    "P14": "sentinels replace the spans in the inputs and precede their tokens in the targets, each"
+    " once and in order",
     "P15": (
-        "the segments of a document follow one another without gap or overlap, from its first token"
+        "the segments of a document follow each other without gap or overlap, starting with its"
+        " first token"
     ),
-    "P16": "the ledger balances, and the arrays count what it says",
+    "P16": "the ledger balances, and its counts match the arrays",
     "P17": (
-        "building a segment again from its source gives the stored bytes, and inverting it the"
+        "rebuilding a segment from its source gives the stored bytes, and inverting it gives the"
         " document"
     ),
     "P18": (
-        "the noise of an in-place segment is what its key gives: corrupted slots, loss, level and"
-        " weight"
+        "the noise of a same-position segment follows from its key: corrupted slots, loss, level"
+        " and weight"
     ),
     "P19": (
-        "trained ranges lie inside their segment, ascend, weigh above 0; no slot outside them, nor"
-        " one repeated, is trained"
+        "trained ranges are inside their segment, ascend, and have weights above 0. Slots"
+        " outside them and repeated slots are not trained"
     ),
     "P20": (
-        "block_diffusion's blocks are as many as its slots need, with levels and weights in range"
+        "block_diffusion has the number of blocks that its slots need, with levels and weights"
+        " in range"
     ),
     "P21": (
-        "every document is in the segments of one shard or in its rejects with a reason, once for"
-        " each use of the plan"
+        "every document is in the segments of one shard, or in its rejects with a reason, once"
+        " for each pass of the plan"
     ),
     "P22": (
-        "the plan follows from its recipe and tokenizer, from the files that its patterns find, and"
-        " from its estimates"
+        "the plan follows from its recipe and tokenizer, from the files that its patterns find,"
+        " and from its estimates"
     ),
     "P23": (
-        "of documents that removed.json lists no token is left and nothing is trained, and no other"
-        " segment is marked so"
+        "documents in removed.json have no tokens and no trained slots, and only their segments"
+        " are marked as removed"
     ),
     "P24": (
-        "the prefixes of a row fit encoder_length and what follows them decoder_length, where rows"
-        " have two sides"
+        "if rows have an encoder and a decoder sequence, prefixes fit in encoder_length and the"
+        " other slots in decoder_length"
     ),
     "P25": (
-        "places of media lie whole in their segment, in order, each with its ref; slot tokens stand"
-        " there alone, untrained"
+        "media spans are complete in their segment, in order, and each has a ref. Their slots"
+        " have only slot tokens, which are not trained"
     ),
 }
 """Number → sentence. `docs/format.md` explains each one, and this subpackage checks all of them."""
@@ -243,12 +244,12 @@ def verify_dataset(
         manifest = read_manifest(folder, stores=True)
         if not (folder / manifest["plan"]["file"]).exists():
             raise PlanError(
-                f"{folder}: plan.json is missing: without it nothing can be recomputed; put it back"
+                f"{folder}: plan.json is missing, so nothing can be recomputed"
+                "\nhint: restore the file"
             )
         if "kind" in manifest and (epoch or replay not in (None, ALL)):
             raise RecipeError(
-                f"{local.out} is a token store, which --replay all makes again whole, and nothing"
-                " else"
+                f"{local.out} is a token store, which supports only --replay all, without --epoch"
             )
         integer("epoch", epoch, 0, 1 << 63)
         if epoch:
@@ -275,7 +276,7 @@ def verify_dataset(
             locations = [
                 f"{name} at {prefix}" for name, prefix in zip(names, prefixes, strict=True)
             ]
-            progress.say(f"reads the sources {listed(locations, MOST_PLACES)}")
+            progress.say(f"reading the sources {listed(locations, MOST_PLACES)}")
         plan = open_plan(folder, prefixes)
         plan.max_bad_fraction = manifest.get("max_bad_fraction", plan.max_bad_fraction)
         engine = None if replay is None else plan.text_engine
@@ -418,7 +419,7 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
                         plan, item.number, arrays, item.replay, receipt, decoders, faults, epoch
                     )
             except SourceError as error:
-                faults.add("P17", shard_name(item.number), f"cannot be built again: {error}")
+                faults.add("P17", shard_name(item.number), f"cannot be rebuilt: {error}")
         report(0, item.entry["bytes"], item.entry["tokens"], 0)
         return Result(faults, None if receipt is None else receipt["ledger"], replayed, runs)
 
@@ -469,7 +470,7 @@ def _arrays_of(
         of_stored = Faults()
         check_arrays(plan, arrays, file, of_stored)  # This finds faults of the stored rows.
         if not of_stored.total:
-            of_stored.add("P12", file, f"cannot be drawn anew: {error}")
+            of_stored.add("P12", file, f"cannot be resampled: {error}")
         faults.join(of_stored)
         return None
     if not check_arrays(plan, anew, file, faults, epoch):
@@ -491,19 +492,19 @@ def _check_counts(
     name, ledger = receipt_name(shard), receipt["ledger"]
     tokens = sum(counted["tokens"] for counted in counts["tasks"].values())
     if receipt["tokens"] != tokens:
-        faults.add("P16", name, f"the arrays hold {tokens} tokens", value=receipt["tokens"])
+        faults.add("P16", name, f"the arrays have {tokens} tokens", value=receipt["tokens"])
     for task, counted in counts["tasks"].items():
         if ledger["tasks"].get(task) != counted:
             faults.add(
                 "P16",
                 name,
-                f"task {task}: the ledger says {ledger['tasks'].get(task)}, the arrays hold"
+                f"task {task}: the ledger has {ledger['tasks'].get(task)}, the arrays have"
                 f" {counted}",
             )
     for source, counted in counts["sources"].items():
         said = ledger["sources"].get(source)
         if said is None:
-            faults.add("P16", name, f"source {source} is not in the ledger")
+            faults.add("P16", name, f"source {source} is missing in the ledger")
             continue
         slots = said["slots"]["total"] - said["slots"]["padding"]
         within = [said["slots"].get(kind, 0) for kind in (WEIGHTED, MEDIA)]
@@ -513,14 +514,20 @@ def _check_counts(
             faults.add(
                 "P16",
                 name,
-                f"source {source}: the ledger's counts are not those of the arrays, {counted}",
+                f"source {source}: the ledger's counts differ from the counts of the arrays,"
+                f" {counted}",
             )
     if ledger["rows"] != len(arrays["row_offsets"]) - 1:
-        faults.add("P16", name, "the ledger's rows are not the shard's", value=ledger["rows"])
+        faults.add(
+            "P16",
+            name,
+            "the ledger has another number of rows than the shard",
+            value=ledger["rows"],
+        )
     prefix = segments.prefix[~segments.removed]
     inputs = None if plan.recipe.packing.sides is None else int(prefix.sum())
     if ledger.get(ENCODER) != inputs:
-        faults.add("P16", name, f"the arrays hold {inputs} {ENCODER}", value=ledger.get(ENCODER))
+        faults.add("P16", name, f"the arrays have {inputs} {ENCODER}", value=ledger.get(ENCODER))
 
 
 def _counted(plan: Plan, segments: Segments) -> dict[str, dict[str, dict[str, int]]]:
@@ -559,7 +566,7 @@ def print_report(report: dict[str, Any]) -> None:
     if report["faults"] > len(report["listed"]):
         put_line(f"… and {report['faults'] - len(report['listed'])} more")
     faults = some(report["faults"], "fault")
-    verdict = faults if report["faults"] else "every promise holds"
+    verdict = faults if report["faults"] else "every invariant holds"
     if report["kind"] == LENGTHS:
         of = (
             f"{some(report['datasets'], 'dataset')}, {some(report['documents'], 'document')}"
@@ -570,15 +577,15 @@ def print_report(report: dict[str, Any]) -> None:
     done = ", ".join(
         some(report[f"{what}s"], what) for what in ("shard", "row", "segment", "token")
     )
-    done = done if report["shards"] else "no shard was looked at"
+    done = done if report["shards"] else "no shard was checked"
     unit = "document" if report["kind"] == STORE else "segment"
     again = (
-        f"; {some(report['replayed'], unit)} built again from their sources"
+        f"; {some(report['replayed'], unit)} rebuilt from their sources"
         if report["replayed"]
         else ""
     )
     if "replay_seed" in report:
-        again += f", chosen by --replay-seed {report['replay_seed']}"
+        again += f", selected by --replay-seed {report['replay_seed']}"
     if report["epoch"]:
         verdict += f" in epoch {report['epoch']:,}"
     put_line(f"{report['directory']}: {verdict} ({done}{again})")

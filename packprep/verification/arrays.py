@@ -77,7 +77,7 @@ def check_structure(
         faults.add(
             "P4",
             file,
-            "row_offsets falls, or gives a row more than 65535 segments",
+            "row_offsets decreases, or gives a row more than 65535 segments",
             int(r),
             value=int(counts[r]),
         )
@@ -102,9 +102,7 @@ def check_structure(
                 "P5", file, f"{name} does not strictly increase", int(row[i]), value=int(values[i])
             )
         for r in np.flatnonzero(values[last] > seq_length)[:MAX_LISTED]:
-            faults.add(
-                "P5", file, f"{name} ends beyond the row", int(r), value=int(values[last[r]])
-            )
+            faults.add("P5", file, f"{name} ends after the row", int(r), value=int(values[last[r]]))
     if "cu_seqlens_padded" in arrays:
         padded = arrays["cu_seqlens_padded"].astype(np.int64)
         room = (
@@ -114,7 +112,9 @@ def check_structure(
         inside = np.ones(len(padded), np.bool_)
         inside[first] = False
         for i in np.flatnonzero(inside & (room != 0))[:MAX_LISTED]:
-            message = f"cu_seqlens_padded is not cu_seqlens' lengths rounded up to {mult}"
+            message = (
+                f"cu_seqlens_padded does not have the lengths of cu_seqlens, rounded up to {mult}"
+            )
             faults.add("P5", file, message, int(row[i]), value=int(padded[i]))
     return faults.total == before
 
@@ -142,8 +142,8 @@ def check_layout(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
             faults.add(
                 "P3",
                 file,
-                f"array {name!r} is {'missing' if has else 'there'}, and by the recipe it should"
-                f" {'' if has else 'not '}be there",
+                f"array {name!r} is {'missing' if has else 'present'}, but the recipe"
+                f" {'requires it' if has else 'does not use it'}",
             )
     return faults.total == before
 
@@ -232,7 +232,7 @@ def _check_tasks(check: ShardCheck) -> bool:
     ):
         values = getattr(check.segments, name)
         for g in np.flatnonzero(values >= count):
-            message = f"segment_{name} is none of the plan's {count} {what}"
+            message = f"segment_{name} is not one of the plan's {count} {what}"
             check.add_segment("P11", g, message, value=int(values[g]))
     return check.faults.total == before
 
@@ -252,9 +252,9 @@ def _check_headers(check: ShardCheck) -> bool:
     bad("P11", segments.doc < 0, "doc", "is negative")
     weight, level = segments.loss_weight, segments.noise
     is_weight = np.isfinite(weight) & (weight >= 0) & ~np.signbit(weight)
-    bad("P13", ~is_weight, "loss_weight", "is no weight")
+    bad("P13", ~is_weight, "loss_weight", "is not a valid weight")
     is_level = (level >= 0) & (level <= 1) & ~np.signbit(level)
-    bad("P13", ~is_level, "noise", "is no noise level")
+    bad("P13", ~is_level, "noise", "is not a valid noise level")
     if check.faults.total > before:
         return False
     bad("P13", ~check.in_place & (weight != 1), "loss_weight", "should be 1")
@@ -263,15 +263,15 @@ def _check_headers(check: ShardCheck) -> bool:
     owner = np.repeat(np.arange(len(plan.sources)), [len(source.files) for source in plan.sources])
     bad("P11", owner[segments.file] != segments.source, "file", "belongs to another source")
     passes = np.array([source.uses for source in plan.sources])[segments.source]
-    bad("P11", segments.repeat >= passes, "repeat", "is no use that the plan has")
-    message = "is no document that its source's sample and repeat keep in this use"
+    bad("P11", segments.repeat >= passes, "repeat", "is not a pass of the plan")
+    message = "is a document that its source's sample and repeat exclude in this pass"
     bad("P11", ~_kept(check), "doc", message)
     key = segment_key(
         _file_keys(plan, segments.file), segments.doc, segments.repeat, segments.start
     )
-    message = "is not the key of its document, use and start"
+    message = "is not the key of its document, pass and start"
     bad("P11", key != segments.key, "key", message)
-    bad("P11", ~_may_have_task(check), "task", "is not the task that its key draws")
+    bad("P11", ~_may_have_task(check), "task", "is not the task that its key selects")
     return check.faults.total == before
 
 
@@ -341,9 +341,7 @@ def _check_form(check: ShardCheck) -> bool:
     least, most = int(documents.eos_after_segment), int(documents.eos_after_document)
     wrong = (eos < least) | (eos > most) | (segments.repeated < 0)
     for g in np.flatnonzero(wrong):
-        message = (
-            f"it takes {slots[g]} slots, {eos[g]} more than its task's length formula without eos"
-        )
+        message = f"has {slots[g]} slots, {eos[g]} more than its task's length formula without eos"
         check.add_segment("P12", g, message, int(segments.first_slot[g]), int(slots[g]))
     if wrong.any():
         return False
@@ -362,7 +360,7 @@ def _check_form(check: ShardCheck) -> bool:
         for i in np.flatnonzero(stored != np.broadcast_to(token, has.shape)[which]):
             g = which[i]
             in_row = int(slot[g] - (clean[g] if name != "eos" else 0)) % check.seq_length
-            check.add_segment("P12", g, f"no {name} where it belongs", in_row, int(stored[i]))
+            check.add_segment("P12", g, f"no {name} in its slot", in_row, int(stored[i]))
     prefix = _prefixes(check)
     for g in np.flatnonzero(prefix != segments.prefix):
         message = f"segment_prefix should be {prefix[g]}"
@@ -413,7 +411,7 @@ def _check_repeated(check: ShardCheck) -> None:
         & (first < body + segments.repeated)
     )
     for g in np.flatnonzero(wrong)[:MAX_LISTED]:
-        message = f"a trained range begins among the {segments.repeated[g]} tokens that it repeats"
+        message = f"a trained range starts in the {segments.repeated[g]} repeated tokens"
         check.add_segment("P19", g, message, int(segments.first_slot[g]) + int(first[g]))
 
 
@@ -440,7 +438,7 @@ def _check_coverage(check: ShardCheck) -> None:
         wrong &= ordered.start < expected_start
     for i in np.flatnonzero(wrong):
         message = (
-            f"it begins with token {ordered.start[i]} of its document and should with"
+            f"starts with token {ordered.start[i]} of its document, but should start with"
             f" {expected_start[i]}"
         )
         check.add_segment("P15", order[i], message, value=int(ordered.start[i]))
@@ -449,8 +447,8 @@ def _check_coverage(check: ShardCheck) -> None:
         return
     ends_whole = documents.long not in ("truncate", "decompose")
     for which, message in (
-        (goes_on & (ordered.eos == 1), "it has an eos, and its document goes on"),
-        (~goes_on & (ordered.eos == 0) & ends_whole, "it ends its document, and has no eos"),
+        (goes_on & (ordered.eos == 1), "has an eos, but its document continues"),
+        (~goes_on & (ordered.eos == 0) & ends_whole, "ends its document, but has no eos"),
     ):
         for g in order[which]:
             slot = int(segments.first_slot[g] + segments.slots[g] - 1)
@@ -492,7 +490,9 @@ def check_parts(check: ShardCheck) -> bool:
     if segments.media is not None and not (
         check.plan.vocabulary.media and len(segments.media.slot)
     ):
-        check.add("P3", "there are arrays of media, and no place of it, or no kind in the recipe")
+        check.add(
+            "P3", "there are media arrays, but no media span, or no kind of media in the recipe"
+        )
         return False
     for name, values, promise in (
         ("trained_offsets", "trained_ranges", "P19"),
@@ -532,7 +532,7 @@ def _check_trained(check: ShardCheck) -> None:
             message = f"trained range {ranges[i].tolist()} has no finite weight above 0"
             check.add_segment("P19", segment[i], message, value=str(weights[i]))
         if (weights == 1).all():
-            check.add("P19", "every weight in trained_weights is 1, and then it is left out")
+            check.add("P19", "every weight in trained_weights is 1, so the array must be omitted")
     bad = (
         (ranges[:, 0] <= begins_after)
         | (ranges[:, 1] <= ranges[:, 0])
@@ -564,7 +564,7 @@ def _check_blocks(check: ShardCheck) -> None:
     needed = np.where(has_levels[segments.task], -(-(segments.slots // 2) // length), 0)
     counts = np.diff(blocks.offsets)
     for g in np.flatnonzero(counts != needed):
-        check.add_segment("P20", g, f"it has {counts[g]} blocks and needs {needed[g]}")
+        check.add_segment("P20", g, f"has {counts[g]} blocks, but needs {needed[g]}")
     is_good = (blocks.noise > 0) & (blocks.noise <= 1) & np.isfinite(blocks.loss_weight)
     for i in np.flatnonzero(~is_good):
         message = f"block {i}: its level or weight is out of range"
@@ -590,7 +590,7 @@ def check_noise(check: ShardCheck) -> Blocks:
     tokens = check.flat("labels").copy()
     put_clean(tokens, check.flat("tokens"), check.first_slots[check.is_twice], twice.slots // 2)
     labels = _with_block_labels(check, check.flat("labels").copy())
-    check.add_differences("P10", "labels", labels, "label should be {}, as x_0 has it")
+    check.add_differences("P10", "labels", labels, "label should be {}, as in x_0")
     # Segments do not overlap, so the noise of all tasks is drawn into one copy and compared once.
     loss_mask = np.zeros(size, np.uint8)
     trainable = None if segments.trained is None else trainable_slots(check).reshape(-1)
@@ -619,7 +619,7 @@ def check_noise(check: ShardCheck) -> Blocks:
     is_noised = fill_slots(check.first_slots, segments.slots, in_place, False, size)
     for name, again in (("tokens", tokens), ("loss_mask", loss_mask)):
         drawn = np.where(is_noised, again, check.flat(name))
-        check.add_differences("P18", name, drawn, f"{name} drawn anew is {{}}")
+        check.add_differences("P18", name, drawn, f"recomputed {name} is {{}}")
     return blocks
 
 
@@ -694,7 +694,7 @@ def check_same_tokens(
         restored, offsets, _ = restore(plan, arrays, segments, chosen, epoch)
         differs = np.flatnonzero(restored != restore(plan, stored, segments, chosen).ids)
         for g in begin + np.unique(np.searchsorted(offsets, differs, "right") - 1)[:MAX_LISTED]:
-            message = "inverting it does not give the tokens of its stored slots"
+            message = "inverting it does not give the tokens of the stored row"
             check.add_segment("P17", g, message, int(segments.first_slot[g]))
 
 

@@ -139,15 +139,15 @@ def read_rejects(
             if record.keys() != _RECORD.keys() or any(
                 type(record[key]) is not kind for key, kind in _RECORD.items()
             ):
-                wrong = "has not the keys and values of a reject"
+                wrong = "does not have the keys and values of a reject"
             elif (record["source"], record["file"]) not in numbers:
-                wrong = "names no source and file of the plan"
+                wrong = "names an unknown source or file"
             elif not (
                 0 <= record["repeat"] < uses[record["source"]] and 0 <= record["position"] < _END
             ):
-                wrong = "names no use and position that the plan has"
+                wrong = "names an unknown pass or position"
             elif record["reason"] not in REASONS:
-                wrong = f"has the reason {record['reason']!r:.40}, which is none"
+                wrong = f"has the unknown reason {record['reason']!r:.40}"
             if wrong:
                 faults.add("P21", name, f"record {i} {wrong}")
             elif reason in (None, record["reason"]):
@@ -188,8 +188,8 @@ def check_documents(
         )
         if said != found:
             message = (
-                f"source {source.name}: the ledger says that documents were used: {said}; in"
-                f" segments are {found}"
+                f"source {source.name}: the ledger counts {said} used documents, but the segments"
+                f" have {found}"
             )
             faults.add("P21", receipt_name(shard), message)
     for i in np.flatnonzero(_repeated(rejects))[:MAX_LISTED]:
@@ -204,7 +204,7 @@ def check_documents(
         faults.add(
             "P21",
             rejects_name(shard),
-            f"{in_words(plan, every, i)} is in segments and among the rejects",
+            f"{in_words(plan, every, i)} is both in segments and in the rejects",
         )
     every = every.at(~_repeated(every))
     inside = np.zeros(len(every.file), np.bool_)
@@ -217,7 +217,7 @@ def check_documents(
         _check_texts(plan, shard, every, extents, faults)
     foreign = ~inside
     for i in np.flatnonzero(foreign)[:MAX_LISTED]:
-        message = f"{in_words(plan, every, i)} is not of what the plan gives this shard"
+        message = f"{in_words(plan, every, i)} is not in the part of the plan for this shard"
         faults.add("P21", shard_name(shard), message)
     _check_kept(plan, shard, every, faults)
     parts = dict(zip(keys.tolist(), counts.tolist(), strict=True))
@@ -252,7 +252,7 @@ def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, fault
         faults.add(
             "P21",
             shard_name(int(shards[order[i]])),
-            f"{location} lies among the documents of {neighbour}, too",
+            f"{location} is also in {neighbour}",
         )
     for i in (
         np.flatnonzero(tables & keeps_all & (first > before + 1))[:MAX_LISTED] if whole else ()
@@ -261,7 +261,7 @@ def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, fault
         faults.add(
             "P21",
             shard_name(int(shards[order[i]])),
-            f"{location} is in no shard and among no rejects",
+            f"{location} is in no shard and in no rejects file",
         )
 
 
@@ -292,12 +292,12 @@ def check_read(
         faults.add(
             "P21",
             shard_name(shard),
-            f"of {count} documents read, {len(again.file)} are used and "
-            f"{len(turned_away.file)} rejected: this is a fault of packprep; report it",
+            f"{count} documents were read, but {len(again.file)} are used and"
+            f" {len(turned_away.file)} rejected: this is a bug in packprep; please report it",
         )
     for file, stored, made_again, what in (
         (shard_name(shard), used_documents(arrays), again, "in its segments"),
-        (rejects_name(shard), rejects, turned_away, "among the rejects"),
+        (rejects_name(shard), rejects, turned_away, "in the rejects"),
     ):
         both = _sorted(
             *(np.concatenate(columns) for columns in zip(stored, made_again, strict=True))
@@ -308,7 +308,7 @@ def check_read(
         is_stored = _inside(odd, _Extents(*stored, stored.position + 1))
         for i in range(min(len(odd.file), MAX_LISTED)):
             message = (
-                f"is {what}, and should not be" if is_stored[i] else f"should be {what}, and is not"
+                f"is {what}, but should not be" if is_stored[i] else f"should be {what}, but is not"
             )
             faults.add("P21", file, f"{in_words(plan, odd, i)} {message}")
 
@@ -342,7 +342,7 @@ def in_words(plan: Plan, locations: Locations, i: int) -> str:
     source = _source_of(plan, file)
     return (
         f"the document at {position} of {source.files[file - source.first_file].name!r} of"
-        f" {source.name} (use {use})"
+        f" {source.name} (pass {use})"
     )
 
 
@@ -465,7 +465,7 @@ def _check_kept(plan: Plan, shard: int, every: Locations, faults: Faults) -> Non
             faults.add(
                 "P21",
                 shard_name(shard),
-                f"{in_words(plan, every, i)} is left out by the source's sample or repeat",
+                f"{in_words(plan, every, i)} is excluded by the source's sample or repeat",
             )
 
 
@@ -492,7 +492,7 @@ def _check_texts(
             faults.add(
                 "P21",
                 shard_name(shard),
-                f"{in_words(plan, lacking, i)} is in no segment and not among the rejects",
+                f"{in_words(plan, lacking, i)} is not in a segment and not in the rejects",
             )
             found += 1
         if found == MAX_LISTED:
@@ -526,8 +526,8 @@ def _runs(
                 *(np.array([value], np.int64) for value in (file, use, position[gaps[0]] + 1))
             )
             message = (
-                f"{in_words(plan, lost, 0)}, or another of its rows, is in no segment and not among"
-                " the rejects"
+                f"{in_words(plan, lost, 0)}, or another row of the file, is not in a segment and"
+                " not in the rejects"
             )
             faults.add("P21", shard_name(shard), message)
         elif count == 1:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from packprep.messages import one_line
+
 MAX_LISTED = 20
 """Maximum number of faults listed per invariant and file. Further faults are only counted."""
 
@@ -68,4 +70,4 @@ def line_of(fault: dict[str, Any]) -> str:
         if fault[name] is not None:
             location += f", {name} {fault[name]}"
     value = "" if fault["value"] is None else f" (value {fault['value']})"
-    return f"{fault['promise']} {location}: {fault['message']}{value}"
+    return f"{fault['promise']} {location}: {one_line(fault['message'])}{value}"

@@ -139,7 +139,7 @@ def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> N
             faults.add(
                 "P1",
                 MIXTURE_NAME,
-                "is missing: run the command of the build again, which writes it",
+                "is missing; run the build's command again to write it",
             )
         return
     try:
@@ -151,13 +151,13 @@ def _check_mixture(out: Folder, directories: Sequence[str], faults: Faults) -> N
     for key in sorted(stored.keys() | expected.keys()):
         if encode(stored.get(key)) != encode(expected.get(key)):
             message = (
-                f"{key} is {stored.get(key)!r:.200}, and by the datasets it is"
-                f" {expected.get(key)!r:.200}"
+                f"{key} is {stored.get(key)!r:.200}, but should be {expected.get(key)!r:.200}"
+                " according to the datasets"
             )
             faults.add(
                 "P2",
                 MIXTURE_NAME,
-                f"{message}: remove the file, and run the command of the build again",
+                f"{message}; remove the file and run the build's command again",
             )
 
 
@@ -169,7 +169,7 @@ def _check_plans(opened: Sequence[_Opened], faults: Faults) -> None:
     shared = [_alike(stored_plan(one.local.folder) or {}) for one in opened]
     for one, own in zip(opened[1:], shared[1:], strict=True):
         for message in changed_keys(
-            own, shared[0], f"{{}} is {{}} here, and {{}} in {opened[0].name}"
+            own, shared[0], f"{{}} is {{}} here, but {{}} in {opened[0].name}"
         ):
             faults.add("P2", f"{one.name}/{PLAN_NAME}", message)
     for one in opened:
@@ -177,7 +177,7 @@ def _check_plans(opened: Sequence[_Opened], faults: Faults) -> None:
             faults.add(
                 "P2",
                 f"{one.name}/{PLAN_NAME}",
-                "it is of another row length",
+                "has another row length",
                 value=one.plan.recipe.seq_length,
             )
 
@@ -238,8 +238,7 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
     for one, receipt in zip(opened[1:], receipts[1:], strict=True):
         if receipt["text_digests"] != receipts[0]["text_digests"]:
             message = (
-                f"its text_digests are not those of {opened[0].name}: the sources changed between"
-                " both"
+                f"text_digests differ from {opened[0].name}: the sources changed between the builds"
             )
             faults.add("P2", f"{one.name}/{receipt_name(b)}", message)
     every, number = np.unique(
@@ -262,10 +261,11 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
     for i in np.flatnonzero(wrong)[:MAX_LISTED]:
         message = (
             f"{in_words(plan, places, i)} is in segments of {holding[i]} of {len(opened)} datasets,"
-            " and left"
         )
         faults.add(
-            "P21", _named(shard_name(b)), f"{message} to other row lengths by {elsewhere_in[i]}"
+            "P21",
+            _named(shard_name(b)),
+            f"{message} and {elsewhere_in[i]} datasets leave it to other row lengths",
         )
     if decomposed:
         _check_pieces(opened, b, np.concatenate(columns, axis=1), receipts, faults)
@@ -297,11 +297,11 @@ def _check_pieces(
     expected = np.where(same, np.roll(columns[3] + columns[4], 1), 0)
     for i in np.flatnonzero(columns[3] != expected)[:MAX_LISTED]:
         message = (
-            f"{in_words(opened[0].plan, Locations(*columns[:3]), i)}: a piece starts at token"
-            f" {columns[3, i]}"
+            f"{in_words(opened[0].plan, Locations(*columns[:3]), i)}: a chunk starts at token"
+            f" {columns[3, i]},"
         )
         faults.add(
-            "P21", _named(shard_name(b)), f"{message}, and those before it end at {expected[i]}"
+            "P21", _named(shard_name(b)), f"{message} but the previous chunk ends at {expected[i]}"
         )
     for source in opened[0].plan.sources:
         tokens = [receipt["ledger"]["sources"][source.name]["tokens"] for receipt in receipts]
@@ -310,8 +310,8 @@ def _check_pieces(
             left = counts["dropped"].get(OTHER_LENGTH, 0)
             if left != sum(own) - used:
                 message = (
-                    f"source {source.name}: {left} tokens are left to other row lengths, which have"
-                    f" {sum(own) - used}"
+                    f"source {source.name}: {left} tokens are left to other row lengths, but"
+                    f" these have {sum(own) - used}"
                 )
                 faults.add("P21", f"{one.name}/{receipt_name(b)}", message)
 

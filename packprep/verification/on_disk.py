@@ -81,7 +81,7 @@ def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faul
             faults.add(
                 "P1",
                 name,
-                f"its digest is {found}; no shard can be checked without it",
+                f"its digest is {found}, so no shard can be checked",
                 value=digest,
             )
     return faults.total == before
@@ -97,11 +97,11 @@ def check_manifest(
     expected = make_manifest(plan, manifest["shards"], manifest["ledger"])
     for key, value in manifest.items():
         if key not in ("plan", "digest") and value != expected.get(key):
-            faults.add("P2", MANIFEST_NAME, f"{key} is not the plan's")
+            faults.add("P2", MANIFEST_NAME, f"{key} differs from the plan")
     # A loader derives a missing `continues` from tokenizer.json, because older datasets omit the
     # key.
     for key in sorted(expected.keys() - manifest.keys() - {"continues"}):
-        faults.add("P2", MANIFEST_NAME, f"{key} is missing, which the plan has")
+        faults.add("P2", MANIFEST_NAME, f"{key} is missing, but the plan has it")
     files = [[(file.name, file.size) for file in source.files] for source in plan.sources]
     tokenizer, template = plan.stored["tokenizer"]["digest"], plan.stored["chat_template"]
     own = fingerprint(plan.recipe, files, tokenizer, template, plan.removed_digest)
@@ -109,7 +109,7 @@ def check_manifest(
         faults.add(
             "P2",
             PLAN_NAME,
-            "its fingerprint is not that of its recipe, files, tokenizer and removed documents",
+            "the fingerprint does not match the recipe, files, tokenizer and removed documents",
         )
     if plan.removed_digest and encode_removed(plan.removed.documents) != read_file(
         directory / REMOVED_NAME
@@ -117,7 +117,7 @@ def check_manifest(
         faults.add(
             "P2",
             REMOVED_NAME,
-            "its documents are not listed as they are written: sorted, each once",
+            "the documents must be sorted, without duplicates",
         )
     for source in plan.sources:
         for file, (format, compression) in zip(source.files, source.formats, strict=True):
@@ -125,13 +125,13 @@ def check_manifest(
             told = FORMATS[format].position != "number"
             if told and file.pieces != count_pieces("", format, compression, file.size):
                 faults.add(
-                    "P2", PLAN_NAME, f"{file.name} has not so many pieces", value=file.pieces
+                    "P2", PLAN_NAME, f"{file.name} has another number of splits", value=file.pieces
                 )
     if len(manifest["shards"]) != plan.shards:
         faults.add(
             "P2",
             MANIFEST_NAME,
-            f"it lists {len(manifest['shards'])} shards and the plan has {plan.shards}",
+            f"lists {len(manifest['shards'])} shards, but the plan has {plan.shards}",
         )
 
 
@@ -171,8 +171,8 @@ def check_replaced(
         for key, value in expected.items():
             if entries[i][key] != value:
                 message = (
-                    f"removed.replaces[{i}].{key} is not that of this dataset before it lost"
-                    f" documents, {value}"
+                    f"removed.replaces[{i}].{key} should be {value}, the value before the"
+                    " documents were removed"
                 )
                 faults.add("P2", PLAN_NAME, message, value=entries[i][key])
 
@@ -193,7 +193,7 @@ def check_objects(out: Remote, manifest: Mapping[str, Any], faults: Faults) -> N
     named = _named(manifest)
     for name, _ in out.list():
         if name not in named:
-            faults.add("P1", _readable(name), "belongs to no dataset: remove it")
+            faults.add("P1", _readable(name), "does not belong to a dataset; remove it")
 
 
 def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> None:
@@ -210,19 +210,19 @@ def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) 
     for folder, folders, names in os.walk(directory, onerror=unreadable):
         if not folders and not names:
             path = os.path.relpath(folder, directory)
-            faults.add("P1", _readable(path), "is an empty folder: remove it")
+            faults.add("P1", _readable(path), "is an empty folder; remove it")
         for name in sorted(names) + sorted(
             n for n in folders if os.path.islink(os.path.join(folder, n))
         ):
             path = os.path.relpath(os.path.join(folder, name), directory)
             if os.path.islink(os.path.join(folder, name)):
-                faults.add("P1", _readable(path), "is a symbolic link; a dataset has none")
+                faults.add("P1", _readable(path), "is a symbolic link, which a dataset never has")
             elif path not in named:
                 faults.add(
                     "P1",
                     _readable(path),
-                    "belongs to no dataset: remove it, or it is a leftover of a build that was"
-                    " killed",
+                    "does not belong to a dataset; remove it. It may be left from a build that"
+                    " was killed",
                 )
 
 
@@ -260,18 +260,26 @@ def check_shard_files(
         faults.add("P1", name, str(error))
         return is_there, None
     if found is None:
-        faults.add("P1", name, "is missing or no receipt")
+        faults.add("P1", name, "is missing or not a receipt")
         return is_there, None
     receipt, data = found
     if digest_of(data) != entry["receipt_digest"]:
-        faults.add("P1", name, f"its digest is {digest_of(data)}", value=entry["receipt_digest"])
+        faults.add(
+            "P1",
+            name,
+            f"its digest is {digest_of(data)}",
+            value=entry["receipt_digest"],
+        )
         return is_there, None
     if receipt["plan_digest"] != plan_digest_of(plan.stored, plan_digest, shard):
-        faults.add("P2", name, "it is of another plan", value=receipt["plan_digest"])
+        faults.add("P2", name, "belongs to another plan", value=receipt["plan_digest"])
     for key in ("file", "rows", "segments", "tokens", "bytes", "digest"):
         if receipt[key] != entry[key]:
             faults.add(
-                "P2", name, f"{key} is not the manifest's {entry[key]!r}", value=receipt[key]
+                "P2",
+                name,
+                f"{key} should be {entry[key]!r}, as in the manifest",
+                value=receipt[key],
             )
     try:
         sound = is_ledger(
@@ -281,11 +289,11 @@ def check_shard_files(
         faults.add("P16", name, str(error))
         return is_there, None
     if not sound:
-        faults.add("P16", name, "its ledger has not the keys and counts of a ledger")
+        faults.add("P16", name, "the ledger does not have the keys and counts of a ledger")
         return is_there, None
     if not _is_sound(receipt, plan):
         faults.add(
-            "P2", name, "its rejects or text_digests have not the keys and values of a receipt"
+            "P2", name, "rejects or text_digests do not have the keys and values of a receipt"
         )
         return is_there, None
     for wrong in imbalances(receipt["ledger"]):
@@ -316,7 +324,7 @@ def _check_rejects(directory: Path, shard: int, receipt: Mapping[str, Any], faul
     listed: dict[tuple[str, str], int] = {}
     if rejects is None:
         if path.exists():
-            faults.add("P1", name, "the receipt names no rejects, and there is a file of them")
+            faults.add("P1", name, "the receipt names no rejects, but this file exists")
             return
     else:
         if not _check_file(directory, name, rejects, faults):
@@ -327,17 +335,17 @@ def _check_rejects(directory: Path, shard: int, receipt: Mapping[str, Any], faul
                 place = (record["source"], record["reason"])
                 listed[place] = listed.get(place, 0) + 1
         except (DatasetError, LookupError, TypeError):
-            faults.add("P2", name, "is no list of rejects")
+            faults.add("P2", name, "is not a list of rejects")
             return
         if rejects["documents"] != sum(listed.values()):
             faults.add(
-                "P2", name, f"it lists {sum(listed.values())} documents", value=rejects["documents"]
+                "P2", name, f"lists {sum(listed.values())} documents", value=rejects["documents"]
             )
     if listed != counted:
         faults.add(
             "P16",
             receipt_name(shard),
-            "the ledger's rejects are not those that the rejects file lists",
+            "the rejects in the ledger differ from the rejects file",
         )
 
 
@@ -347,7 +355,7 @@ def _check_file(directory: Path, name: str, entry: Mapping[str, Any], faults: Fa
     try:
         size = path.stat().st_size
         if size != entry["bytes"]:
-            faults.add("P1", name, f"it has {size} bytes", value=entry["bytes"])
+            faults.add("P1", name, f"the file has {size} bytes", value=entry["bytes"])
             return path.is_file()
         digest = digest_of_file(path)
     except OSError as error:
@@ -377,7 +385,7 @@ def sound_ledgers(
 def check_sum(manifest: Mapping[str, Any], total: Mapping[str, Any], faults: Faults) -> None:
     """Check P16: the manifest's ledger is the sum of the receipts' ledgers."""
     if total != manifest["ledger"]:
-        faults.add("P16", MANIFEST_NAME, "its ledger is not the sum of the receipts' ledgers")
+        faults.add("P16", MANIFEST_NAME, "the ledger is not the sum of the receipts' ledgers")
 
 
 TOLERANCE = 4e-9
@@ -390,7 +398,9 @@ def check_plan_follows(plan: Plan, faults: Faults) -> None:
     try:
         expected = _worked_out_again(plan)
     except PackprepError as error:
-        faults.add("P22", PLAN_NAME, f"its recipe, tokenizer and files give no plan: {error}")
+        faults.add(
+            "P22", PLAN_NAME, f"its recipe, tokenizer and files do not give a valid plan: {error}"
+        )
         return
     stored = json_value({key: plan.stored[key] for key in expected})
     stored["sources"] = [
@@ -400,9 +410,7 @@ def check_plan_follows(plan: Plan, faults: Faults) -> None:
     for task, wanted in zip(stored["tasks"], expected["tasks"], strict=True):
         if _is_near(task["resolved"], wanted["resolved"]):
             wanted["resolved"] = task["resolved"]
-    for message in changed_keys(
-        expected, stored, "{} is {} when it is worked out again, and {} in the plan"
-    ):
+    for message in changed_keys(expected, stored, "{} is {} when recomputed, but {} in the plan"):
         faults.add("P22", PLAN_NAME, message)
 
 
@@ -431,8 +439,8 @@ def _worked_out_again(plan: Plan) -> dict[str, Any]:
         # The check comes before any array is made whose length depends on the number of passes.
         if source.repeat != repeat:
             raise PlanError(
-                f"source {source.name!r} has repeat {repeat} by them, and {source.repeat} in the"
-                " plan"
+                f"source {source.name!r} should have repeat {repeat}, but has {source.repeat} in"
+                " the plan"
             )
     return json_value(
         follows(
@@ -463,7 +471,7 @@ def _vocabulary(plan: Plan) -> Vocabulary:
         Needs(*needs_of(recipe)),
     )
     if found.digest != stored.digest:
-        raise PlanError("tokenizer.json is not what adding its added_tokens to the tokenizer gives")
+        raise PlanError("tokenizer.json differs from the tokenizer with its added_tokens")
     return found
 
 
@@ -479,7 +487,7 @@ def _check_ratios(source: PlannedSource) -> None:
     for name, ratio in source.ratios.items():
         if name not in formats or not 1 <= ratio <= most or held * ratio >= 1 << 62:
             raise PlanError(
-                f"source {source.name!r} has the ratio {ratio} for {name}, which no sample gives"
+                f"source {source.name!r} has the ratio {ratio} for {name}, which is not possible"
             )
 
 
@@ -527,7 +535,7 @@ def check_inputs(plan: Plan, faults: Faults) -> list[Files | None]:
             )
             for name in sorted(here.keys() ^ there.keys()):
                 which = (
-                    "its patterns find {!r}, which is not in it"
+                    "its patterns find {!r}, which is not in the plan"
                     if name in here
                     else "its patterns do not find {!r}"
                 )
@@ -558,13 +566,13 @@ def _check_pieces(source: PlannedSource, names: Sequence[str], faults: Faults) -
     )
     for k, (name, pieces) in enumerate(zip(names, own.pieces.tolist(), strict=True)):
         i = at[name]
-        message = f"source {source.name}: {name!r} has {pieces} pieces"
+        message = f"source {source.name}: {name!r} has {pieces} splits"
         if pieces != source.files.pieces[i]:
             faults.add("P22", PLAN_NAME, message, value=int(source.files.pieces[i]))
         elif position_of(*own.formats[k]) == "number" and list(own.piece_bytes.get(k, ())) != list(
             source.files.piece_bytes.get(i, ())
         ):
-            faults.add("P22", PLAN_NAME, f"{message}, which do not hold what the plan says")
+            faults.add("P22", PLAN_NAME, f"{message}, but their contents differ from the plan")
     return own
 
 
@@ -582,7 +590,7 @@ def check_estimates(plan: Plan, files: Sequence[Files | None], faults: Faults) -
         if own is None:  # P17 or P22 names the files that differ from the plan.
             continue
         messages: list[list[str]] = []
-        words = "{} is {} by the calibration sample, and {} in the plan"
+        words = "{} is {} in the calibration sample, but {} in the plan"
         try:
             for again in _sampled_again(plan, source, planned, own):
                 held = {i: list(of_file) for i, of_file in source.files.piece_bytes.items()}
@@ -666,7 +674,7 @@ def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: F
         )
     moved_stores = {name: place for name, place in moved.items() if place.startswith(IN_STORE)}
     recipe, stores = in_stores(recipe, moved_stores, plan.is_store)
-    words = "{} is {} in the recipe that was given, and {} in the stored one"
+    words = "{} is {} in the given recipe, but {} in the stored one"
     now, stored = (
         json_value(without_places(whole_recipe(r)))
         for r in (normalised(recipe), plan.stored["recipe"])
@@ -680,8 +688,8 @@ def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: F
         patterns = patterns_of(source, recipe.base, stores)
         if planned["patterns"] not in (None, patterns):
             found.append(
-                f"the patterns of source {source.name} are {patterns} in the recipe that was given,"
-                f" and {planned['patterns']}"
+                f"the patterns of source {source.name} are {patterns} in the given recipe, but"
+                f" {planned['patterns']} in the plan"
             )
         if source.name in stores and planned["store"] not in (None, *stores[source.name].digests):
             found.append(other_store(source.name, stores[source.name], planned["store"]))
@@ -689,11 +697,9 @@ def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: F
         recipe.tokenizer, recipe.base, recipe.specials, Needs(*needs_of(recipe))
     )
     if vocabulary.digest != plan.vocabulary.digest:
-        found.append(
-            f"the tokenizer of the recipe that was given has the digest {vocabulary.digest}"
-        )
+        found.append(f"the tokenizer of the given recipe has another digest, {vocabulary.digest}")
     if plan.stored["beside_tokenizer"] not in (None, json_value(vocabulary.beside)):
-        found.append("the files beside the tokenizer of the recipe that was given are others")
+        found.append("the given recipe has other files next to its tokenizer")
     template, documents = None, recipe.documents
     if documents.loss_spans == "use":
         template = find_template(
@@ -701,6 +707,6 @@ def check_recipe(plan: Plan, recipe: Recipe, moved: Mapping[str, str], faults: F
         )
     template = template_of(template, stores)
     if template != plan.stored["chat_template"]:
-        found.append("the chat template of the recipe that was given is another")
+        found.append("the given recipe has another chat template")
     for message in found:
         faults.add("P22", PLAN_NAME, message)

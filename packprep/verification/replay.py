@@ -56,14 +56,10 @@ def replay_shard(
         if changed:
             return None
         if receipt["ledger"] != made.ledger:
-            faults.add(
-                "P17", receipt_name(number), "the ledger is not that of the shard made again"
-            )
+            faults.add("P17", receipt_name(number), "the ledger differs from the rebuilt shard")
         rejected = encode_rejects(made)
         if (receipt["rejects"] or {}).get("digest") != (digest_of(rejected) if rejected else None):
-            faults.add(
-                "P17", rejects_name(number), "the rejects are not those of the shard made again"
-            )
+            faults.add("P17", rejects_name(number), "the rejects differ from the rebuilt shard")
     if rejects is not None:
         check_read(plan, number, arrays, rejects, made, faults)
     compared = {
@@ -71,7 +67,9 @@ def replay_shard(
     }
     for name in compared.keys() ^ arrays.keys() - {WEIGHTS}:
         faults.add(
-            "P17", file, f"array {name!r} is {'not made again' if name in arrays else 'missing'}"
+            "P17",
+            file,
+            f"array {name!r} is {'not in the rebuilt shard' if name in arrays else 'missing'}",
         )
     for name in compared.keys() & arrays.keys():
         stored, again = arrays[name], compared[name]
@@ -79,7 +77,7 @@ def replay_shard(
             faults.add(
                 "P17",
                 file,
-                f"{name} has shape {list(stored.shape)}, made again {list(again.shape)}",
+                f"{name} has shape {list(stored.shape)}, but {list(again.shape)} when rebuilt",
             )
             continue
         wrong = np.argwhere(stored.view(f"u{stored.itemsize}") != again.view(f"u{again.itemsize}"))
@@ -90,7 +88,7 @@ def replay_shard(
             faults.add(
                 "P17",
                 file,
-                f"{name}{where} made again is {again[at]}",
+                f"{name}{where} is {again[at]} when rebuilt",
                 row,
                 slot,
                 stored[at].item(),
@@ -183,8 +181,8 @@ def _changed_sources(
     """
     lost = {source.name for source in plan.sources if source.in_store and source.store.plan.removed}
     return [
-        f"source {name!r} changed since the build: the text of this shard has digest {digest}, "
-        f"when it was built {receipt['text_digests'].get(name)}"
+        f"source {name!r} changed since the build: the text of this shard has digest {digest},"
+        f" but had {receipt['text_digests'].get(name)} at the build"
         for name, digest in digests.items()
         if name not in lost
         and receipt["text_digests"].get(name) != digest

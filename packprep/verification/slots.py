@@ -30,14 +30,14 @@ An epoch adds this array to the arrays of a shard. It replaces the arrays of BLO
 # Codes of `_check_slots`, with the number and the message of each.
 _SLOT_FAULTS = {
     0: ("P6", "segment_ids does not agree with cu_seqlens"),
-    1: ("P7", "padding has another token than pad_id"),
-    2: ("P7", "padding has another label than pad_id"),
+    1: ("P7", "the token of padding is not pad_id"),
+    2: ("P7", "the label of padding is not pad_id"),
     3: ("P7", "padding is trained"),
-    4: ("P8", "token is no id below vocab_size"),
-    5: ("P8", "label is no id below vocab_size"),
-    6: ("P9", "loss_mask is not what the segment's prefix says"),
-    7: ("P10", "label is not the next slot's token of the segment"),
-    8: ("P10", "token is not its label, and the slot is not trained"),
+    4: ("P8", "token is not an id below vocab_size"),
+    5: ("P8", "label is not an id below vocab_size"),
+    6: ("P9", "loss_mask does not match the segment's prefix"),
+    7: ("P10", "label is not the token of the segment's next slot"),
+    8: ("P10", "token differs from its label, but the slot is not trained"),
 }
 _CODES = len(_SLOT_FAULTS)
 
@@ -281,8 +281,8 @@ def check_removed(check: ShardCheck) -> None:
     segments, pad = check.segments, check.plan.vocabulary.roles["pad"]
     listed = check.plan.removed.segments(segments)
     for g in np.flatnonzero(segments.removed != listed)[:MAX_LISTED]:
-        what = "of a document that was removed" if listed[g] else "of no document that was removed"
-        message = f"it is {what}, and its segment_removed says otherwise"
+        what = "of a removed document" if listed[g] else "not of a removed document"
+        message = f"it is {what}, but segment_removed differs"
         check.add_segment("P23", g, message, int(segments.first_slot[g]), int(segments.removed[g]))
     blanks = {"tokens": pad, "labels": pad, "loss_mask": 0, WEIGHTS: 0}
     for g in np.flatnonzero(listed).tolist():
@@ -291,7 +291,7 @@ def check_removed(check: ShardCheck) -> None:
         for name in blanks.keys() & check.arrays.keys():
             values = check.arrays[name][segments.row[g], within]
             for t in np.flatnonzero(values != blanks[name])[:1]:
-                message = f"{name} of a document that was removed"
+                message = f"{name} of a removed document"
                 check.add_segment("P23", g, message, first_slot + int(t), values[t].item())
 
 
@@ -320,7 +320,7 @@ def check_sentinels(check: ShardCheck) -> None:
         expected = (added["sentinel"] + added["fim"])[chosen]
         for i in np.flatnonzero(counts != expected)[:MAX_LISTED]:
             message = (
-                f"it holds {counts[i]} sentinels or role tokens, and its task writes {expected[i]}"
+                f"has {counts[i]} sentinels or special tokens, but its task writes {expected[i]}"
             )
             check.add_segment("P14", chosen[i], message, int(segments.first_slot[chosen[i]]))
 
@@ -334,12 +334,12 @@ def check_sides(check: ShardCheck) -> None:
     parts = segments.prefix, segments.slots - segments.prefix
     for name, most, part in zip(("encoder", "decoder"), sides, parts, strict=True):
         for g in np.flatnonzero(part < 1)[:MAX_LISTED]:
-            row, message = int(segments.row[g]), f"segment {g} has no slot of the {name}"
+            row, message = int(segments.row[g]), f"segment {g} has no {name} slot"
             check.add("P24", message, row, value=int(part[g]))
         used = np.zeros(rows, np.int64)
         np.add.at(used, segments.row, part)
         for row in np.flatnonzero(used > most)[:MAX_LISTED]:
-            message = f"its segments take more than the {most} slots of the {name}"
+            message = f"segments have more than the {most} {name} slots"
             check.add("P24", message, int(row), value=int(used[row]))
 
 
@@ -354,7 +354,7 @@ def check_media(check: ShardCheck) -> None:
             return
         inside[slots] = True
     for i in np.flatnonzero(np.isin(tokens, kinds) & ~inside)[:MAX_LISTED]:
-        check.add_slot("P25", i, "a slot token of media, at no place", int(tokens[i]))
+        check.add_slot("P25", i, "a slot token of media outside a media span", int(tokens[i]))
 
 
 def _slots_of_media(check: ShardCheck, media: MediaSpans, kinds: np.ndarray) -> np.ndarray | None:
@@ -381,8 +381,8 @@ def _slots_of_media(check: ShardCheck, media: MediaSpans, kinds: np.ndarray) -> 
     )
     for i in np.flatnonzero(bad)[:MAX_LISTED]:
         message = (
-            f"a place of {counts[i]} slots of kind {media.kind[i]} lies outside of it, or in"
-            " another"
+            f"a media span of {counts[i]} slots of kind {media.kind[i]} is outside its segment,"
+            " or overlaps another span"
         )
         check.add_segment("P25", segment[i], message, int(begin[i]))
     if bad.any():
@@ -396,15 +396,15 @@ def _slots_of_media(check: ShardCheck, media: MediaSpans, kinds: np.ndarray) -> 
             np.repeat(in_place | (name == "tokens"), counts),
         )
         for i in np.flatnonzero(is_checked & (values != expected))[:MAX_LISTED]:
-            message = f"{name}: no slot token in a place of media"
+            message = f"{name}: not a slot token in a media span"
             check.add_slot("P25", flat[i], message, int(values[i]))
     trainable = trainable_slots(check).reshape(-1)
     for slot in flat[trainable[flat] != 0][:MAX_LISTED] if len(trainable) else flat[:1]:
-        check.add_slot("P25", slot, "a slot of media may be trained")
+        check.add_slot("P25", slot, "a slot of media is trainable")
     references = media.ref.tobytes()
     for i, (low, high) in enumerate(itertools.pairwise(media.ref_offsets.tolist())):
         try:
             references[low:high].decode()
         except UnicodeDecodeError:
-            check.add_segment("P25", segment[i], "a ref is not UTF-8", int(begin[i]))
+            check.add_segment("P25", segment[i], "a ref is not valid UTF-8", int(begin[i]))
     return flat

@@ -56,7 +56,7 @@ def check_store_shard(
     try:
         made = make_store_shard(plan, number, decoders)
     except SourceError as error:
-        faults.add("P17", file, f"cannot be made again: {error}")
+        faults.add("P17", file, f"cannot be rebuilt: {error}")
         return 0
     before = {} if receipt is None else receipt["text_digests"]
     changed = [
@@ -68,24 +68,20 @@ def check_store_shard(
         faults.add(
             "P17",
             file,
-            f"source {name!r} changed since the store was made: its text has another digest",
+            f"source {name!r} changed since the store was built: its text has another digest",
         )
     if changed:
         return None
     for name in {**arrays, **made.arrays}:
         stored, again = (of.get(name, np.zeros(0, "u1")).view("u1") for of in (arrays, made.arrays))
         if not np.array_equal(stored, again):
-            faults.add("P17", file, f"array {name!r} made again is another")
+            faults.add("P17", file, f"array {name!r} differs when rebuilt")
     if receipt is not None:
         if receipt["ledger"] != made.ledger:
-            faults.add(
-                "P17", receipt_name(number), "the ledger is not that of the shard made again"
-            )
+            faults.add("P17", receipt_name(number), "the ledger differs from the rebuilt shard")
         rejected = encode_rejects(made)
         if (receipt["rejects"] or {}).get("digest") != (digest_of(rejected) if rejected else None):
-            faults.add(
-                "P17", rejects_name(number), "the rejects are not those of the shard made again"
-            )
+            faults.add("P17", rejects_name(number), "the rejects differ from the rebuilt shard")
     return len(made.arrays["position"])
 
 
@@ -113,16 +109,16 @@ def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: F
             or offsets[-1] != end
             or (np.diff(offsets) < 0).any()
         ):
-            faults.add("P4", file, f"{name} does not rise from 0 to {end} in {count} steps")
+            faults.add("P4", file, f"{name} does not ascend from 0 to {end} in {count} steps")
     for name in ("limited", "document_weight"):
         if len(arrays.get(name, arrays["supervised"])) != len(arrays["supervised"]):
-            faults.add("P4", file, f"{name} has not one entry for each supervised document")
+            faults.add("P4", file, f"{name} does not have one entry per supervised document")
     for name in ("supervised", "rejected"):
         if len(arrays[name]) and (
             int(arrays[name].max()) >= documents
             or (np.diff(arrays[name].astype(np.int64)) <= 0).any()
         ):
-            faults.add("P4", file, f"{name} are not numbers of documents, ascending")
+            faults.add("P4", file, f"{name} are not ascending document numbers")
     if len(arrays["tokens"]) and int(arrays["tokens"].max()) >= plan.vocabulary.vocab_size:
         faults.add("P8", file, f"a token is not below vocab_size {plan.vocabulary.vocab_size}")
     if faults.total == before:
@@ -132,17 +128,17 @@ def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: F
             faults.add(
                 "P21",
                 file,
-                "the documents of a part do not stand in the order of their file, each once",
+                "the documents of a part are not in file order without duplicates",
             )
         removed = np.repeat(_removed(plan, arrays), np.diff(arrays["document_offsets"]))
         if (arrays["tokens"][removed] != plan.vocabulary.roles["pad"]).any():
-            faults.add("P23", file, "a document that was removed has tokens")
+            faults.add("P23", file, "a removed document has tokens")
         if "place_offsets" in arrays:
             of_removed = np.repeat(
                 _removed(plan, arrays)[arrays["supervised"]], np.diff(arrays["place_offsets"])
             )
             if np.diff(arrays["place_ref_offsets"])[of_removed].any():
-                faults.add("P23", file, "a document that was removed has refs of media")
+                faults.add("P23", file, "a removed document has refs of media")
     return faults.total == before
 
 
@@ -161,7 +157,7 @@ def _check_counts(
         faults.add(
             "P16",
             receipt_name(number),
-            f"the arrays hold {sum(tokens.values())} tokens",
+            f"the arrays have {sum(tokens.values())} tokens",
             value=receipt["tokens"],
         )
     read = _by_source(plan, arrays, np.ones(len(arrays["position"])))
@@ -169,8 +165,8 @@ def _check_counts(
         said = receipt["ledger"]["sources"][name]
         if (said["tokens"]["used"], said["documents"]["read"]) != (has, read[name]):
             message = (
-                f"source {name}: the arrays hold {has} tokens of {read[name]} documents, and the"
-                " ledger says others"
+                f"source {name}: the arrays have {has} tokens of {read[name]} documents, but the"
+                " ledger differs"
             )
             faults.add("P16", receipt_name(number), message)
 

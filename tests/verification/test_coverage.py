@@ -319,7 +319,7 @@ def test_p21_a_document_that_is_lost(directory, source):
     faults = faults_of(directory)
     assert promises_of(faults) == {"P21"}
     assert (receipt_name(shard), True) in {
-        (f["file"], f"source {source}: the ledger says" in f["message"]) for f in faults
+        (f["file"], f"source {source}: the ledger counts" in f["message"]) for f in faults
     }
 
 
@@ -335,7 +335,7 @@ def test_p21_a_document_that_is_lost_and_no_longer_counted(directory, source):
     assert {"P17", "P21"} == promises_of(faults)
     words = [fault["message"] for fault in p21(faults)]
     assert any(
-        f"the document at {place[2]} of " in w and "should be in its segments, and is not" in w
+        f"the document at {place[2]} of " in w and "should be in its segments, but is not" in w
         for w in words
     )
 
@@ -356,7 +356,7 @@ def test_p21_a_row_between_two_shards_that_is_lost(directory):
     change(directory, without((file, 0, row)), owner[row])
     (fault,) = faults_of(directory)
     assert fault["promise"] == "P21" and f"the document at {row} of 't.parquet'" in fault["message"]
-    assert "is in no shard and among no rejects" in fault["message"]
+    assert "is in no shard and in no rejects file" in fault["message"]
 
 
 # Documents twice
@@ -383,12 +383,10 @@ def test_p21_a_document_in_another_shard_too(directory, source):
     if source in ("web", "notes"):
         assert (
             f"the document at {place[2]} of " in words
-            and "is not of what the plan gives this shard" in words
+            and "is not in the part of the plan for this shard" in words
         )
     else:
-        assert (
-            "lies among the documents of shards/000/0" in words or "or another of its rows" in words
-        )
+        assert "is also in shards/000/0" in words or "or another row of the file" in words
     assert {"P17", "P21"} == promises_of(faults_of(directory, ALL))
 
 
@@ -402,7 +400,7 @@ def test_p21_a_document_that_changed_its_shard(directory, source):
     # to whose turn a row belongs a table says
     assert promises_of(faults) == {"P21"} or (source == "table" and not faults)
     words = [fault["message"] for fault in p21(faults_of(directory, ALL))]
-    for what in ("should be in its segments, and is not", "is in its segments, and should not be"):
+    for what in ("should be in its segments, but is not", "is in its segments, but should not be"):
         assert any(f"the document at {place[2]} of " in w and what in w for w in words)
 
 
@@ -460,8 +458,8 @@ def test_p21_a_reject_that_is_lost(directory, source):
     faults = faults_of(directory, ALL)
     assert {"P17", "P21"} == promises_of(faults)
     words = (
-        f"the document at {lost['position']} of {lost['file']!r} of {source} (use 0) should be"
-        " among the rejects"
+        f"the document at {lost['position']} of {lost['file']!r} of {source} (pass 0) should be"
+        " in the rejects"
     )
     assert any(words in fault["message"] for fault in faults)
 
@@ -475,7 +473,8 @@ def test_p21_a_reject_that_moved_to_another_shard(directory):
     put_rejects(directory, [*records_of(directory, other), moved], other)
     (fault,) = faults_of(directory)
     assert (
-        fault["promise"] == "P21" and "is not of what the plan gives this shard" in fault["message"]
+        fault["promise"] == "P21"
+        and "is not in the part of the plan for this shard" in fault["message"]
     )
 
 
@@ -504,7 +503,9 @@ def test_p21_a_document_that_is_used_and_rejected(directory, source):
     }
     put_rejects(directory, [*records_of(directory, shard), record], shard)
     (fault,) = faults_of(directory)
-    assert fault["promise"] == "P21" and "is in segments and among the rejects" in fault["message"]
+    assert (
+        fault["promise"] == "P21" and "is both in segments and in the rejects" in fault["message"]
+    )
 
 
 def test_p21_a_reject_at_another_place_of_its_file(directory):
@@ -513,8 +514,8 @@ def test_p21_a_reject_at_another_place_of_its_file(directory):
     put_rejects(directory, records)
     assert faults_of(directory) == []  # whether a line begins there the source knows
     words = [fault["message"] for fault in p21(faults_of(directory, ALL))]
-    assert sum("should be among the rejects, and is not" in w for w in words) == 1
-    assert sum("is among the rejects, and should not be" in w for w in words) == 1
+    assert sum("should be in the rejects, but is not" in w for w in words) == 1
+    assert sum("is in the rejects, but should not be" in w for w in words) == 1
 
 
 @pytest.mark.parametrize(
@@ -543,7 +544,7 @@ def test_p21_what_the_sample_leaves_out(sampled, tmp_path):
         record["position"] += 1
     put_rejects(directory, records, shard)
     words = [fault["message"] for fault in p21(faults_of(directory))]
-    assert any("is left out by the source's sample or repeat" in w for w in words)
+    assert any("is excluded by the source's sample or repeat" in w for w in words)
 
 
 @pytest.mark.parametrize("name", ["notes", "web"])
@@ -573,11 +574,11 @@ def test_p21_what_a_fraction_does_not_take(tmp_path, name):
     record["file"], record["position"] = next(place for place in every if place not in taken)
     put_rejects(directory, records, shard)
     words = [fault["message"] for fault in p21(faults_of(directory))]
-    assert any("is left out by the source's sample or repeat" in w for w in words) == (
+    assert any("is excluded by the source's sample or repeat" in w for w in words) == (
         name == "notes"
     )
     assert any(
-        "is among the rejects, and should not be" in fault["message"]
+        "is in the rejects, but should not be" in fault["message"]
         for fault in p21(faults_of(directory, ALL))
     )
 

@@ -67,7 +67,7 @@ def test_a_build_has_no_fault_across_its_lengths(folder, name):
     assert (across["kind"], across["datasets"], across["directory"]) == ("lengths", 3, str(out))
     assert across["documents"] == 150 + 3 + 60 + 30 and across["shards"] >= 6
     assert (
-        "across its row lengths every promise holds (3 datasets, 243 documents"
+        "across its row lengths every invariant holds (3 datasets, 243 documents"
         in inside("verify", out).out
     )
     reports = [verify_dataset(one, None, {}, (0, 1), 0, made.Silent()) for one in datasets_in(out)]
@@ -114,7 +114,9 @@ def test_a_mixture_that_is_not_of_the_datasets_is_found(folder, tmp_path, change
     assert {(fault["promise"], fault["file"]) for fault in faults} == {(expected, "mixture.json")}
     path.unlink()
     (missing,) = faults_across(tmp_path / "out")
-    assert missing["promise"] == "P1" and "is missing: run the command" in missing["message"]
+    assert (
+        missing["promise"] == "P1" and "is missing; run the build's command" in missing["message"]
+    )
 
 
 def test_a_mixture_that_people_wrote_is_as_it_was(folder, tmp_path):
@@ -188,7 +190,7 @@ def test_pieces_that_two_datasets_have_are_found_without_the_sources(folder, tmp
     mixed_again(out)
     faults = faults_across(out)
     assert {fault["promise"] for fault in faults} == {"P21"}
-    assert any("and those before it end at" in fault["message"] for fault in faults)
+    assert any("but the previous chunk ends at" in fault["message"] for fault in faults)
     assert any("are left to other row lengths" in fault["message"] for fault in faults)
 
 
@@ -203,7 +205,7 @@ def test_sources_that_changed_between_two_lengths_are_found(folder, tmp_path):
     made.build_lengths(table(), tmp_path / "in", out)
     faults = faults_across(out)
     assert {fault["promise"] for fault in faults} == {"P2"}
-    assert all("the sources changed between both" in fault["message"] for fault in faults)
+    assert all("the sources changed between the builds" in fault["message"] for fault in faults)
 
 
 def test_a_dataset_that_lost_documents_is_compared_with_the_others(folder, tmp_path):

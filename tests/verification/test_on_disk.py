@@ -222,9 +222,10 @@ def test_a_file_that_the_dataset_does_not_name(directory, name):
     (directory / name).parent.mkdir(exist_ok=True)
     (directory / name).write_bytes(b"")
     (fault,) = faults_of(directory)
-    assert (fault["promise"], fault["file"]) == ("P1", name) and "belongs to no dataset" in fault[
-        "message"
-    ]
+    assert (fault["promise"], fault["file"]) == (
+        "P1",
+        name,
+    ) and "does not belong to a dataset" in fault["message"]
 
 
 def test_a_file_whose_name_is_not_utf8(directory):
@@ -239,7 +240,7 @@ def test_a_temporary_that_was_left(directory, folder):
     name = os.path.join(folder, ".000000.safetensors.host-1-ab12cd34.tmp")
     (directory / name).write_bytes(b"x")
     (fault,) = faults_of(directory)
-    assert fault["file"] == name and "leftover of a build that was killed" in fault["message"]
+    assert fault["file"] == name and "left from a build that was killed" in fault["message"]
 
 
 def test_rejects_that_no_receipt_names(dataset, tmp_path):
@@ -332,7 +333,7 @@ def test_no_manifest_is_no_dataset(directory):
 
 def test_no_plan(directory):
     (directory / "plan.json").unlink()
-    with pytest.raises(PlanError, match=r"plan\.json is missing.*put it back"):
+    with pytest.raises(PlanError, match=r"plan\.json is missing.*\nhint: restore the file"):
         faults_of(directory)
 
 

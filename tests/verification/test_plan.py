@@ -211,13 +211,13 @@ def consistent(change):
 
 
 OF_THE_SOURCES = {
-    "a file left out": (without_a_file, "'b.jsonl', which is not in it"),
-    "fewer pieces of a Parquet file": (fewer_pieces("rows.parquet"), "'rows.parquet' has 3 pieces"),
+    "a file left out": (without_a_file, "'b.jsonl', which is not in the plan"),
+    "fewer pieces of a Parquet file": (fewer_pieces("rows.parquet"), "'rows.parquet' has 3 splits"),
     "fewer pieces of an Arrow file": (
         fewer_pieces("batches.arrow"),
-        "'batches.arrow' has 3 pieces",
+        "'batches.arrow' has 3 splits",
     ),
-    "pieces that hold something else": (another_weight, "do not hold what the plan says"),
+    "pieces that hold something else": (another_weight, "but their contents differ from the plan"),
     "a ratio that makes a source larger": (
         source(1, ratios={"parquet": 2048}),
         "sources[1].ratios.parquet is",
@@ -371,6 +371,6 @@ def test_a_megatron_pair_listed_without_its_pieces_is_found(dataset, tmp_path):
     change.tokenizer = (tmp_path / "out/tokenizer.json").read_bytes()
     directory = forged(tmp_path / "out", tmp_path / "forged", change)
     assert faults_of(directory) == []
-    assert "source pair: 'pair.bin' has 1 pieces" in [
+    assert "source pair: 'pair.bin' has 1 splits" in [
         f["message"] for f in faults_of(directory, ALL)
     ]

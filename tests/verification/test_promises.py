@@ -150,7 +150,7 @@ def test_p2_manifest_and_receipt_disagree(directory):
         "P2",
         RECEIPT,
         value=_tokens_of(directory),
-        words="tokens is not the manifest's 5",
+        words="tokens should be 5",
     )
 
 
@@ -175,12 +175,12 @@ def _tokens_of(directory):
 )
 def test_p2_manifest_and_plan_disagree(directory, key, value):
     edit_manifest(directory, lambda manifest: manifest.update({key: value}))
-    assert_only(faults_of(directory), "P2", "dataset.json", words=f"{key} is not the plan's")
+    assert_only(faults_of(directory), "P2", "dataset.json", words=f"{key} differs from the plan")
 
 
 def test_p2_a_task_table_that_is_not_the_plans(directory):
     edit_manifest(directory, lambda manifest: manifest["tasks"][0].update(name="q"))
-    assert_only(faults_of(directory), "P2", "dataset.json", words="tasks is not")
+    assert_only(faults_of(directory), "P2", "dataset.json", words="tasks differs")
 
 
 def test_p2_a_receipt_of_another_plan(directory):
@@ -207,7 +207,7 @@ def test_p2_a_receipt_whose_parts_are_none(directory, key, value):
 def test_p3_an_array_too_many(directory):
     with resigned(directory) as arrays:
         arrays["labels"] = np.array(arrays["tokens"])
-    assert_only(faults_of(directory), "P3", words="array 'labels' is there")
+    assert_only(faults_of(directory), "P3", words="array 'labels' is present")
 
 
 def test_p3_an_array_too_few(padded_directory):
@@ -219,7 +219,7 @@ def test_p3_an_array_too_few(padded_directory):
 def test_p3_padded_offsets_in_a_dataset_without(directory):
     with resigned(directory) as arrays:
         arrays["cu_seqlens_padded"] = np.array(arrays["cu_seqlens"])
-    assert_only(faults_of(directory), "P3", words="array 'cu_seqlens_padded' is there")
+    assert_only(faults_of(directory), "P3", words="array 'cu_seqlens_padded' is present")
 
 
 @pytest.mark.parametrize("name", ["labels", "block_offsets"])
@@ -247,8 +247,8 @@ def test_p17_trained_ranges_that_no_document_asked_for(directory):
     faults = faults_of(directory, replay=-1)
     assert promises_of(faults) == {"P17"}
     assert {
-        "array 'trained_offsets' is not made again",
-        "array 'trained_ranges' is not made again",
+        "array 'trained_offsets' is not in the rebuilt shard",
+        "array 'trained_ranges' is not in the rebuilt shard",
     } == {f["message"] for f in faults}
 
 
@@ -290,7 +290,7 @@ def test_p4_row_offsets_that_do_not_end_at_the_segments(directory):
 def test_p4_row_offsets_that_fall(directory):
     with resigned(directory) as arrays:
         arrays["row_offsets"][5] = arrays["row_offsets"][4] - 2
-    assert_only(faults_of(directory), "P4", row=4, value=-2, words="falls")
+    assert_only(faults_of(directory), "P4", row=4, value=-2, words="decreases")
 
 
 @pytest.mark.parametrize("value", [2**62, -(2**62), 2**63 - 1, -(2**63)])
@@ -326,7 +326,7 @@ def test_p5_cu_seqlens_that_ends_beyond_the_row(directory, beyond):
     with resigned(directory) as arrays:
         at = first_of_row(arrays, 2) - 1
         arrays["cu_seqlens"][at] = 256 + beyond
-    assert_only(faults_of(directory), "P5", row=1, value=256 + beyond, words="ends beyond the row")
+    assert_only(faults_of(directory), "P5", row=1, value=256 + beyond, words="ends after the row")
 
 
 def test_p5_padded_offsets_that_are_not_the_lengths_rounded_up(padded_directory):
@@ -456,7 +456,7 @@ def test_p7_and_p8_hold_for_labels_too(plain):
     row, slot = padding_of(arrays)
     arrays["labels"][row, slot] = 3
     assert_only(
-        faults_of_arrays(plan, arrays), "P7", row=row, slot=slot, value=3, words="another label"
+        faults_of_arrays(plan, arrays), "P7", row=row, slot=slot, value=3, words="label of padding"
     )
     arrays["labels"][row, slot] = PAD
     _, row, begin, _ = long_segment(plain, arrays, "causal")
@@ -476,11 +476,11 @@ def test_p3_labels_belong_to_recipes_that_predict_in_place(plain):
 @pytest.mark.parametrize(
     "name, value, words",
     [
-        ("segment_task", 6, "is none of the plan's 6 tasks"),
-        ("segment_source", 2, "is none of the plan's 2 sources"),
-        ("segment_source", 65535, "is none of the plan's 2 sources"),
-        ("segment_file", 3, "is none of the plan's 3 files"),
-        ("segment_file", 2**32 - 1, "is none of the plan's 3 files"),
+        ("segment_task", 6, "is not one of the plan's 6 tasks"),
+        ("segment_source", 2, "is not one of the plan's 2 sources"),
+        ("segment_source", 65535, "is not one of the plan's 2 sources"),
+        ("segment_file", 3, "is not one of the plan's 3 files"),
+        ("segment_file", 2**32 - 1, "is not one of the plan's 3 files"),
         ("segment_tokens", 0, "is not positive"),
         ("segment_tokens", -(2**31), "is not positive"),
         ("segment_start", -1, "is negative"),
@@ -524,7 +524,7 @@ def test_p11_a_use_that_the_plan_does_not_have(directory):
     assert (
         promises_of(faults) == {"P11"}
         and faults[0]["row"] == row
-        and "is no use that the plan has" in faults[0]["message"]
+        and "is not a pass of the plan" in faults[0]["message"]
     )
 
 
@@ -535,7 +535,7 @@ def test_p11_a_task_that_the_key_does_not_draw(directory):
         g, row, begin, end = long_segment(directory, arrays, "causal")
         arrays["segment_task"][g] = 5  # too_short has causal's law
     assert_only(
-        faults_of(directory), "P11", row=row, value=5, words="is not the task that its key draws"
+        faults_of(directory), "P11", row=row, value=5, words="is not the task that its key selects"
     )
 
 
@@ -599,7 +599,7 @@ def test_p12_the_last_segment_of_a_document_has_its_eos(directory):
         row=int(rows[g]),
         slot=int(end[g]) - 1,
         value=EOS,
-        words="ends its document, and has no eos",
+        words="ends its document, but has no eos",
     )
 
 
@@ -630,7 +630,7 @@ def test_p12_a_segment_inside_a_document_has_no_eos(tmp_path):
         moved_to(directory, arrays, h, int(arrays["segment_start"][h]) - 1)
     # the ledger counts one eos less
     faults = [f for f in faults_of(directory) if f["promise"] != "P16"]
-    words = "has an eos, and its document goes on"
+    words = "has an eos, but its document continues"
     assert_only(faults, "P12", row=int(rows[g]), slot=slot, value=EOS, words=words)
 
 
@@ -743,7 +743,7 @@ def test_p14_a_text_with_a_sentinel_or_role_token_of_its_own(tmp_path, monkeypat
     (fault,) = faults_of(tmp_path / "out")
     assert (
         fault["promise"] == "P14"
-        and "sentinels or role tokens, and its task writes" in fault["message"]
+        and "sentinels or special tokens, but its task writes" in fault["message"]
     )
 
 
@@ -770,7 +770,9 @@ def test_fault_21_p15_a_document_that_does_not_begin_at_its_first_token(director
         # whose slots do not depend on its key
         g = int(segments_of(directory, arrays, "too_short")[0])
         moved_to(directory, arrays, g, 5)
-    assert_only(faults_of(directory), "P15", row=int(rows[g]), value=5, words="and should with 0")
+    assert_only(
+        faults_of(directory), "P15", row=int(rows[g]), value=5, words="but should start with 0"
+    )
 
 
 def test_p15_pieces_without_a_trained_token_are_left_out_and_others_are_not(tmp_path):
@@ -796,7 +798,7 @@ def test_p15_pieces_without_a_trained_token_are_left_out_and_others_are_not(tmp_
     messages = [
         fault["message"] for fault in faults_of(tmp_path / "out") if fault["promise"] == "P15"
     ]
-    assert f"segment {g}: it begins with token 2 of its document and should with 0" in messages
+    assert f"segment {g}: starts with token 2 of its document, but should start with 0" in messages
 
 
 def test_fault_17_p15_a_document_that_is_there_twice(directory):
@@ -849,7 +851,7 @@ def test_p16_a_ledger_that_balances_and_is_wrong(directory):
     faults = faults_of(directory)
     assert promises_of(faults) == {"P16"}
     assert any(
-        "source web: the ledger's counts are not those of the arrays" in f["message"]
+        "source web: the ledger's counts differ from the counts of the arrays" in f["message"]
         for f in faults
     )
 
@@ -862,7 +864,7 @@ def test_p16_a_task_that_is_counted_wrongly(directory, task, key):
     edit_receipt(directory, change)
     faults = faults_of(directory)
     assert promises_of(faults) == {"P16"}
-    assert any(f"task {task}: the ledger says" in f["message"] for f in faults)
+    assert any(f"task {task}: the ledger has" in f["message"] for f in faults)
 
 
 def test_p16_a_manifest_whose_ledger_is_not_the_sum(directory):
@@ -881,7 +883,7 @@ def test_p16_tokens_that_both_receipt_and_manifest_count_wrongly(directory):
         "P16",
         RECEIPT,
         value=tokens + 1,
-        words=f"the arrays hold {tokens} tokens",
+        words=f"the arrays have {tokens} tokens",
     )
 
 
@@ -900,7 +902,7 @@ def test_p16_tokens_that_both_receipt_and_manifest_count_wrongly(directory):
 def test_p16_a_ledger_that_is_none(directory, change):
     edit_receipt(directory, lambda receipt: change(receipt["ledger"]))
     assert_only(
-        faults_of(directory), "P16", RECEIPT, words="has not the keys and counts of a ledger"
+        faults_of(directory), "P16", RECEIPT, words="does not have the keys and counts of a ledger"
     )
 
 
@@ -922,7 +924,7 @@ def test_p16_rejects_that_the_ledger_does_not_count(directory):
         lambda receipt: receipt["rejects"].update(bytes=len(data), digest=digest_of(data)),
     )
     fault, twice = faults_of(directory)
-    assert_only([fault], "P16", RECEIPT, words="not those that the rejects file lists")
+    assert_only([fault], "P16", RECEIPT, words="differ from the rejects file")
     assert_only([twice], "P21", rejects_name(0), words="is listed twice")
 
 
@@ -1007,7 +1009,7 @@ def test_p18_another_token_than_the_key_flips_to(mixed_directory):
         row=row,
         slot=slot,
         value=value,
-        words=f"tokens drawn anew is {should}",
+        words=f"recomputed tokens is {should}",
     )
 
 
@@ -1023,7 +1025,7 @@ def test_p18_loss_on_a_slot_that_was_not_chosen(mixed_directory, task):
         row=row,
         slot=slot,
         value=1,
-        words="loss_mask drawn anew is 0",
+        words="recomputed loss_mask is 0",
     )
 
 
@@ -1088,7 +1090,7 @@ def test_p16_weights_that_the_ledger_does_not_count(mixed_directory):
     (fault,) = faults_of(mixed_directory)
     assert (
         fault["promise"] == "P16"
-        and "the ledger's counts are not those of the arrays" in fault["message"]
+        and "the ledger's counts differ from the counts of the arrays" in fault["message"]
     )
 
 
@@ -1117,8 +1119,7 @@ def test_p19_what_a_later_piece_repeats_is_trained(tmp_path):
     faults = [fault for fault in faults_of(tmp_path / "d") if fault["promise"] == "P19"]
     assert [(fault["row"], fault["slot"]) for fault in faults] == [(row, begin + copy - 1)]
     assert (
-        f"segment {g}: a trained range begins among the {copy} tokens that it repeats"
-        in faults[0]["message"]
+        f"segment {g}: a trained range starts in the {copy} repeated tokens" in faults[0]["message"]
     )
 
 
@@ -1140,7 +1141,7 @@ def test_p20_a_block_that_belongs_to_the_neighbour(mixed_directory):
         arrays["block_offsets"][g + 1] -= 1
     faults = faults_of(mixed_directory)
     assert promises_of(faults) == {"P20"} and len(faults) == 2
-    assert faults[0]["row"] == row and f"segment {g}: it has" in faults[0]["message"]
+    assert faults[0]["row"] == row and f"segment {g}: has" in faults[0]["message"]
 
 
 @pytest.mark.parametrize("at, value", [(0, 1), (-1, 10**9), (5, -1)])
@@ -1180,7 +1181,7 @@ def test_p24_a_segment_in_a_row_whose_encoder_has_no_room_for_it(tmp_path):
         "P24",
         row=r - 1,
         value=inputs,
-        words="more than the 64 slots of the encoder",
+        words="more than the 64 encoder slots",
     )
 
 
@@ -1215,7 +1216,9 @@ def test_p25_a_place_beyond_its_segment(media_directory, name, value):
         g = int(np.searchsorted(arrays["media_offsets"], i, "right")) - 1
     # its slots are counted
     faults = [fault for fault in faults_of(media_directory) if fault["promise"] != "P16"]
-    assert promises_of(faults) == {"P25"} and f"segment {g}: a place of" in faults[0]["message"]
+    assert (
+        promises_of(faults) == {"P25"} and f"segment {g}: a media span of" in faults[0]["message"]
+    )
 
 
 def test_p25_a_place_of_another_kind(media_directory):
@@ -1226,7 +1229,7 @@ def test_p25_a_place_of_another_kind(media_directory):
     assert (
         promises_of(faults) == {"P25"}
         and faults[0]["slot"] == slot
-        and "no slot token" in faults[0]["message"]
+        and "not a slot token" in faults[0]["message"]
     )
 
 
@@ -1244,7 +1247,7 @@ def test_p25_a_place_that_is_left_out(media_directory):
     assert (
         promises_of(faults) == {"P25"}
         and faults[0]["slot"] == slot
-        and "at no place" in faults[0]["message"]
+        and "outside a media span" in faults[0]["message"]
     )
 
 
@@ -1254,7 +1257,7 @@ def test_p25_a_ref_that_is_no_text(media_directory):
     assert_only(
         [{**fault, "row": None, "slot": None} for fault in faults_of(media_directory)],
         "P25",
-        words="a ref is not UTF-8",
+        words="a ref is not valid UTF-8",
     )
 
 
@@ -1282,7 +1285,7 @@ def test_p25_a_slot_of_media_that_may_be_trained(media_directory):
         "P25",
         row=row,
         slot=slot,
-        words="a slot of media may be trained",
+        words="a slot of media is trainable",
     )
 
 

@@ -1,4 +1,4 @@
-"""Replay: segments and shards are built again from their sources, and whoever changed is named: the
+"""Replay: segments and shards are rebuilt from their sources, and whoever changed is named: the
 dataset or the source."""
 
 import gzip
@@ -145,9 +145,7 @@ def test_a_missing_source_is_named(own, replay):
     faults = faults_of(own, replay)
     assert promises_of(faults) == ({"P17", "P22"} if replay == ALL else {"P17"})
     again = messages(fault for fault in faults if fault["promise"] == "P17")
-    assert all(
-        f"cannot be built again: {path}: the file is missing" in message for message in again
-    )
+    assert all(f"cannot be rebuilt: {path}: the file is missing" in message for message in again)
 
 
 @pytest.mark.parametrize("replay", [60, ALL])
@@ -231,7 +229,7 @@ def test_a_ledger_that_says_less_was_read(directory):
     # the manifest's ledger was not changed with it
     assert promises_of(faults_of(directory)) == {"P16", "P21"}
     faults = [f for f in faults_of(directory, ALL) if f["promise"] == "P17"]
-    assert messages(faults) == ["the ledger is not that of the shard made again"]
+    assert messages(faults) == ["the ledger differs from the rebuilt shard"]
 
 
 def test_without_its_receipt_a_shard_is_still_built_again(directory):

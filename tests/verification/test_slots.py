@@ -13,7 +13,7 @@ PAD, VOCAB_SIZE, LISTED = 3, 50, 1000
 
 
 def good_rows(chance, length, rows, dtype, with_labels, with_may, kinds):
-    """Arrays of rows in which every promise holds."""
+    """Arrays of rows in which every invariant holds."""
     tokens = np.full((rows, length), PAD, dtype)
     labels = np.full((rows, length), PAD, dtype)
     ids, loss = np.zeros((rows, length), np.uint16), np.zeros((rows, length), np.uint8)

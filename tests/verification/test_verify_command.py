@@ -153,7 +153,7 @@ def test_workers_and_a_bar_on_a_terminal(dataset):
         pass
     out, _ = process.communicate(timeout=120)
     os.close(here)
-    assert process.returncode == 0 and b"every promise holds" in out and b"%|" not in out, out
+    assert process.returncode == 0 and b"every invariant holds" in out and b"%|" not in out, out
     assert (
         b"100%|" in shown
         and b"tokens" in shown
@@ -166,17 +166,17 @@ def test_workers_and_a_bar_on_a_terminal(dataset):
 def test_off_a_terminal_there_is_no_bar(dataset):
     said = packprep("verify", dataset, "--replay", "3", "--workers", "2")
     reads, shards = [line for line in said.err.splitlines() if "compiling" not in line]
-    assert reads.startswith("packprep: reads the sources lines at ") and shards.startswith(
+    assert reads.startswith("packprep: reading the sources lines at ") and shards.startswith(
         "packprep: shards to do: "
     )
-    assert said.status == 0 and "3 segments built again from their sources" in said.out
+    assert said.status == 0 and "3 segments rebuilt from their sources" in said.out
 
 
 def test_shards_that_nobody_looked_at_are_not_counted(dataset, tmp_path):
     shutil.copytree(dataset, tmp_path / "out")
     (tmp_path / "out/plan.json").write_bytes(b"{}")
     said = inside("verify", tmp_path / "out")
-    assert said.status == 1 and f"{tmp_path / 'out'}: 1 fault (no shard was looked at)" in said.out
+    assert said.status == 1 and f"{tmp_path / 'out'}: 1 fault (no shard was checked)" in said.out
 
 
 @pytest.mark.parametrize("replay", ["60", "all"])
@@ -253,7 +253,7 @@ def test_the_segments_of_a_replay_are_drawn_anew_or_by_the_seed(dataset):
     said = [
         inside("verify", dataset, "--replay", "3", *more) for more in ((), ("--replay-seed", "5"))
     ]
-    assert all(one.status == 0 and "chosen by --replay-seed " in one.out for one in said)
+    assert all(one.status == 0 and "selected by --replay-seed " in one.out for one in said)
     assert "--replay-seed 5" in said[1].out
 
 
@@ -272,7 +272,7 @@ def test_a_dataset_is_compared_with_a_recipe_from_elsewhere(dataset, tmp_path):
     assert other.status == 1
     assert [fault["promise"] for fault in other.json["listed"]] == ["P22"]
     assert (
-        "sources[1].repeat is 2.0 in the recipe that was given, and 1.5"
+        "sources[1].repeat is 2.0 in the given recipe, but 1.5"
         in other.json["listed"][0]["message"]
     )
     assert "expected a RECIPE.toml" in refused("verify", dataset, "--recipe", tmp_path / "a.jsonl")
