@@ -136,14 +136,14 @@ def write_card(directory: str | os.PathLike | Folder, card: str | os.PathLike) -
     path = Path(card)
     if not path.parent.is_dir():
         raise ArgumentError(
-            f"--card {card}: there is no folder {path.parent}; make it, or choose another place"
+            f"--card {card}: no such folder: {path.parent}\nhint: create it, or choose another path"
         )
     with local_copy(folder_at(directory)) as local:
         place, data = str(local.out), card_at(local).encode()
     if path.is_dir() or not LocalFolder(path.parent).create(path.name, data):
         raise ArgumentError(
-            f"--card {card}: is there already, and a card is never written over: choose another"
-            " name"
+            f"--card {card}: already exists, and a card is never overwritten"
+            "\nhint: choose another name"
         )
     return {"card": str(card), "bytes": len(data), "directory": place}
 
@@ -179,15 +179,12 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: 
         "",
         f"# {_escaped(name)}",
         "",
-        (
-            "<!-- To be said by who publishes this: what the data is, where it comes from, under"
-            " which license it may be used. -->"
-        ),
+        ("<!-- The publisher adds: what the data is, where it comes from, and its license. -->"),
         "",
         (
             f"{rows} of {totals['seq_length']:,} slots in {shards}, {size_of(totals['bytes'])}:"
-            f" packed training rows with their objectives applied, {manifest['token_dtype']} ids"
-            f" below {manifest['vocab_size']:,}, made by packprep."
+            " packed training rows with their objectives applied. The ids are"
+            f" {manifest['token_dtype']}, below {manifest['vocab_size']:,}. Made by packprep."
         ),
         "",
         *(use.strip().splitlines() if use else _use(name)),
@@ -232,28 +229,31 @@ def card_of(name: str, manifest: Manifest, plan: Mapping[str, Any] | None, use: 
         "",
         *_ledger(totals),
         "",
-        "## Made from",
+        "## Origin",
         "",
         *_table(
             ("what", "which"),
             [
-                ("fingerprint of recipe, sources' sizes and tokenizer", manifest["fingerprint"]),
-                ("digest of dataset.json, which holds the shards'", manifest["digest"]),
+                (
+                    "fingerprint of the recipe, the sizes of the sources, and the tokenizer",
+                    manifest["fingerprint"],
+                ),
+                ("digest of dataset.json, which has the digests of the shards", manifest["digest"]),
                 ("digest of plan.json", manifest["plan"]["digest"]),
                 ("tokenizer", f"{made['tokenizer']['name']}, digest {made['tokenizer']['digest']}"),
                 ("seed", made["seed"]),
                 ("engine", made["engine"]),
-                ("law of the bytes", made["law_version"]),
+                ("format version (`law_version`)", made["law_version"]),
                 ("made with", versions(made)),
             ],
         ),
         "",
-        "## Made again",
+        "## Rebuild",
         "",
         (
-            "With the same files, tokenizer and chat template, and this as `recipe.toml`: a"
-            " source's paths are relative to its FOLDER, and of where tokenizer and template lay it"
-            " has the last name alone."
+            "You need the same files, tokenizer and chat template, and this text as"
+            " `recipe.toml`. The paths of a source are relative to its FOLDER. The recipe has"
+            " only the last name of the paths of tokenizer and template."
         ),
         "",
         *_fenced("toml", made["recipe"]),
@@ -286,7 +286,7 @@ def _front_matter(name: str, manifest: Manifest, totals: Mapping[str, Any]) -> l
     objectives = sorted({task["objective"] for task in totals["tasks"] if task["drawn"]})
     return [
         "---",
-        "# license: and language: are for who publishes this to say",
+        "# license: and language: are for the publisher to add",
         f"pretty_name: {json.dumps(visible(name), ensure_ascii=False)}",
         *_listed("task_categories", categories),
         *_listed(
@@ -339,7 +339,7 @@ def _ledger(s: Mapping[str, Any]) -> Iterator[str]:
             f"{n:,} {_escaped(name)}" for i, (name, n) in enumerate(named.items()) if n or not i
         )
         lines.append((what, whole, said))
-    yield from _table(("", "read, or in rows", "which are"), lines, escape=False)
+    yield from _table(("", "total", "parts"), lines, escape=False)
     yield ""
     yield f"Filled: {percent(s['utilisation']['all_rows'])} of the slots in rows."
 
@@ -382,6 +382,4 @@ def _fenced(language: str, text: str) -> Iterator[str]:
 
 def print_written_card(written: Mapping[str, Any]) -> None:
     """Print where the card is, and which entries are missing."""
-    put_line(
-        f"{written['card']}: {written['bytes']:,} bytes; license and language are yours to add"
-    )
+    put_line(f"{written['card']}: {written['bytes']:,} bytes; add its license and language")

@@ -49,7 +49,7 @@ def describe_difference(
         DatasetError: If one cannot be read.
     """
     if _location(directory) == _location(other):
-        raise ArgumentError(f"--diff {other}: that is the dataset itself; name another one")
+        raise ArgumentError(f"--diff {other}: this is the same dataset\nhint: give another one")
     with opened(directory, {}) as here, opened(other, {}) as there:
         one, two = here.dataset.manifest, there.dataset.manifest
         shards, differing = _shards(one["shards"], two["shards"])
@@ -65,8 +65,8 @@ def describe_difference(
         why_not = None
         if one["seq_length"] != two["seq_length"]:
             why_not = (
-                f"rows of {one['seq_length']} and of {two['seq_length']} slots have nothing to"
-                " compare slot by slot"
+                f"rows of {one['seq_length']} and of {two['seq_length']} slots cannot be compared"
+                " slot by slot"
             )
             differing = []
         return {
@@ -380,7 +380,7 @@ def _draw(page: Page, d: Mapping[str, Any]) -> None:
             ]
             page.table((title, "here", "there"), lines, text_columns=3)
             if len(d[name]) > MOST_KEYS:
-                page.put(f"… and {counted(len(d[name]) - MOST_KEYS, 'more key')}; --json gives all")
+                page.put(f"… and {counted(len(d[name]) - MOST_KEYS, 'more key')}; --json lists all")
     for files in d["files"]:
         _draw_files(page, files)
     page.put()
@@ -411,13 +411,15 @@ def _draw(page: Page, d: Mapping[str, Any]) -> None:
 def _verdict(d: Mapping[str, Any]) -> str:
     made = d["manifest"] or d["plan"]
     if d["equal"]:
-        return "equal: a trainer reads the same" + ("; what made them differs" if made else "")
+        return "equal: a trainer reads the same data" + (
+            "; the datasets were made differently" if made else ""
+        )
     return "they differ"
 
 
 def _draw_files(page: Page, files: Mapping[str, Any]) -> None:
     for key, words in (
-        ("changed", "of another size"),
+        ("changed", "with another size"),
         ("only_here", "only here"),
         ("only_there", "only there"),
     ):
@@ -450,13 +452,12 @@ def _draw_row(page: Page, each: Mapping[str, Any]) -> None:
         lacking = (
             f"; only one has {', '.join(each['arrays_of_one'])}" if each["arrays_of_one"] else ""
         )
-        page.wrap(f"  {where}: every value that both have is the same: {more}{lacking}", indent=2)
+        page.wrap(f"  {where}: all common values are equal: {more}{lacking}", indent=2)
         return
     place = f"slot {each['slot']:,}" if each["slot"] is not None else f"segment {each['segment']:,}"
     values = f"{_value(each['here'])} here, {_value(each['there'])} there"
     page.wrap(
-        f"  {where}: row {each['row']:,} is the first that differs: {each['array']} at {place}:"
-        f" {values}",
+        f"  {where}: first difference in row {each['row']:,}: {each['array']} at {place}: {values}",
         indent=2,
     )
     for name in ("here", "there"):

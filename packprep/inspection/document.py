@@ -33,7 +33,7 @@ from packprep.format.json_files import decode, rejects_name
 from packprep.inspection.opened import OpenedDataset, check_source, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 from packprep.inspection.text import special
-from packprep.messages import counted, visible
+from packprep.messages import counted, one_line, visible
 from packprep.restoring import documents_at, sound_segments
 from packprep.sources.formats import Batch, Reject, position_of
 from packprep.sources.slices import PlannedSource, place_of
@@ -106,7 +106,8 @@ def _source(plan: Plan, name: str | None) -> PlannedSource:
     if name is None:
         if len(names) > 1:
             raise RecipeError(
-                f"--doc: of which source? give --source NAME, one of {', '.join(names)}"
+                f"--doc: the dataset has several sources: {', '.join(names)}"
+                "\nhint: add --source NAME"
             )
         return plan.sources[0]
     check_source(name, names)
@@ -256,27 +257,25 @@ class _Found:
         if not in_sample(self._source, file, at)[0]:
             low, high = self._source.source.sample
             why = (
-                f"the source's sample keeps documents whose u lies in [{low:g}, {high:g}), and this"
-                " one's does not"
+                f"the source's hash split keeps documents with u in [{low:g}, {high:g}), but not"
+                " this document"
             )
             return {**described, "outcome": "not sampled", "why": why}
         if not kept_by_plan(self._source, use, file, at)[0] or chosen_by_size(
             self._source, use, file
         ):
             why = (
-                f"repeat = {self._source.repeat:g}: use {use} takes a part of the documents, and"
-                " this one is not of them"
+                f"repeat = {self._source.repeat:g}: pass {use} uses only some documents, but not"
+                " this document"
             )
             return {**described, "outcome": "not repeated", "why": why}
         if exists is None:
             return {
                 **described,
                 "outcome": "absent",
-                "why": "no segment and no reject names this position",
+                "why": "no segment or reject has this position",
             }
-        why = (
-            "it is in no segment and not among the rejects: `packprep verify` says what is damaged"
-        )
+        why = "not in any segment or reject; `packprep verify` shows the damage"
         return {**described, "outcome": "lost", "why": why}
 
 
@@ -288,7 +287,7 @@ def _rejects(data: OpenedDataset, number: int) -> Iterator[dict[str, Any]]:
         return
     except OSError as error:
         raise DatasetError(
-            f"{data.local.out.path_of(name)}: {error.strerror}; see to it, or put the file back"
+            f"{data.local.out.path_of(name)}: {error.strerror}\nhint: restore the file"
         ) from None
     for line in lines:
         record = decode(line, data.local.out.path_of(name))
@@ -301,8 +300,8 @@ def _rejects(data: OpenedDataset, number: int) -> Iterator[dict[str, Any]]:
             "detail",
         } <= set(record):
             raise DatasetError(
-                f"{data.local.out.path_of(name)}: a record is no reject; `packprep verify` says"
-                " where else"
+                f"{data.local.out.path_of(name)}: invalid reject record"
+                "\nhint: run `packprep verify` to find all damage"
             )
         yield record
 
@@ -328,14 +327,14 @@ def _left_out(
 
 def _why_cut(long: str) -> str:
     if long == "truncate":
-        return 'truncated: documents.long = "truncate" keeps what fits a row'
+        return 'truncated: documents.long = "truncate" keeps only tokens that fit in a row'
     return _why_dropped(long)
 
 
 def _why_dropped(long: str) -> str:
     if long == "decompose":
-        return "dropped: they fill rows of other lengths (other_length)"
-    return "dropped: none of them may be trained (untrained_segment)"
+        return "dropped: used in rows of other lengths (other_length)"
+    return "dropped: not trainable (untrained_segment)"
 
 
 def _range(begin: int, end: int | None, why: str) -> dict[str, Any]:
@@ -413,23 +412,23 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
             more = " …" if len(file["text"]) > SHOWN else ""
             page.wrap(f"  {visible(file['text'][:SHOWN])}{more}", indent=2)
         elif file["not_read"]:
-            page.wrap(f"  its source was not read: {file['not_read']}", DIM, indent=2)
+            page.wrap(f"  its source was not read: {one_line(file['not_read'])}", DIM, indent=2)
         for use in file["uses"]:
             _draw_use(page, use)
         near = [f"{word} {file[word]:,}" for word in ("before", "after") if file[word] is not None]
         if near:
-            page.put(f"  the nearest documents known: {', '.join(near)}")
+            page.put(f"  nearest known documents: {', '.join(near)}")
         page.put()
     if not described["files"]:
         page.wrap(
-            f"{described['source']}: no file has a document at {position:,}, used or rejected; give"
-            " --doc FILE:POSITION"
+            f"{described['source']}: no file has a used or rejected document at {position:,};"
+            " give --doc FILE:POSITION"
         )
         page.put()
     if described["more_files"]:
         page.wrap(
-            f"… and {counted(described['more_files'], 'more file')} with a document there; give"
-            " --doc FILE:POSITION for one"
+            f"… and {counted(described['more_files'], 'more file')} with a document at this"
+            " position; give --doc FILE:POSITION to select a file"
         )
     page.put(
         f"{described['shards_searched']:,} of {counted(described['shards'], 'shard')} searched", DIM
@@ -442,7 +441,7 @@ def _draw_use(page: Page, use: Mapping[str, Any]) -> None:
         if use["why"]
         else f" in {counted(len(use['segments']), 'segment')}"
     )
-    page.wrap(f"  use {use['use']}: {use['outcome']}{what}", indent=2)
+    page.wrap(f"  pass {use['use']}: {use['outcome']}{what}", indent=2)
     segments = use["segments"]
     if segments:
         page.table(
@@ -463,7 +462,7 @@ def _draw_use(page: Page, use: Mapping[str, Any]) -> None:
         )
     if len(segments) > MOST_SEGMENTS:
         page.put(
-            f"  … and {counted(len(segments) - MOST_SEGMENTS, 'more segment')}; --json gives all"
+            f"  … and {counted(len(segments) - MOST_SEGMENTS, 'more segment')}; --json lists all"
         )
     for left_out in use["left_out"]:
         begin, end = left_out["tokens"]
@@ -500,7 +499,7 @@ def first_document(plan: Plan) -> str:
                 first_reject = source, rejects[0]
             for position, (ids, n_trained) in zip(positions.tolist(), contents, strict=False):
                 if ids:
-                    of = "" if n_trained is None else f", {n_trained:,} of them trained"
+                    of = "" if n_trained is None else f", {n_trained:,} trained"
                     where = f"{source.name} {_name_of(source, part.file)} at {position}"
                     head = [vocabulary.roles["bos"]] if documents.prepend_bos else []
                     tail = [vocabulary.roles["eos"]] if documents.eos_after_document else []
@@ -513,8 +512,8 @@ def first_document(plan: Plan) -> str:
     source, reject = first_reject
     where = f"{source.name} {_name_of(source, reject.file)} at {reject.position}"
     return (
-        f"document 1: shard 0 has no document that can be used; the first is {where}:"
-        f" {reject.reason}: {reject.detail}"
+        f"document 1: shard 0 has no usable document; the first is {where}: {reject.reason}:"
+        f" {reject.detail}"
     )
 
 

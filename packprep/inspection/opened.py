@@ -28,7 +28,9 @@ from packprep.storage import Folder, LocalCopy, folder_at, local_copy
 from packprep.tokenizer.texts import TokenTexts, texts_of_dataset
 
 IDENTICAL = "identical"
-NOT_READ = "not rebuilt: its source is not read; --source NAME=PREFIX or --from-plan reads it"
+NOT_READ = (
+    "not rebuilt: its source was not read; give --source NAME=PREFIX or --from-plan to read it"
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class OpenedDataset:
         sources = self.dataset.manifest["sources"]
         if source >= len(sources):
             raise DatasetError(
-                f"{self.local.out}: segment_source {source} is beyond the manifest's {len(sources)}"
+                f"{self.local.out}: segment_source {source} is out of range: the manifest has"
+                f" {len(sources)} sources"
             )
         return sources[source]["name"]
 
@@ -116,7 +119,9 @@ class OpenedDataset:
         segments = Segments.of_arrays(arrays).select(chosen)
         files = segments.file
         source = np.searchsorted([source.first_file for source in plan.sources], files, "right") - 1
-        said = np.full(len(chosen), "not rebuilt: its header names no file of its source", object)
+        said = np.full(
+            len(chosen), "not rebuilt: the file in its header does not belong to its source", object
+        )
         known = (files < len(self.files)) & (source == segments.source)
         read = known & np.array([planned.prefix != UNREAD for planned in plan.sources])[source]
         read &= ~segments.removed
@@ -200,6 +205,5 @@ def check_source(name: str, names: Sequence[str]) -> None:
     """
     if name not in names:
         raise RecipeError(
-            f"--source {name}: the dataset has no source of that name; it has"
-            f" {nearest(name, names)}"
+            f"--source {name}: the dataset has no source of that name; it has {nearest(name, names)}"
         )

@@ -31,7 +31,7 @@ from packprep.inspection.text import (
     units_of,
     wrapped,
 )
-from packprep.messages import counted, visible
+from packprep.messages import counted, one_line, visible
 from packprep.objectives import find
 from packprep.restoring import restore, slots_of_tokens, sound_segments
 from packprep.storage import Folder, LocalCopy
@@ -86,11 +86,11 @@ def row_number(data: OpenedDataset, row: int) -> int:
     """
     rows = len(data.dataset)
     if not rows:
-        raise ArgumentError(f"{data.local.out} has no rows: none of its documents was used")
+        raise ArgumentError(f"{data.local.out} has no rows, because it has no usable document")
     if not -1 <= row < rows:
         raise ArgumentError(
-            f"row {row}: {data.local.out} has {rows} rows; give 0 … {rows - 1}, or −1 for one that"
-            " shows its tasks"
+            f"row {row}: {data.local.out} has {rows} rows"
+            f"\nhint: give 0 … {rows - 1}, or −1 for a row with many tasks"
         )
     return row if row >= 0 else _row_of_most_tasks(data.local, data.dataset)
 
@@ -204,8 +204,8 @@ def segment_of(data: OpenedDataset, row: Row, i: int, rebuilt: str) -> dict[str,
     for name, entries in (("task", dataset.tasks), ("source", dataset.manifest["sources"])):
         if columns[name] >= len(entries):
             raise DatasetError(
-                f"{dataset.directory}: row {row.index}: segment_{name} {columns[name]} is beyond"
-                f" the manifest's {len(entries)}"
+                f"{dataset.directory}: row {row.index}: segment_{name} {columns[name]} is out of"
+                f" range: the manifest has {len(entries)} {name}s"
             )
     of_row = row.media
     media = [
@@ -348,7 +348,7 @@ def _draw(page: Page, row: Mapping[str, Any]) -> None:
     )
     if row["lacks"]:
         page.put(
-            "no row with a segment of every task was found; this one lacks"
+            "no row with a segment of every task was found; this row has no segment of"
             f" {', '.join(row['lacks'])}"
         )
     printed = _printed(row["segments"])
@@ -368,9 +368,9 @@ def _draw(page: Page, row: Mapping[str, Any]) -> None:
     page.put()
     left_out = len(row["segments"]) - len(printed)
     if left_out:
-        page.put(f"… and {counted(left_out, 'more segment')}; --json gives all")
+        page.put(f"… and {counted(left_out, 'more segment')}; --json lists all")
     if is_cut:
-        page.put("--segment K shows a segment whole", DIM)
+        page.put("--segment K shows a complete segment", DIM)
     if row["padding"]:
         page.put(f"padding: {counted(row['padding'], 'slot')}")
     put_not_read(page, printed)
@@ -444,25 +444,27 @@ def put_header(page: Page, segment: Mapping[str, Any]) -> None:
         ]
         more = len(segment["weights"]) - len(shown)
         page.wrap(
-            f"  weights {', '.join(shown)}{f', and {more:,} more' if more else ''}; else 1",
+            f"  weights {', '.join(shown)}{(f', and {more:,} more' if more else '')}; otherwise 1",
             indent=2,
         )
-    use = f" · use {segment['repeat']}" if segment["repeat"] else ""
+    use = f" · pass {segment['repeat']}" if segment["repeat"] else ""
     rebuilt = segment["rebuilt"]
     words = (
         f" · {rebuilt}"
         if rebuilt.startswith("not rebuilt")
         else f" · rebuilt from source: {rebuilt}"
     )
-    page.wrap(f"  key {segment['key']}{use}{'' if rebuilt == NOT_READ else words}", indent=2)
+    page.wrap(
+        f"  key {segment['key']}{use}{'' if rebuilt == NOT_READ else one_line(words)}", indent=2
+    )
 
 
 def put_not_read(page: Page, segments: Sequence[Mapping[str, Any]]) -> None:
     """Print a note if segments were not compared with their sources."""
     if any(segment["rebuilt"] == NOT_READ for segment in segments):
         page.wrap(
-            "sources are not read: --source NAME=PREFIX says where one lies, --from-plan believes"
-            " the plan",
+            "sources were not read; give --source NAME=PREFIX for their location, or --from-plan"
+            " to trust the plan",
             DIM,
         )
 
@@ -473,7 +475,7 @@ def legend(marks: set[str], predicts: set[str]) -> str:
         {"next": "the next token", "in place": "its label"}[p] for p in sorted(predicts)
     )
     words = {
-        TRAINED: f"{TRAINED} trained: the prediction of {what} made here is in the loss",
+        TRAINED: f"{TRAINED} trained: this slot's prediction of {what} is in the loss",
         NOT_TRAINED: f"{NOT_TRAINED} not trained",
         IN_PART: f"{IN_PART} a character of several tokens, some trained",
         LED_ON: f"{LED_ON} the same token",
@@ -521,8 +523,9 @@ def describe_segment(
             if not 1 <= number <= view.n_segments:
                 raise ArgumentError(
                     f"segment {number}: row {row} of {data.local.out} has {view.n_segments}"
-                    f" segments; give 1 … {view.n_segments}, as segment_ids and `packprep inspect"
-                    f" --row {row}` number them"
+                    " segments"
+                    f"\nhint: give 1 … {view.n_segments}, the numbers in `packprep inspect --row"
+                    f" {row}`"
                 )
             chosen = shard.segment_range(in_shard[1])[0] + number - 1
             described = segment_of(
@@ -569,7 +572,7 @@ def _restored(
     if not found.fits[0] and (slots < 0).any():
         return {
             "original": None,
-            "not_restored": "its role tokens are not there",
+            "not_restored": "its special tokens are missing",
             "fits": False,
             "spans": [],
         }
@@ -663,15 +666,14 @@ def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
         lines = list(wrapped(units_of(part["pieces"]), page.width - gutter))
         marks |= put_lines(page, part["name"], lines, gutter)
     if segment["original"] is None:
-        page.wrap(f"  original: not restored: {segment['not_restored']}", indent=2)
+        page.wrap(f"  original: not restored: {one_line(segment['not_restored'])}", indent=2)
     elif _differs(segment):
         pieces = [{**piece, "loss": [0] * len(piece["ids"])} for piece in segment["original"]]
         units = [unit._replace(mark=" ") for unit in units_of(pieces)]
         put_lines(page, ORIGINAL, list(wrapped(units, page.width - gutter)), gutter)
     if segment["fits"] is False:
         page.put(
-            "  its sentinels are not where its header says: `packprep verify` says what else is"
-            " wrong",
+            "  its sentinels do not match its header; run `packprep verify` to find all damage",
             "bold red",
         )
     if segment["spans"]:
@@ -687,7 +689,7 @@ def _draw_segment(page: Page, described: Mapping[str, Any]) -> None:
             for span in segment["spans"]
         ]
         page.table(
-            ("sentinel", "stands for", "tokens", "input slot", "target slot"), spans, text_columns=2
+            ("sentinel", "replaces", "tokens", "input slot", "target slot"), spans, text_columns=2
         )
     if segment["padding"]:
         page.put(f"then {segment['padding']:,} slots of padding")

@@ -74,14 +74,12 @@ def describe_matches(
         DatasetError: If a shard is damaged.
     """
     if not text:
-        raise ArgumentError(
-            "--grep: the text is empty, and every row holds that; give what to look for"
-        )
+        raise ArgumentError("--grep: the text is empty\nhint: give the text to search for")
     try:
         needle = text.encode()
     except UnicodeEncodeError:
         raise ArgumentError(
-            f"--grep {text!r}: not valid Unicode, so no document holds it"
+            f"--grep {text!r}: not valid Unicode, so no document contains it"
         ) from None
     with opened(directory, {}) as data:
         manifest = data.dataset.manifest
@@ -127,14 +125,15 @@ def _finds(
         found = restore(data.usable_plan, shard.arrays, stored, np.arange(first, last))
         if not found.fits.all():
             raise DatasetError(
-                f"{shard.path}: segment {first + int(np.argmin(found.fits))}: what stands between"
-                " its tokens is not what its header says; the file is damaged: `packprep verify`"
-                " says where else"
+                f"{shard.path}: segment {first + int(np.argmin(found.fits))}: the tokens between"
+                " its text do not match its header; the file is damaged"
+                "\nhint: run `packprep verify` to find all damage"
             )
         if int(found.ids.max()) >= table.size:
             raise DatasetError(
-                f"{shard.path}: it has the token {found.ids.max()} and the vocabulary ends before"
-                f" {table.size}; the file is damaged: `packprep verify` says where else"
+                f"{shard.path}: token {found.ids.max()} is not below the vocabulary size"
+                f" {table.size}; the file is damaged"
+                "\nhint: run `packprep verify` to find all damage"
             )
         flat, offsets = table.decode(found.ids)
         begins = offsets[found.offsets]
@@ -225,7 +224,7 @@ def print_matches(described: Mapping[str, Any]) -> None:
 def _draw(page: Page, described: Mapping[str, Any]) -> None:
     text, found = visible(described["text"]), described["found"]
     for match in described["matches"]:
-        use = f" · use {match['repeat']}" if match["repeat"] else ""
+        use = f" · pass {match['repeat']}" if match["repeat"] else ""
         origin = f"{match['source']} {visible(match['file'])} at {match['document']:,}"
         page.wrap(
             Text()
@@ -248,7 +247,10 @@ def _draw(page: Page, described: Mapping[str, Any]) -> None:
         page.put()
     left_out = found - len(described["matches"])
     if left_out:
-        page.put(f"… and {left_out:,} more; --limit shows more than {len(described['matches']):,}")
+        page.put(
+            f"… and {left_out:,} more; a higher --limit shows more than"
+            f" {len(described['matches']):,}"
+        )
     where = f"{counted(described['segments'], 'segment')}, {counted(described['tokens'], 'token')}"
     times = (
         "not found"

@@ -88,9 +88,9 @@ def describe_build(outcome: Outcome) -> dict[str, Any]:
         "missing": outcome.missing,
         "made": outcome.made,
         "next": (
-            "Other array tasks make the missing shards, and the last of them publishes the"
-            " dataset. If none runs any more, run the same command again: it makes what is"
-            f" missing. `packprep status {outcome.out}` says which shards that is."
+            "The other array tasks make the missing shards, and the last task publishes the"
+            " dataset. If no task is running, run the same command again to make the missing"
+            f" shards. `packprep status {outcome.out}` lists them."
         ),
     }
 
@@ -110,8 +110,8 @@ def describe_manifest(directory: str, manifest: Manifest) -> dict[str, Any]:
         return _figures(directory, manifest)
     except (KeyError, TypeError, AttributeError) as error:
         raise DatasetError(
-            f"{directory}/dataset.json: its ledger does not have what it should ({error!r}); "
-            "the file is damaged: `packprep verify` says where else"
+            f"{directory}/dataset.json: invalid ledger ({error!r}); the file is damaged"
+            "\nhint: run `packprep verify` to find all damage"
         ) from error
 
 
@@ -328,7 +328,7 @@ def _draw_store(page: Page, s: Mapping[str, Any]) -> None:
     )
     for reason, count in s["documents"]["rejected"].items():
         page.put(f"{count:,} rejected: {reason}")
-    page.wrap(f'to build of it: [[sources]] paths = ["{s["directory"]}"], format = "store"')
+    page.wrap(f'to build from it: [[sources]] paths = ["{s["directory"]}"], format = "store"')
 
 
 def _draw_several(page: Page, s: Mapping[str, Any]) -> None:
@@ -425,9 +425,9 @@ def _draw(page: Page, s: Mapping[str, Any]) -> None:
         got, asked = source["token_share"] or 0.0, source["wanted_share"]
         if asked is not None and abs(got - asked) > FAR:
             page.wrap(
-                f"warning: source {source['name']} has {percent(got)} of the tokens and the recipe"
-                f" asks for {percent(asked)}: look at what was rejected, dropped and truncated, or"
-                " whether few long documents make up a source"
+                f"warning: source {source['name']} has {percent(got)} of the tokens, but the"
+                f" recipe asks for {percent(asked)}. Check the rejected, dropped and truncated"
+                " tokens, or whether the source has only a few long documents"
             )
     if "segment_slots" in s:
         _draw_lengths(page, s)
@@ -444,17 +444,15 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
         f", {tokens['truncated']:,} truncated" if tokens["truncated"] else ""
     )
     apart = (
-        f"; {tokens[APART]:,} of answers are not trained: their question is in another piece"
+        f"; {tokens[APART]:,} of answers not trained, because their question is in another chunk"
         if tokens[APART]
         else ""
     )
-    history = (
-        f"; {tokens[HISTORY]:,} of history stand in an earlier text, too" if tokens[HISTORY] else ""
-    )
+    history = f"; {tokens[HISTORY]:,} of history also in an earlier text" if tokens[HISTORY] else ""
     inside = (
         f", {slots['padding_inside']:,} padding inside segments" if slots["padding_inside"] else ""
     )
-    of_media = f", {slots[MEDIA]:,} of them of media" if slots[MEDIA] else ""
+    of_media = f", including {slots[MEDIA]:,} of media" if slots[MEDIA] else ""
     without = fill["without_last_rows"]
     last = "" if without is None else f"; {percent(without)} without each shard's last row"
     return [
@@ -490,15 +488,15 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _draw_lengths(page: Page, s: Mapping[str, Any]) -> None:
     read = s["looked_at"]["shards"]
-    of = "" if read == s["shards"] else f" (these and trained slots: of {counted(read, 'shard')})"
+    of = "" if read == s["shards"] else f" (these and trained slots: from {counted(read, 'shard')})"
     page.put()
-    page.put(f"slots of a segment{of}", HEAD)
+    page.put(f"slots per segment{of}", HEAD)
     page.bars(s["segment_slots"])
     per_row = s["row_segments"]
     if per_row["histogram"]:
         page.put()
         page.put(
-            f"segments of a row: {per_row['mean']:.1f} on average, at most {per_row['most']:,}",
+            f"segments per row: {per_row['mean']:.1f} on average, at most {per_row['most']:,}",
             HEAD,
         )
         page.bars(per_row["histogram"])

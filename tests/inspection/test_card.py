@@ -111,13 +111,13 @@ def test_hostile_names_stay_names(tmp_path):
 def test_what_it_refuses(folder, tmp_path):
     card_of(folder / "ul2r", tmp_path / "a.md")
     before = (tmp_path / "a.md").read_bytes()
-    assert "is there already" in refused("inspect", folder / "ul2r", "--card", tmp_path / "a.md")
+    assert "already exists" in refused("inspect", folder / "ul2r", "--card", tmp_path / "a.md")
     assert (tmp_path / "a.md").read_bytes() == before
-    assert "there is no folder" in refused(
+    assert "no such folder" in refused(
         "inspect", folder / "ul2r", "--card", tmp_path / "no/a.md"
     )
-    assert "is there already" in refused("inspect", folder / "ul2r", "--card", tmp_path)
-    assert "one thing at a time" in refused(
+    assert "already exists" in refused("inspect", folder / "ul2r", "--card", tmp_path)
+    assert "one view at a time" in refused(
         "inspect", folder / "ul2r", "--card", tmp_path / "b.md", "--row", "1"
     )
     own = shutil.copytree(folder / "ul2r", tmp_path / "own")

@@ -43,7 +43,10 @@ def test_what_was_built_elsewhere_is_equal(two, capsys):
     shards = len(open_dataset(two / "one").manifest["shards"])
     assert d["shards"] == {"equal": shards, "differing": 0, "only_here": 0, "only_there": 0}
     print_difference(json.loads(json.dumps(d)))
-    assert "equal: a trainer reads the same; what made them differs" in capsys.readouterr().out
+    assert (
+        "equal: a trainer reads the same data; the datasets were made differently"
+        in capsys.readouterr().out
+    )
 
 
 def first_row_that_differs(one, two, shard):
@@ -74,7 +77,7 @@ def test_the_first_row_that_differs_is_it(two, capsys):
     assert json.loads(json.dumps(d)) == d
     print_difference(d)
     out = capsys.readouterr().out
-    assert "they differ" in out and "is the first that differs: " in out and "\x1b" not in out
+    assert "they differ" in out and "first difference in row " in out and "\x1b" not in out
 
 
 @pytest.mark.parametrize(
@@ -132,7 +135,7 @@ def test_rows_of_other_lengths_are_not_compared(two, capsys):
 def test_what_is_no_other_dataset_is_refused(two, tmp_path):
     (tmp_path / "link").symlink_to(two / "one")
     for other in (two / "one", two / "causal" / ".." / "one", tmp_path / "link"):
-        with pytest.raises(ArgumentError, match="that is the dataset itself"):
+        with pytest.raises(ArgumentError, match="this is the same dataset"):
             describe_difference(two / "one", other)
     with pytest.raises(DatasetError, match="is not a dataset"):
         describe_difference(two / "one", tmp_path)
@@ -150,19 +153,19 @@ def test_as_it_is_typed(two):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--row", 0, "--grep", "x"], "--row and --grep: inspect shows one thing at a time"),
+        (["--row", 0, "--grep", "x"], "--row and --grep: inspect shows one view at a time"),
         (["--doc", "0", "--diff", "x"], "--doc and --diff: "),
-        (["--limit", 3], "--limit goes with --grep; give --grep too, or leave it out"),
-        (["--row", 0, "--limit", 3], "--limit goes with --grep; leave it or --row out"),
-        (["--grep", "x", "--segment", 1], "--segment goes with --row; leave it or --grep out"),
-        (["--epoch", 1], "--epoch goes with --row; give --row too, or leave it out"),
-        (["--segment", 1], "give --row R too: segments are numbered 1, 2, … in each row"),
-        (["--source", "web"], "--source NAME goes with --doc"),
-        (["--source", "web=/x"], "--source NAME=PREFIX goes with --row or --doc"),
-        (["--diff", "x", "--source", "web=/x"], "leave it or --diff out"),
+        (["--limit", 3], "hint: give --grep too, or omit --limit"),
+        (["--row", 0, "--limit", 3], "hint: omit --limit or --row"),
+        (["--grep", "x", "--segment", 1], "hint: omit --segment or --grep"),
+        (["--epoch", 1], "--epoch needs --row\n"),
+        (["--segment", 1], "give --row R too, because segments are numbered 1, 2, … in each row"),
+        (["--source", "web"], "--source NAME needs --doc"),
+        (["--source", "web=/x"], "--source NAME=PREFIX needs --row or --doc"),
+        (["--diff", "x", "--source", "web=/x"], "omit --source NAME=PREFIX or --diff"),
         (
             ["--doc", "0", "--source", "web", "--source", "code"],
-            "--source code: web is named already",
+            "--source code: a document has one source, and web is already given",
         ),
         (["--doc", "0", "--source", ""], "--source: expected NAME, or NAME=PREFIX"),
     ],

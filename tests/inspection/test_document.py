@@ -189,7 +189,7 @@ def test_it_prints_what_json_has_gone_through(known, capsys):
             and "\x1b" not in out
         )
         for use in entry["uses"]:
-            assert f"use {use['use']}: {use['outcome']}" in out
+            assert f"pass {use['use']}: {use['outcome']}" in out
 
 
 def test_what_is_asked_wrongly_is_refused(files):
@@ -226,7 +226,7 @@ def test_as_it_is_typed(files):
     said = command_line.packprep(
         "inspect", files.out, "--source", "web", "--doc", f"{place[1]}:{place[2]}"
     )
-    assert said.status == 0 and "use 0: used in" in said.out and "of " in said.out
+    assert said.status == 0 and "pass 0: used in" in said.out and "of " in said.out
     both = ["--source", f"web={files.out.parent / 'web'}", "--source", "web"]
     again = command_line.inside(
         "inspect", files.out, *both, "--doc", f"{place[1]}:{place[2]}", "--json"
@@ -278,7 +278,7 @@ def test_of_a_supervised_document_1_it_is_said_how_much_is_trained(one):
     folder = one({"text": "Q: 2+2? A: 4", "loss_spans": [[8, 12]]})
     assert (
         lines_of(folder)
-        == "document 1: source0 abc.jsonl at 0: 12 tokens, 4 of them trained: Q│:│ │2│+│2│?│ │A│:│"
+        == "document 1: source0 abc.jsonl at 0: 12 tokens, 4 trained: Q│:│ │2│+│2│?│ │A│:│"
         " │4│‹eos›"
     )
 
@@ -293,7 +293,7 @@ def test_messages_are_a_document_1(one):
     )
     (folder / "chat.jinja").write_text(template)
     assert lines_of(folder, documents={"chat_template": "chat.jinja"}).startswith(
-        "document 1: source0 abc.jsonl at 0: 9 tokens, 4 of them trained: u│h│i│.│a│y│e│s│.│"
+        "document 1: source0 abc.jsonl at 0: 9 tokens, 4 trained: u│h│i│.│a│y│e│s│.│"
     )
 
 
@@ -309,7 +309,7 @@ def test_without_a_document_the_first_reject_shows(one):
         lines_of(folder, documents={"max_bad_fraction": 1})
     line = first_document(open_plan(folder / "out"))
     assert (
-        "shard 0 has no document that can be used; the first is source0 abc.jsonl at 0:"
+        "shard 0 has no usable document; the first is source0 abc.jsonl at 0:"
         " missing_text: " in line
     )
 

@@ -41,7 +41,7 @@ def test_the_summary_and_the_report_tell_of_media(folder):
         int(open_dataset(folder / "out").row(r).media.tokens.sum())
         for r in range(len(open_dataset(folder / "out")))
     )
-    assert f"{many:,} of them of media" in said
+    assert f"including {many:,} of media" in said
     inside("inspect", folder / "out", "--html", folder / "report.html")
     assert "cat.jpg" in (folder / "report.html").read_text("utf-8")
 

@@ -317,7 +317,7 @@ def test_of_a_conversation_its_calls_results_and_what_is_trained_are_shown(
     assert (
         '<tool_response>↵{"degrees": 31}↵</tool_response>↵<tool_response>↵{"degrees": 24}' in text
     )
-    assert "--segment K shows a segment whole" in out
+    assert "--segment K shows a complete segment" in out
 
 
 def test_of_many_segments_the_first_are_printed_and_one_of_each_task(folder, capsys):
@@ -330,7 +330,7 @@ def test_of_many_segments_the_first_are_printed_and_one_of_each_task(folder, cap
     out = capsys.readouterr().out
     assert (
         f"… and {50 + len(row['segments']) - 24 - len(tasks - {first['task']})} more segments;"
-        " --json gives all" in out
+        " --json lists all" in out
     )
     assert all(f"  {task}" in out for task in tasks)
 
@@ -397,7 +397,7 @@ def test_an_unknown_source_is_refused(dataset):
 
 @pytest.mark.parametrize("row", [-2, 10**6])
 def test_a_row_that_there_is_not_is_refused(folder, row):
-    with pytest.raises(ArgumentError, match=rf"row {row}: .* rows; give 0 … \d+, or −1"):
+    with pytest.raises(ArgumentError, match=rf"row {row}: .* rows\nhint: give 0 … \d+, or −1"):
         describe_row(folder / "ul2r", row, {}, True)
 
 
@@ -466,8 +466,8 @@ def test_segments_that_predict_in_place_show_inputs_and_labels(tmp_path, capsys)
 @pytest.mark.parametrize(
     ("array", "value", "match"),
     [
-        ("segment_task", 9, r"segment_task 9 is beyond"),
-        ("segment_source", 9, r"segment_source 9 is beyond the manifest's 3"),
+        ("segment_task", 9, r"segment_task 9 is out of range"),
+        ("segment_source", 9, r"segment_source 9 is out of range: the manifest has 3"),
         ("row_offsets", 999, "row_offsets"),
         ("cu_seqlens", 999, "cu_seqlens"),
     ],
@@ -623,7 +623,7 @@ def test_what_the_original_is_shows_only_where_the_slots_do_not(known, capsys):
 @pytest.mark.parametrize("number", [0, -1, 10_000])
 def test_a_segment_that_there_is_not_is_refused(folder, number):
     with pytest.raises(
-        ArgumentError, match=rf"segment {number}: row 0 of .* has \d+ segments; give 1 … \d+"
+        ArgumentError, match=rf"segment {number}: row 0 of .* has \d+ segments\nhint: give 1 … \d+"
     ):
         describe_segment(folder / "ul2r", 0, number, {}, True)
 
@@ -665,7 +665,7 @@ def test_a_sentinel_that_is_not_there_is_said(folder, tmp_path, capsys):
         "differs"
     )
     print_segment(described)
-    assert "its sentinels are not where its header says" in capsys.readouterr().out
+    assert "its sentinels do not match its header" in capsys.readouterr().out
 
 
 def test_as_it_is_typed(folder):
@@ -698,7 +698,7 @@ def test_weights_of_what_is_trained_are_shown_where_they_are_not_1(tmp_path, cap
         for line in capsys.readouterr().out.splitlines()
         if "weights" in line and "slots" in line
     ]
-    assert line == "  weights 0.5 in slots 12 … 19, 2 in slots 20 … 29; else 1"
+    assert line == "  weights 0.5 in slots 12 … 19, 2 in slots 20 … 29; otherwise 1"
     many = [[i, i + 1, 2 + i] for i in range(11)]
     build(
         tmp_path / "many",
@@ -707,4 +707,4 @@ def test_weights_of_what_is_trained_are_shown_where_they_are_not_1(tmp_path, cap
         seq_length=64,
     )
     print_row(describe_row(tmp_path / "many" / "out", 0, {}))
-    assert ", and 3 more; else 1" in " ".join(capsys.readouterr().out.split())
+    assert ", and 3 more; otherwise 1" in " ".join(capsys.readouterr().out.split())

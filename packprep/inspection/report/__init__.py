@@ -57,23 +57,23 @@ def check_file(html: str | os.PathLike) -> None:
     path = Path(html)
     if path.is_dir():
         raise ArgumentError(
-            f"--html {html}: is a folder; give the name of a file in it, as in"
-            f" {path / 'report.html'}"
+            f"--html {html}: is a folder"
+            f"\nhint: give a file name in it, such as {path / 'report.html'}"
         )
     if not path.parent.is_dir():
         raise ArgumentError(
-            f"--html {html}: there is no folder {path.parent}; make it, or choose another place"
+            f"--html {html}: no such folder: {path.parent}\nhint: create it, or choose another path"
         )
     if path.exists() and not path.is_file():
-        raise ArgumentError(f"--html {html}: is no regular file; choose another place")
+        raise ArgumentError(f"--html {html}: is not a regular file\nhint: choose another path")
     if path.exists() and not _is_html(path):
         raise ArgumentError(
-            f"--html {html}: a file is there that is no HTML, and is not overwritten; choose"
-            " another place"
+            f"--html {html}: already exists and is not HTML, so it is not overwritten"
+            "\nhint: choose another path"
         )
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ArgumentError(
-            f"--html {html}: the folder {path.parent} cannot be written; choose another place"
+            f"--html {html}: the folder {path.parent} is not writable\nhint: choose another path"
         )
 
 
@@ -156,9 +156,9 @@ def _page(
             local, manifest, data.plan if isinstance(data, OpenedDataset) else data, sound, notes
         )
         if len(sound) < len(looked):
-            why = "is left out of the figures: it has faults, or was not verified."
+            why = "left out of the figures, because of faults or because they were not verified."
             notes.append(
-                f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} looked at {why}"
+                f"{counted(len(looked) - len(sound), 'shard')} of the {len(looked)} examined: {why}"
             )
         described, first = _rows(manifest, data, looked, sound, rows, notes)
         anew = _anew(data, described, first, sound, notes)
@@ -188,7 +188,7 @@ def _page(
             ""
             if anew is None
             else (
-                f"Row {first:,} as it is stored, and as a loader with redraw gives it in epoch"
+                f"Row {first:,} as stored, and as a loader with redraw resamples it in epoch"
                 f" {EPOCH}."
             )
         ),
@@ -223,7 +223,7 @@ def _made(
     try:
         plan = stored_plan(local.folder)
     except PlanError as error:
-        notes.append(f"The files that it was made from cannot be shown: {error}")
+        notes.append(f"The source files cannot be shown: {error}")
     prefixes = data.prefixes if isinstance(data, OpenedDataset) else None
     newest = {source["name"]: "unknown: not read" for source in manifest["sources"]}
     if plan and prefixes:
@@ -233,7 +233,7 @@ def _made(
     try:
         return origin(manifest, plan), newest
     except DatasetError as error:
-        notes.append(f"What it was made from cannot be shown: {error}")
+        notes.append(f"The origin cannot be shown: {error}")
         return None, newest
 
 
@@ -338,7 +338,7 @@ def _anew(
             try:
                 return None if "unreadable" in shown else row_anew(data, shown, EPOCH)
             except DatasetError as error:
-                notes.append(f"No row can be drawn anew: {data.local.named(str(error))}")
+                notes.append(f"No row can be resampled: {data.local.named(str(error))}")
     return None
 
 
@@ -353,7 +353,7 @@ def _verdict(
         return {
             **verdict,
             "title": "Not verified",
-            "text": f"Nothing of this dataset could be verified: {verification}",
+            "text": f"This dataset could not be verified: {verification}",
         }
     part = "All" if len(looked) == shards else f"{len(looked)} of {shards:,}"
     which = f"{part} shards" if shards > 1 else "Its one shard"
@@ -361,16 +361,23 @@ def _verdict(
         counted(verification[f"{what}s"], what) for what in ("row", "segment", "token")
     )
     did = (
-        f"{which} recomputed ({counts}), and all files of the dataset's own. Of the sources at most"
-        " the segments shown below were read again: packprep verify --replay does that for all."
+        f"{which} recomputed ({counts}), and all of the dataset's own files. From the sources,"
+        " only the segments shown below were rebuilt. packprep verify --replay rebuilds all."
     )
     if len(looked) < shards:
-        did += " The other shards were not looked at: packprep verify looks at all."
+        did += " The other shards were not checked. packprep verify checks all."
     if not verification["faults"]:
-        return {**verdict, "kind": "good", "sign": "✓", "title": "Every promise holds", "text": did}
+        return {
+            **verdict,
+            "kind": "good",
+            "sign": "✓",
+            "title": "Every invariant holds",
+            "text": did,
+        }
     if not verification["shards"] and shards:
         did = (
-            "No shard was looked at: without a sound plan and tokenizer nothing can be recomputed."
+            "No shard was checked, because nothing can be recomputed without an intact plan and"
+            " tokenizer."
         )
     faults = [
         {
@@ -404,11 +411,11 @@ def _looked_at(figures: Figures | None, shards: int, total: int) -> str:
     looked, rows, slot_rows = (
         (0, 0, 0) if figures is None else (figures.shards, figures.rows, figures.slot_rows)
     )
-    text = "Of all rows."
+    text = "From all rows."
     if looked < shards:
-        text = f"Of {rows:,} of {counted(total, 'row')}, in {looked} of {shards:,} shards."
+        text = f"From {rows:,} of {counted(total, 'row')}, in {looked} of {shards:,} shards."
     if slot_rows < rows:
-        text += f" Spans and noise are of the first rows of each, {slot_rows:,} together."
+        text += f" Spans and noise come from the first rows of each shard, {slot_rows:,} in total."
     return text
 
 
@@ -419,11 +426,12 @@ def _sample_says(rows: Sequence[Mapping[str, Any]], total: int) -> str:
         part = "All rows, as a model reads them."
     else:
         part = (
-            f"{len(rows)} of {counted(total, 'row')}, as a model reads them: at even places, and"
-            " some with each task."
+            f"{len(rows)} of {counted(total, 'row')}, as a model reads them. They are evenly"
+            " spaced, with some for each task."
         )
     return (
-        f"{part} Each segment, what is trained in it, and what it was before. The arrow keys page."
+        f"{part} Each segment has its trained tokens and its original text. The arrow keys turn"
+        " the pages."
     )
 
 

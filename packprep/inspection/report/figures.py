@@ -348,27 +348,27 @@ class Chart(NamedTuple):
 def charts_of(figures: Figures) -> list[tuple[str, str, list[Chart]]]:
     """Return [(heading, description, charts)], without empty groups."""
     lengths = [
-        _lengths("Document length", "tokens of a document, each use once", figures.documents),
-        _lengths("Segment length", "slots of a segment", figures.segment_slots),
-        _lengths("Segments of a row", "how many a row holds", figures.row_segments),
+        _lengths("Document length", "tokens per document and pass", figures.documents),
+        _lengths("Segment length", "slots per segment", figures.segment_slots),
+        _lengths("Segments per row", "segments in a row", figures.row_segments),
         _fill(figures),
     ]
     groups = [
         (
             "Lengths",
-            "Bins of lengths double every second bar.",
+            "The width of length bins doubles every second bar.",
             [one for one in lengths if one is not None],
         ),
         (
             "Spans",
-            ("Neighbouring tokens of a document that stand behind the prefix, and are predicted."),
+            ("Adjacent tokens of a document that follow the prefix and are predicted."),
             list(_spans(figures)),
         ),
         (
             "Noise",
             (
-                "Levels are uniform over the task's range. The second chart of a task shows the share"
-                " of the candidates that was corrupted at each level."
+                "Levels are uniform over the task's range. The second chart of a task shows the"
+                " share of candidates that were corrupted at each level."
             ),
             list(_noise(figures)),
         ),
@@ -387,7 +387,7 @@ def _lengths(title: str, note: str, counts: np.ndarray) -> Chart | None:
     names = [_range(int(LENGTHS[i]), int(LENGTHS[i + 1]) - 1) for i in range(low, high)]
     powers = [i for i in range(low, high) if int(LENGTHS[i]).bit_count() == 1]
     ticks = [(float(i - low), _short(int(LENGTHS[i]))) for i in powers[:: -(-len(powers) // 6)]]
-    words = f"{title}: {sum(shown):,} in all, most often {names[int(np.argmax(shown))]}"
+    words = f"{title}: {sum(shown):,} in total, most often {names[int(np.argmax(shown))]}"
     rows = [(name, *_counted(count, sum(shown))) for name, count in zip(names, shown, strict=True)]
     return _counts(title, note, words, (title.lower(), "count", "share"), rows, shown, ticks)
 
@@ -405,7 +405,7 @@ def _fill(figures: Figures) -> Chart | None:
     ]
     full = counts[-1] / sum(counts)
     words = f"Row fill: {full:.1%} of {sum(counts):,} rows have no padding"
-    note = f"per cent of a row's slots in segments; {full:.1%} of the rows are full"
+    note = f"percent of a row's slots in segments; {full:.1%} rows are full"
     rows = [
         (name, *_counted(count, sum(counts))) for name, count in zip(names, counts, strict=True)
     ]
@@ -447,7 +447,7 @@ def _noise(figures: Figures) -> Iterator[Chart]:
         shares = (levels.corrupted / candidates).tolist()
         count = int(units.sum())
         if high > low:
-            stratified = ", stratified in a row" if task.parameters.get("stratified") else ""
+            stratified = ", stratified per row" if task.parameters.get("stratified") else ""
             note = f"uniform over {low:g} … {high:g}{stratified}; {count:,} {thing}"
             words = (
                 f"Noise levels of task {task.name}: {note}, in bins of {units.min():,} to"

@@ -8,9 +8,9 @@
   const CLASSES = [[TRAINED, "trained"], [IN_PART, "part"], [SPECIAL, "special"], [CORRUPTED, "corrupted"], [BYTES, "bytes"]];
   const RULES = {
     causal: "causal",
-    prefix: "prefix sees itself both ways, then causal",
-    bidirectional: "both ways",
-    block_diffusion: "block diffusion: noised blocks see themselves and the clean blocks before them",
+    prefix: "bidirectional in the prefix, then causal",
+    bidirectional: "bidirectional",
+    block_diffusion: "block diffusion: noised blocks attend to themselves and to earlier clean blocks",
   };
   const several = (n, thing) => `${n.toLocaleString("en")} ${thing}${n === 1 ? "" : "s"}`;
   const count = (n) => n.toLocaleString("en");
@@ -153,11 +153,11 @@
         ["document at", count(own.document)],
         ["tokens", own.tokens ? `${count(own.start)} … ${count(own.start + own.tokens - 1)} (${count(own.tokens)})` : "none"],
         ["slots", `${count(own.begin)} … ${count(own.begin + own.slots - 1)} (${count(own.slots)})`],
-        ["prefix", own.prefix < 0 ? "another rule" : count(own.prefix)],
+        ["prefix", own.prefix < 0 ? "another attention pattern" : count(own.prefix)],
         ["attention", RULES[own.rule] || own.rule],
         ["trained", `${count(own.trained)} (${(100 * own.trained / own.slots).toFixed(1)} %)`],
         ["noise level", own.noise ? own.noise.toPrecision(4) : "none"], ["loss weight", String(Number(own.loss_weight.toPrecision(5)))],
-        ["key", own.key], ["use", String(own.repeat)], ["from source", own.rebuilt],
+        ["key", own.key], ["pass", String(own.repeat)], ["from source", own.rebuilt],
       ];
       if (own.padding) facts.splice(7, 0, ["padding after", count(own.padding)]);
       for (const [name, value] of facts) list.append(make("dt", "", name), make("dd", "", value));
@@ -226,7 +226,7 @@
     const row = shown[at], bounds = row && row.bounds;
     if (!bounds || !bounds.length) return;
     const kinds = row.segments.slice(0, 12).map((own) => `segment ${own.number}: ${RULES[own.rule] || own.rule}`).join("; ");
-    byId("row-mask").setAttribute("aria-label", `Attention mask of the row: ${several(row.count, "segment")}, none sees another; ${kinds}`);
+    byId("row-mask").setAttribute("aria-label", `Attention mask of the row: ${several(row.count, "segment")}, no segment attends to another; ${kinds}`);
     drawMask(byId("row-mask"), bounds, 0, data.length, segment);
     const own = row.segments[segment], [begin, end] = bounds[segment];
     byId("segment-mask").setAttribute("aria-label", `Attention mask of segment ${own.number}: ${RULES[own.rule] || own.rule}, prefix ${own.prefix}`);

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from packprep.inspection.card import versions
 from packprep.inspection.report.figures import Figures, charts_of, meter, stack
 from packprep.inspection.text import clipped, sides_in_words, size_of
-from packprep.messages import counted, visible
+from packprep.messages import counted, one_line, visible
 
 MOST_LINES = 200
 """Maximum number of lines in a table of faults, tasks or sources."""
@@ -81,8 +81,8 @@ def page(
             anew_says=anew_says,
             origin=made and _origin(made, newest),
             foot=(
-                f"Written by packprep inspect {directory} --html. This page is one file and loads"
-                " nothing."
+                f"Written by packprep inspect {directory} --html. This page is a single file and"
+                " loads nothing."
             ),
             data=Markup(as_data(rows)),
         )
@@ -107,7 +107,7 @@ def _hash(text: str) -> str:
 def _shown(value: Any) -> Any:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return visible(clipped(value, _MESSAGE))
+    return visible(clipped(one_line(value), _MESSAGE))
 
 
 def _percent(share: float | None) -> str:
@@ -132,7 +132,7 @@ def _totals(s: Mapping[str, Any]) -> dict[str, Any]:
         ),
         "cards": [
             ("rows", f"{s['rows']:,}", f"of {s['seq_length']:,} slots"),
-            ("segments", f"{s['segments']:,}", f"{mean:.2f} a row"),
+            ("segments", f"{s['segments']:,}", f"{mean:.2f} per row"),
             ("tokens", f"{s['tokens']['used']:,}", "of documents"),
             ("documents", f"{documents['used']:,}", f"{rejected:,} rejected"),
             (
@@ -160,7 +160,7 @@ def _origin(made: Mapping[str, Any], newest: Mapping[str, str]) -> dict[str, Any
             ("engine", made["engine"]),
             ("seed", str(made["seed"])),
             ("made with", versions(made)),
-            ("law of the bytes", str(made["law_version"])),
+            ("format version", str(made["law_version"])),
         ],
         "head": ("source", "files", "size", "newest file"),
         "sources": [
@@ -268,16 +268,16 @@ def _mix(
     s: Mapping[str, Any], recipe: Mapping[str, Any], figures: Figures | None
 ) -> dict[str, Any]:
     asked = {source["name"]: source for source in recipe.get("sources", ())}
-    about = "A mark on a bar is what the recipe asks for. Bars are to the scale of their column."
+    about = "A mark on a bar is the share that the recipe asks for. Each column has its own scale."
     if any(source.get("tasks") for source in asked.values()) or (
         figures is not None and figures.supervised
     ):
         about += (
-            " Sources that draw only some tasks, and documents with trained ranges, move the drawn"
-            " shares off their marks."
+            " Drawn shares differ from their marks if sources use only some tasks, or if"
+            " documents have trained ranges."
         )
     if figures is not None and figures.segments:
-        about += " Trained slots are those of the rows looked at, as a share of the task's slots."
+        about += " Trained slots come from the rows examined, as a share of the task's slots."
     return {"about": about, "tables": [_task_table(s, figures), _source_table(s)]}
 
 

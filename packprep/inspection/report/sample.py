@@ -141,15 +141,15 @@ def _of_shard(
     plan = data.plan
     verdicts = dict.fromkeys(
         every.tolist(),
-        "not rebuilt: verification found faults in this shard, or did not look at it",
+        "not rebuilt: verification found faults in this shard, or did not check it",
     )
     stored: Segments | None = None
     if sound and isinstance(plan, Plan):
         chosen, read = _affordable(plan, shard.arrays, every, read)
         verdicts = dict.fromkeys(
             every.tolist(),
-            f"not rebuilt: its file takes more reading than {MOST_READ_BYTES >> 30} GiB in all;"
-            " `packprep inspect --row` does it",
+            f"not rebuilt: rebuilding would read more than {MOST_READ_BYTES >> 30} GiB in total;"
+            " use `packprep inspect --row` instead",
         )
         verdicts |= zip(chosen.tolist(), data.rebuilt(number, chosen), strict=True)
         stored = stored_segments(plan, shard.arrays)
@@ -330,11 +330,11 @@ def _original(
         isinstance(data.plan, Plan)
         and data.plan.tasks[int(view.segments["task"][number])].objective.supervised
     ):
-        return None, "The row holds the text as it is."
+        return None, "The row has the text unchanged."
     elif stored is None:
         return (
             None,
-            "Not inverted: that takes a plan that can be opened here and a shard without faults.",
+            "Not inverted: this needs a usable plan and a shard without faults.",
         )
     elif stored.removed[g]:
         return None, "Its document was removed."
@@ -342,7 +342,7 @@ def _original(
         assert isinstance(data.plan, Plan)
         ids, _, fits = restore(data.plan, arrays, stored, np.array([g]))
         if not fits[0]:
-            return None, "Not inverted: its sentinels are not where the header says."
+            return None, "Not inverted: its sentinels do not match the header."
         slots = slots_of_tokens(data.plan, arrays, stored, np.array([g]), ids)
         # These tokens come after the prefix.
         noised = (slots >= begin + segment["prefix"]) & (segment["prefix"] > 0)

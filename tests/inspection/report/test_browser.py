@@ -106,7 +106,7 @@ def row_of(page):
 def test_it_opens_whole(page, mixed_html):
     data = data_of(mixed_html)
     assert page.title() == "out · packprep" and page.locator("h1").inner_text() == "out"
-    assert page.locator("#verdict-title").inner_text().endswith("Every promise holds")
+    assert page.locator("#verdict-title").inner_text().endswith("Every invariant holds")
     assert row_of(page) == data["first"]
     assert page.locator("#segments article").count() == len(
         next(r for r in data["rows"] if r["row"] == data["first"])["segments"]
@@ -117,11 +117,7 @@ def test_it_opens_whole(page, mixed_html):
 
 def test_a_row_stands_beside_itself_in_epoch_1(page, mixed_html):
     data = data_of(mixed_html)
-    assert (
-        page.locator("#epochs .about")
-        .inner_text()
-        .startswith(f"Row {data['first']} as it is stored")
-    )
+    assert page.locator("#epochs .about").inner_text().startswith(f"Row {data['first']} as stored")
     articles = page.locator("#anew article")
     assert articles.count() == len(data["anew"]["segments"])
     sides = [

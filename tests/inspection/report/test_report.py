@@ -136,7 +136,7 @@ def test_a_damaged_shard_is_told_of_and_left_out(own, tmp_path):
     text = (tmp_path / "a.html").read_text("utf-8")
     assert said["faults"] >= 1 and said["looked_at"] == 3
     assert "shards/000/000001.safetensors" in text and PROMISES["P1"].split(",")[0] in text
-    assert "Every promise holds" not in text and "1 shard of the 4 looked at" in text
+    assert "Every invariant holds" not in text and "1 shard of the 4 examined" in text
     shown = [
         row
         for row in data_of(tmp_path / "a.html")["rows"]
@@ -224,7 +224,7 @@ def test_it_says_what_it_was_made_from(own, tmp_path):
     (own / "dataset.json").write_bytes(encode(manifest))
     report(own, tmp_path / "d.html")
     page = (tmp_path / "d.html").read_text("utf-8")
-    assert "What it was made from cannot be shown" in page and 'id="origin"' not in page
+    assert "The origin cannot be shown" in page and 'id="origin"' not in page
 
 
 def test_without_a_manifest_there_is_no_report(tmp_path):
@@ -260,7 +260,7 @@ def test_of_many_shards_some_are_looked_at(tmp_path, monkeypatch):
     text = (tmp_path / "a.html").read_text("utf-8")
     assert (said["looked_at"], said["shards"], said["faults"]) == (3, shards, 0)
     assert (
-        f"3 of {shards} shards recomputed" in text and "The other shards were not looked at" in text
+        f"3 of {shards} shards recomputed" in text and "The other shards were not checked" in text
     )
     assert {row["shard"][-11:-12:-1] for row in data_of(tmp_path / "a.html")["rows"]}
     (tmp_path / "out/shards/000/000001.safetensors").write_bytes(b"")  # not one of the three
@@ -297,7 +297,7 @@ def test_the_command_says_what_it_wrote(mixed, tmp_path):
     assert (
         said.status == 0
         and said.out
-        == f"{tmp_path / 'a.html'}: {size:,} bytes, 48 of 275 rows; every promise holds\n"
+        == f"{tmp_path / 'a.html'}: {size:,} bytes, 48 of 275 rows; every invariant holds\n"
     )
     as_json = inside("inspect", mixed, "--html", tmp_path / "a.html", "--json").json
     assert as_json == {
@@ -313,13 +313,11 @@ def test_the_command_says_what_it_wrote(mixed, tmp_path):
 
 
 def test_places_that_cannot_be_written_are_refused_first(mixed, tmp_path):
-    assert "is a folder; give the name of a file in it" in refused(
-        "inspect", mixed, "--html", tmp_path
-    )
+    assert "is a folder" in refused("inspect", mixed, "--html", tmp_path)
     message = refused("inspect", mixed, "--html", tmp_path / "no/a.html")
-    assert f"there is no folder {tmp_path / 'no'}" in message and not (tmp_path / "no").exists()
+    assert f"no such folder: {tmp_path / 'no'}" in message and not (tmp_path / "no").exists()
     message = refused("inspect", mixed, "--html", tmp_path / "a.html", "--row", 1)
-    assert "--row and --html: inspect shows one thing at a time" in message
+    assert "--row and --html: inspect shows one view at a time" in message
     message = refused("inspect", mixed, "--html", tmp_path / "a.html", "--source", "none=/x")
     assert "has no source of that name" in message
     assert list(tmp_path.iterdir()) == []
@@ -327,7 +325,7 @@ def test_places_that_cannot_be_written_are_refused_first(mixed, tmp_path):
 
 def test_a_folder_without_permission_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module.os, "access", lambda *_: False)
-    with pytest.raises(ArgumentError, match="cannot be written; choose another place"):
+    with pytest.raises(ArgumentError, match="is not writable"):
         check_file(tmp_path / "a.html")
 
 

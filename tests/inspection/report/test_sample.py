@@ -110,7 +110,7 @@ def test_reading_again_has_a_bound(mixed, monkeypatch):
     monkeypatch.setattr(sample, "MOST_READ_BYTES", 0)
     with opened(mixed, {}, True) as data:
         (row,) = sample_rows(data, [1], frozenset(range(4)))
-    assert all("takes more reading" in segment["rebuilt"] for segment in row["segments"])
+    assert all("would read more than" in segment["rebuilt"] for segment in row["segments"])
 
 
 @pytest.mark.parametrize("budget", [2000, 6000, 20000])
