@@ -184,7 +184,7 @@ def test_a_build_without_a_manifest_is_published_by_the_same_command(corpus, dat
     out = shutil.copytree(dataset, tmp_path / "out")
     (out / "dataset.json").unlink()
     said = packprep("status", out)
-    assert said.status == 1 and "complete, but without a manifest" in said.out
+    assert said.status == 1 and "complete, but not published" in said.out
     assert packprep("build", corpus / "recipe.toml", "--out", out).status == 0
     assert contents(out) == contents(dataset)
 
@@ -262,7 +262,7 @@ def test_no_bar_off_a_terminal(corpus, tmp_path):
     assert all(line.startswith("packprep: ") for line in said.err.splitlines())
     said = packprep("verify", tmp_path / "out", "--replay", "all")
     reads, shards = said.err.splitlines()
-    assert reads.startswith("packprep: reads the sources ") and shards.startswith(
+    assert reads.startswith("packprep: reading the sources ") and shards.startswith(
         "packprep: shards to do: 5 of 5, "
     )
 
@@ -300,7 +300,7 @@ def test_a_recipe_and_inputs_together_are_refused(corpus):
     message = refused(
         "build", corpus / "recipe.toml", corpus / "web/a.jsonl", "--out", corpus / "never"
     )
-    assert "recipe.toml is a recipe: give one recipe, or inputs, not both" in message
+    assert "recipe.toml is a recipe, so other inputs are not allowed" in message
     assert "give one recipe" in refused("plan", corpus / "recipe.toml", corpus / "recipe.toml")
 
 
@@ -504,7 +504,7 @@ def test_plan_says_what_stands_in_a_folder_and_what_is_to_come(
     said = inside("plan", corpus / "recipe.toml", "--out", half, "--workers", 9).out
     assert (
         f"\n{half}: 3 of 5 shards are done; " in said
-        and " s with 2 workers, by the time that the sample took here: a core " in said
+        and " s with 2 workers, at the speed of the sample on this machine: each core " in said
     )
     assert contents(half) == before
     assert (
@@ -516,7 +516,7 @@ def test_plan_says_what_stands_in_a_folder_and_what_is_to_come(
         and "seed" in other
     )
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 10)
-    assert "has room for 10 bytes" in planned(tmp_path / "new")["warnings"][-1]
+    assert "has 10 bytes free" in planned(tmp_path / "new")["warnings"][-1]
 
 
 @pytest.mark.long
@@ -566,12 +566,12 @@ def test_status_of_nothing(tmp_path):
 
 def test_verify_a_good_dataset(dataset):
     said = packprep("verify", dataset)
-    assert said.status == 0 and "every promise holds (5 shards, " in said.out
+    assert said.status == 0 and "every invariant holds (5 shards, " in said.out
     # where it is the first to verify
     assert re.fullmatch(SHARDS_TO_DO, re.sub(r".*: compiling .*\n", "", said.err))
     for replay, workers in (("5", 1), ("all", 2)):
         said = packprep("verify", dataset, "--replay", replay, "--workers", workers)
-        assert said.status == 0 and "built again from their sources" in said.out
+        assert said.status == 0 and "rebuilt from their sources" in said.out
 
 
 def test_verify_a_damaged_dataset(dataset, tmp_path):
@@ -1031,8 +1031,8 @@ def test_a_signal_while_modules_are_imported_is_one_line_and_exit_status_75(
     assert done.returncode == 75 and done.stdout == "", done
     assert (
         done.stderr
-        == "packprep: stopped: by a signal; nothing was lost, and the same command begins or goes"
-        " on\n"
+        == "packprep: stopped: by a signal; no work is lost. Run the same command again to"
+        " resume\n"
     )
 
 

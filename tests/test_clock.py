@@ -106,8 +106,8 @@ def test_shares_and_rates(capsys):
             " MB of text: 1.00 M tokens/s, 3.0 MB/s of text"
         ),
         (
-            "stage        seconds   share      MB/s  M tokens/s   (seconds of all workers; rates of"
-            " one, in this stage alone)"
+            "stage        seconds   share      MB/s  M tokens/s   (seconds: all workers together;"
+            " rates: one worker, in this stage only)"
         ),
         "read            1.00   25.0%         6         2.0",
         "write           2.00   50.0%         3         1.0",
@@ -127,8 +127,8 @@ def test_a_build_of_nothing_has_no_rates(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "1.00 s with 1 worker, from plan to publication: nothing was read",
         (
-            "stage        seconds   share      MB/s  M tokens/s   (seconds of all workers; rates of"
-            " one, in this stage alone)"
+            "stage        seconds   share      MB/s  M tokens/s   (seconds: all workers together;"
+            " rates: one worker, in this stage only)"
         ),
         "plan            0.50   50.0%",
         "waiting         0.50   50.0%",

@@ -54,7 +54,7 @@ def test_a_machine_in_order_is_told_check_by_check_and_nothing_is_left(recipe, t
         "engine bytes 1, tokenizing about 600 MB/s",
         "GiB of memory free",
         "MB/s, hard links",
-        "to come",
+        "needed",
     ):
         assert words in said.out
     assert [*checks()] == ["versions", "kernels", "engines", "memory"]
@@ -92,10 +92,10 @@ def test_kernels_that_are_not_compiled_yet_or_lie_where_nothing_can_be_kept(monk
         monkeypatch.setattr(doctor, "is_kept", lambda what: kept)
         return doctor._kernels()
 
-    assert kernels((), "/c", True) == ("kernels", "ok", "compiled ones are kept in /c", "")
+    assert kernels((), "/c", True) == ("kernels", "ok", "compiled kernels are cached in /c", "")
     assert kernels((), "/c", False)[1:] == (
-        "ok", "none is compiled yet: the first command takes about 10 s more, and keeps them in /c",
-        "packprep warm compiles them ahead",
+        "ok", "not compiled yet: the first command takes about 10 s more and caches them in /c",
+        "run packprep warm to compile them now",
     )  # fmt: skip
     assert "read from /image" in kernels(("/image",), None, True).says
     assert kernels(("/image",), None, False).result == "slow"
@@ -112,7 +112,7 @@ def test_an_engine_that_would_be_faster_is_slow_and_says_how_to_have_it(
     )
     result, said = checks(recipe)["engine"]
     assert result == "slow" and re.search(
-        r"takes a core [\d,]+ s here ─► pip install fastokens", said
+        r"one core takes [\d,]+ s to .* ─► pip install fastokens", said
     )
     assert "not installed: fastokens" in checks()["engines"][1]
 
@@ -121,16 +121,17 @@ def test_memory_that_workers_lack_fails_with_how_many_have_it(recipe, monkeypatc
     needs = inside("plan", recipe, "--json").json["worker_bytes"]
     for free, advice in (
         (needs, ""),
-        (needs - 1, "--workers 1 and a smaller output.shard_text_bytes"),
+        (needs - 1, "--workers 1 and set a smaller output.shard_text_bytes"),
     ):
         monkeypatch.setattr(doctor, "free_memory", lambda free=free: free)
         result, said = checks(recipe, status=int(bool(advice)))["memory"]
-        assert (result, said.partition("─► give ")[2]) == ("fails" if advice else "ok", advice)
+        assert (result, said.partition("─► use ")[2]) == ("fails" if advice else "ok", advice)
     figures = {"text_bytes": 1 << 40, "shards": 64, "worker_bytes": 3}
     monkeypatch.setattr(doctor, "free_memory", lambda: 10)
     monkeypatch.setattr(doctor, "workers_for", lambda text_bytes: 9)
     assert (
-        doctor._memory(figures).advice == "give --workers 3, or a smaller output.shard_text_bytes"
+        doctor._memory(figures).advice
+        == "use --workers 3, or set a smaller output.shard_text_bytes"
     )
 
 
@@ -140,7 +141,7 @@ def test_a_limit_of_a_process_that_a_worker_exceeds_fails(recipe, monkeypatch):
     result, said = checks(recipe, status=1)["memory"]
     assert (
         result == "fails"
-        and "a process may take 0.0 GiB more ─► raise its limit (ulimit -v), or" in said
+        and "the limit of this process leaves 0.0 GiB ─► raise the limit (ulimit -v), or" in said
     )
     for limit, least, most in (
         (1 << 60, (1 << 60) - (1 << 50), (1 << 60) - (1 << 20)),
@@ -157,7 +158,7 @@ def test_a_small_disk_with_room_enough_is_in_order_and_a_full_one_says_how_much_
 ):
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 1 << 20)
     found = checks(recipe, "--out", tmp_path / "new")
-    assert found["room"][0] == "ok" and "no room to measure MB/s" in found["out"][1]
+    assert found["room"][0] == "ok" and "too little space to measure MB/s" in found["out"][1]
     monkeypatch.setattr(
         LocalFolder, "write", lambda *given: (_ for _ in ()).throw(BuildError("full"))
     )
@@ -189,7 +190,7 @@ def test_a_folder_that_cannot_be_used_fails_and_says_why(recipe, tmp_path, monke
     )
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 10)
     assert checks(recipe, "--out", tmp_path / "new", status=1)["room"][1].endswith(
-        "make room, or choose another --out"
+        "free some space, or choose another --out"
     )
 
 
@@ -198,12 +199,12 @@ def test_a_folder_of_several_lengths_is_in_order_as_long_as_the_build_takes_it(r
     whole = re.sub(r"(?m)^seq_length = .*$", "", recipe.read_text())
     several.write_text(f"seq_lengths = [64, 128]\n{whole}")
     out = tmp_path / "several"
-    assert "to come" in checks(several, "--out", out)["room"][1]
+    assert "needed" in checks(several, "--out", out)["room"][1]
     assert inside("build", several, "--out", out).status == 0
     found = checks(several, "--out", out)
-    assert found["out"][0] == "ok" and "to come" not in found["room"][1]
+    assert found["out"][0] == "ok" and "needed" not in found["room"][1]
     shutil.rmtree(out / "seq_128/shards")  # to be made again
-    assert "to come" in checks(several, "--out", out)["room"][1]
+    assert "needed" in checks(several, "--out", out)["room"][1]
     said = checks(several, "--out", out / "seq_64", status=1)["out"][1]
     assert "is a dataset, but seq_lengths make several" in said
     assert "is a dataset, but seq_lengths make several" in refused(
@@ -211,7 +212,7 @@ def test_a_folder_of_several_lengths_is_in_order_as_long_as_the_build_takes_it(r
     )
     several.write_text(f"seq_lengths = [64, 256]\n{whole}")
     assert "was started with another recipe" in checks(several, "--out", out, status=1)["out"][1]
-    assert inside("plan", several, "--out", tmp_path / "new").out.count("nothing was begun") == 2
+    assert inside("plan", several, "--out", tmp_path / "new").out.count("no build yet") == 2
 
 
 def test_a_slow_disk_and_one_without_links_are_told(tmp_path, monkeypatch):
@@ -223,7 +224,7 @@ def test_a_slow_disk_and_one_without_links_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "_seconds", lambda act: act() or next(seconds))
     by_file, by_rate, good = (doctor._file_system(tmp_path / "out", None) for _ in range(3))
     assert (by_file.result, by_rate.result, good.result) == ("slow", "slow", "ok")
-    assert "safe after 200.0 ms" in by_file.says and ", 3 MB/s, no hard links" in by_rate.says
+    assert "on disk after 200.0 ms" in by_file.says and ", 3 MB/s, no hard links" in by_rate.says
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(
         LocalFolder, "write", lambda *given: (_ for _ in ()).throw(BuildError("full"))
@@ -235,7 +236,7 @@ def test_a_slow_disk_and_one_without_links_are_told(tmp_path, monkeypatch):
 
 def test_stores_are_listed_and_written_to(recipe, tmp_path):
     result, said = checks("--out", "memory://doctor/out")["out"]
-    assert result == "ok" and "created, read and removed" in said
+    assert result == "ok" and "creating, reading and removing" in said
     assert checks("--out", "nosuch://bucket/out", status=1)["out"][0] == "fails"
     recipe.write_text(recipe.read_text().replace("a.jsonl", "nosuch://bucket/a.jsonl"))
     found = checks(recipe, status=1)

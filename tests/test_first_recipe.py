@@ -93,10 +93,7 @@ def test_conversations_and_texts_that_need_other_ends_are_not_in_one_recipe(tmp_
     out = ("--out", tmp_path / "r.toml")
     given = (chats(tmp_path / "a.jsonl"), tmp_path / "b.jsonl", *out)
     message = refused("init", *given, "--tokenizer", chat_tokenizer(tmp_path))
-    assert (
-        "writes <|im_end|> around the conversations of source 'a'" in message
-        and "texts of source 'b'" in message
-    )
+    assert "the chat template writes <|im_end|>" in message and "sources 'a' and 'b'" in message
     config = {
         "eos_token": "<|end_of_text|>",
         "bos_token": "<|begin_of_text|>",
@@ -118,7 +115,7 @@ def test_of_several_columns_of_strings_the_longest_is_the_text(tmp_path, kind):
             file.write_table(table)
     text, recipe = init(tmp_path, path)
     assert recipe["sources"][0]["text_key"] == "content"
-    assert 'text_key = "content"  # of path, blob, content\n' in text
+    assert 'text_key = "content"  # one of path, blob, content\n' in text
 
 
 def test_a_given_text_key_is_of_the_sources_that_have_it(tmp_path):
@@ -156,7 +153,7 @@ def test_a_folder_gives_a_source_of_each_format_with_the_keys_that_find_its_text
     write(tmp_path / "data/picture.png", b"\x89PNG")
     text, table = init(tmp_path, tmp_path / "data")
     assert (
-        f"# warning: {tmp_path}/data: left out, as their names say no format: 1 .png; to read"
+        f"# warning: {tmp_path}/data: files of unknown formats are left out: 1 .png; to read"
         in text
     )
     assert [(s["name"], s["paths"], s.get("text_key")) for s in table["sources"]] == [
@@ -164,7 +161,7 @@ def test_a_folder_gives_a_source_of_each_format_with_the_keys_that_find_its_text
         ("data-parquet", ["data/**/*.parquet"], "body"),
         ("data-text", ["data/**/*.md"], None),
     ]
-    assert 'text_key = "content"  # of id, content, url\n' in text
+    assert 'text_key = "content"  # one of id, content, url\n' in text
     assert table["tokenizer"] == "bytes" and table["tasks"] == [{"preset": "causal"}]
     first, *_ = text.splitlines()
     assert first == "#:schema ./recipe.schema.json"
@@ -197,7 +194,7 @@ def test_rows_are_longer_where_short_ones_would_stay_emptier(tmp_path):
     text, table = init(tmp_path, tmp_path / "a.jsonl")
     assert (
         table["seq_length"] == 8192
-        and "rows of 512 would stay emptier" in text
+        and "rows of 512 would have more padding" in text
         and "warning" not in text
     )
 
@@ -212,7 +209,7 @@ def test_the_suggested_rows_hold_most_documents_whole(tmp_path):
     lengths = [300] * 19 + [5000]
     write_lines(tmp_path / "a.jsonl", ["x" * n for n in lengths])
     text, table = init(tmp_path, tmp_path / "a.jsonl")
-    assert table["seq_length"] == 512 and "90 % up to 300; about 95% stay whole" in text
+    assert table["seq_length"] == 512 and "90 % at most 300; about 95% fit in a row" in text
     write_lines(tmp_path / "b.jsonl", ["x" * n for n in (100_000, 200_000)])
     assert (
         inside("init", tmp_path / "b.jsonl", "--out", tmp_path / "b.toml", "--json").json[
@@ -241,7 +238,7 @@ def test_a_text_in_an_object_is_found(tmp_path):
     write(tmp_path / "a.jsonl", "\n".join(lines).encode())
     text, table = init(tmp_path, tmp_path / "a.jsonl")
     assert (
-        table["sources"][0]["text_key"] == "data.body" and "# of id, data.lang, data.body\n" in text
+        table["sources"][0]["text_key"] == "data.body" and "# one of id, data.lang, data.body\n" in text
     )
 
 
@@ -249,17 +246,17 @@ def test_nothing_is_overwritten_and_what_no_key_mends_is_refused(tmp_path):
     write_lines(tmp_path / "a.jsonl", texts(10))
     (tmp_path / "recipe.toml").write_text("mine")
     out = ("--out", tmp_path / "recipe.toml")
-    assert "is there, and is not overwritten" in refused("init", tmp_path / "a.jsonl", *out)
+    assert "already exists and is not overwritten" in refused("init", tmp_path / "a.jsonl", *out)
     assert (tmp_path / "recipe.toml").read_text() == "mine" and not (
         tmp_path / "recipe.schema.json"
     ).exists()
     out = ("--out", tmp_path / "other.toml")
     assert "no such file" in refused("init", tmp_path / "none.jsonl", *out)
     (tmp_path / "empty").mkdir()
-    assert "a folder without files that are known by their names (.jsonl, " in refused(
+    assert "no file in this folder has a known extension (.jsonl, " in refused(
         "init", tmp_path / "empty", *out
     )
-    assert "there is no folder" in refused(
+    assert "no such folder" in refused(
         "init", tmp_path / "a.jsonl", "--out", tmp_path / "no/r.toml"
     )
     assert "unknown preset 'casual'; did you mean 'causal'?" in refused(

@@ -63,7 +63,7 @@ def test_commands_run_and_what_they_make_is_good(folder):
     for command in said_to_run:
         said = run(folder, command)
         if " verify " in command:
-            assert "every promise holds" in said and "built again from their sources" in said
+            assert "every invariant holds" in said and "rebuilt from their sources" in said
         if " build " in command:
             (shown,) = [block for block in blocks("text") if block.startswith("packed: ")]
             first_words = re.findall(r"^[a-z]+ ", shown, re.M)

@@ -320,7 +320,7 @@ def test_media_of_a_removed_document_go_with_it(tmp_path):
         (fault,) = verify_dataset(tmp_path / "less", None, {}, (0, 1), 0, made.Silent())["listed"]
         assert (fault["promise"], fault["message"]) == (
             "P23",
-            f"a document that was removed has {left}",
+            f"a removed document has {left}",
         )
     every = documents_of(tmp_path / "new")
     remove_documents(

@@ -205,7 +205,7 @@ def test_what_was_wanted_stands_beside_what_was_got_and_far_off_is_warned_of(tmp
         said = " ".join(inside("inspect", out).out.split())
         assert "share wanted" in said
         warning = (
-            f"warning: source a has {first['token_share']:.2%} of the tokens and the recipe asks"
+            f"warning: source a has {first['token_share']:.2%} of the tokens, but the recipe asks"
             " for 50.00%"
         )
         assert (warning in said) == warned

@@ -311,14 +311,18 @@ def test_a_header_that_names_another_sources_file_reads_nothing_of_it(dataset, t
         arrays["segment_file"][:2] = 2**32 - 1
     named = ["--source", f"books={dataset.parent / 'in'}"]
     status, said, seen = reached(["inspect", directory, "--row", "0", *named], private)
-    assert status == 0 and seen == [] and "its header names no file of its source" in said
+    assert (
+        status == 0
+        and seen == []
+        and "the file in its header does not belong to its source" in said
+    )
 
 
 def test_replay_says_where_it_reads_before_it_does(dataset):
     said = inside("verify", dataset, "--replay", "3")
-    places = f"reads the sources web at {dataset.parent / 'in'}, books at {dataset.parent / 'in'}"
+    places = f"reading the sources web at {dataset.parent / 'in'}, books at {dataset.parent / 'in'}"
     assert said.status == 0 and places in said.err
-    assert "reads the sources" not in inside("verify", dataset).err
+    assert "reading the sources" not in inside("verify", dataset).err
 
 
 # Names
@@ -415,11 +419,11 @@ def test_names_that_a_stranger_chose(dataset, tmp_path):
 
 
 def test_lines_of_a_message_pass_for_no_other_message(capsys):
-    say(f"one{ESCAPES}\npackprep: every promise holds\n")
+    say(f"one{ESCAPES}\npackprep: every invariant holds\n")
     first, second, *_ = capsys.readouterr().err.split("\n")
     assert (
         first.startswith("packprep: one\\u{1b}]0;owned\\u{7}")
-        and second == "  packprep: every promise holds"
+        and second == "  packprep: every invariant holds"
     )
 
 

@@ -19,9 +19,7 @@ __all__ = ["entry", "main"]
 
 # Import nothing more here, because Python itself handles a signal before `entry`.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_STOPPED = (
-    b"packprep: stopped: by a signal; nothing was lost, and the same command begins or goes on\n"
-)
+_STOPPED = b"packprep: stopped: by a signal; no work is lost. Run the same command again to resume\n"
 _STOPPED_STATUS = 75
 _STAY_S = 2.0
 
@@ -64,7 +62,7 @@ def main() -> None:
         say_error(f"error: {NO_MEMORY}")
         raise SystemExit(2) from None
     except OSError as error:
-        say_error(f"error: {error}; see to it and run the same command again")
+        say_error(f"error: {error}\nhint: fix the cause and run the same command again")
         raise SystemExit(2) from None
 
 
@@ -156,9 +154,9 @@ def _say_missing(error: ModuleNotFoundError) -> "NoReturn":
     if name == "packprep":
         raise error
     print(
-        f"packprep: error: {name} is not installed, which this command needs: `pip install"
-        " packprep` adds all that is missing here; opening and reading datasets,"
-        " `packprep.open_dataset`, needs numpy alone",
+        f"packprep: error: {name} is not installed, but this command needs it\n  hint: run `pip"
+        " install packprep`, which installs all missing packages. Reading datasets with"
+        " `packprep.open_dataset` needs only numpy.",
         file=sys.stderr,
     )
     raise SystemExit(2)

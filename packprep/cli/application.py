@@ -33,8 +33,8 @@ def _loudness() -> list[TyperOption]:
             rich_help_panel=PRINTING_PANEL,
         )  # fmt: skip
         for name, what, help in (
-            ("quiet", messages.ERRORS, "Tell of errors alone; results are printed all the same."),
-            ("verbose", messages.STAGES, "Tell of each stage and shard, too, with the seconds."),
+            ("quiet", messages.ERRORS, "Print only errors and results."),
+            ("verbose", messages.STAGES, "Also print each stage and shard, with the seconds."),
         )
     ]
 
@@ -80,7 +80,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="packprep",
     cls=Commands,
-    help="Text corpora to packed, corrupted, verified training rows: once, offline, exactly.",
+    help="Tokenize, pack and corrupt text into training shards.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -93,7 +93,7 @@ UsageError: Any = typer.BadParameter.__base__
 """
 _WANTED = {
     "--out": "give --out DIR, the folder to build into",
-    "--array": "give --array N, how many tasks the array has",
+    "--array": "give --array N, the number of array tasks",
     "RECIPE.toml | INPUT...": "name a RECIPE.toml, or files and patterns",
     "DIR": "name the folder of a dataset",
 }
@@ -125,8 +125,7 @@ def say_usage(error: Any, words: Sequence[str]) -> None:
     known = not message.startswith(("Invalid", "No such"))
     wanted = next((_WANTED[name] for name in names if name in _WANTED), None) if known else None
     say_error(
-        f"error: {command}: {message}; {wanted + '; ' if wanted else ''}`{command} -h` lists what"
-        " there is"
+        f"error: {command}: {message}\nhint: {wanted or f'run `{command} -h` for the arguments'}"
     )
 
 

@@ -20,16 +20,21 @@ delay the help and the completion of words."""
 
 Inputs = Annotated[
     list[str],
-    typer.Argument(metavar="RECIPE.toml | INPUT...", help="A recipe, or files and patterns."),
+    typer.Argument(
+        metavar="RECIPE.toml | INPUT...", help="A recipe, or files and patterns of the data."
+    ),
 ]
 Out = Annotated[
     str,
     typer.Option(
-        "--out", metavar="DIR", help="The output folder, or its URL: s3://…", show_default=False
+        "--out",
+        metavar="DIR",
+        help="The output folder or its URL, as in s3://…",
+        show_default=False,
     ),
 ]
 Directory = Annotated[
-    str, typer.Argument(metavar="DIR", help="A dataset, or the output of a build; or its URL.")
+    str, typer.Argument(metavar="DIR", help="Folder or URL of a dataset or of an unfinished build.")
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=PRINTING_PANEL)
@@ -53,24 +58,26 @@ Tasks = Annotated[
 TextKey = Annotated[
     str | None, _of_recipe(metavar="K", help="The field or column that holds the text.")
 ]
-Seed = Annotated[int | None, _of_recipe(metavar="N", help="The seed of all chance.")]
+Seed = Annotated[int | None, _of_recipe(metavar="N", help="Random seed.")]
 Set = Annotated[
     list[str] | None,
-    _of_recipe("--set", metavar="KEY=VALUE", help="Set a key of the recipe; TOML, or else a text."),
+    _of_recipe(
+        "--set", metavar="KEY=VALUE", help="Set a recipe key. VALUE is TOML, or otherwise a text."
+    ),
 ]
 Moved = Annotated[
     list[str] | None,
     _of_recipe(
         "--source",
         metavar="NAME=PREFIX",
-        help="Where a source's files lie now, if they have moved.",
+        help="Current location of a source's files, if they moved.",
     ),
 ]
 Replay = Annotated[
     str | None,
     typer.Option(
         metavar="N|all",
-        help="Build N segments, or all shards, again and compare.",
+        help="Rebuild N segments, or all shards, and compare them.",
         show_default=False,
     ),
 ]
@@ -82,9 +89,11 @@ def _of_work(metavar: str, least: int, help: str) -> Any:
     )
 
 
-Workers = Annotated[int | None, _of_work("N", 1, "Processes. Default: the CPUs it may use.")]
-ArrayIndex = Annotated[int | None, _of_work("I", 0, "This array task: 0 … N−1.")]
-ArrayCount = Annotated[int | None, _of_work("N", 1, "How many array tasks share the build.")]
+Workers = Annotated[
+    int | None, _of_work("N", 1, "Number of processes. Default: the available CPUs.")
+]
+ArrayIndex = Annotated[int | None, _of_work("I", 0, "Index of this array task, from 0 to N−1.")]
+ArrayCount = Annotated[int | None, _of_work("N", 1, "Number of array tasks.")]
 
 
 def recipe_of(
@@ -127,18 +136,15 @@ def recipe_of(
     recipes = [name for name in inputs if name.endswith(".toml")]
     if not inputs:
         raise RecipeError(
-            "no recipe and no inputs are given: name a RECIPE.toml, or files and patterns as its"
-            " paths"
+            "no recipe and no inputs\nhint: give a RECIPE.toml, or files and patterns"
         )
     if len(recipes) > 1:
-        raise RecipeError(
-            f"{', '.join(recipes)} are {len(recipes)} recipes: give one recipe at a time"
-        )
+        raise RecipeError(f"{', '.join(recipes)} are {len(recipes)} recipes\nhint: give one recipe")
     if recipes and len(inputs) > 1:
         others = ", ".join([name for name in inputs if name not in recipes][:3])
         raise RecipeError(
-            f"{recipes[0]} is a recipe: give one recipe, or inputs, not both (beside it: {others});"
-            " inputs of a recipe are the paths in its [[sources]]"
+            f"{recipes[0]} is a recipe, so other inputs are not allowed: {others}"
+            "\nhint: list the inputs as paths in the recipe's [[sources]]"
         )
     for name in inputs:
         refuse_other_formats(Path(name))
@@ -147,7 +153,7 @@ def recipe_of(
     else:
         table, base = {"sources": [{"paths": list(inputs)}]}, Path.cwd()
         if tokenizer is None and not any(a.startswith("tokenizer=") for a in assignments or ()):
-            say('tokenizer: "bytes", the built-in byte vocabulary; name another with --tokenizer')
+            say('tokenizer: "bytes", the built-in byte vocabulary; select another with --tokenizer')
             table["tokenizer"] = "bytes"
     typed: dict[tuple[str | int, ...], str] = {}
     for key, value in (("seq_length", seq_length), ("seed", seed)):
@@ -162,11 +168,13 @@ def recipe_of(
         key = split_assignment(assignment)[0].strip()
         if options.get(key) is not None:
             option = f"--{key.replace('_', '-')} {options[key]}"
-            raise RecipeError(f"{option} and --set {assignment} both say {key}: give one of them")
+            raise RecipeError(
+                f"{option} and --set {assignment} both set {key}\nhint: give one of them"
+            )
     if tasks is not None and "," in tasks:
         raise RecipeError(
-            f"--tasks {tasks}: expected one preset; several are [[tasks]] of a recipe, each with"
-            " its weight"
+            f"--tasks {tasks}: expected one preset"
+            "\nhint: for several tasks, write a recipe with [[tasks]]"
         )
     if tasks is not None:
         table["tasks"] = [{"preset": tasks}]

@@ -50,7 +50,10 @@ def build(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Build a dataset, or go on with a build that stopped: run the same command again."""
+    """Build a dataset, or resume a build.
+
+    To resume, run the same command again.
+    """
     one_thread()
     from packprep.building.array_tasks import array_position
     from packprep.building.run import build as build_dataset
@@ -113,8 +116,11 @@ def tokenize(
     array_count: ArrayCount = None,
     as_json: Json = False,
 ) -> None:
-    """Tokenize once, for many datasets: make a token store, from which build reads in place of the
-    text, or go on with one."""
+    """Tokenize once, for many datasets.
+
+    This writes a token store, which `build` then reads instead of the text. To resume, run the
+    same command again.
+    """
     one_thread()
     from packprep.building.array_tasks import array_position
     from packprep.building.run import build as build_dataset
@@ -136,7 +142,7 @@ def plan(
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Where it is to be built: what stands there, and the room.",
+            help="Also report the state and the free space of this output folder.",
             show_default=False,
         ),
     ] = None,
@@ -150,8 +156,11 @@ def plan(
     source: Moved = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a build would make: shards, tokens, bytes, time, memory, shares, spans. Reads almost
-    nothing, writes nothing."""
+    """Estimate what a build would write.
+
+    This prints shards, tokens, bytes, time, memory, shares and spans. It reads only a sample and
+    writes nothing.
+    """
     one_thread()
     from packprep.cli.printing import print_forecast
 
@@ -211,15 +220,17 @@ def _planned(
         result["out"] = {"folder": str(output), "begun": standing is not None, "free_bytes": free}
         if free is not None and free < to_come["output_bytes"]:
             result["warnings"].append(
-                f"{output} has room for {free:,} bytes, and {to_come['output_bytes']:,} are to"
-                " come: make room, or choose another --out"
+                f"{output} has {free:,} bytes free, but the build needs"
+                f" {to_come['output_bytes']:,} more; free some space, or choose another --out"
             )
     return result
 
 
 def status(directory: Directory, array_count: ArrayCount = None, as_json: Json = False) -> None:
-    """Say which shards are done and which are missing, and the --array= list that would make
-    them."""
+    """Show which shards are done or missing.
+
+    With --array-count, this also prints the --array= list that makes the missing shards.
+    """
     from packprep.building.distributed import status_of
     from packprep.building.plan import datasets_in
     from packprep.cli.printing import print_status
@@ -234,28 +245,31 @@ def status(directory: Directory, array_count: ArrayCount = None, as_json: Json =
 def slurm(
     out: Out,
     array: Annotated[
-        int, typer.Option("--array", metavar="N", min=1, help="Array tasks.", show_default=False)
+        int,
+        typer.Option(
+            "--array", metavar="N", min=1, help="Number of array tasks.", show_default=False
+        ),
     ],
     inputs: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="RECIPE.toml | INPUT... [-- SBATCH OPTIONS]",
-            help="As for build, and options of sbatch.",
+            help="Inputs as for build, then options of sbatch.",
         ),
     ] = None,
     command: Annotated[
-        Literal["build", "tokenize", "verify"], typer.Option(help="What the array does.")
+        Literal["build", "tokenize", "verify"], typer.Option(help="Command that the array runs.")
     ] = "build",
     at_once: Annotated[
         int | None,
         typer.Option(
             metavar="K",
             min=1,
-            help="Tasks that run at a time. Default: N/4, at least 16.",
+            help="Number of tasks that run at a time. Default: N/4, at least 16.",
             show_default=False,
         ),
     ] = None,
-    submit: Annotated[bool, typer.Option("--submit", help="Submit the scripts, too.")] = False,
+    submit: Annotated[bool, typer.Option("--submit", help="Also submit the scripts.")] = False,
     tokenizer: Tokenizer = None,
     seq_length: SeqLength = None,
     tasks: Tasks = None,
@@ -266,8 +280,10 @@ def slurm(
     source: Moved = None,
     replay: Replay = None,
 ) -> None:
-    """Write the scripts of a Slurm array that builds or verifies, into DIR.slurm/; submit them with
-    --submit."""
+    """Write the scripts of a Slurm array.
+
+    The array builds or verifies a dataset. The scripts go to DIR.slurm/, and --submit submits them.
+    """
     from packprep.building.slurm import ArrayJob, arguments_of, prepare, print_prepared
 
     first = next((i for i, word in enumerate(inputs or ()) if word.startswith("-")), None)
@@ -296,19 +312,24 @@ def warm(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RECIPE.toml]", help="Only what this recipe needs.", show_default=False
+            metavar="[RECIPE.toml]",
+            help="Compile only the kernels that this recipe needs.",
+            show_default=False,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compile all kernels ahead, which otherwise the first command that needs them does: for images
-    and arrays of jobs."""
+    """Compile all kernels ahead of time.
+
+    Otherwise, the first command that needs a kernel compiles it. Use this for container images and
+    job arrays.
+    """
     one_thread()
     from packprep.cli.warming import compile_ahead, print_compiled
     from packprep.errors import RecipeError
 
     if recipe is not None and not recipe.endswith(".toml"):
-        raise RecipeError(f"{recipe}: expected a RECIPE.toml, or nothing for all kernels")
+        raise RecipeError(f"{recipe}: expected a RECIPE.toml\nhint: omit it to compile all kernels")
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
     put(compile_ahead(given and given.by_length()[-1]), as_json, print_compiled, after_work=True)
 
@@ -317,7 +338,7 @@ def doctor(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RECIPE.toml]", help="Look at what this recipe needs.", show_default=False
+            metavar="[RECIPE.toml]", help="Also check what this recipe needs.", show_default=False
         ),
     ] = None,
     out: Annotated[
@@ -325,21 +346,23 @@ def doctor(
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Look at this output folder, or its URL, too.",
+            help="Also check this output folder or URL.",
             show_default=False,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Look for what stands in the way of a build here, or slows it: a line each, what it costs,
-    what to do."""
+    """Find problems that stop or slow a build here.
+
+    This prints one line for each check, with the cost of a problem and a remedy.
+    """
     one_thread()
     from packprep.cli.doctor import FAILS, examine, print_findings
     from packprep.errors import RecipeError
 
     if recipe is not None and not recipe.endswith(".toml"):
         raise RecipeError(
-            f"{recipe}: expected a RECIPE.toml, or nothing to look at this machine alone"
+            f"{recipe}: expected a RECIPE.toml\nhint: omit it to check only this machine"
         )
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
     result = examine(given, out)
@@ -357,12 +380,14 @@ def init(
     tasks: Tasks = None,
     text_key: TextKey = None,
     out: Annotated[
-        str, typer.Option("--out", metavar="FILE", help="The recipe to write.")
+        str, typer.Option("--out", metavar="FILE", help="Name of the new recipe.")
     ] = "recipe.toml",
     as_json: Json = False,
 ) -> None:
-    """Look at some of the data and write a first recipe, with the reasons for its keys; nothing is
-    overwritten."""
+    """Write a first recipe for your data.
+
+    This reads some of the data. The recipe explains its keys. No existing file is overwritten.
+    """
     one_thread()
     from pathlib import Path
 
@@ -376,7 +401,10 @@ def init(
 
 
 def schema() -> None:
-    """Print the JSON schema of recipes, which editors check and complete them by."""
+    """Print the JSON schema of recipes.
+
+    Editors use it to check and complete recipes.
+    """
     import json
 
     from packprep.objectives.tasks import recipe_schema

@@ -34,18 +34,20 @@ def verify(
         typer.Option(
             metavar="N",
             min=0,
-            help="Which segments --replay N takes. Default: by the clock.",
+            help="Seed that selects the segments of --replay N. Default: the clock.",
             show_default=False,
         ),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Compare with this recipe, too.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Also compare the dataset with this recipe.", show_default=False
+        ),
     ] = None,
     epoch: Annotated[
         int,
         typer.Option(
-            metavar="E", min=0, help="Look at the rows as redraw gives them in this epoch."
+            metavar="E", min=0, help="Check the rows as redraw resamples them in this epoch."
         ),
     ] = 0,
     source: Moved = None,
@@ -54,8 +56,10 @@ def verify(
     array_count: ArrayCount = None,
     as_json: Json = False,
 ) -> None:
-    """Recompute every promise of a dataset; exit status 1 and a line for each fault if one does not
-    hold."""
+    """Check every invariant of a dataset.
+
+    This prints a line for each fault. The exit status is 1 if there is a fault.
+    """
     one_thread()
     from packprep.building.array_tasks import array_position
     from packprep.building.plan import datasets_in
@@ -69,7 +73,8 @@ def verify(
     count = workers or available_cpus()
     if recipe is not None and not recipe.endswith(".toml"):
         raise RecipeError(
-            f"--recipe {recipe}: expected a RECIPE.toml, that which the dataset was built from"
+            f"--recipe {recipe}: expected a RECIPE.toml"
+            "\nhint: give the recipe that the dataset was built from"
         )
     given = None if recipe is None else recipe_of([recipe], None, None, None, None, None, None)
     seed = time.time_ns() % 1_000_000 if replay_seed is None else replay_seed
@@ -123,16 +128,16 @@ def export(
     out: Out,
     loss_weights: Annotated[
         Literal["refuse", "ignore"],
-        typer.Option(
-            help="Weights that documents give, where the format has none: refuse or ignore them."
-        ),
+        typer.Option(help="Document weights that the format cannot store: refuse or ignore them."),
     ] = "refuse",
     workers: Workers = None,
     as_json: Json = False,
     **options: str | None,
 ) -> None:
-    """Export a dataset for another tool, or go on with an export that stopped: run the same command
-    again."""
+    """Export a dataset for another tool.
+
+    To resume, run the same command again.
+    """
     one_thread()
     from packprep.building.processes import available_cpus
     from packprep.exporting.export import export_dataset, folders_to_export, print_export
@@ -152,7 +157,7 @@ def remove(
         str,
         typer.Option(
             metavar="FILE",
-            help="JSON lines of source, file and doc, a position.",
+            help="JSON lines with source, file and doc (a position).",
             show_default=False,
         ),
     ],
@@ -160,8 +165,11 @@ def remove(
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Make a dataset, or token store, of another, without some documents: no other slot moves. Or
-    go on where that stopped."""
+    """Copy a dataset without some documents.
+
+    This also copies token stores. All other tokens keep their positions. To resume, run the same
+    command again.
+    """
     one_thread()
     from packprep.building.processes import available_cpus
     from packprep.removing import print_removal, remove_documents
@@ -175,7 +183,7 @@ MovedOrNamed = Annotated[
     typer.Option(
         "--source",
         metavar="NAME[=PREFIX]",
-        help="Where a source's files lie now; NAME alone: the source of --doc.",
+        help="Current location of a source's files. NAME without a prefix: the source of --doc.",
         show_default=False,
     ),
 ]
@@ -197,14 +205,16 @@ def inspect(
         int | None,
         typer.Option(
             metavar="N",
-            help="Show this row. −1: the first with a segment of each task.",
+            help="Row to show. −1: the first row with the most tasks.",
             show_default=False,
         ),
     ] = None,
     segment: Annotated[
         int | None,
         typer.Option(
-            metavar="K", help="Show the K-th segment of --row whole, from 1.", show_default=False
+            metavar="K",
+            help="Show only segment K of --row, without cuts. Segments count from 1.",
+            show_default=False,
         ),
     ] = None,
     epoch: Annotated[
@@ -212,7 +222,7 @@ def inspect(
         typer.Option(
             metavar="E",
             min=0,
-            help="Show --row and --segment as redraw gives them in this epoch.",
+            help="Show --row and --segment as redraw resamples them in this epoch.",
             show_default=False,
         ),
     ] = None,
@@ -220,29 +230,34 @@ def inspect(
         str | None,
         typer.Option(
             metavar="[FILE:]POSITION",
-            help="Say where this document of --source NAME went.",
+            help="Show where this document of --source NAME is used.",
             show_default=False,
         ),
     ] = None,
     grep: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="List the rows that hold this text.", show_default=False),
+        typer.Option(
+            metavar="TEXT", help="List the rows that contain this text.", show_default=False
+        ),
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, help="Matches to list. Default: 100.", show_default=False),
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Maximum number of matches to list. Default: 100.",
+            show_default=False,
+        ),
     ] = None,
     diff: Annotated[
         str | None,
-        typer.Option(
-            metavar="OTHER", help="Say what differs in another dataset.", show_default=False
-        ),
+        typer.Option(metavar="OTHER", help="Compare with another dataset.", show_default=False),
     ] = None,
     html: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Write a report of it all, with rows to page through.",
+            help="Write an HTML report, with rows to page through.",
             show_default=False,
         ),
     ] = None,
@@ -250,19 +265,24 @@ def inspect(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Write a new file: a data card for the Hugging Face Hub.",
+            help="Write a data card for the Hugging Face Hub to a new file.",
             show_default=False,
         ),
     ] = None,
     source: MovedOrNamed = None,
     from_plan: Annotated[
         bool,
-        typer.Option("--from-plan", help="Read the sources where the dataset says that they lie."),
+        typer.Option(
+            "--from-plan", help="Read the sources at the locations that the dataset names."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show a dataset: totals, utilisation, task and source mix, lengths; or what one of the options
-    asks for."""
+    """Show what a dataset contains.
+
+    The default is a summary: totals, packing efficiency, tasks, sources and lengths. An option may
+    select another view.
+    """
     one_thread()
     name, moved = named_and_moved(source)
     check_view(
@@ -339,8 +359,8 @@ def _inspect_several(directory: str, names: list[str], views: list[str], as_json
 
     if views:
         raise RecipeError(
-            f"{directory} holds {len(names)} datasets, and {views[0]} shows one: give its folder,"
-            f" as {names[0]}"
+            f"{directory} has {len(names)} datasets, but {views[0]} shows one"
+            f"\nhint: give the folder of one dataset, such as {names[0]}"
         )
     summaries = [describe_dataset(name) for name in names]
     put_each([describe_several(directory, summaries), *summaries], as_json, print_summary)
@@ -360,23 +380,24 @@ def check_view(given: dict[str, bool]) -> None:
     views = [option for option in VIEWS if given[option]]
     if len(views) > 1:
         raise RecipeError(
-            f"{' and '.join(views)}: inspect shows one thing at a time; give one of them"
+            f"{' and '.join(views)}: inspect shows one view at a time\nhint: give one of them"
         )
     view = views[0] if views else None
     for option in (option for option, there in given.items() if there and option not in VIEWS):
         if view is None or option not in VIEWS[view]:
             goes_with = [name for name, options in VIEWS.items() if option in options]
             raise RecipeError(
-                f"{option} goes with {' or '.join(goes_with)}; {_instead(view, option, goes_with)}"
+                f"{option} needs {' or '.join(goes_with)}"
+                f"\nhint: {_instead(view, option, goes_with)}"
             )
 
 
 def _instead(view: str | None, option: str, goes_with: list[str]) -> str:
     if option == "--segment" and view is None:
-        return "give --row R too: segments are numbered 1, 2, … in each row, as segment_ids are"
+        return "give --row R too, because segments are numbered 1, 2, … in each row"
     if view is None:
-        return f"give {' or '.join(goes_with)} too, or leave it out"
-    return f"leave it or {view} out"
+        return f"give {' or '.join(goes_with)} too, or omit {option}"
+    return f"omit {option} or {view}"
 
 
 def named_and_moved(values: list[str] | None) -> tuple[str | None, dict[str, str]]:
@@ -386,7 +407,7 @@ def named_and_moved(values: list[str] | None) -> tuple[str | None, dict[str, str
     names = [value for value in values or () if "=" not in value]
     if len(names) > 1:
         raise RecipeError(
-            f"--source {names[1]}: {names[0]} is named already, and a document is of one source"
+            f"--source {names[1]}: a document has one source, and {names[0]} is already given"
         )
     if names == [""]:
         raise RecipeError("--source: expected NAME, or NAME=PREFIX as in --source web=/data/web")
@@ -425,7 +446,7 @@ def _print_written(written: Mapping[str, Any]) -> None:
     found = (
         "not verified"
         if faults is None
-        else "every promise holds"
+        else "every invariant holds"
         if not faults
         else counted(faults, "fault")
     )

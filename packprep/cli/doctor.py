@@ -25,7 +25,7 @@ from packprep.building.run import begun, folders_of_lengths, workers_for
 from packprep.cache import cache_folders, is_kept
 from packprep.errors import PackprepError, StorageError
 from packprep.kernel import compiling
-from packprep.messages import put_line, say
+from packprep.messages import one_line, put_line, say
 from packprep.recipe import Recipe
 from packprep.sources.files import below_one_folder
 from packprep.storage import Folder, LocalFolder, Remote, folder_at, is_url
@@ -110,13 +110,12 @@ def _engines() -> Finding:
     )
     missing = {name: kind.package for name, kind in fast.items() if kind.version() is None}
     if not missing:
-        return Finding("engines", OK, f"all that are fast: {here}")
+        return Finding("engines", OK, f"all fast engines are installed: {here}")
     says = (
-        f"of those that are fast: {here}; not installed: {', '.join(missing)}, in whose place"
-        " others do the same work slowly"
+        f"fast engines: {here}; not installed: {', '.join(missing)}, so slower ones do their work"
     )
     return Finding(
-        "engines", OK, says, "name a RECIPE.toml: its tokenizer tells which of them it needs"
+        "engines", OK, says, "give a RECIPE.toml to see which engine its tokenizer needs"
     )
 
 
@@ -131,20 +130,20 @@ def _engine_of(plan: Mapping[str, Any], inputs: Inputs, figures: Mapping[str, An
     if figures["sampled"]:
         seconds = (figures["read_s"] + figures["tokenize_s"]) * 1e9 / max(1, figures["text_bytes"])
         act = "read, render and tokenize" if figures["renders"] else "read and tokenize"
-        says += f"; to {act} 1 GB as in this recipe's sample takes a core {seconds:,.0f} s here"
+        says += f"; one core takes {seconds:,.0f} s to {act} 1 GB of text like this recipe's sample"
     faster = [
         kind.package
         for kind in ENGINES.values()
         if kind.proven and kind.version() is None and kind.refusal(vocabulary) is None
     ]
     if faster:
-        return Finding("engine", SLOW, says, f"pip install {faster[0]}, before a build begins")
+        return Finding("engine", SLOW, says, f"pip install {faster[0]} before you start a build")
     if engine.reference is None and engine.name == "reference":
         return Finding(
             "engine",
             SLOW,
             says,
-            "nothing faster is exact for this tokenizer: give the build more workers",
+            "no faster engine is exact for this tokenizer; use more workers",
         )
     return Finding("engine", OK, says)
 
@@ -157,23 +156,23 @@ def _kernels() -> Finding:
     if folders.own is not None:
         if is_kept("packprep.building.render.*"):
             return Finding(
-                "kernels", OK, "; ".join([f"compiled ones are kept in {folders.own}", *heard])
+                "kernels", OK, "; ".join([f"compiled kernels are cached in {folders.own}", *heard])
             )
         first = (
-            f"the first command takes about {compiling.seconds} s more, and keeps them in"
+            f"the first command takes about {compiling.seconds} s more and caches them in"
             f" {folders.own}"
         )
-        says = "; ".join([f"none is compiled yet: {first}", *heard])
-        return Finding("kernels", OK, says, "packprep warm compiles them ahead")
+        says = "; ".join([f"not compiled yet: {first}", *heard])
+        return Finding("kernels", OK, says, "run packprep warm to compile them now")
     if is_kept("packprep.building.render.*"):
         says = (
-            f"compiled ones are read from {', '.join(folders.to_read)}; others cannot be kept, and"
-            " take their time each time"
+            f"compiled kernels are read from {', '.join(folders.to_read)}; others cannot be"
+            " cached, so every command compiles them again"
         )
         return Finding("kernels", OK, says)
     why = "; ".join(heard) or (  # The recorded messages contain advice.
-        f"none lie in {', '.join(folders.to_read)}, where none can be kept; set NUMBA_CACHE_DIR to"
-        " a folder that you can write"
+        f"no kernels in {', '.join(folders.to_read)}, and none can be cached there; set"
+        " NUMBA_CACHE_DIR to a folder that you can write"
     )
     return Finding("kernels", SLOW, f"about {compiling.seconds} s in every command: {why}")
 
@@ -207,12 +206,12 @@ def _memory(figures: Mapping[str, Any] | None) -> Finding:
         f" {workers * of_one / 2**30:.1f} GiB"
     )
     if (left := free_addresses()) is not None and left < of_one:
-        says += f"; a process may take {left / 2**30:.1f} GiB more"
+        says += f"; the limit of this process leaves {left / 2**30:.1f} GiB"
         return Finding(
             "memory",
             FAILS,
             says,
-            "raise its limit (ulimit -v), or give a smaller output.shard_text_bytes",
+            "raise the limit (ulimit -v), or set a smaller output.shard_text_bytes",
         )
     if workers * of_one <= free:
         return Finding("memory", OK, says)
@@ -221,9 +220,11 @@ def _memory(figures: Mapping[str, Any] | None) -> Finding:
             "memory",
             FAILS,
             says,
-            f"give --workers {free // of_one}, or a smaller output.shard_text_bytes",
+            f"use --workers {free // of_one}, or set a smaller output.shard_text_bytes",
         )
-    return Finding("memory", FAILS, says, "give --workers 1 and a smaller output.shard_text_bytes")
+    return Finding(
+        "memory", FAILS, says, "use --workers 1 and set a smaller output.shard_text_bytes"
+    )
 
 
 def _output(
@@ -257,11 +258,11 @@ def _output(
     except PackprepError as error:
         yield Finding("out", FAILS, str(error))
     if free is not None:
-        says = f"{free:,} bytes are free" + (f", {needed:,} are to come" if needed else "")
+        says = f"{free:,} bytes free" + (f", {needed:,} needed" if needed else "")
         yield (
             Finding("room", OK, says)
             if needed <= free
-            else Finding("room", FAILS, says, "make room, or choose another --out")
+            else Finding("room", FAILS, says, "free some space, or choose another --out")
         )
 
 
@@ -277,7 +278,8 @@ def _store(out: Remote) -> Finding:
     return Finding(
         "out",
         OK,
-        f"{out}: an object is created, read and removed in {time.perf_counter() - begin:.2f} s",
+        f"{out}: creating, reading and removing an object takes {time.perf_counter() - begin:.2f}"
+        " s",
     )
 
 
@@ -308,25 +310,25 @@ def _file_system(path: Path, free: int | None) -> Finding:
             os.link(folder / "small", folder / "linked")
         except OSError:
             links = (
-                "no hard links (so begin a build by one command, not by several in the same moment)"
+                "no hard links (so do not start a build with several commands at the same moment)"
             )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    rate = "no room to measure MB/s" if mb_s is None else f"{mb_s:,.0f} MB/s"
-    says = f"{whole}: a file is safe after {file_s * 1000:.1f} ms, {rate}, {links}"
+    rate = "too little space to measure MB/s" if mb_s is None else f"{mb_s:,.0f} MB/s"
+    says = f"{whole}: a file is on disk after {file_s * 1000:.1f} ms, {rate}, {links}"
     if file_s > SLOW_FILE_S:
         return Finding(
             "out",
             SLOW,
-            f"{says}; each shard writes two, or three",
-            "choose a nearer disk, or larger shards",
+            f"{says}; each shard writes two or three files",
+            "use a disk with lower latency, or larger shards",
         )
     if mb_s is not None and mb_s < ROWS_MB_S:
         return Finding(
             "out",
             SLOW,
-            f"{says}; a core makes {ROWS_MB_S} MB/s",
-            "choose a faster disk, or fewer --workers",
+            f"{says}; one core writes {ROWS_MB_S} MB/s",
+            "use a faster disk, or fewer --workers",
         )
     return Finding("out", OK, says)
 
@@ -340,6 +342,6 @@ def _seconds(act: Callable[[], Any]) -> float:
 def print_findings(result: Mapping[str, Any]) -> None:
     """Print one line per finding, with the advice below it."""
     for finding in result["checks"]:
-        put_line(f"{finding['result']:<6} {finding['check']:<9} {finding['says']}")
+        put_line(f"{finding['result']:<6} {finding['check']:<9} {one_line(finding['says'])}")
         if finding["advice"]:
             put_line(f"{'':<16} ─► {finding['advice']}")

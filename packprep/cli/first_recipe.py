@@ -26,7 +26,7 @@ from packprep.building.planning import Inputs, look_up, make_plan, written_by_te
 from packprep.conversations.chat_template import compile_template
 from packprep.documents.calibration import Estimates
 from packprep.errors import RecipeError, SourceError, VocabularyError
-from packprep.messages import put_line
+from packprep.messages import one_line, put_line
 from packprep.objectives.tasks import complete, recipe_schema
 from packprep.recipe import as_toml, presets, read_recipe
 from packprep.sources.formats import FORMATS, detect_format, formats_asked
@@ -80,14 +80,15 @@ def write_first_recipe(
     schema = out.with_name(SCHEMA_NAME)
     if out.exists():
         raise RecipeError(
-            f"{out} is there, and is not overwritten: give another --out, or move it away"
+            f"{out} already exists and is not overwritten"
+            "\nhint: give another --out, or move the file away"
         )
     if not out.parent.is_dir():
-        raise RecipeError(f"{out}: there is no folder {out.parent}: make it")
+        raise RecipeError(f"{out}: no such folder: {out.parent}\nhint: create it")
     if recipe := next((path for path in paths if path.endswith(".toml")), None):
         raise RecipeError(
-            f"{recipe} is a recipe, and packprep build builds it: name files, patterns or folders"
-            " of data"
+            f"{recipe} is a recipe, not data"
+            "\nhint: build it with `packprep build`, or name files, patterns or folders of data"
         )
     base = out.parent.resolve()
     place = Path(expanded(tokenizer))
@@ -146,7 +147,7 @@ def write_first_recipe(
         longer = _forecast({**table, "seq_length": length}, base)
         if _are_full(longer):
             planned, table["seq_length"] = longer, length
-            why += f"; rows of {suggested} would stay emptier"
+            why += f"; rows of {suggested} would have more padding"
     planned["warnings"] += left_out
     out.write_text(_text(table, why, sources, documents, specials, planned), "utf-8")
     if not schema.exists():
@@ -218,10 +219,9 @@ def _ends_of_documents(
         chat = looked_up[chats.index(True)].recipe.sources[0].name
         written, key = (eos, "append_eos") if eos else (bos, "prepend_bos")
         raise RecipeError(
-            f"the chat template writes {written} around the conversations of source {chat!r}, and"
-            f" the texts of source {texts[0]!r} get it from documents.{key} alone: no value of that"
-            " key suits both. Run packprep init for each of them, and mix their datasets while"
-            " training"
+            f"sources {chat!r} and {texts[0]!r} cannot share documents.{key}: the chat template"
+            f" writes {written}, but texts get it only from this key"
+            "\nhint: run `packprep init` for each source, and mix the datasets while training"
         )
     keys: dict[str, tuple[bool, str]] = {}
     if puts_bos and (texts or not any(chats)):
@@ -277,14 +277,15 @@ def _sources(
         if not found:
             known = ", ".join(dict.fromkeys(s for f in FORMATS.values() for s in f.suffixes))
             raise RecipeError(
-                f"{path}: a folder without files that are known by their names ({known}, .txt, .md;"
-                " .gz and .zst behind those of lines): name the files, as a pattern"
+                f"{path}: no file in this folder has a known extension ({known}, .txt, .md;"
+                " formats of lines also with .gz or .zst)"
+                "\nhint: name the files with a pattern"
             )
         if others:
             listed = ", ".join(f"{count:,} {ending}" for ending, count in others.most_common(5))
             which = f"{glob.escape(_below(place, base))}/**/*{others.most_common(1)[0][0]}"
             left_out.append(
-                f"{path}: left out, as their names say no format: {listed}; to read them as text,"
+                f"{path}: files of unknown formats are left out: {listed}; to read them as text,"
                 f" name {which}"
             )
         for format, endings in found.items():
@@ -322,8 +323,8 @@ def _parsed(lines: Sequence[str]) -> dict[str, Any]:
 
 def _why(message: str) -> str:
     """Return the keys to choose from, as listed in a message."""
-    keys = re.search(r"(?:keys|columns) are (.*?)\n", message)
-    return f"of {keys[1].replace(chr(39), '')}" if keys else "as the documents have it"
+    keys = re.search(r"(?:keys|columns) are:? (.*?)(?:\. |\n)", message)
+    return f"one of {keys[1].replace(chr(39), '')}" if keys else "as found in the documents"
 
 
 def _seq_length(lengths: np.ndarray, weights: np.ndarray) -> tuple[int, str]:
@@ -334,7 +335,7 @@ def _seq_length(lengths: np.ndarray, weights: np.ndarray) -> tuple[int, str]:
         weights: Number of documents that each sampled document represents.
     """
     if not len(lengths):
-        return 2048, "no document was seen in the sample"
+        return 2048, "the sample has no document"
     order = np.argsort(lengths)
     below = np.cumsum(weights[order]) / weights.sum()
 
@@ -346,8 +347,8 @@ def _seq_length(lengths: np.ndarray, weights: np.ndarray) -> tuple[int, str]:
     return (
         chosen,
         (
-            f"half of the documents have up to {of_part(0.5):,} tokens, 90 % up to"
-            f" {of_part(0.9):,}; about {stays:.0%} stay whole, longer ones are cut"
+            f"half of the documents have at most {of_part(0.5):,} tokens, 90 % at most"
+            f" {of_part(0.9):,}; about {stays:.0%} fit in a row, the others are split"
         ),
     )
 
@@ -368,21 +369,21 @@ def _text(
             f" {planned['tokens']:,} tokens:"
         ),
         (
-            f"# {planned['output_bytes']:,} bytes in rows. `packprep plan` says more;"
-            " docs/recipe.md has all keys."
+            f"# {planned['output_bytes']:,} bytes in rows. See also `packprep plan`;"
+            " docs/recipe.md lists all keys."
         ),
         "",
         f"tokenizer = {as_toml(table['tokenizer'])}"
         + (
-            "  # built in; or your tokenizer.json, its folder, a Hub name"
+            "  # built in; alternatives: your tokenizer.json, its folder, a Hub name"
             if table["tokenizer"] == "bytes"
             else ""
         ),
         f"seq_length = {table['seq_length']}  # {why}",
-        "seed = 0  # another one draws everything anew",
+        "seed = 0  # random seed; another value changes all random choices",
         "",
         "[[tasks]]",
-        f"preset = {as_toml(table['tasks'][0]['preset'])}  # of {', '.join(presets())}",
+        f"preset = {as_toml(table['tasks'][0]['preset'])}  # one of {', '.join(presets())}",
     ]
     for source in sources:
         lines += ["", "[[sources]]"]
@@ -396,8 +397,12 @@ def _text(
             *(f"{key} = {as_toml(v)}  # {reason}" for key, (v, reason) in documents.items()),
         ]
     if specials:
-        lines += ["", "[specials]  # roles that the tokenizer's own files do not name", *specials]
-    lines += [f"\n# warning: {warning}" for warning in planned["warnings"]]
+        lines += [
+            "",
+            "[specials]  # special tokens that the tokenizer's files do not name",
+            *specials,
+        ]
+    lines += [f"\n# warning: {one_line(warning)}" for warning in planned["warnings"]]
     return "\n".join(lines) + "\n"
 
 
@@ -408,5 +413,7 @@ def print_first_recipe(result: dict[str, Any]) -> None:
         " slots"
     )
     for warning in result["warnings"]:
-        put_line(f"warning: {warning}")
-    put_line(f"next: look at {result['recipe']}, then packprep build {result['recipe']} --out DIR")
+        put_line(f"warning: {one_line(warning)}")
+    put_line(
+        f"next: check {result['recipe']}, then run packprep build {result['recipe']} --out DIR"
+    )

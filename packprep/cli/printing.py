@@ -11,7 +11,7 @@ from typing import Any
 
 from packprep.building.array_tasks import ranges
 from packprep.clock import WAITING
-from packprep.messages import discard_output, put_line, say_error
+from packprep.messages import discard_output, one_line, put_line, say_error
 
 
 def one_thread() -> None:
@@ -59,7 +59,7 @@ def put(
         discard_output(sys.stdout)
         if not after_work:
             raise
-        say_error(f"error: the work is done, and its result cannot be printed: {error.strerror}")
+        say_error(f"error: the work is done, but its result cannot be printed: {error.strerror}")
 
 
 def put_each(
@@ -98,14 +98,14 @@ def print_forecast(f: dict[str, Any]) -> None:
     sums = [f"{f[name]:,} {what}" for name, what in SUMS.items() if f[name]]
     put_line(f"about {', '.join(sums)} ({f['engine']['name']} engine)")
     put_line(
-        f"about {f['rows']:,} rows of {f['seq_length']}, {f['output_bytes']:,} bytes on disk, "
-        f"{f['worker_bytes'] / 2**20:.0f} MiB a worker"
+        f"about {f['rows']:,} rows of {f['seq_length']}, {f['output_bytes']:,} bytes on disk,"
+        f" {f['worker_bytes'] / 2**20:.0f} MiB per worker"
     )
     fill = f["utilisation"]
     if fill["all_rows"] is not None:
         without = fill["without_last_rows"]
         last = "" if without is None else f"; {without:.2%} without each shard's last row"
-        put_line(f"about {fill['all_rows']:.2%} of their slots filled{last}{sides_in_words(fill)}")
+        put_line(f"about {fill['all_rows']:.2%} of slots filled{last}{sides_in_words(fill)}")
     if "to_come" in f:
         _print_outlook(f["to_come"], f["shards"], f.get("out"))
     put_line()
@@ -116,8 +116,8 @@ def print_forecast(f: dict[str, Any]) -> None:
             f" {s['share_error']:>7.2%}"
         )
     put_line()
-    longest = f"{'longest inner':>14} {'last piece':>11} {'in a row':>9}"
-    put_line(f"{'task':<16} {'objective':<18} {'weight':>7} {longest}  an inner piece's")
+    longest = f"{'longest inner':>14} {'last chunk':>11} {'per row':>9}"
+    put_line(f"{'task':<16} {'objective':<18} {'weight':>7} {longest}  figures of an inner chunk")
     for t in f["tasks"]:
         figures = ", ".join(
             f"{name} {v['realised']:.3g} (wanted {v['wanted']:g})"
@@ -128,14 +128,14 @@ def print_forecast(f: dict[str, Any]) -> None:
             f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {longest}  {figures}".rstrip()
         )
     for warning in f["warnings"]:
-        put_line(f"warning: {warning}")
+        put_line(f"warning: {one_line(warning)}")
     if f["store"] is not None:
         s = f["store"]
         held = (
             f"{s['documents']:,} documents, {s['tokens']:,} tokens (± {s['token_error']:.2%}),"
             f" {s['bytes']:,} bytes"
         )
-        put_line(f"as a token store about {held}")
+        put_line(f"as a token store: about {held}")
 
 
 def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] | None) -> None:
@@ -151,20 +151,20 @@ def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] 
             for what, rate, of in steps
             if rate is not None
         ]
-        compiling = f", {come['compile_s']} s to compile kernels" if come["compile_s"] else ""
+        compiling = f", plus {come['compile_s']} s to compile kernels" if come["compile_s"] else ""
         workers = f"{come['workers']} worker{'s' * (come['workers'] > 1)}"
-        by = ", by the time that the sample took here" if come["sampled"] else ""
-        core = f"{', '.join(rates[:-1])} and {rates[-1]}, if the disk keeps up{compiling}"
-        put_line(f"about {duration(come['seconds'])} with {workers}{by}: a core {core}")
+        by = ", at the speed of the sample on this machine" if come["sampled"] else ""
+        core = f"{', '.join(rates[:-1])} and {rates[-1]}, if the disk is fast enough{compiling}"
+        put_line(f"about {duration(come['seconds'])} with {workers}{by}: each core {core}")
     if out is None:
         return
     done = (
         f"{shards - come['missing']} of {shards} shards are done"
         if out["begun"]
-        else "nothing was begun"
+        else "no build yet"
     )
     free = "" if out["free_bytes"] is None else f", {out['free_bytes']:,} free"
-    put_line(f"{out['folder']}: {done}; {come['output_bytes']:,} bytes to come{free}")
+    put_line(f"{out['folder']}: {done}; {come['output_bytes']:,} bytes still to write{free}")
 
 
 def duration(seconds: float) -> str:
@@ -183,16 +183,16 @@ def print_status(result: dict[str, Any]) -> None:
     """Print the status of a build."""
     jobs = ", ".join(f"{job['job']} ({job['script']})" for job in result.get("jobs", ()))
     if result["shards"] is None and not jobs:
-        put_line(f"{result['out']}: nothing is written yet")
+        put_line(f"{result['out']}: no output yet")
         return
     if result["shards"] is None:
         put_line(
-            f"{result['out']}: nothing is written yet; submitted as jobs {jobs}, which wait or have"
-            " just begun"
+            f"{result['out']}: no output yet; submitted as jobs {jobs}, which are pending or have"
+            " just started"
         )
         put_line(
-            f"squeue --jobs={','.join(job['job'].partition(';')[0] for job in result['jobs'])} says"
-            " which"
+            f"squeue --jobs={','.join(job['job'].partition(';')[0] for job in result['jobs'])}"
+            " shows their state"
         )
         return
     put_line(f"{result['out']}: {result['done']} of {result['shards']} shards done")
@@ -203,19 +203,18 @@ def print_status(result: dict[str, Any]) -> None:
     if result.get("array"):
         put_line(f"--array={result['array']}")
     if "refused" in result:
+        put_line(f"complete, but not published: {one_line(result['refused'])}")
         put_line(
-            f"complete, but not published: {result['refused']}; run the build's command once more, "
-            "with a higher documents.max_bad_fraction if that many may be left out"
+            "hint: correct the documents and build into another folder, or raise"
+            " documents.max_bad_fraction"
         )
     elif not result["missing"] and not result["published"]:
-        put_line(
-            "complete, but without a manifest: run the build's command once more anywhere to"
-            " publish it"
-        )
+        put_line("complete, but not published")
+        put_line("hint: run the build's command again, on any machine, to publish it")
     elif result["published"]:
         put_line("published")
-    if "redo" in result:
-        put_line(f"if no job is at work on it: {result['redo']}")
+    if "redo" in result and "refused" not in result:
+        put_line(f"if no job is running, finish it with: {result['redo']}")
 
 
 def print_profile(profile: Mapping[str, Any]) -> None:
@@ -246,7 +245,7 @@ def _lines(profile: Mapping[str, Any]) -> Iterator[str]:
         else "nothing was read"
     )
     yield f"{profile['wall_s']:.2f} s with {workers}, from plan to publication: {said}"
-    means = "(seconds of all workers; rates of one, in this stage alone)"
+    means = "(seconds: all workers together; rates: one worker, in this stage only)"
     yield f"{'stage':<10} {'seconds':>9} {'share':>7} {'MB/s':>9} {'M tokens/s':>11}   {means}"
     for stage in profile["stages"]:
         text, tokens = (

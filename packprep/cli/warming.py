@@ -56,8 +56,8 @@ def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
     begun, before = time.perf_counter(), compiling.COUNTS.copy()
     if (folder := cache_folders().own) is None:
         raise BuildError(
-            "kernels would not be kept, since no folder can be written: set NUMBA_CACHE_DIR to one"
-            " that you can write, and only you"
+            "kernels cannot be cached: no cache folder is writable"
+            "\nhint: set NUMBA_CACHE_DIR to a folder that only you can write"
         )
     if recipe is None:
         compiling.seconds = _ALL_S
@@ -79,7 +79,8 @@ def compile_ahead(recipe: Recipe | None = None) -> dict[str, Any]:
     if counts["kept"] < counts["compiled"]:
         raise BuildError(
             f"{counts['compiled'] - counts['kept']} of {counts['compiled']} kernels could not be"
-            f" kept in {folder}: see to its disk, and run the same command again"
+            f" cached in {folder}"
+            "\nhint: check its disk, and run the same command again"
         )
     seconds = time.perf_counter() - begun
     return {

@@ -127,10 +127,7 @@ def test_a_complete_build_without_a_manifest_is_a_state_of_its_own(out, capsys):
     status = status_of(out)
     assert status["missing"] == [] and not status["published"]
     print_status(status)
-    assert (
-        "complete, but without a manifest: run the build's command once more"
-        in capsys.readouterr().out
-    )
+    assert "complete, but not published" in capsys.readouterr().out
 
 
 def test_the_status_is_printed_in_a_few_lines(out, capsys):

@@ -143,7 +143,7 @@ def test_workers_arrays_stores_and_kills_change_no_byte(corpus, tmp_path, monkey
     status = inside("status", killed)
     assert status.status == 1 and "0 of" in status.out and not (killed / "mixture.json").exists()
     # nor is a dataset that was not begun forgotten
-    assert "seq_1024: nothing is written yet" in status.out
+    assert "seq_1024: no output yet" in status.out
     shutil.rmtree(killed / "seq_256")
     assert inside("status", killed).status == 1 and inside("verify", killed).status == 2
     made.build_lengths(table, folder, killed)

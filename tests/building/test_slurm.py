@@ -296,10 +296,10 @@ def test_both_jobs_are_submitted_the_second_after_the_first(tmp_path, monkeypatc
     said = inside("status", tmp_path / "out")
     assert said.status == 1 and said.out.splitlines() == [
         (
-            f"{tmp_path}/out: nothing is written yet; submitted as jobs 7 (build.sh), 7"
-            " (finish.sh), which wait or have just begun"
+            f"{tmp_path}/out: no output yet; submitted as jobs 7 (build.sh), 7 (finish.sh), which"
+            " are pending or have just started"
         ),
-        "squeue --jobs=7,7 says which",
+        "squeue --jobs=7,7 shows their state",
     ]
     assert inside("status", tmp_path / "out", "--json").json["jobs"] == result["jobs"]
     monkeypatch.setenv("REFUSE", "finish")

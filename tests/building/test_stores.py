@@ -284,7 +284,7 @@ def test_every_changed_byte_of_a_shard_is_found(corpus, tmp_path):
     path.write_bytes(whole[:-1])
     assert {"P1", "P3"} <= {fault["promise"] for fault in verified(store)["listed"]}
     path.write_bytes(whole)
-    with pytest.raises(RecipeError, match="a token store, which --replay all makes again whole"):
+    with pytest.raises(RecipeError, match="a token store, which supports only --replay all"):
         verified(store, 5)
 
 
@@ -657,7 +657,7 @@ def test_a_recipe_of_stores_is_the_one_that_its_dataset_was_built_of(tmp_path):
     assert not faults_by("store2", table)
     assert not faults_by("out/seq_64", from_store, {"w": str(tmp_path)})
     changed = {**from_store, "sources": [{**from_store["sources"][0], "repeat": 2.5}]}
-    assert "repeat is 2.5 in the recipe that was given, and 1.5" in faults_by("out/seq_64", changed)
+    assert "repeat is 2.5 in the given recipe, but 1.5" in faults_by("out/seq_64", changed)
     assert "the token store" in faults_by("out/seq_64", of_store(table, "store"))
     (tmp_path / "store2").rename(tmp_path / "moved")
     assert not faults_by("out/seq_64", from_store, {"w": f"store:{tmp_path}/moved"})

@@ -49,10 +49,8 @@ def slurm_built_what_one_process_builds(folder: Path) -> None:
     assert len(shards) > 3
     assert made.contents(folder / "packed", "shards") == shards
     assert made.contents(folder / "packed_by_a_pool", "shards") == shards
-    assert "every promise holds" in (folder / "packed.slurm" / "finish.log").read_text()
-    assert (
-        "built again from their sources" in (folder / "packed.slurm" / "verify-3.log").read_text()
-    )
+    assert "every invariant holds" in (folder / "packed.slurm" / "finish.log").read_text()
+    assert "rebuilt from their sources" in (folder / "packed.slurm" / "verify-3.log").read_text()
 
 
 def ray_built_what_a_build_builds(folder: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_part_that_is_out_of_date_is_found_and_rewritten(tmp_path):
     assert make.stale_parts(page) == ["p1"]
     page.write_text(make.made(page.read_text()))
     assert make.stale_parts(page) == []
-    assert page.read_text().startswith("before\n<!-- made: p1 -->\n> **P1** every file")
+    assert page.read_text().startswith("before\n<!-- made: p1 -->\n> **P1** the dataset")
     assert page.read_text().endswith("<!-- /made -->\nafter\n")
 
 

@@ -74,7 +74,7 @@ def test_quickstart_builds_and_verifies(tmp_path):
     packprep_says(
         "build", EXAMPLES / "quickstart.toml", "--out", tmp_path / "packed", "--workers", "1"
     )
-    assert "every promise holds" in packprep_says(
+    assert "every invariant holds" in packprep_says(
         "verify", tmp_path / "packed", "--replay", "all", "--workers", "1"
     )
     assert (
@@ -93,7 +93,7 @@ def test_ul2r_for_llama_uses_reserved_tokens_and_adds_none(folder, tmp_path):
     smaller = ["--set", "specials.sentinels.first=327", "--set", "specials.vocab_size=576"]
     out = tmp_path / "packed"
     packprep_says("build", folder / "ul2r_llama.toml", "--out", out, "--workers", "1", *smaller)
-    assert "every promise holds" in packprep_says(
+    assert "every invariant holds" in packprep_says(
         "verify", out, "--replay", "all", "--workers", "1"
     )
     dataset = packprep.open_dataset(out)
@@ -120,7 +120,7 @@ def test_ul2r_for_llama_plans_the_lengths_that_its_comments_name(folder):
 def test_mixture_gives_the_shares_and_holds_out_what_it_says(folder, tmp_path):
     out, heldout = tmp_path / "packed", tmp_path / "heldout"
     packprep_says("build", folder / "mixture.toml", "--out", out, "--workers", "1")
-    assert "every promise holds" in packprep_says(
+    assert "every invariant holds" in packprep_says(
         "verify", out, "--replay", "all", "--workers", "1"
     )
     sources = packprep.open_dataset(out).manifest["ledger"]["sources"]
@@ -166,7 +166,7 @@ def real(tmp_path_factory):
 def built(real: Path, name: str, out: Path, *options: str) -> Dataset:
     """The dataset of a recipe as it stands, verified; `options` of build."""
     packprep_says("build", real / name, "--out", out, "--workers", "1", *options)
-    assert "every promise holds" in packprep_says(
+    assert "every invariant holds" in packprep_says(
         "verify", out, "--replay", "all", "--workers", "1"
     )
     return packprep.open_dataset(out)

@@ -218,7 +218,7 @@ def test_an_objective_of_an_installed_package_is_found_by_every_process(tmp_path
     built = packprep("build", "toy.toml", "--out", "out", "--workers", "2")
     assert built.returncode == 0, built.stderr
     verified = packprep("verify", "out", "--replay", "all", "--workers", "2")
-    assert verified.returncode == 0 and "every promise holds" in verified.stdout, (
+    assert verified.returncode == 0 and "every invariant holds" in verified.stdout, (
         verified.stdout + verified.stderr
     )
     without = packprep("verify", "out", python_path=str(made.ROOT))

@@ -103,7 +103,7 @@ def test_an_array_over_four_nodes_gives_the_bytes_of_one_process_and_is_publishe
     assert cluster.states(finish) == ["COMPLETED"], log(out, "finish.log")
     ran_on = {re.findall(r"^job \S+ on (n\d), restart 0$", text, re.M)[0] for text in logs}
     assert ran_on == {f"n{i}" for i in range(NODES)}
-    assert "every promise holds" in log(out, "finish.log")
+    assert "every invariant holds" in log(out, "finish.log")
     assert made.contents(out) == small.expected
     assert "published" in packprep(cluster, "status", out)
 
@@ -112,7 +112,7 @@ def test_an_array_over_four_nodes_gives_the_bytes_of_one_process_and_is_publishe
 def test_a_token_store_is_made_by_an_array_and_of_it_a_dataset(cluster, small, out):
     prepared = submitted(cluster, small, out, 3, "--command", "tokenize")
     cluster.wait(*prepared.jobs)
-    assert "every promise holds" in log(out, "finish.log"), log(out, "tokenize-0.log")
+    assert "every invariant holds" in log(out, "finish.log"), log(out, "tokenize-0.log")
     assert made.contents(out) == small.tokens
     store, dataset = out, out.with_name("of-store")
     text = small.recipe.read_text().replace(
@@ -121,7 +121,7 @@ def test_a_token_store_is_made_by_an_array_and_of_it_a_dataset(cluster, small, o
     recipe = made.write(out.with_name("of-store.toml"), text.encode())
     prepared = submitted(cluster, small._replace(recipe=recipe), dataset, 3)
     cluster.wait(*prepared.jobs)
-    assert "every promise holds" in log(dataset, "finish.log"), log(dataset, "build-0.log")
+    assert "every invariant holds" in log(dataset, "finish.log"), log(dataset, "build-0.log")
     shards = {name: data for name, data in small.expected.items() if name.startswith("shards/")}
     assert made.contents(dataset, "shards/") == shards
 
@@ -132,7 +132,7 @@ def test_datasets_of_several_lengths_are_made_by_one_array(cluster, small, out):
         cluster, small, out, 3, "--set", "seq_lengths=[256, 512]", "--seq-length", 256
     )
     cluster.wait(*prepared.jobs)
-    assert "every promise holds" in log(out, "finish.log"), log(out, "build-0.log")
+    assert "every invariant holds" in log(out, "finish.log"), log(out, "build-0.log")
     both = made.write(
         out.with_name("both.toml"),
         small.recipe.read_text()
@@ -143,7 +143,7 @@ def test_datasets_of_several_lengths_are_made_by_one_array(cluster, small, out):
     whole = out.with_name("whole")
     prepared = submitted(cluster, small._replace(recipe=both), whole, 3)
     cluster.wait(*prepared.jobs)
-    assert log(whole, "finish.log").count("every promise holds") == 3, log(whole, "build-0.log")
+    assert log(whole, "finish.log").count("every invariant holds") == 3, log(whole, "build-0.log")
     assert (
         made.contents(whole / "seq_256") == made.contents(out) and (whole / "mixture.json").exists()
     )
@@ -193,7 +193,7 @@ def test_tasks_that_are_killed_cancelled_requeued_and_preempted_and_the_redo_lis
     assert not (out / "dataset.json").exists()
 
     said = packprep(cluster, "status", out, "--array-count", NODES, status=1)
-    (redo,) = re.findall(r"^if no job is at work on it: (.*)$", said, re.M)
+    (redo,) = re.findall(r"^if no job is running, finish it with: (.*)$", said, re.M)
     assert "--array=1-2%4" in redo and "--array=1-2\n" in said
     finish = cluster.run("bash", "-c", redo).split()[-1]
     cluster.wait(finish)
@@ -264,7 +264,7 @@ def test_an_array_verifies_and_the_task_that_finds_a_fault_fails(cluster, small,
     (array,) = re.findall(r"verify\.sh: job (\d+),", said)
     cluster.wait(array)
     assert cluster.states(array) == ["COMPLETED", "FAILED"]
-    assert "every promise holds" in log(out, "verify-0.log") and path.name in log(
+    assert "every invariant holds" in log(out, "verify-0.log") and path.name in log(
         out, "verify-1.log"
     )
 

@@ -114,7 +114,8 @@ def test_datasets_of_several_lengths_at_a_url_are_the_local_ones(tmp_path, url):
         assert said.status == 0, said.err
     assert objects(url) == made.contents(tmp_path / "here")
     assert (
-        command_line.inside("verify", url, "--replay", "all").out.count("every promise holds") == 3
+        command_line.inside("verify", url, "--replay", "all").out.count("every invariant holds")
+        == 3
     )
     assert [one["published"] for one in command_line.inside("status", url, "--json").json] == [
         True,
@@ -187,7 +188,7 @@ def test_verify_names_faults_by_the_url_and_not_by_the_copy(plain, url):
     assert said.status == 1
     found = {(fault["promise"], fault["file"]): fault["message"] for fault in said.json["listed"]}
     assert {("P1", name) for name in (*damaged, receipt_name(2))} <= found.keys()
-    assert "belongs to no dataset" in found["P1", "shards/000/odd"]
+    assert "does not belong to a dataset" in found["P1", "shards/000/odd"]
     assert all("packprep-" not in message for message in found.values())
     assert found["P3", shard_name(0)].startswith(f"{url}/{shard_name(0)}")
 
