@@ -238,7 +238,8 @@ def test_a_text_in_an_object_is_found(tmp_path):
     write(tmp_path / "a.jsonl", "\n".join(lines).encode())
     text, table = init(tmp_path, tmp_path / "a.jsonl")
     assert (
-        table["sources"][0]["text_key"] == "data.body" and "# one of id, data.lang, data.body\n" in text
+        table["sources"][0]["text_key"] == "data.body"
+        and "# one of id, data.lang, data.body\n" in text
     )
 
 

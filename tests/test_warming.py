@@ -92,7 +92,5 @@ def test_what_cannot_be_kept_is_an_error(tmp_path, monkeypatch):
 
 
 def test_what_is_no_recipe_is_refused(tmp_path):
-    assert "a.jsonl: expected a RECIPE.toml" in refused(
-        "warm", "a.jsonl"
-    )
+    assert "a.jsonl: expected a RECIPE.toml" in refused("warm", "a.jsonl")
     assert "no-such.toml" in refused("warm", tmp_path / "no-such.toml")

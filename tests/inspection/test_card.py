@@ -113,9 +113,7 @@ def test_what_it_refuses(folder, tmp_path):
     before = (tmp_path / "a.md").read_bytes()
     assert "already exists" in refused("inspect", folder / "ul2r", "--card", tmp_path / "a.md")
     assert (tmp_path / "a.md").read_bytes() == before
-    assert "no such folder" in refused(
-        "inspect", folder / "ul2r", "--card", tmp_path / "no/a.md"
-    )
+    assert "no such folder" in refused("inspect", folder / "ul2r", "--card", tmp_path / "no/a.md")
     assert "already exists" in refused("inspect", folder / "ul2r", "--card", tmp_path)
     assert "one view at a time" in refused(
         "inspect", folder / "ul2r", "--card", tmp_path / "b.md", "--row", "1"
