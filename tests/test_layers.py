@@ -278,8 +278,20 @@ def test_no_file_is_a_bag():
         assert not FORBIDDEN_NAMES & {part.removesuffix(".py") for part in name.split("/")}, name
 
 
-def test_files_are_of_at_most_820_lines():
-    assert [name for name, source in SOURCES.items() if source.count("\n") > MAX_LINES] == []
+def lines_of_code(source: str) -> int:
+    """Return the lines of a module without those of docstrings."""
+    in_docstrings = sum(
+        node.end_lineno - node.lineno + 1
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+    return source.count("\n") - in_docstrings
+
+
+def test_files_are_of_at_most_820_lines_of_code():
+    assert [name for name, source in SOURCES.items() if lines_of_code(source) > MAX_LINES] == []
 
 
 def test_no_module_has_the_name_of_a_standard_one():

@@ -300,16 +300,13 @@ class _Worker:
             if code is not None and code < 0
             else f"ended with status {code}"
         )
-        hint = ""
+        again = "run the same command again"
         if code == -signal.SIGKILL:
-            hint = (
-                " (the kernel kills processes that use too much memory: try fewer --workers or a"
-                " smaller output.shard_text_bytes)"
-            )
+            how += ", which the kernel does to processes that use too much memory"
+            again += " with fewer --workers"
         whose = "its" if self.handed else "a"
         return BuildError(
-            f"{self}{whose} worker process {how}{hint}\n"
-            "hint: run the same command again, because committed work is kept"
+            f"{self}{whose} worker process {how}\nhint: {again}; committed work is kept"
         )
 
 

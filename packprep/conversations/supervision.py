@@ -439,9 +439,9 @@ def _attempt(
     """
     if template is None:
         raise NoTemplate(
-            "a document has messages, and the tokenizer has no chat template: give the folder of a"
-            " tokenizer that has one, or a template in documents.chat_template, or set"
-            ' documents.loss_spans = "ignore"'
+            "a document has messages, and the tokenizer has no chat template\n"
+            "hint: name a tokenizer with one, or a Jinja file in documents.chat_template; with"
+            ' documents.loss_spans = "ignore", only texts are read'
         )
     compiled = compile_template(template, settings.template_date)
     # Compiling the template has imported jinja2 already.

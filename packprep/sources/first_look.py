@@ -564,15 +564,15 @@ def _mistake_of_token_lines(
         kinds[_KINDS_OF_VALUES.get(type(ids), "a string")] += ids is not None
     if looked_at and malformed == looked_at:
         return (
-            f"none of its first {looked_at} lines is a JSON object:"
-            f" {advice_on('malformed_json', path, begin)}"
+            f"none of its first {looked_at} lines is a JSON object\n"
+            f"hint: {advice_on('malformed_json', path, begin)}"
         )
     wanted = " or ".join(map(repr, names))
     if kinds.total():
         return (
             f"in its first {looked_at} documents the value of {wanted} is {' or '.join(+kinds)},"
-            " not a list of token ids: set text_key (--text-key) to the key that holds them; for"
-            ' text, set format to "auto"'
+            " not a list of token ids\n"
+            'hint: set text_key (--text-key) to the key that holds them, or format = "auto" for text'
         )
     if not first or malformed:
         return ""
@@ -582,8 +582,8 @@ def _mistake_of_token_lines(
     example = f", as in text_key = {as_toml(likely)}" if likely else ""
     return (
         f"none of its first {looked_at} documents has the key {wanted}; their keys are:"
-        f" {', '.join(map(repr, list(first)[:20]))}. Set text_key (--text-key) to the one that"
-        f" holds the lists of token ids{example}"
+        f" {', '.join(map(repr, list(first)[:20]))}\n"
+        f"hint: set text_key (--text-key) to the key with the lists of token ids{example}"
     )
 
 
@@ -698,14 +698,14 @@ def _mistake_of_lines(
         settings["format"] = "tokens"
         return (
             f"none of its first {looked_at} documents has the key {text_key!r}; their keys are:"
-            f' {keys}. They hold lists of token ids: set format = "tokens", and the tokenizer'
+            f' {keys}\nhint: for these lists of token ids, set format = "tokens", and the tokenizer'
             " that made them"
         )
     if longest[likely]:
         settings["text_key"] = likely
     example = f", as in text_key = {as_toml(likely)}" if longest[likely] else ""
     return (
-        f"none of its first {looked_at} documents has the key {text_key!r}; their keys are"
+        f"none of its first {looked_at} documents has the key {text_key!r}; their keys are:"
         f" {keys}\n"
         f"hint: set text_key (--text-key) to the key that holds the text{example}"
     )

@@ -59,7 +59,8 @@ def check_manifest_digest(manifest: Mapping[str, Any], faults: Faults) -> None:
     """Check P1 of dataset.json: the digest that it states for itself."""
     digest = own_digest(as_stored(manifest, LATER))
     if digest != manifest["digest"]:
-        faults.add("P1", MANIFEST_NAME, f"its digest is {digest}", value=manifest["digest"])
+        message = f"its digest is {digest} and should be {manifest['digest']}"
+        faults.add("P1", MANIFEST_NAME, message)
 
 
 def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> bool:
@@ -355,14 +356,14 @@ def _check_file(directory: Path, name: str, entry: Mapping[str, Any], faults: Fa
     try:
         size = path.stat().st_size
         if size != entry["bytes"]:
-            faults.add("P1", name, f"the file has {size} bytes", value=entry["bytes"])
+            faults.add("P1", name, f"the file has {size} bytes and should have {entry['bytes']}")
             return path.is_file()
         digest = digest_of_file(path)
     except OSError as error:
         faults.add("P1", name, f"cannot be read: {error.strerror}")
         return False
     if digest != entry["digest"]:
-        faults.add("P1", name, f"its digest is {digest}", value=entry["digest"])
+        faults.add("P1", name, f"its digest is {digest} and should be {entry['digest']}")
     return True
 
 

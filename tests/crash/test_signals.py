@@ -112,7 +112,7 @@ def test_a_build_whose_worker_is_killed_says_which_shard_and_what_to_do(undistur
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "BuildError: shard " in said and "its worker process was killed by signal 9" in said
-    assert "try fewer --workers or a smaller output.shard_text_bytes" in said
+    assert "run the same command again with fewer --workers" in said
     assert not made.temporaries(out) and not (out / MANIFEST_NAME).exists()
     made.build(table, base, out)
     assert made.contents(out) == expected

@@ -111,6 +111,7 @@ VALUES = {
     ),
     ("documents", "special_text"): (["text", "special", "reject"], ["no", 1, True, []]),
     ("documents", "long_answers"): (["continue", "untrained"], ["no", 1, True, []]),
+    ("documents", "loss_weighting"): (["token", "document", "turn"], ["no", 1, True, []]),
     ("documents", "loss_spans"): (["use", "ignore"], ["no", 1, True, []]),
     ("documents", "bad_documents"): (["reject", "fail"], ["no", 1, True, []]),
     ("documents", "max_bad_fraction"): ([(0, 0.0), (1, 1.0), 0.5], [-0.1, 1.1, *NUMBERS]),

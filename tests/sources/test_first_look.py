@@ -256,7 +256,7 @@ def test_a_text_in_an_object_is_found_by_its_whole_key(tmp_path):
         tmp_path,
         {"a.jsonl": line(id=1, data={"title": "x", "body": {"raw": "a longer text"}, "none": {}})},
     )
-    assert "their keys are 'id', 'data.title', 'data.body.raw', 'data.none'\n" in said
+    assert "their keys are: 'id', 'data.title', 'data.body.raw', 'data.none'\n" in said
     assert said.endswith('text_key = "data.body.raw"')
     assert (
         look(tmp_path, {"a.jsonl": line(data={"body": {"raw": "x"}})}, text_key="data.body.raw")
