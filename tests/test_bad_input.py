@@ -205,7 +205,7 @@ def test_the_advice_on_special_tokens_in_messages_lets_them_be_built(tmp_path):
     write(tmp_path / "chat.jinja", b"{% for m in messages %}{{ m.content }}<eos>{% endfor %}")
     options = {"documents.chat_template": tmp_path / "chat.jinja", "documents.append_eos": "false"}
     message = stopped(tmp_path, **options)
-    assert '<pad> in a message. Set documents.special_text = "special"' in message
+    assert '<pad> in a message\n  hint: set documents.special_text = "special"' in message
     shutil.rmtree(tmp_path / "out")
     said = build(tmp_path, **options, **{"documents.special_text": "special"})
     assert said.status == 0 and said.json["documents"]["used"] == 3

@@ -762,7 +762,7 @@ def test_slurm_that_verifies_needs_no_recipe(tmp_path):
 
 def test_slurm_refuses_what_every_task_would(corpus, tmp_path):
     arguments = ["slurm", "--out", tmp_path / "out", "--array", 2]
-    assert "paths" in refused(*arguments)
+    assert "give a RECIPE.toml, or files and patterns" in refused(*arguments)
     assert "presett" in refused(*arguments, corpus / "recipe.toml", "--set", "tasks.0.presett=x")
     assert "--seed cannot be used with --command verify" in refused(
         *arguments, "--command", "verify", "--seed", 1
@@ -1166,7 +1166,7 @@ def test_inspect_a_dataset_and_a_row(dataset):
 
 def test_inspect_a_row_that_is_not_there(dataset, tmp_path):
     assert "row" in refused("inspect", dataset, "--row", "100000")
-    assert "no dataset" in refused("inspect", tmp_path)
+    assert "dataset.json does not exist" in refused("inspect", tmp_path)
 
 
 @pytest.mark.parametrize("missing", ["typer", pytest.param("numba", marks=pytest.mark.long)])

@@ -83,7 +83,7 @@ def test_without_a_place_for_kernels_it_says_what_that_costs(tmp_path, monkeypat
         and str(tmp_path / "file") in line
         and "about 10 s in every command" in line
     )
-    assert "set NUMBA_CACHE_DIR to a folder that you can write" in line and said.status == 0
+    assert "set NUMBA_CACHE_DIR to a folder that only you can write" in line and said.status == 0
 
 
 def test_kernels_that_are_not_compiled_yet_or_lie_where_nothing_can_be_kept(monkeypatch):
@@ -186,7 +186,8 @@ def test_a_folder_that_cannot_be_used_fails_and_says_why(recipe, tmp_path, monke
     assert "Not a directory" in checks("--out", tmp_path / "file/out", status=1)["out"][1]
     made.write(tmp_path / "full/mine.txt", b"")
     assert (
-        "no packprep's: mine.txt" in checks(recipe, "--out", tmp_path / "full", status=1)["out"][1]
+        "has files that packprep did not write: mine.txt"
+        in checks(recipe, "--out", tmp_path / "full", status=1)["out"][1]
     )
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 10)
     assert checks(recipe, "--out", tmp_path / "new", status=1)["room"][1].endswith(

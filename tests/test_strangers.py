@@ -209,10 +209,10 @@ LEDGERS = {
 def test_a_ledger_that_is_none_is_refused_by_what_reads_it(dataset, tmp_path, case):
     directory = forged(dataset, tmp_path, lambda plan: None)
     edit_manifest(directory, lambda manifest: LEDGERS[case](manifest["ledger"]))
-    assert "ledger does not have" in refused("inspect", directory)
+    assert "invalid ledger" in refused("inspect", directory)
     for form in ("megatron", "parquet"):
         message = refused("export", directory, "--to", form, "--out", tmp_path / form)
-        assert "its ledger has not the keys and counts" in message
+        assert "its ledger does not have the keys and counts" in message
 
 
 # Where a plan leads
@@ -275,7 +275,7 @@ def test_inspection_follows_no_place_that_only_the_plan_names(dataset, tmp_path,
     status, said, seen = reached(["inspect", directory, *VIEWS[view]], private)
     assert status == 0 and seen == []
     if view in ("row", "segment"):
-        assert said.count("--from-plan believes the plan") == 1 and "rebuilt" not in said
+        assert said.count("--from-plan to trust the plan") == 1 and "rebuilt" not in said
     if view == "doc":
         assert "its source was not read" in said and "--from-plan" in said
 
@@ -433,9 +433,9 @@ URLS = {
     "s3://AKIAKEY:se/cr+hunter2@bucket/x": "AWS_ACCESS_KEY_ID",
     "https://user:hunter2@example.org/x": "docs/guides/storage.md",
     "sftp://me@corp.org:hunter2@host:22/x": "profile",
-    "https://example.org/x?X-Amz-Algorithm=A&X-Amz-Signature=hunter2": "holds a signature or token",
-    "https://example.org/x?sv=1&sig=hunter2": "holds a signature or token",
-    "https://example.org/x?token=hunter2": "holds a signature or token",
+    "https://example.org/x?X-Amz-Algorithm=A&X-Amz-Signature=hunter2": "contains a signature or token",
+    "https://example.org/x?sv=1&sig=hunter2": "contains a signature or token",
+    "https://example.org/x?token=hunter2": "contains a signature or token",
     "gs://bucket/x?GoogleAccessId=a&Signature=hunter2": "GOOGLE_APPLICATION_CREDENTIALS",
 }
 PLACES = {

@@ -6,7 +6,12 @@ from functools import partial
 from typing import Any
 
 from packprep.conversations.chat_template import ChatTemplate, LeftOut, TemplateRefusal
-from packprep.conversations.placeholders import THOUGHTS, Render, attempted, forms_of
+from packprep.conversations.placeholders import (
+    THOUGHTS,
+    Render,
+    attempted,
+    free_characters,
+)
 
 
 def check_written(
@@ -88,12 +93,31 @@ def check_parts(render: Render, messages: Sequence[Mapping[str, Any]], text: str
                 f"it writes the parts of message {k} as data; write one text instead"
             )
         said = [part for part in texts_of(message) if part.strip()]
-        if said and not any(form and form in text for part in said for form in forms_of(part)):
+        # A template drops a reasoning from some turns, in a list of parts as in a text.
+        has_tags = any("think>" in part for part in said)
+        if said and not has_tags and not _writes_parts(render, messages, k):
             as_text = [*messages[:k], {**message, "content": "".join(said)}, *messages[k + 1 :]]
             if attempted(partial(render, as_text)) not in (text, None):
                 raise TemplateRefusal(
                     f"it leaves the list of parts of message {k} out; write one text instead"
                 )
+
+
+def _writes_parts(render: Render, messages: Sequence[Mapping[str, Any]], k: int) -> bool:
+    """Return whether a template writes each text in the list of parts of a message.
+
+    Each text is followed by a character that occurs nowhere else. Short texts may also occur
+    elsewhere.
+    """
+    (mark,) = free_characters(strings_of(messages), 1)
+    content = [
+        {**part, "text": part["text"] + mark} if str(part.get("text") or "").strip() else part
+        for part in messages[k]["content"]
+    ]
+    marked = [*messages[:k], {**messages[k], "content": content}, *messages[k + 1 :]]
+    count = sum(str(part.get("text")).endswith(mark) for part in content)
+    text = attempted(partial(render, marked))
+    return text is None or text.count(mark) >= count
 
 
 def strings_of(value: Any) -> list[str]:

@@ -226,6 +226,22 @@ def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict
     }
 
 
+def all_supervised(trained: Mapping[int, Trained], lengths: np.ndarray) -> dict[int, Trained]:
+    """Return the trained tokens of all documents, of which each counts as supervised.
+
+    A document that says nothing about its training is trained whole.
+
+    Args:
+        trained: The trained tokens of documents that say something, by number.
+        lengths: Tokens of each document, int64[n].
+    """
+    others = [i for i in range(len(lengths)) if i not in trained]
+    whole = [Conversation("", ((0, 0),))] * len(others)
+    found = _all_trained(whole, lengths[others], [NO_PLACES] * len(others))
+    limited = {i: own._replace(limited=True) for i, own in trained.items()}
+    return limited | dict(zip(others, found, strict=True))
+
+
 def trained_by_tokens(weights: np.ndarray, of_document: float, n: int) -> Trained | None:
     """Return the trained tokens of a document whose tokens have weights.
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from packprep.conversations.chat_template import ChatTemplate, TemplateRefusal
 from packprep.conversations.layouts import Dialogue, Mark, parsed_json
 from packprep.conversations.left_out import (
@@ -120,9 +122,15 @@ def dialogues_with_own_history(
     extends. The errors are the same as for `find_turns`.
     """
     wanted = trained_messages(dialogue, settings)
+    # A message of weight 0 is only history.
+    trained = [
+        k
+        for k, want in enumerate(wanted)
+        if (want or dialogue.trains_part(k)) and np.float32(dialogue.weights[k])
+    ]
     dialogues: list[Dialogue] = []
     last_text, first = "", 0
-    for k in (k for k, want in enumerate(wanted) if want or dialogue.trains_part(k)):
+    for k in trained:
         upto = _trained_from(dialogue, first, k + 1, wanted)
         text = _rendered_chat(template, upto, variables, settings)[0].text
         if dialogues and text.startswith(last_text.rstrip()):

@@ -19,6 +19,7 @@ from packprep.conversations.supervision import Conversation, read_supervised
 from packprep.conversations.training import (
     Trained,
     Training,
+    all_supervised,
     tokenize_supervised,
     trained_by_tokens,
     trained_by_weight,
@@ -538,6 +539,8 @@ class DocumentsBuilder:
             SourceError: If a document is bad and `bad_documents` is "fail".
         """
         before, lengths = len(self.rejected), np.diff(batch.tokens.offsets)
+        if self._settings.loss_weighting != "token":
+            batch = batch._replace(trained=all_supervised(batch.trained, lengths))
         for reject in batch.rejects:
             self.rejected.add(
                 source, part.use, reject.file, reject.position, reject.reason, reject.detail

@@ -202,9 +202,12 @@ def loses_weights(exporting: Exporting, to: str, loss_weights: str) -> bool:
     weighted = [name for name, source in sources if source["slots"].get("weighted")]
     if weighted and loss_weights == "refuse":
         form = f"--{EXPORTS[to].option} {exporting.form}"
+        weighting = exporting.manifest["recipe"]["documents"].get("loss_weighting", "token")
+        why = f"documents of {', '.join(weighted)} have weights other than 1"
+        if weighting != "token":
+            why = f'documents.loss_weighting = "{weighting}" gives weights other than 1'
         raise RecipeError(
-            f"--to {to} {form} cannot store loss weights, and documents of {', '.join(weighted)}"
-            " have weights other than 1\n"
+            f"--to {to} {form} cannot store loss weights, and {why}\n"
             "hint: give --to mds or --to parquet --columns full, or --loss-weights ignore for"
             " equal weights"
         )

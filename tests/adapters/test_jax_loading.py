@@ -116,8 +116,8 @@ def test_seq_idx_and_labels_ahead_are_columns_of_the_same_shapes(plain):
             assert np.array_equal(batch[name], values), name
     assert [batch[name].dtype.name for name in names] == ["int32", "int32", "bool", "float32"]
     for directory, column, words in (
-        (plain, "seq_idx", "task x sees"),
-        (causal, "n_trained", "called 'n_trained'.* seq_idx"),
+        (plain, "seq_idx", "task x attends bidirectionally, but .* seq_idx only see the past"),
+        (causal, "n_trained", "unknown column 'n_trained'.* seq_idx"),
     ):
         with pytest.raises(ArgumentError, match=words):
             loader(directory, batch_size=4, columns=[column])
@@ -134,7 +134,7 @@ def test_balanced_steps_are_those_of_packpreps_loader(plain):
 
 def test_a_mixture_of_lengths_is_refused_with_what_to_do(plain, tmp_path):
     synthetic.make_dataset(tmp_path, seq_length=128)
-    with pytest.raises(ArgumentError, match="several seq_lengths.*a loader for each"):
+    with pytest.raises(ArgumentError, match="several seq_lengths.*\nhint: make a loader for each"):
         loader(packprep.open_dataset([plain, tmp_path], shares=[1, 1]), batch_size=4)
 
 
@@ -556,7 +556,9 @@ def test_what_maxtext_would_pass_over_is_refused(tmp_path, task, mult, options, 
 def test_maxtext_s_one_objective_and_one_block_size_are_held(mixed, plain, tmp_path):
     with pytest.raises(ArgumentError, match="predicts the same position and task .* does not"):
         loader(mixed, batch_size=1, names="maxtext", loss_weights="ignore")
-    with pytest.raises(ArgumentError, match="'too_short' does not, .* by documents.min_tokens = 3"):
+    with pytest.raises(
+        ArgumentError, match="'too_short' does not, .*\n.* by documents.min_tokens = 3"
+    ):
         loader(
             in_place_dataset(tmp_path, {"preset": "dllm"}, min_tokens=1),
             batch_size=1,
@@ -568,7 +570,7 @@ def test_maxtext_s_one_objective_and_one_block_size_are_held(mixed, plain, tmp_p
         in_place_dataset(tmp_path / "blocks", BLOCKS, 8),
         in_place_dataset(tmp_path / "whole", {"preset": "dllm"}),
     ]
-    with pytest.raises(ArgumentError, match=r"blocks of 4 slots \(bd3\), 64 slots \(dllm\)"):
+    with pytest.raises(ArgumentError, match=r"blocks of 4 tokens \(bd3\), 64 tokens \(dllm\)"):
         loader(
             open_dataset([each.directory for each in both], shares=[1, 1]),
             batch_size=1,
@@ -656,7 +658,7 @@ def test_data_rank_is_the_share_of_rows_that_this_process_holds():
     ]:
         assert data_rank(sharding_of(*held), (16, 8)) == expected
     for held, words in [
-        ((s(0, 4), s(8, 12)), r"rows 0 … 3 and then row 8 of 16: order the mesh"),
+        ((s(0, 4), s(8, 12)), r"rows 0 … 3 and then row 8 of 16\nhint: order the mesh"),
         ((s(4, 8), s(8, 12)), r"rows \[4, 12\) of 16, which is not an equal share"),
         ((s(0, 10),), r"rows \[0, 10\) of 16, which is not an equal share"),
         ((), "no device of this process"),

@@ -196,10 +196,10 @@ def test_damaged_files_and_what_is_no_tokenizer_are_named(built, tmp_path):
     with pytest.raises(ArgumentError, match="`tokenizers` cannot load"):
         check_tokenizer(directory, tmp_path)
     (directory / "tokenizer.json").write_text("{}")
-    with pytest.raises(DatasetError, match="put the right file back"):
+    with pytest.raises(DatasetError, match="hint: restore the right file"):
         check_tokenizer(directory, given)
     (directory / "tokenizer.json").unlink()
     with pytest.raises(
-        DatasetError, match="tokenizer.json: No such file or directory; put it back"
+        DatasetError, match="tokenizer.json: No such file or directory.*\nhint: restore the file"
     ):
         check_tokenizer(directory, given)

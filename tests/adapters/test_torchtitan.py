@@ -63,7 +63,7 @@ def test_what_torchtitan_would_pass_over_is_refused_by_name(tmp_path):
         adapter.source(tmp_path / "prefix")
     assert len(adapter.source(tmp_path / "prefix", prefix_bidirectional=False)) == 4
     mixture = open_dataset([make(tmp_path).directory, tmp_path / "out"], shares=[1, 2])
-    with pytest.raises(ArgumentError, match="is a mixture.*DatasetMixConfig"):
+    with pytest.raises(ArgumentError, match="is a mixture.*\nhint: .*DatasetMixConfig"):
         adapter.source(mixture)
 
 

@@ -357,7 +357,7 @@ def test_encodings_that_the_first_look_missed_are_told_by_the_sample(tmp_path):
         made.write(tmp_path / f"{i}.jsonl", b'{"text": ""}\n' if i == 0 else utf16)
     with pytest.raises(
         BuildError,
-        match=r"[1-8].jsonl: document at 0.*It begins with FF FE: UTF-16.*iconv -f UTF-16",
+        match=r"[1-8].jsonl: document at 0.*from UTF-16 .it starts with FF FE.*iconv -f UTF-16",
     ):
         made.build(made.table("*.jsonl"), tmp_path, tmp_path / "out")
 

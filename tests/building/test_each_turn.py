@@ -111,5 +111,5 @@ def test_what_does_not_go_with_several_texts_is_refused(folder, tmp_path, change
     table = {**recipe(512), **change}
     if "seq_lengths" in change:
         del table["seq_length"]
-    with pytest.raises(RecipeError, match=f"{key}.* beside .*trained_turns"):
+    with pytest.raises(RecipeError, match=f"{key}.* is not supported with .*trained_turns"):
         made.build(table, folder, tmp_path / "out")

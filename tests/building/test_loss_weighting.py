@@ -9,6 +9,7 @@ import pytest
 
 import packprep
 from packprep.errors import RecipeError
+from packprep.exporting.export import export_dataset
 from packprep.recipe import DocumentKeys
 from tests import made
 from tests.building.test_long_conversations import CHAT, SHAPES, conversation
@@ -94,6 +95,24 @@ def test_weights_of_spans_and_plain_documents_sum_to_one_by_any_objective(tmp_pa
         assert np.mean(shares) == pytest.approx(1, abs=0.5)
     else:
         assert shares == pytest.approx(np.ones(len(shares)), rel=1e-6)
+
+
+def test_later_epochs_keep_the_weights_of_documents(tmp_path):
+    lines = [{"text": "question answer", "loss_spans": [[9, 15]]}, {"text": "no spans at all here"}]
+    settings = {"loss_weighting": "document", "max_bad_fraction": 1}
+    build(tmp_path, lines, [TASKS["prefix"], TASKS["causal"]], seq_length=64, documents=settings)
+    dataset = packprep.open_dataset(tmp_path / "out")
+    for epoch in range(4):
+        row = dataset.row(0, epoch=epoch)
+        ends = zip(row.segments["begin"].tolist(), row.segments["end"].tolist(), strict=True)
+        sums = [float(row.loss_weights[begin:end].sum()) for begin, end in ends]
+        assert sums == pytest.approx([1, 1])
+
+
+def test_an_export_without_weights_names_the_weighting(tmp_path):
+    made.build(build_chats(tmp_path, chat_lines(6, 8), "turn"), tmp_path, tmp_path / "out")
+    with pytest.raises(RecipeError, match='documents.loss_weighting = "turn" gives weights'):
+        export_dataset(tmp_path / "out", "hf", tmp_path / "hf", made.Silent())
 
 
 def test_a_token_store_gives_the_same_weights(tmp_path):

@@ -251,7 +251,7 @@ def test_tables_hold_media_too(corpus):
     out, of_lines = built(corpus, "tables", sources=sources), built(corpus, "lines")
     verified(out)
     with pytest.raises(
-        SourceError, match=r"a\.parquet: its documents have media, and would be trained without"
+        SourceError, match=r"a\.parquet: its documents have media, which would be ignored"
     ):
         built(corpus, "no_kinds", sources=sources[:1], specials={})
     ledgers = [

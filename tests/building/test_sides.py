@@ -184,13 +184,13 @@ def test_tasks_without_a_prefix_and_sides_that_are_too_small_are_refused_by_name
     with pytest.raises(
         RecipeError,
         match=(
-            "task 'causal': packing.encoder_length needs prefixes .* tasks of prefix_lm, span_corr"
+            "task 'causal': packing.encoder_length needs prefixes .*\nhint: use tasks of prefix_lm, span_corr"
         ),
     ):
         made.build(recipe(sources, [{"objective": "causal"}]), folder, tmp_path / "a")
     with pytest.raises(
         RecipeError,
-        match="row of encoder_length = 256 and decoder_length = 8 holds .*; raise decoder_length",
+        match="row of encoder_length = 256 and decoder_length = 8 fits .*\nhint: raise decoder_length",
     ):
         made.build(
             recipe(sources, [PREFIX], decoder=8, documents={"min_tokens": 9}),

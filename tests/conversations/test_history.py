@@ -161,3 +161,13 @@ def test_each_turn_is_trained_once_behind_its_own_rendering(turns):
     trained = "".join(part.text[a:b] for part in parts for a, b in part.spans)
     assert all(trained.count(f"thought {k}\n") == 1 for k in range(len(answers)))
     assert isinstance(found, Conversation)
+
+
+def test_a_turn_of_weight_0_is_only_history():
+    messages = thinking("a", "b")
+    messages[1]["weight"] = 0
+    found = read(chats.THINKING, messages)
+    assert [found.text[a:b] for a, b in found.spans] == [
+        "<think>\nthought 1\n</think>\n\nb<|im_end|>\n"
+    ]
+    assert not found.parts

@@ -7,6 +7,7 @@ import pytest
 
 from packprep.conversations.chat_template import LeftOut, compile_template, find_template
 from packprep.conversations.layouts import read_layout
+from packprep.conversations.supervision import conversation
 from packprep.conversations.turns import find_turns
 from packprep.errors import RecipeError
 from packprep.recipe import DocumentKeys
@@ -203,3 +204,22 @@ def test_conversations_with_tools_take_the_template_of_that_name(tmp_path):
 def test_named_templates_of_which_one_marks_what_is_trained_are_refused(tmp_path):
     with pytest.raises(RecipeError, match="only one of .* has"):
         tokenizer_with(tmp_path / "t", {"default": PLAIN, "tool_use": chats.GENERATION})
+
+
+def test_parts_that_a_template_drops_are_named_where_their_text_stands_elsewhere():
+    only_texts = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content if m.content is string else '' }}</s>"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    question = [
+        {"type": "text", "text": "Name the capital of France"},
+        {"type": "text", "text": "?"},
+    ]
+    messages = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": "Do you mean today? Paris."},
+    ]
+    reason, detail = conversation(
+        Supervision(None, None, {"messages": messages}, "messages"), only_texts
+    )
+    assert reason == "template_error" and "leaves the list of parts of message 0 out" in detail

@@ -215,10 +215,10 @@ def test_an_array_too_many_is_refused_by_name(damaged):
     [fault] = faults_of(directory)
     assert (
         fault["promise"] == "P3"
-        and "'segment_ids' is there" in fault["message"]
+        and "'segment_ids' is present" in fault["message"]
         and "compact" in fault["message"]
     )
-    with pytest.raises(DatasetError, match="000000.safetensors: array 'segment_ids' is there"):
+    with pytest.raises(DatasetError, match="000000.safetensors: array 'segment_ids' is present"):
         open_dataset(directory).row(0)
 
 

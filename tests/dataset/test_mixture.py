@@ -589,7 +589,7 @@ def test_a_mixture_of_lengths_refuses_what_it_cannot_do(lengths):
         next(it)
     alone = packprep.open_dataset(lengths[0])
     assert np.array_equal(next(alone.batches({64: 3}))["tokens"], next(alone.batches(3))["tokens"])
-    with pytest.raises(ArgumentError, match=r"seq_length \[128\], and it is \[64\]"):
+    with pytest.raises(ArgumentError, match=r"seq_lengths \[128\], but the rows have \[64\]"):
         alone.batches({128: 3})
 
 
@@ -674,7 +674,7 @@ def test_arguments_that_make_no_mixture_are_clear_errors(three, tmp_path):
     mixed = packprep.open_dataset(three, shares=SHARES)
     with pytest.raises(ArgumentError, match="epochs = 2: a mixture has no epochs.*\n.*samples = N"):
         mixed.batches(4, epochs=2)
-    with pytest.raises(ArgumentError, match="give one of them"):
+    with pytest.raises(ArgumentError, match="give only one of them"):
         mixed.batches(4, epochs=2, samples=9)
     with pytest.raises(ArgumentError, match="samples is -1"):
         mixed.batches(4, samples=-1)

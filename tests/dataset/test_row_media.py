@@ -123,7 +123,7 @@ def test_a_dataset_without_media_has_none(folder):
 
 
 def test_columns_that_are_none_are_named_with_media(folder):
-    with pytest.raises(ArgumentError, match="there are tokens, .*, media, and"):
+    with pytest.raises(ArgumentError, match="the columns are tokens, .*, media, and"):
         open_dataset(folder / "d").batch([0], columns=["images"])
 
 
@@ -135,5 +135,5 @@ def test_damaged_places_are_an_error_that_names_the_row(folder, tmp_path, name, 
     shutil.copytree(folder / "s", tmp_path / "s")
     with resigned(tmp_path / "s") as arrays:
         arrays[name][at] = value
-    with pytest.raises(DatasetError, match=r"row 0: its places of media"):
+    with pytest.raises(DatasetError, match=r"row 0: its media spans"):
         _ = open_dataset(tmp_path / "s").row(0).media

@@ -206,7 +206,7 @@ def test_datasets_that_lack_a_file_are_refused(own, tmp_path):
     for name, error, words in (
         (shard_name(0), DatasetError, "hint: restore the file"),
         ("plan.json", PlanError, "no plan.json"),
-        ("tokenizer.json", PlanError, "put it back"),
+        ("tokenizer.json", PlanError, "hint: restore it"),
         ("dataset.json", DatasetError, "is not finished\nhint: run its command again"),
     ):
         (own / name).rename(tmp_path / "kept")

@@ -267,7 +267,7 @@ def test_the_dtype_is_megatrons(megatron, vocab_size):
 
 def test_a_document_longer_than_the_format_can_say_is_refused(tmp_path):
     pair = Pair(tmp_path / "p", np.dtype("<u2"))
-    with pytest.raises(DatasetError, match="a document of 2147483648 tokens"):
+    with pytest.raises(DatasetError, match="a document has 2147483648 tokens"):
         pair.add(np.zeros(0, np.uint16), np.array([1 << 31]))
     pair.discard()
     assert made.contents(tmp_path) == {}

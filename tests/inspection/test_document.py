@@ -195,7 +195,7 @@ def test_it_prints_what_json_has_gone_through(known, capsys):
 def test_what_is_asked_wrongly_is_refused(files):
     for source, place, message in (
         ("wep", "0", "no source of that name; it has web"),
-        ("web", "a.json:0", "has no file 'a.json'.* it has a.jsonl"),
+        ("web", "a.json:0", "has no file 'a.json'.* Its files are a.jsonl"),
         ("web", "a.jsonl", "expected POSITION or FILE:POSITION"),
         ("web", "-1", "expected POSITION"),
         ("web", ":0", "expected POSITION"),

@@ -208,11 +208,11 @@ def test_a_damaged_object_is_refused_and_not_kept(built, url, tmp_path):
     data[-1] ^= 1
     store.write(entry["file"], [data])
     remote = open_remote(url, cache=tmp_path / "cache")
-    with pytest.raises(DatasetError, match=f"{entry['file']} has the digest .* it is damaged"):
+    with pytest.raises(DatasetError, match=f"{entry['file']} has the digest .* It is damaged"):
         remote[0]
     store.write(entry["file"], [data[:-1]])
     with pytest.raises(
-        DatasetError, match=f"{entry['file']} has {len(data) - 1} bytes, and {len(data)} in"
+        DatasetError, match=f"{entry['file']} has {len(data) - 1} bytes, but {len(data)} in"
     ):
         remote[0]
     store.remove(entry["file"])

@@ -610,8 +610,9 @@ def token_documents(
         unmasked = _unmasked(ids, masks if weights else {})
         if unmasked is not None:
             kept, of_tokens = unmasked
-            own_weights = [in_float32(weight * own) or 0.0 for own in of_tokens]
-            yield position, kept, own_weights, weight
+            own_weights = [in_float32(weight * own) for own in of_tokens]
+            if None not in own_weights:
+                yield position, kept, own_weights, weight
 
 
 def _unmasked(

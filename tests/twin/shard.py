@@ -270,6 +270,10 @@ def documents_of(
 
             key = reading.file_key(source, part.file)
             for position, texts, weight, of_all in _token_documents(twin, source, part, wanted):
+                if twin.loss_weighting != "token":  # then each document is supervised
+                    texts = [
+                        (own, trained or _trained_whole(len(own), weight)) for own, trained in texts
+                    ]
                 ids = [i for own, _ in texts for i in own]
                 marks = source["marks" if texts[0][1] is None else "supervised_marks"]
                 if not marks.isdisjoint(ids):
@@ -286,6 +290,12 @@ def documents_of(
                     base += len(own)
                 found += of_document
     return found
+
+
+def _trained_whole(n: int, weight: float) -> Trained:
+    """What is trained of a document of n tokens, all of one weight."""
+    spans = [(0, n)] if n and weight else []
+    return Trained(spans, [weight] * len(spans), [], 0, weight)
 
 
 def _with_one_system(

@@ -147,6 +147,7 @@ def texts_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
         for k, want in enumerate(wanted_of(talk, template.documents))
         if want or (talk.parts and any(train for train, _ in talk.parts[k]))
     ]
+    wanted = [k for k in wanted if in_float32(talk.weights[k])]
     groups: list[list[int]] = []
     before = None
     for k in wanted:
@@ -158,6 +159,8 @@ def texts_of_talk(talk: Talk, template: Template) -> tuple[Text, int] | None:
         else:
             groups.append([k])
         before = theirs.text
+    if not groups:
+        return text_of_talk(talk, template)
     found = [text_of_talk(_up_to(talk, group, template.documents), template) for group in groups]
     texts = [one[0] for one in found if one is not None]
     if len(texts) < len(found) or (len(texts) > 1 and not all(text.spans for text in texts)):

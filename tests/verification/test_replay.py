@@ -92,7 +92,7 @@ def test_without_the_engine_of_the_plan_the_reference_builds_again_and_says_so(
         report = verify_dataset(own, replay, {}, (0, 1), 0, progress)
         assert report["faults"] == 0 and report["replayed"] == (replay or 0)
         assert said == any(
-            "in place of the plan's fastokens" in message for message in progress.said
+            "instead of the plan's fastokens" in message for message in progress.said
         )
 
 

@@ -49,6 +49,12 @@ def batch_of_rows(file: int, positions: np.ndarray, rows: TokenRows) -> Batch:
         is_kept, token_weights, by_masks = masked(ids, offsets, rows.masks, rows.given)
         for i, problem in by_masks.items():
             refused.setdefault(int(numbers[i]), problem)
+        for i, weight in rows.weights.items():
+            k = int(np.searchsorted(numbers, i))
+            highest = token_weights[slice(*offsets[k : k + 2].tolist())].max(initial=0)
+            if used[i] and weight * float(highest) > float(np.finfo(np.float32).max):
+                problem = BAD_MASK, "a token's weight times the document's is not finite in float32"
+                refused.setdefault(i, problem)
     good = np.ones(len(lengths), np.bool_)
     good[list(refused)] = False
     is_kept = is_kept & np.repeat(good[used], lengths[used])

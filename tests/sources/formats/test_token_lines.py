@@ -110,6 +110,10 @@ REJECTS = {
         "bad_mask",
         "labels are those of the next token",
     ),
+    '{"input_ids": [70, 71], "loss_weights": [1, 1e30], "weight": 1e30}': (
+        "bad_mask",
+        "a token's weight times the document's is not finite in float32",
+    ),
     '{"input_ids": [70, 71], "attention_mask": [1]}': (
         "bad_mask",
         "attention_mask has 1 entries for 2 tokens",
