@@ -370,8 +370,8 @@ def replay_segments(
 ) -> list[str]:
     """Return the differences, in words, when segments are rebuilt from their sources.
 
-    A segment's text is "" if the rebuilt segment equals the stored one, and inverting the stored
-    one gives the document's tokens. Removed segments are not rebuilt.
+    The difference is "" if the rebuilt segment equals the stored one, and the stored one inverts
+        to the document's tokens. Removed segments are not rebuilt.
 
     Args:
         plan: The dataset's plan.

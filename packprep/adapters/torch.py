@@ -273,7 +273,8 @@ class RankBatches(IterableDataset):
         dataset: The dataset or mixture.
         form: The conversion to tensors.
         batch_size: Rows per step, or a dict from seq_length to rows.
-        position: packprep's iterator, which holds the state at the start of an iteration.
+        position: packprep's iterator over the batches. It stays at `start`; no batch is read
+            from it.
         end: Number of rows of the run over all ranks, or None for an endless run.
         world_size: Number of ranks.
         start: The loader state at the start of every iteration. `load_state_dict` sets it.

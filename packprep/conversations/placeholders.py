@@ -167,7 +167,7 @@ class Placeholders:
             calls: Whether to replace the names in tool calls.
             blanks: Whether to replace blank strings, except an assistant's.
             remember: Remembers renderings; None renders every time.
-            texts: The texts of a message's parts by its number, where its content joins them.
+            texts: Message number → the texts of its parts, for messages whose content joins them.
         """
         self._render, self._remember, self._texts = render, remember, texts
         self._blanks = blanks

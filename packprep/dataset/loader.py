@@ -517,8 +517,8 @@ def open_dataset(
         interpolate: How shares change between points: "step" (the default) keeps them until the
             next point, "linear" changes them evenly.
         max_epochs: How often each dataset of a list may be read: a list of integers, with None for
-            no limit. Batches beyond a limit raise `Exhausted`. `batches` raises it at once if it
-            has an end, otherwise the step that exceeds the limit does.
+            no limit. Batches beyond a limit raise `Exhausted`. With an end, `batches`
+            raises it at once. Without one, the first step beyond the limit raises it.
         io: "mmap" maps shards, and rows are views of them. "pread" reads rows. If a file server is
             lost, "pread" raises DatasetError with file and row, while a map ends the process by
             SIGBUS.

@@ -441,7 +441,7 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 def wrong_estimates(estimates: Any, files: Sequence[Any]) -> str:
-    """Return an error text for the two samples of a source in a store's plan, or "".
+    """Return what is wrong with a source's two estimates in a store's plan, or "".
 
     `files` are the files of the source, with their splits.
     """

@@ -54,7 +54,7 @@ def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iter
     """Yield the names below a folder that `glob` would find, entering each real folder once.
 
     A folder may be reachable through several links or contain a link to itself. It is entered by
-    its path without links, otherwise by the first path in sorted order. A heap produces paths in
+    a path without links if there is one, otherwise by the first path in sorted order. A heap produces paths in
     this order, because a longer path compares greater than its own prefix.
 
     Args:

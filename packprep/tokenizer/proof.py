@@ -352,7 +352,7 @@ def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabular
 def _characters_proven_for(
     engine: Engine, special_text: str, vocabulary: Vocabulary
 ) -> tuple | None:
-    """Return the key of a proof of characters: `_proven_for` and the code that computes them."""
+    """Return `_proven_for` with the digest of the code that computes characters, or None."""
     files = _proven_for(engine, special_text, vocabulary)
     return None if files is None else (*files, code_digest(byte_tokens.__file__))
 

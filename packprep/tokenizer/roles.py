@@ -114,7 +114,7 @@ def refuse_ordinary_sentinels(sentinels: Sequence[int], tokens: TokenTable) -> N
 
 
 def ordinary_players(players: Players, tokens: TokenTable) -> Iterator[str]:
-    """Yield notes on roles with tokens that ordinary text can produce, as the file shows."""
+    """Yield a note for each role with an ordinary token, which plain text can produce."""
     for key, id in players:
         text = tokens.texts[id]
         if text not in tokens.added and not looks_special(text):

@@ -548,7 +548,7 @@ def _noised_alone(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.
 def _read_prefixes_causally(
     dataset: Dataset | Mixture, rows: np.ndarray, prefix_ends: np.ndarray
 ) -> None:
-    """Write each segment's start into prefix_ends wherever a task has the prefix pattern.
+    """Make prefixes causal: set the prefix_ends of prefix-pattern segments to their starts.
 
     Args:
         dataset: The dataset or mixture.

@@ -73,7 +73,7 @@ SPECIAL = "the special tokens that its key puts there"
 
 
 def misfit(room: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Return whether bodies have too few slots, or more than one slot left, which is for eos.
+    """Return whether bodies have too few slots, or more than one left over. One may be for eos.
 
     Args:
         room: Slots of each body, int64[m].
