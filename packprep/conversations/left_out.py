@@ -117,7 +117,8 @@ def _writes_parts(render: Render, messages: Sequence[Mapping[str, Any]], k: int)
     marked = [*messages[:k], {**messages[k], "content": content}, *messages[k + 1 :]]
     count = sum(str(part.get("text")).endswith(mark) for part in content)
     text = attempted(partial(render, marked))
-    return text is None or text.count(mark) >= count
+    escaped = json.dumps(mark)[1:-1]  # as a template writes it in JSON
+    return text is None or text.count(mark) + text.count(escaped) >= count
 
 
 def strings_of(value: Any) -> list[str]:

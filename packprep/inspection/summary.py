@@ -110,7 +110,7 @@ def describe_manifest(directory: str, manifest: Manifest) -> dict[str, Any]:
         return _figures(directory, manifest)
     except (KeyError, TypeError, AttributeError) as error:
         raise DatasetError(
-            f"{directory}/dataset.json: invalid ledger ({error!r}); the file is damaged"
+            f"{directory}/dataset.json: invalid ledger ({error}); the file is damaged"
             "\nhint: run `packprep verify` to find all damage"
         ) from error
 

@@ -553,7 +553,9 @@ def _mistake_of_token_lines(
         try:
             document = json.loads(line)
         except (ValueError, RecursionError):
-            document = None
+            looked_at -= _is_left_to_reader(line)
+            malformed += not _is_left_to_reader(line)
+            continue
         if not isinstance(document, dict):
             malformed += 1
             continue
@@ -585,6 +587,14 @@ def _mistake_of_token_lines(
         f" {', '.join(map(repr, list(first)[:20]))}\n"
         f"hint: set text_key (--text-key) to the key with the lists of token ids{example}"
     )
+
+
+def _is_left_to_reader(line: bytes) -> bool:
+    """Return whether only the reader decides about a line that Python's JSON decoder refuses.
+
+    A long line may hold a huge number or deep lists, which the reader supports or rejects by name.
+    """
+    return len(line) > BYTES
 
 
 def _are_ids(key: str, value: Any) -> bool:
@@ -628,7 +638,8 @@ def _mistake_of_lines(
         try:
             document = json.loads(line)
         except (ValueError, RecursionError):
-            malformed += 1
+            looked_at -= _is_left_to_reader(line)
+            malformed += not _is_left_to_reader(line)
             continue
         if not isinstance(document, dict):
             malformed += 1

@@ -541,7 +541,7 @@ def test_maxtext_gets_the_noised_copies_alone_whose_blocks_lie_where_it_counts_t
             BLOCKS,
             4,
             {"loss_weights": "ignore"},
-            "begin at multiples of 4: build with packing.pad_seq_to_mult = 8",
+            "start at multiples of 4\nhint: build with packing.pad_seq_to_mult = 8",
         ),
         ({"preset": "llada"}, 1, {}, "task 'llada' weights its loss"),
         ({"preset": "dllm"}, 1, {"loss_weights": "no"}, "loss_weights is 'no'"),

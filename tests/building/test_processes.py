@@ -258,7 +258,8 @@ def test_a_killed_worker_is_named_with_its_item_its_signal_and_what_to_do():
     with pytest.raises(
         BuildError,
         match=(
-            r"2: its worker process was killed by signal 9 \(the kernel kills.*\nhint: run the same command again"
+            "2: its worker process was killed by signal 9, which the kernel does to .*\nhint: run the"
+            " same command again with fewer --workers"
         ),
     ):
         list(in_processes(dies, (), list(range(6)), 2, nothing, cleaned.append))

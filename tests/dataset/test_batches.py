@@ -196,7 +196,7 @@ def test_a_row_costs_the_squares_of_its_segments(tmp_path, pad_to, io):
             {"balance": ATTENTION, "window": 20},
             "window is 20 and should be a multiple of the group, 8",
         ),
-        ({"balance": ATTENTION, "shuffle": False}, "shuffle=False .* leave one out"),
+        ({"balance": ATTENTION, "shuffle": False}, "shuffle=False .*\nhint: leave one out"),
     ],
 )
 def test_a_balance_that_cannot_be_is_refused(options, words):

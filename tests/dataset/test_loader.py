@@ -982,7 +982,7 @@ def test_a_state_of_before_is_taken_once_with_a_warning_that_names_what_is_not_c
     ) as caught:
         again.load_state_dict(old)
     text, warned_at = str(caught[0].message), caught[0].filename
-    assert ("built again" in text) == ("digest" in absent) and ("drawn anew" in text) == (
+    assert ("built again" in text) == ("digest" in absent) and ("resampled" in text) == (
         "redraw" in absent
     )
     assert warned_at == __file__

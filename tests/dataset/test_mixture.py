@@ -636,7 +636,7 @@ def test_a_mixture_file_opens_the_mixture_wherever_it_lies(three, tmp_path):
         ({"format": "packprep"}, 'is not a mixture: its format should be "packprep mixture"'),
         ({"version": 2}, "version 1"),
         ({"shares": None}, "key 'shares' is missing"),
-        ({"share": [1]}, "key 'share' is not known"),
+        ({"share": [1]}, "unknown key 'share'"),
         ({"datasets": "0"}, "datasets is '0' and should be a list of folders"),
         ({"datasets": []}, "a list of 0 directories"),
         ({"shares": 5}, "shares is 5 and should be a list"),

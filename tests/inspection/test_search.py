@@ -154,8 +154,8 @@ def test_an_empty_text_is_refused(small):
         ("segment_tokens", "<i4", 400, "its slots do not match its task's length formula"),
         ("segment_tokens", "<i4", -1, "segment_tokens is out of range"),
         ("segment_task", "<u2", 999, "beyond the manifest's"),
-        ("cu_seqlens", "<i4", 9999, "the file is damaged"),
-        ("tokens", "<u2", 60_000, "it has the token 60000"),
+        ("cu_seqlens", "<i4", 9999, "The file is damaged"),
+        ("tokens", "<u2", 60_000, "token 60000 is not below the vocabulary size"),
     ],
 )
 def test_a_damaged_shard_is_named(small, tmp_path, column, dtype, value, message):

@@ -150,7 +150,7 @@ def test_create_whose_temporary_was_removed_leaves_what_stands_or_says_so(
     else:
         with pytest.raises(
             BuildError,
-            match="/x: No such file or directory; see to it, and run the same command again",
+            match="/x: No such file or directory; the write failed\nhint: fix the cause; then run",
         ):
             LocalFolder(tmp_path).create("x", b"ours")
 

@@ -41,7 +41,7 @@ def test_bos_and_pad_may_be_eos(tmp_path):
         (made.llama3_like(), needs("eos"), Specials(sentinels=[321, 330]), "eos (its own) and sentinels"),
         (made.llama3_like(), needs(), Specials(sentinels={"first": 320, "count": 1}), "bos (its own) and sent"),
         (made.llama3_like(), needs(sentinels=1), Specials(mask=330, sentinels=[330]), "mask and sentinels"),
-        (made.byte_level("</s>"), needs("eos", modes=["</s>"]), Specials(), "eos (its own) and </s>;"),
+        (made.byte_level("</s>"), needs("eos", modes=["</s>"]), Specials(), "eos (its own) and </s>,"),
         (made.bert_like(), needs("mask"), Specials(sentinels=["[MASK]"]), "mask (its own) and sentinels"),
         (made.bert_like(), needs("bos"), Specials(pad="[CLS]"), "bos (its own) and pad"),
         (
