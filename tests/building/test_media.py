@@ -219,7 +219,7 @@ def test_documents_without_media_keep_their_bytes(tmp_path):
     ({"tasks": [{"objective": "span_corruption"}]}, "loss_spans or messages, or media, but no task that supports them"),
     ({"specials": {"media": {"image": "<|image|>"}}}, "kind 'image': no token '<|image|>'"),
     ({"specials": {"missing": "add", "mask": "<|i|>", "media": {"image": "<|i|>"}}, "tasks": [{"preset": "mlm"}]},
-     "would play mask and media"),
+     "would be mask and media"),
     ({"specials": {"missing": "add", "media": {"image": ["", "<|i|>", ""], "film": ["<|i|>", "<|f|>", ""]}}},
      "<|i|> is a slot token, but also begins or ends media of kind 'film'"),
     ({"specials": {}}, "its documents have media, which would be ignored\nhint: name their kinds in specials.media"),

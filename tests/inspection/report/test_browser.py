@@ -320,7 +320,7 @@ def test_charts_stand_in_even_columns_and_say_their_values(look, mixed_html, wid
         == f"{cells[0]}: count {cells[1]}, share {cells[2]}"
     )
     page.mouse.move(1, 1)
-    assert figure.locator("figcaption span").inner_text().startswith("tokens of a document")
+    assert figure.locator("figcaption span").inner_text().startswith("tokens per document and pass")
 
 
 @pytest.mark.long
