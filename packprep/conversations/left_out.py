@@ -115,7 +115,7 @@ def _writes_parts(render: Render, messages: Sequence[Mapping[str, Any]], k: int)
         for part in messages[k]["content"]
     ]
     marked = [*messages[:k], {**messages[k], "content": content}, *messages[k + 1 :]]
-    count = sum(str(part.get("text")).endswith(mark) for part in content)
+    count = sum(bool(part.strip()) for part in texts_of(messages[k]))
     text = attempted(partial(render, marked))
     escaped = json.dumps(mark)[1:-1]  # as a template writes it in JSON
     return text is None or text.count(mark) + text.count(escaped) >= count

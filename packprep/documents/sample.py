@@ -733,10 +733,10 @@ def look_at_tokens(
                 count, documents = count + len(batch.tokens.ids), documents + len(batch.positions)
                 taken = take_tokens(batch.tokens, settings, vocabulary)
                 if batch.token_weights is not None:
-                    ends = batch.tokens.offsets[1:-1]
-                    is_inside = np.ones(max(len(batch.token_weights) - 1, 0), np.bool_)
-                    is_inside[ends[(ends > 0) & (ends <= len(is_inside))] - 1] = False
-                    supervised |= bool((np.diff(batch.token_weights) != 0)[is_inside].any())
+                    lengths_of = np.diff(batch.tokens.offsets)
+                    document = np.repeat(np.arange(len(lengths_of)), lengths_of)
+                    is_change = np.diff(batch.token_weights) != 0
+                    supervised |= bool((is_change & (np.diff(document) == 0)).any())
                 lengths.append(np.diff(taken.offsets))
                 positions = batch.positions.tolist()
                 own = [

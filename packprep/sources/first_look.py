@@ -525,7 +525,7 @@ def _mistake_beside_texts(
 
 
 def _mistake_of_line_ends(begin: bytes) -> str:
-    """Return what is mistaken about a file with no object a line; "" where nothing is seen to be."""
+    """Return a message about a file without one object per line, or ""."""
     if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{":
         return (
             "it is one JSON array, but JSONL has one object per line\n"
@@ -542,22 +542,17 @@ def _mistake_of_line_ends(begin: bytes) -> str:
 def _mistake_of_token_lines(
     source: Source, begin: bytes, whole: bool, path: str, settings: dict[str, str]
 ) -> str:
-    """Return what is mistaken about lines of token ids; "" where nothing is known to be."""
+    """Return a message about the mistake in lines of token ids, or ""."""
     lines = begin.split(b"\n")
     first: dict[str, Any] = {}
-    kinds: Counter[str] = Counter()  # of what stands in place of the ids
+    kinds: Counter[str] = Counter()  # kinds of values found instead of the ids
     looked_at = malformed = 0
     names = COLUMNS if source.text_key == "text" else (source.text_key,)
     for line in islice(filter(bytes.strip, lines if whole else lines[:-1]), LINES):
-        looked_at += 1
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError):
-            looked_at -= _is_left_to_reader(line)
-            malformed += not _is_left_to_reader(line)
-            continue
-        if not isinstance(document, dict):
-            malformed += 1
+        document, is_counted = _object_of(line)
+        looked_at += is_counted
+        if document is None:
+            malformed += is_counted
             continue
         first = first or document
         ids = next((document[name] for name in names if name in document), None)
@@ -589,12 +584,17 @@ def _mistake_of_token_lines(
     )
 
 
-def _is_left_to_reader(line: bytes) -> bool:
-    """Return whether only the reader decides about a line that Python's JSON decoder refuses.
+def _object_of(line: bytes) -> tuple[dict[str, Any] | None, bool]:
+    """Return the JSON object in a line, or None, and whether the first look counts the line.
 
-    A long line may hold a huge number or deep lists, which the reader supports or rejects by name.
+    A long line that Python's decoder refuses does not count. It may contain a huge number or deep
+    lists, which the reader supports or rejects by name.
     """
-    return len(line) > BYTES
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return None, len(line) <= BYTES
+    return (document if isinstance(document, dict) else None), True
 
 
 def _are_ids(key: str, value: Any) -> bool:
@@ -629,20 +629,15 @@ def _mistake_of_lines(
     for line in islice(lines if whole else lines[:-1], LINES):
         if not line.strip():
             continue
-        looked_at += 1
         try:
             line.decode()
         except UnicodeDecodeError:
-            undecodable += 1
+            looked_at, undecodable = looked_at + 1, undecodable + 1
             continue
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError):
-            looked_at -= _is_left_to_reader(line)
-            malformed += not _is_left_to_reader(line)
-            continue
-        if not isinstance(document, dict):
-            malformed += 1
+        document, is_counted = _object_of(line)
+        looked_at += is_counted
+        if document is None:
+            malformed += is_counted
             continue
         first = first or document
         text, value = field_at(document, text_key), partial(_value, document, text_key)

@@ -1,10 +1,10 @@
-"""JSON Lines of token ids: a list of ids in each line, and the masks beside it.
+"""Read JSON Lines with a list of token ids in each line, and the masks next to it.
 
 {"input_ids": [70, 71, 72], "labels": [-100, 71, 72]}
 
 msgspec finds the lists of a line and leaves their numbers as text. NumPy reads the numbers of many
-lines at once. Python's own decoder reads the lines that are not such records again: it finds the
-reason, or takes what msgspec is too strict about.
+lines at once. Python's own decoder reads the other lines again. It finds the reject's reason, or
+accepts a line that msgspec is too strict about.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -92,7 +92,7 @@ def read(
 
 
 def _keys_of(text_key: str, fields: Fields | None) -> _Keys:
-    """Return the keys that a source reads. fields: None: no masks and no weights."""
+    """Return the keys that a source reads. Without `fields`, it reads no masks and no weights."""
     ids = COLUMNS if text_key == "text" else (text_key,)
     beside = [name for name in (_WEIGHT, *MASKS) if fields and name not in ids]
     return _Keys(ids, tuple(name for name in beside if name != _WEIGHT), _WEIGHT in beside)
@@ -192,7 +192,11 @@ def _row_of(values: dict[str, bytes], keys: _Keys, weight: Any) -> _Row:
 
 
 def _inner(value: bytes, characters: bytes) -> bytes:
-    """Return what stands between the brackets of a list. ValueError for other characters."""
+    """Return the text between the brackets of a list.
+
+    Raises:
+        ValueError: If it contains other characters.
+    """
     inner = value[1:-1]
     if value[:1] != b"[" or inner.translate(None, characters):
         raise ValueError
@@ -200,14 +204,14 @@ def _inner(value: bytes, characters: bytes) -> bytes:
 
 
 def _mask(value: bytes) -> bytes:
-    """Return what stands between the brackets of a list of numbers, with true as 1, false as 0."""
+    """Return the text between the brackets of a list of numbers, with true as 1, false as 0."""
     if b"e" in value:
         value = value.replace(b"true", b"1").replace(b"false", b"0")
     return _inner(value, _NUMBERS)
 
 
 def _count(inner: bytes) -> int:
-    """Return how many numbers stand between the brackets of a list."""
+    """Return the number of entries in the text between the brackets of a list."""
     return inner.count(b",") + 1 if inner else 0
 
 
@@ -270,7 +274,7 @@ def _bad_entries(masks: dict[str, list[Any]]) -> tuple[str, str] | None:
 
 
 def _bad_entry(values: list[Any], kinds: set[type], wanted: str) -> str:
-    """Return what the first entry of another type is; "" if there is none."""
+    """Return a message about the first entry of another type, or ""."""
     if set(map(type, values)) <= kinds:
         return ""
     i = next(i for i, value in enumerate(values) if type(value) not in kinds)

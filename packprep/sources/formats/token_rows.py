@@ -1,4 +1,4 @@
-"""Rows of lists of token ids and their masks → a batch: what tables and JSON lines have in common."""
+"""Turn rows of token ids and their masks into a batch, for tables and JSON Lines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from packprep.sources.formats.fields import bad_weight, is_missing, weight_of
 from packprep.sources.formats.token_masks import BAD_MASK, masked
 
 COLUMNS = ("input_ids", "tokens")
-"""Where the ids are, unless text_key names another column or key: in the first that is there."""
+"""The columns or keys of the ids, unless text_key names another one. The first present one counts."""
 
 
 class TokenRows(NamedTuple):
