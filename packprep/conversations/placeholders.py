@@ -17,11 +17,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
-from os.path import commonprefix
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from packprep.conversations.chat_template import TemplateRefusal
+from packprep.conversations.markup import FIRST_TAG, Boundary, Markup, shared_start
 
 T = TypeVar("T")
 
@@ -29,12 +29,33 @@ SYSTEM = ("system", "developer")
 """Roles of instructions before the conversation."""
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 TAGS = re.compile(r"(\s*</?think>\s*)")  # Templates split a content at these tags.
-_FIRST_TAG = re.compile(r"[^>\]\n]+[>\]\n]?")
-_OPEN_TAG = re.compile(r"[<\[][^>\]]*\Z")
 _FIRST_NUMBER = 83_152_971 * 10**6
 """The first of the unlikely numbers that replace numbers in the arguments of calls."""
 _NUMBER = f"(?<![0-9]){_FIRST_NUMBER // 10**6}([0-9]{{6}})(?![0-9])"
 _MOST_ENDS = 64  # the most ends of a string that are followed
+
+
+_CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": "i"}}}
+_MADE_UP: Sequence[Sequence[Mapping[str, Any]]] = (
+    [
+        {"role": role, "content": text}
+        for role, text in zip(("user", "assistant") * 3, "xyzvwu", strict=True)
+    ],
+    [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "y", "reasoning_content": "r"},
+        {"role": "user", "content": "z"},
+        {"role": "assistant", "content": "v", "reasoning_content": "s"},
+    ],
+    [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "content": "o"},
+        {"role": "assistant", "content": "y"},
+        {"role": "user", "content": "z"},
+    ],
+)
+"""Conversations that show what a template writes around messages."""
 
 
 class Render(Protocol):
@@ -139,6 +160,23 @@ class _Places(NamedTuple):
     answer: int | None
 
 
+class ShownBoundary(NamedTuple):
+    """Where renderings show that a message begins.
+
+    literal   the template's text between the last string before the message and its first string
+    before    role of the message before it
+    role      its role
+    boundary  where it begins in the literal
+    asks      the generation prompt before an assistant's message, or None where it is not certain
+    """
+
+    literal: str
+    before: str
+    role: str
+    boundary: Boundary
+    asks: str | None
+
+
 class Placeholders:
     """Messages with placeholders for strings, and the positions of the strings in the text.
 
@@ -156,6 +194,7 @@ class Placeholders:
         blanks: bool = False,
         remember: Remember | None = None,
         texts: Mapping[int, Sequence[str]] = MappingProxyType({}),
+        markup: Markup | None = None,
     ):
         """Replace strings of messages with placeholders.
 
@@ -168,7 +207,9 @@ class Placeholders:
             blanks: Whether to replace blank strings, except an assistant's.
             remember: Remembers renderings; None renders every time.
             texts: Message number → the texts of its parts, for messages whose content joins them.
+            markup: What the template writes around messages, where it is known.
         """
+        self._markup = markup
         self._render, self._remember, self._texts = render, remember, texts
         self._blanks = blanks
         self._marks = marks
@@ -432,7 +473,7 @@ class Placeholders:
         return "" if begin is None else text[begin : alike.said(2)]
 
     @cached_property
-    def _asks(self) -> str:
+    def asks(self) -> str:
         """Return the generation prompt, or "" where it is not certain."""
         other = ""  # a prompt that replaces the end of a text
         for k in range(1, len(self.messages) + 1):
@@ -441,14 +482,59 @@ class Placeholders:
                 continue
             if asked.tail.startswith(end.tail):
                 return asked.tail[len(end.tail) :]
-            other = other or asked.tail[_common(asked.tail, end.tail) or 0 :]
+            other = other or asked.tail[shared_start(asked.tail, end.tail) or 0 :]
         return other
+
+    def boundary_by_markup(self, k: int) -> Boundary | None:
+        """Return where message k begins in the text, without rendering the messages before it.
+
+        The result is None where the template's markup does not show it.
+        """
+        found = self._by_markup(k)
+        if found is None:
+            return None
+        start = self._starts[self._gap[k]]
+        return Boundary(start + found.begin, None if found.answer is None else start + found.answer)
+
+    def shown_boundary(self, k: int) -> "ShownBoundary | None":
+        """Return where message k begins by renderings, or None where it is not certain."""
+        number, begin, answer = self._looked_up(k)
+        is_answer = self._roles[k] == "assistant"
+        if (
+            not self._is_between(k)
+            or number != self._gap[k]
+            or begin is None
+            or (answer is None) == is_answer
+        ):
+            return None
+        return ShownBoundary(
+            self._literals[number],
+            self._roles[k - 1],
+            self._roles[k],
+            Boundary(begin, answer),
+            self._asks_after(k) if is_answer else None,
+        )
+
+    def _by_markup(self, k: int) -> Boundary | None:
+        """Return where message k begins in the literal before its first string."""
+        if self._markup is None or not self._is_between(k):
+            return None
+        return self._markup.boundary(
+            self._literals[self._gap[k]], self._roles[k - 1], self._roles[k]
+        )
+
+    def _is_between(self, k: int) -> bool:
+        """Return whether one literal separates the strings of message k from those before it."""
+        gap, owners = self._gap[k], self._owner
+        return 0 < gap < len(owners) and owners[gap - 1] == k - 1 and owners[gap] == k
 
     def _places(self, k: int) -> _Places:
         """Return where message k and its trained characters begin."""
-        gap, owners = self._gap[k], self._owner
-        if not (0 < gap < len(owners) and owners[gap - 1] == k - 1 and owners[gap] == k):
+        gap = self._gap[k]
+        if not self._is_between(k):
             return self._looked_up(k)
+        if (boundary := self._by_markup(k)) is not None:
+            return _Places(gap, *boundary)
         # The same text between two placeholders is analysed once, so that a long conversation is
         # rendered only a few times.
         alike = (
@@ -470,14 +556,18 @@ class Placeholders:
         number, begin = self._boundary(k)
         if begin is None or self._roles[k] != "assistant":
             return _Places(number, begin, None)
-        alone, asked = self._behind(k), self._behind(k, "prompt")
-        asks = self._asks
-        if alone and asked and alone[0] == asked[0] and asked[1].startswith(alone[1]):
-            asks = asked[1].removeprefix(alone[1])
-        elif not asks:
+        asks = self._asks_after(k)
+        if asks is None and not (asks := self.asks):
             return _Places(number, begin, None)
-        common = _common(asks, self._literals[number][begin:])
+        common = shared_start(asks, self._literals[number][begin:])
         return _Places(number, begin, None if common is None else begin + common)
+
+    def _asks_after(self, k: int) -> str | None:
+        """Return the generation prompt after the first k messages, or None if uncertain."""
+        alone, asked = self._behind(k), self._behind(k, "prompt")
+        if alone and asked and alone[0] == asked[0] and asked[1].startswith(alone[1]):
+            return asked[1].removeprefix(alone[1])
+        return None
 
     def _boundary(self, k: int) -> tuple[int, int | None]:
         """Return the number of a literal, and the number of its characters before message k.
@@ -489,7 +579,7 @@ class Placeholders:
         # generation prompt or a further message.
         for then in ("", "prompt", "user"):
             end = self._behind(k, then)
-            head = {"": "", "prompt": self._asks, "user": self.head_of("user")}[then] if end else ""
+            head = {"": "", "prompt": self.asks, "user": self.head_of("user")}[then] if end else ""
             if end is None or bool(head) != bool(then) or not end[1].endswith(head):
                 continue
             tail = end[1].removesuffix(head)
@@ -506,10 +596,10 @@ class Placeholders:
         literal, alone = self._literals[0], self._behind(0)
         begin = len(alone[1]) if alone and alone[0] == 0 and literal.startswith(alone[1]) else 0
         answer = None
-        if self._roles[0] == "assistant" and self._asks:
-            tag = _FIRST_TAG.match(self._asks)
+        if self._roles[0] == "assistant" and self.asks:
+            tag = FIRST_TAG.match(self.asks)
             at = literal.rfind(tag[0], begin) if tag else -1
-            common = _common(self._asks, literal[at:]) if at >= 0 else None
+            common = shared_start(self.asks, literal[at:]) if at >= 0 else None
             answer = None if common is None else at + common
         elif self._roles[0] == "assistant" and self._shown.get(0) == 0:
             head = self._unasked_head()
@@ -582,21 +672,46 @@ class Placeholders:
         return {k: sorted(strings, key=lambda placed: placed.begin) for k, strings in found.items()}
 
 
-def _common(asks: str, written: str) -> int | None:
-    """Return how many leading characters the generation prompt and a message share.
+def find_markup(render: Render, source: str) -> Markup | None:
+    """Return what a template writes around messages, learned from made-up conversations.
 
-    The result is None if they differ inside a word, because then the prompt does not begin the
-    message. A tag that differs is not shared, even where both begin with "<".
+    The result is None where renderings of these conversations do not show it, or show another
+    boundary than the markup.
+
+    Args:
+        render: Renders messages without tools.
+        source: The template's source.
     """
-    alike = commonprefix([asks, written])
-    tag = _OPEN_TAG.search(alike) if len(alike) < len(asks) else None
-    count = tag.start() if tag else len(alike)
-    rests = asks[count : count + 1], written[count : count + 1]
-    return (
-        count
-        if all(not rest or rest in "<[" or rest.isspace() for rest in rests) or not rests[0]
-        else None
-    )
+    marks = free_characters([source], 2)
+    prompts: list[str] = []
+    ends: dict[str, list[str]] = {}
+    heads: dict[str, str] = {}
+    shown: list[ShownBoundary] = []
+    for messages in _MADE_UP:
+        made_up = Placeholders(render, messages, marks, [True] * len(messages))
+        text = attempted(partial(render, messages))
+        if text is None or not attempted(partial(made_up.place, text)):
+            continue
+        boundaries = [made_up.shown_boundary(k) for k in range(1, len(messages))]
+        if not all(boundaries):
+            continue  # such as a template that does not write calls
+        prompts.append(made_up.asks)
+        for boundary in filter(None, boundaries):
+            shown.append(boundary)
+            literal, begin = boundary.literal, boundary.boundary.begin
+            ends.setdefault(boundary.before, []).append(literal[:begin])
+            heads.setdefault(boundary.role, literal[begin:])
+    if not prompts or not prompts[0]:
+        return None
+    markup = Markup(ends, heads, prompts[0])
+    wrong = {
+        boundary.before
+        for boundary in shown
+        if boundary.asks not in (None, markup.prompt)
+        or markup.boundary(boundary.literal, boundary.before, boundary.role)
+        not in (None, boundary.boundary)
+    }
+    return markup._replace(ends={role: ends[role] for role in ends.keys() - wrong})
 
 
 def _fitted(

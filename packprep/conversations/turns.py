@@ -30,12 +30,14 @@ from packprep.conversations.left_out import (
     strings_of,
     texts_of,
 )
+from packprep.conversations.markup import Markup
 from packprep.conversations.parts import Change, Rendered, find_changes
 from packprep.conversations.placeholders import (
     SYSTEM,
     Placeholders,
     Remember,
     attempted,
+    find_markup,
     free_characters,
 )
 from packprep.recipe import DocumentKeys
@@ -245,6 +247,8 @@ def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[
         if len(blocks) != len(speakers):
             return None
         return [(*block, k) for block, k in zip(blocks, speakers, strict=True) if chat.wanted[k]]
+    if (spans := _by_markup(chat)) is not None:
+        return spans
     try:
         begins = _Begins(chat.prefixes(), chat.text)
         return _by_prefixes(begins.prefix, len(chat.messages), chat.text, begins, chat.wanted)
@@ -370,6 +374,19 @@ class _Chat:
     def laid(self) -> Placeholders | None:
         """Return placeholders that fit the text, or None."""
         return _laid(self)
+
+    @cached_property
+    def markup(self) -> Markup | None:
+        """Return what the template writes around messages, or None where that is not certain."""
+        variables = self.render.keywords["variables"]  # type: ignore[attr-defined]
+        render = partial(self.template.render, variables=variables, go_on=True)
+        markup = self.template.remembered(
+            ("markup", repr(variables)), partial(find_markup, render, self.template.source)
+        )
+        if markup is None or not self.tools:
+            return markup
+        asks = self.remember()("generation prompt", partial(_asks_with_tools, self.render))
+        return markup if asks == markup.prompt else None
 
     def prefixes(self) -> Callable[..., str]:
         """Return a function that renders the first k messages.
@@ -573,6 +590,25 @@ class _Begins(dict[int, int]):
         return self._lengths[k]
 
 
+def _by_markup(chat: _Chat) -> list[Span] | None:
+    """Return the trained ranges of the wanted messages, which are all an assistant's.
+
+    The result is None where the template's markup does not show all of them.
+    """
+    spans: list[Span] = []
+    if chat.markup is None or chat.laid is None:
+        return None
+    for k in (k for k, want in enumerate(chat.wanted) if want):
+        own = chat.laid.boundary_by_markup(k)
+        after = chat.laid.boundary_by_markup(k + 1) if k + 1 < len(chat.messages) else None
+        if own is None or own.answer is None or (after is None and k + 1 < len(chat.messages)):
+            return None
+        end = len(chat.text) if after is None else after.begin
+        if own.answer < end:
+            spans.append((own.answer, end, k))
+    return spans
+
+
 def _by_prefixes(
     prefix: Callable[..., str],
     count: int,
@@ -629,10 +665,20 @@ def _laid(chat: _Chat) -> Placeholders | None:
     }
     ways = [(everybody, True, False), (speakers, True, False), (speakers, False, False)]
     for replaced, calls, blanks in [(everybody, True, True), *ways] if has_blanks else ways:
-        laid = Placeholders(render, chat.messages, marks, replaced, calls, blanks, remember, texts)
+        how = replaced, calls, blanks, remember, texts, chat.markup
+        laid = Placeholders(render, chat.messages, marks, *how)
         if attempted(partial(laid.place, chat.text)):
             return laid
     return None
+
+
+def _asks_with_tools(render: Render) -> str | None:
+    """Return the generation prompt after a user's message, or None where it is not certain."""
+    user = [{"role": "user", "content": "x"}]
+    alone, asked = (
+        attempted(partial(render, user, prompt=prompt, go_on=True)) for prompt in (False, True)
+    )
+    return asked.removeprefix(alone) if alone and asked and asked.startswith(alone) else None
 
 
 def _ascending(begins: Mapping[int, int]) -> dict[int, int]:

@@ -471,7 +471,9 @@ def test_a_long_conversation_is_rendered_a_few_times(monkeypatch):
     )
     messages = [m for k in range(400) for m in (chats.turns(f"q{k}")[0], thought(f"t{k}", f"a{k}"))]
     text, spans, begins, *_ = find_turns(template, Dialogue(messages), {}, DocumentKeys())
-    assert len(spans) == 400 and len(begins) == 799 and len(renderings) < 24
+    assert len(spans) == 400 and len(begins) == 799
+    of_made_up = max(map(len, placeholders._MADE_UP))
+    assert len([count for count in renderings if count > of_made_up + 1]) < 6
     assert [text[a:b] for a, b, _ in spans][7] == "a7<|im_end|>\n"
 
 

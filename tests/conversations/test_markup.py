@@ -1,0 +1,142 @@
+"""packprep.conversations.markup: where messages begin, by the template's text between them."""
+
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packprep.conversations import turns
+from packprep.conversations.chat_template import compile_template
+from packprep.conversations.layouts import Dialogue
+from packprep.conversations.markup import Boundary, Markup
+from packprep.conversations.placeholders import find_markup
+from packprep.conversations.turns import NotIncremental, find_turns
+from packprep.recipe import DocumentKeys
+from tests.conversations import chats_made as chats
+
+TOKENS = "{% set bos_token = '<s>' %}{% set eos_token = '</s>' %}"
+CALLING = chats.CHATML.replace(
+    "message['content'] + '<|im_end|>'",
+    "(message.content or '') + (message.tool_calls | tojson if message.tool_calls else '')"
+    " + '<|im_end|>'",
+)
+# As Mistral: the tools stand before the last question, and not before the first one.
+TOOLS_LAST = """\
+{%- for m in messages %}
+    {%- if m.role == 'user' %}
+        {%- if loop.last %}{{- '[TOOLS]search[/TOOLS]' }}{% endif %}
+        {{- '[INST]' + m.content + '[/INST]' }}
+    {%- else %}{{- m.content + '</s>' }}{% endif %}
+{%- endfor %}
+"""
+TEMPLATES = {
+    "chatml": chats.CHATML,
+    "llama3": TOKENS + chats.LLAMA3,
+    "thinking": chats.THINKING,
+    "calling": CALLING,
+    "hoisted": TOKENS + chats.HOISTED,
+    "tools_last": TOOLS_LAST,
+}
+
+
+def markup_of(template):
+    compiled = compile_template(template, "2026-01-01")
+    return find_markup(partial(compiled.render, go_on=True), compiled.source)
+
+
+def test_ends_and_heads_are_what_the_template_writes_around_messages():
+    markup = markup_of(chats.CHATML)
+    assert markup.prompt == "<|im_start|>assistant\n"
+    assert markup.heads["user"] == "<|im_start|>user\n"
+    assert markup.ends["assistant"][0] == "<|im_end|>\n"
+
+
+def test_a_boundary_needs_an_end_and_a_head_next_to_each_other():
+    markup = Markup({"user": ["<e>"], "assistant": ["<e>", "</c><e>"]}, {"user": "<u>"}, "<a>\n")
+    assert markup.boundary("<e><u>", "assistant", "user") == Boundary(3, None)
+    assert markup.boundary('"}</c><e><u>', "assistant", "user") == Boundary(9, None)
+    assert markup.boundary("<e>today<u>", "assistant", "user") is None
+    assert markup.boundary("<e><u>today", "assistant", "user") is None
+    assert markup.boundary("<e><a>\n<think>\n", "user", "assistant") == Boundary(3, 7)
+    assert markup.boundary("<e><a>\n<e><a>\n", "user", "assistant") is None
+    assert markup.boundary("<e><a>\n", "tool", "assistant") is None
+
+
+def test_an_end_without_text_counts_only_alone():
+    markup = Markup({"user": [""], "assistant": ["", "</c>"]}, {"user": "<u>"}, "<a>")
+    assert markup.boundary("<u>", "assistant", "user") == Boundary(0, None)
+    assert markup.boundary("</c><u>", "assistant", "user") == Boundary(4, None)
+    assert markup.boundary("[TOOLS]<u>", "assistant", "user") is None
+
+
+def test_a_template_without_a_generation_prompt_has_no_markup():
+    assert markup_of(TOOLS_LAST) is None
+
+
+def test_a_role_after_which_the_prompt_differs_is_left_out():
+    other = CALLING.replace(
+        "if add_generation_prompt", "if add_generation_prompt and messages[-1].role != 'tool'"
+    )
+    assert "tool" in markup_of(CALLING).ends
+    assert markup_of(other).ends.keys() == {"user", "assistant"}
+
+
+def test_a_prompt_that_tools_change_is_not_used(monkeypatch):
+    template = "{{ tools | tojson if tools }}" + chats.CHATML.replace(
+        "'<|im_start|>assistant\\n' }}",
+        "'<|im_start|>assistant\\n' + ('<call>' if tools else '') }}",
+    )
+    compiled = compile_template(template)
+    found = []
+    monkeypatch.setattr(turns, "_by_markup", lambda chat: found.append(chat.markup))
+    for tools in (None, [{"name": "f"}]):
+        dialogue = Dialogue(chats.turns("q", "a"), tools, {}, ())
+        find_turns(compiled, dialogue, {}, DocumentKeys(), with_begins=False)
+    assert found[0] is not None and found[1] is None
+
+
+def _messages(choices):
+    roles = ("user", "assistant", "tool", "system")
+    messages = []
+    for number, content, thoughts, calls in choices:
+        message = {"role": roles[number], "content": content}
+        if roles[number] == "assistant" and thoughts:
+            message["reasoning_content"] = thoughts
+        if roles[number] == "assistant" and calls:
+            message["tool_calls"] = [{"function": {"name": "f", "arguments": {"a": calls}}}]
+        messages.append(message)
+    return messages
+
+
+TEXTS = st.text(st.sampled_from("ab<|>/\n im_end"), max_size=5) | st.sampled_from(
+    ["<|im_end|>\n<|im_start|>user\n", "<e>", "[INST]", "q"]
+)
+CHOICES = st.lists(
+    st.tuples(
+        st.integers(0, 3) | st.integers(0, 1), TEXTS, TEXTS | st.just(""), st.just("") | TEXTS
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(choices=CHOICES)
+def test_turns_are_those_that_renderings_of_the_messages_before_show(name, choices):
+    compiled = compile_template(TEMPLATES[name], "2026-01-01")
+    dialogue = Dialogue(_messages(choices), None, {}, ())
+
+    def spans(with_markup):
+        with pytest.MonkeyPatch.context() as patch:
+            if not with_markup:
+                patch.setattr(turns._Chat, "markup", None)
+            try:
+                quick = find_turns(compiled, dialogue, {}, DocumentKeys(), with_begins=False)
+                return quick.trained, find_turns(compiled, dialogue, {}, DocumentKeys())
+            except NotIncremental:
+                return "not incremental"
+            except Exception as error:
+                return type(error).__name__
+
+    assert spans(True) == spans(False)
