@@ -7,6 +7,7 @@ from typing import Any
 
 from packprep.conversations.chat_template import ChatTemplate, LeftOut, TemplateRefusal
 from packprep.conversations.placeholders import (
+    TAGS,
     THOUGHTS,
     Render,
     attempted,
@@ -46,6 +47,10 @@ def check_written(
         leaves_out("reasoning_content", [_without(message, THOUGHTS) for message in messages])
     for k, message in enumerate(messages):
         said = [part.strip() for part in texts_of(message) if part.strip()]
+        # A template may drop the reasoning of a content, and write only the answer after it.
+        said += [
+            string for part in said for string in TAGS.split(part)[::2] if len(string) >= _LONG_TEXT
+        ]
         if said and not any(part in text for part in said):
             role, in_parts = ascii(message["role"][:40]), isinstance(message["content"], list)
             other = {**message, "content": [{"type": "text", "text": "x"}] if in_parts else "x"}
@@ -62,6 +67,8 @@ def _describes(text: str, tool: Any) -> bool:
     return any(part in text for part in said if part not in _OF_SCHEMAS)
 
 
+_LONG_TEXT = 20
+"""The characters of a text that does not stand in another message by accident."""
 _OF_SCHEMAS = {"type", "object", "string", "properties", "required", "array", "number", "integer"}
 """Strings in every JSON schema."""
 
