@@ -36,8 +36,8 @@ class Markup(NamedTuple):
     """The texts that a template writes around messages.
 
     ends    role → the texts after the last string of its message: after a content, after a call
-    heads   role → the text before the content of its message, without the assistant
-    prompt  the generation prompt
+    heads   role → the text before the first string of its message
+    prompt  the generation prompt, "" for a template without one
     """
 
     ends: Mapping[str, Sequence[str]]
@@ -67,6 +67,9 @@ class Markup(NamedTuple):
 
     def _boundary_of_answer(self, literal: str, end: str, before: str) -> Boundary | None:
         """Return where an assistant's message begins, which may open with more than the prompt."""
+        if not self.prompt:
+            is_between = end.strip() and literal == end + self.heads.get("assistant", "")
+            return Boundary(len(end), len(end)) if is_between else None
         tag = FIRST_TAG.match(self.prompt)
         if tag is None or literal.count(end + tag[0]) != 1:
             return None

@@ -683,7 +683,7 @@ def find_markup(render: Render, source: str) -> Markup | None:
         source: The template's source.
     """
     marks = free_characters([source], 2)
-    prompts: list[str] = []
+    prompts: list[str | None] = []
     ends: dict[str, list[str]] = {}
     heads: dict[str, str] = {}
     shown: list[ShownBoundary] = []
@@ -695,13 +695,15 @@ def find_markup(render: Render, source: str) -> Markup | None:
         boundaries = [made_up.shown_boundary(k) for k in range(1, len(messages))]
         if not all(boundaries):
             continue  # such as a template that does not write calls
-        prompts.append(made_up.asks)
+        asked = {boundary.asks for boundary in boundaries if boundary and boundary.asks is not None}
+        prompts.append("" if asked == {""} else made_up.asks or None)
         for boundary in filter(None, boundaries):
             shown.append(boundary)
             literal, begin = boundary.literal, boundary.boundary.begin
-            ends.setdefault(boundary.before, []).append(literal[:begin])
+            of_role = ends.setdefault(boundary.before, [])
+            of_role += [literal[:begin]] if literal[:begin] not in of_role else []
             heads.setdefault(boundary.role, literal[begin:])
-    if not prompts or not prompts[0]:
+    if not prompts or prompts[0] is None:
         return None
     markup = Markup(ends, heads, prompts[0])
     wrong = {
@@ -711,7 +713,7 @@ def find_markup(render: Render, source: str) -> Markup | None:
         or markup.boundary(boundary.literal, boundary.before, boundary.role)
         not in (None, boundary.boundary)
     }
-    return markup._replace(ends={role: ends[role] for role in ends.keys() - wrong})
+    return markup._replace(ends={role: ends[role] for role in ends if role not in wrong})
 
 
 def _fitted(

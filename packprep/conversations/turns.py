@@ -5,10 +5,11 @@ text        <|im_start|>user↵2+2?<|im_end|>↵<|im_start|>assistant↵4<|im_en
 begins                                      ^                                      message 1
 trained                                                           ^^^^^^^^^^^^     the turn and what closes it, not its header
 ```
-{% generation %} blocks of a template mark trained text. Without such blocks, two renderings are
-compared: the messages up to an assistant's turn, and the messages before it with the generation
-prompt. The turn is the difference, which a model has to write. Some templates rewrite earlier
-turns, for example to drop reasoning. Placeholders find the turns of such templates
+{% generation %} blocks of a template mark trained text. Without such blocks, a turn begins after the
+generation prompt, and ends where the next message begins. The template's own text between two
+messages shows both (`markup.py`). Where it does not, two renderings are compared: the messages up
+to an assistant's turn, and the messages before it with the generation prompt. Some templates
+rewrite earlier turns, for example to drop reasoning. Placeholders find the turns of such templates
 (`placeholders.py`).
 """
 
@@ -237,25 +238,15 @@ def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[
 
     The result is None where `_found` is needed.
     """
-    from packprep.conversations.template_limits import TemplateLimit
-
     speakers = [k for k, message in enumerate(chat.messages) if message["role"] == "assistant"]
     wanted = [k for k, want in enumerate(chat.wanted) if want]
-    if not set(wanted) <= set(speakers) or len(chat.messages) > MOST_BY_PREFIXES:
+    if not set(wanted) <= set(speakers):
         return None
     if blocks is not None:
         if len(blocks) != len(speakers):
             return None
         return [(*block, k) for block, k in zip(blocks, speakers, strict=True) if chat.wanted[k]]
-    if (spans := _by_markup(chat)) is not None:
-        return spans
-    try:
-        begins = _Begins(chat.prefixes(), chat.text)
-        return _by_prefixes(begins.prefix, len(chat.messages), chat.text, begins, chat.wanted)
-    except (MemoryError, TemplateLimit):
-        raise
-    except Exception as error:  # A template is code and may raise any error.
-        return _told_by_placeholders(chat, _Told({}, None, error), True).spans
+    return _by_markup(chat)
 
 
 def _with_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
@@ -558,36 +549,6 @@ def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]
         if before is not None and 0 < len(before) < len(text) and text.startswith(before):
             begins[k] = len(before)
     return begins
-
-
-class _Begins(dict[int, int]):
-    """A mapping from a message's index to its first character, computed on demand.
-
-    Its items are those that `_begins` returns, without messages that begin at the same character
-    as the message before them.
-    """
-
-    def __init__(self, prefix: Callable[..., str], text: str):
-        super().__init__()
-        self.prefix, self._text = prefix, text
-        self._lengths: dict[int, int] = {}
-
-    def __contains__(self, k: object) -> bool:
-        assert isinstance(k, int)
-        if not super().__contains__(k):
-            begin = self._begin(k)
-            if begin > 0 and begin != self._begin(k - 1):
-                self[k] = begin
-        return super().__contains__(k)
-
-    def _begin(self, k: int) -> int:
-        """Return where message k begins, or 0 where it is not certain."""
-        if k not in self._lengths:
-            before = attempted(partial(self.prefix, k)) if k > 0 else None
-            is_told = before is not None and 0 < len(before) < len(self._text)
-            is_told = is_told and self._text.startswith(before or "")
-            self._lengths[k] = len(before or "") if is_told else 0
-        return self._lengths[k]
 
 
 def _by_markup(chat: _Chat) -> list[Span] | None:

@@ -70,8 +70,13 @@ def test_an_end_without_text_counts_only_alone():
     assert markup.boundary("[TOOLS]<u>", "assistant", "user") is None
 
 
-def test_a_template_without_a_generation_prompt_has_no_markup():
-    assert markup_of(TOOLS_LAST) is None
+def test_an_answer_follows_a_question_where_a_template_has_no_generation_prompt():
+    markup = markup_of(TOOLS_LAST)
+    assert markup.prompt == ""
+    assert markup.boundary("[/INST]", "user", "assistant") == Boundary(7, 7)
+    assert markup.boundary("[/INST]<think>", "user", "assistant") is None
+    assert markup.boundary("</s>[INST]", "assistant", "user") == Boundary(4, None)
+    assert markup.boundary("</s>[TOOLS]search[/TOOLS][INST]", "assistant", "user") is None
 
 
 def test_a_role_after_which_the_prompt_differs_is_left_out():
