@@ -117,70 +117,134 @@ def counted_begins(characters: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
 def trained_tokens(
     conversation: Conversation, begins: np.ndarray, places: MediaPlaces = NO_PLACES
 ) -> Trained:
-    """Return the trained tokens of a document.
-
-    If roles are known, a cut at a user's message is BEST. A cut is NEVER made between a trained
-    turn and the message that it answers, which is the nearest earlier message of a user or a tool.
-    Nor may a cut leave only what later chunks repeat.
+    """Return the trained tokens of a document, and where it may be cut.
 
     Args:
         conversation: The document.
         begins: The character from which each token counts, int64[n], ascending.
         places: Its places of media.
     """
-    n, spans = len(begins), np.array(conversation.spans, np.int64).reshape(-1, 2)
-    # the last span that begins at or before the token
-    before = np.searchsorted(spans[:, 0], begins, side="right") - 1
-    ends = np.append(spans[:, 1], 0)  # of no span, −1: 0
-    roles, boundaries = conversation.roles, np.array(conversation.boundaries, np.int64)
-    message = np.searchsorted(boundaries, begins, side="right") if roles else np.zeros(n, np.int64)
-    weights = np.array(conversation.weights or (1.0,) * len(spans), np.float32)
-    which = np.where(begins < ends[before], message, -1)
-    for begin, end in places.spans.tolist():
-        which[begin:end] = -1
-    weight = np.where(which < 0, np.float32(0), np.append(weights, np.float32(0))[before])
-    changes = np.diff(which, prepend=-1, append=-1) != 0
-    changes |= np.diff(weight, prepend=np.float32(0), append=np.float32(0)) != 0
-    edges = np.flatnonzero(changes)
-    found = np.stack((edges[:-1], edges[1:]), 1).astype(np.int64)
-    found = found[which[found[:, 0]] >= 0]
-    first = np.searchsorted(begins, boundaries)  # tokens of messages after the first
-    system = int(np.searchsorted(begins, conversation.system_end)) if conversation.system_end else 0
-    if len(places.spans) and places.spans[0, 0] < system:
-        system = 0  # A place of media is never repeated.
-    cuts = np.unique(first[(first > 0) & (first < n)]).astype(np.int64)
-    turns, ranks = (
-        np.repeat([[n, n]], len(found), 0).astype(np.int64),
-        np.full(len(cuts), ANYWHERE, np.uint8),
-    )
-    if roles and len(found):
-        of_span = which[found[:, 0]]
-        turns[:, 0] = found[np.searchsorted(of_span, of_span), 0]
-        asking = np.flatnonzero(np.isin(roles, ASKING))
-        last = np.searchsorted(asking, of_span) - 1  # −1: nothing is asked before
-        turns[:, 1] = (
-            np.where(last < 0, n, np.maximum(np.append(first, n)[asking[last]], 1))
-            if len(asking)
-            else n
-        )
-        next_span = np.searchsorted(found[:, 0], cuts)
-        ranks[np.append(turns[:, 1], n)[next_span] <= cuts] = NEVER
-        ranks[np.isin(cuts, first[np.array(roles[1:]) == "user"])] = BEST
-        ranks[cuts <= system] = NEVER
     text = conversation.text
-    to_the_end = bool(len(spans)) and int(spans[-1, 1]) == len(text)
-    eos_weight = float(weights[-1]) if to_the_end else 0.0
-    starts = spans[~np.isin(spans[:, 0], begins), 0].tolist()
-    split_starts = sum(not text[start : start + 1].isspace() for start in starts)
-    columns = found, weight[found[:, 0]], turns, cuts, ranks
+    spans = np.array(conversation.spans, np.int64).reshape(-1, 2)
+    weights = np.array(conversation.weights or (1.0,) * len(spans), np.float32)
+    message, weight = _labels_of_tokens(conversation, begins, spans, weights, places)
+    token_spans = _equal_ranges(message, weight)
+    first_tokens = np.searchsorted(begins, np.array(conversation.boundaries, np.int64))
+    system = _system_tokens(conversation, begins, places)
+    turns, cuts, ranks = _cut_positions(
+        conversation.roles, first_tokens, token_spans, message[token_spans[:, 0]], system, begins
+    )
+    is_last_trained = bool(len(spans)) and int(spans[-1, 1]) == len(text)
+    starts_in_tokens = spans[~np.isin(spans[:, 0], begins), 0].tolist()
     return Trained(
-        *columns,
+        token_spans,
+        weight[token_spans[:, 0]],
+        turns,
+        cuts,
+        ranks,
         system,
-        eos_weight,
+        float(weights[-1]) if is_last_trained else 0.0,
         places,
         document_weight=conversation.weight,
-        split_starts=split_starts,
+        split_starts=sum(not text[start : start + 1].isspace() for start in starts_in_tokens),
     )
+
+
+def _labels_of_tokens(
+    conversation: Conversation,
+    begins: np.ndarray,
+    spans: np.ndarray,
+    weights: np.ndarray,
+    places: MediaPlaces,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the message of each trained token, −1 for others, int64[n], and its weight, float32[n].
+
+    Args:
+        conversation: The document.
+        begins: The character from which each token counts, int64[n].
+        spans: Its trained characters, int64[k, 2].
+        weights: The weight of each span, float32[k].
+        places: Its places of media, which are never trained.
+    """
+    boundaries = np.array(conversation.boundaries, np.int64)
+    message = np.zeros(len(begins), np.int64)
+    if conversation.roles:
+        message = np.searchsorted(boundaries, begins, side="right")
+    # The number of the last span that begins at or before a token, or −1. Span −1 is empty.
+    span = np.searchsorted(spans[:, 0], begins, side="right") - 1
+    message = np.where(begins < np.append(spans[:, 1], 0)[span], message, -1)
+    for begin, end in places.spans.tolist():
+        message[begin:end] = -1
+    weight = np.append(weights, np.float32(0))[span]
+    return message, np.where(message < 0, np.float32(0), weight)
+
+
+def _equal_ranges(message: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return the ranges of trained tokens of equal message and weight, int64[k, 2]."""
+    changes = np.diff(message, prepend=-1, append=-1) != 0
+    changes |= np.diff(weight, prepend=np.float32(0), append=np.float32(0)) != 0
+    edges = np.flatnonzero(changes)
+    ranges = np.stack((edges[:-1], edges[1:]), 1).astype(np.int64)
+    return ranges[message[ranges[:, 0]] >= 0]
+
+
+def _system_tokens(conversation: Conversation, begins: np.ndarray, places: MediaPlaces) -> int:
+    """Return how many leading tokens later chunks repeat.
+
+    A place of media is never repeated.
+    """
+    count = int(np.searchsorted(begins, conversation.system_end)) if conversation.system_end else 0
+    return 0 if len(places.spans) and places.spans[0, 0] < count else count
+
+
+def _cut_positions(
+    roles: Sequence[str],
+    first_tokens: np.ndarray,
+    spans: np.ndarray,
+    message_of_span: np.ndarray,
+    system: int,
+    begins: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the turn of each span, and the cuts of a document with their ranks, as in `Trained`.
+
+    If roles are known, a cut at a user's message is BEST. A cut is NEVER made between a trained
+    turn and the message that it answers, which is the nearest earlier message of a user or a tool.
+    Nor may a cut leave only what later chunks repeat.
+
+    ```
+    messages       system  user  assistant  user  assistant
+    first_tokens           5     9          20    26
+    spans                        [11, 20)         [28, 40)
+    turns                        11, 9            28, 26        first trained token, end of the question
+    cuts                   5     9          20    26
+    ranks                  NEVER NEVER      BEST  NEVER
+    ```
+
+    Args:
+        roles: The role of each message, or () where they are unknown.
+        first_tokens: The first token of each message after the first, int64[m].
+        spans: Ranges of trained tokens, int64[k, 2].
+        message_of_span: The message of each span, int64[k].
+        system: Number of tokens that later chunks repeat.
+        begins: The character from which each token counts, int64[n].
+    """
+    n = len(begins)
+    cuts = np.unique(first_tokens[(first_tokens > 0) & (first_tokens < n)]).astype(np.int64)
+    turns = np.repeat([[n, n]], len(spans), 0).astype(np.int64)
+    ranks = np.full(len(cuts), ANYWHERE, np.uint8)
+    if not roles or not len(spans):
+        return turns, cuts, ranks
+    turns[:, 0] = spans[np.searchsorted(message_of_span, message_of_span), 0]
+    asking = np.flatnonzero(np.isin(roles, ASKING))
+    if len(asking):
+        question = np.searchsorted(asking, message_of_span) - 1  # −1: nothing is asked before
+        ends = np.append(first_tokens, n)[asking[question]]
+        turns[:, 1] = np.where(question < 0, n, np.maximum(ends, 1))
+    next_span = np.searchsorted(spans[:, 0], cuts)
+    ranks[np.append(turns[:, 1], n)[next_span] <= cuts] = NEVER
+    ranks[np.isin(cuts, first_tokens[np.array(roles[1:]) == "user"])] = BEST
+    ranks[cuts <= system] = NEVER
+    return turns, cuts, ranks
 
 
 def _all_trained(
