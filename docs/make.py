@@ -413,7 +413,6 @@ def arrays() -> str:
         trained=70,
         weighted=True,
         media=(50, 60),
-        removed=True,
     )
     rows = []
     for name, (dtype, shape) in full.items():
@@ -458,7 +457,9 @@ _MEANINGS = {
         " sum of real lengths"
     ),
     "cu_seqlens_padded": "the same in physical slots; only with `pad_seq_to_mult` above 1",
-    "segment_tokens": "content tokens used, without bos and eos",
+    "segment_tokens": (
+        "content tokens used, without bos and eos; 0 if the document [was removed](#p23)"
+    ),
     "segment_prefix": (
         "leading slots that see each other both ways; 0: causal; −1: another rule holds"
     ),
@@ -474,7 +475,6 @@ _MEANINGS = {
     "segment_task": "index into the manifest's tasks; the last is `too_short`",
     "segment_source": "index into the manifest's sources",
     "segment_repeat": "which use of the document this is: 0, 1, …",
-    "segment_removed": "1 where the document [was removed](#p23); only in shards that have one",
 }
 
 # scale.md

@@ -325,12 +325,12 @@ class _Lost:
             arrays = open_arrays(read_file(folder / shard_name(b)), shard_name(b))
             file = np.repeat(arrays["part_file"].astype(np.int64), np.diff(arrays["part_offsets"]))
             position, n = arrays["position"], np.diff(arrays["document_offsets"])
+            there = ~plan.removed.at(file, position)
+            there[arrays["rejected"]] = False
         else:
             header = header_columns(shard_in(folder, self._manifest, b).arrays)
             file, position, n = header["file"], header["doc"], header["tokens"]
-        there = ~plan.removed.at(file, position)
-        if plan.is_store:
-            there[arrays["rejected"]] = False
+            there = n > 0
         for number in np.intersect1d(file, list(self._of_file)).tolist():
             positions = self._of_file[number][2]
             of_file = np.flatnonzero((file == number) & there)
@@ -457,7 +457,7 @@ def _change(folder: Path, manifest: Manifest, b: int, old: Plan, plan: Plan, new
     else:
         shard = shard_in(folder, manifest, b)
         segments = sound_segments(plan, shard)
-        listed = plan.removed.segments(segments) & ~old.removed.segments(segments)
+        listed = plan.removed.segments(segments) & segments.has_tokens
         slots = {name: shard.arrays[name] for name in SLOT_ARRAYS if name in shard.layout}
         slots, segments, ledger, uses = without(plan, slots, segments, listed, receipt["ledger"])
         arrays = slots | segments.header_arrays(plan.recipe.packing.pad_seq_to_mult)

@@ -35,14 +35,16 @@ def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Segments:
 
     bos starts a document. eos is the number of slots that the formula leaves over; a value other
     than 0 and 1 means that the formula does not hold. A later chunk of a supervised document may
-    repeat a system message. Its last token then shows whether there is an eos. In a removed chunk,
-    eos is assumed if it is the document's last. With eos after each segment, there is always one.
+    repeat a system message. Its last token then shows whether there is an eos. With eos after each
+    segment, there is always one. The formula does not apply to segments without tokens, whose
+    columns stay 0.
     """
     segments = Segments.of_arrays(arrays)
-    bos = ((segments.start == 0) & plan.recipe.documents.prepend_bos).astype(np.int64)
+    bos = (segments.start == 0) & segments.has_tokens & plan.recipe.documents.prepend_bos
+    bos = bos.astype(np.int64)
     extra = np.zeros(len(segments), np.int64)
     for t, task in enumerate(plan.tasks):
-        chosen = np.flatnonzero(segments.task == t)
+        chosen = segments.of_task(t)
         if len(chosen):
             of_task = segments.select(chosen)
             no_eos = np.zeros(len(chosen), np.int64)
@@ -61,10 +63,7 @@ def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Segments:
 
 
 def _ends_in_eos(plan: Plan, arrays: Mapping[str, np.ndarray], segments: Segments) -> np.ndarray:
-    """Return whether each segment's last token is eos, bool[m].
-
-    For a removed segment, return whether it is its document's last.
-    """
+    """Return whether each segment's last token is eos, bool[m]."""
     last_slot = segments.row, segments.first_slot + segments.slots - 1
     last = arrays["tokens"][last_slot].astype(np.int64)
     # With labels of the next slot, the last label is pad, and x_0 is clean. Tokens decide then.
@@ -72,8 +71,7 @@ def _ends_in_eos(plan: Plan, arrays: Mapping[str, np.ndarray], segments: Segment
         by_task = plan.by_task
         noised = (by_task.in_place & (by_task.copies == 1))[segments.task]
         last = np.where(noised, arrays["labels"][last_slot], last)
-    ends = last == plan.vocabulary.roles.get("eos", -1)
-    ends[segments.removed] = segments.select(segments.removed).last_chunks()
+    ends: np.ndarray = last == plan.vocabulary.roles.get("eos", -1)
     return ends
 
 
@@ -119,8 +117,7 @@ def restore(
 ) -> RestoredTokens:
     """Return the original tokens of the chosen segments, by the inverses of their objectives.
 
-    With same-position prediction, they are the labels. With block diffusion, they are x_0. A
-    removed segment gives pad ids.
+    With same-position prediction, they are the labels. With block diffusion, they are x_0.
 
     Args:
         plan: The dataset's plan.
@@ -144,10 +141,8 @@ def _restore(
     begin = np.cumsum(lengths) - lengths
     out = np.empty(int(lengths.sum()), arrays["tokens"].dtype)
     fits = np.ones(len(chosen), np.bool_)
-    if of_chosen.removed.any():
-        out[np.repeat(of_chosen.removed, lengths)] = tasks[0].ids.pad
     for t, task in enumerate(tasks):
-        which = np.flatnonzero((of_chosen.task == t) & ~of_chosen.removed)
+        which = of_chosen.of_task(t)
         if not len(which):
             continue
         of_task = of_chosen.select(which)
@@ -185,7 +180,7 @@ def fitting(
         if task.in_place or task.objective is plan.tasks[-1].objective:
             continue  # The task inserts no tokens.
         assert task.objective.restore is not None
-        chosen = np.flatnonzero((segments.task == t) & ~segments.removed)
+        chosen = segments.of_task(t)
         of_task = segments.select(chosen)
         ends = np.cumsum(of_task.tokens + of_task.repeated)
         if not len(chosen):
@@ -216,8 +211,8 @@ def sound_segments(plan: Plan, shard: Shard) -> Segments:
     """
     arrays = shard.arrays
     n = arrays["segment_tokens"].astype(np.int64)
-    if len(n) and (n.min() < 1 or n.max() > shard.seq_length):
-        damaged = int(np.argmax((n < 1) | (n > shard.seq_length)))
+    if len(n) and (n.min() < 0 or n.max() > shard.seq_length):
+        damaged = int(np.argmax((n < 0) | (n > shard.seq_length)))
         raise _damaged(shard, damaged, "segment_tokens is out of range")
     if "trained_offsets" in arrays:
         offsets, ranges = arrays["trained_offsets"], arrays["trained_ranges"]
@@ -227,7 +222,8 @@ def sound_segments(plan: Plan, shard: Shard) -> Segments:
     segments = stored_segments(plan, arrays)
     holds = (segments.eos >= 0) & (segments.eos <= 1) & (segments.repeated >= 0)
     for t, task in enumerate(plan.tasks):
-        chosen = np.flatnonzero((segments.task == t) & holds)
+        chosen = segments.of_task(t)
+        chosen = chosen[holds[chosen]]
         if len(chosen):
             of_task = segments.select(chosen)
             formula = task.slots(of_task.bodies(), of_task.bos, of_task.eos)
@@ -371,7 +367,7 @@ def replay_segments(
     """Return the differences, in words, when segments are rebuilt from their sources.
 
     The difference is "" if the rebuilt segment equals the stored one, and the stored one inverts
-        to the document's tokens. Removed segments are not rebuilt.
+        to the document's tokens. Segments without tokens are not rebuilt.
 
     Args:
         plan: The dataset's plan.
@@ -400,7 +396,7 @@ def replay_segments(
             (int(doc), int(start)): i
             for i, (doc, start) in enumerate(zip(built.doc, built.start, strict=True))
         }
-        for k in of_file[~of_chosen.removed[of_file]]:
+        for k in of_file[of_chosen.has_tokens[of_file]]:
             i = index_of.get((int(of_chosen.doc[k]), int(of_chosen.start[k])))
             if i is None:
                 differences[k] = f"its document has no cut at token {int(of_chosen.start[k])}"
@@ -587,7 +583,7 @@ def restored_documents(
     order = np.lexsort(
         (segments.start, segments.repeat, segments.doc, segments.file, segments.source)
     )
-    order = order[~segments.removed[order]]
+    order = order[segments.has_tokens[order]]
     content, offsets, fits = restore(plan, arrays, segments, order)
     is_sound = fits & np.isin(segments.eos[order], (0, 1))
     if not is_sound.all():

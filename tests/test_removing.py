@@ -30,6 +30,7 @@ from tests.twin.check import verify_with_twin
 from tests.verification.damage import edit_plan, put_shard, resigned
 
 ALL = -1
+ERASED = {f"segment_{name}" for name in ("tokens", "prefix", "noise", "loss_weight")}
 
 
 def shards_of(folder):
@@ -102,7 +103,7 @@ def test_a_dataset_loses_documents_and_no_other_slot_moves(built, tmp_path, name
             assert not listed.any() and os.path.samefile(before.path, after.path)
             assert done_receipt(folder_at(new), b, plan.digests)[0]["plan_digest"] != plan.digest
             continue
-        assert listed.any() and (without["segment_removed"] == listed).all()
+        assert listed.any() and ((without["segment_tokens"] == 0) == listed).all()
         ids = segment_numbers(arrays)
         away = np.isin(ids, np.flatnonzero(listed))
         for name_of, array in arrays.items():
@@ -113,7 +114,9 @@ def test_a_dataset_loses_documents_and_no_other_slot_moves(built, tmp_path, name
                         without[name_of][away]
                         == (0 if name_of == "loss_mask" else plan.vocabulary.roles["pad"])
                     ).all()
-            elif name_of != "segment_prefix" and not name_of.startswith("media_"):
+            elif name_of in ERASED:
+                assert (without[name_of] == array)[~listed].all(), name_of
+            elif not name_of.startswith("media_"):
                 assert (without[name_of] == array).all(), name_of
     # whose plan is of another place
     moved = {"web": str(old.parent / "sources")} if name == "duo" else {}
@@ -188,6 +191,37 @@ def test_removing_twice_is_removing_once_and_loader_states_stay_good(built, tmp_
         RecipeError, match="none of its documents has a segment .*rejected or removed before"
     ):
         remove_documents(tmp_path / "once", first, tmp_path / "again", made.Silent())
+
+
+def test_compact_shards_train_nothing_of_a_removed_document(tmp_path):
+    """Their loss follows from the header."""
+    made.write_lines(tmp_path / "a.jsonl", made.texts(60, 3))
+    tasks, masks = [{"objective": "causal"}, {"objective": "prefix_lm"}], []
+    for columns in ("full", "compact"):
+        old, new = tmp_path / columns, tmp_path / f"{columns} without"
+        made.build(made.table("a.jsonl", tasks=tasks, output={"columns": columns}), tmp_path, old)
+        remove_documents(
+            old, write_list(tmp_path / "list", documents_of(old)[:9]), new, made.Silent()
+        )
+        sound(new, twin=True, epoch=1)
+        dataset = open_dataset(new)
+        masks.append(dataset.batch(range(len(dataset)), columns=["loss_mask"])["loss_mask"])
+    assert (masks[0] == masks[1]).all()
+
+
+@pytest.mark.parametrize("name", ["masked", pytest.param("blocks", marks=pytest.mark.long)])
+def test_both_ways_to_resample_skip_removed_documents(built, tmp_path, name):
+    """Of rows in which all segments, or only one, lost their documents."""
+    old, documents = built(name), documents_of(built(name))
+    gone = write_list(tmp_path / "list", documents[: len(documents) // 2])
+    remove_documents(old, gone, tmp_path / "new", made.Silent())
+    dataset, names = open_dataset(tmp_path / "new"), ["tokens", "loss_mask", "loss_weights"]
+    rows = [
+        dataset.batch(range(20), columns=names, epochs=[2] * 20, accelerate=how)
+        for how in ("numpy", "numba")
+    ]
+    assert all((rows[0][column] == rows[1][column]).all() for column in rows[0])
+    sound(tmp_path / "new", twin=True, epoch=3)
 
 
 def test_exports_have_no_removed_document(built, tmp_path):
@@ -507,7 +541,7 @@ def test_what_is_said_of_a_removed_document(built, tmp_path):
 def found(folder, number, arrays):
     """(row of the dataset, number from 1) of the first removed segment of a shard; None, 0 if there
     is none."""
-    removed = np.flatnonzero(arrays.get("segment_removed", np.zeros(0)))
+    removed = np.flatnonzero(arrays["segment_tokens"] == 0)
     if not len(removed):
         return None, 0
     row = int(np.searchsorted(arrays["row_offsets"], removed[0], "right")) - 1
@@ -515,7 +549,7 @@ def found(folder, number, arrays):
     return before + row, int(removed[0] - arrays["row_offsets"][row]) + 1
 
 
-@pytest.mark.parametrize("name, value", [("tokens", 65), ("segment_removed", 0), ("loss_mask", 1)])
+@pytest.mark.parametrize("name, value", [("tokens", 65), ("segment_tokens", 1), ("loss_mask", 1)])
 def test_p23_finds_what_is_left_of_a_removed_document(built, tmp_path, name, value):
     old, new = built("ul2r"), tmp_path / "new"
     result = remove_documents(
@@ -523,8 +557,8 @@ def test_p23_finds_what_is_left_of_a_removed_document(built, tmp_path, name, val
     )
     number = result["changed"][0]
     with resigned(new, number) as arrays:
-        removed = int(np.flatnonzero(arrays["segment_removed"])[0])
-        if name == "segment_removed":
+        removed = int(np.flatnonzero(arrays["segment_tokens"] == 0)[0])
+        if name == "segment_tokens":
             arrays[name][removed] = value
         else:
             row, slot = np.argwhere(segment_numbers(arrays) == removed)[0]

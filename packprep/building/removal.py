@@ -1,8 +1,9 @@
 """Remove documents from a dataset or token store after it was made, keeping only their places.
 
-    built     ‹NLG› t ‹0› ias ‹1› ‹0› hod ‹1› ericAl ‹eos›     loss 0 0 0 0 0 1 …     header: document, task, key, tokens, …
-    removed   ‹pad› … of as many slots                         loss 0 …               the same, prefix 0, removed 1, no media
+    built     ‹NLG› t ‹0› ias ‹1› ‹0› hod ‹1› ericAl ‹eos›     loss 0 0 0 0 0 1 …     12 tokens
+    removed   ‹pad› … of as many slots                         loss 0 …               0 tokens
 
+The header keeps the document, the task and the key. Noise, media and the task's own prefix go too.
 No slot of another segment moves, so rows, their order and all random numbers stay the same. A build
 that reads the text applies the removal to its rendered arrays; `packprep remove` applies it to the
 stored ones. Both give the same bytes.
@@ -115,8 +116,8 @@ def blank(
 ) -> tuple[dict[str, np.ndarray], Segments]:
     """Return a shard's slot arrays and segments with the contents of `removed` segments erased.
 
-    Their slots become pad ids without loss, and their media spans are dropped. A segment's prefix
-    becomes 0 if it is the segment's own and does not fill a sequence of the row.
+    Their slots become pad ids without loss. They have no tokens, no noise and no media spans. A
+    segment's prefix becomes 0 if it is the segment's own and does not fill a sequence of the row.
 
     Args:
         tasks: The plan's tasks.
@@ -141,8 +142,11 @@ def blank(
     )
     return blanked, segments.replace(
         prefix=np.where(removed & has_own_prefix[segments.task], 0, segments.prefix),
-        removed=segments.removed | removed,
-        media=None if segments.media is None else segments.media.without(removed),
+        tokens=np.where(removed, 0, segments.tokens),
+        repeated=np.where(removed, 0, segments.repeated),
+        noise=np.where(removed, np.float32(0), segments.noise),
+        loss_weight=np.where(removed, np.float32(1), segments.loss_weight),
+        media=None if segments.media is None else segments.media.within(~removed),
     )
 
 

@@ -86,7 +86,7 @@ class Facts:
     def restricted(self, sources: np.ndarray, tasks: np.ndarray) -> "Facts":
         """Return a copy that keeps the loss only on some sources and tasks.
 
-        Loss that was already removed stays removed.
+        Loss that was not kept before is not kept either.
 
         Args:
             sources: bool[sources], the sources that keep their loss.
@@ -207,15 +207,6 @@ class RowSegments:
         parts = self.parts(f"segment_{name}")
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    @lazy
-    def removed(self) -> np.ndarray:
-        """Return which segments belong to removed documents, bool[m]."""
-        found = np.zeros(len(self), np.bool_)
-        for i, (shard, row) in enumerate(self.places):
-            if "segment_removed" in shard.layout:
-                found[self.row == i] = shard.part("segment_removed", row, *self._ranges[i]) != 0
-        return found
-
     def looked_up(self, name: str, table: np.ndarray) -> np.ndarray:
         """Look up each segment's task or source in a table.
 
@@ -286,7 +277,8 @@ class RowSegments:
     # Columns that are not stored, [size] each
 
     def next_token_loss_mask(self) -> np.ndarray:
-        prefix = np.where(self.removed, self.slots, self.column("prefix"))
+        # A segment without tokens trains nothing.
+        prefix = np.where(self.column("tokens") > 0, self.column("prefix"), self.slots)
         return next_token_loss_mask(self.at, self.slots, prefix, self.size)
 
     def position_ids(self) -> np.ndarray:

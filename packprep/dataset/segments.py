@@ -109,14 +109,14 @@ class MediaSpans(NamedTuple):
             spans.append((*numbers, ref.decode(errors="replace")))
         return spans
 
-    def without(self, removed: np.ndarray) -> "MediaSpans | None":
-        """Return the spans outside the segments `removed`, bool[m], or None if there are none."""
+    def within(self, chosen: np.ndarray) -> "MediaSpans | None":
+        """Return the spans in the segments `chosen`, bool[m], or None if there are none."""
         counts, lengths = np.diff(self.offsets), np.diff(self.ref_offsets)
-        kept = np.repeat(~removed, counts)
+        kept = np.repeat(chosen, counts)
         if not kept.any():
             return None
         return MediaSpans(
-            offsets_of(np.where(removed, 0, counts)),
+            offsets_of(np.where(chosen, counts, 0)),
             offsets_of(lengths[kept]),
             self.slot[kept],
             self.tokens[kept],
@@ -147,7 +147,7 @@ class Segments:
     doc: np.ndarray  # the document's position in its file
     repeat: np.ndarray
     start: np.ndarray  # first content token
-    tokens: np.ndarray  # content tokens
+    tokens: np.ndarray  # content tokens; 0 if the document was removed
     key: np.ndarray  # uint64
     # Values that cutting decides.
     task: np.ndarray
@@ -163,7 +163,6 @@ class Segments:
     prefix: np.ndarray  # leading slots that see each other both ways; -1 in block diffusion
     noise: np.ndarray  # float32
     loss_weight: np.ndarray  # float32
-    removed: np.ndarray  # bool: the document was removed
     trained: TrainedRanges | None = None
     media: MediaSpans | None = None
     blocks: NoiseBlocks | None = None
@@ -187,7 +186,6 @@ class Segments:
             "key": zeros.astype(np.uint64),
             "noise": np.zeros(count, np.float32),
             "loss_weight": np.ones(count, np.float32),
-            "removed": np.zeros(count, np.bool_),
         }
         return cls(**defaults | columns)
 
@@ -201,7 +199,6 @@ class Segments:
         """
         columns: dict[str, Any] = header_columns(arrays)
         columns["row"], columns["first_slot"], columns["slots"] = segment_slots(arrays)
-        columns["removed"] = removed_segments(arrays)
         if "trained_offsets" in arrays:
             columns["trained"] = TrainedRanges(
                 arrays["trained_offsets"], arrays["trained_ranges"], arrays.get("trained_weights")
@@ -225,6 +222,18 @@ class Segments:
         Trained ranges, media and blocks are left out.
         """
         return Segments(**{name: getattr(self, name)[which] for name in _COLUMNS})
+
+    @property
+    def has_tokens(self) -> np.ndarray:
+        """Whether each segment has content, bool[m].
+
+        A segment of a removed document has none, and keeps its slots as padding.
+        """
+        return self.tokens != 0
+
+    def of_task(self, task: int) -> np.ndarray:
+        """Return the indices of the segments of task number `task` that have tokens, int64[k]."""
+        return np.flatnonzero((self.task == task) & self.has_tokens)
 
     def bodies(self, epoch: int = 0) -> Bodies:
         """Return the columns that decide the form of the bodies in an epoch."""
@@ -272,8 +281,6 @@ class Segments:
         if pad_seq_to_mult > 1:
             padded = self.slots + -self.slots % pad_seq_to_mult
             arrays["cu_seqlens_padded"] = _cumulative(padded, self.row, row_offsets)
-        if self.removed.any():
-            arrays["segment_removed"] = self.removed.view(np.uint8)
         for prefix, record in (("media", self.media), ("block", self.blocks)):
             if record is not None:
                 arrays |= {f"{prefix}_{name}": column for name, column in record._asdict().items()}
@@ -308,12 +315,6 @@ def segment_slots(arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndar
     real = arrays["cu_seqlens"].astype(np.int64)
     physical = arrays.get("cu_seqlens_padded", arrays["cu_seqlens"]).astype(np.int64)
     return boundaries(np.diff(arrays["row_offsets"]), real, physical)
-
-
-def removed_segments(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return which segments of a shard's arrays belong to removed documents, bool[m]."""
-    flags = arrays.get("segment_removed")
-    return np.zeros(len(arrays["segment_key"]), np.bool_) if flags is None else flags != 0
 
 
 def _cumulative(lengths: np.ndarray, row: np.ndarray, row_offsets: np.ndarray) -> np.ndarray:

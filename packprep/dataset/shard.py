@@ -225,7 +225,6 @@ def layout(
     weighted: bool = False,
     compact: bool = False,
     media: tuple[int, int] | None = None,
-    removed: bool = False,
 ) -> Layout:
     """Return the arrays of a shard in file order.
 
@@ -242,7 +241,6 @@ def layout(
         compact: Whether to leave out segment_ids, and loss_mask unless tasks predict at the same
             position or ranges are trained. cu_seqlens and segment_prefix determine both.
         media: Number of media spans and bytes of their references, or None without media.
-        removed: Whether the shard has segments of removed documents.
 
     Returns:
         A dict name → (dtype, shape).
@@ -293,8 +291,6 @@ def layout(
     if media is not None:
         arrays["media_kind"] = (u16, media[:1])
         arrays["media_ref"] = (u8, media[1:])
-    if removed:
-        arrays["segment_removed"] = (u8, (segments,))
     return arrays
 
 
@@ -310,7 +306,6 @@ NAMES = frozenset(
         trained=0,
         weighted=True,
         media=(0, 0),
-        removed=True,
     )
 )
 
@@ -354,7 +349,6 @@ def _inferred_layout(
         weighted="trained_weights" in shapes,
         compact="segment_ids" not in shapes,
         media=(count("media_slot"), count("media_ref")) if has_media else None,
-        removed="segment_removed" in shapes,
     )
     missing = [name for name in expected if name not in shapes]
     if missing:

@@ -160,7 +160,7 @@ class _Found:
             segments = Segments.of_arrays(shard.arrays)
             file, doc = segments.file, segments.doc
             of_document = (doc == self._position) & np.isin(file, self._files)
-            chosen = np.flatnonzero(of_document & ~segments.removed)
+            chosen = np.flatnonzero(of_document & segments.has_tokens)
             if len(self._files) == 1:
                 self._note_neighbours(int(self._files[0]), doc[file == self._files[0]])
             if len(chosen):

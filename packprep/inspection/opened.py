@@ -28,6 +28,7 @@ from packprep.storage import Folder, LocalCopy, folder_at, local_copy
 from packprep.tokenizer.texts import TokenTexts, texts_of_dataset
 
 IDENTICAL = "identical"
+NO_TOKENS = "its document was removed"
 NOT_READ = (
     "not rebuilt: its source was not read; give --source NAME=PREFIX or --from-plan to read it"
 )
@@ -110,7 +111,7 @@ class OpenedDataset:
     def rebuilt(self, number: int, chosen: np.ndarray) -> list[str]:
         """Return "identical", "differs: …" or "not rebuilt: …" for each chosen segment of a shard.
 
-        Segments of removed documents get "its document was removed".
+        Segments without tokens get `NO_TOKENS`.
         """
         plan = self.plan
         if isinstance(plan, PackprepError):
@@ -124,9 +125,9 @@ class OpenedDataset:
         )
         known = (files < len(self.files)) & (source == segments.source)
         read = known & np.array([planned.prefix != UNREAD for planned in plan.sources])[source]
-        read &= ~segments.removed
+        read &= segments.has_tokens
         said[known] = NOT_READ
-        said[segments.removed] = "its document was removed"
+        said[~segments.has_tokens] = NO_TOKENS
         said[read] = self._replayed(plan, arrays, chosen[read])
         return said.tolist()
 

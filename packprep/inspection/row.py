@@ -13,11 +13,10 @@ from rich.text import Text
 
 from packprep.dataset.epochs.resampling import EPOCHS
 from packprep.dataset.loader import Dataset, Row, segments_of
-from packprep.dataset.segments import removed_segments
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import ArgumentError, DatasetError, PackprepError
 from packprep.format.json_files import shard_name
-from packprep.inspection.opened import NOT_READ, OpenedDataset, opened
+from packprep.inspection.opened import NO_TOKENS, NOT_READ, OpenedDataset, opened
 from packprep.inspection.terminal import DIM, HEAD, Page, page
 from packprep.inspection.text import (
     IN_PART,
@@ -552,13 +551,8 @@ def _restored(
     plan, only = data.plan, np.array([chosen])
     if isinstance(plan, PackprepError):
         return {"original": None, "not_restored": str(plan), "fits": None, "spans": []}
-    if removed_segments(shard.arrays)[chosen]:
-        return {
-            "original": None,
-            "not_restored": "its document was removed",
-            "fits": None,
-            "spans": [],
-        }
+    if not described["tokens"]:
+        return {"original": None, "not_restored": NO_TOKENS, "fits": None, "spans": []}
     stored = sound_segments(plan, shard)
     # The arrays contain only this row, as resampled for the epoch.
     stored = stored.replace(row=stored.row - stored.row[chosen])

@@ -141,7 +141,7 @@ PROMISES = {
     ),
     "P23": (
         "documents in removed.json have no tokens and no trained slots, and only their segments"
-        " are marked as removed"
+        " have no tokens"
     ),
     "P24": (
         "if rows have an encoder and a decoder sequence, prefixes fit in encoder_length and the"
@@ -524,14 +524,14 @@ def _check_counts(
             "the ledger has another number of rows than the shard",
             value=ledger["rows"],
         )
-    prefix = segments.prefix[~segments.removed]
+    prefix = segments.prefix[segments.has_tokens]
     inputs = None if plan.recipe.packing.sides is None else int(prefix.sum())
     if ledger.get(ENCODER) != inputs:
         faults.add("P16", name, f"the arrays have {inputs} {ENCODER}", value=ledger.get(ENCODER))
 
 
 def _counted(plan: Plan, segments: Segments) -> dict[str, dict[str, dict[str, int]]]:
-    """Return the shard's counts by source and by task, without removed segments.
+    """Return the shard's counts by source and by task, without segments that have no tokens.
 
     The counts have the form of the ledger: segments, tokens and slots. Sources also have the number
     of slots with a weight other than 1, and of media slots.
@@ -543,7 +543,7 @@ def _counted(plan: Plan, segments: Segments) -> dict[str, dict[str, dict[str, in
         ("tasks", [task.name for task in plan.tasks], segments.task),
     ):
         for i, name in enumerate(names):
-            counted = (number == i) & ~segments.removed
+            counted = (number == i) & segments.has_tokens
             counts[kind][name] = {
                 "segments": int(counted.sum()),
                 "tokens": int(segments.tokens[counted].sum()),

@@ -128,14 +128,12 @@ def check_layout(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     objectives = [task.objective for task in plan.tasks]
     in_place, columns = in_place_rules(plan.tasks), plan.recipe.output.columns
     full = columns == "full"
-    is_removed = plan.removed.at(arrays["segment_file"], arrays["segment_doc"])
     wanted = {
         "labels": stores_labels(columns, in_place),
         "segment_ids": full,
         "loss_mask": full or bool(in_place) or "trained_offsets" in arrays,
         "cu_seqlens_padded": plan.recipe.packing.pad_seq_to_mult > 1,
         "block_offsets": any(RULES[objective.attention].in_blocks for objective in objectives),
-        "segment_removed": bool(is_removed.any()),
     }
     for name, has in wanted.items():
         if has != (name in arrays):
@@ -247,7 +245,7 @@ def _check_headers(check: ShardCheck) -> bool:
             check.add_segment(promise, g, f"segment_{name} {message}", value=value)
 
     # Check the range of each number.
-    bad("P11", segments.tokens < 1, "tokens", "is not positive")
+    bad("P11", segments.tokens < 0, "tokens", "is negative")
     bad("P11", segments.start < 0, "start", "is negative")
     bad("P11", segments.doc < 0, "doc", "is negative")
     weight, level = segments.loss_weight, segments.noise
@@ -257,8 +255,9 @@ def _check_headers(check: ShardCheck) -> bool:
     bad("P13", ~is_level, "noise", "is not a valid noise level")
     if check.faults.total > before:
         return False
-    bad("P13", ~check.in_place & (weight != 1), "loss_weight", "should be 1")
-    bad("P13", ~check.in_place & (level != 0), "noise", "should be 0")
+    is_clean = ~(check.in_place & segments.has_tokens)
+    bad("P13", is_clean & (weight != 1), "loss_weight", "should be 1")
+    bad("P13", is_clean & (level != 0), "noise", "should be 0")
     # Check that the plan has the documents.
     owner = np.repeat(np.arange(len(plan.sources)), [len(source.files) for source in plan.sources])
     bad("P11", owner[segments.file] != segments.source, "file", "belongs to another source")
@@ -278,15 +277,15 @@ def _check_headers(check: ShardCheck) -> bool:
 def _may_have_task(check: ShardCheck) -> np.ndarray:
     """Return whether each segment has the task that its key draws, or `too_short`, bool[m]."""
     plan, segments = check.plan, check.segments
-    task, too_short, is_short = segments.task, plan.too_short, segments.tokens < SHORTEST
-    fits = task == np.where(is_short, too_short, _drawn(check, thresholds(plan.recipe)))
+    is_too_short = segments.task == plan.too_short
+    fits = segments.task == _drawn(check, thresholds(plan.recipe))
     if segments.trained is not None:  # Supervised documents draw among fewer tasks.
-        drawn = _drawn(check, thresholds(plan.recipe, supervised=True))
-        fits |= task == np.where(is_short, too_short, drawn)
-    # The last segment of a row may be too short for the task that was drawn.
-    if plan.recipe.packing.algorithm == "concat":
-        fits |= task == too_short
-    return fits
+        fits |= segments.task == _drawn(check, thresholds(plan.recipe, supervised=True))
+    # A segment without tokens may have had few. With `concat`, the last segment of a row may be too
+    # short for the task that was drawn.
+    may_be_short = ~segments.has_tokens | (plan.recipe.packing.algorithm == "concat")
+    is_short = segments.has_tokens & (segments.tokens < SHORTEST)
+    return np.where(is_short, is_too_short, fits | (is_too_short & may_be_short))
 
 
 def _file_keys(plan: Plan, files: np.ndarray) -> np.ndarray:
@@ -340,6 +339,7 @@ def _check_form(check: ShardCheck) -> bool:
     slots, bos, eos = segments.slots, segments.bos, segments.eos
     least, most = int(documents.eos_after_segment), int(documents.eos_after_document)
     wrong = (eos < least) | (eos > most) | (segments.repeated < 0)
+    wrong &= segments.has_tokens
     for g in np.flatnonzero(wrong):
         message = f"has {slots[g]} slots, {eos[g]} more than its task's length formula without eos"
         check.add_segment("P12", g, message, int(segments.first_slot[g]), int(slots[g]))
@@ -348,13 +348,13 @@ def _check_form(check: ShardCheck) -> bool:
     # Check bos, mode token and eos at the original tokens. Segments that store their tokens twice
     # have the originals in x_0.
     clean = np.where(check.is_twice, slots // 2, 0)
-    mode = check.plan.by_task.mode_token[segments.task]
+    mode = np.where(segments.has_tokens, check.plan.by_task.mode_token[segments.task], -1)
     for name, has, slot, token in (
         ("bos", bos == 1, check.first_slots + clean, roles.get("bos", -1)),
         ("mode token", mode >= 0, check.first_slots + bos + clean, mode),
         ("eos", eos == 1, check.first_slots + slots - 1, roles.get("eos", -1)),
     ):
-        which = np.flatnonzero(has & ~segments.removed)
+        which = np.flatnonzero(has)
         is_label = (check.in_place & ~check.is_twice)[which]
         stored = _original(check, is_label, slot[which])
         for i in np.flatnonzero(stored != np.broadcast_to(token, has.shape)[which]):
@@ -370,19 +370,24 @@ def _check_form(check: ShardCheck) -> bool:
 
 
 def _prefixes(check: ShardCheck) -> np.ndarray:
-    """Return the prefix that each segment should have, int64[m]."""
+    """Return the prefix that each segment should have, int64[m].
+
+    A segment without tokens has none in a task whose prefix depends on them. If rows have an
+    encoder and a decoder sequence, it keeps its prefix, which P24 limits.
+    """
     segments = check.segments
     prefix = np.zeros(len(segments), np.int64)
     for t, task in enumerate(check.plan.tasks):
-        chosen = np.flatnonzero(segments.task == t)
+        needs_tokens = RULES[task.objective.attention].ahead == "prefix"
+        chosen = segments.of_task(t) if needs_tokens else np.flatnonzero(segments.task == t)
         if not len(chosen):
             continue
         of_task = segments.select(chosen)
         bodies = of_task.bodies(check.epoch)
         prefix[chosen] = expected_prefix(task, bodies, of_task.bos, of_task.slots)
-        if RULES[task.objective.attention].ahead == "prefix" and not task.keeps_prefix:
-            prefix[chosen[of_task.removed]] = 0
-    return prefix
+    if check.plan.recipe.packing.sides is None:
+        return prefix
+    return np.where(segments.has_tokens, prefix, segments.prefix)
 
 
 def _original(check: ShardCheck, is_label: np.ndarray, slots: np.ndarray) -> np.ndarray:
@@ -404,25 +409,21 @@ def _check_repeated(check: ShardCheck) -> None:
     offsets = segments.trained.offsets
     body = segments.bos + check.plan.by_task.mode[segments.task]
     first = np.append(segments.trained.ranges[:, 0], 0)[offsets[:-1]]
-    wrong = (
-        (segments.repeated > 0)
-        & (np.diff(offsets) > 0)
-        & ~segments.removed
-        & (first < body + segments.repeated)
-    )
+    wrong = (segments.repeated > 0) & (np.diff(offsets) > 0) & (first < body + segments.repeated)
     for g in np.flatnonzero(wrong)[:MAX_LISTED]:
         message = f"a trained range starts in the {segments.repeated[g]} repeated tokens"
         check.add_segment("P19", g, message, int(segments.first_slot[g]) + int(first[g]))
 
 
 def _check_coverage(check: ShardCheck) -> None:
-    """Check P15 and the eos of P12.
+    """Check P15 and the eos of P12, without segments that have no tokens.
 
     The segments of a document are in one shard and cover it without gap or overlap. Only its last
     segment has an eos.
     """
     segments, documents = check.segments, check.plan.recipe.documents
     order = np.lexsort((segments.start, segments.doc, segments.repeat, segments.file))
+    order = order[segments.has_tokens[order]]
     ordered = segments.select(order)
     goes_on = np.ones(len(order), np.bool_)  # True if the next segment is of the same document.
     goes_on[-1:] = False
@@ -603,19 +604,14 @@ def check_noise(check: ShardCheck) -> Blocks:
         noised = draw_noise(t, task, target, check.epoch)
         for name, again in (("noise", noised.level), ("loss_weight", noised.weight)):
             values = getattr(segments, name)[chosen]
-            for i in np.flatnonzero(values != again)[:MAX_LISTED]:
+            differs = (values != again) & segments.has_tokens[chosen]
+            for i in np.flatnonzero(differs)[:MAX_LISTED]:
                 message = f"segment_{name} should be {again[i]}"
                 check.add_segment("P18", chosen[i], message, value=float(values[i]))
         if noised.blocks is not None:
             blocks.append((chosen, task, noised.blocks))
             if not check.epoch:
                 _compare_blocks(check, chosen, *noised.blocks[1:])
-    # Removed segments contain only padding.
-    removed = segments.select(segments.removed & in_place)
-    is_removed = np.ones(len(removed), np.bool_)
-    first_slots = removed.flat_slots(check.seq_length)
-    blank = fill_slots(first_slots, removed.slots, is_removed, False, size)
-    tokens[blank], loss_mask[blank] = check.plan.vocabulary.roles["pad"], 0
     is_noised = fill_slots(check.first_slots, segments.slots, in_place, False, size)
     for name, again in (("tokens", tokens), ("loss_mask", loss_mask)):
         drawn = np.where(is_noised, again, check.flat(name))

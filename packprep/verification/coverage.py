@@ -96,9 +96,9 @@ def _repeated(locations: Locations) -> np.ndarray:
 
 
 def used_documents(arrays: Mapping[str, np.ndarray]) -> Locations:
-    """Return the documents of a shard's segments, each once, without removed ones."""
+    """Return the documents of a shard's segments with tokens, each once."""
     segments = Segments.of_arrays(arrays)
-    used = segments.select(~segments.removed)
+    used = segments.select(segments.has_tokens)
     locations = _sorted(used.file, used.repeat, used.doc)
     return locations.at(~_repeated(locations))
 
@@ -284,7 +284,7 @@ def check_read(
         faults: Receives the faults.
     """
     documents = made.documents
-    used = np.unique(made.segments.document[~made.segments.removed])
+    used = np.unique(made.segments.document[made.segments.has_tokens])
     again = _sorted(documents.file[used], documents.repeat[used], documents.position[used])
     turned_away = _sorted(*made.documents.rejected.places)
     count = sum(made.documents.read.values())

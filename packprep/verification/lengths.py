@@ -294,7 +294,9 @@ def _check_pieces(
     columns = columns[:, np.lexsort(columns[3::-1])]
     same = np.zeros(columns.shape[1], np.bool_)
     same[1:] = (columns[:3, 1:] == columns[:3, :-1]).all(axis=0)
-    expected = np.where(same, np.roll(columns[3] + columns[4], 1), 0)
+    # Nothing shows where a chunk without tokens ended.
+    ends = np.where(columns[4] > 0, columns[3] + columns[4], np.roll(columns[3], -1))
+    expected = np.where(same, np.roll(ends, 1), 0)
     for i in np.flatnonzero(columns[3] != expected)[:MAX_LISTED]:
         message = (
             f"{in_words(opened[0].plan, Locations(*columns[:3]), i)}: a chunk starts at token"

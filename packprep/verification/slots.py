@@ -250,9 +250,9 @@ def seen_before(segments: Segments) -> np.ndarray:
     """Return the number of slots in the untrained start of each segment, int64[m].
 
     Only the last of them may be trained, because it predicts the token after them. The number is
-    the segment's prefix, or all its slots if it is removed.
+    the segment's prefix, or all its slots if it has no tokens.
     """
-    return np.where(segments.removed, segments.slots, segments.prefix)
+    return np.where(segments.has_tokens, segments.prefix, segments.slots)
 
 
 def check_slots(check: ShardCheck) -> None:
@@ -277,13 +277,13 @@ def check_slots(check: ShardCheck) -> None:
 
 
 def check_removed(check: ShardCheck) -> None:
-    """Check P23: exactly the removed documents' segments are marked, and their slots are empty."""
+    """Check P23: exactly the removed documents' segments have no tokens, and their slots are blank."""
     segments, pad = check.segments, check.plan.vocabulary.roles["pad"]
     listed = check.plan.removed.segments(segments)
-    for g in np.flatnonzero(segments.removed != listed)[:MAX_LISTED]:
-        what = "of a removed document" if listed[g] else "not of a removed document"
-        message = f"it is {what}, but segment_removed differs"
-        check.add_segment("P23", g, message, int(segments.first_slot[g]), int(segments.removed[g]))
+    for g in np.flatnonzero(segments.has_tokens == listed)[:MAX_LISTED]:
+        message = "it has tokens of" if listed[g] else "it has no tokens, but is not of"
+        message += " a removed document"
+        check.add_segment("P23", g, message, int(segments.first_slot[g]), int(segments.tokens[g]))
     blanks = {"tokens": pad, "labels": pad, "loss_mask": 0, WEIGHTS: 0}
     for g in np.flatnonzero(listed).tolist():
         first_slot = int(segments.first_slot[g])
@@ -309,7 +309,8 @@ def check_sentinels(check: ShardCheck) -> None:
     added = added_slots(plan.tasks, segments)
     for t, task in enumerate(plan.tasks):
         marks = own_marks(plan.recipe, task)
-        chosen = np.flatnonzero((segments.task == t) & fits & ~segments.removed)
+        chosen = segments.of_task(t)
+        chosen = chosen[fits[chosen]]
         if not len(marks) or not len(chosen) or task.objective.name not in OWN:
             continue
         begin = check.first_slots[chosen]

@@ -487,7 +487,7 @@ MOVED_DAMAGE = {
         1000
     ),
     "position 0 does not have the positions that its tokens need": lambda a: np.copyto(
-        a["segment_tokens"], 0
+        a["segment_tokens"], 1
     ),
 }
 

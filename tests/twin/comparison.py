@@ -160,7 +160,7 @@ def _header(segment: Segment, one: Rendered) -> dict[str, Any]:
         "segment_doc": document.position,
         "segment_start": segment.document.base + segment.start,
         "segment_key": segment.key,
-        "segment_tokens": segment.n,
+        "segment_tokens": one.n,
         "segment_prefix": one.prefix,
         "segment_noise": one.level,
         "segment_loss_weight": one.weight,
@@ -168,7 +168,6 @@ def _header(segment: Segment, one: Rendered) -> dict[str, Any]:
         "segment_task": segment.task,
         "segment_source": document.source,
         "segment_repeat": document.use,
-        "segment_removed": int(one.removed),
     }
 
 
@@ -259,15 +258,10 @@ def _differing_names(
         ),
         **dict.fromkeys(("trained_offsets", "trained_ranges"), supervised),
         **dict.fromkeys(MEDIA, has_media),
-        "segment_removed": any(
-            twin.is_removed(segment.document) for row in of_rows for segment in row
-        ),
     }
     ours = {name for name, is_expected in expected.items() if is_expected}
     stored = {
-        name
-        for name in arrays
-        if not name.startswith("segment_") or name in ("segment_ids", "segment_removed")
+        name for name in arrays if not name.startswith("segment_") or name == "segment_ids"
     } - {
         WEIGHTS,
         LOSS_WEIGHTS,
@@ -355,12 +349,8 @@ def _of_segment(
     if segment.task != arrays["segment_task"][g] or segment.key != arrays["segment_key"][g]:
         in_row, alike = [segment.key], [g]
     one = render(twin, segment, in_row, alike.index(g), supervised, epoch)
-    # where no document of the shard was removed
-    unsaid = {"segment_removed": np.zeros(len(arrays["segment_key"]), np.uint8)}
     for name, value in _header(segment, one).items():
-        for difference in _differences_of(
-            name, {**unsaid, **arrays}[name][g : g + 1], [value], reported, None
-        ):
+        for difference in _differences_of(name, arrays[name][g : g + 1], [value], reported, None):
             yield difference._replace(message=f"{name}: the twin gives {value}", row=row)
     bound = row + g
     real = arrays["cu_seqlens"]

@@ -75,7 +75,7 @@ class Rendered(NamedTuple):
     blocks: list[tuple[float, float]]  # level and weight of each
     trainable: list[tuple[int, int, float]]  # ranges of slots that may be trained, and their weight
     media: list[tuple[int, Spot]]  # places of media: the slot at which each begins, and what it is
-    removed: bool = False  # with its document
+    n: int  # tokens of its document; 0 where that was removed
 
 
 class Twin:
@@ -468,8 +468,10 @@ def render(
         labels=nothing,
         loss=[0] * len(nothing),
         prefix=one.prefix if in_place or twin.sides else 0,
+        level=0.0,
+        weight=1.0,
         media=[],
-        removed=True,
+        n=0,
     )
 
 
@@ -531,7 +533,7 @@ def _render(
         i = segment.copy + place.first - segment.start
         media.append((len(head) + i + (added if i >= pivot else 0), place))
     ranges = tokens.runs(trainable) if trainable is not None else []
-    return Rendered(slots, loss, labels, prefix, level, weight, blocks, ranges, media)
+    return Rendered(slots, loss, labels, prefix, level, weight, blocks, ranges, media, segment.n)
 
 
 def own_weights(twin: Twin, segment: Segment, epoch: int) -> tuple[list[float], list[float], int]:

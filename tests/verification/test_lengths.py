@@ -10,6 +10,7 @@ import pytest
 
 from packprep.building import segments
 from packprep.building.plan import datasets_in
+from packprep.dataset.loader import open_dataset
 from packprep.format.json_files import encode
 from packprep.removing import remove_documents
 from packprep.verification import verify_dataset
@@ -220,4 +221,19 @@ def test_a_dataset_that_lost_documents_is_compared_with_the_others(folder, tmp_p
     assert result["removed"] == 1
     assert faults_across(out) == []
     (out / "mixture.json").unlink()  # `remove` writes none
+    assert faults_across(out) == []
+
+
+def test_chunks_of_a_decomposed_document_are_removed_from_one_dataset(folder, tmp_path):
+    out = shutil.copytree(folder / "cut", tmp_path / "out")
+    shutil.rmtree(out / "seq_128")
+    dataset = open_dataset(folder / "cut/seq_128")
+    headers = [dataset.row(i).segments for i in range(len(dataset))]
+    docs = {int(d) for h in headers for d in h["doc"][(h["source"] == 0) & (h["file"] == 0)]}
+    lines = [json.dumps({"source": "web", "file": "a.jsonl", "doc": doc}) for doc in docs]
+    (tmp_path / "list").write_text("\n".join(lines))
+    result = remove_documents(
+        folder / "cut/seq_128", tmp_path / "list", out / "seq_128", made.Silent()
+    )
+    assert result["removed"] == len(docs) > 20
     assert faults_across(out) == []

@@ -481,8 +481,7 @@ def test_p3_labels_belong_to_recipes_that_predict_in_place(plain):
         ("segment_source", 65535, "is not one of the plan's 2 sources"),
         ("segment_file", 3, "is not one of the plan's 3 files"),
         ("segment_file", 2**32 - 1, "is not one of the plan's 3 files"),
-        ("segment_tokens", 0, "is not positive"),
-        ("segment_tokens", -(2**31), "is not positive"),
+        ("segment_tokens", -(2**31), "is negative"),
         ("segment_start", -1, "is negative"),
         ("segment_doc", -(2**63), "is negative"),
     ],
@@ -494,6 +493,14 @@ def test_p11_a_header_that_names_nothing_there_is(directory, name, value, words)
     assert_only(
         faults_of(directory), "P11", row=row, value=value, words=f"segment {g}: {name} {words}"
     )
+
+
+def test_p23_a_segment_without_tokens_whose_document_was_not_removed(directory):
+    with resigned(directory) as arrays:
+        g, *_ = long_segment(directory, arrays, "causal")
+        arrays["segment_tokens"][g] = 0
+    said = [f["message"] for f in faults_of(directory) if f["promise"] == "P23"]
+    assert f"segment {g}: it has no tokens, but is not of a removed document" in said
 
 
 def test_p11_a_file_of_another_source(directory):

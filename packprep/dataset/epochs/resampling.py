@@ -570,14 +570,10 @@ def _noise_all(rows: _Rows, in_place: np.ndarray, weighted: bool) -> np.ndarray 
             _check_labels(segments, tokens, len(resampling.ids.rank))
         draw = _kernels().draw_of(task.schedule.name) if rows.kernels else task.schedule.draw
         noised = draw(t, task.parameters, task.resolved, resampling.ids, target, epoch)
-        weight[which], level[which] = noised.weight, noised.level
+        drawn = rows.header.tokens[which] > 0
+        weight[which[drawn]], level[which[drawn]] = noised.weight[drawn], noised.level[drawn]
         if noised.blocks is not None:
             noised_blocks.append((which, task.parameters, noised.blocks))
-    # Removed segments were drawn with the others of their rows, since those levels depend on them.
-    blank = segments.removed & in_place
-    if blank.any():
-        blank_slots = rows.at_slots(blank)
-        tokens[blank_slots], rows.loss_mask[blank_slots] = segments.facts.pad_id, 0
     segments.changed |= {"loss_weight": weight, "noise": level}
     if not weighted:
         return None
@@ -596,10 +592,10 @@ def _move_all(rows: _Rows) -> None:
     """Move the tokens of next-token segments to their slots in their rows' epochs.
 
     segments.changed receives the prefixes. A segment stays the same if its document leaves tokens
-    untrained or was removed.
+    untrained, or if it has no tokens.
     """
     resampling, segments, header = rows.resampling, rows.segments, rows.header
-    moves = resampling.moved[segments.column("task")] & ~segments.removed & ~_supervised(rows)
+    moves = resampling.moved[segments.column("task")] & (header.tokens > 0) & ~_supervised(rows)
     prefix, flat_tokens = segments.column("prefix").copy(), rows.tokens.reshape(-1)
     move = _kernels().move if rows.kernels else _move
     for t, epoch, which in rows.groups(moves):
@@ -750,7 +746,8 @@ def _trainable(segments: RowSegments) -> np.ndarray | None:
 def _target(rows: _Rows, task: NoisedTask, which: np.ndarray) -> noise.Target:
     """Return the candidates of one task's segments, which are the same as in rendering.
 
-    They are the body and eos, or only the body if noise_eos is off.
+    They are the body and eos, or only the body if noise_eos is off. A segment without tokens has no
+    candidates, but the levels of its row's other segments may depend on it.
     """
     segments, header = rows.segments, rows.header
     half = segments.slots[which] // task.copies
@@ -764,6 +761,7 @@ def _target(rows: _Rows, task: NoisedTask, which: np.ndarray) -> noise.Target:
             "redraw: a segment has fewer positions than its bos and mode token\n"
             "hint: run `packprep verify` to find it"
         )
+    count = np.where(header.tokens[which] > 0, count, 0)
     candidates = noise.Candidates(
         header.key[which], segments.at[which] + before, count, segments.row[which]
     )

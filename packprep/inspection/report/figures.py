@@ -62,7 +62,6 @@ class Columns(NamedTuple):
             ranges.
         block_level: Noise level of each block, float32[blocks].
         block_offsets: First block of each segment, int64[m + 1].
-        removed: Whether the segment's document was removed, bool.
     """
 
     tokens: np.ndarray
@@ -78,7 +77,6 @@ class Columns(NamedTuple):
     trainable: np.ndarray | None
     block_level: np.ndarray | None
     block_offsets: np.ndarray | None
-    removed: np.ndarray
 
 
 @dataclass
@@ -147,7 +145,7 @@ class Figures:
         self.task_slots += np.bincount(c.task, c.slots, tasks).astype(np.int64)
         self.task_trained += np.bincount(c.task, trained, tasks).astype(np.int64)
         for t in np.unique(c.task).tolist():
-            task, which = self.tasks[t], np.flatnonzero((c.task == t) & ~c.removed)
+            task, which = self.tasks[t], np.flatnonzero((c.task == t) & (c.n > 0))
             if task.in_place:
                 self._add_noise(t, task, c, which)
                 continue
@@ -306,7 +304,6 @@ def _columns(shard: Shard, manifest: Manifest, rows: range) -> Columns:
         trainable,
         None if blocks is None else arrays["block_noise"][blocks[0] : blocks[-1]],
         None if blocks is None else blocks - blocks[0],
-        segments.removed,
     )
 
 

@@ -25,7 +25,7 @@ from packprep.dataset.segments import Segments
 from packprep.dataset.shard import shard_in
 from packprep.errors import ArgumentError, DatasetError
 from packprep.format.json_files import shard_name
-from packprep.inspection.opened import OpenedDataset
+from packprep.inspection.opened import NO_TOKENS, OpenedDataset
 from packprep.inspection.row import row_with
 from packprep.inspection.text import clipped
 from packprep.messages import visible
@@ -318,6 +318,8 @@ def _original(
     Corrupted tokens are flagged. If there is a segment, the reason is empty.
     """
     begin, number = segment["begin"], segment["number"] - 1
+    if not segment["tokens"]:
+        return None, f"{NO_TOKENS.capitalize()}."
     if is_in_place(task):
         ids = _labels(task, view, begin, segment["slots"])
         first_copy = slice(begin, begin + len(ids))
@@ -336,8 +338,6 @@ def _original(
             None,
             "Not inverted: this needs a usable plan and a shard without faults.",
         )
-    elif stored.removed[g]:
-        return None, "Its document was removed."
     else:
         assert isinstance(data.plan, Plan)
         ids, _, fits = restore(data.plan, arrays, stored, np.array([g]))
