@@ -22,12 +22,13 @@ from packprep.building.ledger import check
 from packprep.building.plan import Plan, open_plan, refuse_others, stored_plan_and_digest
 from packprep.building.plan_form import LATER
 from packprep.building.processes import Do, Report, in_processes, one_by_one
-from packprep.building.removal import DETAIL, REMOVED, encode_removed, store_without, without
+from packprep.building.removal import encode_removed, note_removed, store_without, without
 from packprep.building.replaced import with_removed
 from packprep.building.run import Progress
 from packprep.dataset.manifest import Manifest, read_manifest, replaced
 from packprep.dataset.segments import header_columns
 from packprep.dataset.shard import SLOT_ARRAYS, shard_in
+from packprep.documents.reading import Rejected
 from packprep.documents.store import open_arrays
 from packprep.errors import DatasetError, PlanError, RecipeError
 from packprep.format import read_file
@@ -462,15 +463,9 @@ def _change(folder: Path, manifest: Manifest, b: int, old: Plan, plan: Plan, new
         slots, segments, ledger, uses = without(plan, slots, segments, listed, receipt["ledger"])
         arrays = slots | segments.header_arrays(plan.recipe.packing.pad_seq_to_mult)
     check(ledger, name)
-    records = _records(folder / rejects_name(b))
-    for s, use, file, position in uses.tolist():
-        source = plan.sources[s]
-        record = {
-            "source": source.name,
-            "file": source.files.names[file - source.first_file],
-            "position": position,
-        }
-        records.append({**record, "repeat": use, "reason": REMOVED, "detail": DETAIL})
+    rejected = Rejected()
+    note_removed(plan, rejected, uses)
+    records = [*_records(folder / rejects_name(b)), *rejected.records()]
     records.sort(
         key=lambda record: (record["source"], record["file"], record["repeat"], record["position"])
     )

@@ -67,8 +67,8 @@ def shard_ledger(
             segments.
         recipe: The recipe.
     """
-    source, task, n, slots = segments.source, segments.task, segments.tokens, segments.slots
-    padding, added_by_kind = -slots % recipe.packing.pad_seq_to_mult, added_slots(tasks, segments)
+    source, n, slots = segments.source, segments.tokens, segments.slots
+    padding = -slots % recipe.packing.pad_seq_to_mult
     lengths, truncated = np.diff(documents.offsets), np.zeros(len(names), np.int64)
     if recipe.documents.long == "truncate":
         used = np.bincount(segments.document, n, len(lengths)).astype(np.int64)
@@ -82,10 +82,6 @@ def shard_ledger(
         of_source, read = source == s, documents.source == s
         reasons = documents.rejected.counts(name)
         dropped = dict(documents.dropped_tokens[name])
-        added = {
-            kind: int(slots_of_kind[of_source].sum())
-            for kind, slots_of_kind in added_by_kind.items()
-        }
         sources[name] = {
             "documents": {
                 "read": documents.read[name],
@@ -110,7 +106,6 @@ def shard_ledger(
             "slots": {
                 "total": int((slots + padding)[of_source].sum()),
                 "used": int(n[of_source].sum()),
-                "added": {kind: count for kind, count in added.items() if count or kind in ADDED},
                 "padding": int(padding[of_source].sum()),
                 **{
                     kind: count
@@ -118,27 +113,43 @@ def shard_ledger(
                     if (count := int(own[of_source].sum()))
                 },
             },
-            "segments": int(of_source.sum()),
-        }
-    by_task = {}
-    for t, entry in enumerate(tasks):
-        of_task = task == t
-        by_task[entry.name] = {
-            "segments": int(of_task.sum()),
-            "tokens": int(n[of_task].sum()),
-            "slots": int(slots[of_task].sum()),
         }
     rows = int(segments.row[-1]) + 1 if len(segments) else 0
-    return {
+    of_rows = {
         "sources": sources,
-        "tasks": by_task,
         "rows": rows,
         "row_slots": rows * recipe.seq_length,
         "row_padding": rows * recipe.seq_length - int((slots + padding).sum()),
         "last_rows": min(rows, 1),
         "last_row_padding": last_row_padding,
-        **({} if recipe.packing.sides is None else {ENCODER: int(segments.prefix.sum())}),
     }
+    return add_ledgers((of_rows, segment_counts(names, tasks, segments, recipe)))
+
+
+def segment_counts(
+    names: Sequence[str], tasks: Sequence[Task], segments: Segments, recipe: Recipe
+) -> dict[str, Any]:
+    """Return the part of a ledger that counts segments and the slots that they add to their tokens.
+
+    The arguments are as in `shard_ledger`.
+    """
+    counts: dict[str, Any] = {"sources": {}, "tasks": {}}
+    added_by_kind = added_slots(tasks, segments)
+    for s, name in enumerate(names):
+        of_source = segments.source == s
+        added = {kind: int(slots[of_source].sum()) for kind, slots in added_by_kind.items()}
+        added = {kind: count for kind, count in added.items() if count or kind in ADDED}
+        counts["sources"][name] = {"slots": {"added": added}, "segments": int(of_source.sum())}
+    for t, task in enumerate(tasks):
+        of_task = segments.task == t
+        counts["tasks"][task.name] = {
+            "segments": int(of_task.sum()),
+            "tokens": int(segments.tokens[of_task].sum()),
+            "slots": int(segments.slots[of_task].sum()),
+        }
+    if recipe.packing.sides is not None:
+        counts[ENCODER] = int(segments.prefix.sum())
+    return counts
 
 
 def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarray]:
@@ -217,12 +228,19 @@ def add_ledgers(ledgers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return total
 
 
-def _add(total: dict[str, Any], part: Mapping[str, Any]) -> None:
+def without_counts(ledger: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a ledger minus the counts of a part of it."""
+    total = add_ledgers((ledger,))
+    _add(total, part, -1)
+    return total
+
+
+def _add(total: dict[str, Any], part: Mapping[str, Any], sign: int = 1) -> None:
     for key, value in part.items():
         if isinstance(value, Mapping):
-            _add(total.setdefault(key, {}), value)
+            _add(total.setdefault(key, {}), value, sign)
         else:
-            total[key] = total.get(key, 0) + value
+            total[key] = total.get(key, 0) + sign * value
 
 
 def imbalances(ledger: Mapping[str, Any]) -> list[str]:

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.ledger import ENCODER, MEDIA, added_slots
+from packprep.building.ledger import MEDIA, segment_counts, without_counts
 from packprep.dataset.attention import RULES
 from packprep.dataset.boundaries import offsets_of
 from packprep.dataset.manifest import is_count
 from packprep.dataset.segments import Segments
+from packprep.documents.reading import Rejected
 from packprep.errors import DatasetError, PlanError
 from packprep.format.digests import digest_of
 from packprep.format.json_files import REMOVED_NAME, decode, encode
@@ -28,7 +29,6 @@ from packprep.sources.slices import PlannedSource
 
 REMOVED = "removed"
 """The reason for a reject and for dropped tokens."""
-DETAIL = f"{REMOVED_NAME} lists it"
 
 Listed = Mapping[str, Mapping[str, Iterable[int]]]
 """Positions of documents, by source and file."""
@@ -172,39 +172,36 @@ def without(
     """
     gone = segments.select(removed)
     passes = np.unique(np.stack((gone.source, gone.repeat, gone.file, gone.doc), axis=1), axis=0)
-    ledger = copy.deepcopy(ledger)
     of_media, eos = segments.media_slots()[removed], _eos(plan, segments, removed)
-    added_by_kind = added_slots(
-        plan.tasks, gone.replace(eos=eos, repeated=gone.eos + gone.repeated - eos)
-    )
-    for s, source in enumerate(plan.sources):
+    counted = gone.replace(eos=eos, repeated=gone.eos + gone.repeated - eos)
+    names = [source.name for source in plan.sources]
+    ledger = without_counts(ledger, segment_counts(names, plan.tasks, counted, plan.recipe))
+    for s, name in enumerate(names):
         of_source = gone.source == s
         if not of_source.any():
             continue
-        entry = ledger["sources"][source.name]
+        entry = ledger["sources"][name]
         tokens, n_slots = gone.tokens[of_source].sum(), gone.slots[of_source].sum()
         _lose(entry, int((passes[:, 0] == s).sum()), int(tokens), int(n_slots))
-        added = entry["slots"]["added"]
-        lost = {kind: int(counts[of_source].sum()) for kind, counts in added_by_kind.items()}
         # The split between eos and repeated tokens is an estimate. Neither count may be negative.
-        both = lost["eos"] + lost["copy"]
-        lost["eos"] = min(max(lost["eos"], both - added["copy"]), added["eos"])
-        lost["copy"] = both - lost["eos"]
-        for kind, count in lost.items():
-            added[kind] -= count
+        added = entry["slots"]["added"]
+        for kind, other in (("eos", "copy"), ("copy", "eos")):
+            added[other] += min(added[kind], 0)
+            added[kind] = max(added[kind], 0)
         if places := int(of_media[of_source].sum()):
             entry["slots"][MEDIA] -= places
             if not entry["slots"][MEDIA]:
                 del entry["slots"][MEDIA]
-        entry["segments"] -= int(of_source.sum())
-    for t, task in enumerate(plan.tasks):
-        of_task, by_task = gone.task == t, ledger["tasks"][task.name]
-        by_task["segments"] -= int(of_task.sum())
-        by_task["tokens"] -= int(gone.tokens[of_task].sum())
-        by_task["slots"] -= int(gone.slots[of_task].sum())
-    if ENCODER in ledger:
-        ledger[ENCODER] -= int(gone.prefix.sum())
     return *blank(plan.tasks, slots, segments, removed), ledger, passes
+
+
+def note_removed(plan: Any, rejected: Rejected, passes: np.ndarray) -> None:
+    """Record removed documents as rejects.
+
+    `passes` is int64[k, 4]: source, pass, file and position of each document.
+    """
+    for s, use, file, position in passes.tolist():
+        rejected.add(plan.sources[s], use, file, position, REMOVED, f"{REMOVED_NAME} lists it")
 
 
 def _lose(entry: dict[str, Any], documents: int, tokens: int, slots: int) -> None:

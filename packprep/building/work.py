@@ -11,7 +11,7 @@ import numpy as np
 from packprep.building.ledger import check, shard_ledger, store_ledger
 from packprep.building.packing import place
 from packprep.building.plan import Plan
-from packprep.building.removal import DETAIL, REMOVED, Removed, store_without, without
+from packprep.building.removal import Removed, note_removed, store_without, without
 from packprep.building.render import render_shard
 from packprep.building.segments import LeftOut, cut, uncut_tokens
 from packprep.clock import Clock
@@ -22,7 +22,6 @@ from packprep.documents.reading import (
     UNTRAINED,
     Documents,
     DocumentsBuilder,
-    Rejected,
     TextReader,
     read_documents,
 )
@@ -152,18 +151,9 @@ def make_store_shard(
     if plan.removed:
         arrays, balance, uses = store_without(plan, documents.arrays, Removed(()), balance)
         documents = documents._replace(arrays=arrays)
-        _note_removed(plan, documents.rejected, uses)
+        note_removed(plan, documents.rejected, uses)
     check(balance, f"shard {shard}")
     return StoreShard(documents.arrays, documents, balance)
-
-
-def _note_removed(plan: Plan, rejected: Rejected, uses: np.ndarray) -> None:
-    """Record removed documents as rejects.
-
-    `uses` is int64[k, 4]: source, pass, file and position of each document.
-    """
-    for s, use, file, position in uses.tolist():
-        rejected.add(plan.sources[s], use, file, position, REMOVED, DETAIL)
 
 
 def make_shard(
@@ -203,7 +193,7 @@ def make_shard(
         )
         if (listed := plan.removed.segments(segments)).any():
             slots, segments, balance, passes = without(plan, slots, segments, listed, balance)
-            _note_removed(plan, documents.rejected, passes)
+            note_removed(plan, documents.rejected, passes)
         check(balance, f"shard {shard}")
     arrays = slots | segments.header_arrays(recipe.packing.pad_seq_to_mult)
     if recipe.output.columns != "full":
