@@ -24,6 +24,7 @@ from packprep.dataset.segments import Segments, TrainedRanges
 from packprep.dataset.shard import Shard
 from packprep.documents.reading import Documents, read_documents
 from packprep.errors import DatasetError, SourceError
+from packprep.objectives import causal
 from packprep.objectives.objective import BodySlots, Task
 from packprep.randomness import segment_key
 from packprep.sources.formats import FORMATS, PIECE_BYTES, position_of
@@ -148,7 +149,7 @@ def _restore(
         of_task = of_chosen.select(which)
         body = of_task.flat_slots(arrays["tokens"].shape[1]) + of_task.bos + task.mode
         # Labels of same-position tasks are the original tokens in order, as in causal slots.
-        objective = tasks[-1].objective if task.in_place else task.objective
+        objective = causal.OBJECTIVE if task.in_place else task.objective
         # The second copy is clean, while labels may be those of the next slot.
         twice = task.objective.copies > 1
         rows = arrays["labels" if task.in_place and not twice else "tokens"].reshape(-1)
@@ -177,7 +178,7 @@ def fitting(
     length = arrays["tokens"].shape[1]
     slots, scratch = arrays["tokens"].reshape(-1), np.empty(0, arrays["tokens"].dtype)
     for t, task in enumerate(plan.tasks):
-        if task.in_place or task.objective is plan.tasks[-1].objective:
+        if task.in_place or task.objective is causal.OBJECTIVE:
             continue  # The task inserts no tokens.
         assert task.objective.restore is not None
         chosen = segments.of_task(t)
