@@ -7,13 +7,14 @@ For each chat template, `packprep build` and the script work in turn on the same
 (conversations.py) and the same tokenizer (chats.py), each in --workers processes. The script calls
 `apply_chat_template`, for templates with {% generation %} blocks with
 `return_assistant_tokens_mask=True`, and writes ids and masks as arrays. It skips conversations that
-the template refuses. The seconds are of whole commands, and the rates are medians of the rounds.
+the template refuses. The seconds are of whole commands, elapsed and of CPU, and the rates are
+medians of the rounds. On a machine with other work, compare the CPU seconds.
 """
 
 import argparse
 import json
 import os
-import statistics
+import resource
 import subprocess
 import sys
 import tempfile
@@ -88,9 +89,9 @@ def script(folder: Path, part: int, parts: int) -> None:
     print(f"skipped {skipped}", file=sys.stderr)
 
 
-def seconds_of(commands: Sequence[Sequence[str]]) -> float:
-    """Run the commands at the same time, and return the seconds until the last has ended."""
-    begin = time.monotonic()
+def seconds_of(commands: Sequence[Sequence[str]]) -> tuple[float, float]:
+    """Run the commands at the same time, and return their elapsed seconds and CPU seconds."""
+    begin, cpu = time.monotonic(), cpu_seconds()
     running = [
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         for command in commands
@@ -99,11 +100,19 @@ def seconds_of(commands: Sequence[Sequence[str]]) -> float:
     for process, text in zip(running, errors, strict=True):
         if process.returncode:
             raise SystemExit(f"{process.args} ended with {process.returncode}:\n{text}")
-    return time.monotonic() - begin
+    return time.monotonic() - begin, cpu_seconds() - cpu
 
 
-def measure(source: str, lines: Sequence[bytes], workers: int, rounds: int) -> tuple[float, float]:
-    """Return the median seconds of packprep and of the script."""
+def cpu_seconds() -> float:
+    """Return the CPU seconds of all child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def measure(
+    source: str, lines: Sequence[bytes], workers: int, rounds: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the median elapsed and CPU seconds of packprep, and of the script, float64[2]."""
     ours, theirs = [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -116,7 +125,7 @@ def measure(source: str, lines: Sequence[bytes], workers: int, rounds: int) -> t
             )
             own = [sys.executable, __file__, "--script", str(folder), "--workers", str(workers)]
             theirs.append(seconds_of([[*own, "--part", str(part)] for part in range(workers)]))
-    return statistics.median(ours), statistics.median(theirs)
+    return np.median(ours, axis=0), np.median(theirs, axis=0)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -139,11 +148,13 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     size = sum(map(len, lines))
     print(f"{len(lines):,} conversations, {size / 1e6:,.1f} MB, {options.workers} workers")
-    print("template                          packprep s  script s  MB/s  conversations/s  ratio")
+    print(f"{'template':32}    packprep s    script s   MB/s  conversations/s  ratio  of CPU")
     for path in options.templates:
         own, others = measure(path.read_text("utf-8"), lines, options.workers, options.rounds)
-        rates = f"{size / own / 1e6:5.2f}  {len(lines) / own:15,.0f}  {others / own:5.2f}"
-        print(f"{path.stem:32.32}  {own:10.1f}  {others:8.1f}  {rates}", flush=True)
+        seconds = [f"{elapsed:6.1f} {cpu:6.1f}" for elapsed, cpu in (own, others)]
+        rates = f"{size / own[0] / 1e6:5.2f}  {len(lines) / own[0]:15,.0f}"
+        ratios = f"{others[0] / own[0]:5.2f}  {others[1] / own[1]:6.2f}"
+        print(f"{path.stem:32.32} {' '.join(seconds)}  {rates}  {ratios}", flush=True)
     return 0
 
 
