@@ -2,14 +2,14 @@
 
 ```
 PackprepError                 2   could not run, or the build stopped
-├── RecipeError                   a key, a value or a combination in the recipe or on the command line
+├── RecipeError                   a key, value or combination in the recipe or on the command line
 ├── VocabularyError               a tokenizer that cannot be read, or lacks a role
 ├── SourceError                   an input file that is missing, unreadable, truncated or changed
 ├── StorageError                  a URL that cannot be reached, read or written
-├── PlanError                     a plan that does not fit the recipe, the inputs or this installation
-├── BuildError                    a build that had to stop: full disk, differing digests, too many rejects
+├── PlanError                     a plan that does not fit the recipe, inputs or installation
+├── BuildError                    a build that stops: full disk, differing digests, many rejects
 ├── DatasetError                  a dataset whose files are missing, damaged or of an unknown kind
-├── TokenizerMismatch             a trainer's tokenizer is not the one that a dataset's ids come from
+├── TokenizerMismatch             a trainer's tokenizer is not the one of a dataset's ids
 ├── StateError                    a loader state of another dataset, seed, order or redraw
 ├── Exhausted                     a dataset of a mixture that reached its max_epochs
 ├── ArgumentError                 a Python call's argument that cannot be used (a ValueError too)

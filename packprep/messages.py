@@ -52,7 +52,8 @@ def put_line(line: str = "") -> None:
 # Neither host:port/a@b nor an ARN contains a password. A password may contain slashes.
 PASSWORD = re.compile(r"(?!arn:)[^/:\[\]]*:(?!\d+(?:/|$)).*@", re.DOTALL)
 _SIGNATURE = re.compile(
-    r"([?&][\w.-]*(?:signature|sig|token|credential|secret|password|access[-_]?key(?:[-_]?id)?|api[-_]?key)=)[^&]+",
+    r"([?&][\w.-]*(?:signature|sig|token|credential|secret|password"
+    r"|access[-_]?key(?:[-_]?id)?|api[-_]?key)=)[^&]+",
     re.IGNORECASE,
 )
 

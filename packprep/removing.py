@@ -1,8 +1,8 @@
 """Copy a dataset or token store without some documents, so that no other slot moves.
 
-    list of documents ─► removed.json ─┬─ shards that hold one ─► the same without it (building/removal.py), receipt, rejects
-    dataset ─► plan, with its digest ──┴─ all others ──────────► linked, or copied
-                                                                 └─► dataset.json, last
+    list of documents ─► removed.json ─┬─ shards that hold one ─► the same without it, its receipt
+    dataset ─► plan, with its digest ──┴─ all others ───────────► linked, or copied
+                                                                  └─► dataset.json, last
 
 The sources are not read, because their text may no longer exist. After a killed command, the same
 command resumes the copy, as for a build.

@@ -4,8 +4,9 @@ Building does not need this module.
 
 ```
 stored     ‹NLG› t ‹0› ias ‹1› ‹0› hod ‹1› ericAl ‹eos›
-restored   t hod ias ericAl                            bos, mode, sentinels and eos are no tokens of the document
+restored   t hod ias ericAl
 ```
+Special tokens such as bos, mode tokens, sentinels and eos are not part of the document.
 """
 
 import itertools
@@ -566,9 +567,10 @@ def restored_documents(
     All segments of a document are in one shard, so a shard gives whole documents:
 
         rows of a shard      │ b₂ sentinel … │ a₁ … │ b₁ … │      segments in keyed order, corrupted
-        inverted and sorted    a₁  b₁  b₂                          content tokens, by source, file, document, use and start
+        inverted and sorted    a₁  b₁  b₂                          content tokens
         documents              a₁ eos │ b₁ b₂ eos
 
+    Segments are sorted by source, file, document, pass and start.
     If a segment does not start at the end of the one before it, it starts a separate document.
     Tokens that were not adjacent in the source are therefore never joined.
 

@@ -3,8 +3,8 @@
 They return texts, trained characters, media spans and trained tokens.
 
 ```
-record ─► layouts ─► messages ─► turns, parts (chat_template renders) ─► supervision ─► text, trained spans
-          supervision: loss_spans, weights ─────────────────────────────────┘                  │
-                                                             trained tokens, cuts ◄─ training ◄┘
+record ─► layouts ─► messages ─► turns, parts ─► supervision ─► text, trained spans
+          supervision: loss_spans, weights ─────────┘                  │
+                                     trained tokens, cuts ◄─ training ◄┘
 ```
 """

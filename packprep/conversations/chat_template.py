@@ -59,9 +59,8 @@ def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> 
 
     Args:
         path_key: `documents.chat_template`, a Jinja file relative to base. "" takes the template
-            next to the tokenizer:
-            chat_template.jinja, or chat_template in tokenizer_config.json or in a processor's chat_template.json. The name
-            "default" is chosen from several.
+            next to the tokenizer: chat_template.jinja, or chat_template in tokenizer_config.json or
+            in a processor's chat_template.json. The name "default" is chosen from several.
         base: The recipe's folder.
         tokenizer: The recipe's tokenizer.
         date: As in `compile_template`.
@@ -80,20 +79,16 @@ def find_template(path_key: str, base: Path, tokenizer: str, date: str = "") -> 
         )
     path = base / expanded(path_key)
     where = f"documents.chat_template = {path_key!r}"
+    hint = "hint: give a Jinja file, relative to the recipe"
     if path.exists() and not path.is_file():
-        raise RecipeError(
-            f"{where}: {path} is not a regular file\nhint: give a Jinja file, relative to the recipe"
-        )
+        raise RecipeError(f"{where}: {path} is not a regular file\n{hint}")
     try:
         if path.stat().st_size > MOST_TEMPLATE_BYTES:
-            raise RecipeError(
-                f"{where}: {path} has more than {MOST_TEMPLATE_BYTES} bytes\nhint: give a Jinja file"
-            )
+            size = f"more than {MOST_TEMPLATE_BYTES} bytes"
+            raise RecipeError(f"{where}: {path} has {size}\nhint: give a Jinja file")
         source = path.read_text("utf-8")
     except OSError as error:
-        raise RecipeError(
-            f"{where}: {path}: {error.strerror}\nhint: give a Jinja file, relative to the recipe"
-        ) from None
+        raise RecipeError(f"{where}: {path}: {error.strerror}\n{hint}") from None
     except UnicodeDecodeError as error:
         raise RecipeError(
             f"{where}: {path} is not UTF-8 at byte {error.start}\nhint: give a Jinja file in UTF-8"
@@ -237,9 +232,12 @@ def _with_tokens(source: str, texts: Mapping[str, str]) -> str:
 class ChatTemplate:
     """A compiled template.
 
-    marks_generation  whether {% generation %} marks the text of an assistant
-    knows_turns       whether it does, or reads add_generation_prompt, so that it separates the opening of a turn from the turn
-    words             all names, attributes and texts in it; only a template that lists all fields reads a field not among them
+    Attributes:
+        marks_generation: Whether {% generation %} marks the text of an assistant.
+        knows_turns: Whether it marks this text or reads add_generation_prompt, so that it separates
+            the opening of a turn from the turn.
+        words: All names, attributes and texts in it. Only a template that lists all fields reads a
+            field that is not among them.
     """
 
     def __init__(self, template: Any, source: str, names: Set[str], words: Set[str]):

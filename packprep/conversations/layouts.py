@@ -3,10 +3,11 @@
 A dialogue has messages for a chat template, and marks for training.
 
 ```
-messages            [{role, content, …}, …], tools, chat_template_kwargs, weight                      as OpenAI's API has them
-sharegpt            conversations: [{from, value}, …]        human → user, gpt → assistant, …
-prompt_completion   two texts, or two lists of messages      only the completion is trained
-alpaca              instruction, input, output               user: instruction↵↵input   assistant: output
+messages            [{role, content, …}, …], tools, chat_template_kwargs, weight, as in OpenAI's API
+sharegpt            conversations: [{from, value}, …]     human → user, gpt → assistant, …
+prompt_completion   two texts, or two lists of messages   only the completion is trained
+alpaca              instruction, input, output            user: instruction↵↵input
+                                                          assistant: output
 ```
 Readers determine the layout of a record (`sources/formats/fields.py`) and return its fields as the
 file has them. `train` and `weight` of a message or a part are removed, so that no template sees
@@ -70,15 +71,18 @@ class Mark(NamedTuple):
 class Dialogue:
     """A conversation as a template takes it.
 
-    messages  one or more objects with a role, and a content that is null, a string, or a list of parts, text or media; other
-              keys only where they are not null; none has train or weight
-    tools     the tools that the assistant may call; None where the record does not mention tools
-    kwargs    the record's chat_template_kwargs, which override the recipe's
-    train     whether each message is trained; None follows the recipe
-    weights   the weight of each message, finite and ≥ 0, with the record's weight multiplied in
-    media     the parts of media, in order
-    parts     the marks of each message's parts, () for a message without marks; () where no message has marks
-    weight    the record's weight
+    Attributes:
+        messages: One or more objects with a role and a content. The content is null, a string, or a
+            list of parts of text or media. Other keys are there only with a value that is not null.
+            No message has train or weight.
+        tools: The tools that the assistant may call, or None if the record does not mention tools.
+        kwargs: The record's chat_template_kwargs, which override the recipe's.
+        train: Whether each message is trained. None follows the recipe.
+        weights: The weight of each message, finite and ≥ 0, multiplied by the record's weight.
+        media: The parts of media, in order.
+        parts: The marks of each message's parts, with () for a message without marks. () if no
+            message has marks.
+        weight: The record's weight.
     """
 
     messages: list[dict[str, Any]]

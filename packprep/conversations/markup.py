@@ -5,7 +5,7 @@ made up     <|user|>⟨x⟩<|end|>↵<|assistant|>⟨y⟩<|end|>↵<|user|>⟨z�
 ends        user <|end|>↵   assistant <|end|>↵
 heads       user <|user|>
 prompt      <|assistant|>
-a text      …⟨call⟩</call><|end|>↵<|user|>⟨2+2?⟩        the user's message begins before its <|user|>
+a text      …⟨call⟩</call><|end|>↵<|user|>⟨2+2?⟩    the user's message begins before <|user|>
 ```
 A template writes every conversation by the same rules, so made-up conversations show how it ends a
 message of a role, and how it begins the next one. A boundary counts only where both stand next to

@@ -4,7 +4,8 @@ A media span has the slots of a picture, a sound or a film. Only the trainer has
 
 ```
 record      {"text": "A cat.", "media": [{"at": 2, "tokens": 3, "ref": "cat.jpg", "kind": "image"}]}
-ids         A ·  <begin> <slot> <slot> <slot> <end>  cat .       specials.media = {image = ["<begin>", "<slot>", "<end>"]}
+recipe      specials.media = {image = ["<begin>", "<slot>", "<end>"]}
+ids         A ·  <begin> <slot> <slot> <slot> <end>  cat .
 place       spans [2, 7)   first 3   tokens 3   kind 0   ref cat.jpg
 ```
 Text between two places is tokenized separately, as Transformers' processors do, which put a special

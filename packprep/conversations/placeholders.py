@@ -3,9 +3,12 @@
 ```
 messages    user: 2+2?                        assistant: <think>easy</think>4     user: thanks
 T           <|user|>2+2?<|end|>↵<|assistant|>4<|end|>↵<|user|>thanks<|end|>↵
-T′          <|user|>⟨0⟩<|end|>↵<|assistant|>⟨2⟩<|end|>↵<|user|>⟨3⟩<|end|>↵         ⟨1⟩, the reasoning, is left out
-before 2    <|user|>⟨0⟩<|end|>↵<|assistant|><think>⟨1⟩</think>⟨2⟩<|end|>↵           so message 2 begins after ⟨2⟩<|end|>↵
+T′          <|user|>⟨0⟩<|end|>↵<|assistant|>⟨2⟩<|end|>↵<|user|>⟨3⟩<|end|>↵
+before 2    <|user|>⟨0⟩<|end|>↵<|assistant|><think>⟨1⟩</think>⟨2⟩<|end|>↵
 ```
+T′ leaves out the reasoning ⟨1⟩. The messages before message 2 end in ⟨2⟩<|end|>↵, so it begins
+there.
+
 T is the rendered text. T′ is the rendering with a placeholder for each string. No text contains a
 placeholder. If T is T′ with each string in place of its placeholder, the rest is the template's own
 text. A template may change a string in the ways of `forms_of`.
@@ -69,7 +72,7 @@ class Remember(Protocol):
     """`ChatTemplate.remembered` with a template, tools and variables."""
 
     def __call__(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the result of `make`, from an earlier call with the same key where there was one."""
+        """Return the result of `make`, or of an earlier call with the same key."""
 
 
 class _End(NamedTuple):
@@ -150,9 +153,11 @@ class PlacedString(NamedTuple):
 class _Places(NamedTuple):
     """The start of a message and of its trained characters.
 
-    literal  number of a literal of the text
-    begin    number of its characters before the message; None where it is not certain
-    answer   number of its characters before the trained part of an assistant's message; None where it is not certain
+    Attributes:
+        literal: Number of a literal of the text.
+        begin: Number of its characters before the message, or None where it is not certain.
+        answer: Number of its characters before the trained part of an assistant's message, or None
+            where it is not certain.
     """
 
     literal: int
@@ -654,7 +659,7 @@ class Placeholders:
 
     @cached_property
     def strings(self) -> dict[int, list[PlacedString]]:
-        """Return the strings of contents and reasoning in the text by message, in the text's order."""
+        """Return the strings of contents and reasoning by message, in the text's order."""
         found: dict[int, list[PlacedString]] = {}
         last = len(self._text)
         for number, where in self._where.items():

@@ -3,9 +3,10 @@
 ```
 messages    user: 2+2?   assistant: 4
 text        <|im_start|>user↵2+2?<|im_end|>↵<|im_start|>assistant↵4<|im_end|>↵
-trained                                                           ^^^^^^^^^^^^     the turn and what closes it, not its header
+trained                                                           ^^^^^^^^^^^^
 boundaries                                  ^
 ```
+The trained characters are those of the turn and of its end, without its header.
 A supervised document has `loss_spans`, `messages`, a `weight` or `media`. `turns.py` finds the
 characters of each message.
 """
@@ -58,21 +59,27 @@ DEFAULTS = DocumentKeys()
 class Conversation:
     """The text of a supervised document, and its trained characters.
 
-    spans       ascending half-open ranges of trained characters; they are apart, or touch where weights differ
-    boundaries  ascending characters at which messages after the first begin, as far as the template has such positions
-    roles       the role of the first message and of the message at each boundary; () where they are unknown
-    system_end  number of characters of the leading system message and its dressing; 0 for none
-    chat        whether special tokens in the text are the template's
-    strings     strings of the messages, in which the text of a special token means no special token
-    weights     the weight of each span, above 0, as float32 holds it; () where all are 1
-    weight      the weight of the document, which `weights` contain
-    blocks      ascending characters at which trained {% generation %} blocks begin
-    places      places of media, in the text's order
-    limited     whether the document limits what is trained; a document with only a weight may draw any task
-    whole       returns the conversation with boundaries, roles and system_end, which only a document that is cut needs; None
-                where they are present
-    history     number of leading characters that an earlier text of the document has
-    parts       a conversation for each of several texts; `text` then is all of them, and only the parts have spans, boundaries, …
+    Attributes:
+        text: The text, or all texts of a document with `parts`.
+        spans: Ascending half-open ranges of trained characters. Ranges touch only where their
+            weights differ.
+        boundaries: Ascending characters at which messages after the first begin, where the template
+            has such positions.
+        roles: The role of the first message and of the message at each boundary, or () where they
+            are unknown.
+        chat: Whether special tokens in the text are the template's.
+        system_end: Number of characters of the leading system message and its markup, or 0.
+        strings: Strings of the messages, in which the text of a special token is plain text.
+        weights: The weight of each span, above 0, as float32 holds it. () if all are 1.
+        weight: The weight of the document, which `weights` contain.
+        blocks: Ascending characters at which trained {% generation %} blocks begin.
+        places: Places of media, in the text's order.
+        limited: Whether the document limits what is trained. A document with only a weight may draw
+            any task.
+        whole: Returns the conversation with boundaries, roles and system_end, which only a document
+            that is cut needs. None where they are present.
+        history: Number of leading characters that an earlier text of the document has.
+        parts: A conversation for each of several texts. Then only these have spans and boundaries.
     """
 
     text: str

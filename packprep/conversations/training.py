@@ -157,7 +157,9 @@ def _labels_of_tokens(
     weights: np.ndarray,
     places: MediaPlaces,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the message of each trained token, −1 for others, int64[n], and its weight, float32[n].
+    """Return the message of each trained token and its weight, int64[n] and float32[n].
+
+    The message of other tokens is −1.
 
     Args:
         conversation: The document.
@@ -215,7 +217,7 @@ def _cut_positions(
     messages       system  user  assistant  user  assistant
     first_tokens           5     9          20    26
     spans                        [11, 20)         [28, 40)
-    turns                        11, 9            28, 26        first trained token, end of the question
+    turns                        11, 9            28, 26       first trained token, question's end
     cuts                   5     9          20    26
     ranks                  NEVER NEVER      BEST  NEVER
     ```

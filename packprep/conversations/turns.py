@@ -2,11 +2,13 @@
 
 ```
 text        <|im_start|>user↵2+2?<|im_end|>↵<|im_start|>assistant↵4<|im_end|>↵
-begins                                      ^                                      message 1
-trained                                                           ^^^^^^^^^^^^     the turn and what closes it, not its header
+begins                                      ^
+trained                                                           ^^^^^^^^^^^^
 ```
-{% generation %} blocks of a template mark trained text. Without such blocks, a turn begins after the
-generation prompt, and ends where the next message begins. The template's own text between two
+Message 1 begins at the first mark. Its turn and its end are trained, without its header.
+
+{% generation %} blocks of a template mark trained text. Without such blocks, a turn begins after
+the generation prompt, and ends where the next message begins. The template's own text between two
 messages shows both (`markup.py`). Where it does not, two renderings are compared: the messages up
 to an assistant's turn, and the messages before it with the generation prompt. Some templates
 rewrite earlier turns, for example to drop reasoning. Placeholders find the turns of such templates
@@ -63,10 +65,14 @@ class NotIncremental(Exception):
 class Turns(NamedTuple):
     """A conversation's text, and the positions of its messages.
 
-    trained     (begin, end, message number) of trained characters: ascending, apart or touching
-    begins      the first character of each message after the first, where it is certain
-    system_end  number of characters of the leading system message, the tools and their dressing; 0 where there are none
-    changes     ranges that are trained differently from their turns, as `find_changes` returns them
+    Attributes:
+        text: The text.
+        trained: (begin, end, message number) of trained characters, ascending and not overlapping.
+        begins: The first character of each message after the first, where it is certain.
+        system_end: Number of characters of the leading system message, the tools and their markup,
+            or 0 without them.
+        changes: Ranges that are trained differently from their turns, as `find_changes` returns
+            them.
     """
 
     text: str

@@ -15,7 +15,8 @@ level. Blocks count inside the segment, bos and mode token included; the last ma
 
     noise "position"        Nemotron-Labs-Diffusion, by NeMo Automodel 0.7.0's corrupt_blockwise
     noise "all", shift      I-DLM (Yu et al. 2026), by its corrupt_all_masked and IDLMLoss
-    canvas "uniform"        DiffusionGemma, by its corrupt_uniform_random and BlockDiffusionCrossEntropyLoss
+    canvas "uniform"        DiffusionGemma, by its corrupt_uniform_random and
+                            BlockDiffusionCrossEntropyLoss
     complementary, shift    Fast-dLLM v2 (Wu et al. 2025), by the forward of its published model
 """
 

@@ -159,7 +159,7 @@ def _hit_exact_count(key, count, ratio, epoch, buffers):
 
 @kernel(inline=True)
 def _mark_trainable(begin, count, trainable, allowed):
-    """Set allowed[j] = 1 iff candidate j may be trained. Without `trainable`, all candidates may."""
+    """Set allowed[j] = 1 if candidate j may be trained. Without `trainable`, all may."""
     first_slot = np.uint64(begin)
     if trainable.shape[0] == 0:
         allowed[:count] = 1
@@ -170,7 +170,7 @@ def _mark_trainable(begin, count, trainable, allowed):
 
 @kernel(inline=True)
 def _exclude_mask(begin, count, tokens, mask_id, flags):
-    """Clear flags[j] where candidate j is a mask in the text, since nothing can be learned there."""
+    """Clear flags[j] where candidate j is a mask in the text, because it teaches nothing."""
     first_slot = np.uint64(begin)
     for j in range(np.uint64(count)):
         flags[j] &= tokens[first_slot + j] != mask_id
@@ -519,6 +519,6 @@ _NO_FLAGS = np.empty(0, np.uint8)
 
 
 def _check(target: Target) -> None:
-    """Check that segments are inside the rows, because compiled kernels do not check array bounds."""
+    """Check that segments are inside the rows, because kernels do not check array bounds."""
     at, count = target.segments.at, target.segments.count
     assert ((at >= 0) & (count >= 0) & (at + count <= len(target.tokens))).all()

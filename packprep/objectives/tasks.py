@@ -281,7 +281,7 @@ def capacity(recipe: Recipe, task: Task, bos: int, eos: int) -> int:
 
 
 def _tighter(task: Task, sides: tuple[int, int], n: int, bos: int, eos: int) -> str:
-    """Return the side of a row that n tokens exceed by the larger factor, "encoder" or "decoder"."""
+    """Return the side, "encoder" or "decoder", that n tokens exceed by the larger factor."""
     assert task.objective.most_sides is not None
     prefix, continuation = task.objective.most_sides(task, n)
     encoder_slots, decoder_slots = prefix + bos + task.mode, continuation + eos

@@ -1,7 +1,7 @@
 """Access folders of inputs and outputs, on a local disk or at a URL.
 
-    building, verification, inspection, exporting ─► Folder ─┬─ LocalFolder: temporaries, flushes and renames
-    trainers at a URL, inputs at URLs ───────────────────────┴─ Remote: whole objects, listed, read in ranges, retried
+    building, verification, inspection, exporting ─► Folder ─┬─ LocalFolder: files and renames
+    trainers at a URL, inputs at URLs ───────────────────────┴─ Remote: whole objects and ranges
 
 File names are those of the storage format (`plan.json`, `shards/000/000000.safetensors`). Both
 implementations write a file or object atomically, so readers never see a part of it. Only a shard's

@@ -1,9 +1,9 @@
 """Implement one request to each kind of file system, without retries.
 
 ```
-s3:// gs://         pyarrow.fs, which is a dependency anyway; an object that is written only if there is none: obstore
+s3:// gs://         pyarrow.fs; obstore to write an object only if it does not exist
 file://             the standard library
-memory:// hf:// …   fsspec, with what its protocol needs besides (adlfs, sshfs, …: the user's to install)
+memory:// hf:// …   fsspec, with the package of its protocol (adlfs, sshfs, …)
 ```
 
 A library is imported when a URL first needs it.

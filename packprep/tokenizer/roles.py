@@ -309,9 +309,15 @@ def resolve_again(
 @remembered(
     Vocabulary,
     lambda data, beside, tokenizer, specials, needs: (
-        digest_of(data), beside, asdict(specials), sorted(needs.roles), needs.mode_tokens, needs.sentinels, library_version()
+        digest_of(data),
+        beside,
+        asdict(specials),
+        sorted(needs.roles),
+        needs.mode_tokens,
+        needs.sentinels,
+        library_version(),
     ),
-)  # fmt: skip
+)
 def _resolved(
     data: bytes, beside: Beside, tokenizer: str, specials: Specials, needs: Needs
 ) -> Vocabulary:

@@ -2,9 +2,10 @@
 
 ```
 ids     99 97 102 195 169 266            of the built-in vocabulary of bytes
-pieces  c  a  f   é       <extra_id_0>   a piece is more than one token only where they share a character
-bytes   63 61 66  c3  a9  "<extra_id_0>" a special token is its own text
+pieces  c  a  f   é       <extra_id_0>
+bytes   63 61 66  c3  a9  "<extra_id_0>"
 ```
+Only tokens that share a character form one piece. The bytes of a special token are its own text.
 """
 
 import json

@@ -180,7 +180,8 @@ def engine_in_words(engine: Engine, requested: str, vocabulary: Vocabulary) -> s
     Say which engine it is, its speed for tokenizing only, why no faster engine is used, and what
     would help. `requested` is the recipe's `engine`.
     """
-    said = f"engine {engine.name} {engine.version}, tokenizing about {engine.rate} MB/s of text per core"
+    rate = f"tokenizing about {engine.rate} MB/s of text per core"
+    said = f"engine {engine.name} {engine.version}, {rate}"
     if isinstance(engine, ReferenceEngine) and engine.in_place_of:
         return f"{said}, instead of the plan's {engine.in_place_of}"
     if requested == engine.name:
