@@ -25,6 +25,7 @@ from packprep.randomness import PROOF, philox
 from packprep.tokenizer.encoding import TOKENIZER_ERROR, Tokens, tokenize
 from packprep.tokenizer.engines import byte_tokens
 from packprep.tokenizer.engines.engine import Engine, EngineFault, EngineRefusal, Reference
+from packprep.tokenizer.engines.shapes import SPACE
 from packprep.tokenizer.file import panics_as_errors, tokens_in_file
 from packprep.tokenizer.roles import Vocabulary
 
@@ -372,6 +373,8 @@ def characters_are_proven(engine: Any, special_text: str, vocabulary: Vocabulary
             tokens = texts_of_tokens(engine.reference, vocabulary)
             texts = texts_with_added(vocabulary) + nasty_texts(1, 0, NASTY_TEXTS, *tokens)
             texts = [text for text in texts if _is_whole(text)]
+            # Tokens of SentencePiece write a space like this character.
+            texts += [text.replace(" ", SPACE) for text in texts[::10]]
             for chat in (False, True):
                 fast = engine.own_characters(texts, chat)
                 slow = engine.reference.encode_with_characters(texts, chat)

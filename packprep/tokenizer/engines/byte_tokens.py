@@ -1,43 +1,155 @@
-"""Compute the characters of byte-level BPE tokens from their bytes.
+"""Compute the characters of BPE tokens from their bytes.
 
     text     n  a  ï     v  e        bytes 6e 61 c3 af 76 65
     tokens   na    Ã  ¯     ve       bytes 6e 61 │ c3 │ af │ 76 65
     begins   0     2  2     3        a token that starts inside a character begins at that character
     ends     2     3  3     5        and one that ends inside a character ends behind it
 
+Tokens of SentencePiece BPE have ▁ for a space, and `<0xC3>` for a byte. A space that the tokenizer
+adds has no byte in the text. It counts as part of the character after it:
+
+    text     é     🙂
+    tokens   ▁  é  <0xF0> <0x9F> <0x99> <0x82>
+    begins   0  0  1      1      1      1
+    ends     1  1  2      2      2      2
+
 The bytes of the tokens are compared with the bytes of the text. If they differ, because of a
 normalizer or a token that strips spaces, the characters cannot be computed this way.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from packprep.dataset.boundaries import offsets_of, ranks
+from packprep.dataset.boundaries import offsets_of
 from packprep.format.tokenizer_json import byte_characters
+from packprep.tokenizer.engines.engine import Engine
+from packprep.tokenizer.engines.shapes import SPACE
+from packprep.tokenizer.file import added_tokens, parse_tokenizer_json, steps_of
+
+Encoded = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Ids, offsets and characters as in `Engine.encode_with_characters`."""
+
+NOWHERE, AT_TEXT_START, AT_SECTION_STARTS = "nowhere", "at text start", "at section starts"
+"""Where a tokenizer adds a space.
+
+A section is a part of the text without added tokens. At the start of a text, no space is added
+before another space or before an added token.
+"""
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+
+
+def byte_tokens_of(tokenizer_json: bytes, tokens: Mapping[int, str]) -> "ByteTokens | None":
+    """Return the bytes of the tokens of byte-level BPE, or of SentencePiece BPE with byte_fallback.
+
+    None means that the tokenizer adds spaces in a way that is not supported.
+
+    Args:
+        tokenizer_json: A tokenizer of a shape that `not_byte_level_bpe` or `not_sentencepiece_bpe`
+            accepts.
+        tokens: id → token as written in the model's vocabulary.
+    """
+    parsed = parse_tokenizer_json(tokenizer_json, "tokenizer.json")
+    added = {id: text for text, id in added_tokens(tokenizer_json)}
+    if not parsed["model"].get("byte_fallback"):
+        byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+        texts = {
+            id: bytes(byte_of[character] for character in token)
+            for id, token in tokens.items()
+            if all(character in byte_of for character in token)
+        }
+        return ByteTokens(texts | {id: text.encode() for id, text in added.items()}, added)
+    added_space = _added_space(parsed)
+    if added_space is None:
+        return None
+    texts = {
+        id: (
+            bytes.fromhex(token[3:5])
+            if _BYTE.fullmatch(token)
+            else token.replace(SPACE, " ").encode()
+        )
+        for id, token in tokens.items()
+    }
+    for id, text in added.items():
+        if SPACE not in text:
+            texts[id] = text.encode()
+        # The model may also give such a token for spaces, as Gemma's does. After an added space, a
+        # token of the model would look like an added token, which no added space precedes.
+        elif added_space != NOWHERE:
+            texts.pop(id, None)
+    return ByteTokens(texts, added, added_space)
+
+
+def _added_space(parsed: Mapping[str, Any]) -> str | None:
+    """Return where SentencePiece BPE adds a space, or None if that is not supported."""
+    normalizers = steps_of(parsed.get("normalizer"), "normalizers")
+    if any(step.get("type") == "Prepend" for step in normalizers):
+        return AT_SECTION_STARTS
+    for step in steps_of(parsed.get("pre_tokenizer"), "pretokenizers"):
+        if step.get("type") == "Metaspace":
+            scheme = step.get("prepend_scheme") if step.get("replacement") == SPACE else None
+            return {"never": NOWHERE, "first": AT_TEXT_START}.get(str(scheme))
+    return NOWHERE
 
 
 class ByteTokens:
     """The bytes of all tokens of a vocabulary."""
 
-    def __init__(self, tokens: Mapping[int, str], added: Mapping[int, str]):
+    def __init__(
+        self,
+        texts: Mapping[int, bytes],
+        added: Collection[int],
+        added_space: str = NOWHERE,
+    ):
         """Create the table.
 
         Args:
-            tokens: id → token as written in the model's vocabulary.
-            added: id → text of the added tokens.
+            texts: id → bytes. Tokens without bytes are never equal to a text.
+            added: The ids of added tokens.
+            added_space: Where the tokenizer adds a space.
         """
-        byte_of = {character: byte for byte, character in enumerate(byte_characters())}
-        texts: dict[int, bytes] = {}
-        for id, token in tokens.items():
-            if all(character in byte_of for character in token):
-                texts[id] = bytes(byte_of[character] for character in token)
-        texts |= {id: text.encode() for id, text in added.items()}
-        size = max([*tokens, *added], default=-1) + 1
-        lengths = np.zeros(size + 1, np.int64)  # Ids beyond the vocabulary have length 0.
-        lengths[list(texts)] = [len(text) for text in texts.values()]
-        self._lengths, self._offsets = lengths, offsets_of(lengths)
-        self._bytes = np.frombuffer(b"".join(texts[id] for id in sorted(texts)), np.uint8)
+        size = max([*texts, *added], default=-1) + 1
+        # The last entry is for ids beyond the vocabulary. No text in UTF-8 has a byte 0xFF.
+        self._texts = np.full(size + 1, b"\xff\xff", np.object_)
+        # How many characters start in each token, and whether the token starts inside a character.
+        self._starts = np.zeros(size + 1, np.int64)
+        self._is_inside = np.zeros(size + 1, np.bool_)
+        if ids := [id for id, text in texts.items() if text]:
+            self._texts[ids] = [texts[id] for id in ids]
+            data = np.frombuffer(b"".join(texts[id] for id in ids), np.uint8)
+            first_byte = offsets_of(np.array([len(texts[id]) for id in ids], np.int64))[:-1]
+            starts_character = (data & 0xC0) != 0x80
+            self._starts[ids] = np.add.reduceat(starts_character, first_byte, dtype=np.int64)
+            self._is_inside[ids] = ~starts_character[first_byte]
+        self._is_added = np.zeros(size + 1, np.bool_)
+        self._is_added[list(added)] = True
+        self._added_space = added_space
+
+    def encode_with_characters(
+        self,
+        texts: Sequence[str],
+        encoded: tuple[np.ndarray, np.ndarray],
+        by_reference: Sequence[int],
+        reference: Engine,
+        chat: bool,
+    ) -> Encoded:
+        """Return ids, offsets and characters of texts.
+
+        Args:
+            texts: n texts without lone surrogates.
+            encoded: The ids and offsets of all texts.
+            by_reference: The numbers of the texts that the reference encodes.
+            reference: The reference, which also encodes all texts that differ from their tokens.
+            chat: As in `Engine.encode_with_characters`.
+        """
+        characters, untold = self.characters(texts, *encoded)
+        which = np.union1d(untold, np.array(by_reference, np.int64))
+        if not len(which):
+            return *encoded, characters
+        slow = reference.encode_with_characters([texts[i] for i in which], chat)
+        return _merged((*encoded, characters), slow, which)
 
     def characters(
         self, texts: Sequence[str], ids: np.ndarray, offsets: np.ndarray
@@ -52,36 +164,56 @@ class ByteTokens:
         Returns:
             The characters [begin, end) of each token in its text, int64[total, 2]. Also the texts
             with bytes that differ from their tokens' bytes, int64[k]. The characters of these texts
-            are not set.
+            are wrong.
         """
-        ids = np.minimum(ids.astype(np.int64), len(self._lengths) - 1)
-        encoded = [text.encode() for text in texts]
-        sizes = np.array([len(data) for data in encoded], np.int64)
-        lengths = self._lengths[ids]
-        sums = offsets_of(lengths)
-        is_told = sums[offsets[1:]] - sums[offsets[:-1]] == sizes
-        is_told &= np.add.reduceat(np.append(lengths == 0, False), offsets)[:-1] == 0
-        is_told |= np.diff(offsets) + sizes == 0
-        told = np.repeat(is_told, np.diff(offsets))
-        of_told, told_lengths = ids[told], lengths[told]
-        text_bytes = np.frombuffer(
-            b"".join(data for data, is_one in zip(encoded, is_told, strict=True) if is_one),
-            np.uint8,
-        )
-        places = np.repeat(self._offsets[of_told], told_lengths) + ranks(told_lengths)
-        differs = np.flatnonzero(self._bytes[places] != text_bytes)
-        begin = offsets_of(told_lengths)
-        starts_character = (text_bytes & 0xC0) != 0x80
-        before = offsets_of(starts_character)  # characters that start before each byte
-        document = np.repeat(np.flatnonzero(is_told), np.diff(offsets)[is_told])
-        first_character = np.zeros(len(texts), np.int64)
-        first_byte = offsets_of(sizes[is_told])[:-1]
-        first_character[is_told] = before[first_byte]
-        characters = np.zeros((len(ids), 2), np.int64)
-        inside = ~starts_character[begin[:-1]] if len(of_told) else np.zeros(0, np.bool_)
-        characters[told, 0] = before[begin[:-1]] - inside - first_character[document]
-        characters[told, 1] = before[begin[1:]] - first_character[document]
-        if len(differs):
-            owner = np.searchsorted(first_byte, differs, "right") - 1
-            is_told[np.flatnonzero(is_told)[np.unique(owner)]] = False
-        return characters, np.flatnonzero(~is_told)
+        ids = np.minimum(ids.astype(np.int64), len(self._texts) - 1)
+        after_space = self._after_added_space(texts, ids, offsets)
+        data = self._texts[ids].tolist()
+        for token in np.flatnonzero(after_space).tolist():
+            data[token] = data[token][1:]
+        bounds = offsets.tolist()
+        differs = [
+            b"".join(data[begin:end]) != text.encode()
+            for text, begin, end in zip(texts, bounds, bounds[1:], strict=False)
+        ]
+        starts = self._starts[ids] - after_space
+        before = offsets_of(starts)
+        begins = before[:-1] - np.repeat(before[offsets[:-1]], np.diff(offsets))
+        ends = begins + starts
+        begins -= self._is_inside[ids]
+        # A token that is only an added space counts as the character after it.
+        return np.stack((begins, np.maximum(ends, begins + 1)), 1), np.flatnonzero(differs)
+
+    def _after_added_space(
+        self, texts: Sequence[str], ids: np.ndarray, offsets: np.ndarray
+    ) -> np.ndarray:
+        """Return which tokens start with a space that the tokenizer added, bool[total].
+
+        It may be too many, because an added token may have matched with the space around it. It is
+        never too few. If a text then equals its tokens' bytes, it is right.
+        """
+        first = np.zeros(len(ids) + 1, np.bool_)
+        if self._added_space == AT_TEXT_START:
+            alone = np.array([text[:1] not in ("", " ") for text in texts], np.bool_)
+            first[offsets[:-1][alone]] = True
+        elif self._added_space == AT_SECTION_STARTS:
+            first[offsets[:-1]] = True
+            first[1:] |= self._is_added[ids]
+        return first[:-1] & ~self._is_added[ids]
+
+
+def _merged(fast: Encoded, slow: Encoded, which: np.ndarray) -> Encoded:
+    """Return `fast` with the texts numbered `which` replaced by those in `slow`.
+
+    `slow` contains only these texts.
+    """
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
+    numbers = {int(i): k for k, i in enumerate(which)}
+    for i in range(len(fast[1]) - 1):
+        ids, offsets, characters = slow if i in numbers else fast
+        k = numbers.get(i, i)
+        own = slice(int(offsets[k]), int(offsets[k + 1]))
+        parts.append((ids[own], characters[own]))
+    lengths = np.array([len(ids) for ids, _ in parts], np.int64)
+    ids, characters = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return ids, offsets_of(lengths), characters

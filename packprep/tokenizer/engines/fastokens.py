@@ -14,7 +14,7 @@ import numpy as np
 from packprep.cache import remembered
 from packprep.dataset.boundaries import offsets_of
 from packprep.forking import lazy
-from packprep.tokenizer.engines.byte_tokens import ByteTokens
+from packprep.tokenizer.engines.byte_tokens import ByteTokens, byte_tokens_of
 from packprep.tokenizer.engines.engine import (
     EngineRefusal,
     cannot_load,
@@ -43,8 +43,8 @@ _ONE_THREAD = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
 class FastEngine:
     """The engine `fastokens` with one thread, because packprep scales with processes.
 
-    The library does not report the characters of its tokens. For byte-level tokens they follow from
-    the bytes. Otherwise the reference computes them. If the tokenizer has patterns that ignore
+    The library does not report the characters of its tokens. They follow from the bytes of the
+    tokens, or the reference computes them. If the tokenizer has patterns that ignore
     case, the reference also encodes the texts that contain one of _FOLDED.
 
     Raises:
@@ -121,11 +121,8 @@ class FastEngine:
 
     @lazy
     def _byte_tokens(self) -> ByteTokens | None:
-        """Return the bytes of all tokens, or None if this is not byte-level BPE."""
-        if self.rate < 150:
-            return None
-        added = {id: text for text, id in added_tokens(self._vocabulary.tokenizer_json)}
-        return ByteTokens(self.reference.vocabulary(), added)
+        """Return the bytes of all tokens, or None if characters do not follow from them."""
+        return byte_tokens_of(self._vocabulary.tokenizer_json, self.reference.vocabulary())
 
     @lazy
     def _for_chat(self) -> Any:
@@ -163,37 +160,14 @@ class FastEngine:
         flat_ids, ends = tokenizer.encode_batch_flat(list(texts), False, split)
         ids = np.frombuffer(flat_ids, "<u4").view(np.int32)
         offsets = np.frombuffer(ends, "<u8").view(np.int64)
-        characters, untold = self._byte_tokens.characters(texts, ids, offsets)
         odd = _with_folded(texts) if self._folded else []
-        by_reference = np.union1d(untold, np.array(odd, np.int64))
-        if not len(by_reference):
-            return ids, offsets, characters
-        slow = self.reference.encode_with_characters([texts[i] for i in by_reference], chat)
-        return _merged((ids, offsets, characters), slow, by_reference)
+        return self._byte_tokens.encode_with_characters(
+            texts, (ids, offsets), odd, self.reference, chat
+        )
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
         """Return the tokens of ids from the reference."""
         return self.reference.tokens_of(ids)
-
-
-_Encoded = tuple[np.ndarray, np.ndarray, np.ndarray]  # ids, offsets, characters
-
-
-def _merged(fast: _Encoded, slow: _Encoded, which: np.ndarray) -> _Encoded:
-    """Return `fast` with the texts numbered `which` replaced by those in `slow`.
-
-    `slow` contains only these texts.
-    """
-    parts: list[tuple[np.ndarray, np.ndarray]] = []
-    numbers = {int(i): k for k, i in enumerate(which)}
-    for i in range(len(fast[1]) - 1):
-        ids, offsets, characters = slow if i in numbers else fast
-        k = numbers.get(i, i)
-        own = slice(int(offsets[k]), int(offsets[k + 1]))
-        parts.append((ids[own], characters[own]))
-    lengths = np.array([len(ids) for ids, _ in parts], np.int64)
-    ids, characters = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return ids, offsets_of(lengths), characters
 
 
 def _with_folded(texts: Sequence[str]) -> list[int]:

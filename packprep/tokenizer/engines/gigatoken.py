@@ -5,16 +5,15 @@ use a thread pool, which hangs in a forked process.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from packprep.cache import remembered
 from packprep.dataset.boundaries import offsets_of
-from packprep.tokenizer.engines.engine import (
-    EngineRefusal,
-    cannot_load,
-    installed_version,
-)
+from packprep.forking import lazy
+from packprep.tokenizer.engines.byte_tokens import ByteTokens, byte_tokens_of
+from packprep.tokenizer.engines.engine import EngineRefusal, cannot_load, installed_version
 from packprep.tokenizer.engines.reference import ReferenceEngine, plain_of
 from packprep.tokenizer.engines.shapes import not_sentencepiece_bpe
 from packprep.tokenizer.file import panics_as_errors, parse_tokenizer_json
@@ -32,7 +31,8 @@ for random letters.
 class GigatokenEngine:
     """The engine `gigatoken`.
 
-    The library does not report the characters of its tokens, so the reference computes them.
+    The library does not report the characters of its tokens. They follow from the bytes of the
+    tokens, or the reference computes them.
 
     Raises:
         EngineRefusal: If it does not accept the tokenizer.
@@ -49,20 +49,32 @@ class GigatokenEngine:
         except ImportError as error:
             raise EngineRefusal(f"it cannot be imported ({error})") from error
         self.version, self.library = installed_version(NAME) or "", (str(gigatoken_rs.__file__),)
-        self._plain = plain_of(vocabulary, special_text, with_special=special_text == "special")
-        self._load, self._ids = gigatoken_rs.load_hf_json, 0
+        self._vocabulary, self._special_text = vocabulary, special_text
+        self._load, self._tokenizers, self._ids = gigatoken_rs.load_hf_json, dict[bool, Any](), 0
         try:
             with panics_as_errors():
-                self._tokenizer = self._load(self._plain)
+                self._tokenizer(special_text == "special")
         except Exception as error:
             raise cannot_load(error) from error
         self.reference = ReferenceEngine(vocabulary, special_text)
 
+    def _tokenizer(self, with_special: bool) -> Any:
+        """Return the library's tokenizer with or without the special tokens."""
+        if self._ids > MOST_IDS:
+            self._tokenizers, self._ids = {}, 0
+        if with_special not in self._tokenizers:
+            plain = plain_of(self._vocabulary, self._special_text, with_special)
+            self._tokenizers[with_special] = self._load(plain)
+        return self._tokenizers[with_special]
+
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encode texts into ids, int32[total], and offsets, int64[n + 1]."""
-        if self._ids > MOST_IDS:
-            self._tokenizer, self._ids = self._load(self._plain), 0
-        found = [self._tokenizer.encode(text) for text in texts]
+        return self._encode(texts, self._special_text == "special")
+
+    def _encode(self, texts: Sequence[str], with_special: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Encode texts with or without the special tokens, as in `encode`."""
+        tokenizer = self._tokenizer(with_special)
+        found = [tokenizer.encode(text) for text in texts]
         self._ids += sum(map(len, found))
         ids = np.concatenate(found).view(np.int32) if found else np.zeros(0, np.int32)
         return ids, offsets_of(np.array([len(own) for own in found], np.int64))
@@ -70,8 +82,38 @@ class GigatokenEngine:
     def encode_with_characters(
         self, texts: Sequence[str], chat: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Encode texts with the reference, as in `Engine.encode_with_characters`."""
-        return self.reference.encode_with_characters(texts, chat)
+        """Encode texts into ids, offsets and characters, as in `Engine.encode_with_characters`."""
+        if not self._tells_characters:
+            return self.reference.encode_with_characters(texts, chat)
+        return self.own_characters(texts, chat)
+
+    @lazy
+    def _tells_characters(self) -> bool:
+        """Return whether characters that are computed from bytes passed their proof."""
+        from packprep.tokenizer.proof import characters_are_proven
+
+        return characters_are_proven(self, self._special_text, self._vocabulary)
+
+    @lazy
+    def _byte_tokens(self) -> ByteTokens | None:
+        """Return the bytes of all tokens, or None if characters do not follow from them."""
+        return byte_tokens_of(self._vocabulary.tokenizer_json, self.reference.vocabulary())
+
+    def can_tell_characters(self) -> bool:
+        """Return whether characters can be computed from the bytes of tokens."""
+        return self._byte_tokens is not None
+
+    def own_characters(
+        self, texts: Sequence[str], chat: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return ids, offsets and characters in the form of `encode_with_characters`.
+
+        The characters come from the bytes of the tokens if these equal the bytes of the text.
+        Otherwise they come from the reference.
+        """
+        assert self._byte_tokens is not None
+        encoded = self._encode(texts, chat or self._special_text == "special")
+        return self._byte_tokens.encode_with_characters(texts, encoded, (), self.reference, chat)
 
     def tokens_of(self, ids: Iterable[int]) -> dict[int, str]:
         """Return the tokens of ids from the reference."""

@@ -123,12 +123,14 @@ def test_it_is_loaded_anew_before_it_remembers_much_and_the_ids_do_not_depend_on
     texts = [
         " ".join(f"the{a}dog-{b}" for a in range(10) for b in range(k, k + 40)) for k in range(8)
     ]
-    first = engine._tokenizer
+    first = engine._tokenizers[False]
     expected = engine.encode(texts)[0].tolist()
-    assert engine.encode(texts)[0].tolist() == expected and engine._tokenizer is first
+    assert engine.encode(texts)[0].tolist() == expected and engine._tokenizers[False] is first
     monkeypatch.setattr(engine_file, "MOST_IDS", 1000)
     assert [engine.encode(texts)[0].tolist() for _ in range(2)] == [expected, expected]
-    assert engine._tokenizer is not first
+    assert engine._tokenizers[False] is not first
+    in_chat = [engine.own_characters(texts, True)[0].tolist() for _ in range(2)]
+    assert in_chat == [expected, expected] and [*engine._tokenizers] == [True]
 
 
 def test_it_works_in_a_process_that_was_forked_after_it_had_worked(folder):
