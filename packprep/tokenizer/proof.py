@@ -470,13 +470,36 @@ def difference(
 def chat_difference(
     engine: Engine, text: str, tokens: Tokens, i: int, chat: bool
 ) -> EngineDifference | None:
-    """Return how the reference's ids of a text differ from document i of `tokens`, or None.
+    """Return how the reference's ids or characters of a text differ, or None.
 
-    `tokens` were encoded with characters. `chat` is as in `encode_with_characters`.
+    Document i of `tokens` has the ids, which were encoded with characters. The engine encodes the
+    text again for its characters. `chat` is as in `encode_with_characters`.
     """
     assert engine.reference is not None
-    ids, offsets, _ = engine.reference.encode_with_characters([text], chat)
-    return _difference(engine.reference, text, _only(tokens, i), Tokens(ids, offsets, []))
+    fast = engine.encode_with_characters([text], chat)
+    slow = engine.reference.encode_with_characters([text], chat)
+    for own in (_only(tokens, i), Tokens(*fast[:2], [])):
+        if differs := _difference(engine.reference, text, own, Tokens(*slow[:2], [])):
+            return differs
+    return _other_characters(text, fast, slow)
+
+
+def _other_characters(
+    text: str, fast: Sequence[np.ndarray], slow: Sequence[np.ndarray]
+) -> EngineDifference | None:
+    """Return the first difference in the characters of a text's tokens, or None.
+
+    `fast` and `slow` are the results of `encode_with_characters`, with the same ids.
+    """
+    if np.array_equal(fast[2], slow[2]):
+        return None
+    token = int(np.argmax((fast[2] != slow[2]).any(axis=1)))
+    begin = max(0, int(slow[2][token, 0]) - _AROUND_CHARACTERS)
+    around = _printable(text[begin : begin + 2 * _AROUND_CHARACTERS])
+    shown = [
+        f"the characters {own[2][token : token + _AROUND_IDS].tolist()}" for own in (fast, slow)
+    ]
+    return EngineDifference(around, begin, token, *shown)
 
 
 def fault(engine: Engine, error: EngineFault) -> EngineDifference:

@@ -4,13 +4,14 @@ import pytest
 from packprep import cache
 from packprep.randomness import text_key
 from packprep.tokenizer import proof
-from packprep.tokenizer.encoding import tokenize
+from packprep.tokenizer.encoding import Tokens, tokenize
 from packprep.tokenizer.engines.engine import EngineRefusal
 from packprep.tokenizer.engines.fastokens import FastEngine
 from packprep.tokenizer.engines.reference import ReferenceEngine
 from packprep.tokenizer.proof import (
     MAX_CHARACTERS,
     RATE,
+    chat_difference,
     compared,
     difference,
     prove,
@@ -76,6 +77,25 @@ def test_a_difference_is_shown_by_what_is_around_it(gpt2):
     ]
     assert str(found.ids) in str(found) and str(found.reference_ids) in str(found)
     assert difference(engine, "the", tokens, 0, "text", gpt2) is None
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_other_characters_of_the_same_ids_are_a_difference(gpt2, monkeypatch, chat):
+    engine, text = FastEngine(gpt2, "text"), "the lazy dog " * 50 + "é<|endoftext|>"
+    ids, offsets, characters = engine.reference.encode_with_characters([text], chat)
+    tokens = Tokens(ids, offsets, [])
+    assert chat_difference(engine, text, tokens, 0, chat) is None
+    wrong = characters.copy()
+    token = int(np.flatnonzero(characters[:, 0] == 650)[0])
+    wrong[token, 1] += 1
+    monkeypatch.setattr(engine, "encode_with_characters", lambda *_: (ids, offsets, wrong))
+    found = chat_difference(engine, text, tokens, 0, chat)
+    assert found.token == token and text[found.character :] == found.text
+    assert found.ids.startswith("the characters [[650, 652]")
+    assert found.reference_ids.startswith("the characters [[650, 651]")
+    monkeypatch.setattr(engine, "encode_with_characters", lambda *_: (ids, offsets, characters))
+    tokens.ids[-1] = 0
+    assert chat_difference(engine, text, tokens, 0, chat).ids[-1] == 0
 
 
 def test_a_missing_token_at_the_end_is_a_difference(gpt2):
