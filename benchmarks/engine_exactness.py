@@ -1,5 +1,5 @@
-"""Whether fast engines give the reference's ids, on far more text than a build's proof has time
-for, and how fast they are.
+"""Whether fast engines give the reference's ids, and the characters of tokens where they compute
+them, on far more text than a build's proof has time for, and how fast they are.
 
 python benchmarks/engine_exactness.py tokenizer.json other.json         100 000 nasty texts and all code points, each file
 python benchmarks/engine_exactness.py tokenizer.json --documents corpus.jsonl                      real documents first
@@ -21,6 +21,7 @@ import time
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -28,9 +29,16 @@ import numpy as np
 
 from packprep.errors import VocabularyError
 from packprep.recipe import Specials
+from packprep.tokenizer.encoding import Tokens
 from packprep.tokenizer.engines import ENGINES, candidates, loaded
 from packprep.tokenizer.engines.engine import Engine, EngineRefusal
-from packprep.tokenizer.proof import nasty_texts, prove, texts_of_tokens, texts_with_added
+from packprep.tokenizer.proof import (
+    chat_difference,
+    nasty_texts,
+    prove,
+    texts_of_tokens,
+    texts_with_added,
+)
 from packprep.tokenizer.roles import Needs, Vocabulary, resolve_vocabulary
 
 AT_ONCE, AT_ONCE_CHARACTERS = 5000, 1 << 20
@@ -70,6 +78,30 @@ def batches(
                 "code points in context",
                 [context.format(c) for c in listed[begin : begin + AT_ONCE]],
             )
+
+
+def tells_characters(engine: Any) -> bool:
+    """Return whether an engine computes the characters of its tokens itself."""
+    return hasattr(engine, "can_tell_characters") and engine.can_tell_characters()
+
+
+def prove_characters(engine: Any, texts: list[str], chats: tuple[bool, ...]) -> None:
+    """Compare the characters that an engine computes with the reference's, in chats or elsewhere.
+
+    Raises:
+        EngineRefusal: If they differ.
+    """
+    whole = [text for text in texts if text.encode("utf-8", "ignore").decode() == text]
+    for chat in chats:
+        fast = engine.own_characters(whole, chat)
+        slow = engine.reference.encode_with_characters(whole, chat)
+        if all(map(np.array_equal, fast, slow)):
+            continue
+        for text in whole:
+            ids, offsets, _ = engine.own_characters([text], chat)
+            if found := chat_difference(engine, text, Tokens(ids, offsets, []), 0, chat):
+                raise EngineRefusal(f"its characters differ from the reference's: {found}")
+        raise EngineRefusal("its characters differ from the reference's for many texts together")
 
 
 class Rates:
@@ -126,9 +158,13 @@ def compare(path: Path, options: argparse.Namespace) -> bool:
     reference = loaded("reference", vocabulary, special_text)
     rates, found, size, done = Rates([*fast, reference.name]), set[str](), 0, dict[str, int]()
 
-    def differs(name: str, texts: list[str]) -> None:
+    def compare_all(name: str, texts: list[str], ids_too: bool = True) -> None:
+        engine: Any = fast[name]
         try:
-            prove(fast[name], texts, special_text, vocabulary)
+            if ids_too:
+                prove(engine, texts, special_text, vocabulary)
+            if tells_characters(engine):
+                prove_characters(engine, texts, (False, True) if ids_too else (True,))
         except EngineRefusal as error:
             print(f"{path.name}: {name}: after {done}: {error}", flush=True)
             found.add(name)
@@ -136,20 +172,21 @@ def compare(path: Path, options: argparse.Namespace) -> bool:
     for texts in documents(options.documents) if options.documents else ():
         expected = rates.encode(reference, texts)
         for name, engine in fast.items():
-            if not all(map(np.array_equal, rates.encode(engine, texts), expected)):
-                differs(name, texts)
+            equal = all(map(np.array_equal, rates.encode(engine, texts), expected))
+            compare_all(name, texts, ids_too=not equal)
         own = sum(len(text.encode()) for text in texts)
         done["documents"] = done.get("documents", 0) + len(texts)
         size += own
         rates.add(own)
     for kind, texts in batches(reference, vocabulary, options.texts, options.key):
         for name in set(fast) - found:
-            differs(name, texts)
+            compare_all(name, texts)
         done[kind] = done.get(kind, 0) + len(texts)
         size += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
     listed = ", ".join(f"{number:,} {kind}" for kind, number in done.items())
     for name in set(fast) - found:
-        print(f"{path.name}: {name}: no difference in {listed}; {size:,} bytes", flush=True)
+        what = "in ids and characters" if tells_characters(fast[name]) else "in ids"
+        print(f"{path.name}: {name}: no difference {what} in {listed}; {size:,} bytes", flush=True)
     if options.documents:
         print(f"{path.name}: {rates}", flush=True)
     return bool(found)

@@ -13,6 +13,7 @@ import pytest
 
 from packprep.objectives import tasks
 from packprep.objectives.span_corruption import render_with_mask, span_counts
+from packprep.tokenizer.engines.byte_tokens import ByteTokens
 from packprep.tokenizer.engines.fastokens import FastEngine
 from tests.tokenizer import tokenizers_made
 
@@ -181,8 +182,15 @@ def test_exactness_tells_equal_refused_and_different_apart(tmp_path, capsys, mon
     assert engine_exactness.main([paths[0], "--texts", "50", "--documents", str(corpus)]) == 0
     out = capsys.readouterr().out
     assert re.search(
-        r"no difference in 4 documents, ([\d,]+ texts with added tokens, )?50 nasty texts; ", out
+        r"no difference in ids and characters in 4 documents,"
+        r" ([\d,]+ texts with added tokens, )?50 nasty texts; ",
+        out,
     ), out
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            ByteTokens, "characters", lambda *_: (np.zeros((0, 2), np.int64), np.zeros(0))
+        )
+        assert engine_exactness.main([paths[0], "--texts", "50"]) == 1
     monkeypatch.setattr(
         FastEngine,
         "encode",
