@@ -13,19 +13,22 @@ adds has no byte in the text. It counts as part of the character after it:
     begins   0  0  1      1      1      1
     ends     1  1  2      2      2      2
 
-The bytes of the tokens are compared with the bytes of the text. If they differ, because of a
-normalizer or a token that strips spaces, the characters cannot be computed this way.
+An added token with `lstrip` or `rstrip` also stands for the spaces that it strips.
+
+The bytes of the tokens are compared with the bytes of the text. If they differ, for example because
+of a normalizer, the characters cannot be computed this way.
 """
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from packprep.dataset.boundaries import offsets_of
 from packprep.format.tokenizer_json import byte_characters
-from packprep.tokenizer.engines.engine import Engine
+from packprep.tokenizer.engines.engine import Engine, any_of
 from packprep.tokenizer.engines.shapes import SPACE
 from packprep.tokenizer.file import added_tokens, parse_tokenizer_json, steps_of
 
@@ -39,6 +42,11 @@ A section is a part of the text without added tokens. At the start of a text, no
 before another space or before an added token.
 """
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
+# The characters that the library's `lstrip` and `rstrip` strip. `str.isspace` has four more.
+_SPACES = frozenset(
+    "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
 
 
 def byte_tokens_of(tokenizer_json: bytes, tokens: Mapping[int, str]) -> "ByteTokens | None":
@@ -60,7 +68,8 @@ def byte_tokens_of(tokenizer_json: bytes, tokens: Mapping[int, str]) -> "ByteTok
             for id, token in tokens.items()
             if all(character in byte_of for character in token)
         }
-        return ByteTokens(texts | {id: text.encode() for id, text in added.items()}, added)
+        texts |= {id: text.encode() for id, text in added.items()}
+        return ByteTokens(texts, added, stripping=_stripping(parsed))
     added_space = _added_space(parsed)
     if added_space is None:
         return None
@@ -79,7 +88,56 @@ def byte_tokens_of(tokenizer_json: bytes, tokens: Mapping[int, str]) -> "ByteTok
         # token of the model would look like an added token, which no added space precedes.
         elif added_space != NOWHERE:
             texts.pop(id, None)
-    return ByteTokens(texts, added, added_space)
+    return ByteTokens(texts, added, added_space, _stripping(parsed))
+
+
+class _Stripping(NamedTuple):
+    """The added tokens of a tokenizer, some of which strip the spaces around them.
+
+    Attributes:
+        pattern: Any added token.
+        ids: text → id of the tokens that strip.
+        left: The texts of the tokens that strip on the left.
+        right: The texts of the tokens that strip on the right.
+    """
+
+    pattern: re.Pattern[str]
+    ids: Mapping[str, int]
+    left: Collection[str]
+    right: Collection[str]
+
+    def ranges(self, text: str) -> list[tuple[int, int, int, int]]:
+        """Return (begin, begin of its text, end of its text, end) of each token that strips."""
+        found, last = [], 0
+        for match in self.pattern.finditer(text):
+            begin, end = match.span()
+            if match.group() in self.left:
+                while begin > last and text[begin - 1] in _SPACES:
+                    begin -= 1
+            if match.group() in self.right:
+                while end < len(text) and text[end] in _SPACES:
+                    end += 1
+            if match.group() in self.ids:
+                found.append((begin, *match.span(), end))
+            last = end
+        return found
+
+
+def _stripping(parsed: Mapping[str, Any]) -> _Stripping | None:
+    """Return the added tokens that strip spaces, or None if there are none.
+
+    None also means that some added token is searched in normalized text. A space that it leaves may
+    then look like one that is stripped.
+    """
+    added = parsed["added_tokens"]
+    if any(token.get("normalized") for token in added):
+        return None
+    left, right = (
+        {token["content"] for token in added if token.get(key)} for key in ("lstrip", "rstrip")
+    )
+    ids = {token["content"]: token["id"] for token in added if token["content"] in left | right}
+    pattern = any_of(token["content"] for token in added)
+    return _Stripping(pattern, ids, left, right) if ids else None
 
 
 def _added_space(parsed: Mapping[str, Any]) -> str | None:
@@ -102,6 +160,7 @@ class ByteTokens:
         texts: Mapping[int, bytes],
         added: Collection[int],
         added_space: str = NOWHERE,
+        stripping: _Stripping | None = None,
     ):
         """Create the table.
 
@@ -109,6 +168,7 @@ class ByteTokens:
             texts: id → bytes. Tokens without bytes are never equal to a text.
             added: The ids of added tokens.
             added_space: Where the tokenizer adds a space.
+            stripping: The added tokens that strip spaces.
         """
         size = max([*texts, *added], default=-1) + 1
         # The last entry is for ids beyond the vocabulary. No text in UTF-8 has a byte 0xFF.
@@ -125,7 +185,10 @@ class ByteTokens:
             self._is_inside[ids] = ~starts_character[first_byte]
         self._is_added = np.zeros(size + 1, np.bool_)
         self._is_added[list(added)] = True
-        self._added_space = added_space
+        self._added_space, self._stripping = added_space, stripping
+        self._strips = np.zeros(size + 1, np.bool_)
+        if stripping:
+            self._strips[[*stripping.ids.values()]] = True
 
     def encode_with_characters(
         self,
@@ -171,18 +234,53 @@ class ByteTokens:
         data = self._texts[ids].tolist()
         for token in np.flatnonzero(after_space).tolist():
             data[token] = data[token][1:]
-        bounds = offsets.tolist()
-        differs = [
-            b"".join(data[begin:end]) != text.encode()
-            for text, begin, end in zip(texts, bounds, bounds[1:], strict=False)
-        ]
         starts = self._starts[ids] - after_space
         before = offsets_of(starts)
         begins = before[:-1] - np.repeat(before[offsets[:-1]], np.diff(offsets))
         ends = begins + starts
         begins -= self._is_inside[ids]
         # A token that is only an added space counts as the character after it.
-        return np.stack((begins, np.maximum(ends, begins + 1)), 1), np.flatnonzero(differs)
+        characters = np.stack((begins, np.maximum(ends, begins + 1)), 1)
+        bounds, untold = offsets.tolist(), []
+        for i, text in enumerate(texts):
+            own = slice(bounds[i], bounds[i + 1])
+            tokens = b"".join(data[own])
+            if tokens != text.encode() and not (
+                self._stripping
+                and self._move_stripped(text, tokens, self._strips[ids[own]], characters[own])
+            ):
+                untold.append(i)
+        return characters, np.array(untold, np.int64)
+
+    def _move_stripped(
+        self, text: str, tokens: bytes, strips: np.ndarray, characters: np.ndarray
+    ) -> bool:
+        """Correct the characters of a text's tokens for stripped spaces.
+
+        Return whether the text without stripped spaces equals the bytes of its tokens.
+
+        Args:
+            text: The text.
+            tokens: The bytes of its tokens.
+            strips: Which tokens strip spaces, bool[n].
+            characters: The characters of each token in the text without stripped spaces. They are
+                overwritten.
+        """
+        assert self._stripping is not None
+        ranges = self._stripping.ranges(text)
+        bounds = [0, *chain.from_iterable(ranges), len(text)]
+        parts = [*zip(bounds[::2], bounds[1::2], strict=True)]
+        kept = np.concatenate([np.arange(begin, end) for begin, end in parts])
+        if (
+            "".join(text[begin:end] for begin, end in parts).encode() != tokens
+            or strips.sum() != len(ranges)
+            or characters[:, 1].max(initial=0) > len(kept)
+        ):
+            return False
+        characters[:, 0] = kept[characters[:, 0]]
+        characters[:, 1] = kept[characters[:, 1] - 1] + 1
+        characters[strips] = [(begin, end) for begin, _, _, end in ranges] or np.zeros((0, 2))
+        return True
 
     def _after_added_space(
         self, texts: Sequence[str], ids: np.ndarray, offsets: np.ndarray

@@ -42,6 +42,14 @@ def with_merged_spaces(parsed):
     return with_added({**parsed, "model": model}, "▁▁")
 
 
+def phi3_like():
+    """Llama 2's tokenizer with tokens that strip the spaces after them, as Phi-3's."""
+    parsed = made.llama2_like()
+    for text in ("<|user|>", "<|end|>", "<|assistant|>"):
+        parsed = with_added(parsed, text, rstrip=True, special=True)
+    return parsed
+
+
 SENTENCEPIECE = {
     "llama2": made.llama2_like(),
     "gemma": made.gemma_like(),
@@ -53,6 +61,11 @@ SENTENCEPIECE = {
     "lstrip": with_added(made.llama2_like(), "the dog", lstrip=True),
     "rstrip": with_added(made.llama2_like(), "the dog", rstrip=True, special=True),
     "gemma rstrip": with_added(made.gemma_like(), "the dog", rstrip=True),
+    "phi3": phi3_like(),
+    "both sides": with_added(made.llama2_like(), "the dog", lstrip=True, rstrip=True),
+    "strip normalized": with_added(
+        made.llama2_like(), "the dog", lstrip=True, rstrip=True, normalized=True
+    ),
     "normalized": with_added(made.llama2_like(), "the dog", normalized=True),
     "gemma normalized": with_added(made.gemma_like(), "the dog", normalized=True),
     "normalized ▁": with_added(made.llama2_like(), "▁the", normalized=True),
@@ -73,6 +86,7 @@ BYTE_LEVEL = {
     "llama3": made.llama3_like(),
     "nfc": {**made.llama3_like(), "normalizer": {"type": "NFC"}},
     "byte-level lstrip": with_added(made.llama3_like(), "the dog", lstrip=True),
+    "byte-level both sides": with_added(made.llama3_like(), "the dog", lstrip=True, rstrip=True),
     "byte-level rstrip": with_added(made.llama3_like(), "the dog", rstrip=True, special=True),
 }
 CASES = [
@@ -82,7 +96,7 @@ CASES = [
 # The library ignores the flag of special tokens, so this pair does not pass the proof.
 CASES = [case for case in CASES if case[:2] != (GigatokenEngine, "single_word")]
 OWN = [
-    "the dog", " the", "<s>", "</s>", "<unk>", "<|eot_id|>", "<0x0A>", "▁", "▁▁the", " ", "  ",
+    "the dog", " the", "<|end|>", "<|user|>", "\x85", "<s>", "</s>", "<unk>", "<|eot_id|>", "<0x0A>", "▁", "▁▁the", " ", "  ",
     "   ", "\n", "\t", "\r\n", "\0", "\x1c", "\u00a0", "\u3000", "e\u0301", "é", "世界", "🙂",
     "👩‍👩‍👧", "ཀ", "ß", "İ", "[UNK]", "##s", "\U0010ffff", "�",
 ]  # fmt: skip
@@ -135,6 +149,9 @@ def test_characters_are_the_reference_s_on_any_text(folder, engine_of, name, par
     @example([], engines[0], True)
     @example(["", " ", "", "<s>", "the"], engines[0], True)
     @example(["  the dog  the dog", "the dogthe dog ", "<s>  the<s><s> </s>"], engines[0], True)
+    @example(
+        ["the dog \x1cthe dog\x1c", " \u2028\u200bthe dog\u3000\x85 the dog "], engines[0], True
+    )
     @example(["▁▁▁ ▁", " ▁ ", "   the", "the   "], engines[0], False)
     def equal(texts, engine, chat):
         equals_reference(engine, texts, chat)
@@ -172,8 +189,7 @@ def test_metaspace_adds_a_space_only_at_the_start_of_a_text(folder, monkeypatch)
     [
         ("llama2", "a ▁ dog"),  # the model gives a space and this character the same token
         ("llama2", "▁"),
-        ("lstrip", "a  the dog"),
-        ("rstrip", "the dog \n the"),
+        ("strip normalized", "the dog "),
         ("normalized", "a the dog the"),
         ("two added spaces", "the"),
         ("merged spaces", "  the"),  # the added space and another one are one token
@@ -194,6 +210,22 @@ def test_a_text_that_differs_from_its_tokens_goes_to_the_reference(folder, monke
         (ids, offsets, characters), encode(["the dog", text, "\n"], True), strict=True
     ):
         np.testing.assert_array_equal(got, slow)
+
+
+def test_an_added_token_stands_for_the_spaces_that_it_strips(folder, monkeypatch):
+    engine = FastEngine(vocabulary_of(folder, SENTENCEPIECE["phi3"]), "text")
+    without_reference(engine, monkeypatch)
+    assert spans(engine, "<|user|> \n a <|end|>\n<|assistant|>\n") == [
+        *(("<|user|>", 0, 11), ("▁a", 11, 12), ("▁", 12, 13)),
+        *(("<|end|>", 13, 21), ("<|assistant|>", 21, 35)),
+    ]
+    engine = FastEngine(vocabulary_of(folder, SENTENCEPIECE["both sides"]), "text")
+    without_reference(engine, monkeypatch)
+    assert spans(engine, "a \n the dog \u3000é") == [
+        *(("▁a", 0, 1), ("the dog", 1, 13), ("▁", 13, 14), ("é", 13, 14)),
+    ]
+    # Only the first of two tokens stands for the spaces between them.
+    assert spans(engine, "the dog  the dog ") == [("the dog", 0, 9), ("the dog", 9, 17)]
 
 
 def test_a_token_for_two_spaces_that_is_also_an_added_token_needs_no_reference(folder, monkeypatch):
