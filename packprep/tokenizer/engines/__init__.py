@@ -11,6 +11,7 @@ nanotoken     `nanotoken`: WordPiece
 gigatoken     `gigatoken`: SentencePiece BPE with byte_fallback
 fastokens     `fastokens`: byte-level BPE and SentencePiece BPE
 shapes        which tokenizers these engines accept
+byte_tokens   the characters of BPE tokens, from the bytes of the tokens
 ```
 This module lists the engines, selects the candidates for a recipe's `engine`, and loads a plan's
 engine.
