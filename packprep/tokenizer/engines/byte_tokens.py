@@ -69,6 +69,7 @@ def byte_tokens_of(tokenizer_json: bytes, tokens: Mapping[int, str]) -> "ByteTok
             if all(character in byte_of for character in token)
         }
         texts |= {id: text.encode() for id, text in added.items()}
+        _drop_overlapping(texts, parsed)
         return ByteTokens(texts, added, stripping=_stripping(parsed))
     added_space = _added_space(parsed)
     if added_space is None:
@@ -88,7 +89,20 @@ def byte_tokens_of(tokenizer_json: bytes, tokens: Mapping[int, str]) -> "ByteTok
         # token of the model would look like an added token, which no added space precedes.
         elif added_space != NOWHERE:
             texts.pop(id, None)
+    _drop_overlapping(texts, parsed)
     return ByteTokens(texts, added, added_space, _stripping(parsed))
+
+
+def _drop_overlapping(texts: dict[int, bytes], parsed: Mapping[str, Any]) -> None:
+    """Remove the bytes of added tokens with spaces at an end, if other added tokens strip spaces.
+
+    A space may then belong to both tokens.
+    """
+    added = parsed["added_tokens"]
+    if any(token.get("lstrip") or token.get("rstrip") for token in added):
+        for token in added:
+            if token["content"].strip("".join(_SPACES)) != token["content"]:
+                texts.pop(token["id"], None)
 
 
 class _Stripping(NamedTuple):

@@ -63,6 +63,9 @@ SENTENCEPIECE = {
     "gemma rstrip": with_added(made.gemma_like(), "the dog", rstrip=True),
     "phi3": phi3_like(),
     "both sides": with_added(made.llama2_like(), "the dog", lstrip=True, rstrip=True),
+    "strip a token's start": with_added(
+        with_added(made.llama2_like(), "the dog", rstrip=True), "\n\ta", rstrip=True, lstrip=True
+    ),
     "strip normalized": with_added(
         made.llama2_like(), "the dog", lstrip=True, rstrip=True, normalized=True
     ),
@@ -96,7 +99,8 @@ CASES = [
 # The library ignores the flag of special tokens, so this pair does not pass the proof.
 CASES = [case for case in CASES if case[:2] != (GigatokenEngine, "single_word")]
 OWN = [
-    "the dog", " the", "<|end|>", "<|user|>", "\x85", "<s>", "</s>", "<unk>", "<|eot_id|>", "<0x0A>", "▁", "▁▁the", " ", "  ",
+    "the dog", " the", "<|end|>", "<|user|>", "\x85", "\n\ta",
+    "<s>", "</s>", "<unk>", "<|eot_id|>", "<0x0A>", "▁", "▁▁the", " ", "  ",
     "   ", "\n", "\t", "\r\n", "\0", "\x1c", "\u00a0", "\u3000", "e\u0301", "é", "世界", "🙂",
     "👩‍👩‍👧", "ཀ", "ß", "İ", "[UNK]", "##s", "\U0010ffff", "�",
 ]  # fmt: skip
@@ -152,6 +156,7 @@ def test_characters_are_the_reference_s_on_any_text(folder, engine_of, name, par
     @example(
         ["the dog \x1cthe dog\x1c", " \u2028\u200bthe dog\u3000\x85 the dog "], engines[0], True
     )
+    @example(["the dog\n\ta", "the dog \n\ta \n\ta", "\n\n\ta the dog"], engines[0], False)
     @example(["▁▁▁ ▁", " ▁ ", "   the", "the   "], engines[0], False)
     def equal(texts, engine, chat):
         equals_reference(engine, texts, chat)
@@ -190,6 +195,7 @@ def test_metaspace_adds_a_space_only_at_the_start_of_a_text(folder, monkeypatch)
         ("llama2", "a ▁ dog"),  # the model gives a space and this character the same token
         ("llama2", "▁"),
         ("strip normalized", "the dog "),
+        ("strip a token's start", "the dog\n\ta"),  # the reference gives \n\t to the first one
         ("normalized", "a the dog the"),
         ("two added spaces", "the"),
         ("merged spaces", "  the"),  # the added space and another one are one token
