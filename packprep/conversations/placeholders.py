@@ -57,6 +57,13 @@ _MADE_UP: Sequence[Sequence[Mapping[str, Any]]] = (
         {"role": "assistant", "content": "y"},
         {"role": "user", "content": "z"},
     ],
+    [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "y"},
+        {"role": "system", "content": "t"},
+        {"role": "assistant", "content": "z"},
+    ],
 )
 """Conversations that show what a template writes around messages."""
 
@@ -214,12 +221,11 @@ class Placeholders:
             texts: Message number → the texts of its parts, for messages whose content joins them.
             markup: What the template writes around messages, where it is known.
         """
-        self._markup = markup
+        self._markup, self._given = markup, list(messages)
         self._render, self._remember, self._texts = render, remember, texts
         self._blanks = blanks
         self._marks = marks
         # The first placeholder is for the content of a user's message after some of the messages.
-        self._numbers_too = not any(str(_FIRST_NUMBER)[:8] in json.dumps(m) for m in messages)
         self._strings: list[str] = [""]
         # of each placeholder, the messages that have it
         self._owners: list[list[int]] = [[len(messages)]]
@@ -241,6 +247,11 @@ class Placeholders:
         self._before: dict[tuple[int, str], _End | None] = {}
         self._heads: dict[str, str] = {}
         self._known: dict[tuple[str, ...], _Places] = {}
+
+    @cached_property
+    def _replaces_numbers(self) -> bool:
+        """Return whether no message has a number like those that replace numbers."""
+        return str(_FIRST_NUMBER)[:8] not in json.dumps(self._given)
 
     # Messages with placeholders
 
@@ -290,7 +301,7 @@ class Placeholders:
     def _argument(self, k: int, value: Any) -> Any:
         if isinstance(value, str):
             return self._new(k, value, "arguments")
-        if type(value) is int and self._numbers_too:
+        if type(value) is int and self._replaces_numbers:
             return _FIRST_NUMBER + int(self._new(k, str(value), "number")[1:-1])
         if isinstance(value, dict):
             return {key: self._argument(k, inner) for key, inner in value.items()}
@@ -522,11 +533,18 @@ class Placeholders:
 
     def _by_markup(self, k: int) -> Boundary | None:
         """Return where message k begins in the literal before its first string."""
-        if self._markup is None or not self._is_between(k):
+        if self._markup is None or not k:
             return None
-        return self._markup.boundary(
-            self._literals[self._gap[k]], self._roles[k - 1], self._roles[k]
+        gap, owners, is_answer = self._gap[k], self._owner, self._roles[k] == "assistant"
+        # An answer's opening needs no string after it, and the next message's head none before it.
+        is_shown = (
+            gap > 0 and owners[gap - 1] == k - 1
+            if is_answer
+            else gap < len(owners) and owners[gap] == k
         )
+        if not is_shown:
+            return None
+        return self._markup.boundary(self._literals[gap], self._roles[k - 1], self._roles[k])
 
     def _is_between(self, k: int) -> bool:
         """Return whether one literal separates the strings of message k from those before it."""
@@ -536,10 +554,10 @@ class Placeholders:
     def _places(self, k: int) -> _Places:
         """Return where message k and its trained characters begin."""
         gap = self._gap[k]
-        if not self._is_between(k):
-            return self._looked_up(k)
         if (boundary := self._by_markup(k)) is not None:
             return _Places(gap, *boundary)
+        if not self._is_between(k):
+            return self._looked_up(k)
         # The same text between two placeholders is analysed once, so that a long conversation is
         # rendered only a few times.
         alike = (

@@ -46,8 +46,8 @@ from packprep.conversations.placeholders import (
 from packprep.recipe import DocumentKeys
 
 MOST_BY_PREFIXES = 128
-"""The most messages of a conversation whose prefixes are all rendered first. Placeholders need
-fewer renderings for longer conversations."""
+"""The most messages of a conversation whose prefixes are all rendered where placeholders leave the
+start of a message uncertain."""
 _ADVICE = "; a template with {% generation %} blocks would say itself what is trained"
 
 # `ChatTemplate.render` with a template, tools and variables
@@ -464,7 +464,7 @@ class _Told(NamedTuple):
 
 
 def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
-    """Return the results of rendering prefixes, and of placeholders where prefixes are not enough.
+    """Return the results of placeholders, and of rendering prefixes where these are not enough.
 
     Args:
         chat: The rendered conversation.
@@ -474,24 +474,22 @@ def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
     from packprep.conversations.template_limits import TemplateLimit
 
     count = len(chat.messages)
-    told = (
-        _told_by_prefixes(chat, with_spans and not others)
-        if count <= MOST_BY_PREFIXES
-        else _Told({})
-    )
+    try:
+        told = _told_by_placeholders(chat, _Told({}), with_spans)
+    except (TemplateLimit, TemplateRefusal):  # A refusal names a missing free character.
+        told = _Told({})
+    is_complete = len(told.begins) == count - 1 and (told.spans is not None or not with_spans)
+    if is_complete or (told.laid is not None and count > MOST_BY_PREFIXES):
+        return told
+    told = _told_by_prefixes(chat, with_spans and not others)
     needed = with_spans and told.spans is None
-    if (
-        needed
-        or len(told.begins) < count - 1
-        or (chat.tools and chat.messages[0]["role"] not in SYSTEM)
-    ):
+    leads = chat.messages[0]["role"] in SYSTEM
+    if needed or len(told.begins) < count - 1 or (chat.tools and not leads):
         try:
             told = _told_by_placeholders(chat, told, needed)
         except TemplateLimit:
             if needed:
                 raise
-    if told.laid is None and count > MOST_BY_PREFIXES:
-        told = _told_by_prefixes(chat, with_spans and not others)
     return told
 
 
@@ -562,12 +560,18 @@ def _by_markup(chat: _Chat) -> list[Span] | None:
 
     The result is None where the template's markup does not show all of them.
     """
+    from packprep.conversations.template_limits import TemplateLimit
+
+    try:
+        laid = None if chat.markup is None else chat.laid
+    except (TemplateLimit, TemplateRefusal):  # Prefixes may still be enough.
+        return None
     spans: list[Span] = []
-    if chat.markup is None or chat.laid is None:
+    if laid is None:
         return None
     for k in (k for k, want in enumerate(chat.wanted) if want):
-        own = chat.laid.boundary_by_markup(k)
-        after = chat.laid.boundary_by_markup(k + 1) if k + 1 < len(chat.messages) else None
+        own = laid.boundary_by_markup(k)
+        after = laid.boundary_by_markup(k + 1) if k + 1 < len(chat.messages) else None
         if own is None or own.answer is None or (after is None and k + 1 < len(chat.messages)):
             return None
         end = len(chat.text) if after is None else after.begin

@@ -84,7 +84,7 @@ def test_a_role_after_which_the_prompt_differs_is_left_out():
         "if add_generation_prompt", "if add_generation_prompt and messages[-1].role != 'tool'"
     )
     assert "tool" in markup_of(CALLING).ends
-    assert markup_of(other).ends.keys() == {"user", "assistant"}
+    assert markup_of(other).ends.keys() == {"user", "assistant", "system"}
 
 
 def test_a_prompt_that_tools_change_is_not_used(monkeypatch):

@@ -510,6 +510,8 @@ def test_renderings_that_are_only_for_turns_are_limited_together(asked):
 def test_strings_with_all_noncharacters_are_refused_only_where_placeholders_are_needed():
     odd = "".join(map(chr, range(0xFDD0, 0xFDF0)))
     assert trained(chats.CHATML, chats.turns(odd, "a")) == ["a<|im_end|>\n"]
+    compiled, dialogue = compile_template(chats.CHATML), Dialogue(chats.turns(odd, "a"))
+    assert find_turns(compiled, dialogue, {}, DocumentKeys(), with_begins=False).trained
     with pytest.raises(turns.TemplateRefusal, match="U\\+FDD0"):
         found(chats.THINKING, [*LONG[:3], thought("x", odd)])
 
