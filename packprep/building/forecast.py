@@ -21,7 +21,9 @@ from packprep.building.segments import cut, inputs_of
 from packprep.cache import is_kept
 from packprep.conversations.media import NO_PLACES
 from packprep.conversations.training import Training
+from packprep.dataset.boundaries import offsets_of
 from packprep.dataset.manifest import stores_labels
+from packprep.dataset.segments import Segments
 from packprep.dataset.shard import DATA_ALIGNMENT, layout
 from packprep.documents.calibration import Estimates
 from packprep.documents.reading import Documents
@@ -29,6 +31,7 @@ from packprep.documents.store import DOCUMENT_BYTES
 from packprep.documents.tally import Tally
 from packprep.errors import PackprepError
 from packprep.kernel import compiling
+from packprep.objectives.objective import Task
 from packprep.objectives.tasks import (
     TOO_SHORT,
     capacity,
@@ -66,10 +69,23 @@ class Packed(NamedTuple):
     rows: float
     slots: float  # slots of segments, with the padding inside them
     content: float  # slots of segments, without padding
-    # fraction of content in all rows except each shard's last; None if there are no others
-    without_last: float | None
+    early_content: float  # content of all rows except each shard's last
+    early_slots: float  # slots of those rows
     file_bytes: float
     inputs: float  # slots of prefixes; 0 if rows have one sequence
+
+    @property
+    def without_last(self) -> float | None:
+        """Return the filled fraction of all rows except each shard's last; None without them."""
+        return self.early_content / self.early_slots if self.early_slots else None
+
+
+class _Excerpt(NamedTuple):
+    """The part of a corpus that is made up and packed for a forecast."""
+
+    fraction: float  # of each source's documents, in one run
+    shards: int  # in one run
+    runs: int  # repetitions with other random keys; 1 unless the corpus is small
 
 
 def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) -> dict[str, Any]:
@@ -80,105 +96,36 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         inputs: The recipe and its inputs.
         samples: The estimates of each source, as `make_plan` returns them.
     """
-    recipe = inputs.recipe
+    recipe, sources, shards = inputs.recipe, plan["sources"], plan["shards"]
     tasks = [task for task in inputs.tasks if task.name != TOO_SHORT]
-    item = np.dtype(plan["token_dtype"]).itemsize
-    slot_bytes = item * (1 + any(task.in_place for task in tasks)) + 3
-    tokens = sum(source["tokens"] for source in plan["sources"])
-    documents = sum(source["documents"] for source in plan["sources"])
-    weights = sum(task.weight for task in tasks)
+    all_weights = sum(task.weight for task in tasks)
+    task_figures = [_figures_of_task(recipe, task, all_weights) for task in tasks]
     packed = _packed(plan, inputs, samples)
     row_slots = packed.rows * recipe.seq_length
-    per_shard, slots_per_shard = tokens // plan["shards"] + 1, row_slots / plan["shards"]
-    total = tokens or 1
-    task_rows, warnings = [], [*unequal_weights(tasks), *_emptiness(packed, recipe)]
-    for task in tasks:
-        longest = capacity(recipe, task, 0, int(recipe.documents.eos_after_segment))
-        inner = inner_capacity(recipe, task, 0)
-        figures = task.objective.forecast(task, inner) if task.objective.forecast else {}
-        task_rows.append(
-            {
-                "name": task.name,
-                "objective": task.objective.name,
-                "weight": task.weight / weights,
-                "longest_inner": inner,
-                "longest_last": capacity(recipe, task, 0, int(recipe.documents.eos_after_document)),
-                "pieces_of_a_row": pieces_of_a_row(recipe, task),
-                "figures": {
-                    name: {"wanted": wanted, "realised": real}
-                    for name, (wanted, real) in figures.items()
-                },
-            }
+    # A worker holds three copies of a shard's tokens, and two of each array of its rows.
+    item = np.dtype(plan["token_dtype"]).itemsize
+    slot_bytes = item * (1 + any(task.in_place for task in tasks)) + 3
+    shard_tokens, shard_slots = _total(plan, "tokens") // shards + 1, row_slots / shards
+    # The documents of a token store are neither rendered nor tokenized again.
+    in_store = [source["name"] in inputs.stores for source in sources]
+    read_s, tokenize_s = 0.0, 0.0  # seconds of one core
+    for source, sample, is_stored in zip(sources, samples, in_store, strict=True):
+        read_s += source["text_bytes"] * (
+            1e-6 / STORE_MB_S if is_stored else sample.read_s_per_byte
         )
-        for name, (wanted, real) in figures.items():
-            if abs(real - wanted) > FAR * wanted:
-                few = task.objective.sentinels and task.objective.sentinels(
-                    task.parameters, inner
-                ) > len(task.ids.sentinels)
-                warnings.append(
-                    f"task {task.name}: {name} will be {real:.3g} at full length, not {wanted:g}."
-                    " Use"
-                    f" {'more sentinels' if few else 'longer rows'} to come closer"
-                )
-        if task.objective.most_tokens and task.objective.most_tokens(task) <= longest:
-            fill = task.most_body_slots(longest) / recipe.seq_length
-            if fill < 1 - FAR:
-                warnings.append(
-                    f"task {task.name}: {len(task.ids.sentinels)} sentinels limit its segments to"
-                    f" {longest} tokens, {fill:.0%} of a row. More sentinels allow longer segments"
-                )
-    read_s, tokenize_s, renders = 0.0, 0.0, False  # seconds of one core
-    for source, sample in zip(plan["sources"], samples, strict=True):
-        in_store = source["name"] in inputs.stores
-        read_s += source["text_bytes"] * (1e-6 / STORE_MB_S if in_store else sample.read_s_per_byte)
         tokenize_s += source["text_bytes"] * sample.tokenize_s_per_byte
-        renders |= sample.chat and not in_store
-    sources = []
-    # These are standard errors in tokens.
-    errors = [source["tokens"] * source["relative_error"] for source in plan["sources"]]
-    all_errors = sum(error**2 for error in errors)
-    for source, error in zip(plan["sources"], errors, strict=True):
-        share = source["tokens"] / total
-        # This is the first-order error of a / (a + b) for independent a and b.
-        others = math.sqrt(max(all_errors - error**2, 0.0))
-        if source["repeat"] > 4:
-            warnings.append(
-                f"source {source['name']}: each document is used {source['repeat']:g} times"
-            )
-        sources.append(
-            {
-                "name": source["name"],
-                "repeat": source["repeat"],
-                "text_bytes": source["text_bytes"],
-                "tokens": source["tokens"],
-                "documents": source["documents"],
-                "share": share,
-                "share_error": math.hypot((1 - share) * error, share * others) / total,
-            }
-        )
-    for source, sample in zip(plan["sources"], samples, strict=True):
-        warnings += [f"source {source['name']}: {note}" for note in sample.notes.warnings()]
-    bad, is_certain = bad_in_samples(plan, inputs, samples)
-    if bad:
-        warnings.append(f"a build {'fails' if is_certain else 'may fail'}: {bad}")
-    if twice := named_twice(recipe.sources, inputs.files):
-        warnings.append(twice)
-    warnings += odd_files(recipe.sources, inputs.files)
-    shares = [source.share for source in recipe.sources if source.share is not None]
-    if shares and abs(sum(shares) - 1) > 1e-6:
-        parts = ", ".join(
-            f"{source.name} {(source.share or 0) / sum(shares):.1%}" for source in recipe.sources
-        )
-        warnings.append(
-            f"the shares of the sources sum to {sum(shares):g}, not 1, and are scaled to {parts}"
-        )
+    # The warnings start with what concerns all rows, because they are printed in this order.
+    warnings = [*unequal_weights(tasks), *_emptiness(packed, recipe)]
+    for task, figures in zip(tasks, task_figures, strict=True):
+        warnings += _warnings_of_task(recipe, task, figures)
+    warnings += _warnings_of_sources(plan, inputs, samples)
     return {
-        "shards": plan["shards"],
+        "shards": shards,
         "shard_text_bytes": plan["shard_text_bytes"],
         "files": len(plan["files"]),
-        "documents": documents,
-        "text_bytes": sum(source["text_bytes"] for source in plan["sources"]),
-        "tokens": tokens,
+        "documents": _total(plan, "documents"),
+        "text_bytes": _total(plan, "text_bytes"),
+        "tokens": _total(plan, "tokens"),
         "slots": round(packed.slots),
         "segments": round(packed.segments),
         "rows": round(packed.rows),
@@ -190,19 +137,116 @@ def forecast(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates])
         },
         "output_bytes": round(packed.file_bytes),
         "store": None if inputs.stores else _of_store(plan, recipe),
-        "worker_bytes": (
-            PROCESS_BYTES + round(per_shard * 3 * item + slots_per_shard * slot_bytes * 2)
-        ),
+        "worker_bytes": PROCESS_BYTES
+        + round(shard_tokens * 3 * item + shard_slots * slot_bytes * 2),
         "sampled": inputs.has_text,
-        "renders": renders,
+        "renders": any(
+            sample.chat and not is_stored
+            for sample, is_stored in zip(samples, in_store, strict=True)
+        ),
         "read_s": read_s,
         "tokenize_s": tokenize_s,
         "engine": plan["engine"],
         "fingerprint": plan["fingerprint"],
-        "sources": sources,
-        "tasks": task_rows,
+        "sources": _figures_of_sources(plan),
+        "tasks": task_figures,
         "warnings": warnings,
     }
+
+
+def _total(plan: Mapping[str, Any], column: str) -> int:
+    """Return the sum of a figure over the plan's sources."""
+    return sum(source[column] for source in plan["sources"])
+
+
+def _figures_of_task(recipe: Recipe, task: Task, all_weights: float) -> dict[str, Any]:
+    """Return the figures of a task. `all_weights` is the sum of the tasks' weights."""
+    inner = inner_capacity(recipe, task, 0)
+    figures = task.objective.forecast(task, inner) if task.objective.forecast else {}
+    return {
+        "name": task.name,
+        "objective": task.objective.name,
+        "weight": task.weight / all_weights,
+        "longest_inner": inner,
+        "longest_last": capacity(recipe, task, 0, int(recipe.documents.eos_after_document)),
+        "pieces_of_a_row": pieces_of_a_row(recipe, task),
+        "figures": {
+            name: {"wanted": wanted, "realised": realised}
+            for name, (wanted, realised) in figures.items()
+        },
+    }
+
+
+def _warnings_of_task(recipe: Recipe, task: Task, figures: Mapping[str, Any]) -> Iterator[str]:
+    """Yield warnings about a task whose noise or segments differ from what the recipe asks for."""
+    objective, sentinels = task.objective, len(task.ids.sentinels)
+    lacks_sentinels = (
+        objective.sentinels
+        and objective.sentinels(task.parameters, figures["longest_inner"]) > sentinels
+    )
+    for name, figure in figures["figures"].items():
+        wanted, realised = figure["wanted"], figure["realised"]
+        if abs(realised - wanted) > FAR * wanted:
+            yield (
+                f"task {task.name}: {name} will be {realised:.3g} at full length, not {wanted:g}."
+                f" Use {'more sentinels' if lacks_sentinels else 'longer rows'} to come closer"
+            )
+    longest = capacity(recipe, task, 0, int(recipe.documents.eos_after_segment))
+    if objective.most_tokens and objective.most_tokens(task) <= longest:
+        filled_share = task.most_body_slots(longest) / recipe.seq_length
+        if filled_share < 1 - FAR:
+            yield (
+                f"task {task.name}: {sentinels} sentinels limit its segments to {longest} tokens,"
+                f" {filled_share:.0%} of a row. More sentinels allow longer segments"
+            )
+
+
+def _figures_of_sources(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the figures of each source, with its share of the tokens and the share's error."""
+    total = _total(plan, "tokens") or 1
+    # These are standard errors in tokens.
+    errors = [source["tokens"] * source["relative_error"] for source in plan["sources"]]
+    sum_of_squares = sum(error**2 for error in errors)
+    columns = ("name", "repeat", "text_bytes", "tokens", "documents")
+    figures = []
+    for source, error in zip(plan["sources"], errors, strict=True):
+        share = source["tokens"] / total
+        # This is the first-order error of a / (a + b) for independent a and b.
+        error_of_others = math.sqrt(max(sum_of_squares - error**2, 0.0))
+        share_error = math.hypot((1 - share) * error, share * error_of_others) / total
+        figures.append(
+            {column: source[column] for column in columns}
+            | {"share": share, "share_error": share_error}
+        )
+    return figures
+
+
+def _warnings_of_sources(
+    plan: Mapping[str, Any], inputs: Inputs, samples: Sequence[Estimates]
+) -> list[str]:
+    """Return warnings about the sources, their files, bad documents and shares."""
+    recipe = inputs.recipe
+    warnings = [
+        f"source {source['name']}: each document is used {source['repeat']:g} times"
+        for source in plan["sources"]
+        if source["repeat"] > 4
+    ]
+    for source, sample in zip(plan["sources"], samples, strict=True):
+        warnings += [f"source {source['name']}: {note}" for note in sample.notes.warnings()]
+    bad, is_certain = bad_in_samples(plan, inputs, samples)
+    if bad:
+        warnings.append(f"a build {'fails' if is_certain else 'may fail'}: {bad}")
+    if twice := named_twice(recipe.sources, inputs.files):
+        warnings.append(twice)
+    warnings += odd_files(recipe.sources, inputs.files)
+    shares = {source.name: source.share for source in recipe.sources if source.share is not None}
+    total = sum(shares.values())
+    if shares and abs(total - 1) > 1e-6:
+        scaled = ", ".join(f"{name} {share / total:.1%}" for name, share in shares.items())
+        warnings.append(
+            f"the shares of the sources sum to {total:g}, not 1, and are scaled to {scaled}"
+        )
+    return warnings
 
 
 def bad_in_samples(
@@ -212,8 +256,8 @@ def bad_in_samples(
 
     The message is "" if they do not have too many, or if bad_documents = "fail".
     """
-    read = bad = least = 0.0
-    whole, advice = Tally(), ""
+    read = bad = least_bad = 0.0
+    joined, advice = Tally(), ""
     for i, (sample, source, planned) in enumerate(
         zip(samples, inputs.recipe.sources, plan["sources"], strict=True)
     ):
@@ -221,30 +265,32 @@ def bad_in_samples(
             continue
         low, high = source.sample
         uses = planned["repeat"] * (high - low)
-        documents, of_source = sample.tally.totals
-        read, bad = read + uses * documents, bad + uses * of_source
-        least += uses * sample.tally.least_bad(high - low < 1 or planned["repeat"] % 1 > 0)
-        whole.join(sample.tally, 0)
-        if not advice and of_source > documents / 2:
+        documents, bad_documents = sample.tally.totals
+        read, bad = read + uses * documents, bad + uses * bad_documents
+        least_bad += uses * sample.tally.least_bad(high - low < 1 or planned["repeat"] % 1 > 0)
+        joined.join(sample.tally, 0)
+        if not advice and bad_documents > documents / 2:
             advice = _advice_on(sample.tally, inputs.prefixes[i], inputs.files[i])
     documents_keys = inputs.recipe.documents
     limit = documents_keys.max_bad_fraction
     too_many = too_many_bad(round(bad), round(read), round(read - bad), limit)
     if not too_many or documents_keys.bad_documents == "fail":  # The build reports the first one.
         return "", False
-    count = whole.reasons.total()
-    found = f"{count} of {whole.looked_at} documents are bad"
-    if not whole.is_whole:
-        found = (
+    count = joined.reasons.total()
+    counts = f"{count} of {joined.looked_at} documents are bad"
+    if not joined.is_whole:
+        counts = (
             f"about {bad / read:.1%} of the documents are bad, {count} of a sample of"
-            f" {whole.looked_at}"
+            f" {joined.looked_at}"
         )
     message = (
-        f"{found} ({listed_reasons(whole.reasons)}), more than {limit_in_words(round(bad), limit)}."
-        f" {whole.example}"
+        f"{counts} ({listed_reasons(joined.reasons)}), more than"
+        f" {limit_in_words(round(bad), limit)}. {joined.example}"
     )
-    certain = too_many_bad(math.floor(least), math.ceil(read), math.ceil(read - least), limit)
-    return message + advice, certain
+    is_certain = too_many_bad(
+        math.floor(least_bad), math.ceil(read), math.ceil(read - least_bad), limit
+    )
+    return message + advice, is_certain
 
 
 def _advice_on(tally: Tally, prefix: str, files: Files) -> str:
@@ -282,7 +328,7 @@ def _of_store(plan: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     return {**counts, "token_error": math.hypot(*errors) / max(1, sum(tokens))}
 
 
-def outlook(found: Mapping[str, Any], missing: int, workers: int) -> dict[str, Any]:
+def outlook(figures: Mapping[str, Any], missing: int, workers: int) -> dict[str, Any]:
     """Return the remaining work of a build and its estimated seconds.
 
     The estimate uses these rates:
@@ -293,73 +339,85 @@ def outlook(found: Mapping[str, Any], missing: int, workers: int) -> dict[str, A
     - compile_s, the seconds to compile kernels that are not cached.
 
     Args:
-        found: The figures that `forecast` returned.
+        figures: The figures that `forecast` returned.
         missing: Number of shards that are not done.
         workers: Number of processes.
     """
     text_bytes, output_bytes = (
-        found[key] * missing // found["shards"] for key in ("text_bytes", "output_bytes")
+        figures[key] * missing // figures["shards"] for key in ("text_bytes", "output_bytes")
     )
-    seconds = found["read_s"], found["tokenize_s"]
+    core_seconds = figures["read_s"], figures["tokenize_s"]
     read_mb_s, tokenize_mb_s = (
-        found["text_bytes"] / 1e6 / of_all if of_all else None for of_all in seconds
+        figures["text_bytes"] / 1e6 / seconds if seconds else None for seconds in core_seconds
     )
     workers = max(1, min(workers, missing))
     compile_s = 0 if is_kept("packprep.building.render.*") else compiling.seconds
-    of_one_shard = sum(seconds) / found["shards"] + output_bytes / ROWS_MB_S / 1e6 / max(missing, 1)
+    shard_s = sum(core_seconds) / figures["shards"]
+    shard_s += output_bytes / ROWS_MB_S / 1e6 / max(missing, 1)
     return {
         "missing": missing,
         "output_bytes": output_bytes,
         "seconds": (
-            START_S + compile_s + of_one_shard * math.ceil(missing / workers) if missing else 0.0
+            START_S + compile_s + shard_s * math.ceil(missing / workers) if missing else 0.0
         ),
         "workers": workers,
         "text_bytes": text_bytes,
         "read_mb_s": read_mb_s,
         "tokenize_mb_s": tokenize_mb_s,
-        "sampled": found["sampled"],
-        "renders": found["renders"],
+        "sampled": figures["sampled"],
+        "renders": figures["renders"],
         "rows_mb_s": ROWS_MB_S,
         "compile_s": compile_s,
     }
 
 
 def _packed(plan: dict[str, Any], inputs: Inputs, samples: Sequence[Estimates]) -> Packed:
-    recipe, tasks, shards = inputs.recipe, inputs.tasks, plan["shards"]
-    tokens, documents = (
-        sum(source[name] for source in plan["sources"]) for name in ("tokens", "documents")
+    """Cut and pack made-up documents, and scale the totals to the whole corpus."""
+    shards = plan["shards"]
+    chunk_tokens = min(inner_capacity(inputs.recipe, task, 1) for task in inputs.tasks)
+    segments = _total(plan, "documents") + _total(plan, "tokens") // chunk_tokens + 1
+    shards_per_run = min(shards, MOST_SHARDS, max(1, shards * MOST // segments))
+    excerpt = _Excerpt(
+        fraction=min(shards_per_run / shards, MOST / segments),
+        shards=shards_per_run,
+        runs=max(1, min(FEWEST // segments, MOST_SHARDS // shards_per_run)),
     )
-    piece = min(inner_capacity(recipe, task, 1) for task in tasks)
-    segments = documents + tokens // piece + 1
-    at_once = min(shards, MOST_SHARDS, max(1, shards * MOST // segments))
-    part = min(at_once / shards, MOST / segments)
-    runs = max(1, min(FEWEST // segments, MOST_SHARDS // at_once))
-    drawn = [
-        _drawn(estimate, source, part, at_once, run, text_key(recipe.seed, "forecast", s, run))
-        for run in range(runs)
-        for s, (estimate, source) in enumerate(zip(samples, plan["sources"], strict=True))
-    ]
-    lengths, shard = (np.concatenate(columns) for columns in zip(*drawn, strict=True))
-    source = np.tile(np.arange(len(samples)), runs).repeat([len(own) for own, _ in drawn])
-    kept = np.flatnonzero(lengths >= max(1, recipe.documents.min_tokens))
-    kept = kept[np.argsort(shard[kept], kind="stable")]
-    zeros, offsets = np.zeros(len(kept), np.int64), np.concatenate(([0], np.cumsum(lengths[kept])))
-    keys = np.full(len(kept), text_key(recipe.seed, "forecast"))
-    made_up = Documents(
-        np.zeros(0, np.uint16), offsets, np.arange(len(kept)), zeros, source[kept], zeros, keys
+    documents, shard = _made_up(plan, inputs.recipe, samples, excerpt)
+    totals = sum(_totals_of_shards(plan, inputs, documents, shard), np.zeros(len(Packed._fields)))
+    return Packed(*(totals / (excerpt.runs * excerpt.fraction)).tolist())
+
+
+def _made_up(
+    plan: Mapping[str, Any], recipe: Recipe, samples: Sequence[Estimates], excerpt: _Excerpt
+) -> tuple[Documents, np.ndarray]:
+    """Return made-up documents without tokens in the order of their shards, and these, int64[D]."""
+    columns = []
+    for run in range(excerpt.runs):
+        for s, (sample, source) in enumerate(zip(samples, plan["sources"], strict=True)):
+            key = text_key(recipe.seed, "forecast", s, run)
+            lengths, shard = _drawn(sample, source, excerpt, run, key)
+            columns.append((lengths, shard, np.full(len(lengths), s)))
+    lengths, shard, source = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    used = np.flatnonzero(lengths >= max(1, recipe.documents.min_tokens))
+    used = used[np.argsort(shard[used], kind="stable")]
+    lengths, source = lengths[used], source[used]
+    supervised = np.array([sample.supervised for sample in samples], np.uint8)[source]
+    zeros = np.zeros(len(used), np.int64)
+    documents = Documents(
+        ids=np.zeros(0, np.uint16),
+        offsets=offsets_of(lengths),
+        position=np.arange(len(used)),
+        file=zeros,
+        source=source,
+        repeat=zeros,
+        file_key=np.full(len(used), text_key(recipe.seed, "forecast")),
+        training=_all_trained(supervised, lengths) if supervised.any() else None,
     )
-    supervised = np.array([estimate.supervised for estimate in samples], np.uint8)[source[kept]]
-    if supervised.any():
-        made_up = replace(made_up, training=_all_trained(supervised, lengths[kept]))
-    sums = sum(_shards(plan, inputs, made_up, shard[kept]), np.zeros(8)) / (runs * part)
-    made, rows, slots, content, in_others, others, size, of_prefixes = sums.tolist()
-    return Packed(
-        made, rows, slots, content, in_others / others if others else None, size, of_prefixes
-    )
+    return documents, shard[used]
 
 
 def _drawn(
-    estimate: Estimates, source: dict[str, Any], part: float, shards: int, run: int, key: np.uint64
+    sample: Estimates, source: Mapping[str, Any], excerpt: _Excerpt, run: int, key: np.uint64
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths in tokens of a run's made-up documents, and their shards, int64 each.
 
@@ -367,59 +425,54 @@ def _drawn(
     therefore as frequent as in the sample.
 
     Args:
-        estimate: The source's estimates.
+        sample: The source's estimates.
         source: The source in the plan.
-        part: Fraction of the source's documents to draw.
-        shards: Number of shards of one run.
+        excerpt: The part of the source to draw.
         run: Index of the run. Its shard numbers continue after the previous run's.
         key: Random key of the order.
     """
-    count, wanted = max(1, round(source["documents"] * part)), source["tokens"] * part
-    order = np.argsort(estimate.lengths, kind="stable")
-    below = np.cumsum(estimate.length_weights[order])
-    if not len(order) or not wanted:
+    count = max(1, round(source["documents"] * excerpt.fraction))
+    tokens = source["tokens"] * excerpt.fraction
+    order = np.argsort(sample.lengths, kind="stable")
+    below = np.cumsum(sample.length_weights[order])
+    if not len(order) or not tokens:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    places = np.searchsorted(below, (np.arange(count) + 0.5) * (below[-1] / count), side="right")
-    even = estimate.lengths[order[np.minimum(places, len(order) - 1)]].astype(np.float64)
-    even *= wanted / max(even.sum(), 1.0)
-    lengths = np.rint(even).astype(np.int64)[permute(np.arange(count), count, key)]
-    ends = np.cumsum(lengths)
-    return lengths, run * shards + (ends - lengths) * shards // max(int(ends[-1]), 1)
+    ranks = np.searchsorted(below, (np.arange(count) + 0.5) * (below[-1] / count), side="right")
+    lengths = sample.lengths[order[np.minimum(ranks, len(order) - 1)]].astype(np.float64)
+    lengths *= tokens / max(lengths.sum(), 1.0)
+    shuffled = np.rint(lengths).astype(np.int64)[permute(np.arange(count), count, key)]
+    ends = np.cumsum(shuffled)
+    shard = (ends - shuffled) * excerpt.shards // max(int(ends[-1]), 1)
+    return shuffled, run * excerpt.shards + shard
 
 
 def _all_trained(supervised: np.ndarray, lengths: np.ndarray) -> Training:
     """Return a Training with one range over each supervised document and no message boundaries."""
-    zeros, own = np.zeros(len(lengths), np.int64), np.flatnonzero(supervised)
-    spans = np.stack((zeros[own], lengths[own]), 1)
-    offsets, none = (
-        np.concatenate(([0], np.cumsum(supervised, dtype=np.int64))),
-        np.zeros(len(lengths) + 1, np.int64),
-    )
+    zeros, no_offsets = np.zeros(len(lengths), np.int64), np.zeros(len(lengths) + 1, np.int64)
+    ends = lengths[supervised != 0]
+    spans = np.stack((np.zeros_like(ends), ends), 1)
     return Training(
         supervised=supervised,
-        span_offsets=offsets,
+        span_offsets=offsets_of(supervised),
         spans=spans,
         weights=np.ones(len(spans), np.float32),
         turn=np.arange(len(spans)),
         turns=np.repeat(spans[:, 1:], 2, 1),
-        cut_offsets=none,
+        cut_offsets=no_offsets,
         cuts=np.zeros(0, np.int64),
         ranks=np.zeros(0, np.uint8),
         system=zeros,
         eos_weight=supervised.astype(np.float32),
         document_weight=np.ones(len(lengths), np.float32),
-        place_offsets=none,
+        place_offsets=no_offsets,
         places=NO_PLACES,
     )
 
 
-def _shards(
+def _totals_of_shards(
     plan: dict[str, Any], inputs: Inputs, documents: Documents, shard: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Yield the packing totals of each shard, float64[8].
-
-    They are segments, rows, slots with padding, content, content of all rows except the one filled
-    last, slots of those rows, bytes, and slots of prefixes.
+    """Yield the packing totals of each shard, float64[8], in the order of `Packed`.
 
     Args:
         plan: The plan.
@@ -427,54 +480,68 @@ def _shards(
         documents: The made-up documents.
         shard: int64[D], ascending: shard of each document.
     """
+    recipe, tasks = inputs.recipe, inputs.tasks
+    for segments in _segments_of_shards(inputs, documents, shard):
+        slots, row = segments.slots, rows_of(segments, recipe, tasks)
+        rows, padding = int(row.max(initial=-1)) + 1, -slots % recipe.packing.pad_seq_to_mult
+        totals = Packed(
+            segments=len(slots),
+            rows=rows,
+            slots=(slots + padding).sum(),
+            content=slots.sum(),
+            early_content=slots[row < rows - 1].sum(),
+            early_slots=max(rows - 1, 0) * recipe.seq_length,
+            file_bytes=_file_bytes(plan, inputs, segments, rows, documents.training is not None),
+            inputs=0 if recipe.packing.sides is None else inputs_of(tasks, segments).sum(),
+        )
+        yield np.array(totals, np.float64)
+
+
+def _segments_of_shards(
+    inputs: Inputs, documents: Documents, shard: np.ndarray
+) -> Iterator[Segments]:
+    """Yield the segments of each shard that has documents."""
     recipe, tasks, numbers = inputs.recipe, inputs.tasks, np.unique(shard)
     is_concat = recipe.packing.algorithm == "concat"  # It cuts where a shard's rows end.
     if not is_concat:
-        whole, _ = cut(recipe, tasks, documents)
-        shard = shard[whole.document]
-    for begin, end in zip(
-        *(np.searchsorted(shard, numbers, side) for side in ("left", "right")), strict=True
-    ):
-        if is_concat:
-            names = ("position", "file", "source", "repeat", "file_key")
-            own = {name: getattr(documents, name)[begin:end] for name in names}
-            table, _ = cut(
-                recipe, tasks, replace(documents, offsets=documents.offsets[begin : end + 1], **own)
-            )
-        else:
-            table = whole.select(slice(begin, end))
-        task, slots, row = table.task, table.slots, rows_of(table, recipe, tasks)
-        physical = slots + -slots % recipe.packing.pad_seq_to_mult
-        rows, content = int(row.max(initial=-1)) + 1, int(slots.sum())
-        others, in_last = max(rows - 1, 0) * recipe.seq_length, int(slots[row == rows - 1].sum())
-        lengths = {
-            t: found.parameters["block_length"]
-            for t, found in enumerate(tasks)
-            if found.objective.copies == 2
-        }
-        blocks = sum(
-            int((-(-slots[task == t] // 2 // length)).sum()) for t, length in lengths.items()
-        )
-        arrays = layout(
-            rows,
-            len(slots),
-            recipe.seq_length,
-            plan["token_dtype"],
-            labels=stores_labels(recipe.output.columns, in_place_rules(tasks)),
-            padded=recipe.packing.pad_seq_to_mult > 1,
-            blocks=blocks if lengths else None,
-            trained=None if documents.training is None else len(slots),
-            compact=recipe.output.columns != "full",
-        )
-        size = DATA_ALIGNMENT + sum(
-            dtype.itemsize * math.prod(shape) for dtype, shape in arrays.values()
-        )
-        in_others = content - in_last if others else 0
-        of_prefixes = 0 if recipe.packing.sides is None else inputs_of(tasks, table).sum()
-        yield np.array(
-            [len(slots), rows, physical.sum(), content, in_others, others, size, of_prefixes],
-            np.float64,
-        )
+        segments, _ = cut(recipe, tasks, documents)
+        shard = shard[segments.document]
+    begins, ends = (np.searchsorted(shard, numbers, side) for side in ("left", "right"))
+    for begin, end in zip(begins, ends, strict=True):
+        if not is_concat:
+            yield segments.select(slice(begin, end))
+            continue
+        names = ("position", "file", "source", "repeat", "file_key")
+        columns = {name: getattr(documents, name)[begin:end] for name in names}
+        offsets = documents.offsets[begin : end + 1]
+        yield cut(recipe, tasks, replace(documents, offsets=offsets, **columns))[0]
+
+
+def _file_bytes(
+    plan: Mapping[str, Any], inputs: Inputs, segments: Segments, rows: int, is_supervised: bool
+) -> int:
+    """Return the size of the file of a shard with these segments in `rows` rows."""
+    output, pad_seq_to_mult = inputs.recipe.output, inputs.recipe.packing.pad_seq_to_mult
+    # Only tasks of block diffusion, which have two copies of each body, store noise per block.
+    blocks = None
+    for t, task in enumerate(inputs.tasks):
+        if task.objective.copies == 2:
+            bodies = segments.slots[segments.task == t] // 2
+            of_task = int((-(-bodies // task.parameters["block_length"])).sum())
+            blocks = (blocks or 0) + of_task
+    arrays = layout(
+        rows,
+        len(segments),
+        inputs.recipe.seq_length,
+        plan["token_dtype"],
+        labels=stores_labels(output.columns, in_place_rules(inputs.tasks)),
+        padded=pad_seq_to_mult > 1,
+        blocks=blocks,
+        trained=len(segments) if is_supervised else None,
+        compact=output.columns != "full",
+    )
+    sizes = (dtype.itemsize * math.prod(shape) for dtype, shape in arrays.values())
+    return DATA_ALIGNMENT + sum(sizes)
 
 
 def _emptiness(packed: Packed, recipe: Recipe) -> list[str]:
