@@ -6,7 +6,7 @@ segments      10 11 12 13 14 │ 15 16 17 18 19     start 0, 5   tokens 5, 5   b
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -116,13 +116,14 @@ class LeftOut(NamedTuple):
 
 
 class _Documents(NamedTuple):
-    """The columns of `Documents` that cutting reads."""
+    """The columns of `Documents` that cutting reads, and the documents that a kernel cuts."""
 
     offsets: np.ndarray
     position: np.ndarray
     repeat: np.ndarray
     source: np.ndarray
     file_key: np.ndarray
+    wanted: np.ndarray  # uint8[D]: 1 for documents to cut
 
 
 class _Supervision(NamedTuple):
@@ -162,8 +163,22 @@ class _RowLimits(NamedTuple):
     segments: int  # maximum segments of a row
 
 
+class Cut(NamedTuple):
+    """One segment that a kernel has cut. Its fields are int64, and the key is uint64."""
+
+    document: Any
+    start: Any
+    tokens: Any
+    task: Any
+    bos: Any
+    eos: Any
+    key: Any
+    repeated: Any
+    first_trained: Any
+
+
 class Cuts(NamedTuple):
-    """The columns of `Segments` that the kernels write."""
+    """The columns of `Segments` that the kernels write, with the fields of `Cut`."""
 
     document: np.ndarray
     start: np.ndarray
@@ -212,6 +227,37 @@ def segments_of_cuts(
 
 
 @kernel(inline=True)
+def _drawn_task(documents, d, start, rest, drawn):
+    """Return the key of the segment at token `start` of document d, and the index of its task.
+
+    `too_short` follows the tasks that are drawn. It takes segments of fewer than SHORTEST tokens.
+    """
+    key = segment_key(documents.file_key[d], documents.position[d], documents.repeat[d], start)
+    if rest < SHORTEST:
+        return key, np.int64(drawn.shape[1])
+    return key, np.int64(draw_task(key, drawn[documents.source[d]]))
+
+
+@kernel(inline=True)
+def _write_cut(cuts, count, cut):
+    """Write the segment `cut` as number `count` of `cuts`, unless the columns are shorter.
+
+    The first run of a kernel only counts the segments. A document that is rejected later has
+    segments that are not counted.
+    """
+    if count >= cuts.document.shape[0]:
+        return
+    cuts.document[count], cuts.start[count], cuts.tokens[count] = (
+        cut.document,
+        cut.start,
+        cut.tokens,
+    )
+    cuts.task[count], cuts.bos[count], cuts.eos[count] = cut.task, cut.bos, cut.eos
+    cuts.key[count], cuts.repeated[count] = cut.key, cut.repeated
+    cuts.first_trained[count] = cut.first_trained
+
+
+@kernel(inline=True)
 def _shortened(key, tokens, min_tail, probability):
     """Return a segment's tokens, cut to a random length with the task's probability.
 
@@ -230,18 +276,12 @@ def _lengths_of(documents, supervised, limits, bos, length):
 
     It is the first length that holds the document whole, otherwise the one that holds most of it.
     """
-    capacity = limits.capacity
+    capacity, first_token = limits.capacity, np.int64(0)
     for d in range(documents.offsets.shape[0] - 1):
+        # The first segment's task decides, because lengths hold different numbers of its tokens.
         total = documents.offsets[d + 1] - documents.offsets[d]
-        task = np.int64(capacity.shape[1] - 1)
-        if total >= SHORTEST:
-            key = segment_key(
-                documents.file_key[d], documents.position[d], documents.repeat[d], np.int64(0)
-            )
-            source = documents.source[d]
-            task = draw_task(
-                key, limits.drawn_supervised[source] if supervised[d] else limits.drawn[source]
-            )
+        drawn = limits.drawn_supervised if supervised[d] else limits.drawn
+        _, task = _drawn_task(documents, d, first_token, total, drawn)
         chosen = np.int64(0)
         for longer in range(1, capacity.shape[0]):
             if capacity[chosen, task, bos] < min(total, capacity[longer, task, bos]):
@@ -263,32 +303,25 @@ def _longest_filled(capacity, task, bos, rest):
 
 
 @kernel
-def _cut(documents, skip, limits, policy, write, cuts, elsewhere):
-    """Cut the documents that are not skipped, and return the number of segments.
+def _cut(documents, limits, policy, cuts, elsewhere):
+    """Cut the wanted documents, and return the number of segments.
 
     Args:
         documents: The columns of the documents.
-        skip: uint8[D]: 1 for documents to skip.
         limits: The limits of the tasks.
         policy: The recipe's keys.
-        write: Write `cuts` and `elsewhere`. Otherwise only count the segments.
         cuts: Receives the segments.
         elsewhere: int64[D]: receives the tokens of chunks that fill rows of another length.
     """
     count, long = np.int64(0), policy.long
-    too_short = limits.capacity.shape[1] - 1
     for d in range(documents.offsets.shape[0] - 1):
         total = documents.offsets[d + 1] - documents.offsets[d]
         start = np.int64(0)
-        while start < total and not skip[d]:
+        while start < total and documents.wanted[d]:
             rest = total - start
-            key = segment_key(
-                documents.file_key[d], documents.position[d], documents.repeat[d], start
-            )
-            task = np.int64(too_short)
-            if rest >= SHORTEST:
-                task = draw_task(key, limits.drawn[documents.source[d]])
+            key, task = _drawn_task(documents, d, start, rest, limits.drawn)
             bos = policy.bos if start == 0 else np.int64(0)
+            # With "decompose", the rest fills the longest rows that it can, of any dataset.
             length = np.int64(policy.length)
             if long == DECOMPOSE:
                 length = _longest_filled(limits.capacity, task, bos, rest)
@@ -304,17 +337,13 @@ def _cut(documents, skip, limits, policy, write, cuts, elsewhere):
                 shorter = _shortened(key, tokens, policy.min_tail, limits.random_length[task])
                 if shorter < tokens:
                     tokens, eos = shorter, np.int64(policy.eos_inner)
-            if length != policy.length:
-                if write:
-                    elsewhere[d] += tokens
-                start += tokens
-                continue
-            if write:
-                cuts.document[count], cuts.start[count], cuts.tokens[count] = d, start, tokens
-                cuts.task[count], cuts.key[count] = task, key
-                cuts.bos[count], cuts.eos[count] = bos, eos
-                cuts.repeated[count], cuts.first_trained[count] = 0, -1
-            count += 1
+            # Only the tokens of chunks of other row lengths are counted, because other datasets
+            # contain them.
+            if length == policy.length:
+                _write_cut(cuts, count, Cut(d, start, tokens, task, bos, eos, key, 0, -1))
+                count += 1
+            else:
+                elsewhere[d] += tokens
             start += tokens
             if long == TRUNCATE:
                 break
@@ -331,48 +360,83 @@ def trained_in(turns, span, start):
 
 
 @kernel(inline=True)
-def _cut_at_message(supervision, d, first, start, room, last_start):
-    """Return the start of the last message of the highest rank within reach; 0 if there is none.
-
-    Args:
-        supervision: The columns of `Training`.
-        d: Index of the document.
-        first: Index of the first boundary to consider.
-        start: First token of the chunk.
-        room: Maximum tokens of the chunk.
-        last_start: Last token that the next chunk can start at.
-    """
-    best_cut, best_rank, i = np.int64(0), ANYWHERE, first
-    while i < supervision.cut_offsets[d + 1]:
-        cut, rank = supervision.cuts[i], supervision.ranks[i] % END_OF_HISTORY
-        if cut > start + room or cut > last_start:
-            break
-        if rank >= best_rank:
-            best_cut, best_rank = cut, rank
-        i += 1
-    return best_cut
+def _first_from(ascending, first, end, least):
+    """Return the first index in first … end − 1 of a value of at least `least`; otherwise `end`."""
+    while first < end and ascending[first] < least:
+        first += 1
+    return first
 
 
 @kernel(inline=True)
-def _text_end(supervision, d, first, document_end):
-    """Return the end of the text that contains the boundary `first`.
+def _first_after(ranges, first, end, token):
+    """Return the first index in first … end − 1 of a range that ends after `token`, or `end`."""
+    while first < end and ranges[first, 1] <= token:
+        first += 1
+    return first
+
+
+@kernel(inline=True)
+def _text_end(cuts, ranks, boundary, last_boundary, document_end):
+    """Return the end of the text that contains the first boundary.
 
     The text ends where the document's next text starts, or where the document ends.
     """
-    for i in range(first, supervision.cut_offsets[d + 1]):
-        if supervision.ranks[i] == NEW_TEXT:
-            return supervision.cuts[i]
+    for i in range(boundary, last_boundary):
+        if ranks[i] == NEW_TEXT:
+            return cuts[i]
     return document_end
 
 
 @kernel(inline=True)
-def _trained_part(supervision, d, first_span, start, end):
+def _repeated_tokens(system, room, min_room):
+    """Return the tokens of the system message that a later chunk of a text repeats.
+
+    It repeats the message if that leaves room for at least `min_room` tokens.
+    """
+    return system if room - system >= min_room else np.int64(0)
+
+
+@kernel(inline=True)
+def _message_in_reach(cuts, ranks, boundary, last_boundary, reach):
+    """Return the start of the last message of the highest rank within reach; 0 if there is none.
+
+    Args:
+        cuts: The boundaries, where messages start.
+        ranks: Their ranks.
+        boundary: Index of the first boundary to consider.
+        last_boundary: Index after the document's last boundary.
+        reach: Last token that a message may start at.
+    """
+    best_cut, best_rank = np.int64(0), ANYWHERE
+    while boundary < last_boundary and cuts[boundary] <= reach:
+        rank = ranks[boundary] % END_OF_HISTORY
+        if rank >= best_rank:
+            best_cut, best_rank = cuts[boundary], rank
+        boundary += 1
+    return best_cut
+
+
+@kernel(inline=True)
+def _end_beside_span(span_begin, span_end, start, end):
+    """Return the end of the chunk [start, end) without a part of the media span that ends after it.
+
+    An end inside the span moves to the span's start. If the chunk starts with the span, its end
+    moves to the span's end.
+    """
+    if span_begin >= end:
+        return end
+    return span_begin if span_begin != start else span_end
+
+
+@kernel(inline=True)
+def _trained_part(spans, turns, span, last_span, start, end):
     """Return the trained tokens of the chunk [start, end) of a document.
 
     Args:
-        supervision: The columns of `Training`.
-        d: Index of the document.
-        first_span: Index of the first span that ends after `start`.
+        spans: The trained ranges.
+        turns: Their messages, as in `Training`.
+        span: Index of the first range that ends after `start`.
+        last_span: Index after the document's last range.
         start: First token of the chunk.
         end: First token after the chunk.
 
@@ -380,11 +444,10 @@ def _trained_part(supervision, d, first_span, start, end):
         The first trained token or -1, the last one or -1, and the number of tokens that should be
         trained but stay untrained.
     """
-    first, last, apart, span = np.int64(-1), np.int64(-1), np.int64(0), first_span
-    while span < supervision.span_offsets[d + 1] and supervision.spans[span, 0] < end:
-        begin = max(supervision.spans[span, 0], start)
-        stop = min(supervision.spans[span, 1], end)
-        if trained_in(supervision.turns, span, start):
+    first, last, apart = np.int64(-1), np.int64(-1), np.int64(0)
+    while span < last_span and spans[span, 0] < end:
+        begin, stop = max(spans[span, 0], start), min(spans[span, 1], end)
+        if trained_in(turns, span, start):
             first, last = (begin if first < 0 else first), stop - 1
         else:
             apart += stop - begin
@@ -393,126 +456,123 @@ def _trained_part(supervision, d, first_span, start, end):
 
 
 @kernel(inline=True)
-def _widest_place(supervision, d):
+def _widest_place(places, place, last_place):
     """Return the tokens of a document's longest media span."""
     widest = np.int64(0)
-    for place in range(supervision.place_offsets[d], supervision.place_offsets[d + 1]):
-        widest = max(widest, supervision.places[place, 1] - supervision.places[place, 0])
+    for i in range(place, last_place):
+        widest = max(widest, places[i, 1] - places[i, 0])
     return widest
 
 
 @kernel
-def _cut_supervised(documents, wanted, limits, policy, supervision, write, cuts, lost):
+def _cut_supervised(documents, limits, policy, supervision, cuts, lost):
     """Cut the wanted supervised documents, and return the number of segments.
 
-    `cuts` and `lost` (a `LeftOut`) are written only if `write`.
+    `lost` is a `LeftOut`, to which the tokens are added.
 
     - Each text of a document is cut at the last message of the highest rank in reach. Without such
       a message, it is cut inside a message.
-    - A cut inside a media span moves to the span's start. If the chunk starts with the span, the
-      cut moves to the span's end. If the span does not fit then, the document is rejected.
+    - If a media span at a cut fits in no segment, the document is rejected.
     - Later chunks repeat the system message if that leaves enough tokens for two tails and for any
       media span.
     - Segments without a trained token are left out, as are segments with a single trained token
       that no slot predicts. If rows have two sequences, segments of `too_short` are left out,
       because that task has only one.
     """
-    count = np.int64(0)
     capacity, inner = limits.capacity[policy.length], limits.inner[policy.length]
-    too_short = capacity.shape[0] - 1
+    messages, ranks, turns = supervision.cuts, supervision.ranks, supervision.turns
+    spans, places = supervision.spans, supervision.places
+    count, too_short = np.int64(0), capacity.shape[0] - 1
     for d in range(documents.offsets.shape[0] - 1):
         total, count_before = documents.offsets[d + 1] - documents.offsets[d], count
-        start, span = np.int64(0), supervision.span_offsets[d]
-        boundary, place = supervision.cut_offsets[d], supervision.place_offsets[d]
-        last_boundary = supervision.cut_offsets[d + 1]
-        widest = _widest_place(supervision, d)
-        text_begin, text_end = np.int64(0), _text_end(supervision, d, boundary, total)
-        while start < total and wanted[d]:
+        # Later chunks of the document need no earlier boundary, media span or trained range.
+        boundary, last_boundary = supervision.cut_offsets[d], supervision.cut_offsets[d + 1]
+        place, last_place = supervision.place_offsets[d], supervision.place_offsets[d + 1]
+        span, last_span = supervision.span_offsets[d], supervision.span_offsets[d + 1]
+        widest = _widest_place(places, place, last_place)
+        start, text_begin, text_end = np.int64(0), np.int64(0), np.int64(0)
+        while start < total and documents.wanted[d]:
             if start == text_end:
+                boundary = _first_from(messages, boundary, last_boundary, start + 1)
                 text_begin = start
-                while boundary < last_boundary and supervision.cuts[boundary] <= start:
-                    boundary += 1
-                text_end = _text_end(supervision, d, boundary, total)
-            rest = text_end - start
-            key = segment_key(
-                documents.file_key[d], documents.position[d], documents.repeat[d], start
-            )
-            task = np.int64(too_short)
-            if rest >= SHORTEST:
-                task = draw_task(key, limits.drawn_supervised[documents.source[d]])
-            bos = policy.bos if start == 0 else np.int64(0)
-            # The chunk repeats the system message if enough tokens remain.
-            repeated = supervision.system[d] if start > text_begin else np.int64(0)
-            room = min(capacity[task, bos], inner[task, bos]) - repeated
-            if room < max(2 * policy.min_tail - 1, widest):
-                repeated = np.int64(0)
-            # Determine the end of the chunk.
-            tokens, eos = rest, np.int64(policy.eos_last)
-            if rest > capacity[task, bos] - repeated:
+                text_end = _text_end(messages, ranks, boundary, last_boundary, total)
+            key, task = _drawn_task(documents, d, start, text_end - start, limits.drawn_supervised)
+            bos, repeated = (policy.bos if start == 0 else np.int64(0)), np.int64(0)
+            last_room, room = capacity[task, bos], inner[task, bos]
+            # A later chunk repeats the system message, because its text continues to follow it.
+            if start > text_begin:
+                min_room = max(2 * policy.min_tail - 1, widest)
+                repeated = _repeated_tokens(supervision.system[d], min(last_room, room), min_room)
+            last_room, room = last_room - repeated, room - repeated
+            end, eos = text_end, np.int64(policy.eos_last)
+            if text_end - start > last_room:
                 if policy.long == DROP:
-                    if write:
-                        lost.too_long[d] += rest
+                    lost.too_long[d] += text_end - start
                     start = text_end
                     continue
-                eos, room = np.int64(policy.eos_inner), inner[task, bos] - repeated
-                tokens = min(room, rest if policy.long == TRUNCATE else rest - policy.min_tail)
-                while boundary < last_boundary and supervision.cuts[boundary] < start + SHORTEST:
-                    boundary += 1
-                last_start = text_end - policy.min_tail
-                cut = _cut_at_message(supervision, d, boundary, start, room, last_start)
-                if cut > 0:
-                    tokens = cut - start
-                # A cut inside a media span moves to the span's start or end.
-                last_place = supervision.place_offsets[d + 1]
-                while place < last_place and supervision.places[place, 1] <= start + tokens:
-                    place += 1
-                if place < last_place and supervision.places[place, 0] < start + tokens:
-                    tokens = supervision.places[place, 0] - start
-                    if tokens == 0:
-                        tokens = supervision.places[place, 1] - start
-                        if tokens == rest or tokens > max(room, capacity[task, bos] - repeated):
-                            count = count_before
-                            if write:
-                                lost.untrained[d], lost.apart[d], lost.unfit[d] = 0, 0, widest
-                            break
-                    if tokens < SHORTEST:
-                        task = np.int64(too_short)
-            # Determine the trained tokens, and whether a slot predicts them.
-            last_span = supervision.span_offsets[d + 1]
-            while span < last_span and supervision.spans[span, 1] <= start:
-                span += 1
-            first, last, apart = _trained_part(supervision, d, span, start, start + tokens)
-            is_end_trained = last == start + tokens - 1
-            if start + tokens == total:
-                is_end_trained = supervision.eos_weight[d] > 0 and trained_in(
-                    supervision.turns, last_span - 1, start
+                # Prefer the start of a message, so that the next chunk contains a question whole.
+                eos, before_tail = np.int64(policy.eos_inner), text_end - policy.min_tail
+                end = min(start + room, text_end if policy.long == TRUNCATE else before_tail)
+                boundary = _first_from(messages, boundary, last_boundary, start + SHORTEST)
+                reach = min(start + room, before_tail)
+                message = _message_in_reach(messages, ranks, boundary, last_boundary, reach)
+                end = message if message > 0 else end
+                # A media span stays whole, because a segment holds all tokens of a medium or none.
+                place = _first_after(places, place, last_place, end)
+                if place < last_place and places[place, 0] < end:
+                    inside, end = (
+                        end,
+                        _end_beside_span(places[place, 0], places[place, 1], start, end),
+                    )
+                    if end > inside and (end == text_end or end - start > max(room, last_room)):
+                        count = count_before
+                        lost.untrained[d], lost.apart[d], lost.unfit[d] = 0, 0, widest
+                        break
+                    task = task if end - start >= SHORTEST else np.int64(too_short)
+            # A segment without loss is left out, because it would only take space.
+            span = _first_after(spans, span, last_span, start)
+            first, last, apart = _trained_part(spans, turns, span, last_span, start, end)
+            is_eos_trained = last == end - 1
+            if end == total:
+                is_eos_trained = supervision.eos_weight[d] > 0 and trained_in(
+                    turns, last_span - 1, start
                 )
             is_predicted = repeated + last - start >= limits.unpredicted[task, bos]
-            is_trained = first >= 0 and (is_predicted or (eos > 0 and is_end_trained))
-            if write:
-                lost.apart[d] += apart
+            is_trained = first >= 0 and (is_predicted or (eos > 0 and is_eos_trained))
             if is_trained and not (policy.has_sides and task == too_short):
-                # A document that is rejected later is not counted in the size of `cuts`.
-                if write and count < cuts.document.shape[0]:
-                    cuts.document[count], cuts.start[count], cuts.tokens[count] = d, start, tokens
-                    cuts.task[count], cuts.key[count] = task, key
-                    cuts.bos[count], cuts.eos[count] = bos, eos
-                    cuts.repeated[count] = repeated
-                    cuts.first_trained[count] = repeated + first - start
+                first_trained = repeated + first - start
+                cut = Cut(d, start, end - start, task, bos, eos, key, repeated, first_trained)
+                _write_cut(cuts, count, cut)
                 count += 1
-            elif write:
-                lost.untrained[d] += tokens
-            start += tokens
-            if policy.long == TRUNCATE:
-                start = text_end
+            else:
+                lost.untrained[d] += end - start
+            lost.apart[d] += apart
+            start = text_end if policy.long == TRUNCATE else end
     return count
 
 
+@kernel(inline=True)
+def _tokens_in_row(room, rest, overhead, limits, policy):
+    """Return the tokens of a segment of `concat`, and whether it ends with eos, 0 or 1.
+
+    Args:
+        room: Slots that remain in the row.
+        rest: Tokens that remain of the document.
+        overhead: Slots of the segment beyond tokens and eos.
+        limits: The limits of rows.
+        policy: The recipe's keys.
+    """
+    space = room - overhead
+    if rest <= min(space - policy.eos_last, limits.tokens):
+        return rest, np.int64(policy.eos_last)
+    return min(space - policy.eos_inner, rest - 1, limits.tokens), np.int64(policy.eos_inner)
+
+
 @kernel
-def _cut_at_row_ends(documents, limits, policy, write, cuts, row):
+def _cut_at_row_ends(documents, limits, policy, cuts, row):
     """Cut the concatenated documents where rows end (`concat`), and return the number of segments.
 
-    `cuts` and `row` are written only if `write`. If fewer than 2 slots of a row remain, they become
+    If fewer than 2 slots of a row remain, they become
     padding. A document's last token moves to the next row if otherwise only its eos would. A row
     with the maximum number of segments ends early.
     """
@@ -522,41 +582,27 @@ def _cut_at_row_ends(documents, limits, policy, write, cuts, row):
         total = documents.offsets[d + 1] - documents.offsets[d]
         start = np.int64(0)
         while start < total:
-            rest, room = total - start, limits.seq_length - fill
-            if room < 2 or in_row == limits.segments:
-                r, fill, in_row = r + 1, np.int64(0), np.int64(0)
-                continue
-            key = segment_key(
-                documents.file_key[d], documents.position[d], documents.repeat[d], start
-            )
-            bos = policy.bos if start == 0 else np.int64(0)
-            task = np.int64(too_short)
-            if rest >= SHORTEST:
-                task = draw_task(key, limits.drawn[documents.source[d]])
-            # If the drawn task would get too few tokens, `too_short` takes them.
-            tokens, eos = np.int64(0), np.int64(0)
-            while True:
-                space = room - limits.overhead[task] - bos
-                if rest <= min(space - policy.eos_last, limits.tokens):
-                    tokens, eos = rest, np.int64(policy.eos_last)
-                else:
-                    tokens = min(space - policy.eos_inner, rest - 1, limits.tokens)
-                    eos = np.int64(policy.eos_inner)
-                if tokens >= SHORTEST or task == too_short:
-                    break
-                task = np.int64(too_short)
+            rest, room, tokens = total - start, limits.seq_length - fill, np.int64(0)
+            if room >= 2 and in_row < limits.segments:
+                key, task = _drawn_task(documents, d, start, rest, limits.drawn)
+                bos = policy.bos if start == 0 else np.int64(0)
+                overhead = limits.overhead[task] + bos
+                tokens, eos = _tokens_in_row(room, rest, overhead, limits, policy)
+                # If the drawn task would get too few tokens, `too_short` takes them.
+                if tokens < SHORTEST and task != too_short:
+                    task = np.int64(too_short)
+                    overhead = limits.overhead[task] + bos
+                    tokens, eos = _tokens_in_row(room, rest, overhead, limits, policy)
+            # Start a new row if this one takes no token.
             if tokens < 1:
                 r, fill, in_row = r + 1, np.int64(0), np.int64(0)
                 continue
-            if write:
-                cuts.document[count], cuts.start[count], cuts.tokens[count] = d, start, tokens
-                cuts.task[count], cuts.key[count] = task, key
-                cuts.bos[count], cuts.eos[count] = bos, eos
-                cuts.repeated[count], cuts.first_trained[count] = 0, -1
+            _write_cut(cuts, count, Cut(d, start, tokens, task, bos, eos, key, 0, -1))
+            if count < row.shape[0]:
                 row[count] = r
             count += 1
             in_row += 1
-            fill += tokens + limits.overhead[task] + bos + eos
+            fill += tokens + overhead + eos
             start += tokens
     return count
 
@@ -587,8 +633,10 @@ def cut(
             `concat` cannot cut these documents.
     """
     count = len(documents.position)
-    lost = LeftOut(*(np.zeros(count, np.int64) for _ in LeftOut._fields))
-    columns = _Documents(*(getattr(documents, name) for name in _Documents._fields))
+    # Each kernel runs twice. The first run counts the segments, and its left tokens are ignored.
+    ignored, lost = (LeftOut(*np.zeros((len(LeftOut._fields), count), np.int64)) for _ in range(2))
+    read_columns = (getattr(documents, name) for name in _Documents._fields[:-1])
+    columns = _Documents._make((*read_columns, np.ones(count, np.uint8)))
     if recipe.packing.algorithm == "concat":
         return segments_of_cuts(
             tasks, documents, *_cut_by_rows(recipe, tasks, documents, columns)
@@ -604,16 +652,16 @@ def cut(
         _lengths_of(columns, supervised, limits, policy.bos, length)
         is_elsewhere = length != policy.length
         lost.elsewhere[is_elsewhere] = np.diff(documents.offsets)[is_elsewhere]
-    skip = ((supervised != 0) | is_elsewhere).astype(np.uint8)
-    plain = (columns, skip, limits, policy)
-    cuts = Cuts.empty(_cut(*plain, False, Cuts.empty(0), lost.elsewhere))
-    _cut(*plain, True, cuts, lost.elsewhere)
+    unsupervised = ((supervised == 0) & ~is_elsewhere).astype(np.uint8)
+    plain = (columns._replace(wanted=unsupervised), limits, policy)
+    cuts = Cuts.empty(_cut(*plain, Cuts.empty(0), ignored.elsewhere))
+    _cut(*plain, cuts, lost.elsewhere)
     if training is None:
         return segments_of_cuts(tasks, documents, cuts), lost
-    wanted = ((supervised != 0) & ~is_elsewhere).astype(np.uint8)
-    by_messages = (columns, wanted, limits, policy, _supervision_of(training))
-    cuts_at_messages = Cuts.empty(_cut_supervised(*by_messages, False, Cuts.empty(0), lost))
-    _cut_supervised(*by_messages, True, cuts_at_messages, lost)
+    with_messages = columns._replace(wanted=((supervised != 0) & ~is_elsewhere).astype(np.uint8))
+    by_messages = (with_messages, limits, policy, _supervision_of(training))
+    cuts_at_messages = Cuts.empty(_cut_supervised(*by_messages, Cuts.empty(0), ignored))
+    _cut_supervised(*by_messages, cuts_at_messages, lost)
     both = Cuts(*(np.concatenate(pair) for pair in zip(cuts, cuts_at_messages, strict=True)))
     in_document_order = np.argsort(both.document, kind="stable")
     return segments_of_cuts(tasks, documents, Cuts(*(c[in_document_order] for c in both))), lost
@@ -663,7 +711,7 @@ def _cut_by_rows(
         recipe.packing.max_segments_per_row or FORMAT_MAX_SEGMENTS,
     )
     arguments = (columns, limits, _policy_of(recipe))
-    count = _cut_at_row_ends(*arguments, False, Cuts.empty(0), np.empty(0, np.int64))
+    count = _cut_at_row_ends(*arguments, Cuts.empty(0), np.empty(0, np.int64))
     cuts, row = Cuts.empty(count), np.empty(count, np.int64)
-    _cut_at_row_ends(*arguments, True, cuts, row)
+    _cut_at_row_ends(*arguments, cuts, row)
     return cuts, row

@@ -181,8 +181,8 @@ def test_pieces_that_two_datasets_have_are_found_without_the_sources(folder, tmp
     cut = segments._cut
 
     def of_others(*arguments):
-        columns, skip, limits, policy, *written = arguments
-        return cut(columns, skip, limits, policy._replace(length=1), *written)
+        columns, limits, policy, *written = arguments
+        return cut(columns, limits, policy._replace(length=1), *written)
 
     out = shutil.copytree(folder / "cut", tmp_path / "out")
     shutil.rmtree(out / "seq_256")
