@@ -20,6 +20,7 @@ from packprep.documents.sample import (
     Count,
     Looked,
     Place,
+    Sampling,
     Supervise,
     first_looks,
     look_at_lines,
@@ -133,20 +134,15 @@ def calibrate(
     ratios: dict[str, int] = {}
     seen: list[Looked] = []
     tally = Tally()
-    for name, (format, compression), own, key in _kinds(source):
-        of_kind = Tally()
+    for name, (format, compression), pieces, key in _kinds(source):
+        sampling = Sampling(source, pieces, key, supervise, count, precise, clock, Tally())
         if FORMATS[format].holds == "tokens":
-            looked = look_at_tokens(source, own, key, settings, vocabulary, precise, clock, of_kind)
+            looked = look_at_tokens(sampling, settings, vocabulary)
         elif (position := position_of(format, compression)) == "byte":
-            looked = look_at_lines(
-                source, own, format, key, supervise, count, precise, clock, of_kind
-            )
+            looked = look_at_lines(sampling, format)
         else:
-            streams = position == "stream"
-            looked = look_at_pieces(
-                source, own, streams, key, supervise, count, precise, precise, clock, of_kind
-            )
-        tally.join(of_kind, float(looked.weights.sum()))
+            looked = look_at_pieces(sampling, compressed=position == "stream", whole=precise)
+        tally.join(sampling.tally, float(looked.weights.sum()))
         ratio = (
             round(1024 * looked.text_bytes / looked.held)
             if looked.held and looked.text_bytes

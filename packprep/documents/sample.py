@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from packprep.clock import Clock
+from packprep.dataset.boundaries import offsets_of
 from packprep.documents.reading import take_tokens
 from packprep.documents.tally import Tally
 from packprep.randomness import CALIBRATION, permute, uniforms
@@ -71,7 +72,7 @@ class Looked(NamedTuple):
     held: float  # bytes that all their splits contain
     text_bytes: float  # text bytes of all their documents
     error: float  # standard error of their tokens
-    sizes: np.ndarray  # int64[k]: text bytes
+    sizes: np.ndarray  # int64 or float64[k]: text bytes
     tokens: np.ndarray  # float64[k]
     weights: np.ndarray  # float64[k]: number of documents that each one represents
     supervised: bool = False
@@ -101,6 +102,24 @@ Look = tuple[list[str], list[Any]]
 """Texts, and for each its conversation or None."""
 
 
+class Sampling(NamedTuple):
+    """The files of one kind that are sampled, and the way to sample them."""
+
+    source: PlannedSource
+    pieces: np.ndarray  # numbers of the splits
+    key: np.uint64  # random key of the sample
+    supervise: Supervise | None  # resolves supervision
+    count_tokens: Count  # counts the tokens of sampled documents
+    precise: bool  # whether to sample until the error of the token count is small
+    clock: Clock  # receives the seconds of the stage "read"
+    tally: Tally  # receives the counts of bad documents
+
+    @property
+    def read_seconds(self) -> float:
+        """Return the seconds of the stage "read" so far."""
+        return self.clock.seconds.get("read", 0.0)
+
+
 def first_looks(
     source: PlannedSource,
     pieces: np.ndarray,
@@ -114,23 +133,20 @@ def first_looks(
     """
     if position_of(*kind) != "byte":
         for piece in _chosen(source, pieces, key, False):
-            yield from _begin(source, piece, supervise).texts
+            yield from _begin(source, supervise, piece).texts
         return
     starts, files = _starts_of(source, pieces)
     if int(starts[-1]) <= WHOLE_BYTES:
         for piece in pieces.tolist():
-            yield from _read(source, source.slices_of(piece), supervise)
+            yield from _read(source, supervise, source.slices_of(piece))
         return
-    decode, last = (
-        FORMATS[kind[0]].module.line_decoder(source.source.text_key, _fields(source, supervise)),
-        _NO_LINE,
-    )
+    decode, last = _decoder(source, supervise, kind[0]), _NO_LINE
     for lines in _windows(source, starts, files, key, 0):
         # A long line spans many windows.
         new = {line.begin: line for line, _ in lines if line[:2] != last[:2]}
         last = lines[-1][0]
-        found = [_document(decode, line.data, supervise) for line in new.values()]
-        yield _texts_and_conversations(found)
+        documents = [_document(decode, line.data, supervise) for line in new.values()]
+        yield _texts_and_conversations(documents)
 
 
 def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, whole: bool) -> list[int]:
@@ -142,110 +158,135 @@ def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, whole: bo
     if whole:
         ends = np.cumsum(source.pieces.at(chosen).bytes)
         chosen = chosen[: int(np.searchsorted(ends, READ_BYTES)) + 1]
-    found: list[int] = chosen.tolist()
-    return found
+    numbers: list[int] = chosen.tolist()
+    return numbers
 
 
 # The first part samples uncompressed lines at positions across all files.
 
 
-def look_at_lines(
-    source: PlannedSource,
-    pieces: np.ndarray,
-    format: str,
-    key: np.uint64,
-    supervise: Supervise | None,
-    count: Count,
-    precise: bool,
-    clock: Clock,
-    tally: Tally,
-) -> Looked:
+class _Line(NamedTuple):
+    """The line of a file from `begin` to `end`.
+
+    A line beyond MAX_LINE_BYTES has only the data around a position.
+    """
+
+    path: str
+    begin: int
+    end: int
+    data: bytes
+
+
+_NO_LINE = _Line("", 0, 0, b"")
+
+
+class _ReadLine(NamedTuple):
+    """A line that the reader has decoded."""
+
+    stored: float  # bytes, with its line feed
+    text: str
+    conversation: Any
+    is_document: bool
+    bad: int  # 1 if it is a bad document, otherwise 0
+    seconds: float  # time to decode it
+
+
+class _LineReader:
+    """A reader of lines at positions, which decodes and counts a line only once."""
+
+    def __init__(self, sampling: Sampling, format: str):
+        self._sampling = sampling
+        self._decode = _decoder(sampling.source, sampling.supervise, format)
+        self._last, self._last_read = _NO_LINE, _ReadLine(1.0, "", None, False, 0, 0.0)
+        self.read_bytes = 0
+
+    def read_window(self, lines: Iterable[_Line]) -> list[_ReadLine]:
+        """Return the lines at the positions of a window, and count their documents."""
+        window = [self._read(line) for line in lines]
+        # A line is drawn in proportion to its bytes, so it represents 1 / bytes documents.
+        self._sampling.tally.add_unit(
+            len(window),
+            sum(line.bad for line in window),
+            sum((line.is_document or line.bad) / line.stored for line in window),
+            sum(line.bad / line.stored for line in window),
+        )
+        return window
+
+    def _read(self, line: _Line) -> _ReadLine:
+        if line is not self._last:
+            sampling, rejects = self._sampling, list[Reject]()
+            before = sampling.read_seconds
+            with sampling.clock.stage("read"):
+                document = _document(
+                    self._decode, line.data, sampling.supervise, rejects, line.begin
+                )
+            self.read_bytes += len(line.data)
+            text, conversation = document or ("", None)
+            is_document, seconds = document is not None, sampling.read_seconds - before
+            bad = sampling.tally.count(int(is_document or bool(rejects)), rejects, line.path)
+            stored = len(line.data) + 1.0
+            self._last = line
+            self._last_read = _ReadLine(stored, text, conversation, is_document, bad, seconds)
+        return self._last_read
+
+
+def look_at_lines(sampling: Sampling, format: str) -> Looked:
     """Estimate the totals of uncompressed line files from positions in windows across all files.
 
     Precise mode adds windows until the error of the token count is small. Small files are read
     completely. Precise mode also reads larger files completely if that takes a few seconds.
 
     Args:
-        source: The planned source.
-        pieces: Numbers of the splits.
+        sampling: The files.
         format: The format of the files.
-        key: Random key of the sample.
-        supervise: Resolves supervision, or None.
-        count: Counts the tokens of sampled documents.
-        precise: Whether to sample until the error is small.
-        clock: Receives the seconds of the stage "read".
-        tally: Receives the counts of bad documents.
     """
-    starts, files = _starts_of(source, pieces)
+    source = sampling.source
+    starts, files = _starts_of(source, sampling.pieces)
     held = int(starts[-1])
-    if held <= (READ_BYTES if precise else WHOLE_BYTES):
-        return look_at_pieces(
-            source, pieces, False, key, supervise, count, precise, True, clock, tally
-        )
-    tally.is_whole = False
-    decode = FORMATS[format].module.line_decoder(source.source.text_key, _fields(source, supervise))
-    rates: list[float] = []  # tokens per byte, by window
+    if held <= (READ_BYTES if sampling.precise else WHOLE_BYTES):
+        return look_at_pieces(sampling, compressed=False, whole=True)
+    sampling.tally.is_whole = False
+    reader = _LineReader(sampling, format)
+    # Tokens, text bytes and seconds per stored byte, by window.
+    rates: list[np.ndarray] = []
     documents: list[tuple[int, float, float]] = []  # text bytes, tokens, bytes of the line
-    text_rates: list[float] = []
-    read_rates: list[float] = []  # seconds per byte
-    supervised = chat = False
-    looked_at, last, document, bad, read_s = 0, _NO_LINE, None, 0, 0.0
-    for round_ in range(ROUNDS if precise else 1):
-        for lines in _windows(source, starts, files, key, round_):
-            found: list[tuple[str, Any] | None] = []
-            seconds: list[float] = []
-            stand_for, of_window, bad_places = 0.0, 0.0, 0
-            for line, _ in lines:
-                if line is not last:
-                    rejects: list[Reject] = []
-                    before = clock.seconds.get("read", 0.0)
-                    with clock.stage("read"):
-                        last, document = (
-                            line,
-                            _document(decode, line.data, supervise, rejects, line.begin),
-                        )
-                    read_s = clock.seconds["read"] - before
-                    looked_at += len(line.data)
-                    bad = tally.count(
-                        int(document is not None or bool(rejects)), rejects, line.path
-                    )
-                found.append(document)
-                seconds.append(read_s)
-                bad_places += bad
-                stand_for += (document is not None or bad) / (len(line.data) + 1)
-                of_window += bad / (len(line.data) + 1)
-            tally.add_unit(len(lines), bad_places, stand_for, of_window)
-            whole = [document or ("", None) for document in found]
-            places_ = [
-                Place(text, conversation, at)
-                for (text, conversation), (_, at) in zip(whole, lines, strict=True)
+    limited_and_chat = np.zeros(2, np.bool_)
+    for round_ in range(ROUNDS if sampling.precise else 1):
+        for lines in _windows(source, starts, files, sampling.key, round_):
+            window = reader.read_window(line for line, _ in lines)
+            places = [
+                Place(line.text, line.conversation, fraction)
+                for line, (_, fraction) in zip(window, lines, strict=True)
             ]
-            supervised |= any(_is_limited(place.conversation) for place in places_)
-            chat |= any(
-                place.conversation is not None and place.conversation.chat for place in places_
-            )
-            tokens = count(places_)
-            sizes = [_size(place.text, place.conversation) for place in places_]
-            stored = np.array([len(line.data) + 1.0 for line, _ in lines])
-            rates.append(float((tokens / stored).mean()))
-            text_rates.append(float((sizes / stored).mean()))
-            read_rates.append(float((np.array(seconds) / stored).mean()))
+            limited_and_chat |= _limited_and_chat(line.conversation for line in window)
+            tokens = sampling.count_tokens(places)
+            sizes = [_size(line.text, line.conversation) for line in window]
+            seconds = [line.seconds for line in window]
+            stored = np.array([line.stored for line in window])
+            rates.append((np.array([tokens, sizes, seconds]) / stored).mean(axis=1))
             documents += [
-                (size, float(n), float(line_bytes))
-                for size, n, line_bytes, document in zip(sizes, tokens, stored, found, strict=True)
-                if document is not None
+                (size, float(count), line.stored)
+                for size, count, line in zip(sizes, tokens, window, strict=True)
+                if line.is_document
             ]
-            if looked_at > READ_BYTES and len(rates) > 1:
+            if reader.read_bytes > READ_BYTES and len(rates) > 1:
                 break
-        error = float(np.std(rates, ddof=1)) / math.sqrt(len(rates))
-        if error <= ENOUGH * float(np.mean(rates)) or looked_at > READ_BYTES:
+        token_rates, text_rates, read_rates = np.array(rates).T
+        error = float(np.std(token_rates, ddof=1)) / math.sqrt(len(rates))
+        if error <= ENOUGH * float(np.mean(token_rates)) or reader.read_bytes > READ_BYTES:
             break
-    places = len(rates) * len(lines)
-    sizes_, tokens_, stored_ = np.array(documents, np.float64).reshape(-1, 3).T
-    weights = held / places / stored_
-    text_bytes, read_all_s = (held * float(np.mean(rates_)) for rates_ in (text_rates, read_rates))
+    document_sizes, document_tokens, stored = np.array(documents, np.float64).reshape(-1, 3).T
+    is_limited, is_chat = limited_and_chat.tolist()
     return Looked(
-        held, text_bytes, held * error, sizes_, tokens_, weights, supervised, chat, read_all_s
+        held=held,
+        text_bytes=held * float(np.mean(text_rates)),
+        error=held * error,
+        sizes=document_sizes,
+        tokens=document_tokens,
+        weights=held / (len(rates) * len(window)) / stored,
+        supervised=is_limited,
+        chat=is_chat,
+        read_s=held * float(np.mean(read_rates)),
     )
 
 
@@ -275,14 +316,23 @@ def _document(
     return (outcome, None) if isinstance(outcome, str) else None
 
 
-def _is_limited(conversation: Any) -> bool:
-    """Return whether a document says which part is trained, which limits the tasks it may draw."""
-    return conversation is not None and conversation.limited
+def _limited_and_chat(conversations: Iterable[Any]) -> np.ndarray:
+    """Return whether any conversation limits what is trained, and any is a chat, bool[2].
+
+    A document that limits what is trained also limits the tasks that it may draw.
+    """
+    supervised = [conversation for conversation in conversations if conversation is not None]
+    return np.array(
+        [
+            any(conversation.limited for conversation in supervised),
+            any(conversation.chat for conversation in supervised),
+        ]
+    )
 
 
-def _texts_and_conversations(found: Sequence[tuple[str, Any] | None]) -> Look:
-    there = [document for document in found if document is not None]
-    return [text for text, _ in there], [conversation for _, conversation in there]
+def _texts_and_conversations(documents: Sequence[tuple[str, Any] | None]) -> Look:
+    texts = [document for document in documents if document is not None]
+    return [text for text, _ in texts], [conversation for _, conversation in texts]
 
 
 def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -291,22 +341,7 @@ def _starts_of(source: PlannedSource, pieces: np.ndarray) -> tuple[np.ndarray, n
     The starts are int64[F + 1] and include the end of the last file. The numbers are int64[F].
     """
     files = np.unique(source.pieces.at(pieces).file) if len(pieces) else np.zeros(0, np.int64)
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(source.files.sizes[files]))), files
-
-
-class _Line(NamedTuple):
-    """The line of a file from `begin` to `end`.
-
-    A line beyond MAX_LINE_BYTES has only the data around a position.
-    """
-
-    path: str
-    begin: int
-    end: int
-    data: bytes
-
-
-_NO_LINE = _Line("", 0, 0, b"")
+    return offsets_of(source.files.sizes[files]), files
 
 
 def _windows(
@@ -401,6 +436,14 @@ class _Piece(NamedTuple):
     texts: Iterator[Look]
 
 
+def _places(
+    texts: Sequence[str], conversations: Sequence[Any], chosen: np.ndarray, fractions: np.ndarray
+) -> list[Place]:
+    """Return the chosen documents with a position at a fraction of each."""
+    pairs = zip(chosen, fractions, strict=True)
+    return [Place(texts[i], conversations[i], fraction) for i, fraction in pairs]
+
+
 def _at_places(
     looks: Sequence[_Piece], distance: float, count: Count, clock: Clock
 ) -> tuple[Looked, list[int]]:
@@ -411,60 +454,71 @@ def _at_places(
     tokens.
     """
     # Each tuple has the sizes, the tokens and the weights.
-    found = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))]
+    columns: list[tuple[np.ndarray, ...]] = [(np.zeros(0),) * 3]
     # This document represents all if the text is too short to contain a position.
-    first: Place | None = None
-    supervised = chat = False
-    text_bytes, all_bytes, next_place = [0] * len(looks), 0, distance / 2
+    longest: tuple[str, Any] | None = None
+    limited_and_chat = np.zeros(2, np.bool_)
+    text_bytes, all_bytes, next_position = [0] * len(looks), 0, distance / 2
     for k, look in enumerate(looks):
         for texts, conversations in clock.steps("read", look.texts):
-            supervised |= any(map(_is_limited, conversations))
-            chat |= any(
-                conversation is not None and conversation.chat for conversation in conversations
-            )
-            sizes = np.array([*map(_size, texts, conversations)], np.int64)
-            if first is None and sizes.any():
-                longest = int(sizes.argmax())
-                first = Place(texts[longest], conversations[longest], -1.0)
+            limited_and_chat |= _limited_and_chat(conversations)
+            sizes = np.fromiter(map(_size, texts, conversations), np.int64)
+            if longest is None and sizes.any():
+                i = int(sizes.argmax())
+                longest = texts[i], conversations[i]
             ends = all_bytes + np.cumsum(sizes)
             text_bytes[k] += int(sizes.sum())
-            all_bytes += int(sizes.sum())
-            here, at, stand_for = (
-                np.arange(len(texts)),
-                np.full(len(texts), -1.0),
-                np.ones(len(texts)),
-            )
+            all_bytes = sum(text_bytes)
+            # Without a distance, each document is used whole and represents itself.
+            chosen = np.arange(len(texts))
+            fractions, weights = np.full(len(texts), -1.0), np.ones(len(texts))
             if distance:
-                places = np.arange(next_place, all_bytes, distance)
-                next_place += len(places) * distance
-                here = np.searchsorted(ends, places, "right")
-                at = 1 - (ends[here] - places) / sizes[here]
-                stand_for = distance / sizes[here]
-            if len(here):
-                tokens = count(
-                    [
-                        Place(texts[i], conversations[i], part)
-                        for i, part in zip(here, at, strict=True)
-                    ]
-                )
-                found.append((sizes[here], tokens, stand_for))
-    if first is not None and len(found) == 1:
-        size = np.array([_size(first.text, first.conversation)], np.int64)
-        found.append((size, count([first]), all_bytes / size))
-    sizes, tokens, weights = (np.concatenate(column) for column in zip(*found, strict=True))
+                positions = np.arange(next_position, all_bytes, distance)
+                next_position += len(positions) * distance
+                chosen = np.searchsorted(ends, positions, "right")
+                fractions = 1 - (ends[chosen] - positions) / sizes[chosen]
+                weights = distance / sizes[chosen]
+            if len(chosen):
+                places = _places(texts, conversations, chosen, fractions)
+                columns.append((sizes[chosen], count(places), weights))
+    if longest is not None and len(columns) == 1:
+        size = np.array([_size(*longest)], np.int64)
+        columns.append((size, count([Place(*longest, -1.0)]), all_bytes / size))
+    sizes, tokens, weights = (np.concatenate(column) for column in zip(*columns, strict=True))
     error = 0.0
     if distance and all_bytes:
-        at_places = weights * sizes
         rates = tokens / np.maximum(sizes, 1)
-        mean = float(np.average(rates, weights=at_places))
-        variance = float(np.average((rates - mean) ** 2, weights=at_places)) * distance / all_bytes
-        error = math.sqrt(variance) / mean if mean else 0.0
-    return Looked(0.0, all_bytes, error, sizes, tokens, weights, supervised, chat), text_bytes
+        error = _error_of_rates(rates, weights * sizes, distance, all_bytes)
+    looked = Looked(0.0, all_bytes, error, sizes, tokens, weights, *limited_and_chat.tolist())
+    return looked, text_bytes
+
+
+def _error_of_rates(
+    rates: np.ndarray, weights: np.ndarray, distance: float, all_bytes: int
+) -> float:
+    """Return the relative standard error of the weighted mean of sampled rates.
+
+    Args:
+        rates: float64[k].
+        weights: float64[k]: weight of each rate.
+        distance: Bytes between two sampled positions.
+        all_bytes: Bytes of the text.
+    """
+    mean = float(np.average(rates, weights=weights))
+    variance = float(np.average((rates - mean) ** 2, weights=weights)) * distance / all_bytes
+    return math.sqrt(variance) / mean if mean else 0.0
 
 
 def _fields(source: PlannedSource, supervise: Supervise | None) -> Fields | None:
     """Return the fields to read in addition to the text, or None without supervision."""
     return Fields.of(source.source, source.kinds) if supervise is not None else None
+
+
+def _decoder(
+    source: PlannedSource, supervise: Supervise | None, format: str
+) -> Callable[[bytes], Outcome]:
+    """Return the function that decodes a line of a format."""
+    return FORMATS[format].module.line_decoder(source.source.text_key, _fields(source, supervise))
 
 
 def _size(text: str, conversation: Any) -> int:
@@ -475,8 +529,8 @@ def _size(text: str, conversation: Any) -> int:
 
 def _read(
     source: PlannedSource,
-    parts: Iterable[Slice],
     supervise: Supervise | None,
+    parts: Iterable[Slice],
     tally: Tally | None = None,
 ) -> Iterator[Look]:
     documents = bad = 0
@@ -484,81 +538,69 @@ def _read(
         for batch in read(part, source.source.text_key, fields=_fields(source, supervise)):
             batch, conversations = supervise(batch) if supervise else (batch, {})
             if tally is not None:
-                of_batch = len(batch.texts) + len(batch.rejects)
-                documents, bad = (
-                    documents + of_batch,
-                    bad + tally.count(of_batch, batch.rejects, part.path),
-                )
+                count = len(batch.texts) + len(batch.rejects)
+                documents += count
+                bad += tally.count(count, batch.rejects, part.path)
             yield batch.texts, [conversations.get(i) for i in range(len(batch.texts))]
     if tally is not None:
         tally.add_unit(documents, bad, documents, bad)
 
 
-def look_at_pieces(
-    source: PlannedSource,
-    pieces: np.ndarray,
-    compressed: bool,
-    key: np.uint64,
-    supervise: Supervise | None,
-    count: Count,
-    precise: bool,
-    whole: bool,
-    clock: Clock,
-    tally: Tally,
-) -> Looked:
+def look_at_pieces(sampling: Sampling, compressed: bool, whole: bool) -> Looked:
     """Estimate the totals of files of one kind from splits, or from the starts of a few.
 
+    Precise mode uses more positions, and records the sizes of compressed files.
+
     Args:
-        source: The planned source.
-        pieces: Numbers of the splits.
+        sampling: The files.
         compressed: Whether they are compressed line files.
-        key: Random key of the sample.
-        supervise: Resolves supervision, or None.
-        count: Counts the tokens of sampled documents.
-        precise: Whether to use more positions and record the sizes of compressed files.
         whole: Whether to read whole splits, for a few seconds at most.
-        clock: Receives the seconds of the stage "read".
-        tally: Receives the counts of bad documents.
     """
-    chosen = _chosen(source, pieces, key, whole)
-    before = clock.seconds.get("read", 0.0)
+    source, supervise, pieces = sampling.source, sampling.supervise, sampling.pieces
+    precise, clock, tally = sampling.precise, sampling.clock, sampling.tally
+    chosen = _chosen(source, pieces, sampling.key, whole)
+    before = sampling.read_seconds
     if whole:
         looks = [
             _Piece(
                 held_by(source, [piece]),
                 True,
-                _read(source, source.slices_of(piece), supervise, tally),
+                _read(source, supervise, source.slices_of(piece), tally),
             )
             for piece in chosen
         ]
     else:
         with clock.stage("read"):
-            looks = [_begin(source, piece, supervise, tally) for piece in chosen]
+            looks = [_begin(source, supervise, piece, tally) for piece in chosen]
     # Text is assumed to be four times as large as its compressed form.
     expected = sum(look.held for look in looks) * (4 if compressed else 1)
-    few = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
-    found, text_bytes = _at_places(
-        looks, 0.0 if few else expected / (4 * SPACING if precise else SPACING), count, clock
-    )
-    noted = compressed and precise and len(pieces) > 0
-    looked_at = _note(source, pieces, key, text_bytes) if noted else [look.held for look in looks]
-    held, of_all, error = held_by(source, pieces), found.text_bytes, found.error
+    is_small = expected <= (PRECISE_WHOLE_BYTES if precise else WHOLE_BYTES)
+    distance = 0.0 if is_small else expected / (4 * SPACING if precise else SPACING)
+    looked, text_bytes = _at_places(looks, distance, sampling.count_tokens, clock)
+    # The text that was read stands for the text of all splits.
+    is_noted = compressed and precise and len(pieces) > 0
+    stored = [look.held for look in looks]
+    if is_noted:
+        stored = _note(source, pieces, sampling.key, text_bytes)
+    held, all_bytes, error = held_by(source, pieces), looked.text_bytes, looked.error
     if len(looks) < len(pieces) or not all(look.whole for look in looks):
         tally.is_whole = False
-        of_all = held if noted else held * sum(text_bytes) / max(sum(looked_at), 1.0)
-        error = math.hypot(_error_of_ratio(text_bytes, looked_at), error)
-    part = of_all / found.text_bytes if found.text_bytes else 1.0
-    read_s = (clock.seconds.get("read", 0.0) - before) * part
-    found = found._replace(
-        held=held, text_bytes=of_all, weights=found.weights * part, read_s=read_s
+        all_bytes = held if is_noted else held * sum(text_bytes) / max(sum(stored), 1.0)
+        error = math.hypot(_error_of_ratio(text_bytes, stored), error)
+    scale = all_bytes / looked.text_bytes if looked.text_bytes else 1.0
+    looked = looked._replace(
+        held=held,
+        text_bytes=all_bytes,
+        weights=looked.weights * scale,
+        read_s=(sampling.read_seconds - before) * scale,
     )
-    return found._replace(error=error * found.all_tokens)
+    return looked._replace(error=error * looked.all_tokens)
 
 
 def held_by(source: PlannedSource, pieces: Sequence[int] | np.ndarray) -> float:
     """Return the bytes that some splits contain."""
-    found = source.pieces.at(np.asarray(pieces, np.int64))
-    return float(source.files.held(found.file, found.part, found.bytes).sum())
+    splits = source.pieces.at(np.asarray(pieces, np.int64))
+    return float(source.files.held(splits.file, splits.part, splits.bytes).sum())
 
 
 def _note(
@@ -587,32 +629,40 @@ def _note(
     return [of_text * n_bytes for n_bytes in said[: len(text_bytes)]]
 
 
+_ALL = 1 << 20
+"""The parts of a split that its start is measured in."""
+
+
+def _parts_of_begin(stored: int) -> int:
+    """Return how many of _ALL parts of a split the first PIECE_TEXT_BYTES on disk take."""
+    if stored <= PIECE_TEXT_BYTES:
+        return _ALL
+    return max(1, -(-PIECE_TEXT_BYTES * _ALL // stored))
+
+
 def _begin(
-    source: PlannedSource, piece: int, supervise: Supervise | None, tally: Tally | None = None
+    source: PlannedSource, supervise: Supervise | None, piece: int, tally: Tally | None = None
 ) -> _Piece:
     """Return the start of a split: PIECE_TEXT_BYTES of it on disk, or all of it."""
-    found = source.pieces.at(np.array([piece]))
-    stored, i = max(1, int(found.bytes[0])), int(found.file[0])
+    split = source.pieces.at(np.array([piece]))
+    stored, i = max(1, int(split.bytes[0])), int(split.file[0])
     format, compression = source.formats[i]
     if position_of(format, compression) == "stream":
         path = os.path.join(source.prefix, source.files.names[i])
         lines, looked = _begin_of_stream(path, int(source.files.sizes[i]), compression)
-        decode = FORMATS[format].module.line_decoder(
-            source.source.text_key, _fields(source, supervise)
-        )
+        decode = _decoder(source, supervise, format)
         texts, share = _texts_of(decode, lines, supervise, path, tally)
         return _Piece(looked * share, looked >= stored and share == 1.0, iter([texts]))
-    weight = 1 << 20
-    hi = weight if stored <= PIECE_TEXT_BYTES else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
-    parts = list(source.slices_of(piece, 0, 0, hi, weight))
-    held = held_by(source, [piece]) * hi / weight
+    begin = _parts_of_begin(stored)
+    parts = list(source.slices_of(piece, 0, 0, begin, _ALL))
+    held = held_by(source, [piece]) * begin / _ALL
     if position_of(format, compression) == "whole":  # These splits are whole files.
         held = float(sum(part.size for part in parts))
-    texts_, share = _some(_read(source, parts, supervise, tally))
-    return _Piece(held * share, hi == weight and share == 1.0, iter([texts_]))
+    first_texts, share = _some(_read(source, supervise, parts, tally))
+    return _Piece(held * share, begin == _ALL and share == 1.0, iter([first_texts]))
 
 
-def _some(found: Iterator[Look]) -> tuple[Look, float]:
+def _some(looks: Iterator[Look]) -> tuple[Look, float]:
     """Return the first texts and their fraction of all bytes.
 
     There are at most about HELD_BYTES and HELD_DOCUMENTS of them.
@@ -620,11 +670,11 @@ def _some(found: Iterator[Look]) -> tuple[Look, float]:
     texts: list[str] = []
     conversations: list[Any] = []
     held = n_bytes = 0
-    for some, of_some in found:
-        n_bytes += sum(len(text.encode()) for text in some)
+    for more_texts, more_conversations in looks:
+        n_bytes += sum(len(text.encode()) for text in more_texts)
         if held < HELD_BYTES and len(texts) < HELD_DOCUMENTS:
-            texts += some
-            conversations += of_some
+            texts += more_texts
+            conversations += more_conversations
             held = n_bytes
     return (texts, conversations), held / n_bytes if n_bytes else 1.0
 
@@ -637,12 +687,12 @@ def _texts_of(
     tally: Tally | None,
 ) -> tuple[Look, float]:
     """Return the texts of whole lines, at most HELD_DOCUMENTS, and their fraction of the bytes."""
-    *some, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
-    share = 1 - len(rest) / len(lines) if len(some) == HELD_DOCUMENTS else 1.0
+    *first_lines, rest = lines.removeprefix(BOM).split(b"\n", HELD_DOCUMENTS)
+    share = 1 - len(rest) / len(lines) if len(first_lines) == HELD_DOCUMENTS else 1.0
     rejects: list[Reject] = []
-    own = some if share < 1 else [*some, rest]
-    found = [_document(decode, line, supervise, rejects) for line in own]
-    texts, conversations = _texts_and_conversations(found)
+    used_lines = first_lines if share < 1 else [*first_lines, rest]
+    decoded = [_document(decode, line, supervise, rejects) for line in used_lines]
+    texts, conversations = _texts_and_conversations(decoded)
     if tally is not None:
         documents = len(texts) + len(rejects)
         bad = tally.count(documents, rejects, path)
@@ -683,101 +733,108 @@ def _error_of_ratio(values: Sequence[float], looked_at: Sequence[float]) -> floa
 # The third part samples tokens, whose lengths can be read directly.
 
 
-def look_at_tokens(
-    source: PlannedSource,
-    pieces: np.ndarray,
-    key: np.uint64,
-    settings: DocumentKeys,
-    vocabulary: Vocabulary,
-    precise: bool,
-    clock: Clock,
-    tally: Tally,
-) -> Looked:
+class _TokenPiece(NamedTuple):
+    """The ids that were read of a split, or of its start."""
+
+    held: float  # bytes that the ids take
+    ids: int  # number of ids
+    lengths: list[np.ndarray]  # tokens of its documents, by batch
+    documents: int
+    is_whole: bool  # whether all of the split was read
+    is_supervised: bool  # whether weights change inside a document
+    in_lines: bool
+
+
+def look_at_tokens(sampling: Sampling, settings: DocumentKeys, vocabulary: Vocabulary) -> Looked:
     """Estimate the totals of files of tokens from some splits, or from the starts of a few.
 
     The size of a start is computed from the ids that were read, so that a few long documents do not
-    bias the estimate.
+    bias the estimate. Precise mode reads whole splits, for a few seconds at most.
 
     Args:
-        source: The planned source.
-        pieces: Numbers of the splits.
-        key: Random key of the sample.
+        sampling: The files.
         settings: `[documents]` in the recipe.
         vocabulary: The vocabulary of the tokenizer.
-        precise: Whether to read whole splits, for a few seconds at most.
-        clock: Receives the seconds of the stage "read".
-        tally: Receives the counts of bad documents.
     """
-    looked_at: list[float] = []
-    n_read: list[float] = []
-    lengths: list[np.ndarray] = []
-    whole, documents, supervised, in_lines = True, 0, False, False
-    before = clock.seconds.get("read", 0.0)
-    for piece in _chosen(source, pieces, key, precise):
-        found = source.pieces.at(np.array([piece]))
-        stored, weight = max(1, int(found.bytes[0])), 1 << 20
-        hi = (
-            weight
-            if precise or stored <= PIECE_TEXT_BYTES
-            else max(1, -(-PIECE_TEXT_BYTES * weight // stored))
-        )
-        position = position_of(*source.formats[int(found.file[0])])
-        in_lines = position in ("byte", "stream")
-        if position == "stream":  # at least one step of a compressed file
-            hi = max(hi, -(-weight // -(-stored // source.step_bytes)))
-        (part,) = source.slices_of(piece, 0, 0, hi, weight)
-        count = of_piece = bad = 0
-        fields = Fields.of(source.source) if settings.loss_spans == "use" else None
-        for batch in clock.steps("read", read(part, source.source.text_key, fields=fields)):
-            if batch.tokens is not None and documents < HELD_DOCUMENTS:
-                count, documents = count + len(batch.tokens.ids), documents + len(batch.positions)
-                taken = take_tokens(batch.tokens, settings, vocabulary)
-                if batch.token_weights is not None:
-                    lengths_of = np.diff(batch.tokens.offsets)
-                    document = np.repeat(np.arange(len(lengths_of)), lengths_of)
-                    is_change = np.diff(batch.token_weights) != 0
-                    supervised |= bool((is_change & (np.diff(document) == 0)).any())
-                lengths.append(np.diff(taken.offsets))
-                positions = batch.positions.tolist()
-                own = [
-                    Reject(0, positions[i], reason, detail) for i, reason, detail in taken.rejected
-                ]
-                of_batch = len(positions) + len(batch.rejects)
-                of_piece, bad = (
-                    of_piece + of_batch,
-                    bad + tally.count(of_batch, [*batch.rejects, *own], part.path),
-                )
-        tally.add_unit(of_piece, bad, of_piece, bad)
-        all_of_it = documents < HELD_DOCUMENTS and hi == weight
-        looked_at.append(
-            held_by(source, [piece]) if all_of_it else _held_by_tokens(source, piece, part, count)
-        )
-        n_read.append(float(TOKEN_TEXT_BYTES * count))
-        whole &= all_of_it
-    if in_lines and not precise and not any(looked_at):  # each line is longer than a begin
-        return look_at_tokens(source, pieces, key, settings, vocabulary, True, clock, tally)
-    held = held_by(source, pieces)
-    all_read = whole and len(looked_at) == len(pieces)
-    tally.is_whole &= all_read
-    text_bytes = held * sum(n_read) / sum(looked_at) if sum(looked_at) else 0.0
-    found_lengths = np.concatenate([np.zeros(0, np.int64), *lengths])
-    stand_for = text_bytes / sum(n_read) if sum(n_read) else 1.0
-    weights, read_s = (
-        np.full(len(found_lengths), stand_for),
-        (clock.seconds.get("read", 0.0) - before) * stand_for,
+    source, pieces, precise = sampling.source, sampling.pieces, sampling.precise
+    before, room = sampling.read_seconds, HELD_DOCUMENTS
+    looks: list[_TokenPiece] = []
+    for piece in _chosen(source, pieces, sampling.key, precise):
+        looks.append(_read_tokens(sampling, settings, vocabulary, piece, room))
+        room -= looks[-1].documents
+    looked_at = [look.held for look in looks]
+    # If each line is longer than a start, only whole splits contain a line.
+    if not precise and not any(looked_at) and looks and looks[-1].in_lines:
+        return look_at_tokens(sampling._replace(precise=True), settings, vocabulary)
+    is_all_read = len(looks) == len(pieces) and all(look.is_whole for look in looks)
+    sampling.tally.is_whole &= is_all_read
+    # The ids that were read stand for the ids of all splits.
+    held, read_bytes = (
+        held_by(source, pieces),
+        [float(TOKEN_TEXT_BYTES * look.ids) for look in looks],
     )
+    text_bytes = held * sum(read_bytes) / sum(looked_at) if sum(looked_at) else 0.0
+    scale = text_bytes / sum(read_bytes) if sum(read_bytes) else 1.0
+    lengths = np.concatenate([np.zeros(0, np.int64), *(n for look in looks for n in look.lengths)])
     looked = Looked(
-        held,
-        text_bytes,
-        0.0,
-        TOKEN_TEXT_BYTES * found_lengths,
-        found_lengths.astype(float),
-        weights,
+        held=held,
+        text_bytes=text_bytes,
+        error=0.0,
+        sizes=TOKEN_TEXT_BYTES * lengths,
+        tokens=lengths.astype(float),
+        weights=np.full(len(lengths), scale),
+        supervised=any(look.is_supervised for look in looks),
+        read_s=(sampling.read_seconds - before) * scale,
     )
-    looked = looked._replace(read_s=read_s, supervised=supervised)
-    return looked._replace(
-        error=0.0 if all_read else looked.all_tokens * _error_of_ratio(n_read, looked_at)
-    )
+    error = 0.0 if is_all_read else looked.all_tokens * _error_of_ratio(read_bytes, looked_at)
+    return looked._replace(error=error)
+
+
+def _read_tokens(
+    sampling: Sampling, settings: DocumentKeys, vocabulary: Vocabulary, piece: int, room: int
+) -> _TokenPiece:
+    """Return the ids of a split, or of its start unless the mode is precise.
+
+    Args:
+        sampling: The files.
+        settings: `[documents]` in the recipe.
+        vocabulary: The vocabulary of the tokenizer.
+        piece: Number of the split.
+        room: Number of documents at which reading stops.
+    """
+    source, tally = sampling.source, sampling.tally
+    split = source.pieces.at(np.array([piece]))
+    stored = max(1, int(split.bytes[0]))
+    parts = _ALL if sampling.precise else _parts_of_begin(stored)
+    position = position_of(*source.formats[int(split.file[0])])
+    if position == "stream":  # at least one step of a compressed file
+        parts = max(parts, -(-_ALL // -(-stored // source.step_bytes)))
+    (part,) = source.slices_of(piece, 0, 0, parts, _ALL)
+    ids = used = looked_at = bad = 0
+    lengths, is_supervised = list[np.ndarray](), False
+    fields = Fields.of(source.source) if settings.loss_spans == "use" else None
+    for batch in sampling.clock.steps("read", read(part, source.source.text_key, fields=fields)):
+        if batch.tokens is None or used >= room:
+            continue
+        positions = batch.positions.tolist()
+        ids, used = ids + len(batch.tokens.ids), used + len(positions)
+        taken = take_tokens(batch.tokens, settings, vocabulary)
+        lengths.append(np.diff(taken.offsets))
+        if batch.token_weights is not None:
+            # A change of the weight inside a document limits what is trained.
+            lengths_in_batch = np.diff(batch.tokens.offsets)
+            document = np.repeat(np.arange(len(lengths_in_batch)), lengths_in_batch)
+            is_change = np.diff(batch.token_weights) != 0
+            is_supervised |= bool((is_change & (np.diff(document) == 0)).any())
+        rejects = [Reject(0, positions[i], reason, detail) for i, reason, detail in taken.rejected]
+        count = len(positions) + len(batch.rejects)
+        looked_at += count
+        bad += tally.count(count, [*batch.rejects, *rejects], part.path)
+    tally.add_unit(looked_at, bad, looked_at, bad)
+    is_whole = used < room and parts == _ALL
+    held = held_by(source, [piece]) if is_whole else _held_by_tokens(source, piece, part, ids)
+    in_lines = position in ("byte", "stream")
+    return _TokenPiece(held, ids, lengths, used, is_whole, is_supervised, in_lines)
 
 
 def _held_by_tokens(source: PlannedSource, piece: int, part: Slice, tokens: int) -> float:
