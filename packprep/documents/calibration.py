@@ -9,7 +9,7 @@ have shares, the sample grows until their tokens are known well enough (`precise
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from packprep.clock import Clock
 from packprep.conversations.supervision import Conversation
 from packprep.conversations.training import tokenize_supervised
 from packprep.documents.sample import (
-    Count,
     Looked,
     Place,
     Sampling,
@@ -127,15 +126,14 @@ def calibrate(
     tables = [i for i in source.files.piece_bytes if position_of(*source.formats[i]) == "number"]
     # These sizes were recorded by an earlier sample.
     source.files.forget({i: source.files.piece_bytes[i] for i in tables})
-    clock, counted, notes = Clock(), list[int](), SampleNotes()
-    count = _counter(engine, vocabulary, settings, clock, counted, notes)
+    clock, notes, tally = Clock(), SampleNotes(), Tally()
+    counter = _TokenCounter(engine, vocabulary, settings, clock, notes)
     if supervise is not None:
         supervise = _warmed(supervise, clock)
     ratios: dict[str, int] = {}
-    seen: list[Looked] = []
-    tally = Tally()
+    looks: list[Looked] = []
     for name, (format, compression), pieces, key in _kinds(source):
-        sampling = Sampling(source, pieces, key, supervise, count, precise, clock, Tally())
+        sampling = Sampling(source, pieces, key, supervise, counter.count, precise, clock, Tally())
         if FORMATS[format].holds == "tokens":
             looked = look_at_tokens(sampling, settings, vocabulary)
         elif (position := position_of(format, compression)) == "byte":
@@ -143,41 +141,47 @@ def calibrate(
         else:
             looked = look_at_pieces(sampling, compressed=position == "stream", whole=precise)
         tally.join(sampling.tally, float(looked.weights.sum()))
-        ratio = (
-            round(1024 * looked.text_bytes / looked.held)
-            if looked.held and looked.text_bytes
-            else 1024
-        )
+        is_known = looked.held and looked.text_bytes
+        ratio = round(1024 * looked.text_bytes / looked.held) if is_known else 1024
         ratios[name] = min(max(ratio, 1), highest_ratio(source))
-        seen.append(looked)
-    text_bytes, documents = (
-        sum(look.text_bytes for look in seen),
-        sum(float(look.weights.sum()) for look in seen),
-    )
-    tokens = sum(look.all_tokens for look in seen)
-    as_planned = sum(
-        look.held * ratio / 1024 for look, ratio in zip(seen, ratios.values(), strict=True)
+        looks.append(looked)
+    token_s = clock.seconds.get("tokenize", 0.0) / max(1, counter.tokens)
+    return replace(_estimates(ratios, looks, token_s), tally=tally, notes=notes)
+
+
+def _estimates(ratios: dict[str, int], looks: Sequence[Looked], token_s: float) -> Estimates:
+    """Return the estimates from the samples of all kinds of a source's files.
+
+    Args:
+        ratios: Text bytes per 1024 bytes of the splits of each kind.
+        looks: The sample of each kind.
+        token_s: Seconds on one core to make a token.
+    """
+    text_bytes = sum(look.text_bytes for look in looks)
+    documents = sum(float(look.weights.sum()) for look in looks)
+    tokens = sum(look.all_tokens for look in looks)
+    # The plan predicts the text bytes by the rounded ratios, so rates refer to these.
+    planned_bytes = sum(
+        look.held * ratio / 1024 for look, ratio in zip(looks, ratios.values(), strict=True)
     )
     sizes, lengths, weights = (
-        np.concatenate([np.zeros(0), *(getattr(look, name) for look in seen)])
+        np.concatenate([np.zeros(0), *(getattr(look, name) for look in looks)])
         for name in ("sizes", "tokens", "weights")
     )
-    filled = np.rint(lengths) > 0
-    tokenize_s = tokens * clock.seconds.get("tokenize", 0.0) / max(1, sum(counted))
+    lengths = np.rint(lengths)
+    is_filled = lengths > 0
     return Estimates(
-        ratios,
-        tokens / as_planned if tokens and as_planned else 1.0,
-        text_bytes / documents if documents else 0.0,
-        any(look.supervised for look in seen),
-        any(look.chat for look in seen),
-        math.sqrt(sum(look.error**2 for look in seen)) / tokens if tokens else 0.0,
-        np.rint(lengths[filled]).astype(np.int64),
-        weights[filled],
-        sizes[filled].astype(np.int64),
-        sum(look.read_s for look in seen) / max(1.0, as_planned),
-        tokenize_s / max(1.0, as_planned),
-        tally,
-        notes,
+        ratios=ratios,
+        tokens_per_byte=tokens / planned_bytes if tokens and planned_bytes else 1.0,
+        document_bytes=text_bytes / documents if documents else 0.0,
+        supervised=any(look.supervised for look in looks),
+        chat=any(look.chat for look in looks),
+        sampling_error=math.sqrt(sum(look.error**2 for look in looks)) / tokens if tokens else 0.0,
+        lengths=lengths[is_filled].astype(np.int64),
+        length_weights=weights[is_filled],
+        sizes=sizes[is_filled].astype(np.int64),
+        read_s_per_byte=sum(look.read_s for look in looks) / max(1.0, planned_bytes),
+        tokenize_s_per_byte=tokens * token_s / max(1.0, planned_bytes),
     )
 
 
@@ -235,83 +239,111 @@ def _warmed(supervise: Supervise, clock: Clock) -> Supervise:
     return timed
 
 
-def _counter(
-    engine: Engine,
-    vocabulary: Vocabulary,
-    settings: DocumentKeys,
-    clock: Clock,
-    counted: list[int],
-    notes: SampleNotes,
-) -> Count:
-    """Return a function that counts the tokens of sampled documents, float64[n].
+class _Windows(NamedTuple):
+    """The texts to tokenize for some sampled documents."""
 
-    For long documents, it scales the tokens of a window around the position. A conversation that is
-    sampled at several consecutive positions is tokenized once, because it may have many spans.
+    texts: list[str]
+    conversations: dict[int, Conversation]  # by number of the text
+    number: np.ndarray  # int64[n]: text of each document; -1 for the last one of the previous call
+    scale: np.ndarray  # float64[n]: size of each document relative to its text
+    slots: np.ndarray  # float64[n]: slots of media beyond one token per medium
 
-    Args:
-        engine: The engine of the tokenizer.
-        vocabulary: The vocabulary of the tokenizer.
-        settings: `[documents]` in the recipe.
-        clock: Receives the seconds of the stage "tokenize".
-        counted: Receives the number of tokens of each call.
-        notes: Receives the problems that the texts show.
+
+def _window_of(place: Place) -> tuple[str, Conversation | None]:
+    """Return the text to tokenize for a sampled document, and what it trains.
+
+    For a long document, that is a window around the position, and only its tokens are counted.
     """
-    special_text = settings.special_text
-    # The last conversation of the previous call. `last_tokens` is its number of tokens.
-    last: Any = None
-    last_tokens = 0
+    text, conversation, position = place
+    if position >= 0 and len(text) > 2 * TOKENIZED_CHARACTERS:
+        begin = int(position * (len(text) - TOKENIZED_CHARACTERS))
+        window = text[begin : begin + TOKENIZED_CHARACTERS]
+        is_chat = conversation is not None and conversation.chat
+        return window, Conversation(window, (), chat=True) if is_chat else None
+    return text, conversation
 
-    def count(places: Sequence[Place]) -> np.ndarray:
-        nonlocal last, last_tokens
-        windows: list[str] = []
-        conversations: dict[int, Conversation] = {}
-        parts, slots, number = (
-            np.ones(len(places)),
-            np.zeros(len(places)),
-            np.zeros(len(places), np.int64),
-        )
-        # Maps a conversation to the number of its window, if the window is its whole text.
-        whole = {id(last): -1}
-        for i, (text, conversation, at) in enumerate(places):
-            number[i], window, own = len(windows), text, conversation
-            if conversation is not None:
-                slots[i] = conversation.slots - len(conversation.places)
-            if at >= 0 and len(text) > 2 * TOKENIZED_CHARACTERS:
-                begin = int(at * (len(text) - TOKENIZED_CHARACTERS))
-                window = text[begin : begin + TOKENIZED_CHARACTERS]
-                parts[i] = len(text) / len(window)
-                # Only the tokens of this window are counted.
-                own = (
-                    Conversation(window, (), chat=True)
-                    if conversation is not None and conversation.chat
-                    else None
-                )
-            elif conversation is not None:
-                number[i] = whole.setdefault(id(conversation), len(windows))
-                if number[i] == len(windows) and conversation.places:
-                    own = replace(
-                        conversation,
-                        places=tuple(one._replace(tokens=1) for one in conversation.places),
-                    )
-            if number[i] == len(windows):
-                if own is not None:
-                    conversations[len(windows)] = own
-                windows.append(window)
-        if not counted and windows:  # The first call of a library takes longer.
-            short = windows[0][:WARM_UP_CHARACTERS]
-            first = {0: Conversation(short, ((0, len(short)),))} if conversations else {}
-            with clock.stage("warm-up"):
-                tokenize_supervised(engine, [short], first, special_text, vocabulary)
-        with clock.stage("tokenize"):
+
+class _TokenCounter:
+    """A function that counts the tokens of sampled documents.
+
+    A conversation that is sampled at several consecutive positions is tokenized once, because it
+    may have many spans. `tokens` is the number of tokens so far.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        vocabulary: Vocabulary,
+        settings: DocumentKeys,
+        clock: Clock,
+        notes: SampleNotes,
+    ):
+        """Create a counter.
+
+        Args:
+            engine: The engine of the tokenizer.
+            vocabulary: The vocabulary of the tokenizer.
+            settings: `[documents]` in the recipe.
+            clock: Receives the seconds of the stage "tokenize".
+            notes: Receives the problems that the texts show.
+        """
+        self.tokens = 0
+        self._engine, self._vocabulary, self._settings = engine, vocabulary, settings
+        self._clock, self._notes, self._is_warm = clock, notes, False
+        # The last conversation of the previous call and its number of tokens.
+        self._last: Any = None
+        self._last_tokens = 0
+
+    def count(self, places: Sequence[Place]) -> np.ndarray:
+        """Return the number of tokens of each sampled document, float64[n].
+
+        For long documents, it scales the tokens of a window around the position.
+        """
+        windows, special_text = self._windows(places), self._settings.special_text
+        if not self._is_warm and windows.texts:  # The first call of a library takes longer.
+            short = windows.texts[0][:WARM_UP_CHARACTERS]
+            first = {0: Conversation(short, ((0, len(short)),))} if windows.conversations else {}
+            with self._clock.stage("warm-up"):
+                tokenize_supervised(self._engine, [short], first, special_text, self._vocabulary)
+        self._is_warm = True
+        with self._clock.stage("tokenize"):
             tokens, trained = tokenize_supervised(
-                engine, windows, conversations, special_text, vocabulary, math.inf
+                self._engine,
+                windows.texts,
+                windows.conversations,
+                special_text,
+                self._vocabulary,
+                math.inf,
             )
-        notes.add(tokens, trained, conversations, settings, vocabulary)
-        counted.append(len(tokens.ids))
-        found = np.append(np.diff(tokens.offsets), last_tokens)[number]
+        self._notes.add(tokens, trained, windows.conversations, self._settings, self._vocabulary)
+        self.tokens += len(tokens.ids)
+        counts = np.append(np.diff(tokens.offsets), self._last_tokens)[windows.number]
         if len(places):
-            last = places[-1].conversation if id(places[-1].conversation) in whole else None
-            last_tokens = int(found[-1])
-        return found * parts + slots
+            # Only a conversation that was tokenized whole has tokens that a next call can use.
+            is_whole = windows.scale[-1] == 1.0
+            self._last = places[-1].conversation if is_whole else None
+            self._last_tokens = int(counts[-1])
+        return counts * windows.scale + windows.slots
 
-    return count
+    def _windows(self, places: Sequence[Place]) -> _Windows:
+        texts: list[str] = []
+        conversations: dict[int, Conversation] = {}
+        number = np.zeros(len(places), np.int64)
+        scale, slots = np.ones(len(places)), np.zeros(len(places))
+        # Maps a conversation to the number of its text, if that is whole.
+        numbers = {id(self._last): -1}
+        for i, place in enumerate(places):
+            text, conversation = _window_of(place)
+            number[i] = len(texts)
+            if text:
+                scale[i] = len(place.text) / len(text)
+            if place.conversation is not None:
+                slots[i] = place.conversation.slots - len(place.conversation.places)
+                if text is place.text:
+                    number[i] = numbers.setdefault(id(place.conversation), len(texts))
+            if number[i] == len(texts):
+                if conversation is not None:
+                    media = tuple(medium._replace(tokens=1) for medium in conversation.places)
+                    conversations[len(texts)] = replace(conversation, places=media)
+                texts.append(text)
+        return _Windows(texts, conversations, number, scale, slots)
