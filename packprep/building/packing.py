@@ -9,6 +9,7 @@ fit both best (`pack_sides`).
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from packprep.kernel import bits64_of_keys, kernel, leading_zeros
 from packprep.objectives.objective import Task
 from packprep.randomness import ROW_ORDER, SEGMENT_ORDER
 from packprep.recipe import Recipe
+
+FIRST, _, ROWS, _, BELOW = range(5)
+"""Columns of a run of rows: first row, step ±1, rows, segments per row, and the run below it."""
 
 
 @kernel(inline=True)
@@ -32,6 +36,22 @@ def _highest(bits, most):
         block -= 1
         word = bits[block]
     return np.int64(block << 6) + np.int64(63) - np.int64(leading_zeros(word))
+
+
+@kernel(inline=True)
+def _push(runs, top, filled, run, fill):
+    """Put a run on top of the stack of its fill."""
+    runs[run, BELOW] = top[fill]
+    top[fill] = run
+    filled[fill >> 6] |= np.uint64(1) << np.uint64(fill & 63)
+
+
+@kernel(inline=True)
+def _pop(runs, top, filled, fill):
+    """Take the run on top of the stack of a fill."""
+    top[fill] = runs[top[fill], BELOW]
+    if top[fill] < 0:
+        filled[fill >> 6] &= ~(np.uint64(1) << np.uint64(fill & 63))
 
 
 @kernel
@@ -55,117 +75,68 @@ def assign(counts, capacity, max_segments):
         max_segments: Maximum segments per row; 0 for no limit.
     """
     placements, placed = np.empty((1024, 5), np.int64), np.int64(0)
-    size = np.int64(1024)
-    first, step, rows, segments, below = (
-        np.empty(size, np.int64),
-        np.empty(size, np.int64),
-        np.empty(size, np.int64),
-        np.empty(size, np.int64),
-        np.empty(size, np.int64),
-    )
-    free, used = np.int64(-1), np.int64(0)
+    runs, used = np.empty_like(placements), np.int64(0)
+    unused = np.int64(-1)  # The first emptied run. BELOW leads to the next.
     top = np.full(capacity + 1, -1, np.int64)  # run on top of each fill's stack
     filled = np.zeros((capacity >> 6) + 1, np.uint64)  # bit set of the fills that have rows
-    n_rows = np.int64(0)
+    # A row of `capacity` segments is full.
+    n_rows, limit = np.int64(0), max_segments or capacity
     for length in range(capacity, 0, -1):
-        left = counts[length]
-        fill = capacity - length
+        left, fill = counts[length], capacity - length
         while left > 0:
+            # Take the run on top of the fullest rows, or as many new rows as needed.
             fill = _highest(filled, fill)
-            # Take the run on top, or new rows.
+            run, row, step, rows, in_row = np.int64(-1), n_rows, 1, left, 0
             if fill > 0:
                 run = top[fill]
-                n, many = rows[run], segments[run]
-                row_at, direction = first[run], step[run]
-            else:
-                run, many, direction, row_at = np.int64(-1), np.int64(0), np.int64(1), n_rows
-                n = left  # There are as many new rows as needed.
-            each = (capacity - fill) // length
-            if max_segments > 0:
-                each = min(each, max_segments - many)
-            full = min(n, left // each)
-            left -= full * each
+                row, step, rows, in_row, _ = runs[run]
+            each = min((capacity - fill) // length, limit - in_row)
             # Place the full rows of `each` documents, then one row with the remaining documents.
-            for part in range(2):
-                if part == 0:
-                    moved, docs = full, each
-                elif left > 0 and full < n:
-                    moved, docs = np.int64(1), left
-                    left = np.int64(0)
-                else:
-                    continue
-                if moved == 0:
-                    continue
-                if placed == placements.shape[0]:
-                    placements = _grow_rows(placements)
-                of_rows = placements[placed]
-                of_rows[0], of_rows[1], of_rows[2], of_rows[3], of_rows[4] = (
-                    row_at,
-                    direction,
-                    moved,
-                    docs,
-                    fill,
-                )
+            while min(left, rows) > 0:
+                documents = min(each, left)
+                moved = min(rows, left // documents)
+                placements = _with_row(placements, placed)
+                _write_row(placements, placed, (row, step, moved, documents, fill))
                 placed += 1
-                row_at += moved * direction
-                n -= moved
-                if run < 0:
-                    n_rows += moved
-                else:
-                    rows[run], first[run] = n, row_at
-                if max_segments > 0 and many + docs >= max_segments:
-                    continue  # The rows have the maximum number of segments.
-                new_fill = fill + docs * length
-                if new_fill >= capacity:
+                left, rows = left - moved * documents, rows - moved
+                row += moved * step
+                # Rows that cannot take another segment are in no stack.
+                new_fill, new_in_row = fill + documents * length, in_row + documents
+                if new_fill >= capacity or new_in_row >= limit:
                     continue
-                if free >= 0:
-                    new = free
-                    free = below[new]
+                if unused >= 0:
+                    new, unused = unused, runs[unused, BELOW]
                 else:
-                    if used == size:
-                        size *= 2
-                        first, step, rows, segments, below = (
-                            _grow(first),
-                            _grow(step),
-                            _grow(rows),
-                            _grow(segments),
-                            _grow(below),
-                        )
-                    new = used
-                    used += 1
+                    runs, new, used = _with_row(runs, used), used, used + 1
                 # The row that was placed last is on top.
-                first[new] = row_at - direction
-                step[new] = -direction
-                rows[new] = moved
-                segments[new] = many + docs
-                below[new] = top[new_fill]
-                top[new_fill] = new
-                filled[new_fill >> 6] |= np.uint64(1) << np.uint64(new_fill & 63)
-            if run >= 0 and rows[run] == 0:
+                _write_row(runs, new, (row - step, -step, moved, new_in_row, np.int64(-1)))
+                _push(runs, top, filled, new, new_fill)
+            if run < 0:
+                n_rows = row
+                continue
+            runs[run, FIRST], runs[run, ROWS] = row, rows
+            if rows == 0:
                 # No rows are pushed above this run, because its fill is the one being emptied.
-                top[fill] = below[run]
-                if top[fill] < 0:
-                    filled[fill >> 6] &= ~(np.uint64(1) << np.uint64(fill & 63))
-                below[run] = free
-                free = run
+                _pop(runs, top, filled, fill)
+                runs[run, BELOW], unused = unused, run
     return placements[:placed]
 
 
 @kernel(inline=True)
-def _grow(array):
-    """Return a copy of the int64 array with twice the capacity.
-
-    A loop copies the values, because a slice assignment takes seconds to compile.
-    """
-    grown = np.empty(2 * array.shape[0], np.int64)
-    for i in range(array.shape[0]):
-        grown[i] = array[i]
-    return grown
+def _write_row(array, i, values):
+    """Write five values to row i of the array, int64[n, 5]."""
+    for column in range(5):
+        array[i, column] = values[column]
 
 
 @kernel(inline=True)
-def _grow_rows(array):
-    """Return a copy of the array, int64[n, k], with twice the rows."""
+def _with_row(array, row):
+    """Return the array, int64[n, k], or a copy with twice the rows if it has no such row.
+
+    A loop copies the values, because a slice assignment takes seconds to compile.
+    """
+    if row < array.shape[0]:
+        return array
     grown = np.empty((2 * array.shape[0], array.shape[1]), np.int64)
     for i in range(array.shape[0]):
         for j in range(array.shape[1]):
@@ -190,29 +161,29 @@ def _fill_rows(placements, counts, lengths, places, row, offset):
         row: int64[n]: receives the rows.
         offset: int64[n]: receives the offsets.
     """
-    at = np.int64(0)
-    begin = np.empty(counts.shape[0], np.int64)  # index of the next place of each length
-    for length in range(counts.shape[0] - 1, -1, -1):
-        begin[length] = at
-        at += counts[length]
-    at, now, end = np.int64(0), np.int64(counts.shape[0]), np.int64(0)
+    place = np.int64(0)
+    next_place = np.empty(counts.shape[0], np.int64)  # index of the next place of each length
+    for n in range(counts.shape[0] - 1, -1, -1):
+        next_place[n] = place
+        place += counts[n]
+    place, end, length = np.int64(0), np.int64(0), np.int64(counts.shape[0])
     for p in range(placements.shape[0]):
-        while at == end:
-            now -= 1
-            end += counts[now]
+        while place == end:
+            length -= 1
+            end += counts[length]
         r, step, rows, each, fill = placements[p]
         for _ in range(rows):
-            place = np.uint64(r << 32 | fill)
+            row_and_offset = np.uint64(r << 32 | fill)
             for _ in range(each):
-                places[at] = place
-                place += np.uint64(now)
-                at += 1
+                places[place] = row_and_offset
+                row_and_offset += np.uint64(length)
+                place += 1
             r += step
     for i in range(lengths.shape[0]):
-        mine = begin[lengths[i]]
-        begin[lengths[i]] = mine + 1
-        row[i] = np.int64(places[mine] >> np.uint64(32))
-        offset[i] = np.int64(places[mine] & np.uint64(0xFFFFFFFF))
+        place = next_place[lengths[i]]
+        next_place[lengths[i]] = place + 1
+        row[i] = np.int64(places[place] >> np.uint64(32))
+        offset[i] = np.int64(places[place] & np.uint64(0xFFFFFFFF))
 
 
 @kernel
@@ -257,8 +228,76 @@ def _next_fit(lengths, capacity, max_segments, row, offset):
         many += 1
 
 
+class _Remaining(NamedTuple):
+    """The segments that are in no row, by their part of each of the two sequences.
+
+    Each part size of a sequence has a list of segments, sorted by the other part. Segments that the
+    other sequence's list supplied stay between `head` and `end`.
+    """
+
+    parts: np.ndarray  # int64[2, n]: slots of each segment in each sequence
+    # int64[2, n]: for each sequence, the segments sorted by their part of it, then by the other
+    listed: np.ndarray
+    head: np.ndarray  # int64[2, …]: index in `listed` of each list's first remaining segment
+    end: np.ndarray  # int64[2, …]: index in `listed` after each list
+
+
+@kernel(inline=True)
+def _smallest_other_parts(remaining, room):
+    """Return the tournament trees of both sequences, int64[2, 2 · leaves].
+
+    A leaf has the smallest other part among the segments of one part size, or `leaves` without
+    such segments, which is more than any number of free slots.
+    """
+    leaves = np.int64(1)
+    while leaves <= max(room[0], room[1]):
+        leaves *= 2
+    least = np.full((2, 2 * leaves), leaves, np.int64)
+    for side in range(2):
+        for v in range(room[side] + 1):
+            first = remaining.head[side, v]
+            if first < remaining.end[side, v]:
+                least[side, leaves + v] = remaining.parts[1 - side, remaining.listed[side, first]]
+        for node in range(leaves - 1, 0, -1):
+            least[side, node] = min(least[side, 2 * node], least[side, 2 * node + 1])
+    return least
+
+
+@kernel(inline=True)
+def _update(least, side, node):
+    """Compute the nodes of a tournament tree above `node` from their children."""
+    while node > 1:
+        node >>= 1
+        least[side, node] = min(least[side, 2 * node], least[side, 2 * node + 1])
+
+
+@kernel(inline=True)
+def _largest_fitting(least, side, part, other):
+    """Return the largest part size ≤ `part` of a segment whose other part is ≤ `other`, or -1.
+
+    Args:
+        least: int64[2, 2 · leaves]: tournament tree of each sequence over part sizes, of the
+            smallest other part among the remaining segments.
+        side: The sequence of `part`.
+        part: Maximum part of this sequence.
+        other: Maximum part of the other sequence.
+    """
+    leaves = least.shape[1] // 2
+    node = leaves + part
+    # Climb until a subtree to the left has a segment that fits, then enter it.
+    if least[side, node] > other:
+        while node > 1 and (node & 1 == 0 or least[side, node - 1] > other):
+            node >>= 1
+        if node <= 1:
+            return np.int64(-1)
+        node -= 1
+    while node < leaves:
+        node = 2 * node + 1 if least[side, 2 * node + 1] <= other else 2 * node
+    return node - leaves
+
+
 @kernel
-def _pack_sides(order, parts, room, spare, listed, head, end, max_segments, row):
+def _pack_sides(order, remaining, room, spare, max_segments, row):
     """Fill rows of two sequences, one after another, as described in `pack_sides`.
 
     For each sequence, a tournament tree over part sizes v has the smallest part of the other
@@ -267,73 +306,50 @@ def _pack_sides(order, parts, room, spare, listed, head, end, max_segments, row)
 
     Args:
         order: int64[n]: the segments in the order that they start rows.
-        parts: int64[2, n]: slots of each segment in each sequence.
+        remaining: The segments as `_Remaining`. `head` is overwritten.
         room: int64[2]: slots of each sequence in a row.
         spare: int64[2]: slots of each sequence that are expected to stay empty.
-        listed: int64[2, n]: for each sequence, the segments sorted by their part of it, then by the
-            other part.
-        head: int64[2, …]: for each sequence and part size, index in `listed` of the first remaining
-            segment. Overwritten.
-        end: int64[2, …]: index after the last such segment. Segments that the other sequence's list
-            supplied stay between `head` and `end`.
         max_segments: Maximum segments per row.
         row: int64[n]: receives the row of each segment.
 
     Returns:
         The number of rows.
     """
-    n, leaves = order.shape[0], np.int64(1)
-    while leaves <= max(room[0], room[1]):
-        leaves *= 2
-    none = leaves  # This is more than any number of free slots.
-    least = np.full((2, 2 * leaves), none, np.int64)
-    for side in range(2):
-        for v in range(room[side] + 1):
-            if head[side, v] < end[side, v]:
-                least[side, leaves + v] = parts[1 - side, listed[side, head[side, v]]]
-        for node in range(leaves - 1, 0, -1):
-            least[side, node] = min(least[side, 2 * node], least[side, 2 * node + 1])
+    parts, listed, head, end = remaining.parts, remaining.listed, remaining.head, remaining.end
+    n, least = order.shape[0], _smallest_other_parts(remaining, room)
+    leaves = least.shape[1] // 2
     placed = np.zeros(n, np.bool_)
     free = np.zeros(2, np.int64)
-    rows, count, turn = np.int64(0), np.int64(0), np.int64(0)
+    rows, in_row, turn = np.int64(0), np.int64(0), np.int64(0)
     for _ in range(n):
-        found = np.int64(-1)
-        if rows > 0 and count < max_segments:
+        # Fill the sequence that has the larger unfilled fraction.
+        segment = np.int64(-1)
+        if rows > 0 and in_row < max_segments:
             side = 0 if (free[0] - spare[0]) * room[1] > (free[1] - spare[1]) * room[0] else 1
-            other, node = free[1 - side], leaves + free[side]
-            # Climb until a subtree to the left has a segment that fits, then enter it.
-            if least[side, node] > other:
-                while node > 1 and (node & 1 == 0 or least[side, node - 1] > other):
-                    node >>= 1
-                node -= node > 1
-            if node > 1:
-                while node < leaves:
-                    node = 2 * node + 1 if least[side, 2 * node + 1] <= other else 2 * node
-                found = listed[side, head[side, node - leaves]]
-        if found < 0:
+            part = _largest_fitting(least, side, free[side], free[1 - side])
+            if part >= 0:
+                segment = listed[side, head[side, part]]
+        # Start a row with the largest remaining segment if none fits.
+        if segment < 0:
             while placed[order[turn]]:
                 turn += 1
-            found = order[turn]
+            segment = order[turn]
             free[0], free[1] = room[0], room[1]
-            rows, count = rows + 1, np.int64(0)
-        row[found], placed[found] = rows - 1, True
-        count += 1
+            rows, in_row = rows + 1, np.int64(0)
+        row[segment], placed[segment] = rows - 1, True
+        in_row += 1
+        # Take the segment out of both lists. Only the heads of lists are in the trees.
         for side in range(2):
-            v = parts[side, found]
+            v = parts[side, segment]
             free[side] -= v
-            if listed[side, head[side, v]] != found:
+            if listed[side, head[side, v]] != segment:
                 continue
             while head[side, v] < end[side, v] and placed[listed[side, head[side, v]]]:
                 head[side, v] += 1
-            node = leaves + v
-            least[side, node] = (
-                parts[1 - side, listed[side, head[side, v]]]
-                if head[side, v] < end[side, v]
-                else none
-            )
-            while node > 1:
-                node >>= 1
-                least[side, node] = min(least[side, 2 * node], least[side, 2 * node + 1])
+            least[side, leaves + v] = leaves
+            if head[side, v] < end[side, v]:
+                least[side, leaves + v] = parts[1 - side, listed[side, head[side, v]]]
+            _update(least, side, leaves + v)
     return rows
 
 
@@ -356,26 +372,20 @@ def pack_sides(
         sides: Slots of inputs and of targets per row.
         max_segments: Maximum segments per row.
     """
-    row, parts, room = (
-        np.empty(len(inputs), np.int64),
-        np.stack((inputs, targets)),
-        np.array(sides, np.int64),
-    )
+    row, room = np.empty(len(inputs), np.int64), np.array(sides, np.int64)
     if not len(row):
         return row
+    parts = np.stack((inputs, targets))
     order = np.argsort(-np.maximum(inputs * room[1], targets * room[0]), kind="stable")
     listed = np.stack((np.lexsort((targets, inputs)), np.lexsort((inputs, targets))))
     counts = np.stack([np.bincount(part, minlength=int(room.max()) + 1) for part in parts])
-    end, needed, spare = (
-        np.cumsum(counts, axis=1),
-        parts.sum(axis=1).tolist(),
-        np.zeros(2, np.int64),
-    )
+    end = np.cumsum(counts, axis=1)
+    needed, spare = parts.sum(axis=1).tolist(), np.zeros(2, np.int64)
     tighter = 0 if needed[0] * sides[1] >= needed[1] * sides[0] else 1
-    spare[1 - tighter] = (
-        sides[1 - tighter] - needed[1 - tighter] * sides[tighter] // needed[tighter]
-    )
-    _pack_sides(order, parts, room, spare, listed, end - counts, end, max_segments, row)
+    other = 1 - tighter
+    spare[other] = sides[other] - needed[other] * sides[tighter] // needed[tighter]
+    remaining = _Remaining(parts, listed, end - counts, end)
+    _pack_sides(order, remaining, room, spare, max_segments, row)
     return row
 
 
