@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -214,6 +214,23 @@ def _converted(encoding: str, path: str) -> str:
     return f"iconv -f {encoding} -t UTF-8 {path} > {os.path.join(folder, f'utf8-{name}')}"
 
 
+class _Look(NamedTuple):
+    """A file that is inspected, and the settings of its source."""
+
+    source: Source
+    messages: bool  # whether documents may contain messages instead of a text
+    template: str  # the chat template of the messages
+    kinds: tuple[str, ...]  # names of the media kinds
+    path: str  # path or URL of the file
+    settings: dict[str, str]  # receives the recipe keys that the advice recommends
+    beyond: "_Beyond"  # counts documents with fields that extend beyond their text
+
+    @property
+    def fields(self) -> Fields:
+        """Return the keys of the source's documents."""
+        return Fields.of(self.source)
+
+
 def first_look(
     source: Source, files: Files, messages: bool, template: str = "", kinds: tuple[str, ...] = ()
 ) -> None:
@@ -236,13 +253,13 @@ def first_look(
     first, mistaken, beyond = None, 0, _Beyond()
     looked_at = list(dict.fromkeys(chosen.tolist()))
     for i in looked_at:
-        settings: dict[str, str] = {}
-        found = _mistake(source, files, i, messages, settings, template, kinds, beyond)
-        if not found and is_url(files.root):
+        path, settings = os.path.join(files.root, files.names[i]), dict[str, str]()
+        look = _Look(source, messages, template, kinds, path, settings, beyond)
+        mistake = _mistake(look, files, i)
+        if not mistake and is_url(files.root):
             return beyond.report(source.name)  # One file is enough, because each needs requests.
-        if found:
-            message = f"{os.path.join(files.root, files.names[i])}: {found}"
-            first, mistaken = first or (message, settings), mistaken + 1
+        if mistake:
+            first, mistaken = first or (f"{path}: {mistake}", settings), mistaken + 1
     if first and mistaken == len(looked_at):
         raise SourceError(f"source {source.name!r}: {first[0]}", first[1])
     beyond.report(source.name)
@@ -254,31 +271,11 @@ def first_look(
         )
 
 
-def _mistake(
-    source: Source,
-    files: Files,
-    i: int,
-    messages: bool,
-    settings: dict[str, str],
-    template: str,
-    kinds: tuple[str, ...],
-    beyond: "_Beyond",
-) -> str:
-    """Return a description of a file's mistake and the remedy, or an empty string.
-
-    Args:
-        source: The source's settings in the recipe.
-        files: The files of the source.
-        i: Index of the file.
-        messages: Whether documents may contain messages instead of a text.
-        settings: Receives the recipe keys that the advice recommends.
-        template: The chat template of the messages.
-        kinds: Names of the media kinds.
-        beyond: Counts documents, as in `_mistake_beside_texts`.
-    """
+def _mistake(look: _Look, files: Files, i: int) -> str:
+    """Return a description of the mistake of file i and the remedy, or an empty string."""
     format, compression = files.formats[i]
     is_text = FORMATS[format].position == "whole"
-    path = os.path.join(files.root, files.names[i])
+    path = look.path
     if not (is_text or FORMATS[format].json):
         return ""  # The file's reader reports a missing column.
     begin, whole = begin_of(path, int(files.sizes[i]), compression, has_lines=not is_text)
@@ -288,7 +285,7 @@ def _mistake(
     if kind:
         return f"it is read as {format}, but it is {kind}"
     if is_text:
-        if source.format == "auto" and files.names[i].lower().endswith(_TABLES):
+        if look.source.format == "auto" and files.names[i].lower().endswith(_TABLES):
             return (
                 "a table would be read as one document with all its rows\n"
                 'hint: write it as JSONL or Parquet, or set format = "text" to read it as one'
@@ -298,8 +295,8 @@ def _mistake(
             codecs.getincrementaldecoder("utf-8")().decode(begin, whole)
         except UnicodeDecodeError:
             return f"it is not UTF-8\nhint: {advice_on('invalid_utf8', path, begin)}"
-        if source.format == "auto" and _are_objects(begin.removeprefix(BOM), whole):
-            settings["format"] = "jsonl"
+        if look.source.format == "auto" and _are_objects(begin.removeprefix(BOM), whole):
+            look.settings["format"] = "jsonl"
             return (
                 "its lines are JSON objects, and would be read as one document with braces and"
                 " keys\n"
@@ -308,13 +305,11 @@ def _mistake(
             )
         return ""
     lines = begin.removeprefix(BOM).lstrip()
-    if found := _mistake_of_line_ends(lines):
-        return found
+    if mistake := _mistake_of_line_ends(lines):
+        return mistake
     if FORMATS[format].holds == "tokens":
-        return _mistake_of_token_lines(source, lines, whole, path, settings)
-    return _mistake_of_lines(
-        source, lines, whole, messages, path, settings, template, kinds, beyond
-    )
+        return _mistake_of_token_lines(look, lines, whole)
+    return _mistake_of_lines(look, lines, whole)
 
 
 def _are_objects(begin: bytes, whole: bool) -> bool:
@@ -487,18 +482,9 @@ class _Beyond:
             say(f"warning: {found}. Otherwise they {fate}")
 
 
-def _mistake_beside_texts(
-    lines: Sequence[bytes], text_key: str, kinds: tuple[str, ...], path: str, beyond: _Beyond
-) -> str:
-    """Return a description of media that would not be read, or an empty string.
-
-    Args:
-        lines: Complete lines of the file.
-        text_key: Key of the text.
-        kinds: Names of the media kinds.
-        path: Path or URL of the file, for messages.
-        beyond: Counts documents with fields that extend beyond their text.
-    """
+def _mistake_beside_texts(lines: Sequence[bytes], look: _Look) -> str:
+    """Return a description of media in lines that would not be read, or an empty string."""
+    text_key, kinds = look.source.text_key, look.kinds
     beside = LOSS_SPANS.encode(), MEDIA.encode()
     for line in islice((line for line in lines if any(key in line for key in beside)), LINES):
         try:
@@ -516,9 +502,9 @@ def _mistake_beside_texts(
             ):
                 return UNREAD_MEDIA
             if spans:
-                beyond.add(LOSS_SPANS, max(span[1] for span in spans), text, path)
+                look.beyond.add(LOSS_SPANS, max(span[1] for span in spans), text, look.path)
             if media and kinds:
-                beyond.add(MEDIA, max(entry["at"] for entry in media), text, path)
+                look.beyond.add(MEDIA, max(entry["at"] for entry in media), text, look.path)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             continue
     return ""
@@ -539,15 +525,14 @@ def _mistake_of_line_ends(begin: bytes) -> str:
     return ""
 
 
-def _mistake_of_token_lines(
-    source: Source, begin: bytes, whole: bool, path: str, settings: dict[str, str]
-) -> str:
+def _mistake_of_token_lines(look: _Look, begin: bytes, whole: bool) -> str:
     """Return a message about the mistake in lines of token ids, or ""."""
     lines = begin.split(b"\n")
     first: dict[str, Any] = {}
     kinds: Counter[str] = Counter()  # kinds of values found instead of the ids
     looked_at = malformed = 0
-    names = COLUMNS if source.text_key == "text" else (source.text_key,)
+    text_key = look.source.text_key
+    names = COLUMNS if text_key == "text" else (text_key,)
     for line in islice(filter(bytes.strip, lines if whole else lines[:-1]), LINES):
         document, is_counted = _object_of(line)
         looked_at += is_counted
@@ -562,20 +547,20 @@ def _mistake_of_token_lines(
     if looked_at and malformed == looked_at:
         return (
             f"none of its first {looked_at} lines is a JSON object\n"
-            f"hint: {advice_on('malformed_json', path, begin)}"
+            f"hint: {advice_on('malformed_json', look.path, begin)}"
         )
     wanted = " or ".join(map(repr, names))
     if kinds.total():
         return (
             f"in its first {looked_at} documents the value of {wanted} is {' or '.join(+kinds)},"
-            " not a list of token ids\n"
-            'hint: set text_key (--text-key) to the key that holds them, or format = "auto" for text'
+            " not a list of token ids\nhint: set text_key (--text-key) to the key that holds them,"
+            ' or format = "auto" for text'
         )
     if not first or malformed:
         return ""
     likely = next((key for key, value in first.items() if _are_ids(key, value)), "")
     if likely:
-        settings["text_key"] = likely
+        look.settings["text_key"] = likely
     example = f", as in text_key = {as_toml(likely)}" if likely else ""
     return (
         f"none of its first {looked_at} documents has the key {wanted}; their keys are:"
@@ -603,115 +588,133 @@ def _are_ids(key: str, value: Any) -> bool:
     return is_list and all(type(entry) is int for entry in value)
 
 
-def _mistake_of_lines(
-    source: Source,
-    begin: bytes,
-    whole: bool,
-    messages: bool,
-    path: str,
-    settings: dict[str, str],
-    template: str,
-    kinds: tuple[str, ...],
-    beyond: _Beyond,
-) -> str:
-    lines, text_key, fields = begin.split(b"\n"), source.text_key, Fields.of(source)
-    beside_texts = text_key, kinds, path, beyond
-    if messages and (
-        beside := _mistake_beside_texts(lines if whole else lines[:-1], *beside_texts)
-    ):
-        return beside
-    first: dict[str, Any] = {}
-    layouts: list[Layout] = []  # layouts of documents that are neither texts nor readable
-    longest: Counter[str] = Counter()
-    others: Counter[str] = Counter()  # kinds of values found instead of a text
-    instead: list[str] = []  # keys found instead of a message's content
-    looked_at = undecodable = malformed = ids = 0
-    for line in islice(lines if whole else lines[:-1], LINES):
-        if not line.strip():
-            continue
+class _LineCounts:
+    """Counts of the first lines of a file, by what they contain instead of a usable text."""
+
+    def __init__(self) -> None:
+        self.looked_at = self.undecodable = self.malformed = 0
+        self.first: dict[str, Any] = {}  # the first document
+        self.layouts: list[Layout] = []  # layouts of documents that are neither texts nor readable
+        self.instead: list[str] = []  # keys found instead of a message's content
+        self.kinds: Counter[str] = Counter()  # kinds of values found instead of a text
+        self.characters: Counter[str] = Counter()  # characters of texts, by key
+        self.ids = 0  # number of token ids
+
+    @property
+    def is_mixed(self) -> bool:
+        """Return whether only some of the lines have a mistake, or there are no lines."""
+        counts = self.undecodable, self.malformed, self.kinds.total(), len(self.instead)
+        return not self.looked_at or any(0 < count < self.looked_at for count in counts)
+
+    def add(self, line: bytes, look: _Look) -> bool:
+        """Count a line, and return whether it is a usable document."""
         try:
             line.decode()
         except UnicodeDecodeError:
-            looked_at, undecodable = looked_at + 1, undecodable + 1
-            continue
+            self.looked_at += 1
+            self.undecodable += 1
+            return False
         document, is_counted = _object_of(line)
-        looked_at += is_counted
+        self.looked_at += is_counted
         if document is None:
-            malformed += is_counted
-            continue
-        first = first or document
+            self.malformed += is_counted
+            return False
+        self.first = self.first or document
+        return self._add_document(document, look)
+
+    def _add_document(self, document: dict[str, Any], look: _Look) -> bool:
+        text_key, fields = look.source.text_key, look.fields
         text, value = field_at(document, text_key), partial(_value, document, text_key)
         layout = fields.layout_of(value, text is not None)
-        has_all = layout and fields.of_layout(layout, None, None, value).record.keys() >= set(
-            layout.needs
-        )
-        if layout and (layout.advice or not messages or not has_all):
-            layouts.append(layout)
-        elif layout:
-            if not (key := _instead_of_content(value(fields.messages_key), template)):
-                return ""
-            instead.append(key)
+        if layout:
+            record = fields.of_layout(layout, None, None, value).record
+            is_complete = record.keys() >= set(layout.needs)
+            if layout.advice or not look.messages or not is_complete:
+                self.layouts.append(layout)
+            elif key := _instead_of_content(value(fields.messages_key), look.template):
+                self.instead.append(key)
+            else:
+                return True
         if text is not None or text_key in document:
             kind = _KINDS_OF_VALUES.get(type(text))
+            if kind is None and (fields.format == "auto" or not look.messages):
+                return True
             if kind is not None:
-                others[kind] += 1
-            elif fields.format == "auto" or not messages:
-                return ""
-        for key, value in _values(document):
-            longest[key] += len(value) if isinstance(value, str) else 0
-            ids += len(value) if key in COLUMNS and _are_ids(key, value) else 0
-    if not looked_at or any(
-        0 < n < looked_at for n in (undecodable, malformed, others.total(), len(instead))
-    ):
+                self.kinds[kind] += 1
+        for key, value_of_key in _values(document):
+            self.characters[key] += len(value_of_key) if isinstance(value_of_key, str) else 0
+            is_ids = key in COLUMNS and _are_ids(key, value_of_key)
+            self.ids += len(value_of_key) if is_ids else 0
+        return False
+
+
+def _mistake_of_lines(look: _Look, begin: bytes, whole: bool) -> str:
+    """Return a message about the mistake in lines of texts or messages, or ""."""
+    lines, text_key = begin.split(b"\n"), look.source.text_key
+    lines = lines if whole else lines[:-1]
+    if look.messages and (mistake := _mistake_beside_texts(lines, look)):
+        return mistake
+    counts = _LineCounts()
+    for line in islice(lines, LINES):
+        if line.strip() and counts.add(line, look):
+            return ""
+    if counts.is_mixed:
         return ""
-    if malformed:
+    in_documents = f"in all of its first {counts.looked_at} documents"
+    if counts.malformed:
         return (
-            f"none of its first {looked_at} lines is a JSON object\n"
-            f"hint: {advice_on('malformed_json', path, begin)}"
+            f"none of its first {counts.looked_at} lines is a JSON object\n"
+            f"hint: {advice_on('malformed_json', look.path, begin)}"
         )
-    if instead:
+    if counts.instead:
         return (
-            f"in all of its first {looked_at} documents a message has no content, but a text at"
-            f" {instead[0]!r}, which would be ignored\n"
+            f"{in_documents} a message has no content, but a text at"
+            f" {counts.instead[0]!r}, which would be ignored\n"
             "hint: rename that key to content, or give a chat template that reads it"
         )
-    if undecodable:
+    if counts.undecodable:
         return (
-            f"none of its first {looked_at} lines is UTF-8\n"
-            f"hint: {advice_on('invalid_utf8', path, begin)}"
+            f"none of its first {counts.looked_at} lines is UTF-8\n"
+            f"hint: {advice_on('invalid_utf8', look.path, begin)}"
         )
-    if layouts and len(layouts) == looked_at:
-        return _of_layout(layouts[0], fields, messages, looked_at)
-    if others:
-        listed = " or ".join(others)
+    if counts.layouts and len(counts.layouts) == counts.looked_at:
+        return _of_layout(counts.layouts[0], look.fields, look.messages, counts.looked_at)
+    if counts.kinds:
         return (
-            f"in all of its first {looked_at} documents the value of {text_key!r} is {listed},"
-            " not a text\n"
+            f"{in_documents} the value of {text_key!r} is {' or '.join(counts.kinds)}, not a text\n"
             f"hint: {_OTHER_KEY}"
         )
-    if own := next((what for known, what in _OWN_FILES if known <= first.keys()), ""):
-        return f"it is {own}"
-    keys = ", ".join(map(repr, list(longest)[:20])) or "none"
-    if messages and (found := _messages_in(first)):
-        settings |= found
-        advised = " and ".join(f"{key} = {as_toml(value)}" for key, value in found.items())
-        return (
-            f"none of its first {looked_at} documents has the key {text_key!r}\nhint: set {advised}"
-        )
-    likely = max(longest, key=longest.__getitem__, default="")
+    keys_and_files = (text for keys, text in _OWN_FILES if keys <= counts.first.keys())
+    if own_file := next(keys_and_files, ""):
+        return f"it is {own_file}"
+    return _mistake_of_keys(look, counts)
+
+
+def _mistake_of_keys(look: _Look, counts: _LineCounts) -> str:
+    """Return a message about documents without the text key, and the key to use instead."""
+    lacks_key = (
+        f"none of its first {counts.looked_at} documents has the key {look.source.text_key!r}"
+    )
+    if look.messages and (settings := _messages_in(counts.first)):
+        look.settings.update(settings)
+        advised = " and ".join(f"{key} = {as_toml(value)}" for key, value in settings.items())
+        return f"{lacks_key}\nhint: set {advised}"
+    characters = counts.characters
+    keys = ", ".join(map(repr, list(characters)[:20])) or "none"
+    likely = max(characters, key=characters.__getitem__, default="")
     # A text with fewer characters than there are ids, such as a name, is not the text of the ids.
-    if ids > longest[likely]:
-        settings["format"] = "tokens"
+    if counts.ids > characters[likely]:
+        look.settings["format"] = "tokens"
         return (
-            f"none of its first {looked_at} documents has the key {text_key!r}; their keys are:"
-            f' {keys}\nhint: for these lists of token ids, set format = "tokens", and the tokenizer'
-            " that made them"
+            f"{lacks_key}; their keys are: {keys}\n"
+            'hint: for these lists of token ids, set format = "tokens", and the tokenizer that'
+            " made them"
         )
-    if longest[likely]:
-        settings["text_key"] = likely
-    example = f", as in text_key = {as_toml(likely)}" if longest[likely] else ""
+    example = ""
+    if characters[likely]:
+        look.settings["text_key"] = likely
+        example = f", as in text_key = {as_toml(likely)}"
     return (
-        f"none of its first {looked_at} documents has the key {text_key!r}; their keys are:"
-        f" {keys}\n"
+        f"{lacks_key}; their keys are: {keys}\n"
         f"hint: set text_key (--text-key) to the key that holds the text{example}"
     )
