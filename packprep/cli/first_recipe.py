@@ -77,7 +77,52 @@ def write_first_recipe(
         RecipeError: If `out` exists or its folder does not.
         PackprepError: If a plan fails with an error that no setting avoids.
     """
-    schema = out.with_name(SCHEMA_NAME)
+    _check_paths(paths, out)
+    schema, base = out.with_name(SCHEMA_NAME), out.parent.resolve()
+    place = Path(expanded(tokenizer))
+    tokenizer = _below(place, base) if place.exists() else tokenizer
+    table: dict[str, Any] = {"tokenizer": tokenizer, "tasks": [{"preset": preset}]}
+    left_out: list[str] = []
+    sources = [
+        _SourceKeys({"name": name, "paths": source_paths})
+        for name, source_paths in _sources(paths, base, left_out)
+    ]
+    # Plans of single sources show the settings that each needs, and the lengths of its documents.
+    samples: list[Estimates] = []
+    looked_up, specials = _find_settings(table, base, sources, text_key, samples, say)
+    lengths, weights = (
+        np.concatenate([getattr(sample, name) for sample in samples])
+        for name in ("lengths", "length_weights")
+    )
+    table["seq_length"], why = _seq_length(lengths, weights)
+    documents = _ends_of_documents(looked_up, samples)
+    table["documents"] = {key: value for key, (value, _) in documents.items()}
+    table |= {"sources": [source.keys for source in sources], "specials": _parsed(specials)}
+    # Longer rows are used if they have less padding.
+    suggested = table["seq_length"]
+    planned = _forecast(table, base)
+    for length in (n for n in _SEQ_LENGTHS if n > suggested):
+        if _are_full(planned):
+            break
+        longer = _forecast({**table, "seq_length": length}, base)
+        if _are_full(longer):
+            planned, table["seq_length"] = longer, length
+            why += f"; rows of {suggested} would have more padding"
+    planned["warnings"] += left_out
+    out.write_text(_text(table, why, sources, documents, specials, planned), "utf-8")
+    if not schema.exists():
+        schema.write_text(json.dumps(recipe_schema(formats_asked()), indent=2) + "\n", "utf-8")
+    return {
+        "recipe": str(out),
+        "schema": str(schema),
+        "sources": [source.keys["name"] for source in sources],
+        "seq_length": table["seq_length"],
+        "warnings": planned["warnings"],
+    }
+
+
+def _check_paths(paths: Sequence[str], out: Path) -> None:
+    """Check that the recipe can be written, and that no path is a recipe."""
     if out.exists():
         raise RecipeError(
             f"{out} already exists and is not overwritten"
@@ -90,17 +135,29 @@ def write_first_recipe(
             f"{recipe} is a recipe, not data"
             "\nhint: build it with `packprep build`, or name files, patterns or folders of data"
         )
-    base = out.parent.resolve()
-    place = Path(expanded(tokenizer))
-    tokenizer = _below(place, base) if place.exists() else tokenizer
-    table: dict[str, Any] = {"tokenizer": tokenizer, "tasks": [{"preset": preset}]}
+
+
+def _find_settings(
+    table: dict[str, Any],
+    base: Path,
+    sources: Sequence[_SourceKeys],
+    text_key: str | None,
+    samples: list[Estimates],
+    say: Callable[[str], None],
+) -> tuple[list[Inputs], tuple[str, ...]]:
+    """Set the keys that the sources need, and return their inputs and the lines of `specials`.
+
+    A plan of each source is made until it needs no other setting. Its errors name the settings.
+
+    Args:
+        table: The keys of all sources.
+        base: Folder of the recipe.
+        sources: The sources. They receive the settings.
+        text_key: Field or column of the text, or None to detect it.
+        samples: Receives the estimates of each source.
+        say: Function that prints a message.
+    """
     specials: tuple[str, ...] = ()
-    left_out: list[str] = []
-    sources = [
-        _SourceKeys({"name": name, "paths": found})
-        for name, found in _sources(paths, base, left_out)
-    ]
-    samples: list[Estimates] = []
     looked_up: list[Inputs] = []
     lacks_key: list[SourceError] = []  # Errors of sources that do not have the given text_key.
     for source in sources:
@@ -108,8 +165,8 @@ def write_first_recipe(
             source.keys["text_key"] = text_key
         while True:
             try:
-                one = {**table, "sources": [source.keys], "specials": _parsed(specials)}
-                inputs = look_up(complete(read_recipe(one, base)), {})
+                recipe = {**table, "sources": [source.keys], "specials": _parsed(specials)}
+                inputs = look_up(complete(read_recipe(recipe, base)), {})
                 make_plan(inputs, _without_warnings(say), samples)
                 looked_up.append(inputs)
                 break
@@ -131,34 +188,7 @@ def write_first_recipe(
                 specials = error.settings
     if len(lacks_key) == len(sources):
         raise lacks_key[0]
-    lengths, weights = (
-        np.concatenate([getattr(s, name) for s in samples])
-        for name in ("lengths", "length_weights")
-    )
-    table["seq_length"], why = _seq_length(lengths, weights)
-    documents = _ends_of_documents(looked_up, samples)
-    table["documents"] = {key: value for key, (value, _) in documents.items()}
-    table |= {"sources": [source.keys for source in sources], "specials": _parsed(specials)}
-    suggested = table["seq_length"]
-    planned = _forecast(table, base)
-    for length in (n for n in _SEQ_LENGTHS if n > suggested):
-        if _are_full(planned):
-            break
-        longer = _forecast({**table, "seq_length": length}, base)
-        if _are_full(longer):
-            planned, table["seq_length"] = longer, length
-            why += f"; rows of {suggested} would have more padding"
-    planned["warnings"] += left_out
-    out.write_text(_text(table, why, sources, documents, specials, planned), "utf-8")
-    if not schema.exists():
-        schema.write_text(json.dumps(recipe_schema(formats_asked()), indent=2) + "\n", "utf-8")
-    return {
-        "recipe": str(out),
-        "schema": str(schema),
-        "sources": [source.keys["name"] for source in sources],
-        "seq_length": table["seq_length"],
-        "warnings": planned["warnings"],
-    }
+    return looked_up, specials
 
 
 def _forecast(table: dict[str, Any], base: Path) -> dict[str, Any]:
