@@ -3,16 +3,19 @@
 input_ids        70  71  72  73  eos pad pad
 attention_mask    1   1   1   1   1   0   0     the ends without attention are left out
 labels         -100 -100 72  73  eos -100 -100  -100, or the token itself
-loss_mask         0   0   1   1   1   0   0     of the token itself, as are completion_mask and assistant_masks
+loss_mask         0   0   1   1   1   0   0     of the token itself; completion_mask and
+                                                assistant_masks alike
 loss_weights      1   1   1  .5  .5   1   1     multiply the others
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import combinations
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+
+from packprep.dataset.boundaries import offsets_of
 
 BAD_MASK = "bad_mask"
 """Reject reason of a document with masks that are invalid or contradict each other."""
@@ -55,10 +58,10 @@ def masked(
     refused: dict[int, tuple[str, str]] = {}
 
     def refuse(is_wrong: np.ndarray, detail: str) -> None:
-        wrong = np.flatnonzero(is_wrong)
-        for i, first in zip(*np.unique(documents[wrong], return_index=True), strict=True):
-            at = int(wrong[first] - offsets[i])
-            refused.setdefault(int(i), (BAD_MASK, f"token {at}: {detail}"))
+        tokens = np.flatnonzero(is_wrong)
+        for i, first in zip(*np.unique(documents[tokens], return_index=True), strict=True):
+            number = int(tokens[first] - offsets[i])
+            refused.setdefault(int(i), (BAD_MASK, f"token {number}: {detail}"))
 
     is_kept = np.ones(len(ids), np.bool_)
     if ATTENTION in masks:
@@ -66,6 +69,38 @@ def masked(
         refuse((values != 0) & (values != 1), f"{ATTENTION} is neither 0 nor 1")
         is_kept = values == 1
         refuse(~is_kept & _inside(is_kept, documents, offsets), f"{ATTENTION} is 0 between tokens")
+    trained = _trained_by_masks(ids, documents, masks, is_kept, refuse)
+    for first, other in combinations(trained, 2):
+        differs = is_kept & (trained[first] != trained[other])
+        differs = differs & given.get(first, True) & given.get(other, True)
+        refuse(differs, f"{first} and {other} contradict each other")
+    weights = np.ones(len(ids), np.float32)
+    if WEIGHTS in masks:
+        values = masks[WEIGHTS].astype(np.float64)
+        is_weight = (values >= 0) & (values <= np.finfo(np.float32).max)
+        refuse(is_kept & ~is_weight, f"{WEIGHTS} is no finite number of at least 0")
+        weights = np.where(is_weight, values, 0).astype(np.float32)
+    for is_trained in trained.values():
+        weights = np.where(is_trained, weights, np.float32(0))
+    return MaskedTokens(is_kept, weights, refused)
+
+
+def _trained_by_masks(
+    ids: np.ndarray,
+    documents: np.ndarray,
+    masks: Mapping[str, np.ndarray],
+    is_kept: np.ndarray,
+    refuse: Callable[[np.ndarray, str], None],
+) -> dict[str, np.ndarray]:
+    """Return the tokens that each mask trains, bool[tokens] by the name of the mask.
+
+    Args:
+        ids: The ids of all documents, [tokens].
+        documents: int64[tokens]: the document of each token.
+        masks: The masks, as in `masked`.
+        is_kept: bool[tokens], False for padding.
+        refuse: Refuses the documents of some tokens, bool[tokens], with a detail.
+    """
     trained: dict[str, np.ndarray] = {}
     if LABELS in masks:
         labels = masks[LABELS]
@@ -84,24 +119,12 @@ def masked(
             values = masks[name]
             refuse(is_kept & (values != 0) & (values != 1), f"{name} is neither 0 nor 1")
             trained[name] = values == 1
-    for first, other in combinations(trained, 2):
-        differs = is_kept & (trained[first] != trained[other])
-        differs = differs & given.get(first, True) & given.get(other, True)
-        refuse(differs, f"{first} and {other} contradict each other")
-    weights = np.ones(len(ids), np.float32)
-    if WEIGHTS in masks:
-        values = masks[WEIGHTS].astype(np.float64)
-        is_weight = (values >= 0) & (values <= np.finfo(np.float32).max)
-        refuse(is_kept & ~is_weight, f"{WEIGHTS} is no finite number of at least 0")
-        weights = np.where(is_weight, values, 0).astype(np.float32)
-    for is_trained in trained.values():
-        weights = np.where(is_trained, weights, np.float32(0))
-    return MaskedTokens(is_kept, weights, refused)
+    return trained
 
 
 def _inside(is_kept: np.ndarray, documents: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Return which tokens are between kept tokens of their document, bool[tokens]."""
-    count = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_kept)))
+    count = offsets_of(is_kept)
     before = count[:-1] - count[offsets[documents]]
     after = count[offsets[documents + 1]] - count[1:]
     return (before > 0) & (after > 0)
