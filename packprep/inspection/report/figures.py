@@ -17,7 +17,7 @@ import numpy as np
 from markupsafe import Markup
 
 from packprep.building.plan import Plan
-from packprep.dataset.boundaries import fill_slots, put_clean
+from packprep.dataset.boundaries import fill_slots, put_clean, ranks
 from packprep.dataset.epochs.noise import SCHEDULES, level_range, levels_by_block
 from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest
@@ -186,52 +186,64 @@ class Figures:
         off. Prompts and mask tokens of the text itself are not candidates.
         """
         parameters, copies = task.parameters, task.objective.copies
-        any_token = SCHEDULES[task.objective.name].any_token(parameters)
-        blocks = copies > 1
+        any_token, has_blocks = SCHEDULES[task.objective.name].any_token(parameters), copies > 1
         before, half = self._before(task, c, which), c.slots[which] // copies
         count = half - before
-        if not parameters.get("noise_eos", True) and (c.trainable is None or blocks):
+        if not parameters.get("noise_eos", True) and (c.trainable is None or has_blocks):
             count = np.minimum(count, c.n[which])
-        at, originals = c.at[which], c.labels
-        if blocks:
+        # Blocks have their own levels, and a copy of the body has the original tokens.
+        begins = c.at[which] + before
+        level, ends, originals = c.level[which], begins + count, c.labels
+        if has_blocks:
             originals = c.tokens.copy()
-            put_clean(originals, c.tokens, at, half)
-        if blocks and levels_by_block(parameters):
-            assert c.block_level is not None and c.block_offsets is not None
-            length = parameters["block_length"]
-            many = np.diff(c.block_offsets)[which]
-            first = np.cumsum(many) - many
-            number = np.arange(int(many.sum())) - np.repeat(first, many)
-            level = c.block_level[np.repeat(c.block_offsets[which], many) + number]
-            low = np.maximum(number * length, np.repeat(before, many))
-            high = np.minimum((number + 1) * length, np.repeat(before + count, many))
-            begins = np.repeat(at, many) + low
-            ends = begins + np.maximum(high - low, 0)
-        else:
-            level, begins, ends = c.level[which], at + before, at + before + count
-        allowed = (
-            np.ones(len(c.tokens), np.uint8)
-            if c.trainable is None or blocks
-            else c.trainable.copy()
-        )
+            put_clean(originals, c.tokens, c.at[which], half)
+        if has_blocks and levels_by_block(parameters):
+            bodies = before, before + count
+            level, begins, ends = _levels_of_blocks(c, which, parameters["block_length"], bodies)
+        allowed = np.ones(len(c.tokens), np.uint8)
+        if c.trainable is not None and not has_blocks:
+            allowed = c.trainable.copy()
         if not any_token:
             allowed &= originals != self.manifest["specials"].get("mask", -1)
-        candidates = _sums(allowed, begins, ends)
-        corrupted = _sums(
-            (c.tokens != originals).view(np.uint8) if any_token or blocks else c.loss, begins, ends
-        )
+        is_corrupted = c.loss
+        if any_token or has_blocks:
+            is_corrupted = (c.tokens != originals).view(np.uint8)
+        # A task with a single level has all of its noise in the first bin.
         low_level, high_level = level_range(parameters)
         width = high_level - low_level
-        position = (
-            (level.astype(np.float64) - low_level) / width * LEVEL_BINS
-            if width > 0
-            else np.zeros(len(level))
-        )
+        position = np.zeros(len(level))
+        if width > 0:
+            position = (level.astype(np.float64) - low_level) / width * LEVEL_BINS
         bin = np.clip(position.astype(np.int64), 0, LEVEL_BINS - 1)
-        found = self.levels.setdefault(t, Levels())
-        found.units += np.bincount(bin, minlength=LEVEL_BINS)
-        found.candidates += np.bincount(bin, candidates, LEVEL_BINS).astype(np.int64)
-        found.corrupted += np.bincount(bin, corrupted, LEVEL_BINS).astype(np.int64)
+        levels = self.levels.setdefault(t, Levels())
+        levels.units += np.bincount(bin, minlength=LEVEL_BINS)
+        for counts, flags in ((levels.candidates, allowed), (levels.corrupted, is_corrupted)):
+            sums = _sums(flags, begins, ends)
+            counts += np.bincount(bin, sums, LEVEL_BINS).astype(np.int64)
+
+
+def _levels_of_blocks(
+    c: Columns, which: np.ndarray, length: int, bodies: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the level, begin and end of each block of some segments.
+
+    Args:
+        c: The columns of the rows.
+        which: The segments, int64[k].
+        length: Slots of a block.
+        bodies: First slot of each segment's body in the segment, and the slot after its candidates.
+    """
+    assert c.block_level is not None and c.block_offsets is not None
+    blocks, first_block = np.diff(c.block_offsets)[which], c.block_offsets[which]
+    number = ranks(blocks)
+    first_slot, body_begin, body_end = (
+        np.repeat(column, blocks) for column in (c.at[which], *bodies)
+    )
+    low = np.maximum(number * length, body_begin)
+    high = np.minimum((number + 1) * length, body_end)
+    begins = first_slot + low
+    level = c.block_level[np.repeat(first_block, blocks) + number]
+    return level, begins, begins + np.maximum(high - low, 0)
 
 
 def _added(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
