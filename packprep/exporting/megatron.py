@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from packprep.building.processes import Do, Report, one_by_one
+from packprep.dataset.boundaries import offsets_of
 from packprep.dataset.manifest import Manifest, drawn_tasks, is_in_place
 from packprep.errors import DatasetError, RecipeError
 from packprep.exporting.export import (
@@ -208,7 +209,7 @@ def _documents(local: LocalCopy, manifest: Manifest, pairs: Sequence[Pair]) -> D
         with sound_shard(local, manifest, item.number) as shard:
             documents = restored(plan, manifest, shard)
         first = np.searchsorted(documents.source, np.arange(len(pairs) + 1))
-        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(documents.lengths)))
+        offsets = offsets_of(documents.lengths)
         for pair, begin, end in zip(pairs, first[:-1], first[1:], strict=True):
             if begin < end:
                 pair.add(

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from packprep.building.processes import Do, Report, one_by_one
 from packprep.dataset.attention import RULES
+from packprep.dataset.boundaries import offsets_of
 from packprep.dataset.loader import Dataset, open_dataset
 from packprep.dataset.manifest import Manifest, drawn_tasks, first_rows, is_in_place
 from packprep.dataset.rows import RowSegments
@@ -134,8 +135,8 @@ def joined(
     mask = np.zeros(len(tokens), np.uint8)
     tokens[target] = batch["tokens"].reshape(-1)[source]
     mask[target] = batch["loss_mask"].reshape(-1)[source]
-    by_row = _offsets(np.bincount(segments.row, lengths, len(rows)).astype(np.int64))
-    segments_by_row = _offsets(np.bincount(segments.row, minlength=len(rows)))
+    by_row = offsets_of(np.bincount(segments.row, lengths, len(rows)).astype(np.int64))
+    segments_by_row = offsets_of(np.bincount(segments.row, minlength=len(rows)))
     return Joined(tokens, mask, lengths, begins, slots, by_row, segments_by_row)
 
 
@@ -166,7 +167,7 @@ def nemo_table(
         _lists(found.by_row, found.mask),
         _lists(found.segments_by_row, starts),
     ]
-    eos_before = _offsets(
+    eos_before = offsets_of(
         (found.tokens == dataset.manifest["specials"].get("eos", -1)).astype(np.int64)
     )
     inside = eos_before[found.begins + found.slots - 1] - eos_before[found.begins] > 1
@@ -205,8 +206,8 @@ def full_table(
     ]
     batch = dataset.batch(_numbers(first_row, rows), columns=names, dtype=_TYPES)
     segments = RowSegments(dataset.facts, [(shard, row) for row in rows])
-    counts = _offsets(np.bincount(segments.row, minlength=len(rows)))
-    every = _offsets(np.full(len(rows), dataset.seq_length))
+    counts = offsets_of(np.bincount(segments.row, minlength=len(rows)))
+    every = offsets_of(np.full(len(rows), dataset.seq_length))
     begin = segments.at - segments.row * dataset.seq_length
     lists = [_lists(every, batch[name].reshape(-1)) for name in names]
     lists += [_lists(counts, values.astype(np.int32)) for values in (begin, begin + segments.slots)]
@@ -223,10 +224,6 @@ def full_table(
 
 def _numbers(first_row: int, rows: Sequence[int]) -> np.ndarray:
     return first_row + np.asarray(rows, np.int64)
-
-
-def _offsets(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
 
 
 def _lists(offsets: np.ndarray, values: Any) -> pa.ListArray:

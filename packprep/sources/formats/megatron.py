@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from packprep.dataset.boundaries import offsets_of
 from packprep.errors import SourceError
 from packprep.sources.formats.batch import (
     PIECE_BYTES,
@@ -217,7 +218,7 @@ def _sizes(path: str, index: Index, file: BinaryIO, positions: np.ndarray) -> np
     )
     s, sequences = int(bounds[0]), max(int(bounds[-1] - bounds[0]), 0)
     lengths = _array(file, path, _HEADER.size + 4 * s, "<i4", sequences).astype(np.int64)
-    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    before = offsets_of(lengths)
     return np.diff(before[(bounds - s).clip(0, sequences)]).clip(0)
 
 
@@ -235,7 +236,7 @@ class _Group(NamedTuple):
         self, file: int, ids_file: BinaryIO, wanted: np.ndarray, batch_bytes: int
     ) -> Iterator[Batch]:
         """Yield the wanted documents in batches of about `batch_bytes`. `wanted` is bool[n]."""
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.lengths)))
+        before = offsets_of(self.lengths)
         of_document = self.bounds - self.bounds[0]
         sizes = np.diff(before[of_document])  # tokens of each document
         documents = np.flatnonzero(wanted)
@@ -248,7 +249,7 @@ class _Group(NamedTuple):
             ]
             own = own[~large]
             ids = self._ids(ids_file, own, int(sizes[own].sum()))
-            offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes[own])))
+            offsets = offsets_of(sizes[own])
             files = np.full(len(own), file, np.int32)
             yield Batch([], files, self.first + own, rejects, {}, IdLists(ids, offsets))
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packprep.dataset.boundaries import offsets_of
 from packprep.errors import SourceError
 from packprep.format import LFS_POINTER, open_file
 from packprep.recipe import as_toml
@@ -824,7 +825,7 @@ def _ids(
         ids = ids.cast(pa.int8())
     bad: dict[int, tuple[str, str]] = {}
     if ids.null_count:
-        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+        offsets = offsets_of(lengths)
         places = np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False))
         owner = np.searchsorted(offsets, places, "right") - 1
         _, at = np.unique(owner, return_index=True)
