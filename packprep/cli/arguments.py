@@ -1,6 +1,7 @@
 """Declare each command-line option once, and parse the values."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,19 +134,7 @@ def recipe_of(
         # This must fail before `--set seed = 3` is parsed as two inputs.
         split_assignment(assignment)
     inputs = [expanded(name) for name in inputs]
-    recipes = [name for name in inputs if name.endswith(".toml")]
-    if not inputs:
-        raise RecipeError(
-            "no recipe and no inputs\nhint: give a RECIPE.toml, or files and patterns"
-        )
-    if len(recipes) > 1:
-        raise RecipeError(f"{', '.join(recipes)} are {len(recipes)} recipes\nhint: give one recipe")
-    if recipes and len(inputs) > 1:
-        others = ", ".join([name for name in inputs if name not in recipes][:3])
-        raise RecipeError(
-            f"{recipes[0]} is a recipe, so other inputs are not allowed: {others}"
-            "\nhint: list the inputs as paths in the recipe's [[sources]]"
-        )
+    recipes = _recipes_in(inputs)
     for name in inputs:
         refuse_other_formats(Path(name))
     if recipes:
@@ -163,20 +152,15 @@ def recipe_of(
     if tokenizer is not None:
         place = Path(expanded(tokenizer))
         table["tokenizer"] = str(place.resolve()) if place.exists() else tokenizer
-    options = {"seq_length": seq_length, "seed": seed, "tokenizer": tokenizer}
-    for assignment in assignments or ():
-        key = split_assignment(assignment)[0].strip()
-        if options.get(key) is not None:
-            option = f"--{key.replace('_', '-')} {options[key]}"
-            raise RecipeError(
-                f"{option} and --set {assignment} both set {key}\nhint: give one of them"
-            )
-    if tasks is not None and "," in tasks:
-        raise RecipeError(
-            f"--tasks {tasks}: expected one preset"
-            "\nhint: for several tasks, write a recipe with [[tasks]]"
-        )
+    _refuse_set_twice(
+        {"seq_length": seq_length, "seed": seed, "tokenizer": tokenizer}, assignments or ()
+    )
     if tasks is not None:
+        if "," in tasks:
+            raise RecipeError(
+                f"--tasks {tasks}: expected one preset"
+                "\nhint: for several tasks, write a recipe with [[tasks]]"
+            )
         table["tasks"] = [{"preset": tasks}]
         typed["tasks",] = f"--tasks {tasks}"
     sources = table.get("sources")
@@ -198,6 +182,40 @@ def recipe_of(
         return complete(recipe)
     except RecipeError as error:
         raise RecipeError(f"{_place(error.key, typed, recipes)}{error}", error.key) from None
+
+
+def _recipes_in(inputs: list[str]) -> list[str]:
+    """Return the recipe among the inputs, if they are a recipe and not data."""
+    from packprep.errors import RecipeError
+
+    recipes = [name for name in inputs if name.endswith(".toml")]
+    if not inputs:
+        raise RecipeError(
+            "no recipe and no inputs\nhint: give a RECIPE.toml, or files and patterns"
+        )
+    if len(recipes) > 1:
+        raise RecipeError(f"{', '.join(recipes)} are {len(recipes)} recipes\nhint: give one recipe")
+    if recipes and len(inputs) > 1:
+        data = ", ".join([name for name in inputs if name not in recipes][:3])
+        raise RecipeError(
+            f"{recipes[0]} is a recipe, so other inputs are not allowed: {data}"
+            "\nhint: list the inputs as paths in the recipe's [[sources]]"
+        )
+    return recipes
+
+
+def _refuse_set_twice(options: dict[str, Any], assignments: Iterable[str]) -> None:
+    """Refuse a key that both an option and --set give."""
+    from packprep.errors import RecipeError
+    from packprep.recipe import split_assignment
+
+    for assignment in assignments:
+        key = split_assignment(assignment)[0].strip()
+        if options.get(key) is not None:
+            option = f"--{key.replace('_', '-')} {options[key]}"
+            raise RecipeError(
+                f"{option} and --set {assignment} both set {key}\nhint: give one of them"
+            )
 
 
 def _refuse_secrets(recipe: Any) -> None:

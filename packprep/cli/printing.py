@@ -108,25 +108,8 @@ def print_forecast(f: dict[str, Any]) -> None:
         put_line(f"about {fill['all_rows']:.2%} of slots filled{last}{sides_in_words(fill)}")
     if "to_come" in f:
         _print_outlook(f["to_come"], f["shards"], f.get("out"))
-    put_line()
-    put_line(f"{'source':<16} {'repeat':>7} {'tokens':>15} {'share':>8} {'± s.e.':>7}")
-    for s in f["sources"]:
-        put_line(
-            f"{s['name']:<16} {s['repeat']:>7g} {s['tokens']:>15,} {s['share']:>8.2%}"
-            f" {s['share_error']:>7.2%}"
-        )
-    put_line()
-    longest = f"{'longest inner':>14} {'last chunk':>11} {'per row':>9}"
-    put_line(f"{'task':<16} {'objective':<18} {'weight':>7} {longest}  figures of an inner chunk")
-    for t in f["tasks"]:
-        figures = ", ".join(
-            f"{name} {v['realised']:.3g} (wanted {v['wanted']:g})"
-            for name, v in t["figures"].items()
-        )
-        longest = f"{t['longest_inner']:>14,} {t['longest_last']:>11,} {t['pieces_of_a_row']:>9}"
-        put_line(
-            f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {longest}  {figures}".rstrip()
-        )
+    _print_sources(f["sources"])
+    _print_tasks(f["tasks"])
     for warning in f["warnings"]:
         put_line(f"warning: {one_line(warning)}")
     if f["store"] is not None:
@@ -136,6 +119,34 @@ def print_forecast(f: dict[str, Any]) -> None:
             f" {s['bytes']:,} bytes"
         )
         put_line(f"as a token store: about {held}")
+
+
+def _print_sources(sources: list[dict[str, Any]]) -> None:
+    """Print the tokens and the share of each source."""
+    put_line()
+    put_line(f"{'source':<16} {'repeat':>7} {'tokens':>15} {'share':>8} {'± s.e.':>7}")
+    for s in sources:
+        put_line(
+            f"{s['name']:<16} {s['repeat']:>7g} {s['tokens']:>15,} {s['share']:>8.2%}"
+            f" {s['share_error']:>7.2%}"
+        )
+
+
+def _print_tasks(tasks: list[dict[str, Any]]) -> None:
+    """Print the lengths and figures of each task."""
+    put_line()
+    longest = f"{'longest inner':>14} {'last chunk':>11} {'per row':>9}"
+    put_line(f"{'task':<16} {'objective':<18} {'weight':>7} {longest}  figures of an inner chunk")
+    for t in tasks:
+        figures = ", ".join(
+            f"{name} {v['realised']:.3g} (wanted {v['wanted']:g})"
+            for name, v in t["figures"].items()
+        )
+        longest = f"{t['longest_inner']:>14,} {t['longest_last']:>11,} {t['pieces_of_a_row']:>9}"
+        put_line(
+            f"{t['name']:<16} {t['objective']:<18} {t['weight']:>7.2%} {longest}"
+            f"  {figures}".rstrip()
+        )
 
 
 def _print_outlook(come: Mapping[str, Any], shards: int, out: Mapping[str, Any] | None) -> None:
