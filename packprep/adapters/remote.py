@@ -164,7 +164,7 @@ class ShardCache:
         return path
 
     def _make_room(self, size: int) -> None:
-        """Remove the least recently opened shards until `size` more bytes fit or no shard is left."""
+        """Remove the least recently opened shards until `size` bytes fit or no shard is left."""
         if self.max_bytes is None:
             return
         files = []

@@ -101,21 +101,23 @@ def verify(
 
 def _with_exports(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with `--to` and the options of all exports in EXPORTS."""
-    own = dict(signature(command).parameters)
-    del own["options"]
+    written = dict(signature(command).parameters)
+    del written["options"]
     says = f"The format: {', or '.join(export.files for export in EXPORTS.values())}."
-    kind = Annotated[Literal[*EXPORTS], typer.Option("--to", help=says, show_default=False)]  # type: ignore[valid-type]
-    own["to"] = own["to"].replace(annotation=kind)
+    to_option = typer.Option("--to", help=says, show_default=False)
+    kind = Annotated[Literal[*EXPORTS], to_option]  # type: ignore[valid-type]
+    written["to"] = written["to"].replace(annotation=kind)
     chosen = []
     for name, choices in {
         export.option: export.choices for export in EXPORTS.values() if export.option
     }.items():
         first, *others = choices.values()
         help = f"{exports_with(name)}: {', or '.join([f'{first} (default)', *others])}."
-        option = Annotated[Literal[*choices] | None, typer.Option(help=help, show_default=False)]  # type: ignore
+        typer_option = typer.Option(help=help, show_default=False)
+        option = Annotated[Literal[*choices] | None, typer_option]  # type: ignore
         chosen.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option))
-    ordered = [own.pop(name) for name in ("directory", "to", "out")]
-    parameters = [*ordered, *chosen, *own.values()]
+    ordered = [written.pop(name) for name in ("directory", "to", "out")]
+    parameters = [*ordered, *chosen, *written.values()]
     kinds = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters]
     command.__signature__ = Signature(kinds)  # type: ignore[attr-defined]
     return command

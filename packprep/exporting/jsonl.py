@@ -120,7 +120,7 @@ def _texts(local: LocalCopy, manifest: Manifest) -> tuple[TokenTexts, ByteTable]
 
 
 def _files(local: LocalCopy) -> list[str]:
-    """Return the names of the corpus' files, in the order of segment_file, or none without a plan."""
+    """Return the names of the corpus' files in the order of segment_file; none without a plan."""
     plan = stored_plan(local.folder)
     return [file["name"] for file in plan["files"]] if plan else []
 

@@ -755,7 +755,10 @@ def as_toml(value: Any) -> str:
     JSON's numbers and escapes are also valid in TOML.
     """
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{as_toml(name)} = {as_toml(item)}' for name, item in value.items() if item is not None)}}}"
+        pairs = (
+            f"{as_toml(name)} = {as_toml(item)}" for name, item in value.items() if item is not None
+        )
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_toml, value))}]"
     text = json.dumps(value, ensure_ascii=False)

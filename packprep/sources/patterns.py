@@ -53,9 +53,9 @@ def _folder_identity(path: str) -> tuple[int, ...] | None:
 def files_matched(root: str, parts: Sequence[str], hidden: bool = False) -> Iterator[str]:
     """Yield the names below a folder that `glob` would find, entering each real folder once.
 
-    A folder may be reachable through several links or contain a link to itself. It is entered by
-    a path without links if there is one, otherwise by the first path in sorted order. A heap produces paths in
-    this order, because a longer path compares greater than its own prefix.
+    A folder may be reachable through several links or contain a link to itself. It is entered by a
+    path without links if there is one, otherwise by the first path in sorted order. A heap produces
+    paths in this order, because a longer path compares greater than its own prefix.
 
     Args:
         root: Folder to search.

@@ -135,7 +135,7 @@ def _token_rows(lines: Lines, decode: Callable[[bytes], _Found]) -> TokenRows:
 
 
 def _numbers(texts: Iterable[bytes], kind: type) -> np.ndarray:
-    """Return the numbers of texts, one after the other, of a type, or float64 where it is needed."""
+    """Return the numbers of texts, concatenated, in a type, or in float64 where it is needed."""
     text = b",".join(filter(None, texts))
     if not text:
         return np.zeros(0, kind)

@@ -11,7 +11,7 @@ from packprep.sources.formats.fields import bad_weight, is_missing, weight_of
 from packprep.sources.formats.token_masks import BAD_MASK, masked
 
 COLUMNS = ("input_ids", "tokens")
-"""The columns or keys of the ids, unless text_key names another one. The first present one counts."""
+"""The columns or keys of the ids, unless text_key names another. The first present one counts."""
 
 
 class TokenRows(NamedTuple):
