@@ -150,10 +150,10 @@ def cache_folders() -> CacheFolders:
 
 @functools.cache
 def code_digest(path: str) -> str:
-    """Return the digest of a Python file and of all packprep files that it names, recursively.
+    """Return the digest of a Python file and of all packprep files that it mentions, recursively.
 
-    It covers all code that the file may run. A module is named by its dotted name, or by its own
-    name after `from … import`.
+    It covers all code that the file may run. A file mentions a module by the module's dotted name
+    or, after `from … import`, by the last part of this name.
 
     Raises:
         OSError: If the file cannot be read.

@@ -462,7 +462,7 @@ def placement(
 
     Args:
         key: uint64[m]: key of each segment.
-        physical: int64[m]: slots with the padding inside.
+        physical: int64[m]: slots of each segment, with the padding at its end.
         row: int64[m]: row as packed.
         keep_order: Leave both orders as packed (next_fit).
 

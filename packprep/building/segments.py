@@ -361,7 +361,7 @@ def trained_in(turns, span, start):
 
 @kernel(inline=True)
 def _first_from(ascending, first, end, least):
-    """Return the first index in first … end − 1 of a value of at least `least`; otherwise `end`."""
+    """Return the smallest index from `first` on whose value is at least `least`, at most `end`."""
     while first < end and ascending[first] < least:
         first += 1
     return first

@@ -213,9 +213,9 @@ _BESIDE = ("Look", " at 2 cats, ", "und\n  dies", "x ")
 
 @lru_cache(maxsize=4)
 def refuse_other_beginnings(engine: Any, vocabulary: Vocabulary) -> None:
-    """Check that a tokenizer gives a text the same ids next to a special token.
+    """Check that a tokenizer gives a text the same ids next to a special token as alone.
 
-    Otherwise places in a text cannot be tokenized as a model's processor does.
+    Otherwise a text with media spans cannot be tokenized as a model's processor tokenizes it.
 
     Raises:
         RecipeError: If the ids differ.
@@ -382,7 +382,9 @@ def _repeated(
     places: Sequence[Sequence[MediaPlace]],
     vocabulary: Vocabulary,
 ) -> tuple[Tokens, dict[int, MediaPlaces]]:
-    """Return the tokens with slot tokens repeated, and each document's places.
+    """Repeat each slot token as often as its media span needs.
+
+    Return the tokens, and the media spans of each document among them.
 
     `slots: int64[k]` are the positions of slot tokens.
     """

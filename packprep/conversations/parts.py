@@ -63,7 +63,7 @@ class Rendered:
     text      the template's text
     wanted    whether each message is trained
     trained   (begin, end, message number) of trained turns
-    laid      returns placeholders over the text, or None where none fit
+    laid      returns the placeholders with their positions in the text, or None where none fit
     """
 
     dialogue: Dialogue

@@ -428,8 +428,8 @@ class Placeholders:
     def prefix(self, k: int, prompt: bool = False) -> str:
         """Return the text of the first k messages.
 
-        The text is made of the rendering with placeholders and of the strings as the whole text has
-        them.
+        It is the rendering with placeholders, where each placeholder is replaced by its string in
+        the form that the whole text has.
 
         Args:
             k: Number of messages.
@@ -472,7 +472,7 @@ class Placeholders:
         return self._heads[role]
 
     def _heads_with(self, role: str) -> dict[str, str]:
-        """Return the known heads of roles with the head of one more role."""
+        """Return the texts of `head_of` known so far, and that of one more role."""
         head = attempted(partial(self._rendered_head, role)) or ""
         return {**self._heads, role: head}
 

@@ -293,7 +293,7 @@ def trained_by_weight(weights: Mapping[int, float], lengths: np.ndarray) -> dict
 
 
 def all_supervised(trained: Mapping[int, Trained], lengths: np.ndarray) -> dict[int, Trained]:
-    """Return the trained tokens of all documents, of which each counts as supervised.
+    """Return the trained tokens of all documents. Every document counts as supervised.
 
     A document that says nothing about its training is trained whole.
 

@@ -171,8 +171,8 @@ class Mixture(Reader):
     def fingerprint_at(self, digest: str) -> str | None:
         """Return the fingerprint of the version of this mixture with the given digest.
 
-        Each dataset may have lost documents since, as in `Dataset.fingerprint_at`. The result is
-        None for any other digest.
+        This may be an earlier version, because a dataset may have lost documents since then (see
+        `Dataset.fingerprint_at`). The result is None if no version has the digest.
         """
         digests = digest.split(",")
         if len(digests) != len(self.datasets):

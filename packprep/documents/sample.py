@@ -168,7 +168,7 @@ def _chosen(source: PlannedSource, pieces: np.ndarray, key: np.uint64, whole: bo
 class _Line(NamedTuple):
     """The line of a file from `begin` to `end`.
 
-    A line beyond MAX_LINE_BYTES has only the data around a position.
+    If the line is longer than MAX_LINE_BYTES, only the data around the sampled position is kept.
     """
 
     path: str

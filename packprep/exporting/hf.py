@@ -1,13 +1,13 @@
 """Export a dataset in the format of Hugging Face `datasets`, for `load_from_disk`.
 
-    data-NNNNN-of-NNNNN.arrow   rows in their order, Arrow's streaming format, not compressed: they are mapped, not read
+    data-NNNNN-of-NNNNN.arrow   rows in order, in Arrow's streaming format, uncompressed to be mapped
     README.md                   the data card, and what the columns are
     dataset_info.json           the features
-    state.json                  which files, and the fingerprint; the last, since no folder is loaded without it
+    state.json                  the list of files, and the fingerprint
 
-The folder matches the output of `save_to_disk`. Its columns are the columns of
-`packprep.exporting.parquet.trl_lists` that a trainer reads, and the others that it needs. Trainers
-do not ignore additional columns. LLaMA-Factory makes tensors of all columns. Axolotl prefers an
+state.json is written last, because a folder without it cannot be loaded. The folder matches the
+output of `save_to_disk`. It has only the columns that the trainer named by `--trainer` reads, because
+trainers do not ignore additional columns. LLaMA-Factory makes tensors of all columns. Axolotl prefers an
 attention_mask to position_ids, and packs rows again if they have a length.
 """
 

@@ -149,12 +149,12 @@ def write_card(directory: str | os.PathLike | Folder, card: str | os.PathLike) -
 
 
 def card_at(local: LocalCopy, use: str = "") -> str:
-    """Return the card of a published dataset, with the name of its folder.
+    """Return the card of a published dataset. The card contains the name of the dataset's folder.
 
     Args:
         local: A local copy of the dataset.
-        use: Markdown that explains how to read the data at the location of the card. If empty, the
-            card explains how to read it with packprep.
+        use: Markdown for the card that explains how to read the data from the place where the card
+            is published. If empty, the card explains how to read it with packprep.
 
     Raises:
         DatasetError: If the dataset cannot be read.

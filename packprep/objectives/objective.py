@@ -169,7 +169,7 @@ class TaskTable(NamedTuple):
 
     @classmethod
     def of(cls, tasks: Sequence[Task]) -> "TaskTable":
-        """Return the table of some tasks."""
+        """Return a table with the properties of tasks, an entry for each task."""
         return cls(
             np.array([task.in_place for task in tasks], np.bool_),
             np.array([task.shift for task in tasks], np.bool_),

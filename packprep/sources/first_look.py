@@ -589,7 +589,7 @@ def _are_ids(key: str, value: Any) -> bool:
 
 
 class _LineCounts:
-    """Counts of the first lines of a file, by what they contain instead of a usable text."""
+    """Counts of those first lines of a file that have no usable text, by what they contain."""
 
     def __init__(self) -> None:
         self.looked_at = self.undecodable = self.malformed = 0

@@ -353,7 +353,10 @@ def prove_on_nasty_text(engine: Engine, special_text: str, vocabulary: Vocabular
 def _characters_proven_for(
     engine: Engine, special_text: str, vocabulary: Vocabulary
 ) -> tuple | None:
-    """Return `_proven_for` with the digest of the code that computes characters, or None."""
+    """Return the result of `_proven_for`, extended by the digest of the code for characters.
+
+    The result is None if `_proven_for` returns None.
+    """
     files = _proven_for(engine, special_text, vocabulary)
     return None if files is None else (*files, code_digest(byte_tokens.__file__))
 
