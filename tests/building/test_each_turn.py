@@ -50,7 +50,6 @@ def recipe(seq_length, objective="causal", **documents):
     )
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     "seq_length, objective, documents",
     [

@@ -60,7 +60,6 @@ def trained_text(folder):
     return bytes(ids[ids < 256].astype("u1").tolist()).decode("utf-8", "replace")
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     "seq_length, documents", [(2048, {}), (256, {"trained_turns": "each", "append_eos": True})]
 )

@@ -11,7 +11,6 @@ from tests import made
 from tests.conversations import chats_made as chats
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("template", [chats.GENERATION, chats.CHATML])
 def test_a_build_is_the_same_with_and_without_the_boundaries_of_uncut_conversations(
     tmp_path, template

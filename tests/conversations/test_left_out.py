@@ -44,7 +44,6 @@ def reject_of(**record):
     return read_layout(Supervision(None, None, record, layout))
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     "template, messages, tools, left_out",
     [
@@ -82,7 +81,6 @@ def test_what_a_template_writes_is_not_rejected():
     assert "hm" not in text_of(forgetting, [chats.turns("q")[0], thought, *chats.turns("p", "b")])
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("arguments", ['{"a": 3}', ' {"a": 3}', '{"a": "é"}'])
 def test_arguments_that_are_a_json_text_are_the_object_where_a_template_expects_one(arguments):
     call = {"function": {"name": "multiply", "arguments": arguments}}
@@ -115,7 +113,6 @@ def test_a_system_beside_messages_is_the_first_message():
     assert of_texts[0] == "bad_messages" and "system beside a prompt" in of_texts[1]
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     "field, value",
     [
@@ -135,7 +132,6 @@ def test_a_field_beside_messages_that_is_not_read_is_named(field, value):
     assert not isinstance(reject_of(messages=chats.turns("q", "a"), **{field: []}), tuple)
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     "marks, train, weight",
     [
@@ -152,7 +148,6 @@ def test_other_names_of_train_and_weight_are_read(marks, train, weight):
     assert dialogue.messages[1] == answer
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     "marks, words",
     [

@@ -43,7 +43,6 @@ def test_weights_multiply_what_the_masks_say():
     assert of_one([5, 6], completion_mask=[0, 1], assistant_masks=[0, 1])[1:] == ([0, 1], "")
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize(
     "masks, words",
     [
@@ -83,7 +82,6 @@ def test_masks_mean_to_the_twin_what_they_mean_to_the_package(ids, data):
         assert theirs == (kept, weights)
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("form", ["parquet", "arrow", "jsonl"])
 def test_rows_with_masks_are_trained_as_they_say(tmp_path, form):
     rows = [
