@@ -41,21 +41,16 @@ from unittest import mock
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
+from chat_datasets import BOS, DATE, EOS, PAD, chunks_built
 from conversations import MARK, conversations, strings
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-from packprep import open_dataset
-from packprep.building.run import build
 from packprep.errors import PackprepError
-from packprep.recipe import KEYS, read_recipe
 
-SEQ_LENGTH = 1 << 15
 MOST_REJECTED = 0.01
-DATE = "2026-01-01"
 NOT_WRITTEN = "the template does not write"  # of packprep's rejects
-BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 TOKEN = re.compile(
     r"<[|｜][^|｜<>\s{}'\"]+[|｜]>|<SPECIAL_\d+>|\[/?[A-Z_]+\]|<(?:start|end)_of_turn>"
 )
@@ -98,7 +93,6 @@ TURNS = {
 }
 """What stands in a template of a family → expressions of what opens a turn and of what is trained.
 Checked by hand."""
-SOUND = {"text": "so that a build has a row whatever is rejected", "loss_spans": [[0, 40]]}
 
 
 @dataclass
@@ -112,6 +106,18 @@ class Found:
     def differs(self, what: str, number: int, detail: str) -> None:
         self.counts[f"{what} differ"] += 1
         self.differences.append(f"{what} of conversation {number}: {detail}")
+
+    def differing(self) -> dict[str, int]:
+        """Return how often each kind of comparison differs."""
+        return {
+            name.removesuffix(" differ"): n
+            for name, n in self.counts.items()
+            if name.endswith(" differ")
+        }
+
+    def fails(self, conversations: int) -> bool:
+        """Return whether anything differs, or too many of the conversations are rejected."""
+        return bool(self.differing()) or self.counts["rejects"] > MOST_REJECTED * conversations
 
 
 @dataclass
@@ -154,63 +160,12 @@ def built(
     folder: Path, tokenizer: Any, records: Sequence[dict[str, Any]], special_text: str
 ) -> tuple[dict[int, Document], dict[int, str]]:
     """Record → its document in a dataset, and record → why it was rejected."""
-    folder.mkdir()
-    (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str(), "utf-8")
-    named = {
-        "bos_token": BOS,
-        "eos_token": EOS,
-        "pad_token": PAD,
-        "chat_template": tokenizer.chat_template,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(named), "utf-8")
-    lines = [
-        json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in (*records, SOUND)
-    ]
-    (folder / "chats.jsonl").write_bytes(b"".join(lines))
-    begins = np.cumsum([0, *map(len, lines)]).tolist()
-    number = {begin: i for i, begin in enumerate(begins)}
-    documents = {
-        "append_eos": False,
-        "special_text": special_text,
-        "max_bad_fraction": 1.0,
-        "template_date": DATE,
-    }
-    recipe = {
-        "seq_length": SEQ_LENGTH,
-        "tokenizer": ".",
-        "engine": "reference",
-        "sources": [{"paths": ["chats.jsonl"]}],
-        "tasks": [{"preset": "causal"}],
-        "documents": {key: value for key, value in documents.items() if key in KEYS["documents"]},
-    }
-    build(read_recipe(recipe, folder), folder / "packed", Silent())
+    chunks, rejects = chunks_built(folder, tokenizer, records, special_text=special_text)
     found = {}
-    dataset = open_dataset(folder / "packed")
-    for row in map(dataset.row, range(len(dataset))):
-        segments = row.segments
-        for begin, end, doc, start in zip(
-            *(segments[key].tolist() for key in ("begin", "end", "doc", "start")), strict=True
-        ):
-            assert start == 0, "a conversation is longer than a row"
-            trained = np.append(False, row.loss_mask[begin : end - 1] != 0)
-            found[number[doc]] = Document(np.array(row.tokens[begin:end], np.int64), trained)
-    rejects = {}
-    for file in (folder / "packed" / "rejects").rglob("*.jsonl"):
-        for line in file.read_text("utf-8").splitlines():
-            reject = json.loads(line)
-            if "reason" in reject:
-                rejects[number[reject["position"]]] = f"{reject['reason']}: {reject['detail']}"
+    for record, (only, *others) in chunks.items():
+        assert not others and only.start == 0, "a conversation is longer than a row"
+        found[record] = Document(only.ids, only.trained)
     return found, rejects
-
-
-class Silent:
-    """A build's progress that shows nothing."""
-
-    def begin(self, text_bytes: int, shards: int, missing: int) -> None: ...
-    def add(self, documents: int, text_bytes: int, tokens: int, rejects: int) -> None: ...
-    def say(self, message: str) -> None: ...
-    def done(self, item: object) -> None: ...
-    def end(self) -> None: ...
 
 
 class _Date(datetime.datetime):
@@ -224,7 +179,7 @@ class Judged:
     """A conversation as Transformers has it.
 
     begins: int64[n]: the character at which each token begins. mask: bool[n]: Transformers' own;
-    None where the template has no blocks. refusal: why the template does not take it, if it does
+    None where the template has no blocks. blocks: their characters, if so. refusal: why the template does not take it, if it does
     not. lacks_words: whether the text lacks a marked word of the record.
     """
 
@@ -233,6 +188,7 @@ class Judged:
     ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     begins: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     mask: np.ndarray | None = None
+    blocks: list[tuple[int, int]] = field(default_factory=list)
     lacks_words: bool = False
 
 
@@ -359,7 +315,7 @@ def rendered(tokenizer: Any, messages: list[dict[str, Any]], given: dict[str, An
     begins = np.array([begin for begin, _ in encoded["offset_mapping"]], np.int64)
     judged = Judged("", texts[0], np.array(encoded["input_ids"], np.int64), begins)
     if has_blocks(tokenizer):
-        judged.mask = np.zeros(len(begins), np.bool_)
+        judged.mask, judged.blocks = np.zeros(len(begins), np.bool_), blocks[0]
         for begin, end in blocks[0]:
             first, last = encoded.char_to_token(begin), encoded.char_to_token(end - 1)
             judged.mask[first : last + 1] = True
@@ -543,6 +499,33 @@ def judge_template(source: str, records: Sequence[dict[str, Any]]) -> Found:
 COLUMNS = ("conversations", "refused", "rejects", "ids", "mask", "turns", "marks", "untrained")
 
 
+def template_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the templates that a command names: files, and the *.jinja of folders."""
+    return [
+        file
+        for path in paths
+        for file in (sorted(path.glob("*.jinja")) if path.is_dir() else [path])
+    ]
+
+
+def print_head(width: int, columns: Sequence[str]) -> None:
+    """Print the names of the columns, after a first column of `width` characters."""
+    print(
+        f"{'':{width}}", *(f"{name:>{max(6, len(name))}}" for name in columns), "differ", sep="  "
+    )
+
+
+def print_found(name: str, columns: Sequence[str], found: Found, show: int) -> None:
+    """Print a template's line, the reasons of rejects, and its first differences."""
+    cells = (f"{found.counts[column] or '·':>{max(6, len(column))}}" for column in columns)
+    differing = (f"{n} {what}" for what, n in found.differing().items())
+    print(name, *cells, ", ".join(differing) or "nothing", sep="  ", flush=True)
+    for reason, n in found.reasons.most_common(6):
+        print(f"    {n} × {reason}")
+    for sentence in found.differences[:show]:
+        print(f"    {sentence}")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -552,16 +535,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", type=int, default=0, help="so many differences of each template")
     options = parser.parse_args(arguments)
-    files = [
-        file
-        for path in options.templates
-        for file in (sorted(path.glob("*.jinja")) if path.is_dir() else [path])
-    ]
+    files = template_files(options.templates)
     records = list(conversations(options.count, options.seed))
     width = max(len(file.stem) for file in files)
-    print(
-        f"{'':{width}}", *(f"{name:>{max(6, len(name))}}" for name in COLUMNS), "differ", sep="  "
-    )
+    print_head(width, COLUMNS)
     failed = False
     for file in files:
         began = time.monotonic()
@@ -571,18 +548,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{file.stem:{width}}  no dataset: {error}", flush=True)
             failed = True
             continue
-        differing = {name: n for name, n in found.counts.items() if name.endswith(" differ")}
-        failed |= bool(differing) or found.counts["rejects"] > MOST_REJECTED * len(records)
-        cells = (f"{found.counts[name] or '·':>{max(6, len(name))}}" for name in COLUMNS)
-        said = (
-            ", ".join(f"{n} {name.removesuffix(' differ')}" for name, n in differing.items())
-            or "nothing"
-        )
-        print(f"{file.stem:{width}}", *cells, said, sep="  ", flush=True)
-        for reason, n in found.reasons.most_common(6):
-            print(f"    {n} × {reason}")
-        for sentence in found.differences[: options.show]:
-            print(f"    {sentence}")
+        failed |= found.fails(len(records))
+        print_found(f"{file.stem:{width}}", COLUMNS, found, options.show)
         if options.show:
             print(f"    {time.monotonic() - began:.0f} s")
     return int(failed)

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import chats
 import torch
 import trl
+from chat_datasets import BOS, EOS, PAD, Silent
 from conversations import conversations, strings
 from datasets import IterableDataset
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback
@@ -144,7 +145,7 @@ def packed_loss(
     """(the loss over the rows of a dataset of the records, those that it has: others are
     rejects)."""
     (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str(), "utf-8")
-    named = {"bos_token": chats.BOS, "eos_token": chats.EOS, "pad_token": chats.PAD}
+    named = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD}
     (folder / "tokenizer_config.json").write_text(
         json.dumps({**named, "chat_template": tokenizer.chat_template}), "utf-8"
     )
@@ -163,7 +164,7 @@ def packed_loss(
         "tasks": [{"preset": "causal"}],
         "documents": documents,
     }
-    build(read_recipe(recipe, folder), folder / "packed", chats.Silent())
+    build(read_recipe(recipe, folder), folder / "packed", Silent())
     dataset = open_dataset(folder / "packed")
     model = model_of(len(tokenizer)).eval()
     collator = Collator(dataset, model)
