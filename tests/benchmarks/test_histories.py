@@ -10,6 +10,7 @@ import histories
 import numpy as np
 from conversations import conversations
 
+from packprep.conversations import supervision
 from tests.conversations import chats_made
 
 pytestmark = pytest.mark.long
@@ -54,3 +55,12 @@ def test_other_chunks_are_seen(damage, monkeypatch):
     monkeypatch.setattr(histories, "chunks_built", damaged)
     found = histories.judge_template(chats_made.CHATML, list(conversations(24)), 128)
     assert found.counts["chunks differ"]
+
+
+def test_a_turn_after_another_history_is_seen(monkeypatch):
+    """As `trained_turns = "all"`: earlier answers without their reasoning, in one text."""
+    monkeypatch.setattr(
+        supervision, "dialogues_with_own_history", lambda _, dialogue, *rest: [dialogue]
+    )
+    found = histories.judge_template(chats_made.THINKING, list(conversations(24)), 128)
+    assert found.counts["texts differ"]
