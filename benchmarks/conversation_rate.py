@@ -26,7 +26,8 @@ from typing import Any
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
-from chats import BOS, EOS, PAD, SEQ_LENGTH, has_blocks, tokenizer_of
+from chat_datasets import BOS, EOS, PAD, SEQ_LENGTH
+from chats import has_blocks, tokenizer_of
 from conversations import conversations, strings
 
 SAMPLE = 500  # conversations that the tokenizer is trained on

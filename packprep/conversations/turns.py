@@ -219,14 +219,14 @@ def _rendered_messages(
     rendered = partial(_with_blocks, taken=taken) if template.marks_generation else _without_blocks
     try:
         text, blocks = rendered(render, messages)
-    except (MemoryError, TemplateRefusal, TemplateLimit):
+    except (MemoryError, TemplateLimit):
         raise
-    except Exception:  # A template is code and may raise any error.
+    except Exception as error:  # A template is code and may raise any error.
         as_objects = _with_objects(messages)
         tried = None if as_objects is None else attempted(partial(rendered, render, as_objects))
         if as_objects is not None and tried is not None:
             messages, (text, blocks) = as_objects, tried
-        elif all("content" in message for message in messages):
+        elif isinstance(error, TemplateRefusal) or all("content" in each for each in messages):
             raise
         else:
             messages, text, blocks = _with_contents(partial(rendered, render), messages)

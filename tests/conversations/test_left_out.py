@@ -92,6 +92,13 @@ def test_arguments_that_are_a_json_text_are_the_object_where_a_template_expects_
     assert arguments in text_of(as_text, messages)
     items = WITH_CALLS.replace("c.function.arguments | tojson", "c.function.arguments.items()|list")
     assert text_of(items, messages) == text_of(items, expected)
+    refusing = WITH_CALLS.replace(
+        "{{ c.function.arguments | tojson }}",
+        "{% if c.function.arguments is string %}{{ raise_exception('an object is wanted') }}"
+        "{% endif %}{{ c.function.arguments | tojson }}",
+    )
+    assert refusing != WITH_CALLS
+    assert text_of(refusing, messages) == text_of(refusing, expected)
 
 
 def test_other_texts_in_arguments_stay_texts():
