@@ -26,14 +26,14 @@ from typing import Any
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
-from chat_datasets import BOS, EOS, PAD, SEQ_LENGTH
+from chat_datasets import BOS, EOS, PAD
 from chats import has_blocks, tokenizer_of
 from conversations import conversations, strings
 
 SAMPLE = 500  # conversations that the tokenizer is trained on
-RECIPE = f"""\
+RECIPE = """\
 tokenizer = "."
-seq_length = {SEQ_LENGTH}
+seq_length = 8192
 [documents]
 append_eos = false
 max_bad_fraction = 1.0
