@@ -43,6 +43,7 @@ BECOMES = {
 }
 
 
+@pytest.mark.long
 def test_mutants_are_of_what_a_program_does(tmp_path, monkeypatch):
     """Not of docstrings, annotations, assertions, texts and what `strict` guards."""
     monkeypatch.setattr(mutants, "ROOT", tmp_path)
@@ -58,6 +59,7 @@ def test_mutants_are_of_what_a_program_does(tmp_path, monkeypatch):
         assert changed == [mutant.line - 1] and lines[mutant.line - 1] == mutant.becomes
 
 
+@pytest.mark.long
 def test_what_is_listed_as_equivalent_is_a_mutant_of_the_code_as_it_is():
     known = mutants.equivalent()
     every = {

@@ -207,6 +207,7 @@ no-such-command
 """
 
 
+@pytest.mark.long
 def test_a_good_page_runs(tmp_path):
     assert run(tmp_path, GOOD) == []
     assert read_page(tmp_path / "made.md").needs == ("corpus", "torch")
@@ -216,6 +217,7 @@ def test_a_good_page_runs(tmp_path):
     ).exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
@@ -246,6 +248,7 @@ def test_a_broken_block_fails_and_is_named(tmp_path, before, after, said):
     assert re.match(r"made\.md:\d+: ", str(caught.value))
 
 
+@pytest.mark.long
 def test_blocks_that_need_a_missing_library_are_left_out_with_what_follows_from_them(tmp_path):
     page = (
         "```sh\ntouch one\n```\n```python\nimport nowhere.there as"
@@ -261,6 +264,7 @@ def test_blocks_that_need_a_missing_library_are_left_out_with_what_follows_from_
     assert len(run(tmp_path, called, missing={"nowhere": "nowhere is not installed"})) == 2
 
 
+@pytest.mark.long
 def test_what_is_shown_is_not_compared_where_it_is_a_sample_or_stands_apart(tmp_path):
     for between in ("<!-- sample output -->\n", "So it goes:\n\n"):
         run(tmp_path, f"```sh\necho one\n```\n\n{between}```text\nanother\n```\n")

@@ -47,6 +47,7 @@ def test_a_link_that_names_a_test_leads_to_the_file_that_has_it(page):
             assert f"def {link['text']}(" in source, f"{page}: {link[0]}"
 
 
+@pytest.mark.long
 def test_this_test_sees_links():
     assert "docs/quickstart.md" in [link["target"] for link in _LINK.finditer(prose("README.md"))]
     assert "the-ledger" in anchors(ROOT / "docs/format.md")

@@ -57,6 +57,7 @@ def test_every_part_has_a_place():
     assert named == set(make.PARTS)
 
 
+@pytest.mark.long
 def test_a_part_that_is_out_of_date_is_found_and_rewritten(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- made: p1 -->\nsomething else\n<!-- /made -->\nafter\n")

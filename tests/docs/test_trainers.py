@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from tests import made
 
 TRAINERS, PAGE = (
@@ -31,6 +33,7 @@ def test_every_environment_has_a_row_with_the_version_that_is_pinned():
         assert outcome in ("trained 20 steps", "read by its own loader and collator"), name
 
 
+@pytest.mark.long
 def test_environments_can_be_made_anywhere():
     for path in TRAINERS.glob("*.txt"):
         lines = path.read_text().splitlines()[1:]

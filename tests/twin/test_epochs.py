@@ -152,6 +152,7 @@ def other_weights(self, segments, columns, epochs, redraw=Dataset.redraw):
     columns["loss_weights"] *= 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "wrong, array", [(another_epoch, "tokens"), (other_weights, "loss_weights")]
 )

@@ -41,6 +41,7 @@ def test_every_kind_of_task_and_file(every_kind):
     assert found["twin"] == found["segments"] > 200
 
 
+@pytest.mark.long
 def test_so_many_segments_as_asked_for(every_kind):
     assert holds(every_kind, 60)["twin"] == 60
 
@@ -195,6 +196,7 @@ def test_documents_that_say_what_is_trained(tmp_path):
     holds(tmp_path / "out", 50)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["tokens", "labels", "loss_mask", "segment_noise", "block_noise"])
 def test_what_differs_is_named(every_kind, tmp_path, name):
     directory = copied(every_kind, tmp_path)
@@ -215,6 +217,7 @@ def test_what_differs_is_named(every_kind, tmp_path, name):
         ]
 
 
+@pytest.mark.long
 def test_an_objective_without_a_twin_is_refused_by_name():
     task = {"name": "mine", "objective": "reversed"}
     with pytest.raises(PlanError, match=r"task 'mine': objective 'reversed' has no twin"):
