@@ -11,18 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.array_tasks import share_of
-from packprep.building.ledger import (
-    ENCODER,
-    MEDIA,
-    WEIGHTED,
-    add_ledgers,
-)
+from packprep.building.ledger import ENCODER, MEDIA, WEIGHTED, add_ledgers
 from packprep.building.plan import Plan, at_text, moved_prefixes, open_plan, stored_plan
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.run import Progress
 from packprep.dataset.epochs.resampling import EPOCHS
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import read_manifest
+from packprep.dataset.manifest import Manifest, read_manifest
 from packprep.dataset.order import integer
 from packprep.dataset.segments import Segments
 from packprep.dataset.shard import open_shard
@@ -71,7 +66,7 @@ from packprep.verification.on_disk import (
     check_sum,
     sound_ledgers,
 )
-from packprep.verification.replay import replay_shard, replay_some
+from packprep.verification.replay import ShardToReplay, replay_shard, replay_some
 from packprep.verification.stores import check_store_shard
 
 PROMISES = {
@@ -196,6 +191,15 @@ class Result(NamedTuple):
     runs: Runs | None
 
 
+class DatasetCheck(NamedTuple):
+    """A dataset that is verified, and where its faults go."""
+
+    local: LocalCopy
+    manifest: Manifest
+    plan: Plan
+    faults: Faults
+
+
 def verify_dataset(
     directory: str | os.PathLike | Folder,
     replay: int | None,
@@ -239,95 +243,142 @@ def verify_dataset(
         RecipeError: If the options do not apply to a token store, or `moved` has an unknown source.
     """
     with local_copy(folder_at(directory)) as local:
-        folder = local.folder
-        local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
-        manifest = read_manifest(folder, stores=True)
-        if not (folder / manifest["plan"]["file"]).exists():
-            raise PlanError(
-                f"{folder}: plan.json is missing, so nothing can be recomputed"
-                "\nhint: restore the file"
-            )
-        if "kind" in manifest and (epoch or replay not in (None, ALL)):
-            raise RecipeError(
-                f"{local.out} is a token store, which supports only --replay all, without --epoch"
-            )
-        integer("epoch", epoch, 0, 1 << 63)
-        if epoch:
-            open_dataset(folder).check_redraw()
+        folder, is_first_task = local.folder, array[0] == 0
+        manifest = _manifest_to_verify(local, replay, epoch)
         faults = Faults()
-        if array[0] == 0:
-            check_manifest_digest(manifest, faults)
-            if isinstance(local.out, Remote):
-                check_objects(local.out, manifest, faults)
-            else:
-                check_listing(folder, manifest, faults)
+        if is_first_task:
+            _check_files(local, manifest, faults)
         # Nothing can be recomputed from a damaged plan.
         if not check_foundations(folder, manifest, faults):
             return _report(local, manifest, epoch, range(0), 0, faults)
         stored = stored_plan(folder)
         assert stored is not None
-        prefixes = moved_prefixes(stored, moved)
-        if replay is not None:
-            names = [source["name"] for source in stored["sources"]]
-            given = zip(names, prefixes, strict=True)
-            prefixes = [
-                prefix if name in moved else at_text(name, prefix) for name, prefix in given
-            ]
-            locations = [
-                f"{name} at {prefix}" for name, prefix in zip(names, prefixes, strict=True)
-            ]
-            progress.say(f"reading the sources {listed(locations, MOST_PLACES)}")
+        prefixes = _prefixes_to_read(stored, moved, replay, progress)
         plan = open_plan(folder, prefixes)
         plan.max_bad_fraction = manifest.get("max_bad_fraction", plan.max_bad_fraction)
         engine = None if replay is None else plan.text_engine
         if engine is not None and engine.name != stored["engine"]["name"]:
             progress.say(engine_in_words(engine, "auto", plan.vocabulary))
-        shards = min(len(manifest["shards"]), stored["shards"])
+        shards = min(len(manifest["shards"]), plan.shards)
         share: Sequence[int] = share_of(*array, shards)
         if only is not None:
             share = [b for b in only if b in share]
+        check = DatasetCheck(local, manifest, plan, faults)
+        # The first task checks what no shard shows. It needs the ledgers of all other shards.
         ledgers: list[Mapping[str, Any]] = []
-        if array[0] == 0:
-            check_manifest(folder, plan, manifest, faults)
-            check_replaced(stored, plan, manifest, faults)
-            check_plan_follows(plan, faults)
-            if recipe is not None:
-                check_recipe(plan, recipe, moved, faults)
-            if replay == ALL:
-                files = check_inputs(plan, faults)
-            ledgers += sound_ledgers(
-                local.out, manifest, plan, sorted(set(range(shards)).difference(share))
-            )
+        if is_first_task:
+            _check_plan(check, stored, recipe, moved)
+            files = check_inputs(plan, faults) if replay == ALL else []
+            other_shards = sorted(set(range(shards)).difference(share))
+            ledgers += sound_ledgers(local.out, manifest, plan, other_shards)
         items = _items(manifest, share, replay, replay_seed)
-        runs = []
-        replayed, sources_changed = 0, False
-        progress.begin(
-            sum(item.entry["bytes"] for item in items), len(manifest["shards"]), len(items)
-        )
+        text_bytes = sum(item.entry["bytes"] for item in items)
+        progress.begin(text_bytes, len(manifest["shards"]), len(items))
+        arguments = local, prefixes, manifest["plan"]["digest"], epoch % EPOCHS
         try:
-            arguments = (local, prefixes, manifest["plan"]["digest"], epoch % EPOCHS)
-            if min(workers, len(items)) > 1:
-                warm_kernels()  # Compile once, before workers are forked.
-            for item, result in in_processes(_setup, arguments, items, workers, progress.add):
-                progress.done(item)
-                faults.join(result.faults)
-                replayed += result.replayed or 0
-                sources_changed |= result.replayed is None
-                if result.runs is not None:
-                    runs.append((item.number, result.runs))
-                if result.ledger is not None:
-                    ledgers.append(result.ledger)
+            results = _verify_shards(arguments, items, workers, progress)
         finally:
             progress.end()
-        if array[0] == 0 and len(ledgers) == len(manifest["shards"]):
-            total = add_ledgers(ledgers)
-            check_sum(manifest, total, faults)
-            check_reject_limit(plan, total, faults)
-        if array[0] == 0 and replay == ALL and not sources_changed:  # P17 reports changed sources.
-            check_estimates(plan, files, faults)
-        check_apart(plan, sorted(runs, key=lambda own: own[0]), len(runs) == plan.shards, faults)
+        _check_sums(check, results, ledgers if is_first_task else None)
+        replayed_counts = [result.replayed for result in results.values()]
+        if is_first_task and replay == ALL and None not in replayed_counts:
+            check_estimates(plan, files, faults)  # Otherwise P17 reports the changed sources.
+        runs = [(b, runs) for b in share if (runs := results[b].runs) is not None]
+        check_apart(plan, runs, len(runs) == plan.shards, faults)
+        replayed = sum(count or 0 for count in replayed_counts)
         report = _report(local, manifest, epoch, share, replayed, faults)
         return report if replay in (None, ALL) else {**report, "replay_seed": replay_seed}
+
+
+def _manifest_to_verify(local: LocalCopy, replay: int | None, epoch: int) -> Manifest:
+    """Fetch the dataset's own files, and return the manifest if the options apply to it."""
+    folder = local.folder
+    local.fetch(MANIFEST_NAME, PLAN_NAME, TOKENIZER_NAME, REMOVED_NAME)
+    manifest = read_manifest(folder, stores=True)
+    if not (folder / manifest["plan"]["file"]).exists():
+        raise PlanError(
+            f"{folder}: plan.json is missing, so nothing can be recomputed\nhint: restore the file"
+        )
+    if "kind" in manifest and (epoch or replay not in (None, ALL)):
+        raise RecipeError(
+            f"{local.out} is a token store, which supports only --replay all, without --epoch"
+        )
+    integer("epoch", epoch, 0, 1 << 63)
+    if epoch:
+        open_dataset(folder).check_redraw()
+    return manifest
+
+
+def _check_files(local: LocalCopy, manifest: Manifest, faults: Faults) -> None:
+    """Check P1 of the manifest and of the list of files or objects."""
+    check_manifest_digest(manifest, faults)
+    if isinstance(local.out, Remote):
+        check_objects(local.out, manifest, faults)
+    else:
+        check_listing(local.folder, manifest, faults)
+
+
+def _prefixes_to_read(
+    stored: Mapping[str, Any], moved: Mapping[str, str], replay: int | None, progress: Progress
+) -> list[str]:
+    """Return the current location of each source. Say which ones a rebuild reads."""
+    prefixes = moved_prefixes(stored, moved)
+    if replay is None:
+        return prefixes
+    names = [source["name"] for source in stored["sources"]]
+    prefixes = [
+        prefix if name in moved else at_text(name, prefix)
+        for name, prefix in zip(names, prefixes, strict=True)
+    ]
+    locations = [f"{name} at {prefix}" for name, prefix in zip(names, prefixes, strict=True)]
+    progress.say(f"reading the sources {listed(locations, MOST_PLACES)}")
+    return prefixes
+
+
+def _check_plan(
+    check: DatasetCheck, stored: dict[str, Any], recipe: Recipe | None, moved: Mapping[str, str]
+) -> None:
+    """Check P2 and P22 of the manifest and the plan, and that the plan follows from `recipe`."""
+    plan, manifest, faults = check.plan, check.manifest, check.faults
+    check_manifest(check.local.folder, plan, manifest, faults)
+    check_replaced(stored, plan, manifest, faults)
+    check_plan_follows(plan, faults)
+    if recipe is not None:
+        check_recipe(plan, recipe, moved, faults)
+
+
+def _verify_shards(
+    arguments: tuple[Any, ...], items: Sequence[ShardToVerify], workers: int, progress: Progress
+) -> dict[int, Result]:
+    """Return the result of each shard by its number. `arguments` are those of `_setup`."""
+    if min(workers, len(items)) > 1:
+        warm_kernels()  # Compile once, before workers are forked.
+    results = {}
+    for item, result in in_processes(_setup, arguments, items, workers, progress.add):
+        progress.done(item)
+        results[item.number] = result
+    return results
+
+
+def _check_sums(
+    check: DatasetCheck, results: Mapping[int, Result], ledgers: list[Mapping[str, Any]] | None
+) -> None:
+    """Add the shards' faults, and check P2 of the sum of all ledgers.
+
+    Args:
+        check: The dataset.
+        results: The result of each shard.
+        ledgers: The ledgers of all other shards, or None if the sum is not checked.
+    """
+    for result in results.values():
+        check.faults.join(result.faults)
+    if ledgers is None:
+        return
+    ledgers += [result.ledger for result in results.values() if result.ledger is not None]
+    if len(ledgers) == len(check.manifest["shards"]):
+        total = add_ledgers(ledgers)
+        check_sum(check.manifest, total, check.faults)
+        check_reject_limit(check.plan, total, check.faults)
 
 
 def _report(
@@ -410,14 +461,11 @@ def _setup(local: LocalCopy, prefixes: list[str], plan_digest: str, epoch: int) 
             if receipt is not None and rejects is not None:
                 runs = check_documents(plan, item.number, arrays, rejects, receipt, faults)
             try:
+                shard = ShardToReplay(plan, item.number, arrays, receipt, decoders, faults, epoch)
                 if item.whole:
-                    replayed = replay_shard(
-                        plan, item.number, arrays, receipt, rejects, decoders, faults, epoch
-                    )
+                    replayed = replay_shard(shard, rejects)
                 elif item.replay is not None:
-                    replayed = replay_some(
-                        plan, item.number, arrays, item.replay, receipt, decoders, faults, epoch
-                    )
+                    replayed = replay_some(shard, item.replay)
             except SourceError as error:
                 faults.add("P17", shard_name(item.number), f"cannot be rebuilt: {error}")
         report(0, item.entry["bytes"], item.entry["tokens"], 0)
@@ -465,18 +513,18 @@ def _arrays_of(
     if dataset is None:
         return arrays if check_arrays(plan, arrays, file, faults) else None
     try:
-        anew = arrays_in_epoch(dataset, shard, epoch)
+        arrays_again = arrays_in_epoch(dataset, shard, epoch)
     except DatasetError as error:
-        of_stored = Faults()
-        check_arrays(plan, arrays, file, of_stored)  # This finds faults of the stored rows.
-        if not of_stored.total:
-            of_stored.add("P12", file, f"cannot be resampled: {error}")
-        faults.join(of_stored)
+        stored_faults = Faults()
+        check_arrays(plan, arrays, file, stored_faults)  # This finds faults of the stored rows.
+        if not stored_faults.total:
+            stored_faults.add("P12", file, f"cannot be resampled: {error}")
+        faults.join(stored_faults)
         return None
-    if not check_arrays(plan, anew, file, faults, epoch):
+    if not check_arrays(plan, arrays_again, file, faults, epoch):
         return None
-    check_same_tokens(plan, arrays, anew, file, faults, epoch)
-    return {name: anew[name] for name in (*shard.layout, WEIGHTS) if name not in BLOCKS}
+    check_same_tokens(plan, arrays, arrays_again, file, faults, epoch)
+    return {name: arrays_again[name] for name in (*shard.layout, WEIGHTS) if name not in BLOCKS}
 
 
 def _check_counts(

@@ -1,13 +1,13 @@
 """Check P17: rebuild a shard, or some of its segments, from the sources and compare."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from packprep.building.commit import encode_rejects
 from packprep.building.plan import Plan
-from packprep.building.work import make_shard, read_shard
+from packprep.building.work import Made, StoreShard, make_shard, read_shard
 from packprep.dataset.boundaries import ranks
 from packprep.documents.reading import OF_TOKENS
 from packprep.errors import SourceError
@@ -20,119 +20,121 @@ from packprep.verification.coverage import Locations, check_read
 from packprep.verification.faults import MAX_LISTED, Faults
 
 
-def replay_shard(
-    plan: Plan,
-    number: int,
-    arrays: Mapping[str, np.ndarray],
-    receipt: Mapping[str, Any] | None,
-    rejects: Locations | None,
-    decoders: Decoders,
-    faults: Faults,
-    epoch: int = 0,
-) -> int | None:
+class ShardToReplay(NamedTuple):
+    """A shard that is rebuilt, and where its faults go.
+
+    Attributes:
+        plan: The dataset's plan.
+        number: Number of the shard.
+        arrays: The shard's arrays, stored or as resampled for `epoch`.
+        receipt: The shard's receipt, or None if it is invalid.
+        decoders: Decoders for the source files.
+        faults: Receives the faults.
+        epoch: The epoch whose random numbers the arrays contain.
+    """
+
+    plan: Plan
+    number: int
+    arrays: Mapping[str, np.ndarray]
+    receipt: Mapping[str, Any] | None
+    decoders: Decoders
+    faults: Faults
+    epoch: int
+
+    def add(self, message: str, row: int | None = None, *location: Any) -> None:
+        """Add a fault of P17 in the shard's file."""
+        self.faults.add("P17", shard_name(self.number), message, row, *location)
+
+
+def replay_shard(shard: ShardToReplay, rejects: Locations | None) -> int | None:
     """Check P17 and P21 of a whole shard by rebuilding it.
 
     The rebuilt shard must be equal, and its inverted segments must give the documents' tokens.
 
     Args:
-        plan: The dataset's plan.
-        number: Number of the shard.
-        arrays: The shard's arrays, stored or as resampled for `epoch`.
-        receipt: The shard's receipt, or None if it is invalid.
+        shard: The shard.
         rejects: The documents in the shard's rejects, or None if they cannot be read.
-        decoders: Decoders for the source files.
-        faults: Receives the faults.
-        epoch: The epoch whose random numbers the arrays contain.
 
     Returns:
         The number of rebuilt segments, or None if a source changed.
     """
-    file, before = shard_name(number), faults.total
-    made = make_shard(plan, number, decoders, epoch=epoch)
-    if receipt is not None:
-        changed = _changed_sources(plan, receipt, made.documents.text_digests)
-        for message in changed:
-            faults.add("P17", file, message)
-        if changed:
-            return None
-        if receipt["ledger"] != made.ledger:
-            faults.add("P17", receipt_name(number), "the ledger differs from the rebuilt shard")
-        rejected = encode_rejects(made)
-        if (receipt["rejects"] or {}).get("digest") != (digest_of(rejected) if rejected else None):
-            faults.add("P17", rejects_name(number), "the rejects differ from the rebuilt shard")
+    plan, number, faults = shard.plan, shard.number, shard.faults
+    faults_before = faults.total
+    made = make_shard(plan, number, shard.decoders, epoch=shard.epoch)
+    if _note_changed_sources(shard, made.documents.text_digests):
+        return None
+    if shard.receipt is not None:
+        check_receipt(number, shard.receipt, made, faults)
     if rejects is not None:
-        check_read(plan, number, arrays, rejects, made, faults)
-    compared = {
-        name: array for name, array in made.arrays.items() if not epoch or name not in BLOCKS
+        check_read(plan, number, shard.arrays, rejects, made, faults)
+    _compare_arrays(shard, made.arrays)
+    if faults.total == faults_before:  # Only sound arrays can be inverted.
+        _check_inverse(shard, made)
+    return len(made.segments)
+
+
+def check_receipt(
+    number: int, receipt: Mapping[str, Any], made: Made | StoreShard, faults: Faults
+) -> None:
+    """Check P17 of a receipt: the rebuilt shard has the same ledger and rejects."""
+    if receipt["ledger"] != made.ledger:
+        faults.add("P17", receipt_name(number), "the ledger differs from the rebuilt shard")
+    rejects = encode_rejects(made)
+    if (receipt["rejects"] or {}).get("digest") != (digest_of(rejects) if rejects else None):
+        faults.add("P17", rejects_name(number), "the rejects differ from the rebuilt shard")
+
+
+def _compare_arrays(shard: ShardToReplay, rebuilt_arrays: Mapping[str, np.ndarray]) -> None:
+    """Check P17 of the arrays: the rebuilt ones have the same names, shapes and bytes."""
+    stored_arrays = shard.arrays
+    rebuilt_arrays = {
+        name: array
+        for name, array in rebuilt_arrays.items()
+        if not shard.epoch or name not in BLOCKS
     }
-    for name in compared.keys() ^ arrays.keys() - {WEIGHTS}:
-        faults.add(
-            "P17",
-            file,
-            f"array {name!r} is {'not in the rebuilt shard' if name in arrays else 'missing'}",
-        )
-    for name in compared.keys() & arrays.keys():
-        stored, again = arrays[name], compared[name]
-        if stored.shape != again.shape:
-            faults.add(
-                "P17",
-                file,
-                f"{name} has shape {list(stored.shape)}, but {list(again.shape)} when rebuilt",
-            )
+    for name in rebuilt_arrays.keys() ^ stored_arrays.keys() - {WEIGHTS}:
+        problem = "not in the rebuilt shard" if name in stored_arrays else "missing"
+        shard.add(f"array {name!r} is {problem}")
+    for name in rebuilt_arrays.keys() & stored_arrays.keys():
+        stored, rebuilt = stored_arrays[name], rebuilt_arrays[name]
+        if stored.shape != rebuilt.shape:
+            shapes = f"{list(stored.shape)}, but {list(rebuilt.shape)} when rebuilt"
+            shard.add(f"{name} has shape {shapes}")
             continue
-        wrong = np.argwhere(stored.view(f"u{stored.itemsize}") != again.view(f"u{again.itemsize}"))
-        for index in wrong[:3]:
-            at = tuple(int(i) for i in index)
-            row, slot = (at[0], at[1]) if len(at) == 2 else (None, None)
-            where = "" if len(at) == 2 else f"[{at[0]}]"
-            faults.add(
-                "P17",
-                file,
-                f"{name}{where} is {again[at]} when rebuilt",
-                row,
-                slot,
-                stored[at].item(),
-            )
-    if faults.total > before:
-        return len(made.segments)
-    built, documents = made.segments, made.documents
-    exact = stored_segments(plan, arrays).replace(
-        bos=built.bos,
-        eos=built.eos,
-        repeated=built.repeated,
-        first_trained=built.first_trained,
+        # The bits are compared, because NaN differs from itself.
+        bits, rebuilt_bits = (values.view(f"u{values.itemsize}") for values in (stored, rebuilt))
+        for index in map(tuple, np.argwhere(bits != rebuilt_bits)[:3].tolist()):
+            row, slot = index if len(index) == 2 else (None, None)
+            entry = name if len(index) == 2 else f"{name}[{index[0]}]"
+            message = f"{entry} is {rebuilt[index]} when rebuilt"
+            shard.add(message, row, slot, stored[index].item())
+
+
+def _check_inverse(shard: ShardToReplay, made: Made) -> None:
+    """Check P17 of the inverse: it gives the tokens of the documents that were read again."""
+    segments, documents = made.segments, made.documents
+    exact = stored_segments(shard.plan, shard.arrays).replace(
+        bos=segments.bos,
+        eos=segments.eos,
+        repeated=segments.repeated,
+        first_trained=segments.first_trained,
     )
-    restored, offsets, _ = restore(plan, arrays, exact, np.arange(len(built)), epoch)
-    first = documents.offsets[built.document] + built.start
-    expected = documents.ids[np.repeat(first, built.tokens) + ranks(built.tokens)]
-    differs = np.flatnonzero(restored != expected)
-    for g in np.unique(np.searchsorted(offsets, differs[:MAX_LISTED], "right") - 1):
+    every_segment = np.arange(len(segments))
+    restored = restore(shard.plan, shard.arrays, exact, every_segment, shard.epoch)
+    first_token = documents.offsets[segments.document] + segments.start
+    expected = documents.ids[np.repeat(first_token, segments.tokens) + ranks(segments.tokens)]
+    differing = np.flatnonzero(restored.ids != expected)[:MAX_LISTED]
+    for g in np.unique(np.searchsorted(restored.offsets, differing, "right") - 1):
         message = f"segment {g}: inverting it does not give the document's tokens"
-        faults.add("P17", file, message, int(exact.row[g]))
-    return len(built)
+        shard.add(message, int(exact.row[g]))
 
 
-def replay_some(
-    plan: Plan,
-    number: int,
-    arrays: Mapping[str, np.ndarray],
-    chosen: np.ndarray,
-    receipt: Mapping[str, Any] | None,
-    decoders: Decoders,
-    faults: Faults,
-    epoch: int = 0,
-) -> int:
+def replay_some(shard: ShardToReplay, chosen: np.ndarray) -> int:
     """Check P17 of some segments by rebuilding them.
 
     Args:
-        plan: The dataset's plan.
-        number: Number of the shard.
-        arrays: The shard's arrays, stored or as resampled for `epoch`.
+        shard: The shard.
         chosen: Indices of the segments.
-        receipt: The shard's receipt, or None if it is invalid.
-        decoders: Decoders for the source files.
-        faults: Receives the faults.
-        epoch: The epoch whose random numbers the arrays contain.
 
     Returns:
         The number of rebuilt segments, or 0 if a source changed.
@@ -140,54 +142,52 @@ def replay_some(
     Raises:
         SourceError: If a source cannot be read for another reason than a change.
     """
-    file = shard_name(number)
-    row = np.searchsorted(arrays["row_offsets"], chosen, "right") - 1
     try:
-        differing = replay_segments(plan, arrays, chosen, epoch)
+        differences = replay_segments(shard.plan, shard.arrays, chosen, shard.epoch)
     except SourceError:
-        if not _note_changed_sources(plan, number, receipt, decoders, faults):
+        if not _is_explained(shard):
             raise
         return 0
-    if any(differing) and _note_changed_sources(plan, number, receipt, decoders, faults):
+    if any(differences) and _is_explained(shard):
         return 0
-    for g, r, difference in zip(chosen, row, differing, strict=True):
+    rows = np.searchsorted(shard.arrays["row_offsets"], chosen, "right") - 1
+    for g, row, difference in zip(chosen, rows, differences, strict=True):
         if difference:
-            faults.add("P17", file, f"segment {g}: {difference}", int(r))
+            shard.add(f"segment {g}: {difference}", int(row))
     return len(chosen)
 
 
-def _note_changed_sources(
-    plan: Plan, number: int, receipt: Mapping[str, Any] | None, decoders: Decoders, faults: Faults
-) -> bool:
+def _is_explained(shard: ShardToReplay) -> bool:
     """Read the shard's text, and note each source that changed. Return whether one did.
 
     A change explains a difference between the stored and the rebuilt segments.
     """
-    if receipt is None:
+    if shard.receipt is None:
         return False
-    changed = _changed_sources(plan, receipt, read_shard(plan, number, decoders).text_digests)
-    for message in changed:
-        faults.add("P17", shard_name(number), message)
-    return bool(changed)
+    documents = read_shard(shard.plan, shard.number, shard.decoders)
+    return _note_changed_sources(shard, documents.text_digests)
 
 
-def _changed_sources(
-    plan: Plan, receipt: Mapping[str, Any], digests: Mapping[str, str]
-) -> list[str]:
-    """Return a message for each changed source of a shard.
+def _note_changed_sources(shard: ShardToReplay, digests: Mapping[str, str]) -> bool:
+    """Note each source whose text differs from the shard's receipt. Return whether one does.
 
     Token stores with removed documents are skipped, because the removal itself changes their
     digests. The comparison of segments checks their other documents.
     """
-    lost = {source.name for source in plan.sources if source.in_store and source.store.plan.removed}
-    return [
-        f"source {name!r} changed since the build: the text of this shard has digest {digest},"
-        f" but had {receipt['text_digests'].get(name)} at the build"
-        for name, digest in digests.items()
-        if name not in lost
-        and receipt["text_digests"].get(name) != digest
-        and _are_alike(receipt["text_digests"].get(name), digest)
-    ]
+    if shard.receipt is None:
+        return False
+    sources = shard.plan.sources
+    lost = {source.name for source in sources if source.in_store and source.store.plan.removed}
+    is_changed = False
+    for name, digest in digests.items():
+        digest_before = shard.receipt["text_digests"].get(name)
+        if name not in lost and digest_before != digest and _are_alike(digest_before, digest):
+            is_changed = True
+            shard.add(
+                f"source {name!r} changed since the build: the text of this shard has digest"
+                f" {digest}, but had {digest_before} at the build"
+            )
+    return is_changed
 
 
 def _are_alike(before: Any, now: str) -> bool:

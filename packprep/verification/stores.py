@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.commit import encode_rejects
 from packprep.building.plan import Plan
 from packprep.building.work import make_store_shard
 from packprep.documents.store import open_arrays
 from packprep.errors import DatasetError, SourceError
 from packprep.format import read_file
-from packprep.format.digests import digest_of
-from packprep.format.json_files import receipt_name, rejects_name, shard_name
+from packprep.format.json_files import receipt_name, shard_name
 from packprep.sources.formats import Decoders
 from packprep.verification.faults import Faults
+from packprep.verification.replay import check_receipt
 
 
 def check_store_shard(
@@ -77,11 +76,7 @@ def check_store_shard(
         if not np.array_equal(stored, again):
             faults.add("P17", file, f"array {name!r} differs when rebuilt")
     if receipt is not None:
-        if receipt["ledger"] != made.ledger:
-            faults.add("P17", receipt_name(number), "the ledger differs from the rebuilt shard")
-        rejected = encode_rejects(made)
-        if (receipt["rejects"] or {}).get("digest") != (digest_of(rejected) if rejected else None):
-            faults.add("P17", rejects_name(number), "the rejects differ from the rebuilt shard")
+        check_receipt(number, receipt, made, faults)
     return len(made.arrays["position"])
 
 
@@ -90,56 +85,63 @@ def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: F
 
     The checks cover offsets, document numbers, token ids, order, and removed documents.
     """
-    before, documents = faults.total, len(arrays["position"])
-    ends = {
+    faults_before = faults.total
+    _check_form(plan, arrays, file, faults)
+    if faults.total == faults_before:
+        _check_contents(plan, arrays, file, faults)
+    return faults.total == faults_before
+
+
+def _check_form(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> None:
+    """Check P4 and P8: the offsets, document numbers and token ids are in range."""
+    documents, supervised = len(arrays["position"]), len(arrays["supervised"])
+    # By name: the number of lists, and of entries in all lists together.
+    sizes = {
         "document_offsets": (documents, len(arrays["tokens"])),
         "part_offsets": (len(arrays["part_file"]), documents),
-        "span_offsets": (len(arrays["supervised"]), len(arrays["spans"])),
-        "cut_offsets": (len(arrays["supervised"]), len(arrays["cuts"])),
+        "span_offsets": (supervised, len(arrays["spans"])),
+        "cut_offsets": (supervised, len(arrays["cuts"])),
         "reject_offsets": (len(arrays["rejected"]), len(arrays["reject_text"])),
     }
     if "place_offsets" in arrays:
-        ends["place_offsets"] = (len(arrays["supervised"]), len(arrays["place_first"]))
-        ends["place_ref_offsets"] = (len(arrays["place_first"]), len(arrays["place_refs"]))
-    for name, (count, end) in ends.items():
+        places = len(arrays["place_first"])
+        sizes["place_offsets"] = supervised, places
+        sizes["place_ref_offsets"] = places, len(arrays["place_refs"])
+    for name, (count, end) in sizes.items():
         offsets = arrays[name]
-        if (
-            len(offsets) != count + 1
-            or offsets[0] != 0
-            or offsets[-1] != end
-            or (np.diff(offsets) < 0).any()
-        ):
+        does_ascend = len(offsets) == count + 1 and not (np.diff(offsets) < 0).any()
+        if not does_ascend or offsets[0] != 0 or offsets[-1] != end:
             faults.add("P4", file, f"{name} does not ascend from 0 to {end} in {count} steps")
     for name in ("limited", "document_weight"):
-        if len(arrays.get(name, arrays["supervised"])) != len(arrays["supervised"]):
+        if len(arrays.get(name, arrays["supervised"])) != supervised:
             faults.add("P4", file, f"{name} does not have one entry per supervised document")
     for name in ("supervised", "rejected"):
-        if len(arrays[name]) and (
-            int(arrays[name].max()) >= documents
-            or (np.diff(arrays[name].astype(np.int64)) <= 0).any()
-        ):
+        numbers = arrays[name].astype(np.int64)
+        if (np.diff(numbers) <= 0).any() or numbers.max(initial=-1) >= documents:
             faults.add("P4", file, f"{name} are not ascending document numbers")
-    if len(arrays["tokens"]) and int(arrays["tokens"].max()) >= plan.vocabulary.vocab_size:
-        faults.add("P8", file, f"a token is not below vocab_size {plan.vocabulary.vocab_size}")
-    if faults.total == before:
-        part = np.repeat(np.arange(len(arrays["part_file"])), np.diff(arrays["part_offsets"]))
-        same = part[1:] == part[:-1]
-        if (np.diff(arrays["position"])[same] <= 0).any():
-            faults.add(
-                "P21",
-                file,
-                "the documents of a part are not in file order without duplicates",
-            )
-        removed = np.repeat(_removed(plan, arrays), np.diff(arrays["document_offsets"]))
-        if (arrays["tokens"][removed] != plan.vocabulary.roles["pad"]).any():
-            faults.add("P23", file, "a removed document has tokens")
-        if "place_offsets" in arrays:
-            of_removed = np.repeat(
-                _removed(plan, arrays)[arrays["supervised"]], np.diff(arrays["place_offsets"])
-            )
-            if np.diff(arrays["place_ref_offsets"])[of_removed].any():
-                faults.add("P23", file, "a removed document has refs of media")
-    return faults.total == before
+    vocab_size = plan.vocabulary.vocab_size
+    if int(arrays["tokens"].max(initial=0)) >= vocab_size:
+        faults.add("P8", file, f"a token is not below vocab_size {vocab_size}")
+
+
+def _check_contents(
+    plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults
+) -> None:
+    """Check P21 and P23 of arrays in form: documents are in order, and removed ones are empty."""
+    part = np.repeat(np.arange(len(arrays["part_file"])), np.diff(arrays["part_offsets"]))
+    is_same_part = part[1:] == part[:-1]
+    if (np.diff(arrays["position"])[is_same_part] <= 0).any():
+        message = "the documents of a part are not in file order without duplicates"
+        faults.add("P21", file, message)
+    removed = _removed(plan, arrays)
+    removed_tokens = arrays["tokens"][np.repeat(removed, np.diff(arrays["document_offsets"]))]
+    if (removed_tokens != plan.vocabulary.roles["pad"]).any():
+        faults.add("P23", file, "a removed document has tokens")
+    if "place_offsets" in arrays:
+        place_counts = np.diff(arrays["place_offsets"])
+        removed_places = np.repeat(removed[arrays["supervised"]], place_counts)
+        if np.diff(arrays["place_ref_offsets"])[removed_places].any():
+            faults.add("P23", file, "a removed document has refs of media")
 
 
 def _check_counts(
