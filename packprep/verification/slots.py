@@ -45,28 +45,29 @@ _CODES = len(_SLOT_FAULTS)
 @kernel(inline=True)
 def _or_of_differences(values, row, begin, end, should):
     """Return 0 if and only if all values[row, begin : end] equal `should` (≥ 0)."""
-    slots, found = values[row, begin:end], np.uint32(0)
+    slots, differences = values[row, begin:end], np.uint32(0)
     for i in range(slots.shape[0]):
-        found |= np.uint32(slots[i]) ^ np.uint32(should)
-    return found
+        differences |= np.uint32(slots[i]) ^ np.uint32(should)
+    return differences
 
 
 @kernel(inline=True)
 def _largest(values, row, begin, end):
     """Return the largest of values[row, begin : end]. Negative values count as at least 2³¹."""
-    slots, found = values[row, begin:end], np.uint32(0)
+    slots, largest = values[row, begin:end], np.uint32(0)
     for i in range(slots.shape[0]):
-        found = max(found, np.uint32(slots[i]))
-    return found
+        largest = max(largest, np.uint32(slots[i]))
+    return largest
 
 
 @kernel(inline=True)
 def _or_of_pairs(left, right, row, begin, end, shift):
     """Return 0 if and only if left[row, t] == right[row, t + shift] for begin ≤ t < end."""
-    one, other, found = left[row, begin:end], right[row, begin + shift : end + shift], np.uint32(0)
-    for i in range(one.shape[0]):
-        found |= np.uint32(one[i]) ^ np.uint32(other[i])
-    return found
+    slots, shifted_slots = left[row, begin:end], right[row, begin + shift : end + shift]
+    differences = np.uint32(0)
+    for i in range(slots.shape[0]):
+        differences |= np.uint32(slots[i]) ^ np.uint32(shifted_slots[i])
+    return differences
 
 
 class Slots(NamedTuple):
@@ -166,12 +167,37 @@ def _note(found, code, row, slot, value):
     found.counts[code] += 1
 
 
+@kernel(inline=True)
+def _note_padding_slot(rows, row, t, pad, found):
+    """Record the faults of one slot of padding."""
+    if rows.segment_ids[row, t] != 0:
+        _note(found, 0, row, t, np.int64(rows.segment_ids[row, t]))
+    if np.int64(rows.tokens[row, t]) != pad:
+        _note(found, 1, row, t, np.int64(rows.tokens[row, t]))
+    if rows.labels.shape[0] > 0 and np.int64(rows.labels[row, t]) != pad:
+        _note(found, 2, row, t, np.int64(rows.labels[row, t]))
+    if rows.loss_mask[row, t] != 0:
+        _note(found, 3, row, t, np.int64(rows.loss_mask[row, t]))
+
+
+@kernel(inline=True)
+def _note_label(rows, row, t, end, next_token, pad, vocab_size, found):
+    """Record the faults of the label of one slot of a segment that ends at `end`."""
+    token, label = np.int64(rows.tokens[row, t]), np.int64(rows.labels[row, t])
+    if label < 0 or label >= vocab_size:
+        _note(found, 5, row, t, label)
+    if next_token:
+        if label != (np.int64(rows.tokens[row, t + 1]) if t < end - 1 else pad):
+            _note(found, 7, row, t, label)
+    elif token != label and rows.loss_mask[row, t] == 0:
+        _note(found, 8, row, t, token)
+
+
 @kernel
 def _check_slots(rows, segments, pad, vocab_size, found):
     """Check all slots, and record faults in `found`."""
-    tokens, labels, segment_ids = rows.tokens, rows.labels, rows.segment_ids
-    loss_mask, trainable = rows.loss_mask, rows.trainable
-    length, with_labels = tokens.shape[1], labels.shape[0] > 0
+    tokens, loss_mask, trainable = rows.tokens, rows.loss_mask, rows.trainable
+    length, with_labels = tokens.shape[1], rows.labels.shape[0] > 0
     for r in range(tokens.shape[0]):
         t = np.int64(0)
         for g in range(segments.row_offsets[r], segments.row_offsets[r + 1] + 1):
@@ -182,14 +208,7 @@ def _check_slots(rows, segments, pad, vocab_size, found):
             if _padding_is_good(rows, r, t, begin, pad):
                 t = begin
             while t < begin:
-                if segment_ids[r, t] != 0:
-                    _note(found, 0, r, t, np.int64(segment_ids[r, t]))
-                if np.int64(tokens[r, t]) != pad:
-                    _note(found, 1, r, t, np.int64(tokens[r, t]))
-                if with_labels and np.int64(labels[r, t]) != pad:
-                    _note(found, 2, r, t, np.int64(labels[r, t]))
-                if loss_mask[r, t] != 0:
-                    _note(found, 3, r, t, np.int64(loss_mask[r, t]))
+                _note_padding_slot(rows, r, t, pad, found)
                 t += 1
             if is_end:
                 break
@@ -202,8 +221,8 @@ def _check_slots(rows, segments, pad, vocab_size, found):
                 t = end
             while t < end:
                 token = np.int64(tokens[r, t])
-                if np.int64(segment_ids[r, t]) != number:
-                    _note(found, 0, r, t, np.int64(segment_ids[r, t]))
+                if np.int64(rows.segment_ids[r, t]) != number:
+                    _note(found, 0, r, t, np.int64(rows.segment_ids[r, t]))
                 if token < 0 or token >= vocab_size:
                     _note(found, 4, r, t, token)
                 if next_token:
@@ -213,14 +232,7 @@ def _check_slots(rows, segments, pad, vocab_size, found):
                     if loss_mask[r, t] != (1 if trained else 0):
                         _note(found, 6, r, t, np.int64(loss_mask[r, t]))
                 if with_labels:
-                    label = np.int64(labels[r, t])
-                    if label < 0 or label >= vocab_size:
-                        _note(found, 5, r, t, label)
-                    if next_token:
-                        if label != (np.int64(tokens[r, t + 1]) if t < end - 1 else pad):
-                            _note(found, 7, r, t, label)
-                    elif token != label and loss_mask[r, t] == 0:
-                        _note(found, 8, r, t, token)
+                    _note_label(rows, r, t, end, next_token, pad, vocab_size, found)
                 t += 1
 
 
@@ -277,7 +289,7 @@ def check_slots(check: ShardCheck) -> None:
 
 
 def check_removed(check: ShardCheck) -> None:
-    """Check P23: exactly the removed documents' segments have no tokens, and their slots are blank."""
+    """Check P23: only the removed documents' segments have no tokens, and they are blank."""
     segments, pad = check.segments, check.plan.vocabulary.roles["pad"]
     listed = check.plan.removed.segments(segments)
     for g in np.flatnonzero(segments.has_tokens == listed)[:MAX_LISTED]:
