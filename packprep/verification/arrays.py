@@ -59,64 +59,50 @@ def check_structure(
         mult: Multiple to which `cu_seqlens_padded` rounds each segment's length up.
         faults: Receives the faults.
     """
-    offsets, cu = arrays["row_offsets"], arrays["cu_seqlens"]
-    rows, segments = len(offsets) - 1, len(arrays["segment_key"])
-    before = faults.total
+    offsets, segments = arrays["row_offsets"], len(arrays["segment_key"])
+    rows, counts = len(offsets) - 1, np.diff(offsets)
+    faults_before = faults.total
+
+    def add(promise: str, message: str, row: int | np.integer, value: np.integer) -> None:
+        faults.add(promise, file, message, int(row), value=int(value))
+
+    # Without sound row offsets, the boundaries of segments cannot be assigned to rows.
     if offsets[0] != 0:
-        faults.add("P4", file, "row_offsets does not start at 0", 0, value=int(offsets[0]))
+        add("P4", "row_offsets does not start at 0", 0, offsets[0])
     if offsets[-1] != segments:
-        faults.add(
-            "P4",
-            file,
-            f"row_offsets does not end at the number of segments, {segments}",
-            rows,
-            value=int(offsets[-1]),
-        )
-    counts = np.diff(offsets)
+        message = f"row_offsets does not end at the number of segments, {segments}"
+        add("P4", message, rows, offsets[-1])
     for r in np.flatnonzero((counts < 0) | (counts > 65535))[:MAX_LISTED]:
-        faults.add(
-            "P4",
-            file,
-            "row_offsets decreases, or gives a row more than 65535 segments",
-            int(r),
-            value=int(counts[r]),
-        )
-    if faults.total > before:
+        add("P4", "row_offsets decreases, or gives a row more than 65535 segments", r, counts[r])
+    if faults.total > faults_before:
         return False
-    first = offsets[:-1] + np.arange(rows)
-    last = offsets[1:] + np.arange(rows)
-    for name in ("cu_seqlens", "cu_seqlens_padded"):
-        values = arrays.get(name)
-        if values is None:
-            continue
+    # Each row has one boundary more than segments.
+    first, last = offsets[:-1] + np.arange(rows), offsets[1:] + np.arange(rows)
+    row = np.repeat(np.arange(rows), counts + 1)
+    is_inside = np.ones(len(row), np.bool_)
+    is_inside[first] = False
+    bounds = {
+        name: arrays[name].astype(np.int64)
+        for name in ("cu_seqlens", "cu_seqlens_padded")
+        if name in arrays
+    }
+    steps = {name: np.diff(values, prepend=0) for name, values in bounds.items()}
+    for name, values in bounds.items():
         for r in np.flatnonzero(values[first] != 0)[:MAX_LISTED]:
-            faults.add(
-                "P5", file, f"{name} does not start at 0", int(r), value=int(values[first[r]])
-            )
-        inside = np.ones(len(values), np.bool_)
-        inside[first] = False
-        step = np.diff(values.astype(np.int64), prepend=0)
-        row = np.repeat(np.arange(rows), counts + 1)
-        for i in np.flatnonzero(inside & (step <= 0))[:MAX_LISTED]:
-            faults.add(
-                "P5", file, f"{name} does not strictly increase", int(row[i]), value=int(values[i])
-            )
+            add("P5", f"{name} does not start at 0", r, values[first[r]])
+        for i in np.flatnonzero(is_inside & (steps[name] <= 0))[:MAX_LISTED]:
+            add("P5", f"{name} does not strictly increase", row[i], values[i])
         for r in np.flatnonzero(values[last] > seq_length)[:MAX_LISTED]:
-            faults.add("P5", file, f"{name} ends after the row", int(r), value=int(values[last[r]]))
-    if "cu_seqlens_padded" in arrays:
-        padded = arrays["cu_seqlens_padded"].astype(np.int64)
-        room = (
-            np.diff(padded, prepend=0) - -(-np.diff(cu.astype(np.int64), prepend=0) // mult) * mult
-        )
-        row = np.repeat(np.arange(rows), counts + 1)
-        inside = np.ones(len(padded), np.bool_)
-        inside[first] = False
-        for i in np.flatnonzero(inside & (room != 0))[:MAX_LISTED]:
+            add("P5", f"{name} ends after the row", r, values[last[r]])
+    if "cu_seqlens_padded" in bounds:
+        rounded_up = -(-steps["cu_seqlens"] // mult) * mult
+        differs = is_inside & (steps["cu_seqlens_padded"] != rounded_up)
+        for i in np.flatnonzero(differs)[:MAX_LISTED]:
             message = (
                 f"cu_seqlens_padded does not have the lengths of cu_seqlens, rounded up to {mult}"
             )
-            faults.add("P5", file, message, int(row[i]), value=int(padded[i]))
-    return faults.total == before
+            add("P5", message, row[i], bounds["cu_seqlens_padded"][i])
+    return faults.total == faults_before
 
 
 def check_layout(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:

@@ -217,59 +217,76 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
     Returns:
         The number of documents, counting each pass.
     """
-    receipts, columns, in_segments, left_out, present = [], [], [], [], []
-    for one in opened:
-        found = read_receipt(LocalFolder(one.local.folder), b)
-        assert found is not None
-        receipts.append(found[0])
-        header = header_columns(shard_in(one.local.folder, one.manifest, b).arrays)
-        names = ("file", "repeat", "doc", "start", "tokens")
-        columns.append(np.stack([header[name] for name in names]))
-        of_reason = (None, OTHER_LENGTH)
-        rejected, elsewhere = (
-            read_rejects(one.local.folder, b, one.plan, found[0], faults, reason)
-            for reason in of_reason
-        )
-        assert rejected is not None and elsewhere is not None
-        used = columns[-1][:3]
-        in_segments.append(np.unique(used, axis=1))
-        left_out.append(np.stack(elsewhere))
-        present.append(np.unique(np.concatenate([used, np.stack(rejected)], axis=1), axis=1))
+    shards = [_read_shard(one, b, faults) for one in opened]
+    receipts = [shard.receipt for shard in shards]
     for one, receipt in zip(opened[1:], receipts[1:], strict=True):
         if receipt["text_digests"] != receipts[0]["text_digests"]:
             message = (
                 f"text_digests differ from {opened[0].name}: the sources changed between the builds"
             )
             faults.add("P2", f"{one.name}/{receipt_name(b)}", message)
-    every, number = np.unique(
-        np.concatenate([*present, *in_segments, *left_out], axis=1), axis=1, return_inverse=True
-    )
-    ends = np.cumsum([part.shape[1] for part in (*present, *in_segments, *left_out)])
-    by_part = np.split(number.reshape(-1), ends[:-1])
-    # Rows: datasets that know the document, have segments of it, and leave it to others.
-    counts = np.zeros((3, every.shape[1]), np.int64)
-    for i, part in enumerate(by_part):
-        counts[i // len(opened)] += np.bincount(part, minlength=every.shape[1])
-    there, holding, elsewhere_in = counts
-    decomposed = opened[0].plan.recipe.documents.long == "decompose"
-    if decomposed:
-        whole = (holding > 0) & (holding + elsewhere_in == len(opened))
+    # For each document, count the datasets that know it, use it, and leave it to others.
+    by_kind = zip(*((shard.known, shard.used, shard.left) for shard in shards), strict=True)
+    columns = [np.concatenate(of_kind, axis=1) for of_kind in by_kind]
+    documents, number = np.unique(np.concatenate(columns, axis=1), axis=1, return_inverse=True)
+    kind = np.repeat(np.arange(3), [of_kind.shape[1] for of_kind in columns])
+    counts = np.zeros((3, documents.shape[1]), np.int64)
+    np.add.at(counts, (kind, number.reshape(-1)), 1)
+    known, used, left = counts
+    plan, n = opened[0].plan, len(opened)
+    is_decomposed = plan.recipe.documents.long == "decompose"
+    if is_decomposed:
+        is_divided = (used > 0) & (used + left == n)
     else:
-        whole = (holding <= 1) & (elsewhere_in == len(opened) - 1)
-    wrong = (there != len(opened)) | ~(whole | (holding + elsewhere_in == 0))
-    plan, places = opened[0].plan, Locations(*every)
+        is_divided = (used <= 1) & (left == n - 1)
+    wrong = (known != n) | ~(is_divided | (used + left == 0))
     for i in np.flatnonzero(wrong)[:MAX_LISTED]:
-        message = (
-            f"{in_words(plan, places, i)} is in segments of {holding[i]} of {len(opened)} datasets,"
-        )
         faults.add(
             "P21",
             _named(shard_name(b)),
-            f"{message} and {elsewhere_in[i]} datasets leave it to other row lengths",
+            f"{in_words(plan, Locations(*documents), i)} is in segments of {used[i]} of {n}"
+            f" datasets, and {left[i]} datasets leave it to other row lengths",
         )
-    if decomposed:
-        _check_pieces(opened, b, np.concatenate(columns, axis=1), receipts, faults)
-    return every.shape[1]
+    if is_decomposed:
+        segments = np.concatenate([shard.segments for shard in shards], axis=1)
+        _check_pieces(opened, b, segments, receipts, faults)
+    return documents.shape[1]
+
+
+class _ShardDocuments(NamedTuple):
+    """The documents of one dataset's shard, in columns of file, pass and position.
+
+    Attributes:
+        receipt: The shard's receipt.
+        segments: File, pass, position, start and tokens of each segment, int64[5, segments].
+        known: The documents with segments and the rejected ones, int64[3, k].
+        used: The documents with segments, int64[3, k].
+        left: The documents that are left to other row lengths, int64[3, k].
+    """
+
+    receipt: dict[str, Any]
+    segments: np.ndarray
+    known: np.ndarray
+    used: np.ndarray
+    left: np.ndarray
+
+
+def _read_shard(one: _Opened, b: int, faults: Faults) -> _ShardDocuments:
+    """Read the documents of shard b of a dataset."""
+    folder = one.local.folder
+    found = read_receipt(LocalFolder(folder), b)
+    assert found is not None
+    receipt = found[0]
+    header = header_columns(shard_in(folder, one.manifest, b).arrays)
+    segments = np.stack([header[name] for name in ("file", "repeat", "doc", "start", "tokens")])
+    rejected, left = (
+        read_rejects(folder, b, one.plan, receipt, faults, reason)
+        for reason in (None, OTHER_LENGTH)
+    )
+    assert rejected is not None and left is not None
+    used = np.unique(segments[:3], axis=1)
+    known = np.unique(np.concatenate([used, np.stack(rejected)], axis=1), axis=1)
+    return _ShardDocuments(receipt, segments, known, used, np.stack(left))
 
 
 def _check_pieces(
