@@ -40,7 +40,7 @@ from packprep.objectives.tasks import (
     resolve,
     task_table,
 )
-from packprep.recipe import Recipe, from_normalised
+from packprep.recipe import Recipe, Source, from_normalised
 from packprep.sources.files import Files, absolute_prefix
 from packprep.sources.formats import check_format
 from packprep.sources.slices import (
@@ -127,6 +127,38 @@ def ids_of(vocabulary: Vocabulary) -> Ids:
     )
 
 
+def _vocabulary_of(stored: Mapping[str, Any], tokenizer_json: bytes, digest: str) -> Vocabulary:
+    """Return the vocabulary that a plan stores, with its tokenizer and the digest of it."""
+    kinds = sorted((stored.get("media") or {}).items())
+    return Vocabulary(
+        tokenizer_json=tokenizer_json,
+        digest=digest,
+        vocab_size=stored["vocab_size"],
+        roles=stored["roles"],
+        sentinels=tuple(stored["sentinels"]),
+        mode_tokens=stored["mode_tokens"],
+        added_tokens=tuple(stored["added_tokens"]),
+        special_ids=tuple(stored["special_ids"]),
+        notes=(),
+        media={kind: tuple(ids) for kind, ids in kinds},
+    )
+
+
+def _files_of(source: Source, index: int, prefix: str, files: Sequence[dict[str, Any]]) -> Files:
+    """Return the files of source number `index` below its current prefix."""
+    sizes, pieces = (
+        np.fromiter((file[key] for file in files), np.int64, len(files))
+        for key in ("size", "pieces")
+    )
+    piece_bytes = {
+        k: file["piece_bytes"]
+        for k, file in enumerate(files)
+        if file.get("piece_bytes") is not None
+    }
+    names = [file["name"] for file in files]
+    return Files(index, names, sizes, source.format, prefix, pieces, source.text_key, piece_bytes)
+
+
 class Plan:
     """A plan that is ready to build: sources, tasks, vocabulary and engine.
 
@@ -171,28 +203,10 @@ class Plan:
         self.recipe = recipe_of(stored)
         self.max_bad_fraction = self.recipe.documents.max_bad_fraction
         """The limit for publication. Another recipe may set it when the build is resumed."""
-        vocabulary = stored["vocabulary"]
-        self.vocabulary = Vocabulary(
-            tokenizer_json=tokenizer_json,
-            digest=digest,
-            vocab_size=vocabulary["vocab_size"],
-            roles=vocabulary["roles"],
-            sentinels=tuple(vocabulary["sentinels"]),
-            mode_tokens=vocabulary["mode_tokens"],
-            added_tokens=tuple(vocabulary["added_tokens"]),
-            special_ids=tuple(vocabulary["special_ids"]),
-            notes=(),
-            media={
-                kind: tuple(ids) for kind, ids in sorted((vocabulary.get("media") or {}).items())
-            },
-        )
+        self.vocabulary = _vocabulary_of(stored["vocabulary"], tokenizer_json, digest)
         self.token_dtype = np.dtype(stored["token_dtype"])
-        self.tasks: list[Task] = resolve(
-            self.recipe,
-            ids_of(self.vocabulary),
-            self.vocabulary.mode_tokens,
-            _resolved(stored, self.recipe),
-        )
+        ids, values = ids_of(self.vocabulary), _resolved(stored, self.recipe)
+        self.tasks: list[Task] = resolve(self.recipe, ids, self.vocabulary.mode_tokens, values)
         self.by_task = TaskTable.of(self.tasks)
         self.too_short = [task.name for task in self.tasks].index(TOO_SHORT)
         if json_value(task_table(self.tasks)) != json_value(stored["tasks"]):
@@ -201,39 +215,9 @@ class Plan:
                 "hint: restore the original file"
             )
         self.shards: int = stored["shards"]
-        self.seen: Sequence[np.ndarray | None] | None = (
-            None  # `Files.seen` by source, for files that must not change
-        )
-        self.sources: list[PlannedSource] = []
-        files = stored["files"]  # by source
-        of_source = np.fromiter((file["source"] for file in files), np.int64, len(files))
-        for i, (source, resolved) in enumerate(
-            zip(self.recipe.sources, stored["sources"], strict=True)
-        ):
-            first, end = map(int, np.searchsorted(of_source, [i, i + 1]))
-            own = files[first:end]
-            sizes, pieces = (
-                np.fromiter((file[key] for file in own), np.int64, len(own))
-                for key in ("size", "pieces")
-            )
-            prefix = prefixes[i] if prefixes else resolved["prefix"]
-            known = {
-                k: held
-                for k, file in enumerate(own)
-                if (held := file.get("piece_bytes")) is not None
-            }
-            names, seed = [file["name"] for file in own], self.recipe.seed
-            listed = Files(i, names, sizes, source.format, prefix, pieces, source.text_key, known)
-            how = self.is_store, open_store, tuple(self.vocabulary.media)
-            self.sources.append(
-                PlannedSource(source, i, prefix, listed, first, resolved, seed, *how)
-            )
-            for kind in listed.kinds:
-                if format_name(*kind) not in self.sources[-1].ratios:
-                    raise PlanError(
-                        f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, the format"
-                        " of its files"
-                    )
+        self.seen: Sequence[np.ndarray | None] | None = None
+        prefixes = prefixes or [source["prefix"] for source in stored["sources"]]
+        self.sources = self._planned_sources(stored, prefixes)
         self.removed = Removed(self.sources, removed, self.removed_digest)
         if (count := pieces_of_all_uses(self.sources)) > MOST_PIECES:
             raise PlanError(
@@ -241,6 +225,31 @@ class Plan:
                 f" has at most {MOST_PIECES:,}\n"
                 "hint: restore the original file"
             )
+
+    def _planned_sources(
+        self, stored: Mapping[str, Any], prefixes: Sequence[str]
+    ) -> list[PlannedSource]:
+        """Return the sources with their files, whose current prefixes are given by source."""
+        sources, files = [], stored["files"]  # Files are in the order of their sources.
+        source_of_file = np.fromiter((file["source"] for file in files), np.int64, len(files))
+        bounds = np.searchsorted(source_of_file, np.arange(len(prefixes) + 1)).tolist()
+        for i, (source, values) in enumerate(
+            zip(self.recipe.sources, stored["sources"], strict=True)
+        ):
+            first_file, prefix = bounds[i], prefixes[i]
+            planned_files = _files_of(source, i, prefix, files[first_file : bounds[i + 1]])
+            planned = PlannedSource(
+                source, i, prefix, planned_files, first_file, values, self.recipe.seed,
+                self.is_store, open_store, tuple(self.vocabulary.media),
+            )  # fmt: skip
+            for kind in planned_files.kinds:
+                if format_name(*kind) not in planned.ratios:
+                    raise PlanError(
+                        f"plan.json: sources[{i}]: ratios has no {format_name(*kind)}, the format"
+                        " of its files"
+                    )
+            sources.append(planned)
+        return sources
 
     @property
     def removed_digest(self) -> str | None:
