@@ -67,51 +67,41 @@ def shard_ledger(
             segments.
         recipe: The recipe.
     """
-    source, n, slots = segments.source, segments.tokens, segments.slots
-    padding = -slots % recipe.packing.pad_seq_to_mult
-    lengths, truncated = np.diff(documents.offsets), np.zeros(len(names), np.int64)
+    padded = segments.slots + -segments.slots % recipe.packing.pad_seq_to_mult
+    # By document: tokens that are cut off, and the counts that are written only if there are any.
+    lengths = np.diff(documents.offsets)
+    truncated = history = np.zeros(len(lengths), np.int64)
     if recipe.documents.long == "truncate":
-        used = np.bincount(segments.document, n, len(lengths)).astype(np.int64)
-        cut_off = lengths - used - lost.untrained - lost.elsewhere
-        np.add.at(truncated, documents.source, np.where(lost.unfit > 0, 0, cut_off))
-    history = np.zeros(len(lengths), np.int64)
+        in_segments = np.bincount(segments.document, segments.tokens, len(lengths))
+        left_over = lengths - in_segments.astype(np.int64) - lost.untrained - lost.elsewhere
+        truncated = np.where(lost.unfit > 0, 0, left_over)
     if documents.training is not None:
         history = history_tokens(documents.training)
-    sources, within = {}, {WEIGHTED: segments.weighted_slots(), MEDIA: segments.media_slots()}
+    of_documents = {APART: lost.apart, HISTORY: history}
+    of_segments = {WEIGHTED: segments.weighted_slots(), MEDIA: segments.media_slots()}
+    sources = {}
     for s, name in enumerate(names):
-        of_source, read = source == s, documents.source == s
-        reasons = documents.rejected.counts(name)
+        in_source, was_read = segments.source == s, documents.source == s
+        read, reasons = documents.read[name], documents.rejected.counts(name)
         dropped = dict(documents.dropped_tokens[name])
+        before_tokenization = dropped.keys() - set(AFTER_TOKENIZATION)
+        used = int(segments.tokens[in_source].sum())
+        total = int(padded[in_source].sum())
         sources[name] = {
-            "documents": {
-                "read": documents.read[name],
-                "used": documents.read[name] - sum(reasons.values()),
-                "rejected": reasons,
-            },
+            "documents": {"read": read, "used": read - sum(reasons.values()), "rejected": reasons},
             "tokens": {
-                "read": (
-                    int(lengths[read].sum())
-                    + sum(documents.dropped_tokens[name].values())
-                    - sum(dropped.get(reason, 0) for reason in AFTER_TOKENIZATION)
-                ),
-                "used": int(n[of_source].sum()),
-                "truncated": int(truncated[s]),
+                "read": int(lengths[was_read].sum())
+                + sum(dropped[reason] for reason in before_tokenization),
+                "used": used,
+                "truncated": int(truncated[was_read].sum()),
                 "dropped": dropped,
-                **{
-                    kind: count
-                    for kind, own in ((APART, lost.apart), (HISTORY, history))
-                    if (count := int(own[read].sum()))
-                },
+                **_sums(of_documents, was_read),
             },
             "slots": {
-                "total": int((slots + padding)[of_source].sum()),
-                "used": int(n[of_source].sum()),
-                "padding": int(padding[of_source].sum()),
-                **{
-                    kind: count
-                    for kind, own in within.items()
-                    if (count := int(own[of_source].sum()))
-                },
+                "total": total,
+                "used": used,
+                "padding": total - int(segments.slots[in_source].sum()),
+                **_sums(of_segments, in_source),
             },
         }
     rows = int(segments.row[-1]) + 1 if len(segments) else 0
@@ -119,11 +109,17 @@ def shard_ledger(
         "sources": sources,
         "rows": rows,
         "row_slots": rows * recipe.seq_length,
-        "row_padding": rows * recipe.seq_length - int((slots + padding).sum()),
+        "row_padding": rows * recipe.seq_length - int(padded.sum()),
         "last_rows": min(rows, 1),
         "last_row_padding": last_row_padding,
     }
     return add_ledgers((of_rows, segment_counts(names, tasks, segments, recipe)))
+
+
+def _sums(counts: Mapping[str, np.ndarray], chosen: np.ndarray) -> dict[str, int]:
+    """Return the sum of the chosen entries of each kind of count, without sums of 0."""
+    sums = {kind: int(values[chosen].sum()) for kind, values in counts.items()}
+    return {kind: total for kind, total in sums.items() if total}
 
 
 def segment_counts(
@@ -137,8 +133,7 @@ def segment_counts(
     added_by_kind = added_slots(tasks, segments)
     for s, name in enumerate(names):
         of_source = segments.source == s
-        added = {kind: int(slots[of_source].sum()) for kind, slots in added_by_kind.items()}
-        added = {kind: count for kind, count in added.items() if count or kind in ADDED}
+        added = dict.fromkeys(ADDED, 0) | _sums(added_by_kind, of_source)
         counts["sources"][name] = {"slots": {"added": added}, "segments": int(of_source.sum())}
     for t, task in enumerate(tasks):
         of_task = segments.task == t

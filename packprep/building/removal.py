@@ -172,7 +172,7 @@ def without(
     """
     gone = segments.select(removed)
     passes = np.unique(np.stack((gone.source, gone.repeat, gone.file, gone.doc), axis=1), axis=0)
-    of_media, eos = segments.media_slots()[removed], _eos(plan, segments, removed)
+    media_slots, eos = segments.media_slots()[removed], _eos(plan, segments, removed)
     counted = gone.replace(eos=eos, repeated=gone.eos + gone.repeated - eos)
     names = [source.name for source in plan.sources]
     ledger = without_counts(ledger, segment_counts(names, plan.tasks, counted, plan.recipe))
@@ -188,8 +188,8 @@ def without(
         for kind, other in (("eos", "copy"), ("copy", "eos")):
             added[other] += min(added[kind], 0)
             added[kind] = max(added[kind], 0)
-        if places := int(of_media[of_source].sum()):
-            entry["slots"][MEDIA] -= places
+        if count := int(media_slots[of_source].sum()):
+            entry["slots"][MEDIA] -= count
             if not entry["slots"][MEDIA]:
                 del entry["slots"][MEDIA]
     return *blank(plan.tasks, slots, segments, removed), ledger, passes

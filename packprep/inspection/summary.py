@@ -1,12 +1,20 @@
 """Summarize a dataset: its size, packing efficiency, mixture and lengths."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from packprep.building.ledger import APART, ENCODER, HISTORY, MEDIA, is_ledger, of_sides
+from packprep.building.ledger import (
+    APART,
+    ENCODER,
+    HISTORY,
+    MEDIA,
+    add_ledgers,
+    is_ledger,
+    of_sides,
+)
 from packprep.building.run import Outcome
 from packprep.dataset.loader import segments_of
 from packprep.dataset.manifest import Manifest, encoder_length, read_manifest
@@ -78,7 +86,8 @@ def describe_build(outcome: Outcome) -> dict[str, Any]:
     It describes the dataset, without reading a shard, or the finished shards and the next step.
     """
     if outcome.manifest is not None:
-        return {**describe_manifest(str(outcome.out), outcome.manifest), "made": outcome.made}  # type: ignore[arg-type]
+        summary = describe_manifest(str(outcome.out), outcome.manifest)  # type: ignore[arg-type]
+        return {**summary, "made": outcome.made}
     shards = outcome.plan.shards
     return {
         "directory": str(outcome.out),
@@ -118,57 +127,42 @@ def describe_manifest(directory: str, manifest: Manifest) -> dict[str, Any]:
 def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
     ledger, seq_length = manifest["ledger"], manifest["seq_length"]
     sources = ledger["sources"]
-    tokens = sum(source["tokens"]["used"] for source in sources.values())
+    total = add_ledgers(sources.values())
+    documents, slots = total["documents"], total["slots"]
+    tokens = {APART: 0, HISTORY: 0} | total["tokens"]
     weights = sum(task["weight"] for task in manifest["tasks"])
-    wanted = _wanted_shares(manifest)
-    rows, last_rows = ledger["rows"], ledger["last_rows"]
-    padding, inside = (
-        ledger["row_padding"],
-        sum(source["slots"]["padding"] for source in sources.values()),
-    )
-    content, in_last_rows = (
-        ledger["row_slots"] - padding - inside,
-        last_rows * seq_length - ledger["last_row_padding"],
-    )
+    wanted_shares = _wanted_shares(manifest)
+    padding, last_rows = ledger["row_padding"], ledger["last_rows"]
+    content = ledger["row_slots"] - padding - slots["padding"]
+    content_of_last_rows = last_rows * seq_length - ledger["last_row_padding"]
     return {
         "directory": directory,
         "kind": manifest.get("kind", "dataset"),
         "published": True,
         "shards": len(manifest["shards"]),
         "bytes": sum(entry["bytes"] for entry in manifest["shards"]),
-        "rows": rows,
+        "rows": ledger["rows"],
         "seq_length": seq_length,
         "row_slots": ledger["row_slots"],
-        "segments": sum(source["segments"] for source in sources.values()),
-        "documents": {
-            "read": sum(source["documents"]["read"] for source in sources.values()),
-            "used": sum(source["documents"]["used"] for source in sources.values()),
-            "rejected": _summed(source["documents"]["rejected"] for source in sources.values()),
-        },
+        "segments": total["segments"],
+        "documents": {key: documents[key] for key in ("read", "used", "rejected")},
         "tokens": {
-            "read": sum(source["tokens"]["read"] for source in sources.values()),
-            "used": tokens,
-            "truncated": sum(source["tokens"]["truncated"] for source in sources.values()),
-            "dropped": _summed(source["tokens"]["dropped"] for source in sources.values()),
-            **{
-                kind: sum(source["tokens"].get(kind, 0) for source in sources.values())
-                for kind in (APART, HISTORY)
-            },
+            key: tokens[key] for key in ("read", "used", "truncated", "dropped", APART, HISTORY)
         },
         "slots": {
             "total": ledger["row_slots"] - padding,
-            "used": sum(source["slots"]["used"] for source in sources.values()),
-            "added": _summed(source["slots"]["added"] for source in sources.values()),
-            "padding_inside": inside,
-            MEDIA: sum(source["slots"].get(MEDIA, 0) for source in sources.values()),
+            "used": slots["used"],
+            "added": slots["added"],
+            "padding_inside": slots["padding"],
+            MEDIA: slots.get(MEDIA, 0),
             "row_padding": padding,
         },
         "utilisation": {
             "all_rows": _share(content, ledger["row_slots"]),
             "without_last_rows": _share(
-                content - in_last_rows, ledger["row_slots"] - last_rows * seq_length
+                content - content_of_last_rows, ledger["row_slots"] - last_rows * seq_length
             ),
-            **of_sides(ledger.get(ENCODER, 0), content, rows, _sides(manifest)),
+            **of_sides(ledger.get(ENCODER, 0), content, ledger["rows"], _sides(manifest)),
         },
         "vocab_size": manifest["vocab_size"],
         "token_dtype": manifest["token_dtype"],
@@ -180,7 +174,7 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
                 "objective": task["objective"],
                 "drawn": _share(task["weight"], weights),
                 **ledger["tasks"][task["name"]],
-                "token_share": _share(ledger["tasks"][task["name"]]["tokens"], tokens),
+                "token_share": _share(ledger["tasks"][task["name"]]["tokens"], tokens["used"]),
             }
             for task in manifest["tasks"]
         ],
@@ -191,8 +185,8 @@ def _figures(directory: str, manifest: Manifest) -> dict[str, Any]:
                 "documents": sources[source["name"]]["documents"]["used"],
                 "segments": sources[source["name"]]["segments"],
                 "tokens": sources[source["name"]]["tokens"]["used"],
-                "token_share": _share(sources[source["name"]]["tokens"]["used"], tokens),
-                "wanted_share": wanted.get(source["name"]),
+                "token_share": _share(sources[source["name"]]["tokens"]["used"], tokens["used"]),
+                "wanted_share": wanted_shares.get(source["name"]),
             }
             for source in manifest["sources"]
         ],
@@ -217,14 +211,6 @@ def _wanted_shares(manifest: Manifest) -> dict[str, float]:
     }
     whole = sum(share or 0.0 for share in asked.values())
     return {name: share / whole for name, share in asked.items() if share}
-
-
-def _summed(parts: Iterator[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for part in parts:
-        for key, count in part.items():
-            total[key] = total.get(key, 0) + count
-    return total
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -465,7 +451,10 @@ def _totals(s: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "tokens",
-            f"{tokens['used']:,} used{left_out}, in {counted(s['segments'], 'segment')}{apart}{history}",
+            (
+                f"{tokens['used']:,} used{left_out}, in"
+                f" {counted(s['segments'], 'segment')}{apart}{history}"
+            ),
         ),
         (
             "slots",
