@@ -17,7 +17,7 @@ from packprep.dataset.epochs.noise import Noised, Target
 from packprep.dataset.segments import Bodies, MediaSpans, NoiseBlocks, Segments, TrainedRanges
 from packprep.documents.reading import Documents
 from packprep.kernel import copy_items, copy_ranges, kernel
-from packprep.objectives.objective import BodySlots, Task
+from packprep.objectives.objective import BodySlots, Task, TaskTable
 
 _1 = np.uint64(1)
 _LEAST_WEIGHT = np.finfo(np.float32).tiny
@@ -135,55 +135,87 @@ def _first_span(spans, low, high, start):
 
 
 @kernel
-def _mark(segments, trained, mode, has_prefix, rows):
-    """Set the trainable slots of one task's segments, and their weights.
+def _mark_bodies(segments, trained, mode, rows):
+    """Set the trainable slots of one task's segments of unsupervised documents.
 
-    In a segment of an unsupervised document, the whole body and eos are trainable, as in a shard
-    without supervised documents. The mode token of next-token tasks is trainable too. All have the
-    document's weight.
-
-    In a supervised segment, the trained tokens and the slots added at the pivot are trainable. Its
-    eos is trainable if the last span reaches the end and is trained. If the document continues
-    after the segment, its eos is trained like the token before it. Slots added at the pivot have
-    the weight of the trained token after them. If that token is untrained, they have the weight of
-    the token before them.
+    The whole body and eos are trainable, as in a shard without supervised documents. The mode token
+    of next-token tasks is trainable too. All have the document's weight.
 
     Args:
         segments: The segments.
-        trained: The trained spans of all documents.
+        trained: The trained spans of all documents. An unsupervised document has a span only if it
+            has a weight.
         mode: Slots of a mode token before the body.
-        has_prefix: True if the task's prefix contains each segment's first token. If all tokens of
-            a supervised segment are trained, its range then starts after that token. This
-            distinguishes the segment from segments of unsupervised documents.
         rows: The rows to write to.
     """
     trainable, weights, group = rows.trainable, rows.weights, rows.group
     weighted, grouped = weights.shape[0] > 0, group.shape[0] > 0
     for i in range(segments.n.shape[0]):
+        if segments.supervised[i]:
+            continue
+        first_span = segments.span_begin[i]
+        has_weight = weighted and first_span < segments.span_end[i]
+        end = segments.body[i] + segments.n[i] + segments.shift[i] + segments.eos[i]
+        for slot in range(segments.body[i] - mode, end):
+            trainable[slot] = 1
+            if has_weight:
+                weights[slot] = trained.weights[first_span]
+            if grouped:
+                group[slot] = segments.group[i]
+
+
+@kernel(inline=True)
+def _mark_added(rows, begin, count):
+    """Mark slots that an objective adds, like the token after them, or before if that is not."""
+    like = begin + count if rows.trainable[begin + count] else begin - 1
+    for slot in range(begin, begin + count):
+        rows.trainable[slot] = 1
+        if rows.weights.shape[0] > 0:
+            rows.weights[slot] = rows.weights[like]
+        if rows.group.shape[0] > 0:
+            rows.group[slot] = rows.group[like]
+
+
+@kernel
+def _mark_spans(segments, trained, has_prefix, rows):
+    """Set the trainable slots of one task's supervised segments, and their weights.
+
+    The trained tokens and the slots added at the pivot are trainable. A segment's eos is trainable
+    if the last span reaches the end and is trained. If the document continues after the segment,
+    its eos is trained like the token before it. Slots added at the pivot have the weight of the
+    trained token after them. If that token is untrained, they have the weight of the token before
+    them.
+
+    Args:
+        segments: The segments.
+        trained: The trained spans of all documents.
+        has_prefix: True if the task's prefix contains each segment's first token. If all tokens of
+            a segment are trained, its range then starts after that token. This distinguishes the
+            segment from segments of unsupervised documents.
+        rows: The rows to write to.
+    """
+    trainable, weights, group = rows.trainable, rows.weights, rows.group
+    weighted, grouped = weights.shape[0] > 0, group.shape[0] > 0
+    for i in range(segments.n.shape[0]):
+        if not segments.supervised[i]:
+            continue
         body, n, start = segments.body[i], segments.n[i], segments.start[i]
         pivot, shift, repeated = segments.pivot[i], segments.shift[i], segments.repeated[i]
-        end, span_end = body + n + shift, segments.span_end[i]
-        if not segments.supervised[i]:
-            for t in range(body - mode, end + segments.eos[i]):
-                trainable[t] = 1
-                if weighted and segments.span_begin[i] < span_end:  # The document has a weight.
-                    weights[t] = trained.weights[segments.span_begin[i]]
-                if grouped:
-                    group[t] = segments.group[i]
-            continue
         # Mark the trained tokens. A document may have a million spans and many segments, so only
         # spans that overlap the segment are visited.
+        span_end = segments.span_end[i]
         k = _first_span(trained.spans, segments.span_begin[i], span_end, start)
-        stop, end_weight, marked = start + n - repeated, np.float32(0), np.int64(0)
-        end_group = segments.group[i]
+        stop, marked = start + n - repeated, 0
+        end_weight, end_group = np.float32(0), segments.group[i]
         while k < span_end and trained.spans[k, 0] < stop:
             if trained_in(trained.turns, k, start):
-                if trained.spans[k, 1] >= stop:
+                span_stop = trained.spans[k, 1]
+                if span_stop >= stop:
                     end_weight = trained.weights[k]
                     if grouped:
                         end_group = trained.group[k]
                 first = max(trained.spans[k, 0] - start, 0) + repeated
-                for token in range(first, min(trained.spans[k, 1] - start + repeated, n)):
+                for token in range(first, min(span_stop - start + repeated, n)):
                     slot = body + token + (shift if token >= pivot else 0)
                     trainable[slot] = 1
                     marked += 1
@@ -192,23 +224,17 @@ def _mark(segments, trained, mode, has_prefix, rows):
                     if grouped:
                         group[slot] = trained.group[k]
             k += 1
-        # Mark the slots that the objective adds at the pivot.
-        for slot in range(body + pivot, body + pivot + shift):
-            trainable[slot] = 1
-            after = body + pivot + shift
-            like = after if trainable[after] else body + pivot - 1
-            if weighted:
-                weights[slot] = weights[like]
-            if grouped:
-                group[slot] = group[like]
+        if shift > 0:
+            _mark_added(rows, body + pivot, shift)
         if has_prefix and marked == n:
             trainable[body] = 0
-        # Mark the eos.
+        # Mark the eos. At the end of a document it has its own weight.
         if segments.is_last[i]:
             is_trained = trained_in(trained.turns, span_end - 1, start)
             end_weight = segments.eos_weight[i] if is_trained else np.float32(0)
             end_group = segments.group[i]
         if segments.eos[i] and end_weight > 0:
+            end = body + n + shift
             trainable[end] = 1
             if weighted:
                 weights[end] = end_weight
@@ -294,13 +320,13 @@ def render_rows(
         that follow from rendering.
     """
     with_labels = any(task.in_place for task in tasks)
-    with_blocks = any(RULES[task.objective.attention].in_blocks for task in tasks)
     m, pad = len(segments), tasks[0].ids.pad
     n_rows = int(segments.row[-1]) + 1 if m else 0
     first_slot = segments.flat_slots(seq_length)
     groups = _groups_of(texts)
     rows = _empty_rows(n_rows * seq_length, texts, pad, with_labels, groups is not None)
-    writer = _Writer(tasks, segments, texts, first_slot, rows, epoch, groups)
+    writer = _Writer(segments, texts, first_slot, rows, epoch, groups)
+    # Write the segments task by task, and collect the columns that follow from it.
     prefix = np.zeros(m, np.int64)
     level, weight = np.zeros(m, np.float32), np.ones(m, np.float32)
     block_parts: list[tuple[np.ndarray, tuple]] = []
@@ -320,25 +346,34 @@ def render_rows(
                 block_parts.append((chosen, noised.blocks))
         else:
             writer.write_next_token(task, chosen, of_task, bodies, prefix[chosen])
+    # The weights of a group depend on all of its segments, which may be of different tasks.
+    rendered = segments.replace(prefix=prefix, noise=level, loss_weight=weight)
     if groups is not None:
-        first_targets = np.array([int(task.shift or not task.in_place) for task in tasks])
-        is_next_token = np.array([not task.in_place for task in tasks])[segments.task]
-        first_target = first_targets[segments.task]
-        first_target = np.where(is_next_token, np.maximum(prefix, first_target), first_target)
-        order = np.lexsort((segments.start, segments.document))
-        _scale_weights(order, first_slot, first_target, segments.slots, groups.sums, rows)
-    slots = {"tokens": rows.tokens}
-    if with_labels:
-        slots["labels"] = rows.labels
-    slots |= {"segment_ids": rows.segment_ids, "loss_mask": rows.loss_mask}
-    rendered = segments.replace(
-        prefix=prefix,
-        noise=level,
-        loss_weight=weight,
-        blocks=_joined_blocks(m, block_parts) if with_blocks else None,
-        trained=None if texts.training is None else _trained_ranges(first_slot, segments, rows),
-    )
-    return {name: flat.reshape(n_rows, seq_length) for name, flat in slots.items()}, rendered
+        _scale_groups(tasks, rendered, first_slot, groups, rows)
+    trained = None if texts.training is None else _trained_ranges(first_slot, segments, rows)
+    with_blocks = any(RULES[task.objective.attention].in_blocks for task in tasks)
+    blocks = _joined_blocks(m, block_parts) if with_blocks else None
+    slots = {
+        name: getattr(rows, name).reshape(n_rows, seq_length)
+        for name in ("tokens", "labels", "segment_ids", "loss_mask")
+        if with_labels or name != "labels"
+    }
+    return slots, rendered.replace(trained=trained, blocks=blocks)
+
+
+def _scale_groups(
+    tasks: Sequence[Task],
+    segments: Segments,
+    first_slot: np.ndarray,
+    groups: _Groups,
+    rows: _Rows,
+) -> None:
+    """Scale the weights of all trained tokens to the sums of their groups."""
+    by_task = TaskTable.of(tasks)
+    in_place, shift = by_task.in_place[segments.task], by_task.shift[segments.task]
+    first_target = np.where(in_place, shift, np.maximum(segments.prefix, 1))
+    order = np.lexsort((segments.start, segments.document))
+    _scale_weights(order, first_slot, first_target, segments.slots, groups.sums, rows)
 
 
 def _groups_of(texts: Texts) -> _Groups | None:
@@ -376,7 +411,6 @@ class _Writer:
 
     def __init__(
         self,
-        tasks: Sequence[Task],
         segments: Segments,
         texts: Texts,
         first_slot: np.ndarray,
@@ -385,7 +419,7 @@ class _Writer:
         groups: _Groups | None,
     ):
         self.groups = groups
-        self.pad, self.texts, self.rows, self.epoch = tasks[0].ids.pad, texts, rows, epoch
+        self.texts, self.rows, self.epoch = texts, rows, epoch
         self.first_slot = first_slot
         in_row = np.arange(len(segments)) - np.searchsorted(segments.row, segments.row)
         self.segment_id = in_row + 1
@@ -414,7 +448,7 @@ class _Writer:
         columns = BodySlots(self.texts.begin[chosen], bodies, first_slot + of_task.bos + task.mode)
         task.objective.render(task, columns, self.texts.ids, rows.tokens)
         self._write_frames(task, chosen, of_task)
-        _write_next_tokens(first_slot, of_task.slots, prefix, self.pad, rows)
+        _write_next_tokens(first_slot, of_task.slots, prefix, task.ids.pad, rows)
 
     def write_in_place(
         self, t: int, task: Task, chosen: np.ndarray, of_task: Segments, bodies: Bodies
@@ -470,7 +504,8 @@ class _Writer:
         of_spans = np.zeros(0, np.int64) if self.groups is None else self.groups.of_spans
         spans = _Spans(training.spans, training.weights, training.turns, of_spans)
         has_prefix = RULES[objective.attention].ahead == "prefix"
-        _mark(marked, spans, 0 if task.in_place else task.mode, has_prefix, self.rows)
+        _mark_bodies(marked, spans, 0 if task.in_place else task.mode, self.rows)
+        _mark_spans(marked, spans, has_prefix, self.rows)
 
 
 def target_of(
