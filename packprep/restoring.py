@@ -243,6 +243,33 @@ def _damaged(shard: Shard, segment: int, what: str) -> DatasetError:
     )
 
 
+class _StoredIds(NamedTuple):
+    """The slots that may contain some tokens, and the tokens' ids. Slots count in the flat rows.
+
+    Attributes:
+        rows: The ids of the rows' tokens and of their labels, [2, slots].
+        is_label: Whether labels contain the token, bool[n].
+        begin: First slot of the token's segment, int64[n].
+        end: The end of the segment, int64[n].
+        half: Distance from x_t to x_0, or 0 without x_0, int64[n].
+        ids: The tokens, [n].
+    """
+
+    rows: np.ndarray
+    is_label: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    half: np.ndarray
+    ids: np.ndarray
+
+    def are_in(self, slots: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Return whether slots are in the segments of `tokens` and contain their ids, bool[k]."""
+        is_label, half = self.is_label[tokens], self.half[tokens]
+        is_inside = (slots >= self.begin[tokens]) & (slots < self.end[tokens])
+        stored_ids = self.rows[is_label.astype(np.int64), np.where(is_inside, slots + half, 0)]
+        return is_inside & (stored_ids == self.ids[tokens])
+
+
 def slots_of_tokens(
     plan: Plan,
     arrays: Mapping[str, np.ndarray],
@@ -258,10 +285,14 @@ def slots_of_tokens(
 
     The slots are found by running the inverse on rows that contain their own slot numbers, counted
     from the end of the vocabulary. Only the special tokens that fill_in_the_middle searches for are
-    kept:
+    kept. With vocab_size 1000, for prefix "a b", suffix "c" and middle "d e":
 
-        row       ‹NLG›  t  ‹0›  ias        inverse reads the numbers   1000 1001 1002 1003
-        tokens    t ias                     and gives                   1001 1003: slots 1 and 3
+        slot              0     1     2     3     4     5     6     7     8
+        row             ‹PRE›   a     b   ‹SUF›   c   ‹MID›   d     e   ‹eos›
+        numbers         ‹PRE› 1001  1002  ‹SUF› 1004  ‹MID› 1006  1007  1008
+        inverse of the row      a     b     d     e     c
+        inverse of numbers    1001  1002  1006  1007  1004    1001 - 1000 is slot 1
+        slots of tokens         1     2     6     7     4
 
     Args:
         plan: The dataset's plan.
@@ -277,43 +308,50 @@ def slots_of_tokens(
     first_row, end_row = int(segments.row[chosen].min()), int(segments.row[chosen].max()) + 1
     tokens = arrays["tokens"][first_row:end_row]
     labels = arrays.get("labels", arrays["tokens"])[first_row:end_row]
-    # Make the rows of numbers. Tasks must know whether a number's token starts inside a character.
-    numbers = (np.arange(tokens.size, dtype=np.int32) + vocab_size).reshape(tokens.shape)
-    is_special = np.isin(tokens, np.unique([task.ids.fim for task in plan.tasks]))
-    numbers_and_specials = np.where(is_special, tokens.astype(np.int32), numbers)
+    # Tasks must know whether a number's token starts inside a character.
     tasks = [_of_numbers(task, tokens) for task in plan.tasks]
     in_rows = segments.replace(row=segments.row - first_row)
-    rows_of_numbers = {"tokens": numbers_and_specials, "labels": numbers}
-    restored = _restore(tasks, rows_of_numbers, in_rows, chosen, epoch).ids
-    # For each token, find its segment and that segment's slots.
-    segment = np.repeat(chosen, segments.tokens[chosen])
-    begin = in_rows.flat_slots(length)[segment]
-    copies = plan.by_task.copies[segments.task[segment]]
-    half = np.where(copies > 1, segments.slots[segment] // copies, 0)
-    end = begin + segments.slots[segment]
-    is_label = plan.by_task.in_place[segments.task[segment]] & (copies == 1)
+    restored = _restore(tasks, _numbered(plan, tokens), in_rows, chosen, epoch).ids
+    # A number is a token's slot if the slot is in the token's segment and contains the token.
+    of_chosen = in_rows.select(chosen)
+    segment = np.repeat(np.arange(len(chosen)), of_chosen.tokens)
+    copies = plan.by_task.copies[of_chosen.task]
+    begin, half = of_chosen.flat_slots(length), of_chosen.slots // copies * (copies > 1)
+    is_label = plan.by_task.in_place[of_chosen.task] & (copies == 1)
+    stored_ids = _StoredIds(
+        np.stack((tokens.reshape(-1), labels.reshape(-1))),
+        is_label[segment],
+        begin[segment],
+        (begin + of_chosen.slots)[segment],
+        half[segment],
+        ids,
+    )
+    slots = restored.astype(np.int64) - vocab_size - stored_ids.half
+    slots[~stored_ids.are_in(slots, np.arange(len(slots)))] = -1
+    _place_specials(slots, segment, stored_ids)
+    return np.where(slots < 0, -1, slots % length)
 
-    def holds(slots: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Return whether slots are in the segment and contain the ids of tokens `which`, bool."""
-        inside = (slots >= begin[which]) & (slots < end[which])
-        slots = np.where(inside, slots, 0)
-        clean_slots = np.where(inside, slots + half[which], 0)
-        values = np.where(
-            is_label[which], labels.reshape(-1)[slots], tokens.reshape(-1)[clean_slots]
-        )
-        return inside & (values == ids[which])
 
-    flat = restored.astype(np.int64) - vocab_size - half
-    flat[~holds(flat, np.arange(len(flat)))] = -1
-    unknown = np.flatnonzero(flat < 0)
-    # A special token in the text is adjacent to its neighbours.
+def _place_specials(slots: np.ndarray, segment: np.ndarray, stored_ids: _StoredIds) -> None:
+    """Set the slots that are −1 where the token is in a slot next to a neighbour's.
+
+    Special tokens in the text kept their ids among the numbers, so their slots are unknown.
+    """
+    unknown = np.flatnonzero(slots < 0)
     for step, order in ((1, unknown), (-1, unknown[::-1])):
-        for i in order[(order >= step) & (order < len(flat) + min(step, 0))].tolist():
-            if flat[i] < 0 and flat[i - step] >= 0 and segment[i] == segment[i - step]:
-                neighbour = flat[i - step : i - step + 1] + step
-                if holds(neighbour, np.array([i]))[0]:
-                    flat[i] = neighbour[0]
-    return np.where(flat < 0, -1, flat - in_rows.row[segment] * length)
+        for i in order[(order >= step) & (order < len(slots) + min(step, 0))].tolist():
+            if slots[i] < 0 and slots[i - step] >= 0 and segment[i] == segment[i - step]:
+                neighbour = slots[i - step : i - step + 1] + step
+                if stored_ids.are_in(neighbour, np.array([i]))[0]:
+                    slots[i] = neighbour[0]
+
+
+def _numbered(plan: Plan, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """Return rows with the number of each slot after the vocabulary, and with special tokens."""
+    slot_numbers = np.arange(tokens.size, dtype=np.int32) + plan.vocabulary.vocab_size
+    numbers = slot_numbers.reshape(tokens.shape)
+    is_special = np.isin(tokens, np.unique([task.ids.fim for task in plan.tasks]))
+    return {"tokens": np.where(is_special, tokens.astype(np.int32), numbers), "labels": numbers}
 
 
 def _of_numbers(task: Task, tokens: np.ndarray) -> Task:
