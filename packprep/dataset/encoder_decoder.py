@@ -84,47 +84,68 @@ def split(batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
             "hint: leave media out"
         )
     tokens, ids, ends, trained = (np.asarray(batch[name]) for name in READ)
-    slot = np.arange(ids.shape[1])
-    begin, end = runs(ids, slot, np, lambda values: np.maximum.accumulate(values, axis=-1))
+    position = np.arange(ids.shape[1])
+    begin, end = runs(ids, position, np, lambda values: np.maximum.accumulate(values, axis=-1))
     wrong = (ids > 0) & ((ends <= begin) | (ends >= end))
     if wrong.any():
-        row, at = (int(i[0]) for i in np.nonzero(wrong))
+        row, slot = (int(i[0]) for i in np.nonzero(wrong))
         raise DatasetError(
-            f"row {row} of the batch, segment {ids[row, at]}: its prefix ends at position"
-            f" {ends[row, at]} of [{begin[row, at]}, {end[row, at]}), so it does not have inputs"
-            " and then targets\n"
+            f"row {row} of the batch, segment {ids[row, slot]}: its prefix ends at position"
+            f" {ends[row, slot]} of [{begin[row, slot]}, {end[row, slot]}), so it does not have"
+            " inputs and then targets\n"
             "hint: build a dataset with only prefix tasks"
         )
+    length, is_input = batch["encoder_length"], position < ends
+    rows, slots, column = _places_in("encoder", (ids > 0) & is_input, length, length)
+    arrays = {
+        "encoder_input_tokens": tokens[rows, slots],
+        "encoder_segment_ids": ids[rows, slots],
+        "encoder_positions": slots - begin[rows, slots],
+    }
+    made = _filled(arrays, rows, column, (len(ids), length))
+    decoder_length = ids.shape[1] - length
+    rows, slots, column = _places_in("decoder", (ids > 0) & ~is_input, decoder_length, length)
+    positions = slots - ends[rows, slots]
+    # The slot before a target predicts it, and has its loss.
+    weights = trained[rows, slots - 1] != 0
+    if "loss_weights" in batch:
+        weights = weights * np.asarray(batch["loss_weights"])[rows, slots - 1]
+    arrays = {
+        "decoder_target_tokens": tokens[rows, slots],
+        "decoder_input_tokens": np.where(positions > 0, tokens[rows, slots - 1], 0),
+        "decoder_segment_ids": ids[rows, slots],
+        "decoder_positions": positions,
+        "decoder_loss_weights": weights,
+    }
+    return made | _filled(arrays, rows, column, (len(ids), decoder_length))
+
+
+def _places_in(
+    side: str, belongs: np.ndarray, length: int, encoder_length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the row, slot and column in the new sequence of each slot that belongs to a side.
+
+    Raises:
+        DatasetError: If a row has more than `length` such slots.
+    """
+    counts = belongs.sum(axis=1)
+    if counts.max(initial=0) > length:
+        row = int(np.argmax(counts > length))
+        raise DatasetError(
+            f"row {row} of the batch has {counts[row]} positions for the {side}, which fits"
+            f" {length}, so the rows were not packed for encoder_length = {encoder_length}\n"
+            "hint: build them with this encoder_length"
+        )
+    rows, slots = np.nonzero(belongs)
+    return rows, slots, (np.cumsum(belongs, axis=1) - 1)[rows, slots]
+
+
+def _filled(
+    arrays: Mapping[str, np.ndarray], rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]
+) -> dict[str, np.ndarray]:
+    """Return arrays of a shape with values at rows and columns, and 0 elsewhere."""
     made = {}
-    for side, of_side, length in (
-        ("encoder", (ids > 0) & (slot < ends), batch["encoder_length"]),
-        ("decoder", (ids > 0) & (slot >= ends), ids.shape[1] - batch["encoder_length"]),
-    ):
-        many = of_side.sum(axis=1)
-        if many.max(initial=0) > length:
-            row = int(np.argmax(many > length))
-            raise DatasetError(
-                f"row {row} of the batch has {many[row]} positions for the {side}, which fits"
-                f" {length}, so the rows were not packed for encoder_length ="
-                f" {batch['encoder_length']}\n"
-                "hint: build them with this encoder_length"
-            )
-        rows, slots = np.nonzero(of_side)
-        place = rows, (np.cumsum(of_side, axis=1) - 1)[rows, slots]
-        first = (begin if side == "encoder" else ends)[rows, slots]
-        columns = {"segment_ids": ids[rows, slots], "positions": slots - first}
-        if side == "encoder":
-            columns["input_tokens"] = tokens[rows, slots]
-        else:
-            columns["target_tokens"] = tokens[rows, slots]
-            columns["input_tokens"] = np.where(slots > first, tokens[rows, slots - 1], 0)
-            columns["loss_weights"] = trained[rows, slots - 1] != 0
-            if "loss_weights" in batch:
-                columns["loss_weights"] = (
-                    columns["loss_weights"] * np.asarray(batch["loss_weights"])[rows, slots - 1]
-                )
-        for name, values in columns.items():
-            array = np.zeros((len(ids), length), np.float32 if name == "loss_weights" else np.int32)
-            array[place] = values
-            made[f"{side}_{name}"] = array
-    return {name: made[name] for name in NAMES}
+    for name, values in arrays.items():
+        made[name] = np.zeros(shape, np.float32 if name == "decoder_loss_weights" else np.int32)
+        made[name][rows, columns] = values
+    return made
