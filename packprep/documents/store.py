@@ -4,7 +4,7 @@ Datasets can be built from a token store. It has the same files as a dataset, an
 in plan.json and dataset.json. Its plan is the plan of its sources, with each document once. Reading
 a slice of a file from the store gives the same documents as reading it from the file:
 
-    slice of a piece ─► the shards that hold the piece ─► documents whose unit lies in the slice, each as it was read
+    slice of a piece ─► the shards that hold the piece ─► documents whose unit lies in the slice
 
 A split (piece) is a part of a file that can be read separately. A unit is a byte of a line file, a
 step of a compressed file, or a row. Shards are safetensors files with the arrays below. D is the
@@ -16,8 +16,9 @@ number of documents. S of them are supervised and R rejected. The shard has K pa
     part_offsets        i64 [K + 1]    which documents a part holds
     part_units          i64 [K]        units of the whole piece
     reject_offsets      i64 [R + 1]    where each reject's "reason detail" begins in `reject_text`
-    span_offsets, cut_offsets          i64 [S + 1], and system i64 [S], spans i64 [k, 2], turns i64 [k, 2], cuts i64 [c],
-                                       weights f32 [k], eos_weight f32 [S]: as `training.Trained`
+    span_offsets, cut_offsets          i64 [S + 1]
+    spans, turns, weights              i64 [k, 2], i64 [k, 2], f32 [k]: as `training.Trained`
+    cuts, system, eos_weight           i64 [c], i64 [S], f32 [S]: likewise
     unit, size, text_bytes             u32 [D]; size: what a fraction of a source goes by
     part_file, part_piece              u32 [K]: the plan's file, and which of its pieces
     supervised, rejected               u32 [S], u32 [R]: numbers of documents
@@ -186,6 +187,18 @@ class _Columns:
             else values
         )
 
+    def arrays(self, token_dtype: np.dtype) -> dict[str, np.ndarray]:
+        """Return all arrays of the shard by name. Optional ones are included where needed."""
+        needed = (
+            any(map(len, self.of.get("place_first", ()))),
+            not np.all(self.array("limited")),
+            bool(np.any(self.array("document_weight") != 1)),
+        )
+        arrays = {name: self.array(name) for name in _names(needed)}
+        if token_dtype == np.uint16:
+            arrays["tokens"] = arrays["tokens"].astype("<u2")
+        return arrays
+
 
 def stored(
     plan: Any,
@@ -213,45 +226,31 @@ def stored(
     digests = {name: xxhash.xxh3_128() for name in names}
     n_read, n_tokens = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     documents = text_bytes = 0
-    template = plan.stored["chat_template"]
+    settings, template = plan.recipe.documents, plan.stored["chat_template"]
     reader = TextReader(
-        plan.recipe.documents,
-        plan.vocabulary,
-        plan.engine,
-        template,
-        decoders=decoders,
-        clock=clock,
+        settings, plan.vocabulary, plan.engine, template, decoders=decoders, clock=clock
     )
     for source, part in slices:
-        noted, first, before = _Noted(), columns.documents, len(rejected)
+        noted, first_document, first_reject = _Noted(), columns.documents, len(rejected)
         reads: list[ReadDocuments] = []
         for read in reader.read(source, part, noted, digests[source.name]):
             reads.append(read)
-            many, turned_away = (
-                len(read.positions) + len(read.rejects),
-                len(read.rejects) + len(read.tokens.rejected),
-            )
-            documents, text_bytes = documents + many, text_bytes + int(read.text_bytes.sum())
+            count, read_bytes = len(read.positions) + len(read.rejects), int(read.text_bytes.sum())
+            documents, text_bytes = documents + count, text_bytes + read_bytes
             refuse_beyond(part.path, documents, text_bytes, most_bytes)
             if progress:
-                progress(many, int(read.text_bytes.sum()), len(read.tokens.ids), turned_away)
+                reject_count = len(read.rejects) + len(read.tokens.rejected)
+                progress(count, read_bytes, len(read.tokens.ids), reject_count)
         _add_part(columns, part, reads, noted, decoders)
         for i, reason, detail in _rejects_of(reads):
             rejected.add(source, 0, part.file, i, reason, detail)
-        if plan.recipe.documents.bad_documents == "fail":
-            fail_on_bad(rejected.records(range(before, len(rejected))), part.path)
-        n_read[source.name] += columns.documents - first
+        if settings.bad_documents == "fail":
+            fail_on_bad(rejected.records(range(first_reject, len(rejected))), part.path)
+        n_read[source.name] += columns.documents - first_document
         n_tokens[source.name] += sum(len(read.tokens.ids) for read in reads)
-    needed = (
-        any(map(len, columns.of.get("place_first", ()))),
-        not np.all(columns.array("limited")),
-        bool(np.any(columns.array("document_weight") != 1)),
-    )
-    arrays = {name: columns.array(name) for name in _names(needed)}
-    if plan.token_dtype == np.uint16:
-        arrays["tokens"] = arrays["tokens"].astype("<u2")
-    said = {name: digest.hexdigest() for name, digest in digests.items()}
-    return StoredDocuments(arrays, rejected, said, n_read, n_tokens)
+    text_digests = {name: digest.hexdigest() for name, digest in digests.items()}
+    arrays = columns.arrays(plan.token_dtype)
+    return StoredDocuments(arrays, rejected, text_digests, n_read, n_tokens)
 
 
 def _add_part(
@@ -266,51 +265,33 @@ def _add_part(
     Rejected documents keep their places among the others and have no tokens.
     """
     rejects = _rejects_of(reads)
-    turned_away = [
-        position
-        for read in reads
-        for position in read.positions[[i for i, *_ in read.tokens.rejected]]
-    ]
-    without = np.array(
-        sorted({position for position, *_ in rejects}.difference(turned_away)), np.int64
-    )
-    position = np.concatenate([*(read.positions for read in reads), without])
-    lengths = np.concatenate(
-        [*(np.diff(read.tokens.offsets) for read in reads), np.zeros(len(without), np.int64)]
-    )
-    text_bytes = np.concatenate(
-        [*(read.text_bytes for read in reads), np.zeros(len(without), np.int64)]
-    )
+    tokenized = np.concatenate([np.zeros(0, np.int64), *(read.positions for read in reads)])
+    # Documents that were rejected before tokenization are added to the others.
+    unread = np.setdiff1d([position for position, *_ in rejects], tokenized).astype(np.int64)
+    position, no_tokens = np.concatenate((tokenized, unread)), np.zeros(len(unread), np.int64)
+    lengths = np.concatenate([*(np.diff(read.tokens.offsets) for read in reads), no_tokens])
+    text_bytes = np.concatenate([*(read.text_bytes for read in reads), no_tokens])
     order = np.argsort(position, kind="stable")
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order)) + columns.documents
-    unit, units = _units(part, position[order], decoders)
-    at = 0
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order)) + columns.documents
+    first = 0
     for read in reads:
         for i in sorted(read.trained):
-            own = read.trained[i]
-            columns.add(
-                supervised=[place[at + i]],
-                span_offsets=[len(own.spans)],
-                cut_offsets=[len(own.cuts)],
-            )
-            columns.add(**{name: np.atleast_1d(getattr(own, name)) for name in _OF_TRAINED})
-            places = own.places
-            columns.add(
-                place_offsets=[len(places.first)], place_ref_offsets=np.diff(places.ref_offsets)
-            )
-            columns.add(
-                **{f"place_{name}": getattr(places, name) for name in _OF_PLACES},
-                place_refs=places.refs,
-            )
-        at += len(read.positions)
+            _add_trained(columns, number[first + i], read.trained[i])
+        first += len(read.positions)
+    position = position[order]
+    unit, units = _units(part, position, decoders)
     texts = [f"{reason} {detail}".encode() for _, reason, detail in rejects]
-    numbers = place[order][np.searchsorted(position[order], [position for position, *_ in rejects])]
-    columns.add(rejected=numbers, reject_offsets=[len(text) for text in texts])
-    columns.add(reject_text=np.frombuffer(b"".join(texts), np.uint8))
-    columns.add(document_offsets=lengths[order], position=position[order], unit=unit)
-    columns.add(size=noted.at(position[order]), text_bytes=text_bytes[order])
+    rejected = np.searchsorted(position, [place for place, *_ in rejects]) + columns.documents
     columns.add(
+        rejected=rejected,
+        reject_offsets=[len(text) for text in texts],
+        reject_text=np.frombuffer(b"".join(texts), np.uint8),
+        document_offsets=lengths[order],
+        position=position,
+        unit=unit,
+        size=noted.at(position),
+        text_bytes=text_bytes[order],
         part_file=[part.file],
         part_piece=[part.piece],
         part_offsets=[len(order)],
@@ -318,6 +299,21 @@ def _add_part(
     )
     columns.of.setdefault("tokens", []).extend(read.tokens.ids.view(np.uint32) for read in reads)
     columns.documents += len(order)
+
+
+def _add_trained(columns: _Columns, number: int, trained: Trained) -> None:
+    """Add the supervision of document `number`, with its media."""
+    places = trained.places
+    columns.add(
+        supervised=[number],
+        span_offsets=[len(trained.spans)],
+        cut_offsets=[len(trained.cuts)],
+        place_offsets=[len(places.first)],
+        place_ref_offsets=np.diff(places.ref_offsets),
+        place_refs=places.refs,
+        **{name: np.atleast_1d(getattr(trained, name)) for name in _OF_TRAINED},
+        **{f"place_{name}": getattr(places, name) for name in _OF_PLACES},
+    )
 
 
 def _rejects_of(reads: Sequence[ReadDocuments]) -> list[tuple[int, str, str]]:
