@@ -62,14 +62,11 @@ def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary)
     """
     ids, offsets = lists
     rejected: dict[int, tuple[str, str]] = {}
-    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary.vocab_size):
-        outside = np.flatnonzero((ids < 0) | (ids >= vocabulary.vocab_size))
-        for i, place in _firsts(outside, offsets):
-            of = f"the vocabulary has {vocabulary.vocab_size} ids"
-            rejected[i] = (
-                "id_out_of_range",
-                f"token {place - int(offsets[i])} is {int(ids[place])}; {of}",
-            )
+    size = vocabulary.vocab_size
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= size):
+        for i, place in _firsts(np.flatnonzero((ids < 0) | (ids >= size)), offsets):
+            token = f"token {place - int(offsets[i])} is {int(ids[place])}"
+            rejected[i] = "id_out_of_range", f"{token}; the vocabulary has {size} ids"
     begin, end = offsets[:-1].copy(), offsets[1:].copy()
     if documents.eos_after_document and len(ids):
         end -= (end > begin) & (ids[np.maximum(end - 1, 0)] == vocabulary.roles["eos"])
@@ -84,17 +81,22 @@ def take_tokens(lists: IdLists, documents: DocumentKeys, vocabulary: Vocabulary)
             detail = f"token {place - int(offsets[i])} is the special id {int(ids[place])}"
             rejected.setdefault(i, ("special_text", detail))
     end[list(rejected)] = begin[list(rejected)]
-    lengths = end - begin
-    if int(lengths.sum()) != len(ids):
-        # Ids may be dropped before, between and after the contents. Mark each change with +1 or -1.
-        # The running sum then tells which ids to keep.
-        change = np.zeros(len(ids) + 1, np.int8)
-        np.add.at(change, begin, 1)
-        np.add.at(change, end, -1)
-        ids = ids[np.cumsum(change[:-1], dtype=np.int8).view(np.bool_)]
-    taken = ids.astype(np.int32, copy=False)
-    tokens = Tokens(taken, offsets_of(lengths), [(i, *rejected[i]) for i in sorted(rejected)])
+    content_ids = _inside(ids, begin, end).astype(np.int32, copy=False)
+    rejects = [(i, *rejected[i]) for i in sorted(rejected)]
+    tokens = Tokens(content_ids, offsets_of(end - begin), rejects)
     return refuse_strays(tokens, vocabulary) if vocabulary.media else tokens
+
+
+def _inside(ids: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return the ids inside ranges that do not overlap."""
+    if int((end - begin).sum()) == len(ids):
+        return ids
+    # Ids may be dropped before, between and after the ranges. Mark each change with +1 or -1. The
+    # running sum then tells which ids to keep.
+    change = np.zeros(len(ids) + 1, np.int8)
+    np.add.at(change, begin, 1)
+    np.add.at(change, end, -1)
+    return ids[np.cumsum(change[:-1], dtype=np.int8).view(np.bool_)]
 
 
 def _firsts(places: np.ndarray, offsets: np.ndarray) -> list[tuple[int, int]]:
