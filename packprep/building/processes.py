@@ -209,28 +209,23 @@ def in_processes(
     everyone: dict[Connection, _Worker] = {}
     with _signals_noted() as signals, _ended(everyone, clean):
         for _ in range(min(workers, len(items))):
-            here, there = context.Pipe()
-            is_forked = context.get_start_method() == "fork"
-            ours, environment = ([here, *everyone], None) if is_forked else ([], dict(os.environ))
-            process = context.Process(
-                target=_work, args=(there, ours, environment, setup, arguments), daemon=True
-            )
-            process.start()
-            there.close()
-            everyone[here] = _Worker(process, deque([waiting.popleft()]))
-            _tell(here, everyone[here].handed[0])
+            connection, process = _started(context, everyone, setup, arguments)
+            everyone[connection] = _Worker(process, deque([waiting.popleft()]))
+            _tell(connection, everyone[connection].handed[0])
         on_start()
-        while at_work := {here: worker for here, worker in everyone.items() if not worker.is_done}:
+        # Each item goes to the worker that asks for it first. A worker that is lost or silent is
+        # noticed here, because a worker that the kernel kills cannot report anything.
+        while at_work := {pipe: worker for pipe, worker in everyone.items() if not worker.is_done}:
             if signals:
                 raise Stopped(STOPPED)
-            for here in wait(list(at_work), timeout=0.2):
-                assert isinstance(here, Connection)
-                worker = at_work[here]
+            for pipe in wait(list(at_work), timeout=0.2):
+                assert isinstance(pipe, Connection)
+                worker = at_work[pipe]
                 if worker.heard == math.inf:
                     say(f"{worker}worker process {worker.process.pid} reports again")
                 worker.heard = time.monotonic()
                 try:
-                    kind, value = here.recv()
+                    kind, value = pipe.recv()
                 except (EOFError, ConnectionResetError):
                     raise worker.lost() from None
                 if kind == "report":
@@ -239,7 +234,7 @@ def in_processes(
                     messages.say(*value)
                 elif kind == "next":
                     item = waiting.popleft() if waiting else None
-                    _tell(here, item)
+                    _tell(pipe, item)
                     if item is None:
                         worker.is_last = True
                     else:
@@ -261,6 +256,28 @@ def in_processes(
                         f"{worker}worker process {worker.process.pid} has reported nothing for"
                         f" {SILENT_S:g} s. Waiting for it"
                     )
+
+
+def _started(
+    context: Any,
+    others: Iterable[Connection],
+    setup: Callable[..., Do],
+    arguments: Sequence[Any],
+) -> tuple[Connection, Any]:
+    """Start a worker, and return this process's end of its pipe and the process.
+
+    A forked worker inherits the connections to `others`, and closes them.
+    """
+    connection, end_of_worker = context.Pipe()
+    is_forked = context.get_start_method() == "fork"
+    inherited = [connection, *others] if is_forked else []
+    environment = None if is_forked else dict(os.environ)
+    process = context.Process(
+        target=_work, args=(end_of_worker, inherited, environment, setup, arguments), daemon=True
+    )
+    process.start()
+    end_of_worker.close()
+    return connection, process
 
 
 @dataclass
