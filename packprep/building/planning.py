@@ -13,7 +13,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -255,27 +255,19 @@ def make_plan(
     """
     recipe, vocabulary = inputs.recipe, inputs.vocabulary
     tasks = inputs.tasks
-    for source, files in zip(recipe.sources, inputs.files, strict=True):
-        if source.name not in inputs.stores:
-            reads_more, kinds = recipe.documents.loss_spans == "use", tuple(vocabulary.media)
-            first_look(source, files, reads_more, inputs.chat_template or "", kinds)
-    count, size = sum(map(len, inputs.files)), sum(int(files.sizes.sum()) for files in inputs.files)
-    say(f"sampling {size / 1e6:,.1f} MB in {count:,} file{'s' * (count != 1)}")
-    engine, sources, estimates, both = _proven_and_calibrated(inputs, say)
+    _look_at_files(inputs, say)
+    calibration = _proven_and_calibrated(inputs, say)
+    sources, estimates = calibration.sources, calibration.estimates
     if samples is not None:
         samples += estimates
-    if inputs.chat_template is not None and any(estimate.chat for estimate in estimates):
-        template = compile_template(inputs.chat_template, recipe.documents.template_date)
-        if not template.knows_turns:
-            say(UNKNOWN_TURNS)
-        if recipe.documents.eos_after_document and (
-            eos := written_by_template(template, vocabulary, "eos")
-        ):
-            say(TWO_ENDS.format(eos))
-    for planned, estimate in zip(sources, estimates, strict=True):
-        planned.ratios = estimate.ratios
+    is_chat = any(estimate.chat for estimate in estimates)
+    if inputs.chat_template is not None and is_chat:
+        _warn_of_template(inputs, inputs.chat_template, say)
+    for source, estimate in zip(sources, estimates, strict=True):
+        source.ratios = estimate.ratios
+    # The values that verification can compute again, and those that only the inputs determine.
     rates = [estimate.tokens_per_byte for estimate in estimates]
-    has_chats = recipe.output.shard_text_bytes == "auto" and any(one.chat for one in estimates)
+    has_chats = recipe.output.shard_text_bytes == "auto" and is_chat
     derived = follows(recipe, vocabulary, tasks, sources, rates, inputs.is_store, has_chats)
     plan = {
         "format": FORMAT,
@@ -283,7 +275,7 @@ def make_plan(
         "law_version": LAW_VERSION,
         "fingerprint": inputs.fingerprint,
         "recipe": normalised(recipe),
-        "engine": engine_facts(engine),
+        "engine": engine_facts(calibration.engine),
         "made_with": made_with(),
         "tokenizer": {"file": "tokenizer.json", "digest": vocabulary.digest},
         "beside_tokenizer": [dict(file) for file in vocabulary.beside],
@@ -292,39 +284,66 @@ def make_plan(
         "sources": [
             {
                 **resolved,
-                "prefix": planned.prefix,
-                "patterns": patterns_of(planned.source, recipe.base, inputs.stores),
-                **(
-                    {"store": inputs.stores[planned.name].digest}
-                    if planned.name in inputs.stores
-                    else {}
-                ),
-                **stored_estimates(estimate, planned, resolved["text_bytes"], known),
+                "prefix": source.prefix,
+                "patterns": patterns_of(source.source, recipe.base, inputs.stores),
+                **stored_estimates(estimate, source, resolved["text_bytes"], kept),
             }
-            for planned, estimate, resolved, known in zip(
-                sources, estimates, derived["sources"], both, strict=True
+            for source, estimate, resolved, kept in zip(
+                sources, estimates, derived["sources"], calibration.kept, strict=True
             )
         ],
         "files": [file for files in inputs.files for file in files.as_planned()],
-        **({"kind": STORE} if inputs.is_store else {}),
-        **({"has_chats": True} if has_chats else {}),
-        **(
-            {"removed": {"digest": inputs.removed_digest, "replaces": []}} if inputs.removed else {}
-        ),
     }
+    for entry in plan["sources"]:
+        if entry["name"] in inputs.stores:
+            entry["store"] = inputs.stores[entry["name"]].digest
+    if inputs.is_store:
+        plan["kind"] = STORE
+    if has_chats:
+        plan["has_chats"] = True
+    if inputs.removed:
+        plan["removed"] = {"digest": inputs.removed_digest, "replaces": []}
+    _refuse_large_shards(plan)
+    return {**plan, "digest": own_digest(as_stored(plan, LATER))}
+
+
+def _look_at_files(inputs: Inputs, say: Callable[[str], None]) -> None:
+    """Refuse files with known mistakes, and say how much text is sampled."""
+    recipe, kinds = inputs.recipe, tuple(inputs.vocabulary.media)
+    for source, files in zip(recipe.sources, inputs.files, strict=True):
+        if source.name not in inputs.stores:
+            reads_more = recipe.documents.loss_spans == "use"
+            first_look(source, files, reads_more, inputs.chat_template or "", kinds)
+    count, size = sum(map(len, inputs.files)), sum(int(files.sizes.sum()) for files in inputs.files)
+    say(f"sampling {size / 1e6:,.1f} MB in {count:,} file{'s' * (count != 1)}")
+
+
+def _warn_of_template(inputs: Inputs, text: str, say: Callable[[str], None]) -> None:
+    """Warn if turns of the chat template cannot be found, or conversations get a second eos."""
+    documents = inputs.recipe.documents
+    template = compile_template(text, documents.template_date)
+    if not template.knows_turns:
+        say(UNKNOWN_TURNS)
+    if documents.eos_after_document and (
+        eos := written_by_template(template, inputs.vocabulary, "eos")
+    ):
+        say(TWO_ENDS.format(eos))
+
+
+def _refuse_large_shards(plan: Mapping[str, Any]) -> None:
+    """Raise RecipeError if a shard would have too many documents, before any shard is made."""
     documents, text_bytes = (
         sum(source[key] for source in plan["sources"]) for key in ("documents", "text_bytes")
     )
-    of_one = documents / plan["shards"]
-    if of_one > MOST_DOCUMENTS:  # Fail before any shard is made.
+    documents_per_shard = documents / plan["shards"]
+    if documents_per_shard > MOST_DOCUMENTS:
         raise RecipeError(
-            f"each of {plan['shards']} shards would have about {of_one:.0f} documents, but the"
-            " maximum is"
+            f"each of {plan['shards']} shards would have about {documents_per_shard:.0f} documents,"
+            " but the maximum is"
             f" {MOST_DOCUMENTS}\nhint: set output.shard_text_bytes to"
             f" {int(text_bytes * MOST_DOCUMENTS / documents * 0.8)} or less",
             ("output", "shard_text_bytes"),
         )
-    return {**plan, "digest": own_digest(as_stored(plan, LATER))}
 
 
 def written_by_template(template: ChatTemplate, vocabulary: Vocabulary, role: str) -> str:
@@ -422,23 +441,30 @@ def follows(
     }
 
 
-def _proven_and_calibrated(
-    inputs: Inputs, say: Callable[[str], None]
-) -> tuple[str, list[PlannedSource], list[Estimates], list[Any]]:
-    """Choose the engine, prove it on difficult text and on samples, and calibrate every source.
+class _Calibration(NamedTuple):
+    """The engine that is chosen, and what it measured.
 
-    Returns:
-        The name of the engine, the sources, the estimates of each, and the estimates that a token
-        store keeps of each.
+    Attributes:
+        engine: The name of the engine.
+        sources: The sources.
+        estimates: The estimates of each source.
+        kept: The estimates that a token store keeps of each source, or an empty list.
+    """
+
+    engine: str
+    sources: list[PlannedSource]
+    estimates: list[Estimates]
+    kept: list[list[dict[str, Any]]]
+
+
+def _proven_and_calibrated(inputs: Inputs, say: Callable[[str], None]) -> _Calibration:
+    """Choose the engine, prove it on difficult text and on samples, and calibrate every source.
 
     Raises:
         RecipeError: If an engine that is requested by name fails its proof.
     """
-    recipe, vocabulary, special_text = (
-        inputs.recipe,
-        inputs.vocabulary,
-        inputs.recipe.documents.special_text,
-    )
+    recipe, vocabulary = inputs.recipe, inputs.vocabulary
+    special_text = recipe.documents.special_text
     names = candidates(recipe.engine, vocabulary)
     first = np.cumsum([0, *map(len, inputs.files)]).tolist()
     sources = [
@@ -451,45 +477,55 @@ def _proven_and_calibrated(
     in_files = [source for source in sources if source.name not in inputs.stores]
     # The build reads no text then. A later rebuild check does, with the first store's engine.
     if not in_files:
-        before = inputs.stores[sources[0].name].plan.stored["engine"]["name"]
-        names = [before] if before in names else names[-1:]
+        engine_before = inputs.stores[sources[0].name].plan.stored["engine"]["name"]
+        names = [engine_before] if engine_before in names else names[-1:]
     texts: list[str] = []
     for source in in_files if any(ENGINES[name].proven for name in names) else ():
         with _named(source, recipe):
             texts += first_texts(source, _supervise_of(recipe.documents, inputs.chat_template))
+    # The first engine that tokenizes everything like the reference is used.
     for name in names:
         try:
             engine = loaded(name, vocabulary, special_text) if in_files else None
             if engine is not None:
                 prove_on_nasty_text(engine, special_text, vocabulary)
-            estimates: list[Estimates] = []
-            both: list[Any] = []
-            for source in sources:
-                known: list[dict[str, Any]] = []
-                if engine is None or source.name in inputs.stores:
-                    estimate = estimates_in(inputs.stores[source.name], source)
-                else:
-                    with _named(source, recipe):
-                        settings, template = recipe.documents, inputs.chat_template
-                        estimate, known = sampled(
-                            source, engine, vocabulary, settings, template, inputs.is_store
-                        )
-                        if problem := estimate.notes.problem():
-                            raise RecipeError(problem)
-                estimates.append(estimate)
-                both.append(known)
-                if not inputs.is_store:
-                    if estimates[-1].supervised:
-                        check_supervised(recipe, source.index)
-                    check_loss_weighting(recipe, source.index, estimates[-1].supervised)
+            samples = [_calibrated(inputs, source, engine) for source in sources]
             if engine is not None:
                 prove(engine, texts, special_text, vocabulary)
-            return name, sources, estimates, both
+            estimates, kept = (list(column) for column in zip(*samples, strict=True))
+            return _Calibration(name, sources, estimates, kept)
         except (EngineRefusal, EngineFault) as error:
             if recipe.engine != "auto":
                 raise refused(name, str(error)) from error
             say(f"engine {name} is not used: {error}")
     raise AssertionError("the reference engine takes every tokenizer and needs no proof")
+
+
+def _calibrated(
+    inputs: Inputs, source: PlannedSource, engine: Engine | None
+) -> tuple[Estimates, list[dict[str, Any]]]:
+    """Return a source's estimates and the ones that a token store keeps, from its files or store.
+
+    Raises:
+        RecipeError: If the recipe's tasks or loss weighting cannot be used for the source.
+    """
+    recipe = inputs.recipe
+    kept: list[dict[str, Any]] = []
+    if engine is None or source.name in inputs.stores:
+        estimates = estimates_in(inputs.stores[source.name], source)
+    else:
+        settings, template = recipe.documents, inputs.chat_template
+        with _named(source, recipe):
+            estimates, kept = sampled(
+                source, engine, inputs.vocabulary, settings, template, inputs.is_store
+            )
+            if problem := estimates.notes.problem():
+                raise RecipeError(problem)
+    if not inputs.is_store:
+        if estimates.supervised:
+            check_supervised(recipe, source.index)
+        check_loss_weighting(recipe, source.index, estimates.supervised)
+    return estimates, kept
 
 
 def sampled(
