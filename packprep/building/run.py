@@ -7,7 +7,8 @@ shards.
 Source files must not change during a build. The build records their modification times next to the
 plan when it first sees them:
 
-    another time ─► what done shards read of the file is read again ─► the same: noted anew  ·  another: SourceError
+    another time ─► what done shards read of the file is read again ─┬─ the same: noted again
+                                                                     └─ another: SourceError
 
 `work.unchanged_slices` checks the times within a process, before and after it reads a split.
 Publication removes the record.
@@ -16,7 +17,7 @@ Publication removes the record.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -132,30 +133,21 @@ def build(
         Stopped: After SIGTERM, SIGINT or SIGUSR1 while processes make shards.
     """
     clock, out = Clock(), folder_at(out)
-    clean = out.remove_temporaries
     with clock.stage("plan"):
         inputs = look_up(recipe, moved or {}, is_store)
-        if not out.exists(MANIFEST_NAME):
-            if inputs.has_text:
-                begin_loading(recipe.engine, inputs.vocabulary, recipe.documents.special_text)
-            # The engine loads meanwhile. The forecast needs kernels, and workers inherit them.
-            warm_kernels()
-        plan = planned(inputs, out, progress.say)
-        compare_sources(
-            out, plan, inputs, progress.say, available_cpus() if workers is None else workers
-        )
+        plan = _write_plan(inputs, out, workers, progress.say)
     share = share_of(*array, plan.shards)
     missing = missing_shards(out, plan.digests, share)
-    to_do = sum(source.weight for source in plan.sources) * len(missing) // plan.shards
-    asked, workers = workers, min(workers_for(to_do) if workers is None else workers, len(missing))
+    text_bytes = sum(source.weight for source in plan.sources) * len(missing) // plan.shards
+    worker_count = min(workers_for(text_bytes) if workers is None else workers, len(missing))
     if missing:
         # The engine is loaded once. Workers are forked from this process and share it.
         with clock.stage("start-up"):
             engine = plan.text_engine
-        progress.say(pace(plan.stored, engine, inputs, asked, array[1]))
+        progress.say(pace(plan.stored, engine, inputs, workers, array[1]))
     if len(missing) < plan.shards:
         progress.say(_to_do(len(share), len(missing), plan.shards))
-    progress.begin(to_do, plan.shards, len(missing))
+    progress.begin(text_bytes, plan.shards, len(missing))
     counts = np.zeros(4, np.int64)
 
     def report(*of_batch: int) -> None:
@@ -163,32 +155,67 @@ def build(
         progress.add(*of_batch)
 
     try:
-        items = [ShardToMake(b) for b in missing]
-        arguments = (out, inputs.prefixes, plan.seen)
-        started = partial(on_start, plan)
-        made = in_processes(
-            shard_maker, arguments, items, workers, report, clean, started, progress.say
+        results = in_processes(
+            shard_maker,
+            (out, inputs.prefixes, plan.seen),
+            [ShardToMake(b) for b in missing],
+            worker_count,
+            report,
+            out.remove_temporaries,
+            partial(on_start, plan),
+            progress.say,
         )
-        with _at_hand(out, plan), contextlib.closing(made):
-            # `started` is called even if there are no items.
-            for item, seconds in islice(made, max(1, len(items))):
-                clock.add(seconds)
-                progress.done(item)
-            with clock.stage("publish"):  # Meanwhile workers end and free their memory.
-                manifest = publish(out, plan)
-        if manifest is None and array[1] > 1:
-            time.sleep(LIST_AGAIN_S)  # Folder listings may be cached.
-            manifest = publish(out, plan)
+        manifest = _make_and_publish(out, plan, results, len(missing), progress, clock, array[1])
     finally:
         progress.end()
     others = len(missing_shards(out, plan.digests, range(plan.shards))) if manifest is None else 0
-    documents, text_bytes, tokens, _ = map(int, counts)
-    say_stage(
-        "of all workers:"
-        f" {', '.join(f'{stage} {spent:.2f} s' for stage, spent in clock.seconds.items())}"
-    )
-    profile = Profile(clock.elapsed(), max(workers, 1), clock.take(), documents, text_bytes, tokens)
+    seconds = ", ".join(f"{stage} {spent:.2f} s" for stage, spent in clock.seconds.items())
+    say_stage(f"of all workers: {seconds}")
+    documents, read_bytes, tokens, _ = map(int, counts)
+    elapsed, processes = clock.elapsed(), max(worker_count, 1)
+    profile = Profile(elapsed, processes, clock.take(), documents, read_bytes, tokens)
     return Outcome(out.location, plan, manifest, len(missing), others, profile)
+
+
+def _write_plan(
+    inputs: Inputs, out: Folder, workers: int | None, say: Callable[[str], None]
+) -> Plan:
+    """Write the plan or read an existing one, and compare its files with the current ones."""
+    if not out.exists(MANIFEST_NAME):
+        recipe = inputs.recipe
+        if inputs.has_text:
+            begin_loading(recipe.engine, inputs.vocabulary, recipe.documents.special_text)
+        # The engine loads meanwhile. The forecast needs kernels, and workers inherit them.
+        warm_kernels()
+    plan = planned(inputs, out, say)
+    compare_sources(out, plan, inputs, say, available_cpus() if workers is None else workers)
+    return plan
+
+
+def _make_and_publish(
+    out: Folder,
+    plan: Plan,
+    results: Generator[tuple[Any, Any], None, None],
+    missing: int,
+    progress: Progress,
+    clock: Clock,
+    array_count: int,
+) -> dict[str, Any] | None:
+    """Make the `missing` shards that `results` yields, and publish the dataset.
+
+    Return the manifest, or None if other processes still have to make shards.
+    """
+    with _at_hand(out, plan), contextlib.closing(results):
+        # Workers start with the first result, so one is requested even if there are no items.
+        for item, seconds in islice(results, max(1, missing)):
+            clock.add(seconds)
+            progress.done(item)
+        with clock.stage("publish"):  # Meanwhile workers end and free their memory.
+            manifest = publish(out, plan)
+    if manifest is None and array_count > 1:
+        time.sleep(LIST_AGAIN_S)  # Folder listings may be cached.
+        manifest = publish(out, plan)
+    return manifest
 
 
 def build_lengths(
