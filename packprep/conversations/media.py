@@ -3,6 +3,7 @@
 A media span has the slots of a picture, a sound or a film. Only the trainer has the pixels.
 
 ```
+recipe      specials.media = {image = ["<begin>", "<slot>", "<end>"]}
 record      {"text": "A cat.", "media": [{"at": 2, "tokens": 3, "ref": "cat.jpg", "kind": "image"}]}
 recipe      specials.media = {image = ["<begin>", "<slot>", "<end>"]}
 ids         A ·  <begin> <slot> <slot> <slot> <end>  cat .
@@ -248,47 +249,52 @@ def put_in(
         vocabulary: The vocabulary.
     """
     tokens = refuse_strays(tokens, vocabulary)
-    count = np.array([len(own) for own in places], np.int64)
-    first_piece = np.cumsum(count + 1) - (count + 1)
-    flat = [place for own in places for place in own]
+    count = np.array([len(of_document) for of_document in places], np.int64)
+    flat = [place for of_document in places for place in of_document]
     document = np.repeat(np.arange(len(places)), count)
     # The piece before each place. A document has one piece more than places.
     piece = np.arange(len(flat)) + document
-    ids = np.array([vocabulary.media[place.kind] for place in flat], np.int64).reshape(-1, 3)
-    there = ids.reshape(-1) >= 0
-    before = np.repeat(tokens.offsets[piece + 1], 3)[there]
-    number = np.arange(int(there.sum()))
-    slots = (before + number)[np.tile([False, True, False], len(flat))[there]]
-    offsets = np.append(tokens.offsets[first_piece], tokens.offsets[-1])
-    offsets += np.append(
-        0,
-        np.cumsum(
-            np.bincount(document, there.reshape(-1, 3).sum(axis=1), len(places)).astype(np.int64)
-        ),
-    )
+    # Insert begin, slot and end token of each place at the end of its piece.
+    ids = _ids_of_kinds(flat, vocabulary)
+    is_token = ids >= 0
+    before = np.repeat(tokens.offsets[piece + 1], is_token.sum(axis=1))
+    is_slot = np.zeros(ids.shape, np.bool_)
+    is_slot[:, 1] = True
+    slots = (before + np.arange(len(before)))[is_slot[is_token]]
+    together = np.insert(tokens.ids, before, ids[is_token])
+    first_piece = offsets_of(count + 1)
+    inserted = np.bincount(document, is_token.sum(axis=1), len(places)).astype(np.int64)
+    offsets = tokens.offsets[first_piece] + offsets_of(inserted)
+    # Characters of pieces count from the piece. An inserted token is at its place.
     characters = tokens.characters
     if characters is not None:
-        begins = np.array(
-            [at for own in places for at in (0, *(place.at for place in own))], np.int64
-        )
-        characters = characters + np.repeat(begins, np.diff(tokens.offsets))[:, None]
-        at = np.repeat(np.array([place.at for place in flat], np.int64), 3)[there]
-        characters = np.insert(characters, before, np.stack((at, at), 1), axis=0)
-    together = np.insert(tokens.ids, before, ids.reshape(-1)[there])
-    owner = np.repeat(np.arange(len(places)), count + 1)
-    rejected: dict[int, tuple[str, str]] = {}
+        begins = [begin for own in places for begin in (0, *(place.at for place in own))]
+        shifts = np.repeat(np.array(begins, np.int64), np.diff(tokens.offsets))
+        place_at = np.array([place.at for place in flat], np.int64)
+        inserted_at = np.repeat(place_at, is_token.sum(axis=1))[:, None]
+        characters = np.insert(characters + shifts[:, None], before, inserted_at, axis=0)
+    rejects = _rejected_documents(tokens, places, first_piece)
+    return _repeated(Tokens(together, offsets, rejects, characters), slots, places, vocabulary)
+
+
+def _rejected_documents(
+    tokens: Tokens, places: Sequence[Sequence[MediaPlace]], first_piece: np.ndarray
+) -> list[tuple[int, str, str]]:
+    """Return the documents of rejected pieces, with the reason and detail of their first one."""
+    rejected: dict[int, tuple[int, str, str]] = {}
     for k, reason, detail in tokens.rejected:
-        i = int(owner[k])
-        begin = places[i][k - int(first_piece[i]) - 1].at if k > first_piece[i] else 0
-        rejected.setdefault(
-            i, (reason, f"{detail}, counted from character {begin}" if begin else detail)
-        )
-    return _repeated(
-        Tokens(together, offsets, [(i, *rejected[i]) for i in sorted(rejected)], characters),
-        slots,
-        places,
-        vocabulary,
-    )
+        i = int(np.searchsorted(first_piece, k, "right")) - 1
+        number = k - int(first_piece[i])
+        begin = places[i][number - 1].at if number else 0
+        where = f", counted from character {begin}" if begin else ""
+        rejected.setdefault(i, (i, reason, f"{detail}{where}"))
+    return sorted(rejected.values())
+
+
+def _ids_of_kinds(places: Sequence[MediaPlace], vocabulary: Vocabulary) -> np.ndarray:
+    """Return begin, slot and end token of each place, or −1 without one, int64[k, 3]."""
+    ids = [vocabulary.media[place.kind] for place in places]
+    return np.array(ids, np.int64).reshape(-1, 3)
 
 
 def put_in_chats(
@@ -388,41 +394,45 @@ def _repeated(
 
     `slots: int64[k]` are the positions of slot tokens.
     """
-    flat = [place for own in places for place in own]
+    flat = [place for of_document in places for place in of_document]
+    place_counts = np.array([len(of_document) for of_document in places], np.int64)
     times = np.ones(len(tokens.ids), np.int64)
     times[slots] = [place.tokens for place in flat]
     ends = offsets_of(times)
     offsets = ends[tokens.offsets]
-    document = np.repeat(np.arange(len(places)), [len(own) for own in places])
-    ids = np.array([vocabulary.media[place.kind] for place in flat], np.int64).reshape(-1, 3)
-    first, count = ends[slots], times[slots]
-    has_begin = (ids[:, 0] >= 0) & (slots > tokens.offsets[document])
-    has_begin &= (
-        np.take(tokens.ids, slots - 1, mode="wrap") == ids[:, 0] if len(slots) else has_begin
-    )
-    has_end = (ids[:, 2] >= 0) & (slots + 1 < tokens.offsets[document + 1])
-    has_end &= np.take(tokens.ids, slots + 1, mode="wrap") == ids[:, 2] if len(slots) else has_end
-    relative = first - offsets[document]
-    spans = np.stack((relative - has_begin, relative + count + has_end), 1)
-    same = document[1:] == document[:-1]  # one token may end a place and begin the next
-    spans[1:, 0] = np.where(same, np.maximum(spans[1:, 0], spans[:-1, 1]), spans[1:, 0])
+    document = np.repeat(np.arange(len(places)), place_counts)
+    has_begin, has_end = _has_begin_and_end(tokens, slots, flat, document, vocabulary)
+    first, count = ends[slots] - offsets[document], times[slots]
+    spans = np.stack((first - has_begin, first + count + has_end), 1)
+    # One token may end a place and begin the next. It belongs to the first of them.
+    follows = document[1:] == document[:-1]
+    spans[1:, 0] = np.maximum(spans[1:, 0], np.where(follows, spans[:-1, 1], 0))
+    kind_names = list(vocabulary.media)
+    kinds = np.array([kind_names.index(place.kind) for place in flat], np.int64)
     refs = [place.ref.encode() for place in flat]
-    names = {kind: k for k, kind in enumerate(vocabulary.media)}
-    every = MediaPlaces(
-        spans,
-        relative,
-        count,
-        np.array([names[place.kind] for place in flat], np.int64),
-        offsets_of(np.array([len(ref) for ref in refs], np.int64)),
-        np.frombuffer(b"".join(refs), np.uint8),
-    )
+    ref_offsets = offsets_of(np.array([len(ref) for ref in refs], np.int64))
+    ref_bytes = np.frombuffer(b"".join(refs), np.uint8)
+    every_place = MediaPlaces(spans, first, count, kinds, ref_offsets, ref_bytes)
+    bounds = offsets_of(place_counts).tolist()
+    of_documents = {
+        i: every_place.of(bounds[i], bounds[i + 1]) for i in np.flatnonzero(place_counts).tolist()
+    }
     characters = None if tokens.characters is None else np.repeat(tokens.characters, times, axis=0)
-    bounds = offsets_of(np.array([len(own) for own in places], np.int64)).tolist()
-    of_documents = {i: every.of(bounds[i], bounds[i + 1]) for i, own in enumerate(places) if own}
-    made = Tokens(
-        np.repeat(tokens.ids, times).astype(np.int32, copy=False),
-        offsets,
-        tokens.rejected,
-        characters,
-    )
+    repeated_ids = np.repeat(tokens.ids, times).astype(np.int32, copy=False)
+    made = Tokens(repeated_ids, offsets, tokens.rejected, characters)
     return _without_rejected(made), of_documents
+
+
+def _has_begin_and_end(
+    tokens: Tokens,
+    slots: np.ndarray,
+    places: Sequence[MediaPlace],
+    document: np.ndarray,
+    vocabulary: Vocabulary,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return whether begin and end tokens are next to each slot, in its document, bool[k]."""
+    ids = _ids_of_kinds(places, vocabulary)
+    padded_ids = np.concatenate(([-2], tokens.ids, [-2]))  # Tokens around slot s are s and s + 2.
+    has_begin = (padded_ids[slots] == ids[:, 0]) & (slots > tokens.offsets[document])
+    has_end = (padded_ids[slots + 2] == ids[:, 2]) & (slots + 1 < tokens.offsets[document + 1])
+    return has_begin, has_end
