@@ -3,7 +3,7 @@
 ```
 manifest.py                     dataset.json
 shard.py                        the arrays of a shard, mapped or read
-rows.py                         the segments of rows; their columns, stored or derived; a Row is a batch of one
+rows.py                         the segments of rows, and their columns, stored or derived
 batches.py ─► loader.py         rows, batches, an iteration with a state; which shards are open
 order.py                        which row of which dataset comes when
 epochs/                         the noise, spans and pivots of an epoch

@@ -32,8 +32,10 @@ class Row:
         labels        token_dtype[T]    loss_weights  float32[T]   block_lengths int32[T]
         segment_ids   uint16[T]         position_ids  int32[T]     seq_idx       int32[T]
         labels_k, loss_mask_k, loss_weights_k: as in `batch`
-        cu_seqlens, cu_seqlens_padded   int32[n_segments + 1]; the latter is None if segments are contiguous
-        segments      the header's columns by their short names, [n_segments] each, and begin, end: physical slots
+        cu_seqlens    int32[n_segments + 1]
+        cu_seqlens_padded  int32[n_segments + 1], or None if segments are contiguous
+        segments      the header's columns by their short names, and begin and end in physical
+                      slots, [n_segments] each
         media         the media spans of the row, a Media of one row
 
     Attributes:

@@ -3,8 +3,8 @@
 `first_document` shows in one line how the first document was read.
 
 ```
-source, file, position ─► shards that may hold it (arithmetic of the plan) ─► their segment_file, segment_doc; rejects
-                       └► the source file, if it is at hand: its text, its tokens, its neighbours
+source, file, position ─┬► shards that may hold it, by the plan ─► its segments, rejects
+                        └► the source file, if available: its text, its tokens, its neighbours
 ```
 """
 

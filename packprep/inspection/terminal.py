@@ -2,7 +2,7 @@
 
 ```
 page.facts([("rows", "12 of 2,048 slots")])      rows  12 of 2,048 slots
-page.table(head, lines, text_columns=1)          columns two spaces apart, text to the left and numbers to the right
+page.table(head, lines, text_columns=1)          text to the left and numbers to the right
 page.bars(histogram)                             1 … 3  12  ████████
 ```
 """

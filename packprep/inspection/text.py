@@ -1,8 +1,8 @@
 """Turn pieces of text into lines with a mark under each token, for a terminal's character widths.
 
 ```
-‹NLG›import re↵↵def‹extra_id_0›(‹extra_id_1›     a special token between ‹ and ›, control characters as pictures
-.    .     .  ...  .           .^~~~~~~~~~~~     a mark under each token's first cell; ~ leads on under a trained one
+‹NLG›import re↵↵def‹extra_id_0›(‹extra_id_1›     special tokens in ‹ ›, control characters drawn
+.    .     .  ...  .           .^~~~~~~~~~~~     a mark under each token's first cell; trained: ^~~
 … 312 tokens …                                   of a long text the middle is left out
  return 0↵‹eos›
 ^~~~~~~^~^.

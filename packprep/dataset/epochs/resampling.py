@@ -3,8 +3,10 @@
 `noise.py` has the noise schedules, and `token_slots.py` the layouts of tokens.
 
     manifest ─ resampling_of ─► Resampling: the settings of each task, checked before they are used
-    stored rows ─ labels ─► tokens of same-position segments ─ a schedule's draw(…, epoch) ─► tokens, loss_mask, weights
-    stored rows ─ a layout's slots in epoch 0 ─► tokens of the others ─ its slots in this epoch ─► tokens, labels, prefixes
+
+    same-position segments: stored labels ─ a schedule's draw(…, epoch) ─► tokens, mask, weights
+    other segments: stored tokens ─ a layout's slots in epoch 0 ─► the document's tokens
+                    ─ its slots in this epoch ─► tokens, labels, prefixes
 
 Each segment has its own key, so an epoch's rows do not depend on the batch or the rank that
 requests them.
