@@ -11,7 +11,7 @@ import numpy as np
 from packprep.building.segments import expected_prefix, trained_in
 from packprep.conversations.training import Training
 from packprep.dataset.attention import RULES
-from packprep.dataset.boundaries import offsets_of, ranks
+from packprep.dataset.boundaries import offsets_of, owners, ranks
 from packprep.dataset.epochs import noise
 from packprep.dataset.epochs.noise import Noised, Target
 from packprep.dataset.segments import Bodies, MediaSpans, NoiseBlocks, Segments, TrainedRanges
@@ -647,7 +647,7 @@ def _media(
     count = high - low
     if not count.any():
         return None
-    segment = np.repeat(np.arange(len(count)), count)
+    segment = owners(count)
     which = np.repeat(low, count) + ranks(count)
     token = first[which] - begin[segment] + segments.repeated[segment]  # index in the body
     slot = (segments.first_slot + segments.bos)[segment] + token

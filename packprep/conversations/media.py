@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.dataset.boundaries import offsets_of, ranks
+from packprep.dataset.boundaries import offsets_of, owners, ranks
 from packprep.errors import RecipeError
 from packprep.sources.formats.batch import MAX_DOCUMENT_TOKENS, SURROGATE
 from packprep.sources.formats.fields import shown, whole_number
@@ -188,9 +188,7 @@ def ranges_beside(
     begins = np.insert(spans[:, 1], ends - many, 0)
     ranges = np.stack((begins, np.insert(spans[:, 0], ends, lengths)), 1)
     filled = ranges[:, 0] < ranges[:, 1]
-    count = np.bincount(np.repeat(np.arange(len(many)), many + 1), filled, len(many)).astype(
-        np.int64
-    )
+    count = np.bincount(owners(many + 1)[filled], minlength=len(many))
     return ranges[filled], offsets_of(count)
 
 
@@ -251,30 +249,32 @@ def put_in(
     tokens = refuse_strays(tokens, vocabulary)
     count = np.array([len(of_document) for of_document in places], np.int64)
     flat = [place for of_document in places for place in of_document]
-    document = np.repeat(np.arange(len(places)), count)
+    document = owners(count)
     # The piece before each place. A document has one piece more than places.
     piece = np.arange(len(flat)) + document
     # Insert begin, slot and end token of each place at the end of its piece.
     ids = _ids_of_kinds(flat, vocabulary)
     is_token = ids >= 0
-    before = np.repeat(tokens.offsets[piece + 1], is_token.sum(axis=1))
+    insert_at = np.repeat(tokens.offsets[piece + 1], is_token.sum(axis=1))
     is_slot = np.zeros(ids.shape, np.bool_)
     is_slot[:, 1] = True
-    slots = (before + np.arange(len(before)))[is_slot[is_token]]
-    together = np.insert(tokens.ids, before, ids[is_token])
+    slots = (insert_at + np.arange(len(insert_at)))[is_slot[is_token]]
+    all_ids = np.insert(tokens.ids, insert_at, ids[is_token])
     first_piece = offsets_of(count + 1)
     inserted = np.bincount(document, is_token.sum(axis=1), len(places)).astype(np.int64)
     offsets = tokens.offsets[first_piece] + offsets_of(inserted)
     # Characters of pieces count from the piece. An inserted token is at its place.
     characters = tokens.characters
     if characters is not None:
-        begins = [begin for own in places for begin in (0, *(place.at for place in own))]
+        begins = [
+            begin for of_document in places for begin in (0, *(place.at for place in of_document))
+        ]
         shifts = np.repeat(np.array(begins, np.int64), np.diff(tokens.offsets))
         place_at = np.array([place.at for place in flat], np.int64)
         inserted_at = np.repeat(place_at, is_token.sum(axis=1))[:, None]
-        characters = np.insert(characters + shifts[:, None], before, inserted_at, axis=0)
+        characters = np.insert(characters + shifts[:, None], insert_at, inserted_at, axis=0)
     rejects = _rejected_documents(tokens, places, first_piece)
-    return _repeated(Tokens(together, offsets, rejects, characters), slots, places, vocabulary)
+    return _repeated(Tokens(all_ids, offsets, rejects, characters), slots, places, vocabulary)
 
 
 def _rejected_documents(
@@ -306,10 +306,8 @@ def put_in_chats(
     """
     found = slot_tokens(tokens.ids, vocabulary)
     document = np.searchsorted(tokens.offsets, found, "right") - 1
-    ids, rejected = (
-        tokens.ids[found].tolist(),
-        {k: (reason, detail) for k, reason, detail in tokens.rejected},
-    )
+    ids = tokens.ids[found].tolist()
+    rejected = {k: (reason, detail) for k, reason, detail in tokens.rejected}
     of_document: dict[int, list[int]] = {}
     for i, id in zip(document.tolist(), ids, strict=True):
         of_document.setdefault(i, []).append(id)
@@ -400,10 +398,10 @@ def _repeated(
     times[slots] = [place.tokens for place in flat]
     ends = offsets_of(times)
     offsets = ends[tokens.offsets]
-    document = np.repeat(np.arange(len(places)), place_counts)
+    document = owners(place_counts)
     has_begin, has_end = _has_begin_and_end(tokens, slots, flat, document, vocabulary)
-    first, count = ends[slots] - offsets[document], times[slots]
-    spans = np.stack((first - has_begin, first + count + has_end), 1)
+    first_slot, count = ends[slots] - offsets[document], times[slots]
+    spans = np.stack((first_slot - has_begin, first_slot + count + has_end), 1)
     # One token may end a place and begin the next. It belongs to the first of them.
     follows = document[1:] == document[:-1]
     spans[1:, 0] = np.maximum(spans[1:, 0], np.where(follows, spans[:-1, 1], 0))
@@ -412,15 +410,15 @@ def _repeated(
     refs = [place.ref.encode() for place in flat]
     ref_offsets = offsets_of(np.array([len(ref) for ref in refs], np.int64))
     ref_bytes = np.frombuffer(b"".join(refs), np.uint8)
-    every_place = MediaPlaces(spans, first, count, kinds, ref_offsets, ref_bytes)
+    every_place = MediaPlaces(spans, first_slot, count, kinds, ref_offsets, ref_bytes)
     bounds = offsets_of(place_counts).tolist()
     of_documents = {
         i: every_place.of(bounds[i], bounds[i + 1]) for i in np.flatnonzero(place_counts).tolist()
     }
     characters = None if tokens.characters is None else np.repeat(tokens.characters, times, axis=0)
     repeated_ids = np.repeat(tokens.ids, times).astype(np.int32, copy=False)
-    made = Tokens(repeated_ids, offsets, tokens.rejected, characters)
-    return _without_rejected(made), of_documents
+    repeated = Tokens(repeated_ids, offsets, tokens.rejected, characters)
+    return _without_rejected(repeated), of_documents
 
 
 def _has_begin_and_end(

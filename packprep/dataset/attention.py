@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.dataset.boundaries import boundaries, fill_slots, thd, thd_pair
+from packprep.dataset.boundaries import boundaries, fill_slots, starts_of, thd, thd_pair
 from packprep.errors import ArgumentError
 
 __all__ = [
@@ -330,10 +330,8 @@ def dense_mask(segment_ids, prefix_ends=None, window=None) -> np.ndarray:
             raise ArgumentError(
                 f"the window ends at position {end}, beyond the {len(ids)} segment_ids"
             )
-        queries, keys = (
-            keys[end - len(window.document_index_q) : end],
-            keys[window.first_document_begin : end],
-        )
+        queries = keys[end - len(window.document_index_q) : end]
+        keys = keys[window.first_document_begin : end]
     allowed = keys <= queries[:, None]
     if prefix_ends is not None:
         allowed |= keys < np.asarray(prefix_ends)[queries, None]
@@ -523,7 +521,8 @@ def context_parallel(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return one rank's slots and boundaries for load-balanced context parallelism.
 
-        lengths 3 2 4, cp_size 2  →  padded 0 4 8 12   rank 0: slots 0 3 4 7 8 11, cu_seqlens 0 1 2 4
+        lengths 3 2 4, cp_size 2    padded 0 4 8 12
+        rank 0                      slots 0 3 4 7 8 11    cu_seqlens 0 1 2 4
 
     Each segment is padded to a multiple of 2 · cp_size · tp_size, or of tp_size if cp_size is 1. It
     is cut into 2 · cp_size chunks, and rank r has the chunks r and 2 · cp_size − 1 − r.
@@ -576,7 +575,7 @@ def context_parallel(
     chunk_of = np.array([rank, 2 * cp_size - 1 - rank])
     starts = (padded[:-1, None] + chunk[:, None] * chunk_of).ravel()
     sizes = np.repeat(chunk, 2)
-    indices = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
+    indices = np.repeat(starts - starts_of(sizes), sizes) + np.arange(sizes.sum())
     real = np.clip(lengths[:, None] - chunk[:, None] * chunk_of, 0, chunk[:, None]).sum(axis=1)
     return indices, np.append(0, np.cumsum(real)).astype(np.int32), padded.astype(np.int32)
 

@@ -3,8 +3,8 @@
     slot           0  1  2  3  4  5  6  7  8  9 10
     segment_ids    1  1  1  2  2  3  3  3  3  0  0
     cu_seqlens     0        3     5           9           `boundaries`
-    runs           0  0  0  3  3  5  5  5  5  9  9        `runs`: begin of each slot's run; end likewise
-    thd            seqlens 3 2 4, offsets 0 3 5 −1        `thd`, for kernels with a static number of segments
+    runs           0  0  0  3  3  5  5  5  5  9  9        `runs`: begin of each slot's run
+    thd            seqlens 3 2 4, offsets 0 3 5 −1        `thd`, for a static number of segments
 
 Masks are never built. `packprep.dataset.attention` exports `thd` and `thd_pair` with the other
 layouts.
@@ -26,7 +26,8 @@ def boundaries(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the row, the first slot and the length of each segment of some rows.
 
-        counts 2 1      real 0 3 5 0 5      physical 0 4 8 0 8   →   row 0 0 1      first slot 0 4 0      slots 3 2 5
+        counts 2 1      real 0 3 5 0 5      physical 0 4 8 0 8
+        row 0 0 1       first slot 0 4 0    slots 3 2 5
 
     Args:
         counts: Number of segments of each row, int64[rows].
@@ -36,7 +37,7 @@ def boundaries(
     Returns:
         The row of each segment, its first slot in the row, and its slots, int64[m] each.
     """
-    row = np.repeat(np.arange(len(counts)), counts)
+    row = owners(counts)
     here = np.arange(len(row)) + row
     return row, physical[here], real[here + 1] - real[here]
 
@@ -48,9 +49,19 @@ def offsets_of(lengths: np.ndarray) -> np.ndarray:
     return offsets
 
 
+def starts_of(lengths: np.ndarray) -> np.ndarray:
+    """Return the sum of the lengths before each one, int64[n]."""
+    return np.cumsum(lengths) - lengths
+
+
+def owners(counts: np.ndarray) -> np.ndarray:
+    """Return 0 counts[0] times, 1 counts[1] times, and so on, int64[Σ counts]."""
+    return np.repeat(np.arange(len(counts)), counts)
+
+
 def ranks(counts: np.ndarray) -> np.ndarray:
     """Return 0 … counts[0] − 1, 0 … counts[1] − 1, …, int64[Σ counts]."""
-    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.arange(int(counts.sum())) - np.repeat(starts_of(counts), counts)
 
 
 def fill_slots(
@@ -68,10 +79,8 @@ def fill_slots(
     Returns:
         [size], in the dtype of `values`.
     """
-    runs, parts = (
-        np.empty(2 * len(values) + 1, np.int64),
-        np.empty(2 * len(values) + 1, values.dtype),
-    )
+    runs = np.empty(2 * len(values) + 1, np.int64)
+    parts = np.empty(2 * len(values) + 1, values.dtype)
     runs[0:-1:2], runs[-1], runs[1::2] = begin, size, length
     runs[2::2] -= begin + length
     parts[0::2], parts[1::2] = elsewhere, values

@@ -128,20 +128,16 @@ class Dataset(Reader):
         self.seq_length, self.vocab_size, self.pad_id = (
             manifest[k] for k in ("seq_length", "vocab_size", "pad_id")
         )
-        self.token_dtype, self.encoder_length = (
-            np.dtype(manifest["token_dtype"]),
-            encoder_length(manifest),
-        )
+        self.token_dtype = np.dtype(manifest["token_dtype"])
+        self.encoder_length = encoder_length(manifest)
         self.facts = Facts(
             str(directory), self.seq_length, self.pad_id, self.token_dtype, manifest["tasks"]
         )
         self._first_row = first_rows(manifest)
         self._row_bounds, self._n_rows = np.array(self._first_row), self._first_row[-1]
         in_place = [task["attention"] for task in self.tasks if is_in_place(task)]
-        self._predicts_in_place, self._stores_labels = (
-            bool(in_place),
-            stores_labels(stored_columns(manifest), in_place),
-        )
+        self._predicts_in_place = bool(in_place)
+        self._stores_labels = stores_labels(stored_columns(manifest), in_place)
         self._n_shards = len(manifest["shards"])
         self._open: dict[int, tuple[Any, int, Shard]] = {}
         # Whether shards are closed again, the least recently used first.
@@ -269,12 +265,10 @@ class Dataset(Reader):
             self.check_redraw()
             stored, anew = self.row(index), RowInEpoch()
             anew.epoch = integer("epoch", epoch, 0, 1 << 63)
-            anew.dataset, anew.index, anew._opened, anew._row = (
-                self,
-                stored.index,
-                stored._opened,
-                stored._row,
-            )
+            anew.dataset = self
+            anew.index = stored.index
+            anew._opened = stored._opened
+            anew._row = stored._row
             return anew
         # This runs once per row. Copying a row takes about a microsecond, and a function call or
         # memory outside the cache takes a tenth of that. So the shard is guessed as if all had the

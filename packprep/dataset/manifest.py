@@ -478,10 +478,8 @@ def _are_shards(entries: Sequence[Any]) -> bool:
     if set(map(type, entries)) != {dict} or set(map(tuple, entries)) != {keys}:
         return False
     columns = dict(zip(keys, zip(*map(dict.values, entries), strict=True), strict=True))
-    counts, digests = (
-        [columns[key] for key in _SHARD_COUNTS],
-        columns["digest"] + columns["receipt_digest"],
-    )
+    counts = [columns[key] for key in _SHARD_COUNTS]
+    digests = columns["digest"] + columns["receipt_digest"]
     return (
         all(
             set(map(type, values)) == {int} and min(values) >= 0 and sum(values) < 1 << 62

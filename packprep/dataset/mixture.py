@@ -2,8 +2,8 @@
 
 Rows are numbered dataset after dataset.
 
-open_dataset([a, b], shares=[0.7, 0.3]) ─► Mixture ── batches(…) ── order.py: sample → (dataset, its number)
-                                                                    its number → (row, epoch)
+open_dataset([a, b], shares=[0.7, 0.3]) ─► Mixture ── batches(…)
+    order.py: sample → (dataset, its number), its number → (row, epoch)
     shares=[(0, [0.9, 0.1]), (10**6, [0.5, 0.5])], interpolate="linear": shares that change
 """
 
@@ -410,10 +410,8 @@ class Mixture(Reader):
             ) from None
 
     def _delivered(self, state: Mapping[str, Any]) -> list[int]:
-        rows, seed = (
-            integer("rows", state["rows"], 0, 1 << 62),
-            integer("seed", state["seed"], 0, 1 << 64),
-        )
+        rows = integer("rows", state["rows"], 0, 1 << 62)
+        seed = integer("seed", state["seed"], 0, 1 << 64)
         shuffle, balance = true_or_false("shuffle", state["shuffle"]), state.get("balance")
         if self.seq_lengths is not None:
             sizes = [

@@ -10,9 +10,9 @@ so a state resumes at any world size and batch size. No row is dropped or repeat
 With balance, sample g is another sample of its window [k·Q, (k + 1)·Q) and of the same epoch. The
 rows of a window are sorted by cost:
 
-    cost     ▁▁▁▂▂▂▂▂▃▃▄▄▅▅▆▆▆▇▇▇████     a window, sorted, in groups of similar cost: the rows of a step
+    cost     ▁▁▁▂▂▂▂▂▃▃▄▄▅▅▆▆▆▇▇▇████     a window, sorted, in groups: the rows of a step
     groups   └─ 0 ─┘└─ 1 ─┘└─ 2 ─┘…       in an order by key(seed, k)
-    dealt    ▁▂▁▂▁▂ …                     even inside a group, for every number of ranks that divides it
+    dealt    ▁▂▁▂▁▂ …                     even, for every number of ranks that divides a group
 
 A mixture assigns each sample to a dataset by a keyed pattern for each cycle, so that counts have a
 closed form:
@@ -20,7 +20,8 @@ closed form:
     counts        c_d of each dataset in a cycle of C = Σ c_d samples
     cycle, place  k, p = divmod(g, C)                                        of global sample g
     shuffled      dataset d  where  Σ c_i (i < d)  ≤  permute(p, C, key(seed, k))  <  Σ c_i (i ≤ d)
-    in order      each cycle the same: the i-th of dataset d at (2 i + 1) / (2 c_d) of it, ties to the first dataset
+    in order      each cycle the same: the i-th of dataset d at (2 i + 1) / (2 c_d) of it.
+                  The first dataset wins ties
     its number    s = k · c_d + the places before p of cycle k that are d's
 
 The first g samples contain k · c_d samples of dataset d, and its samples of cycle k before place p.
@@ -41,6 +42,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep import randomness
+from packprep.dataset.boundaries import owners, ranks
 from packprep.errors import ArgumentError
 from packprep.forking import lazy
 
@@ -456,10 +458,9 @@ def pattern(cycles: np.ndarray, counts: np.ndarray, seed: int, shuffle: bool) ->
     Returns:
         Indices of datasets, int64[K, C].
     """
-    length, dataset = int(counts.sum()), np.repeat(np.arange(len(counts)), counts)
+    length, dataset = int(counts.sum()), owners(counts)
     if not shuffle:
-        number = np.arange(length) - np.repeat(np.cumsum(counts) - counts, counts)
-        spread = dataset[np.argsort((2 * number + 1) / counts[dataset], kind="stable")]
+        spread = dataset[np.argsort((2 * ranks(counts) + 1) / counts[dataset], kind="stable")]
         return np.broadcast_to(spread, (len(cycles), length))
     low, high = cycles & 0xFFFFFFFF, cycles >> 32
     keys = randomness.bits64(np.uint64(seed), randomness.MIXTURE_CYCLE, low, high)
@@ -488,7 +489,7 @@ def of_samples(
     by_cycle = np.argsort(cycles, kind="stable")
     datasets, numbers = np.empty_like(cycles), np.empty_like(cycles)
     # The number of each position within its dataset, for positions sorted by dataset.
-    in_cycle = np.arange(length) - np.repeat(np.cumsum(counts) - counts, counts)
+    in_cycle = ranks(counts)
     first = np.flatnonzero(np.diff(cycles[by_cycle], prepend=-1))  # The first sample of each cycle.
     at_once = max(1, _PLACES_AT_ONCE // length)
     for begin in range(0, len(first), at_once):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packprep.dataset.boundaries import ranks
+from packprep.dataset.boundaries import owners, ranks
 from packprep.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Media:
     @property
     def row(self) -> np.ndarray:
         """The row of each span among these rows, int64[k]."""
-        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+        return owners(np.diff(self.offsets))
 
     @property
     def kinds(self) -> list[str]:

@@ -19,6 +19,7 @@ from packprep.dataset.boundaries import (
     boundaries,
     fill_slots,
     next_token_loss_mask,
+    owners,
     put_block_labels,
     put_blocks,
     segment_ids,
@@ -356,21 +357,22 @@ class RowSegments:
             many.append(np.diff(offsets))
             parts.append((int(offsets[0]), int(offsets[-1])))
             ranges.append(shard.part("trained_ranges", row, *parts[-1]))
-        segment, found = (
-            np.repeat(np.arange(len(self)), np.concatenate(many)),
-            np.concatenate(ranges).astype(np.int64),
+        segment = owners(np.concatenate(many))
+        all_ranges = np.concatenate(ranges).astype(np.int64)
+        is_wrong = (
+            (all_ranges[:, 0] < 0)
+            | (all_ranges[:, 1] <= all_ranges[:, 0])
+            | (all_ranges[:, 1] > self.slots[segment])
         )
-        wrong = (
-            (found[:, 0] < 0) | (found[:, 1] <= found[:, 0]) | (found[:, 1] > self.slots[segment])
-        )
-        wrong[1:] |= (segment[1:] == segment[:-1]) & (found[1:, 0] < found[:-1, 1])
-        if wrong.any():
-            g = segment[np.argmax(wrong)]
+        is_wrong[1:] |= (segment[1:] == segment[:-1]) & (all_ranges[1:, 0] < all_ranges[:-1, 1])
+        if is_wrong.any():
+            g = segment[np.argmax(is_wrong)]
             raise self.fault(
                 int(self.row[g]),
-                f"a trained range is outside its segment or overlaps another, {found[wrong][0]}",
+                "a trained range is outside its segment or overlaps another,"
+                f" {all_ranges[is_wrong][0]}",
             )
-        return segment, found, parts
+        return segment, all_ranges, parts
 
     def weights_of_ranges(self, parts: Sequence[tuple[int, int]]) -> np.ndarray:
         """Return the weights of trained ranges, float32[k], from shards that store such weights.
@@ -447,10 +449,8 @@ class RowSegments:
             counts.append(count)
             values.append(shard.part("block_loss_weight", row, int(own[0]), int(own[-1])))
         which = np.flatnonzero(lengths)
-        count, ahead = (
-            np.concatenate(counts)[which],
-            self.looked_up("task", self.facts.shift)[which],
-        )
+        count = np.concatenate(counts)[which]
+        ahead = self.looked_up("task", self.facts.shift)[which]
         put_blocks(
             weights,
             self.at[which],

@@ -1,7 +1,7 @@
 """The slots that same-position noise may change, and their random numbers.
 
-segment       [bos]? [mode]?  c c c c c c  [eos]?     candidates: neighbouring slots, one range per segment
-window        from the first candidate of some segments to their last; writers handle a window at a time
+segment       [bos]? [mode]?  c c c c c c  [eos]?     c: candidates, one range per segment
+window        from the first candidate of some segments to their last, which writers handle at once
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from packprep import randomness
+from packprep.dataset.boundaries import ranks
 from packprep.randomness import NOISE, NOISE_LOW
 
 CHUNK_SLOTS = 1 << 18
@@ -58,9 +59,7 @@ def words_of(
     """
     per_block = 16 // np.dtype(dtype).itemsize
     blocks = -(-count // per_block)
-    total = int(blocks.sum())
-    first = np.repeat(np.cumsum(blocks) - blocks, blocks)
-    words = randomness.philox(np.repeat(key, blocks), np.arange(total) - first, 0, purpose, epoch)
+    words = randomness.philox(np.repeat(key, blocks), ranks(blocks), 0, purpose, epoch)
     data = np.stack(words, axis=1).astype("<u4", copy=False).view(dtype).reshape(-1)
     unused = blocks * per_block - count
     return data[runs(count, unused)] if unused.any() else data

@@ -3,7 +3,7 @@
 Rendering and resampling both call this module. Rendering uses compiled writers that equal `mask`,
 `flip` and `noise_blocks` (`objectives/noising.py`).
 
-    candidates  a segment's neighbouring slots that may be noised: its tokens, perhaps its eos, less those not trained
+    candidates  a segment's neighbouring slots that may be noised: trained tokens, perhaps its eos
     levels      t = low + (high − low) · u, cut to a multiple of 2⁻²⁴: exact in float32
     noised      iff the 40-bit uniform < ⌊p · 2⁴⁰⌋, p = (1 − ε) t + ε
     exactly k   those of least word of NOISE_LOW, p = k / candidates
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep import randomness
-from packprep.dataset.boundaries import move_ahead, ranks
+from packprep.dataset.boundaries import move_ahead, owners, ranks, starts_of
 from packprep.dataset.epochs.candidates import (
     Candidates,
     Window,
@@ -107,10 +107,8 @@ def _strata(segments: Candidates, task: int, epoch: int) -> np.ndarray:
     _, first, row_sizes = np.unique(segments.row, return_index=True, return_counts=True)
     shift = randomness.uniforms(segments.key[first], STRATUM, 4 * task, epoch)
     order_key = randomness.bits64(segments.key[first], STRATUM, task + (1 << 16), epoch)
-    number, m = (
-        np.arange(len(segments.row)) - np.repeat(first, row_sizes),
-        np.repeat(row_sizes, row_sizes),
-    )
+    number = np.arange(len(segments.row)) - np.repeat(first, row_sizes)
+    m = np.repeat(row_sizes, row_sizes)
     place = randomness.permute(number, m, np.repeat(order_key, row_sizes))
     return (np.repeat(shift, row_sizes) + quantised(place / m)) % 1.0
 
@@ -372,8 +370,7 @@ def noise_blocks(
     """
     before, block_length = target.before, schedule.block_length
     blocks = -(-target.length // block_length)
-    first_block = np.cumsum(blocks) - blocks
-    number = np.arange(int(blocks.sum())) - np.repeat(first_block, blocks)
+    first_block, number = starts_of(blocks), ranks(blocks)
     u = randomness.uniforms(np.repeat(target.segments.key, blocks), NOISE_LEVEL, number, epoch)
     level = quantised(schedule.low + (schedule.high - schedule.low) * u)
     limit = thresholds(level)
@@ -424,12 +421,12 @@ def _soonest(
     """
     time = randomness.exponentials(words_of(segments.key, segments.count, NOISE_LOW, "<u4", epoch))
     slower = randomness.power_of_half((1.0 - level) / (schedule.half_life * schedule.block_length))
-    begin, scale = np.cumsum(lengths) - lengths, np.ones(len(time))
+    begin, scale = starts_of(lengths), np.ones(len(time))
     for place in range(1, int(lengths.max(initial=0))):
         longer = lengths > place
         here = begin[longer] + place
         scale[here] = scale[here - 1] * slower[longer]
-    order = np.lexsort((time * scale, np.repeat(np.arange(len(lengths)), lengths)))
+    order = np.lexsort((time * scale, owners(lengths)))
     soonest = np.empty(len(time), np.bool_)
     soonest[order] = ranks(lengths) < np.repeat(np.rint(level * lengths).astype(np.int64), lengths)
     return soonest

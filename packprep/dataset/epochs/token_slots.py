@@ -9,8 +9,10 @@ noise in 2 spans, so that they take 11 slots in every epoch:
     epoch 3    10  <a>   12   13   14  <b>  | <a>  11  <b>   15   16
 
     document            10   11   12   13   14   15   16
-    slots in epoch 0     0    1    7    8    3    4   10     the inverse: rows[slots] is the document
-    slots in epoch 3     0    7    2    3    4    9   10     rows[slots] = document; sentinels fill the rest
+    slots in epoch 0     0    1    7    8    3    4   10     rows[slots] is the document
+    slots in epoch 3     0    7    2    3    4    9   10     rows[slots] = document
+
+The first line is the inverse. In the second one, sentinels fill the other slots.
 
 Epoch 0 is drawn as the kernels of `objectives/` draw it. Later epochs use other purposes of random
 numbers.
@@ -23,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep import randomness
-from packprep.dataset.boundaries import ranks
+from packprep.dataset.boundaries import owners, ranks, starts_of
 from packprep.dataset.epochs.candidates import words_of
 from packprep.dataset.manifest import Parameter
 from packprep.randomness import (
@@ -180,9 +182,9 @@ def span_slots(
     if parameters["random_roll"]:
         runs = _rolled(key, n, noise_tokens, spans, runs.length, epoch)
     # Count the noise runs and the tokens of either kind before each run in its segment.
-    segment = np.repeat(np.arange(len(n)), runs.per_segment)
+    segment = owners(runs.per_segment)
     is_noise = (ranks(runs.per_segment) + runs.first_is_noise[segment]) & 1
-    first_run = np.cumsum(runs.per_segment) - runs.per_segment
+    first_run = starts_of(runs.per_segment)
     noise_runs = np.add.reduceat(is_noise, first_run)
     number = _sum_before(is_noise, segment, first_run)
     noise_before = _sum_before(runs.length * is_noise, segment, first_run)
@@ -205,14 +207,14 @@ def span_slots(
 
 def _consecutive(first: np.ndarray, length: np.ndarray) -> np.ndarray:
     """Return length[0] numbers from first[0] on, length[1] from first[1] on, …, int64[Σ length]."""
-    numbers = np.repeat(first - (np.cumsum(length) - length), length)
+    numbers = np.repeat(first - starts_of(length), length)
     numbers += np.arange(len(numbers))
     return numbers
 
 
 def _sum_before(values: np.ndarray, segment: np.ndarray, first_run: np.ndarray) -> np.ndarray:
     """Return for each run the sum of the values of the runs before it in its segment."""
-    total = np.cumsum(values) - values
+    total = starts_of(values)
     return total - total[first_run][segment]
 
 
@@ -239,7 +241,7 @@ def _part_lengths(
     itself if that cut is taken.
     """
     draws = parts - 1
-    segment, i = np.repeat(np.arange(len(draws)), draws), ranks(draws)
+    segment, i = owners(draws), ranks(draws)
     last = (total - parts + 1)[segment] + i
     # Draw a number below each bound. Rejected numbers are rare and are drawn one by one.
     bound = last.astype(np.uint64)
@@ -253,7 +255,7 @@ def _part_lengths(
             key[segment[rejected]], purpose, i[rejected], last[rejected], epoch
         )
     # Number the cuts of all segments together, and find cuts that an earlier draw has taken.
-    size, begin = int(total.sum()), np.cumsum(total) - total
+    size, begin = int(total.sum()), starts_of(total)
     cut, last = begin[segment] + 1 + cut, begin[segment] + last
     order, earliest = np.arange(len(cut)), np.empty(size + 1, np.int64)
     earliest[cut[::-1]] = order[::-1]
@@ -293,15 +295,15 @@ def _rolled(
         remaining = randomness.integers(key, REDRAWN_ROLL, 0, kind_size, epoch)
     # Find the run in which the rotation starts, and how many of its tokens it skips.
     runs = 2 * spans
-    segment, is_noise = np.repeat(np.arange(len(n)), runs), np.arange(len(lengths)) & 1
+    segment, is_noise = owners(runs), np.arange(len(lengths)) & 1
     offsets = np.where(cuts_span[segment], (lengths - 1) * is_noise, np.where(is_noise, 1, lengths))
-    ends, first_run = np.cumsum(offsets), np.cumsum(runs) - runs
+    ends, first_run = np.cumsum(offsets), starts_of(runs)
     remaining = remaining + (ends - offsets)[first_run]
     run = np.searchsorted(ends, remaining, "right")
     skipped = remaining - (ends - offsets)[run] + cuts_span
     # Take the runs from there on, the runs before it, and the skipped tokens.
     count = runs + (skipped > 0)
-    segment, turn = np.repeat(np.arange(len(n)), count), ranks(count)
+    segment, turn = owners(count), ranks(count)
     number = run - first_run
     rolled = lengths[first_run[segment] + (number[segment] + turn) % runs[segment]]
     rolled[turn == 0] -= skipped
@@ -444,7 +446,7 @@ def cut_slots(
     fits = np.ones(len(rearranged), np.bool_)
     if parameters["text_safe"] and len(ids.continues):
         if epoch:
-            first_token = (np.cumsum(segments.n) - segments.n)[rearranged]
+            first_token = starts_of(segments.n)[rearranged]
             begin, end = (
                 _moved_back(known, first_token, cut, bodies.n, ids.continues) for cut in middles[:2]
             )
