@@ -10,7 +10,7 @@ Special tokens such as bos, mode tokens, sentinels and eos are not part of the d
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ from packprep.building.plan import Plan
 from packprep.building.render import render_shard
 from packprep.building.segments import Cuts, cut, segments_of_cuts
 from packprep.building.work import documents_builder, text_reader
-from packprep.dataset.boundaries import offsets_of, ranks
-from packprep.dataset.segments import Segments, TrainedRanges
+from packprep.dataset.boundaries import offsets_of, owners, ranks, starts_of
+from packprep.dataset.segments import Arrays, Segments, TrainedRanges
 from packprep.dataset.shard import Shard
 from packprep.documents.reading import Documents, read_documents
 from packprep.errors import DatasetError, SourceError
@@ -32,7 +32,7 @@ from packprep.sources.formats import FORMATS, PIECE_BYTES, position_of
 from packprep.sources.slices import PlannedSource
 
 
-def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Segments:
+def stored_segments(plan: Plan, arrays: Arrays) -> Segments:
     """Return the segments of a shard's arrays, with columns that follow from the length formula.
 
     bos starts a document. eos is the number of slots that the formula leaves over; a value other
@@ -64,7 +64,7 @@ def stored_segments(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Segments:
     return with_formula.replace(first_trained=_first_trained(plan, with_formula))
 
 
-def _ends_in_eos(plan: Plan, arrays: Mapping[str, np.ndarray], segments: Segments) -> np.ndarray:
+def _ends_in_eos(plan: Plan, arrays: Arrays, segments: Segments) -> np.ndarray:
     """Return whether each segment's last token is eos, bool[m]."""
     last_slot = segments.row, segments.first_slot + segments.slots - 1
     last = arrays["tokens"][last_slot].astype(np.int64)
@@ -112,7 +112,7 @@ class RestoredTokens(NamedTuple):
 
 def restore(
     plan: Plan,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Arrays,
     segments: Segments,
     chosen: np.ndarray,
     epoch: int = 0,
@@ -133,14 +133,14 @@ def restore(
 
 def _restore(
     tasks: Sequence[Task],
-    arrays: Mapping[str, np.ndarray],
+    arrays: Arrays,
     segments: Segments,
     chosen: np.ndarray,
     epoch: int,
 ) -> RestoredTokens:
     of_chosen = segments.select(chosen)
     lengths = of_chosen.tokens + of_chosen.repeated
-    begin = np.cumsum(lengths) - lengths
+    begin = starts_of(lengths)
     out = np.empty(int(lengths.sum()), arrays["tokens"].dtype)
     fits = np.ones(len(chosen), np.bool_)
     for t, task in enumerate(tasks):
@@ -168,9 +168,7 @@ FITTING_TOKENS = 1 << 18
 """Number of tokens that are inverted at once, so that they stay in the processor's cache."""
 
 
-def fitting(
-    plan: Plan, arrays: Mapping[str, np.ndarray], segments: Segments, epoch: int = 0
-) -> np.ndarray:
+def fitting(plan: Plan, arrays: Arrays, segments: Segments, epoch: int = 0) -> np.ndarray:
     """Return whether each segment's inserted tokens match its header, bool[m].
 
     This is `fits` of `restore`, computed in less memory.
@@ -272,7 +270,7 @@ class _StoredIds(NamedTuple):
 
 def slots_of_tokens(
     plan: Plan,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Arrays,
     segments: Segments,
     chosen: np.ndarray,
     ids: np.ndarray,
@@ -314,7 +312,7 @@ def slots_of_tokens(
     restored = _restore(tasks, _numbered(plan, tokens), in_rows, chosen, epoch).ids
     # A number is a token's slot if the slot is in the token's segment and contains the token.
     of_chosen = in_rows.select(chosen)
-    segment = np.repeat(np.arange(len(chosen)), of_chosen.tokens)
+    segment = owners(of_chosen.tokens)
     copies = plan.by_task.copies[of_chosen.task]
     begin, half = of_chosen.flat_slots(length), of_chosen.slots // copies * (copies > 1)
     is_label = plan.by_task.in_place[of_chosen.task] & (copies == 1)
@@ -401,9 +399,7 @@ def documents_at(
     return documents
 
 
-def replay_segments(
-    plan: Plan, arrays: Mapping[str, np.ndarray], chosen: np.ndarray, epoch: int = 0
-) -> list[str]:
+def replay_segments(plan: Plan, arrays: Arrays, chosen: np.ndarray, epoch: int = 0) -> list[str]:
     """Return the differences, in words, when segments are rebuilt from their sources.
 
     The difference is "" if the rebuilt segment equals the stored one, and the stored one inverts
@@ -486,7 +482,7 @@ class _Rebuilt(NamedTuple):
     """A stored segment and the same segment rebuilt."""
 
     plan: Plan
-    arrays: Mapping[str, np.ndarray]
+    arrays: Arrays
     stored: Segments
     g: int  # index of the stored segment
     documents: Documents
@@ -597,9 +593,7 @@ class RestoredDocuments(NamedTuple):
     in_part: np.ndarray  # bool[d]: True if the source trains only a part of the document
 
 
-def restored_documents(
-    plan: Plan, arrays: Mapping[str, np.ndarray], path: str
-) -> RestoredDocuments:
+def restored_documents(plan: Plan, arrays: Arrays, path: str) -> RestoredDocuments:
     """Return the documents of a shard's arrays.
 
     All segments of a document are in one shard, so a shard gives whole documents:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from packprep.building.ledger import add_ledgers, check, is_ledger
+from packprep.building.ledger import Ledger, add_ledgers, check, is_ledger
 from packprep.building.plan import Plan
 from packprep.building.removal import REMOVED
 from packprep.building.work import OTHER_LENGTH, Made, StoreShard
@@ -22,6 +22,7 @@ from packprep.dataset import shard as shard_format
 from packprep.dataset.epochs.token_slots import LAYOUTS
 from packprep.dataset.manifest import LATER as LATER_IN_MANIFEST
 from packprep.dataset.manifest import named_removal
+from packprep.dataset.segments import Arrays
 from packprep.documents import store
 from packprep.documents.reading import is_bad
 from packprep.documents.store import STORE
@@ -48,6 +49,8 @@ from packprep.sources.first_look import IN_MESSAGES, advice_on, begin_of
 from packprep.storage import Folder
 from packprep.storage.local import write_error
 
+Receipt = Mapping[str, Any]
+"""The contents of a shard's receipt."""
 _RECEIPT_KEYS = {
     "format",
     "version",
@@ -161,8 +164,8 @@ def commit_files(
     out: Folder,
     plan: Plan,
     shard: int,
-    arrays: Mapping[str, np.ndarray],
-    ledger: Mapping[str, Any],
+    arrays: Arrays,
+    ledger: Ledger,
     rejects: tuple[bytes, int],
     text_digests: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -338,7 +341,7 @@ def _limit_of_published(out: Folder, plan: Plan) -> float:
 
 
 def make_manifest(
-    plan: Plan, entries: Sequence[Mapping[str, Any]], total: Mapping[str, Any]
+    plan: Plan, entries: Sequence[Mapping[str, Any]], total: Ledger
 ) -> dict[str, Any]:
     """Return the manifest as values, with its digest."""
     stored, recipe = plan.stored, plan.recipe
@@ -397,7 +400,7 @@ def _continues(plan: Plan) -> dict[str, str]:
     return {}
 
 
-def _refuse_without_rows(out: Folder, plan: Plan, total: Mapping[str, Any]) -> None:
+def _refuse_without_rows(out: Folder, plan: Plan, total: Ledger) -> None:
     if total["row_slots"]:
         return
     if any(OTHER_LENGTH in source["documents"]["rejected"] for source in total["sources"].values()):
@@ -423,7 +426,7 @@ def _refuse_without_rows(out: Folder, plan: Plan, total: Mapping[str, Any]) -> N
     )
 
 
-def _refuse_unused_sources(out: Folder, plan: Plan, total: Mapping[str, Any]) -> None:
+def _refuse_unused_sources(out: Folder, plan: Plan, total: Ledger) -> None:
     """Raise BuildError if documents of a source were read but all are rejected."""
     for source in plan.sources:
         documents = total["sources"][source.name]["documents"]
@@ -474,7 +477,7 @@ def listed_reasons(reasons: Mapping[str, int]) -> str:
     )
 
 
-def bad_documents(total: Mapping[str, Any]) -> tuple[int, int, dict[str, int]]:
+def bad_documents(total: Ledger) -> tuple[int, int, dict[str, int]]:
     """Return a ledger's documents read, its documents used, and the number of bad ones by reason.
 
     Documents that were used and removed later count as used.
@@ -516,7 +519,7 @@ def limit_in_words(bad: int, fraction: float) -> str:
     return f"documents.max_bad_fraction = {fraction:g} allows{few}"
 
 
-def bad_fault(total: Mapping[str, Any], fraction: float) -> str:
+def bad_fault(total: Ledger, fraction: float) -> str:
     """Return a message if a ledger has too many bad documents, otherwise ""."""
     read, used, reasons = bad_documents(total)
     bad = sum(reasons.values())
@@ -528,7 +531,7 @@ def bad_fault(total: Mapping[str, Any], fraction: float) -> str:
     )
 
 
-def _refuse_too_many_bad(out: Folder, plan: Plan, total: Mapping[str, Any]) -> None:
+def _refuse_too_many_bad(out: Folder, plan: Plan, total: Ledger) -> None:
     if fault := bad_fault(total, plan.max_bad_fraction):
         raise BuildError(
             f"{fault}\n"

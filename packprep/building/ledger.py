@@ -23,6 +23,8 @@ from packprep.format.json_files import newer_version
 from packprep.objectives.objective import Task, TaskTable
 from packprep.recipe import Recipe
 
+Ledger = Mapping[str, Any]
+"""The counts of documents, tokens and slots of a shard or a dataset, by source and by task."""
 AFTER_TOKENIZATION = ("too_long", "untrained_segment", "other_length", "place_too_long")
 """Reasons of tokens that belong to the shard's documents but to no segment."""
 ADDED = ("bos", "mode", "sentinel", "fim", "eos", "copy")
@@ -136,15 +138,16 @@ def segment_counts(
         added = dict.fromkeys(ADDED, 0) | _sums(added_by_kind, of_source)
         counts["sources"][name] = {"slots": {"added": added}, "segments": int(of_source.sum())}
     for t, task in enumerate(tasks):
-        of_task = segments.task == t
-        counts["tasks"][task.name] = {
-            "segments": int(of_task.sum()),
-            "tokens": int(segments.tokens[of_task].sum()),
-            "slots": int(segments.slots[of_task].sum()),
-        }
+        counts["tasks"][task.name] = sums_of(segments, segments.task == t)
     if recipe.packing.sides is not None:
         counts[ENCODER] = int(segments.prefix.sum())
     return counts
+
+
+def sums_of(segments: Segments, chosen: np.ndarray) -> dict[str, int]:
+    """Return the numbers of chosen segments, of their tokens and of their slots."""
+    tokens, slots = segments.tokens[chosen], segments.slots[chosen]
+    return {"segments": len(tokens), "tokens": int(tokens.sum()), "slots": int(slots.sum())}
 
 
 def added_slots(tasks: Sequence[Task], segments: Segments) -> dict[str, np.ndarray]:
@@ -215,7 +218,7 @@ def store_ledger(documents: StoredDocuments, tasks: Sequence[Task]) -> dict[str,
     }
 
 
-def add_ledgers(ledgers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def add_ledgers(ledgers: Iterable[Ledger]) -> dict[str, Any]:
     """Return the sum of ledgers, number by number."""
     total: dict[str, Any] = {}
     for ledger in ledgers:
@@ -223,14 +226,14 @@ def add_ledgers(ledgers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return total
 
 
-def without_counts(ledger: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+def without_counts(ledger: Ledger, part: Ledger) -> dict[str, Any]:
     """Return a copy of a ledger minus the counts of a part of it."""
     total = add_ledgers((ledger,))
     _add(total, part, -1)
     return total
 
 
-def _add(total: dict[str, Any], part: Mapping[str, Any], sign: int = 1) -> None:
+def _add(total: dict[str, Any], part: Ledger, sign: int = 1) -> None:
     for key, value in part.items():
         if isinstance(value, Mapping):
             _add(total.setdefault(key, {}), value, sign)
@@ -238,7 +241,7 @@ def _add(total: dict[str, Any], part: Mapping[str, Any], sign: int = 1) -> None:
             total[key] = total.get(key, 0) + sign * value
 
 
-def imbalances(ledger: Mapping[str, Any]) -> list[str]:
+def imbalances(ledger: Ledger) -> list[str]:
     """Return the identities that do not hold, in words; empty if the ledger balances."""
     pairs = []
     for name, source in ledger["sources"].items():
@@ -307,7 +310,7 @@ def is_ledger(value: Any, sources: Sequence[str], tasks: Sequence[str]) -> bool:
     return fits(value, form, ())
 
 
-def check(ledger: Mapping[str, Any], where: str) -> None:
+def check(ledger: Ledger, where: str) -> None:
     """Raise a BuildError that names every identity that does not hold."""
     wrong = imbalances(ledger)
     if wrong:

@@ -17,9 +17,9 @@ import numpy as np
 
 from packprep.building.ledger import MEDIA, segment_counts, without_counts
 from packprep.dataset.attention import RULES
-from packprep.dataset.boundaries import offsets_of
+from packprep.dataset.boundaries import offsets_of, owners
 from packprep.dataset.manifest import is_count
-from packprep.dataset.segments import Segments
+from packprep.dataset.segments import Arrays, Segments
 from packprep.documents.reading import Rejected
 from packprep.errors import DatasetError, PlanError
 from packprep.format.digests import digest_of
@@ -110,7 +110,7 @@ class Removed:
 
 def blank(
     tasks: Sequence[Task],
-    slots: Mapping[str, np.ndarray],
+    slots: Arrays,
     segments: Segments,
     removed: np.ndarray,
 ) -> tuple[dict[str, np.ndarray], Segments]:
@@ -152,7 +152,7 @@ def blank(
 
 def without(
     plan: Any,
-    slots: Mapping[str, np.ndarray],
+    slots: Arrays,
     segments: Segments,
     removed: np.ndarray,
     ledger: dict[str, Any],
@@ -240,7 +240,7 @@ def _eos(plan: Any, segments: Segments, removed: np.ndarray) -> np.ndarray:
 
 
 def store_without(
-    plan: Any, arrays: Mapping[str, np.ndarray], before: Removed, ledger: dict[str, Any]
+    plan: Any, arrays: Arrays, before: Removed, ledger: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], np.ndarray]:
     """Return a token store's shard without the documents that its plan lists.
 
@@ -257,7 +257,7 @@ def store_without(
         The arrays, the ledger, and the documents that were removed, int64[k, 4]: source, 0, file
         and position.
     """
-    number = np.repeat(np.arange(len(arrays["part_file"])), np.diff(arrays["part_offsets"]))
+    number = owners(np.diff(arrays["part_offsets"]))
     file, position = arrays["part_file"].astype(np.int64)[number], arrays["position"]
     which = plan.removed.at(file, position) & ~before.at(file, position)
     which[arrays["rejected"]] = False
@@ -278,7 +278,7 @@ def store_without(
     )
 
 
-def _without_refs(arrays: Mapping[str, np.ndarray], which: np.ndarray) -> dict[str, np.ndarray]:
+def _without_refs(arrays: Arrays, which: np.ndarray) -> dict[str, np.ndarray]:
     """Return the media references of a store's shard, empty in the documents `which`, bool[D]."""
     if "place_offsets" not in arrays:
         return {}

@@ -501,14 +501,10 @@ class Reader:
         if len(self) == 0 and batches.end != 0:
             raise ArgumentError(f"{self!r} has no rows, so it has no batches")
         # Invalid arguments are refused here, not at a batch or after an epoch.
-        batches.dataset, batches._columns = (
-            self,
-            None if columns is None else self.checked_columns(columns),
-        )
-        batches._seed, batches._shuffle = (
-            integer("seed", seed, 0, 1 << 64),
-            true_or_false("shuffle", shuffle),
-        )
+        batches.dataset = self
+        batches._columns = None if columns is None else self.checked_columns(columns)
+        batches._seed = integer("seed", seed, 0, 1 << 64)
+        batches._shuffle = true_or_false("shuffle", shuffle)
         batches._dtype = None if dtype is None else self._dtypes(dtype)
         batches._windows = {}
         batches._balance = order.balance_of(balance, window, batches._shuffle)
@@ -586,10 +582,10 @@ class Batches:
         if not self._ahead:
             raise StopIteration
         rows, epochs = self._ahead[0]
-        anew: dict[str, Any] = (
-            {"epochs": epochs, "accelerate": self._accelerate} if self._redraw else {}
-        )
-        batch = self.dataset.batch(rows, columns=self._columns, dtype=self._dtype, **anew)
+        options: dict[str, Any] = {"columns": self._columns, "dtype": self._dtype}
+        if self._redraw:
+            options |= {"epochs": epochs, "accelerate": self._accelerate}
+        batch = self.dataset.batch(rows, **options)
         self._ahead.popleft()  # A batch that could not be read is not delivered.
         self._step += 1
         return batch

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.dataset.boundaries import boundaries, offsets_of
+from packprep.dataset.boundaries import boundaries, offsets_of, owners
 
+Arrays = Mapping[str, np.ndarray]
+"""The arrays of a shard by name."""
 HEADER: dict[str, np.dtype] = {
     "doc": np.dtype("<i8"),
     "start": np.dtype("<i8"),
@@ -60,7 +62,7 @@ class TrainedRanges(NamedTuple):
     @property
     def segment(self) -> np.ndarray:
         """The segment of each range, int64[k]."""
-        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+        return owners(np.diff(self.offsets))
 
     def weighted_slots(self) -> np.ndarray:
         """Return how many slots of each segment have a weight other than 1, int64[m]."""
@@ -84,7 +86,7 @@ class MediaSpans(NamedTuple):
     @property
     def segment(self) -> np.ndarray:
         """The segment of each span, int64[k]."""
-        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+        return owners(np.diff(self.offsets))
 
     def slots_by_segment(self) -> np.ndarray:
         """Return how many slots of each segment represent media, int64[m]."""
@@ -190,7 +192,7 @@ class Segments:
         return cls(**defaults | columns)
 
     @classmethod
-    def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Segments":
+    def of_arrays(cls, arrays: Arrays) -> "Segments":
         """Return the segments of a shard's arrays in row order.
 
         The arrays' cu_seqlens must be valid. `bos`, `eos`, `repeated` and `first_trained` have
@@ -296,7 +298,7 @@ _COLUMNS = [
 ]
 
 
-def header_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def header_columns(arrays: Arrays) -> dict[str, np.ndarray]:
     """Return the columns of a shard's header, name → [m].
 
     This works even if the rest of the shard is damaged.
@@ -306,7 +308,7 @@ def header_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def segment_slots(arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def segment_slots(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the position of each segment of a shard's arrays, whose cu_seqlens must be valid.
 
     Returns:

@@ -3,8 +3,8 @@
 A shard is a standard safetensors file:
 
     0        8              8 + n, a multiple of 4096
-    ├────────┼──────────────┼───────────────────────────────────────────────────────────────────────────┤
-    n, u64   JSON, padded   tokens labels segment_ids loss_mask │ 8-byte │ 4-byte │ 2-byte columns │ 1-byte
+    ├────────┼──────────────┼─────────────────────────────────────────────────────────────┤
+    n, u64   JSON, padded   tokens labels segment_ids loss_mask │ columns of 8, 4, 2, 1 byte
              with spaces
 
 The header is canonical JSON. Arrays follow one another without gaps, in the order of `layout`, up
@@ -31,7 +31,7 @@ from typing import Literal
 import numpy as np
 
 from packprep.dataset.manifest import Manifest, stored_columns
-from packprep.dataset.segments import HEADER
+from packprep.dataset.segments import HEADER, Arrays
 from packprep.errors import DatasetError
 from packprep.forking import lazy
 from packprep.format import open_file
@@ -366,7 +366,7 @@ SLOT_ARRAYS = ("tokens", "labels", "segment_ids", "loss_mask")
 """The arrays of a shard with one value for each slot."""
 
 
-def compacted(arrays: Mapping[str, np.ndarray], labels: bool = True) -> dict[str, np.ndarray]:
+def compacted(arrays: Arrays, labels: bool = True) -> dict[str, np.ndarray]:
     """Return the arrays that a compact shard keeps.
 
     Args:
@@ -404,7 +404,7 @@ def _header(arrays: Layout, metadata: Mapping[str, str] = METADATA) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
+def encode(arrays: Arrays) -> list[bytes | memoryview]:
     """Return the bytes of a shard as buffers: its header, then each array without a copy.
 
     Args:
@@ -438,9 +438,7 @@ def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
     return [_header(expected), *(arrays[name].reshape(-1).view(np.uint8).data for name in expected)]
 
 
-def encoded(
-    arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]
-) -> list[bytes | memoryview]:
+def encoded(arrays: Arrays, metadata: Mapping[str, str]) -> list[bytes | memoryview]:
     """Return the bytes of a safetensors file as buffers.
 
     Token stores are written this way. `encode` writes shards.
@@ -666,6 +664,22 @@ def _is_counts(value: object) -> bool:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
+def _shapes_of(path: Path, header: dict) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each array by name, and check that each entry has only plain numbers."""
+    for name, entry in header.items():
+        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise DatasetError(
+                f"{path}: array {name!r}: its entry should only have dtype, shape and data_offsets"
+            )
+        offsets = entry["data_offsets"]
+        if not _is_counts(entry["shape"]) or not _is_counts(offsets) or len(offsets) != 2:
+            raise DatasetError(
+                f"{path}: array {name!r}: shape or data_offsets are not lists of non-negative"
+                " integers"
+            )
+    return {name: tuple(entry["shape"]) for name, entry in header.items()}
+
+
 def open_shard(
     path: str | os.PathLike,
     seq_length: int,
@@ -705,19 +719,7 @@ def open_shard(
             " another version"
         )
 
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, entry in header.items():
-        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-            raise DatasetError(
-                f"{path}: array {name!r}: its entry should only have dtype, shape and data_offsets"
-            )
-        offsets = entry["data_offsets"]
-        if not _is_counts(entry["shape"]) or not _is_counts(offsets) or len(offsets) != 2:
-            raise DatasetError(
-                f"{path}: array {name!r}: shape or data_offsets are not lists of non-negative"
-                " integers"
-            )
-        shapes[name] = tuple(entry["shape"])
+    shapes = _shapes_of(path, header)
     if compact is not None and compact == ("segment_ids" in shapes):
         raise DatasetError(
             f"{path}: array 'segment_ids' is {'present' if compact else 'missing'}, but the"

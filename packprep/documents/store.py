@@ -58,6 +58,7 @@ from packprep.conversations.media import NO_PLACES, MediaPlaces
 from packprep.conversations.training import Trained
 from packprep.dataset.loader import default_max_open
 from packprep.dataset.manifest import Manifest, ShardEntry, replaced
+from packprep.dataset.segments import Arrays
 from packprep.dataset.shard import Places, encoded, places_in
 from packprep.documents.calibration import Estimates
 from packprep.documents.reading import (
@@ -274,11 +275,11 @@ def _add_part(
     order = np.argsort(position, kind="stable")
     number = np.empty(len(order), np.int64)
     number[order] = np.arange(len(order)) + columns.documents
-    first = 0
+    first_document = 0
     for read in reads:
         for i in sorted(read.trained):
-            _add_trained(columns, number[first + i], read.trained[i])
-        first += len(read.positions)
+            _add_trained(columns, number[first_document + i], read.trained[i])
+        first_document += len(read.positions)
     position = position[order]
     unit, units = _units(part, position, decoders)
     texts = [f"{reason} {detail}".encode() for _, reason, detail in rejects]
@@ -355,7 +356,7 @@ def _names(needed: Iterable[bool]) -> list[str]:
     return [*_TYPES, *chain(*compress(_OPTIONAL_TYPES, needed))]
 
 
-def encode(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
+def encode(arrays: Arrays) -> list[bytes | memoryview]:
     """Return the bytes of a store's shard as buffers, with its arrays in the order of `_names`."""
     return encoded({name: arrays[name] for name in _ALL_TYPES if name in arrays}, METADATA)
 
@@ -490,10 +491,8 @@ class _OpenShard:
         Raises:
             SourceError: If the shard cannot be read or its digest differs from its entry.
         """
-        where, read = (
-            folder.path_of(entry["file"]),
-            _fetched if isinstance(folder, Remote) else _mapped,
-        )
+        where = folder.path_of(entry["file"])
+        read = _fetched if isinstance(folder, Remote) else _mapped
         try:
             self.arrays, self.state = read(folder, entry, checked)
         except DatasetError as error:
@@ -635,15 +634,11 @@ class TokenStore:
             first, end = arrays["part_offsets"][k : k + 2].tolist()
             units, unit = int(arrays["part_units"][k]), arrays["unit"][first:end]
             if position_of(part.format, part.compression) == "stream":
-                units, unit = (
-                    -(-part.size // part.step_bytes),
-                    unit // (part.step_bytes // STEP_BYTES),
-                )
+                units = -(-part.size // part.step_bytes)
+                unit = unit // (part.step_bytes // STEP_BYTES)
             low, high = np.searchsorted(unit, part.range(units)).tolist()
-            positions, sizes = (
-                arrays["position"][first : first + high],
-                arrays["size"][first : first + high],
-            )
+            positions = arrays["position"][first : first + high]
+            sizes = arrays["size"][first : first + high]
             if isinstance(keep, Choice):
                 wanted = keep(part.file, positions, sizes.astype(np.int64))[low:]
             elif keep is None:
@@ -719,18 +714,14 @@ The key says whether a shard is in memory.
 """
 
 
-def _documents(
-    arrays: Mapping[str, np.ndarray], first: int, wanted: np.ndarray, file: int
-) -> ReadDocuments:
+def _documents(arrays: Arrays, first: int, wanted: np.ndarray, file: int) -> ReadDocuments:
     """Return the wanted documents of a shard, starting at document number `first`."""
     end = first + len(wanted)
     offsets = arrays["document_offsets"][first : end + 1]
     begin, stop = np.searchsorted(arrays["rejected"], [first, end]).tolist()
     rejected = arrays["rejected"][begin:stop].astype(np.int64) - first
-    positions, ids = (
-        arrays["position"][first:end],
-        arrays["tokens"][int(offsets[0]) : int(offsets[-1])],
-    )
+    positions = arrays["position"][first:end]
+    ids = arrays["tokens"][int(offsets[0]) : int(offsets[-1])]
     lengths, text_bytes = np.diff(offsets), arrays["text_bytes"][first:end].astype(np.int64)
     rejects = []
     for i, r in zip(rejected.tolist(), range(begin, stop), strict=True):
@@ -757,7 +748,7 @@ def _documents(
     return ReadDocuments(positions[used], Tokens(ids, kept, []), trained, rejects, text_bytes)
 
 
-def _trained(arrays: Mapping[str, np.ndarray], s: int) -> Trained:
+def _trained(arrays: Arrays, s: int) -> Trained:
     """Return the trained spans of supervised document `s` as copies.
 
     Views would keep a shard's file open until all documents are read.
@@ -782,7 +773,7 @@ def _trained(arrays: Mapping[str, np.ndarray], s: int) -> Trained:
     )
 
 
-def _places(arrays: Mapping[str, np.ndarray], s: int) -> MediaPlaces:
+def _places(arrays: Arrays, s: int) -> MediaPlaces:
     if "place_offsets" not in arrays:
         return NO_PLACES
     spans, first, tokens, kind = (arrays[f"place_{name}"] for name in _OF_PLACES)

@@ -11,7 +11,7 @@ import numpy as np
 from packprep.building.plan import Plan, at_text, open_plan, prefix_of, stored_plan
 from packprep.dataset.loader import Dataset, open_dataset, segments_of
 from packprep.dataset.manifest import first_rows, read_manifest
-from packprep.dataset.segments import Segments
+from packprep.dataset.segments import Arrays, Segments
 from packprep.dataset.shard import Shard, shard_in
 from packprep.errors import DatasetError, PackprepError, RecipeError, SourceError
 from packprep.format.json_files import (
@@ -131,9 +131,7 @@ class OpenedDataset:
         said[read] = self._replayed(plan, arrays, chosen[read])
         return said.tolist()
 
-    def _replayed(
-        self, plan: Plan, arrays: Mapping[str, np.ndarray], chosen: np.ndarray
-    ) -> list[str]:
+    def _replayed(self, plan: Plan, arrays: Arrays, chosen: np.ndarray) -> list[str]:
         """Return the results of rebuilding segments whose sources may be read, as text."""
 
         def replay(which: np.ndarray) -> list[str]:
@@ -206,5 +204,6 @@ def check_source(name: str, names: Sequence[str]) -> None:
     """
     if name not in names:
         raise RecipeError(
-            f"--source {name}: the dataset has no source of that name; it has {nearest(name, names)}"
+            f"--source {name}: the dataset has no source of that name; it has"
+            f" {nearest(name, names)}"
         )

@@ -408,10 +408,8 @@ def _stored_at(described: Mapping[str, Any]) -> str:
 
 def _printed(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the first segments, and the first segment of each task that they do not have."""
-    printed, seen = (
-        segments[:MOST_SEGMENTS],
-        {segment["task"] for segment in segments[:MOST_SEGMENTS]},
-    )
+    printed = segments[:MOST_SEGMENTS]
+    seen = {segment["task"] for segment in segments[:MOST_SEGMENTS]}
     for segment in segments[MOST_SEGMENTS:]:
         if segment["task"] not in seen:
             printed.append(segment)

@@ -1,8 +1,8 @@
 """Find the rows that contain a text, by decoding the original tokens of every segment.
 
 ```
-shard ─► tokens of the documents ─► bytes (a table id → bytes) ─► finds ─► segment, tokens, slots, a snippet
-         the objectives' inverses    some million tokens at once
+shard ─► tokens of the documents ─► bytes, by a table ─► finds ─► segment, tokens, slots, a snippet
+         the objectives' inverses   of all ids
 ```
 """
 
@@ -155,10 +155,8 @@ def _finds(
 
 def _around(whole: bytes, low: int, at: int, end: int, high: int) -> tuple[str, str]:
     """Return the characters before and after whole[at:end] in the segment whole[low:high]."""
-    begin, stop = (
-        max(low, at - _CHARACTER_BYTES * SNIPPET),
-        min(high, end + _CHARACTER_BYTES * SNIPPET),
-    )
+    begin = max(low, at - _CHARACTER_BYTES * SNIPPET)
+    stop = min(high, end + _CHARACTER_BYTES * SNIPPET)
     while begin > low and begin < at and whole[begin] & 0xC0 == 0x80:
         begin += 1
     while stop < high and stop > end and whole[stop] & 0xC0 == 0x80:

@@ -53,10 +53,8 @@ def describe_several(directory: str, summaries: Sequence[Mapping[str, Any]]) -> 
         directory: The folder, or its URL.
         summaries: The result of `describe_dataset` for each dataset.
     """
-    slots, tokens = (
-        sum(one["row_slots"] for one in summaries),
-        sum(one["tokens"]["used"] for one in summaries),
-    )
+    slots = sum(one["row_slots"] for one in summaries)
+    tokens = sum(one["tokens"]["used"] for one in summaries)
     return {
         "directory": directory,
         "kind": SEVERAL,
