@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.building.array_tasks import share_of
-from packprep.building.ledger import ENCODER, MEDIA, WEIGHTED, add_ledgers
+from packprep.building.commit import Receipt
+from packprep.building.ledger import ENCODER, MEDIA, WEIGHTED, Ledger, add_ledgers, sums_of
 from packprep.building.plan import Plan, at_text, moved_prefixes, open_plan, stored_plan
 from packprep.building.processes import Do, Report, in_processes, one_by_one
 from packprep.building.run import Progress
 from packprep.dataset.epochs.resampling import EPOCHS
 from packprep.dataset.loader import Dataset, open_dataset
-from packprep.dataset.manifest import Manifest, read_manifest
+from packprep.dataset.manifest import Manifest, ShardEntry, read_manifest
 from packprep.dataset.order import integer
-from packprep.dataset.segments import Segments
+from packprep.dataset.segments import Arrays, Segments
 from packprep.dataset.shard import open_shard
 from packprep.documents.store import STORE
 from packprep.errors import DatasetError, PlanError, RecipeError, SourceError
@@ -167,7 +168,7 @@ class ShardToVerify(NamedTuple):
     """
 
     number: int
-    entry: dict[str, Any]
+    entry: ShardEntry
     replay: np.ndarray | None
     whole: bool
 
@@ -250,43 +251,35 @@ def verify_dataset(
             _check_files(local, manifest, faults)
         # Nothing can be recomputed from a damaged plan.
         if not check_foundations(folder, manifest, faults):
-            return _report(local, manifest, epoch, range(0), 0, faults)
+            return _report(local, manifest, epoch, [], [], faults)
         stored = stored_plan(folder)
         assert stored is not None
-        prefixes = _prefixes_to_read(stored, moved, replay, progress)
+        prefixes = moved_prefixes(stored, moved)
+        if replay is not None:
+            prefixes = _prefixes_to_read(stored, prefixes, moved, progress)
         plan = open_plan(folder, prefixes)
         plan.max_bad_fraction = manifest.get("max_bad_fraction", plan.max_bad_fraction)
-        engine = None if replay is None else plan.text_engine
-        if engine is not None and engine.name != stored["engine"]["name"]:
-            progress.say(engine_in_words(engine, "auto", plan.vocabulary))
+        if replay is not None:
+            _say_other_engine(plan, progress)
         shards = min(len(manifest["shards"]), plan.shards)
         share: Sequence[int] = share_of(*array, shards)
         if only is not None:
             share = [b for b in only if b in share]
         check = DatasetCheck(local, manifest, plan, faults)
         # The first task checks what no shard shows. It needs the ledgers of all other shards.
-        ledgers: list[Mapping[str, Any]] = []
+        ledgers: list[Ledger] = []
         if is_first_task:
             _check_plan(check, stored, recipe, moved)
             files = check_inputs(plan, faults) if replay == ALL else []
             other_shards = sorted(set(range(shards)).difference(share))
             ledgers += sound_ledgers(local.out, manifest, plan, other_shards)
         items = _items(manifest, share, replay, replay_seed)
-        text_bytes = sum(item.entry["bytes"] for item in items)
-        progress.begin(text_bytes, len(manifest["shards"]), len(items))
-        arguments = local, prefixes, manifest["plan"]["digest"], epoch % EPOCHS
-        try:
-            results = _verify_shards(arguments, items, workers, progress)
-        finally:
-            progress.end()
-        _check_sums(check, results, ledgers if is_first_task else None)
-        replayed_counts = [result.replayed for result in results.values()]
-        if is_first_task and replay == ALL and None not in replayed_counts:
+        results = _verify_shards(check, items, prefixes, epoch % EPOCHS, workers, progress)
+        _check_together(check, results, ledgers if is_first_task else None)
+        counts = [result.replayed for result in results.values()]
+        if is_first_task and replay == ALL and None not in counts:
             check_estimates(plan, files, faults)  # Otherwise P17 reports the changed sources.
-        runs = [(b, runs) for b in share if (runs := results[b].runs) is not None]
-        check_apart(plan, runs, len(runs) == plan.shards, faults)
-        replayed = sum(count or 0 for count in replayed_counts)
-        report = _report(local, manifest, epoch, share, replayed, faults)
+        report = _report(local, manifest, epoch, share, counts, faults)
         return report if replay in (None, ALL) else {**report, "replay_seed": replay_seed}
 
 
@@ -319,12 +312,12 @@ def _check_files(local: LocalCopy, manifest: Manifest, faults: Faults) -> None:
 
 
 def _prefixes_to_read(
-    stored: Mapping[str, Any], moved: Mapping[str, str], replay: int | None, progress: Progress
+    stored: Mapping[str, Any],
+    prefixes: Sequence[str],
+    moved: Mapping[str, str],
+    progress: Progress,
 ) -> list[str]:
-    """Return the current location of each source. Say which ones a rebuild reads."""
-    prefixes = moved_prefixes(stored, moved)
-    if replay is None:
-        return prefixes
+    """Return the location that a rebuild reads for each source, and say all of them."""
     names = [source["name"] for source in stored["sources"]]
     prefixes = [
         prefix if name in moved else at_text(name, prefix)
@@ -333,6 +326,13 @@ def _prefixes_to_read(
     locations = [f"{name} at {prefix}" for name, prefix in zip(names, prefixes, strict=True)]
     progress.say(f"reading the sources {listed(locations, MOST_PLACES)}")
     return prefixes
+
+
+def _say_other_engine(plan: Plan, progress: Progress) -> None:
+    """Say which engine tokenizes, if it is not the one that the plan names."""
+    engine = plan.text_engine
+    if engine is not None and engine.name != plan.stored["engine"]["name"]:
+        progress.say(engine_in_words(engine, "auto", plan.vocabulary))
 
 
 def _check_plan(
@@ -348,45 +348,57 @@ def _check_plan(
 
 
 def _verify_shards(
-    arguments: tuple[Any, ...], items: Sequence[ShardToVerify], workers: int, progress: Progress
+    check: DatasetCheck,
+    items: Sequence[ShardToVerify],
+    prefixes: Sequence[str],
+    epoch: int,
+    workers: int,
+    progress: Progress,
 ) -> dict[int, Result]:
-    """Return the result of each shard by its number. `arguments` are those of `_setup`."""
-    if min(workers, len(items)) > 1:
-        warm_kernels()  # Compile once, before workers are forked.
-    results = {}
-    for item, result in in_processes(_setup, arguments, items, workers, progress.add):
-        progress.done(item)
-        results[item.number] = result
+    """Verify shards in processes, and return the result of each by its number."""
+    results, entries = {}, check.manifest["shards"]
+    progress.begin(sum(item.entry["bytes"] for item in items), len(entries), len(items))
+    try:
+        arguments = check.local, prefixes, check.manifest["plan"]["digest"], epoch
+        if min(workers, len(items)) > 1:
+            warm_kernels()  # Compile once, before workers are forked.
+        for item, result in in_processes(_setup, arguments, items, workers, progress.add):
+            progress.done(item)
+            results[item.number] = result
+    finally:
+        progress.end()
     return results
 
 
-def _check_sums(
-    check: DatasetCheck, results: Mapping[int, Result], ledgers: list[Mapping[str, Any]] | None
+def _check_together(
+    check: DatasetCheck, results: Mapping[int, Result], ledgers: list[Ledger] | None
 ) -> None:
-    """Add the shards' faults, and check P2 of the sum of all ledgers.
+    """Add the shards' faults, and check P2 and P21 of all shards together.
 
     Args:
         check: The dataset.
         results: The result of each shard.
-        ledgers: The ledgers of all other shards, or None if the sum is not checked.
+        ledgers: The ledgers of all other shards, or None if their sum is not checked.
     """
+    plan, faults = check.plan, check.faults
     for result in results.values():
-        check.faults.join(result.faults)
-    if ledgers is None:
-        return
-    ledgers += [result.ledger for result in results.values() if result.ledger is not None]
-    if len(ledgers) == len(check.manifest["shards"]):
-        total = add_ledgers(ledgers)
-        check_sum(check.manifest, total, check.faults)
-        check_reject_limit(check.plan, total, check.faults)
+        faults.join(result.faults)
+    if ledgers is not None:
+        ledgers += [result.ledger for result in results.values() if result.ledger is not None]
+        if len(ledgers) == len(check.manifest["shards"]):
+            total = add_ledgers(ledgers)
+            check_sum(check.manifest, total, faults)
+            check_reject_limit(plan, total, faults)
+    runs = [(b, runs) for b in sorted(results) if (runs := results[b].runs) is not None]
+    check_apart(plan, runs, len(runs) == plan.shards, faults)
 
 
 def _report(
     local: LocalCopy,
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     epoch: int,
     share: Sequence[int],
-    replayed: int,
+    replayed: Sequence[int | None],
     faults: Faults,
 ) -> dict[str, Any]:
     assert {fault["promise"] for fault in faults.listed} <= PROMISES.keys()
@@ -404,14 +416,14 @@ def _report(
         "rows": sum(entry["rows"] for entry in entries),
         "segments": sum(entry["segments"] for entry in entries),
         "tokens": sum(entry["tokens"] for entry in entries),
-        "replayed": replayed,
+        "replayed": sum(count or 0 for count in replayed),
         "faults": faults.total,
         "listed": faults.listed,
     }
 
 
 def _items(
-    manifest: Mapping[str, Any], share: Sequence[int], replay: int | None, seed: int
+    manifest: Manifest, share: Sequence[int], replay: int | None, seed: int
 ) -> list[ShardToVerify]:
     entries = manifest["shards"]
     chosen: dict[int, np.ndarray] = {}
@@ -481,7 +493,7 @@ def _arrays_of(
     item: ShardToVerify,
     epoch: int,
     faults: Faults,
-) -> Mapping[str, np.ndarray] | None:
+) -> Arrays | None:
     """Return the arrays of one shard for an epoch, or None if they cannot be walked.
 
     Check P3 … P15, P18 … P20 and P23 … P25 of the arrays.
@@ -504,7 +516,7 @@ def _arrays_of(
             segments=item.entry["segments"],
             compact=plan.recipe.output.columns != "full",
         )
-        arrays: Mapping[str, np.ndarray] = shard.arrays
+        arrays: Arrays = shard.arrays
     except DatasetError as error:
         faults.add("P3", file, str(error))
         return None
@@ -529,8 +541,8 @@ def _arrays_of(
 
 def _check_counts(
     plan: Plan,
-    arrays: Mapping[str, np.ndarray],
-    receipt: Mapping[str, Any],
+    arrays: Arrays,
+    receipt: Receipt,
     shard: int,
     faults: Faults,
 ) -> None:
@@ -591,12 +603,7 @@ def _counted(plan: Plan, segments: Segments) -> dict[str, dict[str, dict[str, in
         ("tasks", [task.name for task in plan.tasks], segments.task),
     ):
         for i, name in enumerate(names):
-            counted = (number == i) & segments.has_tokens
-            counts[kind][name] = {
-                "segments": int(counted.sum()),
-                "tokens": int(segments.tokens[counted].sum()),
-                "slots": int(segments.slots[counted].sum()),
-            }
+            counts[kind][name] = sums_of(segments, (number == i) & segments.has_tokens)
             if kind == "sources":
                 of_kinds = {what: int(slots[number == i].sum()) for what, slots in within.items()}
                 counts[kind][name] |= of_kinds

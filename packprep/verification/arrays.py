@@ -5,7 +5,6 @@ same checks run on stored arrays and on arrays that the loader resampled for an 
 """
 
 import itertools
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -26,13 +25,14 @@ from packprep.dataset.epochs.noise import levels_by_block
 from packprep.dataset.loader import Dataset
 from packprep.dataset.manifest import stores_labels
 from packprep.dataset.rows import RowSegments, fill, own_dtype
-from packprep.dataset.segments import Segments
+from packprep.dataset.segments import Arrays, Segments
 from packprep.dataset.shard import Shard
 from packprep.documents.reading import keeps_all, kept_by_plan
 from packprep.objectives.objective import Task
 from packprep.objectives.tasks import SHORTEST, in_place_rules, thresholds
 from packprep.randomness import TASK, bits64, segment_key, text_key
 from packprep.restoring import FITTING_TOKENS, restore, stored_segments
+from packprep.verification.coverage import sources_of_files
 from packprep.verification.faults import MAX_LISTED, Faults
 from packprep.verification.shard_check import ShardCheck
 from packprep.verification.slots import (
@@ -47,9 +47,7 @@ from packprep.verification.slots import (
 )
 
 
-def check_structure(
-    arrays: Mapping[str, np.ndarray], file: str, seq_length: int, mult: int, faults: Faults
-) -> bool:
+def check_structure(arrays: Arrays, file: str, seq_length: int, mult: int, faults: Faults) -> bool:
     """Check P4 and P5, and return whether rows and segments can be walked.
 
     Args:
@@ -77,35 +75,31 @@ def check_structure(
     if faults.total > faults_before:
         return False
     # Each row has one boundary more than segments.
-    first, last = offsets[:-1] + np.arange(rows), offsets[1:] + np.arange(rows)
     row = np.repeat(np.arange(rows), counts + 1)
-    is_inside = np.ones(len(row), np.bool_)
-    is_inside[first] = False
-    bounds = {
-        name: arrays[name].astype(np.int64)
-        for name in ("cu_seqlens", "cu_seqlens_padded")
-        if name in arrays
-    }
-    steps = {name: np.diff(values, prepend=0) for name, values in bounds.items()}
-    for name, values in bounds.items():
-        for r in np.flatnonzero(values[first] != 0)[:MAX_LISTED]:
-            add("P5", f"{name} does not start at 0", r, values[first[r]])
-        for i in np.flatnonzero(is_inside & (steps[name] <= 0))[:MAX_LISTED]:
-            add("P5", f"{name} does not strictly increase", row[i], values[i])
-        for r in np.flatnonzero(values[last] > seq_length)[:MAX_LISTED]:
-            add("P5", f"{name} ends after the row", r, values[last[r]])
-    if "cu_seqlens_padded" in bounds:
-        rounded_up = -(-steps["cu_seqlens"] // mult) * mult
-        differs = is_inside & (steps["cu_seqlens_padded"] != rounded_up)
-        for i in np.flatnonzero(differs)[:MAX_LISTED]:
-            message = (
-                f"cu_seqlens_padded does not have the lengths of cu_seqlens, rounded up to {mult}"
-            )
-            add("P5", message, row[i], bounds["cu_seqlens_padded"][i])
+    is_first, is_last = np.zeros((2, len(row)), np.bool_)
+    is_first[offsets[:-1] + np.arange(rows)] = True
+    is_last[offsets[1:] + np.arange(rows)] = True
+    rounded_up = -(-np.diff(arrays["cu_seqlens"].astype(np.int64), prepend=0) // mult) * mult
+    for name in ("cu_seqlens", "cu_seqlens_padded"):
+        if name not in arrays:
+            continue
+        values = arrays[name].astype(np.int64)
+        steps = np.diff(values, prepend=0)
+        wrong_bounds = {
+            "does not start at 0": is_first & (values != 0),
+            "does not strictly increase": ~is_first & (steps <= 0),
+            "ends after the row": is_last & (values > seq_length),
+        }
+        if name == "cu_seqlens_padded":
+            message = f"does not have the lengths of cu_seqlens, rounded up to {mult}"
+            wrong_bounds[message] = ~is_first & (steps != rounded_up)
+        for message, is_wrong in wrong_bounds.items():
+            for i in np.flatnonzero(is_wrong)[:MAX_LISTED]:
+                add("P5", f"{name} {message}", row[i], values[i])
     return faults.total == faults_before
 
 
-def check_layout(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
+def check_layout(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> bool:
     """Check P3: arrays that depend on the recipe exist exactly when the recipe requires them.
 
     Return whether they do.
@@ -132,9 +126,7 @@ def check_layout(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults
     return faults.total == before
 
 
-def check_arrays(
-    plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults, epoch: int = 0
-) -> bool:
+def check_arrays(plan: Plan, arrays: Arrays, file: str, faults: Faults, epoch: int = 0) -> bool:
     """Check P4 … P15, P18 … P20 and P23 … P25 of one shard.
 
     Args:
@@ -173,7 +165,7 @@ def check_arrays(
     return True
 
 
-def _with_derived(check: ShardCheck) -> Mapping[str, np.ndarray]:
+def _with_derived(check: ShardCheck) -> Arrays:
     """Return the arrays, plus the ones that a compact shard omits, derived as the loader does."""
     arrays, segments, first_slots = check.arrays, check.segments, check.first_slots
     shape, size, derived = arrays["tokens"].shape, arrays["tokens"].size, {}
@@ -245,8 +237,12 @@ def _check_headers(check: ShardCheck) -> bool:
     bad("P13", is_clean & (weight != 1), "loss_weight", "should be 1")
     bad("P13", is_clean & (level != 0), "noise", "should be 0")
     # Check that the plan has the documents.
-    owner = np.repeat(np.arange(len(plan.sources)), [len(source.files) for source in plan.sources])
-    bad("P11", owner[segments.file] != segments.source, "file", "belongs to another source")
+    bad(
+        "P11",
+        sources_of_files(plan)[segments.file] != segments.source,
+        "file",
+        "belongs to another source",
+    )
     passes = np.array([source.uses for source in plan.sources])[segments.source]
     bad("P11", segments.repeat >= passes, "repeat", "is not a pass of the plan")
     message = "is a document that its source's sample and repeat exclude in this pass"
@@ -651,8 +647,8 @@ def _check_weights(check: ShardCheck, blocks: Blocks) -> None:
 
 def check_same_tokens(
     plan: Plan,
-    stored: Mapping[str, np.ndarray],
-    arrays: Mapping[str, np.ndarray],
+    stored: Arrays,
+    arrays: Arrays,
     file: str,
     faults: Faults,
     epoch: int,
@@ -689,7 +685,7 @@ HEADER = ("prefix", "noise", "loss_weight")
 BLOCKS = ("block_noise", "block_loss_weight")
 
 
-def arrays_in_epoch(dataset: Dataset, shard: Shard, epoch: int) -> Mapping[str, np.ndarray]:
+def arrays_in_epoch(dataset: Dataset, shard: Shard, epoch: int) -> Arrays:
     """Return the arrays of a shard with its rows resampled for `epoch`.
 
     The arrays named in BLOCKS stay as stored. The result always has `loss_mask` and `loss_weights`,

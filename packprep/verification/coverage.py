@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from packprep.building.commit import Receipt
 from packprep.building.plan import Plan
 from packprep.building.plan_form import MOST_USES
 from packprep.building.removal import REMOVED
 from packprep.building.work import OTHER_LENGTH, PLACE_TOO_LONG, TOO_LONG, Made
-from packprep.dataset.segments import Segments
+from packprep.dataset.boundaries import owners, ranks
+from packprep.dataset.segments import Arrays, Segments
 from packprep.documents.reading import DROP_REASONS, in_sample, keeps_all, kept_by_plan
 from packprep.errors import DatasetError
 from packprep.format import read_file
@@ -95,7 +97,7 @@ def _repeated(locations: Locations) -> np.ndarray:
     return same
 
 
-def used_documents(arrays: Mapping[str, np.ndarray]) -> Locations:
+def used_documents(arrays: Arrays) -> Locations:
     """Return the documents of a shard's segments with tokens, each once."""
     segments = Segments.of_arrays(arrays)
     used = segments.select(segments.has_tokens)
@@ -107,7 +109,7 @@ def read_rejects(
     directory: Path,
     shard: int,
     plan: Plan,
-    receipt: Mapping[str, Any],
+    receipt: Receipt,
     faults: Faults,
     reason: str | None = None,
 ) -> Locations | None:
@@ -161,9 +163,9 @@ def read_rejects(
 def check_documents(
     plan: Plan,
     shard: int,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Arrays,
     rejects: Locations,
-    receipt: Mapping[str, Any],
+    receipt: Receipt,
     faults: Faults,
 ) -> Runs:
     """Check P21 of one shard with valid headers, without the sources.
@@ -180,16 +182,14 @@ def check_documents(
         The parts of files to compare with other shards, for `check_apart`.
     """
     used = used_documents(arrays)
-    owner = _owners(plan)
+    owner = sources_of_files(plan)
     for s, source in enumerate(plan.sources):
-        said, found = (
-            receipt["ledger"]["sources"][source.name]["documents"]["used"],
-            int((owner[used.file] == s).sum()),
-        )
-        if said != found:
+        ledger_count = receipt["ledger"]["sources"][source.name]["documents"]["used"]
+        segment_count = int((owner[used.file] == s).sum())
+        if ledger_count != segment_count:
             message = (
-                f"source {source.name}: the ledger counts {said} used documents, but the segments"
-                f" have {found}"
+                f"source {source.name}: the ledger counts {ledger_count} used documents, but the"
+                f" segments have {segment_count}"
             )
             faults.add("P21", receipt_name(shard), message)
     for i in np.flatnonzero(_repeated(rejects))[:MAX_LISTED]:
@@ -268,7 +268,7 @@ def check_apart(plan: Plan, runs: Sequence[tuple[int, Runs]], whole: bool, fault
 def check_read(
     plan: Plan,
     shard: int,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Arrays,
     rejects: Locations,
     made: Made,
     faults: Faults,
@@ -313,9 +313,9 @@ def check_read(
             faults.add("P21", file, f"{in_words(plan, odd, i)} {message}")
 
 
-def _owners(plan: Plan) -> np.ndarray:
+def sources_of_files(plan: Plan) -> np.ndarray:
     """Return the source of each of the plan's files, int64[files]."""
-    return np.repeat(np.arange(len(plan.sources)), [len(source.files) for source in plan.sources])
+    return owners(np.array([len(source.files) for source in plan.sources]))
 
 
 def _source_of(plan: Plan, file: int) -> PlannedSource:
@@ -379,7 +379,7 @@ def _whole(source: PlannedSource, locations: range) -> np.ndarray:
     file, uses, part, size = (
         np.repeat(column, found.files) for column in (found.file, uses, found.part, found.bytes)
     )
-    file += np.arange(len(file)) - np.repeat(np.cumsum(found.files) - found.files, found.files)
+    file += ranks(found.files)
     format, end = _formats(source)[file], np.full(len(file), _END)
     begin = np.where(format == _LINES, part * PIECE_BYTES, 0)
     end[format == _LINES] = (begin + size)[format == _LINES]
@@ -427,10 +427,8 @@ def _uses_of_files(file: Any, use: Any) -> Any:
 
 def _inside(locations: Locations, extents: _Extents) -> np.ndarray:
     """Return whether each location is inside one of the extents, bool[k]. Both are sorted."""
-    inside, keys = (
-        np.zeros(len(locations.file), np.bool_),
-        _uses_of_files(extents.file, extents.use),
-    )
+    inside = np.zeros(len(locations.file), np.bool_)
+    keys = _uses_of_files(extents.file, extents.use)
     near = np.flatnonzero(np.isin(_uses_of_files(locations.file, locations.use), keys))
     for file, use, which in _groups(locations.at(near)):
         first, end = np.searchsorted(keys, _uses_of_files(file, np.array([use, use + 1])))

@@ -239,8 +239,8 @@ def _compare_shard(opened: Sequence[_Opened], b: int, faults: Faults) -> int:
         is_divided = (used > 0) & (used + left == n)
     else:
         is_divided = (used <= 1) & (left == n - 1)
-    wrong = (known != n) | ~(is_divided | (used + left == 0))
-    for i in np.flatnonzero(wrong)[:MAX_LISTED]:
+    is_wrong = (known != n) | ~(is_divided | (used + left == 0))
+    for i in np.flatnonzero(is_wrong)[:MAX_LISTED]:
         faults.add(
             "P21",
             _named(shard_name(b)),

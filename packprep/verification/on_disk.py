@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from packprep.building.commit import REJECTS_KEYS, bad_fault, make_manifest, read_receipt
-from packprep.building.ledger import imbalances, is_ledger
+from packprep.building.commit import REJECTS_KEYS, Receipt, bad_fault, make_manifest, read_receipt
+from packprep.building.ledger import Ledger, imbalances, is_ledger
 from packprep.building.plan import Plan, ids_of, open_store
 from packprep.building.planning import (
     UNSAMPLED,
@@ -28,7 +28,7 @@ from packprep.building.removal import encode_removed
 from packprep.building.replaced import plan_digest_of, plan_replaced
 from packprep.building.stores import files_in, in_stores, of_store, patterns_of, template_of
 from packprep.conversations.chat_template import find_template
-from packprep.dataset.manifest import LATER, named_removal, replaced
+from packprep.dataset.manifest import LATER, Manifest, named_removal, replaced
 from packprep.documents.calibration import Estimates, highest_ratio
 from packprep.errors import DatasetError, PackprepError, PlanError
 from packprep.format import read_file
@@ -55,7 +55,7 @@ from packprep.tokenizer.roles import Needs, Vocabulary, resolve_again, resolve_v
 from packprep.verification.faults import Faults
 
 
-def check_manifest_digest(manifest: Mapping[str, Any], faults: Faults) -> None:
+def check_manifest_digest(manifest: Manifest, faults: Faults) -> None:
     """Check P1 of dataset.json: the digest that it states for itself."""
     digest = own_digest(as_stored(manifest, LATER))
     if digest != manifest["digest"]:
@@ -63,7 +63,7 @@ def check_manifest_digest(manifest: Mapping[str, Any], faults: Faults) -> None:
         faults.add("P1", MANIFEST_NAME, message)
 
 
-def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> bool:
+def check_foundations(directory: Path, manifest: Manifest, faults: Faults) -> bool:
     """Check P1 of plan.json, tokenizer.json and removed.json, and return whether they are intact.
 
     Everything that other checks expect is recomputed from these files.
@@ -88,9 +88,7 @@ def check_foundations(directory: Path, manifest: Mapping[str, Any], faults: Faul
     return faults.total == before
 
 
-def check_manifest(
-    directory: Path, plan: Plan, manifest: Mapping[str, Any], faults: Faults
-) -> None:
+def check_manifest(directory: Path, plan: Plan, manifest: Manifest, faults: Faults) -> None:
     """Check P2 of dataset.json, plan.json and removed.json.
 
     The manifest must agree with the plan, and the plan with its fingerprint.
@@ -137,7 +135,7 @@ def check_manifest(
 
 
 def check_replaced(
-    stored: Mapping[str, Any], plan: Plan, manifest: Mapping[str, Any], faults: Faults
+    stored: Mapping[str, Any], plan: Plan, manifest: Manifest, faults: Faults
 ) -> None:
     """Check P2 of the datasets that this dataset replaces.
 
@@ -178,7 +176,7 @@ def check_replaced(
                 faults.add("P2", PLAN_NAME, message, value=entries[i][key])
 
 
-def _named(manifest: Mapping[str, Any]) -> set[str]:
+def _named(manifest: Manifest) -> set[str]:
     """Return the names of all files that a dataset may have."""
     named = {MANIFEST_NAME, manifest["plan"]["file"], manifest["tokenizer"]["file"]}
     if "removed" in manifest:
@@ -189,7 +187,7 @@ def _named(manifest: Mapping[str, Any]) -> set[str]:
     return named
 
 
-def check_objects(out: Remote, manifest: Mapping[str, Any], faults: Faults) -> None:
+def check_objects(out: Remote, manifest: Manifest, faults: Faults) -> None:
     """Check P1 on object storage: the URL has no object that the dataset does not name."""
     named = _named(manifest)
     for name, _ in out.list():
@@ -197,7 +195,7 @@ def check_objects(out: Remote, manifest: Mapping[str, Any], faults: Faults) -> N
             faults.add("P1", _readable(name), "does not belong to a dataset; remove it")
 
 
-def check_listing(directory: Path, manifest: Mapping[str, Any], faults: Faults) -> None:
+def check_listing(directory: Path, manifest: Manifest, faults: Faults) -> None:
     """Check P1: the directory contains only files that the dataset names."""
     named = _named(manifest)
 
@@ -303,7 +301,7 @@ def check_shard_files(
     return is_there, receipt
 
 
-def _is_sound(receipt: Mapping[str, Any], plan: Plan) -> bool:
+def _is_sound(receipt: Receipt, plan: Plan) -> bool:
     """Return whether the nested parts of a receipt, except its ledger, can be read."""
     rejects, texts = receipt["rejects"], receipt["text_digests"]
     return (
@@ -313,7 +311,7 @@ def _is_sound(receipt: Mapping[str, Any], plan: Plan) -> bool:
     )
 
 
-def _check_rejects(directory: Path, shard: int, receipt: Mapping[str, Any], faults: Faults) -> None:
+def _check_rejects(directory: Path, shard: int, receipt: Receipt, faults: Faults) -> None:
     """Check P1 and P2 of a rejects file, and P16: it lists the rejects that the ledger counts."""
     name, rejects = rejects_name(shard), receipt["rejects"]
     path = directory / name
@@ -368,7 +366,7 @@ def _check_file(directory: Path, name: str, entry: Mapping[str, Any], faults: Fa
 
 
 def sound_ledgers(
-    out: Folder, manifest: Mapping[str, Any], plan: Plan, shards: Iterable[int]
+    out: Folder, manifest: Manifest, plan: Plan, shards: Iterable[int]
 ) -> list[dict[str, Any]]:
     """Return the ledgers of these shards' valid receipts. Other checks report invalid ones."""
     sources, tasks = [s.name for s in plan.sources], [t.name for t in plan.tasks]
@@ -383,7 +381,7 @@ def sound_ledgers(
     return ledgers
 
 
-def check_sum(manifest: Mapping[str, Any], total: Mapping[str, Any], faults: Faults) -> None:
+def check_sum(manifest: Manifest, total: Ledger, faults: Faults) -> None:
     """Check P16: the manifest's ledger is the sum of the receipts' ledgers."""
     if total != manifest["ledger"]:
         faults.add("P16", MANIFEST_NAME, "the ledger is not the sum of the receipts' ledgers")
@@ -510,7 +508,7 @@ def _is_near(stored: Any, expected: Any) -> bool:
     return bool(stored == expected)
 
 
-def check_reject_limit(plan: Plan, total: Mapping[str, Any], faults: Faults) -> None:
+def check_reject_limit(plan: Plan, total: Ledger, faults: Faults) -> None:
     """Check P22 of dataset.json: the ledgers' number of bad documents is within the limit."""
     if fault := bad_fault(total, plan.max_bad_fraction):
         faults.add("P22", MANIFEST_NAME, fault)

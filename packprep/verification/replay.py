@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packprep.building.commit import encode_rejects
+from packprep.building.commit import Receipt, encode_rejects
 from packprep.building.plan import Plan
 from packprep.building.work import Made, StoreShard, make_shard, read_shard
 from packprep.dataset.boundaries import ranks
+from packprep.dataset.segments import Arrays
 from packprep.documents.reading import OF_TOKENS
 from packprep.errors import SourceError
 from packprep.format.digests import digest_of
@@ -35,8 +36,8 @@ class ShardToReplay(NamedTuple):
 
     plan: Plan
     number: int
-    arrays: Mapping[str, np.ndarray]
-    receipt: Mapping[str, Any] | None
+    arrays: Arrays
+    receipt: Receipt | None
     decoders: Decoders
     faults: Faults
     epoch: int
@@ -73,9 +74,7 @@ def replay_shard(shard: ShardToReplay, rejects: Locations | None) -> int | None:
     return len(made.segments)
 
 
-def check_receipt(
-    number: int, receipt: Mapping[str, Any], made: Made | StoreShard, faults: Faults
-) -> None:
+def check_receipt(number: int, receipt: Receipt, made: Made | StoreShard, faults: Faults) -> None:
     """Check P17 of a receipt: the rebuilt shard has the same ledger and rejects."""
     if receipt["ledger"] != made.ledger:
         faults.add("P17", receipt_name(number), "the ledger differs from the rebuilt shard")
@@ -84,7 +83,7 @@ def check_receipt(
         faults.add("P17", rejects_name(number), "the rejects differ from the rebuilt shard")
 
 
-def _compare_arrays(shard: ShardToReplay, rebuilt_arrays: Mapping[str, np.ndarray]) -> None:
+def _compare_arrays(shard: ShardToReplay, rebuilt_arrays: Arrays) -> None:
     """Check P17 of the arrays: the rebuilt ones have the same names, shapes and bytes."""
     stored_arrays = shard.arrays
     rebuilt_arrays = {

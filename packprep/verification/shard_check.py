@@ -1,6 +1,5 @@
 """The shared state of the checks of one shard."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from packprep.building.plan import Plan
-from packprep.dataset.segments import Segments
+from packprep.dataset.segments import Arrays, Segments
 from packprep.verification.faults import MAX_LISTED, Faults
 
 
@@ -27,7 +26,7 @@ class ShardCheck:
     """
 
     plan: Plan
-    arrays: Mapping[str, np.ndarray]
+    arrays: Arrays
     segments: Segments
     file: str
     faults: Faults

@@ -404,10 +404,8 @@ def _slots_of_media(check: ShardCheck, media: MediaSpans, kinds: np.ndarray) -> 
     flat = np.repeat(spans.row * check.seq_length + begin, counts) + ranks(counts)
     expected, in_place = np.repeat(kinds[media.kind], counts), check.in_place[segment]
     for name in ("tokens", "labels") if "labels" in check.arrays else ("tokens",):
-        values, is_checked = (
-            check.flat(name)[flat],
-            np.repeat(in_place | (name == "tokens"), counts),
-        )
+        values = check.flat(name)[flat]
+        is_checked = np.repeat(in_place | (name == "tokens"), counts)
         for i in np.flatnonzero(is_checked & (values != expected))[:MAX_LISTED]:
             message = f"{name}: not a slot token in a media span"
             check.add_slot("P25", flat[i], message, int(values[i]))

@@ -1,13 +1,14 @@
 """Check a token store's shard: its arrays, its ledger, and that a rebuild gives the same shard."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from packprep.building.commit import Receipt
 from packprep.building.plan import Plan
 from packprep.building.work import make_store_shard
+from packprep.dataset.boundaries import owners
+from packprep.dataset.segments import Arrays
 from packprep.documents.store import open_arrays
 from packprep.errors import DatasetError, SourceError
 from packprep.format import read_file
@@ -21,7 +22,7 @@ def check_store_shard(
     plan: Plan,
     directory: Path,
     number: int,
-    receipt: Mapping[str, Any] | None,
+    receipt: Receipt | None,
     whole: bool,
     decoders: Decoders,
     faults: Faults,
@@ -80,7 +81,7 @@ def check_store_shard(
     return len(made.arrays["position"])
 
 
-def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> bool:
+def _is_sound(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> bool:
     """Check P4, P8, P21 and P23, and return whether documents can be read from the arrays.
 
     The checks cover offsets, document numbers, token ids, order, and removed documents.
@@ -92,7 +93,7 @@ def _is_sound(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: F
     return faults.total == faults_before
 
 
-def _check_form(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults) -> None:
+def _check_form(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> None:
     """Check P4 and P8: the offsets, document numbers and token ids are in range."""
     documents, supervised = len(arrays["position"]), len(arrays["supervised"])
     # By name: the number of lists, and of entries in all lists together.
@@ -124,14 +125,12 @@ def _check_form(plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults:
         faults.add("P8", file, f"a token is not below vocab_size {vocab_size}")
 
 
-def _check_contents(
-    plan: Plan, arrays: Mapping[str, np.ndarray], file: str, faults: Faults
-) -> None:
+def _check_contents(plan: Plan, arrays: Arrays, file: str, faults: Faults) -> None:
     """Check P21 and P23 of arrays in form: documents are in order, and removed ones are empty."""
-    part = np.repeat(np.arange(len(arrays["part_file"])), np.diff(arrays["part_offsets"]))
-    is_same_part = part[1:] == part[:-1]
+    part_of_document = owners(np.diff(arrays["part_offsets"]))
+    is_same_part = part_of_document[1:] == part_of_document[:-1]
     if (np.diff(arrays["position"])[is_same_part] <= 0).any():
-        message = "the documents of a part are not in file order without duplicates"
+        message = "the documents of a part_of_document are not in file order without duplicates"
         faults.add("P21", file, message)
     removed = _removed(plan, arrays)
     removed_tokens = arrays["tokens"][np.repeat(removed, np.diff(arrays["document_offsets"]))]
@@ -146,8 +145,8 @@ def _check_contents(
 
 def _check_counts(
     plan: Plan,
-    arrays: Mapping[str, np.ndarray],
-    receipt: Mapping[str, Any],
+    arrays: Arrays,
+    receipt: Receipt,
     number: int,
     faults: Faults,
 ) -> None:
@@ -173,13 +172,13 @@ def _check_counts(
             faults.add("P16", receipt_name(number), message)
 
 
-def _removed(plan: Plan, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+def _removed(plan: Plan, arrays: Arrays) -> np.ndarray:
     """Return which documents were removed, bool[D]."""
     file = np.repeat(arrays["part_file"].astype(np.int64), np.diff(arrays["part_offsets"]))
     return plan.removed.at(file, arrays["position"])
 
 
-def _by_source(plan: Plan, arrays: Mapping[str, np.ndarray], counts: np.ndarray) -> dict[str, int]:
+def _by_source(plan: Plan, arrays: Arrays, counts: np.ndarray) -> dict[str, int]:
     """Return source → sum of a count, [D], over the source's documents."""
     first = np.array([source.first_file for source in plan.sources], np.int64)
     of_part = np.searchsorted(first, arrays["part_file"].astype(np.int64), "right") - 1
