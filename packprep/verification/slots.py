@@ -40,6 +40,8 @@ _SLOT_FAULTS = {
     8: ("P10", "token differs from its label, but the slot is not trained"),
 }
 _CODES = len(_SLOT_FAULTS)
+_NO_RULE = np.int64(-1 << 62)
+"""The expected label of a slot whose label does not follow from the tokens. It is no id."""
 
 
 @kernel(inline=True)
@@ -181,13 +183,13 @@ def _note_padding_slot(rows, row, t, pad, found):
 
 
 @kernel(inline=True)
-def _note_label(rows, row, t, end, next_token, pad, vocab_size, found):
-    """Record the faults of the label of one slot of a segment that ends at `end`."""
+def _note_label(rows, row, t, expected, vocab_size, found):
+    """Record the faults of the label of one slot, which is `expected` or has no rule."""
     token, label = np.int64(rows.tokens[row, t]), np.int64(rows.labels[row, t])
     if label < 0 or label >= vocab_size:
         _note(found, 5, row, t, label)
-    if next_token:
-        if label != (np.int64(rows.tokens[row, t + 1]) if t < end - 1 else pad):
+    if expected != _NO_RULE:
+        if label != expected:
             _note(found, 7, row, t, label)
     elif token != label and rows.loss_mask[row, t] == 0:
         _note(found, 8, row, t, token)
@@ -232,7 +234,10 @@ def _check_slots(rows, segments, pad, vocab_size, found):
                     if loss_mask[r, t] != (1 if trained else 0):
                         _note(found, 6, r, t, np.int64(loss_mask[r, t]))
                 if with_labels:
-                    _note_label(rows, r, t, end, next_token, pad, vocab_size, found)
+                    expected = _NO_RULE
+                    if next_token:
+                        expected = np.int64(tokens[r, t + 1]) if t < end - 1 else np.int64(pad)
+                    _note_label(rows, r, t, expected, vocab_size, found)
                 t += 1
 
 
