@@ -3,7 +3,6 @@
 A media span has the slots of a picture, a sound or a film. Only the trainer has the pixels.
 
 ```
-recipe      specials.media = {image = ["<begin>", "<slot>", "<end>"]}
 record      {"text": "A cat.", "media": [{"at": 2, "tokens": 3, "ref": "cat.jpg", "kind": "image"}]}
 recipe      specials.media = {image = ["<begin>", "<slot>", "<end>"]}
 ids         A ·  <begin> <slot> <slot> <slot> <end>  cat .
