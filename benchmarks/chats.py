@@ -508,6 +508,18 @@ def template_files(paths: Sequence[Path]) -> list[Path]:
     ]
 
 
+def template_parser(description: str | None, count: int) -> argparse.ArgumentParser:
+    """Return a parser of the options that all judges of templates have."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("templates", nargs="+", type=Path, metavar="FOLDER or FILE.jinja")
+    parser.add_argument("--count", type=int, default=count)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--show", type=int, default=0, help="differences shown of each template")
+    return parser
+
+
 def print_head(width: int, columns: Sequence[str]) -> None:
     """Print the names of the columns, after a first column of `width` characters."""
     print(
@@ -527,14 +539,7 @@ def print_found(name: str, columns: Sequence[str], found: Found, show: int) -> N
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("templates", nargs="+", type=Path, metavar="FOLDER or FILE.jinja")
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--show", type=int, default=0, help="so many differences of each template")
-    options = parser.parse_args(arguments)
+    options = template_parser(__doc__, count=500).parse_args(arguments)
     files = template_files(options.templates)
     records = list(conversations(options.count, options.seed))
     width = max(len(file.stem) for file in files)

@@ -23,7 +23,6 @@ first    tokens that stay untrained because they are first in a chunk, where not
 Exit status 1 if anything differs, or if more than 1 % are rejected that the template takes.
 """
 
-import argparse
 import os
 import re
 import sys
@@ -368,14 +367,8 @@ COLUMNS = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("templates", nargs="+", type=Path, metavar="FOLDER or FILE.jinja")
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = chats.template_parser(__doc__, count=200)
     parser.add_argument("--seq-length", type=int, default=SEQ_LENGTH, help="of the short rows")
-    parser.add_argument("--show", type=int, default=0, help="differences shown of each template")
     options = parser.parse_args(arguments)
     files = chats.template_files(options.templates)
     records = list(conversations(options.count, options.seed))

@@ -23,7 +23,6 @@ A conversation may count under `space`, `prompt` and `next role` at once. Exit s
 differences in the last two columns.
 """
 
-import argparse
 import contextlib
 import re
 import sys
@@ -253,13 +252,7 @@ COLUMNS = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("templates", nargs="+", type=Path, metavar="FOLDER or FILE.jinja")
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--show", type=int, default=0, help="differences shown of each template")
+    parser = chats.template_parser(__doc__, count=200)
     options = parser.parse_args(arguments)
     files = [file for file in chats.template_files(options.templates) if file.stem in FAMILIES]
     records = list(conversations(options.count, options.seed))

@@ -27,10 +27,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packprep.dataset.boundaries import offsets_of
+from packprep.forking import lazy
 from packprep.format.tokenizer_json import byte_characters
 from packprep.tokenizer.engines.engine import Engine, any_of
+from packprep.tokenizer.engines.reference import ReferenceEngine
 from packprep.tokenizer.engines.shapes import SPACE
 from packprep.tokenizer.file import added_tokens, parse_tokenizer_json, steps_of
+from packprep.tokenizer.roles import Vocabulary
 
 Encoded = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Ids, offsets and characters as in `Engine.encode_with_characters`."""
@@ -164,6 +167,41 @@ def _added_space(parsed: Mapping[str, Any]) -> str | None:
             scheme = step.get("prepend_scheme") if step.get("replacement") == SPACE else None
             return {"never": NOWHERE, "first": AT_TEXT_START}.get(str(scheme))
     return NOWHERE
+
+
+class CharactersFromBytes:
+    """An engine whose library does not report the characters of tokens.
+
+    A subclass has the attributes below, and the method `own_characters`.
+    """
+
+    _vocabulary: Vocabulary
+    _special_text: str
+    reference: ReferenceEngine
+
+    def encode_with_characters(
+        self, texts: Sequence[str], chat: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Encode texts into ids, offsets and characters, as in `Engine.encode_with_characters`."""
+        if not self._tells_characters:
+            return self.reference.encode_with_characters(texts, chat)
+        return self.own_characters(texts, chat)
+
+    @lazy
+    def _tells_characters(self) -> bool:
+        """Return whether characters that are computed from bytes passed their proof."""
+        from packprep.tokenizer.proof import characters_are_proven
+
+        return characters_are_proven(self, self._special_text, self._vocabulary)
+
+    @lazy
+    def _byte_tokens(self) -> "ByteTokens | None":
+        """Return the bytes of all tokens, or None if characters do not follow from them."""
+        return byte_tokens_of(self._vocabulary.tokenizer_json, self.reference.vocabulary())
+
+    def own_characters(self, texts: Sequence[str], chat: bool) -> Encoded:
+        """Return ids, offsets and characters from the bytes of tokens."""
+        raise NotImplementedError
 
 
 class ByteTokens:

@@ -14,7 +14,7 @@ import numpy as np
 from packprep.cache import remembered
 from packprep.dataset.boundaries import offsets_of
 from packprep.forking import lazy
-from packprep.tokenizer.engines.byte_tokens import ByteTokens, byte_tokens_of
+from packprep.tokenizer.engines.byte_tokens import CharactersFromBytes
 from packprep.tokenizer.engines.engine import (
     EngineRefusal,
     cannot_load,
@@ -40,7 +40,7 @@ NAME = "fastokens"
 _ONE_THREAD = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
 
 
-class FastEngine:
+class FastEngine(CharactersFromBytes):
     """The engine `fastokens` with one thread, because packprep scales with processes.
 
     The library does not report the characters of its tokens. They follow from the bytes of the
@@ -103,26 +103,6 @@ class FastEngine:
         return np.concatenate(documents), offsets_of(
             np.array([len(ids) for ids in documents], np.int64)
         )
-
-    def encode_with_characters(
-        self, texts: Sequence[str], chat: bool
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Encode texts into ids, offsets and characters, as in `Engine.encode_with_characters`."""
-        if not self._tells_characters:
-            return self.reference.encode_with_characters(texts, chat)
-        return self.own_characters(texts, chat)
-
-    @lazy
-    def _tells_characters(self) -> bool:
-        """Return whether characters that are computed from bytes passed their proof."""
-        from packprep.tokenizer.proof import characters_are_proven
-
-        return characters_are_proven(self, self._special_text, self._vocabulary)
-
-    @lazy
-    def _byte_tokens(self) -> ByteTokens | None:
-        """Return the bytes of all tokens, or None if characters do not follow from them."""
-        return byte_tokens_of(self._vocabulary.tokenizer_json, self.reference.vocabulary())
 
     @lazy
     def _for_chat(self) -> Any:

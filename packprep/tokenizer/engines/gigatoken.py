@@ -11,8 +11,7 @@ import numpy as np
 
 from packprep.cache import remembered
 from packprep.dataset.boundaries import offsets_of
-from packprep.forking import lazy
-from packprep.tokenizer.engines.byte_tokens import ByteTokens, byte_tokens_of
+from packprep.tokenizer.engines.byte_tokens import CharactersFromBytes
 from packprep.tokenizer.engines.engine import EngineRefusal, cannot_load, installed_version
 from packprep.tokenizer.engines.reference import ReferenceEngine, plain_of
 from packprep.tokenizer.engines.shapes import not_sentencepiece_bpe
@@ -28,7 +27,7 @@ for random letters.
 """
 
 
-class GigatokenEngine:
+class GigatokenEngine(CharactersFromBytes):
     """The engine `gigatoken`.
 
     The library does not report the characters of its tokens. They follow from the bytes of the
@@ -78,26 +77,6 @@ class GigatokenEngine:
         self._ids += sum(map(len, found))
         ids = np.concatenate(found).view(np.int32) if found else np.zeros(0, np.int32)
         return ids, offsets_of(np.array([len(own) for own in found], np.int64))
-
-    def encode_with_characters(
-        self, texts: Sequence[str], chat: bool
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Encode texts into ids, offsets and characters, as in `Engine.encode_with_characters`."""
-        if not self._tells_characters:
-            return self.reference.encode_with_characters(texts, chat)
-        return self.own_characters(texts, chat)
-
-    @lazy
-    def _tells_characters(self) -> bool:
-        """Return whether characters that are computed from bytes passed their proof."""
-        from packprep.tokenizer.proof import characters_are_proven
-
-        return characters_are_proven(self, self._special_text, self._vocabulary)
-
-    @lazy
-    def _byte_tokens(self) -> ByteTokens | None:
-        """Return the bytes of all tokens, or None if characters do not follow from them."""
-        return byte_tokens_of(self._vocabulary.tokenizer_json, self.reference.vocabulary())
 
     def can_tell_characters(self) -> bool:
         """Return whether characters can be computed from the bytes of tokens."""
