@@ -3,15 +3,16 @@
 Each module is imported only on demand.
 
 ```
-torch.py ──────────── loader, iterable, Rows, BatchSampler        batches as tensors, with and without worker processes
-torch_attention.py ── SDPA, FlexAttention, varlen                 masks and keyword arguments from a batch
-torch_loss.py ─────── masked_loss                                 the loss that packprep's labels are made for
-huggingface.py ────── Collator, model_inputs, check_tokenizer     Transformers models and their Trainer
-tokenizer_match.py ── check_tokenizer                             the same without torch
-megatron.py ───────── GPTRows, packed_seq_params, torchtitan      Megatron-LM, and torchtitan up to 0.3.0
-torchtitan.py ─────── source, processor, collator                 torchtitan's main branch
-remote.py ─────────── open_remote                                 datasets at a URL, through a local cache
-jax/ ──── loader, splash_attention, dense_mask, masked_loss       JAX, MaxText, Levanter, TransformerEngine, Grain
+torch.py             loader, iterable, Rows, BatchSampler: batches as tensors
+torch_attention.py   SDPA, FlexAttention and varlen: masks and keyword arguments from a batch
+torch_loss.py        masked_loss, the loss that packprep's labels are made for
+huggingface.py       Collator, model_inputs, check_tokenizer for Transformers and its Trainer
+tokenizer_match.py   check_tokenizer without torch
+megatron.py          GPTRows and packed_seq_params for Megatron-LM, torchtitan up to 0.3.0
+torchtitan.py        source, processor, collator for torchtitan's main branch
+remote.py            open_remote: datasets at a URL, through a local cache
+jax/                 loader, splash_attention, dense_mask, masked_loss for JAX, MaxText,
+                     Levanter, TransformerEngine and Grain
 ```
 The rest of packprep imports nothing from here. The adapters import only from `packprep.dataset` and
 `packprep.format`; remote.py and tokenizer_match.py also import `packprep.storage`. This file has

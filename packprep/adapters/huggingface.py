@@ -1,15 +1,16 @@
 """Prepare batches for Transformers models and their Trainer, with pre-shifted labels and masks.
 
-    Trainer(model, train_dataset=Rows(dir), data_collator=Collator(dir, model), …)   Rows of adapters.torch
-    model(**model_inputs(batch, dir, model))                                         a batch of torch.loader
-    check_tokenizer(dir, tokenizer)                                                  whether ids mean the same
+    Trainer(model, train_dataset=Rows(dir), data_collator=Collator(dir, model), …)
+    model(**model_inputs(batch, dir, model))
+    check_tokenizer(dir, tokenizer)
 
-A causal model of Transformers shifts `labels`. packprep's labels are already shifted, so they are
-passed as `shift_labels`, which such a model uses unchanged:
+`Rows` and the batches come from `adapters.torch`. `check_tokenizer` tells whether ids mean the
+same. A causal model of Transformers shifts `labels`. packprep's labels are already shifted, so they
+are passed as `shift_labels`, which such a model uses unchanged:
 
-    tokens                  a   b   c | d   e   f          two segments
-    shift_labels            b   c   . | e   f   .          . is -100
-    labels                  .   b   c | .   e   f          the same targets where the model's own shift finds them
+    tokens                  a   b   c | d   e   f     two segments
+    shift_labels            b   c   . | e   f   .     . is -100
+    labels                  .   b   c | .   e   f     the same targets for the model's own shift
 
 Both are given, because a model computes a loss only if `labels` is present. If a task predicts the
 same position, which a shift cannot express, `labels` is -100 everywhere.

@@ -1,6 +1,6 @@
 """Read rows with Megatron-LM and torchtitan.
 
-    GPTRows(dir) ────────── a map-style dataset with GPTDataset's keys, and the boundaries of its segments
+    GPTRows(dir) ────────── a map-style dataset with GPTDataset's keys, and segment boundaries
     packed_seq_params(…) ── what PackedSeqParams is made of, from a batch of such rows
     alignment_factor(…) ─── the pad_seq_to_mult that a parallel layout needs
     torchtitan(dir, …) ──── ({input, positions}, labels) with -100 where nothing is trained
@@ -73,7 +73,7 @@ def _causal(dataset: Dataset | Mixture, prefix_bidirectional: bool) -> None:
 class GPTRows(TorchDataset):
     """A map-style dataset of rows with the keys of Megatron-core's GPTDataset.
 
-        tokens labels position_ids   int64[T]     loss_mask    float32[T], at the predicting slot; loss_weights inside
+        tokens labels position_ids   int64[T]     loss_mask    float32[T], with loss_weights
         cu_seqlens   int32[max_segments + 2]      max_seqlen   int32[]
 
     cu_seqlens are physical. A gap of pad_seq_to_mult counts as the last slots of its segment, which

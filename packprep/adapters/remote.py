@@ -2,7 +2,7 @@
 
 Each shard is fetched when it is first read.
 
-    open_remote("s3://bucket/packed", cache="/local/ssd") ─► Dataset, whose shards are files of the cache
+    open_remote("s3://bucket/packed", cache="/local/ssd") ─► Dataset with shards in the cache
 
 A cached shard is named by its digest and is checked against it after the download. So datasets may
 share a cache, and every file in it is complete.
@@ -68,7 +68,7 @@ class ShardCache:
     ```
     shards/DIGEST       a whole shard, checked
     arriving/DIGEST     one that is being fetched, or whose fetching was killed
-    locks/00 … ff       held while a shard is fetched, by the first byte of its digest: it is fetched once
+    locks/00 … ff       held while a shard is fetched, by the first byte of its digest
     removing            shared while a shard is opened, alone while shards are removed
     ```
     The least recently opened shards are removed first. A mapped shard stays readable after its

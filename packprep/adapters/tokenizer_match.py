@@ -1,12 +1,12 @@
 """Check whether a trainer's tokenizer is the one that made a dataset's ids.
 
-    check_tokenizer("packed", "model/")        nothing, or TokenizerMismatch that names the first id or text
+    check_tokenizer("packed", "model/")    raises TokenizerMismatch with the first id or text
 
 Equal files have equal digests. Other tokenizers are compared by their behavior: the id of each
 token, and the ids of 1000 texts. The texts depend only on the dataset's tokens and on the table
 below:
 
-    text k   pieces of PIECES and any characters, then the texts of the tokens k, k + 1000, k + 2000, …
+    text k   PIECES and any characters, then the texts of tokens k, k + 1000, k + 2000, …
 """
 
 import json

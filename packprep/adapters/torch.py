@@ -1,7 +1,7 @@
 """Read a dataset as batches of torch tensors, in this process or in DataLoader's workers.
 
-    loader(dir, batch_size, …) ── iterator of batches with an exact state; num_workers = 0 is the fast default
-    iterable(dir, …) ──────────── IterableDataset of the same batches, for DataLoader(…, batch_size=None)
+    loader(dir, batch_size, …) ── iterator of batches with an exact state; num_workers = 0 is fast
+    iterable(dir, …) ──────────── IterableDataset of batches, for DataLoader(…, batch_size=None)
     Rows(dir) ─────────────────── map-style dataset of rows, for DataLoader with a sampler
     BatchSampler(rows, …) ─────── packprep's order over ranks for such a DataLoader
 
@@ -485,8 +485,8 @@ def loader(
 
     layout "bshd": [batch_size, T] each
 
-        tokens labels position_ids   int64     loss_mask      bool: cross_entropy(logits[t], labels[t]) where it is True
-        segment_ids prefix_ends      int32     loss_weights   float32, where a task predicts in place or documents give weights
+        tokens labels position_ids   int64     loss_mask      bool: where labels[t] counts
+        segment_ids prefix_ends      int32     loss_weights   float32, if losses have weights
         n_trained, loss_weight_sum   int, float: the sums that a loss over all ranks is divided by
 
     layout "thd": the same as one row, [1, slots], with cu_seqlens int32[segments + 1] and the int

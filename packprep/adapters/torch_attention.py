@@ -5,8 +5,9 @@ or as two ranges under block diffusion.
 
     rule             keys of query q, which lies in a segment [begin, end)
     causal           [begin, q + 1)
-    prefix           [begin, max(q + 1, prefix_ends[q]))              prefix = the whole segment: both ways everywhere
-    block diffusion  q in x_t: its own block, and x_0 before that block;   q in x_0: x_0 up to the end of its block
+    prefix           [begin, max(q + 1, prefix_ends[q])), bidirectional if the prefix is all of it
+    block diffusion  q in x_t: its own block, and x_0 before that block
+                     q in x_0: x_0 up to the end of its block
 
 Each run of padding is a causal segment, so that every query has a key. Ranges are exact, so a mask
 compares one slot index with two or four bounds and never reads a key's segment.

@@ -10,7 +10,7 @@ positions, which restart at 0 in each segment, and attends causally inside. A da
 patterns is refused by the tasks' names unless it is read causally. torchtitan's releases up to
 0.3.0 have no such pipeline; use `packprep.adapters.megatron.torchtitan` with them.
 
-    source     row i → {"input_ids", "labels", "positions"}: int64[seq_length] each, labels -100 where nothing is trained
+    source     row i → {"input_ids", "labels", "positions"}: int64[seq_length], untrained -100
     processor  that → torchtitan's TextSequence
     collator   as many rows as a token batch holds, one behind the other: its TextCollator takes one
 """

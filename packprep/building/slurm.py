@@ -422,7 +422,8 @@ packprep() {
 """ % shlex.quote(sys.executable)  # noqa: UP031  (braces are the shell's)
 
 _REQUEUE = """\
-# 75: stopped by a signal at a safe point, so it is queued again; not where the job was cancelled and is no longer running.
+# 75: stopped by a signal at a safe point, so it is queued again; not where the job was cancelled \
+and is no longer running.
 if [ "$status" = 75 ] && [ "$(squeue --noheader --jobs="$job" --format=%T)" = RUNNING ]; then
   scontrol requeue "$job"
 fi

@@ -1,7 +1,7 @@
 """Resolve token stores in recipes: recipes that make a store, and sources that are read from one.
 
     recipe ─ of_store ─► the recipe of a store: each document once
-    a source with format = "store" ─ in_stores ─► the source that the store was made of, its files, and where the store is
+    a source with format = "store" ─ in_stores ─► the store's source, its files and its place
 
 A dataset that is built from a store therefore has the same recipe, files and fingerprint as one
 that is built from the text.

@@ -3,7 +3,7 @@
 Each export is an entry of EXPORTS and a file `packprep/exporting/NAME.py`.
 
 ```
-check ─► write ─► located ─► said        what cannot be exported so; the files; where they lie, and how to use them
+check ─► write ─► located ─► said    refusals; files; their places, and how to use them
 ```
 """
 

@@ -1,6 +1,6 @@
 """Export a published dataset to a folder in another tool's format.
 
-    empty ─► .export-begun.json ─► files, each whole or not at all ─► .export.json, and the note goes
+    empty ─► .export-begun.json ─► files, each written atomically ─► .export.json only
 
 Both notes name the dataset and the form, so that a folder contains only one export. The same
 command resumes an interrupted export. A shard is compared with its digest before anything is read

@@ -1,14 +1,14 @@
 """Export a dataset in the format of Hugging Face `datasets`, for `load_from_disk`.
 
-    data-NNNNN-of-NNNNN.arrow   rows in order, in Arrow's streaming format, uncompressed to be mapped
+    data-NNNNN-of-NNNNN.arrow   rows in order, in Arrow's streaming format, uncompressed
     README.md                   the data card, and what the columns are
     dataset_info.json           the features
     state.json                  the list of files, and the fingerprint
 
 state.json is written last, because a folder without it cannot be loaded. The folder matches the
-output of `save_to_disk`. It has only the columns that the trainer named by `--trainer` reads, because
-trainers do not ignore additional columns. LLaMA-Factory makes tensors of all columns. Axolotl prefers an
-attention_mask to position_ids, and packs rows again if they have a length.
+output of `save_to_disk`. It has only the columns that the trainer named by `--trainer` reads,
+because trainers do not ignore additional columns. LLaMA-Factory makes tensors of all columns.
+Axolotl prefers an attention_mask to position_ids, and packs rows again if they have a length.
 """
 
 from collections.abc import Mapping, Sequence
@@ -97,7 +97,8 @@ _HOLDS = {
 _FILLED = {"labels": IGNORE_INDEX, "position_ids": 0, "attention_mask": 0}
 _SCALARS = ("length", "lengths")
 _USE = """\
-This folder is an export of it as a Hugging Face dataset, a row for each row; packprep does not read it.
+This folder is an export of it as a Hugging Face dataset, a row for each row; packprep does not \
+read it.
 
 ```python
 from datasets import load_from_disk

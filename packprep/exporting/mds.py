@@ -2,8 +2,8 @@
 
 Each row is a sample with the loader's columns.
 
-    shard.NNNNN.mds   u32 samples   u32[samples + 1] first byte of each, and the end   JSON of the columns   the samples
-    index.json        the files, with their samples, bytes and xxh3-128; the last, since no folder is read without it
+    shard.NNNNN.mds   u32 samples   u32[samples + 1] first bytes   JSON of the columns   samples
+    index.json        the files, with their samples, bytes and xxh3-128, written last
 
 All numbers are little-endian. Each column is an array of one dtype and shape, which the JSON gives.
 So a sample is the concatenated bytes of its columns, in order of their names. The format follows

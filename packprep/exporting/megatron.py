@@ -9,7 +9,8 @@ Text that the recipe truncated or dropped is not in the dataset.
 PREFIX.bin contains only tokens, and PREFIX.idx the offset of each document.
 
     .idx   MMIDIDX\\0\\0   u64 version 1   u8 dtype   u64 sequences   u64 documents + 1
-           i32[sequences] tokens of each   i64[sequences] first byte of each in .bin   i64[documents + 1] first sequence
+           i32[sequences] tokens of each   i64[sequences] first byte of each in .bin
+           i64[documents + 1] first sequence of each
 
 All numbers are little-endian. The format follows `megatron.core.datasets.indexed_dataset`
 (megatron-core 0.16), whose `DType` gives each dtype a number and uses uint16 below 65 500 ids. A

@@ -147,8 +147,8 @@ MARKS = (
 )
 WORDS = (
     "the", "Hello", "WORLD", "don", "naïve", "straße", "ÉCOLE", "привет", "Ελλάδα", "שלום", "مرحبا",
-    "नमस्ते", "你好", "こんにちは", "カタカナ", "한국어", "ไทย", "x86", "iPhone15Pro", "snake_case", "camelCase",
-    "__init__",
+    "नमस्ते", "你好", "こんにちは", "カタカナ", "한국어", "ไทย",
+    "x86", "iPhone15Pro", "snake_case", "camelCase", "__init__",
 )  # fmt: skip
 DIGITS = (
     "0",

@@ -1,8 +1,8 @@
 """Read a dataset in JAX: global arrays of fixed shapes, and attention that separates segments.
 
 ```
-loader ──► Loader ──► batch: name → jax.Array [B, T] ──► dense_mask or splash_attention ──► masked_loss
-           loading.py                                    attention.py                       loading.py
+loader ──► Loader ──► batch: name → jax.Array [B, T] ──► attention mask ──► masked_loss
+           loading.py                                    attention.py       loading.py
 ```
 grain_source.py gives the same rows as a Grain dataset. Import it explicitly, since it needs Grain.
 """

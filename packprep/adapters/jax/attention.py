@@ -8,7 +8,7 @@ It covers causal attention (prefix 0), prefix LM, and bidirectional attention (p
 segment). Since k ≤ q is the same as k < q + 1, a slot attends to the keys of its segment below one
 number, its reach:
 
-    slot          0  1  2  3  4  5  6        a prefix of 2 in segment 1, segment 2 causal, padding at 6
+    slot          0  1  2  3  4  5  6    segment 1 has a prefix of 2, segment 2 is causal
     segment_ids   1  1  1  1  2  2  0
     prefix_ends   2  2  2  2  4  4  0
     reach         2  2  3  4  5  6  7        max(q + 1, prefix_ends[q])

@@ -205,11 +205,11 @@ def loader(
 
         tokens labels segment_ids position_ids   int32[batch_size, T]
         loss_mask                                bool[batch_size, T]
-        loss_weights                             float32[batch_size, T], where a task predicts in place or documents give weights
+        loss_weights                             float32[batch_size, T], if losses have weights
         prefix_ends                              int32[batch_size, T], unless attention is "causal"
-        block_lengths                            int32[batch_size, T], with "dense" where a task is block diffusion: 0
+        block_lengths                            int32[batch_size, T], for block diffusion: 0
                                                  outside of it, and prefix_ends is −1 inside
-        cu_seqlens cu_seqlens_padded offsets     int32[batch_size, max_segments + 1], with max_segments
+        cu_seqlens cu_seqlens_padded offsets     int32[batch_size, max_segments + 1]
         seqlens                                  int32[batch_size, max_segments], with max_segments
 
     `seqlens` (by segment id, filled with 0) and `offsets` (filled with −1) follow

@@ -3,7 +3,7 @@
 A row has the same content as in `inspect --row`.
 
 ```
-row_with ─► parts as pieces ─┬─► tokens: {t: texts, f: flags, i: ids}, the middle of a long part left out
+row_with ─► parts as pieces ─┬─► tokens: {t: texts, f: flags, i: ids}, without a long middle
 restore, labels ─► originals ┘
 ```
 All characters of a text are made visible, as in a terminal. A flag is a digit of base 32, the sum

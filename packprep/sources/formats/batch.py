@@ -5,7 +5,7 @@ A format takes a work range of a file and yields batches of documents in columns
 `Choice` selects a fraction f of a split's documents. The selection is even across lengths, and each
 document has the same probability.
 
-    size        0     1    2…3   4…7   8…15  …      stored bytes (line, text) or tokens; of messages, how many
+    size        0     1    2…3   4…7   8…15  …      stored bytes or tokens, or messages
     class       0     1     2     3     4    …      bits of the size
     taken       iff ⌊(j + 1) · f + u⌋ > ⌊j · f + u⌋, for the j-th document of its class in the piece
 

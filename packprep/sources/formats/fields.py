@@ -3,7 +3,7 @@
 A layout is a form of conversations, or of prompts and answers. A record may also have none.
 
 ```
-{"text": …}                                     a text: all else says nothing, except loss_spans, weight and messages
+{"text": …}                                     a text, with loss_spans, weight and messages
 {"messages": […], "tools": […]}                 messages
 {"conversations": [{"from": …, "value": …}]}    sharegpt
 {"prompt": …, "completion": …}                  prompt_completion
