@@ -28,8 +28,7 @@ from packprep.building import commit, distributed, planning, run
 from packprep.building.plan import open_plan, stored_plan, stored_plan_and_digest
 from packprep.building.plan_form import LATER
 from packprep.dataset.manifest import read_manifest
-from packprep.documents import calibration
-from packprep.documents import sample as sampling
+from packprep.documents import calibration, sample
 from packprep.documents.sample import Looked
 from packprep.format.digests import own_digest
 from packprep.format.json_files import as_stored, encode, receipt_name, shard_name
@@ -63,12 +62,11 @@ def listing(count: int, file_bytes: int, ending: str) -> Callable[..., tuple[str
     return find
 
 
-def looks(source: Any, pieces: np.ndarray, *_: Any) -> Looked:
+def looks(files: sample.Sampling, *_: Any, **options: Any) -> Looked:
     """In place of what calibration looks at in files."""
-    held, sizes = (
-        sampling.held_by(source, pieces),
-        np.array([len(text.encode()) for text in TEXTS], np.int64),
-    )
+    source = files.source
+    held = sample.held_by(source, files.pieces)
+    sizes = np.array([len(text.encode()) for text in TEXTS], np.int64)
     text_bytes = held * (1 if source.formats[0] == ("jsonl", "") else 3)
     return Looked(
         held, text_bytes, 0.0, sizes, sizes / 4, np.full(len(sizes), text_bytes / sizes.sum())
