@@ -35,14 +35,17 @@ class Boundary(NamedTuple):
 class Markup(NamedTuple):
     """The texts that a template writes around messages.
 
-    ends    role → the texts after the last string of its message: after a content, after a call
-    heads   role → the text before the first string of its message
-    prompt  the generation prompt, "" for a template without one
+    Attributes:
+        ends: Role → the texts after the last string of its message: after a content, after a call.
+        heads: Role → the text before the first string of its message.
+        prompt: The generation prompt, or "" for a template without one.
+        last_ends: The texts after the last string of an assistant's message that ends the text.
     """
 
     ends: Mapping[str, Sequence[str]]
     heads: Mapping[str, str]
     prompt: str
+    last_ends: Sequence[str] = ()
 
     def boundary(self, literal: str, before: str, role: str) -> Boundary | None:
         """Return where a message begins, or None where this text does not show it.
@@ -57,27 +60,57 @@ class Markup(NamedTuple):
         if not ends:
             return None
         if role == "assistant":
-            return self._boundary_of_answer(literal, ends[0], before)
+            return self._boundary_of_answer(literal, ends, before)
         head = self.heads.get(role, "")
-        # More text may stand before the end of a message, such as the end of a call.
-        is_between = any(literal == end + head for end in ends) or (
-            ends[0].strip() and literal.endswith(ends[0] + head)
-        )
-        return Boundary(len(literal) - len(head), None) if head.strip() and is_between else None
+        if not head.strip() or not literal.endswith(head):
+            return None
+        begin = len(literal) - len(head)
+        return Boundary(begin, None) if _is_end(literal[:begin], ends) else None
 
-    def _boundary_of_answer(self, literal: str, end: str, before: str) -> Boundary | None:
+    def _boundary_of_answer(
+        self, literal: str, ends: Sequence[str], before: str
+    ) -> Boundary | None:
         """Return where an assistant's message begins, which may open with more than the prompt."""
+        if before == "assistant":
+            return None  # Some templates write no generation prompt after an answer.
         if not self.prompt:
-            is_between = end.strip() and literal == end + self.heads.get("assistant", "")
-            return Boundary(len(end), len(end)) if is_between else None
+            head = self.heads.get("assistant", "")
+            end = literal.removesuffix(head)
+            is_question_end = literal.endswith(head) and end.strip() and end in ends
+            return Boundary(len(end), len(end)) if is_question_end else None
         tag = FIRST_TAG.match(self.prompt)
-        if tag is None or literal.count(end + tag[0]) != 1:
+        if tag is None or literal.count(tag[0]) != 1:
             return None
-        if before == "assistant" and not end.strip():
-            return None
-        begin = literal.index(end + tag[0]) + len(end)
+        begin = literal.index(tag[0])
         count = shared_start(self.prompt, literal[begin:])
-        return None if count is None else Boundary(begin, begin + count)
+        if count is None or not _is_end(literal[:begin], ends):
+            return None
+        return Boundary(begin, begin + count)
+
+    def ends_answer(self, literal: str) -> bool:
+        """Return whether a text after the last string ends an assistant's message, and no more."""
+        return _is_end(literal, self.last_ends)
+
+    def asks(self, text: str, before: str) -> bool:
+        """Return whether a text with a generation prompt ends as this markup says.
+
+        Args:
+            text: The template's text of some messages, with the generation prompt.
+            before: Role of the last message.
+        """
+        shown = [end + self.prompt for end in self.ends.get(before, ())]
+        return any(end.strip() and text.endswith(end) for end in shown)
+
+
+def _is_end(literal: str, ends: Sequence[str]) -> bool:
+    """Return whether a text ends a message, and holds nothing after it.
+
+    Only the rest of a call may stand before the end. An inserted message would have an end of its
+    own.
+    """
+    return literal in ends or any(
+        end.strip() and literal.endswith(end) and literal.count(end.strip()) == 1 for end in ends
+    )
 
 
 def shared_start(prompt: str, written: str) -> int | None:

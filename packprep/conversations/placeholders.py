@@ -506,11 +506,29 @@ class Placeholders:
 
         The result is None where the template's markup does not show it.
         """
-        found = self._by_markup(k)
+        gap, owners, is_answer = self._gap[k], self._owner, self._roles[k] == "assistant"
+        # An answer's opening needs no string after it, and the next message's head none before it.
+        is_shown = (
+            gap > 0 and owners[gap - 1] == k - 1
+            if is_answer
+            else gap < len(owners) and owners[gap] == k
+        )
+        if self._markup is None or not k or not is_shown:
+            return None
+        begin, roles = self._starts[gap], self._roles[k - 1 : k + 1]
+        found = self._markup.boundary(self._literals[gap], *roles)
         if found is None:
             return None
-        start = self._starts[self._gap[k]]
-        return Boundary(start + found.begin, None if found.answer is None else start + found.answer)
+        return Boundary(begin + found.begin, None if found.answer is None else begin + found.answer)
+
+    def shows(self, k: int) -> bool:
+        """Return whether the last string of the text is one of message k."""
+        return bool(self._owner) and self._owner[-1] == k
+
+    @property
+    def last_literal(self) -> str:
+        """Return the template's text after the last string."""
+        return self._literals[-1]
 
     def shown_boundary(self, k: int) -> "ShownBoundary | None":
         """Return where message k begins by renderings, or None where it is not certain."""
@@ -531,21 +549,6 @@ class Placeholders:
             self._asks_after(k) if is_answer else None,
         )
 
-    def _by_markup(self, k: int) -> Boundary | None:
-        """Return where message k begins in the literal before its first string."""
-        if self._markup is None or not k:
-            return None
-        gap, owners, is_answer = self._gap[k], self._owner, self._roles[k] == "assistant"
-        # An answer's opening needs no string after it, and the next message's head none before it.
-        is_shown = (
-            gap > 0 and owners[gap - 1] == k - 1
-            if is_answer
-            else gap < len(owners) and owners[gap] == k
-        )
-        if not is_shown:
-            return None
-        return self._markup.boundary(self._literals[gap], self._roles[k - 1], self._roles[k])
-
     def _is_between(self, k: int) -> bool:
         """Return whether one literal separates the strings of message k from those before it."""
         gap, owners = self._gap[k], self._owner
@@ -554,8 +557,6 @@ class Placeholders:
     def _places(self, k: int) -> _Places:
         """Return where message k and its trained characters begin."""
         gap = self._gap[k]
-        if (boundary := self._by_markup(k)) is not None:
-            return _Places(gap, *boundary)
         if not self._is_between(k):
             return self._looked_up(k)
         # The same text between two placeholders is analysed once, so that a long conversation is
@@ -709,6 +710,7 @@ def find_markup(render: Render, source: str) -> Markup | None:
     prompts: list[str | None] = []
     ends: dict[str, list[str]] = {}
     heads: dict[str, str] = {}
+    last_ends: list[str] = []
     shown: list[ShownBoundary] = []
     for messages in _MADE_UP:
         made_up = Placeholders(render, messages, marks, [True] * len(messages))
@@ -720,6 +722,8 @@ def find_markup(render: Render, source: str) -> Markup | None:
             continue  # such as a template that does not write calls
         asked = {boundary.asks for boundary in boundaries if boundary and boundary.asks is not None}
         prompts.append("" if asked == {""} else made_up.asks or None)
+        if messages[-1]["role"] == "assistant":
+            last_ends.append(made_up.last_literal)
         for boundary in filter(None, boundaries):
             shown.append(boundary)
             literal, begin = boundary.literal, boundary.boundary.begin
@@ -728,7 +732,7 @@ def find_markup(render: Render, source: str) -> Markup | None:
             heads.setdefault(boundary.role, literal[begin:])
     if not prompts or prompts[0] is None:
         return None
-    markup = Markup(ends, heads, prompts[0])
+    markup = Markup(ends, heads, prompts[0], last_ends)
     wrong = {
         boundary.before
         for boundary in shown

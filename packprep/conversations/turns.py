@@ -46,8 +46,8 @@ from packprep.conversations.placeholders import (
 from packprep.recipe import DocumentKeys
 
 MOST_BY_PREFIXES = 128
-"""The most messages of a conversation whose prefixes are all rendered where placeholders leave the
-start of a message uncertain."""
+"""The most messages of a conversation whose prefixes are all rendered first. Placeholders need
+fewer renderings for longer conversations."""
 _ADVICE = "; a template with {% generation %} blocks would say itself what is trained"
 
 # `ChatTemplate.render` with a template, tools and variables
@@ -244,6 +244,8 @@ def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[
 
     The result is None where `_found` is needed.
     """
+    from packprep.conversations.template_limits import TemplateLimit
+
     speakers = [k for k, message in enumerate(chat.messages) if message["role"] == "assistant"]
     wanted = [k for k, want in enumerate(chat.wanted) if want]
     if not set(wanted) <= set(speakers):
@@ -252,7 +254,17 @@ def _trained_alone(chat: "_Chat", blocks: list[tuple[int, int]] | None) -> list[
         if len(blocks) != len(speakers):
             return None
         return [(*block, k) for block, k in zip(blocks, speakers, strict=True) if chat.wanted[k]]
-    return _by_markup(chat)
+    if (spans := _by_markup(chat)) is not None:
+        return spans
+    if len(chat.messages) > MOST_BY_PREFIXES:
+        return None
+    try:
+        begins = _Begins(chat.prefixes(), chat.text)
+        return _by_prefixes(begins.prefix, len(chat.messages), chat.text, begins, chat.wanted)
+    except (MemoryError, TemplateLimit):
+        raise
+    except Exception as error:  # A template is code and may raise any error.
+        return _told_by_placeholders(chat, _Told({}, None, error), True).spans
 
 
 def _with_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
@@ -377,13 +389,10 @@ class _Chat:
         """Return what the template writes around messages, or None where that is not certain."""
         variables = self.render.keywords["variables"]  # type: ignore[attr-defined]
         render = partial(self.template.render, variables=variables, go_on=True)
-        markup = self.template.remembered(
+        markup: Markup | None = self.template.remembered(
             ("markup", repr(variables)), partial(find_markup, render, self.template.source)
         )
-        if markup is None or not self.tools:
-            return markup
-        asks = self.remember()("generation prompt", partial(_asks_with_tools, self.render))
-        return markup if asks == markup.prompt else None
+        return markup
 
     def prefixes(self) -> Callable[..., str]:
         """Return a function that renders the first k messages.
@@ -464,7 +473,7 @@ class _Told(NamedTuple):
 
 
 def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
-    """Return the results of placeholders, and of rendering prefixes where these are not enough.
+    """Return the results of rendering prefixes, and of placeholders where prefixes are not enough.
 
     Args:
         chat: The rendered conversation.
@@ -474,22 +483,24 @@ def _told(chat: _Chat, with_spans: bool, others: bool) -> _Told:
     from packprep.conversations.template_limits import TemplateLimit
 
     count = len(chat.messages)
-    try:
-        told = _told_by_placeholders(chat, _Told({}), with_spans)
-    except (TemplateLimit, TemplateRefusal):  # A refusal names a missing free character.
-        told = _Told({})
-    is_complete = len(told.begins) == count - 1 and (told.spans is not None or not with_spans)
-    if is_complete or (told.laid is not None and count > MOST_BY_PREFIXES):
-        return told
-    told = _told_by_prefixes(chat, with_spans and not others)
+    told = (
+        _told_by_prefixes(chat, with_spans and not others)
+        if count <= MOST_BY_PREFIXES
+        else _Told({})
+    )
     needed = with_spans and told.spans is None
-    leads = chat.messages[0]["role"] in SYSTEM
-    if needed or len(told.begins) < count - 1 or (chat.tools and not leads):
+    if (
+        needed
+        or len(told.begins) < count - 1
+        or (chat.tools and chat.messages[0]["role"] not in SYSTEM)
+    ):
         try:
             told = _told_by_placeholders(chat, told, needed)
         except TemplateLimit:
             if needed:
                 raise
+    if told.laid is None and count > MOST_BY_PREFIXES:
+        told = _told_by_prefixes(chat, with_spans and not others)
     return told
 
 
@@ -555,6 +566,36 @@ def _begins(prefix: Callable[..., str], count: int, text: str) -> dict[int, int]
     return begins
 
 
+class _Begins(dict[int, int]):
+    """A mapping from a message's index to its first character, computed on demand.
+
+    Its items are those that `_begins` returns, without messages that begin at the same character
+    as the message before them.
+    """
+
+    def __init__(self, prefix: Callable[..., str], text: str):
+        super().__init__()
+        self.prefix, self._text = prefix, text
+        self._lengths: dict[int, int] = {}
+
+    def __contains__(self, k: object) -> bool:
+        assert isinstance(k, int)
+        if not super().__contains__(k):
+            begin = self._begin(k)
+            if begin > 0 and begin != self._begin(k - 1):
+                self[k] = begin
+        return super().__contains__(k)
+
+    def _begin(self, k: int) -> int:
+        """Return where message k begins, or 0 where it is not certain."""
+        if k not in self._lengths:
+            before = attempted(partial(self.prefix, k)) if k > 0 else None
+            is_told = before is not None and 0 < len(before) < len(self._text)
+            is_told = is_told and self._text.startswith(before or "")
+            self._lengths[k] = len(before or "") if is_told else 0
+        return self._lengths[k]
+
+
 def _by_markup(chat: _Chat) -> list[Span] | None:
     """Return the trained ranges of the wanted messages, which are all an assistant's.
 
@@ -566,17 +607,26 @@ def _by_markup(chat: _Chat) -> list[Span] | None:
         laid = None if chat.markup is None else chat.laid
     except (TemplateLimit, TemplateRefusal):  # Prefixes may still be enough.
         return None
-    spans: list[Span] = []
-    if laid is None:
+    if laid is None or chat.markup is None:
         return None
+    spans: list[Span] = []
+    answers: dict[str, int] = {}  # role before an answer → the last such answer
+    count = len(chat.messages)
     for k in (k for k, want in enumerate(chat.wanted) if want):
         own = laid.boundary_by_markup(k)
-        after = laid.boundary_by_markup(k + 1) if k + 1 < len(chat.messages) else None
-        if own is None or own.answer is None or (after is None and k + 1 < len(chat.messages)):
+        after = laid.boundary_by_markup(k + 1) if k + 1 < count else None
+        is_last = k + 1 == count and laid.shows(k) and chat.markup.ends_answer(laid.last_literal)
+        if own is None or own.answer is None or not (after or is_last):
             return None
+        answers[chat.messages[k - 1]["role"]] = k
         end = len(chat.text) if after is None else after.begin
         if own.answer < end:
             spans.append((own.answer, end, k))
+    # A template may choose its prompt by the conversation, such as by tools or a flag in a content.
+    for before, k in answers.items():
+        asked = attempted(partial(chat.render, chat.messages[:k], prompt=True, go_on=True))
+        if asked is None or not chat.markup.asks(asked, before):
+            return None
     return spans
 
 
@@ -641,15 +691,6 @@ def _laid(chat: _Chat) -> Placeholders | None:
         if attempted(partial(laid.place, chat.text)):
             return laid
     return None
-
-
-def _asks_with_tools(render: Render) -> str | None:
-    """Return the generation prompt after a user's message, or None where it is not certain."""
-    user = [{"role": "user", "content": "x"}]
-    alone, asked = (
-        attempted(partial(render, user, prompt=prompt, go_on=True)) for prompt in (False, True)
-    )
-    return asked.removeprefix(alone) if alone and asked and asked.startswith(alone) else None
 
 
 def _ascending(begins: Mapping[int, int]) -> dict[int, int]:

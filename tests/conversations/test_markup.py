@@ -11,7 +11,7 @@ from packprep.conversations.chat_template import compile_template
 from packprep.conversations.layouts import Dialogue
 from packprep.conversations.markup import Boundary, Markup
 from packprep.conversations.placeholders import find_markup
-from packprep.conversations.turns import NotIncremental, find_turns
+from packprep.conversations.turns import find_turns
 from packprep.recipe import DocumentKeys
 from tests.conversations import chats_made as chats
 
@@ -87,18 +87,83 @@ def test_a_role_after_which_the_prompt_differs_is_left_out():
     assert markup_of(other).ends.keys() == {"user", "assistant", "system"}
 
 
-def test_a_prompt_that_tools_change_is_not_used(monkeypatch):
-    template = "{{ tools | tojson if tools }}" + chats.CHATML.replace(
-        "'<|im_start|>assistant\\n' }}",
-        "'<|im_start|>assistant\\n' + ('<call>' if tools else '') }}",
+INSERTED = "{{- '<|im_start|>system\\nInserted<|im_end|>\\n' }}"
+ANSWER = "<|im_end|>\n"
+
+
+def results_of(template, messages, tools, with_markup):
+    """What is trained, and where messages begin; or the name of the error."""
+    compiled = compile_template(template, "2026-01-01")
+    dialogue = Dialogue(messages, tools, {}, ())
+    with pytest.MonkeyPatch.context() as patch:
+        if not with_markup:
+            patch.setattr(turns._Chat, "markup", None)
+        try:
+            quick = find_turns(compiled, dialogue, {}, DocumentKeys(), with_begins=False)
+            return quick.text, quick.trained, find_turns(compiled, dialogue, {}, DocumentKeys())
+        except Exception as error:
+            return type(error).__name__
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "tools and loop.last",
+        "tools is not none and message.role == 'user' and loop.index0",
+        "messages | length > 6 and message.role == 'user' and loop.index0",
+        "message.name is defined",
+    ],
+)
+def test_a_message_that_the_template_inserts_is_not_trained(condition):
+    template = chats.CHATML.replace(
+        "{% for message in messages %}\n",
+        "{% for message in messages %}\n{%- if " + condition + " %}" + INSERTED + "{% endif %}\n",
     )
-    compiled = compile_template(template)
-    found = []
-    monkeypatch.setattr(turns, "_by_markup", lambda chat: found.append(chat.markup))
-    for tools in (None, [{"name": "f"}]):
-        dialogue = Dialogue(chats.turns("q", "a"), tools, {}, ())
-        find_turns(compiled, dialogue, {}, DocumentKeys(), with_begins=False)
-    assert found[0] is not None and found[1] is None
+    assert template != chats.CHATML
+    messages = chats.turns("A", "B", "C", "D", "E", "F", "G", "H", "I")
+    messages[4] = {**messages[4], "name": "bob"}
+    for tools in (None, [], [{"name": "f", "description": "Inserted"}]):
+        found = results_of(template, messages, tools, True)
+        if found == "LeftOut":  # The template does not write the tools.
+            continue
+        text, trained, _ = found
+        assert [text[begin:end] for begin, end, _ in trained] == [each + ANSWER for each in "BDFH"]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        *("tools", "tools is not none", "'/flag' in messages[0].content"),
+        *("messages[-1].role == 'tool'", "messages[-1].role != 'assistant'"),
+    ],
+)
+def test_a_prompt_that_the_conversation_changes_is_found_by_renderings(condition):
+    thinking = "{{- '<think>' if " + condition + " }}"
+    template = "{{ tools | tojson if tools }}" + CALLING.replace(
+        "{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n' }}" + thinking
+    )
+    assert thinking in template
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
+    messages = [
+        {"role": "system", "content": "S /flag"},
+        *chats.turns("q"),
+        call,
+        {"role": "tool", "content": "r"},
+        *({"role": "assistant", "content": f"<think>{answer}"} for answer in "ab"),
+    ]
+    for tools in (None, [], [{"name": "f", "description": "what it does"}]):
+        given = template, messages, tools
+        assert results_of(*given, True) == results_of(*given, False)
+
+
+def test_a_text_after_the_last_answer_is_not_part_of_it():
+    template = chats.CHATML.replace(
+        "{%- if add_generation_prompt %}",
+        "{%- if tools %}" + INSERTED + "{% endif %}{%- if add_generation_prompt %}",
+    )
+    tools = [{"name": "f", "description": "Inserted"}]
+    given = template, chats.turns("q", "a"), tools
+    assert results_of(*given, True) == results_of(*given, False) == "NotIncremental"
 
 
 def _messages(choices):
@@ -129,19 +194,5 @@ CHOICES = st.lists(
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(choices=CHOICES)
 def test_turns_are_those_that_renderings_of_the_messages_before_show(name, choices):
-    compiled = compile_template(TEMPLATES[name], "2026-01-01")
-    dialogue = Dialogue(_messages(choices), None, {}, ())
-
-    def spans(with_markup):
-        with pytest.MonkeyPatch.context() as patch:
-            if not with_markup:
-                patch.setattr(turns._Chat, "markup", None)
-            try:
-                quick = find_turns(compiled, dialogue, {}, DocumentKeys(), with_begins=False)
-                return quick.trained, find_turns(compiled, dialogue, {}, DocumentKeys())
-            except NotIncremental:
-                return "not incremental"
-            except Exception as error:
-                return type(error).__name__
-
-    assert spans(True) == spans(False)
+    given = TEMPLATES[name], _messages(choices), None
+    assert results_of(*given, True) == results_of(*given, False)

@@ -473,7 +473,7 @@ def test_a_long_conversation_is_rendered_a_few_times(monkeypatch):
     text, spans, begins, *_ = find_turns(template, Dialogue(messages), {}, DocumentKeys())
     assert len(spans) == 400 and len(begins) == 799
     of_made_up = max(map(len, placeholders._MADE_UP))
-    assert len([count for count in renderings if count > of_made_up + 1]) < 6
+    assert len([count for count in renderings if count > of_made_up + 1]) < 24
     assert [text[a:b] for a, b, _ in spans][7] == "a7<|im_end|>\n"
 
 
