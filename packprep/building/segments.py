@@ -247,11 +247,8 @@ def _write_cut(cuts, count, cut):
     """
     if count >= cuts.document.shape[0]:
         return
-    cuts.document[count], cuts.start[count], cuts.tokens[count] = (
-        cut.document,
-        cut.start,
-        cut.tokens,
-    )
+    cuts.document[count] = cut.document
+    cuts.start[count], cuts.tokens[count] = cut.start, cut.tokens
     cuts.task[count], cuts.bos[count], cuts.eos[count] = cut.task, cut.bos, cut.eos
     cuts.key[count], cuts.repeated[count] = cut.key, cut.repeated
     cuts.first_trained[count] = cut.first_trained
@@ -361,7 +358,7 @@ def trained_in(turns, span, start):
 
 @kernel(inline=True)
 def _first_from(ascending, first, end, least):
-    """Return the smallest index from `first` on whose value is at least `least`, at most `end`."""
+    """Return the first index in [first, end) with a value ≥ `least`, otherwise `end`."""
     while first < end and ascending[first] < least:
         first += 1
     return first
@@ -369,7 +366,7 @@ def _first_from(ascending, first, end, least):
 
 @kernel(inline=True)
 def _first_after(ranges, first, end, token):
-    """Return the first index in first … end − 1 of a range that ends after `token`, or `end`."""
+    """Return the first index in [first, end) of a range ending after `token`, otherwise `end`."""
     while first < end and ranges[first, 1] <= token:
         first += 1
     return first

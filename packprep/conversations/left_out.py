@@ -68,7 +68,7 @@ def _describes(text: str, tool: Any) -> bool:
 
 
 _LONG_TEXT = 20
-"""The characters of a text that does not stand in another message by accident."""
+"""A text of at least this many characters does not occur in another message by accident."""
 _OF_SCHEMAS = {"type", "object", "string", "properties", "required", "array", "number", "integer"}
 """Strings in every JSON schema."""
 

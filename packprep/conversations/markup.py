@@ -7,9 +7,9 @@ heads       user <|user|>
 prompt      <|assistant|>
 a text      …⟨call⟩</call><|end|>↵<|user|>⟨2+2?⟩    the user's message begins before <|user|>
 ```
-A template writes every conversation by the same rules, so made-up conversations show how it ends a
-message of a role, and how it begins the next one. A boundary counts only where both stand next to
-each other. Otherwise the caller renders the messages before it.
+Made-up conversations show how a template ends a message of a role, and how it begins the next one.
+A boundary counts only where both stand next to each other, because a template may insert other
+text. Otherwise the caller renders the messages before it.
 """
 
 import re
@@ -24,8 +24,10 @@ _OPEN_TAG = re.compile(r"[<\[][^>\]]*\Z")
 class Boundary(NamedTuple):
     """Where a message begins in the template's text before its first string.
 
-    begin   number of characters before the message
-    answer  number of characters before the trained part of an assistant's message, else None
+    Attributes:
+        begin: Number of characters before the message.
+        answer: Number of characters before the trained part of an assistant's message, or None for
+            other roles.
     """
 
     begin: int
@@ -76,8 +78,8 @@ class Markup(NamedTuple):
         if not self.prompt:
             head = self.heads.get("assistant", "")
             end = literal.removesuffix(head)
-            is_question_end = literal.endswith(head) and end.strip() and end in ends
-            return Boundary(len(end), len(end)) if is_question_end else None
+            ends_question = literal.endswith(head) and end.strip() and end in ends
+            return Boundary(len(end), len(end)) if ends_question else None
         tag = FIRST_TAG.match(self.prompt)
         if tag is None or literal.count(tag[0]) != 1:
             return None
@@ -88,7 +90,7 @@ class Markup(NamedTuple):
         return Boundary(begin, begin + count)
 
     def ends_answer(self, literal: str) -> bool:
-        """Return whether a text after the last string ends an assistant's message, and no more."""
+        """Return whether the text after the last string only ends an assistant's message."""
         return _is_end(literal, self.last_ends)
 
     def asks(self, text: str, before: str) -> bool:
@@ -98,8 +100,8 @@ class Markup(NamedTuple):
             text: The template's text of some messages, with the generation prompt.
             before: Role of the last message.
         """
-        shown = [end + self.prompt for end in self.ends.get(before, ())]
-        return any(end.strip() and text.endswith(end) for end in shown)
+        expected = [end + self.prompt for end in self.ends.get(before, ())]
+        return any(ending.strip() and text.endswith(ending) for ending in expected)
 
 
 def _is_end(literal: str, ends: Sequence[str]) -> bool:

@@ -175,11 +175,12 @@ class _Places(NamedTuple):
 class ShownBoundary(NamedTuple):
     """Where renderings show that a message begins.
 
-    literal   the template's text between the last string before the message and its first string
-    before    role of the message before it
-    role      its role
-    boundary  where it begins in the literal
-    asks      the generation prompt before an assistant's message, or None where it is not certain
+    Attributes:
+        literal: The template's text before the first string of the message, from the string before.
+        before: Role of the message before it.
+        role: Role of the message.
+        boundary: Where it begins in the literal.
+        asks: The generation prompt before an assistant's message, or None where it is not certain.
     """
 
     literal: str
@@ -206,7 +207,6 @@ class Placeholders:
         blanks: bool = False,
         remember: Remember | None = None,
         texts: Mapping[int, Sequence[str]] = MappingProxyType({}),
-        markup: Markup | None = None,
     ):
         """Replace strings of messages with placeholders.
 
@@ -219,9 +219,8 @@ class Placeholders:
             blanks: Whether to replace blank strings, except an assistant's.
             remember: Remembers renderings; None renders every time.
             texts: Message number → the texts of its parts, for messages whose content joins them.
-            markup: What the template writes around messages, where it is known.
         """
-        self._markup, self._given = markup, list(messages)
+        self._given = list(messages)
         self._render, self._remember, self._texts = render, remember, texts
         self._blanks = blanks
         self._marks = marks
@@ -501,34 +500,28 @@ class Placeholders:
             other = other or asked.tail[shared_start(asked.tail, end.tail) or 0 :]
         return other
 
-    def boundary_by_markup(self, k: int) -> Boundary | None:
+    def boundary_by_markup(self, k: int, markup: Markup) -> Boundary | None:
         """Return where message k begins in the text, without rendering the messages before it.
 
         The result is None where the template's markup does not show it.
         """
-        gap, owners, is_answer = self._gap[k], self._owner, self._roles[k] == "assistant"
+        gap, owners = self._gap[k], self._owner
         # An answer's opening needs no string after it, and the next message's head none before it.
-        is_shown = (
-            gap > 0 and owners[gap - 1] == k - 1
-            if is_answer
-            else gap < len(owners) and owners[gap] == k
-        )
-        if self._markup is None or not k or not is_shown:
+        if self._roles[k] == "assistant":
+            is_shown = gap > 0 and owners[gap - 1] == k - 1
+        else:
+            is_shown = gap < len(owners) and owners[gap] == k
+        if not k or not is_shown:
             return None
-        begin, roles = self._starts[gap], self._roles[k - 1 : k + 1]
-        found = self._markup.boundary(self._literals[gap], *roles)
+        found = markup.boundary(self._literals[gap], self._roles[k - 1], self._roles[k])
         if found is None:
             return None
-        return Boundary(begin + found.begin, None if found.answer is None else begin + found.answer)
+        start = self._starts[gap]
+        return Boundary(start + found.begin, None if found.answer is None else start + found.answer)
 
-    def shows(self, k: int) -> bool:
-        """Return whether the last string of the text is one of message k."""
-        return bool(self._owner) and self._owner[-1] == k
-
-    @property
-    def last_literal(self) -> str:
-        """Return the template's text after the last string."""
-        return self._literals[-1]
+    def text_after(self, k: int) -> str | None:
+        """Return the template's text after the last string, or None if that is not of message k."""
+        return self._literals[-1] if self._owner and self._owner[-1] == k else None
 
     def shown_boundary(self, k: int) -> "ShownBoundary | None":
         """Return where message k begins by renderings, or None where it is not certain."""
@@ -723,7 +716,7 @@ def find_markup(render: Render, source: str) -> Markup | None:
         asked = {boundary.asks for boundary in boundaries if boundary and boundary.asks is not None}
         prompts.append("" if asked == {""} else made_up.asks or None)
         if messages[-1]["role"] == "assistant":
-            last_ends.append(made_up.last_literal)
+            last_ends.append(made_up.text_after(len(messages) - 1) or "")
         for boundary in filter(None, boundaries):
             shown.append(boundary)
             literal, begin = boundary.literal, boundary.boundary.begin

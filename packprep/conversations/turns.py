@@ -604,28 +604,32 @@ def _by_markup(chat: _Chat) -> list[Span] | None:
     from packprep.conversations.template_limits import TemplateLimit
 
     try:
-        laid = None if chat.markup is None else chat.laid
+        markup = chat.markup
+        laid = None if markup is None else chat.laid
     except (TemplateLimit, TemplateRefusal):  # Prefixes may still be enough.
         return None
-    if laid is None or chat.markup is None:
+    if markup is None or laid is None:
         return None
     spans: list[Span] = []
-    answers: dict[str, int] = {}  # role before an answer → the last such answer
-    count = len(chat.messages)
+    last_answers: dict[str, int] = {}  # role before an answer → the last such answer
+    last = len(chat.messages) - 1
     for k in (k for k, want in enumerate(chat.wanted) if want):
-        own = laid.boundary_by_markup(k)
-        after = laid.boundary_by_markup(k + 1) if k + 1 < count else None
-        is_last = k + 1 == count and laid.shows(k) and chat.markup.ends_answer(laid.last_literal)
-        if own is None or own.answer is None or not (after or is_last):
+        begin = laid.boundary_by_markup(k, markup)
+        if k < last:
+            after = laid.boundary_by_markup(k + 1, markup)
+            end = None if after is None else after.begin
+        else:
+            ending = laid.text_after(k)
+            end = None if ending is None or not markup.ends_answer(ending) else len(chat.text)
+        if begin is None or begin.answer is None or end is None:
             return None
-        answers[chat.messages[k - 1]["role"]] = k
-        end = len(chat.text) if after is None else after.begin
-        if own.answer < end:
-            spans.append((own.answer, end, k))
+        last_answers[chat.messages[k - 1]["role"]] = k
+        if begin.answer < end:
+            spans.append((begin.answer, end, k))
     # A template may choose its prompt by the conversation, such as by tools or a flag in a content.
-    for before, k in answers.items():
+    for before, k in last_answers.items():
         asked = attempted(partial(chat.render, chat.messages[:k], prompt=True, go_on=True))
-        if asked is None or not chat.markup.asks(asked, before):
+        if asked is None or not markup.asks(asked, before):
             return None
     return spans
 
@@ -686,8 +690,7 @@ def _laid(chat: _Chat) -> Placeholders | None:
     }
     ways = [(everybody, True, False), (speakers, True, False), (speakers, False, False)]
     for replaced, calls, blanks in [(everybody, True, True), *ways] if has_blanks else ways:
-        how = replaced, calls, blanks, remember, texts, chat.markup
-        laid = Placeholders(render, chat.messages, marks, *how)
+        laid = Placeholders(render, chat.messages, marks, replaced, calls, blanks, remember, texts)
         if attempted(partial(laid.place, chat.text)):
             return laid
     return None
