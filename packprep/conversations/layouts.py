@@ -296,6 +296,8 @@ def _take_marks(message: dict[str, Any], what: str) -> tuple[bool | None, float]
 
     Without a mark, `train` has no value. Other tools' names of the marks are read too.
     """
+    if not _MARK_KEYS & message.keys():
+        return None, 1.0
     if unread := next((key for key in _UNREAD_MARKS if message.get(key) is not None), None):
         raise _Bad(f"{what} has {unread!r}, which is not read: say it by train or weight instead")
     given = {key: message.pop(key, None) for key in ("train", "training", "loss")}
@@ -342,6 +344,7 @@ def _take_part_marks(message: dict[str, Any], what: str, kinds: Sequence[str]) -
 
 _UNREAD_MARKS = ("train_detail", "loss_mask", "loss_scale", "masked", "trainable")
 """Other tools' marks of a message that packprep does not read."""
+_MARK_KEYS = {"train", "training", "loss", "weight", "loss_weight", *_UNREAD_MARKS}
 
 
 def _taken_off(message: dict[str, Any], what: str, kinds: Sequence[str]) -> list[MediaPlace]:

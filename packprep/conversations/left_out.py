@@ -47,15 +47,22 @@ def check_written(
         leaves_out("reasoning_content", [_without(message, THOUGHTS) for message in messages])
     for k, message in enumerate(messages):
         said = [part.strip() for part in texts_of(message) if part.strip()]
-        # A template may drop the reasoning of a content, and write only the answer after it.
-        said += [
-            string for part in said for string in TAGS.split(part)[::2] if len(string) >= _LONG_TEXT
-        ]
-        if said and not any(part in text for part in said):
+        if said and not _writes_any(text, said):
             role, in_parts = ascii(message["role"][:40]), isinstance(message["content"], list)
             other = {**message, "content": [{"type": "text", "text": "x"}] if in_parts else "x"}
             with_other = [*messages[:k], other, *messages[k + 1 :]]
             leaves_out(f"the content of message {k}, of role {role}", with_other)
+
+
+def _writes_any(text: str, said: Sequence[str]) -> bool:
+    """Return whether a text contains a text of a content, or its answer after the reasoning.
+
+    A template may drop the reasoning of a content, and write only the answer after it.
+    """
+    if any(part in text for part in said):
+        return True
+    answers = (string for part in said for string in TAGS.split(part)[::2])
+    return any(len(string) >= _LONG_TEXT and string in text for string in answers)
 
 
 def _describes(text: str, tool: Any) -> bool:
@@ -141,8 +148,8 @@ def _add_strings(value: Any, strings: list[str]) -> None:
         strings.append(value)
     elif kind is dict or isinstance(value, Mapping):
         for key, inner in value.items():
-            _add_strings(key, strings)
-            _add_strings(inner, strings)
+            strings.append(key) if type(key) is str else _add_strings(key, strings)
+            strings.append(inner) if type(inner) is str else _add_strings(inner, strings)
     elif kind is list or kind is tuple:
         for inner in value:
             _add_strings(inner, strings)

@@ -101,9 +101,9 @@ def free_characters(taken: Iterable[str], count: int) -> list[str]:
     Raises:
         TemplateRefusal: If there are too few of them.
     """
-    texts, free = list(taken), list[str]()
+    text, free = "".join(taken), list[str]()
     for character in map(chr, range(0xFDD0, 0xFDF0)):
-        if not any(character in text for text in texts):
+        if character not in text:
             free.append(character)
             if len(free) == count:
                 return free
@@ -754,7 +754,9 @@ def _fitted(
     for string, literal in zip(strings, literals[1:], strict=True):
         found: dict[int, tuple[int, int]] = {}
         reached_again: set[int] = set()
-        forms = forms_of(string)
+        # A form in JSON that differs from the plain form has a backslash among these characters.
+        is_escaped = any("\\" in text[begin : begin + len(string)] for begin in ends)
+        forms = forms_of(string, is_escaped)
         for begin in ends:
             for form in forms:
                 end = begin + len(form)
@@ -775,14 +777,23 @@ def _fitted(
     return places[::-1], is_certain
 
 
-def forms_of(string: str) -> list[str]:
-    """Return a string's forms in a template's text: unchanged, stripped, in JSON, or empty."""
+def forms_of(string: str, in_json: bool = True) -> list[str]:
+    """Return a string's forms in a template's text: unchanged, stripped, in JSON, or empty.
+
+    Args:
+        string: The string.
+        in_json: Whether to return the forms in JSON too.
+    """
     core = string.strip()
+    if core == string and not in_json:
+        return [string, ""] if string else [""]
     at = string.index(core)
     left, right = string[:at], string[at + len(core) :]
     begins, ends = (left, left.lstrip("\n"), ""), (right, right.rstrip("\n"), "")
     plain = list(dict.fromkeys(begin + core + end for begin in begins for end in ends))
-    in_json = [
-        json.dumps(form, ensure_ascii=escaped)[1:-1] for escaped in (False, True) for form in plain
+    escaped = [
+        json.dumps(form, ensure_ascii=only_ascii)[1:-1]
+        for only_ascii in (False, True)
+        for form in (plain if in_json else ())
     ]
-    return list(dict.fromkeys([*plain, *in_json, ""]))
+    return list(dict.fromkeys([*plain, *escaped, ""]))

@@ -7,6 +7,7 @@ not covered.
 """
 
 from collections.abc import Iterable, Mapping, Sized
+from types import BuiltinMethodType
 from typing import Any
 
 import jinja2
@@ -17,6 +18,10 @@ MOST_STEPS = 1 << 17
 MOST_CHARACTERS = 1 << 26
 _MOST_BITS = 1 << 12
 _PRINTABLE = (str, int, float, type(None), jinja2.Undefined)
+_COUNT, _JOIN = "packprep_count_step", "packprep_join_values"
+_FORMATS = {"format", "format_map"}
+_STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_" and name not in _FORMATS)
+_DICT_NAMES = frozenset(dir(dict))
 _REPEATED = jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock | jinja2.nodes.Block
 
 
@@ -35,6 +40,8 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any):
         # The optimizer would fold constants uncounted.
         super().__init__(**options, optimized=False, finalize=_finalize)
+        self._safe: dict[tuple[type, str], bool] = {}
+        self.tests[_COUNT], self.filters[_JOIN] = self.count_step, self.join_values
         self.begin()
 
     def begin(self) -> None:
@@ -52,8 +59,8 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if self._steps > MOST_STEPS:
             raise TemplateLimit
 
-    def count_step(self) -> bool:
-        """Count an iteration or a call. Return True, so that conditions can call it."""
+    def count_step(self, _value: Any) -> bool:
+        """Count an iteration or a call. Return True, so that it can be a test in a condition."""
         self._steps += 1
         if self._steps > MOST_STEPS:
             raise TemplateLimit
@@ -69,7 +76,9 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Join the output of a template, macro or block."""
         texts = []
         for text in pieces:
-            self.count_characters(len(text))
+            self._characters += len(text)
+            if self._characters > MOST_CHARACTERS:
+                raise TemplateLimit
             texts.append(text)
         return "".join(texts)
 
@@ -77,8 +86,38 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Evaluate `a ~ b`."""
         return self.concat(map(str, values))
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Evaluate `obj.attribute` as the sandbox does.
+
+        Keys of objects and methods of texts are most of what templates ask for. They need no check,
+        and the sandbox's own checks take longer than all other parts of a rendering.
+        """
+        if type(obj) is dict and attribute not in _DICT_NAMES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) is str and attribute in _STR_METHODS:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Return the sandbox's answer, which depends only on the type of an object."""
+        key = type(obj), attr
+        if key not in self._safe:
+            self._safe[key] = super().is_safe_attribute(obj, attr, value)
+        return self._safe[key]
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate `obj(…)` as the sandbox does, without its checks for methods of texts."""
+        if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str:
+            kwargs.pop("_block_vars", None)
+            kwargs.pop("_loop_vars", None)
+            return __obj(*args, **kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Evaluate `left operator right`, unless the result would be too large."""
+        if operator == "+" and type(left) is str and type(right) is str:
+            self.count_characters(len(left) + len(right))
+            return left + right
         if isinstance(left, int) and isinstance(right, int):
             times = max(right, 0) if operator == "**" else 1
             if left.bit_length() * times + right.bit_length() > _MOST_BITS:
@@ -95,7 +134,8 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 # With a context, Jinja calls this at run time even for constants.
 @jinja2.pass_context
 def _finalize(context: Any, value: Any) -> Any:
-    check_printable(value)
+    if type(value) is not str:
+        check_printable(value)
     return value
 
 
@@ -111,11 +151,11 @@ def check_printable(value: Any) -> None:
 
 
 def with_counters(tree: jinja2.nodes.Template) -> jinja2.nodes.Template:
-    """Return the template with a counter in each loop, macro, block and `~`."""
+    """Return the template with a counter in each loop, macro, block and `~`.
 
-    def call(method: str, *arguments: jinja2.nodes.Expr) -> jinja2.nodes.Call:
-        counter = jinja2.nodes.EnvironmentAttribute(method)
-        return jinja2.nodes.Call(counter, list(arguments), [], None, None)
+    The counters are a test and a filter, which the sandbox calls without its checks.
+    """
+    count = jinja2.nodes.Test(jinja2.nodes.Const(None), _COUNT, [], [], None, None)
 
     def changed(node: Any) -> Any:
         if not isinstance(node, jinja2.nodes.Node):
@@ -126,9 +166,11 @@ def with_counters(tree: jinja2.nodes.Template) -> jinja2.nodes.Template:
             )
             setattr(node, field, new_value)
         if isinstance(node, _REPEATED):
-            node.body.insert(0, jinja2.nodes.ExprStmt(call("count_step")))
+            node.body.insert(0, jinja2.nodes.ExprStmt(count))
         if isinstance(node, jinja2.nodes.For) and node.test:
-            node.test = jinja2.nodes.And(call("count_step"), node.test)
-        return call("join_values", *node.nodes) if isinstance(node, jinja2.nodes.Concat) else node
+            node.test = jinja2.nodes.And(count, node.test)
+        if isinstance(node, jinja2.nodes.Concat):
+            return jinja2.nodes.Filter(node.nodes[0], _JOIN, node.nodes[1:], [], None, None)
+        return node
 
     return changed(tree).set_lineno(1, override=False)

@@ -135,7 +135,8 @@ def trained_tokens(
         conversation.roles, first_tokens, token_spans, message[token_spans[:, 0]], system, begins
     )
     is_last_trained = bool(len(spans)) and int(spans[-1, 1]) == len(text)
-    starts_in_tokens = spans[~np.isin(spans[:, 0], begins), 0].tolist()
+    token_at_start = np.searchsorted(begins, spans[:, 0])
+    starts_in_tokens = spans[np.append(begins, -1)[token_at_start] != spans[:, 0], 0].tolist()
     return Trained(
         token_spans,
         weight[token_spans[:, 0]],
@@ -237,14 +238,15 @@ def _cut_positions(
     if not roles or not len(spans):
         return turns, cuts, ranks
     turns[:, 0] = spans[np.searchsorted(message_of_span, message_of_span), 0]
-    asking = np.flatnonzero(np.isin(roles, ASKING))
+    asking = np.array([k for k, role in enumerate(roles) if role in ASKING], np.int64)
     if len(asking):
         question = np.searchsorted(asking, message_of_span) - 1  # −1: nothing is asked before
         ends = np.append(first_tokens, n)[asking[question]]
         turns[:, 1] = np.where(question < 0, n, np.maximum(ends, 1))
     next_span = np.searchsorted(spans[:, 0], cuts)
     ranks[np.append(turns[:, 1], n)[next_span] <= cuts] = NEVER
-    ranks[np.isin(cuts, first_tokens[np.array(roles[1:]) == "user"])] = BEST
+    of_users = first_tokens[[k for k, role in enumerate(roles[1:]) if role == "user"]]
+    ranks[np.searchsorted(cuts, of_users[(of_users > 0) & (of_users < n)])] = BEST
     ranks[cuts <= system] = NEVER
     return turns, cuts, ranks
 

@@ -62,6 +62,10 @@ def test_a_template_is_kept_in_a_sandbox():
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.append(1) }}",
         "{{ lipsum() }}",
+        "{{ {}.update(a=1) }}",
+        "{{ {'a': 1}.__class__.__mro__ }}",
+        "{{ ''.join.__self__.x }}",
+        "{{ namespace().__class__.x }}",
     ):
         with pytest.raises(Exception):  # noqa: B017
             render(source, [])
@@ -211,6 +215,28 @@ PLAIN = (
     "cycler(1, 2).next()",
     "'a' if messages else 'b'",
     "messages | reverse | list",
+    "messages[0].role",
+    "messages[0]['role']",
+    "messages[0].nothing is defined",
+    "messages[0].nothing | default('b')",
+    "messages[0].items() | list",
+    "{'items': 1}.items is callable",
+    "{'items': 1}['items']",
+    "messages[0].get('role').upper()",
+    "messages[0].__class__ is defined",
+    "messages[0].update is defined",
+    "messages.append is defined",
+    "'a'.nothing is defined",
+    "'a'.__class__ is defined",
+    "'a b'.split().index('b')",
+    "'abc'.replace('b', '').startswith(('x', 'a'))",
+    "'{a}{0}'.format(1, a=2)",
+    "'{a}'.format_map({'a': 1})",
+    "'a'.format is callable",
+    "'{0.__class__}'.format('a')",
+    "'{a.__class__}'.format_map({'a': 'b'})",
+    "namespace(a=1).b is defined",
+    "1 .real",
 )
 
 
