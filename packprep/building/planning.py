@@ -1,7 +1,7 @@
-"""Look up the inputs that a recipe names, and resolve both into a plan.
+"""Look up the inputs that a recipe names, and resolve the recipe and its inputs into a plan.
 
-A plan lists the input files and the rule that derives splits and shards from them. It also stores
-every value that must be computed only once: ids, ratios, repeats, the engine and its version. The
+A plan lists the input files and the number of shards. It also stores every value that must be
+computed only once: token ids, byte ratios, repeats, and the tokenizer engine with its version. The
 first process writes the plan; all others read it. The plan, its tokenizer and the input files
 determine every shard.
 """
@@ -100,12 +100,12 @@ class Inputs:
 
     @property
     def has_text(self) -> bool:
-        """Return whether any source is read from files; otherwise no engine is needed."""
+        """Return whether any source is read from files, which requires a tokenizer engine."""
         return len(self.stores) < len(self.recipe.sources)
 
     @cached_property
     def tasks(self) -> list[Task]:
-        """Return the recipe's tasks, with `too_short` last.
+        """Return the recipe's tasks, followed by `too_short`, the task of segments below 3 tokens.
 
         Raises:
             RecipeError: If a task cannot work with these ids or this `seq_length`.
@@ -116,7 +116,7 @@ class Inputs:
     def fingerprint(self) -> str:
         """Return the fingerprint of everything that determines the shards.
 
-        It is computed once, because a million files take seconds.
+        The result is cached, because listing the names and sizes of a million files takes seconds.
         """
         files = [
             list(zip(source.names, source.sizes.tolist(), strict=True)) for source in self.files
@@ -127,7 +127,7 @@ class Inputs:
 
     @cached_property
     def removed(self) -> bytes:
-        """Return removed.json with the documents removed from the stores; empty without any."""
+        """Return removed.json, the documents removed from the token stores; b"" without any."""
         found = {
             name: own
             for name, store in self.stores.items()
@@ -142,12 +142,12 @@ class Inputs:
 
 
 def look_up(recipe: Recipe, moved: Mapping[str, str], is_store: bool = False) -> Inputs:
-    """Check the recipe against its tokenizer and find its files.
+    """Check a recipe against its tokenizer, find its files, and return both as `Inputs`.
 
     Args:
         recipe: The recipe. Unless `is_store`, it must have one `seq_length`.
         moved: The current prefix of the files, by source name, for sources that were moved.
-        is_store: Reduce the recipe to the keys that its token store needs.
+        is_store: True to make a token store. The recipe is then replaced by `of_store(recipe)`.
 
     Raises:
         RecipeError: If the recipe, its files or its tokenizer cannot be used together.
@@ -212,7 +212,7 @@ def token_dtype(recipe: Recipe, vocab_size: int) -> np.dtype:
 
 MIB = 1 << 20
 MOST_REPEAT = 100_000
-"""Maximum repeat that a share may require. Each pass over a source is a separate order."""
+"""Maximum repeat that a share may require. Each pass over a source has its own order."""
 EVEN_SHARDS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of shards that 2, 4, … workers finish at the same time.
 
@@ -265,7 +265,7 @@ def make_plan(
         _warn_of_template(inputs, inputs.chat_template, say)
     for source, estimate in zip(sources, estimates, strict=True):
         source.ratios = estimate.ratios
-    # The values that verification can compute again, and those that only the inputs determine.
+    # Verification computes these values again from the stored ones.
     rates = [estimate.tokens_per_byte for estimate in estimates]
     has_chats = recipe.output.shard_text_bytes == "auto" and is_chat
     derived = follows(recipe, vocabulary, tasks, sources, rates, inputs.is_store, has_chats)
@@ -308,7 +308,7 @@ def make_plan(
 
 
 def _look_at_files(inputs: Inputs, say: Callable[[str], None]) -> None:
-    """Refuse files with known mistakes, and say how much text is sampled."""
+    """Refuse files with known mistakes, and report the number and size of all files."""
     recipe, kinds = inputs.recipe, tuple(inputs.vocabulary.media)
     for source, files in zip(recipe.sources, inputs.files, strict=True):
         if source.name not in inputs.stores:
@@ -319,7 +319,7 @@ def _look_at_files(inputs: Inputs, say: Callable[[str], None]) -> None:
 
 
 def _warn_of_template(inputs: Inputs, text: str, say: Callable[[str], None]) -> None:
-    """Warn if turns of the chat template cannot be found, or conversations get a second eos."""
+    """Warn if the template hides where turns begin, or if conversations get a second eos."""
     documents = inputs.recipe.documents
     template = compile_template(text, documents.template_date)
     if not template.knows_turns:
@@ -347,9 +347,9 @@ def _refuse_large_shards(plan: Mapping[str, Any]) -> None:
 
 
 def written_by_template(template: ChatTemplate, vocabulary: Vocabulary, role: str) -> str:
-    """Return a special token's text if a template writes it itself; otherwise "".
+    """Return a special token's text if a chat template writes the token itself; otherwise "".
 
-    The template must write bos before a conversation, or eos after it.
+    `role` is "bos", which must start a rendered conversation, or "eos", which must end it.
     """
     if role not in vocabulary.roles:
         return ""
@@ -390,7 +390,7 @@ def follows(
     Raises:
         RecipeError: If there are too many splits or shards, or a share cannot be met.
     """
-    # These are the text bytes of one pass over all documents.
+    # Text bytes of one pass over all documents, by source.
     once = [int(source.weights().sum()) for source in sources]
     for source, repeat in zip(sources, repeats(recipe, once, tokens_per_byte), strict=True):
         source.repeat = repeat
@@ -442,13 +442,13 @@ def follows(
 
 
 class _Calibration(NamedTuple):
-    """The engine that is chosen, and what it measured.
+    """The chosen engine, and the estimates that were made with it.
 
     Attributes:
         engine: The name of the engine.
         sources: The sources.
         estimates: The estimates of each source.
-        kept: The estimates that a token store keeps of each source, or an empty list.
+        kept: For each source, the estimates that a token store keeps; [] for a dataset.
     """
 
     engine: str
@@ -475,7 +475,8 @@ def _proven_and_calibrated(inputs: Inputs, say: Callable[[str], None]) -> _Calib
         for i, source in enumerate(recipe.sources)
     ]  # fmt: skip
     in_files = [source for source in sources if source.name not in inputs.stores]
-    # The build reads no text then. A later rebuild check does, with the first store's engine.
+    # If all sources are in stores, the build reads no text. A later `verify --replay` does, with
+    # the engine of the first store.
     if not in_files:
         engine_before = inputs.stores[sources[0].name].plan.stored["engine"]["name"]
         names = [engine_before] if engine_before in names else names[-1:]
@@ -483,7 +484,7 @@ def _proven_and_calibrated(inputs: Inputs, say: Callable[[str], None]) -> _Calib
     for source in in_files if any(ENGINES[name].proven for name in names) else ():
         with _named(source, recipe):
             texts += first_texts(source, _supervise_of(recipe.documents, inputs.chat_template))
-    # The first engine that tokenizes everything like the reference is used.
+    # Use the first engine that tokenizes everything like the reference.
     for name in names:
         try:
             engine = loaded(name, vocabulary, special_text) if in_files else None
@@ -504,7 +505,9 @@ def _proven_and_calibrated(inputs: Inputs, say: Callable[[str], None]) -> _Calib
 def _calibrated(
     inputs: Inputs, source: PlannedSource, engine: Engine | None
 ) -> tuple[Estimates, list[dict[str, Any]]]:
-    """Return a source's estimates and the ones that a token store keeps, from its files or store.
+    """Return a source's estimates, and the list of estimates that a token store keeps.
+
+    The estimates come from a sample of the source's files, or from its token store.
 
     Raises:
         RecipeError: If the recipe's tasks or loss weighting cannot be used for the source.
@@ -536,7 +539,7 @@ def sampled(
     template: str | None,
     is_store: bool,
 ) -> tuple[Estimates, list[dict[str, Any]]]:
-    """Return the estimates of a source's calibration sample and the estimates a token store keeps.
+    """Return the estimates of a source's calibration sample, and those that a token store keeps.
 
     Both depend only on the arguments and the source's files, so that verification can repeat them.
     """
@@ -555,9 +558,9 @@ def sampled(
 
 
 def _supervise_of(settings: DocumentKeys, template: str | None) -> Supervise | None:
-    """Return the function that makes texts of supervised documents in the sample.
+    """Return the function that converts a supervised document of the sample to text.
 
-    It is None if the recipe ignores supervision.
+    Return None if the recipe ignores supervision.
     """
     if settings.loss_spans != "use":
         return None
@@ -587,7 +590,7 @@ def stored_estimates(
 
 
 def estimates_in(store: TokenStore, source: PlannedSource) -> Estimates:
-    """Return a source's estimates from its token store, and note the bytes of its splits."""
+    """Return a source's estimates from its token store, and note its splits' text bytes."""
     kept = planned_in(store, source.name)["estimates"]
     estimates, piece_bytes = estimates_from_json(kept[source.source.share is not None])
     for i, held in piece_bytes.items():
@@ -614,9 +617,14 @@ def made_with() -> dict[str, str]:
 
 
 def repeats(recipe: Recipe, once: Sequence[int], tokens_per_byte: Sequence[float]) -> list[float]:
-    """Return the repeat of each source: the recipe's value, or the one that its share requires.
+    """Return the repeat of each source: the recipe's value, or the value that its share requires.
 
     Repeats that follow from shares are rounded to six digits.
+
+    Args:
+        recipe: The recipe.
+        once: The text bytes of one pass over all documents, by source.
+        tokens_per_byte: The estimated tokens per text byte, by source.
 
     Raises:
         RecipeError: If a source has a share but no tokens, or needs more than `MOST_REPEAT` passes.
@@ -659,9 +667,9 @@ def _shard_text_bytes(
     """Return the text bytes per shard, from the recipe or computed for "auto".
 
     The computed value is 64 MiB. It is larger if a shard would have fewer than 2000 rows, or a
-    dataset more than 50 000 shards. It is at most 512 MiB. If `has_chats`, the 64 MiB and the 2000
-    rows are divided by `CHATS_PART`. The value is then reduced if that gives a number of shards in
-    `EVEN_SHARDS` and leaves enough rows.
+    dataset more than 50 000 shards. It is at most 512 MiB. For conversations (`has_chats`),
+    `CHATS_PART` divides the 64 MiB and the 2000 rows. If a smaller value makes the number of shards
+    one of `EVEN_SHARDS` and leaves enough rows, the smaller value is used.
     """
     if recipe.output.shard_text_bytes != "auto":
         return int(recipe.output.shard_text_bytes)
@@ -674,7 +682,10 @@ def _shard_text_bytes(
 
 
 def other_stores(inputs: Inputs, plan: Mapping[str, Any]) -> list[str]:
-    """Return a message for each source that the plan read from a file or store other than here."""
+    """Return a message for each source that is in files here but in a token store in the plan.
+
+    The reverse case and a different token store also give a message.
+    """
     found = []
     for source, planned in zip(inputs.recipe.sources, plan["sources"], strict=True):
         store, was_stored = inputs.stores.get(source.name), planned["prefix"].startswith(IN_STORE)
@@ -741,8 +752,8 @@ def changed_keys(now: Any, planned: Any, words: str, where: str = "") -> list[st
     Args:
         now: The value of the recipe.
         planned: The value in the plan.
-        words: A format string for the place and both values.
-        where: The place of the values, for example "documents".
+        words: A format string for a key and its two values, now and planned.
+        where: The key of the values, for example "documents".
     """
     if isinstance(now, dict) and isinstance(planned, dict):
         keys = sorted(set(now) | set(planned))
@@ -762,7 +773,7 @@ def changed_keys(now: Any, planned: Any, words: str, where: str = "") -> list[st
 
 
 def _short(value: Any) -> str:
-    """Return a recipe's value for a message, with a list of tables shortened to their names."""
+    """Return a value of a recipe for a message. A list of tables is shortened to their names."""
     if (
         isinstance(value, list)
         and value
